@@ -60,7 +60,7 @@ class Limits:
     producer_idle_ms: int = 7 * 86_400_000  # then a producer's sequences are forgotten (P1)
     # What is kept in memory.
     live_rows: int = 8_192  # of one queue; above that a quarter of them goes to its cold part
-    memory_bytes: int = 64_000_000  # contents; above that the spool writes them to blocks
+    memory_bytes: int = 16_000_000  # contents; above that the spool writes them to blocks
     blocks_cached: int = 16  # blocks of contents that were read and are kept
     # What is stored in one page, one block, one file.
     segment_rows: int = 1_024  # rows of a segment of a run

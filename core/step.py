@@ -2,9 +2,9 @@
 
     outputs = step(broker, batch, now)
 
-What a step does, and in which order, is `take_phases`. Each phase has a budget (`limits.Limits`); what
-is left goes on in the next step, which is asked for at once: `Deadline(at=now)`. The same state,
-inputs and time give the same outputs, byte for byte.
+What a step does, and in which order, is `take_phases`. Each phase has a budget (`limits.Limits`);
+what is left goes on in the next step, which is asked for at once: `Deadline(at=now)`. The same
+state, inputs and time give the same outputs, byte for byte.
 
 Check, then apply: whatever a client sends is checked before anything changes, so a refusal changes
 nothing. If something fails all the same it is our mistake, and the state is spoiled: `StepFailed`
@@ -31,7 +31,6 @@ from .queue.broker import Broker, Place
 from .queue.queue import Queue
 from .rules.durable import say_held
 from .storage.row import NEVER
-
 
 _NOTHING = Records()  # what nobody says
 

@@ -79,8 +79,7 @@ def move_queue(
 
 def give_up(broker: Broker, queue: Queue) -> None:
     """What a queue had is in another one now."""
-    for row in list(queue.live.values()):
-        queue.remove(row)
+    queue.remove(list(queue.live.values()))
     header = queue.header
     header.depth = header.bytes = header.leased = header.delayed = 0
     broker.forget_name(queue)

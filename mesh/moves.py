@@ -129,8 +129,7 @@ def _take_in(
     header.generations = dict(sorted(header.generations.items()))
     header.depth += len(rows)
     queue.count("spooled", len(rows))
-    queue.admit(rows)
-    queue.dirty = True
+    broker.enter(queue, rows)
     broker.touch(queue)
     ends = [row.until for row in rows]
     until = NEVER if all(end == NEVER for end in ends) else ends

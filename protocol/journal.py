@@ -119,8 +119,8 @@ def _numbers(name: str, given: list[list[int] | int | None], lengths: Any) -> pa
     segments', an array."""
     dtype, kind = _KINDS[name]
     are_known = np.array([own is not None and own != [] for own in given], bool)
-    values = [own if isinstance(own, list) else [own] * n
-              for own, n in zip(given, lengths.tolist(), strict=True) if own is not None]  # fmt: skip
+    parts = zip(given, lengths.tolist(), strict=True)
+    values = [own if isinstance(own, list) else [own] * n for own, n in parts if own is not None]
     column = np.fromiter(chain.from_iterable(values), dtype)
     if name == "until":
         return pa.array(column, kind, mask=column >= NO_END)

@@ -39,6 +39,7 @@ from ..protocol.wire import WireRecord
 from .journal_buffer import JournalBuffer
 from .replica import Decided, Replica, put_aside, sorted_out
 
+Put = Callable[[str, bytes], None]  # writes a page
 UNSAID_MAX = 4  # steps that wait for the log
 LOG_S = 0.5
 # While steps wait for the log, how long until it is looked again whether there is more to do.
@@ -393,12 +394,19 @@ class Driver:
         self._digest = digest
         return records
 
-    def snapshot(self, keep: int) -> Snapshot:
+    def snapshot(self, keep: int, put: Put | None = None) -> Snapshot:
         """Make a mark: the store gets the pages that changed, and this goes with them. keep: how
         many snapshots Spark may go back to. Nothing in either changes any more: they are saved
-        while steps go on. All steps are settled."""
+        while steps go on. All steps are settled.
+
+        put: writes a page to what is saved, whatever the store gets meanwhile. The queues' pages
+        are written with it later then, while steps go on: the mark is complete when `pack` says
+        so."""
         assert not self._unsaid, "a snapshot of what the log does not have"
-        self._replica.mark()
+        if put is None:
+            self._replica.mark()
+        else:
+            self._replica.begin_mark(put)
         self._marked = True
         self._marks = [*self._marks, self.log_at][-keep:]
         return Snapshot(
@@ -407,3 +415,7 @@ class Driver:
             list(self._journal.segments), self._journal.since,
             [(*place, topic_id) for place, topic_id in sorted(self.ids.items())],
         )  # fmt: skip
+
+    def pack(self, rows: int) -> bool:
+        """Write about so many rows of the mark that was begun; whether there are more."""
+        return self._replica.pack(rows)

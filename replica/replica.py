@@ -106,3 +106,11 @@ class Replica:
     def mark(self) -> None:
         """Write what has changed since the last mark."""
         self.broker.mark()
+
+    def begin_mark(self, put: Callable[[str, bytes], None]) -> None:
+        """Begin a mark of what is now: its queues are written by `put`, part by part (`pack`)."""
+        self.broker.begin_mark(put)
+
+    def pack(self, rows: int) -> bool:
+        """Write about so many rows of the mark that was begun; whether there are more."""
+        return self.broker.pack(rows)

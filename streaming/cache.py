@@ -188,6 +188,12 @@ class PageCache:
             self._keep(key, value)
         self._writer.write(key, value)
 
+    def put_to_state(self, key: str, value: bytes) -> None:
+        """Write a page of what was handed over already: the state gets it, whatever is written
+        here and not handed over."""
+        self.put(key, value)
+        self._leave(key)
+
     def hand_over(self) -> None:
         """Everything as it is now goes to the state; between two steps."""
         for key in list(self._dirty):

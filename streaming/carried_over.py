@@ -179,7 +179,7 @@ def _carry_queue(
         _store(old, new, page.id[at], rows, header.vpn_number, shared)
         if link is not None:
             bridges.rows(link, header, rows)
-        found.admit(rows)
+        new.enter(found, rows)
         for row in rows:
             if row.state in (LEASED, MOVING):
                 found.leases.setdefault(row.holder, {})[row.id] = row

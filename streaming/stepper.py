@@ -43,6 +43,7 @@ from .stack_dump import StackDump
 log = logging.getLogger("lakequeue.loop")
 
 IDLE_S = 0.5  # how often a loop without work looks whether pages have settled
+MARK_ROWS, ALL_ROWS = 10_000, 1 << 62  # that are written between two steps, of a mark
 JOIN_S = 3.0  # a thread that Kafka holds up is not waited for longer: it is fenced
 
 
@@ -101,6 +102,7 @@ class Stepper(threading.Thread):
         self._visited = False
         self._since = -1e9  # the visit's begin, or the last mark
         self._mark: Mark | None = None
+        self._coming: Mark | None = None  # some of its pages are still to be written
         self._failure: BaseException | None = None
         self._closing = False
         self._news: dict[str, int] | None = None
@@ -155,6 +157,8 @@ class Stepper(threading.Thread):
             self._log.begin()
             while self._may_step():
                 self._dump.wind()
+                if self._coming is not None:
+                    self._write_more(MARK_ROWS)
                 if self._over():
                     self._make_mark()
                 else:
@@ -170,6 +174,8 @@ class Stepper(threading.Thread):
         """Wait while nobody is there to save what a step would do; False: it is over."""
         begun = time.monotonic()
         if not (self._closing or self._visited or self._alone()):
+            if self._coming is not None:
+                self._write_more(ALL_ROWS)
             self._driver.settle()
             self._dump.stop()
         with self._changed:
@@ -209,6 +215,8 @@ class Stepper(threading.Thread):
         inputs.room_bytes = None if self._visited else room  # nobody takes what it brings
         at, idle = time.monotonic(), inputs.waited_s
         left = self._since + self._options.batch_s - at if self._visited else IDLE_S
+        if self._coming is not None:
+            left = 0.0  # it has something to do
         cost = driver.cost_s
         taken = driver.one(inputs, min(IDLE_S, max(0.0, left)))
         ranges, in_vain = ((), {}) if taken is None else (taken.ranges, driver.in_vain)
@@ -246,15 +254,32 @@ class Stepper(threading.Thread):
         self._inputs.wants_mark = False
         self._driver.settle()
         self._log.mark()  # raises for one who was fenced: its mark is of no use
-        snapshot = self._driver.snapshot(self._options.keep)
+        snapshot = self._snapshot()
         self._cache.hand_over()
         self._paused_s += time.monotonic() - begun
-        mark = Mark(snapshot, self._figures(), self._notes())
+        self._coming = Mark(snapshot, self._figures(), self._notes())
         self._cache.count_anew()
         self._saved_s = self._driver.cost_s
-        with self._changed:
-            self._mark, self._visited, self._since = mark, False, time.monotonic()
-            self._changed.notify_all()
+        self._visited, self._since = False, time.monotonic()
+        self._write_more(MARK_ROWS)
+
+    def _snapshot(self) -> Snapshot | live.Snapshot:
+        """What is now. Of the live core, whose queues' pages follow while steps go on."""
+        driver, keep = self._driver, self._options.keep
+        if isinstance(driver, LiveDriver):
+            return driver.snapshot(keep, self._cache.put_to_state)
+        return driver.snapshot(keep)
+
+    def _write_more(self, rows: int) -> None:
+        """About so many rows more of the mark; when all are written the batch gets it, to save
+        it."""
+        driver, begun = self._driver, time.monotonic()
+        more = isinstance(driver, LiveDriver) and driver.pack(rows)
+        self._paused_s += time.monotonic() - begun
+        if not more:
+            with self._changed:
+                self._mark, self._coming = self._coming, None
+                self._changed.notify_all()
 
     def _count(self) -> _Counts:
         inputs, driver = self._inputs, self._driver

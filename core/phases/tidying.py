@@ -22,7 +22,7 @@ def tidy(broker: Broker) -> None:
                 _tidy_cold(broker, queue)
     broker.at = None
     if broker.spool.held_in_memory() > broker.limits.memory_bytes:
-        _settle(broker)
+        broker.settle(max(broker.limits.live_rows, 2 * broker.came_in))
     if broker.spool.compact("spool_files" in broker.header.alerts):
         broker.more_to_do = True
 
@@ -37,11 +37,3 @@ def _tidy_cold(broker: Broker, queue: Queue) -> None:
             if runs.merge(broker.limits.merge_rows):
                 broker.header.merging.append(queue.number)
                 broker.more_to_do = True
-
-
-def _settle(broker: Broker) -> None:
-    """Contents go into blocks before a mark finds them: there are too many bytes of them."""
-    for _, queue in sorted(broker.queues.items()):
-        if queue.is_awake:
-            queue.dirty = True
-            queue.settle()

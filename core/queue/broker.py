@@ -20,18 +20,19 @@ from ...protocol.journal import NO_END, Journal, Segment
 from ...protocol.outputs import InVain, Output
 from ...protocol.signing import Speaker
 from ..limits import Budget, Limits
-from ..storage.row import NEVER
+from ..storage.row import NEVER, Row
 from ..storage.spool import Spool, SpoolState
 from ..storage.store import Store
 from .beyond import Beyond
 from .header import QueueHeader
 from .producers import ProducerHistory, told_by
-from .queue import Queue
+from .queue import Put, Queue
 
 FORMAT = 8
 BUCKETS = 256  # of sessions, and of producers: the pages that a mark writes of them
 EVENTS_PER_PAGE = 50
 DETAIL_CHARACTERS_MAX = 1_000
+ROWS_OF_A_PAGE = 50  # what a queue's page takes beside its rows, as so many more
 
 Place = tuple[str, int, int]  # topic, partition, offset
 # Stands for a record that failed together with others. One that leaves out this one takes the
@@ -145,6 +146,8 @@ class Broker:
         self._buckets: dict[str, dict[int, set[Name]]] = {"s": {}, "p": {}}  # who stands in which
         self._changed: dict[str, set[Name]] = {"s": set(), "p": set()}  # whose are to be written
         self._new_events = 0
+        self.unsettled: dict[int, Queue] = {}  # with rows whose contents are in no block
+        self._to_pack: deque[Queue] = deque()  # by the mark that was begun
         self.beyond: Beyond | None = None  # other brokers, where there are any
         self.routes: dict[tuple[str, str], Any] = {}  # see `routing`; empty: to be looked up anew
         self.begin(header.time)
@@ -209,6 +212,7 @@ class Broker:
         self.bulk_budget = Budget(self.limits.bulk_rows, self.limits.bulk_bytes)
         self.speaker: Speaker | None = None  # who says what is being carried out
         self.at: Place | Queue | None = None  # what is being done, should it fail
+        self._first_new = self.spool.next_counter
         self.vain: dict[tuple[str, int], int] = {}  # commands that changed nothing, by partition
 
     def end(self) -> int:
@@ -232,10 +236,20 @@ class Broker:
         now, names, queues = self.now, self._calendar, self._due
         return bool((names and names[0][0] <= now) or (queues and queues[0][0] <= now))
 
+    @property
+    def came_in(self) -> int:
+        """How many messages this step has taken in."""
+        return self.spool.next_counter - self._first_new
+
     def touch(self, queue: Queue) -> None:
         """Something happens in a queue: it is looked at before the step ends, and at the mark."""
         self.touched[queue.number] = queue
         queue.dirty = True
+
+    def enter(self, queue: Queue, rows: list[Row]) -> None:
+        """Rows come into a queue, with contents in memory: these are settled before the mark."""
+        queue.enter(rows)
+        self.unsettled[queue.number] = queue
 
     # ------------------------------------------------------------ time
 
@@ -446,10 +460,20 @@ class Broker:
 
     def mark(self) -> None:
         """Write what has changed since the last mark. Steps stand still meanwhile."""
-        for number in sorted(self.queues):
-            queue = self.queues[number]
+        self.begin_mark(self.store.put)
+        self.pack(NEVER)
+
+    def begin_mark(self, put: Put) -> None:
+        """The mark has what is now; `pack` writes its queues, and steps may go on meanwhile. All
+        else is written at once. put: see `Queue.begin_pack`."""
+        self.pack(NEVER)  # of the mark before
+        for queue in self.unsettled.values():
+            queue.settle()
+        self.unsettled.clear()
+        for _, queue in sorted(self.queues.items()):
             if queue.dirty and not queue.dropped:
-                queue.pack()
+                queue.begin_pack(put)
+                self._to_pack.append(queue)
         if self.beyond is not None:
             self.beyond.mark()
         self.spool.mark()
@@ -460,6 +484,22 @@ class Broker:
         header.queues = sorted(n for n, q in self.queues.items() if not q.dropped)
         header.held = list(self.held)
         self.store.put("broker", _encode(header))
+
+    def pack(self, most: int) -> bool:
+        """Write queues of the mark that was begun, until about so many rows are written; whether
+        there are more."""
+        to_pack = self._to_pack
+        while to_pack and most > 0:
+            most -= to_pack.popleft().pack() + ROWS_OF_A_PAGE
+        return bool(to_pack)
+
+    def settle(self, most: int) -> None:
+        """Contents go into blocks before a mark finds them, queue by queue, of about so many
+        rows."""
+        while self.unsettled and most > 0:
+            queue = self.unsettled.pop(next(iter(self.unsettled)))
+            if not queue.dropped:
+                most -= queue.settle()
 
     def _write_names(self) -> None:
         """The buckets in which something changed; of the others nothing is looked at."""

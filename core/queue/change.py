@@ -44,7 +44,7 @@ def enter(broker: Broker, queue: Queue, rows: list[Row]) -> None:
     header.bytes += size
     queue.count("spooled", len(rows))
     queue.note_taken(rows[0].id, rows[-1].id)
-    queue.admit(rows)
+    broker.enter(queue, rows)
     queue.wanted = True
     broker.touch(queue)
 

@@ -7,12 +7,13 @@ rows by the time when they are due. Before a row goes out, every cold row before
 again, so the two parts are one order.
 
 A queue that nobody touches is not read: the live part is made from its page when it is first asked
-for (`__getattr__`).
+for (`__getattr__`). The same look-up packs a queue that a mark has begun to pack: what its page has
+is hidden until then, so nobody changes it before (`begin_pack`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from heapq import heapify, heappop, heappush
 from typing import Any
 
@@ -23,6 +24,7 @@ from ..limits import Limits
 from ..storage.id_ranges import IdRanges
 from ..storage.row import (
     DELAYED,
+    GONE,
     IN_MEMORY,
     LOWEST,
     MOVING,
@@ -38,6 +40,7 @@ from ..storage.store import Store
 from .header import QueueHeader, Subscription
 from .ready import Ready, View, ViewState
 
+FRESH_SLACK = 1_000
 TAKEN_MAX = 1_000  # ranges of ids that have entered, as remembered
 
 
@@ -62,19 +65,20 @@ class Facts(msgspec.Struct):
 _encode = msgspec.msgpack.encode
 _page = msgspec.msgpack.Decoder(QueuePage)
 _facts = msgspec.msgpack.Decoder(Facts)
-_LIVE = frozenset({"live", "ready", "deadlines", "leases", "cold", "later", "early"})
+_LIVE = ("live", "ready", "deadlines", "leases", "cold", "later", "early")
+Put = Callable[[str, bytes], None]  # writes a page of a mark
 
 
 class Queue:
     """A queue of a broker."""
 
     __slots__ = (
-        "_by_id", "_listed", "cold", "deadlines", "dirty", "dropped", "early",
-        "header", "later", "leases", "limits", "live", "number", "plain_match", "program",
-        "program_of",
-        "ready", "spool", "store", "wanted",
+        "_by_id", "_hidden", "_listed", "_put", "cold", "deadlines", "dirty", "dropped", "early",
+        "fresh", "header", "later", "leases", "limits", "live", "number", "plain_match", "program",
+        "program_of", "ready", "spool", "store", "wanted",
     )  # fmt: skip
 
+    header: QueueHeader
     live: dict[int, Row]  # by id
     ready: Ready
     deadlines: list[tuple[int, int]]  # heap of (time, id): ends of lives, leases and delays
@@ -85,6 +89,10 @@ class Queue:
 
     def __init__(self, store: Store, spool: Spool, header: QueueHeader, limits: Limits) -> None:
         self.store, self.spool, self.limits = store, spool, limits
+        # Of what is to be packed first; nobody changes a queue who looks at neither.
+        self._hidden: dict[str, Any] = {}
+        self.fresh: list[Row] = []  # that entered since the last mark: others are settled
+        self._put: Put = store.put
         self.header = header
         self.number = header.number
         self.wanted = header.again  # something changed that may let a message go out
@@ -114,8 +122,11 @@ class Queue:
         return queue
 
     def __getattr__(self, name: str) -> Any:
-        if name not in _LIVE:
+        if name not in _LIVE and name != "header":
             raise AttributeError(name)
+        if self._hidden:
+            self.pack()
+            return getattr(self, name)
         data = self.store.get(f"q/{self.number}")
         assert data is not None, f"the page of queue {self.number} is gone"
         self._live_of(_page.decode(data))
@@ -140,15 +151,6 @@ class Queue:
             self.ready.park(lane, int(key, 16), segment)
         for view in page.views:
             self.ready.restore(view)
-
-    @property
-    def is_awake(self) -> bool:
-        """Whether its rows have been read."""
-        try:
-            object.__getattribute__(self, "live")
-        except AttributeError:
-            return False
-        return True
 
     @property
     def definition(self) -> QueueDefinition:
@@ -258,6 +260,14 @@ class Queue:
             if row.expires != NEVER or row.until != NEVER:
                 self.watch(row)
         self.ready.add(rows)
+
+    def enter(self, rows: list[Row]) -> None:
+        """Rows come in; their contents are in memory."""
+        fresh = self.fresh
+        fresh += rows
+        if len(fresh) > len(self.live) + FRESH_SLACK:
+            self.fresh = [row for row in fresh if row.block == IN_MEMORY and row.state != GONE]
+        self.admit(rows)
 
     def remove(self, rows: list[Row]) -> None:
         """Rows are live no longer."""
@@ -449,23 +459,43 @@ class Queue:
 
     # ------------------------------------------------------------ pages
 
-    def settle(self) -> None:
-        """Contents of live rows get places in blocks: a mark finds them still here."""
-        rows = [row for row in self.live.values() if row.block == IN_MEMORY]
+    def settle(self) -> int:
+        """Contents of live rows get places in blocks; of how many."""
+        rows = [row for row in self.fresh if row.block == IN_MEMORY and row.state != GONE]
+        self.fresh = []
         self.spool.settle(rows, live=True)
+        self.dirty = True
+        return len(rows)
 
-    def pack(self) -> None:
-        """Write the queue's page, if it changed."""
-        if not self.dirty:
-            return
-        self.settle()
+    def begin_pack(self, put: Put) -> None:
+        """The queue's page is what it has now, with contents that are settled: `pack` writes it,
+        before anybody looks at the queue. put: writes to what the mark is saved in, whatever was
+        written elsewhere since."""
+        self._put, self.dirty = put, False
+        self._hidden["header"] = self.header
+        del self.header
+        try:
+            self._hidden["live"] = object.__getattribute__(self, "live")
+        except AttributeError:
+            return  # nobody has read its rows
+        del self.live
+        self.cold.write()
+        self.later.write()
+
+    def pack(self) -> int:
+        """Write the page that is to be written; how many rows it has."""
+        hidden, self._hidden = self._hidden, {}
+        for name, value in hidden.items():
+            setattr(self, name, value)
+        if not hidden:
+            return 0
         page = QueuePage(
             self.header, self.cold.state(), self.later.state(), self.early.state(),
             list(self.live.values()), [view.state() for view in self.ready.views.values()],
             self.ready.parked(),
         )  # fmt: skip
-        self.store.put(f"q/{self.number}", _encode(page))
-        self.dirty = False
+        self._put(f"q/{self.number}", _encode(page))
+        return len(page.rows)
 
     def drop(self) -> None:
         """Delete what is left of an empty queue."""

@@ -107,14 +107,18 @@ class IdSet:
 
     # ------------------------------------------------------------ storing
 
-    def state(self) -> list[tuple[int, int]]:
-        """Write the pages that changed; returns what the constructor wants."""
+    def write(self) -> None:
+        """Write the pages that changed."""
         for number in self._changed:
             if number in self._counts:
                 self._store.put(f"{self._prefix}{number}", bytes(self._groups[number]))
             else:
                 self._store.delete(f"{self._prefix}{number}")
         self._changed.clear()
+
+    def state(self) -> list[tuple[int, int]]:
+        """Write the pages that changed; returns what the constructor wants."""
+        self.write()
         return [(number, self._counts[number]) for number in self._numbers]
 
     def drop(self) -> None:

@@ -91,10 +91,15 @@ class Runs:
         self._changed()
         return self
 
-    def state(self) -> RunsState:
-        """Write what is in no page yet; returns what the queue's page keeps."""
+    def write(self) -> None:
+        """Write what is in no page yet."""
         for segment in list(self._unwritten.values()):
             self._write_held(segment)
+        self._ids.write()
+
+    def state(self) -> RunsState:
+        """What the queue's page keeps; what was in no page yet is written."""
+        self.write()
         groups = [(0, group) for group in self._groups]
         for merge in self._merges:
             groups += [(merge.number, group) for group in (merge.output, *merge.inputs)]

@@ -37,7 +37,7 @@ from .store import Store
 
 __all__ = ["Content", "Spool", "SpoolState"]
 
-OVERHEAD = 256  # bytes of memory that a content takes beside its own
+OVERHEAD = 1_000  # bytes of memory that a message in memory takes beside its content: its row
 SMALL = 4  # a mark closes the open block if it is fuller than a quarter; else it goes on growing
 # Blocks are emptied of which at most so many sixteenths live. If less than half of all lives, there
 # is one. Where files are short, more is moved to win less.

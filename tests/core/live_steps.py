@@ -2,7 +2,8 @@
 
 A broker is marked and loaded into a second one at random moments; from then on both take the same
 steps. What they say must be the same, byte for byte, and so must the pages that they write at every
-mark: a replica that takes the steps of a log from any mark comes to what the leader came to.
+mark: a replica that takes the steps of a log from any mark comes to what the leader came to. One of
+them writes its pages part by part, while steps go on: they are the same as those of the others.
 """
 
 import random
@@ -10,11 +11,13 @@ from itertools import zip_longest
 from typing import Any
 
 from lakequeue.core import Batch, Broker, DictStore, Home, Limits, StepFailed, check, step
+from lakequeue.core.storage.row import NEVER
 from lakequeue.protocol import wire
 from lakequeue.protocol.outputs import Deadline
 from lakequeue.replica.replica import put_aside
 from rules.steps import Steps
 
+Pages = dict[str, bytes]
 STEPS_MAX = 5_000
 STORAGE: dict[str, Any] = {
     "live_rows": 5, "memory_bytes": 150, "blocks_cached": 2, "segment_rows": 4,
@@ -53,7 +56,8 @@ class LiveSteps(Steps):
         self.limits = limits or Limits()
         self.chance, self.random, self.twins = chance, random.Random(seed), twins
         self.brokers = [self.load(DictStore())]
-        self.loaded = self.steps = 0
+        self.loaded = self.steps = self.in_parts = 0
+        self.writing: tuple[Broker, Pages, Pages] | None = None  # what it writes, and the others
 
     def load(self, store: DictStore) -> Broker:
         return Broker.load(store, Home(), self.limits)
@@ -76,6 +80,8 @@ class LiveSteps(Steps):
         """A step of all twins; what the first one said."""
         self.steps += 1
         said = [step(one, batch, self.now) for one in self.brokers]
+        if self.writing is not None:
+            self.write_more(self.random.randrange(3))
         for other in said[1:]:
             assert not differences(said[0], other), f"step {self.steps}: twins differ"
             assert list(wire.encode(said[0])) == list(wire.encode(other)), f"step {self.steps}"
@@ -88,8 +94,12 @@ class LiveSteps(Steps):
 
     def part(self) -> None:
         """Mark all; they wrote the same. One more is loaded from it."""
-        pages = []
+        self.write_more(NEVER)
+        pages: list[Pages] = []
         for one in self.brokers:
+            if pages and self.writing is None and self.random.random() < 0.5:
+                self.begin_to_write(one, dict(pages[0]))
+                continue
             one.mark()
             pages.append(one.store.pages)  # type: ignore[attr-defined]
         for other in pages[1:]:
@@ -100,6 +110,29 @@ class LiveSteps(Steps):
         self.brokers = [*self.brokers[: self.twins - 1], self.load(DictStore(pages[0]))]
         if len(self.brokers) > 1 and self.random.random() < 0.3:  # the oldest is a loaded one too
             self.brokers.pop(0)
+
+    def begin_to_write(self, one: Broker, pages: Pages) -> None:
+        """One begins its mark. pages: what others wrote at once."""
+        own: Pages = one.store.pages  # type: ignore[attr-defined]
+        found: Pages = {}
+
+        def put(key: str, page: bytes) -> None:
+            found[key] = own[key] = page
+
+        one.begin_mark(put)
+        found |= own
+        self.writing = one, found, pages
+
+    def write_more(self, rows: int) -> None:
+        """Of the one that writes its pages; in the end they are those of the others."""
+        if self.writing is None:
+            return
+        one, found, pages = self.writing
+        if not one.pack(rows):
+            differ = [key for key in {*found, *pages} if found.get(key) != pages.get(key)]
+            assert not differ, f"step {self.steps}: written in parts, pages differ: {differ}"
+            self.writing = None
+            self.in_parts += 1
 
     def restart(self) -> None:
         self.part()

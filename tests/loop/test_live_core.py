@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -98,6 +100,20 @@ class Broker:
         self.stepper.close()
         self.open()
 
+    @classmethod
+    def died(cls, other: Broker, pages: dict[str, bytes], saved: bytes | None) -> Broker:
+        """The next worker of one that is dead, while the state has this."""
+        one = cls.__new__(cls)
+        one.world, one.state, one.saved = copy.deepcopy(other.world), State(pages), saved
+        one.open()
+        return one
+
+    def depths(self, names: list[str]) -> list[int]:
+        """Of these queues; without a look into those that are to be packed."""
+        queues = self.driver._replica.broker.names
+        found = [queues.get(("default", name)) for name in names]
+        return [0 if q is None else (q._hidden.get("header") or q.header).depth for q in found]
+
     def publish(self, n: int) -> None:
         self.world.write(PUBLISH, b"m%d" % n, to="q", producer="p", seq=n)
         self.inputs.arrived.set()
@@ -137,6 +153,50 @@ def test_steps_behind_the_snapshot_come_from_the_log(broker: Broker) -> None:
     broker.again()
     assert broker.depth() == 2
     assert broker.batch().snapshot.step >= 2
+
+
+def test_a_mark_is_written_in_parts_while_steps_go_on(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The state gets it when it is complete. Who dies before that begins from the one before."""
+    names = [f"q{n}" for n in range(5)]
+    for name in names:
+        broker.world.command(command="define", definition={"name": name, "message_type": "text"})
+    until(lambda: bool(broker.batch()) and len(broker.driver._replica.broker.names) == 6)
+    for n, name in enumerate(names, 1):
+        broker.world.write(PUBLISH, b"x", to=name, producer="p", seq=n)
+    until(lambda: bool(broker.batch()) and broker.depths(names) == [1] * 5)
+    before = dict(broker.state.pages), broker.saved
+    go_on = threading.Event()
+    pack = LiveDriver.pack
+
+    def slowly(driver: LiveDriver, rows: int) -> bool:
+        return pack(driver, 1) if go_on.is_set() else True
+
+    monkeypatch.setattr(LiveDriver, "pack", slowly)
+    for n, name in enumerate(names, 6):
+        broker.world.write(PUBLISH, b"y", to=name, producer="p", seq=n)
+    broker.inputs.arrived.set()
+    until(lambda: broker.depths(names) == [2] * 5)
+    batch = threading.Thread(target=broker.batch)
+    batch.start()
+    until(lambda: broker.stepper._coming is not None)
+    broker.world.write(PUBLISH, b"z", to="q3", producer="p", seq=11)  # it is not packed yet
+    broker.inputs.arrived.set()
+    until(lambda: broker.depths(names) == [2, 2, 2, 3, 2])
+    assert batch.is_alive(), "the mark is not complete"
+    dead = Broker.died(broker, *before)
+    assert dead.depths(names) == [2, 2, 2, 3, 2]
+    dead.stepper.close()
+    go_on.set()
+    batch.join()
+    assert broker.saved != before[1]
+    saved = CoreBroker.load(DictStore(broker.state.pages), HOME, LIMITS)
+    assert [saved.names["default", name].header.depth for name in names] == [2] * 5
+    assert len(saved.names["default", "q3"].live) == 2
+    broker.cache.attach(broker.state)
+    broker.again()
+    assert broker.depths(names) == [2, 2, 2, 3, 2]
 
 
 def test_what_other_homes_say_is_read_and_is_the_same_again(broker: Broker) -> None:
