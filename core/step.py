@@ -101,7 +101,7 @@ def step(broker: Broker, batch: Batch, now: int) -> list[Output]:
     broker.header.step += 1
     broker.begin(now)
     try:
-        for number, why in sorted(batch.faulted.items()):
+        for number, why in sorted(batch.faulted.items()) if batch.faulted else ():
             _leave_alone(broker, number, why)
         take_phases(broker, batch)
         broker.at = None

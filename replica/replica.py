@@ -64,7 +64,7 @@ def sorted_out(outputs: list[Output]) -> Decided:
             decided.said.append(output)
             if isinstance(output, RejectedRecord):
                 malformed[output.vpn] = malformed.get(output.vpn, 0) + 1
-    for vpn, count in sorted(malformed.items()):
+    for vpn, count in sorted(malformed.items()) if malformed else ():
         decided.notes.append(f"malformed:{vpn}:{count}")
     return decided
 

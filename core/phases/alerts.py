@@ -113,7 +113,8 @@ def level_of(queue: Queue) -> tuple[int, int, str, int]:
 
 
 def _watch_queue(broker: Broker, queue: Queue) -> None:
-    header, d = queue.header, queue.header.definition
+    header = queue.header
+    d = header.definition
     level, limit, unit, place = level_of(queue)
     high, clear = d.spool_usage_high_percent, d.spool_usage_clear_percent
     over = is_over(level, limit, high, clear, header.usage_high)

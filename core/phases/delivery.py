@@ -8,6 +8,7 @@ lost its payload. Who gets what is decided in `selection`.
 
 from __future__ import annotations
 
+from operator import attrgetter
 from typing import Any
 
 from ...protocol.outputs import Deliveries
@@ -27,6 +28,7 @@ from ..storage.spool import Content
 from .selection import Chosen, choose_messages
 
 ROUNDS = 64
+_facts = attrgetter("id", "number", "deliveries", "priority", "expires", "time")
 
 
 def deliver(broker: Broker) -> None:
@@ -238,46 +240,36 @@ def _say(
     flow = None
     if subscription.transport_acks:
         flow = transport_acks.number(subscription, rows, broker.now)
-    _emit(
-        broker, queue, subscription, rows, contents,
-        counts=[row.deliveries for row in rows], numbers=[row.number for row in rows],
-        lease_ms=0 if until == NEVER else max(until - broker.now, 1), flow=flow, again=again,
-    )  # fmt: skip
+    lease_ms = 0 if until == NEVER else max(until - broker.now, 1)
+    said = _emit(broker, queue, subscription, rows, contents, lease_ms)
+    said.flow, said.again = flow, again
     if again:
         queue.count("retransmitted", len(rows))
 
 
 def _emit(
     broker: Broker, queue: Queue, subscription: Subscription, rows: list[Row],
-    contents: list[Any], **more: Any,
-) -> None:  # fmt: skip
+    contents: list[Any], lease_ms: int,
+) -> Deliveries:  # fmt: skip
+    """Say messages to a subscription; gives what is said."""
     dead = {}
     for at, row in enumerate(rows):
         if row.extras is not None:
-            contents = contents if at else list(contents)
+            contents = list(contents)
             contents[at] = edited(row, contents[at])
             part = dead_part(row.extras)
             if part is not None:
                 dead[at] = part
-    broker.emit(
-        Deliveries(
-            queue=queue.header.definition.name,
-            subscription=subscription.id,
-            topic=subscription.topic,
-            partition=subscription.partition,
-            framing=subscription.framing,
-            epoch=broker.header.epoch,
-            ids=[row.id for row in rows],
-            priorities=[row.priority for row in rows],
-            expires=[0 if row.expires == NEVER else row.expires for row in rows],
-            times=[row.time for row in rows],
-            payloads=[content[0] for content in contents],
-            keys=[content[1] for content in contents],
-            headers=[content[2] for content in contents],
-            dead=dead,
-            **more,
-        )
-    )
+    ids, numbers, counts, priorities, ends, times = map(list, zip(*map(_facts, rows), strict=True))
+    payloads, keys, headers = map(list, zip(*contents, strict=True))
+    expires = [0 if end == NEVER else end for end in ends]
+    said = Deliveries(
+        queue.header.definition.name, subscription.id, subscription.topic, subscription.partition,
+        subscription.framing, lease_ms, broker.header.epoch, False, ids, numbers, counts,
+        priorities, expires, times, payloads, keys, headers, dead,
+    )  # fmt: skip
+    broker.outputs.append(said)
+    return said
 
 
 def send_again(broker: Broker, queue: Queue, budget: Budget) -> None:
@@ -330,10 +322,8 @@ def _barrier(broker: Broker, queue: Queue, looks: Budget) -> bool:
     if not receivers:
         return False
     for subscription in receivers:
-        _emit(
-            broker, queue, subscription, [row], [content], counts=[row.deliveries + 1],
-            numbers=[header.next_delivery], lease_ms=0, barrier=True,
-        )  # fmt: skip
+        said = _emit(broker, queue, subscription, [row], [content], 0)
+        said.counts, said.numbers, said.barrier = [row.deliveries + 1], [header.next_delivery], True
         header.next_delivery += 1
         queue.count("delivered")
         broker.record("barrier_delivered", queue, [row.id], subscription=subscription.id)
