@@ -18,6 +18,7 @@ from ..client import connect
 from ..protocol.errors import LakequeueError
 from ..sinks.kafka_sink import OBSERVATION
 from ..streaming import Engine
+from .burst import max_step_ms
 from .harness import PAYLOAD, QUEUE, Say, median, running, url, wait_for
 from .os_processes import workers
 
@@ -27,7 +28,8 @@ BATCH_S = 2  # of the loop: it says what its steps took at the end of each
 
 
 def run(depths: list[int], rounds: int, trigger: str, say: Say) -> list[dict[str, Any]]:
-    """Per depth: milliseconds of a round (step_ms or batch_ms), and over those at the first."""
+    """Per depth: milliseconds of a round (step_ms or batch_ms), and over those at the first;
+    max_step_ms: the longest step, while it was filled and measured."""
     rows: list[dict[str, Any]] = []
     settings = {"lakequeue.tables_interval_s": "0", "lakequeue.batch_s": str(BATCH_S)}
     told: list[dict[str, Any]] = []
@@ -41,6 +43,7 @@ def run(depths: list[int], rounds: int, trigger: str, say: Say) -> list[dict[str
             ("batch_ms", _by_batches) if trigger == "micro-batch" else ("step_ms", _by_steps)
         )
         for depth in depths:
+            begun = len(told)
             say(f"filling to {depth:,}")
             for _ in range(depth - admin.describe(QUEUE)["depth"]):
                 producer.send_async(QUEUE, PAYLOAD)
@@ -51,7 +54,10 @@ def run(depths: list[int], rounds: int, trigger: str, say: Say) -> list[dict[str
             for _ in range(WARM_UP):
                 _round(consumer, producer)
             cost = measure(engine, told, partial(_round, consumer, producer), rounds)
-            row = {"trigger": trigger, "depth": depth, key: cost, "worker_rss_mb": worker_rss_mb()}
+            row = {
+                "trigger": trigger, "depth": depth, key: cost, "worker_rss_mb": worker_rss_mb(),
+                "max_step_ms": max_step_ms(told[begun:], trigger),
+            }  # fmt: skip
             consumer.close()
             time.sleep(0.5)
             rows.append(row)

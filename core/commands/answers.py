@@ -24,11 +24,12 @@ class PartialAnswer:
 def answer(broker: Broker, command: Command, result: Any) -> None:
     """Answer, if an answer is wanted."""
     to, more = command.reply, None
+    if to is None:
+        return
     if isinstance(result, PartialAnswer):
         result, more = result.result, result.more
-    if to is not None:
-        epoch = broker.header.epoch
-        broker.emit(Reply(to.topic, to.partition, to.request, result, more=more, epoch=epoch))
+    epoch = broker.header.epoch
+    broker.emit(Reply(to.topic, to.partition, to.request, result, more=more, epoch=epoch))
 
 
 def refuse(broker: Broker, vpn: str, command: Command, error: Exception) -> None:

@@ -9,6 +9,8 @@ spool files than there may be, every publisher is nacked, whatever its queues' p
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from msgspec.structs import replace
 
 from ...protocol import topics
@@ -69,12 +71,18 @@ def admit(broker: Broker, records: Records, skipped: dict[Place, str]) -> None:
     admission.close()
 
 
+@lru_cache(maxsize=10_000)
+def _vpn_of(topic: str) -> str | None:
+    """The VPN whose messages stand in a topic, None for one that is no publish topic."""
+    own = topics.split(topic)
+    return own[0] if own and own[1] == topics.PUBLISH else None
+
+
 class Admission:
     """The publishes of one step."""
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
-        self._vpn_of: dict[str, str | None] = {}  # of publish topics; None: it is none
         self._room = broker.spool.file_room(broker.header.system.max_spool_files)
         self._told: set[int] = set()  # queues of which an event tells that something is no JSON
         self._spooled: dict[tuple[int, str], Segment] = {}
@@ -85,11 +93,7 @@ class Admission:
         broker = self._broker
         topic = records.topics[at]
         broker.at = place = topic, records.partitions[at], records.offsets[at]
-        if topic in self._vpn_of:
-            vpn = self._vpn_of[topic]
-        else:
-            own = topics.split(topic)
-            vpn = self._vpn_of[topic] = own[0] if own and own[1] == topics.PUBLISH else None
+        vpn = _vpn_of(topic)
         try:
             if place in skipped:
                 raise ValueError(f"it failed: {skipped[place]}")
@@ -171,7 +175,6 @@ class Admission:
         producer = broker.producer(where, sender.producer)
         start = sender.start if len(sender.start) <= NAME_CHARACTERS_MAX else ""
         producer.listens(sender.reply, start)
-        producer.wants(topic, (), in_tables=False)
         for seq in (seq + producer.receipt.base for seq in seqs):
             if producer.is_superseded(seq):
                 producer.refused_as_superseded(seq, why)
@@ -234,8 +237,9 @@ class Admission:
         where = histories_at(vpn, broker.header.speaks_for, messages.topic, messages.partitions[0])
         producer = broker.producer(where, header.producer)
         producer.listens(header.reply, header.start)
-        places = zip(messages.partitions, messages.offsets, strict=True)
-        producer.wants(messages.topic, places, header.durability == DELTA)
+        if header.durability == DELTA:
+            places = zip(messages.partitions, messages.offsets, strict=True)
+            producer.needs_in_tables(messages.topic, places)
         return producer
 
     def _publish(

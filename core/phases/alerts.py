@@ -117,8 +117,9 @@ def _watch_queue(broker: Broker, queue: Queue) -> None:
     d = header.definition
     level, limit, unit, place = level_of(queue)
     high, clear = d.spool_usage_high_percent, d.spool_usage_clear_percent
-    over = is_over(level, limit, high, clear, header.usage_high)
-    if over != header.usage_high:
+    before = header.usage_high
+    over = before or level * 100 >= high * limit  # it may be
+    if over and before != (over := is_over(level, limit, high, clear, before)):
         header.usage_high = over
         _say(
             broker, "spool_usage", over, d.vpn, d.name, level, limit,

@@ -43,7 +43,7 @@ class ProducerHistory:
     starts: their names, and the highest sequence as each took over."""
 
     __slots__ = (
-        "_broker", "_finished", "_fresh", "_repeated", "forgotten_at", "gaps", "high", "name",
+        "_broker", "_finished", "_repeated", "forgotten_at", "gaps", "high", "name",
         "needs", "receipt", "refusals", "runs", "starts", "vpn",
     )  # fmt: skip
 
@@ -54,7 +54,6 @@ class ProducerHistory:
         self.runs: Ranges = []
         self.refusals: Ranges = []
         self.forgotten_at = 0
-        self.needs: dict[str, int] = {}
         self.starts: list[tuple[str, int]] = []
         self.begin()
 
@@ -63,7 +62,7 @@ class ProducerHistory:
         self.receipt = Receipts(self.vpn, self.name, 0, broker=self._broker)
         self._finished: list[Receipts] = []  # of this step: they are not changed any more
         self._repeated: Ranges = []  # sequences that came again
-        self._fresh = True
+        self.needs: dict[str, int] = {}
 
     def known(self) -> list[Any]:
         """What a mark writes of it."""
@@ -164,12 +163,10 @@ class ProducerHistory:
         if not _has(self._repeated, seq):
             _put(self._repeated, seq)
 
-    def wants(self, topic: str, places: Iterable[tuple[int, int]], in_tables: bool) -> None:
-        """It sent records that stand in these partitions, at these offsets. in_tables: they are to
-        be in the Delta tables before it is answered."""
-        if self._fresh:
-            self.needs, self._fresh = {}, False
-        for partition, offset in places if in_tables else ():
+    def needs_in_tables(self, topic: str, places: Iterable[tuple[int, int]]) -> None:
+        """What it sent stands in these partitions, at these offsets, and is to be in the Delta
+        tables before it is answered."""
+        for partition, offset in places:
             place = f"{topic}/{partition}"
             self.needs[place] = max(self.needs.get(place, 0), offset + 1)
 
