@@ -16,6 +16,7 @@ from ..queue.broker import Broker, Name, Session
 from ..queue.header import Subscription, Task
 from ..queue.queue import Queue
 from ..rules.fairness import backlog_of, own_backlog
+from ..storage.row import NEVER
 from .leases import return_held
 from .turns import begin
 
@@ -209,12 +210,19 @@ def unsubscribe(
 def _bind(broker: Broker, name: Name, queue: Queue, subscription: str) -> None:
     """A session has one subscription more; it is alive."""
     session = broker.sessions.get(name)
-    until = broker.now + broker.header.system.heartbeat_timeout_ms
     if session is None:
-        session = broker.sessions[name] = Session(until)
+        session = broker.sessions[name] = Session(NEVER)
+    session.bound.append((queue.number, subscription))
+    _keep(broker, name, session)
+
+
+def _keep(broker: Broker, name: Name, session: Session) -> None:
+    """A session is alive: it is lost that much later, or sooner where the timeout was shortened,
+    and then its earlier entry in the calendar stands too late."""
+    until = broker.now + broker.header.system.heartbeat_timeout_ms
+    if until < session.until:
         broker.watch("s", name, until)
     session.until = until
-    session.bound.append((queue.number, subscription))
     broker.session_changed(name)
 
 
@@ -236,8 +244,7 @@ def heartbeat(broker: Broker, vpn: str, command: Heartbeat) -> bool:
     if session is None:
         broker.in_vain()
         return False
-    session.until = broker.now + broker.header.system.heartbeat_timeout_ms
-    broker.session_changed(name)
+    _keep(broker, name, session)
     return True
 
 

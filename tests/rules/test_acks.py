@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable
 
 import pytest
+from lakequeue.protocol import commands
 from rules.harness import Bench, drain, ids
 
 
@@ -49,6 +50,31 @@ def test_C3_missed_heartbeats(bench: Bench) -> None:
     assert bench.seen()["ready"] == 2
     assert len(bench.seen()["consumers"]) == 1
     assert drain(alive) == []
+
+
+@pytest.mark.parametrize("sign", ["a heartbeat", "one more consumer"])
+def test_C3_a_timeout_that_is_shortened_counts_from_the_next_sign_of_life(
+    bench: Bench, sign: str
+) -> None:
+    """Not from when the session would have been lost before."""
+
+    def bind(name: str) -> None:
+        inbox = commands.Inbox("default.deliveries")
+        bench.connection.request(
+            commands.Subscribe(queue="orders", subscription=name, session="mine", inbox=inbox)
+        )
+
+    bind("a")
+    bench.send()
+    assert bench.seen()["leased"] == 1
+    shorter = commands.Configure(system={"heartbeat_timeout": "1s"})
+    bench.engine.instruct("default", commands.encode_command(shorter))
+    if sign == "a heartbeat":
+        bench.connection.command(commands.Heartbeat(session="mine"))
+    else:
+        bind("b")
+    bench.advance("1001ms")
+    assert (bench.seen()["leased"], bench.seen()["consumers"]) == (0, [])
 
 
 def test_C3_who_lives_is_not_timed_out(bench: Bench) -> None:
