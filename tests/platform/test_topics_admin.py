@@ -1,5 +1,10 @@
 """Which topics there are, told by a broker that has just made them."""
 
+from typing import Any
+
+import pytest
+from kafka.errors import TopicAuthorizationFailedError
+from lakequeue.streaming import topics_admin
 from lakequeue.streaming.topics_admin import _sizes
 
 
@@ -14,3 +19,53 @@ def test_what_was_just_made_counts_though_kafka_does_not_describe_it_yet() -> No
     assert _sizes(described, made) == {
         "old": 3, "default.receipts": 8, "default.publish": 2, "default.journal": 1,
     }  # fmt: skip
+
+
+class Admin:
+    """Kafka's administrator: topics, and what they are set to."""
+
+    def __init__(self, **topics: dict[str, str]) -> None:
+        self.topics = topics
+
+    def list_topics(self) -> list[str]:
+        return list(self.topics)
+
+    def create_topics(self, new: list[Any]) -> None:
+        for one in new:
+            self.topics[one.name] = dict(one.topic_configs)
+
+    def alter_configs(self, resources: list[Any], raise_on_unknown: bool) -> Any:
+        for one in resources:
+            self.topics[one.name] |= one.configs
+        return {"topic": {one.name: "OK" for one in resources}}
+
+    def describe_topics(self, names: list[str]) -> list[dict[str, Any]]:
+        return [{"name": name, "partitions": [0]} for name in names]
+
+    def close(self) -> None: ...
+
+
+def test_X4_messages_have_kafkas_time_in_new_topics_and_in_those_of_earlier_versions(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Also in those that an operator made; what producers write plainly keeps its own."""
+    own = {"retention.ms": "1"}
+    admin = Admin(**{"old.publish": dict(own), "old.commands": {}, "orders": {}})
+    monkeypatch.setattr(topics_admin, "KafkaAdminClient", lambda **_: admin)
+    topics_admin.ensure_topics("k:1", ["old", "new"], ["orders"], ["broker-0"])
+    times = {name: found.get("message.timestamp.type") for name, found in admin.topics.items()}
+    assert {name for name, kind in times.items() if kind == "LogAppendTime"} == {
+        "old.publish", "new.publish",
+    }  # fmt: skip
+    assert admin.topics["old.publish"] | own == admin.topics["old.publish"]
+
+
+def test_X4_where_the_engine_may_not_say_so_it_starts_and_says_what_that_means(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class Refuses(Admin):
+        def alter_configs(self, resources: list[Any], raise_on_unknown: bool) -> Any:
+            raise TopicAuthorizationFailedError
+
+    topics_admin._have_kafkas_time(Refuses(), ["default.publish"])
+    assert "times to live and delays count by publishers' clocks" in caplog.text

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import datetime as dt
+from collections.abc import Callable
 
 import lakequeue
 import pytest
-from lakequeue.protocol.errors import Rejected
+from lakequeue.protocol.errors import ConfigError, Rejected
 
 
 @pytest.fixture
@@ -109,3 +110,26 @@ def test_R6_browse_takes_nothing_and_purge_removes_by_predicate(
     assert [m.payload for m in admin.browse("orders", where="/n > 2")] == [b'{"n": 3}']
     assert admin.purge("orders", where="/n > 1") == 2
     assert admin.describe("orders")["depth"] == 2
+
+
+@pytest.mark.parametrize("what", ["purge", "move", "browse", "redrive", "edit", "ack", "consumer"])
+def test_R6_a_predicate_that_cannot_be_read_is_refused_by_its_name_and_text(
+    connection: lakequeue.Connection, what: str
+) -> None:
+    admin, wrong = connection.admin(), "/price >"
+    for name in ("some", "others"):
+        admin.define({"name": name, "message_type": "json"})
+    connection.producer().send("some", b'{"price": 1}')
+    calls: dict[str, Callable[[], object]] = {
+        "purge": lambda: admin.purge("some", where=wrong),
+        "move": lambda: admin.move("some", "others", where=wrong),
+        "browse": lambda: admin.browse("some", where=wrong),
+        "redrive": lambda: admin.redrive("some", where=wrong),
+        "edit": lambda: admin.edit("some", where=wrong, headers={"x": "y"}),
+        "ack": lambda: connection.consumer("some", ack_mode="individual").ack(where=wrong),
+        "consumer": lambda: connection.consumer("some", filter=wrong),
+    }
+    name = "filter" if what == "consumer" else "where"
+    with pytest.raises(ConfigError, match=f"^{name}: '/price >' – must be an expression: at char"):
+        calls[what]()
+    assert admin.describe("some")["depth"] == 1
