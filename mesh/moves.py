@@ -57,6 +57,8 @@ class Whole(msgspec.Struct, array_like=True):
     early: list[list[int]]
 
 
+AT_REST = "such a queue moves only while the home is at rest"
+
 _encode = msgspec.msgpack.encode
 _rows = msgspec.msgpack.Decoder(list[Row])
 _whole = msgspec.msgpack.Decoder(Whole)
@@ -213,11 +215,8 @@ def _obstacle(queue: Queue, to: str, room: int) -> str:
     header, name = queue.header, queue.definition.name
     if header.faulted:
         return f"queue {name!r}: failed ({header.faulted}); define it again"
-    if header.reads_plain:
-        return (
-            f"queue {name!r}: takes records of plain Kafka topics, and moves while the home is at "
-            f"rest: lakequeue move-queue {name} {to} --pause"
-        )
+    if header.reads_plain:  # where each reader stopped is known only then (M5)
+        return f"queue {name!r}: takes records of plain Kafka topics; {AT_REST}"
     if header.bytes > room:
         return f"queue {name!r}: holds {header.bytes} bytes, broker {to!r} has room for {room}"
     return ""
