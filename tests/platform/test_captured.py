@@ -131,6 +131,9 @@ def test_X5_a_changed_limit_of_a_topic_starts_the_queries_of_micro_batches_anew(
     assert topics.low_limits() == {"default.commands": 50_000}
     kafka.now()
     assert not topics.more
+    del limits["default.commands"]
+    kafka.now()
+    assert not topics.more, "Kafka did not answer"
     limits["default.commands"] = 12_000_000
     kafka.now()
     assert topics.more
