@@ -101,11 +101,14 @@ class SparkApplication:
     def _start(self) -> None:
         self.spark = self._session()
         self.spark.streams.addListener(self._listener())
-        for broker in self.brokers.values():
-            if not broker.failure:
-                self.start_query(broker)
-                if not self._alone:
-                    self._wait_planned(broker)
+        self.start_queries(broker for broker in self.brokers.values() if not broker.failure)
+
+    def start_queries(self, brokers: Iterable[BrokerQuery]) -> None:
+        """Start brokers' queries, one by one."""
+        for broker in brokers:
+            self.start_query(broker)
+            if not self._alone:
+                self._wait_planned(broker)
 
     def _wait_planned(self, broker: BrokerQuery) -> None:
         """Until a query's first job has begun, or not for longer than some seconds.
@@ -170,7 +173,9 @@ class SparkApplication:
         checkpoint, given = self._folder.checkpoint, self._settings.spark
         if self._real_time:
             broker.begin()
-            options = self._loop_options(self.spark, home, broker.run, broker.closed)
+            options = self._loop_options(
+                self.spark, home, broker.run, broker.closed, broker.resting
+            )
             broker.query = start_loop(self.spark, options, name, checkpoint / home.name, given)
         else:
             from .loop_options import live_core
@@ -191,8 +196,9 @@ class SparkApplication:
         return self._settings.value("tables_interval_s", TABLES_INTERVAL_S)
 
     def _loop_options(
-        self, spark: SparkSession, home: Home, run: str, closed: bool = False
-    ) -> Options:
+        self, spark: SparkSession, home: Home, run: str, closed: bool = False,
+        resting: bool = False,
+    ) -> Options:  # fmt: skip
         from .loop_options import Options, live_core
         from .version import code_version
 
@@ -214,6 +220,7 @@ class SparkApplication:
             batch_bytes=value("batch_mb", default.batch_bytes // mb) * mb,
             replay_s=value("replay_s", default.replay_s),
             closed=closed,
+            resting=resting,
             removed=[n for n, _ in removed],
             read={(topic, at): offset for _, read in removed for topic, at, offset in read},
             accepts_other_kafka=self._settings.accepts_other_kafka,

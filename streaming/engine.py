@@ -52,9 +52,10 @@ from .home import HomeFolder
 from .kafka_answers import KafkaAnswers
 from .loop_options import live_core
 from .losses import LossWatch, made_anew, notices
-from .more_brokers import Wishes, add_broker, await_partition
+from .more_brokers import Wishes, add_broker, await_partition, check_new
 from .queries import HISTORY_QUERY, MICRO_BATCH, REAL_TIME, TABLES_QUERY
 from .queue_watch import QueueWatch
+from .rehoming import EngineRehoming
 from .step_watch import StepWatch
 from .supervision import within
 from .table_care import TableCare, rules_of, upkeep_s
@@ -165,6 +166,10 @@ class Engine:
             self.metrics,
         )  # fmt: skip
         self.removal, self._wishes = self._changes_of_brokers()
+        self.rehoming = EngineRehoming(
+            bootstrap_servers, self.application, self.captured, self._folder, self._begin,
+            self._tell_peers,
+        )  # fmt: skip
         self.bridges = BridgeWatch(bootstrap_servers, self._vpns)
         self._refuse_several_in_batches()
 
@@ -310,9 +315,11 @@ class Engine:
             raise LakequeueError(f"broker {name!r}: the trigger {MICRO_BATCH!r} runs one broker")
         with self._lock:
             new = BrokerQuery(name, 0, group=group)
-            add_broker(
-                new, self.application, self.captured, self._folder, self._vpns, self._begin_more
-            )
+            check_new(new, self.application, self._folder, self._vpns)
+            if live_core():
+                self.rehoming.add(name, group)
+            else:
+                add_broker(new, self.application, self.captured, self._folder, self._begin_more)
 
     def _begin_more(self, new: BrokerQuery) -> None:
         self._begin(new)

@@ -18,6 +18,7 @@ import json
 import logging
 import os
 import secrets
+import shutil
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -40,13 +41,14 @@ from ..protocol.signing import ENGINE_CLIENT, Credentials, engines_key
 from ..state import FORMAT
 from .checkpoint_mending import set_back, set_back_or_drop
 from .moved_home import follow
-from .rebuilt import FOLDER, QUEUES, SUFFIX, state_file
+from .rebuilt import FOLDER, QUEUES, SUFFIX, state_file, write_state
 
 log = logging.getLogger("lakequeue.engine")
 
 CAPTURED, PORTS = "captured.json", "ports.json"
 SECRET, SECRET_BYTES = "secret", 32
 CHECKPOINT = "checkpoint"
+REHOMED = "rehomed"
 TABLES_CHECKPOINT, HISTORY_CHECKPOINT = "tables-checkpoint", "history-checkpoint"
 PROBE, PROBE_BYTES = ".probe", 1_000_000  # less room than that is none
 MICRO_BATCH = "micro-batch"  # of homes that do not say theirs: it was the only trigger
@@ -88,6 +90,7 @@ class HomeFolder:
             if follow(self.checkpoint):
                 log.info("home %s stood elsewhere when its checkpoint was written", self.path)
             self._drop_rebuilt()
+            self._drop_rehomed()
             about = self._about()
             self.epoch = about.get("epoch") or secrets.randbelow(EPOCH_MAX) + 1
             whole = {"format": FORMAT, **about, "epoch": self.epoch}
@@ -273,8 +276,33 @@ class HomeFolder:
     def rebuilt(self, broker: str) -> str:
         """The file of a broker's rebuilt state, which no checkpoint has taken the place of; empty:
         there is none."""
-        file = state_file(self.path, broker)
+        named = self._about().get("rehomed", {}).get(broker)
+        file = state_file(self.path, broker) if named is None else self.path / named
         return str(file) if file.is_file() else ""
+
+    def rehome(
+        self, states: Mapping[str, tuple[bytes, Mapping[str, bytes]]], brokers: dict[str, int],
+        groups: Mapping[str, str],
+    ) -> None:  # fmt: skip
+        """The home has these brokers from here on, and each begins with this state: its loop's
+        snapshot and pages. Written whole or not at all (M4)."""
+        about = self._about()
+        at = int(about.get("rehomings", 0)) + 1
+        named = {name: f"{REHOMED}/{at}/{name}{SUFFIX}" for name in states}
+        for name, (snapshot, pages) in states.items():
+            write_state(self.path / named[name], snapshot, sorted(pages.items()))
+        numbers = max(self.numbers, *(number + 1 for number in brokers.values()))
+        told = {"brokers": brokers, "numbers": numbers, "groups": dict(groups)}
+        _write(self.path / ABOUT, {**about, **told, "rehomings": at, "rehomed": named})
+        self._drop_rehomed()
+
+    def _drop_rehomed(self) -> None:
+        """States that are of no use any more: of an earlier change, or of one that did not come to
+        an end."""
+        kept = str(self._about().get("rehomings", 0))
+        for place in (self.path / REHOMED).glob("*"):
+            if place.name != kept:
+                shutil.rmtree(place, ignore_errors=True)
 
     def rebuilt_queues(self) -> list[tuple[str, str]]:
         """VPN and name of every queue in a rebuilt state."""

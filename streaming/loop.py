@@ -38,7 +38,7 @@ from .driver import Driver, Snapshot
 from .figures import Figures
 from .live_core import LiveDriver, change_over, stays
 from .loop_options import Options
-from .rebuilt import restore
+from .rebuilt import is_newer, restore
 from .state_store import StatePages
 from .stepper import Mark, Stepper
 
@@ -113,7 +113,7 @@ class Loop:
         instructions = topics.topic(o.broker, topics.INSTRUCTIONS)
         self._outbox = Outbox(o.kafka, self._stopped, instructions)
         saved = state.load()
-        if saved is None and o.rebuilt:
+        if o.rebuilt and (saved is None or is_newer(Path(o.rebuilt), saved)):
             saved = restore(Path(o.rebuilt), state)  # Spark commits it with this batch
         if o.live and saved is not None:
             if stays(self._home(), state):

@@ -25,9 +25,10 @@ class Options:
     alone_s: how long steps go on when no batch follows; rebuilt: a file with the state to begin
     with where there is none, see `rebuilt`; log_kept_s: how long the log is kept beyond what
     snapshots need, for the tables; closed: of clients nothing is read but captured topics, the
-    broker is being removed; removed: numbers of brokers that are no more, whose partitions this one
-    reads on; read: up to where they had; accepts_other_kafka: also one that went back in time;
-    live: on the live core, see `live_core`, unless the state cannot be carried over to it."""
+    broker is being removed; resting: nor these, the home comes to rest; removed: numbers of
+    brokers that are no more, whose partitions this one reads on; read: up to where they had;
+    accepts_other_kafka: also one that went back in time; live: on the live core, see `live_core`,
+    unless the state cannot be carried over to it."""
 
     kafka: dict[str, Any]
     broker: str
@@ -46,6 +47,7 @@ class Options:
     rebuilt: str = ""
     log_kept_s: float = 0.0
     closed: bool = False
+    resting: bool = False
     removed: list[int] = field(default_factory=list)
     read: dict[Place, int] = field(default_factory=dict)
     accepts_other_kafka: bool = False

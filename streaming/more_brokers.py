@@ -40,16 +40,10 @@ MOVED_TOLD = 1_000  # queues that an answer names
 ASK_S_MAX = 10.0
 
 
-def add_broker(
-    new: BrokerQuery,
-    application: SparkApplication,
-    captured: CapturedTopics,
-    folder: HomeFolder,
-    vpns: list[str],
-    begin: Callable[[BrokerQuery], None],
+def check_new(
+    new: BrokerQuery, application: SparkApplication, folder: HomeFolder, vpns: list[str]
 ) -> None:
-    """Add a broker, which gets its number here, and start its query. begin: tells all brokers of
-    it, before it starts. Raises LakequeueError, and there is no broker more then."""
+    """Raise LakequeueError where this broker cannot be added."""
     brokers, name = application.brokers, new.name
     for what, text in (("a name", name), (f"group {new.group!r}", new.group or name)):
         try:
@@ -72,6 +66,19 @@ def add_broker(
     if len(brokers) >= BROKERS_MAX:
         raise LakequeueError(f"broker {name!r}: there are {BROKERS_MAX} brokers, as many as may be")
     application.check_slots(len(brokers) + 1)
+
+
+def add_broker(
+    new: BrokerQuery,
+    application: SparkApplication,
+    captured: CapturedTopics,
+    folder: HomeFolder,
+    begin: Callable[[BrokerQuery], None],
+) -> None:
+    """Add a broker that fits (`check_new`), which gets its number here, and start its query. begin:
+    tells all brokers of it, before it starts. Raises LakequeueError, and there is no broker more
+    then."""
+    brokers, name = application.brokers, new.name
     new.number = folder.brokers([*brokers, name])[name]
     alone = list(brokers.values()) if len(brokers) == 1 else []
     application.end(alone, END_S_MAX)

@@ -14,6 +14,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO, Protocol
 
+import msgspec
+
 from ..protocol.errors import LakequeueError
 
 FOLDER, SUFFIX, QUEUES = "rebuilt", ".state", "queues.json"
@@ -25,6 +27,12 @@ class State(Protocol):
 
     def put(self, key: str, value: bytes) -> None:
         """Write a page."""
+
+    def delete(self, key: str) -> None:
+        """Remove a page."""
+
+    def keys(self) -> set[str]:
+        """Every page's key."""
 
     def save(self, snapshot: bytes) -> None:
         """Save the loop's own snapshot."""
@@ -49,7 +57,8 @@ def write_state(file: Path, snapshot: bytes, pages: Iterable[tuple[str, bytes]])
 
 
 def restore(file: Path, state: State) -> bytes:
-    """Put a rebuilt state into the operator's; gives the loop's snapshot."""
+    """Put a state into the operator's, in place of what is there; gives the loop's snapshot."""
+    before = state.keys()
     with file.open("rb") as found:
         frames = _frames(file, found)
         snapshot = next(frames)
@@ -57,10 +66,27 @@ def restore(file: Path, state: State) -> bytes:
             if not key:
                 break
             state.put(key.decode(), next(frames))
+            before.discard(key.decode())
         else:
             raise _cut(file)
+    for gone in sorted(before):
+        state.delete(gone)
     state.save(snapshot)
     return snapshot
+
+
+class _Position(msgspec.Struct):
+    step: int = 0
+
+
+def is_newer(file: Path, saved: bytes) -> bool:
+    """Whether a state in a file is to take the place of one whose snapshot is this (M4)."""
+    with file.open("rb") as found:
+        own = next(_frames(file, found))
+    return _position(own).step > _position(saved).step
+
+
+_position = msgspec.msgpack.Decoder(_Position).decode
 
 
 def _frame(out: IO[bytes], content: bytes) -> None:

@@ -234,11 +234,12 @@ class Stepper(threading.Thread):
         driver = self._driver
         driver.learn(sizes)
         o, read = self._options, driver.offsets
-        if o.closed:
+        if o.closed or o.resting:
             places = closed_places(sizes, o.broker)
         else:
             places = own_places(sizes, o.vpns, o.broker, o.number, o.alone, o.removed)
-        places += places_of(sizes, captured_topics(sizes, driver.captured))
+        if not o.resting:
+            places += places_of(sizes, captured_topics(sizes, driver.captured))
         # It may have read there before, when it was alone: another broker has read on since.
         at = {p: max(read.get(p, 0), o.read.get(p, 0)) for p in places}
         try:
