@@ -341,6 +341,8 @@ class Engine:
     def remove_broker(self, name: str, to: str = "") -> list[MovedOut]:
         """Remove a broker from the engine while it runs; gives which local queues have moved where.
         to: a broker for all of them. Raises LakequeueError."""
+        if live_core():
+            raise LakequeueError(f"broker {name!r}: on the live core none can be removed yet")
         return self.removal.remove(name, to)
 
     def _listener(self) -> StreamingQueryListener:

@@ -114,7 +114,8 @@ class Loop:
         self._outbox = Outbox(o.kafka, self._stopped, instructions)
         saved = state.load()
         if o.rebuilt and (saved is None or is_newer(Path(o.rebuilt), saved)):
-            saved = restore(Path(o.rebuilt), state)  # Spark commits it with this batch
+            replaces = saved is not None
+            saved = restore(Path(o.rebuilt), state, replaces)  # Spark commits it with this batch
         if o.live and saved is not None:
             if stays(self._home(), state):
                 o = self.options = replace(o, live=False)

@@ -56,9 +56,10 @@ def write_state(file: Path, snapshot: bytes, pages: Iterable[tuple[str, bytes]])
     draft.replace(file)
 
 
-def restore(file: Path, state: State) -> bytes:
-    """Put a state into the operator's, in place of what is there; gives the loop's snapshot."""
-    before = state.keys()
+def restore(file: Path, state: State, replaces: bool = False) -> bytes:
+    """Put a state into the operator's; gives the loop's snapshot. replaces: in place of another
+    one (M4)."""
+    before = state.keys() if replaces else set()
     with file.open("rb") as found:
         frames = _frames(file, found)
         snapshot = next(frames)

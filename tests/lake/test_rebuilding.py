@@ -42,9 +42,6 @@ class Restored(DictStore):
 
     own = b""
 
-    def keys(self) -> set[str]:
-        return set(self.pages)
-
     def save(self, snapshot: bytes) -> None:
         self.own = snapshot
 

@@ -1,0 +1,135 @@
+"""A home at rest gets other brokers: their states are files until Spark has them (M4)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from lakequeue.core import Broker, DictStore, Home, Limits
+from lakequeue.mesh.neighbours import neighbours
+from lakequeue.mesh.rehome import Change, Resting, rehome
+from lakequeue.replica.driver import Driver
+from lakequeue.streaming import home as of_home
+from lakequeue.streaming.home import HomeFolder
+from lakequeue.streaming.rebuilt import is_newer, restore
+from lakequeue.streaming.rehoming import _Known, _snapshot, _States
+from replica.world import HOME, LIMITS, SIZES, Some, World, clocks
+
+QUEUE = {"name": "orders", "message_type": "json", "type": "LocalQueue"}
+SPREAD = {"name": "spread", "message_type": "json"}
+
+
+class State(DictStore):
+    """The operator's state."""
+
+    own = b""
+
+    def keys(self) -> set[str]:
+        return set(self.pages)
+
+    def save(self, snapshot: bytes) -> None:
+        self.own = snapshot
+
+
+def lived() -> World:
+    """A world with a broker that was alone, and has ended in good order."""
+    world = World()
+    driver = world.open()
+    world.command(command="begin", epoch=HOME.epoch)
+    for definition in (QUEUE, SPREAD):
+        world.command(command="define", definition=definition)
+    for n in range(12):
+        world.write(("default.publish", 0), b'{"n":%d}' % n, to="orders", producer="p", seq=n + 1)
+    for _ in range(9):
+        driver.one(Some(world, driver, 5), 0.0)
+    store: Any = driver._replica.store
+    world.save(driver, store)
+    return world
+
+
+def rehomed(world: World) -> tuple[_Known, _States]:
+    own, store = world.saved
+    offsets = {(topic, at): offset for topic, at, offset in own.offsets}
+    known = _Known(own, Resting(HOME.name, 0, dict(store.pages), offsets))
+    change = Change({HOME.name: 0, "west": 1})
+    return known, _States.of([known], rehome([known.resting], change, HOME.epoch, b"", LIMITS))
+
+
+def test_M4_a_driver_goes_on_from_the_new_state(tmp_path: Path) -> None:
+    """Its log goes on behind the change, which is a step of its own; it knows the other broker."""
+    world = lived()
+    known, found = rehomed(world)
+    own, pages = found.states[HOME.name]
+    snapshot = _snapshot(own)
+    assert snapshot.step == known.own.step + 1
+    assert snapshot.offsets == known.own.offsets
+    store = DictStore(pages)
+    driver = Driver(
+        HOME, world.code, store, snapshot, world, world, clocks(world), LIMITS, neighbours
+    )
+    assert driver.replay(world.logged(driver.log_at), world) == []
+    driver.learn(SIZES)
+    world.write(("default.publish", 0), b"{}", to="orders", producer="p", seq=13)
+    world.write(("default.publish", 0), b"{}", to="orders", producer="p", seq=12)  # P1
+    for _ in range(5):
+        driver.one(Some(world, driver, 5), 0.0)
+    driver.settle()
+    broker: Broker = driver._replica.broker
+    queue = broker.find("default", "orders")
+    assert queue is not None
+    assert queue.header.depth == 13
+    assert broker.beyond is not None
+    assert broker.beyond.brokers == (HOME.name, "west")
+
+
+def test_M4_the_other_broker_begins_with_what_it_hosts() -> None:
+    _, found = rehomed(lived())
+    own, pages = found.states["west"]
+    assert _snapshot(own).log_at == 0
+    broker = Broker.load(DictStore(pages), Home("west", 1, HOME.epoch), Limits())
+    assert [name for _, name in broker.names] == ["spread"]
+
+
+def test_M4_a_file_takes_the_place_of_an_older_state_once(tmp_path: Path) -> None:
+    known, found = rehomed(lived())
+    home = HomeFolder(tmp_path)
+    home.rehome(found.states, {HOME.name: 0, "west": 1}, {})
+    file = Path(home.rebuilt(HOME.name))
+    state: Any = State({**known.resting.pages, "q/99": b"an old page"})
+    before = msgspec.msgpack.encode(known.own)
+    assert is_newer(file, before)
+    own = restore(file, state, replaces=True)
+    assert (own, state.pages) == (found.states[HOME.name][0], found.states[HOME.name][1])
+    assert not is_newer(file, own)
+
+
+def test_M4_a_home_whose_change_dies_is_what_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until the home names them, files of new states are nothing; then they are all there."""
+    _, found = rehomed(lived())
+    home = HomeFolder(tmp_path)
+    home.remember_brokers({HOME.name: 0}, {})
+
+    class Death(Exception):
+        pass
+
+    def dies(*_: Any) -> None:
+        raise Death
+
+    for name in ("write_state", "_write"):
+        with monkeypatch.context() as patch:
+            patch.setattr(of_home, name, dies)
+            with pytest.raises(Death):
+                home.rehome(found.states, {HOME.name: 0, "west": 1}, {})
+        again = HomeFolder(tmp_path)
+        assert again.brokers([]) == {HOME.name: 0}
+        assert again.rebuilt(HOME.name) == again.rebuilt("west") == ""
+    home.rehome(found.states, {HOME.name: 0, "west": 1}, {"west": "far"})
+    assert home.brokers([]) == {HOME.name: 0, "west": 1}
+    assert all(Path(home.rebuilt(name)).is_file() for name in (HOME.name, "west"))
+    first = home.rebuilt("west")
+    home.rehome(found.states, {HOME.name: 0, "west": 1}, {})
+    assert not Path(first).exists()
