@@ -18,6 +18,7 @@ from typing import Any
 
 import msgspec
 from confluent_kafka import Consumer, TopicPartition
+from lakequeue.lake.cores import core_of
 from lakequeue.protocol import topics
 from lakequeue.protocol.steplog import StepRecord
 from lakequeue.protocol.wire import WireRecord, headers_list
@@ -25,9 +26,7 @@ from lakequeue.sources.again import ReadAgain
 from lakequeue.sources.live import kafka_client
 from lakequeue.sources.log_reader import read_steps
 from lakequeue.state import DictStore, Home
-from lakequeue.streaming.driver import Driver, Snapshot
 from lakequeue.streaming.topics_admin import PARTITIONS
-from lakequeue.streaming.version import code_version
 
 UNTRIMMED = ("--set", "spark.sql.streaming.minBatchesToRetain=100000")
 SAID = (topics.DELIVERIES, topics.RECEIPTS, topics.JOURNAL, topics.REJECTED)
@@ -102,13 +101,13 @@ def steps_say(
         for r in record.ranges:  # between them may be marks of transactions
             assert r.first > taken.get((r.topic, r.partition), -1), f"step {record.step}: {r} again"
             taken[r.topic, r.partition] = r.last
-    loud = [(at, msgspec.structs.replace(record, acked=0)) for at, record in logged]
+    loud = [msgspec.structs.replace(record, acked=0) for _, record in logged]
     ear = _Ear()
-    home = Home(broker, number, epoch)
-    driver = Driver(home, code_version(), DictStore(), Snapshot(), ear, ear, lambda: 0)
+    core = core_of(logged[-1][1].core)
+    steps = core.open(Home(broker, number, epoch), DictStore(), core.own(None), ear, 0)  # type: ignore[arg-type]
     again = ReadAgain(kafka, [record for _, record in logged])
     try:
-        driver.replay(loud, again)
+        steps.again(loud, again)
     finally:
         again.close()
     return len(numbers), ear.records
