@@ -15,6 +15,7 @@ groups are not used.
 from __future__ import annotations
 
 import faulthandler
+import logging
 import sys
 import threading
 import time
@@ -33,6 +34,8 @@ from .same_topic import ANEW, BACK, Start, TopicsNow, go_on
 from .slow_lanes import SlowLanes
 from .step_batch import Place, Taken, goes_first, is_command, to_batch
 
+log = logging.getLogger("lakequeue.loop")
+
 # While there is little room for what messages bring, a step takes a part of it: large records wait
 # then, small ones go on.
 ROOM_SHARE = 8
@@ -44,6 +47,9 @@ ASK_S = 1.0
 ARRIVES_S = 0.2
 FRESH_S = 0.5
 READER_S = 60.0
+# How often it is asked whether topics are still the same ones. Kafka's client reads on at the old
+# offset of one that was made anew, without a word: what comes until it is noticed comes again.
+IDS_S, IDS_SHARE = 1.0, 50  # asking takes one part in so many of the time, at most
 
 
 def kafka_client(bootstrap: str, name: str) -> dict[str, Any]:
@@ -87,6 +93,7 @@ class LiveInputs:
         part = InputLimits(limits.records, -(-limits.bytes // CAPTURED_SHARE))
         self._captured = Reader("captured", kafka, self.arrived, part, self.look.places)
         self._readers = (self._commands, self._messages, self._captured)
+        self._closing = threading.Event()
         self._started = False
         # Of its own: asked while a thread polls it, a consumer may never answer (librdkafka 2.16).
         self._asked = Consumer(consumer_settings(kafka))
@@ -117,6 +124,7 @@ class LiveInputs:
         self._messages.start()
         self._started = True
         self._read_captured()
+        threading.Thread(target=self._watch_ids, daemon=True, name="lakequeue-topic-ids").start()
 
     def also(self, places: dict[Place, int], ids: Mapping[Place, str] | None = None) -> None:
         """Read these too, those that are not read yet. ids: of the topics that the offsets are of,
@@ -343,9 +351,23 @@ class LiveInputs:
         )
         for reader in self._readers:
             reader.watch(ends)
-        ids = self.look.ids(topic for topic, _ in expected)
-        for reader in self._readers:
-            reader.compare(ids)
+
+    def _watch_ids(self) -> None:
+        """The thread that asks for topics' ids."""
+        rest_s, missing = IDS_S, set[str]()
+        while not self._closing.wait(rest_s):
+            begun = time.monotonic()
+            try:
+                names = {topic for topic, _ in list(self._expected)}
+                ids = self.look.ids(names)
+                gone, missing = missing, names - ids.keys()
+                # A node that has just started may not know a topic yet: it is gone at two looks.
+                ids |= dict.fromkeys(missing - gone, "")
+                for reader in self._readers:
+                    reader.compare(ids)
+            except Exception as error:  # Kafka is away; whatever it is, the next look comes
+                log.info("topics' ids are not known: %s", error)
+            rest_s = max(IDS_S, IDS_SHARE * (time.monotonic() - begun))
 
     def places(self) -> list[Place]:
         """What is read."""
@@ -353,6 +375,7 @@ class LiveInputs:
 
     def close(self) -> None:
         """End the threads."""
+        self._closing.set()
         for reader in self._readers:
             reader.close()
         self._asked.close()

@@ -135,8 +135,8 @@ class Reader(threading.Thread):
         self.assign(places, ids)
 
     def compare(self, ids: Mapping[str, str]) -> None:
-        """Topics have these ids now: look at the partitions of those that had another. From any
-        thread, but one at a time."""
+        """Topics have these ids now: look at the partitions of those that had another, or that are
+        not there: they may be made anew. From any thread, but one at a time."""
         self._ids |= {
             place: ids[place[0]]
             for place in list(self._next)
@@ -145,7 +145,7 @@ class Reader(threading.Thread):
         self._told_doubts.extend(
             place
             for place, known in list(self._ids.items())
-            if known and known != (ids.get(place[0]) or known)
+            if known and known != ids.get(place[0], "") and ids.get(place[0]) != ""
         )
 
     def want(self, places: Collection[Place]) -> None:

@@ -1,5 +1,6 @@
 """What other programs write to a captured topic: with either trigger, what a transaction took back
-is not delivered; and a time in micro- or nanoseconds is delivered as now (S1, L12)."""
+is not delivered; and a time in micro- or nanoseconds is delivered as now (S1, L12). And what a
+topic does not take any more."""
 
 from __future__ import annotations
 
@@ -12,7 +13,8 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource
 from job.conftest import Job, in_real_time
 from job.processes import until
-from lakequeue.protocol.errors import Rejected
+from lakequeue.protocol.errors import LakequeueError, Rejected
+from lakequeue.streaming.queries import MICRO_BATCH
 
 pytestmark = pytest.mark.job
 
@@ -31,6 +33,14 @@ def received(connection: lakequeue.Connection, payload: bytes) -> list[lakequeue
 
         until(more, 60, f"{payload!r} is delivered")
     return found
+
+
+def configure(job: Job, topic: str, key: str, value: int) -> None:
+    admin = AdminClient({"bootstrap.servers": job.kafka.bootstrap_servers})
+    entry = ConfigEntry(key, str(value), incremental_operation=AlterConfigOpType.SET)
+    resource = ConfigResource("topic", topic, incremental_configs=[entry])
+    for done in admin.incremental_alter_configs([resource]).values():
+        done.result(20)
 
 
 def test_S1_what_a_transaction_took_back_is_not_delivered(job: Job) -> None:
@@ -57,14 +67,8 @@ def test_S1_what_a_transaction_took_back_is_not_delivered(job: Job) -> None:
     ids=["microseconds", "nanoseconds", "most"],
 )  # fmt: skip
 def test_L12_a_time_outside_the_calendar_is_now(job: Job, odd: int) -> None:
-    admin = AdminClient({"bootstrap.servers": job.kafka.bootstrap_servers})
-    entry = ConfigEntry(  # as every Kafka before 4.0 is by default
-        "message.timestamp.after.max.ms", str(2**63 - 1),
-        incremental_operation=AlterConfigOpType.SET,
-    )  # fmt: skip
-    resource = ConfigResource("topic", TOPIC, incremental_configs=[entry])
-    for done in admin.incremental_alter_configs([resource]).values():
-        done.result(20)
+    # As every Kafka before 4.0 is by default.
+    configure(job, TOPIC, "message.timestamp.after.max.ms", 2**63 - 1)
     producer = Producer({"bootstrap.servers": job.kafka.bootstrap_servers})
     payload = json.dumps({"time": odd}).encode()
     producer.produce(TOPIC, payload, timestamp=odd)
@@ -86,3 +90,44 @@ def test_S3_headers_that_fit_no_delivery_are_refused(job: Job) -> None:
         producer.send("heavy", b"x", headers={"stack": b"s" * 8_700_000})
         with connection.consumer("heavy", ack_mode="auto") as consumer:
             assert until(lambda: consumer.receive(1.0), 60, "a large one").payload == b"x"
+
+
+@pytest.mark.parametrize("job", [MICRO_BATCH], indirect=True)
+def test_X5_what_a_lowered_limit_of_a_topic_refuses_does_not_come_round_for_ever(job: Job) -> None:
+    """In micro-batches; in real time see `tests/loop`. Large ones die, with the limit in the
+    reason, and the others come; when the limit is raised again all is as it was."""
+    with job.connect() as connection:
+        admin = connection.admin()
+        admin.define({"name": "too-large", "message_type": "text"})
+        admin.define({
+            "name": "narrow", "message_type": "text", "dead_message_queue": "too-large",
+            "max_per_subscription_backlog": 1_000,
+        })  # fmt: skip
+        with connection.producer() as producer:
+            for size in [200_000 if n in (3, 40) else 2_000 for n in range(60)]:
+                producer.send_async("narrow", "x" * size)
+            producer.flush()
+        configure(job, "default.deliveries", "max.message.bytes", 100_000)
+        try:
+            with connection.consumer(
+                "narrow", ack_mode="individual", max_backlog=1_000
+            ) as consumer:
+                small = [consumer.receive(60) for _ in range(58)]
+                assert all(m is not None and len(m.payload) == 2_000 for m in small)
+                for message in small:
+                    message.ack()
+                until(lambda: admin.describe("narrow")["depth"] == 0, 60, "the others are dead")
+            with pytest.raises(LakequeueError, match="does not take them"):
+                admin.browse("too-large")
+        finally:
+            configure(job, "default.deliveries", "max.message.bytes", 12_000_000)
+
+        def dead() -> list[lakequeue.Message]:
+            try:
+                return admin.browse("too-large")
+            except LakequeueError:
+                return []
+
+        found = until(dead, 60, "the limit is known to be raised")
+        assert [len(m.payload) for m in found] == [200_000, 200_000]
+        assert all("its max.message.bytes is 100,000" in m.headers["lq-dead-detail"] for m in found)

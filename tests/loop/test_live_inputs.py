@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError, KafkaException, Producer, TopicPartition
 from lakequeue.protocol import topics
+from lakequeue.sources import live
 from lakequeue.sources.captured_pace import BYTES_PER_S, SAVED_S, CapturedPace
 from lakequeue.sources.live import LiveInputs, kafka_client
 from lakequeue.sources.live_reader import InputLimits, Reader
@@ -354,7 +355,43 @@ def test_a_topic_is_compared_with_what_it_was() -> None:
     reader.compare({A[0]: "old", B[0]: "first"})
     assert not reader._told_doubts
     reader.compare({B[0]: "second"})
-    assert list(reader._told_doubts) == [B], "one that is not there is no other one"
+    assert set(reader._told_doubts) == {A, B}, "one that is not there may be made anew"
+    reader._told_doubts.clear()
+    reader.compare({A[0]: "", B[0]: "first"})
+    assert not reader._told_doubts, "where Kafka gives no id nothing is known"
+
+
+def test_inputs_look_by_themselves_whether_topics_are_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One that is missing at one look only is none that is gone; a look that fails is followed by
+    another."""
+    monkeypatch.setattr(live, "IDS_S", 0.0)
+    inputs = LiveInputs(NOWHERE, InputLimits(), "broker-0.control", "run")
+    reader = inputs._commands
+    reader._consumer = Doubted()  # type: ignore[assignment]
+    reader._consumer.says = []  # type: ignore[attr-defined]
+    reader.assign({A: 4, B: 4}, {A: "old", B: "first"})
+    reader._read()
+    inputs._expected |= {A: 4, B: 4}
+    looks: list[Any] = [
+        {A[0]: "old"}, {A[0]: "old", B[0]: "first"}, {B[0]: "first"}, ValueError("odd"), {},
+    ]  # fmt: skip
+    doubts: list[set[Place]] = []
+
+    def ids(names: set[str]) -> dict[str, str]:
+        doubts.append(set(reader._told_doubts))
+        found = looks.pop(0) if looks else {A[0]: "old", B[0]: "second"}
+        if len(doubts) == 7:
+            inputs._closing.set()
+        if isinstance(found, Exception):
+            raise found
+        return dict(found)
+
+    monkeypatch.setattr(inputs.look, "ids", ids)
+    inputs._watch_ids()
+    assert doubts == [set(), set(), set(), set(), set(), {A}, {A, B}]
+    inputs._asked.close()
 
 
 # ------------------------------------------------------------------- on Kafka

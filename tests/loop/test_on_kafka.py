@@ -324,7 +324,9 @@ def test_X5_what_a_lowered_limit_of_a_topic_refuses_does_not_come_round_for_ever
         dead = admin.browse("dead")
         assert [len(m.payload) for m in dead] == [70_000, 70_000]
         assert all(
-            "bytes for topic 'default.deliveries'" in m.headers["lq-dead-detail"] for m in dead
+            "bytes for topic 'default.deliveries'" in m.headers["lq-dead-detail"]
+            and "its max.message.bytes is 50,000" in m.headers["lq-dead-detail"]
+            for m in dead
         )
         events = [e for e in admin.events() if e["event"] == "message_undeliverable"]
         assert {e["topic"] for e in events} == {"default.deliveries"}
