@@ -125,7 +125,7 @@ class Outbox:
         if narrow is None:
             self._produce(self._wide, one, record)
         elif time.monotonic() < narrow.until:
-            self._send_alone(one, record, narrow.limit)
+            self._send_alone(one, record, None)  # whole at first: the limit may be raised by now
         else:  # perhaps its limit was raised again
             del self._narrow[record.topic]
             self._produce(self._wide, one, record)
