@@ -117,7 +117,7 @@ def _core(messages: int, batch: int) -> list[dict[str, Any]]:
     click.option("--destinations", default=1, show_default=True),
 )  # fmt: skip
 def _bridge(messages: int, batch: int, destinations: int) -> list[dict[str, Any]]:
-    from .bridge import run
+    from .bridge_cost import run
 
     return run(messages, batch, destinations)
 

@@ -19,7 +19,7 @@ from ..core.commands import dispatch as live_dispatch
 from ..core.queue import broker as live_broker
 from ..core.queue.queue import QueuePage
 from ..core.storage import blocks as live_blocks
-from ..mesh.neighbours import neighbours
+from ..mesh.met_brokers import neighbours
 from ..protocol.errors import LakequeueError
 from ..protocol.steplog import Range, StepRecord
 from ..protocol.wire import WireRecord

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from ..core import Broker
 from ..core.queue.beyond import Beyond
-from ..mesh.neighbours import neighbours
+from ..mesh.met_brokers import neighbours
 from .live_broker import LiveBroker
 
 

@@ -31,7 +31,7 @@ from ..definitions import hosts_of, wrong_hosts
 from ..protocol.errors import ConfigError, LakequeueError, Problem
 from ..protocol.journal import Segment
 from .arrivals import take_in
-from .bridges.facts import check_no_bridge
+from .bridges.bridge_facts import check_no_bridge
 from .directory import Keeper, apply_entry, entry_of, needs_one_place
 from .facts import Entry, MeshFacts, Peer
 from .lanes import stand_in, target, turn
@@ -124,6 +124,7 @@ class _Rehoming:
         self._brokers: dict[int, Broker] = {}  # those that were
         for one in sorted(resting, key=lambda one: one.number):
             self._brokers[one.number] = self._load(one.name, one.number, one.pages, epoch, secret)
+        self._edition = 1 + max(_facts(one).edition for one in self._brokers.values())
         staying = set(change.brokers.values())
         self._removed = [number for number in self._brokers if number not in staying]
         self._added = sorted(staying - self._brokers.keys())
@@ -282,7 +283,7 @@ class _Rehoming:
             for name, number in self._change.brokers.items()
             if number != own or own in facts.peers
         }  # fmt: skip
-        facts.edition = 1 + max(_facts(one).edition for one in self._brokers.values())
+        facts.edition = self._edition
         facts.refusing = {
             key: n for key, n in facts.refusing.items() if int(key.split("/")[0]) in facts.peers
         }

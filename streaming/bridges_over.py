@@ -15,9 +15,9 @@ from ..core.queue import header as facts
 from ..core.queue.broker import Broker as LiveBroker
 from ..core.rules.edits import WAY
 from ..core.storage.row import LEASED, MOVING, Row
+from ..mesh.bridges.bridge_facts import Arrival, Flight, HeldLane, Link
 from ..mesh.bridges.bridged import Bridged
 from ..mesh.bridges.endpoint import NUMBER, subscription_of
-from ..mesh.bridges.facts import Arrival, Flight, HeldLane, Link
 from ..state.bridges.link import Link as PagedLink
 from ..state.bridges.link import load
 from ..state.broker import Broker
@@ -26,7 +26,7 @@ from ..state.queue import Queue
 from ..state.rules.edits import BRIDGED
 
 
-class Bridges:
+class BridgesOver:
     """The bridges of a broker that changes over."""
 
     def __init__(self, old: Broker, new: LiveBroker, names: list[str]) -> None:

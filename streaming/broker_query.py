@@ -25,7 +25,8 @@ class BrokerQuery:
     group: of brokers, that it is in; none: empty; run: the loop's, as it is named to end it; ended:
     set when the loop has ended its last batch; failure: why it is not started again; hangs: why it
     is, though its query has not failed; closed: it is being removed and hears nothing of clients;
-    read: up to where it had heard them, then; resting: the home comes to rest, see `rehoming`.
+    read: up to where it had heard them, then; resting: the home comes to
+    rest, see `brokers_at_rest`.
     """
 
     name: str

@@ -32,7 +32,7 @@ from ..state.message.pages import QueuePage
 from ..state.message.table import MOVING as MOVING_QUEUE
 from ..state.producers import ProducerHistory as PagedHistory
 from ..state.queue import Queue
-from .bridges_over import Bridges
+from .bridges_over import BridgesOver
 from .driver import Snapshot as PagedSnapshot
 
 RANGES_MAX = 2 * TAKEN_MAX  # that are looked at of each kind
@@ -83,7 +83,7 @@ def carry_over(
     new = live.Broker(store, header, whose, limits)
     shared: dict[int, Row] = {}
     taken = _Taken(old, names)
-    bridges = Bridges(old, new, names)
+    bridges = BridgesOver(old, new, names)
     for key in names:
         if key.startswith("q/"):
             queue = old.queue(int(key[2:]))
@@ -169,7 +169,7 @@ def _carry_names(old: Broker, new: live.Broker, names: list[str]) -> None:
 
 
 def _carry_queue(
-    old: Broker, queue: Queue, new: live.Broker, shared: dict[int, Row], bridges: Bridges
+    old: Broker, queue: Queue, new: live.Broker, shared: dict[int, Row], bridges: BridgesOver
 ) -> None:
     header = _queue_header(old, queue)
     link = bridges.begin(queue, header)

@@ -42,6 +42,7 @@ from .batch_notes import LOST, BatchNotes
 from .bridge_watch import BridgeWatch
 from .broker_query import STARTING, BrokerQuery, broker_of, first_of
 from .broker_records import BrokerRecords
+from .brokers_at_rest import EngineRehoming
 from .captured import CapturedTopics
 from .engine_settings import EngineSettings, engine_conf
 from .engine_watch import EngineWatch
@@ -55,7 +56,6 @@ from .losses import LossWatch, made_anew, notices
 from .more_brokers import Wishes, add_broker, await_partition, check_new
 from .queries import HISTORY_QUERY, MICRO_BATCH, REAL_TIME, TABLES_QUERY
 from .queue_watch import QueueWatch
-from .rehoming import EngineRehoming
 from .step_watch import StepWatch
 from .supervision import within
 from .table_care import TableCare, rules_of, upkeep_s

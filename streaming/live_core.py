@@ -1,7 +1,7 @@
 """The live core in the loop: what `replica.Driver` needs of Kafka, of Spark's state and of clocks.
 
 For development, see decision 0062: when the engine was started with `LAKEQUEUE_CORE=live`. Other
-brokers of the home are met when the engine names them, or when they speak (`mesh.neighbours`).
+brokers of the home are met when the engine names them, or when they speak (`mesh.met_brokers`).
 
 A step that fails ends the loop, and with it the batch: since the last mark, pages went into the
 state that only this attempt knows, and Spark throws those away. It starts the batch again, and the
@@ -18,7 +18,7 @@ from typing import Any, Protocol, Self
 import msgspec
 
 from ..core import FORMAT, Batch, Home, Limits, Store
-from ..mesh.neighbours import neighbours
+from ..mesh.met_brokers import neighbours
 from ..protocol.steplog import Range, StepRecord
 from ..replica.clock import BrokerClock
 from ..replica.driver import Clocks, Driver, Log, OutputWriter, Refused, Snapshot, Taken

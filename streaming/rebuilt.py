@@ -76,7 +76,7 @@ def restore(file: Path, state: State, replaces: bool = False) -> bytes:
     return snapshot
 
 
-class _Position(msgspec.Struct):
+class _StepOf(msgspec.Struct):
     step: int = 0
 
 
@@ -87,7 +87,7 @@ def is_newer(file: Path, saved: bytes) -> bool:
     return _position(own).step > _position(saved).step
 
 
-_position = msgspec.msgpack.Decoder(_Position).decode
+_position = msgspec.msgpack.Decoder(_StepOf).decode
 
 
 def _frame(out: IO[bytes], content: bytes) -> None:

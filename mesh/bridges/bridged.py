@@ -26,7 +26,7 @@ from ...protocol.errors import LakequeueError
 from ...protocol.home_bridges import COPIER_PREFIX, HomeAnswer, decode_copied, of_key
 from ...protocol.messages import Records
 from . import commands, door, endpoint
-from .facts import ELSEWHERE, BridgeFacts, left
+from .bridge_facts import ELSEWHERE, BridgeFacts, left
 from .link import cross, forward_all, receipt, set_way
 
 Meeting = Callable[[Broker], Beyond] | None

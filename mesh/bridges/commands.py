@@ -21,7 +21,7 @@ from ...protocol import commands as c
 from ...protocol.errors import ConfigError, Problem
 from ...protocol.outputs import BridgeEntry
 from . import door, endpoint
-from .facts import ELSEWHERE, BridgeFacts, Link
+from .bridge_facts import ELSEWHERE, BridgeFacts, Link
 from .shown import describe, describe_arrival
 
 BRIDGES_MAX = 1_000  # of a VPN

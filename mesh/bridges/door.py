@@ -26,7 +26,7 @@ from ...protocol.bridges import BridgeReceipt, BridgeSend
 from ...protocol.errors import Reason
 from ...protocol.home_bridges import HomeAnswer, HomeSend, answers_key, decode_send
 from ...protocol.outputs import BridgeEntry, HomeRecord
-from .facts import Arrival, BridgeFacts, HeardHome
+from .bridge_facts import Arrival, BridgeFacts, HeardHome
 from .taking import all_refused, taken
 
 HOMES_MAX = 8  # of which a bridge remembers numbers

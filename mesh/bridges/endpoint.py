@@ -23,7 +23,7 @@ from ...core.storage.row import NEVER, Row
 from ...definitions import QueueDefinition, parse_definition
 from ...definitions.bridge import PER_DESTINATION, BridgeDefinition
 from ...definitions.definition_values import ENDPOINT_PREFIX
-from .facts import ELSEWHERE, Link
+from .bridge_facts import ELSEWHERE, Link
 
 ONE_LANE = 1
 SUBSCRIPTION = "#link"  # what the journal says of who has them

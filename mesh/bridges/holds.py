@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from ...core.queue.broker import Broker
 from ...protocol.errors import Reason
-from .facts import HeldLane, Link
+from .bridge_facts import HeldLane, Link
 
 RETRY_MS = 500  # what a lane waits at first, then twice as long each time
 RETRY_MAX_MS = 5_000

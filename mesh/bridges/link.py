@@ -37,8 +37,8 @@ from ...protocol.home_bridges import OPEN, HomeSend, bridge_key
 from ...protocol.mesh import PART_BYTES, PART_ROWS
 from ...protocol.outputs import HomeRecord
 from . import holds
+from .bridge_facts import ELSEWHERE, BridgeFacts, Flight, Link
 from .endpoint import NUMBER, SUBSCRIPTION, beside
-from .facts import ELSEWHERE, BridgeFacts, Flight, Link
 
 Here = Callable[[BridgeSend], BridgeReceipt]
 Lanes = list[tuple[int, list[Row]]]

@@ -6,7 +6,7 @@ from typing import Any
 
 from ...core.queue.broker import Broker
 from ...protocol.home_bridges import OPEN, WAITING
-from .facts import ELSEWHERE, Arrival, HeldLane, Link
+from .bridge_facts import ELSEWHERE, Arrival, HeldLane, Link
 
 DESTINATIONS_SHOWN = 10
 

@@ -8,13 +8,13 @@ from typing import Any
 import msgspec
 import pytest
 from lakequeue.core import Broker, DictStore, Home, Limits
-from lakequeue.mesh.neighbours import neighbours
+from lakequeue.mesh.met_brokers import neighbours
 from lakequeue.mesh.rehome import Change, Resting, rehome
 from lakequeue.replica.driver import Driver
 from lakequeue.streaming import home as of_home
+from lakequeue.streaming.brokers_at_rest import _Known, _snapshot, _States
 from lakequeue.streaming.home import HomeFolder
 from lakequeue.streaming.rebuilt import is_newer, restore
-from lakequeue.streaming.rehoming import _Known, _snapshot, _States
 from replica.world import HOME, LIMITS, SIZES, Some, World, clocks
 
 QUEUE = {"name": "orders", "message_type": "json", "type": "LocalQueue"}

@@ -9,7 +9,7 @@ from itertools import islice
 from typing import Any
 
 import pytest
-from lakequeue.bench.bridge import run as bridge
+from lakequeue.bench.bridge_cost import run as bridge
 from lakequeue.bench.burst import elsewhere, max_step_ms
 from lakequeue.bench.harness import median, percentile, triggers
 from lakequeue.bench.idle_queues import BATCH_S, definitions, step_figures
