@@ -21,7 +21,16 @@ from typing import Any, Literal
 
 import msgspec
 
-from .bounds import DURATION_MS_MAX, Name, Partition, Text, Topic, explain, within_calendar
+from .bounds import (
+    DURATION_MS_MAX,
+    NAME_CHARACTERS_MAX,
+    Name,
+    Partition,
+    Text,
+    Topic,
+    explain,
+    within_calendar,
+)
 from .kafka_headers import UNREADABLE
 
 HEADER = "lq"
@@ -68,12 +77,22 @@ class Sender(msgspec.Struct, frozen=True):
     seq: int = 0
     reply: Partition = 0
     count: Any = 0
-    start: Text = ""
+    start: Any = ""
 
     @property
     def messages(self) -> int:
         """How many there are in the record."""
         return self.count if type(self.count) is int and 0 < self.count <= RUN_MAX else 1
+
+    @property
+    def has_history(self) -> bool:
+        """Whether what it sent can be remembered; else it is told, and that is all."""
+        return (
+            len(self.producer) <= NAME_CHARACTERS_MAX
+            and isinstance(self.start, str)
+            and len(self.start) <= NAME_CHARACTERS_MAX
+            and self.seq + self.messages <= SEQUENCES
+        )
 
 
 _decoder = msgspec.json.Decoder(PublishHeader)

@@ -14,12 +14,11 @@ from functools import lru_cache
 from msgspec.structs import replace
 
 from ...protocol import topics
-from ...protocol.bounds import NAME_CHARACTERS_MAX, within_calendar
+from ...protocol.bounds import within_calendar
 from ...protocol.errors import Reason
 from ...protocol.journal import Segment
 from ...protocol.messages import (
     PLAIN,
-    SEQUENCES,
     PublishHeader,
     Records,
     Sender,
@@ -161,20 +160,19 @@ class Admission:
         self, vpn: str, sender: Sender, topic: str, partition: int, why: str
     ) -> None:
         """Tell the sender of a record that is not understood. It is remembered as refused, so that
-        what the producer sent before and after is settled as ever. A producer whose name is too
-        long has no history."""
+        what the producer sent before and after is settled as ever. A producer whose name,
+        start or sequence is out of bounds has no history."""
         seqs = range(sender.seq, sender.seq + sender.messages)
         broker, reason = self._broker, Reason.MALFORMED.value
         where = histories_at(vpn, broker.header.speaks_for, topic, partition)
         number = told_by(where, broker.home.number)[1]
-        if len(sender.producer) > NAME_CHARACTERS_MAX or seqs.stop > SEQUENCES:
+        if not sender.has_history:
             nacks = [(seq, reason, "", why) for seq in seqs]
             receipt = Receipts(vpn, sender.producer, 0, sender.reply, nacks=nacks, broker=number)
             broker.emit(receipt)
             return
         producer = broker.producer(where, sender.producer)
-        start = sender.start if len(sender.start) <= NAME_CHARACTERS_MAX else ""
-        producer.listens(sender.reply, start)
+        producer.listens(sender.reply, sender.start)
         for seq in (seq + producer.receipt.base for seq in seqs):
             if producer.is_superseded(seq):
                 producer.refused_as_superseded(seq, why)

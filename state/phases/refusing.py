@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from ...protocol.bounds import NAME_CHARACTERS_MAX
 from ...protocol.errors import Reason
 from ...protocol.journal import Segment
-from ...protocol.messages import SEQUENCES, PublishHeader
+from ...protocol.messages import PublishHeader
 from ...protocol.outputs import Receipts
 from ..rejection import count_of_vpn
 
@@ -67,17 +66,16 @@ def answer_malformed(
 ) -> None:  # fmt: skip
     """Tell the sender of a record that is not understood. It is remembered as refused, so that what
     the producer sent before and after is settled as ever; history: where that stands. A producer
-    whose name or sequence is out of bounds has none."""
+    whose name, start or sequence is out of bounds has none."""
     seqs = range(sender.seq, sender.seq + sender.messages)
     reason, why = Reason.MALFORMED.value, error[:DETAIL_CHARACTERS_MAX]
-    if len(sender.producer) > NAME_CHARACTERS_MAX or seqs.stop > SEQUENCES:
+    if not sender.has_history:
         nacks = [(seq, reason, "", why) for seq in seqs]
         number = broker.header.number
         broker.emit(Receipts(vpn, sender.producer, 0, sender.reply, nacks=nacks, broker=number))
         return
-    start = sender.start if len(sender.start) <= NAME_CHARACTERS_MAX else ""
     header = PublishHeader(
-        producer=sender.producer, seq=sender.seq, reply=sender.reply, start=start
+        producer=sender.producer, seq=sender.seq, reply=sender.reply, start=sender.start
     )  # fmt: skip
     producer = history(vpn, header, record)
     producer.wants(record.topic, (), False)

@@ -156,6 +156,16 @@ def test_P3_a_producer_whose_name_is_too_long_is_told(steps: Steps) -> None:
     assert (receipt.producer, [nack[:2] for nack in receipt.nacks]) == (name, [(1, "malformed")])
 
 
+@pytest.mark.parametrize("start", [7, 1.5, True, None, [], {}, "s" * 251, "s" * 10_001])
+def test_P3_a_producer_whose_start_cannot_be_read_is_told(steps: Steps, start: Any) -> None:
+    """It counts for no history: the sequence is free for the producer that names its start well."""
+    sent = {"to": "orders", "producer": "p", "seq": 1}
+    (receipt,) = of(Receipts, raw(steps, {**sent, "start": start}))
+    assert (receipt.producer, [nack[:2] for nack in receipt.nacks]) == ("p", [(1, "malformed")])
+    (receipt,) = of(Receipts, raw(steps, sent))
+    assert (receipt.up_to, receipt.nacks) == (1, [])
+
+
 @pytest.mark.parametrize("value", [
     b"", b"{", b"\xff", b"[]", b"17", b'{"producer":7,"seq":1}', b'{"producer":"p","seq":"1"}',
     b'{"producer":"p","seq":0}', b'{"producer":"p","seq":-1}', b'{"producer":"p","seq":1e400}',
