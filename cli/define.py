@@ -45,9 +45,7 @@ def define(
       lakequeue define name=dear message_type=json 'filter=/price > 100'
       lakequeue define queues.yaml
     """
-    pairs = {found[1]: found[2] for text in what if (found := PAIR.fullmatch(text))}
-    if pairs and len(pairs) != len(what):
-        raise click.UsageError("name files, or each KEY=VALUE of one queue once, but not both")
+    pairs = _pairs(what)
     with connect(url, home, vpn, "define") as connection:
         admin = connection.admin()
         there = {queue["name"]: queue for queue in admin.queues()}
@@ -58,6 +56,23 @@ def define(
         for definition in wanted:
             admin.define(definition, replace=not pairs)
     _report([definition["name"] for definition in wanted], set(there), as_json)
+
+
+def _pairs(what: tuple[str, ...]) -> dict[str, str]:
+    """The keys of one queue; empty where files are named."""
+    pairs: dict[str, str] = {}
+    files = [text for text in what if PAIR.fullmatch(text) is None]
+    for text in what:
+        if (found := PAIR.fullmatch(text)) is None:
+            continue
+        if files:
+            raise click.UsageError(
+                f"{files[0]!r} is not KEY=VALUE: name files, or the keys of one queue, but not both"
+            )
+        if found[1] in pairs:
+            raise click.UsageError(f"{found[1]!r} is given twice: name each key once")
+        pairs[found[1]] = found[2]
+    return pairs
 
 
 def _one(given: dict[str, str]) -> dict[str, Any]:

@@ -68,7 +68,8 @@ def _explained(lake: duckdb.DuckDBPyConnection, text: str) -> LakequeueError:
     kind, colon, said = first.partition(": ")
     if unread := NOT_READ.search(first):
         return EnvironmentFault(
-            f"A file of the table {unread[1]!r} is gone or cannot be read: {unread[2]}"
+            f"A file of the table {unread[1]!r} is gone or cannot be read: {unread[2]}. "
+            "`lakequeue tables` shows what is damaged, and how to repair it"
         )
     if missing := NO_TABLE.search(first):
         there = [name for (name,) in lake.execute("SHOW TABLES").fetchall()]

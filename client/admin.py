@@ -64,6 +64,12 @@ class Admin:
         """Define a queue, or define it again (Q9): then keys that are not named stay as they are,
         and one that is None has its default again. replace: so has every key that is not named.
         Raises ConfigError with every problem."""
+        if not isinstance(definition, dict):
+            raise ConfigError(
+                f"definition: {shown(definition)} – allowed is a dict of one queue's keys; "
+                "`lakequeue define FILE` reads a file"
+            )
+        truth(replace, "replace")
         self._session.request(commands.Define(definition=definition, replace=replace))
 
     def delete(self, queue: str) -> None:
@@ -184,6 +190,8 @@ class Admin:
         While ingress is shut down messages are discarded, or refused by the queue's policy (S4);
         while egress is, consumers keep and may settle what they hold, and get nothing new.
         """
+        truth(ingress, "ingress")
+        truth(egress, "egress")
         change(self._session, commands.Shutdown(queue=queue, ingress=ingress, egress=egress))
 
     def subscribe_topic(self, queue: str, topic: str) -> bool:
@@ -287,7 +295,7 @@ class Admin:
         text = None if ids is None else ids_text(ids)
         return {
             "queue": queue, "epoch": self._epoch, "where": where, "ids": text,
-            "dry_run": dry_run, "who": self._session.client_name, "why": why,
+            "dry_run": truth(dry_run, "dry_run"), "who": self._session.client_name, "why": why,
         }  # fmt: skip
 
     def redrive(

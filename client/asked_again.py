@@ -17,6 +17,7 @@ from typing import Any
 
 from .admin import Admin
 from .session import Session
+from .values import time_ms
 
 
 class AskedAgain:
@@ -25,6 +26,8 @@ class AskedAgain:
     def __init__(
         self, session: Session, queue: str, since: datetime | str, home: Path | str | None
     ) -> None:
+        if since != "epoch" and not (isinstance(since, str) and since.isdecimal()):
+            time_ms(since, "replay_from")
         self.done: Future[Any] = Future()
         self._admin = Admin(session)
         self._queue, self._since, self._home = queue, since, home

@@ -29,7 +29,7 @@ from .session import Session
 from .settling import Settling
 from .speaking import NAME_MAX
 from .transport import Record
-from .values import function_of, text_of, wait_s, whole
+from .values import function_of, text_of, truth, wait_s, whole
 
 CLOSE_S = 5.0
 RETURN_S = 2.0  # how long a close waits for what is still on its way here
@@ -85,7 +85,7 @@ class Consumer:
         self._arrivals = FlowArrivals(
             transport_ack_window, transport_ack_time, session.runner.gather_ms
         )
-        self._leases = Leases(auto_renew_limit if auto_renew else None)
+        self._leases = Leases(auto_renew_limit if truth(auto_renew, "auto_renew") else None)
         self._prefetch = Prefetch(self._lock, session.clock_ms)
         self._settling = Settling(
             session, self._lock, self._prefetch, self._arrivals, self._rule, lambda: self._ended

@@ -202,6 +202,8 @@ class Producer:
         own = headers_of(headers)
         options = self._options(ttl, priority, deliver_at, delay, dmq_eligible, persistent)
         template = self._templates.of(to, options)
+        if ack_immediately is not False:
+            truth(ack_immediately, "ack_immediately")
         # From here on nothing that was given can be wrong.
         number = self._session.broker_of(to)
         way = self._way(number)

@@ -63,7 +63,9 @@ def headers_of(headers: object) -> Pairs | None:
 def _name(name: object) -> str:
     # Kafka's C library ends a name at its first zero.
     if not isinstance(name, str) or "\0" in name or not is_utf8(name):
-        raise ConfigError(f"headers: {shown(name)} – allowed as a name is text without a zero")
+        raise ConfigError(
+            f"headers: {shown(name)} – allowed as a name is text without NUL characters"
+        )
     if name == HEADER:
         raise ConfigError(f"headers: {name!r} – is lakequeue's own; allowed is any other name")
     return str.__str__(name)

@@ -148,7 +148,9 @@ def time_ms(value: object, what: str) -> int:
     if not isinstance(moment, datetime):
         raise ConfigError(f"{what}: {shown(value)} – allowed are aware datetimes and ISO-8601 text")
     if moment.utcoffset() is None:
-        raise ConfigError(f"{what}: {shown(value)} – a time needs a time zone")
+        raise ConfigError(
+            f"{what}: {shown(value)} – a time needs a time zone: '2026-01-31T12:00:00Z'"
+        )
     # Not `astimezone`: the first and the last day there is have no such hour elsewhere.
     return round((moment - _EPOCH) / _ONE_MS)
 

@@ -57,7 +57,7 @@ def parse_duration_ms(value: object) -> int:
     """
     number, unit = _read(value, DURATIONS_ALLOWED)
     if unit == "" and isinstance(value, str):
-        raise UnitError(value, f"a unit is missing: {DURATIONS_ALLOWED}")
+        raise UnitError(value, f"{DURATIONS_ALLOWED}; text needs a unit")
     factor_ms = _DURATION_UNITS_MS.get(unit or "s")
     if factor_ms is None:
         raise UnitError(value, DURATIONS_ALLOWED)

@@ -41,6 +41,17 @@ class ConfigError(LakequeueError, ValueError):
         )
 
 
+REMEDIES = {  # by reason, for a refusal that comes without a detail
+    "broker_quota": "consume messages, or raise system.max_spool_usage",
+    "vpn_quota": "consume messages, or raise max_spool_usage of the VPN",
+    "queue_quota": "consume messages, or raise the queue's max_spool_usage or max_spool_messages",
+    "message_too_large": "send less, or raise the queue's max_message_size (at most 11MB)",
+    "queue_shutdown": "its ingress is shut down; admin.shutdown(queue) opens it",
+    "low_priority_limit": "send later, or with a priority of 4 or more",
+    "spool_files": "acknowledge or purge messages, or raise system.max_spool_files",
+}
+
+
 class Rejected(LakequeueError):
     """The engine refused a message; ``reason`` is one of `Reason`, ``queue`` the refusing queue."""
 
@@ -49,7 +60,9 @@ class Rejected(LakequeueError):
         self.queue = queue
         self.detail = detail
         at = f" by queue {queue!r}" if queue else ""
-        super().__init__(f"message rejected{at}: {reason}{': ' + detail if detail else ''}")
+        remedy = REMEDIES.get(reason)
+        more = f": {detail}" if detail else f" – {remedy}" if remedy else ""
+        super().__init__(f"message rejected{at}: {reason}{more}")
 
 
 class LeaseLost(LakequeueError):

@@ -106,7 +106,10 @@ def check_vpn(broker: Broker, vpn: str, definition: QueueDefinition) -> None:
     if is_protected(definition) and not broker.header.auth:
         raise ValueError(f"owner: {definition.owner!r} – {NEEDS_AUTH}")
     if definition.vpn != vpn:
-        raise ValueError(f"vpn: {definition.vpn!r} – this is the commands topic of {vpn!r}")
+        raise ValueError(
+            f"vpn: {definition.vpn!r} – allowed is {vpn!r}, the VPN of this connection; "
+            "connect to the other one for that"
+        )
 
 
 def _check(broker: Broker, vpn: str, definition: QueueDefinition) -> None:

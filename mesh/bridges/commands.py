@@ -38,7 +38,10 @@ def bridge(broker: Broker, facts: BridgeFacts, vpn: str, command: c.Bridge) -> N
     where = f"bridge {str(name or '')[:200]!r}"
     new = parse_bridge(given, where)
     if new.vpn != vpn:
-        raise ValueError(f"vpn: {new.vpn!r} – this is the commands topic of {vpn!r}")
+        raise ValueError(
+            f"vpn: {new.vpn!r} – allowed is {vpn!r}, the VPN of this connection; "
+            "connect to the other one for that"
+        )
     _check(broker, facts, where, new)
     broker.vpn_number(vpn)  # it is among the VPNs from now on
     facts.definitions.setdefault(vpn, {})[new.name] = bridge_to_wire(new)

@@ -85,7 +85,10 @@ def bridge(broker: Broker, vpn: str, command: c.Bridge, told: str = "") -> Any:
     where = f"bridge {str(name or '')[:200]!r}"
     new = parse_bridge(given, where)
     if new.vpn != vpn:
-        raise ValueError(f"vpn: {new.vpn!r} – this is the commands topic of {vpn!r}")
+        raise ValueError(
+            f"vpn: {new.vpn!r} – allowed is {vpn!r}, the VPN of this connection; "
+            "connect to the other one for that"
+        )
     command = msgspec.structs.replace(command, definition=bridge_to_wire(new), replace=True)
     if not keeps:
         return _to_keeper(broker, vpn, command)

@@ -83,7 +83,10 @@ def _define(broker: Broker, vpn: str, command: Define) -> QueueDefinition:
     if is_protected(definition) and not broker.header.auth:
         raise ValueError(f"owner: {definition.owner!r} – {NEEDS_AUTH}")
     if definition.vpn != vpn:
-        raise ValueError(f"vpn: {definition.vpn!r} – this is the commands topic of {vpn!r}")
+        raise ValueError(
+            f"vpn: {definition.vpn!r} – allowed is {vpn!r}, the VPN of this connection; "
+            "connect to the other one for that"
+        )
     if not broker.header.peers:  # else the keeper has looked
         check_names(broker, definition)
     check_dead_messages(broker, definition)

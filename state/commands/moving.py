@@ -192,6 +192,6 @@ def _check_headers(command: Edit) -> None:
         if not name or name == "lq" or name.startswith("lq-"):
             raise ConfigError(f"headers: {name!r} – allowed are names that do not begin with lq-")
         if "\0" in name:  # Kafka's C library ends a name there
-            raise ConfigError(f"headers: {name!r} – allowed are names without a zero")
+            raise ConfigError(f"headers: {name!r} – allowed are names without NUL characters")
     if with_edits(None, command.headers) is None:
         raise ConfigError(f"headers: they have more than {CHARACTERS_MAX:,} characters in all")

@@ -34,6 +34,15 @@ def test_q1_a_queue_is_defined_from_its_keys(shell: Engine) -> None:
     assert (found["lease_period_ms"], found["respect_ttl"]) == (30_000, True)
 
 
+def test_q7_a_word_that_is_no_key_and_a_key_given_twice_are_named(shell: Engine) -> None:
+    result = shell.run("define", "name=orders", "max_deliveries")
+    assert result.exit_code == 2
+    assert "'max_deliveries' is not KEY=VALUE" in result.stderr
+    result = shell.run("define", "name=orders", "max_backlog=1", "max_backlog=2")
+    assert result.exit_code == 2
+    assert "'max_backlog' is given twice" in result.stderr
+
+
 def test_q9_keys_that_are_not_named_stay_as_they_are(shell: Engine) -> None:
     shell.run("define", "name=orders", "message_type=json", "max_deliveries=5", "priority=/p")
     result = shell.run("define", "name=orders", "max_backlog=7")

@@ -148,6 +148,7 @@ def test_files_that_somebody_deleted(home: Path, words: tuple[str, str]) -> None
     assert done.exit_code == 3
     (line,) = done.stderr.splitlines()
     assert line.startswith("A file of the table 'journal' is gone or cannot be read")
+    assert line.endswith("`lakequeue tables` shows what is damaged, and how to repair it")
 
 
 # ---------------------------------------------------------------- trace

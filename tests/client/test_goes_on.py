@@ -10,7 +10,7 @@ import pytest
 from client.threaded import Held, Wire, connect, engine, wait_for
 from lakequeue.client.connection import Connection
 from lakequeue.client.transport import Record
-from lakequeue.protocol import ConfigError, LakequeueError, NotConnected, wire
+from lakequeue.protocol import ConfigError, LakequeueError, NotConnected, Rejected, wire
 from lakequeue.protocol.every import do_every
 from rules.harness import ON_REFERENCE, Bench
 
@@ -235,15 +235,51 @@ def test_connect_names_the_addresses_that_are_allowed(url: str) -> None:
 @pytest.mark.parametrize("since", ["", 0, False])
 def test_R4_a_replay_from_nowhere_is_refused(bench: Bench, since: Any) -> None:
     bench.define()
-    with pytest.raises(ConfigError, match="since"):
+    with pytest.raises(ConfigError, match="replay_from"):
         bench.connection.consumer("orders", replay_from=since)
+
+
+def test_a_definition_is_a_dict_and_choices_are_true_or_false(bench: Bench) -> None:
+    bench.define()
+    admin = bench.admin
+    with pytest.raises(ConfigError, match=r"'queues.yaml' – allowed is a dict.*define FILE"):
+        admin.define("queues.yaml")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="replace: 'no' – allowed are True and False"):
+        admin.define({"name": "orders"}, replace="no")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="ingress: 'no' – allowed are True and False"):
+        admin.shutdown("orders", ingress="no")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="dry_run: 0 – allowed are True and False"):
+        admin.purge("orders", dry_run=0)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="auto_renew: 'no' – allowed are True and False"):
+        bench.connection.consumer("orders", auto_renew="no")
+
+
+def test_a_queue_of_another_vpn_is_not_defined_here(bench: Bench) -> None:
+    with pytest.raises(ConfigError, match=r"vpn: 'b' – allowed is 'default'.*connect to the other"):
+        bench.admin.define({"name": "orders", "message_type": "json", "vpn": "b"})
+
+
+def test_a_refusal_says_what_to_do(bench: Bench) -> None:
+    bench.define(max_message_size=3)
+    with pytest.raises(Rejected, match="by queue 'orders': message_too_large – send less, or"):
+        bench.producer.send("orders", b"1234")
+    assert str(Rejected("malformed")) == "message rejected: malformed"
+    assert (
+        str(Rejected("queue_quota", "q", "why"))
+        == "message rejected by queue 'q': queue_quota: why"
+    )
+
+
+def test_a_duration_in_text_needs_a_unit(bench: Bench) -> None:
+    with pytest.raises(ConfigError, match=r"'5' – must be a duration .* text needs a unit"):
+        bench.define(lease_period="5")
 
 
 def test_R6_a_header_s_name_has_no_zero(bench: Bench) -> None:
     """As a producer's: Kafka's C library would end it there."""
     bench.define()
     bench.send()
-    with pytest.raises(ConfigError, match="without a zero"):
+    with pytest.raises(ConfigError, match="without NUL"):
         bench.admin.edit("orders", {"a\0b": "c"})
 
 

@@ -24,7 +24,8 @@ OPTIONS: list[tuple[str, dict[str, Any]]] = [
     ("delay: 7200000 ms from now – allowed is less than the ttl, 3600000 ms",
      {"delay": "2h", "ttl": "1h"}),
     ("delay: 3600000 ms from now – allowed is less", {"delay": "1h", "ttl": "1h"}),
-    ("deliver_at: datetime.*a time needs a time zone", {"deliver_at": datetime(2026, 1, 1)}),
+    ("deliver_at: datetime.*a time needs a time zone: '2026-01-31T12:00:00Z'",
+     {"deliver_at": datetime(2026, 1, 1)}),
     ("deliver_at: 'tomorrow' – allowed is ISO-8601", {"deliver_at": "tomorrow"}),
     ("deliver_at: 5 – allowed are aware", {"deliver_at": 5}),
     ("priority: 256 – allowed are 0 to 255", {"priority": 256}),
@@ -55,6 +56,7 @@ OF_A_MESSAGE: list[tuple[str, dict[str, Any]]] = [
     ("destination: '\\\\ud800'", {"destination": "\ud800"}),
     ("timeout: 'soon' – allowed are seconds", {"timeout": "soon"}),
     ("timeout: nan", {"timeout": float("nan")}),
+    ("ack_immediately: 'no' – allowed are True and False", {"ack_immediately": "no"}),
 ]  # fmt: skip
 OF_A_PRODUCER: list[tuple[str, dict[str, Any]]] = [
     ("producer_id: 'xxx.* – allowed is text of 1 to 250", {"producer_id": "x" * 251}),

@@ -81,7 +81,7 @@ def test_h1_a_bridge_may_be_defined_again(two: Two) -> None:
         ({"subscriptions": []}, "must be a list of one or more topics"),
         ({"subscriptions": ["a*b/c"]}, "'\\*' stands at the end of a level"),
         ({"name": None}, "name: None – is required"),
-        ({"vpn": "other"}, "vpn: 'other' – this is the commands topic of 'default'"),
+        ({"vpn": "other"}, "vpn: 'other' – allowed is 'default', the VPN of this connection"),
         (
             {"name": "back", "from": "east", "to": "west", "subscriptions": ["*/b"]},
             "would bring messages back to where they began, by way of 'west-east'",
