@@ -157,7 +157,7 @@ def test_R4_a_consumer_asks_for_it(shop: Shop) -> None:
 def test_R4_what_a_consumer_asks_for_wrongly_is_said_at_once(shop: Shop, tmp_path: Path) -> None:
     shop.bench.send({})
     shop.recorded.write(shop.home)
-    with pytest.raises(ConfigError, match="since"):
+    with pytest.raises(ConfigError, match="replay_from"):
         shop.bench.consumer(replay_from="yesterday", replay_home=shop.home)
     with pytest.raises(LakequeueError, match="no table"):
         shop.bench.consumer(replay_from="epoch", replay_home=tmp_path / "nowhere")
