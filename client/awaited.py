@@ -99,7 +99,7 @@ class AsyncConnection:
 
     async def send(self, function: Callable[..., Any]) -> Any:
         """Run a send, after those that were called before it."""
-        if not self.waits:
+        if not self.waits or not self.sync.is_open:  # closed: it says so
             return function()
         return await asyncio.get_running_loop().run_in_executor(self._sends, function)
 

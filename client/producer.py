@@ -288,22 +288,24 @@ class Producer:
         self.send_gathered()
 
         def room() -> bool:
-            return self._in_window(way, destination) < self._window
+            return self._closed or self._in_window(way, destination) < self._window
 
         if self._raises_when_full and not self._session.wait(room, 0):
             raise WindowFull(
                 f"{self._window} messages are without an answer, as many as window allows"
             )
-        if not self._session.wait(room, SEND_TIMEOUT_S):
+        found = self._session.wait(room, SEND_TIMEOUT_S)
+        self._check_open()
+        if not found:
             raise Timeout(
                 f"window of {self._window} messages is full, no answer within {SEND_TIMEOUT_S} s"
             )
-        self._check_open()
 
     # ------------------------------------------------------------ what became of it
 
     def flush(self, timeout: float | None = 30.0) -> None:
-        """Wait until every sent message is answered; raises Timeout if some are not.
+        """Wait until every sent message is answered; raises Timeout if some are not, NotConnected
+        once the producer is closed.
 
         Raises Rejected, once, for what was refused without anybody told: in mode
         `persistent_groupack` `send` returns before that is known. `unacknowledged` lists these
@@ -311,8 +313,11 @@ class Producer:
         """
         timeout_s = wait_s(timeout)
         self.send_gathered()
-        if not self._session.wait(lambda: not self._waiting(), timeout_s):
-            raise Timeout(f"{self._waiting()} messages without an answer after {timeout} s")
+        self._session.wait(lambda: self._closed or not self._waiting(), timeout_s)
+        if left := self._waiting():
+            if self._closed or not self._session.is_open:
+                raise self._session.closed(f"closed with {left} messages without an answer")
+            raise Timeout(f"{left} messages without an answer after {timeout} s")
         for way in list(self._ways.values()):
             way.unanswered.raise_refused()
 

@@ -301,7 +301,7 @@ class Speaking:
     def _refusal(self, answer: Answer | None, timeout: float) -> LakequeueError | None:
         try:
             if answer is None:
-                raise _no_answer(timeout)
+                raise self._no_answer(timeout)
             self._checked(answer)
         except LakequeueError as error:
             return error
@@ -417,7 +417,7 @@ class Speaking:
         request = self.ask(command, told, broker)
         if not self.wait(lambda: bool(answers), timeout):
             self._asked.pop(request, None)
-            raise _no_answer(timeout)
+            raise self._no_answer(timeout)
         return answers[0]
 
     def _checked(self, answer: Answer) -> Answer:
@@ -435,8 +435,9 @@ class Speaking:
             raise PermissionDenied(answer["error"])
         raise LakequeueError(answer["error"])
 
-
-def _no_answer(timeout: float) -> Timeout:
-    return Timeout(
-        f"the engine did not answer within {timeout:.1f} s; is it running? (lakequeue doctor)"
-    )
+    def _no_answer(self, timeout: float) -> LakequeueError:
+        if not self.is_open:
+            return self.closed("the connection was closed before the engine answered")
+        return Timeout(
+            f"the engine did not answer within {timeout:.1f} s; is it running? (lakequeue doctor)"
+        )

@@ -11,9 +11,9 @@ from typing import Any
 import lakequeue
 import lakequeue.aio
 import pytest
-from client.threaded import Wire, connect, engine, wait_for
+from client.threaded import Held, Wire, connect, engine, wait_for
 from lakequeue.client.connection import Connection
-from lakequeue.protocol import LeaseLost, NotConnected
+from lakequeue.protocol import LakequeueError, LeaseLost, NotConnected, Timeout
 from rules.harness import Bench, drain, ids
 
 ORDERS = {"name": "orders", "message_type": "json", "max_per_subscription_backlog": 9}
@@ -348,3 +348,70 @@ def test_closed_consumers_are_forgotten(bench: Bench) -> None:
     assert len(kept._consumers) == 0
     bench.send()
     assert ids(drain(bench.consumer())) == ["1"]
+
+
+# ---------------------------------------------------------------- what is closed meanwhile
+
+
+def _told_in_a_thread(call: Callable[[], Any]) -> tuple[threading.Thread, list[str]]:
+    told: list[str] = []
+
+    def wait() -> None:
+        try:
+            call()
+        except LakequeueError as error:
+            told.append(f"{type(error).__name__}: {error}")
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    thread.join(0.1)
+    assert thread.is_alive()
+    return thread, told
+
+
+@pytest.mark.parametrize(("what", "said"), [
+    ("send", "NotConnected: the producer is closed"),
+    ("flush", "NotConnected: closed with 1 messages without an answer"),
+])  # fmt: skip
+def test_P5_who_waits_for_a_producer_is_told_that_it_was_closed(what: str, said: str) -> None:
+    connection, wire = connect(engine(ORDERS))
+    producer = connection.producer(window=1)
+    wire.lose_published = lambda _: True
+    producer.send_async("orders", b"{}")
+    calls = {"send": lambda: producer.send("orders", b"{}"), "flush": lambda: producer.flush(None)}
+    thread, told = _told_in_a_thread(calls[what])
+    with pytest.raises(Timeout):
+        producer.close(0.05)
+    thread.join(5)
+    assert told == [said]
+    connection.close()
+
+
+@pytest.mark.parametrize("what", ["queues", "consumer", "define"])
+def test_who_waits_for_the_engine_is_told_that_the_connection_was_closed(what: str) -> None:
+    wire = Held(engine(ORDERS))
+    connection = Connection(wire, "default", "app")
+    admin = connection.admin()
+    wire.let_go.clear()
+    calls: dict[str, Callable[[], Any]] = {
+        "queues": admin.queues, "consumer": lambda: connection.consumer("orders"),
+        "define": lambda: admin.define(OTHER),
+    }  # fmt: skip
+    thread, told = _told_in_a_thread(calls[what])
+    connection.close()
+    thread.join(5)
+    assert told == ["NotConnected: the connection was closed before the engine answered"]
+
+
+@pytest.mark.parametrize("call", ["send", "send_async"])
+def test_with_asyncio_a_send_on_a_closed_connection_is_refused_as_ever(call: str) -> None:
+    async def main() -> None:
+        sync, _ = connect(engine(ORDERS))
+        connection = lakequeue.aio.Connection(sync)
+        producer = connection.producer()
+        await producer.send("orders", b"{}")
+        await connection.close()
+        with pytest.raises(NotConnected, match="the producer is closed"):
+            await getattr(producer, call)("orders", b"{}")
+
+    asyncio.run(main())
