@@ -18,6 +18,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..protocol import ConfigError
+from ..protocol.bounds import shown
 from .values import duration_ms
 
 ACK_MODES = ("auto", "client", "individual", "dups_ok", "pre_ack", "no_ack")
@@ -55,9 +56,11 @@ class AckRule:
 def ack_rule(ack_mode: str, count: int | None, interval: str | float) -> AckRule:
     """The rule that these options of a consumer name; raises ConfigError for what is not one."""
     if ack_mode not in ACK_MODES:
-        raise ConfigError(f"ack_mode: {ack_mode!r} – allowed are {', '.join(ACK_MODES)}")
+        raise ConfigError(f"ack_mode: {shown(ack_mode)} – allowed are {', '.join(ACK_MODES)}")
     if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < 0):
-        raise ConfigError(f"dups_ok_count: {count!r} – allowed is a number of messages, 0 for none")
+        raise ConfigError(
+            f"dups_ok_count: {shown(count)} – allowed is a number of messages, 0 for none"
+        )
     interval_ms = duration_ms(interval, "dups_ok_interval")
     mode = ack_mode
     if mode == "dups_ok" and not interval_ms and count in (0, 1):

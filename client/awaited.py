@@ -125,6 +125,12 @@ class AsyncAdmin:
 
         return call
 
+    async def __aenter__(self) -> AsyncAdmin:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        pass
+
 
 class AsyncProducer:
     """`lakequeue.Producer` for asyncio; ``sync`` is the producer beneath."""
@@ -284,9 +290,9 @@ class AsyncConsumer:
         """Change this subscription's backlog (B3)."""
         await self._connection.call(self.sync.set_max_backlog, max_backlog)
 
-    async def ack(self, **which: Any) -> None:
+    async def ack(self, *which: Any, **named: Any) -> None:
         """Acknowledge by ``ids``, ``up_to`` or ``where`` (L13)."""
-        await self._connection.call(partial(self.sync.ack, **which))
+        await self._connection.call(partial(self.sync.ack, *which, **named))
 
     async def close(self) -> None:
         """Wait up to 5 s for the callback that runs, send acks, return the rest."""

@@ -85,7 +85,7 @@ class Consumer:
         self._arrivals = FlowArrivals(
             transport_ack_window, transport_ack_time, session.runner.gather_ms
         )
-        self._leases = Leases(auto_renew_limit if truth(auto_renew, "auto_renew") else None)
+        self._leases = Leases(auto_renew_limit, truth(auto_renew, "auto_renew"))
         self._prefetch = Prefetch(self._lock, session.clock_ms)
         self._settling = Settling(
             session, self._lock, self._prefetch, self._arrivals, self._rule, lambda: self._ended

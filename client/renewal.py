@@ -27,12 +27,13 @@ HANDED_BACK_PART = 0.25  # of a lease that is left: who waits is handed back
 
 class Leases:
     """Which leases to renew, what to hand back, and when to look again. limit: of `auto_renew`;
-    None without it."""
+    renews: whether it is on."""
 
-    def __init__(self, limit: str | float | None) -> None:
-        self._limit_ms = 0 if limit is None else duration_ms(limit, "auto_renew_limit")
-        if limit is not None and not self._limit_ms:
+    def __init__(self, limit: str | float, renews: bool) -> None:
+        limit_ms = duration_ms(limit, "auto_renew_limit")
+        if not limit_ms:
             raise ConfigError(f"auto_renew_limit: {limit!r} – allowed is a positive duration")
+        self._limit_ms = limit_ms if renews else 0
         self.look_at = 0.0  # by the session's clock
 
     def begun(self, ends: float, period_ms: float) -> None:

@@ -87,6 +87,11 @@ class Settling:
         is given up here; and what could not be sent is held again, behind the others."""
         checked(command)
         if not self._check_held(message):
+            if not message.is_barrier:
+                self._session.report(
+                    f"message {message.id} of queue {message.queue!r} is not {outcome}: it was "
+                    f"settled before that (ack_mode {self._rule.mode!r})"
+                )
             return
         with self._lock:
             self.flush()
@@ -116,6 +121,8 @@ class Settling:
                 del self._prefetch.held[message.number]
                 message.end_span("lost")
                 ended = message.lease_expires_at
+                if ended is None:  # it had no end: the message has gone from the queue
+                    raise LeaseLost(f"message {message.id} is no longer held by this consumer")
                 raise LeaseLost(f"the lease of message {message.id} ended at {ended}")
         return True
 

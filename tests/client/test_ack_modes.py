@@ -428,3 +428,16 @@ def test_C4_L8_a_callback_that_fails_after_its_lease_ended_is_not_the_last(mode:
     assert seen[0] == b"slow"
     assert b"next" in seen
     connection.close()
+
+
+@pytest.mark.parametrize("what", ["cancel", "reject"])
+@pytest.mark.parametrize("mode", ["auto", "pre_ack", "no_ack"])
+def test_C4_what_is_acknowledged_already_does_not_come_again_and_that_is_said(
+    bench: Bench, caplog: pytest.LogCaptureFixture, mode: str, what: str
+) -> None:
+    send(bench, 1)
+    message = bench.consumer(ack_mode=mode).receive(timeout=0)
+    getattr(message, what)()
+    done = {"cancel": "canceled", "reject": "rejected"}[what]
+    assert f"message 1 of queue 'orders' is not {done}: it was settled before" in caplog.text
+    assert bench.seen()["acknowledged"] == 1

@@ -240,3 +240,19 @@ def test_a_close_ends_the_iteration() -> None:
 
     run(test)
     wait_for(lambda: True)
+
+
+def test_L13_acks_by_id_are_said_as_without_asyncio() -> None:
+    async def main() -> None:
+        async with await lakequeue.aio.connect("memory://") as connection:
+            async with connection.admin() as admin:
+                await admin.define(ORDERS)
+            for _ in range(3):
+                await connection.producer().send("orders", b"{}")
+            async with await connection.consumer("orders", ack_mode="individual") as consumer:
+                await consumer.ack(["1"])
+                await consumer.ack(None, "2")
+                await consumer.ack(where="/@priority = 4")
+            assert (await connection.admin().describe("orders"))["depth"] == 0
+
+    asyncio.run(main())

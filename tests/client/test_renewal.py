@@ -80,10 +80,11 @@ def test_L10_without_a_lease_period_there_is_nothing_to_renew(bench: Bench) -> N
     assert bench.events().count("renewed") == 0
 
 
-def test_L10_the_limit_is_positive(bench: Bench) -> None:
+@pytest.mark.parametrize("renews", [True, False])
+def test_L10_the_limit_is_positive(bench: Bench, renews: bool) -> None:
     for wrong in (0, "0s", "long"):
         with pytest.raises(ConfigError, match="auto_renew_limit: "):
-            bench.consumer(auto_renew=True, auto_renew_limit=wrong)
+            bench.consumer(auto_renew=renews, auto_renew_limit=wrong)
 
 
 def test_C3_heartbeats_go_on_while_a_callback_runs_long() -> None:
@@ -108,3 +109,12 @@ def test_C3_heartbeats_go_on_while_a_callback_runs_long() -> None:
     seen = connection.admin().describe("orders")
     assert (seen["counters"]["returned"], seen["redelivered"]) == (0, 0)
     connection.close()
+
+
+def test_L10_a_lease_without_end_that_cannot_be_renewed_is_lost(bench: Bench) -> None:
+    bench.send()
+    (message,) = drain(bench.consumer())
+    bench.admin.purge("orders")
+    message.renew("5s")
+    with pytest.raises(LeaseLost, match="no longer held by this consumer"):
+        message.ack()
