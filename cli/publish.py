@@ -66,7 +66,7 @@ def publish(
       lakequeue publish images *.png --whole --header kind=png --priority 7
     """
     options: dict[str, Any] = {"headers": pairs(headers, "--header") or None}
-    options |= {"key": key.encode()} if key is not None else {}
+    options |= {"key": key} if key is not None else {}
     options |= {"ttl": ttl} if ttl is not None else {}
     options |= {"priority": priority} if priority is not None else {}
     tally = Tally()

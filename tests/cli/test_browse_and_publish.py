@@ -76,3 +76,16 @@ def test_s4_publish_says_what_was_discarded(shell: Engine) -> None:
     assert result.stdout == "0 stored, 0 refused, 2 discarded\n  2 × queue_shutdown by orders\n"
     found = shell.run("publish", "orders", "--json", stdin="1\n").stdout
     assert json.loads(found)["discarded"] == 1
+
+
+@pytest.mark.parametrize("option", [("--key", "k"), ("--header", "a=k"), ("--header", "k=a")])
+def test_publish_refuses_what_the_shell_gave_as_bytes_that_are_no_text(
+    shell: Engine, option: tuple[str, str]
+) -> None:
+    """Python has half a surrogate for each such byte."""
+    name, value = option
+    shell.admin.define({"name": "orders", "message_type": "text"})
+    found = shell.run("publish", "orders", name, value.replace("k", "\udcff"), stdin="x")
+    assert found.exit_code == 2
+    assert "\\udcff' – allowed" in found.stderr
+    assert shell.admin.describe("orders")["depth"] == 0
