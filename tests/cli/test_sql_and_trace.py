@@ -7,11 +7,14 @@ import io
 import json
 import re
 import sys
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
 from lakequeue.cli import main
+from lakequeue.lake import open_lake
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -192,3 +195,45 @@ def test_no_such_message(home: Path, number: str, status: int, said: str) -> Non
     assert done.exit_code == status
     (line,) = done.stderr.splitlines()
     assert line.startswith(said)
+
+
+ODD_MS = [0, -1, 253_402_300_799_999, 253_402_300_800_000, (1 << 63) - 1]
+
+
+@pytest.fixture
+def zones() -> Iterator[pytest.MonkeyPatch]:
+    """To change this machine's zone, which is as it was afterwards."""
+    with pytest.MonkeyPatch.context() as patch:
+        yield patch
+    time.tzset()
+
+
+@pytest.mark.parametrize("zone", ["Pacific/Kiritimati", "Pacific/Pago_Pago"])
+def test_L12_no_odd_time_breaks_a_table_an_export_or_a_life(
+    tmp_path: Path, zones: pytest.MonkeyPatch, zone: str
+) -> None:
+    """Of other programs' records, and of a delivery that is never; in any zone, in pandas too."""
+    bench = Bench()
+    recorded = Recorded(bench.engine)
+    bench.define(message_type="text", underlying_topic="plain", max_per_subscription_backlog=99)
+    for ms in ODD_MS:
+        bench.connection.publish_raw("plain", b"x", timestamp=ms)
+    bench.producer.send("orders", "never", deliver_at="9999-12-31T23:59:59.999999Z")
+    for message in drain(bench.consumer())[::2]:
+        message.ack()
+    home = recorded.write(tmp_path)
+    zones.setenv("TZ", zone)
+    time.tzset()
+    count = len(ODD_MS) + 1
+    with open_lake(home) as lake:
+        for view in ("messages", "lifecycle"):
+            rows = lake.execute(f"FROM {view}").fetchall()
+            assert len(lake.execute(f"FROM {view}").df()) == len(rows) > 0
+    for export in ([], ["--json"], ["--csv"]):
+        done = run(home, "sql", "FROM messages", *export)
+        assert done.exit_code == 0
+        assert len(done.stdout.splitlines()) == count + (export != ["--json"])
+    for number in (2, 3, count):
+        assert run(home, "trace", str(number)).exit_code == 0
+    found = bench.admin.replay("orders", home=home, since="epoch", dry_run=True)
+    assert found.count == len(range(0, len(ODD_MS), 2))

@@ -155,22 +155,33 @@ def test_C3_a_consumer_that_cannot_be_bound_again_is_closed() -> None:
 class Leaving:
     """A callback that ends the program at the first message."""
 
-    def __init__(self) -> None:
+    def __init__(self, by: BaseException | None = None) -> None:
         self.seen: list[tuple[str, int]] = []
+        self._by = by
 
     def __call__(self, message: Any) -> None:
         self.seen.append((message.id, message.delivery_count))
         if self.seen == [("1", 1)]:
+            if self._by is not None:
+                raise self._by
             sys.exit("cannot go on")
 
 
-@pytest.mark.parametrize("mode", ["auto", "dups_ok"])
+OTHERS = [KeyboardInterrupt("cannot go on"), GeneratorExit("cannot go on"),
+          asyncio.CancelledError("cannot go on")]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("mode", "by"), [("auto", None), ("dups_ok", None), *(("auto", by) for by in OTHERS)],
+    ids=lambda given: given if isinstance(given, str) else type(given).__name__,
+)  # fmt: skip
 def test_C4_sys_exit_in_the_thread_of_a_callback_is_an_error_like_any(
-    mode: str, caplog: pytest.LogCaptureFixture
+    mode: str, by: BaseException | None, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """And so is whatever else no program expects to be raised there."""
     made = engine(ORDERS)
     connection, _ = connect(made)
-    work = Leaving()
+    work = Leaving(by)
     consumer = connection.consumer("orders", ack_mode=mode, max_backlog=9)
     consumer.on_message(work)
     for n in range(3):
@@ -178,7 +189,7 @@ def test_C4_sys_exit_in_the_thread_of_a_callback_is_an_error_like_any(
     wait_for(lambda: connection.admin().describe("orders")["acknowledged"] == 3)
     assert sorted(work.seen) == [("1", 1), ("1", 2), ("2", 1), ("3", 1)]
     assert not consumer.is_closed
-    assert "SystemExit: cannot go on" in caplog.text
+    assert f"{type(by).__name__ if by else 'SystemExit'}: cannot go on" in caplog.text
     connection.close()
 
 

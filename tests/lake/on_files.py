@@ -12,6 +12,7 @@ import pyarrow as pa
 from lakequeue.protocol.messages import decode_run
 from lakequeue.protocol.wire import STEP
 from lakequeue.sinks.batch_files import journal_rows
+from lakequeue.sinks.kafka_records import TIME_MS_BEGIN, TIME_MS_END
 from lakequeue.sources.step_batch import goes_first
 
 MESSAGES = pa.schema(
@@ -50,6 +51,7 @@ class Recorded:
         partition, offset = at
         count = json.loads(meta or b"{}").get("count", 0)
         payloads = decode_run(value, count) if count else [value]
+        time = min(max(time, TIME_MS_BEGIN), TIME_MS_END)  # as the tables' writer does it
         for item, payload in enumerate(payloads):
             self._messages.append(
                 {

@@ -6,17 +6,21 @@ import json
 from typing import Any
 
 import pytest
+from lakequeue.protocol.outputs import Deliveries
 from lakequeue.sources import planned_source
 from lakequeue.sources.offset_ranges import BEGINNING
 from lakequeue.sources.planned_source import (
     PlannedReader,
     as_offsets,
+    columns_of,
     limited,
     places_of,
     ranges_of,
 )
+from lakequeue.sources.records import to_batch
 from lakequeue.streaming.losses import made_anew
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
+from rules.steps import Steps, define, subscribe
 
 A, B = ("a", 0), ("b", 1)
 
@@ -113,3 +117,45 @@ def test_a_kafka_without_ids_keeps_the_form_of_sparks_source(
     reader = reader_of({A: 50}, monkeypatch)
     reader._now.known["a"] = ""  # type: ignore[attr-defined]
     assert reader.latestOffset({"a": {"0": 20}}, ReadAllAvailable()) == {"a": {"0": 50}}
+
+
+class Plain:
+    """A record of another program, as Kafka's client gives it."""
+
+    def __init__(self, offset: int, ms: int) -> None:
+        self._offset, self._ms = offset, ms
+
+    def topic(self) -> str:
+        return "plain"
+
+    def partition(self) -> int:
+        return 0
+
+    def offset(self) -> int:
+        return self._offset
+
+    def timestamp(self) -> tuple[int, int]:
+        return 1, self._ms
+
+    def key(self) -> None:
+        return None
+
+    def value(self) -> bytes:
+        return b"x"
+
+    def headers(self) -> None:
+        return None
+
+
+def test_L12_a_time_outside_the_calendar_is_now_in_micro_batches_too() -> None:
+    """Microseconds, nanoseconds, the most and the least that there is: all are delivered."""
+    steps = Steps()
+    wide = {"underlying_topic": "plain", "max_per_subscription_backlog": 9}
+    steps.run([define(message_type="text", **wide), subscribe("s")])
+    odd = [steps.now * 1_000, steps.now * 1_000_000, (1 << 63) - 1, -1, -(1 << 63), 0]
+    frame = columns_of([Plain(n, ms) for n, ms in enumerate(odd)]).to_pandas()
+    batch, now = to_batch([frame.assign(now=steps.now)])
+    assert batch.publishes.timestamps == odd
+    steps.now = now
+    sent = [o for o in steps.step(batch) if isinstance(o, Deliveries)]
+    assert [ms for one in sent for ms in one.times] == [now] * 5 + [0]

@@ -299,6 +299,19 @@ def test_quantiles() -> None:
     assert found == [1.625, 2.0, None]
 
 
+def test_L12_no_odd_time_breaks_a_page(engine: Any, open_page: Served) -> None:
+    """Of other programs' records, and of a delivery that is never."""
+    odd = [0, -1, 253_402_300_799_999, 1_795_700_000_000_000, (1 << 63) - 1]
+    for ms in odd:
+        engine.publish_raw("orders", b"{}", timestamp=ms)
+    engine.producer().send("orders", b"{}", deliver_at="9999-12-31T23:59:59.999999Z")
+    for path in ("/", "/queue?name=orders", "/events"):
+        assert open_page.get(path)
+    text = open_page.get("/queue?name=orders")
+    assert text.count('<a href="/message?id=') == len(odd) + 1
+    assert "delayed, due 9999-12-31 23:59:59" in text
+
+
 def test_the_life_of_a_message(engine: Any) -> None:
     def life(number: str) -> list[str]:
         if number == "17":

@@ -20,9 +20,13 @@ from lakequeue.cli.deployment_checks import (
     kafka_checks,
     look_at_kafka,
     oldest_check,
+    states_check,
     versions_check,
 )
 from lakequeue.cli.doctor import Check
+from lakequeue.monitor.each_broker import _ask_known
+from lakequeue.streaming.broker_query import FAILED, RESTARTING, RUNNING, BrokerQuery
+from lakequeue.streaming.broker_records import BrokerRecords
 from lakequeue.streaming.kafka_broker import EmbeddedKafka
 from lakequeue.streaming.version import code_version
 
@@ -105,6 +109,25 @@ def test_clocks(apart_s: float, ok: bool, said: str) -> None:
     check = clocks_check({"time": 1_000_000}, 1_000 + apart_s)
     assert (check.ok, check.found, bool(check.advice)) == (ok, said, not ok)
     assert clocks_check({}).ok
+
+
+def test_brokers_that_do_not_run_are_named_with_the_reason() -> None:
+    """As the directory has them: of one that hangs (`step_watch`), one that was given up."""
+    said: dict[str, dict[str, Any]] = {}
+    records = BrokerRecords(
+        lambda key, value: said.update({key.decode(): json.loads(value or b"{}")})
+    )
+    hangs, failed, good = (BrokerQuery(name, n) for n, name in enumerate("abc"))
+    hangs.hangs, failed.failure = "no step for 30 s", "its log is gone"
+    for broker, state in ((hangs, RESTARTING), (failed, FAILED), (good, RUNNING)):
+        records.state(broker, state)
+    brokers = [{"name": key.removeprefix("broker/"), **one} for key, one in said.items()]
+    check = states_check(brokers)
+    wanted = "a is restarting (no step for 30 s); b is failed (its log is gone)"
+    assert (check.ok, check.found, bool(check.advice)) == (False, wanted, True)
+    assert (states_check(brokers[2:]).ok, states_check(brokers[2:]).found) == (True, "1 run")
+    look = _ask_known(None, brokers[0], 0)
+    assert look.silent == "Broker a is restarting: no step for 30 s", "what the page says"
 
 
 def test_versions() -> None:

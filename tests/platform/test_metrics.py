@@ -85,6 +85,10 @@ def test_what_a_queue_holds(engine: Engine) -> None:
                           "bytes": 8, "oldest_seconds": 10, "dead": 0}  # fmt: skip
         full = "every consumer's backlog is full"
         assert engine.value("queue_blocked", "orders", reason=full) == 1
+    with engine.connection.consumer("orders", filter="/n = 99"):
+        engine.look()
+        no_filter = "no consumer's filter matches"
+        assert engine.value("queue_blocked", "orders", reason=no_filter) == 1
     assert engine.value("queue_max_bytes", "orders") == 5_000_000_000
 
 

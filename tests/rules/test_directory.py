@@ -7,7 +7,7 @@ from typing import Any
 import lakequeue
 import pytest
 from lakequeue.definitions import parse_configuration
-from lakequeue.protocol import ConfigError, LakequeueError
+from lakequeue.protocol import ConfigError, LakequeueError, NotConnected
 from lakequeue.protocol import commands as c
 
 from .mortal import Fate, MortalEngine
@@ -134,6 +134,19 @@ def test_s7_a_queue_is_deleted_wherever_it_is(mesh: Mesh) -> None:
         mesh.admin.delete("q")
     with pytest.raises(LakequeueError, match="queue: 'q' – there is no such queue"):
         mesh.admin.describe("q")
+
+
+@pytest.mark.parametrize("told", BROKERS)
+def test_s7_consumers_at_every_host_hear_of_a_deleted_queue(mesh: Mesh, told: str) -> None:
+    """Whichever broker deletes it."""
+    mesh.admin.define(local("far", broker="b"))
+    mesh.admin.define({"name": "all", "message_type": "json"})
+    for queue in ("all", "far"):
+        consumers = [mesh.at[broker].consumer(queue) for broker in BROKERS]
+        mesh.at[told].admin().delete(queue)
+        for consumer in consumers:
+            with pytest.raises(NotConnected, match=f"queue '{queue}' was deleted"):
+                consumer.receive(0)
 
 
 def test_a_definition_that_came_to_another_broker_is_passed_on(mesh: Mesh) -> None:
