@@ -29,13 +29,15 @@ FROM journal AS j LEFT JOIN (
 WHERE j.message_id = $id ORDER BY j.step, j.part, j.line
 """
 _CHANGES = "SELECT * FROM changes WHERE message_id = $id"
+# A topic that was made anew has two records at one offset: the newest by then was meant.
 _PUBLISHED = """
 SELECT m.time, m.topic, m.partition, m.offset, m.item, octet_length(m.payload) AS bytes
-FROM messages AS m SEMI JOIN (
-  SELECT * FROM journal WHERE message_id = $id AND event = 'spooled'
+FROM messages AS m JOIN (
+  SELECT topic, partition, "offset", item, min(time) AS time
+  FROM journal WHERE message_id = $id AND event = 'spooled' GROUP BY ALL
 ) AS j ON m.topic = j.topic AND m.partition = j.partition AND m.offset = j.offset
   AND m.item = j.item
-ORDER BY m.time LIMIT 1
+ORDER BY m.time > j.time, CASE WHEN m.time <= j.time THEN m.time END DESC, m.time LIMIT 1
 """
 
 

@@ -6,16 +6,21 @@ hundreds of operations. No Spark: `tests/job/test_tables.py` does it on the real
 
 from __future__ import annotations
 
+import re
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import deltalake
 import lakequeue
+import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
 from lake.agreement import lifecycle_adds_up, queued_agrees, rows
-from lake.on_files import Recorded
+from lake.on_files import MESSAGES, Recorded, write_table
 from lakequeue.lake import open_lake
+from lakequeue.lake.story import trace
 from lakequeue.lake.views import states_after
 from lakequeue.state.message import DELAYED, GONE, LEASED, MOVING, READY
 from model import walk
@@ -24,6 +29,7 @@ from rules.harness import Bench, drain, start
 from rules.scenario import Runner, Scenario, load
 
 SCENARIOS = load()
+SQL_PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "sql.md"
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=[s.name for s in SCENARIOS])
@@ -75,6 +81,38 @@ def test_S7_a_deleted_queue_is_gone_and_a_new_one_of_its_name_begins_anew(
     bench.send()
     with open_lake(recorded.write(tmp_path)) as lake:
         assert queued_agrees(lake, bench.connection) == 1
+
+
+JOIN = """SELECT j.message_id AS id, m.payload FROM messages m
+JOIN journal j USING (topic, "partition", "offset", item) WHERE j.event = 'spooled'"""
+
+
+@pytest.mark.parametrize("age_s", [-3_600, 3_600], ids=["older", "younger"])
+def test_R1_of_two_topics_of_one_name_each_message_is_of_its_own(
+    bench: Bench, recorded: Recorded, tmp_path: Path, age_s: int
+) -> None:
+    """Two records stand at one offset; the page `sql` has a line for that, which is taken here."""
+    bench.define()
+    sent = {bench.send({"n": n}): b'{"n": %d}' % n for n in range(4)}
+    home = recorded.write(tmp_path)
+    age = timedelta(seconds=age_s)
+    own = deltalake.DeltaTable(home / "tables" / "messages").to_pyarrow_table().to_pylist()
+    others = [
+        row | {"topic_id": "B", "payload": b"another one", "time": row["time"] + age}
+        for row in own
+    ]
+    write_table(home, "messages", pa.Table.from_pylist([*own, *others], MESSAGES))
+    (line,) = re.findall(r"`(qualify .*)`", SQL_PAGE.read_text())
+    with open_lake(home) as lake:
+        assert len(rows(lake, JOIN)) == 8
+        assert {r["id"]: r["payload"] for r in rows(lake, f"{JOIN} {line}")} == sent
+        assert len(rows(lake, f"{JOIN} {line}")) == 4
+        found = rows(lake, "SELECT message_id, published_at FROM lifecycle")
+        assert len(found) == 4
+        assert {r["published_at"] for r in found} == {row["time"] for row in own}
+        for number, payload in sent.items():
+            published = trace(lake, number)["published"]
+            assert (published["bytes"], published["time"]) == (len(payload), own[0]["time"])
 
 
 def test_R6_what_was_moved_is_where_it_is(bench: Bench, recorded: Recorded, tmp_path: Path) -> None:
