@@ -98,8 +98,7 @@ def test_R1_of_two_topics_of_one_name_each_message_is_of_its_own(
     age = timedelta(seconds=age_s)
     own = deltalake.DeltaTable(home / "tables" / "messages").to_pyarrow_table().to_pylist()
     others = [
-        row | {"topic_id": "B", "payload": b"another one", "time": row["time"] + age}
-        for row in own
+        row | {"topic_id": "B", "payload": b"another one", "time": row["time"] + age} for row in own
     ]
     write_table(home, "messages", pa.Table.from_pylist([*own, *others], MESSAGES))
     (line,) = re.findall(r"`(qualify .*)`", SQL_PAGE.read_text())
