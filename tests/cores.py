@@ -26,13 +26,13 @@ BOTH = {
     "test_acks", "test_backlog", "test_durable", "test_fairness", "test_filter_budget",
     "test_fuzz", "test_leases", "test_order", "test_producer_starts", "test_queues",
     "test_redrive", "test_scenarios", "test_told", "test_waiting", "test_what_comes_in",
+    "test_L12_X4_a_delay_and_a_ttl_count_from_when_kafka_took_the_message",
     "test_L_B_F_O_X_Q9_batches", "test_L_B_F_O_X_short_walks",
 }  # fmt: skip
 
 # Modules and tests that look inside the old core: into its pages, or at its functions.
 OF_PAGES = {
     "test_C2_the_entries_are_bounded",
-    "test_L12_X4_a_delay_and_a_ttl_count_from_when_kafka_took_the_message",
     "test_L8_an_administrator_changes_what_was_seen_only",
     "test_L8_who_has_looked_at_nothing_names_no_home",
     "test_L9_a_queue_that_is_deleted_leaves_no_page_of_early_acks",

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from lakequeue.protocol import ConfigError
-from lakequeue.state import Batch, step
+from lakequeue.state import Batch
 from rules.harness import Bench, drain
 from rules.steps import Steps, define, delivered, described, subscribe
 
@@ -41,11 +41,10 @@ def test_L12_X4_a_delay_and_a_ttl_count_from_when_kafka_took_the_message() -> No
     steps.run([define(), subscribe("s")])
     sent = [("orders", b"{}", {"delay_ms": 5_000}), ("orders", b"{}", {"ttl_ms": 5_000})]
     records = steps.publish_records(sent)
-    late = steps.now + 3_000
-    out = step(steps.store, Batch(publishes=records), late)
+    steps.now += 3_000
+    out = steps.step(Batch(publishes=records))
     assert delivered(out) == [2]
     assert described(steps)["delayed"] == 1
-    steps.now = late
     assert delivered(steps.tick(1_999)) == []
     assert delivered(steps.tick(1)) == [1]
     assert described(steps)["expired"] == 1
