@@ -23,7 +23,8 @@ from rules.harness import ON_REFERENCE
 LIVE, PAGES = "live", "pages"
 # Modules, and tests of others.
 BOTH = {
-    "test_acks", "test_backlog", "test_durable", "test_fairness", "test_filter_budget",
+    "test_acks", "test_any_value", "test_backlog", "test_durable", "test_fairness",
+    "test_filter_budget",
     "test_fuzz", "test_leases", "test_order", "test_producer_starts", "test_queues",
     "test_redrive", "test_scenarios", "test_told", "test_waiting", "test_what_comes_in",
     "test_L12_X4_a_delay_and_a_ttl_count_from_when_kafka_took_the_message",
