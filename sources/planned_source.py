@@ -8,7 +8,8 @@ up to the first transaction that is open, and a Python worker reads it as the ta
 Offsets are kept in the form of Spark's source, ``{"topic": {"0": 123}}``: a home that began with
 that one goes on. Beside them stand the ids of their topics, ``{"": [["topic", "id"]]}``: one that
 was deleted and made anew is read from its beginning. Where Kafka gives no ids, only one that ends
-before what was read is noticed.
+before what was read is noticed. With the same id that is a Kafka that lost records: it is told, and
+read on from that end.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from pyspark.sql.types import StructType
 from ..protocol.errors import NotConnected
 from .live import kafka_client
 from .offset_ranges import BEGINNING, Ranges, read_ranges
-from .same_topic import IDS, TopicsNow, changed, ids_of
+from .same_topic import IDS, TopicsNow, changed, gone_back, ids_of
 from .step_batch import Place, header_columns
 
 FORMAT = "lakequeue-kafka"
@@ -122,6 +123,7 @@ class PlannedReader(DataSourceStreamReader):
         before = without(before, changed(known, ids))
         ends = self._believed(before, found)
         self._ends = before | ends
+        before |= {place: ends[place] for place in gone_back(before, ends, known)}
         anew = [p for p in ends if p not in before or ends[p] < before[p]]
         first = self._now.ends(anew, OffsetSpec.earliest())
         begins = {p: at for p, at in before.items() if p in ends and p not in anew} | first
@@ -135,8 +137,10 @@ class PlannedReader(DataSourceStreamReader):
 
     def partitions(self, start: Offsets, end: Offsets) -> Sequence[InputPartition]:
         """One task: the operator behind it is one."""
-        other = changed(ids_of(start), ids_of(end))
-        ranges = ranges_of(without(places_of(start), other), places_of(end))
+        known, after = ids_of(start), places_of(end)
+        before = without(places_of(start), changed(known, ids_of(end)))
+        before |= {place: after[place] for place in gone_back(before, after, known)}
+        ranges = ranges_of(before, after)
         return [RangesPartition(ranges)] if ranges else []
 
     def _look(self) -> None:
@@ -149,8 +153,8 @@ class PlannedReader(DataSourceStreamReader):
 
     def _believed(self, before: dict[Place, int], ends: dict[Place, int]) -> dict[Place, int]:
         """The ends, but those that are before what was read: these only when they stay so. Then
-        Kafka gives no ids and the topic was made anew, or Kafka lost records: it is read from its
-        beginning, as a loop does that knows no id."""
+        Kafka gives no ids and the topic was made anew: it is read from its beginning, as a loop
+        does that knows no id. Or it is the same, and Kafka lost records: see `gone_back`."""
         now = time.monotonic()
         behind = {p for p, at in ends.items() if at < before.get(p, 0)}
         self._behind = {p: self._behind.get(p, now) for p in behind}

@@ -76,6 +76,15 @@ def changed(before: Mapping[str, str], now: Mapping[str, str]) -> set[str]:
     return {topic for topic, known in before.items() if now.get(topic, known) != known}
 
 
+def gone_back(
+    before: Mapping[Place, int], after: Mapping[Place, int], known: Mapping[str, str]
+) -> set[Place]:
+    """Partitions of the same topic that end before what was read: Kafka lost records. From its
+    beginning all that others wrote would come twice; as in a loop, what comes from now on is read.
+    known: the topics' ids, before."""
+    return {p for p, at in after.items() if known.get(p[0]) and at < before.get(p, 0)}
+
+
 class TopicsNow:
     """Asks Kafka, with a client of its own that any thread may use."""
 

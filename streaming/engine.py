@@ -52,7 +52,7 @@ from .heartbeat import EngineHeartbeat
 from .home import HomeFolder
 from .kafka_answers import KafkaAnswers
 from .loop_options import live_core
-from .losses import LossWatch, made_anew, notices
+from .losses import LossWatch, notes_of_topics, notices
 from .more_brokers import Wishes, add_broker, await_partition, check_new
 from .queries import HISTORY_QUERY, MICRO_BATCH, REAL_TIME, TABLES_QUERY
 from .queue_watch import QueueWatch
@@ -355,8 +355,8 @@ class Engine:
 
     def _any_batch(self, progress: dict[str, Any]) -> None:
         self._losses.batch(progress)
-        for topic, records in made_anew(progress).items():
-            self._notes("", f"anew:{topic}:{records}")
+        for note in notes_of_topics(progress):
+            self._notes("", note)
         self.metrics.query(progress)
         self._marks.batch(progress)
         self._tables_watch.batch(str(progress.get("name")))

@@ -19,7 +19,7 @@ from kafka import KafkaConsumer, TopicPartition
 from ..protocol import topics
 from ..protocol.commands import RecordsLost, encode_command
 from ..protocol.kafka_settings import for_kafka_python, kafka_settings
-from ..sources.same_topic import changed, ids_of
+from ..sources.same_topic import changed, gone_back, ids_of
 
 log = logging.getLogger("lakequeue.engine")
 
@@ -77,6 +77,27 @@ def made_anew(progress: dict[str, Any]) -> dict[str, int]:
             for topic in changed(ids_of(start), ids_of(end)):
                 found[topic] = sum(end.get(topic, {}).values())
     return found
+
+
+def went_back(progress: dict[str, Any]) -> dict[str, int]:
+    """The same of topics that are the same, and of which Kafka lost records that were read."""
+    found: dict[str, int] = {}
+    for source in progress.get("sources") or ():
+        start, end = source.get("startOffset"), source.get("endOffset")
+        spans = _spans(start, end)
+        known = ids_of(start) if spans else {}
+        other = changed(known, ids_of(end)) if spans else set()
+        before = {place: at for place, (at, _) in spans.items() if place[0] not in other}
+        after = {place: spans[place][1] for place in before}
+        for place in gone_back(before, after, known):
+            found[place[0]] = found.get(place[0], 0) + before[place] - after[place]
+    return found
+
+
+def notes_of_topics(progress: dict[str, Any]) -> list[str]:
+    """What a batch tells of its topics, as a loop says it."""
+    told = {"anew": made_anew(progress), "back": went_back(progress)}
+    return [f"{kind}:{topic}:{n}" for kind, found in told.items() for topic, n in found.items()]
 
 
 def losses(spans: dict[Place, tuple[int, int]], first: dict[Place, int]) -> list[Loss]:

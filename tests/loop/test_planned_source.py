@@ -18,7 +18,7 @@ from lakequeue.sources.planned_source import (
     ranges_of,
 )
 from lakequeue.sources.records import to_batch
-from lakequeue.streaming.losses import made_anew
+from lakequeue.streaming.losses import made_anew, notes_of_topics, went_back
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 from rules.steps import Steps, define, subscribe
 
@@ -109,6 +109,31 @@ def test_a_topic_that_is_made_anew_is_read_from_its_beginning(
     assert spans(reader, part, whole) == [{A: (2, end)}]
     assert made_anew({"sources": [{"startOffset": start, "endOffset": part}]}) == {"a": 2}
     assert made_anew({"sources": [{"startOffset": part, "endOffset": whole}, {}]}) == {}
+
+
+def test_a_kafka_that_lost_what_was_read_is_told_and_read_on_from_its_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The topic is the same: from its beginning all that others wrote would come twice."""
+    ends = {A: 50, B: 9}
+    reader = reader_of(ends, monkeypatch)
+    reader._names = ["a", "b"]
+    reader._now.sizes = lambda names: {"a": 1, "b": 2}  # type: ignore[method-assign]
+    reader._now.known |= {"a": "id", "b": "other"}  # type: ignore[attr-defined]
+    start = reader.latestOffset({"a": {"0": 50}, "b": {"1": 9}}, ReadAllAvailable())
+    ends |= {A: 30, B: 12}
+    assert reader.latestOffset(start, ReadMaxRows(2))["a"] == {"0": 50}, "a broker that is behind"
+    monkeypatch.setattr(planned_source, "BEHIND_S", 0.0)
+    end = reader.latestOffset(start, ReadMaxRows(2))
+    assert (end["a"], end["b"]) == ({"0": 30}, {"1": 11})
+    assert spans(reader, start, end) == [{B: (9, 11)}]
+    assert went_back({"sources": [{"startOffset": start, "endOffset": end}]}) == {"a": 20}
+    told = {"sources": [{"startOffset": start, "endOffset": end}, {}]}
+    assert notes_of_topics(told) == ["back:a:20"]
+    ends[A] = 33
+    after = reader.latestOffset(end, ReadAllAvailable())
+    assert spans(reader, end, after) == [{A: (30, 33), B: (11, 12)}]
+    assert notes_of_topics({"sources": [{"startOffset": end, "endOffset": after}]}) == []
 
 
 def test_a_kafka_without_ids_keeps_the_form_of_sparks_source(
