@@ -95,6 +95,9 @@ def test_F5_it_is_said_when_no_filter_matches(bench: Bench) -> None:
         bench.send({"n": n})
     two = [bench.consumer(filter=f"/n = {n}") for n in (1_000, 1_001)]
     assert bench.seen()["blocked"] == "no consumer's filter matches"
+    assert {q["name"]: q["blocked"] for q in bench.admin.queues()}["orders"] == (
+        "no consumer's filter matches"
+    ), "in the list as well"
     bench.send({"n": 1_001})
     assert bench.seen()["blocked"] == "no consumer's filter matches", "the one is out"
     assert len(drain(two[1])) == 1
