@@ -6,7 +6,6 @@ understood raises ConfigError that names the option, the value and what is allow
 
 from __future__ import annotations
 
-import math
 import re
 import threading
 from collections.abc import Callable, Iterable
@@ -112,7 +111,8 @@ def wait_s(value: object, what: str = "timeout") -> float | None:
     """How long a call may wait, in seconds; None: for ever."""
     if value is None:
         return None
-    if isinstance(value, bool) or not isinstance(value, int | float) or math.isnan(value):
+    # NaN is not itself. `math.isnan` would not take an int beyond a float's range.
+    if isinstance(value, bool) or not isinstance(value, int | float) or value != value:
         raise ConfigError(f"{what}: {shown(value)} – allowed are seconds, and None for ever")
     return max(min(value, WAIT_S_MAX), 0)
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import lakequeue
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from lakequeue.aio import Connection as AsyncConnection
 from lakequeue.client.admin import Admin
@@ -307,6 +307,7 @@ async def _awaited(made: Any) -> Any:
 
 @settings(max_examples=150, deadline=None)
 @given(st.lists(calls(), min_size=1, max_size=4))
+@example([(Producer, "close", {"timeout": 10**5_000})])
 def test_any_value_is_refused_or_has_its_effect(
     said: list[tuple[type, str, dict[str, Any]]],
 ) -> None:
