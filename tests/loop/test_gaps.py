@@ -22,12 +22,13 @@ pytestmark = pytest.mark.job
 class Captured:
     """A topic of others, and a loop's inputs that read it."""
 
-    def __init__(self, kafka: EmbeddedKafka, **config: str) -> None:
+    def __init__(self, kafka: EmbeddedKafka, name: str = "orders", **config: str) -> None:
         self.at = kafka.bootstrap_servers
         self.admin = AdminClient({"bootstrap.servers": self.at})
         self.producer = Producer({"bootstrap.servers": self.at})
         run = uuid4().hex[:8]
-        self.topic, self.commands, self.control = f"orders-{run}", f"{run}.commands", f"{run}-ctl"
+        self.topic = f"{name}-{run}" if name == "orders" else f"{run}.{name}"
+        self.commands, self.control = f"{run}c.commands", f"{run}-ctl"
         self.make(self.commands, self.control)
         self.make(self.topic, **config)
         self.inputs = self.open(0)
@@ -81,7 +82,8 @@ class Captured:
             if taken is not None:
                 for r in taken.ranges:
                     assert r.first <= r.last, "of two topics in one range"
-                found += [(value or b"").decode() for value in taken.batch.publishes.values]
+                values = (*taken.batch.commands.values, *taken.batch.publishes.values)
+                found += [(value or b"").decode() for value in values]
             elif len(found) >= count:
                 break
         return found
@@ -187,6 +189,18 @@ def test_a_topic_that_is_made_anew_is_read_from_its_beginning(captured: Captured
     captured.write(*(f"new{n}" for n in range(20)))
     assert captured.take(20) == [f"new{n}" for n in range(20)]
     assert captured.notes in (["anew:orders:20"], ["anew:orders:0"]), "as of when it was noticed"
+
+
+@pytest.mark.parametrize("captured", [{"name": "publish"}, {"name": "commands"}], indirect=True)
+def test_so_are_the_topics_of_a_vpn(captured: Captured) -> None:
+    captured.write(*(f"old{n}" for n in range(9)))
+    assert len(captured.take(9)) == 9
+    captured.delete()
+    time.sleep(1.0)
+    captured.make_again()
+    captured.write(*(f"new{n}" for n in range(3)))
+    assert captured.take(3) == [f"new{n}" for n in range(3)]
+    assert captured.notes in (["anew:orders:3"], ["anew:orders:0"]), "as of when it was noticed"
 
 
 def test_so_is_one_that_is_longer_by_then(captured: Captured) -> None:
