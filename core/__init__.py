@@ -6,7 +6,8 @@ proves what must hold.
 
 from .invariants import check
 from .limits import Limits
-from .queue.broker import FORMAT, Broker, Home
+from .queue.broker import Broker
+from .queue.broker_facts import FORMAT, Home
 from .step import Batch, StepFailed, step
 from .storage.store import DictStore, Store
 

@@ -27,7 +27,8 @@ from .phases.alerts import watch
 from .phases.deadlines import act_on_deadlines
 from .phases.delivery import deliver
 from .phases.tidying import tidy
-from .queue.broker import Broker, Place
+from .queue.broker import Broker
+from .queue.broker_facts import Place
 from .queue.queue import Queue
 from .rules.durable import say_held
 from .storage.row import NEVER

@@ -16,7 +16,7 @@ import msgspec
 from .. import core as live
 from ..core.commands import answers as live_answers
 from ..core.commands import dispatch as live_dispatch
-from ..core.queue import broker as live_broker
+from ..core.queue.broker_facts import BrokerHeader as LiveHeader
 from ..core.queue.queue import QueuePage
 from ..core.storage import blocks as live_blocks
 from ..mesh.met_brokers import neighbours
@@ -228,7 +228,7 @@ class LiveCore:
 
     format = live.FORMAT
     _own = msgspec.msgpack.Decoder(live_driver.Snapshot)
-    _header = msgspec.msgpack.Decoder(live_broker.BrokerHeader)
+    _header = msgspec.msgpack.Decoder(LiveHeader)
     _queue = msgspec.msgpack.Decoder(QueuePage)
 
     def own(self, value: bytes | None) -> Own:

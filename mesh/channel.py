@@ -13,7 +13,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from ..core.queue.broker import Broker, Place
+from ..core.queue.broker import Broker
+from ..core.queue.broker_facts import Place
 from ..core.rules.answering import reject_record
 from ..definitions import DEFAULT_VPN
 from ..protocol import mesh

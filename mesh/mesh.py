@@ -17,7 +17,8 @@ from ..core.commands.intake import carry_out
 from ..core.commands.permissions import NEEDS, check_level, queue_of
 from ..core.limits import Budget
 from ..core.queue.beyond import LATER
-from ..core.queue.broker import Broker, Place
+from ..core.queue.broker import Broker
+from ..core.queue.broker_facts import Place
 from ..core.queue.header import Subscription, Task
 from ..core.queue.queue import Queue
 from ..core.rules.edits import WAY

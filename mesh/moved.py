@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import msgspec
 
-from ..core.queue.broker import Broker, Session
+from ..core.queue.broker import Broker
+from ..core.queue.broker_facts import Session
 from ..core.queue.change import apply
 from ..core.queue.header import QueueHeader
 from ..core.queue.queue import TAKEN_MAX, Queue

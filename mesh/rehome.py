@@ -24,7 +24,8 @@ from collections.abc import Iterable, Mapping
 import msgspec
 
 from ..core.limits import Limits
-from ..core.queue.broker import Broker, Home
+from ..core.queue.broker import Broker
+from ..core.queue.broker_facts import Home
 from ..core.queue.queue import Queue
 from ..core.storage.store import DictStore
 from ..definitions import hosts_of, wrong_hosts

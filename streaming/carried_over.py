@@ -16,8 +16,9 @@ from typing import Any
 import numpy as np
 
 from .. import core
-from ..core.queue import broker as live
+from ..core.queue import broker_facts as live
 from ..core.queue import header as facts
+from ..core.queue.broker import Broker as LiveBroker
 from ..core.queue.producers import ProducerHistory
 from ..core.queue.queue import TAKEN_MAX
 from ..core.storage.row import IN_MEMORY, LEASED, MOVING, NEVER, READY, Row
@@ -80,7 +81,7 @@ def carry_over(
     store = core.DictStore()
     header = _broker_header(old, names)
     whose = core.Home(home.name, home.number, home.epoch, home.secret)
-    new = live.Broker(store, header, whose, limits)
+    new = LiveBroker(store, header, whose, limits)
     shared: dict[int, Row] = {}
     taken = _Taken(old, names)
     bridges = BridgesOver(old, new, names)
@@ -141,7 +142,7 @@ def _held(old: Broker) -> Iterator[live.HeldReceipt]:
         )  # fmt: skip
 
 
-def _carry_names(old: Broker, new: live.Broker, names: list[str]) -> None:
+def _carry_names(old: Broker, new: LiveBroker, names: list[str]) -> None:
     """Sessions and producers, with when they are lost or forgotten."""
     until: dict[str, int] = {}
     for key in names:
@@ -169,7 +170,7 @@ def _carry_names(old: Broker, new: live.Broker, names: list[str]) -> None:
 
 
 def _carry_queue(
-    old: Broker, queue: Queue, new: live.Broker, shared: dict[int, Row], bridges: BridgesOver
+    old: Broker, queue: Queue, new: LiveBroker, shared: dict[int, Row], bridges: BridgesOver
 ) -> None:
     header = _queue_header(old, queue)
     link = bridges.begin(queue, header)
@@ -200,7 +201,7 @@ def _carry_queue(
 
 
 def _store(
-    old: Broker, new: live.Broker, ids: np.ndarray, rows: list[Row], vpn: int,
+    old: Broker, new: LiveBroker, ids: np.ndarray, rows: list[Row], vpn: int,
     shared: dict[int, Row],
 ) -> None:  # fmt: skip
     """The contents of rows go into the spool, each once. shared: the first row of each message that

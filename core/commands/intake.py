@@ -26,7 +26,8 @@ from ...protocol.outputs import Reply
 from ...protocol.signing import Speaker
 from ...protocol.topics import is_inbox_of, is_instruction
 from ..queue.beyond import LATER
-from ..queue.broker import Broker, Place
+from ..queue.broker import Broker
+from ..queue.broker_facts import Place
 from ..queue.queue import Queue
 from ..rules.answering import reject_record
 from .answers import answer, refuse, what_is_wrong

@@ -12,7 +12,8 @@ from typing import Any
 from ...expressions import predicate
 from ...protocol.commands import Bye, Heartbeat, SetBacklog, Subscribe, Unsubscribe
 from ..limits import Budget
-from ..queue.broker import Broker, Name, Session
+from ..queue.broker import Broker
+from ..queue.broker_facts import Name, Session
 from ..queue.header import Subscription, Task
 from ..queue.queue import Queue
 from ..rules.fairness import backlog_of, own_backlog

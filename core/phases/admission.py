@@ -26,7 +26,8 @@ from ...protocol.messages import (
     sender_of,
 )
 from ...protocol.outputs import Receipts
-from ..queue.broker import ONE_OF_SEVERAL, Broker, Place
+from ..queue.broker import Broker
+from ..queue.broker_facts import ONE_OF_SEVERAL, Place
 from ..queue.change import enter
 from ..queue.producers import ProducerHistory, histories_at, told_by
 from ..queue.queue import Queue

@@ -12,7 +12,7 @@ import msgspec
 
 from ...protocol.bounds import within_calendar
 from ...protocol.messages import PublishHeader, Records, decode_run
-from ..queue.broker import Place
+from ..queue.broker_facts import Place
 from ..storage.blocks import Content
 
 SEQ_PLAIN = 1 << 61  # so far below the highest one that no run of records comes to it

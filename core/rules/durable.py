@@ -15,7 +15,8 @@ from msgspec.structs import replace
 from ...protocol.commands import Tables
 from ...protocol.messages import PublishHeader
 from ...protocol.outputs import Receipts
-from ..queue.broker import Broker, HeldReceipt
+from ..queue.broker import Broker
+from ..queue.broker_facts import HeldReceipt
 from ..queue.producers import ProducerHistory
 
 DELTA = "delta"

@@ -12,7 +12,8 @@ from typing import Any
 from ...core.commands.home import peers
 from ...core.limits import Budget
 from ...core.queue.beyond import Beyond
-from ...core.queue.broker import Broker, Place
+from ...core.queue.broker import Broker
+from ...core.queue.broker_facts import Place
 from ...core.queue.header import Subscription, Task
 from ...core.queue.queue import Queue
 from ...core.rules.answering import reject_record
@@ -34,7 +35,7 @@ Meeting = Callable[[Broker], Beyond] | None
 
 class Bridged:
     """A broker with its bridges. others: the home's other brokers; None: it has met none; meeting:
-    how it does, see `neighbours`."""
+    how it does, see `met_brokers`."""
 
     def __init__(
         self, broker: Broker, facts: BridgeFacts, others: Beyond | None, meeting: Meeting = None

@@ -16,7 +16,8 @@ import msgspec
 
 from ...core.phases.admission import Admission
 from ...core.phases.incoming import Incoming
-from ...core.queue.broker import Broker, Place
+from ...core.queue.broker import Broker
+from ...core.queue.broker_facts import Place
 from ...core.queue.queue import Queue
 from ...core.rules.routing import queues_of_destination
 from ...protocol.bridges import BridgeReceipt, BridgeSend
