@@ -29,7 +29,7 @@ def _consume(address: str, results: Any, idle_s: float) -> None:
 
 def run(rate: int, seconds: int, trigger: str, say: Say) -> list[dict[str, Any]]:
     """Percentiles over all messages after a warm-up, with each trigger; beside Kafka's own. In the
-    environment `LAKEQUEUE_CORE=live` measures the live core."""
+    environment `LAKEQUEUE_CORE=old` measures the earlier core."""
     kafka = raw_kafka.latency(rate, seconds, say)
     return [_measure(rate, seconds, name, say) | kafka for name in triggers(trigger)]
 

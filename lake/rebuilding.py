@@ -235,10 +235,10 @@ def _about(source: Path) -> dict[str, Any]:
     about: dict[str, Any] = {"format": FORMAT, "trigger": "real-time"}
     if file.is_file():
         about = json.loads(file.read_text())
-    if about.get("format") != FORMAT:
+    if about.get("format") not in (FORMAT, LIVE.format):
         raise LakequeueError(
             f"{source} was written by a version with state format {about.get('format')}; this "
-            f"version reads {FORMAT}: use that version"
+            f"version reads {FORMAT} and {LIVE.format}: use that version"
         )
     return {k: v for k, v in about.items() if k != "checkpoints"}
 

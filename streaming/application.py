@@ -25,6 +25,7 @@ from .engine_settings import EngineSettings
 from .home import HISTORY_CHECKPOINT, TABLES_CHECKPOINT, HomeFolder
 from .jars import ensure_jars
 from .java_archive import JavaArchive
+from .loop_options import Options, live_core
 from .object_store import object_store_jars, place_settings
 from .queries import (
     HISTORY_QUERY,
@@ -44,7 +45,6 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.listener import StreamingQueryListener
 
     from ..client.transport import Transport
-    from .loop_options import Options
 
 log = logging.getLogger("lakequeue.engine")
 
@@ -178,14 +178,17 @@ class SparkApplication:
             )
             broker.query = start_loop(self.spark, options, name, checkpoint / home.name, given)
         else:
-            from .loop_options import live_core
-
             limit = self._settings.value("records_per_batch", RECORDS_PER_BATCH)
             broker.query = start_batches(
                 self.spark, self._bootstrap, home, self._vpns, self._captured.reads,
                 self._captured.partitions, self._captured.low_limits(), limit, name, checkpoint,
-                given, live_core(),
+                given, self.is_live,
             )  # fmt: skip
+
+    @property
+    def is_live(self) -> bool:
+        """Whether brokers run on the live core."""
+        return live_core(self._folder.goes_live())
 
     @property
     def _alone(self) -> bool:
@@ -199,7 +202,6 @@ class SparkApplication:
         self, spark: SparkSession, home: Home, run: str, closed: bool = False,
         resting: bool = False,
     ) -> Options:  # fmt: skip
-        from .loop_options import Options, live_core
         from .version import code_version
 
         default = Options({}, "", 0, 0, [], "", "")
@@ -225,7 +227,7 @@ class SparkApplication:
             read={(topic, at): offset for _, read in removed for topic, at, offset in read},
             accepts_other_kafka=self._settings.accepts_other_kafka,
             cache_bytes=value("page_cache_mb", default.cache_bytes // mb) * mb,
-            live=live_core(),
+            live=self.is_live,
             limits=InputLimits(
                 value("records_per_step", default.limits.records),
                 value("mb_per_step", default.limits.bytes // mb) * mb,

@@ -51,7 +51,6 @@ from .fewer_brokers import BrokerRemoval
 from .heartbeat import EngineHeartbeat
 from .home import HomeFolder
 from .kafka_answers import KafkaAnswers
-from .loop_options import live_core
 from .losses import LossWatch, notes_of_topics, notices
 from .more_brokers import Wishes, add_broker, await_partition, check_new
 from .queries import HISTORY_QUERY, MICRO_BATCH, REAL_TIME, TABLES_QUERY
@@ -239,7 +238,7 @@ class Engine:
         transport.flush(10.0)  # Spark took longer
         self._progress("waiting for the first batch")
         self.watch.wait_until_up()
-        self._folder.remember_checkpoints()
+        self._folder.remember_checkpoints(self.application.is_live)
         with self.watch.java_lives():
             self._tables_watch.begin()
         if self.application.tables_interval_s():
@@ -272,7 +271,7 @@ class Engine:
                 "take its name out", name,
             )  # fmt: skip
         numbers = self._folder.brokers(self.brokers)
-        if live_core():
+        if self.application.is_live:
             self._folder.require_brokers(numbers)
         groups = self._folder.groups(self.configuration.groups, numbers)
         self.brokers.clear()  # the same mapping: others have it
@@ -316,7 +315,7 @@ class Engine:
         with self._lock:
             new = BrokerQuery(name, 0, group=group)
             check_new(new, self.application, self._folder, self._vpns)
-            if live_core():
+            if self.application.is_live:
                 self.rehoming.add(name, group)
             else:
                 add_broker(new, self.application, self.captured, self._folder, self._begin_more)
@@ -341,7 +340,7 @@ class Engine:
     def remove_broker(self, name: str, to: str = "") -> list[MovedOut]:
         """Remove a broker from the engine while it runs; gives which local queues have moved where.
         to: a broker for all of them. Raises LakequeueError."""
-        if live_core():
+        if self.application.is_live:
             raise LakequeueError(f"broker {name!r}: on the live core none can be removed yet")
         return self.removal.remove(name, to)
 

@@ -23,6 +23,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from ..core import FORMAT as LIVE_FORMAT
 from ..definitions import DEFAULT_BROKER
 from ..protocol.errors import LakequeueError
 from ..protocol.folders import Folder, RemoteFolder, folder, remove
@@ -131,10 +132,10 @@ class HomeFolder:
                 f"{self.path / ABOUT} is missing beside {self.checkpoint}: it says which "
                 "home this is; put it back, or use another --home"
             )
-        if about["format"] != FORMAT:
+        if about["format"] not in (FORMAT, LIVE_FORMAT):
             return (
                 f"{self.path} was written by a version with state format {about['format']}; this "
-                f"version reads {FORMAT}: use that version, or another --home"
+                f"version reads {FORMAT} and {LIVE_FORMAT}: use that version, or another --home"
             )
         if moved := self._moved():
             return moved
@@ -152,8 +153,7 @@ class HomeFolder:
                     f"{self.checkpoints / place} belongs to another home (it has the number "
                     f"{found[place]}, not {number})"
                 )
-        rebuilt = any(self.path.glob(f"{FOLDER}/*{SUFFIX}"))
-        if not found and not rebuilt and any(self.tables.glob("*/_delta_log")):
+        if not found and not self._is_rebuilt() and any(self.tables.glob("*/_delta_log")):
             return self._missing(f"{self.checkpoint} is gone")
         return ""
 
@@ -201,12 +201,26 @@ class HomeFolder:
             f"stands in {self.tables}"
         )
 
-    def remember_checkpoints(self) -> None:
-        """Note the checkpoints that the queries run with now: no others from here on."""
+    def remember_checkpoints(self, live: bool = False) -> None:
+        """Note the checkpoints that the queries run with now: no others from here on. live: their
+        state is the live core's by now, which earlier versions cannot read."""
         about = self._about()
-        found = self._checkpoints()
-        if about and found != about.get("checkpoints"):
-            _write(self.path / ABOUT, {**about, "checkpoints": found})
+        whole = {**about, "checkpoints": self._checkpoints()}
+        if live:
+            whole["format"] = LIVE_FORMAT
+        if about and whole != about:
+            _write(self.path / ABOUT, whole)
+
+    def goes_live(self) -> bool:
+        """Whether its brokers run on the live core: they do already, or there is one, which is
+        new or carried over. One that had others knows of them, and nobody carries that."""
+        about = self._about()
+        alone = len(about.get("brokers", {})) <= 1 and not about.get("removed")
+        return about.get("format") == LIVE_FORMAT or alone
+
+    def _is_rebuilt(self) -> bool:
+        """Whether a state waits that was made of its tables."""
+        return any(self.path.glob(f"{FOLDER}/*{SUFFIX}"))
 
     @property
     def secret(self) -> bytes:

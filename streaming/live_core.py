@@ -1,7 +1,7 @@
 """The live core in the loop: what `replica.Driver` needs of Kafka, of Spark's state and of clocks.
 
-For development, see decision 0062: when the engine was started with `LAKEQUEUE_CORE=live`. Other
-brokers of the home are met when the engine names them, or when they speak (`mesh.met_brokers`).
+Homes that began with one broker run on it, see decision 0067. Other brokers of the home are met
+when the engine names them, or when they speak (`mesh.met_brokers`).
 
 A step that fails ends the loop, and with it the batch: since the last mark, pages went into the
 state that only this attempt knows, and Spark throws those away. It starts the batch again, and the
@@ -32,7 +32,6 @@ from ..state import Home as PagedHome
 from ..state import Limits as PagedLimits
 from .carried_over import NotAlone, carry_over, require_alone, snapshot_of
 from .driver import Snapshot as PagedSnapshot
-from .loop_options import LIVE, LIVE_VARIABLE
 from .state_store import StatePages
 
 Logged = tuple[int, StepRecord]
@@ -182,8 +181,7 @@ def _check_format(home: Home, store: Store) -> None:
     if found not in (None, FORMAT):
         raise Refused(
             f"the state of broker {home.name!r} has format {found}, and the live core reads "
-            f"{FORMAT}: start the engine without {LIVE_VARIABLE}={LIVE}, or begin "
-            "with an empty home"
+            f"{FORMAT}: use the version that wrote it, or begin with an empty home"
         )
 
 

@@ -9,13 +9,14 @@ from typing import Any
 from ..sources.live_reader import InputLimits
 from ..sources.step_batch import Place
 
-# For development: the engine is started with this in its environment, see decision 0062.
-LIVE_VARIABLE, LIVE = "LAKEQUEUE_CORE", "live"
+# For development, see decision 0067: the engine is started with one of these in its environment.
+CORE_VARIABLE, EARLIER, LIVE = "LAKEQUEUE_CORE", "old", "live"
 
 
-def live_core() -> bool:
-    """Whether homes are to use the live core."""
-    return os.environ.get(LIVE_VARIABLE) == LIVE
+def live_core(by_home: bool = True) -> bool:
+    """Whether brokers run on the live core. by_home: what the home says."""
+    asked = os.environ.get(CORE_VARIABLE)
+    return asked == LIVE or (asked != EARLIER and by_home)
 
 
 @dataclass(frozen=True)

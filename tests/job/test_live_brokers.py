@@ -21,7 +21,7 @@ from kafka import KafkaProducer
 from lakequeue.sources.live import kafka_client
 from lakequeue.sources.log_reader import read_steps
 from lakequeue.streaming import EmbeddedKafka
-from lakequeue.streaming.loop_options import LIVE, LIVE_VARIABLE
+from lakequeue.streaming.loop_options import CORE_VARIABLE, LIVE
 
 pytestmark = pytest.mark.job
 
@@ -70,7 +70,7 @@ class Place:
 def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     folder = tmp_path_factory.mktemp("live-brokers")
     with pytest.MonkeyPatch.context() as patch, EmbeddedKafka(folder / "kafka") as kafka:
-        patch.setenv(LIVE_VARIABLE, LIVE)
+        patch.setenv(CORE_VARIABLE, LIVE)
         place = Place(kafka, folder)
         yield place
         place.engine.kill()

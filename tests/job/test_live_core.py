@@ -17,7 +17,6 @@ from lakequeue.protocol.steplog import StepRecord
 from lakequeue.sources.live import kafka_client
 from lakequeue.sources.log_reader import read_steps
 from lakequeue.streaming import EmbeddedKafka
-from lakequeue.streaming.loop_options import LIVE, LIVE_VARIABLE
 
 pytestmark = pytest.mark.job
 
@@ -61,7 +60,6 @@ class Place:
 def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     folder = tmp_path_factory.mktemp("live")
     with pytest.MonkeyPatch.context() as patch, EmbeddedKafka(folder / "kafka") as kafka:
-        patch.setenv(LIVE_VARIABLE, LIVE)
         patch.setenv("PYTHONPATH", str(PLANTED))
         patch.setenv("LAKEQUEUE_PLANTED", str(folder))
         place = Place(kafka, folder)

@@ -28,7 +28,7 @@ from lakequeue.streaming.driver import Snapshot as PagedSnapshot
 from lakequeue.streaming.figures import Figures
 from lakequeue.streaming.live_core import BATCH_LIMITS, LiveBatch, LiveDriver, change_over, stays
 from lakequeue.streaming.loop import _encode
-from lakequeue.streaming.loop_options import LIVE, LIVE_VARIABLE, Options
+from lakequeue.streaming.loop_options import CORE_VARIABLE, EARLIER, Options
 from lakequeue.streaming.loop_options import live_core as wanted
 from lakequeue.streaming.stepper import Mark, Stepper
 from loop.memory import COMMANDS, SIZES, Some, World
@@ -289,7 +289,7 @@ def test_pages_of_the_other_core_are_refused() -> None:
     store = OldStore()
     store.put("broker", b"\x82\xa6format\x07\xa4name\xa8broker-0")
     world: Any = World()
-    with pytest.raises(Refused, match=r"has format 7, and the live core reads 8: start the engine"):
+    with pytest.raises(Refused, match=r"has format 7, and the live core reads 8: use the version"):
         LiveDriver(HOME, "v1", store, None, world, world)
 
 
@@ -310,10 +310,10 @@ def test_time_goes_on_from_what_the_broker_has_lived_through(
 
 
 def test_the_environment_decides(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(LIVE_VARIABLE, raising=False)
-    assert not wanted()
-    monkeypatch.setenv(LIVE_VARIABLE, LIVE)
+    monkeypatch.delenv(CORE_VARIABLE, raising=False)
     assert wanted()
+    monkeypatch.setenv(CORE_VARIABLE, EARLIER)
+    assert not wanted()
 
 
 def test_the_same_records_come_again(broker: Broker) -> None:

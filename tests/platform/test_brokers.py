@@ -21,7 +21,7 @@ from lakequeue.sources.live import own_places
 from lakequeue.streaming import EmbeddedKafka, Engine, engine_watch, supervision
 from lakequeue.streaming.broker_query import FAILED, RUNNING, BrokerQuery, broker_of, query_name
 from lakequeue.streaming.home import HomeFolder
-from lakequeue.streaming.loop_options import LIVE, LIVE_VARIABLE
+from lakequeue.streaming.loop_options import CORE_VARIABLE, EARLIER
 from lakequeue.streaming.more_brokers import Wishes, await_partition
 from lakequeue.streaming.slots import check_slots, default_master, slots
 from lakequeue.streaming.topics_admin import ensure_topics
@@ -81,13 +81,13 @@ def test_M4_a_configuration_adds_no_broker_to_a_home_on_the_live_core(
         engine._number_brokers()
         return engine
 
-    monkeypatch.setenv(LIVE_VARIABLE, LIVE)
     first = named("a", "b")
     first._folder.remember_brokers({name: b.number for name, b in first.brokers.items()})
+    first._folder.remember_checkpoints(live=True)
     assert list(named("a").brokers) == ["a", "b"]
     with pytest.raises(LakequeueError, match=r"'c' – the home .* has 'a', 'b': start .* --add"):
         named("a", "b", "c")
-    monkeypatch.delenv(LIVE_VARIABLE)
+    monkeypatch.setenv(CORE_VARIABLE, EARLIER)
     assert list(named("a", "b", "c").brokers) == ["a", "b", "c"]
 
 
@@ -385,6 +385,7 @@ def test_one_that_was_alone_stops_before_partitions_are_shared(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It would read those of the new one too. Where Kafka is away it goes on, and alone."""
+    monkeypatch.setenv(CORE_VARIABLE, EARLIER)
     engine = Engine(NOBODY, tmp_path, Configuration())
     engine._folder.open(engine.trigger)
     engine._folder.remember_brokers({"broker-0": 0})

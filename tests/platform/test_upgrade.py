@@ -13,6 +13,7 @@ import msgspec
 import pytest
 from lakequeue.client.known_brokers import known_brokers
 from lakequeue.client.whereabouts import Whereabouts
+from lakequeue.core import FORMAT as LIVE_FORMAT
 from lakequeue.protocol import LakequeueError, steplog, table_format, topics
 from lakequeue.protocol.table_format import SCHEMA, SCHEMA_VERSION, refusal_of
 from lakequeue.state import FORMAT
@@ -55,8 +56,11 @@ def test_the_next_format_is_refused_and_leaves_the_way_back(
 ) -> None:
     before = contents(home)
     with monkeypatch.context() as next_version:
-        next_version.setattr(home_module, "FORMAT", FORMAT + 1)
-        said = f"with state format {FORMAT}; this version reads {FORMAT + 1}: use that version"
+        next_version.setattr(home_module, "FORMAT", LIVE_FORMAT)
+        next_version.setattr(home_module, "LIVE_FORMAT", LIVE_FORMAT + 1)
+        said = (
+            rf"with state format {FORMAT}; this version reads {LIVE_FORMAT} and {LIVE_FORMAT + 1}"
+        )
         with pytest.raises(LakequeueError, match=said):
             HomeFolder(home).open("real-time")
     assert contents(home) == before
@@ -65,9 +69,9 @@ def test_the_next_format_is_refused_and_leaves_the_way_back(
 
 def test_a_home_of_the_next_format_is_refused(home: Path) -> None:
     about = json.loads((home / "lakequeue.json").read_text())
-    (home / "lakequeue.json").write_text(json.dumps({**about, "format": FORMAT + 1}))
+    (home / "lakequeue.json").write_text(json.dumps({**about, "format": LIVE_FORMAT + 1}))
     before = contents(home)
-    said = f"with state format {FORMAT + 1}; this version reads {FORMAT}"
+    said = f"with state format {LIVE_FORMAT + 1}; this version reads {FORMAT} and {LIVE_FORMAT}"
     with pytest.raises(LakequeueError, match=said):
         HomeFolder(home).open("real-time")
     assert contents(home) == before
@@ -126,3 +130,32 @@ def test_what_a_newer_engine_says_more_is_passed_over() -> None:
     record = {"hosts": {"b": 1}, "type": "LocalQueue", "state": "there", "colour": "blue"}
     assert where.take(b"queue/orders", json.dumps(record).encode()) == "orders"
     assert where.broker_of("orders") == 1
+
+
+# ------------------------------------------------------------ which core
+
+
+def test_a_home_goes_over_to_the_live_core_with_its_first_batch_there(home: Path) -> None:
+    """Until then the way back is open; after it an earlier version refuses the home."""
+    folder = HomeFolder(home)
+    folder.open("real-time")
+    assert folder.goes_live()
+    assert json.loads((home / "lakequeue.json").read_text())["format"] == FORMAT
+    folder.remember_checkpoints(live=True)
+    assert json.loads((home / "lakequeue.json").read_text())["format"] == LIVE_FORMAT
+    again = HomeFolder(home)
+    again.open("real-time")
+    assert again.goes_live()
+
+
+@pytest.mark.parametrize(
+    "fact", [{"brokers": {"a": 0, "b": 1}}, {"removed": {"b": {"number": 1, "read": []}}}]
+)
+def test_a_home_that_has_or_had_other_brokers_stays_on_the_earlier_core(
+    home: Path, fact: dict[str, object]
+) -> None:
+    about = json.loads((home / "lakequeue.json").read_text())
+    (home / "lakequeue.json").write_text(json.dumps(about | fact))
+    folder = HomeFolder(home)
+    folder.open("real-time")
+    assert not folder.goes_live()
