@@ -33,8 +33,6 @@ from .queue.queue import Queue
 from .rules.durable import say_held
 from .storage.row import NEVER
 
-_NOTHING = Records()  # what nobody says
-
 
 @dataclass(slots=True)
 class Batch:
@@ -47,7 +45,7 @@ class Batch:
 
     commands: Records = field(default_factory=Records)
     publishes: Records = field(default_factory=Records)
-    mesh: Records = field(default_factory=lambda: _NOTHING)
+    mesh: Records = field(default_factory=Records)
     skipped: dict[Place, str] = field(default_factory=dict)
     faulted: dict[int, str] = field(default_factory=dict)
 

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from ..core import Batch
 from ..protocol.errors import LakequeueError
 from ..protocol.messages import HEADER, encode_run
 from ..protocol.steplog import FORMAT, LivePart, Opened, Range, StepRecord
 from ..protocol.wire import headers_list
 from ..sources.step_batch import Place, goes_first, to_batch
-from ..state import Batch
 
 if TYPE_CHECKING:
     import duckdb

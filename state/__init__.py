@@ -4,10 +4,10 @@
 what bounds the step; `check` proves a state's invariants.
 """
 
-from .broker import FORMAT, Home
+from ..core import Batch, DictStore, Home, Store
+from .broker import FORMAT
 from .invariants import check
 from .limits import Limits
-from .step import Batch, step
-from .storage import DictStore, Store
+from .step import step
 
 __all__ = ["FORMAT", "Batch", "DictStore", "Home", "Limits", "Store", "check", "step"]

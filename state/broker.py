@@ -6,14 +6,14 @@ when it is first touched and written back once at the end of the step.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Any
 from zlib import crc32
 
 import msgspec
 import numpy as np
 
-from ..definitions import DEFAULT_BROKER, SystemLimits, VpnLimits
+from ..core.queue.broker_facts import Home
+from ..definitions import SystemLimits, VpnLimits
 from ..protocol.journal import Journal, Segment
 from ..protocol.outputs import InVain, Output
 from .header import QueueHeader
@@ -26,18 +26,6 @@ FORMAT = 7
 EVENTS_PER_PAGE = 50
 BUCKETS = 64
 DETAIL_CHARACTERS_MAX = 1_000
-
-
-@dataclass(frozen=True, slots=True)
-class Home:
-    """Whose state this is. name, number: the broker's; number: the top 16 bits of its message ids;
-    epoch: what tells this home's ids and commands from those of another on the same Kafka (0 where
-    there is no other: in memory); secret: of the home, seals clients' keys."""
-
-    name: str = DEFAULT_BROKER
-    number: int = 0
-    epoch: int = 0
-    secret: bytes = field(default=b"", repr=False)
 
 
 class Undecided(msgspec.Struct, array_like=True):

@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
+from ..core.step import Batch
 from ..protocol.journal import Journal
 from ..protocol.messages import Records
 from ..protocol.outputs import Output
@@ -25,7 +26,6 @@ from .storage import Overlay, Store, StoreFailed
 
 if TYPE_CHECKING:
     from .broker import Broker
-    from .step import Batch
 
 TRIES = 4
 

@@ -13,12 +13,13 @@ Nothing from outside can stop a step: see `isolation`.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
+from ..core import Batch, Home
 from ..protocol.messages import Records
 from ..protocol.outputs import Deadline, Output
 from .bridges.crossing import cross
-from .broker import Broker, Home
+from .broker import Broker
 from .commands.intake import DecodedCommands, answer_inspections, take_commands
 from .commands.turns import go_on
 from .durable import say_held
@@ -34,20 +35,6 @@ from .phases.alerts import watch
 from .phases.deadlines import act_on_deadlines
 from .phases.delivery import deliver
 from .storage import NEVER, Store
-
-
-@dataclass(slots=True)
-class Batch:
-    """What comes in at once: commands, publishes, and what other brokers say, each in their log's
-    order.
-
-    commands: records of the commands topics, undecoded; mesh: of this broker's own ``<name>.mesh``;
-    publishes: all other records.
-    """
-
-    commands: Records = field(default_factory=Records)
-    publishes: Records = field(default_factory=Records)
-    mesh: Records = field(default_factory=Records)
 
 
 @dataclass(slots=True)
