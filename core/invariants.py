@@ -17,7 +17,7 @@ from .queue.table import ENDINGS
 from .rules.active_set import first_inactive
 from .rules.fairness import backlog_of
 from .storage.row import DELAYED, LEASED, MOVING, NEVER, READY, Row
-from .storage.runs import NO_FILTER
+from .storage.segments import NO_FILTER
 
 
 def check(broker: Broker) -> None:

@@ -14,8 +14,9 @@ from ..core.queue.broker import Broker
 from ..core.queue.broker_facts import Session
 from ..core.queue.change import apply
 from ..core.queue.header import QueueHeader
-from ..core.queue.queue import TAKEN_MAX, Queue
+from ..core.queue.queue import Queue
 from ..core.queue.table import Event
+from ..core.queue.taken import TAKEN_MAX
 from ..core.rules.deferred import settle_arrival
 from ..core.storage.row import IN_MEMORY, LEASED, NEVER, Row
 

@@ -20,7 +20,7 @@ from ..core.queue import broker_facts as live
 from ..core.queue import header as facts
 from ..core.queue.broker import Broker as LiveBroker
 from ..core.queue.producers import ProducerHistory
-from ..core.queue.queue import TAKEN_MAX
+from ..core.queue.taken import TAKEN_MAX
 from ..core.storage.row import IN_MEMORY, LEASED, MOVING, NEVER, READY, Row
 from ..protocol.errors import LakequeueError
 from ..protocol.ids import make_id

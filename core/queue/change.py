@@ -13,6 +13,7 @@ from .broker import Broker
 from .header import Subscription
 from .queue import Queue
 from .table import EFFECTS, RELEASED, SOURCES, Event, Transition
+from .taken import note_taken
 
 _CANCELED = frozenset({Event.CANCEL, Event.CANCEL_LATER, Event.CANCEL_LAST})
 
@@ -43,7 +44,7 @@ def enter(broker: Broker, queue: Queue, rows: list[Row]) -> None:
     header.next_seq = seq
     header.bytes += size
     queue.count("spooled", len(rows))
-    queue.note_taken(rows[0].id, rows[-1].id)
+    note_taken(queue.header.taken, rows[0].id, rows[-1].id)
     broker.enter(queue, rows)
     queue.wanted = True
     broker.touch(queue)

@@ -34,14 +34,14 @@ from ..storage.row import (
     by_key,
     by_until,
 )
-from ..storage.runs import NO_FILTER, Runs, RunsState, Segment
+from ..storage.runs import Runs
+from ..storage.segments import NO_FILTER, RunsState, Segment
 from ..storage.spool import Spool
 from ..storage.store import Store
 from .header import QueueHeader, Subscription
 from .ready import Ready, View, ViewState
 
 FRESH_SLACK = 1_000
-TAKEN_MAX = 1_000  # ranges of ids that have entered, as remembered
 
 
 class QueuePage(msgspec.Struct):
@@ -422,25 +422,6 @@ class Queue:
 
     # ------------------------------------------------------------ ids
 
-    def note_taken(self, first: int, last: int) -> None:
-        """Ids enter, the ones from first to last (L9)."""
-        taken = self.header.taken
-        if taken and taken[-1][1] == first - 1:
-            taken[-1][1] = last
-            return
-        for number in range(first, last + 1):
-            _insert(taken, number)
-        del taken[:-TAKEN_MAX]
-
-    def has_held(self, number: int) -> bool:
-        """Whether an id has ever been here; of what is no longer remembered: yes."""
-        taken = self.header.taken
-        if not taken:
-            return False
-        if number < taken[0][0]:
-            return len(taken) >= TAKEN_MAX
-        return any(first <= number <= last for first, last in reversed(taken))
-
     def finds(self, number: int) -> tuple[Row, Runs | None, Segment | None] | None:
         """Where a message stands: its row, and for a cold one in which segment of which runs."""
         row = self.live.get(number)
@@ -512,17 +493,3 @@ def _number(row: Row) -> int:
 
 def _seq(row: Row) -> int:
     return row.seq
-
-
-def _insert(ranges: list[list[int]], number: int) -> None:
-    """Put an id into ascending ranges, from the end."""
-    at = len(ranges)
-    while at and ranges[at - 1][0] > number:
-        at -= 1
-    if at and ranges[at - 1][1] >= number:
-        return
-    ranges.insert(at, [number, number])
-    if at + 1 < len(ranges) and ranges[at + 1][0] == number + 1:
-        ranges[at][1] = ranges.pop(at + 1)[1]
-    if at and ranges[at - 1][1] == number - 1:
-        ranges[at - 1][1] = ranges.pop(at)[1]

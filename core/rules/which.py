@@ -26,6 +26,7 @@ from ..limits import Budget
 from ..queue.broker import Broker
 from ..queue.header import Task
 from ..queue.queue import Queue
+from ..queue.taken import has_entered
 from ..storage.row import DELAYED, LOWEST, MOVING, Row
 from ..storage.runs import Runs
 from ..storage.segments import Segment
@@ -344,7 +345,7 @@ def without_effect(broker: Broker, queue: Queue, part: Part, subscription: str) 
     The first `Limits.ignored_acks` of a part are looked up; of more nothing is said."""
     if sum(high - low + 1 for low, high in part.named) == len(part.rows):
         return
-    here = {row.id for row in part.rows}
+    here, taken = {row.id for row in part.rows}, queue.header.taken
     gone: list[int] = []
     never: Ranges = []
     left = broker.limits.ignored_acks
@@ -356,7 +357,7 @@ def without_effect(broker: Broker, queue: Queue, part: Part, subscription: str) 
                 break
             left -= 1
             # Others' may be anywhere.
-            if number >> COUNTER_BITS != broker.home.number or queue.has_held(number):
+            if number >> COUNTER_BITS != broker.home.number or has_entered(taken, number):
                 gone.append(number)
             elif never and never[-1][1] == number - 1:
                 never[-1] = (never[-1][0], number)

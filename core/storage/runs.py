@@ -27,8 +27,6 @@ from .row import NEVER, Row
 from .segments import NO_FILTER, Group, Merge, RunsState, Segment, StoredGroup, common
 from .store import Store
 
-__all__ = ["NO_FILTER", "Runs", "RunsState", "Segment"]
-
 FAN = 4  # groups of one level that are merged into one
 MOVED_COST = 16  # rows that a segment counts as which is moved without being read
 SPARSE = 3  # a group whose segments are filled to less than a third is rewritten
@@ -487,8 +485,6 @@ class Runs:
         del self._unwritten[segment.number]
         page = _encode(self._held[segment.number])
         self._store.put(f"{self._prefix}{segment.number}", page)
-
-    # ------------------------------------------------------------ expiry
 
     def _watch(self, segment: Segment) -> None:
         if segment.due == NEVER:

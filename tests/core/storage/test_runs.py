@@ -10,7 +10,8 @@ import msgspec
 import pytest
 from lakequeue.core.limits import Limits
 from lakequeue.core.storage.row import NEVER, Row, by_key, by_until
-from lakequeue.core.storage.runs import Runs, RunsState
+from lakequeue.core.storage.runs import Runs
+from lakequeue.core.storage.segments import RunsState
 from lakequeue.core.storage.store import CountingStore, DictStore
 
 TINY = replace(Limits(), segment_rows=4)
