@@ -13,10 +13,10 @@ import msgspec
 
 from ..client.admin import Admin
 from ..client.session import Session
+from ..core.commands.dispatch import INSPECTIONS
 from ..protocol import commands, wire
 from ..protocol.errors import ConfigError
 from ..protocol.outputs import Reply
-from ..state.commands.dispatch import INSPECTIONS
 from .past import Moment
 
 

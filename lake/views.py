@@ -14,8 +14,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ..state.commands.moving import DEAD_OF, MOVED_FROM
-from ..state.message import DELAYED, GONE, LEASED, NAMES, READY, TABLE
+from ..core.commands.moving import DEAD_OF, MOVED_FROM
+from ..core.queue.table import DELAYED, GONE, LEASED, NAMES, READY, TABLE
 
 # What they call the same: epoch ms of a timestamp; the newest value that is not null.
 DIALECTS: dict[str, dict[str, str]] = {
