@@ -102,6 +102,23 @@ def _without_queue(
         say(broker, facts, sender, NotTaken(said.vpn, said.queue, False, 0, "no_such_queue"))
 
 
+def failed(broker: Broker, facts: MeshFacts, sender: int, said: HandOver) -> None:
+    """Taking messages in failed, and nothing of it was done. Those that waited are tried one by
+    one, and one that fails alone is gone: it stands in `<vpn>.rejected`, and would hold its lane
+    for ever."""
+    rows = _rows.decode(said.rows)
+    if said.waiting and len(rows) == 1:
+        say(broker, facts, sender, Stored(said.vpn, said.queue, True, [rows[0].id]))
+        return
+    if said.waiting:
+        facts.refusing[f"{sender}/{said.vpn}/{said.queue}"] = said.attempt
+        facts.credits_changed = True
+    say(
+        broker, facts, sender,
+        NotTaken(said.vpn, said.queue, said.waiting, said.attempt, Reason.MALFORMED.value),
+    )  # fmt: skip
+
+
 def _refusal(broker: Broker, vpn: str, queue: Queue, row: Row) -> Reason | None:
     """The first check of S3 that fails."""
     reason = of_broker(broker, vpn, row.size, 0)
@@ -128,5 +145,9 @@ def take_in(broker: Broker, queue: Queue, row: Row, content: Content, waiting: b
         row.expires = expires_at(queue.definition, broker.now, row.ttl_ends, own_only=own_only)
         until = way.get("until", NEVER)
         if broker.now < until < NEVER:
-            row.until, row.state = until, DELAYED
+            row.until = until
+        if queue.header.stands_for and broker.beyond is not None:  # a bridge's endpoint
+            broker.beyond.wait(queue, [row], way["to"])
+        elif row.until != NEVER:
+            row.state = DELAYED
     enter(broker, queue, [row])

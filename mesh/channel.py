@@ -10,7 +10,7 @@ goes on behind it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from ..core.queue.broker import Broker
@@ -45,36 +45,42 @@ def hear(
     records: Records,
     skipped: Mapping[Place, str],
     handlers: Handlers,
+    failures: Handlers,
 ) -> None:
-    """Hear what others have said since the last step, each thing once, in their order."""
+    """Hear what others have said since the last step, each thing once, in their order. failures:
+    what is done where a handler fails, so that nothing is on its way for ever."""
     vpn = next(iter(broker.header.vpns), DEFAULT_VPN)  # where what is refused is told
     for at in range(len(records)):
         broker.at = place = records.topics[at], records.partitions[at], records.offsets[at]
+        heard = None
         try:
-            for sender, said in _heard(broker, facts, vpn, records.values[at]):
+            heard = _heard(broker, facts, vpn, records.values[at])
+            if heard is not None:
                 if place in skipped:
                     raise ValueError(f"it failed: {skipped[place]}")
-                handlers[said.kind](sender, said)
+                handlers[heard[1].kind](*heard)
         except (LakequeueError, ValueError) as error:
             broker.event("mesh_refused", vpn, why=str(error))
             reject_record(broker, vpn, *place, records.keys[at], records.values[at], str(error))
+            if heard is not None and heard[1].kind in failures:
+                failures[heard[1].kind](*heard)
     broker.at = None
 
 
 def _heard(
     broker: Broker, facts: MeshFacts, vpn: str, value: bytes | None
-) -> Iterator[tuple[int, Said]]:
-    """What a record says, and who says it; nothing where it was heard before, or is another
-    home's. Raises ValueError."""
+) -> tuple[int, Said] | None:
+    """Who says it, and what a record says; None where it was heard before, or is another home's.
+    Raises ValueError."""
     envelope = mesh.decode(value)
     if envelope.epoch != broker.header.epoch:
         broker.count_refused(vpn, "other_home")
-        return
+        return None
     peer = facts.peers.get(envelope.sender)
     if peer is None:
         peer = facts.peers[envelope.sender] = Peer(envelope.name)
     if envelope.number <= peer.heard or is_lost(peer, envelope.number):
-        return
+        return None
     missing = envelope.number - next_word(peer)
     if missing > 0:
         broker.event("mesh_gap", vpn, broker=peer.name, records=missing)
@@ -84,4 +90,4 @@ def _heard(
     word = WORDS.get(envelope.kind)
     if word is None:
         raise ValueError(f"kind: {envelope.kind!r} – allowed are {', '.join(sorted(WORDS))}")
-    yield envelope.sender, mesh.decode_body(envelope, word)
+    return envelope.sender, mesh.decode_body(envelope, word)

@@ -12,6 +12,7 @@ whose dead message queue it is, else the one that hosts the fewest such queues (
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -29,6 +30,7 @@ from ..definitions import (
 )
 from ..definitions import hosts_of as hosts_of_definition
 from ..definitions.definition import defined_over, name_of, to_wire
+from ..definitions.definition_values import ENDPOINT_PREFIX
 from ..protocol import commands as c
 from ..protocol.errors import ConfigError, LakequeueError, Problem
 from ..protocol.neighbours import Entries, HasMoved, Heard, SaidEntry
@@ -39,6 +41,8 @@ from .channel import say
 from .facts import Entry, MeshFacts, Move, Peer, Waiting, entry_of, hosts_of, key_of
 
 ReplyPlace = tuple[str, int, str]  # topic, partition, request
+# A bridge is so, or is gone (None): VPN, name of its endpoint, definition; how many waited for it.
+ApplyBridge = Callable[[str, str, dict[str, Any] | None], int]
 
 _encode = msgspec.msgpack.encode
 _definition = msgspec.msgpack.Decoder(QueueDefinition)
@@ -54,10 +58,12 @@ def needs_one_place(definition: QueueDefinition) -> bool:
 
 
 class Keeper:
-    """Changes the directory. One broker of the home does."""
+    """Changes the directory. One broker of the home does. apply_bridge: what becomes of bridges
+    here."""
 
     def __init__(self, broker: Broker, facts: MeshFacts) -> None:
         self._broker, self._facts = broker, facts
+        self.apply_bridge: ApplyBridge = without_bridges
 
     def define(self, vpn: str, command: c.Define) -> Any:
         """Define a queue, or define it again (Q9). Raises what is wrong."""
@@ -77,6 +83,18 @@ class Keeper:
         else:
             entry = self._again(before, definition)
         self._change(vpn, definition.name, entry, command)
+        return LATER
+
+    def enter_bridge(self, vpn: str, name: str, entry: Entry | None, command: c.Command) -> Any:
+        """A bridge's endpoint is a queue of the home, so what is published anywhere reaches it. It
+        has been looked at. entry: None: it is gone."""
+        before = entry_of(self._facts, vpn, name)
+        if entry is not None:
+            made, number = self._broker.now, self._facts.edition + 1
+            if before is not None:
+                made, number = before.made, before.move
+            entry = msgspec.structs.replace(entry, made=made, move=number)
+        self._change(vpn, name, entry, command)
         return LATER
 
     def delete(self, vpn: str, command: c.Delete) -> Any:
@@ -162,7 +180,9 @@ class Keeper:
         for one in self._facts.waiting:
             if one.edition <= said.edition and sender in one.missing:
                 one.missing.remove(sender)
-                one.error = one.error or said.error * (one.edition == said.edition)
+                if one.edition == said.edition:
+                    one.error = one.error or said.error
+                    one.result = said.waited or one.result
             if one.missing:
                 rest.append(one)
             else:
@@ -173,6 +193,11 @@ class Keeper:
         entry = entry_of(self._facts, vpn, queue)
         if entry is None:
             raise ConfigError(f"queue: {queue!r} – there is no such queue in VPN {vpn!r}")
+        if entry.bridge is not None:
+            raise ConfigError(
+                f"queue: {queue!r} – is the endpoint of a bridge: it can be looked at, purged, "
+                "shut down, and goes by itself"
+            )
         return entry
 
     def _stays(self, vpn: str, queue: str) -> Entry:
@@ -232,18 +257,20 @@ class Keeper:
         loads = dict.fromkeys(numbers, 0)
         for entries in facts.entries.values():
             for entry in entries.values():
-                if len(entry.hosts) == 1 and entry.hosts[0] in loads:
+                if len(entry.hosts) == 1 and entry.hosts[0] in loads and entry.bridge is None:
                     loads[entry.hosts[0]] += 1
         return [min(numbers, key=lambda number: (loads[number], number))]
 
     def _change(
         self, vpn: str, name: str, entry: Entry | None, to: c.Command | ReplyPlace | None,
-        result: bool | None = None, error: str = "", at_once: bool = False,
+        result: bool | int | None = None, error: str = "", at_once: bool = False,
     ) -> None:  # fmt: skip
         """Carry a change out here, tell the others, and answer when all have heard, or at once. to:
         who is answered."""
         broker, facts = self._broker, self._facts
-        apply_entry(broker, facts, vpn, name, entry)
+        waited = apply_entry(broker, facts, vpn, name, entry, self.apply_bridge)
+        if entry is None and name.startswith(ENDPOINT_PREFIX):
+            result = waited
         facts.edition += 1
         entries = [said_of(vpn, name, entry)]
         said = Entries(facts.edition, entries, facts.brokers, facts.groups)
@@ -266,6 +293,8 @@ class Keeper:
             self._say_where(vpn, name, entry_of(self._facts, vpn, name))
 
     def _say_where(self, vpn: str, name: str, entry: Entry | None) -> None:
+        if name.startswith(ENDPOINT_PREFIX):  # no client looks for it
+            return
         names = {number: name for name, number in self._facts.brokers.items()}
         hosts = {} if entry is None else {names[number]: number for number in entry.hosts}
         kind, epoch = "" if entry is None else entry.definition.type, self._broker.header.epoch
@@ -297,7 +326,7 @@ def said_of(vpn: str, name: str, entry: Entry | None) -> SaidEntry:
     definition, hosts, topics = _encode(entry.definition), list(entry.hosts), list(entry.topics)
     return SaidEntry(
         vpn, name, definition, hosts, topics, entry.move, entry.moves_to, entry.made,
-        entry.ingress, entry.egress,
+        entry.ingress, entry.egress, entry.bridge,
     )  # fmt: skip
 
 
@@ -314,38 +343,52 @@ def know_brokers(
     forget_found(broker)
 
 
-def hear_entries(broker: Broker, facts: MeshFacts, sender: int, said: Entries) -> None:
+def without_bridges(vpn: str, name: str, bridge: dict[str, Any] | None) -> int:
+    """Bridges are as they are."""
+    return 0
+
+
+def hear_entries(
+    broker: Broker, facts: MeshFacts, sender: int, said: Entries, apply_bridge: ApplyBridge
+) -> None:
     """Others' definitions, and those of the queues that are hosted here."""
     know_brokers(broker, facts, said.brokers, said.groups)
-    error = ""
+    error, waited = "", 0
     for one in said.entries:
         entry = None
         if one.definition is not None:
             definition = _definition.decode(one.definition)
             entry = Entry(
                 definition, one.hosts, one.topics, one.move, one.moves_to, one.made, one.ingress,
-                one.egress,
+                one.egress, one.bridge,
             )  # fmt: skip
         try:
-            apply_entry(broker, facts, one.vpn, one.queue, entry)
+            waited += apply_entry(broker, facts, one.vpn, one.queue, entry, apply_bridge)
         except (LakequeueError, ValueError) as failed:
             error = str(failed)
             broker.event("definition_refused", one.vpn, one.queue, why=error)
     facts.edition = said.edition
-    say(broker, facts, sender, Heard(said.edition, error))
+    say(broker, facts, sender, Heard(said.edition, error, waited))
 
 
-def apply_entry(broker: Broker, facts: MeshFacts, vpn: str, name: str, entry: Entry | None) -> None:
-    """A queue is as this entry says; here too, where it is hosted here. Raises what is wrong."""
-    own = broker.header.number
+def apply_entry(
+    broker: Broker, facts: MeshFacts, vpn: str, name: str, entry: Entry | None,
+    apply_bridge: ApplyBridge = without_bridges,
+) -> int:  # fmt: skip
+    """A queue is as this entry says; here too, where it is hosted here. Raises what is wrong. How
+    many messages waited for a bridge that is gone."""
+    own, waited = broker.header.number, 0
+    is_bridge = name.startswith(ENDPOINT_PREFIX)
+    if is_bridge:
+        waited = apply_bridge(vpn, name, None if entry is None else entry.bridge)
     here = broker.find(vpn, name)
     if entry is None:
-        if here is not None:
+        if here is not None and not is_bridge:
             delete(broker, vpn, c.Delete(queue=name))
         _forget(broker, facts, vpn, name)
         facts.entries.get(vpn, {}).pop(name, None)
     else:
-        if own in hosts_of(facts, vpn, name, entry):
+        if own in hosts_of(facts, vpn, name, entry) and not is_bridge:
             define(broker, vpn, c.Define(definition=to_wire(entry.definition)))
             queue = broker.find(vpn, name)
             assert queue is not None
@@ -359,6 +402,7 @@ def apply_entry(broker: Broker, facts: MeshFacts, vpn: str, name: str, entry: En
         lanes.follow(broker, facts, vpn, name)
     broker.vpn_number(vpn)
     forget_found(broker)
+    return waited
 
 
 def _forget(broker: Broker, facts: MeshFacts, vpn: str, name: str) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
 from ..core.storage.store import Store
@@ -21,7 +23,8 @@ class Peer(msgspec.Struct):
 class Entry(msgspec.Struct):
     """A queue of the home. hosts: the numbers of its brokers, ascending; move: a number that counts
     up, of its last move, or of its making; moves_to: a broker where it is to go; made: when, ms;
-    ingress, egress: what is not shut down (H5)."""
+    ingress, egress: what is not shut down (H5); bridge: of a bridge's end, what it is, as on the
+    wire (H1)."""
 
     definition: QueueDefinition
     hosts: list[int]
@@ -31,6 +34,7 @@ class Entry(msgspec.Struct):
     made: int = 0
     ingress: bool = True
     egress: bool = True
+    bridge: dict[str, Any] | None = None
 
 
 class Move(msgspec.Struct):
@@ -70,7 +74,7 @@ class Waiting(msgspec.Struct):
     edition: int
     missing: list[int]
     reply: tuple[str, int, str] | None
-    result: bool | None = None
+    result: bool | int | None = None
     error: str = ""
 
 

@@ -25,8 +25,10 @@ from ..core.rules.edits import WAY
 from ..core.rules.routing import Patterns, kind_of_captured
 from ..core.storage.row import NEVER, Row
 from ..core.storage.spool import Content
+from ..definitions.definition_values import ENDPOINT_PREFIX
 from ..protocol import commands as c
 from ..protocol.errors import ConfigError, Moved
+from ..protocol.mesh import Said
 from ..protocol.messages import QUEUE_ALONE, Records
 from ..protocol.neighbours import (
     Carry,
@@ -71,14 +73,14 @@ class Mesh:
         self._directory_written = facts.edition
         self.commands: Mapping[type, Callable[[str, Any], Any]] = {
             c.Peers: self._peers,
-            c.Define: self._kept(self._keeper.define),
-            c.Delete: self._kept(self._keeper.delete),
-            c.MoveQueue: self._kept(self._keeper.move),
+            c.Define: self.kept(self._keeper.define),
+            c.Delete: self.kept(self._keeper.delete),
+            c.MoveQueue: self.kept(self._keeper.move),
             c.Shutdown: self._shutdown,
-            c.SubscribeTopic: self._kept(self._keeper.subscribe_topic),
+            c.SubscribeTopic: self.kept(self._keeper.subscribe_topic),
             c.UnsubscribeTopic: self._unsubscribe_topic,
         }
-        self._handlers: Mapping[str, Callable[[int, Any], None]] = {
+        self.handlers: dict[str, Callable[[int, Any], None]] = {
             HandOver.kind: self._handed_over,
             Stored.kind: lambda sender, said: lanes.stored(broker, facts, sender, said),
             NotTaken.kind: lambda sender, said: lanes.refused(broker, facts, sender, said),
@@ -89,6 +91,9 @@ class Mesh:
             Come.kind: lambda sender, said: moves.may_come(broker, facts, sender, said),
             Carry.kind: lambda sender, said: moves.carried(broker, facts, sender, said),
             HasMoved.kind: self._keeper.moved,
+        }
+        self.failures: dict[str, Callable[[int, Any], None]] = {
+            HandOver.kind: lambda sender, said: arrivals.failed(broker, facts, sender, said)
         }
 
     @classmethod
@@ -117,7 +122,7 @@ class Mesh:
     def hear(self, records: Records, skipped: Mapping[Place, str]) -> None:
         """What the others say; what is tried again is tried."""
         self._keeper.say_untold()
-        hear(self._broker, self.facts, records, skipped, self._handlers)
+        hear(self._broker, self.facts, records, skipped, self.handlers, self.failures)
         lanes.retry(self._broker, self.facts)
 
     def speak(self) -> None:
@@ -147,7 +152,22 @@ class Mesh:
         arrivals.handed_over(self._broker, self.facts, sender, said)
 
     def _hear_entries(self, sender: int, said: Entries) -> None:
-        directory.hear_entries(self._broker, self.facts, sender, said)
+        apply_bridge = self._keeper.apply_bridge
+        directory.hear_entries(self._broker, self.facts, sender, said, apply_bridge)
+
+    # ------------------------------------------------------------ bridges (`bridges.bridged`)
+
+    def with_bridges(self, apply: directory.ApplyBridge) -> None:
+        """Bridges are in the directory, and this is what becomes of them here."""
+        self._keeper.apply_bridge = apply
+
+    def enter_bridge(self, vpn: str, name: str, entry: Entry | None, command: c.Command) -> Any:
+        """The keeper enters a bridge's end, which has been looked at; None: it is gone."""
+        return self._keeper.enter_bridge(vpn, name, entry, command)
+
+    def say(self, to: int, said: Said) -> None:
+        """Say something to another broker."""
+        say(self._broker, self.facts, to, said)
 
     # ------------------------------------------------------------ commands
 
@@ -161,19 +181,21 @@ class Mesh:
             )
         directory.know_brokers(self._broker, self.facts, command.brokers, command.groups)
 
-    def _kept(self, carry_out: Callable[[str, Any], Any]) -> Callable[[str, Any], Any]:
+    def kept(self, carry_out: Callable[[str, Any], Any]) -> Callable[[str, Any], Any]:
         """A command that the keeper of the directory carries out, and answers."""
 
         def handler(vpn: str, command: Any) -> Any:
             facts, own = self.facts, self._broker.header.number
             keeper = keeper_of(facts) if facts.brokers else own
             if keeper != own:
-                self._forward(vpn, command, keeper)
+                self.forward(vpn, command, keeper)
                 return LATER
-            name, speaker = queue_of(command), self._broker.speaker
-            entry = entry_of(facts, vpn, name)
-            if entry is not None and speaker is not None:  # it may be on another broker
-                check_level(speaker, name, entry.definition, NEEDS[type(command)])
+            speaker, needed = self._broker.speaker, NEEDS.get(type(command))
+            if speaker is not None and needed is not None:  # the queue may be on another broker
+                name = queue_of(command)
+                entry = entry_of(facts, vpn, name)
+                if entry is not None:
+                    check_level(speaker, name, entry.definition, needed)
             return carry_out(vpn, command)
 
         return handler
@@ -184,16 +206,20 @@ class Mesh:
         done = entry is not None and command.topic not in entry.topics
         if entry is not None and done and self._broker.header.number != entry.hosts[0]:
             return None
-        return self._kept(self._keeper.unsubscribe_topic)(vpn, command)
+        return self.kept(self._keeper.unsubscribe_topic)(vpn, command)
 
     def _shutdown(self, vpn: str, command: c.Shutdown) -> Any:
         """A stand-in is shut down by itself."""
         queue = self._broker.find(vpn, command.queue)
         if queue is not None and queue.header.stands_for:
             return shutdown(self._broker, vpn, queue, command)
-        return self._kept(self._keeper.shutdown)(vpn, command)
+        entry = entry_of(self.facts, vpn, command.queue)
+        if entry is not None and entry.bridge is not None and self.takes(vpn, command):
+            return LATER
+        return self.kept(self._keeper.shutdown)(vpn, command)
 
-    def _forward(self, vpn: str, command: c.Command, to: int) -> None:
+    def forward(self, vpn: str, command: c.Command, to: int) -> None:
+        """Pass a client's command on to the broker that answers it."""
         who = self._broker.speaker
         client, admin = ("", False) if who is None else (who.client, who.admin)
         say(self._broker, self.facts, to, Forward(vpn, c.encode_command(command), client, admin))
@@ -214,7 +240,7 @@ class Mesh:
             return False
         hosts = moves.where(facts, vpn, name)
         if command.reply is None:
-            self._forward(vpn, command, min(hosts.values()))
+            self.forward(vpn, command, min(hosts.values()))
             return True
         names = ", ".join(map(repr, hosts))
         raise Moved(f"queue {name!r} of VPN {vpn!r} is on broker {names}", hosts)
@@ -266,10 +292,12 @@ class Mesh:
     keeps_directory = True
 
     def wait(self, queue: Queue, rows: list[Row], to: str) -> None:
-        """What is due later crosses at once, and waits over there."""
+        """What is due later crosses at once, and waits over there. A bridge's lanes are over there
+        too, so it has to know where a message goes."""
+        ends_there = (queue.header.stands_for or "").startswith(ENDPOINT_PREFIX)
         for row in rows:
-            if row.until != NEVER:
-                row.until, row.extras = NEVER, {WAY: {"until": row.until}}
+            if row.until != NEVER or ends_there:
+                row.until, row.extras = NEVER, {WAY: {"until": row.until, "to": to}}
 
     def left(self, queue: Queue, rows: list[Row]) -> None:
         """See `Beyond`."""
@@ -296,7 +324,9 @@ class Mesh:
         if first is None or self._reader(entries[first], partition) != self._broker.header.number:
             return found
         listening = [table.listed[at] for at in sorted(table.subscribed.find(topic))]
-        rest = [(name, entry) for name, entry in listening if name not in names]
+        rest = [
+            (name, entry) for name, entry in listening if name not in names and not entry.bridge
+        ]  # fmt: skip
         by_name = {queue.definition.name: queue for queue in own}
         mine = [by_name[name] for name, _ in rest if name in by_name]
         return found + self._stored_here(vpn, rest, mine)

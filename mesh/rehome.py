@@ -33,6 +33,7 @@ from ..protocol.errors import ConfigError, LakequeueError, Problem
 from ..protocol.journal import Segment
 from .arrivals import take_in
 from .bridges.bridge_facts import check_no_bridge
+from .bridges.endpoint import entries_of
 from .directory import Keeper, apply_entry, entry_of, needs_one_place
 from .facts import Entry, MeshFacts, Peer
 from .lanes import stand_in, target, turn
@@ -204,7 +205,8 @@ class _Rehoming:
     def _owned(self) -> dict[tuple[str, str], Entry]:
         """The directory before. A broker that was alone has none; its queues say what is there."""
         facts = _facts(self._keeper())
-        found = {
+        found = {} if facts.entries else entries_of(self._keeper())
+        found |= {
             (vpn, name): entry
             for vpn, entries in facts.entries.items() for name, entry in entries.items()
         }  # fmt: skip

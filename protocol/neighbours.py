@@ -6,11 +6,12 @@ row of its queue; what it weighs decides how many cross in one record.
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import msgspec
 
 from .bounds import Count, Name, Text
+from .bridges import BridgeReceipt, BridgeSend
 from .mesh import BrokerNumber, Said
 
 Contents = list[tuple[bytes, bytes | None, bytes | None]]  # payload, key, headers
@@ -71,7 +72,8 @@ class Room(Said, frozen=True, array_like=True):
 
 class SaidEntry(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """A queue: its definition as on the wire (None: it is gone), its hosts, its topics; the number
-    of its last move, where it is to go, when it was made, and what is not shut down."""
+    of its last move, where it is to go, when it was made, and what is not shut down. bridge: of a
+    bridge's end, what it is, as on the wire."""
 
     vpn: Name
     queue: Name
@@ -83,6 +85,7 @@ class SaidEntry(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fie
     made: Count = 0
     ingress: bool = True
     egress: bool = True
+    bridge: dict[str, Any] | None = None
 
 
 class Entries(Said, frozen=True, array_like=True):
@@ -98,12 +101,14 @@ class Entries(Said, frozen=True, array_like=True):
 
 
 class Heard(Said, frozen=True, array_like=True):
-    """Up to this edition the directory is known here. error: what was wrong with the last one."""
+    """Up to this edition the directory is known here. error: what was wrong with the last one;
+    waited: how many messages a bridge had that was deleted with it."""
 
     kind: ClassVar[str] = "heard"
 
     edition: Count
     error: str = ""
+    waited: Count = 0
 
 
 class Forward(Said, frozen=True, array_like=True):
@@ -168,5 +173,7 @@ WORDS: dict[str, type[Said]] = {
         Come,
         Carry,
         HasMoved,
+        BridgeSend,
+        BridgeReceipt,
     )
 }

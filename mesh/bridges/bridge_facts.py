@@ -10,6 +10,7 @@ import msgspec
 from ...core.queue.broker import Broker
 from ...core.queue.queue import Queue
 from ...core.storage.row import Row
+from ...definitions.bridge import parse_bridge
 from ...protocol.errors import ConfigError
 from ...protocol.home_bridges import WAITING
 from ...protocol.patterns import matches
@@ -174,10 +175,13 @@ class BridgeFacts:
 
 def check_no_bridge(broker: Broker) -> None:
     """Raise ConfigError for a broker that is an end of a bridge: it cannot be removed."""
-    known = BridgeFacts.load(broker).definitions
-    found = [f"bridge {name!r} of VPN {vpn!r}" for vpn in sorted(known) for name in known[vpn]]
+    own, found = broker.header.name, []
+    for vpn, bridges in sorted(BridgeFacts.load(broker).definitions.items()):
+        for name, given in bridges.items():
+            one = parse_bridge(given)
+            if own in (one.carrier, one.far_broker):
+                found.append(f"bridge {name!r} of VPN {vpn!r}")
     if found:
-        own = broker.header.name
         raise ConfigError(
             f"broker: {own!r} – is an end of {', '.join(found[:10])}: delete it before"
         )

@@ -9,9 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import msgspec
+
 from ...core.commands.home import peers
 from ...core.limits import Budget
-from ...core.queue.beyond import Beyond
+from ...core.queue.beyond import LATER
 from ...core.queue.broker import Broker
 from ...core.queue.broker_facts import Place
 from ...core.queue.header import Subscription, Task
@@ -20,17 +22,20 @@ from ...core.rules.answering import reject_record
 from ...core.storage.row import NEVER, Row
 from ...core.storage.spool import Content
 from ...definitions import DEFAULT_VPN
+from ...definitions.bridge import BridgeDefinition, bridge_to_wire, parse_bridge
 from ...definitions.definition_values import ENDPOINT_PREFIX
 from ...protocol import commands as c
 from ...protocol import mesh, topics
+from ...protocol.bridges import BridgeReceipt, BridgeSend
 from ...protocol.errors import LakequeueError
 from ...protocol.home_bridges import COPIER_PREFIX, HomeAnswer, decode_copied, of_key
-from ...protocol.messages import Records
+from ...protocol.messages import QUEUE_ALONE, Records
+from ..mesh import Mesh
 from . import commands, door, endpoint
-from .bridge_facts import ELSEWHERE, BridgeFacts, left
-from .link import cross, forward_all, receipt, set_way
+from .bridge_facts import ELSEWHERE, BridgeFacts, Link, left
+from .link import cross, forward_all, receipt, say_home, set_way
 
-Meeting = Callable[[Broker], Beyond] | None
+Meeting = Callable[[Broker], Mesh] | None
 
 
 class Bridged:
@@ -38,34 +43,43 @@ class Bridged:
     how it does, see `met_brokers`."""
 
     def __init__(
-        self, broker: Broker, facts: BridgeFacts, others: Beyond | None, meeting: Meeting = None
+        self, broker: Broker, facts: BridgeFacts, others: Mesh | None, meeting: Meeting = None
     ) -> None:
-        self._broker, self.facts, self._others = broker, facts, others
+        self._broker, self.facts = broker, facts
+        self._others: Mesh | None = None
         self._meeting = meeting
         self._own: dict[type, Callable[[str, Any], Any]] = {
-            c.Bridge: lambda vpn, command: commands.bridge(broker, facts, vpn, command),
-            c.DeleteBridge: lambda vpn, command: commands.delete_bridge(
-                broker, facts, vpn, command
-            ),
-            c.DescribeBridge: lambda vpn, command: commands.describe_bridge(
-                broker, facts, vpn, command
-            ),
+            c.Bridge: self._bridge,
+            c.DeleteBridge: self._delete,
+            c.DescribeBridge: self._describe,
             c.Bridges: lambda vpn, command: commands.names(facts, vpn),
         }
-        self.commands: Mapping[type, Callable[[str, Any], Any]] = (
-            {c.Peers: self._peers, **self._own} if others is None
-            else {**others.commands, **self._own}
-        )  # fmt: skip
+        self.commands: Mapping[type, Callable[[str, Any], Any]] = {
+            c.Peers: self._peers, **self._own
+        }  # fmt: skip
+        if others is not None:
+            self._with(others)
 
     @classmethod
-    def load(cls, broker: Broker, others: Beyond | None = None, meeting: Meeting = None) -> Bridged:
+    def load(cls, broker: Broker, others: Mesh | None = None, meeting: Meeting = None) -> Bridged:
         """As it was packed."""
         return cls(broker, BridgeFacts.load(broker), others, meeting)
 
-    def _meet(self, meeting: Callable[[Broker], Beyond]) -> Beyond:
-        """There are other brokers."""
-        self._others = others = meeting(self._broker)
+    def _with(self, others: Mesh) -> Mesh:
+        """There are other brokers: their directory has all bridges, and says who carries them."""
+        self._others = others
         self.commands = {**others.commands, **self._own}
+        others.with_bridges(self._apply)
+        for vpn, entries in others.facts.entries.items():
+            known = self.facts.definitions.setdefault(vpn, {})
+            for entry in entries.values():
+                if entry.bridge is not None:
+                    known[entry.bridge["name"]] = entry.bridge
+        others.handlers[BridgeSend.kind] = self._brought
+        others.handlers[BridgeReceipt.kind] = self._answered
+        others.failures[BridgeSend.kind] = lambda sender, sent: others.say(
+            sender, door.across_failed(self.facts, sent)
+        )
         return others
 
     def _peers(self, vpn: str, command: c.Peers) -> None:
@@ -73,7 +87,66 @@ class Bridged:
         if self._meeting is None or len(command.brokers) == 1:
             peers(self._broker, vpn, command)
         else:
-            self._meet(self._meeting).commands[c.Peers](vpn, command)
+            self._with(self._meeting(self._broker)).commands[c.Peers](vpn, command)
+
+    # ------------------------------------------------------------ bridges come and go
+
+    def _bridge(self, vpn: str, command: c.Bridge) -> Any:
+        """Make one, or define it again; where there are other brokers, the keeper of their
+        directory agrees to it."""
+        others, name = self._others, command.definition.get("name")
+        if others is None:
+            new = commands.agree(self._broker, self.facts, vpn, command)
+            self._apply(vpn, endpoint.endpoint_name(new.name), bridge_to_wire(new))
+            return None
+        known = isinstance(name, str) and name in self.facts.definitions.get(vpn, {})
+        if command.replace or not known:  # it begins at the broker that is told
+            given = {"from": self._broker.header.name, **command.definition}
+            command = msgspec.structs.replace(command, definition=given)
+        return others.kept(self._enter)(vpn, command)
+
+    def _enter(self, vpn: str, command: c.Bridge) -> Any:
+        others = self._others
+        assert others is not None
+        new = commands.agree(self._broker, self.facts, vpn, command)
+        entry = endpoint.entry_of(new, others.facts.brokers)
+        return others.enter_bridge(vpn, entry.definition.name, entry, command)
+
+    def _delete(self, vpn: str, command: c.DeleteBridge) -> Any:
+        name = endpoint.endpoint_name(command.name)
+        if self._others is None:
+            commands.find(self.facts, vpn, command.name)
+            return self._apply(vpn, name, None)
+        return self._others.kept(self._enter_end)(vpn, command)
+
+    def _enter_end(self, vpn: str, command: c.DeleteBridge) -> Any:
+        assert self._others is not None
+        commands.find(self.facts, vpn, command.name)
+        name = endpoint.endpoint_name(command.name)
+        return self._others.enter_bridge(vpn, name, None, command)
+
+    def _describe(self, vpn: str, command: c.DescribeBridge) -> Any:
+        """What its carrier knows."""
+        carrier = commands.find(self.facts, vpn, command.name).carrier
+        if self._others is not None and carrier != self._broker.header.name:
+            self._others.forward(vpn, command, self._others.facts.brokers[carrier])
+            return LATER
+        return commands.describe_bridge(self._broker, self.facts, vpn, command)
+
+    def _apply(self, vpn: str, name: str, bridge: dict[str, Any] | None) -> int:
+        """A bridge is so, or is gone: see `ApplyBridge`."""
+        if bridge is None:
+            return commands.end(self._broker, self.facts, vpn, name.removeprefix(ENDPOINT_PREFIX))
+        new = parse_bridge(bridge)
+        commands.begin(self._broker, self.facts, new, self._number_of(new))
+        return 0
+
+    def _number_of(self, new: BridgeDefinition) -> int:
+        """Of the broker that a bridge leads to."""
+        if new.far_broker is None:
+            return ELSEWHERE
+        header, others = self._broker.header, self._others
+        return header.number if others is None else others.facts.brokers[new.far_broker]
 
     def mark(self) -> None:
         """Write what changed since the last mark."""
@@ -104,10 +177,8 @@ class Bridged:
             records = self._hear_homes(records, skipped)
         if self._others is not None:
             self._others.hear(records, skipped)
-        elif self._meeting is not None and any(map(self._is_of_home, records.values)):
-            self._meet(self._meeting).hear(records, skipped)
         elif records:
-            self._hear_strangers(records)
+            self._hear_strangers(records, skipped)
         if self.facts.links:
             cross(
                 self._broker, self.facts,
@@ -161,27 +232,44 @@ class Bridged:
         elif said.receipt.link == queue.number:
             receipt(self._broker, link, said.receipt)
 
-    def _is_of_home(self, value: bytes | None) -> bool:
-        """Whether another broker of this home says it."""
-        try:
-            return mesh.decode(value).epoch == self._broker.header.epoch
-        except ValueError:
-            return False
+    def _say(self, link: Link, sent: BridgeSend) -> None:
+        """To another home, or to a broker of this one."""
+        if link.to == ELSEWHERE:
+            say_home(self._broker, link, sent)
+        else:
+            assert self._others is not None
+            self._others.say(link.to, sent)
 
-    def _hear_strangers(self, records: Records) -> None:
-        """Something stands in this broker's own topic, and there is no other broker. What another
-        home left there is passed over."""
+    def _brought(self, sender: int, sent: BridgeSend) -> None:
+        """Another broker of the home brings messages for a VPN."""
+        assert self._others is not None
+        self._others.say(sender, door.bring_across(self._broker, self.facts, sent))
+
+    def _answered(self, sender: int, answer: BridgeReceipt) -> None:
+        link = self.facts.links.get(answer.link)
+        if link is not None:  # else the bridge was deleted meanwhile
+            receipt(self._broker, link, answer)
+
+    def _hear_strangers(self, records: Records, skipped: Mapping[Place, str]) -> None:
+        """Something stands in this broker's own topic, and it knows no other broker. What another
+        home left there is passed over; with the first word of this one it meets its others."""
         broker = self._broker
         vpn = next(iter(broker.header.vpns), DEFAULT_VPN)
         for at in range(len(records)):
             broker.at = place = records.topics[at], records.partitions[at], records.offsets[at]
+            why = "this home has one broker"
             try:
-                if mesh.decode(records.values[at]).epoch != broker.header.epoch:
-                    broker.count_refused(vpn, "other_home")
-                    continue
-                why = "this home has one broker"
+                is_own = mesh.decode(records.values[at]).epoch == broker.header.epoch
             except ValueError as error:
-                why = str(error)
+                is_own, why = True, str(error)
+            else:
+                if is_own and self._meeting is not None:
+                    rest = Records(*(getattr(records, name)[at:] for name in Records.__slots__))
+                    self._with(self._meeting(broker)).hear(rest, skipped)
+                    break
+            if not is_own:
+                broker.count_refused(vpn, "other_home")
+                continue
             broker.event("mesh_refused", vpn, why=why)
             reject_record(broker, vpn, *place, records.keys[at], records.values[at], why)
         broker.at = None
@@ -191,7 +279,7 @@ class Bridged:
         if self._others is not None:
             self._others.speak()
         if self.facts.links:
-            forward_all(self._broker, self.facts)
+            forward_all(self._broker, self.facts, self._say)
 
     def deadline(self) -> int:
         """When a step is wanted, epoch ms, or NEVER."""
@@ -229,7 +317,7 @@ class Bridged:
     def with_others(self, vpn: str, to: str, own: list[Queue]) -> list[Queue]:
         """The queues in which a message is stored here. Nobody but its bridge puts something into
         an endpoint."""
-        if to.startswith(ENDPOINT_PREFIX):
+        if to.removeprefix(QUEUE_ALONE).startswith(ENDPOINT_PREFIX):
             return []
         return own if self._others is None else self._others.with_others(vpn, to, own)
 

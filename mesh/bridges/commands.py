@@ -27,9 +27,11 @@ from .shown import describe, describe_arrival
 BRIDGES_MAX = 1_000  # of a VPN
 
 
-def bridge(broker: Broker, facts: BridgeFacts, vpn: str, command: c.Bridge) -> None:
-    """Make a bridge, or define it again: then keys that are not named stay as they are, unless it
-    is to be replaced. Raises ConfigError, and nothing is changed."""
+def agree(
+    broker: Broker, facts: BridgeFacts, vpn: str, command: c.Bridge
+) -> BridgeDefinition:  # fmt: skip
+    """A bridge that is to be made, or defined again: then keys that are not named stay as they are,
+    unless it is to be replaced. Raises ConfigError for one that cannot be."""
     known = _known(facts, vpn)
     name = command.definition.get("name")
     old = None if command.replace or not isinstance(name, str) else known.get(name)
@@ -43,12 +45,20 @@ def bridge(broker: Broker, facts: BridgeFacts, vpn: str, command: c.Bridge) -> N
             "connect to the other one for that"
         )
     _check(broker, facts, where, new)
-    broker.vpn_number(vpn)  # it is among the VPNs from now on
-    facts.definitions.setdefault(vpn, {})[new.name] = bridge_to_wire(new)
+    return new
+
+
+def begin(broker: Broker, facts: BridgeFacts, new: BridgeDefinition, to: int) -> None:
+    """A bridge is so, as was agreed: every broker of the home knows it, and its carrier makes it.
+    to: the number of the broker that it leads to, where that is of this home."""
+    broker.vpn_number(new.vpn)  # it is among the VPNs from now on
+    facts.definitions.setdefault(new.vpn, {})[new.name] = bridge_to_wire(new)
+    if new.carrier != broker.header.name:
+        return
     if new.arrives:
         door.open_door(broker, facts, new)
     else:
-        _make(broker, facts, new)
+        _make(broker, facts, new, to)
 
 
 def names(facts: BridgeFacts, vpn: str) -> list[str]:
@@ -60,29 +70,30 @@ def describe_bridge(
     broker: Broker, facts: BridgeFacts, vpn: str, command: c.DescribeBridge
 ) -> dict[str, Any]:
     """What is shown of a bridge. Raises ConfigError where there is none."""
-    _find(facts, vpn, command.name)
+    find(facts, vpn, command.name)
     arrival = facts.arrival(vpn, command.name)
     if arrival is not None and arrival.is_open:
         return describe_arrival(broker, vpn, arrival)
     return describe(broker, _link(facts, vpn, command.name))
 
 
-def delete_bridge(broker: Broker, facts: BridgeFacts, vpn: str, command: c.DeleteBridge) -> int:
-    """End a bridge; gives how many messages waited. Raises ConfigError where there is none."""
-    _find(facts, vpn, command.name)
-    del facts.definitions[vpn][command.name]
-    arrival = facts.arrival(vpn, command.name)
+def end(broker: Broker, facts: BridgeFacts, vpn: str, name: str) -> int:
+    """A bridge is no more; gives how many messages waited here."""
+    known = facts.definitions.get(vpn, {}).pop(name, None)
+    if known is None or parse_bridge(known).carrier != broker.header.name:
+        return 0
+    arrival = facts.arrival(vpn, name)
     if arrival is not None and arrival.is_open:
         door.close_door(broker, vpn, arrival)
         return 0
-    link = _link(facts, vpn, command.name)
+    link = _link(facts, vpn, name)
     queue = broker.queues[link.queue]
     waiting = queue.header.depth
     if link.to == ELSEWHERE:
-        _enter(broker, vpn, command.name, None)
+        _enter(broker, vpn, name, None)
     del facts.links[link.queue]
     delete(broker, vpn, c.Delete(queue=queue.definition.name))
-    broker.event("bridge_deleted", vpn, bridge=command.name, messages=waiting)
+    broker.event("bridge_deleted", vpn, bridge=name, messages=waiting)
     return waiting
 
 
@@ -94,13 +105,15 @@ def _known(facts: BridgeFacts, vpn: str) -> dict[str, BridgeDefinition]:
     return {name: parse_bridge(definition) for name, definition in given.items()}
 
 
-def _find(facts: BridgeFacts, vpn: str, name: str) -> None:
-    """Raise ConfigError where there is no such bridge."""
-    if name not in facts.definitions.get(vpn, {}):
+def find(facts: BridgeFacts, vpn: str, name: str) -> BridgeDefinition:
+    """A bridge of this name. Raises ConfigError where there is none."""
+    found = facts.definitions.get(vpn, {}).get(name)
+    if found is None:
         known = ", ".join(map(repr, names(facts, vpn)[:20])) or "none"
         raise ConfigError(
             f"bridge: {name!r} – there is no such bridge in VPN {vpn!r}, which has {known}"
         )
+    return parse_bridge(found)
 
 
 def _link(facts: BridgeFacts, vpn: str, name: str) -> Link:
@@ -115,7 +128,9 @@ def _check(broker: Broker, facts: BridgeFacts, where: str, new: BridgeDefinition
         raise ConfigError(
             [Problem(where, key, name, f"must be a broker of this home, which has {there}")]
         )
-    _check_ends(broker.header.name, where, new)
+    if new.far_broker is not None and new.far_vpn is None and not new.arrives:
+        allowed = "is another broker of this home, which gets what its queues take without a bridge"
+        raise ConfigError([Problem(where, "to", new.to, allowed)])
     known = _known(facts, new.vpn)
     old = known.get(new.name)
     if old is None and len(known) >= BRIDGES_MAX:
@@ -133,20 +148,6 @@ def _check(broker: Broker, facts: BridgeFacts, where: str, new: BridgeDefinition
         raise ConfigError([circle_problem(where, found)])
 
 
-def _check_ends(own: str, where: str, new: BridgeDefinition) -> None:
-    """Raise ConfigError where this broker is not all that a bridge has of this home."""
-    if new.carrier != own:
-        key = "to" if new.arrives else "from"
-        allowed = f"must be the broker that is told, {own!r}"
-        raise ConfigError([Problem(where, key, new.carrier, allowed)])
-    if new.arrives or new.far_broker in (None, own):
-        return
-    allowed = "is another broker of this home, which gets what its queues take without a bridge"
-    if new.far_vpn is not None:
-        allowed = f"must end at the broker where it begins, {own!r}"
-    raise ConfigError([Problem(where, "to", new.to, allowed)])
-
-
 def _is_far(end: str) -> bool:
     """Whether it is in another home, whose address may change."""
     return is_address(end) and not is_vpn(end)
@@ -155,7 +156,7 @@ def _is_far(end: str) -> bool:
 # ---------------------------------------------------------------- the near end
 
 
-def _make(broker: Broker, facts: BridgeFacts, bridge: BridgeDefinition) -> None:
+def _make(broker: Broker, facts: BridgeFacts, bridge: BridgeDefinition, to: int) -> None:
     """Make the bridge's endpoint and its link, or change them; the same again changes nothing."""
     if bridge.leaves:
         _enter(broker, bridge.vpn, bridge.name, bridge_to_wire(bridge))
@@ -163,7 +164,6 @@ def _make(broker: Broker, facts: BridgeFacts, bridge: BridgeDefinition) -> None:
     queue = broker.find(bridge.vpn, definition.name)
     if queue is None:
         queue = endpoint.make(broker, bridge)
-        to = ELSEWHERE if bridge.leaves else broker.header.number
         facts.links[queue.number] = Link(
             bridge.vpn, bridge.name, queue.number, to, bridge.to, bridge.lanes,
             bridge.far_vpn or "",

@@ -56,11 +56,25 @@ def close_door(broker: Broker, vpn: str, arrival: Arrival) -> None:
 
 
 def bring_across(broker: Broker, facts: BridgeFacts, sent: BridgeSend) -> BridgeReceipt:
-    """Take in what another VPN of this home brings, if it may; the answer. Raises ValueError."""
+    """Take in what another VPN of this home brings, if it may; the answer. Raises ValueError, and
+    then `across_failed` gives the answer."""
     arrival = facts.arrival(sent.vpn, sent.bridge)
     if arrival is None or not arrival.is_open or not _is_from(arrival.origin, sent.came_from):
         return all_refused(sent, Reason.PERMISSION_DENIED)
     return _take(broker, arrival, sent)
+
+
+def across_failed(facts: BridgeFacts, sent: BridgeSend) -> BridgeReceipt:
+    """Taking it in failed: its lanes are held. A message that fails alone is not taken again."""
+    arrival = facts.arrival(sent.vpn, sent.bridge)
+    if arrival is not None:
+        _remember(arrival, sent)
+    return all_refused(sent)
+
+
+def _remember(arrival: Arrival, sent: BridgeSend) -> None:
+    if len(sent.payloads) == 1:
+        arrival.failed = [*arrival.failed, _digest(sent)][-FAILED_MAX:]
 
 
 def _is_from(origin: str, vpn: str) -> bool:
@@ -98,8 +112,7 @@ def hear(
     sent = msgspec.structs.replace(said.send, vpn=vpn)
     try:
         if failed:
-            if len(sent.payloads) == 1:
-                arrival.failed = [*arrival.failed, _digest(sent)][-FAILED_MAX:]
+            _remember(arrival, sent)
             raise ValueError(f"it failed: {failed}")
         answer = _take(broker, arrival, sent)
     except ValueError:

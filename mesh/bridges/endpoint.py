@@ -11,6 +11,8 @@ future (L12), which is the far end's to wait for.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import msgspec
 
 from ...core.queue.broker import Broker
@@ -21,9 +23,15 @@ from ...core.rules.entering import lane_of
 from ...core.rules.routing import set_topics
 from ...core.storage.row import NEVER, Row
 from ...definitions import QueueDefinition, parse_definition
-from ...definitions.bridge import PER_DESTINATION, BridgeDefinition
+from ...definitions.bridge import (
+    PER_DESTINATION,
+    BridgeDefinition,
+    bridge_to_wire,
+    parse_bridge,
+)
 from ...definitions.definition_values import ENDPOINT_PREFIX
-from .bridge_facts import ELSEWHERE, Link
+from ..facts import Entry
+from .bridge_facts import ELSEWHERE, BridgeFacts, Link
 
 ONE_LANE = 1
 SUBSCRIPTION = "#link"  # what the journal says of who has them
@@ -47,6 +55,24 @@ def definition_of(bridge: BridgeDefinition) -> QueueDefinition:
     return msgspec.structs.replace(
         plain, name=name, underlying_topic=name, default_publish_target=name
     )
+
+
+def entry_of(bridge: BridgeDefinition, brokers: Mapping[str, int]) -> Entry:
+    """A bridge in the home's directory: its endpoint is a queue of its carrier, so what is
+    published at any broker reaches it. One that arrives has none, and takes nothing."""
+    definition = definition_of(bridge)
+    topics = [] if bridge.arrives else list(definition.subscriptions)
+    return Entry(definition, [brokers[bridge.carrier]], topics, bridge=bridge_to_wire(bridge))
+
+
+def entries_of(broker: Broker) -> dict[tuple[str, str], Entry]:
+    """Those of a broker that is alone, by VPN and name."""
+    own = {broker.header.name: broker.header.number}
+    return {
+        (vpn, endpoint_name(name)): entry_of(parse_bridge(bridge), own)
+        for vpn, bridges in BridgeFacts.load(broker).definitions.items()
+        for name, bridge in bridges.items()
+    }  # fmt: skip
 
 
 def subscription_of(to_name: str) -> Subscription:

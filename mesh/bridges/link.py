@@ -11,8 +11,9 @@ Of a lane one record at most is on its way, with as many messages as are there: 
 message at a time waited for its receipt would be slow.
 
 Where the bridge leads to another VPN of the same broker, the next step hands over what it sends,
-and has the receipt at once (`cross`). Where it leads to another home, what it sends is copied there
-by the engine, and comes at least once; so it carries the link's own numbers
+and has the receipt at once (`cross`). To a VPN's end at another broker of the home it goes over the
+channel between the two, which says everything once. Where it leads to another home, what it sends
+is copied there by the engine, and comes at least once; so it carries the link's own numbers
 (`protocol.home_bridges`). Nothing is sent before the engine has said that the way is open.
 
 What is on its way is bounded by a window in rows and bytes (`Limits.bridge_rows`, `bridge_bytes`).
@@ -40,64 +41,65 @@ from . import holds
 from .bridge_facts import ELSEWHERE, BridgeFacts, Flight, Link
 from .endpoint import NUMBER, SUBSCRIPTION, beside
 
-Here = Callable[[BridgeSend], BridgeReceipt]
+Say = Callable[[Link, BridgeSend], None]  # to the far end
 Lanes = list[tuple[int, list[Row]]]
 HEADS = 1_000  # lanes that one record looks at
 
 
-def forward_all(broker: Broker, facts: BridgeFacts) -> None:
+def forward_all(broker: Broker, facts: BridgeFacts, say: Say) -> None:
     """At the end of a step: send what may go now."""
     limits = broker.limits
     budget = Budget(limits.delivery_rows, limits.delivery_bytes)
     for number, link in facts.links.items():
         if link.wanted or number in broker.touched:
-            _of_queue(broker, link, budget, None)
+            _of_queue(broker, link, budget, say, crosses=False)
     broker.at = None
 
 
-def cross(broker: Broker, facts: BridgeFacts, here: Here) -> None:
+def cross(
+    broker: Broker, facts: BridgeFacts, here: Callable[[BridgeSend], BridgeReceipt]
+) -> None:  # fmt: skip
     """Hand over what bridges bring to other VPNs of this broker. here: takes it in."""
     limits = broker.limits
     budget = Budget(limits.delivery_rows, limits.delivery_bytes)
-    for number, link in facts.links.items():
+    for link in facts.links.values():
         if not link.crossing:
             continue
         link.crossing = False
 
-        def told(sent: BridgeSend, number: int = number) -> BridgeReceipt:
-            broker.at = (f"#{number}", 0, sent.number)  # what the journal says of where it stood
+        def told(link: Link, sent: BridgeSend) -> None:
+            broker.at = (f"#{link.queue}", 0, sent.number)  # what the journal says of where it was
             answer = here(sent)
-            broker.at = broker.queue(number)
-            return answer
+            broker.at = broker.queue(link.queue)
+            receipt(broker, link, answer)
 
-        _of_queue(broker, link, budget, told)
+        _of_queue(broker, link, budget, told, crosses=True)
     broker.at = None
 
 
-def _of_queue(broker: Broker, link: Link, budget: Budget, here: Here | None) -> None:
+def _of_queue(broker: Broker, link: Link, budget: Budget, say: Say, crosses: bool) -> None:
     queue = broker.queue(link.queue)
     if queue is None or queue.header.deleted or queue.header.faulted:
         return
     broker.at = queue
-    forward(broker, queue, link, budget, here)
+    forward(broker, queue, link, budget, say, crosses)
 
 
 def forward(
-    broker: Broker, queue: Queue, link: Link, budget: Budget, here: Here | None = None
+    broker: Broker, queue: Queue, link: Link, budget: Budget, say: Say, crosses: bool
 ) -> None:
-    """Send what may go now. here: takes what is for another VPN of this broker; without it, that
-    waits for the next step."""
+    """Send what may go now. crosses: to another VPN of this broker; else what is for that waits for
+    the next step."""
     holds.forget_empty(broker, link)
     link.wanted = False
     if not queue.header.egress or not _has_next(queue):
         return
-    crosses = link.to == broker.header.number
     if link.to == ELSEWHERE and not link.opened:
         return
-    if crosses and here is None:
+    if link.to == broker.header.number and not crosses:
         link.crossing = broker.more_to_do = True
         return
-    handed: list[BridgeSend] = []
+    sent: list[BridgeSend] = []
     limits = broker.limits
     rows, size = link.on_its_way()
     room = Budget(limits.bridge_rows - rows, limits.bridge_bytes - size)
@@ -106,14 +108,13 @@ def forward(
         lanes = _next_record(broker, queue, link, min(room.rows, budget.rows), looks)
         if not lanes:
             break
-        sent_rows, sent_bytes = _send(broker, queue, link, lanes, handed)
+        sent_rows, sent_bytes = _send(broker, queue, link, lanes, sent)
         for one in (room, budget):
             one.take(sent_rows, sent_bytes)
     if (budget.spent or looks.spent) and not room.spent and _has_next(queue):
         link.wanted = broker.more_to_do = True
-    for sent in handed:
-        assert here is not None
-        receipt(broker, link, here(sent))
+    for record in sent:
+        say(link, record)
 
 
 def _has_next(queue: Queue) -> bool:
@@ -151,10 +152,9 @@ def _next_record(broker: Broker, queue: Queue, link: Link, most: int, looks: Bud
 
 
 def _send(
-    broker: Broker, queue: Queue, link: Link, lanes: Lanes, handed: list[BridgeSend]
+    broker: Broker, queue: Queue, link: Link, lanes: Lanes, sent: list[BridgeSend]
 ) -> tuple[int, int]:
-    """Say these messages, which are on their way then; gives rows and bytes. handed: what is for
-    this broker."""
+    """These messages are on their way now; gives rows and bytes. sent: what is to be said."""
     rows = [row for _, part in lanes for row in part]
     contents = [broker.spool.content(row) for row in rows]
     if None in contents:
@@ -167,7 +167,7 @@ def _send(
     link.sent += len(rows)
     ids = [(lane, [row.id for row in part]) for lane, part in lanes]
     link.flights[number] = Flight(broker.now, size, ids)
-    _say(broker, link, handed, _said(link, number, lanes, rows, contents))
+    sent.append(_said(link, number, lanes, rows, contents))
     return len(rows), size
 
 
@@ -203,11 +203,8 @@ def _lose(broker: Broker, queue: Queue, rows: list[Row], contents: list[Content 
     )  # fmt: skip
 
 
-def _say(broker: Broker, link: Link, handed: list[BridgeSend], sent: BridgeSend) -> None:
-    """To another home by way of the engine; to this broker by hand."""
-    if link.to == broker.header.number:
-        handed.append(sent)
-        return
+def say_home(broker: Broker, link: Link, sent: BridgeSend) -> None:
+    """To another home, by way of the engine."""
     header = broker.header
     said = HomeSend(header.epoch, header.name, min(link.flights), sent)
     topic = topics.topic(header.name, topics.BRIDGE_OUT)

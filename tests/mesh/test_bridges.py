@@ -14,7 +14,7 @@ from lakequeue.core import Limits as CoreLimits
 from lakequeue.core.phases.admission import Admission
 from lakequeue.memory import live_broker
 from lakequeue.protocol import ConfigError, Rejected
-from mortal_mesh import MortalLiveBroker
+from mortal_mesh import MortalMeshBroker
 from rules import mortal, test_bridge_lanes, test_bridges, test_home_bridges, test_vpn_bridges
 from rules.joined import Homes
 from two_homes import BRIDGE, TwoHomes
@@ -36,12 +36,10 @@ del module, name, test
 
 
 @pytest.fixture(autouse=True)
-def on_live_objects(request: pytest.FixtureRequest) -> Iterator[None]:
+def on_live_objects() -> Iterator[None]:
     """Brokers are those of the live core."""
-    if getattr(request.node, "callspec", None) and request.node.callspec.params.get("far") == "two":
-        pytest.skip("a bridge to a VPN whose end is at another broker")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(mortal.MortalEngine, "BROKER", MortalLiveBroker)
+        patch.setattr(mortal.MortalEngine, "BROKER", MortalMeshBroker)
         for between_brokers in (test_bridges, test_bridge_lanes):
             patch.setattr(between_brokers, "Two", TwoHomes)
         patch.setattr(test_bridge_lanes, "BRIDGE", BRIDGE)
