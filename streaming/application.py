@@ -188,7 +188,7 @@ class SparkApplication:
     @property
     def is_live(self) -> bool:
         """Whether brokers run on the live core."""
-        return live_core(self._folder.goes_live())
+        return live_core()
 
     @property
     def _alone(self) -> bool:

@@ -22,21 +22,25 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from ..core import FORMAT, Limits
+from ..mesh.reading import of_removed
 from ..mesh.rehome import Change, NotAtRest, Rehomed, Resting, rehome
 from ..protocol import LakequeueError, topics
 from ..protocol.folders import Folder
+from ..protocol.journal import Journal, Segment
 from ..replica.driver import Snapshot
 from ..sources.live import kafka_client
 from ..sources.log_reader import read_steps
 from .application import END_S_MAX, SparkApplication
 from .broker_query import BrokerQuery
 from .captured import CapturedTopics
-from .home import HomeFolder
+from .home import HomeFolder, Removed
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 log = logging.getLogger("lakequeue.engine")
+
+Moves = list[tuple[str, str, str]]  # VPN, queue, broker where it is now
 
 REST_S_MAX = 60.0
 HEAR_S = 2.0  # that loops step before it is looked again whether all is heard
@@ -55,46 +59,96 @@ _header = msgspec.msgpack.Decoder(_Header).decode
 
 class EngineRehoming:
     """Adds and removes brokers of one engine. begin: tells a broker what it is to be, before it
-    starts; tell_peers: says to all which brokers there are."""
+    starts; tell_peers: says to all which brokers there are; gone: a broker is no more."""
 
     def __init__(
         self, bootstrap: str, application: SparkApplication, captured: CapturedTopics,
         folder: HomeFolder, begin: Callable[[BrokerQuery], None], tell_peers: Callable[[], None],
+        gone: Callable[[BrokerQuery], None],
     ) -> None:  # fmt: skip
         self._bootstrap = bootstrap
         self._application, self._captured, self._folder = application, captured, folder
-        self._begin, self._tell_peers = begin, tell_peers
+        self._begin, self._tell_peers, self._gone = begin, tell_peers, gone
 
     def add(self, name: str, group: str = "") -> None:
         """One broker more. Raises LakequeueError, and the home is as it was."""
         brokers = self._application.brokers
-        number = self._folder.brokers([*brokers, name])[name]
-        new = BrokerQuery(name, number, group=group)
-        all_of_them = list(brokers.values())
+        new = BrokerQuery(name, self._folder.brokers([*brokers, name])[name], group=group)
+        self._require_all_run()
+        self._change([*brokers.values(), new])
+
+    def remove(self, name: str, to: str = "") -> Moves:
+        """One broker less; gives which queues that have one place are where now. to: a broker for
+        all of them. Raises LakequeueError, and the home is as it was."""
+        brokers = self._application.brokers
+        if name not in brokers:
+            if name in self._folder.removed():
+                raise LakequeueError(f"broker {name!r}: was removed from this home before")
+            known = ", ".join(map(repr, brokers))
+            raise LakequeueError(f"broker {name!r}: is not of this home, whose brokers are {known}")
+        stay = [broker for broker in brokers.values() if broker.name != name]
+        if not stay:
+            raise LakequeueError(
+                f"broker {name!r}: cannot be removed, for it is the home's only one"
+            )
+        if to and to not in {broker.name for broker in stay}:
+            allowed = ", ".join(repr(broker.name) for broker in stay)
+            raise LakequeueError(f"to: {to!r} – allowed are the brokers that stay: {allowed}")
+        self._require_all_run()
+        return self._change(stay, to)
+
+    def _require_all_run(self) -> None:
+        """A broker that stays stopped has steps that its state does not know."""
+        for broker in self._application.brokers.values():
+            if broker.failure:
+                raise LakequeueError(
+                    f"brokers: broker {broker.name!r} has failed ({broker.failure}), and they are "
+                    "changed only while all of them run"
+                )
+
+    def _change(self, there: list[BrokerQuery], to: str = "") -> Moves:
+        """The home has these brokers from here on."""
+        brokers = self._application.brokers
+        before = dict(brokers)
         try:
-            found = self._rehomed(all_of_them, [*all_of_them, new])
-            brokers[name] = new
+            found = self._rehomed(list(before.values()), there, to)
+            _set(brokers, there)
             try:
                 self._captured.share_out()
-                there = list(brokers.values())
-                self._folder.rehome(found.states, _numbers(there), _groups(there))
+                self._folder.rehome(
+                    found.states, _numbers(there), _groups(there), found.removed, found.last
+                )
             except BaseException:
-                del brokers[name]
+                _set(brokers, before.values())
                 raise
-            self._begin(new)
-            self._tell_peers()
+            self._tell(before)
         finally:
             for broker in brokers.values():
                 broker.resting = False
             self._application.start_queries(list(brokers.values()))
         self._captured.ask_again(list(brokers))
-        self._folder.remember_checkpoints()
+        self._folder.remember_checkpoints(live=True)
         self._application.end_history()
+        return found.moved
 
-    def _rehomed(self, brokers: list[BrokerQuery], to: list[BrokerQuery]) -> _States:
+    def _tell(self, before: dict[str, BrokerQuery]) -> None:
+        """What has changed, to whom it concerns. What fails here the next start does."""
+        brokers = self._application.brokers
+        for broker in brokers.values():
+            if broker.name not in before:
+                self._begin(broker)
+                _say("broker_added", broker, "is number %d of this home", broker.number)
+        self._tell_peers()
+        for broker in before.values():
+            if broker.name not in brokers:
+                self._captured.forget(broker.name)
+                self._gone(broker)
+                _say("broker_removed", broker, "is removed from this home")
+
+    def _rehomed(self, brokers: list[BrokerQuery], there: list[BrokerQuery], to: str) -> _States:
         """The states that they are to begin with; all queries have ended."""
         until = time.monotonic() + REST_S_MAX
-        change = Change(_numbers(to), _groups(to))
+        change = Change(_numbers(there), _groups(there), to)
         while True:
             self._application.end(brokers, END_S_MAX)
             known = [self._read(broker) for broker in brokers]
@@ -105,6 +159,7 @@ class EngineRehoming:
             except NotAtRest as error:
                 if time.monotonic() > until:
                     raise LakequeueError(f"the home does not come to rest: {error}") from error
+                log.info("the home is not at rest yet: %s", error)
             for broker in brokers:
                 broker.resting = True
             self._application.start_queries(brokers)
@@ -126,6 +181,18 @@ class EngineRehoming:
         assert self._application.spark is not None
         path = self._folder.checkpoint / broker.name
         return _Known.read(self._application.spark, path, broker.name, broker.number)
+
+
+def _set(brokers: dict[str, BrokerQuery], there: Iterable[BrokerQuery]) -> None:
+    """These are the brokers, in the same mapping: others have it."""
+    now = {broker.name: broker for broker in there}
+    brokers.clear()
+    brokers.update(now)
+
+
+def _say(event: str, broker: BrokerQuery, what: str, *values: Any) -> None:
+    fields = {"event": event, "broker": broker.name, "number": broker.number}
+    log.info("broker %r " + what, broker.name, *values, extra={"fields": fields})
 
 
 def _numbers(brokers: Iterable[BrokerQuery]) -> dict[str, int]:
@@ -171,9 +238,13 @@ def _state(spark: SparkSession, checkpoint: Folder, broker: str, variable: str) 
 
 
 class _States(msgspec.Struct):
-    """states: by broker, the loop's snapshot and the pages."""
+    """states: by broker, the loop's snapshot and the pages; removed: brokers that are no more, as
+    the home knows them; last: what these have yet to say; moved: see `Rehomed`."""
 
     states: dict[str, tuple[bytes, dict[str, bytes]]]
+    removed: Removed
+    last: list[Journal]
+    moved: Moves
 
     @classmethod
     def of(cls, known: list[_Known], found: Rehomed) -> _States:
@@ -190,4 +261,18 @@ class _States(msgspec.Struct):
                 since=own.since if own.journal else header.time,
             )  # fmt: skip
             states[one.name] = msgspec.msgpack.encode(told), one.pages
-        return cls(states)
+        gone = [one for one in known if one.resting.name in found.last]
+        removed = {one.resting.name: (one.resting.number, _of_clients(one)) for one in gone}
+        last = [_last(one, found.last[one.resting.name]) for one in gone]
+        return cls(states, removed, last, found.moved)
+
+
+def _of_clients(known: _Known) -> list[tuple[str, int, int]]:
+    """Up to where a broker had read what clients say."""
+    return [(*place, at) for place, at in of_removed([known.resting.offsets]).items()]
+
+
+def _last(known: _Known, segments: list[Segment]) -> Journal:
+    """What a removed broker has yet to say; its last step is the change."""
+    own = known.own
+    return Journal(known.resting.name, own.step + 1, own.now, [*own.journal, *segments])

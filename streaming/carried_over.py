@@ -19,7 +19,7 @@ from .. import core
 from ..core.queue import broker_facts as live
 from ..core.queue import header as facts
 from ..core.queue.broker import Broker as LiveBroker
-from ..core.queue.producers import ProducerHistory
+from ..core.queue.producers import ProducerHistory, told_by
 from ..core.queue.taken import TAKEN_MAX
 from ..core.storage.row import IN_MEMORY, LEASED, MOVING, NEVER, READY, Row
 from ..protocol.errors import LakequeueError
@@ -52,16 +52,15 @@ def snapshot_of(own: PagedSnapshot) -> Snapshot:
 
 
 class NotAlone(LakequeueError):
-    """The live core runs homes with one broker."""
+    """Homes of the earlier core are carried over when they have one broker."""
 
 
 def _earlier(pages: Store, home: Home, read_with: Limits) -> Broker:
     """The broker of the earlier core. Raises NotAlone."""
     old = Broker.load(pages, home, 0, read_with, first=False)
-    if old.header.peers or old.header.removed:
+    if old.header.peers:
         raise NotAlone(
-            f"broker {home.name!r} has other brokers, or has had them: its home stays on the "
-            "earlier core"
+            f"broker {home.name!r} has other brokers: its home stays on the earlier core"
         )
     return old
 
@@ -114,6 +113,7 @@ def _broker_header(old: Broker, names: list[str]) -> live.BrokerHeader:
     for special in ("format", "spool", "queues"):
         del shared[special]
     header = live.BrokerHeader(core.FORMAT, **shared)
+    header.speaks_for = sorted(known.heirs)
     header.refused = {key[2:]: dict(read(key)) for key in names if key.startswith("x/")}
     header.in_tables = dict(read("H") or {})
     header.held = list(_held(old))
@@ -158,7 +158,8 @@ def _carry_names(old: Broker, new: LiveBroker, names: list[str]) -> None:
             new.session_changed((vpn, rest))
         elif kind == "P":
             known = PagedHistory(old.values, vpn, rest)
-            found = new.producers[vpn, rest] = ProducerHistory(vpn, new.home.number, rest)
+            whose = told_by(vpn, new.home.number)
+            found = new.producers[vpn, rest] = ProducerHistory(*whose, rest)
             for fact in ("high", "gaps", "runs", "refusals", "forgotten_at", "needs"):
                 setattr(found, fact, getattr(known, fact))
             found.starts = [(start, base) for start, base in known.starts]

@@ -25,12 +25,11 @@ import msgspec
 from confluent_kafka import KafkaException
 
 from ..client.kafka_library import open_kafka
-from ..client.moving_out import MovedOut
 from ..client.transport import Transport
 from ..conf.client_keys import clients_command
 from ..definitions import DEFAULT_BROKER, Configuration
 from ..definitions.as_commands import configure_commands, vpns_of
-from ..protocol import ConfigError, LakequeueError, NotConnected, commands, topics
+from ..protocol import ConfigError, LakequeueError, NotConnected, commands, topics, wire
 from ..protocol.every import do_every
 from ..protocol.home_places import TABLES
 from ..sinks.metrics import Metrics
@@ -42,17 +41,16 @@ from .batch_notes import LOST, BatchNotes
 from .bridge_watch import BridgeWatch
 from .broker_query import STARTING, BrokerQuery, broker_of, first_of
 from .broker_records import BrokerRecords
-from .brokers_at_rest import EngineRehoming
+from .brokers_at_rest import EngineRehoming, Moves
 from .captured import CapturedTopics
 from .engine_settings import EngineSettings, engine_conf
 from .engine_watch import EngineWatch
 from .event_lines import EventLines
-from .fewer_brokers import BrokerRemoval
 from .heartbeat import EngineHeartbeat
 from .home import HomeFolder
 from .kafka_answers import KafkaAnswers
 from .losses import LossWatch, notes_of_topics, notices
-from .more_brokers import Wishes, add_broker, await_partition, check_new
+from .more_brokers import Wishes, await_partition, check_new
 from .queries import HISTORY_QUERY, MICRO_BATCH, REAL_TIME, TABLES_QUERY
 from .queue_watch import QueueWatch
 from .step_watch import StepWatch
@@ -164,26 +162,15 @@ class Engine:
             upkeep_s(self._settings), lambda: self.application.spark, self._queue_watch.look,
             self.metrics,
         )  # fmt: skip
-        self.removal, self._wishes = self._changes_of_brokers()
+        self._wishes = Wishes(
+            bootstrap_servers, self._vpns, self.add_broker, self._put_record, self.remove_broker
+        )
         self.rehoming = EngineRehoming(
             bootstrap_servers, self.application, self.captured, self._folder, self._begin,
-            self._tell_peers,
+            self._tell_peers, self._records.gone,
         )  # fmt: skip
         self.bridges = BridgeWatch(bootstrap_servers, self._vpns)
         self._refuse_several_in_batches()
-
-    def _changes_of_brokers(self) -> tuple[BrokerRemoval, Wishes]:
-        """What makes them fewer, and who hears what is wished."""
-        removal = BrokerRemoval(
-            self.bootstrap, self._vpns[0], self.application, self.captured, self._folder,
-            self._lock, lambda broker, value: self._tell(self._vpns[0], broker, value),
-            self._tell_peers, self._records.gone,
-        )  # fmt: skip
-        wishes = Wishes(
-            self.bootstrap, self._vpns, self.add_broker, self._put_record, self.remove_broker,
-            removal.go_on,
-        )  # fmt: skip
-        return removal, wishes
 
     @property
     def trigger(self) -> str:
@@ -239,6 +226,7 @@ class Engine:
         self._progress("waiting for the first batch")
         self.watch.wait_until_up()
         self._folder.remember_checkpoints(self.application.is_live)
+        self._say_last_words()
         with self.watch.java_lives():
             self._tables_watch.begin()
         if self.application.tables_interval_s():
@@ -309,40 +297,45 @@ class Engine:
         self._records.state(broker, STARTING)
 
     def add_broker(self, name: str, group: str = "") -> None:
-        """Add a broker to the engine while it runs. Raises LakequeueError."""
+        """Add a broker to the engine, which rests meanwhile. Raises LakequeueError."""
         if self.trigger == MICRO_BATCH:
             raise LakequeueError(f"broker {name!r}: the trigger {MICRO_BATCH!r} runs one broker")
         with self._lock:
             new = BrokerQuery(name, 0, group=group)
             check_new(new, self.application, self._folder, self._vpns)
-            if self.application.is_live:
-                self.rehoming.add(name, group)
-            else:
-                add_broker(new, self.application, self.captured, self._folder, self._begin_more)
-
-    def _begin_more(self, new: BrokerQuery) -> None:
-        self._begin(new)
-        self._tell_peers(new)
+            self.rehoming.add(name, group)
 
     def _peers(self) -> bytes:
         numbers, groups = self._numbers_and_groups()
         return commands.encode_command(commands.Peers(brokers=numbers, groups=groups))
 
-    def _tell_peers(self, new: BrokerQuery | None = None) -> None:
-        """Say to all which brokers there are, but to one that knows."""
+    def _tell_peers(self) -> None:
+        """Say to all which brokers there are."""
         peers = self._peers()
         for broker in list(self.brokers.values()):
-            if broker is not new:
-                self._tell(self._vpns[0], broker, peers)
+            self._tell(self._vpns[0], broker, peers)
         assert self._transport is not None
         self._transport.flush(10.0)  # as at the start: before its loop reads
 
-    def remove_broker(self, name: str, to: str = "") -> list[MovedOut]:
-        """Remove a broker from the engine while it runs; gives which local queues have moved where.
-        to: a broker for all of them. Raises LakequeueError."""
-        if self.application.is_live:
-            raise LakequeueError(f"broker {name!r}: on the live core none can be removed yet")
-        return self.removal.remove(name, to)
+    def remove_broker(self, name: str, to: str = "") -> Moves:
+        """Remove a broker from the engine, which rests meanwhile; gives which queues with one place
+        have moved where. to: a broker for all of them. Raises LakequeueError."""
+        with self._lock:
+            moved = self.rehoming.remove(name, to)
+            self._say_last_words()
+        return moved
+
+    def _say_last_words(self) -> None:
+        """What removed brokers have yet to say."""
+        words = self._folder.last_words()
+        assert self._transport is not None
+        for record in wire.encode([*words]):
+            headers = wire.headers_list(record.headers)
+            self._transport.publish(
+                record.topic, record.value, record.key, headers, record.partition
+            )
+        if words and self._transport.flush(10.0):
+            self._folder.said_last()
 
     def _listener(self) -> StreamingQueryListener:
         from .progress import ProgressListener

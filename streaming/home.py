@@ -23,6 +23,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from ..core import FORMAT as LIVE_FORMAT
 from ..definitions import DEFAULT_BROKER
 from ..protocol.errors import LakequeueError
@@ -38,6 +40,7 @@ from ..protocol.home_places import (
     places_of,
     tables_place,
 )
+from ..protocol.journal import Journal
 from ..protocol.signing import ENGINE_CLIENT, Credentials, engines_key
 from ..state import FORMAT
 from .checkpoint_mending import set_back, set_back_or_drop
@@ -49,9 +52,12 @@ log = logging.getLogger("lakequeue.engine")
 CAPTURED, PORTS = "captured.json", "ports.json"
 SECRET, SECRET_BYTES = "secret", 32
 CHECKPOINT = "checkpoint"
-REHOMED = "rehomed"
+REHOMED, LAST_WORDS = "rehomed", "last-words"
 TABLES_CHECKPOINT, HISTORY_CHECKPOINT = "tables-checkpoint", "history-checkpoint"
 PROBE, PROBE_BYTES = ".probe", 1_000_000  # less room than that is none
+# Brokers that are no more: each one's number, and up to where it had read what clients say: topic,
+# partition, offset.
+Removed = dict[str, tuple[int, list[tuple[str, int, int]]]]
 MICRO_BATCH = "micro-batch"  # of homes that do not say theirs: it was the only trigger
 EPOCH_MAX = 2**53 - 1  # whole in every language that reads JSON numbers as floats
 NUMBERS_MAX = 65_536  # a broker's number is the top 16 bits of its message ids
@@ -94,7 +100,7 @@ class HomeFolder:
             self._drop_rehomed()
             about = self._about()
             self.epoch = about.get("epoch") or secrets.randbelow(EPOCH_MAX) + 1
-            whole = {"format": FORMAT, **about, "epoch": self.epoch}
+            whole = {"format": LIVE_FORMAT, **about, "epoch": self.epoch}
             if trigger is not None:
                 whole["trigger"] = trigger
             if self._given:
@@ -136,6 +142,14 @@ class HomeFolder:
             return (
                 f"{self.path} was written by a version with state format {about['format']}; this "
                 f"version reads {FORMAT} and {LIVE_FORMAT}: use that version, or another --home"
+            )
+        if about["format"] == FORMAT and len(about.get("brokers", ())) > 1:
+            return (
+                f"{self.path} was written by a version with state format {FORMAT} and has "
+                f"{len(about['brokers'])} brokers; this version reads that of one broker alone. "
+                "Start the earlier version, remove brokers until one is left (`lakequeue brokers "
+                "--remove NAME`), and stop it in good order; then start this version and add them "
+                "under other names (`lakequeue brokers --add NAME`)"
             )
         if moved := self._moved():
             return moved
@@ -210,13 +224,6 @@ class HomeFolder:
             whole["format"] = LIVE_FORMAT
         if about and whole != about:
             _write(self.path / ABOUT, whole)
-
-    def goes_live(self) -> bool:
-        """Whether its brokers run on the live core: they do already, or there is one, which is
-        new or carried over. One that had others knows of them, and nobody carries that."""
-        about = self._about()
-        alone = len(about.get("brokers", {})) <= 1 and not about.get("removed")
-        return about.get("format") == LIVE_FORMAT or alone
 
     def _is_rebuilt(self) -> bool:
         """Whether a state waits that was made of its tables."""
@@ -296,19 +303,37 @@ class HomeFolder:
 
     def rehome(
         self, states: Mapping[str, tuple[bytes, Mapping[str, bytes]]], brokers: dict[str, int],
-        groups: Mapping[str, str],
+        groups: Mapping[str, str], removed: Removed, last: list[Journal],
     ) -> None:  # fmt: skip
         """The home has these brokers from here on, and each begins with this state: its loop's
-        snapshot and pages. Written whole or not at all (M4)."""
+        snapshot and pages. removed: brokers that are no more; last: what these have yet to say.
+        Written whole or not at all (M4)."""
         about = self._about()
         at = int(about.get("rehomings", 0)) + 1
         named = {name: f"{REHOMED}/{at}/{name}{SUFFIX}" for name in states}
         for name, (snapshot, pages) in states.items():
             write_state(self.path / named[name], snapshot, sorted(pages.items()))
+        kept = [one for one in [*self.last_words(), *last] if one.segments]
+        (self.path / REHOMED / str(at) / LAST_WORDS).write_bytes(msgspec.msgpack.encode(kept))
         numbers = max(self.numbers, *(number + 1 for number in brokers.values()))
         told = {"brokers": brokers, "numbers": numbers, "groups": dict(groups)}
+        gone = {name: {"number": number, "read": read} for name, (number, read) in removed.items()}
+        told["removed"] = {**about.get("removed", {}), **gone}
         _write(self.path / ABOUT, {**about, **told, "rehomings": at, "rehomed": named})
         self._drop_rehomed()
+
+    def last_words(self) -> list[Journal]:
+        """What removed brokers have yet to say: it is said, then forgotten (`said_last`), and who
+        hears a step's journal twice drops it."""
+        file = self.path / REHOMED / str(self._about().get("rehomings", 0)) / LAST_WORDS
+        if not file.exists():
+            return []
+        return msgspec.msgpack.decode(file.read_bytes(), type=list[Journal])
+
+    def said_last(self) -> None:
+        """All last words were said."""
+        number = str(self._about().get("rehomings", 0))
+        (self.path / REHOMED / number / LAST_WORDS).unlink(missing_ok=True)
 
     def _drop_rehomed(self) -> None:
         """States that are of no use any more: of an earlier change, or of one that did not come to
@@ -386,41 +411,13 @@ class HomeFolder:
                 "`lakequeue brokers --add NAME`"
             )
 
-    def removed(self) -> dict[str, tuple[int, list[tuple[str, int, int]]]]:
-        """The brokers that are no more, each with its number, and up to where it had read its
-        partitions: topic, partition, offset."""
+    def removed(self) -> Removed:
+        """The brokers that are no more."""
         found: dict[str, Any] = self._about().get("removed", {})
         return {
             name: (one["number"], [(topic, at, offset) for topic, at, offset in one["read"]])
             for name, one in found.items()
         }
-
-    def remove_broker(self, name: str, read: list[tuple[str, int, int]]) -> None:
-        """A broker is no more, from here on. Written whole or not at all, as everything here."""
-        about = self._about()
-        number = about["brokers"].pop(name)
-        about.get("groups", {}).pop(name, None)
-        about["removed"] = {**about.get("removed", {}), name: {"number": number, "read": read}}
-        about.pop("leaving", None)
-        about.pop("leaving_to", None)
-        _write(self.path / ABOUT, about)
-
-    @property
-    def leaving(self) -> str:
-        """The broker whose removal was begun and is not done; empty: none."""
-        return str(self._about().get("leaving", ""))
-
-    @property
-    def leaving_to(self) -> str:
-        """The broker where its local queues are to go; empty: each where it fits."""
-        return str(self._about().get("leaving_to", ""))
-
-    def remember_leaving(self, name: str, to: str = "") -> None:
-        """Keep it, should the engine die meanwhile; empty: none any more."""
-        kept = {key: value for key, value in self._about().items() if not key.startswith("leaving")}
-        about = kept | {k: v for k, v in (("leaving", name), ("leaving_to", to)) if v}
-        if about != self._about():
-            _write(self.path / ABOUT, about)
 
     @property
     def numbers(self) -> int:

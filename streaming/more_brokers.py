@@ -1,12 +1,10 @@
-"""A broker more on a running engine, or one less: asked for in a VPN's directory, answered there.
+"""A broker more in a home, or one less: asked for in a VPN's directory, answered there.
 
 Whoever may write `<vpn>.directory` may ask: key `wish/<name>`, JSON `{"id": …, "wish": "add"}`, and
 `"group"` where it is to be in one; or `"wish": "remove"`, and `"to"` where one broker is to have
-all its local queues (`fewer_brokers`). The engine answers under the same key, with the same id:
-`done`, and `moved` (VPN, queue, broker of each), or `refused` with a sentence.
-
-A broker that is alone reads all partitions of its VPNs' topics. So it is stopped in good order
-first, and goes on with its own when the topics have the new broker's; the others do not notice.
+all its local queues. The engine does it while the home rests (`brokers_at_rest`) and answers under
+the same key, with the same id: `done`, and `moved` (VPN, queue, broker of each), or `refused` with
+a sentence.
 """
 
 from __future__ import annotations
@@ -20,16 +18,15 @@ from typing import Any
 
 from confluent_kafka import Consumer, KafkaException, TopicPartition
 
-from ..client.moving_out import MovedOut
 from ..client.transport import Transport
 from ..definitions.broker_section import BROKERS_MAX
 from ..definitions.configuration import names_within_others
 from ..definitions.definition_values import broker_name
 from ..protocol import LakequeueError, NotConnected, topics
 from ..sources.live import quiet_client
-from .application import END_S_MAX, SparkApplication
+from .application import SparkApplication
 from .broker_query import BrokerQuery
-from .captured import CapturedTopics
+from .brokers_at_rest import Moves
 from .home import HomeFolder
 
 log = logging.getLogger("lakequeue.engine")
@@ -68,42 +65,6 @@ def check_new(
     application.check_slots(len(brokers) + 1)
 
 
-def add_broker(
-    new: BrokerQuery,
-    application: SparkApplication,
-    captured: CapturedTopics,
-    folder: HomeFolder,
-    begin: Callable[[BrokerQuery], None],
-) -> None:
-    """Add a broker that fits (`check_new`), which gets its number here, and start its query. begin:
-    tells all brokers of it, before it starts. Raises LakequeueError, and there is no broker more
-    then."""
-    brokers, name = application.brokers, new.name
-    new.number = folder.brokers([*brokers, name])[name]
-    alone = list(brokers.values()) if len(brokers) == 1 else []
-    application.end(alone, END_S_MAX)
-    brokers[name] = new
-    try:
-        captured.share_out()
-        begin(new)
-        folder.remember_brokers(
-            {b.name: b.number for b in brokers.values()},
-            {b.name: b.group for b in brokers.values() if b.group},
-        )
-    except BaseException:
-        del brokers[name]
-        raise
-    finally:
-        for first in alone:
-            application.start_query(first)
-    application.start_query(new)
-    captured.ask_again(b.name for b in (new, *alone))
-    folder.remember_checkpoints()
-    application.end_history()
-    fields = {"event": "broker_added", "broker": name, "number": new.number}
-    log.info("broker %r is number %d of this home", name, new.number, extra={"fields": fields})
-
-
 def await_partition(transport: Transport, topic: str, partition: int) -> None:
     """Until this client of Kafka knows a partition that was just made; without that it refuses to
     write there. Raises NotConnected."""
@@ -116,7 +77,7 @@ def await_partition(transport: Transport, topic: str, partition: int) -> None:
 
 class Wishes(threading.Thread):
     """Reads what is asked for, from now on. add, remove: carry it out; answer: puts a key and a
-    value on the directory of each VPN; first: done before all."""
+    value on the directory of each VPN."""
 
     def __init__(
         self,
@@ -124,14 +85,13 @@ class Wishes(threading.Thread):
         vpns: list[str],
         add: Callable[[str, str], None],
         answer: Callable[[bytes, bytes], None],
-        remove: Callable[[str, str], list[MovedOut]],
-        first: Callable[[], None] = lambda: None,
+        remove: Callable[[str, str], Moves],
     ) -> None:
         super().__init__(daemon=True, name="lakequeue-wishes")
         self._kafka = quiet_client(bootstrap, "lakequeue-wishes")
         self._places = [TopicPartition(topics.topic(vpn, topics.DIRECTORY), 0) for vpn in vpns]
         self._add, self._answer = add, answer
-        self._remove, self._first = remove, first
+        self._remove = remove
         self._stopping = threading.Event()
 
     def open(self) -> None:
@@ -155,7 +115,6 @@ class Wishes(threading.Thread):
     def run(self) -> None:
         """The thread."""
         consumer = self._consumer
-        self._first()
         while not self._stopping.is_set():
             message = consumer.poll(POLL_S)
             if message is not None and message.error() is None:

@@ -390,16 +390,31 @@ def test_a_micro_batch_carries_a_home_of_the_earlier_core_over() -> None:
     assert not any(key.startswith("m/") for key in state.pages)
 
 
-def test_a_home_that_had_other_brokers_stays_on_the_earlier_core() -> None:
+def test_a_home_that_has_other_brokers_is_not_carried_over() -> None:
     state: Any = Saves()
     stopped(state)
     assert not stays(PAGED_HOME, state)
     header = msgspec.msgpack.decode(state.pages["broker"], strict=False)
-    state.pages["broker"] = msgspec.msgpack.encode(header | {"removed": [1]})
+    state.pages["broker"] = msgspec.msgpack.encode(header | {"peers": {1: ["b"]}})
     before = dict(state.pages)
     assert stays(PAGED_HOME, state)
     assert LiveBatch.begin(PAGED_HOME, state) is None
     assert state.pages == before
+
+
+def test_P1_one_that_is_left_goes_on_to_answer_for_removed_brokers() -> None:
+    """What producers said to them before is stored once."""
+    state: Any = Saves()
+    saved, world = stopped(state)
+    header = msgspec.msgpack.decode(state.pages["broker"], strict=False)
+    had = {"removed": [1], "heirs": {1: "b"}}
+    state.pages["broker"] = msgspec.msgpack.encode(header | had)
+    state.pages["P/default@1/p"] = state.pages["P/default/p"]
+    change_over(PAGED_HOME, state, saved, world.logged)
+    broker = CoreBroker.load(state, HOME, LIMITS)
+    assert broker.header.speaks_for == [1]
+    own, of_b = (broker.producers[where, "p"] for where in ("default", "default@1"))
+    assert (own.high, of_b.high) == (3, 3)
 
 
 def test_micro_batches_go_on_from_the_state_alone() -> None:

@@ -12,7 +12,6 @@ from kafka import KafkaAdminClient, KafkaProducer
 from kafka.admin import ConfigResource, ConfigResourceType, NewTopic
 from lakequeue.client.kafka_library import LIBRARIES, open_kafka
 from lakequeue.client.known_brokers import known_brokers, number_of
-from lakequeue.client.moving_out import MovedOut
 from lakequeue.definitions import Configuration, parse_configuration
 from lakequeue.protocol import ConfigError, topics
 from lakequeue.protocol.commands import Begin, Clients, Configure, Peers, decode_command
@@ -21,7 +20,6 @@ from lakequeue.sources.live import own_places
 from lakequeue.streaming import EmbeddedKafka, Engine, engine_watch, supervision
 from lakequeue.streaming.broker_query import FAILED, RUNNING, BrokerQuery, broker_of, query_name
 from lakequeue.streaming.home import HomeFolder
-from lakequeue.streaming.loop_options import CORE_VARIABLE, EARLIER
 from lakequeue.streaming.more_brokers import Wishes, await_partition
 from lakequeue.streaming.slots import check_slots, default_master, slots
 from lakequeue.streaming.topics_admin import ensure_topics
@@ -70,9 +68,7 @@ def test_a_home_of_one_broker_keeps_it(tmp_path: Path) -> None:
     assert home.brokers(Configuration().brokers) == {"west": 0}
 
 
-def test_M4_a_configuration_adds_no_broker_to_a_home_on_the_live_core(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_M4_a_configuration_adds_no_broker_to_a_home(tmp_path: Path) -> None:
     """Whoever is new there would know of no queue. The first start makes all that are named."""
 
     def named(*names: str) -> Engine:
@@ -87,8 +83,6 @@ def test_M4_a_configuration_adds_no_broker_to_a_home_on_the_live_core(
     assert list(named("a").brokers) == ["a", "b"]
     with pytest.raises(LakequeueError, match=r"'c' – the home .* has 'a', 'b': start .* --add"):
         named("a", "b", "c")
-    monkeypatch.setenv(CORE_VARIABLE, EARLIER)
-    assert list(named("a", "b", "c").brokers) == ["a", "b", "c"]
 
 
 def test_micro_batches_are_for_one_broker(tmp_path: Path) -> None:
@@ -350,9 +344,9 @@ def test_a_wish_is_answered_under_its_key() -> None:
 
     removed: list[tuple[str, str]] = []
 
-    def remove(name: str, to: str) -> list[MovedOut]:
+    def remove(name: str, to: str) -> list[tuple[str, str, str]]:
         removed.append((name, to))
-        return [MovedOut("v", f"q{n}", to) for n in range(1_001 if to else 0)]
+        return [("v", f"q{n}", to) for n in range(1_001 if to else 0)]
 
     wishes = Wishes(
         NOBODY, ["v"], add, lambda key, value: answers.append((key, json.loads(value))), remove
@@ -379,42 +373,3 @@ def test_a_wish_is_answered_under_its_key() -> None:
     wishes.read(b"wish/d", None)
     assert len(answers) == 3
     assert added == ["c-west"]
-
-
-def test_one_that_was_alone_stops_before_partitions_are_shared(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It would read those of the new one too. Where Kafka is away it goes on, and alone."""
-    monkeypatch.setenv(CORE_VARIABLE, EARLIER)
-    engine = Engine(NOBODY, tmp_path, Configuration())
-    engine._folder.open(engine.trigger)
-    engine._folder.remember_brokers({"broker-0": 0})
-    did: list[str] = []
-    application = engine.application
-    monkeypatch.setattr(application, "check_slots", lambda count: None)
-    monkeypatch.setattr(application, "end", lambda b, s: did.append(f"end {len(list(b))}"))
-    monkeypatch.setattr(
-        application, "start_query", lambda b: did.append(f"start {b.name} of {len(engine.brokers)}")
-    )
-    with pytest.raises(LakequeueError, match="no Kafka broker answers"):
-        engine.add_broker("west")
-    assert did == ["end 1", "start broker-0 of 1"]
-    assert engine._folder.brokers(["broker-0"]) == {"broker-0": 0}
-    did.clear()
-    monkeypatch.setattr(engine.captured, "share_out", lambda: did.append("share out"))
-    monkeypatch.setattr(engine, "_begin_more", lambda new: did.append(f"tell of {new.number}"))
-    engine.add_broker("west")
-    assert did == ["end 1", "share out", "tell of 1", "start broker-0 of 2", "start west of 2"]
-    assert engine._folder.brokers(["broker-0"]) == {"broker-0": 0, "west": 1}
-    did.clear()
-    for name, group, why in (
-        ("south", "west", "'west' would be a broker and a group"),
-        ("south", "a/b", "group 'a/b' must be at most 64 letters"),
-        ("x/y", "", "'x/y': a name must be at most 64 letters"),
-    ):
-        with pytest.raises(LakequeueError, match=why):
-            engine.add_broker(name, group)
-    assert did == []
-    engine.add_broker("east", "far")
-    assert engine._folder.groups({}, ["west", "east"]) == {"east": "far"}
-    assert did == ["end 0", "share out", "tell of 2", "start east of 3"]

@@ -56,11 +56,9 @@ def test_the_next_format_is_refused_and_leaves_the_way_back(
 ) -> None:
     before = contents(home)
     with monkeypatch.context() as next_version:
-        next_version.setattr(home_module, "FORMAT", LIVE_FORMAT)
-        next_version.setattr(home_module, "LIVE_FORMAT", LIVE_FORMAT + 1)
-        said = (
-            rf"with state format {FORMAT}; this version reads {LIVE_FORMAT} and {LIVE_FORMAT + 1}"
-        )
+        next_version.setattr(home_module, "FORMAT", LIVE_FORMAT + 1)
+        next_version.setattr(home_module, "LIVE_FORMAT", LIVE_FORMAT + 2)
+        said = f"with state format {LIVE_FORMAT}; this version reads {LIVE_FORMAT + 1} and "
         with pytest.raises(LakequeueError, match=said):
             HomeFolder(home).open("real-time")
     assert contents(home) == before
@@ -135,27 +133,36 @@ def test_what_a_newer_engine_says_more_is_passed_over() -> None:
 # ------------------------------------------------------------ which core
 
 
-def test_a_home_goes_over_to_the_live_core_with_its_first_batch_there(home: Path) -> None:
-    """Until then the way back is open; after it an earlier version refuses the home."""
-    folder = HomeFolder(home)
-    folder.open("real-time")
-    assert folder.goes_live()
-    assert json.loads((home / "lakequeue.json").read_text())["format"] == FORMAT
-    folder.remember_checkpoints(live=True)
+def of_the_earlier_core(home: Path, **facts: object) -> HomeFolder:
+    """The home as the version before left it."""
+    about = json.loads((home / "lakequeue.json").read_text())
+    (home / "lakequeue.json").write_text(json.dumps(about | {"format": FORMAT} | facts))
+    return HomeFolder(home)
+
+
+def test_a_new_home_is_of_the_live_core_at_once(home: Path) -> None:
     assert json.loads((home / "lakequeue.json").read_text())["format"] == LIVE_FORMAT
-    again = HomeFolder(home)
-    again.open("real-time")
-    assert again.goes_live()
 
 
 @pytest.mark.parametrize(
-    "fact", [{"brokers": {"a": 0, "b": 1}}, {"removed": {"b": {"number": 1, "read": []}}}]
+    "facts", [{"brokers": {"a": 0}}, {"removed": {"b": {"number": 1, "read": []}}}]
 )
-def test_a_home_that_has_or_had_other_brokers_stays_on_the_earlier_core(
-    home: Path, fact: dict[str, object]
+def test_a_home_goes_over_to_the_live_core_with_its_first_batch_there(
+    home: Path, facts: dict[str, object]
 ) -> None:
-    about = json.loads((home / "lakequeue.json").read_text())
-    (home / "lakequeue.json").write_text(json.dumps(about | fact))
-    folder = HomeFolder(home)
+    """Until then the way back is open; after it an earlier version refuses the home."""
+    folder = of_the_earlier_core(home, **facts)
     folder.open("real-time")
-    assert not folder.goes_live()
+    assert json.loads((home / "lakequeue.json").read_text())["format"] == FORMAT
+    folder.remember_checkpoints(live=True)
+    assert json.loads((home / "lakequeue.json").read_text())["format"] == LIVE_FORMAT
+    HomeFolder(home).open("real-time")
+
+
+def test_a_home_of_the_earlier_core_with_several_brokers_is_refused(home: Path) -> None:
+    """With what to do, and nothing is changed: the way back is open."""
+    folder = of_the_earlier_core(home, brokers={"a": 0, "b": 1})
+    before = contents(home)
+    with pytest.raises(LakequeueError, match=r"has 2 brokers.*`lakequeue brokers --remove NAME`"):
+        folder.open("real-time")
+    assert contents(home) == before

@@ -1,0 +1,216 @@
+"""An engine changes its brokers while the home rests (M4), without Spark and Kafka: in which order,
+and what is left where something fails or the engine dies."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+
+import msgspec
+import pytest
+from lakequeue.core import DictStore, Home, Limits
+from lakequeue.core.queue.broker import Broker
+from lakequeue.definitions import parse_configuration
+from lakequeue.mesh.mesh import Mesh
+from lakequeue.mesh.rehome import NotAtRest, Resting
+from lakequeue.protocol import commands as c
+from lakequeue.protocol.errors import LakequeueError, NotConnected
+from lakequeue.protocol.journal import Segment
+from lakequeue.replica.driver import Snapshot
+from lakequeue.streaming import Engine
+from lakequeue.streaming import brokers_at_rest as at_rest
+from lakequeue.streaming import home as home_module
+from lakequeue.streaming.broker_query import BrokerQuery
+from lakequeue.streaming.home import HomeFolder
+from lakequeue.streaming.rebuilt import is_newer, restore
+
+NUMBERS = {"a": 0, "b": 1, "c": 2}
+STEP = 7
+READ = ("default.publish", 16, 5)
+SAID = Segment("spooled", "default", "q", [1], step=STEP)
+
+
+def known(name: str, number: int) -> at_rest._Known:
+    """A broker at rest that knows the others; the last has something to say yet."""
+    broker = Broker.load(DictStore(), Home(name, number, 1, b"secret"), Limits())
+    broker.beyond = Mesh.load(broker)
+    broker.begin(1)
+    broker.header.step = STEP
+    broker.beyond.commands[c.Peers]("default", c.Peers(brokers=NUMBERS, groups={}))
+    broker.end()
+    broker.mark()
+    own = Snapshot(STEP, 1, [READ] if name == "c" else [], journal=[SAID] if name == "c" else [])
+    offsets = {(topic, at): offset for topic, at, offset in own.offsets}
+    return at_rest._Known(own, Resting(name, number, broker.store.pages, offsets))
+
+
+class Rests:
+    """An engine of three brokers. did: what it has done, in its order; unrest: how often it is not
+    at rest; heard: what removed brokers said at last."""
+
+    def __init__(self, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.engine = Engine("127.0.0.1:1", home, parse_configuration({"brokers": ["a", "b", "c"]}))
+        self.did: list[str] = []
+        self.unrest = 0
+        self.heard: list[tuple[str, str]] = []
+        self.folder = self.engine._folder
+        self.folder.open(self.engine.trigger)
+        self.folder.remember_brokers(NUMBERS)
+        for name, broker in self.engine.brokers.items():
+            broker.number = NUMBERS[name]
+        did, application = self.did, self.engine.application
+        rehoming = self.engine.rehoming
+        monkeypatch.setattr(at_rest, "HEAR_S", 0.0)
+        monkeypatch.setattr(application, "check_slots", lambda count: None)
+        monkeypatch.setattr(application, "end", lambda b, s: did.append(f"end {len(list(b))}"))
+        monkeypatch.setattr(application, "start_queries", self._start)
+        monkeypatch.setattr(self.engine.captured, "share_out", lambda: did.append("share out"))
+        monkeypatch.setattr(rehoming, "_read", lambda broker: known(broker.name, broker.number))
+        monkeypatch.setattr(rehoming, "_check_ended", self._check_ended)
+        monkeypatch.setattr(rehoming, "_begin", lambda new: did.append(f"begin {new.number}"))
+        monkeypatch.setattr(rehoming, "_tell_peers", lambda: did.append("peers"))
+        monkeypatch.setattr(rehoming, "_gone", lambda gone: did.append(f"gone {gone.name}"))
+        self.engine._transport = self  # type: ignore[assignment]
+
+    def _start(self, brokers: Iterable[BrokerQuery]) -> None:
+        self.did.append("start " + " ".join(b.name + "?" * b.resting for b in brokers))
+
+    def _check_ended(self, known: at_rest._Known) -> None:
+        if self.unrest:
+            self.unrest -= 1
+            raise NotAtRest("something is on its way")
+
+    def publish(self, topic: str, value: bytes, key: bytes, *_: object) -> None:
+        self.heard.append((topic, key.decode()))
+
+    def flush(self, timeout: float) -> bool:
+        return True
+
+
+@pytest.fixture
+def rests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Rests:
+    return Rests(tmp_path / "home", monkeypatch)
+
+
+def begins(folder: HomeFolder, name: str) -> Snapshot:
+    """What this broker's loop begins with, whatever is in its checkpoint."""
+    file = Path(folder.rebuilt(name))
+    assert is_newer(file, msgspec.msgpack.encode(Snapshot(STEP)))
+
+    class State:
+        put = delete = lambda *_: None
+        keys, save = set, lambda *_: None
+
+    return msgspec.msgpack.decode(restore(file, State()), type=Snapshot)  # type: ignore[arg-type]
+
+
+def test_M4_a_broker_is_added_between_two_runs_of_the_loops(rests: Rests) -> None:
+    rests.engine.add_broker("d", "west")
+    assert rests.did == ["end 3", "share out", "begin 3", "peers", "start a b c d"]
+    again = HomeFolder(rests.folder.path)
+    assert again.brokers(()) == {**NUMBERS, "d": 3}
+    assert again.groups({}, ["d"]) == {"d": "west"}
+    assert begins(again, "a").step == STEP + 1
+
+
+def test_M4_a_broker_is_removed_and_the_first_reads_on(rests: Rests) -> None:
+    """What it has yet to say is said, and its name and number are not given again."""
+    assert rests.engine.remove_broker("c") == []
+    assert rests.did == ["end 3", "share out", "peers", "gone c", "start a b"]
+    again = HomeFolder(rests.folder.path)
+    assert again.brokers(()) == {"a": 0, "b": 1}
+    assert again.brokers(["c", "d"]) == {"a": 0, "b": 1, "d": 3}
+    assert again.removed() == {"c": (2, [READ])}
+    assert begins(again, "a").offsets == [READ]
+    assert rests.heard == [("default.journal", "c")]
+    assert again.last_words() == []
+    for name, why in (
+        ("c", "was removed from this home before"), ("d", "whose brokers are 'a', 'b'")
+    ):  # fmt: skip
+        with pytest.raises(LakequeueError, match=why):
+            rests.engine.remove_broker(name)
+    with pytest.raises(LakequeueError, match="its name is not given again"):
+        rests.engine.add_broker("c")
+
+
+def test_M4_the_first_broker_can_be_removed_and_the_last_stays(rests: Rests) -> None:
+    rests.engine.remove_broker("a")
+    rests.engine.brokers["c"].failure = "its log was cut"
+    with pytest.raises(LakequeueError, match=r"'c' has failed \(its log was cut\)"):
+        rests.engine.remove_broker("b")
+    rests.engine.brokers["c"].failure = ""
+    with pytest.raises(LakequeueError, match=r"to: 'x' – allowed are .* that stay: 'c'"):
+        rests.engine.remove_broker("b", "x")
+    rests.engine.remove_broker("b")
+    with pytest.raises(LakequeueError, match="it is the home's only one"):
+        rests.engine.remove_broker("c")
+    assert rests.folder.brokers(()) == {"c": 2}
+
+
+def test_M4_what_is_between_brokers_is_heard_before(rests: Rests) -> None:
+    """By loops that hear nobody else."""
+    rests.unrest = 2
+    rests.engine.remove_broker("b")
+    heard = ["end 3", "start a? b? c?"]
+    assert rests.did == [*heard, *heard, "end 3", "share out", "peers", "gone b", "start a c"]
+
+
+@pytest.mark.parametrize("change", ["add", "remove"])
+@pytest.mark.parametrize("at", ["rest", "share out", "a state", "the home's word"])
+def test_M4_what_fails_on_the_way_leaves_the_home_as_it_was(
+    rests: Rests, monkeypatch: pytest.MonkeyPatch, at: str, change: str
+) -> None:
+    """Also what dies there: nothing is done before the home's word but to write files that nobody
+    reads. It goes on at once, and the change can be tried again."""
+
+    def fail(*_: object) -> None:
+        raise NotConnected("Kafka is away")
+
+    do = rests.engine.add_broker if change == "add" else rests.engine.remove_broker
+    name = "d" if change == "add" else "c"
+    before = json.loads((rests.folder.path / "lakequeue.json").read_text())
+    with monkeypatch.context() as patch:
+        match at:
+            case "rest":
+                patch.setattr(at_rest, "REST_S_MAX", -1.0)
+                rests.unrest = 1
+            case "share out":
+                patch.setattr(rests.engine.captured, "share_out", fail)
+            case "a state":
+                patch.setattr(home_module, "write_state", fail)
+            case _:
+                patch.setattr(home_module, "_write", fail)
+        with pytest.raises(LakequeueError, match=r"Kafka is away|does not come to rest"):
+            do(name)
+    assert rests.did[-1] == "start a b c"
+    assert json.loads((rests.folder.path / "lakequeue.json").read_text()) == before
+    again = HomeFolder(rests.folder.path)
+    again.open(rests.engine.trigger)
+    assert again.brokers(()) == NUMBERS
+    assert [again.rebuilt(one) for one in "abcd"] == [""] * 4
+    assert not list((again.path / "rehomed").glob("*"))
+    do(name)
+    assert (name in rests.folder.brokers(())) == (change == "add")
+
+
+def test_M4_what_dies_behind_the_homes_word_goes_on_there(
+    rests: Rests, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next start begins with the new states, and says what the removed broker had to say."""
+
+    def die(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(rests.engine.rehoming, "_tell_peers", die)
+    with pytest.raises(KeyboardInterrupt):
+        rests.engine.remove_broker("c")
+    assert rests.heard == []
+    again = HomeFolder(rests.folder.path)
+    again.open(rests.engine.trigger)
+    assert again.brokers(()) == {"a": 0, "b": 1}
+    assert begins(again, "b").step == STEP + 1
+    (word,) = again.last_words()
+    assert (word.broker, word.step, word.segments[0]) == ("c", STEP + 1, SAID)
+    rests.engine._say_last_words()
+    assert (len(rests.heard), again.last_words()) == (1, [])
