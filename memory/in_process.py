@@ -1,4 +1,4 @@
-"""The engine in the process: the same `state` step, no Kafka, no Spark, a clock that one moves.
+"""The engine in the process: the same `core` step, no Kafka, no Spark, a clock that one moves.
 
 Records are encoded as for Kafka, so that codecs are used as they are in the job. Applications test
 against this; every rule is tested here first.
@@ -6,7 +6,7 @@ against this; every rule is tested here first.
 An engine has one broker, or several under one clock (a mesh), each with its own state and its own
 share of commands and publishes, as on Kafka. What they say to each other is carried at once: steps
 go round the brokers, in the order of their numbers, until none has anything left to do at this
-time.
+time. So the home is at rest between two calls, and its brokers can change (M4).
 """
 
 from __future__ import annotations
@@ -25,16 +25,17 @@ import msgspec
 from ..client.transport import Headers, Record
 from ..client.values import duration_ms
 from ..conf.client_keys import clients_command
+from ..core import Batch, DictStore, Home, Limits
 from ..definitions import DEFAULT_BROKER, DEFAULT_VPN, Configuration
 from ..definitions.as_commands import configure_commands
+from ..mesh.rehome import Change, Rehomed, Resting, rehome
 from ..protocol import ConfigError, commands, topics, wire
 from ..protocol.every import do_every
 from ..protocol.journal import Journal
 from ..protocol.messages import HEADER, Records
 from ..protocol.outputs import Alert, Output
-from ..state import Batch, DictStore, Home, Limits
 from .joined_homes import JoinedHomes
-from .memory_broker import MemoryBroker
+from .live_broker import LiveBroker, limits_of
 
 log = logging.getLogger("lakequeue.memory")
 
@@ -62,7 +63,7 @@ class MemoryEngine:
     """One engine; steps run in the caller's thread, one at a time. BROKER: what a broker is made
     of, for tests in which brokers die."""
 
-    BROKER = MemoryBroker
+    BROKER = LiveBroker
 
     def __init__(
         self, configuration: Configuration | None = None, limits: Limits | None = None
@@ -94,9 +95,8 @@ class MemoryEngine:
     def configure(self, configuration: Configuration) -> None:
         """Define what a configuration says."""
         self._beat_ms = configuration.system.heartbeat_timeout_ms
-        self._add_brokers(configuration.brokers)
+        self._add_brokers(configuration)
         names = tuple(broker.home.name for broker in self.brokers)
-        self.groups |= configuration.groups
         complete = msgspec.structs.replace(configuration, brokers=names, groups=self.groups)
         asks, self._asks = self._asks, configuration.auth
         if asks or configuration.auth:
@@ -117,39 +117,60 @@ class MemoryEngine:
             self._step(taker, Batch(commands=records))
             self._settle()
 
-    def _add_brokers(self, names: tuple[str, ...]) -> None:
-        """Brokers that a configuration names; those that have a state stay what they are."""
-        if not any(broker.store.pages for broker in self.brokers):
+    def _add_brokers(self, configuration: Configuration) -> None:
+        """Brokers that a configuration names; those that are there stay."""
+        names, groups = configuration.brokers, self.groups | configuration.groups
+        if all(_is_new(broker) for broker in self.brokers):
             self.brokers = [self._broker(name, number) for number, name in enumerate(names)]
         elif names != (DEFAULT_BROKER,):
-            known = {*(broker.home.name for broker in self.brokers), *self.removed.values()}
-            for name in names:
-                if name not in known:
+            brokers = {broker.home.name: broker.home.number for broker in self.brokers}
+            known = {*brokers, *self.removed.values()}
+            new = [name for name in names if name not in known]
+            if new and not isinstance(self.brokers[0], LiveBroker):
+                for name in new:
                     self.brokers.append(self._broker(name, self.numbers))
+            elif new:
+                self.rehome(brokers | {n: self.numbers + i for i, n in enumerate(new)}, groups)
+        self.groups = groups
 
-    def _broker(self, name: str, number: int) -> MemoryBroker:
+    def _broker(self, name: str, number: int) -> LiveBroker:
         return self.BROKER(Home(name, number, secret=self.secret), self.limits)
+
+    def rehome(self, brokers: dict[str, int], groups: dict[str, str], to: str = "") -> Rehomed:
+        """The home has these brokers from now on, and no others. to: see `Change`. Until the new
+        ones take the place of the old ones, in one assignment, the home is what it was. Raises
+        LakequeueError."""
+        with self._lock:
+            resting = [
+                Resting(broker.home.name, broker.home.number, dict(broker.store.pages))
+                for broker in self.brokers
+            ]
+            epoch = self.brokers[0].home.epoch
+            change = Change(brokers, groups, to)
+            found = rehome(resting, change, epoch, self.secret, limits_of(self.limits))
+            self.take_home([(one.name, one.number, one.pages) for one in found.brokers], groups)
+            for name, said in (*found.last.items(), *((o.name, o.journal) for o in found.brokers)):
+                self._journal += Journal(name, 0, self.now, said).rows()
+            told = commands.encode_command(commands.Peers(brokers=brokers, groups=groups))
+            for name in brokers:
+                self.instruct(DEFAULT_VPN, told, name)
+        return found
 
     def take_home(
         self, brokers: list[tuple[str, int, dict[str, bytes]]], groups: dict[str, str]
     ) -> None:
-        """The home has these brokers from now on, and no others."""
-        with self._lock:
-            taken = []
-            for name, number, pages in brokers:
-                broker = self._broker(name, number)
-                broker.store = DictStore(pages)
-                taken.append(broker)
-            staying = {number for _, number, _ in brokers}
-            gone = [b.home for b in self.brokers if b.home.number not in staying]
-            self.brokers, self.groups = taken, groups
-            self.removed |= {home.number: home.name for home in gone}
+        """The home's brokers are these, with these pages."""
+        taken = []
+        for name, number, pages in brokers:
+            broker = self._broker(name, number)
+            broker.store = DictStore(pages)
+            taken.append(broker)
+        staying = {number for _, number, _ in brokers}
+        gone = [b.home for b in self.brokers if b.home.number not in staying]
+        self.brokers, self.groups = taken, groups
+        self.removed |= {home.number: home.name for home in gone}
 
-    def tell_journal(self, journal: Journal) -> None:
-        """What happened in no step."""
-        self._journal += journal.rows()
-
-    def broker(self, name: str | None = None) -> MemoryBroker:
+    def broker(self, name: str | None = None) -> LiveBroker:
         """A broker by its name; the first where none is named. Raises ConfigError."""
         for broker in self.brokers:
             if name in (None, broker.home.name):
@@ -162,7 +183,7 @@ class MemoryEngine:
         """How many brokers there ever were: a number is given once."""
         return len(self.brokers) + len(self.removed)
 
-    def at(self, number: int) -> MemoryBroker:
+    def at(self, number: int) -> LiveBroker:
         """The broker with this number; where it was removed, the one that speaks for it."""
         return next((b for b in self.brokers if b.home.number == number), self.brokers[0])
 
@@ -240,14 +261,14 @@ class MemoryEngine:
             self._step(broker, Batch())
         return bool(busy)
 
-    def give(self, broker: MemoryBroker, batch: Batch) -> None:
-        """Clients' words to a broker; while it is being removed they wait, as in Kafka."""
-        if broker.unread is None:
+    def give(self, broker: LiveBroker, batch: Batch) -> None:
+        """Clients' words to a broker; to one of the old core, which is being removed, they wait."""
+        if getattr(broker, "unread", None) is None:
             self._step(broker, batch)
         else:
-            broker.unread.append(batch)
+            broker.unread.append(batch)  # type: ignore[attr-defined]
 
-    def _step(self, broker: MemoryBroker, batch: Batch, checked: bool = True) -> None:
+    def _step(self, broker: LiveBroker, batch: Batch, checked: bool = True) -> None:
         self._carry(broker.step(batch, self.now))
         if self.checking and checked:
             broker.check(self.now)
@@ -394,3 +415,7 @@ class MemoryEngine:
     def close_inbox(self, inbox: deque[Record]) -> None:
         """No records any more."""
         self._inboxes = [(t, i) for t, i in self._inboxes if i is not inbox]
+
+
+def _is_new(broker: Any) -> bool:
+    return broker.is_new if isinstance(broker, LiveBroker) else not broker.store.pages

@@ -1,83 +1,78 @@
-"""A broker of an engine in the process, on live objects: its replica, and the steps since its last
-mark, by which one that fails is taken again."""
+"""A broker of an engine in the process: its replica, what others said to it, and the steps since
+its last mark, by which one that fails is taken again."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import Any
 
-from ..core import Batch as LiveBatch
-from ..core import Broker, DictStore, Home, Limits, StepFailed, check
-from ..core.queue.beyond import Beyond
-from ..mesh.bridges.bridged import Bridged
+from ..core import Batch, DictStore, Home, Limits, StepFailed, check
+from ..mesh.met_brokers import neighbours
 from ..protocol import topics, wire
+from ..protocol.messages import Records
 from ..protocol.outputs import Deadline, Output
 from ..replica.replica import Replica, put_aside
-from ..state import Batch
-from ..state import Home as OldHome
-from ..state import Limits as OldLimits
-from .memory_broker import as_heard
 
 STEPS_PER_MARK = 100
 
 
-def limits_of(limits: OldLimits | Limits) -> Limits:
-    """The live core's limits, as far as both have them."""
+def limits_of(limits: Any) -> Limits:
+    """The live core's limits, as far as both cores have them."""
     if isinstance(limits, Limits):
         return limits
-    names = set(Limits.__dataclass_fields__) & set(OldLimits.__dataclass_fields__)
+    names = set(Limits.__dataclass_fields__) & set(limits.__dataclass_fields__)
     return Limits(**{name: getattr(limits, name) for name in sorted(names)})
 
 
 class LiveBroker:
     """A broker; `MemoryEngine` runs its steps, one at a time. deadline: when it wants the next."""
 
-    def __init__(self, home: OldHome, limits: OldLimits) -> None:
+    def __init__(self, home: Home, limits: Limits) -> None:
         self.home = home
         self.deadline = 0
         self.is_stopped = False  # a test aid: it hears and does nothing
-        self.unread: list[Batch] | None = None
         self._limits = limits_of(limits)
+        self._said: list[wire.WireRecord] = []  # to it, since its last step
+        self._heard = 0
         self._begin(DictStore())
 
     def _begin(self, store: DictStore) -> None:
-        home = Home(self.home.name, self.home.number, self.home.epoch, self.home.secret)
         self._marked = DictStore(store.pages)  # as of the last mark
-        self._replica = Replica(home, store, self._limits, self._neighbours())
-        self._since: list[tuple[LiveBatch, int]] = []
-        self._said: list[wire.WireRecord] = []
-        self._heard = 0
+        self._replica = Replica(self.home, store, self._limits, neighbours)
+        self._since: list[tuple[Batch, int]] = []
 
-    def _neighbours(self) -> Callable[[Broker], Beyond]:
-        """Gives a broker its bridges, and others to work with."""
-        return Bridged.load
+    @property
+    def is_new(self) -> bool:
+        """Whether it has no state yet."""
+        return not self._replica.broker.header.step
 
     @property
     def store(self) -> DictStore:
         """The state, as a mark writes it."""
-        if self._replica.broker.header.step:
+        if not self.is_new:
             self._mark()
-        store = self._replica.store
-        assert isinstance(store, DictStore)
-        return store
+        return self._pages()
 
     @store.setter
     def store(self, store: DictStore) -> None:
         self._begin(DictStore(store.pages))
 
-    def _mark(self) -> None:
-        self._replica.mark()
+    def _pages(self) -> DictStore:
         store = self._replica.store
         assert isinstance(store, DictStore)
-        self._marked = DictStore(store.pages)
+        return store
+
+    def _mark(self) -> None:
+        self._replica.mark()
+        self._marked = DictStore(self._pages().pages)
         self._since = []
 
     @property
     def mesh_topic(self) -> str:
-        """Where other brokers would speak to it."""
+        """Where other brokers speak to it."""
         return topics.topic(self.home.name, topics.MESH)
 
     def tell(self, record: wire.WireRecord) -> None:
-        """Another broker or home says something; it is heard in the next step."""
+        """Another broker says something, of this home or another; it is heard in the next step."""
         self._said.append(record)
 
     def is_busy(self, now: int) -> bool:
@@ -87,21 +82,20 @@ class LiveBroker:
     def step(self, batch: Batch, now: int) -> list[Output]:
         """Run a step, with all that others said before it."""
         said, self._said = self._said, []
-        batch.mesh = as_heard(said, self._heard, now)
+        batch.mesh = _as_heard(said, self._heard, now)
         self._heard += len(said)
         return self.take(batch, now)
 
     def take(self, batch: Batch, now: int) -> list[Output]:
         """Run a step with these inputs."""
-        live = LiveBatch(batch.commands, batch.publishes, batch.mesh)
-        outputs = self._take(live, now)
-        self._since.append((live, now))
+        outputs = self._take(batch, now)
+        self._since.append((batch, now))
         if len(self._since) >= STEPS_PER_MARK:
             self._mark()
         self.deadline = next(o.at for o in reversed(outputs) if isinstance(o, Deadline))
         return outputs
 
-    def _take(self, batch: LiveBatch, now: int) -> list[Output]:
+    def _take(self, batch: Batch, now: int) -> list[Output]:
         while True:
             try:
                 return self._replica.take(batch, now)
@@ -112,6 +106,15 @@ class LiveBroker:
             for earlier, then in self._since:
                 self._replica.take(earlier, then)
 
-    def check(self, now: int) -> None:
+    def check(self, now: int = 0) -> None:
         """Raise AssertionError if an invariant does not hold."""
         check(self._replica.broker)
+
+
+def _as_heard(said: list[wire.WireRecord], first: int, now: int) -> Records:
+    """What others have said, as it is read from the broker's topic from this offset on."""
+    n = len(said)
+    return Records(
+        [r.topic for r in said], [r.partition or 0 for r in said], list(range(first, first + n)),
+        [now] * n, [r.key for r in said], [r.value for r in said], [None] * n, [None] * n,
+    )  # fmt: skip

@@ -15,6 +15,7 @@ from fuzz import runner
 from lakequeue.core import Batch, Broker, Home, check, step
 from lakequeue.memory.in_process import MemoryEngine
 from lakequeue.memory.live_broker import LiveBroker, limits_of
+from lakequeue.memory.memory_broker import MemoryBroker
 from lakequeue.state import Home as OldHome
 from lakequeue.state import Limits as OldLimits
 from rules import steps
@@ -68,6 +69,8 @@ def core(request: pytest.FixtureRequest) -> Iterator[str]:
     with pytest.MonkeyPatch.context() as patch:
         if name == LIVE:
             _use_live(patch)
+        else:
+            patch.setattr(MemoryEngine, "BROKER", MemoryBroker)
         yield name
 
 

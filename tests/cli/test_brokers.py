@@ -67,8 +67,15 @@ def test_what_moved_away_from_a_removed_broker_is_said_beside_the_table(
     assert json.loads(result.stdout)[0]["name"] == "broker-0"
 
 
-@pytest.mark.parametrize("option", ["--add", "--remove"])
-def test_a_broker_more_or_less_needs_an_engine_on_kafka(shell: Engine, option: str) -> None:
-    result = shell.run("brokers", option, "west")
-    assert result.exit_code == 2
-    assert f"{option[2:]}_broker: only over Kafka" in result.stderr
+def test_M4_brokers_come_and_go_in_memory(shell: Engine) -> None:
+    shell.admin.define({"name": "q", "message_type": "json", "type": "LocalQueue"})
+    added = shell.json("brokers", "--add", "west", "--group", "far")
+    assert [(one["name"], one["number"], one["group"]) for one in added] == [
+        ("broker-0", 0, ""), ("west", 1, "far"),
+    ]  # fmt: skip
+    result = shell.run("brokers", "--remove", "broker-0", "--json")
+    assert result.stderr == "queue 'q' of VPN 'default' is on 'west' now\n"
+    assert [one["name"] for one in json.loads(result.stdout)] == ["west"]
+    refused = shell.run("brokers", "--remove", "west")
+    assert refused.exit_code == 1
+    assert "'west': cannot be removed, for it is the home's only one" in refused.stderr

@@ -7,10 +7,8 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from cores import core, pytest_generate_tests
-from rules.harness import Bench
 
-__all__ = ["core", "pytest_generate_tests"]
+from rules.harness import Bench
 
 
 @pytest.fixture
