@@ -17,6 +17,9 @@ class MemoryBroker:
         self.deadline = 0
         self.is_stopped = False  # a test aid: it hears and does nothing
         self.unread: list[Batch] | None = None  # while it is being removed: what clients say to it
+        if not isinstance(limits, Limits):
+            names = set(Limits.__dataclass_fields__) & set(limits.__dataclass_fields__)
+            limits = Limits(**{name: getattr(limits, name) for name in names})
         self._limits = limits
         self._said: list[wire.WireRecord] = []  # to it, since its last step
         self._heard = 0
