@@ -1,0 +1,308 @@
+"""A broker of state format 7, as this core goes on with it: once, when a home changes over.
+
+Pure, and one way. Every message keeps its id, its place, its state and its counts, so clients go on
+with what they hold. Forgotten is what is only kept for speed: filters look at messages again. A
+command that is on its way begins again, bounded as it was.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import msgspec
+
+from ... import core
+from ...core.queue import broker_facts as live
+from ...core.queue import header as facts
+from ...core.queue.broker import Broker
+from ...core.queue.producers import ProducerHistory
+from ...core.queue.queue import TAKEN_MAX
+from ...core.storage.row import IN_MEMORY, LEASED, MOVING, NEVER, READY, Row
+from ...protocol.errors import LakequeueError
+from ...protocol.ids import make_id
+from ...protocol.signing import ENGINE_CLIENT
+from .bridges import Bridges
+from .pages import PAGE_BITS, Entry, Message, Pages, Reads, bucket
+
+RANGES_MAX = 2 * TAKEN_MAX  # that are looked at of each kind
+LOST_BLOCK = (1 << 32) - 1  # there is none with this number: what lies in it is lost
+RECEIPTS_PER_PAGE = 50
+_MOVING = 4  # in a queue: it was on its way to another broker
+_OTHERWISE = {  # facts of a header that have the same name and mean something else here
+    live.BrokerHeader: ("spool", "queues"),
+    facts.QueueHeader: ("barriers", "generation", "next_filter"),
+}
+
+
+class NotAlone(LakequeueError):
+    """A home whose broker knows others cannot be carried over."""
+
+
+def require_alone(name: str, known: dict[str, Any]) -> None:
+    """Raise NotAlone for a broker that cannot be carried over. known: the facts of its page."""
+    if known.get("peers") or known.get("removed"):
+        raise NotAlone(
+            f"broker {name!r} has other brokers, or has had them, and this version carries over "
+            "homes that never had more than one: let the version that wrote it go on, let "
+            "consumers empty its queues, and start this one with an empty home"
+        )
+
+
+def carry_over(
+    store: Reads, keys: Iterable[str], home: core.Home, limits: core.Limits, bits: int = PAGE_BITS
+) -> core.DictStore:
+    """The pages of this core for those of format 7. keys: of all pages; limits: with which this
+    core goes on; bits: how many rows a page has. Raises NotAlone."""
+    old = Pages(store, keys, bits)
+    require_alone(home.name, old.facts)
+    found = core.DictStore()
+    new = Broker(found, _broker_header(old), home, limits)
+    shared: dict[int, Row] = {}
+    taken = _Taken(old)
+    bridges = Bridges(old, new)
+    for number in old.under("q/"):
+        known = old.read(f"q/{number}")
+        _carry_queue(old, known, new, shared, bridges)
+        new.queues[known["number"]].header.taken = taken.by(known["number"])
+    new.spool.next_counter = old.next_counter
+    _carry_sessions(old, new)
+    _carry_producers(old, new)
+    new.recent.extend(old.events())
+    new._new_events = len(new.recent)
+    new.mark()
+    return found
+
+
+# ---------------------------------------------------------------- the broker
+
+
+def _same(known: dict[str, Any], kind: type[Any]) -> Any:
+    """A header of this core: facts that have the same name are the same."""
+    left_out = _OTHERWISE[kind]
+    same = {name: value for name, value in known.items() if name not in left_out}
+    return msgspec.convert(same, kind)
+
+
+def _broker_header(old: Pages) -> live.BrokerHeader:
+    known = old.facts
+    header: live.BrokerHeader = _same({**known, "format": core.FORMAT}, live.BrokerHeader)
+    header.refused = {vpn: old.read(f"x/{vpn}") for vpn in old.under("x/")}
+    header.in_tables = old.read("H") or {}
+    header.held = list(_held(old))
+    for key in known.get("client_pages", ()):
+        vpn = key.split("/")[1]
+        header.clients |= {f"{vpn}/{one}": tuple(found) for one, found in old.read(key).items()}
+    vpns = {name.split("/")[0] for name in header.clients} | set(header.vpns)
+    speakers = [*header.clients, *(f"{vpn}/{ENGINE_CLIENT}" for vpn in vpns)]
+    for name in speakers:
+        if heard := old.read(f"S/{name}"):
+            header.heard[name] = {session: tuple(one) for session, one in heard.items()}
+    return header
+
+
+def _held(old: Pages) -> Iterator[live.HeldReceipt]:
+    """Receipts that wait for the Delta tables, the first one first."""
+    for at in range(old.facts.get("held_first", 0), old.facts.get("held_next", 0)):
+        page = old.read(f"H/{at // RECEIPTS_PER_PAGE}")
+        vpn, name, up_to, partition, runs, gone, *rest, needs = page[at % RECEIPTS_PER_PAGE]
+        missing: list[Any] = [old.number, "", 0, []][len(rest) :]
+        number, start, base, repeated = [*rest, *missing]
+        yield live.HeldReceipt(
+            vpn, name, up_to, partition, runs, [tuple(one) for one in gone], number, repeated,
+            start, base, needs,
+        )  # fmt: skip
+
+
+def _carry_sessions(old: Pages, new: Broker) -> None:
+    """Sessions, with when they are lost: a calendar knows."""
+    until: dict[str, int] = {}
+    for page in old.under("k/"):
+        until |= old.read(f"k/{page}")
+    for name in old.under("s/"):
+        vpn, _, session = name.partition("/")
+        if bound := old.read(f"s/{name}"):
+            at = until.get(f"s{name}", new.now)
+            new.sessions[vpn, session] = live.Session(at, [(number, one) for number, one in bound])
+            new.watch("s", (vpn, session), at)
+            new.session_changed((vpn, session))
+
+
+def _carry_producers(old: Pages, new: Broker) -> None:
+    for name in old.under("P/"):
+        vpn, _, producer = name.partition("/")
+        known = old.read(f"P/{name}")
+        # The longest there is: sequences that were open, what the tables must have, destinations
+        # whose queue was on its way, starts. What is empty at its end was not written.
+        needs = known[6] if known[6:] else {}
+        starts = known[8] if known[8:] else []
+        found = new.producers[vpn, producer] = ProducerHistory(vpn, new.home.number, producer)
+        found.high, found.gaps, found.runs, found.refusals, found.forgotten_at = known[:5]
+        found.needs = needs
+        found.starts = [(start, base) for start, base in starts]
+        new.watch("p", (vpn, producer), found.forgotten_at)
+        new._change("p", (vpn, producer))
+
+
+# ---------------------------------------------------------------- queues
+
+
+def _carry_queue(
+    old: Pages, known: dict[str, Any], new: Broker, shared: dict[int, Row], bridges: Bridges
+) -> None:
+    header = _queue_header(old, known)
+    link = bridges.begin(header)
+    found = new.add_queue(header)
+    for rows in _parts(old, header.number):
+        _store(old, new, rows, header.vpn_number, shared)
+        if link is not None:
+            bridges.rows(link, header, rows)
+        new.enter(found, rows)
+        for row in rows:
+            if row.state in (LEASED, MOVING):
+                found.leases.setdefault(row.holder, {})[row.id] = row
+            if header.generation:
+                count = header.generations.get(row.generation, 0) + 1
+                header.generations[row.generation] = count
+            if row.barrier:
+                header.barriers[row.generation] = row.id
+        found.spill_over()
+    header.barriers = dict(sorted(header.barriers.items()))
+    for number, leases in found.leases.items():
+        in_order = sorted(leases.values(), key=lambda row: row.number)
+        found.leases[number] = {row.id: row for row in in_order}
+    for first, last, until in old.early_acks(header.number, known):
+        found.early.put(first, last, until, new.limits.early_acks)
+    new.unacked += header.leased
+    new.schedule(found)
+
+
+def _parts(old: Pages, queue: int) -> Iterator[list[Row]]:
+    """The messages of a queue, page by page, in the order of their places."""
+    part: list[Row] = []
+    page = -1
+    for place, entry, extras in old.entries(queue):
+        if place >> old.bits != page and part:
+            yield part
+            part = []
+        page = place >> old.bits
+        message, _ = old.message(entry.id)
+        part.append(_row(place, entry, message, extras))
+    if part:
+        yield part
+
+
+def _row(place: int, entry: Entry, message: Message, extras: Any) -> Row:
+    return Row(
+        seq=place, id=message.origin or entry.id, size=entry.size, entered=entry.entered,
+        time=message.time, ttl_ends=_time(message.ttl_ends), expires=_time(entry.expires),
+        priority=message.priority, dmq=bool(message.dmq), level=entry.priority,
+        generation=entry.generation, lane=entry.lane, barrier=bool(entry.barrier),
+        state=READY if entry.state == _MOVING else entry.state, until=_time(entry.until),
+        holder=entry.holder, deliveries=entry.deliveries, cancels=entry.cancels,
+        number=entry.delivery, stored=entry.id, extras=extras,
+    )  # fmt: skip
+
+
+def _time(at: int) -> int:
+    """A time that does not come has another number here."""
+    return min(at, NEVER)
+
+
+def _store(old: Pages, new: Broker, rows: list[Row], vpn: int, shared: dict[int, Row]) -> None:
+    """The contents of rows go into the spool, each once. shared: the first row of each message that
+    other queues hold too."""
+    spool = new.spool
+    for row in rows:
+        first = shared.get(row.stored)
+        if first is not None:
+            row.block, row.index, row.length = first.block, first.index, first.length
+            row.key_length, row.header_length = first.key_length, first.header_length
+            spool.add_match(row)
+            continue
+        message, has_more = old.message(row.stored)
+        spool.adopt(row.stored, vpn, old.content(message), row.size)
+        if has_more:
+            shared[row.stored] = row
+    spool.settle(rows, live=True)
+    for row in rows:
+        if row.block == IN_MEMORY:  # its content was lost before
+            row.block, row.length = LOST_BLOCK, 1
+
+
+def _queue_header(old: Pages, known: dict[str, Any]) -> facts.QueueHeader:
+    header: facts.QueueHeader = _same(known, facts.QueueHeader)
+    name, vpn = header.definition.name, old.vpn_name(header.vpn_number)
+    if not (header.deleted or header.faulted):
+        header.given = (old.read(f"v/{vpn}/{bucket(name)}") or {}).get(name, b"")
+    header.topics = sorted(old.read(f"u/{header.number}") or [])
+    header.tasks = [_task(*packed) for packed in old.read(f"w/{header.number}") or []]
+    if header.depth:
+        header.generation = known.get("generation", 0)
+    return header
+
+
+def _task(
+    vpn: str, command: bytes, cursor: int, done: dict[str, Any], result: Any, why: str
+) -> facts.Task:
+    """A command that begins again: what it means is bounded already."""
+    done = dict(done)
+    by = done.pop("by", None)
+    if by is not None:
+        done["wide"] = by == "place"
+    if "end" in done or by == "place":
+        done.setdefault("inactive", None)
+    done.pop("over", None)
+    return facts.Task(vpn, command, "", done, result, why)
+
+
+class _Taken:
+    """Which ids have been in which queue (L9): those of messages that live, as the spool knows it;
+    those that are gone count as ones that were. Of old ones, where there are many ranges, nothing
+    is known any more, and they count so too."""
+
+    def __init__(self, old: Pages) -> None:
+        self._first = make_id(old.number, 1)
+        end = make_id(old.number, old.next_counter)
+        gone: deque[list[int]] = deque(maxlen=RANGES_MAX)
+        self._by_queue: dict[int, deque[list[int]]] = {}
+        at = self._first
+        for base, (messages, extras) in old.message_pages():
+            for row, message in enumerate(messages):
+                if not message.queue:
+                    continue
+                number = base + row
+                if number > at:
+                    _extend(gone, at, number - 1)
+                at = number + 1
+                others = [match[0] for match in extras.get(row, ())]
+                for queue in {message.queue, message.past, *others} - {0}:
+                    mine = self._by_queue.get(queue)
+                    if mine is None:
+                        mine = self._by_queue[queue] = deque(maxlen=RANGES_MAX)
+                    _extend(mine, number, number)
+        if at < end:
+            _extend(gone, at, end - 1)
+        self._gone = gone
+
+    def by(self, queue: int) -> list[list[int]]:
+        """The ranges of a queue, ascending."""
+        taken: deque[list[int]] = deque(maxlen=TAKEN_MAX - 1)
+        parts = [self._gone, self._by_queue.get(queue, deque())]
+        # Below this, one of them is not complete.
+        full = [part[0][0] for part in parts if len(part) == RANGES_MAX]
+        known_from = max(full, default=self._first)
+        for first, last in sorted([*parts[0], *parts[1]]):
+            if last >= known_from:
+                _extend(taken, max(first, known_from), last)
+        older = taken[0][0] - 1 if len(taken) == TAKEN_MAX - 1 else known_from - 1
+        before = [[self._first, older]] if older >= self._first else []
+        return [*before, *taken]
+
+
+def _extend(ranges: deque[list[int]], first: int, last: int) -> None:
+    if ranges and ranges[-1][1] == first - 1:
+        ranges[-1][1] = last
+    else:
+        ranges.append([first, last])

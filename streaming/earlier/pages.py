@@ -1,0 +1,253 @@
+"""Pages of state format 7, as rows and facts.
+
+Headers and small facts are msgpack maps. Rows of queues and messages stand in columns: a column
+whose values are all equal is that value, one that counts up is its first value in a list, any
+other is raw bytes, little-endian. Beside the columns stand extras, small data of a few rows.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple, Protocol
+from zlib import crc32
+
+import msgspec
+
+from ...protocol.ids import COUNTER_MASK, make_id
+
+FORMAT = 7
+PAGE_BITS = 10  # a page of rows has 2 to that power
+MESSAGE_PAGES_CACHED = 64  # a thousand rows each
+BLOCKS_CACHED = 16  # about 1 MB each
+BUCKETS = 64  # of names, in paged maps
+EVENTS_PER_PAGE = 50
+EVENTS = 1_000  # that are remembered
+NO_KEY = 0xFFFFFFFF
+GONE = 0  # the state of a row without a message
+
+Content = tuple[bytes, bytes | None, bytes | None]
+"""Payload, key and headers of a message."""
+
+_decode = msgspec.msgpack.decode
+
+
+class Reads(Protocol):
+    """Pages by their keys."""
+
+    def get(self, key: str) -> bytes | None:
+        """The page, or None."""
+
+
+class Message(NamedTuple):
+    """What is known of a message whichever queue holds it, column by column. queue, seq: its first
+    match, queue 0: it is gone; past: a queue that held it before that one; origin: the id by which
+    others know it, 0: that of its row."""
+
+    queue: int
+    seq: int
+    block: int
+    offset: int
+    length: int
+    key_length: int
+    header_length: int
+    size: int
+    file: int
+    time: int
+    ttl_ends: int
+    priority: int
+    dmq: int
+    vpn: int
+    past: int
+    origin: int
+
+
+class Entry(NamedTuple):
+    """A message in a queue, column by column."""
+
+    id: int
+    state: int
+    barrier: int
+    priority: int
+    generation: int
+    lane: int
+    size: int
+    entered: int
+    expires: int
+    until: int
+    holder: int
+    deliveries: int
+    cancels: int
+    delivery: int
+
+
+_MESSAGE = "IQIIIIIIIqqBBHIQ"  # types of the columns, as `struct` names them
+_ENTRY = "QBBQIQIqqqIIIQ"
+# A message whose page is missing: only damage does that.
+_LOST = Message(0, 0, 0, 0, 1, NO_KEY, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0)
+
+Rows = tuple[list[Any], dict[int, Any]]
+"""The rows of a page, and the extras of some of them."""
+
+
+class Pages:
+    """The pages of a broker. keys: of all of them; bits: a page has 2 to that power rows."""
+
+    def __init__(self, store: Reads, keys: Iterable[str], bits: int = PAGE_BITS) -> None:
+        self._store = store
+        self.keys = sorted(keys)
+        self.bits = bits
+        self.facts: dict[str, Any] = self.read("broker")
+        self.number: int = self.facts["number"]
+        self._of_queue: dict[int, list[int]] = {}
+        for key in self.keys:
+            if key.startswith("p/"):
+                _, queue, number = key.split("/")
+                self._of_queue.setdefault(int(queue), []).append(int(number))
+        self._messages: OrderedDict[int, Rows | None] = OrderedDict()
+        self._blocks: OrderedDict[int, bytes | None] = OrderedDict()
+
+    def read(self, key: str) -> Any:
+        """A page of small facts; None: it is not there."""
+        page = self._store.get(key)
+        return None if page is None else _decode(page, strict=False)
+
+    def under(self, prefix: str) -> list[str]:
+        """What follows a prefix in the keys."""
+        return [key[len(prefix) :] for key in self.keys if key.startswith(prefix)]
+
+    def events(self) -> list[list[Any]]:
+        """Notable events that are remembered, the oldest first."""
+        end = self.facts.get("events", 0)
+        numbers = range(max(end - EVENTS, 0) // EVENTS_PER_PAGE, end // EVENTS_PER_PAGE + 1)
+        found = [event for number in numbers for event in self.read(f"e/{number}") or []]
+        return found[-EVENTS:]
+
+    @property
+    def next_counter(self) -> int:
+        """The counter of the next message id."""
+        return int(self.facts["spool"]["next_counter"])
+
+    def vpn_name(self, number: int) -> str:
+        """The name of a VPN."""
+        return next(name for name, one in self.facts["vpns"].items() if one == number)
+
+    # ------------------------------------------------------------ rows
+
+    def entries(self, queue: int) -> Iterator[tuple[int, Entry, Any]]:
+        """The messages of a queue, in the order in which they entered: place, row, extras."""
+        for number in sorted(self._of_queue.get(queue, ())):
+            rows, extras = self._queue_page(queue, number) or ([], {})
+            for row, entry in enumerate(rows):
+                if entry.state != GONE:
+                    yield (number << self.bits) + row, entry, extras.get(row)
+
+    def id_at(self, queue: int, place: int) -> int:
+        """The message that is or was at a place of a queue; 0: its page is gone."""
+        found = self._queue_page(queue, place >> self.bits)
+        if found is None:
+            return 0
+        row = place & (1 << self.bits) - 1
+        return int(found[0][row].id) if row < len(found[0]) else 0
+
+    def _queue_page(self, queue: int, number: int) -> Rows | None:
+        page = self._store.get(f"p/{queue}/{number}")
+        return None if page is None else _rows(page, _ENTRY, Entry)
+
+    def message_pages(self) -> Iterator[tuple[int, Rows]]:
+        """All pages of messages, each with the id of its first row."""
+        for number in sorted(map(int, self.under("m/"))):
+            if (found := self._message_page(number)) is not None:
+                yield make_id(self.number, number << self.bits), found
+
+    def message(self, stored: int) -> tuple[Message, bool]:
+        """A message by its row's id; and whether it has, or had, more matches than one."""
+        counter = stored & COUNTER_MASK
+        found = self._message_page(counter >> self.bits)
+        row = counter & (1 << self.bits) - 1
+        if found is None or row >= len(found[0]):
+            return _LOST, False
+        return found[0][row], row in found[1]
+
+    def _message_page(self, number: int) -> Rows | None:
+        if number in self._messages:
+            self._messages.move_to_end(number)
+            return self._messages[number]
+        page = self._store.get(f"m/{number}")
+        found = None if page is None else _rows(page, _MESSAGE, Message)
+        self._messages[number] = found
+        if len(self._messages) > MESSAGE_PAGES_CACHED:
+            self._messages.popitem(last=False)
+        return found
+
+    # ------------------------------------------------------------ contents
+
+    def content(self, message: Message) -> Content | None:
+        """What a message carries; None: it is lost."""
+        has_key = message.key_length != NO_KEY
+        key_at = message.offset + message.length
+        headers_at = key_at + (message.key_length if has_key else 0)
+        end = headers_at + message.header_length
+        if end == message.offset:  # what has no bytes needs no block
+            return b"", b"" if has_key else None, None
+        block = self._block(message.block)
+        if block is None or end > len(block):
+            return None
+        key = block[key_at:headers_at] if has_key else None
+        return block[message.offset : key_at], key, block[headers_at:end] or None
+
+    def _block(self, number: int) -> bytes | None:
+        if number in self._blocks:
+            self._blocks.move_to_end(number)
+            return self._blocks[number]
+        block = self._blocks[number] = self._store.get(f"b/{number}")
+        if len(self._blocks) > BLOCKS_CACHED:
+            self._blocks.popitem(last=False)
+        return block
+
+    # ------------------------------------------------------------ early acks
+
+    def early_acks(self, queue: int, facts: dict[str, Any]) -> Iterator[tuple[int, int, int]]:
+        """Ids that were acknowledged before they came (L9): first, last, until when."""
+        yield from (tuple(one) for one in facts.get("deferred", ()))
+        top = facts.get("early") or [[]]
+        for *_, count, page, level in top[0]:
+            for key in self._index_keys(f"early/{queue}/id/", count, page, level):
+                ids = key >> 63
+                yield ids & (1 << 64) - 1, ids >> 64, key & (1 << 63) - 1
+
+    def _index_keys(self, prefix: str, count: int, page: int, level: int) -> Iterator[int]:
+        """The keys below an entry of a sorted index. A leaf has keys alone; a branch how many pages
+        are below it, the numbers of their keys, and their own numbers."""
+        data = self._store.get(f"{prefix}{page}")
+        assert data is not None, f"page {page} of {prefix} is missing"
+        words = struct.unpack(f"<{len(data) // 8}Q", data)
+        if level:
+            n = words[0]
+            for below, its_page in zip(words[1 : 1 + n], words[1 + n : 1 + 2 * n], strict=True):
+                yield from self._index_keys(prefix, below, its_page, level - 1)
+        elif len(words) == 3 * count:  # the high words, the middle ones, the low ones
+            parts = (words[:count], words[count : 2 * count], words[2 * count :])
+            yield from ((h << 128) + (m << 64) + low for h, m, low in zip(*parts, strict=True))
+        else:  # one word is enough; of keys that count up there is the first alone
+            yield from words if len(words) == count else range(words[0], words[0] + count)
+
+
+def bucket(name: str) -> int:
+    """The bucket of a name in paged maps."""
+    return crc32(name.encode()) % BUCKETS
+
+
+def _rows(page: bytes, types: str, kind: type[Any]) -> Rows:
+    used, packed, extras = _decode(page)
+    columns = [_column(one, code, used) for one, code in zip(packed, types, strict=True)]
+    return [kind._make(row) for row in zip(*columns, strict=True)], dict(extras)
+
+
+def _column(packed: int | list[int] | bytes, code: str, used: int) -> Iterable[int]:
+    if isinstance(packed, bytes):
+        return struct.unpack(f"<{used}{code}", packed)
+    if isinstance(packed, list):
+        return range(packed[0], packed[0] + used)
+    return [packed] * used
