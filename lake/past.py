@@ -16,7 +16,6 @@ import json
 import zlib
 from dataclasses import dataclass, field
 from datetime import datetime
-from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,12 +26,13 @@ from ..protocol.errors import ConfigError, LakequeueError
 from ..protocol.steplog import StepRecord
 from ..protocol.table_format import CRC_MODULUS
 from ..protocol.wire import WireRecord
-from ..state import DictStore, Home
-from ..streaming.driver import Refused
-from .cores import Core, Ear, Own, Steps, core_of, taken_over
+from ..core import DictStore, Home
+from ..replica.driver import Refused, Snapshot
+from . import replica
 from .inputs import TOGETHER, FromTables, Stored, steps_between
 from .named_payloads import Named, blocks_of
 from .opening import WHEN_WRITTEN, NoLake
+from .replica import Ear, Steps
 
 if TYPE_CHECKING:
     import duckdb
@@ -65,19 +65,17 @@ WHERE broker = $broker AND (value IS NOT NULL OR {refs} IS NOT NULL)
 
 @dataclass
 class Moment:
-    """A broker behind a step. core: which one wrote its pages; now: the step's time, epoch ms;
-    snapshot: the step of the snapshot that it was made from, 0: from nothing; own: what the loop
-    knew; notes: what a person should be told; took, said: of the last step, where it was taken
-    again."""
+    """A broker behind a step. now: the step's time, epoch ms; snapshot: the step of the snapshot
+    that it was made from, 0: from nothing; own: what the loop knew; notes: what a person should be
+    told; took, said: of the last step, where it was taken again."""
 
-    core: Core
     broker: str
     home: Home
     store: DictStore
     step: int
     now: int
     snapshot: int
-    own: Own
+    own: Snapshot
     notes: list[str] = field(default_factory=list)
     took: list[Stored] = field(default_factory=list)
     said: list[WireRecord] = field(default_factory=list)
@@ -171,16 +169,14 @@ def _start(
         value = there.pop("", b"")
         found = sum(zlib.crc32(page.encode() + v) for page, v in there.items()) % CRC_MODULUS
         if found == total and value and "broker" in there:
-            header = msgspec.msgpack.decode(there["broker"])
-            core = core_of(header["format"])
-            own = core.own(value)
-            whose = Home(broker, header["number"], header["epoch"], _secret(home))
-            store = DictStore(there)
-            return Moment(core, broker, whose, store, own.step, own.now, step, own, notes)
+            own = replica.own_of(value)
+            whose = replica.home_of(broker, there["broker"], _secret(home))
+            is_earlier = replica.is_earlier(there)
+            store = replica.carried_over(whose, there) if is_earlier else DictStore(there)
+            return Moment(broker, whose, store, own.step, own.now, step, own, notes)
         notes.append(f"The snapshot of step {step:,} does not match its digest and is passed over")
-    core = next((core_of(r.core) for r in steps_between(lake, broker, 0, 1)), core_of(0))
     whose = Home(broker, *_who(lake, home, broker), _secret(home))
-    return Moment(core, broker, whose, DictStore(), 0, 0, 0, core.own(None), notes)
+    return Moment(broker, whose, DictStore(), 0, 0, 0, Snapshot(), notes)
 
 
 def _secret(home: Path) -> bytes:
@@ -205,8 +201,8 @@ def _pages(lake: duckdb.DuckDBPyConnection, broker: str, step: int) -> dict[str,
         _read(lake, broker, (0, first - 1), older, found, named)
     pages = {page: value for page, (_, value) in found.items() if value is not None}
     if named and "broker" in pages:
-        core = core_of(msgspec.msgpack.decode(pages["broker"])["format"])
-        pages |= blocks_of(lake, named, core.block_of)
+        is_earlier = replica.is_earlier(pages)
+        pages |= blocks_of(lake, named, lambda found: replica.block_of(found, is_earlier))
     return pages
 
 
@@ -249,7 +245,7 @@ def _replay(lake: duckdb.DuckDBPyConnection, moment: Moment, target: int, exactl
     """Take the steps behind the snapshot again, up to the target. The last one is heard. exactly:
     the target is meant, and not the last step before it whose records the tables have."""
     ear = Ear()
-    steps = moment.core.open(moment.home, moment.store, moment.own, ear, moment.now)
+    steps = Steps(moment.home, moment.store, moment.own, ear, moment.now)
     ids = {(topic, partition): topic_id for topic, partition, topic_id in moment.own.ids}
     known = {(t, p): (at, ids.get((t, p), "")) for t, p, at in moment.own.offsets}
     for after in range(moment.step, target, TOGETHER):
@@ -261,28 +257,29 @@ def _replay(lake: duckdb.DuckDBPyConnection, moment: Moment, target: int, exactl
                 f"broker {moment.broker!r}: what came after the snapshot of step "
                 f"{moment.snapshot:,} cannot be made again"
             )
+        _require_own(moment, records)
         inputs = FromTables(lake, records, known)
         there = records if exactly else inputs.until_the_end(records)
-        for core, theirs in groupby(there, lambda record: core_of(record.core)):
-            if core is not moment.core:  # the home changed over behind the step before
-                _settle(moment, steps)
-                moment.store, moment.own = taken_over(moment.home, moment.store, moment.own)
-                moment.core = core
-                steps = core.open(moment.home, moment.store, moment.own, ear, moment.now)
-            _checked(steps, list(theirs), inputs)
+        _checked(steps, there, inputs)
         if there:  # the last one's outputs were not yet in Kafka as it was logged, so it speaks
             moment.took = [m for r in there[-1].ranges for m in inputs.records(r)]
             moment.said = ear.records
         if len(there) < len(records):
             break
-    _settle(moment, steps)
-
-
-def _settle(moment: Moment, steps: Steps) -> None:
-    """The moment is behind the steps that were taken again."""
     if steps.step > moment.step:
         moment.own = steps.end()
         moment.step, moment.now = moment.own.step, moment.own.now
+
+
+def _require_own(moment: Moment, records: list[StepRecord]) -> None:
+    """Raise LakequeueError for steps that the core of an earlier version took."""
+    of_earlier = [record for record in records if not record.core]
+    if of_earlier:
+        first, last = of_earlier[0], of_earlier[-1]
+        raise LakequeueError(
+            f"an earlier version took the steps {first.step:,} to {last.step:,} of broker "
+            f"{moment.broker!r}, and this one cannot take them again: use version {first.code}"
+        )
 
 
 def _checked(steps: Steps, records: list[StepRecord], inputs: FromTables) -> None:
@@ -296,10 +293,7 @@ def _checked(steps: Steps, records: list[StepRecord], inputs: FromTables) -> Non
 def _check_last(lake: duckdb.DuckDBPyConnection, moment: Moment) -> None:
     """The last step's digest stands in the next record, if the tables have that already."""
     for record in steps_between(lake, moment.broker, moment.step, moment.step + 1):
-        pages, outputs = moment.core.digests(moment.own)
-        if core_of(record.core) is not moment.core:
-            pages = record.pages  # it names none of another core
-        if (record.pages, record.outputs) != (pages, outputs):
+        if record.outputs != moment.own.outputs:
             raise LakequeueError(
                 f"step {moment.step} of broker {moment.broker!r} came out differently when it was "
                 f"taken again; its code was {record.code}"

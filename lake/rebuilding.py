@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from ..core import FORMAT
 from ..mesh import rejoining
 from ..mesh.facts import Peer, peers_of, put_peers
 from ..protocol.errors import ConfigError, LakequeueError
@@ -44,13 +45,11 @@ from ..protocol.home_places import (
     tables_place,
 )
 from ..protocol.table_format import CRC_MODULUS
-from ..state import FORMAT
-from ..state.broker import BrokerHeader
-from ..state.mesh.rejoining import agree, pass_over
+from ..streaming.earlier.pages import FORMAT as EARLIER_FORMAT
 from ..streaming.rebuilt import FOLDER, QUEUES, state_file, write_state
-from .cores import LIVE
 from .opening import delta_table, open_lake, tables_of
 from .past import Moment, as_of, brokers
+from .replica import move_ahead, next_counter
 
 if TYPE_CHECKING:
     import duckdb
@@ -127,39 +126,6 @@ def _moments(
     names = [name for name in brokers(lake) if name not in removed]
     latest = {name: as_of(lake, tables_home, name) for name in names}
     last = {name: moment.step for name, moment in latest.items()}
-    if all(moment.core is LIVE for moment in latest.values()):
-        return _live_moments(lake, tables_home, latest, last)
-    known = {(name, moment.step): _header(moment) for name, moment in latest.items()}
-
-    def header_at(name: str, step: int) -> BrokerHeader | None:
-        if (name, step) not in known:
-            try:
-                known[name, step] = _header(as_of(lake, tables_home, name, step=step))
-            except ConfigError:
-                return None
-        return known[name, step]
-
-    try:
-        steps = agree(last, header_at)
-    except LookupError as error:
-        raise LakequeueError(f"the tables do not reach back far enough: {error}") from error
-    moments = [
-        latest[name] if step == last[name] else as_of(lake, tables_home, name, step=step)
-        for name, step in steps.items()
-    ]
-    headers = {moment.broker: _header(moment) for moment in moments}
-    pass_over(headers)
-    for moment in moments:
-        _note_back(moment, last)
-        moment.store.put("broker", msgspec.msgpack.encode(headers[moment.broker]))
-    return moments
-
-
-def _live_moments(
-    lake: duckdb.DuckDBPyConnection, tables_home: Path, latest: dict[str, Moment],
-    last: dict[str, int],
-) -> list[Moment]:  # fmt: skip
-    """The same of brokers on the live core; one that has never met another is alone."""
     met: dict[tuple[str, int], dict[int, Peer] | None] = {}
 
     def speaker_of(moment: Moment) -> rejoining.Speaker:
@@ -198,10 +164,6 @@ def _note_back(moment: Moment, last: dict[str, int]) -> None:
         moment.notes.append(f"{back:,} steps earlier than the tables know it: others had not")
 
 
-def _header(moment: Moment) -> BrokerHeader:
-    return msgspec.msgpack.decode(moment.store.pages["broker"], type=BrokerHeader)
-
-
 def _take_along(source: Path, home: Path) -> None:
     """The tables, without copying: nothing in them is ever changed in place. Tables that are
     elsewhere stay there, and are the new home's."""
@@ -235,12 +197,12 @@ def _about(source: Path) -> dict[str, Any]:
     about: dict[str, Any] = {"format": FORMAT, "trigger": "real-time"}
     if file.is_file():
         about = json.loads(file.read_text())
-    if about.get("format") not in (FORMAT, LIVE.format):
+    if about.get("format") not in (EARLIER_FORMAT, FORMAT):
         raise LakequeueError(
             f"{source} was written by a version with state format {about.get('format')}; this "
-            f"version reads {FORMAT} and {LIVE.format}: use that version"
+            f"version reads {EARLIER_FORMAT} and {FORMAT}: use that version"
         )
-    return {k: v for k, v in about.items() if k != "checkpoints"}
+    return {k: v for k, v in about.items() if k != "checkpoints"} | {"format": FORMAT}
 
 
 def _one(
@@ -252,15 +214,14 @@ def _one(
     ids = {"first": base, "last": base | (1 << 48) - 1}
     (given,) = lake.execute(_GIVEN, ids).fetchone() or (0,)  # also of what only others store
     step = max(moment.step, journaled) + STEPS_AHEAD
-    known = moment.core.next_counter(store)
+    known = next_counter(store)
     counter = max(known, (given & ((1 << 48) - 1)) + 1) + IDS_AHEAD
     phantoms = lake.execute(_PHANTOMS, {**ids, "first": base | known}).fetchall()
     if phantoms:
         _close(tables, name, step, moment.now, phantoms)
     # Deliveries get new numbers: a lost step's holder must not take another delivery for its own.
-    depths = moment.core.move_ahead(
-        store, step, counter, DELIVERIES_AHEAD, round(clock.time() * 1000)
-    )
+    now = round(clock.time() * 1000)
+    depths = move_ahead(store, step, counter, DELIVERIES_AHEAD, now)
     queues += [[one.vpn, one.queue] for one in depths]
     own = msgspec.structs.replace(
         moment.own, step=step, log_at=0, marks=[],

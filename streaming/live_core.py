@@ -26,12 +26,10 @@ from ..replica.micro_batch import MicroBatch
 from ..replica.pace import Pace
 from ..replica.replica import Decided as LiveDecided
 from ..sources.step_batch import Taken as Read
-from ..state import FORMAT as PAGED_FORMAT
 from ..state import Batch as ReadBatch
 from ..state import Home as PagedHome
-from ..state import Limits as PagedLimits
-from .carried_over import NotAlone, carry_over, require_alone, snapshot_of
-from .driver import Snapshot as PagedSnapshot
+from .earlier.carry_over import NotAlone, carry_over, require_alone
+from .earlier.pages import FORMAT as PAGED_FORMAT
 from .state_store import StatePages
 
 Logged = tuple[int, StepRecord]
@@ -60,7 +58,6 @@ class AllPages(Store, Protocol):
 log = logging.getLogger("lakequeue.loop")
 
 BATCH_LIMITS = Limits(beside=1)  # a batch takes 100 ms and more, whatever little its steps do
-_paged_snapshot = msgspec.msgpack.Decoder(PagedSnapshot).decode
 _snapshot = msgspec.msgpack.Decoder(Snapshot).decode
 _layout = msgspec.msgpack.Decoder(_Layout).decode
 
@@ -190,7 +187,7 @@ def stays(home: PagedHome, store: Store) -> bool:
     if _format_of(store) != PAGED_FORMAT:
         return False
     try:
-        require_alone(store, home, PagedLimits())
+        require_alone(home.name, msgspec.msgpack.decode(store.get("broker") or b""))
     except NotAlone as why:
         log.info("%s", why)
         return True
@@ -206,15 +203,15 @@ def change_over(
     home was not stopped in good order: nobody here can take its last steps."""
     if _format_of(pages) != PAGED_FORMAT:
         return saved
-    own = _paged_snapshot(saved)
+    own = _snapshot(saved)  # the earlier core knew a digest more
     if any(record.step > own.step for _, record in log_from(own.log_at)):
         raise Refused(
             f"broker {home.name!r} did not stop in good order, and this version cannot take the "
             "last steps of the earlier core again: start the version that took them once more and "
-            "stop it, or make the home again from its tables (lakequeue rebuild)"
+            "stop it"
         )
     _turn(home, pages)
-    changed: bytes = msgspec.msgpack.encode(snapshot_of(own))
+    changed: bytes = msgspec.msgpack.encode(own)
     pages.save(changed)
     return changed
 
@@ -222,7 +219,8 @@ def change_over(
 def _turn(home: PagedHome, pages: AllPages) -> None:
     """Pages of the earlier core become the live core's. Raises NotAlone, and changes nothing."""
     keys = pages.keys()
-    found = carry_over(pages, keys, home, Limits(), PagedLimits())
+    whose = Home(home.name, home.number, home.epoch, home.secret)
+    found = carry_over(pages, keys, whose, Limits())
     for key in sorted(keys - found.pages.keys()):
         pages.delete(key)
     for key, page in found.pages.items():

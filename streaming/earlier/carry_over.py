@@ -20,9 +20,9 @@ from ...core.queue.broker import Broker
 from ...core.queue.producers import ProducerHistory
 from ...core.queue.queue import TAKEN_MAX
 from ...core.storage.row import IN_MEMORY, LEASED, MOVING, NEVER, READY, Row
-from ...protocol.errors import LakequeueError
 from ...protocol.ids import make_id
 from ...protocol.signing import ENGINE_CLIENT
+from ...replica.driver import Refused
 from .bridges import Bridges
 from .pages import PAGE_BITS, Entry, Message, Pages, Reads, bucket
 
@@ -30,13 +30,15 @@ RANGES_MAX = 2 * TAKEN_MAX  # that are looked at of each kind
 LOST_BLOCK = (1 << 32) - 1  # there is none with this number: what lies in it is lost
 RECEIPTS_PER_PAGE = 50
 _MOVING = 4  # in a queue: it was on its way to another broker
-_OTHERWISE = {  # facts of a header that have the same name and mean something else here
+_OTHERWISE: dict[
+    Any, tuple[str, ...]
+] = {  # facts of a header that have the same name and mean something else here
     live.BrokerHeader: ("spool", "queues"),
     facts.QueueHeader: ("barriers", "generation", "next_filter"),
 }
 
 
-class NotAlone(LakequeueError):
+class NotAlone(Refused):
     """A home whose broker knows others cannot be carried over."""
 
 
@@ -106,7 +108,8 @@ def _held(old: Pages) -> Iterator[live.HeldReceipt]:
     """Receipts that wait for the Delta tables, the first one first."""
     for at in range(old.facts.get("held_first", 0), old.facts.get("held_next", 0)):
         page = old.read(f"H/{at // RECEIPTS_PER_PAGE}")
-        vpn, name, up_to, partition, runs, gone, *rest, needs = page[at % RECEIPTS_PER_PAGE]
+        entry: list[Any] = page[at % RECEIPTS_PER_PAGE]
+        vpn, name, up_to, partition, runs, gone, *rest, needs = entry
         missing: list[Any] = [old.number, "", 0, []][len(rest) :]
         number, start, base, repeated = [*rest, *missing]
         yield live.HeldReceipt(

@@ -8,8 +8,8 @@ other is raw bytes, little-endian. Beside the columns stand extras, small data o
 from __future__ import annotations
 
 import struct
-from collections import OrderedDict
 from collections.abc import Iterable, Iterator
+from functools import lru_cache
 from typing import Any, NamedTuple, Protocol
 from zlib import crc32
 
@@ -20,6 +20,7 @@ from ...protocol.ids import COUNTER_MASK, make_id
 FORMAT = 7
 PAGE_BITS = 10  # a page of rows has 2 to that power
 MESSAGE_PAGES_CACHED = 64  # a thousand rows each
+QUEUE_PAGES_CACHED = 64
 BLOCKS_CACHED = 16  # about 1 MB each
 BUCKETS = 64  # of names, in paged maps
 EVENTS_PER_PAGE = 50
@@ -105,8 +106,10 @@ class Pages:
             if key.startswith("p/"):
                 _, queue, number = key.split("/")
                 self._of_queue.setdefault(int(queue), []).append(int(number))
-        self._messages: OrderedDict[int, Rows | None] = OrderedDict()
-        self._blocks: OrderedDict[int, bytes | None] = OrderedDict()
+        self._vpn_names = {number: name for name, number in self.facts["vpns"].items()}
+        self._message_page = lru_cache(MESSAGE_PAGES_CACHED)(self._read_messages)
+        self._block = lru_cache(BLOCKS_CACHED)(lambda number: store.get(f"b/{number}"))
+        self._ids = lru_cache(QUEUE_PAGES_CACHED)(self._read_ids)
 
     def read(self, key: str) -> Any:
         """A page of small facts; None: it is not there."""
@@ -131,29 +134,28 @@ class Pages:
 
     def vpn_name(self, number: int) -> str:
         """The name of a VPN."""
-        return next(name for name, one in self.facts["vpns"].items() if one == number)
+        return str(self._vpn_names[number])
 
     # ------------------------------------------------------------ rows
 
     def entries(self, queue: int) -> Iterator[tuple[int, Entry, Any]]:
         """The messages of a queue, in the order in which they entered: place, row, extras."""
         for number in sorted(self._of_queue.get(queue, ())):
-            rows, extras = self._queue_page(queue, number) or ([], {})
+            page = self._store.get(f"p/{queue}/{number}")
+            assert page is not None, f"page {number} of queue {queue} was there"
+            rows, extras = _rows(page, _ENTRY, Entry)
             for row, entry in enumerate(rows):
                 if entry.state != GONE:
                     yield (number << self.bits) + row, entry, extras.get(row)
 
     def id_at(self, queue: int, place: int) -> int:
         """The message that is or was at a place of a queue; 0: its page is gone."""
-        found = self._queue_page(queue, place >> self.bits)
-        if found is None:
-            return 0
-        row = place & (1 << self.bits) - 1
-        return int(found[0][row].id) if row < len(found[0]) else 0
+        ids, row = self._ids(queue, place >> self.bits), place & (1 << self.bits) - 1
+        return ids[row] if row < len(ids) else 0
 
-    def _queue_page(self, queue: int, number: int) -> Rows | None:
+    def _read_ids(self, queue: int, number: int) -> list[int]:
         page = self._store.get(f"p/{queue}/{number}")
-        return None if page is None else _rows(page, _ENTRY, Entry)
+        return [] if page is None else [entry.id for entry in _rows(page, _ENTRY, Entry)[0]]
 
     def message_pages(self) -> Iterator[tuple[int, Rows]]:
         """All pages of messages, each with the id of its first row."""
@@ -170,16 +172,9 @@ class Pages:
             return _LOST, False
         return found[0][row], row in found[1]
 
-    def _message_page(self, number: int) -> Rows | None:
-        if number in self._messages:
-            self._messages.move_to_end(number)
-            return self._messages[number]
+    def _read_messages(self, number: int) -> Rows | None:
         page = self._store.get(f"m/{number}")
-        found = None if page is None else _rows(page, _MESSAGE, Message)
-        self._messages[number] = found
-        if len(self._messages) > MESSAGE_PAGES_CACHED:
-            self._messages.popitem(last=False)
-        return found
+        return None if page is None else _rows(page, _MESSAGE, Message)
 
     # ------------------------------------------------------------ contents
 
@@ -196,15 +191,6 @@ class Pages:
             return None
         key = block[key_at:headers_at] if has_key else None
         return block[message.offset : key_at], key, block[headers_at:end] or None
-
-    def _block(self, number: int) -> bytes | None:
-        if number in self._blocks:
-            self._blocks.move_to_end(number)
-            return self._blocks[number]
-        block = self._blocks[number] = self._store.get(f"b/{number}")
-        if len(self._blocks) > BLOCKS_CACHED:
-            self._blocks.popitem(last=False)
-        return block
 
     # ------------------------------------------------------------ early acks
 
