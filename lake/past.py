@@ -21,12 +21,12 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from ..core import DictStore, Home
 from ..protocol.bounds import datetime_of
 from ..protocol.errors import ConfigError, LakequeueError
 from ..protocol.steplog import StepRecord
 from ..protocol.table_format import CRC_MODULUS
 from ..protocol.wire import WireRecord
-from ..core import DictStore, Home
 from ..replica.driver import Refused, Snapshot
 from . import replica
 from .inputs import TOGETHER, FromTables, Stored, steps_between

@@ -18,7 +18,7 @@ from ...core.queue import broker_facts as live
 from ...core.queue import header as facts
 from ...core.queue.broker import Broker
 from ...core.queue.producers import ProducerHistory
-from ...core.queue.queue import TAKEN_MAX
+from ...core.queue.taken import TAKEN_MAX
 from ...core.storage.row import IN_MEMORY, LEASED, MOVING, NEVER, READY, Row
 from ...protocol.ids import make_id
 from ...protocol.signing import ENGINE_CLIENT

@@ -18,14 +18,15 @@ from typing import Any
 
 import msgspec
 from confluent_kafka import Consumer, TopicPartition
-from lakequeue.lake.cores import core_of
+from lakequeue.core import DictStore, Home
+from lakequeue.lake.replica import Steps
 from lakequeue.protocol import topics
 from lakequeue.protocol.steplog import StepRecord
 from lakequeue.protocol.wire import WireRecord, headers_list
+from lakequeue.replica.driver import Snapshot
 from lakequeue.sources.again import ReadAgain
 from lakequeue.sources.live import kafka_client
 from lakequeue.sources.log_reader import read_steps
-from lakequeue.state import DictStore, Home
 from lakequeue.streaming.topics_admin import PARTITIONS
 
 UNTRIMMED = ("--set", "spark.sql.streaming.minBatchesToRetain=100000")
@@ -103,8 +104,7 @@ def steps_say(
             taken[r.topic, r.partition] = r.last
     loud = [msgspec.structs.replace(record, acked=0) for _, record in logged]
     ear = _Ear()
-    core = core_of(logged[-1][1].core)
-    steps = core.open(Home(broker, number, epoch), DictStore(), core.own(None), ear, 0)  # type: ignore[arg-type]
+    steps = Steps(Home(broker, number, epoch), DictStore(), Snapshot(), ear, 0)  # type: ignore[arg-type]
     again = ReadAgain(kafka, [record for _, record in logged])
     try:
         steps.again(loud, again)

@@ -10,12 +10,12 @@ import pytest
 from job.conftest import Job, in_real_time
 from lake.history import crc_of, said_to_journal, write_history
 from lake.on_files import write_table
-from lake.test_past import LivedLive, both, lived
+from lake.test_past import lived
 from lakequeue.bench.references_in_memory import places_of, references_to
 from lakequeue.sinks import referring
 from lakequeue.sinks.referring import Referring, ids_between
-from loop.memory import HOME
 from pyspark.sql import DataFrame
+from replica.world import HOME
 
 pytestmark = pytest.mark.job
 
@@ -40,13 +40,12 @@ class Reads:
         patch.setattr(kind, "toArrow", to_arrow)
 
 
-@both
 @in_real_time
 def test_R1_blocks_are_named_by_rows_and_nobody_elses_queries_are_touched(
-    job: Job, kind: type[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(referring, "WORTH_BYTES", 0)  # the blocks of a walk are short
-    walk = lived(3, kind=kind)
+    walk = lived(3)
     own, store = walk.saved[-1]
     home = write_history(walk.world, tmp_path, walk.saved)
     journal = said_to_journal(walk.world)
@@ -64,7 +63,7 @@ def test_R1_blocks_are_named_by_rows_and_nobody_elses_queries_are_touched(
     rows = refer(HOME.name, pages, pages, (0, own.step)).collect()
     blocks = {page: value for page, value in store.pages.items() if page.startswith("b/")}
     wanted = references_to(store.pages, blocks, journal, places_of(there), HOME.number)
-    assert len(wanted) > (3 if kind is LivedLive else 10)
+    assert len(wanted) > 3
     found = {row.page: [ref.asDict() for ref in row.refs] for row in rows if row.refs is not None}
     assert found == wanted
     values = {row.page: row.value for row in rows}

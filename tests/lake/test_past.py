@@ -15,20 +15,20 @@ import deltalake
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
+from core.test_earlier_homes import read
 from lake.history import write_history
 from lakequeue import LakequeueError
-from lakequeue.core import DictStore as LiveStore
-from lakequeue.lake import cores, open_lake
+from lakequeue.core import DictStore
+from lakequeue.lake import open_lake, replica
 from lakequeue.lake.looks import admin_of
 from lakequeue.lake.past import Moment, as_of, brokers
 from lakequeue.protocol import ConfigError, commands
 from lakequeue.protocol.messages import encode_run
-from lakequeue.state import DictStore
-from loop.memory import HOME, PLACES, POINTS, World
-from loop.test_driver import Walk
-from replica.test_driver import Walk as LiveWalk
-from replica.world import LIMITS
+from lakequeue.replica.driver import Snapshot
+from replica.test_driver import Walk
+from replica.world import HOME, LIMITS, PLACES, POINTS, World
 
+EARLIER = "X5_a_chain_of_dead_message_queues.gz"  # of its own limits
 OPERATIONS = (
     "publish", "publish", "plain", "subscribe", "ack", "cancel", "describe", "garbage", "wait",
     "go", "go", "go", "crash", "save", "restart", "run", "headers",
@@ -62,28 +62,19 @@ class Keeps:
 
 
 class Lived(Keeps, Walk):
-    core = cores.PAGED
-
-
-class LivedLive(Keeps, LiveWalk):
-    """On live objects."""
-
-    core = cores.LIVE
+    """A life that left tables behind."""
 
 
 @pytest.fixture(autouse=True)
 def _as_the_world(monkeypatch: pytest.MonkeyPatch) -> None:
     """Steps are taken again with the limits of the walks; nobody rests."""
-    monkeypatch.setattr(cores, "LIVE_LIMITS", LIMITS)
+    monkeypatch.setattr(replica, "LIMITS", LIMITS)
     monkeypatch.setattr("lakequeue.replica.driver.RECENT_S", 0.0)
 
 
-both = pytest.mark.parametrize("kind", [Lived, LivedLive], ids=["paged", "live"])
-
-
-def lived(seed: int, length: int = 150, kind: type[Any] = Lived) -> Any:
+def lived(seed: int, length: int = 150) -> Any:
     rng = random.Random(seed)
-    walk = kind()
+    walk = Lived()
     for name in rng.choices(OPERATIONS, k=length):
         numbers: dict[str, list[Any]] = {
             "publish": [rng.randint(1, 2), rng.randint(0, 9)], "plain": [rng.randint(0, 9)],
@@ -104,15 +95,14 @@ def state_behind(walk: Any, step: int) -> tuple[dict[str, bytes], int]:
     """The pages and the time behind a step, from nothing."""
     world, store = walk.world, DictStore()
     quiet = World(topics=world.topics, log=world.log)
-    steps = walk.core.open(HOME, store, walk.core.own(None), cores.Ear(), 0)
+    steps = replica.Steps(HOME, store, Snapshot(), replica.Ear(), 0)
     steps.again([record for _, record in world.logged() if record.step <= step], quiet)
     return store.pages, steps.end().now
 
 
-@both
 @pytest.mark.parametrize("seed", range(4))
-def test_R1_every_moment_is_what_it_was(seed: int, kind: type[Any], tmp_path: Path) -> None:
-    walk = lived(seed, kind=kind)
+def test_R1_every_moment_is_what_it_was(seed: int, tmp_path: Path) -> None:
+    walk = lived(seed)
     last = walk.driver.step
     assert len(walk.saved) > 2
     home = write_history(walk.world, tmp_path, walk.saved)
@@ -126,13 +116,10 @@ def test_R1_every_moment_is_what_it_was(seed: int, kind: type[Any], tmp_path: Pa
             assert found.notes == []
 
 
-@both
 @pytest.mark.parametrize("seed", range(3))
-def test_R1_payloads_by_reference_give_the_same_state(
-    seed: int, kind: type[Any], tmp_path: Path
-) -> None:
+def test_R1_payloads_by_reference_give_the_same_state(seed: int, tmp_path: Path) -> None:
     """Most blocks stand in `messages` only; what comes out is the same, byte for byte."""
-    walk = lived(seed, kind=kind)
+    walk = lived(seed)
     found = {}
     for refer in (False, True):
         home = write_history(walk.world, tmp_path / str(refer), walk.saved, refer=refer)
@@ -141,8 +128,7 @@ def test_R1_payloads_by_reference_give_the_same_state(
         rows = deltalake.DeltaTable(home / "tables" / "snapshots").to_pyarrow_table().to_pylist()
         named = [row for row in rows if row["refs"]]
         assert all(row["value"] is None and row["crc"] is not None for row in named)
-        inline = [row for row in rows if row["page"].startswith("b/") and row["value"]]
-        assert (named if kind is LivedLive else len(named) > len(inline)) if refer else not named
+        assert bool(named) is refer
         then = moment(home)
         assert then.notes == []
         assert then.snapshot == then.step == walk.saved[-1][0].step
@@ -150,11 +136,8 @@ def test_R1_payloads_by_reference_give_the_same_state(
     assert found[True] == found[False] == walk.saved[-1][1].pages
 
 
-@both
-def test_R1_without_snapshots_it_begins_with_the_first_step(
-    kind: type[Any], tmp_path: Path
-) -> None:
-    walk = lived(7, kind=kind)
+def test_R1_without_snapshots_it_begins_with_the_first_step(tmp_path: Path) -> None:
+    walk = lived(7)
     home = write_history(walk.world, tmp_path)
     with open_lake(home) as lake:
         found = as_of(lake, home, HOME.name)
@@ -163,42 +146,29 @@ def test_R1_without_snapshots_it_begins_with_the_first_step(
     assert (found.snapshot, found.home) == (0, HOME)
 
 
-class ChangedOver(LivedLive):
-    """A walk on live objects that goes on where one of the earlier core was stopped."""
+def test_R1_a_home_of_the_earlier_format_is_known_at_its_snapshots(tmp_path: Path) -> None:
+    """As it goes on here. Steps of that version need it once more."""
+    walk = lived(6, 100)
+    (before, _), (own, _), *_ = walk.saved
+    one = read(Path(__file__).parents[1] / "core" / "earlier_homes" / EARLIER)
+    home = write_history(walk.world, tmp_path, [(own, DictStore(one.old))], refer=False)
 
-    def __init__(self) -> None:
-        before = lived(5, 60)
-        before.do_save()
-        super().__init__()
-        self.saved, self.sent = list(before.saved), before.sent
-        own, store = before.world.saved
-        pages, kept = cores.taken_over(HOME, store, own)
-        old = before.world
-        self.world.topics, self.world.log, self.world.said = old.topics, old.log, old.said
-        self.world.now, self.world.saved = old.now, (kept, LiveStore(pages.pages))
-        self.restart()
-        self.begun = own.step
+    def earlier(rows: pa.Table) -> pa.Table:  # they do not say which core took them
+        live = pa.array([None] * len(rows), rows.schema.field("live").type)
+        return rows.set_column(rows.schema.get_field_index("live"), "live", live)
 
-
-def test_R1_a_home_that_changed_over_has_one_past(tmp_path: Path) -> None:
-    """Its moments before and behind that, and those behind it that begin with a snapshot before."""
-    walk = lived(6, 100, kind=ChangedOver)
-    last = walk.driver.step
-    snapshots = [one for one in walk.saved if one[0].step <= walk.begun]
-    walk.driver.snapshot(1)
-    for name, saved in (("before", snapshots), ("all", walk.saved)):
-        home = write_history(walk.world, tmp_path / name, saved)
-        with open_lake(home) as lake:
-            found = as_of(lake, home, HOME.name)
-            assert (found.core, found.step) == (cores.LIVE, last)
-            assert found.store.pages == walk.store.pages
-            assert as_of(lake, home, HOME.name, step=walk.begun).core is cores.PAGED
+    altered(home, "steps", earlier)
+    altered(home, "steps", lambda rows: rows.filter(pc.less_equal(rows["step"], own.step)))
+    found = moment(home)
+    assert (found.step, found.snapshot, found.notes) == (own.step, own.step, [])
+    assert found.store.pages == one.new
+    with pytest.raises(LakequeueError, match="an earlier version took the steps 1 to"):
+        moment(home, step=before.step)
 
 
-@both
-def test_R1_a_header_that_is_no_text_is_taken_again(kind: type[Any], tmp_path: Path) -> None:
+def test_R1_a_header_that_is_no_text_is_taken_again(tmp_path: Path) -> None:
     """The tables have it as text, with other bytes."""
-    walk = kind()
+    walk = Lived()
     walk.world.write(PLACES[1], b"1")
     walk.world.topics[PLACES[1]][-1].headers_ = [("lq", b'{"to": "orders\xff"}')]
     walk.go([("go", 9, 1), ("plain", 1), ("go", 9, 1)])
@@ -208,9 +178,8 @@ def test_R1_a_header_that_is_no_text_is_taken_again(kind: type[Any], tmp_path: P
     assert (found.store.pages, found.now) == state_behind(walk, walk.driver.step)
 
 
-@both
-def test_R1_a_step_says_what_it_said(kind: type[Any], tmp_path: Path) -> None:
-    walk = lived(2, kind=kind)
+def test_R1_a_step_says_what_it_said(tmp_path: Path) -> None:
+    walk = lived(2)
     said = dict(walk.world.said)
     home = write_history(walk.world, tmp_path, walk.saved)
     with open_lake(home) as lake:
@@ -223,9 +192,9 @@ def test_R1_a_step_says_what_it_said(kind: type[Any], tmp_path: Path) -> None:
             assert len(found.took) == taken
 
 
-@pytest.fixture(params=[Lived, LivedLive], ids=["paged", "live"])
-def home(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
-    walk = lived(3, kind=request.param)
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    walk = lived(3)
     return write_history(walk.world, tmp_path, walk.saved)
 
 
@@ -315,12 +284,9 @@ def test_a_block_of_payloads_stands_once_and_its_loss_is_said(tmp_path: Path) ->
     assert note.startswith(f"The snapshot of step {step:,} does not match its digest")
 
 
-@both
-def test_a_reference_that_leads_nowhere_damages_its_snapshot(
-    kind: type[Any], tmp_path: Path
-) -> None:
+def test_a_reference_that_leads_nowhere_damages_its_snapshot(tmp_path: Path) -> None:
     """The one before is used, and said; with the steps behind it the state is the same."""
-    walk = lived(3, kind=kind)
+    walk = lived(3)
     home = write_history(walk.world, tmp_path, walk.saved)
     good = moment(home)
 
@@ -395,6 +361,7 @@ def test_of_two_records_at_one_offset_a_step_took_the_one_that_was_there(
 
     altered(home, "messages", twice)
     found = moment(home)
+    walk.driver.snapshot(1)
     assert (found.notes, found.store.pages) == ([], walk.store.pages)
 
 
@@ -433,13 +400,10 @@ def test_what_a_step_took_is_missing(home: Path) -> None:
         moment(home)
 
 
-@both
 @pytest.mark.parametrize("table", ["messages", "commands"])
-def test_R1_tables_are_known_as_far_as_they_go_together(
-    table: str, kind: type[Any], tmp_path: Path
-) -> None:
+def test_R1_tables_are_known_as_far_as_they_go_together(table: str, tmp_path: Path) -> None:
     """Each is written by itself: steps are there whose records are not there yet."""
-    walk = lived(4, kind=kind)
+    walk = lived(4)
     home = write_history(walk.world, tmp_path, walk.saved[:1])
     whole = moment(home)
     ends_sooner(home, table)

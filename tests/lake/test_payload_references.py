@@ -9,15 +9,15 @@ import pyarrow.compute as pc
 import pytest
 from lake.history import message_rows, said_to_journal
 from lake.on_files import MESSAGES
-from lake.test_past import Lived, LivedLive, lived
+from lake.test_past import Lived, lived
 from lakequeue.bench.references_in_memory import places_of, references_to
 from lakequeue.sources.step_batch import goes_first
 from loop.memory import HOME
 
 
-@pytest.fixture(scope="module", params=[Lived, LivedLive], ids=["paged", "live"])
-def walk(request: pytest.FixtureRequest) -> Any:
-    return lived(3, kind=request.param)
+@pytest.fixture(scope="module")
+def walk() -> Any:
+    return lived(3)
 
 
 @pytest.fixture(scope="module")
@@ -45,51 +45,33 @@ def named(walk: Lived, journal: pa.Table, stored: pa.Table, number: int = HOME.n
 def test_what_messages_has_is_named(walk: Lived, journal: pa.Table, stored: pa.Table) -> None:
     """Rows of it that follow each other are one reference."""
     found = named(walk, journal, stored)
-    assert len(found) > (3 if isinstance(walk, LivedLive) else 10)
+    assert len(found) > 3
     assert any(len(refs) > 1 for refs in found.values()), "a step took from several partitions"
     assert any(one["last"] > one["first"] for refs in found.values() for one in refs)
-    assert isinstance(walk, LivedLive) or any(
-        one["first"] == one["last"] and one["count"] > 1 for refs in found.values() for one in refs
-    ), "a run"
 
 
 def test_what_it_does_not_have_yet_stays(walk: Lived, journal: pa.Table, stored: pa.Table) -> None:
     found = named(walk, journal, stored)
     assert named(walk, journal, stored.slice(0, 0)) == {}
     assert named(walk, journal.slice(0, 0), stored) == {}
-    gone = 0
     for page, refs in list(found.items())[:5]:
         place, partition, offset = refs[0]["topic"], refs[0]["partition"], refs[0]["last"]
         lost = pc.and_(pc.equal(stored["topic"], place), pc.and_(
             pc.equal(stored["partition"], partition), pc.equal(stored["offset"], offset)
         ))  # fmt: skip
-        if isinstance(walk, LivedLive):  # a message of the same content would do as well
-            lost = pc.is_in(stored["digest"], stored.filter(lost)["digest"].combine_chunks())
+        # A message of the same content would do as well.
+        lost = pc.is_in(stored["digest"], stored.filter(lost)["digest"].combine_chunks())
         left = named(walk, journal, stored.filter(pc.invert(lost)))
         assert page not in left
         assert {p: r for p, r in left.items() if refs == r} == {}
-        gone += len(found) - len(left)
-    if not isinstance(walk, LivedLive):
-        assert gone == 5, "of each only the block whose row is missing"
 
 
 def test_what_reads_otherwise_stays(walk: Lived, journal: pa.Table, stored: pa.Table) -> None:
     """Edited since, or the record of another message."""
-    for column in ("digest",) if isinstance(walk, LivedLive) else ("crc", "size"):
-        at = stored.schema.get_field_index(column)
-        assert named(walk, journal, stored.set_column(at, column, pc.add(stored[column], 1))) == {}
+    at, other = stored.schema.get_field_index("digest"), pc.add(stored["digest"], 1)
+    assert named(walk, journal, stored.set_column(at, "digest", other)) == {}
 
 
 def test_what_stands_twice_there_stays(walk: Lived, journal: pa.Table, stored: pa.Table) -> None:
     """A topic that was deleted and made again: which of the two is meant, nobody knows."""
     assert named(walk, journal, pa.concat_tables([stored, stored])) == {}
-
-
-def test_what_another_broker_was_given_stays(
-    walk: Lived, journal: pa.Table, stored: pa.Table
-) -> None:
-    other = named(walk, journal, stored, HOME.number + 1)
-    if isinstance(walk, LivedLive):  # it asks for the content, not for the id
-        assert other == named(walk, journal, stored)
-    else:
-        assert other == {}

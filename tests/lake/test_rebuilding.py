@@ -18,23 +18,20 @@ import pyarrow as pa
 import pytest
 from lake.history import write_history
 from lake.test_past import _as_the_world as _as_the_world
-from lake.test_past import both, lived
+from lake.test_past import lived
 from lakequeue import LakequeueError
-from lakequeue.core import DictStore as LiveStore
-from lakequeue.core import check as live_check
+from lakequeue.core import FORMAT, DictStore, Home, check
 from lakequeue.lake import open_lake, rebuilding
-from lakequeue.lake.cores import LIVE
 from lakequeue.lake.looks import admin_of
 from lakequeue.lake.past import Moment
 from lakequeue.lake.rebuilding import rebuild
+from lakequeue.lake.replica import own_of
 from lakequeue.mesh.facts import MeshFacts, Peer, peers_of
 from lakequeue.mesh.rejoining import next_word
-from lakequeue.replica.driver import Snapshot as LiveSnapshot
-from lakequeue.state import FORMAT, DictStore, Home, check
+from lakequeue.replica.driver import Snapshot
 from lakequeue.streaming.home import HomeFolder
 from lakequeue.streaming.rebuilt import restore, state_file, write_state
-from loop.memory import HOME, Some
-from replica.world import Some as LiveSome
+from replica.world import HOME, Some
 
 
 class Restored(DictStore):
@@ -52,36 +49,20 @@ class New:
     def __init__(self, home: Path, walk: Any) -> None:
         self.state = Restored()
         restore(state_file(home, HOME.name), self.state)
-        is_live = walk.core is LIVE
-        own = walk.core.own(self.state.own)
-        self.core, self.world = walk.core, type(walk.world)(topics=walk.world.topics)
+        self.world = type(walk.world)(topics=walk.world.topics)
         self.world.now = walk.world.now
-        if is_live:
-            self.world.saved = own, LiveStore(self.state.pages)
-            self.driver = self.world.open()
-            self._some: Any = LiveSome
-        else:
-            self.world.saved = own, DictStore(self.state.pages)
-            self.driver = self.world.open()
-            self._some = Some
+        self.world.saved = own_of(self.state.own), DictStore(self.state.pages)
+        self.driver = self.world.open()
 
     @property
     def saved(self) -> list[Any]:
         return []
 
-    @property
-    def store(self) -> DictStore:
-        """The pages as they are now."""
-        return pages_of(self)
-
     def settle(self) -> None:
         """All that Kafka has, until nothing is due at once."""
         for _ in range(50):
-            self.driver.one(self._some(self.world, self.driver, 1_000), 0.0)
-        if self.core is LIVE:
-            live_check(self.driver._replica.broker)
-        else:
-            check(self.store, self.driver.now)
+            self.driver.one(Some(self.world, self.driver, 1_000), 0.0)
+        check(self.driver._replica.broker)
 
     def begin_again(self) -> None:
         """What the engine says at its start."""
@@ -98,14 +79,13 @@ def pages_of(walk: Any) -> DictStore:
     """The state of a walk's driver."""
     walk.driver.settle()
     walk.driver.snapshot(1)
-    store = walk.driver._replica.store if walk.core is LIVE else walk.driver._store._put.__self__
-    return DictStore(store.pages)
+    return DictStore(walk.driver._replica.store.pages)
 
 
 def looked_at(walk: Any) -> dict[str, tuple[bytes, str, int]]:
     driver = walk.driver
-    own = walk.core.own(None)
-    moment = Moment(walk.core, HOME.name, HOME, pages_of(walk), driver.step, driver.now, 0, own)
+    pages = pages_of(walk)
+    moment = Moment(HOME.name, HOME, pages, driver.step, driver.now, 0, Snapshot())
     found = admin_of(moment).browse("orders", limit=10_000)
     return {m.id: (m.payload, m.state, m.delivery_count) for m in found}
 
@@ -123,12 +103,9 @@ def rebuilt(walk: Any, path: Path) -> Path:
     return new
 
 
-@both
 @pytest.mark.parametrize("seed", range(3))
-def test_R3_the_state_is_what_it_was_and_leases_are_ready(
-    seed: int, tmp_path: Path, kind: type[Any]
-) -> None:
-    walk = lived(seed, kind=kind)
+def test_R3_the_state_is_what_it_was_and_leases_are_ready(seed: int, tmp_path: Path) -> None:
+    walk = lived(seed)
     before = looked_at(walk)
     assert before
     new = New(rebuilt(walk, tmp_path), walk)
@@ -142,12 +119,11 @@ def test_R3_the_state_is_what_it_was_and_leases_are_ready(
     }
 
 
-@both
 def test_R3_a_home_that_was_rebuilt_is_rebuilt_before_its_engine_wrote_a_snapshot(
-    tmp_path: Path, kind: type[Any]
+    tmp_path: Path,
 ) -> None:
     """Its first steps are in the tables, and go on from what it began with."""
-    walk = lived(1, kind=kind)
+    walk = lived(1)
     path = rebuilt(walk, tmp_path)
     new = New(path, walk)
     new.begin_again()
@@ -164,10 +140,9 @@ def test_R3_a_home_that_was_rebuilt_is_rebuilt_before_its_engine_wrote_a_snapsho
     assert New(tmp_path / "twice", new).seen() == new.seen()
 
 
-@both
-def test_R3_the_same_clients_go_on(tmp_path: Path, kind: type[Any]) -> None:
+def test_R3_the_same_clients_go_on(tmp_path: Path) -> None:
     """Who was subscribed gets messages, acks and new publishes count, no id is given twice."""
-    walk = lived(1, kind=kind)
+    walk = lived(1)
     before = looked_at(walk)
     new = New(rebuilt(walk, tmp_path), walk)
     new.begin_again()
@@ -201,10 +176,9 @@ def test_R3_without_a_snapshot_and_without_the_homes_own_file(about: bool, tmp_p
     assert HomeFolder(tmp_path / "new").problem("real-time") == ""
 
 
-@both
-def test_R3_what_came_after_the_tables_comes_in_again(tmp_path: Path, kind: type[Any]) -> None:
+def test_R3_what_came_after_the_tables_comes_in_again(tmp_path: Path) -> None:
     """Steps that the tables do not have yet are lost; their inputs are still in Kafka."""
-    walk = lived(2, kind=kind)
+    walk = lived(2)
     depth = len(looked_at(walk))
     for n in range(5):
         walk.do_publish(1, n)
@@ -269,10 +243,9 @@ def test_the_new_home_may_be_started(tmp_path: Path) -> None:
         rebuild(tmp_path / "old", home)
 
 
-@both
-def test_R3_in_its_place(tmp_path: Path, kind: type[Any]) -> None:
+def test_R3_in_its_place(tmp_path: Path) -> None:
     """As for `lakequeue up`, whose Kafka is in the home."""
-    walk = lived(5, 80, kind=kind)
+    walk = lived(5, 80)
     home = write_history(walk.world, make(tmp_path / "home"), walk.saved)
     (home / "lakequeue.json").write_text(json.dumps({"epoch": HOME.epoch, "format": FORMAT}))
     for name in ("checkpoint", "history-checkpoint", "tables-checkpoint", "kafka"):
@@ -304,19 +277,19 @@ def test_a_state_that_is_cut_off(tmp_path: Path) -> None:
             restore(file, Restored())
 
 
-def test_R3_brokers_of_the_live_core_go_back_to_steps_that_go_together(
+def test_R3_brokers_go_back_to_steps_that_go_together(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The tables know a until step 4, and b until 9: a says one thing in each step, and b has heard
     it in its next one."""
     latest = {"a": 4, "b": 9}
-    own = LiveSnapshot()
+    own = Snapshot()
 
     def as_of(lake: Any, home: Path, name: str, *, step: int | None = None) -> Moment:
         at = latest[name] if step is None else step
         peers = {1: Peer("b", said=at)} if name == "a" else {0: Peer("a", heard=at - 1)}
         store = DictStore({"mesh": msgspec.msgpack.encode(MeshFacts(peers=peers, edition=at))})
-        return Moment(LIVE, name, Home(name, "ab".index(name)), store, at, 0, 0, own)
+        return Moment(name, Home(name, "ab".index(name)), store, at, 0, 0, own)
 
     monkeypatch.setattr(rebuilding, "as_of", as_of)
     monkeypatch.setattr(rebuilding, "brokers", lambda lake: list(latest))

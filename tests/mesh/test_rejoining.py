@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from lakequeue.definitions import parse_configuration
-from lakequeue.lake.cores import LIVE
+from lakequeue.lake.replica import move_ahead, next_counter
 from lakequeue.memory.in_process import MemoryEngine
 from lakequeue.memory.mesh_broker import MeshBroker
 from lakequeue.memory.registry import MemoryConnection
@@ -75,8 +75,8 @@ class KeptEngine(MemoryEngine):
         for name, one in known.items():
             put_peers(stores[name], peers[name])
             step = len(one.history) + STEPS_AHEAD * (1 + len(one.history))
-            counter = LIVE.next_counter(stores[name]) + IDS_AHEAD
-            LIVE.move_ahead(stores[name], step, counter, IDS_AHEAD, self.now)
+            counter = next_counter(stores[name]) + IDS_AHEAD
+            move_ahead(stores[name], step, counter, IDS_AHEAD, self.now)
             _, heard, given = one.history[steps[name] - 1]
             lost += len(one.history) - steps[name]
             again += [(one, batch) for batch in one.given[given:]]
