@@ -17,7 +17,7 @@ from ... import core
 from ...core.queue import broker_facts as live
 from ...core.queue import header as facts
 from ...core.queue.broker import Broker
-from ...core.queue.producers import ProducerHistory
+from ...core.queue.producers import ProducerHistory, told_by
 from ...core.queue.taken import TAKEN_MAX
 from ...core.storage.row import IN_MEMORY, LEASED, MOVING, NEVER, READY, Row
 from ...protocol.ids import make_id
@@ -44,11 +44,16 @@ class NotAlone(Refused):
 
 def require_alone(name: str, known: dict[str, Any]) -> None:
     """Raise NotAlone for a broker that cannot be carried over. known: the facts of its page."""
-    if known.get("peers") or known.get("removed"):
+    if known.get("peers"):
         raise NotAlone(
-            f"broker {name!r} has other brokers, or has had them, and this version carries over "
-            "homes that never had more than one: let the version that wrote it go on, let "
-            "consumers empty its queues, and start this one with an empty home"
+            f"broker {name!r} has other brokers, and this version carries over homes with one: "
+            "with the version that wrote it remove brokers until one is left (lakequeue brokers "
+            "--remove NAME) and stop it, then start this one and add them again"
+        )
+    if known.get("trails"):
+        raise NotAlone(
+            f"broker {name!r} still has messages on their way to queues that moved: start the "
+            "version that wrote it until its queues have them, stop it, then start this one"
         )
 
 
@@ -91,6 +96,7 @@ def _broker_header(old: Pages) -> live.BrokerHeader:
     known = old.facts
     header: live.BrokerHeader = _same({**known, "format": core.FORMAT}, live.BrokerHeader)
     header.refused = {vpn: old.read(f"x/{vpn}") for vpn in old.under("x/")}
+    header.speaks_for = sorted(known.get("heirs", ()))
     header.in_tables = old.read("H") or {}
     header.held = list(_held(old))
     for key in known.get("client_pages", ()):
@@ -140,7 +146,9 @@ def _carry_producers(old: Pages, new: Broker) -> None:
         # whose queue was on its way, starts. What is empty at its end was not written.
         needs = known[6] if known[6:] else {}
         starts = known[8] if known[8:] else []
-        found = new.producers[vpn, producer] = ProducerHistory(vpn, new.home.number, producer)
+        found = new.producers[vpn, producer] = ProducerHistory(
+            *told_by(vpn, new.home.number), producer
+        )
         found.high, found.gaps, found.runs, found.refusals, found.forgotten_at = known[:5]
         found.needs = needs
         found.starts = [(start, base) for start, base in starts]

@@ -77,7 +77,7 @@ def test_it_goes_on(file: Path) -> None:
 def test_a_broker_with_others_is_refused_and_says_what_to_do() -> None:
     one = read(FILES[0])
     facts: dict[str, Any] = msgspec.msgpack.decode(one.old["broker"])
-    for others in ({"peers": {1: ["b"]}}, {"removed": [1]}):
-        one.old["broker"] = msgspec.msgpack.encode({**facts, **others})
-        with pytest.raises(Refused, match="has other brokers"):
+    for what, said in (("peers", "has other brokers"), ("trails", "still has messages")):
+        one.old["broker"] = msgspec.msgpack.encode({**facts, what: {1: ["b"]}})
+        with pytest.raises(Refused, match=said):
             carried(one)
