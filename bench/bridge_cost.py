@@ -1,13 +1,11 @@
-"""A bridge between two homes, without Kafka between them: the CPU time of a message's way over it,
-on the core that engines use and on the live one, side by side."""
+"""A bridge between two homes, without Kafka between them: the CPU time of a message's way."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from typing import Any
 
-from .. import core, state
+from ..core import Batch, DictStore, Home, Limits
 from ..mesh.bridges.bridged import Bridged
 from ..protocol import commands as c
 from ..protocol import home_bridges, topics, wire
@@ -15,55 +13,36 @@ from ..protocol.messages import PublishHeader, Records, encode_publish_header
 from ..protocol.outputs import HomeRecord, Output
 from ..replica.replica import Replica
 
-CORES = ("old", "live")
 PAYLOAD = b"x" * 1000
 FAR = "kafka://far:9092"
-_Take = Callable[[Records, Records, Records, int], list[Output]]
 _WARM = 20  # rounds before it counts: what is looked up once
 
 
 def run(messages: int, batch: int, destinations: int) -> list[dict[str, Any]]:
-    """µs of CPU per message at each end, from its publish to the receipt at the near end; the last
-    row has what the live core takes of the other."""
-    found: dict[str, dict[str, Any]] = {}
-    for name in CORES:
-        _way(name, _WARM * batch, batch, destinations)
-        found[name] = {"core": name, "messages": messages, "batch": batch}
-        found[name] |= {"destinations": destinations}
-        found[name] |= _way(name, messages, batch, destinations)
-    ratio = found["live"]["bridge_us"] / found["old"]["bridge_us"]
-    return [found["old"], found["live"] | {"ratio": ratio}]
+    """µs of CPU per message at each end, from its publish to the receipt at the near end."""
+    _way(_WARM * batch, batch, destinations)
+    given = {"messages": messages, "batch": batch, "destinations": destinations}
+    return [given | _way(messages, batch, destinations)]
 
 
-def _broker(name: str) -> _Take:
-    """A step of a broker that begins."""
-    if name == "old":
-        store = state.DictStore()
-        return lambda commands, messages, said, now: state.step(
-            store, state.Batch(commands, messages, said), now, state.Home()
-        )
-    replica = Replica(core.Home(), core.DictStore(), core.Limits(), Bridged.load)
-    return lambda commands, messages, said, now: replica.take(
-        core.Batch(commands, messages, said), now
-    )
+def _broker() -> Replica:
+    return Replica(Home(), DictStore(), Limits(), Bridged.load)
 
 
 class _Ends:
     """Both ends of a bridge."""
 
-    def __init__(self, name: str) -> None:
-        self._near, self._far = _broker(name), _broker(name)
+    def __init__(self) -> None:
+        self._near, self._far = _broker(), _broker()
         self._offset = 0
         self.spent = [0.0, 0.0]
         bridge = {"name": "out", "subscriptions": ["a/>"]}
         there = c.Bridge(definition=bridge | {"from": FAR, "to": "broker-0"})
         queue = {"name": "q", "message_type": "binary", "subscriptions": ["a/>"]}
-        self._far(self._told(there, c.Define(definition=queue)), Records(), Records(), 1)
-        self._near(
-            self._told(c.Bridge(definition=bridge | {"to": FAR})), Records(), Records(), 1
-        )  # fmt: skip
+        self._far.take(Batch(self._told(there, c.Define(definition=queue))), 1)
+        self._near.take(Batch(self._told(c.Bridge(definition=bridge | {"to": FAR}))), 1)
         opened = home_bridges.encode(home_bridges.CopierState("open", ""))
-        self._near(Records(), Records(), self._heard("broker-0.mesh", [opened]), 1)
+        self._near.take(Batch(mesh=self._heard("broker-0.mesh", [opened])), 1)
 
     def round(self, records: Records, now: int) -> int:
         """Messages are published, go over, and are answered; how many answers came."""
@@ -78,7 +57,7 @@ class _Ends:
     def _take(self, end: int, records: Records, said: Records, now: int) -> list[bytes]:
         """A step of one end, and what it says to the other."""
         begun = time.process_time()
-        outputs = (self._near, self._far)[end](Records(), records, said, now)
+        outputs = (self._near, self._far)[end].take(Batch(publishes=records, mesh=said), now)
         told: list[Output] = [o for o in outputs if isinstance(o, HomeRecord)]
         values = [record.value or b"" for record in wire.encode(told)]
         self.spent[end] += time.process_time() - begun
@@ -116,8 +95,8 @@ def _publishes(first: int, n: int, destinations: int) -> Records:
     )  # fmt: skip
 
 
-def _way(name: str, messages: int, batch: int, destinations: int) -> dict[str, float]:
-    ends = _Ends(name)
+def _way(messages: int, batch: int, destinations: int) -> dict[str, float]:
+    ends = _Ends()
     for start in range(1, messages + 1, batch):
         answers = ends.round(_publishes(start, batch, destinations), start + 1)
         assert answers, "nothing went over"

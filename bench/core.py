@@ -1,25 +1,19 @@
-"""The pure step alone: where the CPU time of a message's life goes, on the core that engines use
-and on the live one, side by side."""
+"""The pure step alone: where the CPU time of a message's life goes."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from typing import Any
 
-from .. import core, state
+from ..core import Batch, DictStore, Home, Limits
 from ..protocol import commands as c
 from ..protocol import wire
 from ..protocol.ids import format_ranges
 from ..protocol.messages import PublishHeader, Records, encode_publish_header
 from ..protocol.outputs import Deliveries
 from ..replica.journal_buffer import JournalBuffer
-from ..replica.replica import Decided as LiveDecided
-from ..replica.replica import Replica, sorted_out
-from ..streaming.deciding import Decided, decide
+from ..replica.replica import Decided, Replica, sorted_out
 
-_Take = Callable[[Records, Records, int], Any]  # a step's commands, publishes and time
-_Encode = Callable[[Any, int], None]
 PAYLOAD = b"x" * 1000
 
 
@@ -45,58 +39,38 @@ def publishes(first: int, n: int) -> Records:
 
 
 DEFINITION = {"name": "orders", "message_type": "binary"}
-CORES = ("old", "live")
 _WARM = 50  # rounds before it counts: what is looked up once
 _NOTHING = Records()
 _CLOCK_LOOKS = 1_000
 
 
 def run(messages: int, batch: int) -> list[dict[str, Any]]:
-    """µs of CPU per message in each part of its life: of the core that engines use, and of the live
-    one; the last row has what the one takes of the other."""
-    found: dict[str, dict[str, Any]] = {}
-    for name in CORES:
-        _life(name, batch * min(_WARM, -(-messages // batch)), batch)
-        found[name] = {"core": name, "messages": messages, "batch": batch}
-        found[name] |= _life(name, messages, batch)
-    ratio = found["live"]["life_us"] / found["old"]["life_us"]
-    return [found["old"], found["live"] | {"ratio": ratio}]
+    """µs of CPU per message in each part of its life."""
+    _life(batch * min(_WARM, -(-messages // batch)), batch)
+    return [{"messages": messages, "batch": batch, **_life(messages, batch)}]
 
 
-def _old() -> tuple[_Take, _Encode]:
-    """A step as the job takes it, and what it says as the job encodes it."""
-    store = state.DictStore()
+class _Broker:
+    """Steps as the job takes them, and what they say as the job encodes it."""
 
-    def take(commands: Records, messages: Records, now: int) -> Decided:
-        return decide(store, state.Batch(commands, messages), now, state.Home())
+    def __init__(self) -> None:
+        self._replica = Replica(Home(), DictStore(), Limits())
+        self._journal = JournalBuffer("bench", [], 0)
 
-    return take, _encoder()
+    def take(self, commands: Records, messages: Records, now: int) -> Decided:
+        return sorted_out(self._replica.take(Batch(commands, messages), now))
 
-
-def _live() -> tuple[_Take, _Encode]:
-    replica = Replica(core.Home(), core.DictStore(), core.Limits())
-
-    def take(commands: Records, messages: Records, now: int) -> LiveDecided:
-        return sorted_out(replica.take(core.Batch(commands, messages), now))
-
-    return take, _encoder()
-
-
-def _encoder() -> _Encode:
-    buffer = JournalBuffer("bench", [], 0)
-
-    def encode(decided: Decided | LiveDecided, now: int) -> None:
+    def encode(self, decided: Decided, now: int) -> None:
         if decided.journal is not None:
-            buffer.add(decided.journal)
-        journal = buffer.take(now)
+            self._journal.add(decided.journal)
+        journal = self._journal.take(now)
         list(wire.encode(decided.said if journal is None else [*decided.said, journal]))
 
-    return encode
 
-
-def _life(name: str, messages: int, batch: int) -> dict[str, float]:
+def _life(messages: int, batch: int) -> dict[str, float]:
     """Publish, deliver, acknowledge, so many at once."""
-    take, encode = _live() if name == "live" else _old()
+    broker = _Broker()
+    take, encode = broker.take, broker.encode
     # The second bound is not reached: its alert, in every step, would be most of what is measured.
     bounds = {"max_per_subscription_backlog": batch, "max_delivered_unacked_per_flow": 2 * batch}
     subscribe = c.Subscribe(

@@ -99,8 +99,7 @@ def _trigger() -> Callable:
 
 @_add(
     "core", "The pure step alone, µs per message",
-    "The pure step: µs per message of publish, deliver, ack, in batches of 10,000, on the core "
-    "that engines use and on the live one.",
+    "The pure step: µs per message of publish, deliver, ack, in batches of 10,000.",
     _messages(200_000), click.option("--batch", default=10_000, show_default=True),
 )  # fmt: skip
 def _core(messages: int, batch: int) -> list[dict[str, Any]]:
@@ -111,8 +110,7 @@ def _core(messages: int, batch: int) -> list[dict[str, Any]]:
 
 @_add(
     "bridge", "A bridge between two homes, µs per message",
-    "A message's way over a bridge to another home, without Kafka: µs of CPU at both ends, on the "
-    "core that engines use and on the live one.",
+    "A message's way over a bridge to another home, without Kafka: µs of CPU at both ends.",
     _messages(50_000), click.option("--batch", default=50, show_default=True),
     click.option("--destinations", default=1, show_default=True),
 )  # fmt: skip
