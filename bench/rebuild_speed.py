@@ -22,18 +22,18 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 
+from ..core import FORMAT, DictStore, Home
 from ..lake.rebuilding import rebuild
 from ..protocol import topics
 from ..protocol.errors import LakequeueError
 from ..protocol.messages import HEADER, RUN_MAX, PublishHeader, encode_publish_header, encode_run
 from ..protocol.table_format import CRC_MODULUS
 from ..protocol.wire import STEP, WireRecord, headers_list
+from ..replica.driver import Clocks, Driver, Snapshot
 from ..sinks.batch_files import journal_rows
+from ..sinks.content_references import PLACE, REFERENCE
 from ..sinks.history import STEP_ROWS, step_row
-from ..sinks.payload_references import PLACE, REFERENCE
 from ..sources.step_batch import Place, Taken, to_batch
-from ..state import FORMAT, DictStore, Home
-from ..streaming.driver import Driver, Snapshot
 from .harness import Say
 from .references_in_memory import places_of, references_to
 
@@ -111,7 +111,8 @@ class _RecordedLife:
     def live(self, messages: int, *, saved: bool) -> None:
         """Take so many in. saved: the snapshot is written at the end, else at the beginning."""
         store = DictStore()
-        driver = Driver(HOME, "bench", store, Snapshot(), self, self, lambda: self._now)
+        clocks = Clocks(lambda: self._now, time.monotonic, time.thread_time)
+        driver = Driver(HOME, "bench", store, Snapshot(), self, self, clocks)
         driver.learn(SIZES)
         self._say(command="begin", epoch=HOME.epoch)
         self._say(command="define", definition=QUEUE)
@@ -232,7 +233,7 @@ class _RecordedLife:
             return {}
         blocks = {page: value for page, value in store.pages.items() if page.startswith("b/")}
         journal, places = pa.concat_tables(self._journal), pa.concat_tables(self._places)
-        return references_to(store.pages, blocks, journal, places, HOME.number)
+        return references_to(blocks, journal, places)
 
     def _write(self, table: str, rows: pa.Table) -> None:
         self._rows.setdefault(table, []).append(rows)

@@ -2,9 +2,9 @@
 
 A reference is `count` rows of `messages` that follow each other, from an offset and item on, none
 of them younger than its time, or, without a topic, as many empty contents: see
-`sinks/payload_references.py` and `sinks/content_references.py`, which write them. All that is
-named is read at once. A block of which a row is missing is left out, and the sum that closes the
-snapshot tells so, as it tells of a row that was altered.
+`sinks/content_references.py`, which writes them. All that is named is read at once. A block of
+which a row is missing is left out, and the sum that closes the snapshot tells so, as it tells of a
+row that was altered.
 """
 
 from __future__ import annotations

@@ -1,13 +1,17 @@
-"""Which blocks of the live core stand in `messages` already, so that a snapshot only names them.
+"""Which blocks of contents stand in `messages` already, so that a snapshot only names them (R1).
 
     head of a block ─▶ where its contents lie ─▶ their digests ◀─ rows of `messages`
 
 A block is a head and contents of messages, one behind the other. The head follows from the
 contents, but where compaction moved some in: such a block stays inline. Every other content is
 looked for by its digest in what the journal says was stored meanwhile; which of several equal
-messages it was does not matter. Only a block of which all contents are found is named, by
-references as in `payload_references`. One without a topic names contents that are empty: what died
-before the block was written, or came without a payload.
+messages it was does not matter.
+
+A *reference* names rows of `messages` that follow each other; a block is named by references in the
+order of its contents. Only a block of which all contents are found is named. A reference without a
+topic names contents that are empty: what died before the block was written, or came without a
+payload. Topics can be deleted and made again, with offsets from 0: so a reference says the newest
+time of its rows, and what stands twice at its place when it is written is not named.
 """
 
 from __future__ import annotations
@@ -18,14 +22,22 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from ..core.storage.blocks import ends_of
-from ..state.storage.columns import Array
-from .payload_references import PLACE
 
+REFERENCE = pa.struct(
+    [
+        ("topic", pa.string()), ("partition", pa.int32()), ("first", pa.int64()),
+        ("item", pa.int32()), ("last", pa.int64()), ("count", pa.int32()),
+        ("time", pa.int64()),
+    ]
+)  # fmt: skip
+PLACE = ["topic", "partition", "offset", "item"]
 WORTH_BYTES = 16_384  # of a block: a shorter one stays inline, it is not worth a look at the tables
 DIGEST_CHARS = 15  # of a SHA-256, in hex: so it is a number of 60 bits
 EMPTY, MISSING = -1, -2  # instead of a row
+Array = NDArray[Any]
 _Run = list[int]  # the first row, how many
 
 
@@ -38,7 +50,7 @@ class Contents(NamedTuple):
 
 
 def contents_of(heads: Mapping[int, bytes]) -> Contents:
-    """The contents of the blocks that can be named."""
+    """The contents of the blocks that can be named, by their heads."""
     blocks, begins, sizes = [], [], []
     for number, head in sorted(heads.items()):
         ends = ends_of(head)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
-from ..state.storage.columns import Array
+from .content_references import Array
 
 END_BYTES = 4  # an unsigned number, the highest byte first
 

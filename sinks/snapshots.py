@@ -127,7 +127,7 @@ class SnapshotWriter:
             total = sum(crcs.values()) % CRC_MODULUS
             closing = self._spark.createDataFrame([("", own, total)], pages.schema)
             short = _without_blocks(pages, known) if before is None else pages
-            rows = self._refer(broker, pages, short, (since, at.step))
+            rows = self._refer(broker, short, (since, at.step))
             rows = rows.unionByName(closing, allowMissingColumns=True).select(
                 f.lit(broker).alias("broker"), f.lit(at.step).cast("long").alias("step"),
                 f.timestamp_millis(f.lit(at.now)).alias("now"),

@@ -6,24 +6,17 @@ instructions first; so do logged steps that are taken again.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 from ..core import Batch
 from ..protocol import topics, wire
 from ..protocol.kafka_headers import UNREADABLE, headers_of
 from ..protocol.messages import HEADER, Records
-from ..protocol.steplog import Opened, Range, parts_of
+from ..protocol.steplog import Range, parts_of
+from ..replica.driver import Taken
 
 RECORD_BYTES = 100  # beside key, value and headers
 Place = tuple[str, int]
-
-
-class Taken(NamedTuple):
-    """A step's inputs, and where they stand; opened: what is read from elsewhere from here on."""
-
-    batch: Batch
-    ranges: tuple[Range, ...]
-    opened: tuple[Opened, ...] = ()
 
 
 def size_of(message: Any) -> int:

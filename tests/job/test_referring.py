@@ -13,7 +13,7 @@ from lake.on_files import write_table
 from lake.test_past import lived
 from lakequeue.bench.references_in_memory import places_of, references_to
 from lakequeue.sinks import referring
-from lakequeue.sinks.referring import Referring, ids_between
+from lakequeue.sinks.referring import Referring
 from pyspark.sql import DataFrame
 from replica.world import HOME
 
@@ -55,14 +55,14 @@ def test_R1_blocks_are_named_by_rows_and_nobody_elses_queries_are_touched(
         [(page, value, crc_of(page, value)) for page, value in store.pages.items()], PAGES
     )
     refer = Referring(spark, home / "tables")
-    assert not refer(HOME.name, pages, pages, (0, own.step)).where("refs IS NOT NULL").count()
+    assert not refer(HOME.name, pages, (0, own.step)).where("refs IS NOT NULL").count()
 
     write_table(home, "journal", journal)
     there = spark.read.format("delta").load(f"{home}/tables/messages").toArrow()
     read = Reads(spark, monkeypatch)
-    rows = refer(HOME.name, pages, pages, (0, own.step)).collect()
+    rows = refer(HOME.name, pages, (0, own.step)).collect()
     blocks = {page: value for page, value in store.pages.items() if page.startswith("b/")}
-    wanted = references_to(store.pages, blocks, journal, places_of(there), HOME.number)
+    wanted = references_to(blocks, journal, places_of(there))
     assert len(wanted) > 3
     found = {row.page: [ref.asDict() for ref in row.refs] for row in rows if row.refs is not None}
     assert found == wanted
@@ -74,15 +74,3 @@ def test_R1_blocks_are_named_by_rows_and_nobody_elses_queries_are_touched(
     assert all("Batched: false" in plan for plan in of_messages), "Spark reads by columns"
     assert any("Batched: true" in plan for plan in read.plans), "only payloads are read by rows"
     assert read.said == {"true"}
-
-
-@in_real_time
-def test_R1_ids_are_compared_as_numbers_though_they_are_text(job: Job) -> None:
-    spark = job.engine.application.spark
-    assert spark is not None
-    ids = [0, 1, 9, 10, 11, 99, 100, 101, 999, 1_000, (3 << 48) + 7, (1 << 64) - 1]
-    other = ["", "none", "5x", "99999999999999999999999"]
-    rows = spark.createDataFrame([(text,) for text in [*map(str, ids), *other]], ["message_id"])
-    for first, last in [(0, 9), (9, 10), (10, 100), (11, 999), (2, (1 << 64) - 1), (12, 98)]:
-        found = rows.where(ids_between(first, last)).collect()
-        assert sorted(int(r.message_id) for r in found) == [n for n in ids if first <= n <= last]

@@ -17,8 +17,8 @@ from lakequeue.protocol.messages import decode_run
 from lakequeue.protocol.table_format import CRC_MODULUS
 from lakequeue.protocol.wire import STEP, headers_json, headers_list
 from lakequeue.sinks.batch_files import journal_rows
+from lakequeue.sinks.content_references import REFERENCE
 from lakequeue.sinks.history import STEP_ROWS, step_row
-from lakequeue.sinks.payload_references import REFERENCE
 from lakequeue.sources.step_batch import goes_first
 from lakequeue.state import DictStore
 from lakequeue.streaming.driver import Snapshot
@@ -100,16 +100,12 @@ def by_reference(
     messages: pa.Table,
 ) -> list[dict[str, Any]]:  # fmt: skip
     """The same snapshots, with blocks named that `messages` has."""
-    stores = {own.step: store.pages for own, store in saved}
-    blocks: dict[int, dict[str, bytes]] = {step: {} for step in stores}
+    blocks: dict[int, dict[str, bytes]] = {own.step: {} for own, _ in saved}
     for row in rows:
         if row["page"].startswith("b/") and row["value"] is not None:
             blocks[row["step"]][row["page"]] = row["value"]
     places = places_of(messages)
-    named = {
-        step: references_to(stores[step], theirs, journal, places, HOME.number)
-        for step, theirs in blocks.items()
-    }
+    named = {step: references_to(theirs, journal, places) for step, theirs in blocks.items()}
     return [
         {**row, "value": None, "refs": refs}
         if (refs := named[row["step"]].get(row["page"])) and row["value"] is not None else row

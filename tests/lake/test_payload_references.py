@@ -12,7 +12,6 @@ from lake.on_files import MESSAGES
 from lake.test_past import Lived, lived
 from lakequeue.bench.references_in_memory import places_of, references_to
 from lakequeue.sources.step_batch import goes_first
-from loop.memory import HOME
 
 
 @pytest.fixture(scope="module")
@@ -37,9 +36,8 @@ def blocks_of_state(walk: Lived) -> dict[str, bytes]:
     return {page: value for page, value in pages.items() if page.startswith("b/")}
 
 
-def named(walk: Lived, journal: pa.Table, stored: pa.Table, number: int = HOME.number) -> Any:
-    pages = walk.saved[-1][1].pages
-    return references_to(pages, blocks_of_state(walk), journal, stored, number)
+def named(walk: Lived, journal: pa.Table, stored: pa.Table) -> Any:
+    return references_to(blocks_of_state(walk), journal, stored)
 
 
 def test_what_messages_has_is_named(walk: Lived, journal: pa.Table, stored: pa.Table) -> None:
