@@ -97,7 +97,7 @@ def test_the_example_of_the_readme(capsys: pytest.CaptureFixture[str]) -> None:
 def test_every_decision_is_listed() -> None:
     folder = ROOT / "docs" / "decisions"
     numbered = sorted(folder.glob("[0-9]*.md"))
-    assert [page.name[:4] for page in numbered] == [f"{n + 1:04}" for n in range(len(numbered))]
+    assert len({page.name[:4] for page in numbered}) == len(numbered)  # some are no more
     listed = (folder / "README.md").read_text()
     for page in numbered:
         assert page.name in listed
