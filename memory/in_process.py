@@ -280,6 +280,9 @@ class MemoryEngine:
                 self._journal += output.rows()
             elif isinstance(output, Alert):
                 log.warning("%s", output.text())
+        if not any(topic.endswith(f".{topics.JOURNAL}") for topic, _ in self._inboxes):
+            # nobody reads it as records, and to encode it is most of what a step costs
+            outputs = [output for output in outputs if not isinstance(output, Journal)]
         speaking = {broker.mesh_topic: broker for broker in self.brokers}
         for record in wire.encode(outputs):
             offset = self._ends.get(record.topic, 0)
