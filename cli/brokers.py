@@ -38,6 +38,8 @@ def brokers(
     started again; why stands beside it). Steps and load (the share of the time in which it did not
     wait for input) are as of its last batch: up to half a minute old.
 
+    With --add or --remove the home rests for some seconds: clients wait, and go on by themselves.
+
     \b
     Examples:
       lakequeue brokers

@@ -6,21 +6,24 @@ from pathlib import Path
 
 import click
 
-from .common import connect, connection_options, counted, json_option, say, say_json
+from .common import connect, connection_options, counted, json_option, option, say, say_json
 
 
 @click.command("move-queue")
 @click.argument("queue")
 @click.argument("broker")
+@option("--pause", is_flag=True, help="The home rests meanwhile, for some seconds.")
 @connection_options
 @json_option
 def move_queue(
-    queue: str, broker: str, url: str | None, home: Path | None, vpn: str, as_json: bool
-) -> None:
+    queue: str, broker: str, pause: bool, url: str | None, home: Path | None, vpn: str,
+    as_json: bool,
+) -> None:  # fmt: skip
     """Move QUEUE, a LocalQueue, with its messages to BROKER, while it is in use.
 
     Producers and consumers follow by themselves; what consumers hold returns to the queue, as at a
-    disconnect. Returns when the queue is there.
+    disconnect. Returns when the queue is there. A queue that captures plain Kafka topics moves only
+    with --pause.
 
     \b
     Examples:
@@ -29,7 +32,7 @@ def move_queue(
     """
     with connect(url, home, vpn, "move-queue") as connection:
         admin = connection.admin()
-        admin.move_queue(queue, broker)
+        admin.move_queue(queue, broker, pause)
         depth = admin.describe(queue)["depth"]
     if as_json:
         say_json({"queue": queue, "broker": broker, "messages": depth})

@@ -87,10 +87,15 @@ class Admin:
             by_name.setdefault(queue["name"], {})[queue["broker"]] = queue
         return self._seen([add_up(parts) for _, parts in sorted(by_name.items())])
 
-    def move_queue(self, queue: str, broker: str) -> None:
+    def move_queue(self, queue: str, broker: str, pause: bool = False) -> None:
         """Move a LocalQueue with its messages to another broker, while it is in use; returns when
         it is there. Producers and consumers follow by themselves; what consumers held returns, as
-        at a disconnect. Raises ConfigError or LakequeueError, and then it stays where it is."""
+        at a disconnect. pause: all of the home rests meanwhile, for some seconds; a queue that
+        captures plain Kafka topics moves in no other way. Raises ConfigError or LakequeueError,
+        and then it stays where it is."""
+        if pause:
+            self._session.wish({"wish": "move", "to": broker}, queue)
+            return
         command = checked(commands.MoveQueue(queue=queue, broker=broker))
         known = {one["name"]: one for one in self._session.brokers()}
         state = known[broker]["state"] if broker in known else ""
@@ -126,17 +131,16 @@ class Admin:
 
     def add_broker(self, name: str, group: str | None = None) -> None:
         """Add a broker to a running engine, in a group of brokers or in none; returns when it has
-        begun to start. Raises LakequeueError with the reason when the engine refuses, Timeout when
-        it does not answer."""
+        begun to start. The home rests meanwhile, for some seconds. Raises LakequeueError with the
+        reason when the engine refuses, Timeout when it does not answer."""
         self._session.wish({"wish": "add", "group": group or ""}, name)
 
     def remove_broker(self, name: str, to: str | None = None) -> list[dict[str, str]]:
-        """Remove a broker from a running engine; returns when it is no more. Its local queues move
-        to the other brokers before: each where a new one would be made, or all to the broker `to`.
-        Gives which moved where, each `vpn`, `queue` and `broker`; of more than 1,000 the first.
-        Raises LakequeueError with the reason when the engine refuses; then the broker goes on, and
-        what had moved, which the error says, stays where it is now. Timeout when it does not
-        answer."""
+        """Remove a broker from a running engine; returns when it is no more. The home rests
+        meanwhile, for some seconds. Its local queues are at other brokers then: each where a new
+        one would be made, or all at the broker `to`. Gives which is where, each `vpn`, `queue` and
+        `broker`; of more than 1,000 the first. Raises LakequeueError with the reason when the
+        engine refuses, and then the home is as it was. Timeout when it does not answer."""
         said = self._session.wish({"wish": "remove", "to": to or ""}, name)
         moved = said.get("moved", [])
         return [{"vpn": vpn, "queue": queue, "broker": at} for vpn, queue, at in moved]

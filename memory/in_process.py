@@ -130,23 +130,23 @@ class MemoryEngine:
                 for name in new:
                     self.brokers.append(self._broker(name, self.numbers))
             elif new:
-                self.rehome(brokers | {n: self.numbers + i for i, n in enumerate(new)}, groups)
+                numbers = {n: self.numbers + i for i, n in enumerate(new)}
+                self.rehome(Change(brokers | numbers, groups))
         self.groups = groups
 
     def _broker(self, name: str, number: int) -> LiveBroker:
         return self.BROKER(Home(name, number, secret=self.secret), self.limits)
 
-    def rehome(self, brokers: dict[str, int], groups: dict[str, str], to: str = "") -> Rehomed:
-        """The home has these brokers from now on, and no others. to: see `Change`. Until the new
-        ones take the place of the old ones, in one assignment, the home is what it was. Raises
-        LakequeueError."""
+    def rehome(self, change: Change) -> Rehomed:
+        """The home is this from now on. Until the new brokers take the place of the old ones, in
+        one assignment, it is what it was. Raises LakequeueError."""
+        brokers, groups = change.brokers, change.groups
         with self._lock:
             resting = [
                 Resting(broker.home.name, broker.home.number, dict(broker.store.pages))
                 for broker in self.brokers
             ]
             epoch = self.brokers[0].home.epoch
-            change = Change(brokers, groups, to)
             found = rehome(resting, change, epoch, self.secret, limits_of(self.limits))
             self.take_home([(one.name, one.number, one.pages) for one in found.brokers], groups)
             for name, said in (*found.last.items(), *((o.name, o.journal) for o in found.brokers)):

@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 
 from ..client.known_brokers import WISH
-from ..mesh.rehome import Rehomed
+from ..mesh.rehome import Change, Rehomed
 from ..protocol import LakequeueError
 from .in_process import MemoryEngine
 
@@ -16,11 +16,14 @@ def answer_wish(engine: MemoryEngine, topic: str, key: bytes, value: bytes) -> N
     asked = json.loads(value)
     name, said = key.removeprefix(WISH).decode(), {"id": asked["id"]}
     try:
-        if asked["wish"] == "add":
-            change_brokers(engine, add=name, group=asked["group"])
-            moved = []
-        else:
-            moved = change_brokers(engine, remove=name, to=asked["to"]).moved
+        match asked["wish"]:
+            case "add":
+                moved = change_brokers(engine, add=name, group=asked["group"]).moved
+            case "move":
+                moves = {(topic.rpartition(".")[0], name): asked["to"]}
+                moved = change_brokers(engine, moves=moves).moved
+            case _:
+                moved = change_brokers(engine, remove=name, to=asked["to"]).moved
         said |= {"done": True, "moved": moved}
     except LakequeueError as error:
         said["refused"] = str(error)
@@ -28,9 +31,11 @@ def answer_wish(engine: MemoryEngine, topic: str, key: bytes, value: bytes) -> N
 
 
 def change_brokers(
-    engine: MemoryEngine, add: str = "", remove: str = "", to: str = "", group: str = ""
-) -> Rehomed:
-    """Add a broker, remove one, or both. Raises LakequeueError, and the home is as it was."""
+    engine: MemoryEngine, add: str = "", remove: str = "", to: str = "", group: str = "",
+    moves: dict[tuple[str, str], str] | None = None,
+) -> Rehomed:  # fmt: skip
+    """Add a broker, remove one, or both; or move queues. Raises LakequeueError, and the home is as
+    it was."""
     brokers = {broker.home.name: broker.home.number for broker in engine.brokers}
     if add in brokers or add in engine.removed.values():
         raise LakequeueError(f"broker {add!r}: is of this home, or was: a name is given once")
@@ -43,4 +48,5 @@ def change_brokers(
         brokers[add] = engine.numbers
     brokers.pop(remove, None)
     groups = engine.groups | ({add: group} if group else {})
-    return engine.rehome(brokers, {n: one for n, one in groups.items() if n in brokers}, to)
+    groups = {name: one for name, one in groups.items() if name in brokers}
+    return engine.rehome(Change(brokers, groups, to, moves or {}))

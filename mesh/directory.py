@@ -12,7 +12,7 @@ whose dead message queue it is, else the one that hosts the fewest such queues (
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
@@ -55,6 +55,23 @@ def needs_one_place(definition: QueueDefinition) -> bool:
 
 
 # ---------------------------------------------------------------- the keeper
+
+
+def check_move(
+    definition: QueueDefinition, to: str, brokers: tuple[str, ...], groups: Mapping[str, str]
+) -> None:
+    """Raise ConfigError for a queue that cannot move to this broker."""
+    name = definition.name
+    problem = f"queue {name!r}", "broker", to
+    if to not in brokers:
+        allowed = f"allowed are the home's brokers: {', '.join(brokers)}"
+        raise ConfigError([Problem(*problem, allowed)])
+    if not needs_one_place(definition) or definition.initial_owner is not None:
+        raise ConfigError(f"queue: {name!r} – is a {definition.type}; a LocalQueue moves, no other")
+    if definition.type != "LocalQueue":
+        may = hosts_of_definition(definition, brokers, groups)
+        if to not in may:
+            raise ConfigError([Problem(*problem, f"allowed is its group: {', '.join(may)}")])
 
 
 class Keeper:
@@ -107,18 +124,7 @@ class Keeper:
         """Move a queue, as soon as the other broker says that it may come (`moves`). Raises what is
         wrong with that."""
         entry, name, facts = self._stays(vpn, command.queue), command.queue, self._facts
-        definition = entry.definition
-        problem = f"queue {name!r}", "broker", command.broker
-        if command.broker not in facts.brokers:
-            allowed = f"allowed are the home's brokers: {', '.join(facts.brokers)}"
-            raise ConfigError([Problem(*problem, allowed)])
-        if not needs_one_place(definition) or definition.initial_owner is not None:
-            kind = definition.type
-            raise ConfigError(f"queue: {name!r} – is a {kind}; a LocalQueue moves, no other")
-        if definition.type != "LocalQueue":
-            may = hosts_of_definition(definition, tuple(facts.brokers), facts.groups)
-            if command.broker not in may:
-                raise ConfigError([Problem(*problem, f"allowed is its group: {', '.join(may)}")])
+        check_move(entry.definition, command.broker, tuple(facts.brokers), facts.groups)
         to = facts.brokers[command.broker]
         if entry.hosts == [to]:
             return None

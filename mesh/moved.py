@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import msgspec
 
+from ..core.commands.sessions import unbind
 from ..core.queue.broker import Broker
 from ..core.queue.broker_facts import Session
 from ..core.queue.change import apply
@@ -18,6 +19,7 @@ from ..core.queue.queue import Queue
 from ..core.queue.table import Event
 from ..core.queue.taken import TAKEN_MAX
 from ..core.rules.deferred import settle_arrival
+from ..core.rules.routing import drop_route, set_topics
 from ..core.storage.row import IN_MEMORY, LEASED, NEVER, Row
 
 LOST_BLOCK = (1 << 32) - 1  # there is none with this number: what lies in it is lost
@@ -88,6 +90,26 @@ def give_up(broker: Broker, queue: Queue) -> None:
     broker.touched.pop(queue.number, None)
     for known in (broker.header.waiting, broker.header.pending):
         known.pop(queue.number, None)
+    broker.header.merging = [n for n in broker.header.merging if n != queue.number]
+    broker.drop_queue(queue)
+
+
+def leave_behind(broker: Broker, queue: Queue, rows: list[Row]) -> None:
+    """A queue is at another broker now, and this one goes on. rows: what it had, as it was here."""
+    header = queue.header
+    if rows:
+        broker.spool.release(rows, header.vpn_number)
+    broker.unacked -= header.leased
+    vpn = broker.vpn_of(queue)
+    for one in header.subscriptions:
+        session = one.session.removesuffix(f"@{broker.header.number}")
+        unbind(broker, (vpn, session), (queue.number, one.id))
+    header.depth = header.bytes = header.leased = header.delayed = 0
+    set_topics(broker, queue, [])
+    drop_route(broker, queue.definition, queue.number)
+    broker.forget_name(queue)
+    broker.touched.pop(queue.number, None)
+    broker.header.waiting.pop(queue.number, None)
     broker.header.merging = [n for n in broker.header.merging if n != queue.number]
     broker.drop_queue(queue)
 

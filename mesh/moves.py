@@ -57,7 +57,9 @@ class Whole(msgspec.Struct, array_like=True):
     early: list[list[int]]
 
 
-AT_REST = "such a queue moves only while the home is at rest"
+AT_REST = (
+    "such a queue moves only while the home rests for some seconds (`lakequeue move-queue --pause`)"
+)
 
 _encode = msgspec.msgpack.encode
 _rows = msgspec.msgpack.Decoder(list[Row])

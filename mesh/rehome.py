@@ -34,11 +34,11 @@ from ..protocol.journal import Segment
 from .arrivals import take_in
 from .bridges.bridge_facts import check_no_bridge
 from .bridges.endpoint import entries_of
-from .directory import Keeper, apply_entry, entry_of, needs_one_place
+from .directory import Keeper, apply_entry, check_move, entry_of, needs_one_place
 from .facts import Entry, MeshFacts, Peer
 from .lanes import stand_in, target, turn
 from .mesh import Mesh
-from .moved import Shared, give_up, keep_later, move_queue, rows_of
+from .moved import Shared, give_up, keep_later, leave_behind, move_queue, rows_of
 from .reading import Partition, of_new, of_removed, share, what_was_had
 from .rejoining import next_word
 
@@ -64,11 +64,13 @@ class Resting(msgspec.Struct):
 class Change(msgspec.Struct):
     """What the home is to be. brokers: all, by name their numbers; groups: of those that are in
     one; to: the broker that is to have all queues with one place that removed ones leave; empty:
-    each as a new one."""
+    each as a new one; moves: queues that move, by VPN and name, with the broker that is to have
+    each."""
 
     brokers: dict[str, int]
     groups: dict[str, str] = {}
     to: str = ""
+    moves: dict[tuple[str, str], str] = {}
 
 
 class Rehomed(msgspec.Struct):
@@ -137,6 +139,7 @@ class _Rehoming:
             broker.begin(self._now)
         offsets = {number: one.offsets for number, one in self._given.items()}
         self._had = what_was_had(self._brokers, offsets)
+        self._check_moves()
         self._entries = self._directory()
         self._new: dict[int, Broker] = {}
         for name, number in sorted(change.brokers.items(), key=lambda one: one[1]):
@@ -172,6 +175,25 @@ class _Rehoming:
         if why:
             raise NotAtRest(why)
 
+    def _check_moves(self) -> None:
+        """Raise for a queue that cannot move, or is busy."""
+        change, known = self._change, self._owned()
+        for (vpn, name), to in change.moves.items():
+            entry = known.get((vpn, name))
+            if entry is None:
+                raise ConfigError(f"queue: {name!r} – there is no such queue in VPN {vpn!r}")
+            if entry.bridge is not None:
+                raise ConfigError(f"queue: {name!r} – is the endpoint of a bridge, and stays")
+            check_move(entry.definition, to, tuple(change.brokers), change.groups)
+            for broker in self._brokers.values():
+                queue = broker.find(vpn, name)
+                if queue is not None and queue.header.faulted:
+                    raise ConfigError(
+                        f"queue {name!r}: failed ({queue.header.faulted}); define it again"
+                    )
+                if queue is not None and queue.number in broker.header.pending:
+                    raise NotAtRest(f"a command for queue {name!r} is being carried out")
+
     def do(self) -> Rehomed:
         for broker in self._new.values():
             if broker.header.number in self._added:
@@ -183,6 +205,8 @@ class _Rehoming:
             self._know(broker)
         for number in self._removed:
             self._empty(self._brokers[number])
+        for vpn, name in self._change.moves:
+            self._move(vpn, name)
         for broker in self._new.values():
             self._host(broker)
         for number in self._removed:
@@ -255,6 +279,8 @@ class _Rehoming:
                         there = next(n for n, at in change.brokers.items() if at == stays[0])
                         definition = msgspec.structs.replace(definition, broker=there)
                 hosts = stays[:1]
+                if to_move := change.moves.get(key):
+                    hosts = [change.brokers[to_move]]
             else:
                 hosts = place(vpn, definition)
             found[key] = msgspec.structs.replace(entry, definition=definition, hosts=hosts)
@@ -327,17 +353,30 @@ class _Rehoming:
     def _empty(self, leaving: Broker) -> None:
         """Its queues go to where they are hosted now, then what waits there for others."""
         for queue in [q for _, q in sorted(leaving.queues.items()) if not q.header.stands_for]:
-            vpn, name = leaving.vpn_of(queue), queue.definition.name
-            hosts = self._entries[vpn, name].hosts
-            own = self._heir.header.number
-            target = self._new[own if own in hosts else hosts[0]]
-            found = target.find(vpn, name)
-            before = set() if found is None else set(found.live)
-            moved = move_queue(leaving, queue, target, self._shared, found)
-            keep_later(target, moved, before)
-            ids = [row.id for row in rows_of(queue)]
-            leaving.record("transferred", queue, ids, reason=f"to broker {target.header.name}")
-            target.record("spooled", moved, ids, reason=f"from broker {leaving.header.name}")
+            self._hand_over(leaving, queue)
+
+    def _move(self, vpn: str, name: str) -> None:
+        """A queue goes from one broker that stays to another."""
+        (host,) = self._entries[vpn, name].hosts
+        for source in self._new.values():
+            queue = source.find(vpn, name)
+            if queue is not None and source.header.number != host:
+                rows = [msgspec.structs.replace(row) for row in rows_of(queue)]
+                self._hand_over(source, queue)
+                leave_behind(source, queue, rows)
+
+    def _hand_over(self, source: Broker, queue: Queue) -> None:
+        vpn, name = source.vpn_of(queue), queue.definition.name
+        hosts = self._entries[vpn, name].hosts
+        own = self._heir.header.number
+        target = self._new[own if own in hosts else hosts[0]]
+        found = target.find(vpn, name)
+        before = set() if found is None else set(found.live)
+        moved = move_queue(source, queue, target, self._shared, found)
+        keep_later(target, moved, before)
+        ids = [row.id for row in rows_of(queue)]
+        source.record("transferred", queue, ids, reason=f"to broker {target.header.name}")
+        target.record("spooled", moved, ids, reason=f"from broker {source.header.name}")
 
     def _redirect(self, holder: Broker, to: Broker) -> None:
         """What waits for queues of other brokers waits where these are now. to: who has it from

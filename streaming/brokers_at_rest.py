@@ -58,8 +58,9 @@ _header = msgspec.msgpack.Decoder(_Header).decode
 
 
 class EngineRehoming:
-    """Adds and removes brokers of one engine. begin: tells a broker what it is to be, before it
-    starts; tell_peers: says to all which brokers there are; gone: a broker is no more."""
+    """Adds and removes brokers of one engine, and moves queues. begin: tells a broker what it is to
+    be, before it starts; tell_peers: says to all which brokers there are; gone: a broker is no
+    more."""
 
     def __init__(
         self, bootstrap: str, application: SparkApplication, captured: CapturedTopics,
@@ -97,6 +98,12 @@ class EngineRehoming:
         self._require_all_run()
         return self._change(stay, to)
 
+    def move(self, vpn: str, queue: str, to: str) -> Moves:
+        """A queue goes to another broker, also one that captures plain Kafka topics (M5). Raises
+        LakequeueError, and it is where it was."""
+        self._require_all_run()
+        return self._change(list(self._application.brokers.values()), moves={(vpn, queue): to})
+
     def _require_all_run(self) -> None:
         """A broker that stays stopped has steps that its state does not know."""
         for broker in self._application.brokers.values():
@@ -106,12 +113,16 @@ class EngineRehoming:
                     "changed only while all of them run"
                 )
 
-    def _change(self, there: list[BrokerQuery], to: str = "") -> Moves:
+    def _change(
+        self, there: list[BrokerQuery], to: str = "",
+        moves: dict[tuple[str, str], str] | None = None,
+    ) -> Moves:  # fmt: skip
         """The home has these brokers from here on."""
         brokers = self._application.brokers
         before = dict(brokers)
+        change = Change(_numbers(there), _groups(there), to, moves or {})
         try:
-            found = self._rehomed(list(before.values()), there, to)
+            found = self._rehomed(list(before.values()), change)
             _set(brokers, there)
             try:
                 self._captured.share_out()
@@ -145,10 +156,9 @@ class EngineRehoming:
                 self._gone(broker)
                 _say("broker_removed", broker, "is removed from this home")
 
-    def _rehomed(self, brokers: list[BrokerQuery], there: list[BrokerQuery], to: str) -> _States:
+    def _rehomed(self, brokers: list[BrokerQuery], change: Change) -> _States:
         """The states that they are to begin with; all queries have ended."""
         until = time.monotonic() + REST_S_MAX
-        change = Change(_numbers(there), _groups(there), to)
         while True:
             self._application.end(brokers, END_S_MAX)
             known = [self._read(broker) for broker in brokers]

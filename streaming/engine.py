@@ -163,8 +163,9 @@ class Engine:
             self.metrics,
         )  # fmt: skip
         self._wishes = Wishes(
-            bootstrap_servers, self._vpns, self.add_broker, self._put_record, self.remove_broker
-        )
+            bootstrap_servers, self._vpns, self.add_broker, self._put_record, self.remove_broker,
+            self.move_queue,
+        )  # fmt: skip
         self.rehoming = EngineRehoming(
             bootstrap_servers, self.application, self.captured, self._folder, self._begin,
             self._tell_peers, self._records.gone,
@@ -324,6 +325,11 @@ class Engine:
             moved = self.rehoming.remove(name, to)
             self._say_last_words()
         return moved
+
+    def move_queue(self, vpn: str, queue: str, to: str) -> Moves:
+        """Move a queue to another broker while the home rests. Raises LakequeueError."""
+        with self._lock:
+            return self.rehoming.move(vpn, queue, to)
 
     def _say_last_words(self) -> None:
         """What removed brokers have yet to say."""

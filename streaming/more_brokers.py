@@ -2,9 +2,9 @@
 
 Whoever may write `<vpn>.directory` may ask: key `wish/<name>`, JSON `{"id": …, "wish": "add"}`, and
 `"group"` where it is to be in one; or `"wish": "remove"`, and `"to"` where one broker is to have
-all its local queues. The engine does it while the home rests (`brokers_at_rest`) and answers under
-the same key, with the same id: `done`, and `moved` (VPN, queue, broker of each), or `refused` with
-a sentence.
+all its local queues. `wish/<queue>`, `"wish": "move"` and `"to"` move a queue of this VPN. The
+engine does it while the home rests (`brokers_at_rest`) and answers under the same key, with the
+same id: `done`, and `moved` (VPN, queue, broker of each), or `refused` with a sentence.
 """
 
 from __future__ import annotations
@@ -76,8 +76,8 @@ def await_partition(transport: Transport, topic: str, partition: int) -> None:
 
 
 class Wishes(threading.Thread):
-    """Reads what is asked for, from now on. add, remove: carry it out; answer: puts a key and a
-    value on the directory of each VPN."""
+    """Reads what is asked for, from now on. add, remove, move: carry it out; answer: puts a key and
+    a value on the directory of each VPN."""
 
     def __init__(
         self,
@@ -86,12 +86,13 @@ class Wishes(threading.Thread):
         add: Callable[[str, str], None],
         answer: Callable[[bytes, bytes], None],
         remove: Callable[[str, str], Moves],
+        move: Callable[[str, str, str], Moves],
     ) -> None:
         super().__init__(daemon=True, name="lakequeue-wishes")
         self._kafka = quiet_client(bootstrap, "lakequeue-wishes")
         self._places = [TopicPartition(topics.topic(vpn, topics.DIRECTORY), 0) for vpn in vpns]
         self._add, self._answer = add, answer
-        self._remove = remove
+        self._remove, self._move = remove, move
         self._stopping = threading.Event()
 
     def open(self) -> None:
@@ -118,11 +119,12 @@ class Wishes(threading.Thread):
         while not self._stopping.is_set():
             message = consumer.poll(POLL_S)
             if message is not None and message.error() is None:
-                self.read(message.key(), message.value())
+                vpn = topics.vpn_of(str(message.topic())) or ""
+                self.read(message.key(), message.value(), vpn)
         consumer.close()
 
-    def read(self, key: bytes | None, value: bytes | None) -> None:
-        """One record of a directory; whatever is no wish is passed over."""
+    def read(self, key: bytes | None, value: bytes | None, vpn: str = "") -> None:
+        """One record of a VPN's directory; whatever is no wish is passed over."""
         if key is None or value is None or not key.startswith(PREFIX.encode()):
             return
         try:
@@ -139,8 +141,10 @@ class Wishes(threading.Thread):
                     self._add(name, group)
                 case "remove":
                     said["moved"] = self._remove(name, to)[:MOVED_TOLD]
+                case "move":
+                    said["moved"] = self._move(vpn, name, to)
                 case _:
-                    allowed = "allowed are 'add' and 'remove'"
+                    allowed = "allowed are 'add', 'move' and 'remove'"
                     raise LakequeueError(f"wish: {str(wish)[:100]!r} – {allowed}")
         except LakequeueError as error:
             said = {"id": number, "refused": str(error)}

@@ -36,6 +36,7 @@ class RestingEngine(MortalMeshEngine):
             broker._snapshot = dict(pages)  # type: ignore[attr-defined]
         self.fated(fate)
 
-    def change(self, add: str = "", remove: str = "", to: str = "") -> Rehomed:
-        """Change the brokers; what the old home was is proved to be untouched."""
-        return change_brokers(self, add, remove, to)
+    def change(self, add: str = "", remove: str = "", to: str = "", **moves: str) -> Rehomed:
+        """Change the brokers, or move queues; what the old home was is proved to be untouched."""
+        moved = {("default", queue): broker for queue, broker in moves.items()}
+        return change_brokers(self, add, remove, to, moves=moved)

@@ -46,6 +46,12 @@ CHANGES: dict[str, list[dict[str, str]]] = {
     "the first goes": [{"remove": "a"}],
     "all to one": [{"add": "c"}, {"remove": "a", "to": "c"}],
     "one comes and goes": [{"add": "c"}, {"remove": "c"}],
+    "queues move": [
+        {"add": "c"},
+        {"plain": "c", "short": "b"},
+        {"barred": "b", "plain": "a"},
+        {"barred": "c"},
+    ],
     "two take the places of two": [{"add": "c"}, {"add": "d"}, {"remove": "a"}, {"remove": "b"}],
 }
 NOW = 1_800_000_000_000
@@ -216,6 +222,33 @@ def test_M4_what_names_a_removed_broker_is_said_and_nothing_changes() -> None:
         engine.change(add="a")
 
 
+def test_M5_consumers_and_producers_follow_a_queue_that_moves_at_rest() -> None:
+    engine = home([{"name": "q", "type": "LocalQueue", "broker": "a", "subscriptions": ["news"]}])
+    near, far = engine.connect("a"), engine.connect("b")
+    consumer = near.consumer("q", max_backlog=1, ack_mode="individual")
+    for n, (to, connection) in enumerate((("b", near), ("a", far), ("b", far))):
+        near.admin().move_queue("q", to, pause=True)
+        engine.check()
+        assert near.admin().describe("q")["broker"] == to
+        connection.producer().send("news", b"%d" % n)
+        engine.advance("1s")
+        message = consumer.receive(timeout=0)
+        assert (message.payload, message.redelivered) == (b"%d" % n, False)
+        message.ack()
+    assert near.admin().describe("q")["depth"] == 0
+
+
+def test_M5_what_cannot_move_at_rest_is_said() -> None:
+    engine = home([{"name": "q", "type": "LocalQueue"}, {"name": "all"}])
+    admin = engine.connect("a").admin()
+    for queue, to, why in (
+        ("q", "x", "allowed are the home's brokers: a, b"), ("all", "b", "a LocalQueue moves"),
+        ("none", "b", "there is no such queue"),
+    ):  # fmt: skip
+        with pytest.raises(LakequeueError, match=why):
+            admin.move_queue(queue, to, pause=True)
+
+
 def test_M4_nothing_changes_while_something_is_between_brokers() -> None:
     engine = home([{"name": "q", "type": "LocalQueue", "broker": "b", "subscriptions": ["news"]}])
     engine.cut("b")
@@ -321,18 +354,25 @@ def test_M5_no_record_of_a_captured_topic_is_skipped_or_taken_twice(seed: int) -
     names = {b.home.name: b.home.number for b in engine.brokers}
     resting = [Resting(b.home.name, b.home.number, dict(b.store.pages)) for b in engine.brokers]
     log = {("t", 0): 0, ("t", 1): 0, ("t", 2): 0, ("u", 0): 0}
-    for n in range(5):
+    for n in range(8):
         readers = [Reader(one, engine.secret) for one in resting]
         for at in log:
             log[at] += chance.randrange(8)
         for reader in readers:
             reader.read(log, chance.randrange(9))
         resting = [reader.resting() for reader in readers]
-        if len(names) > 1 and chance.random() < 0.5:
-            del names[chance.choice(sorted(names))]
-        else:
-            names[f"n{n}"] = 2 + n
-        resting = rehome(resting, Change(dict(names)), 0, engine.secret, limits_of(COLD)).brokers
+        moves = {}
+        match chance.randrange(4):
+            case 0 if len(names) > 1:
+                del names[chance.choice(sorted(names))]
+            case 1:
+                names[f"n{n}"] = 2 + n
+            case _:
+                moves = {
+                    ("default", queue): chance.choice(sorted(names)) for queue in ("one", "other")
+                }
+        change = Change(dict(names), moves=moves)
+        resting = rehome(resting, change, 0, engine.secret, limits_of(COLD)).brokers
     found: dict[str, Counter[bytes]] = {q["name"]: Counter() for q in queues}
     for one in resting:
         reader = Reader(one, engine.secret)

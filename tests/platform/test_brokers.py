@@ -24,6 +24,7 @@ from lakequeue.streaming.more_brokers import Wishes, await_partition
 from lakequeue.streaming.slots import check_slots, default_master, slots
 from lakequeue.streaming.topics_admin import ensure_topics
 
+WISHES = "'add', 'move' and 'remove'"
 NOBODY = "127.0.0.1:1"
 THREE = parse_configuration({"brokers": ["a", "b", "c"]})
 
@@ -348,9 +349,15 @@ def test_a_wish_is_answered_under_its_key() -> None:
         removed.append((name, to))
         return [("v", f"q{n}", to) for n in range(1_001 if to else 0)]
 
+    def move(vpn: str, queue: str, to: str) -> list[tuple[str, str, str]]:
+        return [(vpn, queue, to)]
+
     wishes = Wishes(
-        NOBODY, ["v"], add, lambda key, value: answers.append((key, json.loads(value))), remove
-    )
+        NOBODY, ["v"], add, lambda key, value: answers.append((key, json.loads(value))), remove,
+        move,
+    )  # fmt: skip
+    wishes.read(b"wish/q", b'{"wish": "move", "id": "9", "to": "b"}', "v")
+    assert answers.pop() == (b"wish/q", {"id": "9", "done": True, "moved": [["v", "q", "b"]]})
     wishes.read(b"wish/a", b'{"wish": "remove", "id": "0"}')
     assert answers.pop() == (b"wish/a", {"id": "0", "done": True, "moved": []})
     wishes.read(b"wish/a", b'{"wish": "remove", "id": "0", "to": "b"}')
@@ -363,7 +370,10 @@ def test_a_wish_is_answered_under_its_key() -> None:
     assert answers == [
         (b"wish/c", {"id": "1", "done": True}),
         (b"wish/b", {"id": "2", "refused": "broker 'b' is there already"}),
-        (b"wish/c", {"id": "3", "refused": "wish: 'sing' – allowed are 'add' and 'remove'"}),
+        (
+            b"wish/c",
+            {"id": "3", "refused": "wish: 'sing' – allowed are 'add', 'move' and 'remove'"},
+        ),
     ]
     for key, value in answers:  # it hears itself
         wishes.read(key, json.dumps(value).encode())
