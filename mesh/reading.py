@@ -21,10 +21,13 @@ OF_CLIENTS = (topics.PUBLISH, topics.COMMANDS)
 
 
 def what_was_had(brokers: Mapping[int, Broker], offsets: Mapping[int, Offsets]) -> Had:
-    """How far each queue has had the captured topics. Both by the brokers' numbers."""
+    """How far each queue has had the captured topics. Both by the brokers' numbers. One broker may
+    have found a topic that another has not found yet: its queues have had nothing of it."""
     found: Had = {}
+    places = sorted({place for one in offsets.values() for place in one})
     for number, broker in brokers.items():
-        for (topic, partition), offset in offsets[number].items():
+        for topic, partition in places:
+            offset = offsets[number].get((topic, partition), 0)
             for vpn, queue in _captured(broker, topic, partition):
                 floor = queue.header.floors.get(f"{topic}/{partition}", 0)
                 at = found.setdefault((vpn, queue.definition.name), {})

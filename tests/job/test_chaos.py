@@ -20,7 +20,7 @@ How many: 8 here by default. With those of the other tests `make test` kills or 
 10 + 2 in `tests/loop/test_on_kafka.py`, 2 in `tests/loop/test_absence.py`, 2 in
 `test_loop_kills.py`, 1 in `test_crash.py`, 2 in `test_standalone.py`, 2 in
 `test_kafka_of_three.py`, 3 each in `test_up_survives.py` and `test_kafka_cluster.py` of
-`tests/platform/`; and brokers of several, in `test_brokers.py`. `make soak` does as many as
+`tests/platform/`; and brokers of several, in `test_live_brokers.py`. `make soak` does as many as
 `LAKEQUEUE_CHAOS_DEATHS` says, of a seed of its own (`LAKEQUEUE_CHAOS_SEED`).
 """
 

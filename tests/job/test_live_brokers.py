@@ -1,16 +1,20 @@
-"""Three brokers on the live core, on real Kafka and Spark: each is a client of the others (M1–M6).
+"""Three brokers on real Kafka and Spark: each is a client of the others (M1–M6).
 
 One engine for all of it: topics that match on two brokers, a distributed queue, dead messages that
-cross, plain records, a worker that is killed under traffic, and a start from the checkpoints.
+cross, plain records, bridges, a worker that is killed under traffic, a start from the checkpoints,
+and at last brokers that come and go.
 """
 
 from __future__ import annotations
 
 import json
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import lakequeue
 import pytest
@@ -18,10 +22,13 @@ from job.brokers import workers
 from job.processes import EngineProcess, until
 from job.traffic import Traffic, drain
 from kafka import KafkaProducer
+from lakequeue.monitor.sight import Sight
+from lakequeue.protocol.errors import LakequeueError
 from lakequeue.sources.live import kafka_client
 from lakequeue.sources.log_reader import read_steps
 from lakequeue.streaming import EmbeddedKafka
-from lakequeue.streaming.loop_options import CORE_VARIABLE, LIVE
+from lakequeue.streaming.home import HomeFolder
+from lakequeue.streaming.topics_admin import ensure_topics
 
 pytestmark = pytest.mark.job
 
@@ -69,8 +76,7 @@ class Place:
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     folder = tmp_path_factory.mktemp("live-brokers")
-    with pytest.MonkeyPatch.context() as patch, EmbeddedKafka(folder / "kafka") as kafka:
-        patch.setenv(CORE_VARIABLE, LIVE)
+    with EmbeddedKafka(folder / "kafka") as kafka:
         place = Place(kafka, folder)
         yield place
         place.engine.kill()
@@ -203,8 +209,6 @@ def test_M5_plain_records_of_a_captured_topic_enter_once(
     place: Place, connection: lakequeue.Connection
 ) -> None:
     """Of a queue at all brokers, each partition is read by one of them."""
-    from lakequeue.streaming.topics_admin import ensure_topics
-
     ensure_topics(place.bootstrap, [], ["plain"])
     plain = KafkaProducer(bootstrap_servers=place.bootstrap)
     connection.admin().define({"name": "plain", "message_type": "text"})
@@ -275,6 +279,76 @@ def test_H4_S1_nothing_is_lost_and_nothing_doubled_while_two_brokers_die(place: 
             admin.purge(queue)
 
 
+def test_H1_a_bridge_loses_and_doubles_nothing_while_both_ends_die(place: Place) -> None:
+    sent = {f"over/{n}": [f"over/{n}:{at}" for at in range(60)] for n in range(3)}
+    with place.at("a") as one, place.at("c") as other:
+        local = {"message_type": "text", "type": "LocalQueue", "broker": "c"}
+        other.admin().define({"name": "over", "subscriptions": ["over/>"], **local})
+        one.admin().bridge({"name": "over", "to": "c", "subscriptions": ["over/>"]})
+        producer = one.producer()
+        for at in range(60):
+            for topic, bodies in sent.items():
+                producer.send_async(topic, bodies[at].encode())
+            if at == 30:
+                running = place.workers()
+                running["a"].kill()
+                running["c"].kill()
+        producer.flush(timeout=BACK_S_MAX)
+        got = [message.payload.decode() for message in take(other, "over", 180)]
+        assert {t: [b for b in got if b.startswith(f"{t}:")] for t in sent} == sent
+        seen = other.admin().describe_bridge("over")
+        assert (seen["taken"], seen["waiting"]) == (180, 0)
+        one.admin().delete_bridge("over")
+
+
+def test_the_page_sees_the_queues_of_all(place: Place) -> None:
+    """All brokers are asked at once, and within what a page waits for."""
+    with place.at("c") as connection:
+        connection.producer().send("orders-c", b"x")
+    sight = Sight(lambda: lakequeue.connect(place.url))
+    seen = sight.look()
+    assert (seen.problem, seen.silent) == ("", "")
+    assert {f"orders-{name}" for name in BROKERS} <= {queue["name"] for queue in seen.queues}
+    assert {name: look.usage["broker"]["name"] for name, look in seen.brokers.items()} == {
+        name: name for name in BROKERS
+    }
+    queue, messages = sight.queue("orders-c")
+    assert (queue["broker"], queue["why"][0]["code"], len(messages)) == ("c", "no_consumer", 1)
+    sight.close()
+    with lakequeue.connect(place.url) as connection:
+        connection.admin().purge("orders-c")
+
+
+def test_M5_a_queue_that_captures_plain_topics_moves_while_the_home_rests(
+    place: Place, connection: lakequeue.Connection
+) -> None:
+    """While others write, and its consumer goes on by itself."""
+    ensure_topics(place.bootstrap, [], ["fed"])
+    plain = KafkaProducer(bootstrap_servers=place.bootstrap)
+    admin = connection.admin()
+    admin.define({"name": "fed", "message_type": "text", "type": "LocalQueue", "broker": "c"})
+    bodies = [b"%d" % at for at in range(120)]
+    got: list[bytes] = []
+    with connection.consumer("fed", max_backlog=10, ack_mode="individual") as consumer:
+        for at, body in enumerate(bodies):
+            plain.send("fed", body).get(30)
+            if at == 60:
+                with pytest.raises(LakequeueError, match="--pause"):
+                    admin.move_queue("fed", "a")
+                admin.move_queue("fed", "a", pause=True)
+            if (message := consumer.receive(timeout=0.02)) is not None:
+                message.ack()
+                got.append(message.payload)
+        while len(set(got)) < len(bodies) and (message := consumer.receive(timeout=BACK_S_MAX)):
+            message.ack()
+            assert message.redelivered or message.payload not in got
+            got.append(message.payload)
+        assert consumer.receive(timeout=1) is None
+    plain.close()
+    assert sorted(set(got), key=int) == bodies
+    assert admin.describe("fed")["broker"] == "a"
+
+
 def test_a_start_goes_on_where_the_brokers_were(
     place: Place, connection: lakequeue.Connection
 ) -> None:
@@ -298,3 +372,80 @@ def test_a_start_goes_on_where_the_brokers_were(
         logged = read_steps(kafka_client(place.bootstrap, "look"), f"{broker}.steps", 0)
         numbers = sorted({r.step for _, r in logged})
         assert numbers == list(range(numbers[0], numbers[0] + len(numbers)))
+
+
+def test_M4_P1_brokers_come_and_go_under_traffic_and_the_engine_dies_meanwhile(
+    place: Place, connection: lakequeue.Connection
+) -> None:
+    """The last test of this engine. One is added, the first is removed, and as soon as the home
+    says so all of the engine is killed. Clients go on by themselves, also those of the broker that
+    is gone; what was sent before, meanwhile and after is stored once."""
+    ensure_topics(place.bootstrap, [], ["fed-all"])
+    plain = KafkaProducer(bootstrap_servers=place.bootstrap)
+    admin = connection.admin()
+    local = {"message_type": "text", "type": "LocalQueue", "broker": "a"}
+    admin.define({"name": "rest", "subscriptions": ["rest/>"], **local})
+    admin.define({"name": "made", "underlying_topic": "fed-all", **local})
+    admin.define({"name": "fed-all", "message_type": "text"})
+    traffic = {name: Traffic(place.url, SEED, f"orders-{name}", name) for name in ("a", "b")}
+    sent: list[Any] = []
+    bodies: list[bytes] = []
+    with place.at("a") as gone, place.at("b") as stays:
+        producers = gone.producer(), stays.producer()
+
+        def send(count: int) -> None:
+            for _ in range(count):
+                bodies.append(b"%d" % len(bodies))
+                plain.send("fed-all", bodies[-1]).get(30)
+                for producer in producers:
+                    sent.append(producer.send_async("rest/1", b"%d" % len(sent)))
+
+        def wish(what: Any, *names: str) -> None:
+            """Who asked the engine that dies gets no answer, and waits longer than the test."""
+            thread = threading.Thread(target=_quietly, args=(what, *names), daemon=True)
+            thread.start()
+            while thread.is_alive() and names[0] not in HomeFolder(place.engine.home).removed():
+                send(1)
+                time.sleep(0.1)
+
+        send(40)
+        wish(admin.add_broker, "d")
+        assert [b["name"] for b in admin.brokers()] == [*BROKERS, "d"]
+        for one in traffic.values():
+            one.goes_on(30, BACK_S_MAX)
+        send(40)
+        asking = lakequeue.connect(place.url)
+        wish(asking.admin().remove_broker, "a", "b")
+        place.engine.kill()
+        place.engine.start().wait_ready()
+        for one in traffic.values():
+            one.goes_on(30, BACK_S_MAX)
+        send(40)
+        for producer in producers:
+            producer.flush(timeout=BACK_S_MAX)
+        ids = [future.result(0).message_id for future in sent]
+        until(lambda: admin.describe("rest")["depth"] >= len(ids), BACK_S_MAX, "all arrive")
+        found = {m.id: m.payload for m in admin.browse("rest", limit=10_000)}
+        assert found == {one: b"%d" % n for n, one in enumerate(ids)}
+        for queue in ("fed-all", "made"):
+            until(lambda q=queue: admin.describe(q)["depth"] >= len(bodies), BACK_S_MAX, queue)
+            assert Counter(m.payload for m in admin.browse(queue, limit=10_000)) == Counter(bodies)
+        for one in traffic.values():
+            drain(one)
+    known = {b["name"] for b in admin.brokers()}
+    assert known == {"b", "c", "d"}
+    assert {q["name"]: q["broker"] for q in admin.queues()}["rest"] == "b"
+    assert admin.describe("fed-all")["brokers"].keys() == known
+    for why, what in (("was removed from this home before", admin.remove_broker),
+                      ("its name is not given again", admin.add_broker)):  # fmt: skip
+        with pytest.raises(LakequeueError, match=why):
+            what("a")
+    plain.close()
+    assert place.engine.terminate() == 0
+    assert "Traceback" not in place.engine.errors()
+
+
+def _quietly(what: Any, *names: str) -> None:
+    """Ask for it; the engine may die meanwhile."""
+    with suppress(LakequeueError):
+        what(*names)

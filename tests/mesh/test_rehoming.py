@@ -332,7 +332,8 @@ class Reader:
                     [topic], [partition], [offset], [NOW], [None], [value], [None], [None]
                 )
                 self.broker.take(Batch(publishes=given), NOW)  # type: ignore[arg-type]
-            self.offsets[topic, partition] = last
+            if last:  # else it has not found the partition yet
+                self.offsets[topic, partition] = last
 
     def resting(self) -> Resting:
         home, pages = self.broker.home, dict(self.broker.store.pages)
