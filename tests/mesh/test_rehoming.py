@@ -15,7 +15,7 @@ import pytest
 from lakequeue.core import Batch, DictStore
 from lakequeue.core import Limits as LiveLimits
 from lakequeue.definitions import parse_configuration
-from lakequeue.memory import rehoming
+from lakequeue.memory import in_process
 from lakequeue.memory.live_broker import LiveBroker, limits_of
 from lakequeue.memory.mesh_broker import MeshBroker
 from lakequeue.mesh import rehome as of_mesh
@@ -275,7 +275,7 @@ def test_M4_a_home_that_dies_on_the_way_is_as_it_was(
     def dies(*_: Any, **__: Any) -> Any:
         raise Death
 
-    where: Any = {"rehome": rehoming, "take_home": RestingEngine}.get(point, of_mesh._Rehoming)
+    where: Any = {"rehome": in_process, "take_home": RestingEngine}.get(point, of_mesh._Rehoming)
     with monkeypatch.context() as patch:
         patch.setattr(where, point, dies)
         try:
