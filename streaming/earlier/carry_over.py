@@ -244,7 +244,7 @@ def _store(old: Pages, new: Broker, rows: list[Row], vpn: int, shared: dict[int,
 
 def _queue_header(old: Pages, known: dict[str, Any]) -> facts.QueueHeader:
     header: facts.QueueHeader = _same(known, facts.QueueHeader)
-    name, vpn = header.definition.name, old.vpn_name(header.vpn_number)
+    name, vpn = header.definition.name, old.vpn_names[header.vpn_number]
     if not (header.deleted or header.faulted):
         header.given = (old.read(f"v/{vpn}/{bucket(name)}") or {}).get(name, b"")
     header.topics = sorted(old.read(f"u/{header.number}") or [])

@@ -106,7 +106,8 @@ class Pages:
             if key.startswith("p/"):
                 _, queue, number = key.split("/")
                 self._of_queue.setdefault(int(queue), []).append(int(number))
-        self._vpn_names = {number: name for name, number in self.facts["vpns"].items()}
+        self.next_counter: int = self.facts["spool"]["next_counter"]  # of message ids
+        self.vpn_names: dict[int, str] = {n: name for name, n in self.facts["vpns"].items()}
         self._message_page = lru_cache(MESSAGE_PAGES_CACHED)(self._read_messages)
         self._block = lru_cache(BLOCKS_CACHED)(lambda number: store.get(f"b/{number}"))
         self._ids = lru_cache(QUEUE_PAGES_CACHED)(self._read_ids)
@@ -126,15 +127,6 @@ class Pages:
         numbers = range(max(end - EVENTS, 0) // EVENTS_PER_PAGE, end // EVENTS_PER_PAGE + 1)
         found = [event for number in numbers for event in self.read(f"e/{number}") or []]
         return found[-EVENTS:]
-
-    @property
-    def next_counter(self) -> int:
-        """The counter of the next message id."""
-        return int(self.facts["spool"]["next_counter"])
-
-    def vpn_name(self, number: int) -> str:
-        """The name of a VPN."""
-        return str(self._vpn_names[number])
 
     # ------------------------------------------------------------ rows
 
@@ -198,26 +190,25 @@ class Pages:
         """Ids that were acknowledged before they came (L9): first, last, until when."""
         yield from (tuple(one) for one in facts.get("deferred", ()))
         top = facts.get("early") or [[]]
-        for *_, count, page, level in top[0]:
-            for key in self._index_keys(f"early/{queue}/id/", count, page, level):
-                ids = key >> 63
-                yield ids & (1 << 64) - 1, ids >> 64, key & (1 << 63) - 1
+        for *_, page, level in top[0]:
+            for last, first, until in self._index_keys(f"early/{queue}/id/", page, level):
+                yield first, last, until
 
-    def _index_keys(self, prefix: str, count: int, page: int, level: int) -> Iterator[int]:
-        """The keys below an entry of a sorted index. A leaf has keys alone; a branch how many pages
-        are below it, the numbers of their keys, and their own numbers."""
+    def _index_keys(self, prefix: str, page: int, level: int) -> Iterator[tuple[int, int, int]]:
+        """The keys below an entry of the index. A key is the last id, the first id, and 63 bits of
+        time; of a page's keys all high words come first, then the middle ones, then the low ones. A
+        branch has how many pages are below it, how many keys each has, and their numbers."""
         data = self._store.get(f"{prefix}{page}")
         assert data is not None, f"page {page} of {prefix} is missing"
         words = struct.unpack(f"<{len(data) // 8}Q", data)
         if level:
-            n = words[0]
-            for below, its_page in zip(words[1 : 1 + n], words[1 + n : 1 + 2 * n], strict=True):
-                yield from self._index_keys(prefix, below, its_page, level - 1)
-        elif len(words) == 3 * count:  # the high words, the middle ones, the low ones
-            parts = (words[:count], words[count : 2 * count], words[2 * count :])
-            yield from ((h << 128) + (m << 64) + low for h, m, low in zip(*parts, strict=True))
-        else:  # one word is enough; of keys that count up there is the first alone
-            yield from words if len(words) == count else range(words[0], words[0] + count)
+            for below in words[1 + words[0] : 1 + 2 * words[0]]:
+                yield from self._index_keys(prefix, below, level - 1)
+            return
+        n = len(words) // 3
+        for high, middle, low in zip(words[:n], words[n : 2 * n], words[2 * n :], strict=True):
+            key = (high << 128) + (middle << 64) + low
+            yield key >> 127, key >> 63 & (1 << 64) - 1, key & (1 << 63) - 1
 
 
 def bucket(name: str) -> int:
