@@ -24,7 +24,7 @@ import msgspec
 from ..core import FORMAT, Limits
 from ..mesh.reading import of_removed
 from ..mesh.rehome import Change, NotAtRest, Rehomed, Resting, rehome
-from ..protocol import LakequeueError, topics
+from ..protocol import LakequeueError, NotConnected, topics
 from ..protocol.folders import Folder
 from ..protocol.journal import Journal, Segment
 from ..replica.driver import Snapshot
@@ -125,7 +125,7 @@ class EngineRehoming:
             found = self._rehomed(list(before.values()), change)
             _set(brokers, there)
             try:
-                self._captured.share_out()
+                self._share_out()
                 self._folder.rehome(
                     found.states, _numbers(there), _groups(there), found.removed, found.last
                 )
@@ -141,6 +141,20 @@ class EngineRehoming:
         self._folder.remember_checkpoints(live=True)
         self._application.end_history()
         return found.moved
+
+    def _share_out(self) -> None:
+        """Partitions for all of them. A new number is given before: whoever starts the old home
+        again, should this die here, then expects the partitions that it finds."""
+        before = self._folder.numbers
+        numbers = [broker.number for broker in self._application.brokers.values()]
+        self._folder.give_numbers(max(before, 1 + max(numbers)))
+        try:
+            self._captured.share_out(before)
+        except NotConnected:
+            raise
+        except LakequeueError:  # they cannot be shared out, and none was made
+            self._folder.give_numbers(before)
+            raise
 
     def _tell(self, before: dict[str, BrokerQuery]) -> None:
         """What has changed, to whom it concerns. What fails here the next start does."""

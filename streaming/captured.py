@@ -69,10 +69,11 @@ class CapturedTopics:
         self._read(captured_topics(self.partitions, self._texts))
         self.watch()
 
-    def share_out(self) -> None:
-        """Make the engine's own topics, with partitions for each broker. Raises LakequeueError."""
+    def share_out(self, before: int | None = None) -> None:
+        """Make the engine's own topics, with partitions for each broker. before: how many numbers
+        had theirs; None: all that the home has given. Raises LakequeueError."""
         require_broker(self._bootstrap)
-        before = self._folder.numbers
+        before = self._folder.numbers if before is None else before
         count = max([before, *(b.number + 1 for b in self._brokers.values())])
         self.partitions = ensure_topics(
             self._bootstrap, self._vpns, (), self._brokers, count, before

@@ -425,6 +425,12 @@ class HomeFolder:
         say its name."""
         return int(self._about().get("numbers", 0))
 
+    def give_numbers(self, numbers: int) -> None:
+        """So many numbers are given to brokers from here on."""
+        about = self._about()
+        if numbers != about.get("numbers"):
+            _write(self.path / ABOUT, {**about, "numbers": numbers})
+
     def groups(self, given: Mapping[str, str], brokers: Iterable[str]) -> dict[str, str]:
         """The group of each of these brokers that is in one: as the home knows it, and for those
         that are new as it is given. Raises LakequeueError where a broker is to change its group:

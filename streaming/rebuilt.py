@@ -10,6 +10,7 @@ and an empty frame at the end.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO, Protocol
@@ -53,6 +54,8 @@ def write_state(file: Path, snapshot: bytes, pages: Iterable[tuple[str, bytes]])
             _frame(out, key.encode())
             _frame(out, page)
         _frame(out, b"")
+        out.flush()
+        os.fsync(out.fileno())  # what names it may be the truth from the next moment on
     draft.replace(file)
 
 

@@ -47,12 +47,12 @@ def known(name: str, number: int) -> at_rest._Known:
 
 class Rests:
     """An engine of three brokers. did: what it has done, in its order; unrest: how often it is not
-    at rest; heard: what removed brokers said at last."""
+    at rest; lost: numbers that were given in vain; heard: what removed brokers said at last."""
 
     def __init__(self, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.engine = Engine("127.0.0.1:1", home, parse_configuration({"brokers": ["a", "b", "c"]}))
         self.did: list[str] = []
-        self.unrest = 0
+        self.unrest = self.lost = 0
         self.heard: list[tuple[str, str]] = []
         self.folder = self.engine._folder
         self.folder.open(self.engine.trigger)
@@ -65,7 +65,7 @@ class Rests:
         monkeypatch.setattr(application, "check_slots", lambda count: None)
         monkeypatch.setattr(application, "end", lambda b, s: did.append(f"end {len(list(b))}"))
         monkeypatch.setattr(application, "start_queries", self._start)
-        monkeypatch.setattr(self.engine.captured, "share_out", lambda: did.append("share out"))
+        monkeypatch.setattr(self.engine.captured, "share_out", self._share_out)
         monkeypatch.setattr(rehoming, "_read", lambda broker: known(broker.name, broker.number))
         monkeypatch.setattr(rehoming, "_check_ended", self._check_ended)
         monkeypatch.setattr(rehoming, "_begin", lambda new: did.append(f"begin {new.number}"))
@@ -75,6 +75,10 @@ class Rests:
 
     def _start(self, brokers: Iterable[BrokerQuery]) -> None:
         self.did.append("start " + " ".join(b.name + "?" * b.resting for b in brokers))
+
+    def _share_out(self, before: int) -> None:
+        assert before == len(NUMBERS) + self.lost
+        self.did.append("share out")
 
     def _check_ended(self, known: at_rest._Known) -> None:
         if self.unrest:
@@ -156,6 +160,18 @@ def test_M4_what_is_between_brokers_is_heard_before(rests: Rests) -> None:
     assert rests.did == [*heard, *heard, "end 3", "share out", "peers", "gone b", "start a c"]
 
 
+def test_M4_topics_that_cannot_be_shared_out_are_said_and_no_number_is_given(
+    rests: Rests, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise LakequeueError("topic 'default.publish' has 40 partitions")
+
+    monkeypatch.setattr(rests.engine.captured, "share_out", refuse)
+    with pytest.raises(LakequeueError, match="has 40 partitions"):
+        rests.engine.add_broker("d")
+    assert (rests.folder.numbers, rests.did[-1]) == (3, "start a b c")
+
+
 @pytest.mark.parametrize("change", ["add", "remove"])
 @pytest.mark.parametrize("at", ["rest", "share out", "a state", "the home's word"])
 def test_M4_what_fails_on_the_way_leaves_the_home_as_it_was(
@@ -180,11 +196,17 @@ def test_M4_what_fails_on_the_way_leaves_the_home_as_it_was(
             case "a state":
                 patch.setattr(home_module, "write_state", fail)
             case _:
-                patch.setattr(home_module, "_write", fail)
+                write = home_module._write
+                patch.setattr(
+                    home_module, "_write", lambda f, v: (fail if "rehomed" in v else write)(f, v)
+                )
         with pytest.raises(LakequeueError, match=r"Kafka is away|does not come to rest"):
             do(name)
     assert rests.did[-1] == "start a b c"
-    assert json.loads((rests.folder.path / "lakequeue.json").read_text()) == before
+    after = json.loads((rests.folder.path / "lakequeue.json").read_text())
+    rests.lost = after["numbers"] - before["numbers"]
+    assert after | {"numbers": 3} == before
+    assert rests.lost == (change == "add" and at != "rest"), "or its partitions are in the way"
     again = HomeFolder(rests.folder.path)
     again.open(rests.engine.trigger)
     assert again.brokers(()) == NUMBERS
