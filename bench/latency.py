@@ -6,7 +6,6 @@ import time
 from typing import Any
 
 from ..client import connect
-from ..streaming.loop_options import live_core
 from . import raw_kafka
 from .harness import QUEUE, Say, _spawn, cpu_s, percentile, process, running, triggers, url
 from .steady import at_rate, made_at
@@ -28,8 +27,7 @@ def _consume(address: str, results: Any, idle_s: float) -> None:
 
 
 def run(rate: int, seconds: int, trigger: str, say: Say) -> list[dict[str, Any]]:
-    """Percentiles over all messages after a warm-up, with each trigger; beside Kafka's own. In the
-    environment `LAKEQUEUE_CORE=old` measures the earlier core."""
+    """Percentiles over all messages after a warm-up, with each trigger; beside Kafka's own."""
     kafka = raw_kafka.latency(rate, seconds, say)
     return [_measure(rate, seconds, name, say) | kafka for name in triggers(trigger)]
 
@@ -59,7 +57,6 @@ def _measure(rate: int, seconds: int, trigger: str, say: Say) -> dict[str, Any]:
     taken = [t * 1000 for sent, t in times if sent >= start]
     return {
         "trigger": trigger,
-        "core": "live" if live_core() else "old",
         "rate": rate,
         "messages": len(taken),
         "p50_ms": percentile(taken, 50),

@@ -1,6 +1,6 @@
 """The engine's step behind real Kafka topics, without Spark: for tests and benchmarks of clients.
 
-A thread reads commands and publishes, runs `state.step`, writes what comes out, and runs a step
+A thread reads commands and publishes, runs `core.step`, writes what comes out, and runs a step
 when a deadline is due. Clients cannot tell it from the job, but for its speed: a step takes a
 millisecond, not a batch's time. Nothing is stored: the state ends with the process.
 """
@@ -15,13 +15,13 @@ from typing import Any
 
 from ..client.kafka_library import open_kafka
 from ..client.transport import Record, Transport
+from ..core import Batch, Broker, DictStore, Home, Limits, step
 from ..definitions import Configuration
 from ..definitions.as_commands import configure_commands
 from ..protocol import NotConnected, topics, wire
 from ..protocol.messages import HEADER, Records
 from ..protocol.outputs import Deadline
 from ..sources.step_batch import goes_first
-from ..state import Batch, DictStore, step
 from ..streaming.topics_admin import ensure_topics
 
 POLL_S = 0.02
@@ -43,7 +43,7 @@ class StubEngine:
         pace_s: float = 0.0,
     ) -> None:
         self.bootstrap = bootstrap
-        self.store = DictStore()
+        self.broker = Broker.load(DictStore(), Home("broker-0", 0, 0), Limits())
         self.pace_s = pace_s
         self.loses: Callable[[Record], bool] = lambda _: False
         self.steps = 0
@@ -118,7 +118,7 @@ class StubEngine:
             commands=_records([r for r in ordered if goes_first(r.topic)]),
             publishes=_records([r for r in ordered if not goes_first(r.topic)]),
         )
-        outputs = step(self.store, batch, _now_ms())
+        outputs = step(self.broker, batch, _now_ms())
         self.steps += 1
         for output in outputs:
             if isinstance(output, Deadline):

@@ -15,17 +15,17 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 from ..client.kafka_base import require_broker
+from ..core import Home
 from ..protocol import LakequeueError, topics
 from ..sources.live import kafka_client
 from ..sources.live_reader import InputLimits
-from ..state import Home
 from .broker_query import BrokerQuery, first_of, query_name
 from .captured import CapturedTopics
 from .engine_settings import EngineSettings
 from .home import HISTORY_CHECKPOINT, TABLES_CHECKPOINT, HomeFolder
 from .jars import ensure_jars
 from .java_archive import JavaArchive
-from .loop_options import Options, live_core
+from .loop_options import Options
 from .object_store import object_store_jars, place_settings
 from .queries import (
     HISTORY_QUERY,
@@ -182,13 +182,8 @@ class SparkApplication:
             broker.query = start_batches(
                 self.spark, self._bootstrap, home, self._vpns, self._captured.reads,
                 self._captured.partitions, self._captured.low_limits(), limit, name, checkpoint,
-                given, self.is_live,
+                given,
             )  # fmt: skip
-
-    @property
-    def is_live(self) -> bool:
-        """Whether brokers run on the live core."""
-        return live_core()
 
     @property
     def _alone(self) -> bool:
@@ -227,7 +222,6 @@ class SparkApplication:
             read={(topic, at): offset for _, read in removed for topic, at, offset in read},
             accepts_other_kafka=self._settings.accepts_other_kafka,
             cache_bytes=value("page_cache_mb", default.cache_bytes // mb) * mb,
-            live=self.is_live,
             limits=InputLimits(
                 value("records_per_step", default.limits.records),
                 value("mb_per_step", default.limits.bytes // mb) * mb,

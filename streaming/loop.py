@@ -17,26 +17,24 @@ import os
 import socket
 import time
 from collections import deque
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from .. import core
+from ..core import Home
 from ..protocol import topics
 from ..protocol.steplog import StepRecord
+from ..replica.driver import Snapshot
 from ..sinks.log_writer import StepLog
 from ..sinks.outbox import Outbox
 from ..sources.again import ReadAgain
 from ..sources.discovery import Discovery
 from ..sources.live import LiveInputs
 from ..sources.log_reader import read_steps
-from ..state import Home
 from .cache import PageCache
-from .driver import Driver, Snapshot
 from .figures import Figures
-from .live_core import LiveDriver, change_over, stays
+from .live_core import LiveDriver, change_over
 from .loop_options import Options
 from .rebuilt import is_newer, restore
 from .state_store import StatePages
@@ -47,11 +45,6 @@ log = logging.getLogger("lakequeue.loop")
 _encode = msgspec.msgpack.encode
 _decode = msgspec.msgpack.Decoder(Snapshot).decode
 STOPPED_S = 0.3
-
-
-def clock() -> int:
-    """Epoch ms."""
-    return int(time.time() * 1000)
 
 
 class Loop:
@@ -116,13 +109,11 @@ class Loop:
         if o.rebuilt and (saved is None or is_newer(Path(o.rebuilt), saved)):
             replaces = saved is not None
             saved = restore(Path(o.rebuilt), state, replaces)  # Spark commits it with this batch
-        if o.live and saved is not None:
-            if stays(self._home(), state):
-                o = self.options = replace(o, live=False)
-            else:
-                saved = change_over(self._home(), state, saved, self._logged)
+        home = Home(o.broker, o.number, o.epoch, o.secret)
+        if saved is not None:
+            saved = change_over(home, state, saved, self._logged)
         self._cache = PageCache(state, o.cache_bytes)
-        self.driver = self._driver(saved)
+        self.driver = LiveDriver(home, o.code, self._cache, saved, self._log, self._outbox)
         self._stepper = Stepper(self.driver, self._cache, self._inputs, self._log, self._outbox, o)
         self._discovery = Discovery(
             o.kafka, self._stepper.found, self._inputs.places, self._inputs.watch
@@ -137,19 +128,6 @@ class Loop:
         self.driver.notes.append(f"worker:{socket.gethostname()}/{os.getpid()}")
         self._stepper.begin(figures, self._discovery.look)
         self._inputs.start({})  # now that it knows what to read: a reader that waits hears late
-
-    def _driver(self, saved: bytes | None) -> Driver | LiveDriver:
-        """Who takes the steps, from this snapshot on."""
-        o, kafka = self.options, (self._log, self._outbox)
-        if o.live:
-            live_home = core.Home(o.broker, o.number, o.epoch, o.secret)
-            return LiveDriver(live_home, o.code, self._cache, saved, *kafka)
-        snapshot = Snapshot() if saved is None else _decode(saved)
-        return Driver(self._home(), o.code, self._cache, snapshot, *kafka, clock)
-
-    def _home(self) -> Home:
-        o = self.options
-        return Home(o.broker, o.number, o.epoch, o.secret)
 
     def _logged(self, start: int) -> list[tuple[int, StepRecord]]:
         return read_steps(self.options.kafka, self._topic, start)

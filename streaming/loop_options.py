@@ -2,21 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, field
 from typing import Any
 
 from ..sources.live_reader import InputLimits
 from ..sources.step_batch import Place
-
-# For development, see decision 0067: the engine is started with one of these in its environment.
-CORE_VARIABLE, EARLIER, LIVE = "LAKEQUEUE_CORE", "old", "live"
-
-
-def live_core(by_home: bool = True) -> bool:
-    """Whether brokers run on the live core. by_home: what the home says."""
-    asked = os.environ.get(CORE_VARIABLE)
-    return asked == LIVE or (asked != EARLIER and by_home)
 
 
 @dataclass(frozen=True)
@@ -28,8 +18,7 @@ class Options:
     snapshots need, for the tables; closed: of clients nothing is read but captured topics, the
     broker is being removed; resting: nor these, the home comes to rest; removed: numbers of
     brokers that are no more, whose partitions this one reads on; read: up to where they had;
-    accepts_other_kafka: also one that went back in time; live: on the live core, see `live_core`,
-    unless the state cannot be carried over to it."""
+    accepts_other_kafka: also one that went back in time."""
 
     kafka: dict[str, Any]
     broker: str
@@ -53,5 +42,4 @@ class Options:
     read: dict[Place, int] = field(default_factory=dict)
     accepts_other_kafka: bool = False
     cache_bytes: int = 200_000_000
-    live: bool = False
     limits: InputLimits = field(default_factory=InputLimits)

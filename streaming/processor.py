@@ -14,19 +14,17 @@ import numpy as np
 import pandas as pd
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 
+from ..core import Home
 from ..protocol import topics, wire
 from ..sinks.record_limits import within_limits
 from ..sources.records import in_parts, to_batch
-from ..state import Home, Limits
-from .deciding import Decided, decide
-from .live_core import LiveBatch, LiveDecided
-from .state_store import HandleStore
+from .live_core import LiveBatch
+from .state_store import MapPages
 
 ROWS_PER_FRAME = 5_000
 BYTES_PER_FRAME = 4_000_000  # Kafka writes the first while the next is made
 BYTES_PER_STEP = 32_000_000  # a step costs a little: only what is large is cut
 RECORDS_PER_STEP = 10_000
-LIMITS = Limits(beside=1)  # a batch takes 100 ms and more, whatever little its steps do
 _COLUMNS = ("topic", "partition", "key", "value", "headers", "note")  # as in `sinks.kafka_sink`
 
 
@@ -34,8 +32,7 @@ class BrokerProcessor(StatefulProcessor):
     """Takes the steps of one broker.
 
     homes: by broker name; partitions: the topics that clients may name, with their sizes; limits:
-    how large a record those take that take less than by default; live: on the live core, see
-    `live_core`, unless the state cannot be carried over to it.
+    how large a record those take that take less than by default.
     """
 
     def __init__(
@@ -43,16 +40,14 @@ class BrokerProcessor(StatefulProcessor):
         homes: dict[str, Home],
         partitions: dict[str, int],
         limits: dict[str, int],
-        live: bool = False,
     ) -> None:
         self._homes = homes
         self._partitions = partitions
         self._limits = limits
-        self._live = live
 
     def init(self, handle: StatefulProcessorHandle) -> None:
         """Called by Spark before the first rows of a batch."""
-        self._store = HandleStore(handle)
+        self._store = MapPages(handle)
 
     def handleInputRows(
         self, key: Any, rows: Iterator[pd.DataFrame], timerValues: Any
@@ -63,27 +58,19 @@ class BrokerProcessor(StatefulProcessor):
         whole, now = to_batch(rows)
         deadline = 0
         instructions = topics.topic(name, topics.INSTRUCTIONS)
-        work = LiveBatch.begin(home, self._store) if self._live else None
-        try:
-            for batch in in_parts(whole, BYTES_PER_STEP, RECORDS_PER_STEP):
-                decided: Decided | LiveDecided
-                if work is None:
-                    decided = decide(self._store, batch, now, home, LIMITS)
-                else:
-                    decided = work.take(batch, now)
-                deadline = decided.deadline
-                said = decided.said
-                if decided.journal is not None:
-                    said = [*said, decided.journal]
-                notes = list(decided.notes)
-                encoded = wire.encode(said, self._partitions)
-                records = within_limits(encoded, self._limits, instructions, notes)
-                yield from _frames(records, notes)
-            if work is not None:
-                work.end()
-            yield from _frames(iter(()), [f"deadline:{name}:{deadline}"])
-        finally:
-            self._store.finish()
+        work = LiveBatch(home, self._store)
+        for batch in in_parts(whole, BYTES_PER_STEP, RECORDS_PER_STEP):
+            decided = work.take(batch, now)
+            deadline = decided.deadline
+            said = decided.said
+            if decided.journal is not None:
+                said = [*said, decided.journal]
+            notes = list(decided.notes)
+            encoded = wire.encode(said, self._partitions)
+            records = within_limits(encoded, self._limits, instructions, notes)
+            yield from _frames(records, notes)
+        work.end()
+        yield from _frames(iter(()), [f"deadline:{name}:{deadline}"])
 
     def close(self) -> None:
         """Called by Spark after the batch."""

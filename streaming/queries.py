@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming import DataStreamWriter, StreamingQuery
 
+    from ..core import Home
     from ..protocol.folders import Folder
-    from ..state import Home
     from .loop_options import Options
 
 REAL_TIME, MICRO_BATCH = "real-time", "micro-batch"
@@ -65,10 +65,9 @@ def start_batches(
     name: str,
     checkpoint: Folder,
     given: Mapping[str, str],
-    live: bool = False,
 ) -> StreamingQuery:
     """Start a broker's query in micro-batches. limits: how large a record those topics take that
-    take less than by default; live: on the live core, see `live_core`."""
+    take less than by default."""
     from ..sinks.kafka_sink import OUTPUT_SCHEMA, write_kafka
     from ..sources import kafka_source as source
     from .processor import BrokerProcessor
@@ -82,8 +81,7 @@ def start_batches(
         rows.coalesce(1)
         .groupBy("broker")
         .transformWithStateInPandas(
-            BrokerProcessor({home.name: home}, partitions, limits, live),
-            OUTPUT_SCHEMA, "append", "None",
+            BrokerProcessor({home.name: home}, partitions, limits), OUTPUT_SCHEMA, "append", "None",
         )
     )  # fmt: skip
     writer = write_kafka(outputs, bootstrap, min(limits.values(), default=RECORD_BYTES_MAX))

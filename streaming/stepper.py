@@ -27,14 +27,13 @@ from dataclasses import dataclass
 from confluent_kafka import KafkaException
 
 from ..protocol import topics
-from ..replica import driver as live
+from ..replica.driver import Refused, Snapshot
 from ..sinks.log_writer import StepLog
 from ..sinks.outbox import Outbox
 from ..sources.discovery import captured_topics
 from ..sources.live import LiveInputs, closed_places, own_places, places_of
 from ..sources.step_batch import Place
 from .cache import PageCache
-from .driver import Driver, Refused, Snapshot
 from .figures import Figures
 from .live_core import LiveDriver
 from .loop_options import Options
@@ -63,7 +62,7 @@ def went_back(broker: str, places: list[Place]) -> str:
 class Mark:
     """What a batch saves and tells: the state between two steps."""
 
-    snapshot: Snapshot | live.Snapshot
+    snapshot: Snapshot
     figures: Figures
     notes: list[str]
 
@@ -88,7 +87,7 @@ class Stepper(threading.Thread):
 
     def __init__(
         self,
-        driver: Driver | LiveDriver,
+        driver: LiveDriver,
         cache: PageCache,
         inputs: LiveInputs,
         step_log: StepLog,
@@ -255,7 +254,7 @@ class Stepper(threading.Thread):
         self._inputs.wants_mark = False
         self._driver.settle()
         self._log.mark()  # raises for one who was fenced: its mark is of no use
-        snapshot = self._snapshot()
+        snapshot = self._driver.snapshot(self._options.keep, self._cache.put_to_state)
         self._cache.hand_over()
         self._paused_s += time.monotonic() - begun
         self._coming = Mark(snapshot, self._figures(), self._notes())
@@ -264,18 +263,11 @@ class Stepper(threading.Thread):
         self._visited, self._since = False, time.monotonic()
         self._write_more(MARK_ROWS)
 
-    def _snapshot(self) -> Snapshot | live.Snapshot:
-        """What is now. Of the live core, whose queues' pages follow while steps go on."""
-        driver, keep = self._driver, self._options.keep
-        if isinstance(driver, LiveDriver):
-            return driver.snapshot(keep, self._cache.put_to_state)
-        return driver.snapshot(keep)
-
     def _write_more(self, rows: int) -> None:
         """About so many rows more of the mark; when all are written the batch gets it, to save
         it."""
-        driver, begun = self._driver, time.monotonic()
-        more = isinstance(driver, LiveDriver) and driver.pack(rows)
+        begun = time.monotonic()
+        more = self._driver.pack(rows)
         self._paused_s += time.monotonic() - begun
         if not more:
             with self._changed:

@@ -25,8 +25,8 @@ from lakequeue.lake.past import Moment, as_of, brokers
 from lakequeue.protocol import ConfigError, commands
 from lakequeue.protocol.messages import encode_run
 from lakequeue.replica.driver import Snapshot
+from loop.memory import HOME, LIMITS, PLACES, POINTS, World
 from replica.test_driver import Walk
-from replica.world import HOME, LIMITS, PLACES, POINTS, World
 
 EARLIER = "X5_a_chain_of_dead_message_queues.gz"  # of its own limits
 OPERATIONS = (

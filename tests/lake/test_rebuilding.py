@@ -31,7 +31,7 @@ from lakequeue.mesh.rejoining import next_word
 from lakequeue.replica.driver import Snapshot
 from lakequeue.streaming.home import HomeFolder
 from lakequeue.streaming.rebuilt import restore, state_file, write_state
-from replica.world import HOME, Some
+from loop.memory import HOME, Some
 
 
 class Restored(DictStore):

@@ -15,7 +15,7 @@ from lakequeue.streaming import home as of_home
 from lakequeue.streaming.brokers_at_rest import _Known, _snapshot, _States
 from lakequeue.streaming.home import HomeFolder
 from lakequeue.streaming.rebuilt import is_newer, restore
-from replica.world import HOME, LIMITS, SIZES, Some, World, clocks
+from loop.memory import HOME, LIMITS, SIZES, Some, World, clocks
 
 QUEUE = {"name": "orders", "message_type": "json", "type": "LocalQueue"}
 SPREAD = {"name": "spread", "message_type": "json"}

@@ -11,4 +11,4 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 @pytest.fixture(autouse=True)
 def _nobody_rests(monkeypatch: pytest.MonkeyPatch) -> None:
     """Work that can wait goes on at once, as where nobody has traffic."""
-    monkeypatch.setattr("lakequeue.streaming.driver.RECENT_S", 0.0)
+    monkeypatch.setattr("lakequeue.replica.driver.RECENT_S", 0.0)

@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import copy
 import json
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from lakequeue.core import Batch, DictStore, Home, Limits
 from lakequeue.protocol import steplog
 from lakequeue.protocol.steplog import Range, StepRecord
 from lakequeue.protocol.wire import WireRecord
-from lakequeue.sources.step_batch import Place, Taken, to_batch
-from lakequeue.state import Batch, DictStore, Home
-from lakequeue.streaming.driver import Driver, Snapshot
+from lakequeue.replica.driver import Clocks, Driver, Snapshot, Taken
+from lakequeue.sources.step_batch import Place, to_batch
 
 HOME = Home("broker-0", 0, 7)
 COMMANDS, PUBLISH, PLAIN = "default.commands", "default.publish", "orders"
@@ -31,6 +32,8 @@ SIZES = {
     "broker-0.instructions": 1,
 }  # fmt: skip
 POINTS = ("appended", "computed", "half sent", "sent")
+# Every boundary is crossed: rows spill, segments merge, blocks close.
+LIMITS = Limits(live_rows=4, segment_rows=2, block_bytes=40, file_bytes=200)
 
 
 class Crashed(Exception):
@@ -65,6 +68,11 @@ class Message:
         return self.headers_
 
 
+def clocks(world: World) -> Clocks:
+    """The world's time; rests as long as they are."""
+    return Clocks(lambda: world.now, time.monotonic, time.thread_time)
+
+
 @dataclass
 class World:
     """Everything that outlives a driver."""
@@ -81,6 +89,7 @@ class World:
     replayed: int = 0
     slow: int = 0  # who does not wait for the log hears so many steps later that it has a record
     heard: int = 0  # of the log, what the driver knows to be there
+    limits: Limits = LIMITS
 
     def write(self, place: Place, value: bytes, **lq: Any) -> None:
         """A client writes a record."""
@@ -104,7 +113,7 @@ class World:
         """A new worker: from the last snapshot and the log."""
         self.flight.clear()
         snapshot, store = copy.deepcopy(self.saved)
-        driver = Driver(HOME, self.code, store, snapshot, self, self, lambda: self.now)
+        driver = Driver(HOME, self.code, store, snapshot, self, self, clocks(self), self.limits)
         todo = self.logged(driver.log_at)
         self.heard = len(self.log)
         driver.replay(todo, self)
@@ -116,7 +125,8 @@ class World:
         """A batch ends well: all steps are in the log, all outputs in Kafka."""
         driver.settle()
         self.land(0)
-        self.saved = copy.deepcopy((driver.snapshot(5), store))
+        snapshot = driver.snapshot(5)  # it writes the pages
+        self.saved = copy.deepcopy((snapshot, store))
 
     # ------------------------------------------------------------ what a driver asks for
 

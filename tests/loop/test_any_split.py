@@ -10,23 +10,28 @@ from __future__ import annotations
 import contextlib
 import copy
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 from unittest import mock
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from lakequeue.core import Limits
+from lakequeue.core.commands import leases
+from lakequeue.core.phases import admission, delivery
 from lakequeue.protocol import journal
 from lakequeue.protocol.wire import headers_list
-from lakequeue.state import Limits, step
-from lakequeue.state.commands import leases
-from lakequeue.state.phases import admission, delivery, judging
-from lakequeue.streaming import deciding
-from loop.memory import PLACES, POINTS, World
-from loop.test_driver import QUEUE, Operation, Walk, judge
-from model.limits import SMALL_BUDGETS, SMALL_PAGES, TINY
+from lakequeue.replica.driver import StepPutAside
+from loop.memory import LIMITS as SMALL_PAGES
+from loop.memory import PLACES, POINTS, Crashed, World
+from model.limits import BUDGETS
+from replica.test_driver import QUEUE, Operation, Walk, judge
 
-LIMITS = {"tiny": TINY, "budgets": SMALL_BUDGETS, "pages": SMALL_PAGES, "usual": Limits()}
+LIMITS = {
+    "tiny": replace(SMALL_PAGES, **BUDGETS), "budgets": Limits(**BUDGETS), "pages": SMALL_PAGES,
+    "usual": Limits(),
+}  # fmt: skip
 DEFINITIONS: list[dict[str, Any]] = [
     QUEUE,
     {**QUEUE, "max_per_subscription_backlog": 1, "lease_period": "500ms"},
@@ -36,7 +41,7 @@ DEFINITIONS: list[dict[str, Any]] = [
     {"name": "dead", "message_type": "json"},
     {"name": "also", "message_type": "json", "underlying_topic": "orders", "partition_key": "/n"},
 ]
-PLANTED_MS = 13  # of a delay or a time to live: what the planted mistakes look for
+PLANTED_MS, BOMB = 13, b'{"n": 13}'  # a delay and a payload: what the planted mistakes look for
 
 operations = st.lists(
     st.one_of(
@@ -67,16 +72,27 @@ operations = st.lists(
 class HardWalk(Walk):
     """More that happens: see the operations."""
 
-    def __init__(self) -> None:
+    def __init__(self, limits: Limits) -> None:
         self.snapshots: list[Any] = []
-        super().__init__()
+        super().__init__(limits)
+
+    def step(self, most: int) -> None:
+        try:
+            super().step(most)
+        except StepPutAside:
+            self.restart()
+
+    def restart(self) -> None:
+        """Die, and come back, however often that fails: each mistake is met once."""
+        for _ in range(100):
+            with contextlib.suppress(Crashed, StepPutAside):
+                self.driver = self.world.open()
+                return
+        raise AssertionError("a mistake is met again and again")
 
     def do_bomb(self, partition: int) -> None:
         self.sent += 1
-        self.world.write(
-            PLACES[partition], b'{"n": 1}', to="orders", producer="p", seq=self.sent, reply=1,
-            ttl_ms=PLANTED_MS,
-        )  # fmt: skip
+        self.world.write(PLACES[partition], BOMB, to="orders", producer="p", seq=self.sent, reply=1)
 
     def do_bad_cancel(self, n: int, i: int) -> None:
         self.world.command(
@@ -109,36 +125,33 @@ class HardWalk(Walk):
 
 
 @contextlib.contextmanager
-def engine(limits: Limits) -> Iterator[None]:
-    """The engine with these limits, and with mistakes in it: after it has changed something, a
-    message with the planted time to live, and a cancel with the planted delay, raise; and so does
-    serving the queue `orders` while seven messages of it are ready, which stops that queue."""
-    delays, serve = leases._delays, delivery.choose_messages
-    reason = judging.reason_of
+def mistakes() -> Iterator[None]:
+    """Mistakes of ours. After it has changed something, a message with the planted payload raises,
+    and a cancel with the planted delay; and so does serving the queue `orders` while seven messages
+    of it are there, which stops that queue."""
+    delay, match, serve = leases._delay, admission.match, delivery.choose_messages
 
-    def failing_delays(queue: Any, seqs: Any, asked: int | None) -> Any:
+    def failing_delay(queue: Any, row: Any, asked: int | None) -> Any:
         if asked == PLANTED_MS:
             queue.header.depth += 7
             raise ZeroDivisionError("planted")
-        return delays(queue, seqs, asked)
+        return delay(queue, row, asked)
 
-    def failing_reason(broker: Any, vpn: str, queue: Any, header: Any, *more: Any) -> Any:
-        if header.ttl_ms == PLANTED_MS:
+    def failing_match(queue: Any, payload: bytes, *more: Any) -> Any:
+        if payload == BOMB:
             queue.header.depth += 7
             raise OverflowError("planted")
-        return reason(broker, vpn, queue, header, *more)
+        return match(queue, payload, *more)
 
     def failing_serve(broker: Any, queue: Any, *more: Any) -> Any:
         if queue.header.depth == 7 and queue.definition.name == "orders":
-            queue.header.leased += 3
+            queue.header.depth += 3
             raise RuntimeError("planted")
         return serve(broker, queue, *more)
 
     with (
-        mock.patch.object(deciding, "step", lambda *given: step(*given[:4], limits)),
-        mock.patch.object(leases, "_delays", failing_delays),
-        mock.patch.object(admission, "reason_of", failing_reason),
-        mock.patch.object(judging, "reason_of", failing_reason),
+        mock.patch.object(leases, "_delay", failing_delay),
+        mock.patch.object(admission, "match", failing_match),
         mock.patch.object(delivery, "choose_messages", failing_serve),
     ):
         yield
@@ -147,7 +160,8 @@ def engine(limits: Limits) -> Iterator[None]:
 def each_record_is_taken_once(world: World) -> None:
     """What the steps took of a partition is all of it, one after the other, nothing twice."""
     due = dict.fromkeys(PLACES, 0)
-    for _, record in world.logged():
+    last = {record.step: record for _, record in world.logged()}  # a mistake is logged again
+    for record in last.values():
         for r in record.ranges:
             assert r.first == due[r.topic, r.partition], f"step {record.step}: {r}"
             assert r.count == r.last - r.first + 1
@@ -157,8 +171,8 @@ def each_record_is_taken_once(world: World) -> None:
 @settings(max_examples=200, deadline=None)
 @given(st.sampled_from(sorted(LIMITS)), operations)
 def test_any_split_with_any_limits_and_mistakes(limits: str, walk: list[Operation]) -> None:
-    with engine(LIMITS[limits]):
-        one = HardWalk()
+    with mistakes():
+        one = HardWalk(LIMITS[limits])
         one.go(walk)
         judge(one)
         each_record_is_taken_once(one.world)
@@ -172,8 +186,8 @@ def said(world: World, kind: str) -> list[Any]:
 def test_the_walk_does_what_it_is_for(limits: str) -> None:
     """Each operation means something: mistakes happen and are refused, a queue is stopped and
     goes on when it is defined again, small limits make more steps, older snapshots more replays."""
-    with engine(LIMITS[limits]):
-        walk = HardWalk()
+    with mistakes():
+        walk = HardWalk(LIMITS[limits])
         walk.go([("subscribe", 0), ("go", 4, 1), ("save",)])
         for n in range(6):
             walk.go([("publish", 1, n), ("go", 1, 1), ("save",)])

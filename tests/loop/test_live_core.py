@@ -2,49 +2,41 @@
 
 from __future__ import annotations
 
+import base64
 import copy
+import json
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 from lakequeue.core import Broker as CoreBroker
-from lakequeue.core import DictStore, Home
+from lakequeue.core import DictStore
 from lakequeue.core.phases import admission
 from lakequeue.protocol import commands, home_bridges
 from lakequeue.protocol.bridges import BridgeSend
-from lakequeue.protocol.steplog import Opened, Range
+from lakequeue.protocol.steplog import Opened
 from lakequeue.replica.driver import Refused, Snapshot, StepPutAside
 from lakequeue.replica.pace import Pace
 from lakequeue.sources.live import own_places
 from lakequeue.sources.step_batch import to_batch
-from lakequeue.state import DictStore as OldStore
-from lakequeue.state import Home as PagedHome
 from lakequeue.streaming import live_core
 from lakequeue.streaming.cache import PageCache
-from lakequeue.streaming.driver import Driver as PagedDriver
-from lakequeue.streaming.driver import Snapshot as PagedSnapshot
 from lakequeue.streaming.figures import Figures
-from lakequeue.streaming.live_core import BATCH_LIMITS, LiveBatch, LiveDriver, change_over, stays
+from lakequeue.streaming.live_core import BATCH_LIMITS, LiveBatch, LiveDriver, change_over
 from lakequeue.streaming.loop import _encode
-from lakequeue.streaming.loop_options import CORE_VARIABLE, EARLIER, Options
-from lakequeue.streaming.loop_options import live_core as wanted
+from lakequeue.streaming.loop_options import Options
 from lakequeue.streaming.stepper import Mark, Stepper
-from loop.memory import COMMANDS, SIZES, Some, World
+from loop.memory import COMMANDS, HOME, LIMITS, SIZES, Some, World
 from loop.test_stepper import Inputs, State, Transactions, until
-from replica.world import LIMITS
 
-HOME = Home("broker-0", 0, 7)
-PAGED_HOME = PagedHome("broker-0", 0, 7)
 PUBLISH = ("default.publish", 0)
 COMMANDS_0 = (COMMANDS, 0)
+# Pages, snapshot and log that a version with the earlier core wrote: see `stopped`.
+EARLIER = json.loads((Path(__file__).parent / "earlier_home.json").read_text())
 MESH = {"broker-0.mesh": 1, "default.bridge-in": 16}
-
-
-@pytest.fixture(autouse=True)
-def _nobody_rests(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lakequeue.replica.driver.RECENT_S", 0.0)
 
 
 class Reads(Inputs):
@@ -77,10 +69,8 @@ class Broker:
         logged = self.world.logged(self.driver.log_at)
         self.world.heard = len(self.world.log)
         self.driver.replay(logged, self.world)
-        self.inputs = Reads(self.world, self.driver)  # type: ignore[arg-type]
-        options = Options(
-            {}, "broker-0", 0, 7, ["default"], "v1", "run", alone_s=0.6, batch_s=0.1, live=True
-        )  # fmt: skip
+        self.inputs = Reads(self.world, self.driver)
+        options = Options({}, "broker-0", 0, 7, ["default"], "v1", "run", alone_s=0.6, batch_s=0.1)
         parts: Any = (self.driver, self.cache, self.inputs, Transactions(), self.world, options)
         self.stepper = Stepper(*parts)
         self.stepper.found(SIZES | MESH)
@@ -286,7 +276,7 @@ def test_the_id_of_a_topic_outlives_the_worker() -> None:
 
 
 def test_pages_of_the_other_core_are_refused() -> None:
-    store = OldStore()
+    store = DictStore()
     store.put("broker", b"\x82\xa6format\x07\xa4name\xa8broker-0")
     world: Any = World()
     with pytest.raises(Refused, match=r"has format 7, and the live core reads 8: use the version"):
@@ -309,33 +299,16 @@ def test_time_goes_on_from_what_the_broker_has_lived_through(
     assert (inputs.up_to() or 0) < 100_000
 
 
-def test_the_environment_decides(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(CORE_VARIABLE, raising=False)
-    assert wanted()
-    monkeypatch.setenv(CORE_VARIABLE, EARLIER)
-    assert not wanted()
-
-
-def test_the_same_records_come_again(broker: Broker) -> None:
-    broker.publish(1)
-    again = live_core._Again(broker.world)
-    batch = again.take((Range("default.publish", 0, 0, 0, 1),))
-    assert batch.publishes.values == [b"m1"]
-
-
 def stopped(state: State) -> tuple[bytes, World]:
     """A home of the earlier core that was stopped in good order, with three messages."""
     world = World()
-    world.saved = PagedSnapshot(), state
-    driver = PagedDriver(PAGED_HOME, "v0", state, PagedSnapshot(), world, world, lambda: world.now)
-    driver.learn(SIZES)
     world.command(command="begin", epoch=7)
     world.command(command="define", definition={"name": "q", "message_type": "text"})
     for n in range(1, 4):
         world.write(PUBLISH, b"m%d" % n, to="q", producer="p", seq=n)
-    driver.one(Some(world, driver, 9), 0.0)
-    driver.settle()
-    return _encode(driver.snapshot(5)), world
+    world.log += map(base64.b64decode, EARLIER["log"])
+    state.pages |= {key: base64.b64decode(page) for key, page in EARLIER["pages"].items()}
+    return base64.b64decode(EARLIER["snapshot"]), world
 
 
 class Saves(State):
@@ -349,9 +322,9 @@ def test_a_home_of_the_earlier_core_changes_over_once() -> None:
     """Its pages are the live core's then, and its log goes on."""
     state: Any = Saves()
     saved, world = stopped(state)
-    found = change_over(PAGED_HOME, state, saved, world.logged)
+    found = change_over(HOME, state, saved, world.logged)
     assert found == state.saved
-    assert change_over(PAGED_HOME, state, found, world.logged) is found, "nothing is left to do"
+    assert change_over(HOME, state, found, world.logged) is found, "nothing is left to do"
     driver = LiveDriver(HOME, "v1", state, found, world, world, LIMITS)
     assert driver.replay(world.logged(driver.log_at), world) == []
     world.write(PUBLISH, b"m3", to="q", producer="p", seq=3)
@@ -369,7 +342,7 @@ def test_a_home_that_was_not_stopped_in_good_order_does_not_change_over() -> Non
     _, world = stopped(state)
     before = dict(state.pages)
     with pytest.raises(Refused, match="did not stop in good order"):
-        change_over(PAGED_HOME, state, _encode(PagedSnapshot()), world.logged)
+        change_over(HOME, state, _encode(Snapshot()), world.logged)
     assert state.pages == before
     driver = LiveDriver(HOME, "v0", DictStore(), None, world, world, LIMITS)
     with pytest.raises(Refused, match="step 1 of broker 'broker-0' was taken by another core"):
@@ -379,8 +352,7 @@ def test_a_home_that_was_not_stopped_in_good_order_does_not_change_over() -> Non
 def test_a_micro_batch_carries_a_home_of_the_earlier_core_over() -> None:
     state = State()
     stopped(state)
-    batch = LiveBatch.begin(PAGED_HOME, state)
-    assert batch is not None
+    batch = LiveBatch(HOME, state)
     batch.take(to_batch({}).batch, 5)
     batch.end()
     broker = CoreBroker.load(DictStore(state.pages), HOME, BATCH_LIMITS)
@@ -390,15 +362,17 @@ def test_a_micro_batch_carries_a_home_of_the_earlier_core_over() -> None:
     assert not any(key.startswith("m/") for key in state.pages)
 
 
-def test_a_home_that_has_other_brokers_is_not_carried_over() -> None:
+def test_a_home_of_the_earlier_core_that_has_other_brokers_is_refused() -> None:
+    """In real time and in micro-batches, and it is as it was."""
     state: Any = Saves()
-    stopped(state)
-    assert not stays(PAGED_HOME, state)
+    saved, world = stopped(state)
     header = msgspec.msgpack.decode(state.pages["broker"], strict=False)
     state.pages["broker"] = msgspec.msgpack.encode(header | {"peers": {1: ["b"]}})
     before = dict(state.pages)
-    assert stays(PAGED_HOME, state)
-    assert LiveBatch.begin(PAGED_HOME, state) is None
+    with pytest.raises(Refused, match="has other brokers"):
+        change_over(HOME, state, saved, world.logged)
+    with pytest.raises(Refused, match="has other brokers"):
+        LiveBatch(HOME, state)
     assert state.pages == before
 
 
@@ -424,7 +398,7 @@ def test_micro_batches_go_on_from_the_state_alone() -> None:
     world.write(PUBLISH, b"m1", to="q", producer="p", seq=1)
     depths = []
     for place in (COMMANDS_0, PUBLISH):
-        work = LiveBatch(PAGED_HOME, state)
+        work = LiveBatch(HOME, state)
         decided = work.take(to_batch({place: world.topics[place]}).batch, world.now)
         work.end()
         found = CoreBroker.load(state, HOME, BATCH_LIMITS).find("default", "q")

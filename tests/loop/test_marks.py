@@ -9,12 +9,12 @@ from __future__ import annotations
 import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from lakequeue.state import DictStore
+from lakequeue.core import DictStore
+from lakequeue.replica.driver import Driver, Snapshot
 from lakequeue.streaming.cache import PageCache
-from lakequeue.streaming.driver import Driver, Snapshot
-from loop.memory import HOME, SIZES, Some, World
+from loop.memory import HOME, SIZES, Some, World, clocks
 from loop.test_any_split import DEFINITIONS
-from loop.test_driver import Walk, operations
+from replica.test_driver import Walk, operations
 
 Operation = tuple
 _decode = msgspec.msgpack.Decoder(Snapshot).decode
@@ -36,7 +36,7 @@ class MarkedWalk(Walk):
         self.cache = PageCache(self.state, bytes_max)
         self.driver = Driver(
             HOME, self.world.code, self.cache, Snapshot(), self.world, self.world,
-            lambda: self.world.now,
+            clocks(self.world), self.world.limits,
         )  # fmt: skip
         self.driver.learn(SIZES)
         self.sent = 0
@@ -48,19 +48,22 @@ class MarkedWalk(Walk):
 
     def step(self, most: int) -> None:
         self.driver.one(Some(self.world, self.driver, most), 0.0)
+        self.driver.pack(1)
         if self.mark is None:  # what comes behind a mark waits until it is saved
             self.cache.write_behind()
 
     def do_mark(self) -> None:
         self.do_save()
         self.driver.settle()
-        self.mark = self.driver.snapshot(5)
+        self.mark = self.driver.snapshot(5, self.cache.put_to_state)
         self.cache.hand_over()
 
     def do_save(self) -> None:
         """As `loop.Loop._save`, some steps behind the mark."""
         if self.mark is None:
             return
+        while self.driver.pack(1):
+            pass
         self.cache.settle()
         encoded = msgspec.msgpack.encode(self.mark)
         self.saved.append((encoded, dict(self.state.pages)))
@@ -87,13 +90,15 @@ class MarkedWalk(Walk):
             world = World(topics=self.world.topics, log=list(self.world.log))
             snapshot = _decode(encoded)
             store = DictStore(dict(pages))
-            driver = Driver(HOME, world.code, store, snapshot, world, world, lambda: 0)
+            driver = Driver(
+                HOME, world.code, store, snapshot, world, world, clocks(world), world.limits
+            )
             loud = [
                 (at, msgspec.structs.replace(r, acked=0)) for at, r in world.logged(driver.log_at)
             ]
             driver.replay(loud, world)  # refuses another outcome
             assert driver.step == self.driver.step
-            assert driver._digests == self.driver._digests
+            assert driver._digest == self.driver._digest
             assert driver.snapshot(1).journal == self.driver.snapshot(1).journal
 
 

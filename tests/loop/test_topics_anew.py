@@ -1,20 +1,18 @@
 """S1: a receipt that waits for the Delta tables (`durability: delta`) and a topic that was
-made anew: what the tables had of the old one is no answer."""
+made anew: what the tables had of the old one is no answer. And whose topic an offset is."""
 
 from __future__ import annotations
 
 import json
 from typing import Any
 
-import pytest
-from lakequeue.core import Home as LiveHome
+import msgspec
+from lakequeue.core import Batch
 from lakequeue.protocol import topics
 from lakequeue.protocol.steplog import Opened
-from lakequeue.replica.driver import Driver as ReplicaDriver
-from lakequeue.state import DictStore
-from lakequeue.streaming.driver import Driver
-from lakequeue.streaming.live_core import LiveDriver
-from loop.memory import HOME, PUBLISH, SIZES, Some, World
+from lakequeue.replica.driver import Taken
+from loop.memory import PLACES, PUBLISH, Some, World
+from replica.test_driver import Walk
 
 PLACE = PUBLISH, 0
 
@@ -26,18 +24,10 @@ class Anew(Some):
 
     def take(self, timeout_s: float) -> Any:
         taken = super().take(timeout_s)
-        if taken is not None and self.opened:
-            taken, self.opened = taken._replace(opened=self.opened), ()
+        if self.opened:
+            taken = (taken or Taken(Batch(), ()))._replace(opened=self.opened)
+            self.opened = ()
         return taken
-
-
-def paged(world: World) -> Driver:
-    return Driver(HOME, "v1", DictStore(), world.saved[0], world, world, lambda: world.now)
-
-
-def live(world: Any) -> ReplicaDriver:
-    home = LiveHome(HOME.name, HOME.number, HOME.epoch)
-    return LiveDriver(home, "v1", DictStore(), None, world, world)
 
 
 def told(world: World) -> list[int]:
@@ -47,11 +37,9 @@ def told(world: World) -> list[int]:
     return [json.loads(r.value or b"")["up_to"] for r in said]
 
 
-@pytest.mark.parametrize("make", [paged, live])
-def test_S1_what_the_tables_had_of_an_earlier_topic_is_no_answer(make: Any) -> None:
+def test_S1_what_the_tables_had_of_an_earlier_topic_is_no_answer() -> None:
     world = World()
-    driver = make(world)
-    driver.learn(SIZES)
+    driver = world.open()
     inputs = Anew(world, driver, 100)
     opened = driver.offsets, driver.ids
 
@@ -79,3 +67,33 @@ def test_S1_what_the_tables_had_of_an_earlier_topic_is_no_answer(make: Any) -> N
     assert run() == [], "they had ten records, of the old topic"
     world.instruct(command="tables", up_to={"default.publish/0": 1})
     assert run() == [11]
+
+
+def test_the_log_says_which_topic_an_offset_is_of() -> None:
+    """Who takes the steps again knows what the worker knew that took them."""
+    walk, plain = Walk(), PLACES[3]
+    inputs = Anew(walk.world, walk.driver, 9)
+    walk.do_plain(1)
+    inputs.opened = (Opened(*plain, 0, "first"),)
+    walk.driver.one(inputs, 0.0)
+    assert (walk.driver.ids[plain], walk.driver.offsets[plain]) == ("first", 1)
+    walk.world.save(walk.driver, walk.store)
+    assert walk.world.saved[0].ids == [(*plain, "first")]
+    walk.world.topics[plain].clear()
+    inputs.opened = (Opened(*plain, 0, "second"),)
+    walk.driver.one(inputs, 0.0)
+    walk.driver.settle()
+    again = walk.world.open()
+    assert (again.ids[plain], again.offsets[plain]) == ("second", 0)
+
+
+def test_an_offset_that_goes_back_untold_is_of_nobody_knows_which_topic() -> None:
+    """So it is with steps from the tables, which do not keep that."""
+    walk, plain = Walk(), PLACES[3]
+    inputs = Anew(walk.world, walk.driver, 9)
+    walk.do_plain(1)
+    inputs.opened = (Opened(*plain, 0, "first"),)
+    walk.driver.one(inputs, 0.0)
+    record = msgspec.structs.replace(walk.world.logged()[-1][1], opened=())
+    walk.driver._compute(msgspec.structs.replace(record, step=record.step + 1), Batch())
+    assert plain not in walk.driver.ids

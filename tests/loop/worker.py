@@ -15,7 +15,7 @@ from pathlib import Path
 from lakequeue.sources.live import kafka_client
 from lakequeue.sources.live_reader import InputLimits
 from lakequeue.streaming.loop import Loop
-from lakequeue.streaming.loop_options import Options, live_core
+from lakequeue.streaming.loop_options import Options
 
 BROKER = "broker-0"
 
@@ -58,7 +58,6 @@ def options(bootstrap: str, run: str) -> Options:
     return Options(
         kafka_client(bootstrap, "worker"), BROKER, 0, 7, ["default"], "test", run,
         keep=3, batch_s=1.5, cache_bytes=100_000, limits=InputLimits(200, 100_000),
-        live=live_core(),
     )  # fmt: skip
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from lakequeue.core import Batch, Broker, DictStore, Home, Limits, step
 from lakequeue.definitions import parse_configuration
 from lakequeue.definitions.as_commands import configure_commands
 from lakequeue.protocol import wire
 from lakequeue.protocol.messages import Records
 from lakequeue.protocol.wire import WireRecord, headers_list
-from lakequeue.state import Batch, DictStore, Home, step
 from lakequeue.streaming.alert_watch import AlertReader, alerts_in, decoded
 
 CONFIG = {
@@ -34,7 +34,7 @@ def records(topic: str, start: int, *values: bytes, keys: list[bytes] | None = N
 def journals() -> list[WireRecord]:
     """The journal of steps: definitions; 3 bytes; 9 bytes in all, at the queue's limit and near
     the VPN's."""
-    store, home = DictStore(), Home("broker-0", 0)
+    broker = Broker.load(DictStore(), Home("broker-0", 0), Limits())
     given = configure_commands(parse_configuration(CONFIG))
     told = [
         records("broker-0.instructions", 0, *own, keys=[vpn.encode()] * len(own))
@@ -48,7 +48,7 @@ def journals() -> list[WireRecord]:
     ]
     found: list[WireRecord] = []
     for number, batch in enumerate(steps):
-        outputs = step(store, batch, 1_000 * (number + 1), home)
+        outputs = step(broker, batch, 1_000 * (number + 1))
         found += [r for r in wire.encode(outputs, SIZES) if r.topic == "east.journal"]
     return found
 

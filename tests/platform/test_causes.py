@@ -17,7 +17,7 @@ Caused by: java.nio.file.NoSuchFileException: /t/part-0.parquet
 WORKERS = """[STREAM_FAILED] Query [id = 1] terminated with exception: Job aborted due to a stage
 org.apache.spark.api.python.PythonException: Traceback (most recent call last):
   File "worker.py", line 1, in main
-lakequeue.streaming.driver.Refused: the log belongs to another home
+lakequeue.replica.driver.Refused: the log belongs to another home
 ValueError: 7 is no offset
 \tat org.apache.spark.api.python.BasePythonRunner(PythonRunner.scala:1)
 Caused by: java.io.EOFException

@@ -2,11 +2,11 @@
 
 from pathlib import Path
 
+from lakequeue.core import Batch, DictStore, Home, Limits
 from lakequeue.definitions import Configuration
 from lakequeue.protocol.messages import Records
-from lakequeue.state import Batch, DictStore, step
+from lakequeue.replica.replica import Replica, sorted_out
 from lakequeue.streaming import Engine
-from lakequeue.streaming.deciding import notes_of
 
 
 def malformed(*topics: str) -> Records:
@@ -20,7 +20,8 @@ def malformed(*topics: str) -> Records:
 def test_malformed_records_are_counted_by_vpn(tmp_path: Path) -> None:
     """Also those of a VPN that the engine does not know, or not any more."""
     records = malformed("default.commands", "gone.commands", "default.commands")
-    notes = notes_of(step(DictStore(), Batch(commands=records), 1))
+    broker = Replica(Home(), DictStore(), Limits())
+    notes = sorted_out(broker.take(Batch(commands=records), 1)).notes
     assert notes == ["malformed:default:2", "malformed:gone:1"]
     engine = Engine("127.0.0.1:1", tmp_path, Configuration())
     for note in [*notes, *notes]:

@@ -28,7 +28,8 @@ from lakequeue.replica.driver import (
     Snapshot,
     StepPutAside,
 )
-from replica.world import HOME, PLACES, POINTS, SIZES, Crashed, Some, World, clocks
+from loop.memory import HOME, PLACES, POINTS, SIZES, Crashed, Some, World, clocks
+from loop.memory import LIMITS as SMALL
 
 QUEUE = {
     "name": "orders", "message_type": "json", "max_per_subscription_backlog": 5,
@@ -63,8 +64,8 @@ operations = st.lists(
 class Walk:
     """Operations, done one after the other on a world."""
 
-    def __init__(self) -> None:
-        self.world = World()
+    def __init__(self, limits: Limits = SMALL) -> None:
+        self.world = World(limits=limits)
         self.driver = self.world.open()
         self.sent = 0
         self.world.command(command="begin", epoch=HOME.epoch)

@@ -10,7 +10,7 @@ from lakequeue.core.phases import admission
 from lakequeue.protocol.outputs import Deliveries, RejectedRecord
 from lakequeue.replica.micro_batch import MicroBatch
 from lakequeue.sources.step_batch import to_batch
-from replica.world import HOME, LIMITS, PLACES, World
+from loop.memory import HOME, LIMITS, PLACES, World
 
 
 class Query:
