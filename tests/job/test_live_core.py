@@ -1,5 +1,6 @@
-"""The live core in the engine, on real Kafka and Spark: what a queue promises, a worker that is
-killed under traffic, a start from the checkpoint, steps that fail, and a wall clock that is set."""
+"""What the engine makes of its own mistakes, of a wall clock that is set, and of a queue that is
+deeper than what is live, over a worker's death and a start from the checkpoint. What a queue
+promises is in `test_scenarios_on_the_job.py`."""
 
 from __future__ import annotations
 
@@ -25,7 +26,6 @@ PLANTED = Path(__file__).parent / "planted"  # see `sitecustomize.py` there
 AGAIN_S = 120.0  # a query begins again meanwhile
 YEARS_S = 10 * 365 * 86_400
 SETTINGS = ("--set", "lakequeue.batch_s=2", "--set", "lakequeue.tables_interval_s=0")
-MODES = ("auto", "client", "individual", "dups_ok", "pre_ack", "no_ack")
 # More than the live part of a queue holds: rows are spilled, and come back.
 MANY = 10_000
 CONFIG = """
@@ -34,14 +34,9 @@ queues:
   - {name: dead, message_type: text, max_per_subscription_backlog: 50}
   - {name: short, message_type: text, lease_period: 1s, max_deliveries: 2, dead_message_queue: dead}
   - {name: deep, message_type: text, max_per_subscription_backlog: 500}
-  - {name: fails-delivery, message_type: text}
-  - {name: fails-deadlines, message_type: text}
-  - {name: fails-tidying, message_type: text}
-  - {name: fails-alerts, message_type: text}
-""" + "".join(
-    f"  - {{name: {mode}, message_type: text, max_per_subscription_backlog: 10}}\n"
-    for mode in MODES
-)
+  - {name: fails, message_type: text}
+  - {name: individual, message_type: text}
+"""
 
 
 class Place:
@@ -75,71 +70,6 @@ def logged(place: Place, start: int = 0) -> list[tuple[int, StepRecord]]:
 def connection(place: Place) -> Iterator[lakequeue.Connection]:
     with lakequeue.connect(place.url) as connection:
         yield connection
-
-
-def test_it_is_the_live_core_that_steps(place: Place) -> None:
-    assert any(r.inputs for _, r in logged(place)), "only its driver says what a step took"
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_C3_a_message_is_gone_when_it_was_acknowledged(
-    connection: lakequeue.Connection, mode: str
-) -> None:
-    producer = connection.producer()
-    sent = [f"{mode} {n}".encode() for n in range(20)]
-    for payload in sent:
-        producer.send_async(mode, payload)
-    producer.flush(30)
-    with connection.consumer(mode, ack_mode=mode, max_backlog=10) as consumer:
-        received = []
-        for _ in sent:
-            message = consumer.receive(timeout=20)
-            assert message is not None
-            received.append(message.payload)
-            if mode in ("client", "individual"):
-                message.ack()
-    assert received == sent
-    until(lambda: connection.admin().describe(mode)["depth"] == 0, 20, "all are acknowledged")
-
-
-def test_L4_L5_X5_a_lease_ends_and_the_second_time_it_is_dead(
-    connection: lakequeue.Connection,
-) -> None:
-    connection.producer().send("short", b"slow")
-    with connection.consumer("short", ack_mode="individual", max_backlog=1) as slow:
-        counts = []
-        for _ in range(2):
-            message = slow.receive(timeout=20)
-            assert message is not None
-            counts.append((message.delivery_count, message.redelivered))
-        assert counts == [(1, False), (2, True)]
-        with connection.consumer("dead", ack_mode="individual") as consumer:
-            dead = consumer.receive(timeout=20)
-            assert dead is not None
-            assert dead.payload == b"slow"
-            dead.ack()
-
-
-def test_L6_what_is_canceled_comes_again(connection: lakequeue.Connection) -> None:
-    connection.producer().send("individual", b"not now")
-    with connection.consumer("individual", ack_mode="individual") as consumer:
-        first = consumer.receive(timeout=20)
-        assert first is not None
-        first.cancel()
-        again = consumer.receive(timeout=20)
-        assert again is not None
-        assert (again.id, again.redelivered) == (first.id, True)
-        again.ack()
-
-
-def test_L12_a_scheduled_message_waits(connection: lakequeue.Connection) -> None:
-    begun = time.monotonic()
-    connection.producer().send("individual", b"later", delay="1.5s")
-    with connection.consumer("individual", ack_mode="individual") as consumer:
-        message = consumer.receive(timeout=20)
-        assert message is not None
-        assert time.monotonic() - begun >= 1.4
-        message.ack()
 
 
 def test_a_deep_queue_outlives_its_worker_and_the_engine(
@@ -212,11 +142,9 @@ def test_a_command_that_fails_is_refused(place: Place, connection: lakequeue.Con
     assert connection.admin().describe("orders")["leased"] == 0
 
 
-@pytest.mark.parametrize("phase", ["delivery", "deadlines", "tidying", "alerts"])
-def test_a_queue_that_fails_is_left_alone(
-    place: Place, connection: lakequeue.Connection, phase: str
-) -> None:
-    start, name = end_of_log(place), f"fails-{phase}"
+def test_a_queue_that_fails_is_left_alone(place: Place, connection: lakequeue.Connection) -> None:
+    """In delivery; in the other phases: `tests/core/test_failing_steps.py`."""
+    start, name = end_of_log(place), "fails"
     producer = connection.producer()
     with (
         connection.consumer(name, ack_mode="auto"),

@@ -16,26 +16,18 @@ from typing import Any
 CLOCK = "clock"
 
 
-def _fail_for_queues() -> None:
-    from lakequeue.core.phases import alerts, deadlines, delivery
-    from lakequeue.core.queue.queue import Queue
+def _fail_for_a_queue() -> None:
+    from lakequeue.core.phases import delivery
 
-    def plant(owner: Any, function: str, name: str) -> None:
-        real = getattr(owner, function)
+    choose_messages = delivery.choose_messages
 
-        def failing(*arguments: Any, **more: Any) -> Any:
-            queue = next(one for one in arguments if isinstance(one, Queue))
-            if queue.definition.name == name and queue.header.depth:
-                queue.header.leased += 3
-                raise RuntimeError("planted")
-            return real(*arguments, **more)
+    def failing(broker: Any, queue: Any, *more: Any) -> Any:
+        if queue.definition.name == "fails" and queue.header.depth:
+            queue.header.leased += 3
+            raise RuntimeError("planted")
+        return choose_messages(broker, queue, *more)
 
-        setattr(owner, function, failing)
-
-    plant(delivery, "choose_messages", "fails-delivery")
-    plant(deadlines, "_of_rows", "fails-deadlines")
-    plant(Queue, "spill_over", "fails-tidying")
-    plant(alerts, "level_of", "fails-alerts")
+    delivery.choose_messages = failing
 
 
 def _fail_for_records() -> None:
@@ -78,7 +70,7 @@ def _set_the_clock(at: Path) -> None:
 
 
 def _plant(folder: str) -> None:
-    _fail_for_queues()
+    _fail_for_a_queue()
     _fail_for_records()
     _set_the_clock(Path(folder) / CLOCK)
 
