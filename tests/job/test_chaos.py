@@ -10,18 +10,19 @@ SIGKILL, in an order drawn from a seed:
 - *frozen*: a worker stands still (SIGSTOP), its daemon and Spark's Java process die, a successor
   works. It goes on (SIGCONT) after longer than any timeout, that of Kafka's transactions included.
 
-A death does not always wait until the one before is mended. At the end, once, for the whole of it:
+A death does not always wait until the one before is mended. At last the engine is ended in good
+order (SIGTERM), in mid-traffic, and started once more. At the end, once, for the whole of it:
 nothing that was confirmed is lost, nothing came twice without saying so (`traffic.judge`), every
 step comes out again with the digests of the log, and all that was ever written is what the steps
 say, byte for byte, however often it was written (`heard.py`); and the Delta tables say each thing
-once.
+once. Meanwhile no receipt of `durability: delta` came before its message was in the table.
 
-How many: 8 here by default. With those of the other tests `make test` kills or freezes 35 times:
+How many: 8 here by default. With those of the other tests `make test` kills or freezes 33 times:
 10 + 2 in `tests/loop/test_on_kafka.py`, 2 in `tests/loop/test_absence.py`, 2 in
-`test_loop_kills.py`, 1 in `test_crash.py`, 2 in `test_standalone.py`, 2 in
-`test_kafka_of_three.py`, 3 each in `test_up_survives.py` and `test_kafka_cluster.py` of
-`tests/platform/`; and brokers of several, in `test_live_brokers.py`. `make soak` does as many as
-`LAKEQUEUE_CHAOS_DEATHS` says, of a seed of its own (`LAKEQUEUE_CHAOS_SEED`).
+`test_standalone.py`, 1 in `test_away.py`, 2 in `test_kafka_of_three.py`, 3 each in
+`test_up_survives.py` and `test_kafka_cluster.py` of `tests/platform/`; and brokers of several, in
+`test_live_brokers.py`. `make soak` does as many as `LAKEQUEUE_CHAOS_DEATHS` says, of a seed of its
+own (`LAKEQUEUE_CHAOS_SEED`).
 """
 
 from __future__ import annotations
@@ -30,18 +31,21 @@ import contextlib
 import os
 import random
 import signal
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import lakequeue
 import psutil
 import pytest
 from job.heard import UNTRIMMED, judge_what_was_said
 from job.processes import UpProcess, gone, loop_workers, thaw, until
 from job.tables import check_tables
 from job.traffic import Traffic, judge
+from lakequeue.cli.delta_reader import read_table
 from lakequeue.sinks.log_writer import transaction_s
 
 pytestmark = pytest.mark.job
@@ -58,6 +62,7 @@ CONFIG = """
 system: {heartbeat_timeout: 60s}  # with Kafka dead for 12 s nobody can say that he lives
 queues:
   - {name: orders, message_type: text, max_per_subscription_backlog: 50, max_cancels: 0}
+  - {name: durable, message_type: text}
 """
 
 
@@ -149,9 +154,56 @@ class Chaos:
             thaw(worker)
         self.frozen.clear()
 
+    def stop_and_start(self) -> None:
+        """In good order, which leaves no process."""
+        old = self.engine
+        assert old.terminate() == 0
+        assert old.said[-1]["event"] == "goodbye"
+        until(lambda: not old.family(), 30, "something of it is still running")
+        self.start()
+
     def kill(self) -> None:
         for engine in self.engines:
             engine.kill()
+
+
+class DurableSender(threading.Thread):
+    """Sends one message after the other with `durability="delta"`, and looks into the table at each
+    receipt. early: whose receipt came before."""
+
+    def __init__(self, url: str, tables: Path) -> None:
+        super().__init__(daemon=True)
+        self._url, self._tables, self._stopping = url, tables, threading.Event()
+        self.sent, self.early = 0, list[bytes]()
+        self.failure: BaseException | None = None
+
+    def run(self) -> None:
+        """The thread."""
+        try:
+            self._send()
+        except BaseException as error:
+            self.failure = error
+
+    def _send(self) -> None:
+        with (
+            lakequeue.connect(self._url) as connection,
+            connection.producer(durability="delta") as producer,
+        ):
+            while not self._stopping.is_set():
+                payload = f"durable {self.sent}".encode()
+                producer.send("durable", payload, timeout=300)
+                found = read_table(self._tables / "messages", ["payload"])["payload"]
+                if payload not in found.to_pylist():
+                    self.early.append(payload)
+                self.sent += 1
+
+    def finish(self) -> None:
+        """Wait for the receipt of the last one."""
+        self._stopping.set()
+        self.join(120)
+        assert not self.is_alive(), "a receipt never came"
+        if self.failure is not None:
+            raise self.failure
 
 
 def _is_java(process: psutil.Process) -> bool:
@@ -187,7 +239,9 @@ def test_nothing_is_lost_whatever_dies(chaos: Chaos) -> None:
     print(f"LAKEQUEUE_CHAOS_SEED={SEED} LAKEQUEUE_CHAOS_DEATHS={DEATHS}")
     chance = chaos.chance
     bootstrap = chaos.engine.bootstrap
-    traffic = Traffic(f"kafka://{bootstrap}", SEED)
+    url, tables = f"kafka://{bootstrap}", chaos.folder / "home" / "tables"
+    traffic, durable = Traffic(url, SEED), DurableSender(url, tables)
+    durable.start()
     traffic.goes_on(30, 60)
     begun = time.monotonic()
     for kinds in deaths(chance):
@@ -199,18 +253,23 @@ def test_nothing_is_lost_whatever_dies(chaos: Chaos) -> None:
             print(f"{at - begun:6.1f} s {kind}: {back:.1f} s without a word", flush=True)
         traffic.goes_on(30, BACK_S_MAX)
         chaos.thaw()
+    chaos.stop_and_start()
     traffic.goes_on(30, BACK_S_MAX)
     traffic.finish_producing()
+    durable.finish()
     admin = traffic.connections[0].admin()
     until(lambda: admin.describe("orders")["depth"] == 0, 90, "the queue is drained")
     counters, events = admin.describe("orders"), admin.events()
+    stored = admin.describe("durable")["counters"]["spooled"]
     traffic.finish_consuming()
     judge(traffic, set())
     assert len(traffic.acked) == len(set(traffic.acked)), "acknowledged, and delivered again"
     assert counters["spooled"] == counters["acknowledged"] == len(traffic.sent)
     assert not [e for e in events if e["event"] == "session_lost"], "they were there all the time"
+    assert not durable.early, "a receipt came before the message was in the table"
+    assert stored == durable.sent > 0, "stored once each"
     home = chaos.folder / "home"
-    check_tables(home / "tables", bootstrap, {f.result().message_id for f in traffic.sent.values()})
+    check_tables(tables, bootstrap, {f.result().message_id for f in traffic.sent.values()})
     counts = judge_what_was_said(bootstrap, home)
     print(f"{dict(chaos.done)}, {len(traffic.sent)} messages, {counts}")
     assert chaos.engine.terminate() == 0

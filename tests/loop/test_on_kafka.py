@@ -1,6 +1,6 @@
 """The loop on a real Kafka: kills, zombies, stops. Without Spark, so that there can be many.
 
-What clients saw is judged as in `tests/job/test_crash.py`. What stands on the wire must be the same
+What clients saw is judged as in `tests/job/traffic.py`. What stands on the wire must be the same
 byte for byte wherever it stands twice; and the steps that were taken again had the same outcome, or
 the worker would have refused to go on.
 """
