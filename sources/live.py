@@ -77,14 +77,10 @@ def quiet_client(bootstrap: str, name: str) -> dict[str, Any]:
 class LiveInputs:
     """What comes in now, see `driver.Inputs`.
 
-    control: the broker's topic on which the engine says that it stops; run: its name there; closed:
-    nothing of clients is read, so there are no commands to wait for.
+    control: the broker's topic on which the engine says that it stops; run: its name there.
     """
 
-    def __init__(
-        self, kafka: dict[str, Any], limits: InputLimits, control: str, run: str,
-        closed: bool = False,
-    ) -> None:  # fmt: skip
+    def __init__(self, kafka: dict[str, Any], limits: InputLimits, control: str, run: str) -> None:
         self._control, self._run = control, run.encode()
         self.arrived = threading.Event()
         self.look = TopicsNow(kafka)
@@ -103,7 +99,7 @@ class LiveInputs:
         self.went_back: list[Place] = []  # where Kafka has lost what was read
         self.wants_mark = False  # steps that were taken can hardly be taken again
         self.notes: list[str] = []
-        self._ready = closed
+        self._ready = False
         self._heard = 0.0  # when something came
         self._command_ms: dict[Place, int] = {}  # Kafka's time of the newest command taken
         self.stopped = False
@@ -400,7 +396,7 @@ def own_places(
     is alone reads all of its VPNs' topics, for others' programs may have made these. removed:
     numbers of brokers that are no more, whose partitions it reads on."""
     inputs = [topics.topic(v, k) for v in vpns for k in (topics.COMMANDS, topics.PUBLISH)]
-    mesh = closed_places(sizes, broker)
+    mesh = resting_places(sizes, broker)
     door = topics.bridge_partition(number)
     homes = [topics.topic(v, topics.BRIDGE_IN) for v in vpns]
     mesh += [(t, door) for t in homes if door < sizes.get(t, 0)]
@@ -417,7 +413,7 @@ def own_places(
     ]
 
 
-def closed_places(sizes: dict[str, int], broker: str) -> list[Place]:
-    """What a broker reads that hears nothing of clients: the engine, and other brokers."""
+def resting_places(sizes: dict[str, int], broker: str) -> list[Place]:
+    """What a broker reads while the home comes to rest: the engine, and other brokers."""
     own = [topics.topic(broker, k) for k in (topics.INSTRUCTIONS, topics.MESH)]
     return places_of(sizes, own)

@@ -173,9 +173,7 @@ class SparkApplication:
         checkpoint, given = self._folder.checkpoint, self._settings.spark
         if self._real_time:
             broker.begin()
-            options = self._loop_options(
-                self.spark, home, broker.run, broker.closed, broker.resting
-            )
+            options = self._loop_options(self.spark, home, broker.run, broker.resting)
             broker.query = start_loop(self.spark, options, name, checkpoint / home.name, given)
         else:
             limit = self._settings.value("records_per_batch", RECORDS_PER_BATCH)
@@ -193,10 +191,7 @@ class SparkApplication:
         """How often the tables are written; 0: never."""
         return self._settings.value("tables_interval_s", TABLES_INTERVAL_S)
 
-    def _loop_options(
-        self, spark: SparkSession, home: Home, run: str, closed: bool = False,
-        resting: bool = False,
-    ) -> Options:  # fmt: skip
+    def _loop_options(self, spark: SparkSession, home: Home, run: str, resting: bool) -> Options:
         from .version import code_version
 
         default = Options({}, "", 0, 0, [], "", "")
@@ -216,7 +211,6 @@ class SparkApplication:
             batch_s=value("batch_s", default.batch_s),
             batch_bytes=value("batch_mb", default.batch_bytes // mb) * mb,
             replay_s=value("replay_s", default.replay_s),
-            closed=closed,
             resting=resting,
             removed=[n for n, _ in removed],
             read={(topic, at): offset for _, read in removed for topic, at, offset in read},

@@ -74,7 +74,7 @@ class BatchNotes:
                 )  # fmt: skip
             case "refused":
                 log.error("Kafka does not take records for %s", rest)
-            case "stopped" | "worker" | "read":
+            case "stopped" | "worker":
                 self._on_word(broker, kind, rest)
 
     def _of_topic(self, broker: str, kind: str, topic: str, count: int) -> None:

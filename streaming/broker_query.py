@@ -24,9 +24,7 @@ class BrokerQuery:
 
     group: of brokers, that it is in; none: empty; run: the loop's, as it is named to end it; ended:
     set when the loop has ended its last batch; failure: why it is not started again; hangs: why it
-    is, though its query has not failed; closed: it is being removed and hears nothing of clients;
-    read: up to where it had heard them, then; resting: the home comes to
-    rest, see `brokers_at_rest`.
+    is, though its query has not failed; resting: the home comes to rest, see `brokers_at_rest`.
     """
 
     name: str
@@ -38,9 +36,7 @@ class BrokerQuery:
     failure: str = ""
     hangs: str = ""
     group: str = ""
-    closed: bool = False
     resting: bool = False
-    read: list[tuple[str, int, int]] | None = None
 
     @property
     def is_active(self) -> bool:

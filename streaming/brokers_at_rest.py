@@ -138,7 +138,7 @@ class EngineRehoming:
                 broker.resting = False
             self._application.start_queries(list(brokers.values()))
         self._captured.ask_again(list(brokers))
-        self._folder.remember_checkpoints(live=True)
+        self._folder.remember_checkpoints()
         self._application.end_history()
         return found.moved
 

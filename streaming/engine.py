@@ -12,7 +12,6 @@ It starts them in this order and stops them in the other.
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import threading
 from collections.abc import Callable
@@ -226,7 +225,7 @@ class Engine:
         transport.flush(10.0)  # Spark took longer
         self._progress("waiting for the first batch")
         self.watch.wait_until_up()
-        self._folder.remember_checkpoints(self.application.is_live)
+        self._folder.remember_checkpoints()
         self._say_last_words()
         with self.watch.java_lives():
             self._tables_watch.begin()
@@ -260,8 +259,7 @@ class Engine:
                 "take its name out", name,
             )  # fmt: skip
         numbers = self._folder.brokers(self.brokers)
-        if self.application.is_live:
-            self._folder.require_brokers(numbers)
+        self._folder.require_brokers(numbers)
         groups = self._folder.groups(self.configuration.groups, numbers)
         self.brokers.clear()  # the same mapping: others have it
         for name, number in numbers.items():
@@ -417,8 +415,6 @@ class Engine:
         if broker in self.brokers:
             if word == "stopped":
                 self.brokers[broker].ended.set()
-            elif word == "read":
-                self.brokers[broker].read = [(t, p, at) for t, p, at in json.loads(rest)]
             else:
                 self._records.worker(self.brokers[broker], rest)
 

@@ -215,13 +215,11 @@ class HomeFolder:
             f"stands in {self.tables}"
         )
 
-    def remember_checkpoints(self, live: bool = False) -> None:
-        """Note the checkpoints that the queries run with now: no others from here on. live: their
-        state is the live core's by now, which earlier versions cannot read."""
+    def remember_checkpoints(self) -> None:
+        """Note the checkpoints that the queries run with now: no others from here on. Their state
+        is the live core's by now, which earlier versions cannot read."""
         about = self._about()
-        whole = {**about, "checkpoints": self._checkpoints()}
-        if live:
-            whole["format"] = LIVE_FORMAT
+        whole = {**about, "checkpoints": self._checkpoints(), "format": LIVE_FORMAT}
         if about and whole != about:
             _write(self.path / ABOUT, whole)
 

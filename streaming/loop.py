@@ -101,7 +101,7 @@ class Loop:
         o = self.options
         self._topic = topics.topic(o.broker, topics.STEPS)
         control = topics.topic(o.broker, topics.CONTROL)
-        self._inputs = LiveInputs(o.kafka, o.limits, control, o.run, o.closed)
+        self._inputs = LiveInputs(o.kafka, o.limits, control, o.run)
         self._log = StepLog(o.kafka, self._topic, self._stopped, o.batch_s)  # fences others
         instructions = topics.topic(o.broker, topics.INSTRUCTIONS)
         self._outbox = Outbox(o.kafka, self._stopped, instructions)

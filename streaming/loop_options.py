@@ -15,10 +15,9 @@ class Options:
     name on the control topic; secret: of the home, see `Home`; alone: there is no other broker;
     alone_s: how long steps go on when no batch follows; rebuilt: a file with the state to begin
     with where there is none, see `rebuilt`; log_kept_s: how long the log is kept beyond what
-    snapshots need, for the tables; closed: of clients nothing is read but captured topics, the
-    broker is being removed; resting: nor these, the home comes to rest; removed: numbers of
-    brokers that are no more, whose partitions this one reads on; read: up to where they had;
-    accepts_other_kafka: also one that went back in time."""
+    snapshots need, for the tables; resting: nothing of clients is read, the home comes to rest;
+    removed: numbers of brokers that are no more, whose partitions this one reads on; read: up to
+    where they had; accepts_other_kafka: also one that went back in time."""
 
     kafka: dict[str, Any]
     broker: str
@@ -36,7 +35,6 @@ class Options:
     alone_s: float = 10.0
     rebuilt: str = ""
     log_kept_s: float = 0.0
-    closed: bool = False
     resting: bool = False
     removed: list[int] = field(default_factory=list)
     read: dict[Place, int] = field(default_factory=dict)

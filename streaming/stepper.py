@@ -17,7 +17,6 @@ stops: then its mark is the end, and no step follows.
 
 from __future__ import annotations
 
-import json
 import logging
 import threading
 import time
@@ -26,12 +25,11 @@ from dataclasses import dataclass
 
 from confluent_kafka import KafkaException
 
-from ..protocol import topics
 from ..replica.driver import Refused, Snapshot
 from ..sinks.log_writer import StepLog
 from ..sinks.outbox import Outbox
 from ..sources.discovery import captured_topics
-from ..sources.live import LiveInputs, closed_places, own_places, places_of
+from ..sources.live import LiveInputs, own_places, places_of, resting_places
 from ..sources.step_batch import Place
 from .cache import PageCache
 from .figures import Figures
@@ -233,11 +231,10 @@ class Stepper(threading.Thread):
         driver = self._driver
         driver.learn(sizes)
         o, read = self._options, driver.offsets
-        if o.closed or o.resting:
-            places = closed_places(sizes, o.broker)
+        if o.resting:
+            places = resting_places(sizes, o.broker)
         else:
             places = own_places(sizes, o.vpns, o.broker, o.number, o.alone, o.removed)
-        if not o.resting:
             places += places_of(sizes, captured_topics(sizes, driver.captured))
         # It may have read there before, when it was alone: another broker has read on since.
         at = {p: max(read.get(p, 0), o.read.get(p, 0)) for p in places}
@@ -308,14 +305,6 @@ class Stepper(threading.Thread):
     def _notes(self) -> list[str]:
         notes = self._driver.notes + self._outbox.notes + self._inputs.notes
         self._driver.notes, self._outbox.notes, self._inputs.notes = [], [], []
-        if self._inputs.stopped and self._options.closed:
-            notes.append(f"read:{self._read()}")
         if self._inputs.stopped:
             notes.append(f"stopped:{self._options.broker}")
         return notes
-
-    def _read(self) -> str:
-        """Up to where clients' partitions were read, for who reads them on."""
-        kinds = (topics.COMMANDS, topics.PUBLISH)
-        own = {topics.topic(vpn, kind) for vpn in self._options.vpns for kind in kinds}
-        return json.dumps([[*p, at] for p, at in self._driver.offsets.items() if p[0] in own])

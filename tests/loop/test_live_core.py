@@ -384,7 +384,7 @@ def test_P1_one_that_is_left_goes_on_to_answer_for_removed_brokers() -> None:
     had = {"removed": [1], "heirs": {1: "b"}}
     state.pages["broker"] = msgspec.msgpack.encode(header | had)
     state.pages["P/default@1/p"] = state.pages["P/default/p"]
-    change_over(PAGED_HOME, state, saved, world.logged)
+    change_over(HOME, state, saved, world.logged)
     broker = CoreBroker.load(state, HOME, LIMITS)
     assert broker.header.speaks_for == [1]
     own, of_b = (broker.producers[where, "p"] for where in ("default", "default@1"))

@@ -80,7 +80,7 @@ def test_M4_a_configuration_adds_no_broker_to_a_home(tmp_path: Path) -> None:
 
     first = named("a", "b")
     first._folder.remember_brokers({name: b.number for name, b in first.brokers.items()})
-    first._folder.remember_checkpoints(live=True)
+    first._folder.remember_checkpoints()
     assert list(named("a").brokers) == ["a", "b"]
     with pytest.raises(LakequeueError, match=r"'c' – the home .* has 'a', 'b': start .* --add"):
         named("a", "b", "c")

@@ -154,7 +154,7 @@ def test_a_home_goes_over_to_the_live_core_with_its_first_batch_there(
     folder = of_the_earlier_core(home, **facts)
     folder.open("real-time")
     assert json.loads((home / "lakequeue.json").read_text())["format"] == FORMAT
-    folder.remember_checkpoints(live=True)
+    folder.remember_checkpoints()
     assert json.loads((home / "lakequeue.json").read_text())["format"] == LIVE_FORMAT
     HomeFolder(home).open("real-time")
 
