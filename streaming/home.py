@@ -25,7 +25,7 @@ from typing import Any
 
 import msgspec
 
-from ..core import FORMAT as LIVE_FORMAT
+from ..core import FORMAT
 from ..definitions import DEFAULT_BROKER
 from ..protocol.errors import LakequeueError
 from ..protocol.folders import Folder, RemoteFolder, folder, remove
@@ -42,8 +42,8 @@ from ..protocol.home_places import (
 )
 from ..protocol.journal import Journal
 from ..protocol.signing import ENGINE_CLIENT, Credentials, engines_key
-from ..state import FORMAT
 from .checkpoint_mending import set_back, set_back_or_drop
+from .earlier.pages import FORMAT as EARLIER_FORMAT
 from .moved_home import follow
 from .rebuilt import FOLDER, QUEUES, SUFFIX, state_file, write_state
 
@@ -100,7 +100,7 @@ class HomeFolder:
             self._drop_rehomed()
             about = self._about()
             self.epoch = about.get("epoch") or secrets.randbelow(EPOCH_MAX) + 1
-            whole = {"format": LIVE_FORMAT, **about, "epoch": self.epoch}
+            whole = {"format": FORMAT, **about, "epoch": self.epoch}
             if trigger is not None:
                 whole["trigger"] = trigger
             if self._given:
@@ -138,14 +138,14 @@ class HomeFolder:
                 f"{self.path / ABOUT} is missing beside {self.checkpoint}: it says which "
                 "home this is; put it back, or use another --home"
             )
-        if about["format"] not in (FORMAT, LIVE_FORMAT):
+        if about["format"] not in (EARLIER_FORMAT, FORMAT):
             return (
                 f"{self.path} was written by a version with state format {about['format']}; this "
-                f"version reads {FORMAT} and {LIVE_FORMAT}: use that version, or another --home"
+                f"version reads {EARLIER_FORMAT} and {FORMAT}: use that version, or another --home"
             )
-        if about["format"] == FORMAT and len(about.get("brokers", ())) > 1:
+        if about["format"] == EARLIER_FORMAT and len(about.get("brokers", ())) > 1:
             return (
-                f"{self.path} was written by a version with state format {FORMAT} and has "
+                f"{self.path} was written by a version with state format {EARLIER_FORMAT} and has "
                 f"{len(about['brokers'])} brokers; this version reads that of one broker alone. "
                 "Start the earlier version, remove brokers until one is left (`lakequeue brokers "
                 "--remove NAME`), and stop it in good order; then start this version and add them "
@@ -219,7 +219,7 @@ class HomeFolder:
         """Note the checkpoints that the queries run with now: no others from here on. Their state
         is the live core's by now, which earlier versions cannot read."""
         about = self._about()
-        whole = {**about, "checkpoints": self._checkpoints(), "format": LIVE_FORMAT}
+        whole = {**about, "checkpoints": self._checkpoints(), "format": FORMAT}
         if about and whole != about:
             _write(self.path / ABOUT, whole)
 

@@ -23,7 +23,7 @@ from ..replica.clock import BrokerClock
 from ..replica.driver import Clocks, Driver, Log, OutputWriter, Refused, Snapshot, Taken
 from ..replica.micro_batch import MicroBatch
 from ..replica.pace import Pace
-from .earlier.carry_over import NotAlone, carry_over
+from .earlier.carry_over import carry_over
 from .earlier.pages import FORMAT as EARLIER_FORMAT
 from .state_store import StatePages
 
@@ -169,10 +169,7 @@ def change_over(
 def _turn(home: Home, pages: AllPages) -> None:
     """Pages of the earlier core become the live core's. Raises Refused, and changes nothing."""
     keys = pages.keys()
-    try:
-        found = carry_over(pages, keys, home, Limits())
-    except NotAlone as why:
-        raise Refused(str(why)) from why
+    found = carry_over(pages, keys, home, Limits())
     for key in sorted(keys - found.pages.keys()):
         pages.delete(key)
     for key, page in found.pages.items():

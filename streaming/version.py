@@ -11,7 +11,6 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 # What decides, and what writes down what was decided.
 _ROOMS = ("core", "definitions", "expressions", "mesh", "protocol", "replica", "state")
-_FILES = ("streaming/deciding.py", "streaming/driver.py", "streaming/journal_buffer.py")
 _LIBRARIES = ("google-re2", "lark", "msgspec", "numpy", "pyarrow")
 
 
@@ -21,7 +20,7 @@ def code_version() -> str:
     digest = hashlib.sha256(f"{sys.version_info[:2]}".encode())
     for library in _LIBRARIES:
         digest.update(f"{library} {importlib.metadata.version(library)}\n".encode())
-    files = [ROOT / name for name in _FILES]
+    files: list[Path] = []
     for room in _ROOMS:
         files += [p for p in (ROOT / room).rglob("*") if p.suffix in (".py", ".lark")]
     for path in sorted(files):

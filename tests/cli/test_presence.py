@@ -17,7 +17,7 @@ from lakequeue.cli import main, presence
 from lakequeue.client.kafka_library import open_kafka
 from lakequeue.protocol import topics
 from lakequeue.protocol.home_places import ABOUT
-from lakequeue.state import FORMAT
+from lakequeue.streaming.earlier.pages import FORMAT as EARLIER_FORMAT
 from lakequeue.streaming.heartbeat import EngineHeartbeat
 from lakequeue.streaming.home import HomeFolder
 from lakequeue.streaming.kafka_broker import EmbeddedKafka, free_port
@@ -118,7 +118,7 @@ def test_nobody_is_told_to_start_a_home_that_is_refused(tmp_path: Path) -> None:
     HomeFolder(tmp_path).open()
     about = json.loads((tmp_path / ABOUT).read_text())
     assert "lakequeue run" in row("Kafka", "--home", str(tmp_path))[0]["advice"]
-    (tmp_path / ABOUT).write_text(json.dumps({**about, "format": FORMAT - 1}))
+    (tmp_path / ABOUT).write_text(json.dumps({**about, "format": EARLIER_FORMAT - 1}))
     found, _ = row("Kafka", "--home", str(tmp_path))
     for said in (
         f"{found['found']}: {found['advice']}",

@@ -15,7 +15,7 @@ from lakequeue.bench.references_in_memory import places_of, references_to
 from lakequeue.sinks import referring
 from lakequeue.sinks.referring import Referring
 from pyspark.sql import DataFrame
-from replica.world import HOME
+from loop.memory import HOME
 
 pytestmark = pytest.mark.job
 

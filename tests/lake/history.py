@@ -16,12 +16,12 @@ from lakequeue.protocol import topics
 from lakequeue.protocol.messages import decode_run
 from lakequeue.protocol.table_format import CRC_MODULUS
 from lakequeue.protocol.wire import STEP, headers_json, headers_list
+from lakequeue.replica.driver import Snapshot
 from lakequeue.sinks.batch_files import journal_rows
 from lakequeue.sinks.content_references import REFERENCE
 from lakequeue.sinks.history import STEP_ROWS, step_row
 from lakequeue.sources.step_batch import goes_first
 from lakequeue.state import DictStore
-from lakequeue.streaming.driver import Snapshot
 from loop.memory import HOME, Message, World
 
 US = pa.timestamp("us", "UTC")

@@ -11,8 +11,10 @@ import pytest
 from confluent_kafka import Producer, TopicPartition
 from hypothesis import given
 from hypothesis import strategies as st
+from lakequeue.core import DictStore, Home, Limits
 from lakequeue.protocol import commands as c
 from lakequeue.protocol.steplog import Range
+from lakequeue.replica.replica import Replica, sorted_out
 from lakequeue.sources.live import LiveInputs, kafka_client
 from lakequeue.sources.live_reader import InputLimits, Reader
 from lakequeue.sources.slow_lanes import (
@@ -26,9 +28,7 @@ from lakequeue.sources.slow_lanes import (
     SlowLanes,
 )
 from lakequeue.sources.step_batch import Place, Taken
-from lakequeue.state import DictStore, Home
 from lakequeue.streaming import EmbeddedKafka
-from lakequeue.streaming.deciding import decide
 from lakequeue.streaming.topics_admin import ensure_topics
 from loop.test_live_inputs import NOWHERE, record
 
@@ -188,7 +188,7 @@ class Loop:
         self.inputs.slow = SlowLanes(lambda: self.now)
         self.inputs.also({FLOOD: 0, OTHER: 0})
         self.inputs._ready = True  # commands were read to their end once
-        self.store = DictStore()
+        self.broker = Replica(Home(), DictStore(), Limits())
         self.taken: dict[Place, list[int]] = {FLOOD: [], OTHER: []}
         self.put: dict[Place, int] = {FLOOD: 0, OTHER: 0}
 
@@ -203,7 +203,7 @@ class Loop:
         taken = self.inputs.take(0.0)
         if taken is None:
             return None
-        decided = decide(self.store, taken.batch, 2_000, Home())
+        decided = sorted_out(self.broker.take(taken.batch, 2_000))
         self.inputs.took(taken.ranges, decided.in_vain, cost_s)
         for topic, partition, offset in zip(
             taken.batch.commands.topics, taken.batch.commands.partitions,

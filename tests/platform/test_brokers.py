@@ -256,7 +256,7 @@ def test_a_broker_that_is_refused_leaves_the_others_alone(
     engine: Engine, caplog: pytest.LogCaptureFixture
 ) -> None:
     others = engine.brokers["a"].query, engine.brokers["c"].query
-    fail(engine, "b", "x\nlakequeue.streaming.driver.Refused: its log was cut")
+    fail(engine, "b", "x\nlakequeue.replica.driver.Refused: its log was cut")
     engine.watch.look_after()
     assert engine.brokers["b"].failure == "its log was cut"
     assert engine.brokers["b"].state == FAILED

@@ -1,6 +1,6 @@
 """From this version to the next, and back: what carries over, and what refuses in a sentence and
 changes nothing. The next version is this one with a larger number (`docs/how-to/upgrade.md`). Its
-code is the step log's matter: `tests/loop/test_driver.py`."""
+code is the step log's matter: `tests/replica/test_driver.py`."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ import msgspec
 import pytest
 from lakequeue.client.known_brokers import known_brokers
 from lakequeue.client.whereabouts import Whereabouts
-from lakequeue.core import FORMAT as LIVE_FORMAT
+from lakequeue.core import FORMAT
 from lakequeue.protocol import LakequeueError, steplog, table_format, topics
 from lakequeue.protocol.table_format import SCHEMA, SCHEMA_VERSION, refusal_of
-from lakequeue.state import FORMAT
 from lakequeue.streaming import home as home_module
+from lakequeue.streaming.earlier.pages import FORMAT as EARLIER_FORMAT
 from lakequeue.streaming.home import HomeFolder
 
 CONFIG = {"queues": [{"name": "orders", "message_type": "text"}]}
@@ -56,9 +56,9 @@ def test_the_next_format_is_refused_and_leaves_the_way_back(
 ) -> None:
     before = contents(home)
     with monkeypatch.context() as next_version:
-        next_version.setattr(home_module, "FORMAT", LIVE_FORMAT + 1)
-        next_version.setattr(home_module, "LIVE_FORMAT", LIVE_FORMAT + 2)
-        said = f"with state format {LIVE_FORMAT}; this version reads {LIVE_FORMAT + 1} and "
+        next_version.setattr(home_module, "EARLIER_FORMAT", FORMAT + 1)
+        next_version.setattr(home_module, "FORMAT", FORMAT + 2)
+        said = f"with state format {FORMAT}; this version reads {FORMAT + 1} and "
         with pytest.raises(LakequeueError, match=said):
             HomeFolder(home).open("real-time")
     assert contents(home) == before
@@ -67,9 +67,9 @@ def test_the_next_format_is_refused_and_leaves_the_way_back(
 
 def test_a_home_of_the_next_format_is_refused(home: Path) -> None:
     about = json.loads((home / "lakequeue.json").read_text())
-    (home / "lakequeue.json").write_text(json.dumps({**about, "format": LIVE_FORMAT + 1}))
+    (home / "lakequeue.json").write_text(json.dumps({**about, "format": FORMAT + 1}))
     before = contents(home)
-    said = f"with state format {LIVE_FORMAT + 1}; this version reads {FORMAT} and {LIVE_FORMAT}"
+    said = f"with state format {FORMAT + 1}; this version reads {EARLIER_FORMAT} and {FORMAT}"
     with pytest.raises(LakequeueError, match=said):
         HomeFolder(home).open("real-time")
     assert contents(home) == before
@@ -136,12 +136,12 @@ def test_what_a_newer_engine_says_more_is_passed_over() -> None:
 def of_the_earlier_core(home: Path, **facts: object) -> HomeFolder:
     """The home as the version before left it."""
     about = json.loads((home / "lakequeue.json").read_text())
-    (home / "lakequeue.json").write_text(json.dumps(about | {"format": FORMAT} | facts))
+    (home / "lakequeue.json").write_text(json.dumps(about | {"format": EARLIER_FORMAT} | facts))
     return HomeFolder(home)
 
 
 def test_a_new_home_is_of_the_live_core_at_once(home: Path) -> None:
-    assert json.loads((home / "lakequeue.json").read_text())["format"] == LIVE_FORMAT
+    assert json.loads((home / "lakequeue.json").read_text())["format"] == FORMAT
 
 
 @pytest.mark.parametrize(
@@ -153,9 +153,9 @@ def test_a_home_goes_over_to_the_live_core_with_its_first_batch_there(
     """Until then the way back is open; after it an earlier version refuses the home."""
     folder = of_the_earlier_core(home, **facts)
     folder.open("real-time")
-    assert json.loads((home / "lakequeue.json").read_text())["format"] == FORMAT
+    assert json.loads((home / "lakequeue.json").read_text())["format"] == EARLIER_FORMAT
     folder.remember_checkpoints()
-    assert json.loads((home / "lakequeue.json").read_text())["format"] == LIVE_FORMAT
+    assert json.loads((home / "lakequeue.json").read_text())["format"] == FORMAT
     HomeFolder(home).open("real-time")
 
 
