@@ -14,8 +14,8 @@ from lake.test_past import lived
 from lakequeue.bench.references_in_memory import places_of, references_to
 from lakequeue.sinks import referring
 from lakequeue.sinks.referring import Referring
-from pyspark.sql import DataFrame
 from loop.memory import HOME
+from pyspark.sql import DataFrame
 
 pytestmark = pytest.mark.job
 
