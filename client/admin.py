@@ -94,6 +94,7 @@ class Admin:
         captures plain Kafka topics moves in no other way. Raises ConfigError or LakequeueError,
         and then it stays where it is."""
         if pause:
+            self.describe(queue)  # nobody rests for a queue that is not there
             self._session.wish({"wish": "move", "to": broker}, queue)
             return
         command = checked(commands.MoveQueue(queue=queue, broker=broker))

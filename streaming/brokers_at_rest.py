@@ -101,8 +101,14 @@ class EngineRehoming:
     def move(self, vpn: str, queue: str, to: str) -> Moves:
         """A queue goes to another broker, also one that captures plain Kafka topics (M5). Raises
         LakequeueError, and it is where it was."""
+        brokers = self._application.brokers
+        if to not in brokers:
+            known = ", ".join(map(repr, brokers))
+            raise LakequeueError(f"broker: {to!r} – allowed are the home's brokers: {known}")
+        if len(brokers) == 1:  # it is there
+            return []
         self._require_all_run()
-        return self._change(list(self._application.brokers.values()), moves={(vpn, queue): to})
+        return self._change(list(brokers.values()), moves={(vpn, queue): to})
 
     def _require_all_run(self) -> None:
         """A broker that stays stopped has steps that its state does not know."""

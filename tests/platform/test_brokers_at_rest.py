@@ -152,6 +152,15 @@ def test_M4_the_first_broker_can_be_removed_and_the_last_stays(rests: Rests) -> 
     assert rests.folder.brokers(()) == {"c": 2}
 
 
+def test_M5_nothing_rests_for_a_queue_that_cannot_move(rests: Rests) -> None:
+    with pytest.raises(LakequeueError, match="allowed are the home's brokers: 'a', 'b', 'c'"):
+        rests.engine.move_queue("default", "q", "x")
+    assert rests.did == []
+    with pytest.raises(LakequeueError, match=r"no such queue in VPN 'default'"):
+        rests.engine.move_queue("default", "q", "b")
+    assert rests.did == ["end 3", "start a b c"]
+
+
 def test_M4_what_is_between_brokers_is_heard_before(rests: Rests) -> None:
     """By loops that hear nobody else."""
     rests.unrest = 2
