@@ -22,7 +22,8 @@ def move_queue(
     """Move QUEUE, a LocalQueue, with its messages to BROKER, while it is in use.
 
     Producers and consumers follow by themselves; what consumers hold returns to the queue, as at a
-    disconnect. Returns when the queue is there. A queue that captures plain Kafka topics moves only
+    disconnect. Returns when the queue is there. A move that waits for a broker which stays away is
+    called back by a move to where the queue is. A queue that captures plain Kafka topics moves only
     with --pause.
 
     \b

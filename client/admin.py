@@ -92,7 +92,8 @@ class Admin:
         it is there. Producers and consumers follow by themselves; what consumers held returns, as
         at a disconnect. pause: all of the home rests meanwhile, for some seconds; a queue that
         captures plain Kafka topics moves in no other way. Raises ConfigError or LakequeueError,
-        and then it stays where it is."""
+        and then it stays where it is. A move that waits for a broker which stays away is called
+        back by a move to where it is."""
         if pause:
             self.describe(queue)  # nobody rests for a queue that is not there
             self._session.wish({"wish": "move", "to": broker}, queue)

@@ -99,6 +99,8 @@ class Keeper:
             entry = Entry(definition, hosts, topics, number, made=self._broker.now)
         else:
             entry = self._again(before, definition)
+            if entry == before and command.reply is None and not self._failed(entry):
+                return None  # the configuration says at each start what all know
         self._change(vpn, definition.name, entry, command)
         return LATER
 
@@ -194,6 +196,11 @@ class Keeper:
             else:
                 self._answer(one)
         self._facts.waiting = rest
+
+    def _failed(self, entry: Entry) -> bool:
+        """Whether the queue failed here: it is well again when it is defined again."""
+        queue = self._broker.find(entry.definition.vpn, entry.definition.name)
+        return queue is not None and bool(queue.header.faulted)
 
     def _known(self, vpn: str, queue: str) -> Entry:
         entry = entry_of(self._facts, vpn, queue)

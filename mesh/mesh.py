@@ -75,7 +75,7 @@ class Mesh:
             c.Peers: self._peers,
             c.Define: self.kept(self._keeper.define),
             c.Delete: self.kept(self._keeper.delete),
-            c.MoveQueue: self.kept(self._keeper.move),
+            c.MoveQueue: self._move,
             c.Shutdown: self._shutdown,
             c.SubscribeTopic: self.kept(self._keeper.subscribe_topic),
             c.UnsubscribeTopic: self._unsubscribe_topic,
@@ -200,6 +200,19 @@ class Mesh:
 
         return handler
 
+    def _move(self, vpn: str, command: c.MoveQueue) -> Any:
+        """Move a queue; to where it is while it has yet to leave: it is to stay."""
+        broker, facts, own = self._broker, self.facts, self._broker.header.number
+        entry = entry_of(facts, vpn, command.queue)
+        is_back = entry is not None and entry.moves_to is not None
+        if entry is None or not is_back or facts.brokers.get(command.broker) != entry.hosts[0]:
+            return self.kept(self._keeper.move)(vpn, command)
+        if entry.hosts[0] != own:
+            self.forward(vpn, command, entry.hosts[0])
+            return LATER
+        moves.stay(broker, facts, vpn, command.queue, entry)
+        return None
+
     def _unsubscribe_topic(self, vpn: str, command: c.UnsubscribeTopic) -> Any:
         """Clients tell each host, and the first has had it done already."""
         entry = entry_of(self.facts, vpn, command.queue)
@@ -312,7 +325,8 @@ class Mesh:
 
     def of_record(self, vpn: str, topic: str, partition: int, own: list[Queue]) -> list[Queue]:
         """Each queue that captures the topic has its reader. What has only subscribed to it gets
-        the record from the reader of the one that was made first, wherever it is."""
+        the record from the reader of the one that was made first, wherever it is, once: one that
+        this has had, as its reader was another, they have too."""
         table = self._table(vpn)
         names = {table.listed[at][0] for at in table.captured.find(topic)}
         found = [
@@ -321,13 +335,13 @@ class Mesh:
         ]  # fmt: skip
         entries = self.facts.entries.get(vpn, {})
         first = min(names, key=lambda name: (entries[name].made, name), default=None)
-        if first is None or self._reader(entries[first], partition) != self._broker.header.number:
+        by_name = {queue.definition.name: queue for queue in own}
+        if first not in by_name or not self.reads(by_name[first], partition):
             return found
         listening = [table.listed[at] for at in sorted(table.subscribed.find(topic))]
         rest = [
             (name, entry) for name, entry in listening if name not in names and not entry.bridge
         ]  # fmt: skip
-        by_name = {queue.definition.name: queue for queue in own}
         mine = [by_name[name] for name, _ in rest if name in by_name]
         return found + self._stored_here(vpn, rest, mine)
 

@@ -8,7 +8,8 @@
       │ ◀───────────────── HasMoved │ it is here                 │
       │ Entries (where it is) ───▶ │                            │
 
-Until the other broker has said that it may come nothing changes. Then its subscriptions end as at a
+Until the other broker has said that it may come nothing changes, and who moves it back to where it
+is has it stay. Then its subscriptions end as at a
 disconnect, what was asked of it before is done, and its messages go over with all that they are:
 also their places, so they may cross in any order. What is published meanwhile waits in a stand-in,
 as it does at all other brokers, and crosses behind the queue. The channel says everything once and
@@ -34,6 +35,7 @@ from ..core.rules.which import wanted
 from ..core.storage.row import DELAYED, IN_MEMORY, NEVER, Row
 from ..core.storage.spool import Content
 from ..protocol import commands as c
+from ..protocol.errors import LakequeueError
 from ..protocol.mesh import slices
 from ..protocol.neighbours import Carry, Come, Forward, HasMoved
 from . import lanes
@@ -191,14 +193,27 @@ def may_come(broker: Broker, facts: MeshFacts, sender: int, said: Come) -> None:
         _set_out(broker, facts, said.vpn, said.queue, entry)
 
 
+def stay(broker: Broker, facts: MeshFacts, vpn: str, name: str, entry: Entry) -> None:
+    """A queue that was to go, and has not begun to, is to stay. Raises LakequeueError."""
+    key = key_of(vpn, name)
+    if key in facts.leaving or facts.went.get(key, (0, 0))[0] == entry.move:
+        raise LakequeueError(f"queue {name!r}: is on its way already, and cannot be called back")
+    facts.coming.pop(key, None)
+    facts.went[key] = entry.move, broker.header.number
+    error = f"queue {name!r}: stays where it is: the move was called back"
+    say(broker, facts, keeper_of(facts), HasMoved(vpn, name, entry.move, error))
+
+
 def _set_out(broker: Broker, facts: MeshFacts, vpn: str, name: str, entry: Entry) -> None:
     """The queue leaves, if it is to go and may come."""
     key = key_of(vpn, name)
     to, move, room = facts.coming.get(key, (-1, -1, 0))
-    if move < entry.move:
+    is_wanted = (move, to) == (entry.move, entry.moves_to)
+    if move < entry.move or (move == entry.move and not is_wanted):
         facts.coming.pop(key, None)
     queue = broker.find(vpn, name)
-    if (move, to) != (entry.move, entry.moves_to) or queue is None:
+    stays = facts.went.get(key, (0, 0))[0] == entry.move
+    if stays or not is_wanted or queue is None:
         return
     del facts.coming[key]
     why = _obstacle(queue, facts.peers[to].name, room)

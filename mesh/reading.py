@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from ..core.queue.broker import Broker
 from ..core.queue.queue import Queue
-from ..core.rules.routing import queues_of_record
+from ..core.rules.routing import captures, queues_of_record
 from ..protocol import topics
 
 Partition = tuple[str, int]
@@ -90,5 +90,5 @@ def _captured(broker: Broker, topic: str, partition: int) -> Iterator[tuple[str,
     assert broker.beyond is not None
     for vpn, queues in queues_of_record(broker, topic):
         for queue in queues:
-            if not queue.header.stands_for and broker.beyond.reads(queue, partition):
+            if captures(broker, vpn, queue, topic) and broker.beyond.reads(queue, partition):
                 yield vpn, queue

@@ -137,12 +137,10 @@ class Admission:
         counter, time = broker.spool.next_counter, messages.times[0]
         found = []
         for vpn, queues in queues_of_record(broker, topic):
+            queues = [queue for queue in queues if not _was_read(queue, messages)]
             if broker.beyond is not None:
                 queues = broker.beyond.of_record(vpn, topic, partition, queues)
-            kept = [
-                q for q in queues if not _was_read(q, messages) and recovers(q, time, counter)
-            ]  # fmt: skip
-            found.append((vpn, kept))
+            found.append((vpn, [q for q in queues if recovers(q, time, counter)]))
         return found
 
     def _malformed(self, vpn: str | None, records: Records, at: int, error: str) -> None:

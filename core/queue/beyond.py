@@ -91,7 +91,7 @@ class Beyond(Protocol):
 
     def of_record(self, vpn: str, topic: str, partition: int, own: list[Queue]) -> list[Queue]:
         """The queues in which this broker stores a record of a plain topic, where these are the own
-        ones that take it (M5, S5)."""
+        ones that take it, and have not had it (M5, S5)."""
         ...
 
     def why_waiting(self, queue: Queue) -> str | None:

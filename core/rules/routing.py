@@ -181,6 +181,11 @@ def queues_of_record(broker: Broker, topic: str) -> list[tuple[str, list[Queue]]
     return found
 
 
+def captures(broker: Broker, vpn: str, queue: Queue, topic: str) -> bool:
+    """Whether a queue captures a plain Kafka topic, and has not only subscribed to it."""
+    return queue.number in _of_vpn(broker, vpn).captured.find(topic)
+
+
 def _remember(broker: Broker, key: tuple[str, str], found: Any) -> None:
     if len(broker.routes) >= FOUND_MAX:
         forget_found(broker)

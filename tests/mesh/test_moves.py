@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterator
 
 import pytest
-from lakequeue.protocol import ConfigError
+from lakequeue.protocol import ConfigError, LakequeueError
 from lakequeue.protocol import commands as c
 from lakequeue.protocol.messages import HEADER
 from mortal_mesh import MortalMeshBroker
@@ -113,3 +113,51 @@ def test_M1_a_queue_with_keys_moves_within_its_group() -> None:
         for message in messages:
             message.ack()
     assert got == list(range(6))
+
+
+@pytest.mark.parametrize("asked", ["a", "b", "c"])
+def test_M5_a_move_to_a_broker_that_stays_away_is_called_back(asked: str) -> None:
+    mesh = Mesh(local("q", broker="b"))
+    sent(mesh.at["b"].producer(), "q", range(2))
+    mesh.engine.cut("c")
+    told: list[object] = []
+    mesh.at["a"].ask(c.MoveQueue(queue="q", broker="c"), told.append)
+    mesh.engine.advance("1s")
+    if asked == "c":
+        mesh.engine.mend("c")
+        assert mesh.where() == {"q": "c"}
+        mesh.engine.cut("b")  # it went, and there is nothing to be called back
+        mesh.at["c"].admin().move_queue("q", "c")
+        assert mesh.where() == {"q": "c"}
+        return
+    mesh.at[asked].admin().move_queue("q", "b")
+    mesh.engine.advance("0s")
+    assert "called back" in str(told)
+    assert mesh.where() == {"q": "b"}
+    sent(mesh.at["a"].producer(), "q", range(2, 4))
+    assert numbers(mesh.admin.browse("q")) == list(range(4))
+    mesh.admin.move_queue("q", "a")  # it may go elsewhere
+    mesh.engine.mend("c")
+    mesh.engine.advance("1s")
+    assert mesh.where() == {"q": "a"}
+    assert numbers(mesh.admin.browse("q")) == list(range(4))
+    mesh.admin.move_queue("q", "c")
+    assert numbers(mesh.admin.browse("q")) == list(range(4))
+    for broker in mesh.engine.brokers:
+        facts = broker._replica.broker.beyond._others.facts
+        known = facts.moves, facts.coming, facts.leaving, facts.arriving, facts.went
+        assert known == ({}, {}, {}, {}, {})
+
+
+def test_M5_what_has_begun_to_go_cannot_be_called_back() -> None:
+    mesh = Mesh(local("q", broker="a"))
+    mesh.engine.cut("b")
+    mesh.at["a"].ask(c.MoveQueue(queue="q", broker="b"), lambda answer: None)
+    mesh.engine.mend("b")
+    mesh.engine.cut("b")
+    if mesh.where() == {"q": "a"}:
+        with pytest.raises(LakequeueError, match="is on its way already"):
+            mesh.admin.move_queue("q", "a")
+    mesh.engine.mend("b")
+    mesh.engine.advance("1s")
+    assert mesh.where() == {"q": "b"}
