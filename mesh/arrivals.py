@@ -16,6 +16,7 @@ from ..core.phases.judging import NACK, count_discarded, of_broker, outcome
 from ..core.queue.broker import Broker
 from ..core.queue.change import enter
 from ..core.queue.queue import Queue
+from ..core.queue.taken import was_taken
 from ..core.rules.deferred import settle_arrival
 from ..core.rules.edits import WAY, dead_part
 from ..core.rules.entering import dead_match, refusal
@@ -52,7 +53,9 @@ def handed_over(broker: Broker, facts: MeshFacts, sender: int, said: HandOver) -
     why = ""
     for row, content in zip(rows, said.contents, strict=True):
         reason = _refusal(broker, said.vpn, queue, row) if said.waiting else None
-        if queue.holds(row.id):
+        is_new = said.waiting and not row.extras  # its first time in this queue
+        was_here = said.again and is_new and was_taken(queue.header.taken, row.id)
+        if was_here or queue.holds(row.id):
             reason = None
         elif reason is not None and outcome(queue) == NACK:
             why = reason.value

@@ -4,8 +4,8 @@ What is said is an output of the step, and Kafka keeps its order; so it comes at
 what comes again has a number that was heard. Both numbers stand in the states of the two brokers,
 which are snapshots of their logs. Nothing is sent again, nothing waits for time.
 
-A missing number means that Kafka lost records: that is said (event ``mesh_gap``), and the channel
-goes on behind it.
+A missing number means that Kafka lost records: that is said (event ``mesh_gap``), both sides say
+again what they have under way, and the channel goes on behind it.
 """
 
 from __future__ import annotations
@@ -46,9 +46,11 @@ def hear(
     skipped: Mapping[Place, str],
     handlers: Handlers,
     failures: Handlers,
+    missed: Callable[[int, int], None],
 ) -> None:
     """Hear what others have said since the last step, each thing once, in their order. failures:
-    what is done where a handler fails, so that nothing is on its way for ever."""
+    what is done where a handler fails, so that nothing is on its way for ever; missed: the same,
+    where records were lost: from whom, and the number of the last."""
     vpn = next(iter(broker.header.vpns), DEFAULT_VPN)  # where what is refused is told
     for at in range(len(records)):
         broker.at = place = records.topics[at], records.partitions[at], records.offsets[at]
@@ -56,22 +58,24 @@ def hear(
         try:
             heard = _heard(broker, facts, vpn, records.values[at])
             if heard is not None:
+                if heard[2]:
+                    missed(heard[0], heard[2])
                 if place in skipped:
                     raise ValueError(f"it failed: {skipped[place]}")
-                handlers[heard[1].kind](*heard)
+                handlers[heard[1].kind](*heard[:2])
         except (LakequeueError, ValueError) as error:
             broker.event("mesh_refused", vpn, why=str(error))
             reject_record(broker, vpn, *place, records.keys[at], records.values[at], str(error))
             if heard is not None and heard[1].kind in failures:
-                failures[heard[1].kind](*heard)
+                failures[heard[1].kind](*heard[:2])
     broker.at = None
 
 
 def _heard(
     broker: Broker, facts: MeshFacts, vpn: str, value: bytes | None
-) -> tuple[int, Said] | None:
-    """Who says it, and what a record says; None where it was heard before, or is another home's.
-    Raises ValueError."""
+) -> tuple[int, Said, int] | None:
+    """Who says it, what a record says, and the number of the last record that was lost before it,
+    0 for none; None where it was heard before, or is another home's. Raises ValueError."""
     envelope = mesh.decode(value)
     if envelope.epoch != broker.header.epoch:
         broker.count_refused(vpn, "other_home")
@@ -83,11 +87,13 @@ def _heard(
         return None
     missing = envelope.number - next_word(peer)
     if missing > 0:
-        broker.event("mesh_gap", vpn, broker=peer.name, records=missing)
+        known = [b - a + 1 for a, b in peer.lost_words if peer.heard < a and b < envelope.number]
+        broker.event("mesh_gap", vpn, broker=peer.name, records=missing - sum(known))
     peer.heard = envelope.number
     if peer.lost_words and peer.lost_words[0][1] < peer.heard:
         del peer.lost_words[0]
     word = WORDS.get(envelope.kind)
     if word is None:
         raise ValueError(f"kind: {envelope.kind!r} – allowed are {', '.join(sorted(WORDS))}")
-    return envelope.sender, mesh.decode_body(envelope, word)
+    lost = envelope.number - 1 if missing > 0 else 0
+    return envelope.sender, mesh.decode_body(envelope, word), lost

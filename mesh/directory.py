@@ -40,6 +40,7 @@ from . import lanes, moves
 from .channel import say
 from .facts import Entry, MeshFacts, Move, Peer, Waiting, entry_of, hosts_of, key_of
 
+SAID_AT_ONCE = 100  # entries of the directory in one record
 ReplyPlace = tuple[str, int, str]  # topic, partition, request
 # A bridge is so, or is gone (None): VPN, name of its endpoint, definition; how many waited for it.
 ApplyBridge = Callable[[str, str, dict[str, Any] | None], int]
@@ -140,7 +141,7 @@ class Keeper:
         facts, key = self._facts, key_of(said.vpn, said.queue)
         move, entry = facts.moves.get(key), entry_of(self._facts, said.vpn, said.queue)
         if move is None or entry is None or move.number != said.move:
-            raise ValueError(f"queue: {said.queue!r} – does not move")
+            return  # it is known
         del facts.moves[key]
         hosts = entry.hosts if said.error else [move.to]
         there = msgspec.structs.replace(entry, hosts=hosts, moves_to=None)
@@ -298,6 +299,17 @@ class Keeper:
                 facts.waiting.append(waiting)
         else:
             self._answer(waiting)
+
+    def say_all(self, to: int) -> None:
+        """Tell a broker the whole directory: what was said of it may be lost."""
+        facts = self._facts
+        said = [
+            said_of(vpn, name, entry) for vpn, entries in sorted(facts.entries.items())
+            for name, entry in sorted(entries.items())
+        ]  # fmt: skip
+        for at in range(0, len(said), SAID_AT_ONCE):
+            part = said[at : at + SAID_AT_ONCE]
+            say(self._broker, facts, to, Entries(facts.edition, part, facts.brokers, facts.groups))
 
     def say_untold(self) -> None:
         """Tell clients what has changed while the home was at rest (M4)."""

@@ -12,12 +12,14 @@ from ..definitions import QueueDefinition
 
 class Peer(msgspec.Struct):
     """Another broker. said, heard: numbers of the last records, to it and from it; lost_words:
-    [first, last] number from it of steps that are lost (R3)."""
+    [first, last] number from it of steps that are lost (R3); again: up to this number all that was
+    said and is under way has been said again."""
 
     name: str
     said: int = 0
     heard: int = 0
     lost_words: list[list[int]] = []
+    again: int = 0
 
 
 class Entry(msgspec.Struct):
@@ -84,7 +86,8 @@ class MeshFacts(msgspec.Struct):
     "broker/vpn/queue" → the last attempt that was refused here; asked: credits at other hosts,
     lent: those of others here, both by `credit_key`; filters: "vpn/queue" → those for which others
     were asked last; edition: of the directory as it is known here; untold:
-    VPNs and queues whose hosts changed at rest, which clients have yet to hear."""
+    VPNs and queues whose hosts changed at rest, which clients have yet to hear; rejoined: the
+    broker was made again, and what it last said may be lost (`rejoining`)."""
 
     brokers: dict[str, int] = {}
     groups: dict[str, str] = {}
@@ -99,6 +102,7 @@ class MeshFacts(msgspec.Struct):
     edition: int = 0
     waiting: list[Waiting] = []
     untold: list[tuple[str, str]] = []
+    rejoined: bool = False
     credits_changed: bool = False  # since the last mark: asked, lent, filters, refusing
     # Of queues that move, by "vpn/queue" (`moves`):
     moves: dict[str, Move] = {}  # at the keeper
@@ -165,7 +169,8 @@ def put_peers(store: Store, peers: dict[int, Peer]) -> None:
     """Other numbers from here on: of a broker that is made again, see `rejoining`."""
     data = store.get(PAGE)
     assert data is not None
-    store.put(PAGE, _encode(msgspec.structs.replace(_facts.decode(data), peers=peers)))
+    facts = msgspec.structs.replace(_facts.decode(data), peers=peers, rejoined=True)
+    store.put(PAGE, _encode(facts))
 
 
 def credit_key(broker: int, vpn: str, queue: str, text: str | None) -> str:

@@ -136,9 +136,9 @@ def follow(broker: Broker, facts: MeshFacts, vpn: str, name: str) -> None:
 
 def send(
     broker: Broker, facts: MeshFacts, queue: Queue, subscription: Subscription, rows: list[Row],
-    contents: list[Content],
+    contents: list[Content], again: bool = False,
 ) -> None:  # fmt: skip
-    """Hand messages over, in as many records as they need."""
+    """Hand messages over, in as many records as they need. again: it may have been said before."""
     lane = facts.lanes.get(queue.number)
     assert subscription.broker is not None
     for part in slices(
@@ -149,9 +149,25 @@ def send(
             HandOver(
                 broker.vpn_of(queue), queue.header.stands_for or queue.definition.name,
                 lane is not None, 0 if lane is None else lane.attempt, subscription.filter,
-                _encode(rows[part]), contents[part], facts.edition,
+                _encode(rows[part]), contents[part], facts.edition, again,
             ),
         )  # fmt: skip
+
+
+def send_again(broker: Broker, facts: MeshFacts, to: int) -> None:
+    """All that is on its way there, as a new attempt: nobody knows whether it was heard."""
+    for queue in list(broker.queues.values()):
+        lane = facts.lanes.get(queue.number)
+        for one in queue.header.subscriptions:
+            if one.broker != to or not one.held:
+                continue
+            if lane is not None:
+                lane.attempt += 1
+            rows = [r for r in queue.leases[one.number].values() if r.state == MOVING]
+            contents = [broker.spool.content(row) for row in rows]
+            kept = [(r, own) for r, own in zip(rows, contents, strict=True) if own is not None]
+            own = [content for _, content in kept]
+            send(broker, facts, queue, one, [row for row, _ in kept], own, again=True)
 
 
 def _source(broker: Broker, vpn: str, name: str, waiting: bool) -> Queue | None:

@@ -86,7 +86,7 @@ class Mesh:
             NotTaken.kind: lambda sender, said: lanes.refused(broker, facts, sender, said),
             Room.kind: lambda sender, said: rooms.hear_room(broker, facts, sender, said),
             Entries.kind: self._hear_entries,
-            Heard.kind: self._keeper.heard,
+            Heard.kind: self._heard,
             Forward.kind: self._forwarded,
             Come.kind: lambda sender, said: moves.may_come(broker, facts, sender, said),
             Carry.kind: lambda sender, said: moves.carried(broker, facts, sender, said),
@@ -121,8 +121,10 @@ class Mesh:
 
     def hear(self, records: Records, skipped: Mapping[Place, str]) -> None:
         """What the others say; what is tried again is tried."""
+        if self.facts.rejoined:
+            self._greet()
         self._keeper.say_untold()
-        hear(self._broker, self.facts, records, skipped, self.handlers, self.failures)
+        hear(self._broker, self.facts, records, skipped, self.handlers, self.failures, self._missed)
         lanes.retry(self._broker, self.facts)
 
     def speak(self) -> None:
@@ -132,7 +134,37 @@ class Mesh:
 
     def deadline(self) -> int:
         """When a step is wanted, epoch ms, or NEVER."""
-        return 1 if self.facts.untold else lanes.next_retry(self.facts)
+        return 1 if self.facts.untold or self.facts.rejoined else lanes.next_retry(self.facts)
+
+    def _greet(self) -> None:
+        """This broker was made again. What it said last may be lost, with the Kafka in which it
+        stood: others find out as they hear from it (`rejoining`)."""
+        facts, own = self.facts, self._broker.header.number
+        facts.rejoined = False
+        for number in sorted(set(facts.peers) - {own}):
+            self.say(number, Heard(facts.edition))
+        if facts.brokers and keeper_of(facts) == own:  # clients' topics may be new ones
+            facts.untold = [(v, name) for v in sorted(facts.entries) for name in facts.entries[v]]
+
+    def _missed(self, sender: int, number: int) -> None:
+        """Words from there are lost: also answers to what is under way."""
+        self.say(sender, Heard(self.facts.edition, missed=number))
+        self._say_again(sender)
+
+    def _heard(self, sender: int, said: Heard) -> None:
+        if said.missed > self.facts.peers[sender].again:
+            self._say_again(sender)
+        self._keeper.heard(sender, said)
+
+    def _say_again(self, to: int) -> None:
+        """What is under way to a broker: messages, what consumers have room for, the directory."""
+        broker, facts = self._broker, self.facts
+        facts.peers[to].again = facts.peers[to].said
+        moves.expect_again(broker, facts, to)
+        if facts.brokers and keeper_of(facts) == broker.header.number:
+            self._keeper.say_all(to)
+        lanes.send_again(broker, facts, to)
+        rooms.ask_again(broker, facts, to)
 
     def leave(self, queue: Queue, task: Task, budget: Budget) -> bool:
         """See `Beyond`."""

@@ -78,6 +78,8 @@ def follow(broker: Broker, facts: MeshFacts, vpn: str, name: str, entry: Entry) 
             broker.drop_queue(broker.queues[number])
     elif entry.moves_to == own and facts.went.get(key, (0, 0))[0] != entry.move:
         _expect(broker, facts, vpn, name, entry)
+    elif entry.moves_to == own:  # the keeper has not heard it yet
+        say(broker, facts, keeper_of(facts), HasMoved(vpn, name, entry.move))
     _set_out(broker, facts, vpn, name, entry)
 
 
@@ -97,12 +99,25 @@ def _expect(broker: Broker, facts: MeshFacts, vpn: str, name: str, entry: Entry)
             number, broker.vpn_number(vpn), entry.definition, created=broker.now, arriving=True
         )
     )
+    _ask(broker, facts, vpn, name, entry)
+
+
+def _ask(broker: Broker, facts: MeshFacts, vpn: str, name: str, entry: Entry) -> None:
+    """It may come, as far as there is room."""
     room = broker.header.system.max_spool_usage - broker.spool.bytes
     limits = broker.header.vpn_limits.get(vpn)
     if limits is not None and limits.max_spool_usage is not None:
         used = broker.spool.vpn_bytes.get(broker.vpn_number(vpn), 0)
         room = min(room, limits.max_spool_usage - used)
     say(broker, facts, entry.hosts[0], Come(vpn, name, entry.move, max(room, 0)))
+
+
+def expect_again(broker: Broker, facts: MeshFacts, peer: int) -> None:
+    """Queues are to come from there, and may not have been asked."""
+    for vpn, entries in facts.entries.items():
+        for name, entry in entries.items():
+            if key_of(vpn, name) in facts.arriving and entry.hosts[0] == peer:
+                _ask(broker, facts, vpn, name, entry)
 
 
 def carried(broker: Broker, facts: MeshFacts, sender: int, said: Carry) -> None:
@@ -213,7 +228,7 @@ def _set_out(broker: Broker, facts: MeshFacts, vpn: str, name: str, entry: Entry
         facts.coming.pop(key, None)
     queue = broker.find(vpn, name)
     stays = facts.went.get(key, (0, 0))[0] == entry.move
-    if stays or not is_wanted or queue is None:
+    if stays or not is_wanted or queue is None or key in facts.leaving:
         return
     del facts.coming[key]
     why = _obstacle(queue, facts.peers[to].name, room)

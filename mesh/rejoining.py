@@ -9,6 +9,10 @@ may have heard of it. So two things have to be so before they go on:
 - *Words of lost steps are passed over.* They stand in Kafka too. A broker goes on numbering far
   ahead, and the others know which numbers in between are of lost steps (`pass_over`).
 
+What was said and not heard may be lost too, where the home goes on on another Kafka. So each broker
+greets the others. Who misses numbers before that says so, and both say again what they have under
+way (`Mesh._say_again`). No word tells which of it was heard: ids do, as far as a queue knows them.
+
 Then all brokers together are as they were when nothing had been lost but steps that nobody has
 heard of, and go on from there as after any death.
 """

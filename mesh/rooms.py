@@ -60,6 +60,23 @@ def tell_room(broker: Broker, facts: MeshFacts) -> None:
                 del facts.filters[key]
 
 
+def ask_again(broker: Broker, facts: MeshFacts, host: int) -> None:
+    """Both sides forget what was granted, and consumers' room is told anew."""
+    for queue in broker.queues.values():
+        if queue.header.stands_for or host not in other_hosts(broker, facts, queue):
+            continue
+        vpn, name = broker.vpn_of(queue), queue.definition.name
+        ended: list[tuple[str | None, int]] = [
+            (text, 0) for text in facts.filters.get(key_of(vpn, name), [])
+            if facts.asked.pop(credit_key(host, vpn, name, text), None) is not None
+        ]  # fmt: skip
+        if ended:
+            say(broker, facts, host, Room(vpn, name, ended))
+        queue.wanted = True
+        broker.touch(queue)
+    facts.credits_changed = True
+
+
 def _rooms(queue: Queue) -> Rooms:
     """How many messages consumers here could still take, by filter; also those that can take
     none."""

@@ -21,7 +21,8 @@ class HandOver(Said, frozen=True, array_like=True):
     """Messages for a queue of the other broker. waiting: they wait in a stand-in and have no owner
     yet; else they are granted, and the ack moves the ownership. attempt: of the stand-in's lane;
     filter: of the subscription that asked; rows: of the queue here, packed; edition: of the
-    directory here, since one that is behind may not know the queue yet."""
+    directory here, since one that is behind may not know the queue yet; again: it may have been
+    heard and answered before (R3)."""
 
     kind: ClassVar[str] = "hand_over"
 
@@ -33,6 +34,7 @@ class HandOver(Said, frozen=True, array_like=True):
     rows: bytes
     contents: Contents
     edition: Count = 0
+    again: bool = False
 
 
 class Stored(Said, frozen=True, array_like=True):
@@ -102,13 +104,15 @@ class Entries(Said, frozen=True, array_like=True):
 
 class Heard(Said, frozen=True, array_like=True):
     """Up to this edition the directory is known here. error: what was wrong with the last one;
-    waited: how many messages a bridge had that was deleted with it."""
+    waited: how many messages a bridge had that was deleted with it; missed: the number of the last
+    word that was lost on the way here."""
 
     kind: ClassVar[str] = "heard"
 
     edition: Count
     error: str = ""
     waited: Count = 0
+    missed: Count = 0
 
 
 class Forward(Said, frozen=True, array_like=True):

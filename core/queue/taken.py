@@ -8,6 +8,11 @@ from __future__ import annotations
 TAKEN_MAX = 1_000  # ranges that are remembered
 
 
+def was_taken(taken: list[list[int]], number: int) -> bool:
+    """Whether an id has entered, as far as is known."""
+    return any(first <= number <= last for first, last in reversed(taken))
+
+
 def note_taken(taken: list[list[int]], first: int, last: int) -> None:
     """Ids enter, the ones from first to last."""
     if taken and taken[-1][1] == first - 1:
@@ -20,11 +25,8 @@ def note_taken(taken: list[list[int]], first: int, last: int) -> None:
 
 def has_entered(taken: list[list[int]], number: int) -> bool:
     """Whether an id has ever been here; of what is no longer remembered: yes."""
-    if not taken:
-        return False
-    if number < taken[0][0]:
-        return len(taken) >= TAKEN_MAX
-    return any(first <= number <= last for first, last in reversed(taken))
+    forgotten = len(taken) >= TAKEN_MAX and number < taken[0][0]
+    return forgotten or was_taken(taken, number)
 
 
 def _insert(ranges: list[list[int]], number: int) -> None:

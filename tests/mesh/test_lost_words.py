@@ -1,0 +1,82 @@
+"""Kafka loses what one broker said to another: what it was about is said again (M2, H4, R3)."""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import Any
+
+import pytest
+from lakequeue.definitions import parse_configuration
+from lakequeue.memory import MemoryConnection
+from lakequeue.memory.mesh_broker import MeshBroker
+from lakequeue.protocol import commands as c
+from lakequeue.protocol import mesh
+from mortal_mesh import MortalMeshEngine
+from rules.harness import drain
+
+QUEUES: list[dict[str, Any]] = [
+    {"name": "far", "message_type": "text", "type": "LocalQueue", "broker": "b"},
+    {"name": "full", "message_type": "text", "type": "LocalQueue", "broker": "b",
+     "max_spool_messages": 3},
+    {"name": "all", "message_type": "text", "max_per_subscription_backlog": 3},
+]  # fmt: skip
+
+
+for one in QUEUES:
+    one["subscriptions"] = [f"t/{one['name']}"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "nth"),
+    [*product(["hand_over", "stored", "not_taken", "room"], [1, 2]), ("entries", 1), ("heard", 1)],
+)
+def test_R3_what_a_lost_word_was_about_is_said_again(
+    kind: str, nth: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = MortalMeshEngine(parse_configuration({"brokers": ["a", "b"], "queues": QUEUES}))
+    engine.checking = True
+    at = {name: MemoryConnection(engine, "default", name, name) for name in "ab"}
+    lost: list[str] = []
+    heard = MeshBroker.tell
+
+    def tell(self: Any, record: Any) -> None:
+        said = mesh.decode(record.value).kind
+        lost.append(said)
+        if said != kind or lost.count(kind) != nth:
+            heard(self, record)
+
+    monkeypatch.setattr(MeshBroker, "tell", tell)
+    producer = at["a"].producer()
+    consumers = {
+        name: at["b"].consumer(name, ack_mode="individual", max_backlog=3)
+        for name in ("all", "far")
+    }
+    got: dict[str, list[bytes]] = {"all": [], "far": [], "full": []}
+
+    def consume() -> None:
+        for name, consumer in consumers.items():
+            for message in drain(consumer):
+                got[name].append(message.payload)
+                message.ack()
+
+    for n in range(20):
+        for name in QUEUES:
+            producer.send(f"t/{name['name']}", b"%d" % n)
+        if n == 5:
+            new = QUEUES[0] | {"name": "other", "subscriptions": []}
+            told = c.encode_command(c.Define(definition=new))
+            engine.instruct("default", told, "a")
+        if n % 4 == 0:
+            consume()
+    consumers["full"] = at["b"].consumer("full", ack_mode="individual", max_backlog=3)
+    for _ in range(30):
+        consume()
+        engine.advance("1s")
+    monkeypatch.setattr(MeshBroker, "tell", heard)
+    assert lost.count(kind) >= nth
+    for name, bodies in got.items():
+        assert sorted(map(int, bodies)) == list(range(20)), name
+    assert got["far"] == sorted(got["far"], key=int)
+    assert not at["a"].admin().usage()["lanes"]
+    assert at["a"].admin().describe("other")["depth"] == 0
+    assert "mesh_gap" in [e["event"] for e in at["a"].admin().events()]
