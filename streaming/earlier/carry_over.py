@@ -24,7 +24,7 @@ from ...protocol.ids import make_id
 from ...protocol.signing import ENGINE_CLIENT
 from ...replica.driver import Refused
 from .bridges import Bridges
-from .pages import PAGE_BITS, Entry, Message, Pages, Reads, bucket
+from .pages import PAGE_BITS, KnownEntry, Message, Pages, Reads, bucket
 
 RANGES_MAX = 2 * TAKEN_MAX  # that are looked at of each kind
 LOST_BLOCK = (1 << 32) - 1  # there is none with this number: what lies in it is lost
@@ -204,7 +204,7 @@ def _parts(old: Pages, queue: int) -> Iterator[list[Row]]:
         yield part
 
 
-def _row(place: int, entry: Entry, message: Message, extras: Any) -> Row:
+def _row(place: int, entry: KnownEntry, message: Message, extras: Any) -> Row:
     return Row(
         seq=place, id=message.origin or entry.id, size=entry.size, entered=entry.entered,
         time=message.time, ttl_ends=_time(message.ttl_ends), expires=_time(entry.expires),

@@ -64,7 +64,7 @@ class Message(NamedTuple):
     origin: int
 
 
-class Entry(NamedTuple):
+class KnownEntry(NamedTuple):
     """A message in a queue, column by column."""
 
     id: int
@@ -130,12 +130,12 @@ class Pages:
 
     # ------------------------------------------------------------ rows
 
-    def entries(self, queue: int) -> Iterator[tuple[int, Entry, Any]]:
+    def entries(self, queue: int) -> Iterator[tuple[int, KnownEntry, Any]]:
         """The messages of a queue, in the order in which they entered: place, row, extras."""
         for number in sorted(self._of_queue.get(queue, ())):
             page = self._store.get(f"p/{queue}/{number}")
             assert page is not None, f"page {number} of queue {queue} was there"
-            rows, extras = _rows(page, _ENTRY, Entry)
+            rows, extras = _rows(page, _ENTRY, KnownEntry)
             for row, entry in enumerate(rows):
                 if entry.state != GONE:
                     yield (number << self.bits) + row, entry, extras.get(row)
@@ -147,7 +147,7 @@ class Pages:
 
     def _read_ids(self, queue: int, number: int) -> list[int]:
         page = self._store.get(f"p/{queue}/{number}")
-        return [] if page is None else [entry.id for entry in _rows(page, _ENTRY, Entry)[0]]
+        return [] if page is None else [entry.id for entry in _rows(page, _ENTRY, KnownEntry)[0]]
 
     def message_pages(self) -> Iterator[tuple[int, Rows]]:
         """All pages of messages, each with the id of its first row."""

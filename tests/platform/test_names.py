@@ -14,7 +14,7 @@ from pathlib import Path
 from lakequeue.streaming import spark
 
 ROOT = Path(spark.__file__).parents[1]
-TAKE_OVER = ("core/", "mesh/", "replica/", "protocol/neighbours.py")
+TAKE_OVER = ("core/", "mesh/", "replica/", "protocol/neighbours.py", "streaming/earlier/")
 
 
 def modules() -> Iterator[Path]:
