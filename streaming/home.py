@@ -44,12 +44,12 @@ from ..protocol.journal import Journal
 from ..protocol.signing import ENGINE_CLIENT, Credentials, engines_key
 from .checkpoint_mending import set_back, set_back_or_drop
 from .earlier.pages import FORMAT as EARLIER_FORMAT
+from .home_notes import HomeNotes, write_whole
 from .moved_home import follow
 from .rebuilt import FOLDER, QUEUES, SUFFIX, state_file, write_state
 
 log = logging.getLogger("lakequeue.engine")
 
-CAPTURED, PORTS = "captured.json", "ports.json"
 SECRET, SECRET_BYTES = "secret", 32
 CHECKPOINT = "checkpoint"
 REHOMED, LAST_WORDS = "rehomed", "last-words"
@@ -66,7 +66,7 @@ NUMBERS_MAX = 65_536  # a broker's number is the top 16 bits of its message ids
 _METADATA = ("metadata", "*/metadata")
 
 
-class HomeFolder:
+class HomeFolder(HomeNotes):
     """One home. `open` before anything else; it raises LakequeueError with what to do.
 
     tables, checkpoints: paths or URIs, where these are to be elsewhere; empty: where the home says.
@@ -106,7 +106,7 @@ class HomeFolder:
             if self._given:
                 whole[PLACES] = places_of(self.path) | self._given
             if whole != about:
-                _write(self.path / ABOUT, whole)
+                write_whole(self.path / ABOUT, whole)
         except (OSError, ValueError, KeyError, AttributeError) as error:
             raise LakequeueError(f"home {self.path} cannot be used: {error}") from error
 
@@ -221,7 +221,7 @@ class HomeFolder:
         about = self._about()
         whole = {**about, "checkpoints": self._checkpoints(), "format": FORMAT}
         if about and whole != about:
-            _write(self.path / ABOUT, whole)
+            write_whole(self.path / ABOUT, whole)
 
     def _is_rebuilt(self) -> bool:
         """Whether a state waits that was made of its tables."""
@@ -272,7 +272,7 @@ class HomeFolder:
             for name in OF_TABLES:  # where they go on stands in the tables
                 remove(self.checkpoints / name)
         if about.get(KAFKA) != cluster:
-            _write(self.path / ABOUT, {**about, KAFKA: cluster})
+            write_whole(self.path / ABOUT, {**about, KAFKA: cluster})
 
     def mend(self) -> None:
         """Set back what a power loss has damaged to the newest whole batch. For the one engine that
@@ -317,7 +317,7 @@ class HomeFolder:
         told = {"brokers": brokers, "numbers": numbers, "groups": dict(groups)}
         gone = {name: {"number": number, "read": read} for name, (number, read) in removed.items()}
         told["removed"] = {**about.get("removed", {}), **gone}
-        _write(self.path / ABOUT, {**about, **told, "rehomings": at, "rehomed": named})
+        write_whole(self.path / ABOUT, {**about, **told, "rehomings": at, "rehomed": named})
         self._drop_rehomed()
 
     def last_words(self) -> list[Journal]:
@@ -427,7 +427,7 @@ class HomeFolder:
         """So many numbers are given to brokers from here on."""
         about = self._about()
         if numbers != about.get("numbers"):
-            _write(self.path / ABOUT, {**about, "numbers": numbers})
+            write_whole(self.path / ABOUT, {**about, "numbers": numbers})
 
     def groups(self, given: Mapping[str, str], brokers: Iterable[str]) -> dict[str, str]:
         """The group of each of these brokers that is in one: as the home knows it, and for those
@@ -459,38 +459,7 @@ class HomeFolder:
         if groups is not None and groups != about.get("groups", {}):
             whole["groups"] = dict(groups)
         if whole != about:
-            _write(self.path / ABOUT, whole)
-
-    # ------------------------------------------------------------ what is kept beside it
-
-    def captured(self) -> set[str]:
-        """The captured topics that the engine read when it last ran. What counts is the engine's
-        state, which is asked at each start; this list saves a restart of the queries then."""
-        return set(self._kept(CAPTURED, []))
-
-    def remember_captured(self, captured: Iterable[str]) -> None:
-        """Keep the list for the next start."""
-        _write(self.path / CAPTURED, sorted(captured))
-
-    def port(self, name: str) -> int:
-        """The port that this home had before; 0 when it had none."""
-        return int(self._kept(PORTS, {}).get(name, 0))
-
-    def remember_port(self, name: str, port: int) -> None:
-        """Keep a port, so that who looks there finds it again after a restart."""
-        ports = self._kept(PORTS, {})
-        if ports.get(name) != port:
-            _write(self.path / PORTS, {**ports, name: port})
-
-    def _kept(self, name: str, nothing: Any) -> Any:
-        """A convenience of this home: damaged is the same as not there."""
-        file = self.path / name
-        try:
-            found = json.loads(file.read_text()) if file.exists() else nothing
-        except ValueError as error:
-            log.warning("%s is damaged (%s) and written anew", file, error)
-            return nothing
-        return found if isinstance(found, type(nothing)) else nothing
+            write_whole(self.path / ABOUT, whole)
 
 
 def _try(probe: Folder) -> None:
@@ -501,13 +470,3 @@ def _try(probe: Folder) -> None:
     with probe.open("wb") as file:
         file.write(bytes(PROBE_BYTES))
         os.fsync(file.fileno())
-
-
-def _write(file: Path, value: Any) -> None:
-    """Write JSON whole or not at all: a crash must not leave half a file."""
-    draft = file.with_suffix(".draft")
-    with draft.open("w") as text:
-        text.write(json.dumps(value))
-        text.flush()
-        os.fsync(text.fileno())  # else a power loss may leave the new name and nothing in it
-    draft.replace(file)

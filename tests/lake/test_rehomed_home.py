@@ -119,7 +119,7 @@ def test_M4_a_home_whose_change_dies_is_what_it_was(
     def dies(*_: Any) -> None:
         raise Death
 
-    for name in ("write_state", "_write"):
+    for name in ("write_state", "write_whole"):
         with monkeypatch.context() as patch:
             patch.setattr(of_home, name, dies)
             with pytest.raises(Death):

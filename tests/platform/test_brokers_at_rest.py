@@ -205,9 +205,11 @@ def test_M4_what_fails_on_the_way_leaves_the_home_as_it_was(
             case "a state":
                 patch.setattr(home_module, "write_state", fail)
             case _:
-                write = home_module._write
+                write = home_module.write_whole
                 patch.setattr(
-                    home_module, "_write", lambda f, v: (fail if "rehomed" in v else write)(f, v)
+                    home_module,
+                    "write_whole",
+                    lambda f, v: (fail if "rehomed" in v else write)(f, v),
                 )
         with pytest.raises(LakequeueError, match=r"Kafka is away|does not come to rest"):
             do(name)

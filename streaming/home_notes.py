@@ -1,0 +1,59 @@
+"""Conveniences of a home: files that save time at the next start, and may be lost."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+log = logging.getLogger("lakequeue.engine")
+
+CAPTURED, PORTS = "captured.json", "ports.json"
+
+
+class HomeNotes:
+    """Of the home at a path."""
+
+    path: Path
+
+    def captured(self) -> set[str]:
+        """The captured topics that the engine read when it last ran. What counts is the engine's
+        state, which is asked at each start; this list saves a restart of the queries then."""
+        return set(self._kept(CAPTURED, []))
+
+    def remember_captured(self, captured: Iterable[str]) -> None:
+        """Keep the list for the next start."""
+        write_whole(self.path / CAPTURED, sorted(captured))
+
+    def port(self, name: str) -> int:
+        """The port that this home had before; 0 when it had none."""
+        return int(self._kept(PORTS, {}).get(name, 0))
+
+    def remember_port(self, name: str, port: int) -> None:
+        """Keep a port, so that who looks there finds it again after a restart."""
+        ports = self._kept(PORTS, {})
+        if ports.get(name) != port:
+            write_whole(self.path / PORTS, {**ports, name: port})
+
+    def _kept(self, name: str, nothing: Any) -> Any:
+        """A convenience of this home: damaged is the same as not there."""
+        file = self.path / name
+        try:
+            found = json.loads(file.read_text()) if file.exists() else nothing
+        except ValueError as error:
+            log.warning("%s is damaged (%s) and written anew", file, error)
+            return nothing
+        return found if isinstance(found, type(nothing)) else nothing
+
+
+def write_whole(file: Path, value: Any) -> None:
+    """Write JSON whole or not at all: a crash must not leave half a file."""
+    draft = file.with_suffix(".draft")
+    with draft.open("w") as text:
+        text.write(json.dumps(value))
+        text.flush()
+        os.fsync(text.fileno())  # else a power loss may leave the new name and nothing in it
+    draft.replace(file)
