@@ -202,7 +202,9 @@ def _about(source: Path) -> dict[str, Any]:
             f"{source} was written by a version with state format {about.get('format')}; this "
             f"version reads {EARLIER_FORMAT} and {FORMAT}: use that version"
         )
-    return {k: v for k, v in about.items() if k != "checkpoints"} | {"format": FORMAT}
+    # What brokers began with when the home last got others is behind the tables.
+    gone = ("checkpoints", "rehomed")
+    return {k: v for k, v in about.items() if k not in gone} | {"format": FORMAT}
 
 
 def _one(

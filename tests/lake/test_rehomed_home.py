@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 from lakequeue.core import Broker, DictStore, Home, Limits
+from lakequeue.lake.rebuilding import _about
 from lakequeue.mesh.met_brokers import neighbours
 from lakequeue.mesh.rehome import Change, Resting, rehome
 from lakequeue.replica.driver import Driver
 from lakequeue.streaming import home as of_home
 from lakequeue.streaming.brokers_at_rest import _Known, _snapshot, _States
 from lakequeue.streaming.home import HomeFolder
-from lakequeue.streaming.rebuilt import is_newer, restore
+from lakequeue.streaming.rebuilt import is_newer, restore, state_file, write_state
 from loop.memory import HOME, LIMITS, SIZES, Some, World, clocks
 
 QUEUE = {"name": "orders", "message_type": "json", "type": "LocalQueue"}
@@ -133,3 +135,15 @@ def test_M4_a_home_whose_change_dies_is_what_it_was(
     first = home.rebuilt("west")
     home.rehome(found.states, {HOME.name: 0, "west": 1}, {}, {}, [])
     assert not Path(first).exists()
+
+
+def test_R3_a_home_that_is_rebuilt_begins_with_the_tables(tmp_path: Path) -> None:
+    """Not with what its brokers began with when they had become others."""
+    _, found = rehomed(lived())
+    home = HomeFolder(tmp_path)
+    home.open()
+    home.rehome(found.states, {HOME.name: 0, "west": 1}, {}, {}, [])
+    (tmp_path / "lakequeue.json").write_text(json.dumps(_about(tmp_path)))
+    rebuilt = state_file(tmp_path, "west")
+    write_state(rebuilt, b"", [])
+    assert HomeFolder(tmp_path).rebuilt("west") == str(rebuilt)
