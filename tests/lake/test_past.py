@@ -15,7 +15,7 @@ import deltalake
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
-from core.test_earlier_homes import read
+from core.test_earlier_homes import Recorded, read
 from lake.history import write_history
 from lakequeue import LakequeueError
 from lakequeue.core import DictStore
@@ -146,24 +146,60 @@ def test_R1_without_snapshots_it_begins_with_the_first_step(tmp_path: Path) -> N
     assert (found.snapshot, found.home) == (0, HOME)
 
 
-def test_R1_a_home_of_the_earlier_format_is_known_at_its_snapshots(tmp_path: Path) -> None:
-    """As it goes on here. Steps of that version need it once more."""
+def earlier_home(path: Path) -> tuple[Path, Recorded, int]:
+    """Tables of state format 7, what they hold, and their last step: behind it is a snapshot."""
     walk = lived(6, 100)
-    (before, _), (own, _), *_ = walk.saved
+    own, _ = walk.saved[1]
     one = read(Path(__file__).parents[1] / "core" / "earlier_homes" / EARLIER)
-    home = write_history(walk.world, tmp_path, [(own, DictStore(one.old))], refer=False)
+    home = write_history(walk.world, path, [(own, DictStore(one.old))], refer=False)
 
-    def earlier(rows: pa.Table) -> pa.Table:  # they do not say which core took them
+    def steps(rows: pa.Table) -> pa.Table:  # they do not say which core took them
         live = pa.array([None] * len(rows), rows.schema.field("live").type)
-        return rows.set_column(rows.schema.get_field_index("live"), "live", live)
+        rows = rows.set_column(rows.schema.get_field_index("live"), "live", live)
+        return rows.filter(pc.less_equal(rows["step"], own.step))
 
-    altered(home, "steps", earlier)
-    altered(home, "steps", lambda rows: rows.filter(pc.less_equal(rows["step"], own.step)))
+    altered(home, "steps", steps)
+    return home, one, own.step
+
+
+@pytest.mark.parametrize("refer", [False, True])
+def test_R1_a_home_of_the_earlier_format_is_known_at_its_snapshots(
+    tmp_path: Path, refer: bool
+) -> None:
+    """As it goes on here, also where blocks are only named. Steps of that version need it once
+    more."""
+    home, one, steps = earlier_home(tmp_path)
+    if refer:
+        _name_blocks(home)
     found = moment(home)
-    assert (found.step, found.snapshot, found.notes) == (own.step, own.step, [])
+    assert (found.step, found.snapshot, found.notes) == (steps, steps, [])
     assert found.store.pages == one.new
     with pytest.raises(LakequeueError, match="an earlier version took the steps 1 to"):
-        moment(home, step=before.step)
+        moment(home, step=steps - 1)
+
+
+def _name_blocks(home: Path) -> None:
+    """Blocks of snapshots stand in `messages` only, each as two messages."""
+    there: list[dict[str, Any]] = []
+
+    def snapshots(rows: pa.Table) -> pa.Table:
+        named = rows.to_pylist()
+        for row in named:
+            if row["page"].startswith("b/"):
+                at, block = len(there), row["value"]
+                parts = (block[:9], block[9:])
+                there.extend({"topic": "t", "partition": 0, "offset": at + n, "item": 0,
+                              "time": row["now"], "payload": part}
+                             for n, part in enumerate(parts))  # fmt: skip
+                refs = {"topic": "t", "partition": 0, "first": at, "last": at + 1, "item": 0,
+                        "count": 2, "time": row["now"].timestamp() * 1_000_000}  # fmt: skip
+                row |= {"value": None, "refs": [refs]}
+        return pa.Table.from_pylist(named, rows.schema)
+
+    altered(home, "snapshots", snapshots)
+    assert there
+    altered(home, "messages", lambda rows: pa.concat_tables(
+        [rows, pa.Table.from_pylist(there, rows.schema)]))  # fmt: skip
 
 
 def test_R1_a_header_that_is_no_text_is_taken_again(tmp_path: Path) -> None:
