@@ -24,7 +24,7 @@ from ...protocol.ids import make_id
 from ...protocol.signing import ENGINE_CLIENT
 from ...replica.driver import Refused
 from .bridges import Bridges
-from .pages import PAGE_BITS, KnownEntry, Message, Pages, Reads, bucket
+from .pages import PAGE_BITS, KnownEntry, Message, Pages, bucket
 
 RANGES_MAX = 2 * TAKEN_MAX  # that are looked at of each kind
 LOST_BLOCK = (1 << 32) - 1  # there is none with this number: what lies in it is lost
@@ -38,32 +38,17 @@ _OTHERWISE: dict[
 }
 
 
-class NotAlone(Refused):
-    """A home whose broker knows others cannot be carried over."""
-
-
-def require_alone(name: str, known: dict[str, Any]) -> None:
-    """Raise NotAlone for a broker that cannot be carried over. known: the facts of its page."""
-    if known.get("peers"):
-        raise NotAlone(
-            f"broker {name!r} has other brokers, and this version carries over homes with one: "
-            "with the version that wrote it remove brokers until one is left (lakequeue brokers "
-            "--remove NAME) and stop it, then start this one and add them again"
-        )
-    if known.get("trails"):
-        raise NotAlone(
-            f"broker {name!r} still has messages on their way to queues that moved: start the "
-            "version that wrote it until its queues have them, stop it, then start this one"
-        )
-
-
 def carry_over(
-    store: Reads, keys: Iterable[str], home: core.Home, limits: core.Limits, bits: int = PAGE_BITS
+    store: core.Store,
+    keys: Iterable[str],
+    home: core.Home,
+    limits: core.Limits,
+    bits: int = PAGE_BITS,
 ) -> core.DictStore:
     """The pages of this core for those of format 7. keys: of all pages; limits: with which this
-    core goes on; bits: how many rows a page has. Raises NotAlone."""
+    core goes on; bits: how many rows a page has. Raises Refused for a broker that knows others."""
     old = Pages(store, keys, bits)
-    require_alone(home.name, old.facts)
+    _require_alone(home.name, old.facts)
     found = core.DictStore()
     new = Broker(found, _broker_header(old), home, limits)
     shared: dict[int, Row] = {}
@@ -80,6 +65,20 @@ def carry_over(
     new._new_events = len(new.recent)
     new.mark()
     return found
+
+
+def _require_alone(name: str, known: dict[str, Any]) -> None:
+    if known.get("peers"):
+        raise Refused(
+            f"broker {name!r} has other brokers, and this version carries over homes with one: "
+            "with the version that wrote it remove brokers until one is left (lakequeue brokers "
+            "--remove NAME) and stop it, then start this one and add brokers under other names"
+        )
+    if known.get("trails"):
+        raise Refused(
+            f"broker {name!r} still has messages on their way to queues that moved: start the "
+            "version that wrote it until its queues have them, stop it, then start this one"
+        )
 
 
 # ---------------------------------------------------------------- the broker

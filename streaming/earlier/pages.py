@@ -10,11 +10,12 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 from zlib import crc32
 
 import msgspec
 
+from ...core import Store
 from ...protocol.ids import COUNTER_MASK, make_id
 
 FORMAT = 7
@@ -32,13 +33,6 @@ Content = tuple[bytes, bytes | None, bytes | None]
 """Payload, key and headers of a message."""
 
 _decode = msgspec.msgpack.decode
-
-
-class Reads(Protocol):
-    """Pages by their keys."""
-
-    def get(self, key: str) -> bytes | None:
-        """The page, or None."""
 
 
 class Message(NamedTuple):
@@ -95,7 +89,7 @@ Rows = tuple[list[Any], dict[int, Any]]
 class Pages:
     """The pages of a broker. keys: of all of them; bits: a page has 2 to that power rows."""
 
-    def __init__(self, store: Reads, keys: Iterable[str], bits: int = PAGE_BITS) -> None:
+    def __init__(self, store: Store, keys: Iterable[str], bits: int = PAGE_BITS) -> None:
         self._store = store
         self.keys = sorted(keys)
         self.bits = bits
