@@ -1,0 +1,68 @@
+"""`python -m sim 17` lives the world of a seed, and shrinks what fails; `--soak 1000` many."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+import traceback
+from concurrent.futures import ProcessPoolExecutor, as_completed
+
+from .world import Failed, run, shrink
+
+
+def try_one(seed: int) -> tuple[int, str]:
+    """A seed, and what is wrong in its world."""
+    try:
+        run(seed)
+    except Failed as failed:
+        return seed, str(failed)
+    return seed, ""
+
+
+def soak(first: int, count: int, processes: int) -> int:
+    """Many worlds; how many fail."""
+    begun, failures = time.monotonic(), 0
+    with ProcessPoolExecutor(processes) as pool:
+        running = [pool.submit(try_one, seed) for seed in range(first, first + count)]
+        for n, one in enumerate(as_completed(running), 1):
+            seed, why = one.result()
+            if why:
+                failures += 1
+                print(why, flush=True)
+            if n % 500 == 0 or n == count:
+                rate = n / (time.monotonic() - begun)
+                print(f"{n} seeds, {failures} failed, {rate:.1f} a second", flush=True)
+    return failures
+
+
+def show(seed: int) -> int:
+    """Live one world; shrink and tell what fails."""
+    begun = time.monotonic()
+    try:
+        world = run(seed)
+    except Failed as failed:
+        print(failed)
+        todo, failed = shrink(seed)
+        print(f"shrunk to {len(todo)} happenings: {failed}")
+        print("\n".join(failed.told))
+        traceback.print_exception(failed.cause, limit=-8, chain=False)
+        print("todo =", todo)
+        return 1
+    print(f"seed {seed}: {len(world.accounts.sent)} messages, {time.monotonic() - begun:.2f} s")
+    return 0
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="sim")
+    parser.add_argument("seed", type=int, nargs="?", default=0)
+    parser.add_argument("--soak", type=int, default=0, help="so many seeds from this one on")
+    parser.add_argument("--processes", type=int, default=2)
+    given = parser.parse_args()
+    if given.soak:
+        return 1 if soak(given.seed, given.soak, given.processes) else 0
+    return show(given.seed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

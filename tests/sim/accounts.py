@@ -1,0 +1,287 @@
+"""What clients saw and what the journal says, held against each other. It knows no code of the
+core: only who sent what, what receipts and deliveries said, and which queues take which topics.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+from lakequeue.protocol import wire
+from lakequeue.protocol.journal import Journal
+
+from .kafka import Kafka
+
+OUT = "#out/"
+STAYING = frozenset({"expired", "consumer_rejected"})  # they may die into another queue
+
+read_journal = msgspec.msgpack.Decoder(Journal).decode
+
+
+class Wrong(AssertionError):
+    """What must not happen."""
+
+
+def must(holds: bool, what: str) -> None:
+    """Raise Wrong."""
+    if not holds:
+        raise Wrong(what)
+
+
+@dataclass(slots=True)
+class Sent:
+    """A message as its producer knows it. copies: offsets at which it stands in Kafka; refused:
+    somebody was told so; discarded: by these queues."""
+
+    to: str
+    n: int
+    may_expire: bool = False
+    is_delayed: bool = False
+    copies: list[tuple[str, int, int]] = field(default_factory=list)
+    number: int | None = None
+    refused: str = ""
+    discarded: set[str] = field(default_factory=set)
+    ids: set[int] = field(default_factory=set)
+
+
+@dataclass(slots=True)
+class Seen:
+    """A delivery as a consumer saw it."""
+
+    number: int
+    count: int
+    queue: str
+    id: int
+    key: tuple[str, int]
+    subscription: str
+
+
+@dataclass
+class Accounts:
+    """takes: queue → destinations whose messages it takes; odd: queues that take odd numbers only;
+    ordered: queues that deliver in order, and by what (a name in the payload, or "")."""
+
+    takes: dict[str, set[str]]
+    odd: set[str]
+    ordered: dict[str, str]
+    dead: str = "dead"
+    sent: dict[tuple[str, int], Sent] = field(default_factory=dict)
+    by_id: dict[int, tuple[str, int]] = field(default_factory=dict)
+    seen: dict[str, dict[tuple[int, int], Seen]] = field(default_factory=dict)
+    untouched: Counter[tuple[str, int]] = field(default_factory=Counter)
+    anew: set[tuple[str, int]] = field(default_factory=set)  # counts begin again
+    acked: set[tuple[str, int]] = field(default_factory=set)
+    loose: set[str] = field(default_factory=set)  # queues in which order may differ
+    happened: set[str] = field(default_factory=set)  # kinds of commands that were given
+    purged: set[str] = field(default_factory=set)
+    rejected: set[tuple[str, int]] = field(default_factory=set)
+    gone: set[str] = field(default_factory=set)  # queues that were deleted
+    repeated: int = 0
+
+    # ------------------------------------------------------------ what producers see
+
+    def expected(self, one: Sent) -> set[str]:
+        """The queues that must have had a message."""
+        queues = {q for q, topics in self.takes.items() if one.to in topics or one.to == q}
+        return {q for q in queues if q not in self.odd or one.n % 2} - one.discarded - self.gone
+
+    def stored(self, key: tuple[str, int], number: int) -> None:
+        """A receipt says that a message is stored under this id; 0: that it is settled."""
+        one = self.sent.get(key)
+        must(one is not None, f"a receipt for {key}, which nobody sent")
+        assert one is not None
+        must(bool(one.copies), f"a receipt for {key}, which never came to Kafka")
+        must(not one.refused or len(one.copies) > 1, f"{key} is refused, and stored")
+        if number:
+            self._is(key, number)
+            one.number = number
+        elif one.number is None:
+            one.number = 0
+
+    def nacked(self, key: tuple[str, int], why: str) -> None:
+        """A receipt says that it is refused."""
+        one = self.sent.get(key)
+        must(one is not None, f"a refusal of {key}, which nobody sent")
+        assert one is not None
+        must(one.number is None or len(one.copies) > 1, f"{key} is stored, and refused: {why}")
+        one.refused = why
+
+    def _is(self, key: tuple[str, int], number: int) -> None:
+        """A message has this id, and no other."""
+        known = self.by_id.setdefault(number, key)
+        must(known == key, f"id {number} is {known}, and {key}")
+        one = self.sent[key]
+        one.ids.add(number)
+        must(len(one.ids) == 1, f"{key} has the ids {sorted(one.ids)}")
+
+    # ------------------------------------------------------------ what consumers see
+
+    def delivered(self, at: int, seen: Seen, payload: dict[str, Any], broker: int) -> bool:
+        """A consumer gets a message of a queue; whether it is one that it had not. at: what names
+        the delivery; broker: where the subscription is."""
+        one, queue = self.sent.get(seen.key), seen.queue
+        must(one is not None, f"{queue} delivers {seen.key}, which nobody sent")
+        assert one is not None
+        must(payload["n"] == one.n, f"{seen.key} has another payload")
+        must(bool(one.copies), f"{queue} delivers {seen.key}, which never came to Kafka")
+        is_expected = queue == self.dead or queue in self.expected(one) or queue in self.gone
+        must(is_expected or "move" in self.happened, f"{queue} delivers {seen.key} for {one.to}")
+        if one.refused:
+            must(len(one.copies) > 1, f"{queue} delivers {seen.key}, refused: {one.refused}")
+        self._is(seen.key, seen.id)
+        known = self.seen.setdefault(queue, {})
+        before = known.get((broker, seen.number))
+        if before is not None:
+            must(before.id == seen.id, f"delivery {seen.number} of {queue} is of two messages")
+            return False
+        if seen.count == 1 and queue != self.dead and (queue, seen.id) not in self.anew:
+            firsts = [s for s in known.values() if s.id == seen.id and s.count == 1]
+            room = self.untouched[queue, seen.id]
+            must(len(firsts) <= room, f"{queue} delivers {seen.id} again and does not say so")
+        self.repeated += seen.count > 1
+        known[broker, seen.number] = seen
+        return True
+
+    # ------------------------------------------------------------ in the end
+
+    def judge(self, kafka: Kafka, brokers: list[str]) -> None:
+        """All is quiet and drained."""
+        lives = Lives(self)
+        lives.read(kafka, brokers)
+        lives.judge()
+        self._judge_order(lives)
+
+    def _judge_order(self, lives: Lives) -> None:
+        """Deliveries stand in the order in which messages came to Kafka (O1, O4): to each consumer,
+        and from step to step. What goes out in one step goes to several at once."""
+        for queue, by in self.ordered.items():
+            if queue in self.loose:
+                continue
+            to_each = [
+                (seen.subscription, 0, seen.id)
+                for seen in self.seen.get(queue, {}).values() if seen.count == 1
+            ]  # fmt: skip
+            self._ascend(queue, by, to_each)
+            in_steps = [
+                (broker, step, number)
+                for (of, broker, number), step in lives.first.items() if of == queue
+            ]  # fmt: skip
+            self._ascend(queue, by, sorted(in_steps))
+
+    def _ascend(self, queue: str, by: str, found: list[tuple[str, int, int]]) -> None:
+        """found: to whom, in which step, which message. Of one step any order will do."""
+        lanes: dict[Any, list[tuple[int, int]]] = defaultdict(list)
+        for whom, step, number in found:
+            one = self.sent[self.by_id[number]] if number in self.by_id else None
+            if one is None or len(one.copies) != 1 or one.is_delayed or (queue, number) in self.anew:
+                continue
+            topic, partition, offset = one.copies[0]
+            lanes[whom, topic, partition, one.n % 3 if by else 0].append((step, offset))
+        for lane, steps in lanes.items():
+            offsets = [offset for _, offset in (sorted(steps) if steps[-1][0] else steps)]
+            must(offsets == sorted(offsets), f"{queue}, {lane}: delivered {steps}")
+
+
+class Lives:
+    """From the journal: where each message was born and how it left."""
+
+    def __init__(self, accounts: Accounts) -> None:
+        self.accounts = accounts
+        self.births: Counter[tuple[str, int]] = Counter()
+        self.back: Counter[tuple[str, int]] = Counter()  # born by a redrive or a move
+        self.first: dict[tuple[str, str, int], int] = {}  # queue, broker, id → step
+        self.discarded: set[tuple[str, int]] = set()  # by a queue far from its producer (M3)
+        self.endings: defaultdict[tuple[str, int], list[str]] = defaultdict(list)
+
+    def read(self, kafka: Kafka, brokers: list[str]) -> None:
+        parts: dict[tuple[str, bytes], bytes] = {}
+        for record in kafka.partitions.get(("default.journal", 0), []):
+            if record is None:
+                continue
+            step = dict(record.own_headers or [])[wire.STEP]
+            key = (record.own_key or b"").decode(), step
+            known = parts.setdefault(key, record.own_value or b"")
+            must(known == record.own_value, f"the journal of {key} was said in two ways")
+        alive: Counter[tuple[str, str, int]] = Counter()
+        for (broker, step), value in sorted(
+            parts.items(), key=lambda i: (i[0][0], [int(n) for n in i[0][1].split(b".")])
+        ):
+            for segment in read_journal(value).segments:
+                for number in segment.ids:
+                    self._row(
+                        broker, segment.step, alive, segment.queue, segment.event, number, segment.reason,
+                        segment.subscription,
+                    )  # fmt: skip
+
+    def _row(
+        self, broker: str, step: int, alive: Counter[tuple[str, str, int]], queue: str,
+        event: str, number: int, reason: str, subscription: str,
+    ) -> None:  # fmt: skip
+        of, key = queue.removeprefix(OUT), (queue.removeprefix(OUT), number)
+        if event == "spooled":
+            alive[broker, queue, number] += 1
+            must(alive[broker, queue, number] == 1, f"{broker}: {queue} has {number} twice, step {step}")
+            if reason.startswith(("redriven", "moved")):
+                self.back[key] += 1
+            self.births[key] += 1
+        elif event == "delivered":
+            self.first.setdefault((queue, broker, number), step)
+        elif event == "discarded":
+            self.discarded.add(key)
+        elif event in ENDINGS:
+            alive[broker, queue, number] -= 1
+            must(not alive[broker, queue, number], f"{broker}: {queue} has no {number}: {event}")
+            if event == "transferred":
+                self.births[key] -= 1
+            else:
+                self.endings[key].append(event)
+                self._may(of, number, event, subscription)
+
+    def _may(self, queue: str, number: int, event: str, subscription: str) -> None:
+        """An ending needs a cause."""
+        a, key = self.accounts, self.accounts.by_id.get(number)
+        one = a.sent[key] if key else None
+        what = f"{queue}: {key} ({number}) {event}, and nobody asked for it"
+        if event == "acknowledged":
+            asked = (queue, number) in a.acked or "up_to" in a.happened
+            must(asked or subscription.startswith("take-") or queue == "once", what)
+        elif event == "consumer_rejected":
+            must((queue, number) in a.rejected, what)
+        elif event == "expired":
+            must(queue in ("leased", "short", a.dead) or (one is None or one.may_expire), what)
+        elif event in ("purged", "deleted", "moved", "redriven"):
+            must(event in a.happened, what)
+        else:
+            must(event in a.happened, what)
+
+    def judge(self) -> None:
+        a = self.accounts
+        for (queue, number), born in self.births.items():
+            ended = len(self.endings[queue, number])
+            if queue in a.gone:
+                continue
+            must(ended == born, f"{queue}: {number} came {born} times and left {ended} times")
+        for key, one in a.sent.items():
+            if one.number is None or one.number == 0:
+                continue
+            for queue in a.expected(one):
+                place = queue, one.number
+                born = self.births[place] - self.back[place]
+                fine = born == 1 or (not born and place in self.discarded)
+                must(fine, f"{queue}: {key} ({one.number}) was stored {born} times")
+        for (queue, number), key in (
+            ((q, n), a.by_id[n]) for q, n in self.births if n in a.by_id
+        ):
+            one = a.sent[key]
+            fine = queue == a.dead or queue in a.expected(one) | a.gone
+            must(fine or "moved" in a.happened, f"{queue} stored {key} ({number}) for {one.to}")
+
+
+ENDINGS = frozenset(
+    {
+        "acknowledged", "expired", "consumer_rejected", "purged", "replaced", "redriven", "moved",
+        "deleted", "lost", "transferred",
+    }
+)  # fmt: skip

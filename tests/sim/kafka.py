@@ -1,0 +1,130 @@
+"""A Kafka in memory: partitions with offsets, holes and retention, and a broker's log of steps,
+which whoever opened it last may write alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from lakequeue.protocol import steplog
+from lakequeue.protocol.steplog import Range, StepRecord
+from lakequeue.protocol.wire import headers_list
+from lakequeue.sources.step_batch import to_batch
+
+Place = tuple[str, int]
+
+
+class Fenced(Exception):
+    """Somebody else has opened the log since."""
+
+
+@dataclass(slots=True)
+class Record:
+    """A record, with the face of the Kafka client's."""
+
+    at: int
+    time: int
+    own_key: bytes | None
+    own_value: bytes | None
+    own_headers: list[tuple[str, bytes]] | None
+
+    def offset(self) -> int:
+        return self.at
+
+    def timestamp(self) -> tuple[int, int]:
+        return 1, self.time
+
+    def key(self) -> bytes | None:
+        return self.own_key
+
+    def value(self) -> bytes | None:
+        return self.own_value
+
+    def headers(self) -> list[tuple[str, bytes]] | None:
+        return self.own_headers
+
+
+@dataclass
+class Kafka:
+    """All partitions of all topics. now: its clock, which stamps records; a hole stands where a
+    record was that nobody gets: the mark of a transaction."""
+
+    now: int = 1_700_000_000_000
+    sizes: dict[str, int] = field(default_factory=dict)
+    partitions: dict[Place, list[Record | None]] = field(default_factory=dict)
+
+    def append(
+        self, place: Place, value: bytes | None, key: bytes | None = None,
+        headers: list[tuple[str, bytes]] | None = None,
+    ) -> int:  # fmt: skip
+        """Write a record; its offset."""
+        log = self.partitions.setdefault(place, [])
+        log.append(Record(len(log), self.now, key, value, headers))
+        return len(log) - 1
+
+    def leave_hole(self, place: Place) -> None:
+        """An offset that no reader gets."""
+        self.partitions.setdefault(place, []).append(None)
+
+    def trim(self, place: Place, before: int) -> None:
+        """Retention: nobody gets these any more."""
+        log = self.partitions.get(place, [])
+        for at in range(min(before, len(log))):
+            log[at] = None
+
+    def end(self, place: Place) -> int:
+        return len(self.partitions.get(place, ()))
+
+    def read(self, place: Place, at: int, most: int) -> list[Record]:
+        """The next records."""
+        found = []
+        for record in self.partitions.get(place, [])[at:]:
+            if len(found) >= most:
+                break
+            if record is not None:
+                found.append(record)
+        return found
+
+    def said(self, place: Place, record) -> None:  # type: ignore[no-untyped-def]
+        """A record of a broker's outputs arrives."""
+        self.append(place, record.value, record.key, headers_list(record.headers))
+
+    def again(self, ranges: tuple[Range, ...]):  # type: ignore[no-untyped-def]
+        """What a step took, once more."""
+        found = {}
+        for r in ranges:
+            log = self.partitions[r.topic, r.partition]
+            records = [log[at] for at in r.offsets()]
+            kept = [record for record in records if record is not None]
+            assert len(kept) == r.count, f"retention took {r} from under a snapshot"
+            found[r.topic, r.partition] = kept
+        return to_batch(found).batch  # type: ignore[arg-type]
+
+
+@dataclass
+class StepsLog:
+    """The log of one broker. owner: the attempt that opened it last."""
+
+    records: dict[int, bytes] = field(default_factory=dict)
+    end: int = 0
+    owner: int = 0
+
+    def append(self, attempt: int, value: bytes) -> int:
+        """Write a record. Raises Fenced."""
+        if attempt != self.owner:
+            raise Fenced(f"attempt {attempt}, the log is {self.owner}'s")
+        self.records[self.end] = value
+        self.end += 1
+        return self.end - 1
+
+    def end_transaction(self) -> None:
+        """Its mark takes an offset."""
+        self.end += 1
+
+    def trim(self, before: int) -> None:
+        self.records = {at: value for at, value in self.records.items() if at >= before}
+
+    def read(self, start: int) -> list[tuple[int, StepRecord]]:
+        """The records from an offset on."""
+        return [
+            (at, steplog.decode(value)) for at, value in self.records.items() if at >= start
+        ]

@@ -1,0 +1,345 @@
+"""One broker in one process: the real driver, and around it what may fail.
+
+A `Site` is what outlives a worker: the log of steps, the saved states, and who runs it. A `Worker`
+is an attempt to run the broker. It dies wherever `point` says so; some of what it had given to
+Kafka arrives all the same. One that is replaced while it lives is a zombie: it goes on until Kafka
+refuses its log.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+from crc32c import crc32c
+from lakequeue.core import Batch, DictStore, Home, Limits, check
+from lakequeue.mesh.met_brokers import neighbours
+from lakequeue.protocol import topics
+from lakequeue.protocol.steplog import Range
+from lakequeue.protocol.wire import WireRecord
+from lakequeue.replica.clock import BrokerClock
+from lakequeue.replica.driver import UNSAID_MAX, Clocks, Driver, Snapshot, Taken
+from lakequeue.sources.step_batch import to_batch
+
+from .kafka import Fenced, Kafka, Place, StepsLog
+
+KEEP = 3  # snapshots that the store may go back to
+VPN = "default"
+PUBLISH_USED = 2  # partitions of a broker's that clients write to
+POINTS = (
+    "append", "appended", "written", "send", "landed", "snapshot", "page", "commit", "committed",
+    "loaded", "fenced", "replayed",
+)  # fmt: skip
+
+
+class Died(BaseException):
+    """The worker is dead. No step can catch that."""
+
+
+@dataclass
+class Saved:
+    """What the store has of one commit. torn: it cannot be read."""
+
+    snapshot: bytes | None
+    pages: dict[str, bytes]
+    torn: bool = False
+
+    def offsets(self) -> dict[Place, int]:
+        """Where it reads on."""
+        if self.snapshot is None:
+            return {}
+        known = msgspec.msgpack.decode(self.snapshot, type=Snapshot)
+        return {(topic, n): at for topic, n, at in known.offsets}
+
+
+@dataclass
+class Site:
+    """What outlives the workers of a broker. marks: digests of the pages by step, the judge's;
+    skew: of its machine's clock, ms; dies_at: the next point at which a worker dies, and how many
+    times it is passed before."""
+
+    name: str
+    number: int
+    limits: Limits
+    log: StepsLog = field(default_factory=StepsLog)
+    saved: list[Saved] = field(default_factory=lambda: [Saved(None, {})])
+    marks: dict[int, int] = field(default_factory=dict)
+    attempts: int = 0
+    skew: float = 0.0
+    is_cut: bool = False
+    dies_at: tuple[str, int] | None = None
+    worker: Worker | None = None
+    captured: list[str] = field(default_factory=list)  # plain topics that all brokers read
+    heard_of: dict[int, list[int]] = field(default_factory=dict)  # removed brokers' partitions
+    epoch: int = 7
+
+    def places(self) -> list[Place]:
+        """The partitions that it reads."""
+        found = [(topics.topic(self.name, topics.INSTRUCTIONS), 0)]
+        found.append((topics.topic(self.name, topics.MESH), 0))
+        for number in (self.number, *self.heard_of):
+            found.append((topics.topic(VPN, topics.COMMANDS), number))
+            first = topics.publish_partitions(number)[0]
+            found += [
+                (topics.topic(VPN, topics.PUBLISH), first + n) for n in range(PUBLISH_USED)
+            ]
+        return found + [(topic, n) for topic in self.captured for n in range(2)]
+
+
+class Worker:
+    """An attempt to run a broker; `Log`, `OutputWriter`, `Inputs` and `Again` of its driver."""
+
+    def __init__(self, site: Site, kafka: Kafka, rng: random.Random) -> None:
+        site.attempts += 1
+        self.site, self.kafka, self.rng = site, kafka, rng
+        self.attempt = site.attempts
+        self.is_frozen = self.is_over = False
+        self.lag = 0  # records of outputs that are on their way
+        self.slow = 0  # records of the log that are on their way
+        self.most = 5  # records of a partition in one step
+        self._log_flight: deque[bytes] = deque()
+        self._reported: list[int] = []
+        self._flight: deque[tuple[int, WireRecord]] = deque()
+        self._cpu = 0.0
+        self._at: dict[Place, int] = {}  # behind what the step that is begun takes
+        self._coming: tuple[bytes, int, dict[str, bytes], dict[str, bytes]] | None = None
+        self.clock = BrokerClock(lambda: kafka.now + site.skew, lambda: kafka.now / 1000)
+
+    # ------------------------------------------------------------ opening
+
+    def open(self) -> None:
+        """From the newest state that can be read, and the log."""
+        site, before = self.site, self.site.worker
+        site.worker = self
+        while site.saved[-1].torn:
+            site.saved.pop()
+        saved = site.saved[-1]
+        snapshot = Snapshot()
+        if saved.snapshot is not None:
+            snapshot = msgspec.msgpack.decode(saved.snapshot, type=Snapshot)
+        self.store = DictStore(saved.pages)
+        self.clock.start(snapshot.now)
+        home = Home(site.name, site.number, site.epoch)
+        self.driver = Driver(
+            home, "v1", self.store, snapshot, self, self,
+            Clocks(self.clock, lambda: self.kafka.now / 1000, self._used), site.limits, neighbours,
+        )  # fmt: skip
+        self._watch_marks()
+        self.point("loaded")
+        self.replay()
+        if before is not None and not before.is_over:
+            before.land_log(self.rng.randint(0, 3))
+        site.log.owner = self.attempt
+        self.point("fenced")
+        self.replay()
+        self.clock.start(self.driver.now)
+        self.driver.learn(self.kafka.sizes)
+        self.point("replayed")
+
+    def replay(self) -> None:
+        """What stands in the log behind where we are."""
+        self.driver.replay(self.site.log.read(self.driver.log_at), self)
+
+    def _watch_marks(self) -> None:
+        """A mark that is made again writes the pages that it wrote before."""
+        replica = self.driver._replica
+        mark = replica.mark
+
+        def watched() -> None:
+            step = self.driver.step
+            mark()
+            known = self.site.marks.get(step)
+            found = digest(self.store.pages)
+            assert known in (None, found), f"the mark at step {step} has other pages"
+
+        replica.mark = watched  # type: ignore[method-assign]
+
+    def _used(self) -> float:
+        self._cpu += 0.0001
+        return self._cpu
+
+    # ------------------------------------------------------------ life and death
+
+    def point(self, name: str) -> None:
+        """It may die here."""
+        fate = self.site.dies_at
+        if fate is None or fate[0] != name or self.site.worker is not self:
+            return
+        if fate[1] > 0:
+            self.site.dies_at = name, fate[1] - 1
+            return
+        self.site.dies_at = None
+        raise Died(name)
+
+    def die(self) -> None:
+        """Of what was on its way a part arrives."""
+        if self.is_over:
+            return
+        self.is_over = True
+        if not self.site.is_cut:
+            self.land_log(self.rng.randint(0, len(self._log_flight)))
+            self._scatter()
+
+    def land_log(self, n: int) -> None:
+        """So many records of the log arrive, if they still may."""
+        for _ in range(min(n, len(self._log_flight))):
+            if self.site.log.owner == self.attempt:
+                self.site.log.append(self.attempt, self._log_flight.popleft())
+
+    def _scatter(self) -> None:
+        """Of each partition the first outputs that were on their way arrive."""
+        by_place: dict[Place, list[WireRecord]] = {}
+        for _, record in self._flight:
+            by_place.setdefault((record.topic, record.partition or 0), []).append(record)
+        for place, records in by_place.items():
+            for record in records[: self.rng.randint(0, len(records))]:
+                self.kafka.said(place, record)
+        self._flight.clear()
+
+    def is_stuck(self) -> bool:
+        """Whether it can do nothing but wait for Kafka."""
+        return self.site.is_cut and len(self.driver._unsaid) >= UNSAID_MAX
+
+    def step(self) -> bool:
+        """Take a step; whether there was one."""
+        if self.is_stuck():
+            return False
+        took = self.driver.one(self, 0.0) is not None
+        if took:
+            check(self.driver._replica.broker)
+        return took
+
+    # ------------------------------------------------------------ the log
+
+    def append(self, value: bytes) -> None:
+        self.point("append")
+        self._log_flight.append(value)
+        self.point("appended")
+
+    def written(self, timeout_s: float) -> list[int]:
+        slow = 0 if timeout_s else self.slow
+        if self.site.is_cut and timeout_s:
+            self.site.is_cut = False  # it waits until the link is back
+        while len(self._log_flight) > slow and not self.site.is_cut:
+            self._reported.append(self.site.log.append(self.attempt, self._log_flight.popleft()))
+        self.point("written")
+        found, self._reported = self._reported, []
+        return found
+
+    # ------------------------------------------------------------ outputs
+
+    def send(self, step: int, records: Iterable[WireRecord]) -> None:
+        self.point("send")
+        self._flight += [(step, record) for record in records]
+        self.land(self.lag)
+
+    def acked(self) -> int | None:
+        self.land(self.lag)
+        return self._flight[0][0] - 1 if self._flight else None
+
+    def land(self, lag: int) -> None:
+        """Outputs arrive, but for so many records."""
+        while len(self._flight) > lag and not self.site.is_cut:
+            self.point("landed")
+            _, record = self._flight.popleft()
+            self.kafka.said((record.topic, record.partition or 0), record)
+
+    # ------------------------------------------------------------ inputs
+
+    def take(self, what: Any) -> Any:
+        """`Again` for ranges, `Inputs` for a time."""
+        if isinstance(what, tuple):
+            return self._again(what)
+        if self.site.is_cut:
+            return None
+        found, self._at = {}, {}
+        for place in self.site.places():
+            most = self.rng.choice((0, self.most, self.most)) if self.most < 100 else self.most
+            if records := self.kafka.read(place, self.driver.offsets.get(place, 0), most):
+                found[place] = records
+                self._at[place] = records[-1].at + 1
+        if not found:
+            return None
+        read = to_batch(found)  # type: ignore[arg-type]
+        return Taken(live(read.batch), read.ranges, ())
+
+    def _again(self, ranges: tuple[Range, ...]) -> Batch:
+        return live(self.kafka.again(ranges))
+
+    def _unread(self) -> list[int]:
+        """When commands came that are still to be taken."""
+        found = []
+        for place in self.site.places():
+            if place[0].endswith((topics.COMMANDS, topics.INSTRUCTIONS)):
+                at = max(self._at.get(place, 0), self.driver.offsets.get(place, 0))
+                found += [record.time for record in self.kafka.read(place, at, 1)]
+        return found
+
+    def up_to(self) -> int | None:
+        unread = self._unread()
+        return min([*unread, self.clock()]) if unread else None
+
+    def current(self) -> bool:
+        return not self.site.is_cut and not self._unread()
+
+    # ------------------------------------------------------------ marks
+
+    def begin_mark(self) -> None:
+        """Begin to save what is now. Raises Fenced."""
+        if self.site.is_cut:
+            return
+        if self.site.log.owner != self.attempt:
+            raise Fenced("its mark is of no use")
+        self.driver.settle()
+        self.site.log.end_transaction()
+        self.point("snapshot")
+        written: dict[str, bytes] = {}
+        pages = self.store.put
+
+        def put(key: str, value: bytes) -> None:
+            self.point("page")
+            pages(key, value)
+            written[key] = value
+
+        snapshot = msgspec.msgpack.encode(self.driver.snapshot(KEEP, put))
+        self._coming = snapshot, self.driver.step, dict(self.store.pages), written
+
+    def commit(self, torn: bool = False) -> bool:
+        """End the mark that was begun; whether one is saved. Raises Died where the disk is full."""
+        if self._coming is None or self.site.is_cut:
+            return False
+        if self.site.worker is not self:
+            raise Fenced("its batch was given to somebody else")
+        snapshot, step, pages, written = self._coming
+        while self.driver.pack(2):
+            pass
+        self._coming = None
+        self.land(0)
+        self.point("commit")
+        pages |= written
+        self.site.marks.setdefault(step, digest(pages))
+        self.site.saved = [*self.site.saved, Saved(snapshot, pages, torn)][-KEEP:]
+        if torn:
+            raise Died("a page is torn")
+        known = msgspec.msgpack.decode(snapshot, type=Snapshot)
+        if len(known.marks) == KEEP:
+            self.site.log.trim(known.marks[0])
+        self.point("committed")
+        return True
+
+
+def digest(pages: dict[str, bytes]) -> int:
+    """Equal for equal pages."""
+    found = 0
+    for key, page in sorted(pages.items()):
+        found = crc32c(page, crc32c(key.encode(), found))
+    return found
+
+
+def live(batch: Any) -> Batch:
+    """As the core wants it."""
+    return Batch(batch.commands, batch.publishes, batch.mesh)

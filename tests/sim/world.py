@@ -1,0 +1,490 @@
+"""A whole home in one process, from one seed: its brokers, Kafka, the store, clients, and what goes
+wrong. Everything that happens is a list of happenings, each with a number from which it draws; so a
+failure can be repeated, and made smaller by leaving happenings out.
+
+While faults go on the judges look at safety. Then faults end, and all that is left must drain in a
+bounded number of rounds: nothing may wait for ever.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Callable
+from typing import Any
+from unittest.mock import patch
+
+import msgspec
+from lakequeue.core import Limits
+from lakequeue.definitions import parse_configuration
+from lakequeue.definitions.as_commands import configure_commands
+from lakequeue.protocol import commands as c
+from lakequeue.protocol import journal, topics
+from lakequeue.replica.driver import StepPutAside
+
+from .accounts import Accounts, Wrong, must
+from .clients import INBOX, RECEIPTS, VPN, Admin, Consumer, Net, Producer
+from .kafka import Fenced, Kafka
+from .worker import POINTS, Died, Site, Worker
+
+HAPPENINGS = 120
+ROUNDS = 300  # in which a home whose faults ended must be empty
+IDLE = 4  # rounds without news, before it is called empty
+LEASE_MS, BEAT_MS = 2_000, 8_000
+
+QUEUES: dict[str, dict[str, Any]] = {
+    "fifo": {"type": "LocalQueue", "dead_message_queue": "dead", "max_spool_messages": 12},
+    "keyed": {"partition_key": "/k", "dead_message_queue": "dead", "max_cancels": 3},
+    "prio": {"type": "LocalQueue", "priority": "/n % 3"},
+    "odd": {"type": "LocalQueue", "filter": "/n % 2 = 1", "leasing": "strict"},
+    "leased": {
+        "type": "LocalQueue", "lease_period": "2s", "max_deliveries": 4,
+        "dead_message_queue": "dead",
+    },
+    "once": {"type": "LocalQueue", "semantics": "at-most-once"},
+    "short": {"type": "LocalQueue", "expiration": "3s", "dead_message_queue": "dead"},
+    "spread": {"max_spool_messages": 20, "reject_msg_to_sender_on_discard": "never"},
+    "slow": {"type": "LocalQueue", "redelivery_delay": "300ms", "max_backlog": 4},
+}  # fmt: skip
+TOPICS = {"all": ["fifo", "keyed", "spread", "odd"], "two": ["leased", "prio", "short", "slow"]}
+ORDERED = {"fifo": "", "odd": "", "once": "", "short": "", "keyed": "k"}
+SMALL = Limits(
+    live_rows=4, segment_rows=2, block_bytes=60, file_bytes=300, store_slack_bytes=200,
+    memory_bytes=300, blocks_cached=1, merge_rows=3, due_rows=3, delivery_rows=5, command_rows=4,
+    bulk_rows=3, due_names=2, looks=5, again_rows=3,
+)  # fmt: skip
+LIMITS = (
+    Limits(),
+    Limits(live_rows=4, segment_rows=2, block_bytes=40, file_bytes=200, store_slack_bytes=100),
+    SMALL,
+)
+
+
+class World:
+    """One home, and everybody around it."""
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+        self.rng = rng = random.Random(seed)
+        self.names = ("a", "b", "c")[: self.brokers_of(rng)]
+        chosen = sorted(rng.sample(sorted(QUEUES), rng.randint(3, 5)))
+        self.queues = [*chosen, "dead"]
+        takes = {
+            q: {q, *(topic for topic, names in TOPICS.items() if q in names)} for q in chosen
+        }
+        self.accounts = Accounts(
+            takes, {"odd"} & set(chosen), {q: by for q, by in ORDERED.items() if q in chosen}
+        )
+        self.kafka = Kafka()
+        self.kafka.sizes = self.sizes()
+        limits = rng.choice(LIMITS)
+        self.sites = {name: Site(name, n, limits) for n, name in enumerate(self.names)}
+        self.zombies: list[Worker] = []
+        self.net = Net(self.kafka, rng)
+        self.net.lost, self.net.twice = rng.choice((0.0, 0.05)), rng.choice((0.0, 0.05))
+        self.admin = Admin(0, self.net)
+        self.inboxes = 1
+        self.consumers: list[Consumer] = []
+        self.producers = [
+            Producer(f"p{n}", rng.randrange(len(self.names)), n, self.net, self.accounts)
+            for n in range(rng.randint(1, 3))
+        ]
+        self.n = 0
+        self.told: list[str] = []
+        self.calm = False
+        self.last_beat = self.kafka.now
+        self._begin()
+
+    def brokers_of(self, rng: random.Random) -> int:
+        return rng.choice((1, 1, 2, 3))
+
+    def sizes(self) -> dict[str, int]:
+        """All topics."""
+        sizes = {topics.topic(VPN, kind): 1 for kind in ("journal", "rejected", "directory")}
+        sizes |= {topics.topic(VPN, topics.COMMANDS): 4, topics.topic(VPN, topics.PUBLISH): 32}
+        sizes |= {INBOX: 512, RECEIPTS: 8}
+        for name in self.names:
+            sizes |= {topics.topic(name, topics.MESH): 1, topics.topic(name, "instructions"): 1}
+        return sizes
+
+    def _begin(self) -> None:
+        """The engine says what the home is."""
+        queues = []
+        for n, name in enumerate(self.queues):
+            one = {
+                "name": name, "message_type": "json", "max_per_subscription_backlog": 5,
+                "subscriptions": [t for t, names in TOPICS.items() if name in names],
+                "type": "LocalQueue", **QUEUES.get(name, {}),
+            }  # fmt: skip
+            if name == "keyed":
+                one["type"] = "Queue"
+            if one["type"] == "LocalQueue":
+                one["broker"] = self.names[n % len(self.names)]
+            queues.append(one)
+        system = {"heartbeat_timeout": f"{BEAT_MS}ms"}
+        configuration = parse_configuration(
+            {"brokers": list(self.names), "queues": queues, "system": system}
+        )
+        for name, site in self.sites.items():
+            place = topics.topic(name, topics.INSTRUCTIONS), 0
+            begin = c.encode_command(c.Begin(epoch=site.epoch))
+            self.kafka.append(place, begin, VPN.encode())
+            numbers = {one: n for n, one in enumerate(self.names)}
+            for vpn, command in configure_commands(configuration, name, numbers):
+                self.kafka.append(place, command, vpn.encode())
+            self.kafka.append((topics.topic(VPN, topics.COMMANDS), site.number), begin)
+            self._open(site, self.rng)
+        for _ in range(12):
+            self._let_work(self.rng)
+
+    # ------------------------------------------------------------ workers
+
+    def _open(self, site: Site, rng: random.Random) -> None:
+        """A worker begins, and dies on its way if that is its fate."""
+        before = site.worker
+        if before is not None and not before.is_over:
+            self.zombies.append(before)
+        worker = Worker(site, self.kafka, rng)
+        if self.calm:
+            worker.most = 100
+        self._do(worker, worker.open)
+
+    def _do(self, worker: Worker, what: Callable[[], Any]) -> Any:
+        """Let a worker do something; it may die of it."""
+        if worker.is_over:
+            return None
+        try:
+            return what()
+        except (Died, Fenced, StepPutAside) as why:
+            self.told.append(f"   {worker.site.name}/{worker.attempt}: {type(why).__name__} {why}")
+            worker.die()
+            return None
+
+    def _let_work(self, rng: random.Random) -> int:
+        """Each broker takes a step, if it has something to do; how many did."""
+        took = 0
+        for site in self.sites.values():
+            worker = site.worker
+            if worker is None or worker.is_over:
+                if self.calm or rng.random() < 0.5:
+                    self._open(site, rng)
+            elif not worker.is_frozen:
+                worker.rng = rng
+                took += bool(self._do(worker, worker.step))
+        return took
+
+    def _site(self, rng: random.Random) -> Site:
+        return rng.choice(list(self.sites.values()))
+
+    # ------------------------------------------------------------ happenings
+
+    def do_step(self, rng: random.Random) -> None:
+        for _ in range(rng.randint(1, 4)):
+            self.kafka.now += rng.choice((0, 1, 20))
+            self._let_work(rng)
+
+    def do_send(self, rng: random.Random) -> None:
+        for _ in range(rng.choice((1, 1, 2, 6))):
+            queues = [*self.accounts.takes]
+            to = rng.choice([*queues, *TOPICS])
+            given: dict[str, Any] = {}
+            if rng.random() < 0.08:
+                given["ttl_ms"] = rng.choice((50, 2_000))
+            elif rng.random() < 0.08:
+                given["delay_ms"] = rng.choice((100, 3_000))
+            self.n += 4
+            rng.choice(self.producers).send(to, self.n + rng.randint(0, 1), rng, **given)
+
+    def do_receipts(self, rng: random.Random) -> None:
+        for producer in self.producers:
+            producer.listen()
+            if rng.random() < 0.5:
+                producer.send_again()
+
+    def do_consume(self, rng: random.Random) -> None:
+        if len(self.consumers) > 8:
+            return
+        self._consume(rng.choice(self.queues), rng)
+
+    def _consume(self, queue: str, rng: random.Random, mode: str = "") -> None:
+        filtered = not mode and rng.random() < 0.1
+        mode = mode or rng.choice(("ids", "ids", "auto", "up_to", "none"))
+        name = f"c{self.inboxes}"
+        broker = rng.randrange(len(self.names))
+        self.consumers.append(
+            Consumer(
+                name, queue, broker, self.inboxes, mode, rng, self.net, self.accounts,
+                "/n % 2 = 0" if filtered else None,
+            )
+        )  # fmt: skip
+        self.inboxes += 1
+
+    def do_listen(self, rng: random.Random) -> None:
+        for consumer in self.consumers:
+            consumer.listen()
+
+    def do_settle(self, rng: random.Random) -> None:
+        for consumer in self.consumers:
+            held = list(consumer.held)
+            if not held or rng.random() < 0.3:
+                continue
+            ids = rng.sample(held, rng.randint(1, len(held)))
+            what = rng.choice(("ack", "ack", "ack", "cancel", "reject", "renew", "return"))
+            if consumer.mode == "up_to" and what == "ack":
+                what = "up_to"
+            consumer.settle(what, ids, rng.choice((None, 0, 200)))
+
+    def do_leave(self, rng: random.Random) -> None:
+        """A consumer says goodbye, or is never heard of again."""
+        if self.consumers:
+            one = self.consumers.pop(rng.randrange(len(self.consumers)))
+            one.listen()
+            if rng.random() < 0.5:
+                one.close()
+
+    def do_wait(self, rng: random.Random) -> None:
+        for _ in range(rng.randint(1, 5)):
+            self.kafka.now += rng.choice((20, 300, 1_000))
+            self._beat()
+            self._let_work(rng)
+
+    def _beat(self) -> None:
+        if self.kafka.now - self.last_beat < BEAT_MS / 4:
+            return
+        self.last_beat = self.kafka.now
+        for consumer in self.consumers:
+            consumer.beat()
+        self.consumers = [one for one in self.consumers if not one.is_gone]
+
+    def do_mark(self, rng: random.Random) -> None:
+        worker = self._site(rng).worker
+        if worker is not None and not worker.is_frozen:
+            worker.rng = rng
+            self._do(worker, worker.begin_mark)
+
+    def do_commit(self, rng: random.Random) -> None:
+        worker = self._site(rng).worker
+        if worker is not None and not worker.is_frozen:
+            self._do(worker, lambda: worker.commit(torn=rng.random() < 0.05))
+
+    def do_die(self, rng: random.Random) -> None:
+        self._site(rng).dies_at = rng.choice(POINTS), rng.choice((0, 0, 1, 3))
+
+    def do_kill(self, rng: random.Random) -> None:
+        worker = self._site(rng).worker
+        if worker is not None:
+            worker.rng = rng
+            worker.die()
+
+    def do_replace(self, rng: random.Random) -> None:
+        """Somebody thinks that a broker is dead, and starts it again."""
+        self._open(self._site(rng), rng)
+
+    def do_haunt(self, rng: random.Random) -> None:
+        """Zombies go on."""
+        for worker in self.zombies:
+            worker.rng, worker.is_frozen = rng, False
+            what = rng.choice((worker.step, worker.step, worker.begin_mark, worker.commit))
+            self._do(worker, what)
+        self.zombies = [worker for worker in self.zombies if not worker.is_over]
+
+    def do_lag(self, rng: random.Random) -> None:
+        worker = self._site(rng).worker
+        if worker is not None:
+            worker.lag, worker.slow = rng.choice((0, 0, 3, 20)), rng.choice((0, 0, 1, 2))
+            worker.most = rng.choice((1, 5, 100))
+
+    def do_cut(self, rng: random.Random) -> None:
+        site = self._site(rng)
+        site.is_cut = not site.is_cut
+
+    def do_freeze(self, rng: random.Random) -> None:
+        worker = self._site(rng).worker
+        if worker is not None:
+            worker.is_frozen = not worker.is_frozen
+
+    def do_clock(self, rng: random.Random) -> None:
+        self._site(rng).skew = rng.choice((0.0, 0.0, 1_000.0, -1_000.0, 1e9, -1e9))
+
+    def do_hole(self, rng: random.Random) -> None:
+        self.kafka.leave_hole(rng.choice(list(self.kafka.partitions)[:8]))
+
+    def do_retain(self, rng: random.Random) -> None:
+        """Kafka deletes what every saved state has behind it."""
+        for site in self.sites.values():
+            for place in site.places():
+                self.kafka.trim(place, min(self._read_to(site, place)))
+
+    def _read_to(self, site: Site, place: tuple[str, int]) -> list[int]:
+        return [saved.offsets().get(place, 0) for saved in site.saved]
+
+    def do_admin(self, rng: random.Random) -> None:
+        broker, queue = rng.randrange(len(self.names)), rng.choice(self.queues)
+        what = rng.choice(("purge", "redrive", "shut", "shut", "define", "describe"))
+        a = self.accounts
+        if what == "purge":
+            a.happened.add("purged")
+            self.admin.tell(broker, c.Purge(queue=queue, where=rng.choice((None, "/n % 3 = 0"))))
+        elif what == "redrive":
+            a.happened |= {"redriven", "moved"}
+            a.anew |= {(q, n) for q in self.queues for n in a.by_id}
+            a.loose |= {"fifo", "odd", "once", "short", "keyed"}
+            self.admin.tell(broker, c.Redrive(queue="dead"))
+        elif what == "shut":
+            ingress, egress = rng.random() < 0.7, rng.random() < 0.7
+            self.admin.tell(
+                broker, c.Shutdown(queue=queue, ingress=not ingress, egress=not egress)
+            )
+        elif what == "define":
+            self._define(broker, queue, rng.choice((3, 30)))
+        else:
+            self.admin.tell(broker, c.Describe(queue=queue))
+
+    def _define(self, broker: int, queue: str, most: int) -> None:
+        definition = {"name": queue, "max_spool_messages": most}
+        self.admin.tell(broker, c.Define(definition=definition, replace=False))
+
+    # ------------------------------------------------------------ the end
+
+    def drain(self) -> None:
+        """Faults end; what is left is taken, in a bounded number of rounds."""
+        self.calm = True
+        rng = random.Random(self.seed)
+        self.net.lost = self.net.twice = 0.0
+        for site in self.sites.values():
+            site.is_cut, site.dies_at, site.skew = False, None, 0.0
+            if site.worker is not None:
+                site.worker.is_frozen = False
+                site.worker.lag = site.worker.slow = 0
+                site.worker.most = 100
+        for _ in range(5):
+            self.do_haunt(rng)
+        self.zombies = []
+        for consumer in self.consumers:
+            consumer.listen()
+            consumer.close()
+        self.consumers = []
+        for queue in self.queues:
+            for broker in range(len(self.names)):
+                self.admin.tell(broker, c.Shutdown(queue=queue))
+            self._consume(queue, rng, "auto")
+        quiet = 0
+        for _ in range(ROUNDS):
+            if self._round(rng):
+                quiet = 0
+                continue
+            quiet += 1
+            if quiet >= IDLE and not self._left():
+                break
+        must(not self._left(), f"in {ROUNDS} rounds it did not drain: {self._left()}")
+
+    def _round(self, rng: random.Random) -> int:
+        """Half a second of everybody's life; how much happened in it."""
+        self.kafka.now += 500
+        self._beat()
+        heard = 0
+        for _ in range(50):
+            took = self._let_work(rng)
+            heard += sum(consumer.listen() for consumer in self.consumers)
+            if not took:
+                break
+        for producer in self.producers:
+            producer.listen()
+            producer.send_again()
+        self.admin.listen()
+        return heard
+
+    def _left(self) -> str:
+        """What is still there; empty if nothing is."""
+        for producer in self.producers:
+            if producer.waits:
+                return f"{producer.name} waits for receipts of {producer.waits}"
+        for site in self.sites.values():
+            if site.worker is None or site.worker.is_over:
+                return f"broker {site.name} does not run"
+            for queue in site.worker.driver._replica.broker.queues.values():
+                if queue.header.depth:
+                    return f"{site.name}: {queue.header.depth} in {queue.definition.name}"
+                must(not queue.header.bytes, f"{queue.definition.name}: empty, and has bytes")
+        return ""
+
+    def judge(self) -> None:
+        self.accounts.judge(self.kafka, list(self.names))
+
+
+WEIGHTS = {
+    "step": 30, "send": 16, "receipts": 6, "consume": 8, "listen": 10, "settle": 12, "leave": 3,
+    "wait": 8, "mark": 5, "commit": 6, "die": 6, "kill": 2, "replace": 2, "haunt": 3, "lag": 4,
+    "cut": 2, "freeze": 2, "clock": 1, "hole": 1, "retain": 2, "admin": 4,
+}  # fmt: skip
+Happening = tuple[str, int]
+
+
+def happenings(seed: int) -> list[Happening]:
+    """What happens in the world of this seed."""
+    rng = random.Random(f"happenings {seed}")
+    kinds = rng.choices(list(WEIGHTS), list(WEIGHTS.values()), k=HAPPENINGS)
+    return [(kind, rng.getrandbits(32)) for kind in kinds]
+
+
+class Failed(AssertionError):
+    """A judge found something."""
+
+    def __init__(self, seed: int, at: str, cause: BaseException, told: list[str]) -> None:
+        self.seed, self.at, self.cause, self.told = seed, at, cause, told
+        words = re.findall("[a-z_]{3,}", str(cause))
+        self.kind = type(cause), at == "drain", words[:4]
+        super().__init__(f"seed {seed}, {at}: {type(cause).__name__}: {cause}")
+
+
+def run(seed: int, todo: list[Happening] | None = None) -> World:
+    """Let the world of a seed live. Raises Failed. The journal's columns are no part of it."""
+    with patch.object(journal, "encode", msgspec.msgpack.encode):
+        return _run(seed, todo)
+
+
+def _run(seed: int, todo: list[Happening] | None) -> World:
+    world, at = None, "beginning"
+    try:
+        world = World(seed)
+        for kind, number in happenings(seed) if todo is None else todo:
+            at = kind
+            world.told.append(f"{kind} {number}")
+            getattr(world, f"do_{kind}")(random.Random(number))
+        at = "drain"
+        world.drain()
+        at = "judge"
+        world.judge()
+    except Exception as cause:
+        raise Failed(seed, at, cause, world.told if world else []) from cause
+    return world
+
+
+def shrink(seed: int, tries: int = 400) -> tuple[list[Happening], Failed]:
+    """The fewest happenings with which the world of a seed still fails in the same way."""
+
+    def fails(todo: list[Happening]) -> Failed | None:
+        try:
+            run(seed, todo)
+        except Failed as failed:
+            return failed
+        return None
+
+    todo = happenings(seed)
+    failed = fails(todo)
+    assert failed is not None, f"seed {seed} does not fail"
+    kind, size = failed.kind, len(todo) // 2
+    while size and tries > 0:
+        at = 0
+        while at < len(todo) and tries > 0:
+            tries -= 1
+            found = fails(less := todo[:at] + todo[at + size :])
+            if found is not None and found.kind == kind:
+                todo, failed = less, found
+            else:
+                at += size
+        size //= 2
+    return todo, failed
+
+
+__all__ = ["Failed", "World", "Wrong", "happenings", "run", "shrink"]
