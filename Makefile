@@ -12,7 +12,7 @@ SHIPPED := fast demo monitor sql
 ROOMS := bench cli client conf core dataframes definitions examples expressions lake memory mesh monitor protocol replica sinks sources state streaming
 
 .DEFAULT_GOAL := help
-.PHONY: help setup tools demo test soak lint lock audit wheel bench clean
+.PHONY: help setup tools demo test soak sim lint lock audit wheel bench clean
 
 help: ## this list
 	@sed -n 's/^\([a-z]*\):[^#]*## \(.*\)/make \1|\2/p' $(MAKEFILE_LIST) | \
@@ -79,6 +79,9 @@ soak: setup ## what can die dies, at random: LAKEQUEUE_CHAOS_DEATHS times (60), 
 		LAKEQUEUE_CHAOS_SEED="$${LAKEQUEUE_CHAOS_SEED:-$$(date +%s)}" \
 		$(BIN)/pytest -q -s tests/job/test_chaos.py
 	@LAKEQUEUE_JOB_DEATHS=3 $(BIN)/pytest -q tests/job/test_spark_jobs.py
+
+sim: setup ## the simulated home of SEED (0); what fails is made small and told. COUNT: so many from there on
+	@PYTHONPATH=tests $(BIN)/python -m sim $(or $(SEED),0) --soak $(or $(COUNT),0)
 
 # mypy takes a package's name from its folder: it reads the rooms through a link that is called
 # lakequeue, so that the checkout may have any name and anything beside it.

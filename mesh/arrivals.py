@@ -17,6 +17,7 @@ from ..core.queue.broker import Broker
 from ..core.queue.change import enter
 from ..core.queue.queue import Queue
 from ..core.queue.taken import was_taken
+from ..core.rules.dead import join
 from ..core.rules.deferred import settle_arrival
 from ..core.rules.edits import WAY, dead_part
 from ..core.rules.entering import dead_match, refusal
@@ -56,7 +57,9 @@ def handed_over(broker: Broker, facts: MeshFacts, sender: int, said: HandOver) -
         is_new = said.waiting and not row.extras  # its first time in this queue
         was_here = said.again and is_new and was_taken(queue.header.taken, row.id)
         if was_here or queue.holds(row.id):
-            reason = None
+            dead = dead_part(row.extras)
+            if dead is not None:  # it died here, or at another broker, as well
+                join(broker, queue, row.id, dead)
         elif reason is not None and outcome(queue) == NACK:
             why = reason.value
             break

@@ -125,8 +125,8 @@ def _account(
 
 
 def join(broker: Broker, target: Queue, number: int, about: dict[str, Any]) -> None:
-    """One more match of a message died into the queue that holds it: remember from where, so that
-    it can go back there too (X6)."""
+    """One more match of a message died into the queue that holds it, here or at another broker:
+    remember from where, so that it can go back there too (X6)."""
     found = target.finds(number)
     assert found is not None
     row, runs, segment = found
@@ -134,12 +134,14 @@ def join(broker: Broker, target: Queue, number: int, about: dict[str, Any]) -> N
         rows = runs.read(segment)
         row = next(one for one in rows if one.id == number)
         target.thaw(runs, segment, [row], [one for one in rows if one is not row])
-    known, name = row.extras, about["queue"]
+    known = row.extras
     dead = dead_part(known)
     if dead is None:  # it was published to the dead message queue as well
         row.extras = {**about, **edits_part(known)}
-    elif known is not None and name not in (dead["queue"], *dead.get("also", ())):
-        row.extras = {**known, "also": [*dead.get("also", ()), name]}
+    elif known is not None:
+        new = [name for name in names_of(about) if name not in names_of(dead)]
+        if new:
+            row.extras = {**known, "also": [*dead.get("also", ()), *new]}
     broker.touch(target)
 
 

@@ -71,9 +71,9 @@ class Bridged:
         self.commands = {**others.commands, **self._own}
         others.with_bridges(self._apply)
         for vpn, entries in others.facts.entries.items():
-            known = self.facts.definitions.setdefault(vpn, {})
             for entry in entries.values():
-                if entry.bridge is not None:
+                if entry.bridge is not None:  # a broker that is loaded is what it was
+                    known = self.facts.definitions.setdefault(vpn, {})
                     known[entry.bridge["name"]] = entry.bridge
         others.handlers[BridgeSend.kind] = self._brought
         others.handlers[BridgeReceipt.kind] = self._answered

@@ -26,7 +26,7 @@ def soak(first: int, count: int, processes: int) -> int:
     with ProcessPoolExecutor(processes) as pool:
         running = [pool.submit(try_one, seed) for seed in range(first, first + count)]
         for n, one in enumerate(as_completed(running), 1):
-            seed, why = one.result()
+            why = one.result()[1]
             if why:
                 failures += 1
                 print(why, flush=True)

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 from lakequeue.protocol import wire
-from lakequeue.protocol.journal import Journal
+from lakequeue.protocol.journal import Journal, Segment
 
 from .kafka import Kafka
 
@@ -174,8 +174,10 @@ class Accounts:
         """found: to whom, in which step, which message. Of one step any order will do."""
         lanes: dict[Any, list[tuple[int, int]]] = defaultdict(list)
         for whom, step, number in found:
-            one = self.sent[self.by_id[number]] if number in self.by_id else None
-            if one is None or len(one.copies) != 1 or one.is_delayed or (queue, number) in self.anew:
+            if number not in self.by_id or (queue, number) in self.anew:
+                continue
+            one = self.sent[self.by_id[number]]
+            if len(one.copies) != 1 or one.is_delayed:
                 continue
             topic, partition, offset = one.copies[0]
             lanes[whom, topic, partition, one.n % 3 if by else 0].append((step, offset))
@@ -205,25 +207,21 @@ class Lives:
             known = parts.setdefault(key, record.own_value or b"")
             must(known == record.own_value, f"the journal of {key} was said in two ways")
         alive: Counter[tuple[str, str, int]] = Counter()
-        for (broker, step), value in sorted(
-            parts.items(), key=lambda i: (i[0][0], [int(n) for n in i[0][1].split(b".")])
-        ):
-            for segment in read_journal(value).segments:
+        in_order = sorted(parts, key=lambda key: (key[0], [int(n) for n in key[1].split(b".")]))
+        for key in in_order:
+            for segment in read_journal(parts[key]).segments:
                 for number in segment.ids:
-                    self._row(
-                        broker, segment.step, alive, segment.queue, segment.event, number, segment.reason,
-                        segment.subscription,
-                    )  # fmt: skip
+                    self._row(key[0], alive, segment, number)
 
     def _row(
-        self, broker: str, step: int, alive: Counter[tuple[str, str, int]], queue: str,
-        event: str, number: int, reason: str, subscription: str,
-    ) -> None:  # fmt: skip
+        self, broker: str, alive: Counter[tuple[str, str, int]], segment: Segment, number: int
+    ) -> None:
+        queue, event, step = segment.queue, segment.event, segment.step
         of, key = queue.removeprefix(OUT), (queue.removeprefix(OUT), number)
         if event == "spooled":
             alive[broker, queue, number] += 1
-            must(alive[broker, queue, number] == 1, f"{broker}: {queue} has {number} twice, step {step}")
-            if reason.startswith(("redriven", "moved")):
+            must(alive[broker, queue, number] == 1, f"{broker}, {step}: {queue} has {number} twice")
+            if segment.reason.startswith(("redriven", "moved")):
                 self.back[key] += 1
             self.births[key] += 1
         elif event == "delivered":
@@ -237,7 +235,7 @@ class Lives:
                 self.births[key] -= 1
             else:
                 self.endings[key].append(event)
-                self._may(of, number, event, subscription)
+                self._may(of, number, event, segment.subscription)
 
     def _may(self, queue: str, number: int, event: str, subscription: str) -> None:
         """An ending needs a cause."""
@@ -271,9 +269,7 @@ class Lives:
                 born = self.births[place] - self.back[place]
                 fine = born == 1 or (not born and place in self.discarded)
                 must(fine, f"{queue}: {key} ({one.number}) was stored {born} times")
-        for (queue, number), key in (
-            ((q, n), a.by_id[n]) for q, n in self.births if n in a.by_id
-        ):
+        for (queue, number), key in (((q, n), a.by_id[n]) for q, n in self.births if n in a.by_id):
             one = a.sent[key]
             fine = queue == a.dead or queue in a.expected(one) | a.gone
             must(fine or "moved" in a.happened, f"{queue} stored {key} ({number}) for {one.to}")

@@ -125,6 +125,4 @@ class StepsLog:
 
     def read(self, start: int) -> list[tuple[int, StepRecord]]:
         """The records from an offset on."""
-        return [
-            (at, steplog.decode(value)) for at, value in self.records.items() if at >= start
-        ]
+        return [(at, steplog.decode(value)) for at, value in self.records.items() if at >= start]

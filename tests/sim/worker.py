@@ -84,9 +84,7 @@ class Site:
         for number in (self.number, *self.heard_of):
             found.append((topics.topic(VPN, topics.COMMANDS), number))
             first = topics.publish_partitions(number)[0]
-            found += [
-                (topics.topic(VPN, topics.PUBLISH), first + n) for n in range(PUBLISH_USED)
-            ]
+            found += [(topics.topic(VPN, topics.PUBLISH), first + n) for n in range(PUBLISH_USED)]
         return found + [(topic, n) for topic in self.captured for n in range(2)]
 
 

@@ -1,0 +1,379 @@
+"""Planted bugs: each is a mistake that somebody could make, and some world must find it.
+
+A mutant is a function that patches the product. `hunt` lives the worlds of seed after seed under it
+until one fails, and says which one did.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+from unittest.mock import patch
+
+from lakequeue.core.phases import deadlines
+from lakequeue.core.queue import change
+from lakequeue.core.queue.broker import Broker
+from lakequeue.core.queue.producers import ProducerHistory
+from lakequeue.core.queue.queue import Queue
+from lakequeue.core.queue.ready import Ready
+from lakequeue.core.storage.runs import Runs
+from lakequeue.core.storage.spool import Spool
+from lakequeue.mesh import arrivals, channel, lanes, moves
+from lakequeue.mesh.mesh import Mesh
+from lakequeue.replica import driver as driving
+from lakequeue.replica.driver import Driver
+from lakequeue.replica.journal_buffer import JournalBuffer
+from lakequeue.replica.replica import Replica
+
+from . import worker
+from .kafka import StepsLog
+from .world import Failed, run
+
+MUTANTS: dict[str, Callable[[], Any]] = {}
+
+
+def mutant(make: Callable[[], Any]) -> Callable[[], Any]:
+    """One planted bug, by its name."""
+    MUTANTS[make.__name__] = make
+    return make
+
+
+def hunt(name: str, seeds: int, first: int = 0) -> int | None:
+    """The first seed whose world finds a planted bug; None where none of so many does."""
+    with MUTANTS[name]():
+        for seed in range(first, first + seeds):
+            try:
+                run(seed)
+            except Failed:
+                return seed
+    return None
+
+
+def around(owner: Any, name: str, made: Callable[..., Any]) -> Any:
+    """Patch a function by one that gets the original first."""
+    original = getattr(owner, name)
+    return patch.object(owner, name, lambda *a, **k: made(original, *a, **k))
+
+
+# ---------------------------------------------------------------- the driver
+
+
+@mutant
+def says_before_the_log_has_it() -> Any:
+    def one(original: Any, self: Driver, *rest: Any) -> Any:
+        taken = original(self, *rest)
+        while self._unsaid:
+            step, records = self._unsaid.popleft()
+            self._said = step
+            self._outbox.send(step, records)
+        return taken
+
+    def send_written(original: Any, self: Driver, timeout_s: float) -> None:
+        for at in self._log.written(timeout_s):
+            self.log_at = at + 1
+
+    one_patch, log_patch = around(Driver, "one", one), around(Driver, "_send_written", send_written)
+
+    class Both:
+        def __enter__(self) -> None:
+            one_patch.__enter__()
+            log_patch.__enter__()
+
+        def __exit__(self, *why: Any) -> None:
+            log_patch.__exit__(*why)
+            one_patch.__exit__(*why)
+
+    return Both()
+
+
+@mutant
+def the_fence_is_skipped() -> Any:
+    def append(original: Any, self: StepsLog, attempt: int, value: bytes) -> int:
+        return original(self, self.owner, value)
+
+    return around(StepsLog, "append", append)
+
+
+@mutant
+def what_was_written_before_the_fence_is_not_read() -> Any:
+    def replay(original: Any, self: worker.Worker) -> None:
+        if self.site.log.owner != self.attempt:
+            original(self)
+
+    return around(worker.Worker, "replay", replay)
+
+
+@mutant
+def a_replay_says_nothing() -> Any:
+    def replay(original: Any, self: Driver, logged: Any, again: Any) -> Any:
+        send, self._outbox = self._outbox, Silent()  # type: ignore[assignment]
+        try:
+            return original(self, logged, again)
+        finally:
+            self._outbox = send
+
+    return around(Driver, "replay", replay)
+
+
+class Silent:
+    """Where outputs get lost."""
+
+    def send(self, step: int, records: Any) -> None:
+        """Say nothing."""
+
+
+@mutant
+def a_snapshot_forgets_the_journal() -> Any:
+    def snapshot(original: Any, self: Driver, *rest: Any) -> Any:
+        found = original(self, *rest)
+        found.journal, found.since = [], 0
+        return found
+
+    return around(Driver, "snapshot", snapshot)
+
+
+@mutant
+def a_snapshot_reads_one_record_again() -> Any:
+    def snapshot(original: Any, self: Driver, *rest: Any) -> Any:
+        found = original(self, *rest)
+        found.offsets = [
+            (t, p, at - (t.endswith(".publish") and at > 1)) for t, p, at in found.offsets
+        ]
+        return found
+
+    return around(Driver, "snapshot", snapshot)
+
+
+@mutant
+def a_mark_is_not_made_again() -> Any:
+    def replay(original: Any, self: Driver, *rest: Any) -> Any:
+        with patch.object(self._replica, "mark", lambda: None):
+            return original(self, *rest)
+
+    return around(Driver, "replay", replay)
+
+
+@mutant
+def time_runs_back() -> Any:
+    def start(original: Any, self: Any, lived: int) -> None:
+        original(self, 0)
+
+    return around(worker.BrokerClock, "start", start)
+
+
+@mutant
+def the_journal_is_said_early_by_a_replay() -> Any:
+    def add(original: Any, self: JournalBuffer, journal: Any) -> None:
+        original(self, journal)
+        self.since = journal.time
+
+    return around(JournalBuffer, "add", add)
+
+
+@mutant
+def the_last_page_of_a_mark_is_left_out() -> Any:
+    def pack(original: Any, self: Replica, rows: int) -> bool:
+        return original(self, rows) and len(self.broker._to_pack) > 1
+
+    return around(Replica, "pack", pack)
+
+
+# ---------------------------------------------------------------- the core
+
+
+@mutant
+def a_dirty_flag_is_lost() -> Any:
+    def touch(original: Any, self: Broker, queue: Queue) -> None:
+        was = queue.dirty
+        original(self, queue)
+        if queue.header.leased == 1:
+            queue.dirty = was
+
+    return around(Broker, "touch", touch)
+
+
+@mutant
+def producers_are_not_saved() -> Any:
+    def changed(original: Any, self: Broker, kind: str, name: Any) -> None:
+        if kind != "p":
+            original(self, kind, name)
+
+    return around(Broker, "_change", changed)
+
+
+@mutant
+def a_sequence_is_stored_twice() -> Any:
+    return around(
+        ProducerHistory,
+        "is_new",
+        lambda original, self, seq: original(self, seq) or seq == self.high,
+    )
+
+
+@mutant
+def a_gap_counts_as_seen() -> Any:
+    def take(original: Any, self: ProducerHistory, seq: int, count: int = 1) -> None:
+        original(self, seq, count)
+        self.gaps.clear()
+
+    return around(ProducerHistory, "take", take)
+
+
+@mutant
+def a_merge_loses_a_row() -> Any:
+    def up_to(original: Any, self: Runs, rows: Any, bound: int) -> int:
+        return min(original(self, rows, bound) + 1, len(rows))
+
+    return around(Runs, "_up_to", up_to)
+
+
+@mutant
+def a_segment_skips_one_too_few() -> Any:
+    def cut(original: Any, self: Runs, group: Any, head: Any, rows: Any, n: int) -> None:
+        original(self, group, head, rows, n)
+        if n < len(rows) and head.skip > 1:
+            head.skip -= 1
+
+    return around(Runs, "_cut", cut)
+
+
+@mutant
+def cold_rows_come_late() -> Any:
+    return around(Runs, "first", lambda original, self: None)
+
+
+@mutant
+def a_return_is_not_counted() -> Any:
+    def leased(original: Any, broker: Any, queue: Any, rows: Any, *rest: Any) -> None:
+        original(broker, queue, rows, *rest)
+        for row in rows:
+            row.deliveries = 1
+
+    return around(change, "_lease", leased)
+
+
+@mutant
+def a_lane_goes_on_while_its_first_is_leased() -> Any:
+    def changed(original: Any, self: Ready, row: Any) -> None:
+        state, row.state = row.state, change.GONE if row.state == change.LEASED else row.state
+        original(self, row)
+        row.state = state
+
+    return around(Ready, "changed", changed)
+
+
+@mutant
+def a_lease_never_ends() -> Any:
+    return around(deadlines, "act_on_deadlines", lambda original, broker: None)
+
+
+@mutant
+def contents_are_released_too_early() -> Any:
+    def release(original: Any, self: Spool, rows: Any, *rest: Any) -> Any:
+        original(self, rows, *rest)
+        return original(self, rows[:1], *rest) if len(rows) > 2 else None
+
+    return around(Spool, "release", release)
+
+
+@mutant
+def an_ack_takes_the_next_one() -> Any:
+    from lakequeue.core.commands import leases
+
+    def remove(original: Any, broker: Any, queue: Any, rows: Any, name: str) -> int:
+        more = [r for r in queue.live.values() if r.state == change.LEASED and r not in rows]
+        return original(broker, queue, [*rows, *more[:1]] if len(rows) == 2 else rows, name)
+
+    return around(leases, "_remove", remove)
+
+
+@mutant
+def a_dead_message_is_left_where_it_died() -> Any:
+    from lakequeue.core.rules import dead
+
+    return around(dead, "over_quota", lambda original, target, *rest: True)
+
+
+# ---------------------------------------------------------------- the mesh
+
+
+@mutant
+def a_word_is_heard_twice() -> Any:
+    def heard(original: Any, broker: Any, facts: Any, vpn: str, value: Any) -> Any:
+        envelope = channel.mesh.decode(value)
+        peer = facts.peers.get(envelope.sender)
+        if peer is not None and envelope.number == peer.heard:
+            peer.heard -= 1
+        yield from original(broker, facts, vpn, value)
+
+    return around(channel, "_heard", heard)
+
+
+@mutant
+def what_was_said_is_not_counted() -> Any:
+    def mark(original: Any, self: Mesh) -> None:
+        said = {n: peer.said for n, peer in self.facts.peers.items()}
+        for peer in self.facts.peers.values():
+            peer.said = max(peer.said - 1, 0)
+        original(self)
+        for n, peer in self.facts.peers.items():
+            peer.said = said[n]
+
+    return around(Mesh, "mark", mark)
+
+
+@mutant
+def a_far_refusal_loses_what_was_under_way() -> Any:
+    def refused(original: Any, broker: Any, facts: Any, sender: int, said: Any) -> None:
+        queue = lanes._source(broker, said.vpn, said.queue, said.waiting)
+        if queue is not None and said.waiting:
+            for one in queue.header.subscriptions:
+                rows = list(queue.leases.get(one.number, {}).values())
+                change.apply(broker, queue, rows[:1], lanes.Event.TRANSFER)
+        original(broker, facts, sender, said)
+
+    return around(lanes, "refused", refused)
+
+
+@mutant
+def what_was_stored_far_away_is_sent_again() -> Any:
+    def stored(original: Any, broker: Any, facts: Any, sender: int, said: Any) -> None:
+        original(broker, facts, sender, msgspec_replace(said, ids=said.ids[:-1]))
+
+    return around(lanes, "stored", stored)
+
+
+@mutant
+def a_refused_attempt_is_taken_later() -> Any:
+    def handed_over(original: Any, broker: Any, facts: Any, sender: int, said: Any) -> None:
+        facts.refusing.pop(f"{sender}/{said.vpn}/{said.queue}", None)
+        original(broker, facts, sender, said)
+
+    return around(arrivals, "handed_over", handed_over)
+
+
+@mutant
+def a_queue_that_moves_forgets_its_last_message() -> Any:
+    def take_in(
+        original: Any, broker: Any, queue: Any, rows: Any, contents: Any, peer: str
+    ) -> None:
+        original(broker, queue, rows[:-1] or rows, contents[: len(rows) - 1] or contents, peer)
+
+    return around(moves, "_take_in", take_in)
+
+
+@mutant
+def a_queue_that_moves_counts_deliveries_anew() -> Any:
+    def take_in(
+        original: Any, broker: Any, queue: Any, rows: Any, contents: Any, peer: str
+    ) -> None:
+        for row in rows:
+            row.deliveries = 0
+        original(broker, queue, rows, contents, peer)
+
+    return around(moves, "_take_in", take_in)
+
+
+def msgspec_replace(said: Any, **changed: Any) -> Any:
+    """The same word with something else in it."""
+    return driving.msgspec.structs.replace(said, **changed)
