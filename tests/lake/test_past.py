@@ -25,7 +25,10 @@ from lakequeue.lake.past import Moment, as_of, brokers
 from lakequeue.protocol import ConfigError, commands
 from lakequeue.protocol.messages import encode_run
 from lakequeue.replica.driver import Snapshot
+from lakequeue.streaming.earlier.carry_over import carry_over
 from loop.memory import HOME, LIMITS, PLACES, POINTS, World
+from loop.test_live_core import stopped
+from loop.test_stepper import State
 from replica.test_driver import Walk
 
 EARLIER = "X5_a_chain_of_dead_message_queues.gz"  # of its own limits
@@ -176,6 +179,29 @@ def test_R1_a_home_of_the_earlier_format_is_known_at_its_snapshots(
     assert found.store.pages == one.new
     with pytest.raises(LakequeueError, match="an earlier version took the steps 1 to"):
         moment(home, step=steps - 1)
+
+
+def test_R1_a_home_that_changed_over_has_one_past(tmp_path: Path) -> None:
+    """Where a snapshot stands at its change-over; behind one before it are steps of the earlier
+    version."""
+    state, walk = State(), Lived()
+    saved, walk.world = stopped(state)
+    own, old = replica.own_of(saved), DictStore(state.pages)
+    carried = carry_over(old, old.pages, HOME, LIMITS)
+    walk.world.saved = own, DictStore(carried.pages)
+    walk.restart()
+    for n in range(4, 9):
+        walk.world.write(("default.publish", 0), b"m%d" % n, to="q", producer="p", seq=n)
+        walk.step(2)
+    walk.driver.snapshot(1)
+    home = write_history(walk.world, tmp_path, [(own, old)], refer=False)
+    found = moment(home)
+    assert (found.snapshot, found.step, found.notes) == (own.step, walk.driver.step, [])
+    assert found.store.pages == walk.store.pages
+    assert [queue["depth"] for queue in admin_of(found).queues()] == [8]
+    altered(home, "snapshots", lambda rows: rows.slice(0, 0))
+    with pytest.raises(LakequeueError, match=r"took the steps 1 to 1 of .* use version v0"):
+        moment(home)
 
 
 def _name_blocks(home: Path) -> None:
