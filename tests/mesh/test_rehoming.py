@@ -12,20 +12,16 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from lakequeue.core import Batch, DictStore
-from lakequeue.core import Limits as LiveLimits
+from lakequeue.core import Batch, DictStore, Home, Limits
 from lakequeue.definitions import parse_configuration
 from lakequeue.memory import in_process
 from lakequeue.memory.live_broker import LiveBroker, limits_of
-from lakequeue.memory.mesh_broker import MeshBroker
 from lakequeue.mesh import rehome as of_mesh
 from lakequeue.mesh.rehome import Change, NotAtRest, Resting, rehome
 from lakequeue.protocol import commands as c
 from lakequeue.protocol import topics, wire
 from lakequeue.protocol.errors import ConfigError, LakequeueError
 from lakequeue.protocol.messages import HEADER, Records
-from lakequeue.state import Home
-from lakequeue.state import Limits as OldLimits
 from rehomed import RestingEngine
 
 QUEUES: list[dict[str, Any]] = [
@@ -36,10 +32,10 @@ QUEUES: list[dict[str, Any]] = [
     {"name": "short", "type": "LocalQueue", "expiration": "20s", "dead_message_queue": "dead"},
     {"name": "dead", "type": "LocalQueue"},
 ]
-COLD: Any = LiveLimits(
+COLD: Any = Limits(
     delivery_rows=5, live_rows=4, segment_rows=3, block_bytes=300, due_rows=3, merge_rows=2
 )
-LIMITS = {"plenty": OldLimits(), "cold": COLD}
+LIMITS = {"plenty": Limits(), "cold": COLD}
 CHANGES: dict[str, list[dict[str, str]]] = {
     "one comes": [{"add": "c"}],
     "one goes": [{"remove": "b"}],
@@ -318,7 +314,7 @@ class Reader:
     """A broker that reads captured topics by itself, at its own pace."""
 
     def __init__(self, one: Resting, secret: bytes) -> None:
-        self.broker = MeshBroker(Home(one.name, one.number, secret=secret), COLD)
+        self.broker = LiveBroker(Home(one.name, one.number, secret=secret), COLD)
         self.broker.store = DictStore(one.pages)  # type: ignore[assignment]
         self.offsets = dict(one.offsets)
 

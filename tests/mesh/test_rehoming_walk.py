@@ -9,14 +9,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from lakequeue.core import Limits as LiveLimits
+from lakequeue.core import Limits
 from lakequeue.protocol import LakequeueError
-from lakequeue.state import Limits
 from rehomed import RestingEngine
 from test_walk import TINY, Walk
 
 # Much of a queue is cold, and many contents are in blocks.
-COLD: Any = LiveLimits(delivery_rows=5, live_rows=4, segment_rows=3, block_bytes=300, due_rows=3)
+COLD: Any = Limits(delivery_rows=5, live_rows=4, segment_rows=3, block_bytes=300, due_rows=3)
 
 
 class RehomingWalk(Walk):

@@ -8,15 +8,15 @@ from collections import Counter
 from typing import Any
 
 import pytest
+from lakequeue.core import Batch, DictStore
 from lakequeue.definitions import parse_configuration
 from lakequeue.lake.replica import move_ahead, next_counter
 from lakequeue.memory.in_process import MemoryEngine
-from lakequeue.memory.mesh_broker import MeshBroker
+from lakequeue.memory.live_broker import LiveBroker
 from lakequeue.memory.registry import MemoryConnection
 from lakequeue.mesh.facts import Peer, peers_of, put_peers
 from lakequeue.mesh.rejoining import Speaker, agree, is_lost, next_word, pass_over
 from lakequeue.protocol.outputs import Output
-from lakequeue.state import Batch, DictStore
 
 BROKERS = ("a", "b", "c")
 ENTRIES = ("a", "b")  # at c the full queue would refuse at once
@@ -31,7 +31,7 @@ QUEUES: dict[str, dict[str, Any]] = {
 TAKES = {"all": set(QUEUES), "far/x": {"far"}, "two": {"near", "keyed"}}
 
 
-class KeptBroker(MeshBroker):
+class KeptBroker(LiveBroker):
     """What it was behind each step, how far it had heard others, and what clients had given."""
 
     def __init__(self, *given: Any) -> None:

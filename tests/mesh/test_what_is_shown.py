@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 from lakequeue.memory.in_process import MemoryEngine
-from lakequeue.memory.mesh_broker import MeshBroker
+from lakequeue.memory.live_broker import LiveBroker
 from monitor.test_several_brokers import mesh as mesh
 from monitor.test_several_brokers import sight as sight
 
@@ -23,5 +23,5 @@ del name, test
 def of_neighbours() -> Iterator[None]:
     """Brokers are those of `mesh`."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(MemoryEngine, "BROKER", MeshBroker)
+        patch.setattr(MemoryEngine, "BROKER", LiveBroker)
         yield
