@@ -12,6 +12,7 @@ whose dead message queue it is, else the one that hosts the fewest such queues (
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -55,6 +56,31 @@ def needs_one_place(definition: QueueDefinition) -> bool:
     return ordered or definition.type == "LocalQueue"
 
 
+class _Placed:
+    """What placing a queue asks of all others, without a look at each: how many that have one place
+    each broker has, and the names of those with a dead message queue, by VPN and that."""
+
+    def __init__(self, facts: MeshFacts) -> None:
+        self.loads: Counter[int] = Counter()
+        self.dying: dict[tuple[str, str], set[str]] = {}
+        for vpn, entries in facts.entries.items():
+            for name, entry in entries.items():
+                self.change(vpn, name, None, entry)
+
+    def change(self, vpn: str, name: str, before: Entry | None, after: Entry | None) -> None:
+        """A queue is so now."""
+        for entry, n in ((before, -1), (after, 1)):
+            if entry is None or entry.bridge is not None:
+                continue
+            if len(entry.hosts) == 1:
+                self.loads[entry.hosts[0]] += n
+            target = entry.definition.dead_message_queue
+            if target and n > 0:
+                self.dying.setdefault((vpn, target), set()).add(name)
+            elif target:
+                self.dying[vpn, target].discard(name)
+
+
 # ---------------------------------------------------------------- the keeper
 
 
@@ -82,6 +108,7 @@ class Keeper:
     def __init__(self, broker: Broker, facts: MeshFacts) -> None:
         self._broker, self._facts = broker, facts
         self.apply_bridge: ApplyBridge = without_bridges
+        self._placed: _Placed | None = None
 
     def define(self, vpn: str, command: c.Define) -> Any:
         """Define a queue, or define it again (Q9). Raises what is wrong."""
@@ -253,8 +280,16 @@ class Keeper:
         topics = set(before.topics) - gone | set(new.subscriptions)
         return msgspec.structs.replace(before, definition=new, topics=sorted(topics))
 
+    def note(self, vpn: str, name: str, before: Entry | None, after: Entry | None) -> None:
+        """The directory changes: it is known for those that are placed next."""
+        if self._placed is not None:
+            self._placed.change(vpn, name, before, after)
+
     def _hosts(self, vpn: str, definition: QueueDefinition) -> list[int]:
         facts = self._facts
+        if self._placed is None:
+            self._placed = _Placed(facts)
+        placed = self._placed
         names = hosts_of_definition(definition, tuple(facts.brokers), facts.groups)
         numbers = sorted(facts.brokers[name] for name in names)
         if not needs_one_place(definition):
@@ -262,18 +297,12 @@ class Keeper:
         if definition.initial_owner is not None:
             return [facts.brokers[definition.initial_owner]]
         beside = [entry_of(facts, vpn, definition.dead_message_queue or "")]
-        for entry in facts.entries.get(vpn, {}).values():  # it is their dead message queue
-            if entry.definition.dead_message_queue == definition.name:
-                beside.append(entry)
+        for name in sorted(placed.dying.get((vpn, definition.name), ())):  # it is theirs
+            beside.append(entry_of(facts, vpn, name))
         for one in beside:
             if one is not None and len(one.hosts) == 1 and one.hosts[0] in numbers:
                 return one.hosts
-        loads = dict.fromkeys(numbers, 0)
-        for entries in facts.entries.values():
-            for entry in entries.values():
-                if len(entry.hosts) == 1 and entry.hosts[0] in loads and entry.bridge is None:
-                    loads[entry.hosts[0]] += 1
-        return [min(numbers, key=lambda number: (loads[number], number))]
+        return [min(numbers, key=lambda number: (placed.loads[number], number))]
 
     def _change(
         self, vpn: str, name: str, entry: Entry | None, to: c.Command | ReplyPlace | None,
@@ -282,7 +311,9 @@ class Keeper:
         """Carry a change out here, tell the others, and answer when all have heard, or at once. to:
         who is answered."""
         broker, facts = self._broker, self._facts
+        before = entry_of(facts, vpn, name)
         waited = apply_entry(broker, facts, vpn, name, entry, self.apply_bridge)
+        self.note(vpn, name, before, entry)
         if entry is None and name.startswith(ENDPOINT_PREFIX):
             result = waited
         facts.edition += 1

@@ -249,7 +249,7 @@ class _Rehoming:
         found: dict[tuple[str, str], Entry] = {}
         facts = MeshFacts(brokers=change.brokers, groups=change.groups)
         problems: list[Problem] = []
-        place = Keeper(self._keeper(), facts)._hosts
+        keeper = Keeper(self._keeper(), facts)
 
         def settle(key: tuple[str, str]) -> None:
             if key in found or key not in before:
@@ -274,7 +274,7 @@ class _Rehoming:
                         settle((vpn, definition.dead_message_queue))
                     to = change.brokers.get(change.to)
                     may = [change.brokers[n] for n in hosts_of(definition, names, change.groups)]
-                    stays = [to] if to in may else place(vpn, definition)
+                    stays = [to] if to in may else keeper._hosts(vpn, definition)
                     if entry.definition.broker is not None:
                         there = next(n for n, at in change.brokers.items() if at == stays[0])
                         definition = msgspec.structs.replace(definition, broker=there)
@@ -282,9 +282,10 @@ class _Rehoming:
                 if to_move := change.moves.get(key):
                     hosts = [change.brokers[to_move]]
             else:
-                hosts = place(vpn, definition)
+                hosts = keeper._hosts(vpn, definition)
             found[key] = msgspec.structs.replace(entry, definition=definition, hosts=hosts)
             facts.entries.setdefault(vpn, {})[name] = found[key]
+            keeper.note(vpn, name, None, found[key])
 
         staying = [k for k, e in before.items() if set(e.hosts) & set(change.brokers.values())]
         for key in (*staying, *before):
