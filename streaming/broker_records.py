@@ -51,11 +51,11 @@ class BrokerRecords:
         load = round(min(1.0, seen["busy_ms"] / lasted_ms), 3)
         self._say(broker, {"steps": steps, "load": load, "batch": progress["batchId"]})
 
-    def gone(self, broker: BrokerQuery) -> None:
+    def gone(self, broker: str) -> None:
         """A broker was removed."""
         with self._lock:
-            self._known.pop(broker.name, None)
-        self._send((PREFIX + broker.name).encode(), None)
+            self._known.pop(broker, None)
+        self._send((PREFIX + broker).encode(), None)
 
     def _say(self, broker: BrokerQuery, news: dict[str, Any]) -> None:
         with self._lock:

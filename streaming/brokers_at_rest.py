@@ -65,7 +65,7 @@ class EngineRehoming:
     def __init__(
         self, bootstrap: str, application: SparkApplication, captured: CapturedTopics,
         folder: HomeFolder, begin: Callable[[BrokerQuery], None], tell_peers: Callable[[], None],
-        gone: Callable[[BrokerQuery], None],
+        gone: Callable[[str], None],
     ) -> None:  # fmt: skip
         self._bootstrap = bootstrap
         self._application, self._captured, self._folder = application, captured, folder
@@ -173,7 +173,7 @@ class EngineRehoming:
         for broker in before.values():
             if broker.name not in brokers:
                 self._captured.forget(broker.name)
-                self._gone(broker)
+                self._gone(broker.name)
                 _say("broker_removed", broker, "is removed from this home")
 
     def _rehomed(self, brokers: list[BrokerQuery], change: Change) -> _States:

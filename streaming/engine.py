@@ -209,6 +209,8 @@ class Engine:
         self._folder.mend()
         numbers, groups = self._numbers_and_groups()
         self._folder.remember_brokers(numbers, groups)
+        for name in self._folder.removed():  # an engine that died may not have said so
+            self._records.gone(name)
         self._progress("starting Spark")
         for broker in self.brokers.values():
             self._begin(broker)

@@ -70,7 +70,7 @@ class Rests:
         monkeypatch.setattr(rehoming, "_check_ended", self._check_ended)
         monkeypatch.setattr(rehoming, "_begin", lambda new: did.append(f"begin {new.number}"))
         monkeypatch.setattr(rehoming, "_tell_peers", lambda: did.append("peers"))
-        monkeypatch.setattr(rehoming, "_gone", lambda gone: did.append(f"gone {gone.name}"))
+        monkeypatch.setattr(rehoming, "_gone", lambda gone: did.append(f"gone {gone}"))
         self.engine._transport = self  # type: ignore[assignment]
 
     def _start(self, brokers: Iterable[BrokerQuery]) -> None:
