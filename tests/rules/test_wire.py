@@ -4,8 +4,8 @@ import json
 
 import pytest
 from lakequeue.protocol import topics, wire
-from lakequeue.protocol.farewells import Quiet
 from lakequeue.protocol.journal import Journal, Segment
+from lakequeue.protocol.neighbours import Heard
 from lakequeue.protocol.outputs import Deliveries, MeshRecord, Receipts, RejectedRecord, Reply
 
 KAFKA_MAX = 12_000_000
@@ -66,7 +66,7 @@ def test_S1_a_rejected_record_is_cut() -> None:
 def test_what_is_said_to_a_broker_that_was_just_added_is_not_put_aside() -> None:
     """Whoever says it may not have seen that broker's topic yet; a client's topic must be there."""
     known = {"default.rejected": 1}
-    said = MeshRecord("new", 0, "a", 7, 1, Quiet(1))
+    said = MeshRecord("new", 0, "a", 7, 1, Heard(1))
     (record,) = wire.encode([said], known)
     assert (record.topic, record.partition) == ("new.mesh", 0)
     asked = Reply("default.deliveries.new", 0, "request", None)
