@@ -26,6 +26,7 @@ MULTIPLIER_MAX = 1000
 ENDPOINT_PREFIX = "#bridge/"
 MOVED_PREFIX = "#moved/"  # endpoints that follow a queue
 DEAD_PREFIX = "#dead/"  # ways to dead message queues on other brokers
+WAITING_PREFIX = "#out/"  # where messages wait for queues of other brokers
 PATTERNS_MAX = 1000
 MESSAGE_SIZE_MAX = 11_000_000  # with its headers it has to fit into one Kafka record of 12 MB
 
@@ -50,7 +51,7 @@ def queue_name(value: object) -> str:
         raise ValueError(f"must have at most {NAME_CHARACTERS_MAX} characters")
     if re.search(r"[\x00-\x1f\x7f-\x9f]", name):
         raise ValueError("must not hold control characters")
-    for prefix in (ENDPOINT_PREFIX, MOVED_PREFIX, DEAD_PREFIX):
+    for prefix in (ENDPOINT_PREFIX, MOVED_PREFIX, DEAD_PREFIX, WAITING_PREFIX):
         if name.startswith(prefix):
             raise ValueError(f"must not begin with {prefix!r}: so begin brokers' own endpoints")
     return name

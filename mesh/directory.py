@@ -274,6 +274,11 @@ class Keeper:
             key = "partition_key" if new.partition_key is not None else "barrier_expression"
             allowed = "needs one broker, and the queue has several: delete it before"
             problems.append(Problem(f"queue {new.name!r}", key, getattr(new, key), allowed))
+        owner = new.initial_owner
+        if owner is not None and self._facts.brokers[owner] not in before.hosts:
+            names = ", ".join(n for n, at in self._facts.brokers.items() if at in before.hosts)
+            allowed = f"cannot change so while the queue exists; it is hosted by {names}"
+            problems.append(Problem(f"queue {new.name!r}", "initial_owner", owner, allowed))
         if problems:
             raise ConfigError(problems)
         gone = set(old.subscriptions) - set(new.subscriptions)

@@ -20,10 +20,13 @@ from ..core.queue.change import apply
 from ..core.queue.header import QueueHeader, Subscription
 from ..core.queue.queue import Queue
 from ..core.queue.table import Event
+from ..core.rules.dead import died_since
+from ..core.rules.edits import AGAIN, WAY
 from ..core.rules.routing import forget_found
 from ..core.storage.row import MOVING, NEVER, Row
 from ..core.storage.spool import Content
 from ..definitions import QueueDefinition
+from ..definitions.definition_values import WAITING_PREFIX
 from ..protocol.mesh import slices
 from ..protocol.neighbours import HandOver, NotTaken, Stored
 from . import later
@@ -38,7 +41,7 @@ LOOK_AGAIN_MS = 100
 ELSEWHERE = "elsewhere"  # a broker is not, or not yet, a host of what it is given
 FRAMING = "rows"
 LANES_SHOWN = 100
-OUT = "#out/"  # and the name of the queue for which a stand-in stands
+OUT = WAITING_PREFIX  # and the name of the queue for which a stand-in stands
 
 _encode = msgspec.msgpack.encode
 
@@ -185,6 +188,10 @@ def stored(broker: Broker, facts: MeshFacts, sender: int, said: Stored) -> None:
         row = queue.live.get(number)
         if row is not None and row.state == MOVING and row.holder in own:
             rows.append(row)
+    again = [row for row in rows if died_since(row)]
+    if again:
+        apply(broker, queue, again, Event.REFUSE, reason="died in one more queue")
+        rows = [row for row in rows if row.state == MOVING]
     holders = [row.holder for row in rows]
     apply(broker, queue, rows, Event.TRANSFER, reason=f"to broker {facts.peers[sender].name}")
     later.arrived(facts, queue, [row.id for row in rows])
@@ -239,6 +246,8 @@ def refused(broker: Broker, facts: MeshFacts, sender: int, said: NotTaken) -> No
     for one in queue.header.subscriptions:
         if one.broker == sender:
             rows = list(queue.leases.get(one.number, {}).values())
+            for row in rows:  # they are handed over once more as they are now
+                (row.extras or {}).get(WAY, {}).pop(AGAIN, None)
             apply(broker, queue, rows, Event.REFUSE, subscription=one.id, reason=said.why)
             later.refused(broker, facts, queue, [row.id for row in rows])
             one.max_backlog = 0

@@ -270,7 +270,7 @@ class Admission:
         matches = [one for one in found if one is not None]
         if not matches:
             self._nowhere(vpn, sender, message)
-        elif self._room <= 0:
+        elif self._room <= 0 or self._room < sum(message.sizes()):
             self._settle(vpn, message, sender, no_files(matches))
         else:
             self._settle(vpn, message, sender, judge(self._broker, vpn, matches, message))

@@ -15,9 +15,9 @@ from ...protocol.errors import Reason
 from ..queue.broker import Broker
 from ..queue.change import enter
 from ..queue.queue import Queue
-from ..storage.row import NEVER, Row
+from ..storage.row import MOVING, NEVER, Row
 from .deferred import settle_arrival
-from .edits import FIRST, WAY, carried_on, dead_part, edits_part
+from .edits import AGAIN, FIRST, WAY, carried_on, dead_part, edits_part
 from .entering import Match, dead_match, may_be_elsewhere, over_quota, program_of
 from .last_value import keep_last
 from .lifetime import expires_at
@@ -138,16 +138,32 @@ def join(broker: Broker, target: Queue, number: int, about: dict[str, Any]) -> N
     dead = dead_part(known)
     if dead is None:  # it was published to the dead message queue as well
         row.extras = {**about, **edits_part(known)}
+        new = names_of(about)
     elif known is not None:
         new = [name for name in names_of(about) if name not in names_of(dead)]
         if new:
             row.extras = {**known, "also": [*dead.get("also", ()), *new]}
+    if new and row.state == MOVING and row.extras is not None:  # it was handed over without this
+        way = row.extras.get(WAY, {})
+        row.extras[WAY] = {**way, AGAIN: [*way.get(AGAIN, ()), *new]}
     broker.touch(target)
 
 
 def names_of(dead: dict[str, Any]) -> list[str]:
     """The queues in which a message died."""
     return [dead["queue"], *dead.get("also", ())]
+
+
+def died_since(row: Row) -> bool:
+    """Whether a message died in more queues since it was handed over. It is handed over once more
+    then, as dead in these alone: what was said of the others may have its effect already."""
+    way = (row.extras or {}).get(WAY, {})
+    names = way.pop(AGAIN, None)
+    if names:
+        dead = dead_part(row.extras)
+        assert dead is not None
+        row.extras = {**died_in(dead, names), **edits_part(row.extras), WAY: way}
+    return bool(names)
 
 
 def died_in(dead: dict[str, Any], names: list[str]) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from ..storage.spool import Content
 
 EDITED = "edited"  # in a row's extras: this, and what is said on the way to another broker; all
 WAY = "way"  # else there is what a dead message carries
+AGAIN = "again"  # of that: the queues in which it died since it was handed over
 FIRST = "first"  # of that: of its first death, where it died again
 CHARACTERS_MAX = 1_000  # of one message: names and values
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from fuzz.mutations import INBOX, Incoming, encode
 from fuzz.runner import Fuzz, same_but_for_accounts
+from lakequeue.core import DictStore
 from lakequeue.protocol.messages import PublishHeader, encode_publish_header
 from lakequeue.protocol.outputs import RejectedRecord, Reply
-from lakequeue.state import DictStore
 
 TIMES = int(os.environ.get("LAKEQUEUE_FUZZ", "1"))
 RECORDS_PER_SEED = 2_500

@@ -8,13 +8,10 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from cores import core, pytest_generate_tests
-from kept_pages import VerifiedMemo, use
 from lakequeue.definitions import definition
 from lakequeue.definitions import definition_values as read
 from reference import twin
 
-__all__ = ["core", "pytest_generate_tests"]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -24,12 +21,4 @@ def small_active_sets() -> Iterator[None]:
         key = "target_queue_depth"
         patch.setitem(definition._KEYS, key, (key, read.count(1)))
         patch.setattr(twin, "TARGET_DEPTH_MIN", 1)
-        yield
-
-
-@pytest.fixture(scope="session", autouse=True)
-def pages_are_what_their_bytes_say() -> Iterator[None]:
-    """Whatever a step finds in the memo is held to it."""
-    with pytest.MonkeyPatch.context() as patch:
-        use(patch, VerifiedMemo())
         yield

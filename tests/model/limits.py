@@ -2,12 +2,11 @@
 
 from typing import Any
 
-from lakequeue.state import Limits
+from lakequeue.core import Limits
 
 PAGES: dict[str, Any] = {
-    "page_bits": 2, "chunk_bits": 1, "leaf_keys": 3, "branch_entries": 2, "root_entries": 2,
-    "block_bytes": 100, "file_bytes": 300, "calendar_buckets": 2, "store_slack_bytes": 200,
-    "compact_bytes_per_step": 200, "compact_looks_per_step": 3, "deletes_per_step": 2,
+    "live_rows": 5, "memory_bytes": 150, "blocks_cached": 2, "segment_rows": 4, "merge_rows": 5,
+    "block_bytes": 100, "file_bytes": 300, "store_slack_bytes": 200,
 }  # fmt: skip
 BUDGETS: dict[str, Any] = {
     "command_rows": 4, "bulk_rows": 3, "bulk_bytes": 200, "due_rows": 3, "due_names": 2,

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+from lakequeue.core import Limits
 from lakequeue.definitions import parse_configuration
-from lakequeue.state import Limits
 
 from .mortal import MortalEngine
 
 BRIDGE = {"name": "west-east", "from": "west", "to": "east", "subscriptions": ["a/>"]}
 TINY = Limits(
-    page_bits=3, leaf_keys=2, branch_entries=2, root_entries=2, bridge_rows=7, bridge_bytes=900,
-    bridge_holds=2, delivery_rows=5,
+    live_rows=5, segment_rows=3, bridge_rows=7, bridge_bytes=900, bridge_holds=2, delivery_rows=5,
 )  # fmt: skip
 
 

@@ -1,18 +1,14 @@
 """Fixtures of the rule tests."""
 
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from cores import core, pytest_generate_tests
-from kept_pages import VerifiedMemo, use
 from rules.harness import Bench
 
-__all__ = ["core", "pytest_generate_tests"]
 
 
 @pytest.fixture
@@ -27,11 +23,3 @@ def bench() -> Bench:
 def empty() -> Bench:
     """An engine without queues."""
     return Bench()
-
-
-@pytest.fixture(scope="session", autouse=True)
-def pages_are_what_their_bytes_say() -> Iterator[None]:
-    """Whatever a step finds in the memo is held to it."""
-    with pytest.MonkeyPatch.context() as patch:
-        use(patch, VerifiedMemo())
-        yield

@@ -7,10 +7,10 @@ import copy
 from typing import Any, NamedTuple
 
 import msgspec
+from lakequeue.core import Batch, DictStore
 from lakequeue.protocol.errors import Reason
 from lakequeue.protocol.messages import Records, decode_publish_header
 from lakequeue.protocol.outputs import Output, Receipts
-from lakequeue.state import Batch, DictStore
 from lakequeue.state.broker import BrokerHeader
 from lakequeue.state.mesh.rejoining import agree, pass_over
 

@@ -8,10 +8,10 @@ from unittest.mock import patch
 
 import numpy as np
 import pytest
+from lakequeue.core import Limits
 from lakequeue.definitions import parse_configuration
 from lakequeue.memory.memory_broker import MemoryBroker
 from lakequeue.protocol import commands as c
-from lakequeue.state import Limits
 from lakequeue.state.broker import Broker
 from lakequeue.state.commands import dispatch
 from lakequeue.state.mesh.carried_out import carry_out

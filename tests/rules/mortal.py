@@ -14,11 +14,11 @@ import time
 from typing import Any
 
 from lakequeue.client.following import PAUSE_S
+from lakequeue.core import Batch, DictStore
 from lakequeue.memory import MemoryConnection, MemoryEngine
-from lakequeue.memory.memory_broker import MemoryBroker
+from lakequeue.memory.mesh_broker import MeshBroker
 from lakequeue.protocol import wire
 from lakequeue.protocol.outputs import Alert, Capture, Deadline, Journal, Output
-from lakequeue.state import Batch, DictStore, step
 
 NOT_REPEATED = (Alert, Deadline, Journal)  # by who reads the journal, rows are known by their step
 
@@ -45,7 +45,7 @@ class Reachable:
     _unheard: list[wire.WireRecord]
 
     def tell(self, record: wire.WireRecord) -> None:
-        """See `MemoryBroker.tell`; while it is cut off nothing comes through."""
+        """See `MeshBroker.tell`; while it is cut off nothing comes through."""
         if self.is_cut:
             self._unheard.append(record)
         else:
@@ -59,15 +59,16 @@ class Reachable:
         self._unheard = []
 
 
-class MortalBroker(Reachable, MemoryBroker):
+class MortalBroker(Reachable, MeshBroker):
     """A broker with a snapshot and a log. fate: None: nobody dies; captured: the topics and
-    expressions that its loop is told to read."""
+    expressions that its loop is told to read. A mark is made where a snapshot is taken, and only
+    there: what it writes decides what later steps do."""
 
     fate: Fate | None = None
 
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
-        self._snapshot = self.store.dump()
+        self._snapshot: dict[str, bytes] = {}
         self._log: list[tuple[Batch, int, list[Output]]] = []
         self._last: list[list[Output]] = []
         self.captured: set[str] = set()
@@ -87,17 +88,18 @@ class MortalBroker(Reachable, MemoryBroker):
         if fate is not None and fate.strikes():  # when it was logged
             said += self.recover()
         if fate is not None and fate.random.random() < fate.snapshot:
-            self._snapshot, self._log = self.store.dump(), []
+            self._mark()
+            self._snapshot, self._log = dict(self._marked.pages), []
         return said
 
     def recover(self) -> list[Output]:
         """Be what the log says; gives what is said again."""
-        before = self.store.dump()
-        self.store = DictStore.load(self._snapshot)
+        unheard = self._said, self._heard
+        self.store = DictStore(dict(self._snapshot))
         for batch, now, said in self._log:
-            again = step(self.store, copy.deepcopy(batch), now, self.home, self._limits)
+            again = super().take(copy.deepcopy(batch), now)
             assert list(wire.encode(again)) == list(wire.encode(said))
-        assert self.store.dump() == before
+        self._said, self._heard = unheard
         return [o for said in self._last for o in said if not isinstance(o, NOT_REPEATED)]
 
 

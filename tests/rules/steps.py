@@ -7,10 +7,10 @@ until the engine wants no further step at this time.
 from collections.abc import Callable
 from typing import Any
 
+from lakequeue.core import Batch, Broker, DictStore, Home, Limits, check, step
 from lakequeue.protocol import commands as c
 from lakequeue.protocol.messages import PublishHeader, Records, encode_publish_header
 from lakequeue.protocol.outputs import Deadline, Deliveries, RejectedRecord, Reply
-from lakequeue.state import Batch, DictStore, Limits, check, step
 
 NOW = 1_700_000_000_000
 INBOX = c.Inbox("default.deliveries")
@@ -18,36 +18,19 @@ REPLY = c.ReplyTo("default.deliveries")
 STEPS_MAX = 2_000
 
 
-class CountingStore(DictStore):
-    """Counts what is read and written."""
-
-    def __init__(self, pages: dict[str, bytes] | None = None) -> None:
-        super().__init__(pages)
-        self.reads = self.writes = 0
-
-    def get(self, key: str) -> bytes | None:
-        self.reads += 1
-        return super().get(key)
-
-    def put(self, key: str, value: bytes) -> None:
-        self.writes += 1
-        super().put(key, value)
-
-
 class Steps:
-    """An engine's state and what comes in; options go to `step` (limits, home). watch: is told
-    what each step said."""
+    """An engine's state and what comes in. watch: is told what each step said."""
 
     def __init__(
         self,
         store: DictStore | None = None,
         watch: Callable[[list[Any]], None] | None = None,
         checked: bool = True,
-        **options: Any,
+        home: Home | None = None,
+        limits: Limits | None = None,
     ) -> None:
-        self.store = CountingStore() if store is None else store
-        self.options = options
-        self.limits = options.get("limits", Limits())
+        self.home, self.limits = home or Home(), limits or Limits()
+        self.broker = Broker.load(store or DictStore(), self.home, self.limits)
         self.watch = watch
         self.checked = checked
         self.now = NOW
@@ -82,15 +65,21 @@ class Steps:
 
     def step_alone(self, batch: Batch) -> list[Any]:
         """One step, and nothing is looked at behind it."""
-        return step(self.store, batch, self.now, **self.options)
+        return step(self.broker, batch, self.now)
 
     def check(self) -> None:
         """What must hold behind a step."""
-        check(self.store, self.now, self.limits)
+        check(self.broker)
 
     def restart(self) -> None:
         """The state is written to bytes and loaded again."""
-        self.store = DictStore.load(self.store.dump())
+        self.broker = Broker.load(DictStore(self.marked()), self.home, self.limits)
+
+    def marked(self) -> dict[str, bytes]:
+        """The pages of the state, as a mark writes them now."""
+        self.broker.mark()
+        pages: dict[str, bytes] = self.broker.store.pages  # type: ignore[attr-defined]
+        return pages
 
     def tick(self, ms: int) -> list[Any]:
         self.now += ms

@@ -4,11 +4,6 @@ import datetime as dt
 from typing import Any
 
 import pytest
-from lakequeue.bench.core import publishes
-from lakequeue.protocol import commands as c
-from lakequeue.protocol.messages import Records
-from lakequeue.state import Batch, DictStore, step
-from lakequeue.state.invariants import check
 from rules.harness import ON_REFERENCE, Bench, drain, ids
 
 TARGET = 1000
@@ -186,54 +181,3 @@ def test_R5_file_backed_metadata_is_what_always_holds(empty: Bench) -> None:
     assert empty.seen()["definition"]["file_backed_metadata"] is True
     empty.send({"n": 1})
     assert len(drain(empty.consumer())) == 1
-
-
-class Counting(DictStore):
-    """Counts the bytes that steps read and write."""
-
-    moved = 0
-
-    def get(self, key: str) -> bytes | None:
-        data = super().get(key)
-        self.moved += len(data or b"")
-        return data
-
-    def put(self, key: str, value: bytes) -> None:
-        self.moved += len(value)
-        super().put(key, value)
-
-
-def said(*given: Any) -> Batch:
-    n = len(given)
-    values: list[bytes | None] = [c.encode_command(g) for g in given]
-    records = Records(
-        ["default.commands"] * n, [0] * n, list(range(n)), [0] * n, [None] * n, values,
-        [None] * n, [None] * n,
-    )  # fmt: skip
-    return Batch(commands=records)
-
-
-@pytest.mark.parametrize("keys", [{}, {"file_backed_metadata": True}, {"target_queue_depth": 1000}])
-def test_R5_what_a_step_touches_does_not_grow_with_the_depth(keys: dict[str, Any]) -> None:
-    """10 acked and 10 delivered, at 5,000 and at 100,000 messages."""
-    store = Counting()
-    definition = {"name": "orders", "message_type": "binary", **keys,
-                  "max_per_subscription_backlog": 10}  # fmt: skip
-    subscribe = c.Subscribe(
-        queue="orders", subscription="s", inbox=c.Inbox("default.deliveries"), max_backlog=10
-    )
-    step(store, said(c.Define(definition=definition)), 1)
-    step(store, Batch(publishes=publishes(1, 5_000)), 1)
-    step(store, said(subscribe), 1)
-
-    def turn(first: int) -> int:
-        store.moved = 0
-        step(store, said(c.Ack(queue="orders", subscription="s", ids=f"{first}-{first + 9}")), 2)
-        return store.moved
-
-    shallow = turn(1)
-    for start in range(5_001, 100_001, 5_000):
-        step(store, Batch(publishes=publishes(start, 5_000)), 2)
-    deep = turn(11)
-    check(store, 2)
-    assert deep < 1.25 * shallow

@@ -57,20 +57,6 @@ def test_R6_purge_means_all(asked: str) -> None:
     assert mesh.depths() == [0, 0, 0]
 
 
-def test_R6_L13_what_moves_because_something_was_removed_is_meant_too() -> None:
-    """What is removed at a makes room for its consumer, to which what b has goes meanwhile."""
-    for remove in ("purge", "ack"):
-        mesh = Mesh()
-        consumer = mesh.consumer("a", 1)
-        sent = [mesh.send("a"), mesh.send("b"), mesh.send("b")]
-        assert mesh.depths() == [1, 2, 0]
-        if remove == "purge":
-            assert mesh.at["b"].admin().purge("orders") == 3
-        else:
-            consumer.ack(ids=sent)
-        assert mesh.depths() == [0, 0, 0]
-
-
 def test_R6_move_edit_and_redrive_mean_all() -> None:
     mesh, sent = filled(DEAD, {"name": "other", "message_type": "json"}, dead_message_queue="dead")
     admin = mesh.at["b"].admin()
@@ -244,20 +230,6 @@ def test_R6_one_that_goes_away_meanwhile_is_named(monkeypatch: pytest.MonkeyPatc
 
 def local(name: str, broker: str) -> dict[str, Any]:
     return {"name": name, "message_type": "json", "type": "LocalQueue", "broker": broker}
-
-
-def test_R6_moves_within_a_broker_are_said_to_be_so() -> None:
-    mesh, _ = filled(local("near", "a"), local("far", "c"))
-    admin = mesh.at["a"].admin()
-    with pytest.raises(ConfigError, match="to: 'far' – is not on broker 'a', which hosts 'orders'"):
-        admin.move("orders", to="far")
-    mesh.send("a", queue="near")
-    with pytest.raises(ConfigError, match=r"to: 'far' – .* is on broker 'c', and messages move"):
-        admin.move("near", to="far")
-    assert admin.move("near", to="orders").count == 1
-    with pytest.raises(ConfigError, match="to: 'none' – there is no such queue"):
-        admin.move("orders", to="none")
-    assert mesh.depths() == [4, 3, 3]
 
 
 def test_R6_what_is_said_of_a_queue_follows_it() -> None:

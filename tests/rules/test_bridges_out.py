@@ -7,12 +7,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from lakequeue.core import Limits
 from lakequeue.definitions import parse_configuration
 from lakequeue.definitions.far_address import far_home
 from lakequeue.memory import MemoryEngine
 from lakequeue.protocol import Rejected
 from lakequeue.protocol.offering import Offer
-from lakequeue.state import Limits
 from model.limits import TINY
 
 from .joined import forgetful

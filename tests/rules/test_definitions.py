@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from lakequeue.conf import load, load_configuration_text
-from lakequeue.core.rules import lifetime as live_lifetime
+from lakequeue.core.rules.lifetime import expires_at
+from lakequeue.core.storage.row import NEVER
 from lakequeue.definitions import Configuration, parse_configuration
 from lakequeue.definitions.definition import (
     KEYS,
@@ -25,8 +26,6 @@ from lakequeue.definitions.definition import (
     try_definition,
 )
 from lakequeue.protocol import ConfigError, Problem
-from lakequeue.state.rules import lifetime
-from lakequeue.state.storage import NEVER
 
 
 def define(**keys: Any) -> QueueDefinition:
@@ -211,11 +210,10 @@ def test_F4_fairness_follows_semantics() -> None:
 def test_X2_max_ttl_with_respect_ttl_is_the_earliest_model() -> None:
     queue = define(max_ttl="10s", respect_ttl=True)
     assert queue.expiration_model == "earliest"
-    for expires_at in (lifetime.expires_at, live_lifetime.expires_at):
-        assert expires_at(queue, 0, NEVER) == 10_000
-        assert expires_at(queue, 0, 4_000) == 4_000
-        assert expires_at(define(max_ttl="10s", expiration="3s"), 0, NEVER) == 3_000
-        assert expires_at(define(max_ttl="3s", expiration="10s"), 0, NEVER) == 3_000
+    assert expires_at(queue, 0, NEVER) == 10_000
+    assert expires_at(queue, 0, 4_000) == 4_000
+    assert expires_at(define(max_ttl="10s", expiration="3s"), 0, NEVER) == 3_000
+    assert expires_at(define(max_ttl="3s", expiration="10s"), 0, NEVER) == 3_000
     assert define(respect_ttl=False).expiration_model == "queue"
     assert "max_ttl" in problems(max_ttl="10s", respect_ttl=False)
     assert "expiration_model" in problems(max_ttl="10s", expiration_model="latest")

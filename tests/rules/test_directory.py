@@ -261,30 +261,6 @@ def test_q7_what_a_host_refuses_is_done_nowhere(mesh: Mesh) -> None:
 # ---------------------------------------------------------------- clients find queues
 
 
-def test_clients_of_any_broker_find_a_queue(mesh: Mesh) -> None:
-    mesh.admin.define(local("q", broker="b", max_per_subscription_backlog=10))
-    for name, connection in mesh.at.items():
-        receipt = connection.producer().send("q", json.dumps(name))
-        assert int(receipt.message_id or 0) >> 48 == 1
-    assert [m.payload for m in mesh.at["a"].admin().browse("q")] == [b'"a"', b'"b"', b'"c"']
-    consumer = mesh.at["c"].consumer("q", ack_mode="individual", max_backlog=10)
-    messages = consumer.receive_many(10)
-    assert len(messages) == 3
-    messages[1].ack()
-    messages[2].cancel()
-    messages[0].renew("5m")
-    consumer.close()
-    assert mesh.admin.describe("q")["counters"]["acknowledged"] == 1
-    assert mesh.at["a"].admin().purge("q") == 2
-
-
-def test_a_queue_that_is_defined_later_is_found_by_who_is_there(mesh: Mesh) -> None:
-    producer = mesh.at["c"].producer()
-    mesh.admin.define(local("q", broker="b"))
-    assert int(producer.send("q", b"{}").message_id or 0) >> 48 == 1
-    assert mesh.at["c"].consumer("q").receive() is not None
-
-
 def test_p1_a_producer_counts_for_each_broker_by_itself(mesh: Mesh) -> None:
     for name in BROKERS:
         mesh.admin.define(local(f"at-{name}", broker=name))

@@ -3,9 +3,9 @@
 from typing import Any
 
 import pytest
+from lakequeue.core import Batch, Limits
 from lakequeue.protocol import commands as c
 from lakequeue.protocol.outputs import Deliveries, Receipts, RejectedRecord
-from lakequeue.state import Batch, Limits
 from rules.steps import Steps, define, subscribe
 
 DELTA = {"producer": "p", "durability": "delta"}
@@ -113,7 +113,6 @@ def test_a_long_row_is_said_in_parts_in_its_order(restart: bool) -> None:
     out = steps.run([tables(1_000_000)])
     assert told(out) == [("p", seq) for seq in range(1, 121)]
     assert max(parts) == 7
-    assert not [key for key in steps.store.pages if key.startswith("H/") and key != "H/2"]
     assert [r.up_to for r in receipts(out)] == list(range(1, 121))
 
 
@@ -123,24 +122,6 @@ def test_a_row_that_is_full_refuses_more() -> None:
     steps.run(publishes=[durable(2)])
     (receipt,) = receipts(steps.run(publishes=[durable(3)]))
     assert [n[:2] for n in receipt.nacks] == [(3, "no_tables")]
-
-
-def test_a_step_costs_the_same_however_long_the_row_is() -> None:
-    steps = started()
-    steps.run(publishes=[durable(1)])
-
-    def writes(seq: int) -> int:
-        steps.store.writes = 0
-        steps.run(publishes=[durable(seq)])
-        return steps.store.writes
-
-    few = writes(2)
-    for seq in range(3, 400):
-        steps.run(publishes=[durable(seq)])
-    assert writes(400) <= few + 2  # a block of the spool, now and then
-    row = [len(page) for key, page in steps.store.pages.items() if key.startswith("H/")]
-    assert len(row) == 8
-    assert max(row) < 5_000, "each page has 50 of them"
 
 
 def test_records_of_plain_topics_cannot_ask_for_it() -> None:

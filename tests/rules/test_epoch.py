@@ -5,11 +5,11 @@ from typing import Any
 import lakequeue
 import msgspec
 import pytest
+from lakequeue.core import Home
 from lakequeue.protocol import commands as c
 from lakequeue.protocol import wire
 from lakequeue.protocol.errors import LakequeueError
 from lakequeue.protocol.outputs import Deliveries, Reply
-from lakequeue.state import Home
 from rules.steps import Steps
 
 REPLY = c.ReplyTo("default.deliveries", request="r")
@@ -100,16 +100,14 @@ class Homes:
 
     def __init__(self) -> None:
         self.connection = lakequeue.connect("memory://")
-        self.store = self.connection.engine.store
         self.admin = self.connection.admin()
         self.admin.define({"name": "orders", "message_type": "json"})
         for _ in range(3):
             self.connection.producer().send("orders", b"{}")
 
     def become(self, epoch: int) -> None:
-        header = msgspec.msgpack.decode(self.store.get("broker"), strict=False)
-        header |= {"epoch": epoch, "begun": ["default"]}
-        self.store.put("broker", msgspec.msgpack.encode(header))
+        header = self.connection.engine.brokers[0]._replica.broker.header
+        header.epoch, header.begun = epoch, ["default"]
 
 
 @pytest.mark.parametrize("look", ["browse", "describe", "queues"])

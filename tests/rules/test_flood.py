@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from lakequeue.core import Batch, Limits
 from lakequeue.protocol import commands as c
-from lakequeue.state import Batch, Limits
 from rules.steps import INBOX, REPLY, Steps, define, delivered, described, replies, subscribe
 
 MANY = 400
@@ -37,7 +37,7 @@ def floods(turn: int) -> dict[str, Iterator[c.Command | bytes]]:
 
 
 def stored(steps: Steps) -> int:
-    return sum(len(key) + len(page) for key, page in steps.store.pages.items())
+    return sum(len(key) + len(page) for key, page in steps.marked().items())
 
 
 def flood(kind: str, steps: Steps, turn: int) -> None:

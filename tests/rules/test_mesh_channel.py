@@ -10,13 +10,13 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from lakequeue.core import Batch, DictStore, Home, Limits, step
 from lakequeue.definitions import parse_configuration
 from lakequeue.definitions.as_commands import configure_commands
 from lakequeue.protocol import ConfigError, mesh, topics, wire
 from lakequeue.protocol import commands as c
 from lakequeue.protocol.messages import Records
 from lakequeue.protocol.outputs import Deadline, MeshRecord, RejectedRecord
-from lakequeue.state import Batch, DictStore, Home, Limits, step
 from lakequeue.state.commands import dispatch as commands
 from lakequeue.state.mesh import kinds
 from lakequeue.state.mesh.saying import say

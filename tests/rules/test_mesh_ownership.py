@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 from lakequeue.protocol import ConfigError
-from lakequeue.protocol import commands as c
 
 from .harness import drain
 from .mesh import BROKERS, Mesh, ids
@@ -114,32 +113,6 @@ def test_H4_what_was_granted_and_not_taken_can_be_granted_on() -> None:
     assert mesh.depths() == [3, 0, 0]
     mesh.at["a"].admin().purge("orders")
     assert mesh.depths() == [0, 0, 0]
-
-
-def test_H4_a_host_that_comes_later_is_asked_too() -> None:
-    mesh = Mesh()
-    mesh.carry("b", c.Delete(queue="orders"))
-    consumer = mesh.consumer("a")
-    definition = {"name": "orders", "message_type": "json", "max_per_subscription_backlog": 100}
-    mesh.carry("b", c.Define(definition=definition))
-    sent = mesh.send("b")
-    assert ids(drain(consumer)) == [sent]
-
-
-def test_H4_where_a_host_has_no_such_queue_what_was_granted_returns() -> None:
-    mesh = Mesh()
-    held = mesh.consumer("a", 1)
-    first, second = mesh.send("a"), mesh.send("a")
-    waiting = mesh.consumer("b", 1)
-    assert ids(drain(held)) == [first]
-    (message,) = drain(waiting)
-    message.ack()
-    mesh.carry("b", c.Delete(queue="orders"))
-    third = mesh.send("a")
-    parts = mesh.whole()["brokers"]
-    assert set(parts) == {"a", "c"}
-    assert (parts["a"]["depth"], parts["a"]["moving"]) == (2, 0)
-    assert (message.id, third) == (second, mesh.at["a"].admin().browse("orders")[1].id)
 
 
 def test_Q5_a_local_queue_never_leaves() -> None:
@@ -254,20 +227,6 @@ def test_a_message_that_comes_home_is_found_by_its_id() -> None:
     assert mesh.seen("a")["ack_ignored"] == 0
 
 
-def test_S3_what_has_no_room_there_returns_to_its_place() -> None:
-    mesh = Mesh(max_spool_usage=100)
-    body = {"x": "y" * 60}
-    at_b = mesh.send("b", body)
-    first = mesh.consumer("b", filter="/n = 1")
-    sent = mesh.send("a", {"n": 1, "x": "y" * 50})
-    assert drain(first) == []
-    assert (mesh.depths(), mesh.seen("a")["returned"]) == ([1, 1, 0], 1)
-    assert mesh.seen("a")["moving"] == 0
-    (message,) = drain(mesh.consumer("c", filter="/x LIKE 'yyyy%' AND /n IS NULL"))
-    assert message.id == at_b
-    assert ids(drain(first)) == [sent]
-
-
 def test_B1_max_backlog_is_of_each_broker() -> None:
     mesh = Mesh(max_backlog=2)
     for n in range(6):
@@ -368,17 +327,6 @@ def test_H4_L12_what_is_scheduled_starts_with_the_initial_owner_too() -> None:
     assert drain(consumer) == []
     mesh.advance("5s")
     assert len(drain(consumer)) == 1
-
-
-def test_H4_S3_where_the_initial_owner_has_no_room_a_message_stays_where_it_entered() -> None:
-    mesh = grouped(max_spool_usage=50)
-    sent = [mesh.send("a", {"x": "y" * 25}) for _ in range(2)]
-    assert mesh.depths() == [1, 1, 0]
-    assert [mesh.seen(b)["moving"] for b in BROKERS] == [0, 0, 0]
-    consumer = mesh.consumer("a")
-    (second,) = drain(consumer)
-    second.ack()  # makes room for the first
-    assert ids([second, *drain(consumer)]) == [sent[1], sent[0]]
 
 
 def test_Q5_an_initial_owner_that_is_no_broker_is_named() -> None:

@@ -3,8 +3,8 @@
 from typing import Any
 
 import pytest
+from lakequeue.core import Limits
 from lakequeue.protocol.errors import ConfigError
-from lakequeue.state import Limits
 from rules.harness import ON_REFERENCE, Bench, drain, ids
 
 pytestmark = pytest.mark.skipif(ON_REFERENCE, reason="the model neither moves nor edits")
@@ -63,12 +63,12 @@ def test_R6_moves_are_journaled_with_who_and_why(bench: Bench) -> None:
 def test_R6_a_dry_run_moves_nothing_and_says_what_would(bench: Bench) -> None:
     for n in range(5):
         bench.send({"n": n})
-    before = bench.engine.store.pages["q/2"]
+    before = bench.engine.store.pages["q/1"]
     found = bench.admin.move("orders", to="others", where="/n > 1", dry_run=True)
     assert (found.count, found.stayed) == (3, 0)
     assert bench.admin.purge("orders", where="/n > 0", dry_run=True) == 4
     assert (bench.seen()["depth"], bench.seen("others")["depth"]) == (5, 0)
-    assert bench.engine.store.pages["q/2"] == before
+    assert bench.engine.store.pages["q/1"] == before
     assert told(bench, "moved") == told(bench, "purged") == []
     assert bench.admin.move("orders", to="others", where="/n > 1").count == 3
 

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 from lakequeue.protocol import LakequeueError, LeaseLost
 from lakequeue.protocol import commands as c
-from lakequeue.state.broker import Broker
 
 from .harness import drain
 from .mortal import Fate
@@ -52,23 +51,6 @@ def test_a_queue_moves_with_its_messages_and_what_it_is(mesh: Mesh) -> None:
     mesh.engine.advance("10s")
     again = mesh.at["a"].consumer("q", max_backlog=100)
     assert numbers(drain(again)) == [1, *range(2, 22)]
-
-
-def test_L9_acks_that_came_early_go_along_and_are_forgotten_in_time(mesh: Mesh) -> None:
-    mesh.admin.define(local("q", broker="a", deferred_ack_expiration="10s"))
-    mesh.at["a"].ask(c.Ack(queue="q", ids="1000,2000-3000"), lambda _: None)
-
-    def kept(at: str) -> list[list[int]]:
-        broker = mesh.engine.broker(at)
-        state = Broker.load(broker.store, broker.home, mesh.engine.now, broker._limits, first=False)
-        queue = state.find("default", "q")
-        return [] if queue is None else [one[:2] for one in queue.early.overview()]
-
-    assert kept("a") == [[1000, 1000], [2000, 3000]]
-    mesh.admin.move_queue("q", broker="c")
-    assert (kept("a"), kept("c")) == ([], [[1000, 1000], [2000, 3000]])
-    mesh.engine.advance("10s")
-    assert kept("c") == []
 
 
 def test_consumers_follow_and_what_they_held_returns(mesh: Mesh) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import lakequeue
 import pytest
 from lakequeue.conf import load_configuration_text
-from lakequeue.core.commands import identity as core_identity
+from lakequeue.core.commands import identity
 from lakequeue.definitions import parse_configuration
 from lakequeue.protocol import ConfigError, PermissionDenied
 from lakequeue.protocol import commands as c
@@ -22,7 +22,6 @@ from lakequeue.protocol.signing import (
     unseal,
 )
 from lakequeue.sinks.history import named
-from lakequeue.state.commands import identity as state_identity
 
 KEYS = {name: f"{name}-0123456789abcdef" for name in ("owner", "app", "other", "ops")}
 LEVELS = ("no-access", "read-only", "consume", "modify-topic", "delete")
@@ -233,8 +232,7 @@ def test_nothing_is_carried_out_twice_and_what_overtook_is_heard(
 def test_sessions_of_a_client_are_bounded_and_forgotten_in_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    for identity in (state_identity, core_identity):
-        monkeypatch.setattr(identity, "SESSIONS_MAX", 3)
+    monkeypatch.setattr(identity, "SESSIONS_MAX", 3)
     guarded = Guarded(monkeypatch)
     said = [raw(guarded, signed(guarded, session=f"s{n}")) for n in range(4)]
     assert said[:3] == ["", "", ""]

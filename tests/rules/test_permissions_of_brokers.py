@@ -6,8 +6,7 @@ from typing import Any
 
 import lakequeue
 import pytest
-from lakequeue.memory.broker_removal import remove_broker
-from lakequeue.protocol import PermissionDenied, topics
+from lakequeue.protocol import PermissionDenied
 from lakequeue.protocol import commands as c
 from lakequeue.protocol.signing import Credentials, Signature, sign
 
@@ -96,27 +95,6 @@ def test_the_queue_is_of_who_defines_it_wherever_that_was_said(
     assert guarded.where("mine") == []
 
 
-def test_a_new_broker_asks_as_the_others_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    guarded = GuardedBrokers(monkeypatch, "everywhere")
-    clients = [{"name": name, "key": {"env": f"KEY_{name.upper()}"}} for name in KEYS]
-    clients[-1]["admin"] = True
-    from lakequeue.definitions import parse_configuration
-
-    more = {"auth": "required", "clients": clients, "brokers": [*BROKERS, "d"]}
-    guarded.engine.configure(parse_configuration(more))
-    assert guarded.where() == [*BROKERS, "d"]
-    with pytest.raises(PermissionDenied, match="has 'no-access'"):
-        guarded.at("d", "other").admin().describe("orders")
-    with pytest.raises(PermissionDenied, match="not known with the key"):
-        guarded.connect("app", "app-another-0123456789").admin().queues()
-    with guarded.at("d", "owner").consumer("orders", ack_mode="individual") as consumer:
-        guarded.at("b", "owner").producer().send("orders", b"{}")
-        message = consumer.receive(0)
-        assert message is not None
-        message.ack()
-    assert guarded.first.admin().describe("orders")["depth"] == 0
-
-
 def test_a_signature_is_for_one_broker(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a client said to one broker is not carried to another by who saw it."""
     guarded = GuardedBrokers(monkeypatch, "everywhere")
@@ -126,23 +104,6 @@ def test_a_signature_is_for_one_broker(monkeypatch: pytest.MonkeyPatch) -> None:
     guarded.first.producer().send("orders", b"{}")
     guarded.engine.command("default.commands", b"owner-s", value, 0)
     assert guarded.first.admin().describe("orders")["depth"] == 1
-    assert guarded.refused()["permission_denied"] == 1
-
-
-def test_what_is_signed_for_a_broker_that_was_removed_is_heard_by_the_first(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Its partitions are the first one's now, and who signs may not know that yet."""
-    guarded = GuardedBrokers(monkeypatch, "keeper", permissions={"app": "read-only"})
-    guarded.first.producer().send("orders", b"{}")
-    guarded.first.admin().delete("spare")
-    remove_broker(guarded.engine, "c")
-    for name, depth in (("app", 1), ("owner", 0)):
-        who = Credentials.parse(f"{name}:{KEYS[name]}")
-        said = Signature(name, f"{name}-s", 1, guarded.engine.now, 2)
-        value = sign(who, "default", said, c.encode_command(c.Purge(queue="orders")))
-        guarded.engine.command("default.commands", b"", value, topics.commands_partition(2))
-        assert guarded.first.admin().describe("orders")["depth"] == depth
     assert guarded.refused()["permission_denied"] == 1
 
 

@@ -4,16 +4,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from lakequeue.core import Batch
+from lakequeue.core.commands.administration import OF_TOPICS
 from lakequeue.definitions import parse_configuration
 from lakequeue.definitions.as_commands import configure_commands
 from lakequeue.protocol import NotConnected
 from lakequeue.protocol import commands as c
 from lakequeue.protocol.journal import Journal
-from lakequeue.state import Batch, DictStore, step
-from lakequeue.state.commands.administration import OF_TOPICS
 from lakequeue.streaming import Engine
 from lakequeue.streaming.losses import Loss
-from rules.steps import NOW, REPLY, Steps, define, replies
+from rules.steps import REPLY, Steps, define, replies
 
 QUEUES: list[dict[str, Any]] = [
     {"name": "orders", "message_type": "json"},
@@ -46,13 +46,13 @@ def engine(tmp_path: Path) -> Engine:
 
 def events_after(engine: Engine) -> list[dict[str, Any]]:
     """The losses that the journal shows, once the state has heard what the engine sent."""
-    steps = Steps(DictStore())
+    steps = Steps()
     given = configure_commands(CONFIGURATION)
-    step(steps.store, Batch(steps.instructions(given)), NOW)
+    steps.step_alone(Batch(steps.instructions(given)))
     sent = engine._transport.commands  # type: ignore[attr-defined]
     assert {topic for topic, _, _ in sent} == {"broker-0.instructions"}
     records = steps.instructions([(key.decode(), value) for _, key, value in sent])
-    out = step(steps.store, Batch(records), NOW)
+    out = steps.step_alone(Batch(records))
     rows = [row for o in out if isinstance(o, Journal) for row in o.rows()]
     return [row for row in rows if row["event"] in OF_TOPICS]
 

@@ -3,6 +3,7 @@
 import itertools
 
 import pytest
+from lakequeue.core.queue.producers import RUNS_MAX, ProducerHistory
 from lakequeue.protocol.errors import Rejected
 from rules.harness import Bench, drain, ids
 
@@ -239,42 +240,35 @@ def test_P4_at_once(bench: Bench) -> None:
 
 def test_P1_a_repeated_sequence_is_answered_with_its_id_also_if_it_came_late() -> None:
     """Sequence 1 was lost at first and came after 2 and 3: its run is not the first."""
-    from lakequeue.state import DictStore, Home, Limits
-    from lakequeue.state.broker import Broker
-    from lakequeue.state.producers import ProducerHistory
-
-    broker = Broker.load(DictStore(), Home(), 0, Limits())
-    values = broker.values
-    producer = ProducerHistory(values, "default", "p")
+    producer = ProducerHistory("default", 0, "p")
+    producer.begin()
     for seq, number in ((2, 10), (3, 11), (1, 12)):
         assert producer.is_new(seq)
+        producer.take(seq)
         producer.stored(seq, number)
-    producer.close(broker)
-    again = ProducerHistory(values, "default", "p")
-    assert not again.is_new(1)
-    again.repeat(1)
-    assert sorted(again.close(broker)[0].runs) == [[1, 1, 12], [2, 2, 10]]
+    producer.close()
+    producer.begin()
+    assert not producer.is_new(1)
+    producer.repeat(1)
+    assert sorted(producer.close()[0].runs) == [[1, 1, 12], [2, 2, 10]]
 
 
 def test_P1_what_is_no_longer_remembered_is_answered_as_a_whole() -> None:
     """Who sends all of it again is told of all that is stored, but for what is missing between, or
     each of its messages would wait for a retransmission of its own."""
-    from lakequeue.state import DictStore, Home, Limits
-    from lakequeue.state.broker import Broker
-    from lakequeue.state.producers import RUNS_MAX, ProducerHistory
-
-    broker = Broker.load(DictStore(), Home(), 0, Limits())
-    producer = ProducerHistory(broker.values, "default", "p")
+    producer = ProducerHistory("default", 0, "p")
+    producer.begin()
     missing = 11
     for seq in range(1, 31 + RUNS_MAX):
         if seq != missing:
             assert producer.is_new(seq)
+            producer.take(seq)
             producer.stored(seq, 1000 - 2 * seq)  # each a run of its own
-    producer.close(broker)
+    producer.close()
     for seq, told in ((1, [1, 10, 0]), (20, [20, 11, 0])):
-        again = ProducerHistory(broker.values, "default", "p")
-        assert not again.is_new(seq)
-        again.repeat(seq)
-        runs = again.close(broker)[0].runs
+        producer.begin()
+        assert not producer.is_new(seq)
+        producer.repeat(seq)
+        runs = producer.close()[0].runs
         assert runs[0] == told
         assert len(runs) == 1 + RUNS_MAX

@@ -8,13 +8,13 @@ from typing import Any
 
 import msgspec
 import pytest
+from lakequeue.core import Limits
 from lakequeue.dataframes.data_source import _row
 from lakequeue.protocol import commands as c
 from lakequeue.protocol.bounds import YEAR_9999_ENDS_MS, datetime_of
 from lakequeue.protocol.errors import ConfigError, Rejected
 from lakequeue.protocol.messages import Records
 from lakequeue.protocol.outputs import Deliveries, Receipts, RejectedRecord
-from lakequeue.state import Limits
 from rules.harness import Bench, drain
 from rules.steps import REPLY, Steps, define, described, replies, subscribe
 
@@ -243,7 +243,8 @@ def test_X5_what_is_too_large_all_the_same_dies_and_what_is_behind_it_goes_on() 
     ])  # fmt: skip
     raw(steps, {"to": "heavy", "producer": "p", "seq": 1}, value=b"x" * 2_000)
     raw(steps, {"to": "heavy", "producer": "p", "seq": 2}, value=b"small")
-    steps.options["limits"] = Limits(message_bytes=1_000)
+    steps.limits = Limits(message_bytes=1_000)
+    steps.restart()
     out = steps.run([subscribe("s", queue="heavy")])
     assert [d.payloads for d in of(Deliveries, out)] == [[b"small"]]
     assert described(steps, "dead")["depth"] == 1
