@@ -1,12 +1,8 @@
-"""The rules of bridges to another home and VPN, on the live core (H1–H3, X4).
-
-The tests are those of `rules`; those of bridges between two brokers run between two homes. What is
-otherwise there is named with the reason.
-"""
+"""Bridges to another home: what waits in the cold part, whose an endpoint is, and what fails at the
+far end (H1, H3)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -14,36 +10,7 @@ from lakequeue.core import Limits as CoreLimits
 from lakequeue.core.phases.admission import Admission
 from lakequeue.memory import live_broker
 from lakequeue.protocol import ConfigError, Rejected
-from mortal_mesh import MortalMeshBroker
-from rules import mortal, test_bridge_lanes, test_bridges, test_home_bridges, test_vpn_bridges
 from rules.joined import Homes
-from two_homes import BRIDGE, TwoHomes
-
-INSIDE = "it looks inside the earlier core"
-OTHERWISE = {
-    "test_h1_messages_go_over_with_all_that_is_theirs": "numbers of brokers of one home",
-    "test_h1_what_fails_at_the_far_end_holds_its_own_lane": INSIDE,
-    "test_h3_what_waits_in_a_held_lane_costs_nothing_however_much_it_is": INSIDE,
-    "test_r6_what_is_purged_on_its_way_is_answered_all_the_same":
-        "a message on its way is not meant by a purge",
-}  # fmt: skip
-
-for module in (test_home_bridges, test_vpn_bridges, test_bridges, test_bridge_lanes):
-    for name, test in vars(module).items():
-        if name.startswith("test_") and name not in OTHERWISE:
-            globals()[name] = test
-del module, name, test
-
-
-@pytest.fixture(autouse=True)
-def on_live_objects() -> Iterator[None]:
-    """Brokers are those of the live core."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(mortal.MortalEngine, "BROKER", MortalMeshBroker)
-        for between_brokers in (test_bridges, test_bridge_lanes):
-            patch.setattr(between_brokers, "Two", TwoHomes)
-        patch.setattr(test_bridge_lanes, "BRIDGE", BRIDGE)
-        yield
 
 
 @pytest.mark.parametrize("lanes", ["per-destination", "none"])

@@ -1,30 +1,71 @@
-"""Two brokers, a bridge, and the ways of the tests of bridges to them."""
+"""Two homes, a bridge from one to the other, and the ways of the tests of bridges to them."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from lakequeue.core import Limits
-from lakequeue.definitions import parse_configuration
 
-from .mortal import MortalEngine
+from .joined import Homes, forgetful
+from .mortal import Fate
 
-BRIDGE = {"name": "west-east", "from": "west", "to": "east", "subscriptions": ["a/>"]}
+BRIDGE = {"name": "west-east", "from": "west", "to": "memory://east", "subscriptions": ["a/>"]}
+ARRIVES = {"name": "west-east", "from": "memory://west", "to": "east", "subscriptions": [">"]}
 TINY = Limits(
     live_rows=5, segment_rows=3, bridge_rows=7, bridge_bytes=900, bridge_holds=2, delivery_rows=5,
 )  # fmt: skip
 
 
+class BothEngines:
+    """The engines of both homes, as if they were one."""
+
+    def __init__(self, homes: Homes) -> None:
+        self._homes = homes
+        self._engines = list(homes.engines.values())
+
+    @property
+    def now(self) -> int:
+        return self._engines[0].now
+
+    def advance(self, duration: Any) -> None:
+        self._homes.advance(duration)
+
+    def restart(self) -> None:
+        for engine in self._engines:
+            engine.restart()
+
+    def cut(self, name: str) -> None:
+        self._homes.copier.is_cut = True
+
+    def mend(self, name: str) -> None:
+        self._homes.copier.is_cut = False
+        self.advance("0s")
+
+    def fated(self, fate: Fate | None) -> None:
+        for engine in self._engines:
+            engine.fated(fate)  # type: ignore[attr-defined]
+        if fate is None:
+            self._homes.copier.begin_again()  # type: ignore[attr-defined]
+        forgetful(self._homes.copier, fate)
+
+
+class _Joined(Homes):
+    BROKERS = (("west", "west"), ("east", "east"))
+    NAME = BRIDGE["name"]
+
+    def __init__(self, limits: Any) -> None:
+        super().__init__(limits, expected=False, leaves=None)
+
+
 class Two:
-    """Two brokers, `west` and `east`, and the ways of these tests to them."""
+    """Two homes, `west` and `east`, and the ways of these tests to them."""
 
     def __init__(self, limits: Limits | None = None, **bridge: Any) -> None:
-        config = parse_configuration({"brokers": ["west", "east"]})
-        self.engine = MortalEngine(config, limits)
-        self.engine.checking = True
-        self.west = self.engine.connect("west", "publisher")
-        self.east = self.engine.connect("east", "consumer")
-        self.producer = self.west.producer()
+        homes = _Joined(limits)
+        self.engine: Any = BothEngines(homes)
+        self.west, self.east = homes.west, homes.east
+        self.producer = homes.producer
+        self.east.admin().bridge(ARRIVES)
         if bridge.pop("made", True):
             self.west.admin().bridge(BRIDGE | bridge)
 

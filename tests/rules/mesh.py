@@ -4,18 +4,9 @@ from __future__ import annotations
 
 import json
 from typing import Any
-from unittest.mock import patch
 
-import numpy as np
-import pytest
 from lakequeue.core import Limits
 from lakequeue.definitions import parse_configuration
-from lakequeue.memory.memory_broker import MemoryBroker
-from lakequeue.protocol import commands as c
-from lakequeue.state.broker import Broker
-from lakequeue.state.commands import dispatch
-from lakequeue.state.mesh.carried_out import carry_out
-from lakequeue.state.message import GONE, MOVING
 
 from .mortal import Fate, MortalEngine
 
@@ -45,11 +36,6 @@ class Mesh:
         payload = json.dumps({} if body is None else body).encode()
         return self._producers[broker].send(queue, payload, **options).message_id
 
-    def carry(self, broker: str, command: c.Command) -> None:
-        """One host alone carries a command out, as the keeper has hosts do."""
-        with patch.dict(dispatch.OF_BROKER, {type(command): carry_out}):
-            self.engine.command("default.commands", b"", c.encode_command(command), broker)
-
     def consumer(
         self, broker: str, backlog: int = 100, queue: str = "orders", **options: Any
     ) -> Any:
@@ -73,30 +59,3 @@ class Mesh:
 
 def ids(messages: list[Any]) -> list[str]:
     return [m.id for m in messages]
-
-
-def owned(broker: MemoryBroker, now: int, queue: str = "orders") -> tuple[list[str], list[str]]:
-    """The ids of what a broker owns, and of what is on its way from it to another."""
-    state = Broker.load(broker.store, broker.home, now, broker._limits, first=False)
-    found = state.find("default", queue)
-    own: list[str] = []
-    moving: list[str] = []
-    for page, rows in found.live_rows() if found is not None else ():
-        known = state.spool.origins(page.id[rows]).tolist()
-        for number, at in zip(known, page.state[rows].tolist(), strict=True):
-            assert at != GONE
-            (moving if at == MOVING else own).append(str(number))
-    assert len(np.unique(own)) == len(own)
-    return own, moving
-
-
-def of_an_older_home(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All states are as an earlier version wrote them: nobody noted how far topics were read."""
-    load = Broker.load
-
-    def older(*given: Any, **more: Any) -> Broker:
-        broker = load(*given, **more)
-        broker.header.notes_reads = False
-        return broker
-
-    monkeypatch.setattr(Broker, "load", older)

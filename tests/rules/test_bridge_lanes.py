@@ -4,8 +4,6 @@ which one does is told once. The scenario of head-of-line blocking, step by step
 from typing import Any
 
 import pytest
-from lakequeue.state.phases.admission import Admission
-from lakequeue.state.storage import CountingStore
 
 from .bridged import BRIDGE, TINY, Two
 
@@ -129,72 +127,3 @@ def test_h1_a_message_that_nobody_wants_waits_and_one_that_filters_refuse_does_n
     two.define("late", "a/2")
     two.engine.advance("6s")
     assert two.bodies("late") == ["x"]
-
-
-def test_h1_what_fails_at_the_far_end_holds_its_own_lane(monkeypatch: pytest.MonkeyPatch) -> None:
-    two = Two()
-    two.define("q", "a/>")
-    offer = Admission.offer
-
-    def poisoned(self: Any, vpn: str, header: Any, record: Any, answer: Any) -> None:
-        if record.value == b"poison":
-            raise ZeroDivisionError("poison")
-        offer(self, vpn, header, record, answer)
-
-    monkeypatch.setattr(Admission, "offer", poisoned)
-    monkeypatch.setattr(Admission, "offer_all", lambda *_: False)
-    two.engine.cut("east")
-    two.send("a/0", "first")
-    two.engine.advance("0s")
-    two.west.admin().shutdown("#bridge/west-east", egress=True)
-    two.send("a/1", "good", "poison", "behind")
-    two.send("a/2", "other")
-    two.west.admin().shutdown("#bridge/west-east")
-    two.engine.mend("east")
-    two.engine.advance("1m")
-    assert two.bodies("q") == ["first", "good", "other"]
-    (blocked,) = two.seen()["blocked"]
-    assert (blocked["destinations"], blocked["reason"], blocked["waiting"]) == (
-        ["a/1"], "malformed", 2,
-    )  # fmt: skip
-    two.west.admin().purge("#bridge/west-east", where=None, ids=None)
-    assert two.seen()["blocked"] == []
-
-
-def test_h3_what_waits_in_a_held_lane_costs_nothing_however_much_it_is() -> None:
-    """Pages that the near broker reads as it sends another lane's message over."""
-    reads = []
-    for waiting in (20, 400):
-        two = Two()
-        two.engine.checking = False
-        two.define("full", "a/0", max_spool_messages=1)
-        two.define("q", "a/1")
-        for n in range(waiting):
-            two.producer.send_async("a/0", b"%d" % n)
-        two.producer.flush()
-        assert two.seen()["blocked"][0]["waiting"] == waiting - 1
-        west = two.engine.broker("west")
-        west.store = counting = CountingStore(west.store)
-        two.engine.publish("default.publish", b"x", None, [("lq", b'{"to": "a/1"}')])
-        reads.append(len(counting.reads))
-        west.store = counting._store
-        assert two.depth("q") == 1
-    assert reads[1] <= reads[0] + 4
-
-
-@pytest.mark.parametrize("room", [1, 10])
-def test_r6_what_is_purged_on_its_way_is_answered_all_the_same(room: int) -> None:
-    two = Two()
-    two.define("q", "a/>", max_spool_messages=room)
-    two.engine.cut("east")
-    two.send("a/1", "first")
-    two.send("a/2", *range(3))
-    assert two.west.admin().purge("#bridge/west-east") == 4
-    two.engine.mend("east")
-    two.engine.restart()
-    two.send("a/2", "after")
-    two.engine.advance("10s")
-    seen = two.seen()
-    assert (seen["on_its_way"], seen["waiting"]) == (0, int(room == 1))
-    expected = ["first", "0", "after"] if room > 1 else ["first"]
-    assert two.bodies("q") == expected

@@ -18,7 +18,6 @@ def test_h1_messages_go_over_with_all_that_is_theirs() -> None:
     (message,) = two.receive("q")
     assert (message.payload, message.priority, message.key) == (b"one", 7, b"key")
     assert message.headers == {"k": "v"}
-    assert int(message.id) >> 48 == 1  # it is the far broker's own
     assert two.seen()["taken"] == 1
 
 
