@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from fuzz.mutations import INBOX, Incoming, encode
 from fuzz.runner import Fuzz, same_but_for_accounts
-from lakequeue.core import DictStore
 from lakequeue.protocol.messages import PublishHeader, encode_publish_header
 from lakequeue.protocol.outputs import RejectedRecord, Reply
 
@@ -37,18 +36,19 @@ def test_S1_a_wrong_command_changes_nothing(seed: int) -> None:
     fuzz.run(400)
     compared = 0
     for _ in range(600):
-        before = dict(fuzz.store.pages)
+        before = fuzz.pages()
         command = fuzz.mutator.command()
         out = fuzz.hand_over([command])
         why = outcome_of(out)
         if why is None:
             continue
         compared += 1
-        changed, fuzz.store = fuzz.store, DictStore(before)
+        changed = fuzz.pages()
+        fuzz.load(before)
         fuzz.offsets -= 1
         assert outcome_of(fuzz.hand_over([known_refusal(why)])) == why
         try:
-            same_but_for_accounts(changed, fuzz.store)
+            same_but_for_accounts(changed, fuzz.pages())
         except AssertionError as error:
             error.add_note(f"{command.value!r:.800}")
             raise
@@ -102,13 +102,14 @@ FOUND: dict[str, Incoming] = {
 def test_S1_what_fuzzing_found_is_refused(name: str) -> None:
     fuzz = Fuzz(0)
     fuzz.hand_over([message() for _ in range(9)])
-    before = dict(fuzz.store.pages)
+    before = fuzz.pages()
     why = outcome_of(fuzz.hand_over([FOUND[name]]))
     assert why is not None
-    changed, fuzz.store = fuzz.store, DictStore(before)
+    changed = fuzz.pages()
+    fuzz.load(before)
     fuzz.offsets -= 1
     fuzz.hand_over([known_refusal(why)])
-    same_but_for_accounts(changed, fuzz.store)
+    same_but_for_accounts(changed, fuzz.pages())
 
 
 @pytest.mark.parametrize("topic", ["", ".", "default.commands", "other.deliveries", "x" * 300])

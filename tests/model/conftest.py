@@ -13,7 +13,6 @@ from lakequeue.definitions import definition_values as read
 from reference import twin
 
 
-
 @pytest.fixture(scope="module", autouse=True)
 def small_active_sets() -> Iterator[None]:
     """`target_queue_depth` from 1 on, instead of from 1000 on."""

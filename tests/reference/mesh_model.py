@@ -227,16 +227,16 @@ class MeshModel:
                 self.come_back(taker.queue, message)
 
     def move(self, queue: str, broker: str) -> None:
-        """A local queue goes elsewhere: leases end as at a disconnect."""
+        """A local queue goes elsewhere: its messages return, and nobody is to blame for that."""
         known = self.queues[queue]
         if known.owner == broker:
             return
         known.owner, known.hosts = broker, (broker,)
         for taker in self.takers:
             if taker.queue == queue:
-                self.give_back(taker)
                 taker.broker = broker
         for message in known.messages.values():
+            message.holder = None
             message.owner, message.taken_at = broker, {broker}
 
     def advance(self, ms: int) -> None:

@@ -10,7 +10,6 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from rules.harness import Bench
 
 
-
 @pytest.fixture
 def bench() -> Bench:
     """An engine with one queue, `orders`, that gives a consumer up to 100 messages."""
