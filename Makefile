@@ -54,7 +54,7 @@ demo: setup ## real flights through real queues, then the accounts
 # WALKS, which wait for nothing, compute while it waits and only then. Each part runs whatever another
 # one finds; what failed before the last one is told once more at the end, and its closing line.
 ENGINES := tests/docs tests/job tests/platform/test_up_survives.py
-WALKS := tests/fuzz tests/model tests/reference tests/rules tests/storage
+WALKS := tests/fuzz tests/model tests/reference tests/rules
 IDLY := $(shell chrt -i 0 true 2>/dev/null && echo chrt -i 0) nice -n 19
 PYTEST := $(BIN)/pytest $(if $(MAKE_TERMOUT),--color=yes)
 MEMORY := $(PYTEST) -m "not job" --numprocesses 2 --dist loadfile

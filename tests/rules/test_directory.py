@@ -7,6 +7,7 @@ from typing import Any
 import lakequeue
 import pytest
 from lakequeue.definitions import parse_configuration
+from lakequeue.definitions.definition import to_wire
 from lakequeue.protocol import ConfigError, LakequeueError, NotConnected
 from lakequeue.protocol import commands as c
 
@@ -207,6 +208,20 @@ def test_Q2_H5_a_broker_that_is_added_knows_what_was_said_since_a_queue_was_defi
     assert admin.describe("all")["depth"] == 4
     for connection in (one, two, three):
         connection.close()
+
+
+def test_Q9_what_a_configuration_says_again_is_told_to_nobody() -> None:
+    """At each start: thousands of queues, and all brokers know them."""
+    mesh = Mesh(local("q", broker="b"), {"name": "all", "message_type": "json"})
+    facts: Any = mesh.engine.brokers[0]._replica.broker.beyond._others.facts  # type: ignore[attr-defined]
+    before = facts.edition
+    entry = facts.entries["default"]["q"]
+    for changed, editions in ({}, 0), ({"max_spool_messages": 7}, 1):
+        definition = to_wire(entry.definition) | changed
+        mesh.engine.instruct("default", c.encode_command(c.Define(definition=definition)), "a")
+        mesh.engine.advance("0s")
+        assert facts.edition == before + editions
+    assert mesh.admin.describe("q")["definition"]["max_spool_messages"] == 7
 
 
 # ---------------------------------------------------------------- what is refused

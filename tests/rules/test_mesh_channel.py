@@ -45,6 +45,7 @@ class One:
         self.facts = MeshFacts(peers={1: Peer("b")})
         self.heard: list[int] = []
         self.failed: list[int] = []
+        self.missed: list[tuple[int, int]] = []
 
     def hear(self, *values: bytes) -> list[Any]:
         n = len(values)
@@ -60,7 +61,10 @@ class One:
 
         failures = {"note": lambda sender, said: self.failed.append(said.value)}
         before = len(self.broker.outputs)
-        channel.hear(self.broker, self.facts, records, {}, {"note": note}, failures)
+        channel.hear(
+            self.broker, self.facts, records, {}, {"note": note}, failures,
+            lambda sender, number: self.missed.append((sender, number)),
+        )  # fmt: skip
         return list(self.broker.outputs[before:])
 
     def events(self) -> list[str]:
@@ -85,6 +89,7 @@ def test_a_gap_is_told_and_the_channel_goes_on(a: One) -> None:
     a.hear(record(4, Note(8)), record(5, Note(9)))
     assert a.heard == [7, 8, 9]
     assert a.events().count("mesh_gap") == 1
+    assert a.missed == [(1, 3)]
 
 
 def test_who_is_not_known_yet_is_heard_and_answered(a: One) -> None:
