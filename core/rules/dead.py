@@ -134,13 +134,12 @@ def join(broker: Broker, target: Queue, number: int, about: dict[str, Any]) -> N
         rows = runs.read(segment)
         row = next(one for one in rows if one.id == number)
         target.thaw(runs, segment, [row], [one for one in rows if one is not row])
-    known = row.extras
+    known, new = row.extras, names_of(about)
     dead = dead_part(known)
     if dead is None:  # it was published to the dead message queue as well
         row.extras = {**about, **edits_part(known)}
-        new = names_of(about)
     elif known is not None:
-        new = [name for name in names_of(about) if name not in names_of(dead)]
+        new = [name for name in new if name not in names_of(dead)]
         if new:
             row.extras = {**known, "also": [*dead.get("also", ()), *new]}
     if new and row.state == MOVING and row.extras is not None:  # it was handed over without this
