@@ -35,7 +35,7 @@ from ..protocol.journal import Journal
 from ..protocol.messages import HEADER, Records
 from ..protocol.outputs import Alert, Output
 from .joined_homes import JoinedHomes
-from .live_broker import LiveBroker, limits_of
+from .memory_broker import MemoryBroker
 
 log = logging.getLogger("lakequeue.memory")
 
@@ -63,7 +63,7 @@ class MemoryEngine:
     """One engine; steps run in the caller's thread, one at a time. BROKER: what a broker is made
     of, for tests in which brokers die."""
 
-    BROKER = LiveBroker
+    BROKER = MemoryBroker
 
     def __init__(
         self, configuration: Configuration | None = None, limits: Limits | None = None
@@ -120,21 +120,18 @@ class MemoryEngine:
     def _add_brokers(self, configuration: Configuration) -> None:
         """Brokers that a configuration names; those that are there stay."""
         names, groups = configuration.brokers, self.groups | configuration.groups
-        if all(_is_new(broker) for broker in self.brokers):
+        if all(broker.is_new for broker in self.brokers):
             self.brokers = [self._broker(name, number) for number, name in enumerate(names)]
         elif names != (DEFAULT_BROKER,):
             brokers = {broker.home.name: broker.home.number for broker in self.brokers}
             known = {*brokers, *self.removed.values()}
             new = [name for name in names if name not in known]
-            if new and not isinstance(self.brokers[0], LiveBroker):
-                for name in new:
-                    self.brokers.append(self._broker(name, self.numbers))
-            elif new:
+            if new:
                 numbers = {n: self.numbers + i for i, n in enumerate(new)}
                 self.rehome(Change(brokers | numbers, groups))
         self.groups = groups
 
-    def _broker(self, name: str, number: int) -> LiveBroker:
+    def _broker(self, name: str, number: int) -> MemoryBroker:
         return self.BROKER(Home(name, number, secret=self.secret), self.limits)
 
     def rehome(self, change: Change) -> Rehomed:
@@ -147,7 +144,7 @@ class MemoryEngine:
                 for broker in self.brokers
             ]
             epoch = self.brokers[0].home.epoch
-            found = rehome(resting, change, epoch, self.secret, limits_of(self.limits))
+            found = rehome(resting, change, epoch, self.secret, self.limits)
             self.take_home([(one.name, one.number, one.pages) for one in found.brokers], groups)
             for name, said in (*found.last.items(), *((o.name, o.journal) for o in found.brokers)):
                 self._journal += Journal(name, 0, self.now, said).rows()
@@ -170,7 +167,7 @@ class MemoryEngine:
         self.brokers, self.groups = taken, groups
         self.removed |= {home.number: home.name for home in gone}
 
-    def broker(self, name: str | None = None) -> LiveBroker:
+    def broker(self, name: str | None = None) -> MemoryBroker:
         """A broker by its name; the first where none is named. Raises ConfigError."""
         for broker in self.brokers:
             if name in (None, broker.home.name):
@@ -183,7 +180,7 @@ class MemoryEngine:
         """How many brokers there ever were: a number is given once."""
         return len(self.brokers) + len(self.removed)
 
-    def at(self, number: int) -> LiveBroker:
+    def at(self, number: int) -> MemoryBroker:
         """The broker with this number; where it was removed, the one that speaks for it."""
         return next((b for b in self.brokers if b.home.number == number), self.brokers[0])
 
@@ -211,7 +208,9 @@ class MemoryEngine:
         with self._lock:
             records = self._records(topic, value, key, meta, own, timestamp, partition)
             if found is not None and found[1] == topics.PUBLISH:
-                self.give(self.at(partition // topics.PUBLISH_PARTITIONS), Batch(publishes=records))
+                self._step(
+                    self.at(partition // topics.PUBLISH_PARTITIONS), Batch(publishes=records)
+                )
             else:
                 for taker in self.brokers:
                     self._step(taker, Batch(publishes=records))
@@ -227,7 +226,7 @@ class MemoryEngine:
         partition = topics.commands_partition(number)
         with self._lock:
             records = self._records(topic, value, key, None, None, None, partition)
-            self.give(taker, Batch(commands=records))
+            self._step(taker, Batch(commands=records))
             self._settle()
         self.homes.carry()
 
@@ -261,17 +260,10 @@ class MemoryEngine:
             self._step(broker, Batch())
         return bool(busy)
 
-    def give(self, broker: LiveBroker, batch: Batch) -> None:
-        """Clients' words to a broker; to one of the old core, which is being removed, they wait."""
-        if getattr(broker, "unread", None) is None:
-            self._step(broker, batch)
-        else:
-            broker.unread.append(batch)  # type: ignore[attr-defined]
-
-    def _step(self, broker: LiveBroker, batch: Batch, checked: bool = True) -> None:
+    def _step(self, broker: MemoryBroker, batch: Batch, checked: bool = True) -> None:
         self._carry(broker.step(batch, self.now))
         if self.checking and checked:
-            broker.check(self.now)
+            broker.check()
 
     def _carry(self, outputs: list[Output]) -> None:
         """Bring what a step says to who reads it."""
@@ -385,7 +377,7 @@ class MemoryEngine:
     def check(self) -> None:
         """Raise AssertionError if an invariant does not hold."""
         for broker in self.brokers:
-            broker.check(self.now)
+            broker.check()
 
     def journal(self) -> list[dict[str, Any]]:
         """Every event so far."""
@@ -418,7 +410,3 @@ class MemoryEngine:
     def close_inbox(self, inbox: deque[Record]) -> None:
         """No records any more."""
         self._inboxes = [(t, i) for t, i in self._inboxes if i is not inbox]
-
-
-def _is_new(broker: Any) -> bool:
-    return broker.is_new if isinstance(broker, LiveBroker) else not broker.store.pages

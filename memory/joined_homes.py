@@ -13,7 +13,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from ..client.transport import Record
 from ..definitions.bridge import BridgeDefinition, parse_bridge
@@ -22,16 +22,32 @@ from ..protocol import topics
 from ..protocol.errors import LakequeueError
 from ..protocol.home_bridges import OPEN, WAITING, CopierState, answers_key, bridge_key, encode
 from ..protocol.wire import WireRecord
+from .memory_broker import MemoryBroker
 
-if TYPE_CHECKING:
-    from .in_process import MemoryEngine
+
+class JoinedEngine(Protocol):
+    """An engine in the process, as far as bridges look at it."""
+
+    homes: JoinedHomes
+
+    def broker(self, name: str | None = None) -> MemoryBroker:
+        """See `MemoryEngine.broker`."""
+
+    def at(self, number: int) -> MemoryBroker:
+        """See `MemoryEngine.at`."""
+
+    def open_inbox(self, topic: str) -> deque[Record]:
+        """See `MemoryEngine.open_inbox`."""
+
+    def hear(self, broker: int, record: WireRecord) -> None:
+        """See `MemoryEngine.hear`."""
 
 
 class JoinedHomes:
     """The bridges of one engine that lead to others. find: an engine by its name; None: there is
     none."""
 
-    def __init__(self, engine: MemoryEngine, find: Callable[[str], MemoryEngine | None]) -> None:
+    def __init__(self, engine: JoinedEngine, find: Callable[[str], JoinedEngine | None]) -> None:
         self.find = find
         self.neighbours: weakref.WeakSet[JoinedHomes] = weakref.WeakSet()  # who brings us something
         self._engine = engine
@@ -93,7 +109,7 @@ class MemoryCopier:
     test aid, the far home is not reached."""
 
     def __init__(
-        self, engine: MemoryEngine, bridge: BridgeDefinition, broker: int, said: deque[bytes]
+        self, engine: JoinedEngine, bridge: BridgeDefinition, broker: int, said: deque[bytes]
     ) -> None:
         self.bridge = bridge
         self.said = said
@@ -133,7 +149,7 @@ class MemoryCopier:
                 busy = True
         return busy
 
-    def bring(self, far: MemoryEngine, vpn: str, broker: int, value: bytes) -> None:
+    def bring(self, far: JoinedEngine, vpn: str, broker: int, value: bytes) -> None:
         """A record to the far home's door."""
         place = topics.topic(vpn, topics.BRIDGE_IN), topics.bridge_partition(broker)
         far.hear(broker, WireRecord(*place, self.bridge.name.encode(), value))

@@ -1,11 +1,16 @@
-"""One broker of an engine in the process: its state, its home, what others said to it."""
+"""A broker of an engine in the process: its replica, what others said to it, and the steps since
+its last mark, by which one that fails is taken again."""
 
 from __future__ import annotations
 
+from ..core import Batch, DictStore, Home, Limits, StepFailed, check
+from ..mesh.met_brokers import neighbours
 from ..protocol import topics, wire
 from ..protocol.messages import Records
 from ..protocol.outputs import Deadline, Output
-from ..state import Batch, DictStore, Home, Limits, check, step
+from ..replica.replica import Replica, put_aside
+
+STEPS_PER_MARK = 100
 
 
 class MemoryBroker:
@@ -13,16 +18,43 @@ class MemoryBroker:
 
     def __init__(self, home: Home, limits: Limits) -> None:
         self.home = home
-        self.store = DictStore()
         self.deadline = 0
         self.is_stopped = False  # a test aid: it hears and does nothing
-        self.unread: list[Batch] | None = None  # while it is being removed: what clients say to it
-        if not isinstance(limits, Limits):
-            names = set(Limits.__dataclass_fields__) & set(limits.__dataclass_fields__)
-            limits = Limits(**{name: getattr(limits, name) for name in names})
         self._limits = limits
         self._said: list[wire.WireRecord] = []  # to it, since its last step
         self._heard = 0
+        self._begin(DictStore())
+
+    def _begin(self, store: DictStore) -> None:
+        self._marked = DictStore(store.pages)  # as of the last mark
+        self._replica = Replica(self.home, store, self._limits, neighbours)
+        self._since: list[tuple[Batch, int]] = []
+
+    @property
+    def is_new(self) -> bool:
+        """Whether it has no state yet."""
+        return not self._replica.broker.header.step
+
+    @property
+    def store(self) -> DictStore:
+        """The state, as a mark writes it."""
+        if not self.is_new:
+            self._mark()
+        return self._pages()
+
+    @store.setter
+    def store(self, store: DictStore) -> None:
+        self._begin(DictStore(store.pages))
+
+    def _pages(self) -> DictStore:
+        store = self._replica.store
+        assert isinstance(store, DictStore)
+        return store
+
+    def _mark(self) -> None:
+        self._replica.mark()
+        self._marked = DictStore(self._pages().pages)
+        self._since = []
 
     @property
     def mesh_topic(self) -> str:
@@ -38,27 +70,38 @@ class MemoryBroker:
         return not self.is_stopped and (bool(self._said) or 0 < self.deadline <= now)
 
     def step(self, batch: Batch, now: int) -> list[Output]:
-        """Run a step, with all that other brokers said before it."""
-        batch.mesh = self._heard_records(now)
+        """Run a step, with all that others said before it."""
+        said, self._said = self._said, []
+        batch.mesh = _as_heard(said, self._heard, now)
+        self._heard += len(said)
         return self.take(batch, now)
 
     def take(self, batch: Batch, now: int) -> list[Output]:
         """Run a step with these inputs."""
-        outputs = step(self.store, batch, now, self.home, self._limits)
+        outputs = self._take(batch, now)
+        self._since.append((batch, now))
+        if len(self._since) >= STEPS_PER_MARK:
+            self._mark()
         self.deadline = next(o.at for o in reversed(outputs) if isinstance(o, Deadline))
         return outputs
 
-    def _heard_records(self, now: int) -> Records:
-        said, self._said = self._said, []
-        self._heard += len(said)
-        return as_heard(said, self._heard - len(said), now)
+    def _take(self, batch: Batch, now: int) -> list[Output]:
+        while True:
+            try:
+                return self._replica.take(batch, now)
+            except StepFailed as failed:
+                put_aside(batch, failed)
+            self._replica.store = DictStore(self._marked.pages)
+            self._replica.reload()
+            for earlier, then in self._since:
+                self._replica.take(earlier, then)
 
-    def check(self, now: int) -> None:
+    def check(self) -> None:
         """Raise AssertionError if an invariant does not hold."""
-        check(self.store, now, self._limits)
+        check(self._replica.broker)
 
 
-def as_heard(said: list[wire.WireRecord], first: int, now: int) -> Records:
+def _as_heard(said: list[wire.WireRecord], first: int, now: int) -> Records:
     """What others have said, as it is read from the broker's topic from this offset on."""
     n = len(said)
     return Records(

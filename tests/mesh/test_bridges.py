@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 from lakequeue.core import Limits as CoreLimits
 from lakequeue.core.phases.admission import Admission
-from lakequeue.memory import live_broker
 from lakequeue.protocol import ConfigError, Rejected
 from rules.joined import Homes
 
@@ -18,8 +17,7 @@ def test_h1_what_waits_in_the_cold_part_goes_over_in_order(
     lanes: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tiny = CoreLimits(live_rows=8, segment_rows=4, bridge_rows=7, delivery_rows=5)
-    monkeypatch.setattr(live_broker, "limits_of", lambda limits: tiny)
-    homes = Homes(lanes=lanes)
+    homes = Homes(tiny, lanes=lanes)
     homes.define("small", "a/0", max_spool_messages=20)
     homes.define("all", "a/1", "a/2", "a/3")
     homes.copier.is_cut = True

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from lakequeue.definitions import parse_configuration
 from lakequeue.memory import MemoryConnection
-from lakequeue.memory.live_broker import LiveBroker
+from lakequeue.memory.memory_broker import MemoryBroker
 from lakequeue.protocol import commands as c
 from lakequeue.protocol import mesh
 from mortal_mesh import MortalMeshEngine
@@ -37,7 +37,7 @@ def test_R3_what_a_lost_word_was_about_is_said_again(
     engine.checking = True
     at = {name: MemoryConnection(engine, "default", name, name) for name in "ab"}
     lost: list[str] = []
-    heard = LiveBroker.tell
+    heard = MemoryBroker.tell
 
     def tell(self: Any, record: Any) -> None:
         said = mesh.decode(record.value).kind
@@ -45,7 +45,7 @@ def test_R3_what_a_lost_word_was_about_is_said_again(
         if said != kind or lost.count(kind) != nth:
             heard(self, record)
 
-    monkeypatch.setattr(LiveBroker, "tell", tell)
+    monkeypatch.setattr(MemoryBroker, "tell", tell)
     producer = at["a"].producer()
     consumers = {
         name: at["b"].consumer(name, ack_mode="individual", max_backlog=3)
@@ -72,7 +72,7 @@ def test_R3_what_a_lost_word_was_about_is_said_again(
     for _ in range(30):
         consume()
         engine.advance("1s")
-    monkeypatch.setattr(LiveBroker, "tell", heard)
+    monkeypatch.setattr(MemoryBroker, "tell", heard)
     assert lost.count(kind) >= nth
     for name, bodies in got.items():
         assert sorted(map(int, bodies)) == list(range(20)), name

@@ -15,7 +15,7 @@ import pytest
 from lakequeue.core import Batch, DictStore, Home, Limits
 from lakequeue.definitions import parse_configuration
 from lakequeue.memory import in_process
-from lakequeue.memory.live_broker import LiveBroker, limits_of
+from lakequeue.memory.memory_broker import MemoryBroker
 from lakequeue.mesh import rehome as of_mesh
 from lakequeue.mesh.rehome import Change, NotAtRest, Resting, rehome
 from lakequeue.protocol import commands as c
@@ -32,7 +32,7 @@ QUEUES: list[dict[str, Any]] = [
     {"name": "short", "type": "LocalQueue", "expiration": "20s", "dead_message_queue": "dead"},
     {"name": "dead", "type": "LocalQueue"},
 ]
-COLD: Any = Limits(
+COLD = Limits(
     delivery_rows=5, live_rows=4, segment_rows=3, block_bytes=300, due_rows=3, merge_rows=2
 )
 LIMITS = {"plenty": Limits(), "cold": COLD}
@@ -53,17 +53,10 @@ CHANGES: dict[str, list[dict[str, str]]] = {
 NOW = 1_800_000_000_000
 
 
-class AloneEngine(RestingEngine):
-    """Its broker knows of no others."""
-
-    BROKER = LiveBroker  # type: ignore[assignment]
-
-
 def home(
-    queues: list[dict[str, Any]], limits: Any = None, brokers: str = "ab",
-    kind: type[RestingEngine] = RestingEngine,
-) -> RestingEngine:  # fmt: skip
-    engine = kind(None, limits)
+    queues: list[dict[str, Any]], limits: Limits | None = None, brokers: str = "ab"
+) -> RestingEngine:
+    engine = RestingEngine(None, limits)
     engine.now = NOW
     given = [{"message_type": "json", "max_per_subscription_backlog": 50, **q} for q in queues]
     engine.configure(parse_configuration({"brokers": list(brokers), "queues": given}))
@@ -288,7 +281,7 @@ def test_M4_a_home_that_dies_on_the_way_is_as_it_was(
 
 def test_M4_a_home_with_one_broker_that_knew_of_no_other_gets_a_second() -> None:
     """Its queues are the home's directory from then on."""
-    alone = home(QUEUES, COLD, brokers="a", kind=AloneEngine)
+    alone = home(QUEUES, COLD, brokers="a")
     producer = alone.connect("a").producer()
     for n in range(20):
         producer.send("plain", json.dumps({"n": n}).encode())
@@ -314,7 +307,7 @@ class Reader:
     """A broker that reads captured topics by itself, at its own pace."""
 
     def __init__(self, one: Resting, secret: bytes) -> None:
-        self.broker = LiveBroker(Home(one.name, one.number, secret=secret), COLD)
+        self.broker = MemoryBroker(Home(one.name, one.number, secret=secret), COLD)
         self.broker.store = DictStore(one.pages)  # type: ignore[assignment]
         self.offsets = dict(one.offsets)
 
@@ -387,7 +380,7 @@ def test_M5_no_record_of_a_captured_topic_is_skipped_or_taken_twice(seed: int) -
                     ("default", queue): chance.choice(sorted(names)) for queue in ("one", "other")
                 }
         change = Change(dict(names), moves=moves)
-        resting = rehome(resting, change, 0, engine.secret, limits_of(COLD)).brokers
+        resting = rehome(resting, change, 0, engine.secret, COLD).brokers
     found: dict[str, Counter[bytes]] = {q["name"]: Counter() for q in queues}
     readers = [Reader(one, engine.secret) for one in resting]
     read_on(readers, log, [1_000 for _ in readers])

@@ -12,7 +12,7 @@ from lakequeue.core import Batch, DictStore
 from lakequeue.definitions import parse_configuration
 from lakequeue.lake.replica import move_ahead, next_counter
 from lakequeue.memory.in_process import MemoryEngine
-from lakequeue.memory.live_broker import LiveBroker
+from lakequeue.memory.memory_broker import MemoryBroker
 from lakequeue.memory.registry import MemoryConnection
 from lakequeue.mesh.facts import Peer, peers_of, put_peers
 from lakequeue.mesh.rejoining import Speaker, agree, is_lost, next_word, pass_over
@@ -31,7 +31,7 @@ QUEUES: dict[str, dict[str, Any]] = {
 TAKES = {"all": set(QUEUES), "far/x": {"far"}, "two": {"near", "keyed"}}
 
 
-class KeptBroker(LiveBroker):
+class KeptBroker(MemoryBroker):
     """What it was behind each step, how far it had heard others, and what clients had given."""
 
     def __init__(self, *given: Any) -> None:

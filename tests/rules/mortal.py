@@ -16,7 +16,7 @@ from typing import Any
 from lakequeue.client.following import PAUSE_S
 from lakequeue.core import Batch, DictStore
 from lakequeue.memory import MemoryConnection, MemoryEngine
-from lakequeue.memory.mesh_broker import MeshBroker
+from lakequeue.memory.memory_broker import MemoryBroker
 from lakequeue.protocol import wire
 from lakequeue.protocol.outputs import Alert, Capture, Deadline, Journal, Output
 
@@ -45,7 +45,7 @@ class Reachable:
     _unheard: list[wire.WireRecord]
 
     def tell(self, record: wire.WireRecord) -> None:
-        """See `MeshBroker.tell`; while it is cut off nothing comes through."""
+        """See `MemoryBroker.tell`; while it is cut off nothing comes through."""
         if self.is_cut:
             self._unheard.append(record)
         else:
@@ -59,7 +59,7 @@ class Reachable:
         self._unheard = []
 
 
-class MortalBroker(Reachable, MeshBroker):
+class MortalBroker(Reachable, MemoryBroker):
     """A broker with a snapshot and a log. fate: None: nobody dies; captured: the topics and
     expressions that its loop is told to read. A mark is made where a snapshot is taken, and only
     there: what it writes decides what later steps do."""
