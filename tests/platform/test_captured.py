@@ -9,7 +9,7 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException
 from lakequeue.definitions import parse_configuration
 from lakequeue.memory import MemoryEngine
-from lakequeue.memory.live_broker import LiveBroker
+from lakequeue.memory.memory_broker import MemoryBroker
 from lakequeue.protocol.errors import NotConnected
 from lakequeue.protocol.outputs import Output
 from lakequeue.replica.replica import Decided, sorted_out
@@ -159,7 +159,7 @@ def test_M5_a_loop_reads_what_its_queues_capture_and_no_subscriber_does(
     hears; the subscriber's broker gets the records from it."""
     said: dict[str, list[Decided]] = {"a": [], "b": []}
 
-    class Deciding(LiveBroker):
+    class Deciding(MemoryBroker):
         def take(self, batch: Any, now: int) -> list[Output]:
             outputs = super().take(batch, now)
             said[self.home.name].append(sorted_out(outputs))
