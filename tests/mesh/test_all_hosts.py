@@ -9,8 +9,6 @@ import pytest
 from lakequeue.mesh import lanes
 from lakequeue.protocol import LakequeueError, NotConnected
 from lakequeue.protocol import commands as c
-from mortal_mesh import MortalMeshBroker
-from rules import mortal
 from rules.harness import drain
 from rules.mesh import BROKERS, Mesh
 
@@ -18,11 +16,6 @@ FAR: dict[str, Any] = {
     "name": "far", "message_type": "json", "type": "LocalQueue", "broker": "c",
     "subscriptions": ["news"],
 }  # fmt: skip
-
-
-@pytest.fixture(autouse=True)
-def of_neighbours(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mortal.MortalEngine, "BROKER", MortalMeshBroker)
 
 
 @pytest.mark.parametrize("told", BROKERS)

@@ -5,17 +5,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 from lakequeue.mesh.facts import CREDITS, DIRECTORY, PAGE, MeshFacts
-from mortal_mesh import MortalMeshBroker
-from rules import mortal
 from rules.harness import drain
 from rules.mesh import BROKERS, Mesh
-
-
-@pytest.fixture(autouse=True)
-def of_neighbours(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mortal.MortalEngine, "BROKER", MortalMeshBroker)
 
 
 def facts_of(mesh: Mesh, name: str) -> MeshFacts:

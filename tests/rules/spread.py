@@ -60,8 +60,3 @@ class Spread:
 
     def events(self, *names: str) -> list[dict[str, Any]]:
         return [e for e in self.engine.journal() if e["event"] in names]
-
-    def said(self) -> int:
-        """How many records brokers have said to each other."""
-        each = self.admin.usage()["brokers"].values()
-        return sum(peer["said"] for one in each for peer in one["broker"]["peers"])
