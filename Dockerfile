@@ -24,7 +24,6 @@ COPY bench bench
 COPY cli cli
 COPY client client
 COPY conf conf
-COPY core core
 COPY dataframes dataframes
 COPY definitions definitions
 COPY examples examples

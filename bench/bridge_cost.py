@@ -5,13 +5,13 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from ..core import Batch, DictStore, Home, Limits
 from ..mesh.bridges.bridged import Bridged
 from ..protocol import commands as c
 from ..protocol import home_bridges, topics, wire
 from ..protocol.messages import PublishHeader, Records, encode_publish_header
 from ..protocol.outputs import HomeRecord, Output
 from ..replica.replica import Replica
+from ..state import Batch, DictStore, Home, Limits
 
 PAYLOAD = b"x" * 1000
 FAR = "kafka://far:9092"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from ..core import Batch, DictStore, Home, Limits
 from ..protocol import commands as c
 from ..protocol import wire
 from ..protocol.ids import format_ranges
@@ -13,6 +12,7 @@ from ..protocol.messages import PublishHeader, Records, encode_publish_header
 from ..protocol.outputs import Deliveries
 from ..replica.journal_buffer import JournalBuffer
 from ..replica.replica import Decided, Replica, sorted_out
+from ..state import Batch, DictStore, Home, Limits
 
 PAYLOAD = b"x" * 1000
 

@@ -18,7 +18,7 @@ from typing import Any
 import pyarrow as pa
 
 from ..lake import open_lake, trace
-from ..protocol.journal import Journal, Segment, encode
+from ..protocol.journal import Journal, JournalSegment, encode
 from ..sinks.batch_files import journal_rows
 
 TOGETHER, COMMIT = 10_000, 100
@@ -86,21 +86,21 @@ def _journal(first: int, n: int) -> Iterator[pa.RecordBatch]:
     ids = list(range(first + 1, first + n + 1))
     now = START_MS + step * STEP_MS
     segments = [
-        Segment(
+        JournalSegment(
             "spooled", "default", "orders", ids, topic=TOPIC, partitions=[0] * n,
             offsets=ids, items=[0] * n,
         ),
-        Segment(
+        JournalSegment(
             "delivered", "default", "orders", ids[::2], 1, "one", until=now + 30_000,
         ),
-        Segment("acknowledged", "default", "orders", ids[::4], 1, "one"),
+        JournalSegment("acknowledged", "default", "orders", ids[::4], 1, "one"),
     ]  # fmt: skip
     if not first:
         about = "subscription=one, backlog=1000, consumer=app-1"
         segments = [
-            Segment("defined", "default", "orders"),
-            Segment("definition", "default", "orders", reason=_definition()),
-            Segment("subscribed", "default", "orders", subscription="one", reason=about),
+            JournalSegment("defined", "default", "orders"),
+            JournalSegment("definition", "default", "orders", reason=_definition()),
+            JournalSegment("subscribed", "default", "orders", subscription="one", reason=about),
             *segments,
         ]
     yield from journal_rows("broker-0", f"{step}.0", encode(Journal("b", step, now, segments)))

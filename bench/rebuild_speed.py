@@ -22,7 +22,6 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 
-from ..core import FORMAT, DictStore, Home
 from ..lake.rebuilding import rebuild
 from ..protocol import topics
 from ..protocol.errors import LakequeueError
@@ -34,6 +33,7 @@ from ..sinks.batch_files import journal_rows
 from ..sinks.content_references import PLACE, REFERENCE
 from ..sinks.history import STEP_ROWS, step_row
 from ..sources.step_batch import Place, Taken, to_batch
+from ..state import FORMAT, DictStore, Home
 from .harness import Say
 from .references_in_memory import places_of, references_to
 

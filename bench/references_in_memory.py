@@ -9,8 +9,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ..core.storage.blocks import head_bytes
 from ..sinks.content_references import PLACE, contents_of, digest_of, references_by_content
+from ..state.storage.blocks import head_bytes
 
 
 def references_to(

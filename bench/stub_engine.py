@@ -1,6 +1,6 @@
 """The engine's step behind real Kafka topics, without Spark: for tests and benchmarks of clients.
 
-A thread reads commands and publishes, runs `core.step`, writes what comes out, and runs a step
+A thread reads commands and publishes, runs `state.step`, writes what comes out, and runs a step
 when a deadline is due. Clients cannot tell it from the job, but for its speed: a step takes a
 millisecond, not a batch's time. Nothing is stored: the state ends with the process.
 """
@@ -15,13 +15,13 @@ from typing import Any
 
 from ..client.kafka_library import open_kafka
 from ..client.transport import Record, Transport
-from ..core import Batch, Broker, DictStore, Home, Limits, step
 from ..definitions import Configuration
 from ..definitions.as_commands import configure_commands
 from ..protocol import NotConnected, topics, wire
 from ..protocol.messages import HEADER, Records
 from ..protocol.outputs import Deadline
 from ..sources.step_batch import goes_first
+from ..state import Batch, Broker, DictStore, Home, Limits, step
 from ..streaming.topics_admin import ensure_topics
 
 POLL_S = 0.02

@@ -16,10 +16,10 @@ from typing import Any, get_args
 import click
 import msgspec
 from lakequeue.cli import main as command_line
-from lakequeue.core.queue.table import NAMES, TABLE, Event
 from lakequeue.definitions.foreign_words import WORDS
 from lakequeue.protocol import commands, messages
 from lakequeue.sinks.metric_table import TABLE as METRICS
+from lakequeue.state.queue.table import NAMES, TABLE, Event
 
 DOCS = Path(__file__).resolve().parent
 sys.path.insert(0, str(DOCS.parent / "tests"))  # the tests know what happens when something fails

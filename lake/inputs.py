@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from ..core import Batch
 from ..protocol.errors import LakequeueError
 from ..protocol.messages import HEADER, encode_run
 from ..protocol.steplog import FORMAT, LivePart, Opened, Range, StepRecord
 from ..protocol.wire import headers_list
 from ..sources.step_batch import Place, goes_first, to_batch
+from ..state import Batch
 
 if TYPE_CHECKING:
     import duckdb
@@ -58,7 +58,7 @@ class Lost(LakequeueError):
 
 
 @dataclass(slots=True)
-class Stored:
+class StoredRecord:
     """A record from the tables, with the face of the Kafka client's messages."""
 
     place: Place
@@ -155,7 +155,7 @@ class FromTables:
                 del takers[0]
         return found
 
-    def records(self, r: Range) -> list[Stored]:
+    def records(self, r: Range) -> list[StoredRecord]:
         """The records of one range, for the step that is next to take it."""
         there, (now, topic_id) = self._found[r.topic, r.partition], self._taken[r][0]
         of_each = (_meant(there.get(at, []), now, topic_id) for at in r.offsets())
@@ -205,7 +205,7 @@ def _table(topic: str) -> str:
 
 def _read(
     lake: duckdb.DuckDBPyConnection, place: Place, first: int, last: int
-) -> dict[int, list[Stored]]:
+) -> dict[int, list[StoredRecord]]:
     """By offset; of several at one the oldest first."""
     topic, partition = place
     given = {"topic": topic, "partition": partition, "first": first, "last": last}
@@ -218,13 +218,13 @@ def _read(
         messages = lake.execute(query, given).fetchall()
         of_record = groupby(messages, lambda row: (*row[:2], row[6]))
         rows = [_whole(list(items)) for _, items in of_record]
-    found: dict[int, list[Stored]] = {}
+    found: dict[int, list[StoredRecord]] = {}
     for row in rows:
-        found.setdefault(row[0], []).append(Stored(place, row))
+        found.setdefault(row[0], []).append(StoredRecord(place, row))
     return found
 
 
-def _meant(records: list[Stored], now: int, topic_id: str) -> Stored | None:
+def _meant(records: list[StoredRecord], now: int, topic_id: str) -> StoredRecord | None:
     """Of the records at one offset the one of this topic; of those that do not say of which topic
     they are, or where nobody knows it, the one that was there at this time."""
     if topic_id:

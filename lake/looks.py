@@ -13,11 +13,11 @@ import msgspec
 
 from ..client.admin import Admin
 from ..client.session import Session
-from ..core.commands.dispatch import INSPECTIONS
 from ..protocol import commands, wire
 from ..protocol.errors import ConfigError
 from ..protocol.outputs import Reply
-from . import replica
+from ..state.commands.dispatch import INSPECTIONS
+from . import past_replica
 from .past import Moment
 
 
@@ -62,7 +62,7 @@ class _Asked:
         """The brokers that had a queue; all where none is named."""
         if name is None:
             return self._moments
-        found = [m for m in self._moments if replica.has(m.home, m.store, self._vpn, name)]
+        found = [m for m in self._moments if past_replica.has(m.home, m.store, self._vpn, name)]
         if not found:
             raise ConfigError(f"queue: {name!r} – there was no such queue in VPN {self._vpn!r}")
         return found
@@ -73,7 +73,9 @@ class _Asked:
             raise ConfigError(f"{kind.__name__}: the past can only be looked at")
         hosts = self._hosts(getattr(command, "queue", None))
         moment = next((m for m in hosts if m.home.number == number), hosts[0])
-        result, more = replica.answer(moment.home, moment.store, moment.now, self._vpn, command)
+        result, more = past_replica.answer(
+            moment.home, moment.store, moment.now, self._vpn, command
+        )
         (record,) = wire.encode([Reply("", 0, "", result, more=more)])
         answer = msgspec.json.decode(record.value or b"")
         if answer["error"] is not None:

@@ -21,18 +21,18 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from ..core import DictStore, Home
 from ..protocol.bounds import datetime_of
 from ..protocol.errors import ConfigError, LakequeueError
 from ..protocol.steplog import StepRecord
 from ..protocol.table_format import CRC_MODULUS
 from ..protocol.wire import WireRecord
 from ..replica.driver import Refused, Snapshot
-from . import replica
-from .inputs import TOGETHER, FromTables, Stored, steps_between
+from ..state import DictStore, Home
+from . import past_replica
+from .inputs import TOGETHER, FromTables, StoredRecord, steps_between
 from .named_payloads import Named, blocks_of
 from .opening import WHEN_WRITTEN, NoLake
-from .replica import Ear, Steps
+from .past_replica import Ear, Steps
 
 if TYPE_CHECKING:
     import duckdb
@@ -77,7 +77,7 @@ class Moment:
     snapshot: int
     own: Snapshot
     notes: list[str] = field(default_factory=list)
-    took: list[Stored] = field(default_factory=list)
+    took: list[StoredRecord] = field(default_factory=list)
     said: list[WireRecord] = field(default_factory=list)
 
 
@@ -169,10 +169,10 @@ def _start(
         value = there.pop("", b"")
         found = sum(zlib.crc32(page.encode() + v) for page, v in there.items()) % CRC_MODULUS
         if found == total and value and "broker" in there:
-            own = replica.own_of(value)
-            whose = replica.home_of(broker, there["broker"], _secret(home))
-            is_earlier = replica.is_earlier(there)
-            store = replica.carried_over(whose, there) if is_earlier else DictStore(there)
+            own = past_replica.own_of(value)
+            whose = past_replica.home_of(broker, there["broker"], _secret(home))
+            is_earlier = past_replica.is_earlier(there)
+            store = past_replica.carried_over(whose, there) if is_earlier else DictStore(there)
             return Moment(broker, whose, store, own.step, own.now, step, own, notes)
         notes.append(f"The snapshot of step {step:,} does not match its digest and is passed over")
     whose = Home(broker, *_who(lake, home, broker), _secret(home))
@@ -201,8 +201,8 @@ def _pages(lake: duckdb.DuckDBPyConnection, broker: str, step: int) -> dict[str,
         _read(lake, broker, (0, first - 1), older, found, named)
     pages = {page: value for page, (_, value) in found.items() if value is not None}
     if named and "broker" in pages:
-        is_earlier = replica.is_earlier(pages)
-        pages |= blocks_of(lake, named, lambda found: replica.block_of(found, is_earlier))
+        is_earlier = past_replica.is_earlier(pages)
+        pages |= blocks_of(lake, named, lambda found: past_replica.block_of(found, is_earlier))
     return pages
 
 

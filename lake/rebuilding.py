@@ -30,7 +30,6 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from ..core import FORMAT
 from ..mesh import rejoining
 from ..mesh.facts import Peer, peers_of, put_peers
 from ..protocol.errors import ConfigError, LakequeueError
@@ -45,11 +44,12 @@ from ..protocol.home_places import (
     tables_place,
 )
 from ..protocol.table_format import CRC_MODULUS
+from ..state import FORMAT
 from ..streaming.earlier.pages import FORMAT as EARLIER_FORMAT
 from ..streaming.rebuilt import FOLDER, QUEUES, state_file, write_state
 from .opening import delta_table, open_lake, tables_of
 from .past import Moment, as_of, brokers
-from .replica import move_ahead, next_counter
+from .past_replica import move_ahead, next_counter
 
 if TYPE_CHECKING:
     import duckdb
@@ -128,15 +128,15 @@ def _moments(
     last = {name: moment.step for name, moment in latest.items()}
     met: dict[tuple[str, int], dict[int, Peer] | None] = {}
 
-    def speaker_of(moment: Moment) -> rejoining.Speaker:
+    def speaker_of(moment: Moment) -> rejoining.RejoiningBroker:
         at = moment.broker, moment.step
         if at not in met:
             met[at] = peers_of(moment.store)
-        return rejoining.Speaker(moment.broker, moment.home.number, met[at] or {})
+        return rejoining.RejoiningBroker(moment.broker, moment.home.number, met[at] or {})
 
     found = {(name, moment.step): moment for name, moment in latest.items()}
 
-    def speaker_at(name: str, step: int) -> rejoining.Speaker | None:
+    def speaker_at(name: str, step: int) -> rejoining.RejoiningBroker | None:
         if (name, step) not in found:
             try:
                 found[name, step] = as_of(lake, tables_home, name, step=step)

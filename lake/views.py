@@ -14,9 +14,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ..core.commands.moving import DEAD_OF, MOVED_FROM
-from ..core.queue.table import NAMES, TABLE
-from ..core.storage.row import DELAYED, GONE, LEASED, READY
+from ..state.commands.moving import DEAD_OF, MOVED_FROM
+from ..state.queue.table import NAMES, TABLE
+from ..state.storage.row import DELAYED, GONE, LEASED, READY
 
 # What they call the same: epoch ms of a timestamp; the newest value that is not null.
 DIALECTS: dict[str, dict[str, str]] = {

@@ -1,4 +1,4 @@
-"""The engine in the process: the same `core` step, no Kafka, no Spark, a clock that one moves.
+"""The engine in the process: the same `state` step, no Kafka, no Spark, a clock that one moves.
 
 Records are encoded as for Kafka, so that codecs are used as they are in the job. Applications test
 against this; every rule is tested here first.
@@ -25,15 +25,15 @@ import msgspec
 from ..client.transport import Headers, Record
 from ..client.values import duration_ms
 from ..conf.client_keys import clients_command
-from ..core import Batch, DictStore, Home, Limits
 from ..definitions import DEFAULT_BROKER, DEFAULT_VPN, Configuration
 from ..definitions.as_commands import configure_commands
-from ..mesh.rehome import Change, Rehomed, Resting, rehome
+from ..mesh.rehome import HomeChange, Rehomed, Resting, rehome
 from ..protocol import ConfigError, commands, topics, wire
 from ..protocol.every import do_every
 from ..protocol.journal import Journal
 from ..protocol.messages import HEADER, Records
 from ..protocol.outputs import Alert, Output
+from ..state import Batch, DictStore, Home, Limits
 from .joined_homes import JoinedHomes
 from .memory_broker import MemoryBroker
 
@@ -128,13 +128,13 @@ class MemoryEngine:
             new = [name for name in names if name not in known]
             if new:
                 numbers = {n: self.numbers + i for i, n in enumerate(new)}
-                self.rehome(Change(brokers | numbers, groups))
+                self.rehome(HomeChange(brokers | numbers, groups))
         self.groups = groups
 
     def _broker(self, name: str, number: int) -> MemoryBroker:
         return self.BROKER(Home(name, number, secret=self.secret), self.limits)
 
-    def rehome(self, change: Change) -> Rehomed:
+    def rehome(self, change: HomeChange) -> Rehomed:
         """The home is this from now on. Until the new brokers take the place of the old ones, in
         one assignment, it is what it was. Raises LakequeueError."""
         brokers, groups = change.brokers, change.groups

@@ -3,12 +3,12 @@ its last mark, by which one that fails is taken again."""
 
 from __future__ import annotations
 
-from ..core import Batch, DictStore, Home, Limits, StepFailed, check
 from ..mesh.met_brokers import neighbours
 from ..protocol import topics, wire
 from ..protocol.messages import Records
 from ..protocol.outputs import Deadline, Output
 from ..replica.replica import Replica, put_aside
+from ..state import Batch, DictStore, Home, Limits, StepFailed, check
 
 STEPS_PER_MARK = 100
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 
 from ..client.known_brokers import WISH
-from ..mesh.rehome import Change, Rehomed
+from ..mesh.rehome import HomeChange, Rehomed
 from ..protocol import LakequeueError
 from .in_process import MemoryEngine
 
@@ -49,4 +49,4 @@ def change_brokers(
     brokers.pop(remove, None)
     groups = engine.groups | ({add: group} if group else {})
     groups = {name: one for name, one in groups.items() if name in brokers}
-    return engine.rehome(Change(brokers, groups, to, moves or {}))
+    return engine.rehome(HomeChange(brokers, groups, to, moves or {}))

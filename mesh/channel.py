@@ -13,16 +13,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ..core.queue.broker import Broker
-from ..core.queue.broker_facts import Place
-from ..core.rules.answering import reject_record
 from ..definitions import DEFAULT_VPN
-from ..protocol import mesh
+from ..protocol import mesh_words
 from ..protocol.errors import LakequeueError
-from ..protocol.mesh import Said
+from ..protocol.mesh_words import Said
 from ..protocol.messages import Records
 from ..protocol.neighbours import WORDS
 from ..protocol.outputs import MeshRecord
+from ..state.queue.broker import Broker
+from ..state.queue.broker_facts import Place
+from ..state.rules.answering import reject_record
 from .facts import MeshFacts, Peer
 from .rejoining import is_lost, next_word
 
@@ -76,7 +76,7 @@ def _heard(
 ) -> tuple[int, Said, int] | None:
     """Who says it, what a record says, and the number of the last record that was lost before it,
     0 for none; None where it was heard before, or is another home's. Raises ValueError."""
-    envelope = mesh.decode(value)
+    envelope = mesh_words.decode(value)
     if envelope.epoch != broker.header.epoch:
         broker.count_refused(vpn, "other_home")
         return None
@@ -96,4 +96,4 @@ def _heard(
     if word is None:
         raise ValueError(f"kind: {envelope.kind!r} – allowed are {', '.join(sorted(WORDS))}")
     lost = envelope.number - 1 if missing > 0 else 0
-    return envelope.sender, mesh.decode_body(envelope, word), lost
+    return envelope.sender, mesh_words.decode_body(envelope, word), lost

@@ -18,10 +18,6 @@ from typing import Any
 
 import msgspec
 
-from ..core.commands.administration import check_vpn, define, delete, owned, shutdown
-from ..core.queue.beyond import LATER
-from ..core.queue.broker import Broker
-from ..core.rules.routing import forget_found, set_topics
 from ..definitions import (
     QueueDefinition,
     dead_message_ring,
@@ -37,9 +33,13 @@ from ..protocol.errors import ConfigError, LakequeueError, Problem
 from ..protocol.neighbours import Entries, HasMoved, Heard, SaidEntry
 from ..protocol.outputs import DirectoryEntry, Reply
 from ..protocol.patterns import kind_of
+from ..state.commands.administration import check_vpn, define, delete, owned, shutdown
+from ..state.queue.beyond import LATER
+from ..state.queue.broker import Broker
+from ..state.rules.routing import forget_found, set_topics
 from . import lanes, moves
 from .channel import say
-from .facts import Entry, MeshFacts, Move, Peer, Waiting, entry_of, hosts_of, key_of
+from .facts import BegunMove, Entry, MeshFacts, Peer, WaitingAnswer, entry_of, hosts_of, key_of
 
 SAID_AT_ONCE = 100  # entries of the directory in one record
 ReplyPlace = tuple[str, int, str]  # topic, partition, request
@@ -159,7 +159,7 @@ class Keeper:
         if entry.hosts == [to]:
             return None
         number = facts.edition + 1
-        facts.moves[key_of(vpn, name)] = Move(number, to, _place_of(command))
+        facts.moves[key_of(vpn, name)] = BegunMove(number, to, _place_of(command))
         self._change(vpn, name, msgspec.structs.replace(entry, move=number, moves_to=to), None)
         return LATER
 
@@ -329,7 +329,7 @@ class Keeper:
             say(broker, facts, number, said)
         self._say_where(vpn, name, entry)
         reply = _place_of(to) if isinstance(to, c.Command) else to
-        waiting = Waiting(facts.edition, others, reply, result, error)
+        waiting = WaitingAnswer(facts.edition, others, reply, result, error)
         if others and not at_once:
             if reply is not None:  # thousands of a configuration have nobody to be answered
                 facts.waiting.append(waiting)
@@ -362,7 +362,7 @@ class Keeper:
         state = "" if entry is None else "there" if entry.moves_to is None else "moving"
         self._broker.emit(DirectoryEntry(vpn, name, hosts, kind, state, epoch, self._facts.edition))
 
-    def _answer(self, waiting: Waiting) -> None:
+    def _answer(self, waiting: WaitingAnswer) -> None:
         if waiting.reply is None:
             return
         error, kind = waiting.error or None, "LakequeueError" if waiting.error else None

@@ -6,8 +6,8 @@ from typing import Any
 
 import msgspec
 
-from ..core.storage.store import Store
 from ..definitions import QueueDefinition
+from ..state.storage.store import Store
 
 
 class Peer(msgspec.Struct):
@@ -39,7 +39,7 @@ class Entry(msgspec.Struct):
     bridge: dict[str, Any] | None = None
 
 
-class Move(msgspec.Struct):
+class BegunMove(msgspec.Struct):
     """A move that the keeper has begun; reply: who is told in the end."""
 
     number: int
@@ -69,7 +69,7 @@ class Credit(msgspec.Struct, array_like=True):
     used: int = 0
 
 
-class Waiting(msgspec.Struct):
+class WaitingAnswer(msgspec.Struct):
     """A definition whose sender is answered when all brokers know it. reply: topic, partition,
     request."""
 
@@ -100,12 +100,12 @@ class MeshFacts(msgspec.Struct):
     lent: dict[str, Credit] = {}
     filters: dict[str, list[str | None]] = {}
     edition: int = 0
-    waiting: list[Waiting] = []
+    waiting: list[WaitingAnswer] = []
     untold: list[tuple[str, str]] = []
     rejoined: bool = False
     credits_changed: bool = False  # since the last mark: asked, lent, filters, refusing
     # Of queues that move, by "vpn/queue" (`moves`):
-    moves: dict[str, Move] = {}  # at the keeper
+    moves: dict[str, BegunMove] = {}  # at the keeper
     coming: dict[str, tuple[int, int, int]] = {}  # who expects it from here, the move, its room
     leaving: dict[str, int] = {}  # where it goes from here
     # By queue and message: commands that mean what is on its way (`later`).

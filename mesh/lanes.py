@@ -15,20 +15,20 @@ from typing import Any
 
 import msgspec
 
-from ..core.queue.broker import Broker
-from ..core.queue.change import apply
-from ..core.queue.header import QueueHeader, Subscription
-from ..core.queue.queue import Queue
-from ..core.queue.table import Event
-from ..core.rules.dead import died_since
-from ..core.rules.edits import AGAIN, WAY
-from ..core.rules.routing import forget_found
-from ..core.storage.row import MOVING, NEVER, Row
-from ..core.storage.spool import Content
 from ..definitions import QueueDefinition
 from ..definitions.definition_values import WAITING_PREFIX
-from ..protocol.mesh import slices
+from ..protocol.mesh_words import slices
 from ..protocol.neighbours import HandOver, NotTaken, Stored
+from ..state.queue.broker import Broker
+from ..state.queue.change import apply
+from ..state.queue.header import QueueHeader, Subscription
+from ..state.queue.queue import Queue
+from ..state.queue.table import Event
+from ..state.rules.dead import died_since
+from ..state.rules.edits import AGAIN, WAY
+from ..state.rules.routing import forget_found
+from ..state.storage.row import MOVING, NEVER, Row
+from ..state.storage.spool import Content
 from . import later
 from .channel import say
 from .facts import Entry, MeshFacts, OutLane, credit_key, entry_of, hosts_of, key_of

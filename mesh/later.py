@@ -10,12 +10,12 @@ from typing import Any
 
 import msgspec
 
-from ..core.commands.intake import carry_out
-from ..core.queue.broker import Broker
-from ..core.queue.queue import Queue
 from ..protocol import commands as c
 from ..protocol.ids import format_ranges
 from ..protocol.neighbours import Forward
+from ..state.commands.intake import carry_out
+from ..state.queue.broker import Broker
+from ..state.queue.queue import Queue
 from .channel import say
 from .facts import MeshFacts
 

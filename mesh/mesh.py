@@ -1,4 +1,4 @@
-"""The other brokers of a home, as one of them sees them: what `core` asks, answered (`Beyond`).
+"""The other brokers of a home, as one of them sees them: what `state` asks, answered (`Beyond`).
 
 One broker is a client of its neighbours. Whatever crosses is a message of a queue here, given to a
 subscription of the broker over there: what waits for its queue (`lanes`), and what a distributed
@@ -11,24 +11,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ..core.commands.administration import shutdown
-from ..core.commands.dispatch import INSPECTIONS, TOLERANT
-from ..core.commands.intake import carry_out
-from ..core.commands.permissions import NEEDS, check_level, queue_of
-from ..core.limits import Budget
-from ..core.queue.beyond import LATER
-from ..core.queue.broker import Broker
-from ..core.queue.broker_facts import Place
-from ..core.queue.header import Subscription, Task
-from ..core.queue.queue import Queue
-from ..core.rules.edits import WAY
-from ..core.rules.routing import Patterns, kind_of_captured
-from ..core.storage.row import NEVER, Row
-from ..core.storage.spool import Content
 from ..definitions.definition_values import ENDPOINT_PREFIX
 from ..protocol import commands as c
 from ..protocol.errors import ConfigError, Moved
-from ..protocol.mesh import Said
+from ..protocol.mesh_words import Said
 from ..protocol.messages import QUEUE_ALONE, Records
 from ..protocol.neighbours import (
     Carry,
@@ -44,7 +30,21 @@ from ..protocol.neighbours import (
 )
 from ..protocol.patterns import kind_of
 from ..protocol.signing import Speaker
-from . import arrivals, directory, lanes, later, moves, rooms
+from ..state.commands.administration import shutdown
+from ..state.commands.dispatch import INSPECTIONS, TOLERANT
+from ..state.commands.intake import carry_out
+from ..state.commands.permissions import NEEDS, check_level, queue_of
+from ..state.limits import Budget
+from ..state.queue.beyond import LATER
+from ..state.queue.broker import Broker
+from ..state.queue.broker_facts import Place
+from ..state.queue.header import Subscription, Task
+from ..state.queue.queue import Queue
+from ..state.rules.edits import WAY
+from ..state.rules.routing import Patterns, kind_of_captured
+from ..state.storage.row import NEVER, Row
+from ..state.storage.spool import Content
+from . import directory, handed_over, lanes, later, moves, rooms
 from .channel import hear, say
 from .facts import Entry, MeshFacts, entry_of, keeper_of, load_facts, mark_facts
 
@@ -93,7 +93,7 @@ class Mesh:
             HasMoved.kind: self._keeper.moved,
         }
         self.failures: dict[str, Callable[[int, Any], None]] = {
-            HandOver.kind: lambda sender, said: arrivals.failed(broker, facts, sender, said)
+            HandOver.kind: lambda sender, said: handed_over.failed(broker, facts, sender, said)
         }
 
     @classmethod
@@ -181,7 +181,7 @@ class Mesh:
         lanes.send(self._broker, self.facts, queue, subscription, rows, contents)
 
     def _handed_over(self, sender: int, said: HandOver) -> None:
-        arrivals.handed_over(self._broker, self.facts, sender, said)
+        handed_over.handed_over(self._broker, self.facts, sender, said)
 
     def _hear_entries(self, sender: int, said: Entries) -> None:
         apply_bridge = self._keeper.apply_bridge

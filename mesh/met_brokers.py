@@ -7,8 +7,8 @@ what came in, and whoever takes the steps again meets them in the same one.
 
 from __future__ import annotations
 
-from ..core.queue.beyond import Beyond
-from ..core.queue.broker import Broker
+from ..state.queue.beyond import Beyond
+from ..state.queue.broker import Broker
 from .bridges.bridged import Bridged
 from .facts import PAGE
 from .mesh import Mesh

@@ -10,17 +10,17 @@ from __future__ import annotations
 
 import msgspec
 
-from ..core.commands.sessions import unbind
-from ..core.queue.broker import Broker
-from ..core.queue.broker_facts import Session
-from ..core.queue.change import apply
-from ..core.queue.header import QueueHeader
-from ..core.queue.queue import Queue
-from ..core.queue.table import Event
-from ..core.queue.taken import TAKEN_MAX
-from ..core.rules.deferred import settle_arrival
-from ..core.rules.routing import drop_route, set_topics
-from ..core.storage.row import IN_MEMORY, LEASED, NEVER, Row
+from ..state.commands.sessions import unbind
+from ..state.queue.broker import Broker
+from ..state.queue.broker_facts import KnownSession
+from ..state.queue.change import apply
+from ..state.queue.header import QueueHeader
+from ..state.queue.queue import Queue
+from ..state.queue.table import Event
+from ..state.queue.taken import TAKEN_MAX
+from ..state.rules.deferred import settle_arrival
+from ..state.rules.routing import drop_route, set_topics
+from ..state.storage.row import IN_MEMORY, LEASED, NEVER, Row
 
 LOST_BLOCK = (1 << 32) - 1  # there is none with this number: what lies in it is lost
 PART = 1_000  # rows that are put into blocks at once
@@ -183,7 +183,7 @@ def _take_subscriptions(source: Broker, queue: Queue, target: Broker, into: Queu
         one.max_backlog = 0  # it keeps what it holds; its client binds again where the queue is
         session = target.sessions.get((vpn, name))
         if session is None:
-            session = target.sessions[vpn, name] = Session(known.until)
+            session = target.sessions[vpn, name] = KnownSession(known.until)
             target.watch("s", (vpn, name), known.until)
         session.bound.append((into.number, one.id))
         target.session_changed((vpn, name))

@@ -22,22 +22,22 @@ from __future__ import annotations
 
 import msgspec
 
-from ..core.commands.leases import MOVED
-from ..core.commands.turns import begin
-from ..core.limits import Budget
-from ..core.queue.broker import Broker
-from ..core.queue.change import apply
-from ..core.queue.header import QueueHeader, Task
-from ..core.queue.queue import Queue
-from ..core.queue.table import Event
-from ..core.rules.routing import add_route, drop_route, forget_found, set_topics
-from ..core.rules.which import wanted
-from ..core.storage.row import DELAYED, IN_MEMORY, NEVER, Row
-from ..core.storage.spool import Content
 from ..protocol import commands as c
 from ..protocol.errors import LakequeueError
-from ..protocol.mesh import slices
+from ..protocol.mesh_words import slices
 from ..protocol.neighbours import Carry, Come, Forward, HasMoved
+from ..state.commands.leases import MOVED
+from ..state.commands.turns import begin
+from ..state.limits import Budget
+from ..state.queue.broker import Broker
+from ..state.queue.change import apply
+from ..state.queue.header import QueueHeader, Task
+from ..state.queue.queue import Queue
+from ..state.queue.table import Event
+from ..state.rules.routing import add_route, drop_route, forget_found, set_topics
+from ..state.rules.which import wanted
+from ..state.storage.row import DELAYED, IN_MEMORY, NEVER, Row
+from ..state.storage.spool import Content
 from . import lanes
 from .channel import say
 from .facts import Entry, MeshFacts, entry_of, hosts_of, keeper_of, key_of

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 
-from ..core.queue.broker import Broker
-from ..core.queue.queue import Queue
-from ..core.rules.routing import captures, queues_of_record
 from ..protocol import topics
+from ..state.queue.broker import Broker
+from ..state.queue.queue import Queue
+from ..state.rules.routing import captures, queues_of_record
 
 Partition = tuple[str, int]
 Offsets = dict[Partition, int]

@@ -23,19 +23,19 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from ..core.limits import Limits
-from ..core.queue.broker import Broker
-from ..core.queue.broker_facts import Home
-from ..core.queue.queue import Queue
-from ..core.storage.store import DictStore
 from ..definitions import hosts_of, wrong_hosts
 from ..protocol.errors import ConfigError, LakequeueError, Problem
-from ..protocol.journal import Segment
-from .arrivals import take_in
+from ..protocol.journal import JournalSegment
+from ..state.limits import Limits
+from ..state.queue.broker import Broker
+from ..state.queue.broker_facts import Home
+from ..state.queue.queue import Queue
+from ..state.storage.store import DictStore
 from .bridges.bridge_facts import check_no_bridge
 from .bridges.endpoint import entries_of
 from .directory import Keeper, apply_entry, check_move, entry_of, needs_one_place
 from .facts import Entry, MeshFacts, Peer
+from .handed_over import take_in
 from .lanes import stand_in, target, turn
 from .mesh import Mesh
 from .moved import Shared, give_up, keep_later, leave_behind, move_queue, rows_of
@@ -58,10 +58,10 @@ class Resting(msgspec.Struct):
     offsets: dict[Partition, int] = {}
     ids: dict[Partition, str] = {}
     captures: list[str] = []
-    journal: list[Segment] = []
+    journal: list[JournalSegment] = []
 
 
-class Change(msgspec.Struct):
+class HomeChange(msgspec.Struct):
     """What the home is to be. brokers: all, by name their numbers; groups: of those that are in
     one; to: the broker that is to have all queues with one place that removed ones leave; empty:
     each as a new one; moves: queues that move, by VPN and name, with the broker that is to have
@@ -79,11 +79,11 @@ class Rehomed(msgspec.Struct):
 
     brokers: list[Resting]
     moved: list[tuple[str, str, str]] = []
-    last: dict[str, list[Segment]] = {}
+    last: dict[str, list[JournalSegment]] = {}
 
 
 def rehome(
-    resting: Iterable[Resting], change: Change, epoch: int, secret: bytes, limits: Limits
+    resting: Iterable[Resting], change: HomeChange, epoch: int, secret: bytes, limits: Limits
 ) -> Rehomed:
     """The home with other brokers. Raises NotAtRest, and ConfigError for what does not fit."""
     return _Rehoming(list(resting), change, epoch, secret, limits).do()
@@ -121,7 +121,7 @@ def _facts(broker: Broker) -> MeshFacts:
 
 class _Rehoming:
     def __init__(
-        self, resting: list[Resting], change: Change, epoch: int, secret: bytes, limits: Limits
+        self, resting: list[Resting], change: HomeChange, epoch: int, secret: bytes, limits: Limits
     ) -> None:
         self._change, self._limits = change, limits
         self._given = {one.number: one for one in resting}

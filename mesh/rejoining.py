@@ -27,7 +27,7 @@ from .facts import Peer
 WORDS_AHEAD = 1 << 32  # more than were said in steps that are lost, by far
 
 
-class Speaker(NamedTuple):
+class RejoiningBroker(NamedTuple):
     """A broker as of a step. peers: what it knows of the others, by number."""
 
     name: str
@@ -35,7 +35,7 @@ class Speaker(NamedTuple):
     peers: dict[int, Peer]
 
 
-SpeakerAt = Callable[[str, int], Speaker | None]
+SpeakerAt = Callable[[str, int], RejoiningBroker | None]
 
 
 def agree(last: dict[str, int], speaker_at: SpeakerAt) -> dict[str, int]:
@@ -51,14 +51,14 @@ def agree(last: dict[str, int], speaker_at: SpeakerAt) -> dict[str, int]:
         steps[ahead.name] = _earlier(ahead.name, steps[ahead.name], speakers, speaker_at)
 
 
-def _known(speaker_at: SpeakerAt, name: str, step: int) -> Speaker:
+def _known(speaker_at: SpeakerAt, name: str, step: int) -> RejoiningBroker:
     speaker = speaker_at(name, step)
     if speaker is None:
         raise LookupError(f"broker {name!r}: nothing that is known of it goes with the others")
     return speaker
 
 
-def _hears_too_much(own: Speaker, speakers: dict[str, Speaker]) -> bool:
+def _hears_too_much(own: RejoiningBroker, speakers: dict[str, RejoiningBroker]) -> bool:
     for other in speakers.values():
         heard, said = own.peers.get(other.number), other.peers.get(own.number)
         if heard is not None and heard.heard > (0 if said is None else said.said):
@@ -66,7 +66,9 @@ def _hears_too_much(own: Speaker, speakers: dict[str, Speaker]) -> bool:
     return False
 
 
-def _earlier(name: str, step: int, speakers: dict[str, Speaker], speaker_at: SpeakerAt) -> int:
+def _earlier(
+    name: str, step: int, speakers: dict[str, RejoiningBroker], speaker_at: SpeakerAt
+) -> int:
     """The last step before this one at which a broker has not heard too much: what it has heard
     only grows, so few steps are looked at."""
 
@@ -85,7 +87,7 @@ def _earlier(name: str, step: int, speakers: dict[str, Speaker], speaker_at: Spe
     return low
 
 
-def pass_over(speakers: Iterable[Speaker]) -> None:
+def pass_over(speakers: Iterable[RejoiningBroker]) -> None:
     """What these said in steps that are lost nobody is to hear."""
     everybody = list(speakers)
     for one in everybody:

@@ -14,11 +14,11 @@ counted, and what is under way is counted by neither.
 
 from __future__ import annotations
 
-from ..core.queue.broker import Broker
-from ..core.queue.header import Subscription
-from ..core.queue.queue import Queue
-from ..core.rules.fairness import backlog_of
 from ..protocol.neighbours import Room
+from ..state.queue.broker import Broker
+from ..state.queue.header import Subscription
+from ..state.queue.queue import Queue
+from ..state.rules.fairness import backlog_of
 from .channel import say
 from .facts import Credit, MeshFacts, credit_key, entry_of, key_of
 from .lanes import FRAMING, end_if_idle

@@ -13,7 +13,7 @@ from typing import Annotated, ClassVar
 import msgspec
 
 from .bounds import Count, Name, Topic
-from .mesh import BrokerNumber, Said
+from .mesh_words import Said
 
 Rows = Annotated[int, msgspec.Meta(ge=1, lt=1 << 31)]
 
@@ -50,14 +50,3 @@ class BridgeReceipt(Said, frozen=True):
     link: Count
     number: Count
     refused: list[tuple[Count, Count, Name, Name]]
-
-
-class BridgeCommand(Said, frozen=True):
-    """A command about bridges, to who carries it out and answers it. by_keeper: who keeps the names
-    of all bridges has agreed; far: the number of the broker that a new bridge leads to."""
-
-    kind: ClassVar[str] = "bridge_command"
-    vpn: Name
-    command: bytes
-    by_keeper: bool
-    far: BrokerNumber = 0

@@ -77,21 +77,6 @@ def join_ranges(ranges: Ranges) -> Ranges:
     return joined
 
 
-def without(ranges: Ranges, ids: Iterable[int]) -> Ranges:
-    """What is left of ascending ranges without some ids."""
-    left: Ranges = []
-    gone = sorted(ids)
-    at = 0
-    for low, high in ranges:
-        while at < len(gone) and gone[at] <= high:
-            if low <= gone[at]:
-                left += [(low, gone[at] - 1)] if low < gone[at] else []
-                low = gone[at] + 1
-            at += 1
-        left += [(low, high)] if low <= high else []
-    return left
-
-
 def format_ranges(ids: Iterable[int]) -> str:
     """Write ids, in any order, as ranges: ``[1, 2, 3, 7]`` → ``"1-3,7"``."""
     parts: list[str] = []

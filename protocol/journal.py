@@ -38,7 +38,7 @@ NO_END = 1 << 62  # a lease or a time to live that never ends, epoch ms
 _OPTIONS = pa.ipc.IpcWriteOptions(compression="lz4")
 
 
-class Segment(msgspec.Struct):
+class JournalSegment(msgspec.Struct):
     """One event for many messages; ``counts`` are delivery counts, or one for all.
 
     topic, partitions, offsets, items: where the messages came from, for ``spooled``, ``discarded``
@@ -70,7 +70,7 @@ class Journal(msgspec.Struct):
     broker: str
     step: int
     time: int
-    segments: list[Segment] = []
+    segments: list[JournalSegment] = []
 
     def rows(self) -> list[dict[str, Any]]:
         """The journal as one dict per event; for tests and small tools."""

@@ -12,7 +12,7 @@ import msgspec
 
 from .bounds import Count, Name, Text
 from .bridges import BridgeReceipt, BridgeSend
-from .mesh import BrokerNumber, Said
+from .mesh_words import BrokerNumber, Said
 
 Contents = list[tuple[bytes, bytes | None, bytes | None]]  # payload, key, headers
 

@@ -9,7 +9,7 @@ import msgspec
 
 from .home_bridges import HomeAnswer, HomeSend
 from .journal import Journal
-from .mesh import Said
+from .mesh_words import Said
 
 
 class Deliveries(msgspec.Struct):

@@ -74,7 +74,7 @@ class StepRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     inputs: digest of the records that it took; marked: a mark was made before this step; skipped:
     records that it leaves out because they failed, as ``[topic, partition, offset, why]``; faulted:
     queues that it leaves alone from now on, by number, and why. A record whose step has failed is
-    followed by another one of the same step. core: the format of the state on which the live core
+    followed by another one of the same step. core: the format of the state on which the core
     took the step; 0: the earlier core took it.
     """
 

@@ -17,9 +17,9 @@ from typing import Any, assert_never
 
 import msgspec
 
-from . import home_bridges, mesh, topics
+from . import home_bridges, mesh_words, topics
 from . import journal as journal_codec
-from .journal import Journal, Segment
+from .journal import Journal, JournalSegment
 from .outputs import (
     Alert,
     BridgeEntry,
@@ -361,7 +361,7 @@ def _rejected(r: RejectedRecord) -> WireRecord:
 
 def _mesh(m: MeshRecord) -> WireRecord:
     """It is one record already: what is said is cut before it gets its number (`mesh.slices`)."""
-    value = mesh.encode(m.sender, m.name, m.epoch, m.number, m.body)
+    value = mesh_words.encode(m.sender, m.name, m.epoch, m.number, m.body)
     return WireRecord(topics.topic(m.to, topics.MESH), 0, m.name.encode(), value)
 
 
@@ -390,7 +390,7 @@ def _journal(journal: Journal) -> Iterator[WireRecord]:
 
     So the rows themselves say which records are written down already: both only grow.
     """
-    by_vpn: dict[str, list[list[Segment]]] = {}
+    by_vpn: dict[str, list[list[JournalSegment]]] = {}
     filled: dict[str, tuple[int, int]] = {}  # rows and bytes of the last part
     for segment in journal.segments:
         parts = by_vpn.setdefault(segment.vpn, [[]])

@@ -28,14 +28,14 @@ from typing import NamedTuple, Protocol
 import msgspec
 from crc32c import crc32c
 
-from ..core import FORMAT, Batch, Broker, Home, Limits, StepFailed, Store
-from ..core.queue.beyond import Beyond
 from ..protocol import steplog, wire
 from ..protocol.errors import LakequeueError
-from ..protocol.journal import Segment
+from ..protocol.journal import JournalSegment
 from ..protocol.steplog import Opened, Range, StepRecord
 from ..protocol.topics_anew import told_of_anew
 from ..protocol.wire import WireRecord
+from ..state import FORMAT, Batch, Broker, Home, Limits, StepFailed, Store
+from ..state.queue.beyond import Beyond
 from .journal_buffer import JournalBuffer
 from .replica import Decided, Replica, put_aside, sorted_out
 
@@ -86,7 +86,7 @@ class Snapshot(msgspec.Struct):
     sizes: dict[str, int] = {}
     captured: list[str] = []
     outputs: int = 0
-    journal: list[Segment] = []
+    journal: list[JournalSegment] = []
     since: int = 0
     ids: list[tuple[str, int, str]] = []
 

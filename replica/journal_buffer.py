@@ -9,7 +9,7 @@ the snapshot, and a step that is taken again says its journal in the same record
 
 from __future__ import annotations
 
-from ..protocol.journal import Journal, Segment
+from ..protocol.journal import Journal, JournalSegment
 
 WAIT_MS = 1_000
 ROWS_MAX = 2_000
@@ -18,7 +18,7 @@ ROWS_MAX = 2_000
 class JournalBuffer:
     """Segments of the steps since the last record. since: the first one's time, epoch ms."""
 
-    def __init__(self, broker: str, segments: list[Segment], since: int) -> None:
+    def __init__(self, broker: str, segments: list[JournalSegment], since: int) -> None:
         self._broker = broker
         self.segments = segments
         self.since = since

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ..core import Batch, Broker, Home, Limits, StepFailed, Store
-from ..core.queue.beyond import Beyond
+from ..state import Batch, Broker, Home, Limits, StepFailed, Store
+from ..state.queue.beyond import Beyond
 from .replica import Decided, Replica, put_aside, sorted_out
 
 

@@ -13,8 +13,6 @@ from collections.abc import Callable
 
 import msgspec
 
-from ..core import Batch, Broker, Home, Limits, StepFailed, Store, step
-from ..core.queue.beyond import Beyond
 from ..protocol.journal import Journal
 from ..protocol.outputs import (
     Alert,
@@ -26,6 +24,8 @@ from ..protocol.outputs import (
     Receipts,
     RejectedRecord,
 )
+from ..state import Batch, Broker, Home, Limits, StepFailed, Store, step
+from ..state.queue.beyond import Beyond
 
 TRIES = 16  # records and queues that one step leaves out, before it is given up
 

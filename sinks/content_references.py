@@ -24,7 +24,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from ..core.storage.blocks import ends_of
+from ..state.storage.blocks import ends_of
 
 REFERENCE = pa.struct(
     [

@@ -13,9 +13,9 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
-from ..core.storage.blocks import head_bytes
 from ..protocol.folders import Folder, folder
 from ..protocol.table_format import JOURNAL, MESSAGES, REFS
+from ..state.storage.blocks import head_bytes
 from .content_references import (
     DIGEST_CHARS,
     PLACE,

@@ -12,9 +12,9 @@ from typing import Any
 
 from confluent_kafka import Consumer, TopicPartition
 
-from ..core import Batch
 from ..protocol.errors import LakequeueError
 from ..protocol.steplog import Range, StepRecord
+from ..state import Batch
 from .live_reader import CHUNK_RECORDS, consumer_settings
 from .step_batch import Place, to_batch
 

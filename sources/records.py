@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 import pandas as pd
 
-from ..core import Batch
 from ..protocol.messages import Records
+from ..state import Batch
 from .step_batch import goes_first, in_order
 
 _NAMES = ("topic", "partition", "offset", "timestamp", "key", "value", "meta", "headers")

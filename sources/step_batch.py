@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..core import Batch
 from ..protocol import topics, wire
 from ..protocol.kafka_headers import UNREADABLE, headers_of
 from ..protocol.messages import HEADER, Records
 from ..protocol.steplog import Range, parts_of
 from ..replica.driver import Taken
+from ..state import Batch
 
 RECORD_BYTES = 100  # beside key, value and headers
 Place = tuple[str, int]

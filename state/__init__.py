@@ -1,13 +1,17 @@
-"""The broker itself, pure: one step from state, inputs and time to outputs.
+"""One broker, pure and live: ordinary objects that a step changes in place, packed at a mark.
 
-`step` runs a step over a `Store`; `Batch` is what comes in; `Home` says whose state it is, `Limits`
-what bounds the step; `check` proves a state's invariants.
+`Broker.load` reads it from a store, `step` takes a step, `Broker.mark` writes what changed, `check`
+proves what must hold.
 """
 
-from ..core import Batch, DictStore, Home, Store
-from .broker import FORMAT
 from .invariants import check
 from .limits import Limits
-from .step import step
+from .queue.broker import Broker
+from .queue.broker_facts import FORMAT, Home
+from .step import Batch, StepFailed, step
+from .storage.store import DictStore, Store
 
-__all__ = ["FORMAT", "Batch", "DictStore", "Home", "Limits", "Store", "check", "step"]
+__all__ = [
+    "FORMAT", "Batch", "Broker", "DictStore", "Home", "Limits", "StepFailed", "Store", "check",
+    "step",
+]  # fmt: skip

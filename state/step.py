@@ -1,99 +1,126 @@
-"""The step: the engine as one pure function of state, inputs and time.
+"""The step: the engine as one function of a live broker, inputs and time.
 
-    outputs = step(store, batch, now, home, limits)
+    outputs = step(broker, batch, now)
 
-What a step does, and in which order, is `PHASES`. Each phase has a budget (`limits.Limits`); what
-is left goes on in the next step, which is asked for at once: `Deadline(at=now)`. The same state,
-inputs and time give the same outputs and the same pages, byte for byte; so a step that is tried
-again repeats itself.
+What a step does, and in which order, is `take_phases`. Each phase has a budget (`limits.Limits`);
+what is left goes on in the next step, which is asked for at once: `Deadline(at=now)`. The same
+state, inputs and time give the same outputs, byte for byte.
 
-Nothing from outside can stop a step: see `isolation`.
+Check, then apply: whatever a client sends is checked before anything changes, so a refusal changes
+nothing. If something fails all the same it is our mistake, and the state is spoiled: `StepFailed`
+says what was being done. Whoever drives the broker throws it away, takes the logged steps again,
+and leaves out what failed (`Batch.skipped`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from ..core import Batch, Home
+from ..protocol.errors import LakequeueError
 from ..protocol.messages import Records
 from ..protocol.outputs import Deadline, Output
-from .bridges.crossing import cross
-from .broker import Broker
-from .commands.intake import DecodedCommands, answer_inspections, take_commands
+from .commands.intake import carry_out_all, decoded
 from .commands.turns import go_on
-from .durable import say_held
-from .isolation import Refusals, isolated
-from .limits import Limits, beside
-from .mesh.channel import hear
-from .mesh.parting import take_leave
-from .mesh.topic_routes import tell_routes
-from .mesh.unread import take_up
-from .mesh.verdicts import decide_voted
+from .limits import beside
 from .phases.admission import admit
 from .phases.alerts import watch
 from .phases.deadlines import act_on_deadlines
 from .phases.delivery import deliver
-from .storage import NEVER, Store
+from .phases.tidying import tidy
+from .queue.broker import Broker
+from .queue.broker_facts import Place
+from .queue.queue import Queue
+from .rules.durable import say_held
+from .storage.row import NEVER
 
 
 @dataclass(slots=True)
-class Input:
-    """A batch on its way through the phases."""
+class Batch:
+    """What comes in at once: commands and publishes, each in their log's order.
 
-    commands: DecodedCommands
-    publishes: Records
-    mesh: Records
-    refused: Refusals
+    commands: records of the commands topics, undecoded; publishes: all other records; mesh:
+    what other brokers say; skipped:
+    records that failed when this step was taken before, and why; faulted: queues that did.
+    """
 
-
-PHASES: tuple[Callable[[Broker, Input], None], ...] = (
-    lambda broker, _: go_on(broker),  # what earlier commands have left to do
-    lambda broker, given: hear(broker, given.mesh, given.refused),
-    lambda broker, _: cross(broker),
-    lambda broker, _: decide_voted(broker),
-    lambda broker, given: take_commands(broker, given.commands),
-    lambda broker, given: take_up(broker, given.refused),
-    lambda broker, given: admit(broker, given.publishes, given.refused),
-    lambda broker, _: say_held(broker),
-    lambda broker, _: act_on_deadlines(broker),
-    lambda broker, _: tell_routes(broker),
-    lambda broker, _: take_leave(broker),  # what was said of routes stands before it
-    lambda broker, _: deliver(broker),
-    lambda broker, _: compact(broker),
-    lambda broker, _: watch(broker),
-    lambda broker, given: answer_inspections(broker, given.commands),
-)
+    commands: Records = field(default_factory=Records)
+    publishes: Records = field(default_factory=Records)
+    mesh: Records = field(default_factory=Records)
+    skipped: dict[Place, str] = field(default_factory=dict)
+    faulted: dict[int, str] = field(default_factory=dict)
 
 
-def compact(broker: Broker) -> None:
-    """Keep what is stored near what lives, and earlier where spool files are short (S8)."""
-    pressed = "spool_files" in broker.header.alerts
-    broker.more_to_do |= broker.spool.compact(pressed)
+def hear(broker: Broker, batch: Batch) -> None:
+    """What other brokers say."""
+    if broker.beyond is not None:
+        broker.beyond.hear(batch.mesh, batch.skipped)
+    else:
+        assert not batch.mesh, "another broker speaks to one that knows none"
 
 
-def step(
-    store: Store,
-    batch: Batch,
-    now: int,
-    home: Home = Home(),  # noqa: B008 (frozen)
-    limits: Limits = Limits(),  # noqa: B008 (frozen)
-) -> list[Output]:
-    """Run one step of a broker. ``now``: epoch ms. Reads and writes ``store``."""
+def speak(broker: Broker) -> None:
+    """What is to be said to other brokers now that all is delivered."""
+    if broker.beyond is not None:
+        broker.beyond.speak()
 
-    def run(pages: Store, part: Batch, refused: Refusals, first: bool) -> Broker:
-        own = beside(limits, len(part.commands) + len(part.publishes))
-        broker = refused.watch(Broker.load(pages, home, now, own, first))
-        commands = DecodedCommands(broker, part.commands, refused)
-        given = Input(commands, part.publishes, part.mesh, refused)
-        for phase in PHASES:
-            phase(broker, given)
-            broker.at = None
-        broker.flush()
-        return broker
 
-    outputs, journal, at = isolated(store, batch, run)
-    if journal.segments:
-        outputs.append(journal)
-    outputs.append(Deadline(0 if at >= NEVER else max(at, 1)))
-    return outputs
+class StepFailed(LakequeueError):
+    """A step failed. place: the record that was being looked at; queue: the number of the queue
+    that was being served; None where it is not known."""
+
+    def __init__(self, place: Place | None, queue: int | None, error: Exception) -> None:
+        self.place, self.queue = place, queue
+        self.why = f"{type(error).__name__}: {error}"[:500]
+        super().__init__(f"a step failed at {place or queue or 'an unknown place'}: {self.why}")
+
+
+def take_phases(broker: Broker, batch: Batch) -> None:
+    """All that a step does, in its order. What has nothing to do costs a look."""
+    commands = decoded(broker, batch.commands, batch.skipped) if batch.commands.topics else []
+    hear(broker, batch)
+    if broker.header.pending:  # what earlier commands have left to do
+        go_on(broker)
+    carry_out_all(broker, commands, inspect=False)
+    if batch.publishes.topics:
+        admit(broker, batch.publishes, batch.skipped)
+    if broker.held:
+        say_held(broker)
+    act_on_deadlines(broker)
+    deliver(broker)
+    speak(broker)
+    tidy(broker)
+    watch(broker)
+    carry_out_all(broker, commands, inspect=True)
+
+
+def step(broker: Broker, batch: Batch, now: int) -> list[Output]:
+    """Take one step at this time, epoch ms. Raises StepFailed; then the broker is spoiled."""
+    records = len(batch.commands.topics) + len(batch.publishes.topics) + len(batch.mesh.topics)
+    broker.limits = beside(broker.all_limits, records)
+    broker.header.step += 1
+    broker.begin(now)
+    try:
+        for number, why in sorted(batch.faulted.items()) if batch.faulted else ():
+            _leave_alone(broker, number, why)
+        take_phases(broker, batch)
+        broker.at = None
+        at = broker.end()
+    except Exception as error:
+        where = broker.at
+        if isinstance(where, Queue):
+            raise StepFailed(None, where.number, error) from error
+        raise StepFailed(where, None, error) from error
+    if broker.journal.segments:
+        broker.outputs.append(broker.journal)
+    broker.outputs.append(Deadline(0 if at >= NEVER else max(at, 1)))
+    return broker.outputs
+
+
+def _leave_alone(broker: Broker, number: int, why: str) -> None:
+    """A queue failed: nothing happens in it until somebody defines it again."""
+    queue = broker.queue(number)
+    if queue is not None:
+        queue.header.faulted = why
+        queue.header.given = b""  # whatever it is defined with next counts
+        broker.touch(queue)
+        broker.event("queue_faulted", broker.vpn_of(queue), queue.definition.name, why=why)

@@ -1,4 +1,4 @@
-"""The brokers of a home on the live core change while it is at rest (M4).
+"""The brokers of a home on the core change while it is at rest (M4).
 
     end all loops ─▶ their states ─▶ `mesh.rehome` ─▶ files beside the checkpoints
     ── the home says who its brokers are, and names these files ──
@@ -21,15 +21,15 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from ..core import FORMAT, Limits
 from ..mesh.reading import of_removed
-from ..mesh.rehome import Change, NotAtRest, Rehomed, Resting, rehome
+from ..mesh.rehome import HomeChange, NotAtRest, Rehomed, Resting, rehome
 from ..protocol import LakequeueError, NotConnected, topics
 from ..protocol.folders import Folder
-from ..protocol.journal import Journal, Segment
+from ..protocol.journal import Journal, JournalSegment
 from ..replica.driver import Snapshot
 from ..sources.live import kafka_client
 from ..sources.log_reader import read_steps
+from ..state import FORMAT, Limits
 from .application import END_S_MAX, SparkApplication
 from .broker_query import BrokerQuery
 from .captured import CapturedTopics
@@ -126,7 +126,7 @@ class EngineRehoming:
         """The home has these brokers from here on."""
         brokers = self._application.brokers
         before = dict(brokers)
-        change = Change(_numbers(there), _groups(there), to, moves or {})
+        change = HomeChange(_numbers(there), _groups(there), to, moves or {})
         try:
             found = self._rehomed(list(before.values()), change)
             _set(brokers, there)
@@ -176,7 +176,7 @@ class EngineRehoming:
                 self._gone(broker.name)
                 _say("broker_removed", broker, "is removed from this home")
 
-    def _rehomed(self, brokers: list[BrokerQuery], change: Change) -> _States:
+    def _rehomed(self, brokers: list[BrokerQuery], change: HomeChange) -> _States:
         """The states that they are to begin with; all queries have ended."""
         until = time.monotonic() + REST_S_MAX
         while True:
@@ -203,7 +203,7 @@ class EngineRehoming:
         if any(record.step > own.step for _, record in logged):
             raise NotAtRest(f"broker {name!r} did not end in good order")
 
-    def _rehome(self, known: list[_Known], change: Change) -> Rehomed:
+    def _rehome(self, known: list[_Known], change: HomeChange) -> Rehomed:
         secret, epoch = self._folder.secret, self._folder.epoch
         return rehome([one.resting for one in known], change, epoch, secret, Limits())
 
@@ -241,7 +241,7 @@ class _Known(msgspec.Struct):
 
     @classmethod
     def read(cls, spark: SparkSession, checkpoint: Folder, name: str, number: int) -> _Known:
-        """Read it. Raises LakequeueError where it is none of the live core's."""
+        """Read it. Raises LakequeueError where it is none of the core's."""
         rows = _state(spark, checkpoint, name, "snapshot").select("value.*").collect()
         if not rows:
             raise LakequeueError(f"broker {name!r} has no state yet: try again when it runs")
@@ -302,7 +302,7 @@ def _of_clients(known: _Known) -> list[tuple[str, int, int]]:
     return [(*place, at) for place, at in of_removed([known.resting.offsets]).items()]
 
 
-def _last(known: _Known, segments: list[Segment]) -> Journal:
+def _last(known: _Known, segments: list[JournalSegment]) -> Journal:
     """What a removed broker has yet to say; its last step is the change."""
     own = known.own
     return Journal(known.resting.name, own.step + 1, own.now, [*own.journal, *segments])

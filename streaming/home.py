@@ -25,7 +25,6 @@ from typing import Any
 
 import msgspec
 
-from ..core import FORMAT
 from ..definitions import DEFAULT_BROKER
 from ..protocol.errors import LakequeueError
 from ..protocol.folders import Folder, RemoteFolder, folder, remove
@@ -42,6 +41,7 @@ from ..protocol.home_places import (
 )
 from ..protocol.journal import Journal
 from ..protocol.signing import ENGINE_CLIENT, Credentials, engines_key
+from ..state import FORMAT
 from .checkpoint_mending import set_back, set_back_or_drop
 from .earlier.pages import FORMAT as EARLIER_FORMAT
 from .home_notes import HomeNotes, write_whole
@@ -217,7 +217,7 @@ class HomeFolder(HomeNotes):
 
     def remember_checkpoints(self) -> None:
         """Note the checkpoints that the queries run with now: no others from here on. Their state
-        is the live core's by now, which earlier versions cannot read."""
+        is the core's by now, which earlier versions cannot read."""
         about = self._about()
         whole = {**about, "checkpoints": self._checkpoints(), "format": FORMAT}
         if about and whole != about:

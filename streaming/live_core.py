@@ -1,4 +1,4 @@
-"""The live core in the loop: what `replica.Driver` needs of Kafka, of Spark's state and of clocks.
+"""The core in the loop: what `replica.Driver` needs of Kafka, of Spark's state and of clocks.
 
 Other brokers of the home are met when the engine names them, or when they speak
 (`mesh.met_brokers`).
@@ -16,13 +16,13 @@ from typing import Any, Protocol
 
 import msgspec
 
-from ..core import FORMAT, Home, Limits, Store
 from ..mesh.met_brokers import neighbours
 from ..protocol.steplog import StepRecord
 from ..replica.clock import BrokerClock
 from ..replica.driver import Clocks, Driver, Log, OutputWriter, Refused, Snapshot, Taken
 from ..replica.micro_batch import MicroBatch
 from ..replica.pace import Pace
+from ..state import FORMAT, Home, Limits, Store
 from .earlier.carry_over import carry_over
 from .earlier.pages import FORMAT as EARLIER_FORMAT
 from .state_store import StatePages
@@ -61,7 +61,7 @@ def wall() -> float:
 
 
 class LiveDriver(Driver):
-    """One broker's steps on the live core. saved: the snapshot that the state has; limits: tests
+    """One broker's steps on the core. saved: the snapshot that the state has; limits: tests
     make them tiny."""
 
     def __init__(
@@ -100,7 +100,7 @@ class LiveDriver(Driver):
 
 
 class LiveBatch:
-    """A micro-batch. Pages of the earlier core become the live core's in it."""
+    """A micro-batch. Pages of the earlier core become the core's in it."""
 
     def __init__(self, home: Home, store: AllPages) -> None:
         if _format_of(store) == EARLIER_FORMAT:
@@ -139,7 +139,7 @@ def _check_format(home: Home, store: Store) -> None:
     found = _format_of(store)
     if found not in (None, FORMAT):
         raise Refused(
-            f"the state of broker {home.name!r} has format {found}, and the live core reads "
+            f"the state of broker {home.name!r} has format {found}, and the core reads "
             f"{FORMAT}: use the version that wrote it, or begin with an empty home"
         )
 
@@ -147,9 +147,9 @@ def _check_format(home: Home, store: Store) -> None:
 def change_over(
     home: Home, pages: StatePages, saved: bytes, log_from: Callable[[int], list[Logged]]
 ) -> bytes:
-    """A home of the earlier core goes on here: its pages become the live core's, in the same batch.
+    """A home of the earlier core goes on here: its pages become the core's, in the same batch.
     saved: the snapshot that goes with them; log_from: reads the log from an offset on. Gives the
-    new snapshot, the same where the pages are the live core's already. Raises Refused where the
+    new snapshot, the same where the pages are the core's already. Raises Refused where the
     home was not stopped in good order: nobody here can take its last steps."""
     if _format_of(pages) != EARLIER_FORMAT:
         return saved
@@ -167,7 +167,7 @@ def change_over(
 
 
 def _turn(home: Home, pages: AllPages) -> None:
-    """Pages of the earlier core become the live core's. Raises Refused, and changes nothing."""
+    """Pages of the earlier core become the core's. Raises Refused, and changes nothing."""
     keys = pages.keys()
     found = carry_over(pages, keys, home, Limits())
     for key in sorted(keys - found.pages.keys()):

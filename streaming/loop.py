@@ -22,7 +22,6 @@ from typing import Any
 
 import msgspec
 
-from ..core import Home
 from ..protocol import topics
 from ..protocol.steplog import StepRecord
 from ..replica.driver import Snapshot
@@ -32,6 +31,7 @@ from ..sources.again import ReadAgain
 from ..sources.discovery import Discovery
 from ..sources.live import LiveInputs
 from ..sources.log_reader import read_steps
+from ..state import Home
 from .cache import PageCache
 from .figures import Figures
 from .live_core import LiveDriver, change_over

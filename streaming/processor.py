@@ -14,10 +14,10 @@ import numpy as np
 import pandas as pd
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 
-from ..core import Home
 from ..protocol import topics, wire
 from ..sinks.record_limits import within_limits
 from ..sources.records import in_parts, to_batch
+from ..state import Home
 from .live_core import LiveBatch
 from .state_store import MapPages
 

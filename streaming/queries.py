@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming import DataStreamWriter, StreamingQuery
 
-    from ..core import Home
     from ..protocol.folders import Folder
+    from ..state import Home
     from .loop_options import Options
 
 REAL_TIME, MICRO_BATCH = "real-time", "micro-batch"

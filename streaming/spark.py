@@ -37,7 +37,6 @@ ROOMS = (
     "cli",
     "client",
     "conf",
-    "core",
     "dataframes",
     "definitions",
     "examples",

@@ -10,7 +10,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 # What decides, and what writes down what was decided.
-_ROOMS = ("core", "definitions", "expressions", "mesh", "protocol", "replica", "state")
+_ROOMS = ("definitions", "expressions", "mesh", "protocol", "replica", "state")
 _LIBRARIES = ("google-re2", "lark", "msgspec", "numpy", "pyarrow")
 
 

@@ -7,13 +7,13 @@ from typing import Any
 
 import msgspec
 
-from ...core.queue.broker import Broker
-from ...core.queue.queue import Queue
-from ...core.storage.row import Row
 from ...definitions.bridge import parse_bridge
 from ...protocol.errors import ConfigError
 from ...protocol.home_bridges import WAITING
 from ...protocol.patterns import matches
+from ...state.queue.broker import Broker
+from ...state.queue.queue import Queue
+from ...state.storage.row import Row
 
 PAGE = "bridges"
 ELSEWHERE = -1  # the number of the far broker, where that is in another home

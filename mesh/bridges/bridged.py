@@ -1,4 +1,4 @@
-"""A broker with bridges: what `core` asks of whoever stands above it, answered (`Beyond`).
+"""A broker with bridges: what `state` asks of whoever stands above it, answered (`Beyond`).
 
 What concerns bridges is done here; all else is passed on to the home's other brokers, if there are
 any. A broker without either is alone, and this says so.
@@ -11,27 +11,27 @@ from typing import Any
 
 import msgspec
 
-from ...core.commands.home import peers
-from ...core.limits import Budget
-from ...core.queue.beyond import LATER
-from ...core.queue.broker import Broker
-from ...core.queue.broker_facts import Place
-from ...core.queue.header import Subscription, Task
-from ...core.queue.queue import Queue
-from ...core.rules.answering import reject_record
-from ...core.storage.row import NEVER, Row
-from ...core.storage.spool import Content
 from ...definitions import DEFAULT_VPN
 from ...definitions.bridge import BridgeDefinition, bridge_to_wire, parse_bridge
 from ...definitions.definition_values import ENDPOINT_PREFIX
 from ...protocol import commands as c
-from ...protocol import mesh, topics
+from ...protocol import mesh_words, topics
 from ...protocol.bridges import BridgeReceipt, BridgeSend
 from ...protocol.errors import LakequeueError
 from ...protocol.home_bridges import COPIER_PREFIX, HomeAnswer, decode_copied, of_key
 from ...protocol.messages import QUEUE_ALONE, Records
+from ...state.commands.home_commands import peers
+from ...state.limits import Budget
+from ...state.queue.beyond import LATER
+from ...state.queue.broker import Broker
+from ...state.queue.broker_facts import Place
+from ...state.queue.header import Subscription, Task
+from ...state.queue.queue import Queue
+from ...state.rules.answering import reject_record
+from ...state.storage.row import NEVER, Row
+from ...state.storage.spool import Content
 from ..mesh import Mesh
-from . import commands, door, endpoint
+from . import bridge_commands, door, endpoint
 from .bridge_facts import ELSEWHERE, BridgeFacts, Link, left
 from .link import cross, forward_all, receipt, say_home, set_way
 
@@ -52,7 +52,7 @@ class Bridged:
             c.Bridge: self._bridge,
             c.DeleteBridge: self._delete,
             c.DescribeBridge: self._describe,
-            c.Bridges: lambda vpn, command: commands.names(facts, vpn),
+            c.Bridges: lambda vpn, command: bridge_commands.names(facts, vpn),
         }
         self.commands: Mapping[type, Callable[[str, Any], Any]] = {
             c.Peers: self._peers, **self._own
@@ -96,7 +96,7 @@ class Bridged:
         directory agrees to it."""
         others, name = self._others, command.definition.get("name")
         if others is None:
-            new = commands.agree(self._broker, self.facts, vpn, command)
+            new = bridge_commands.agree(self._broker, self.facts, vpn, command)
             self._apply(vpn, endpoint.endpoint_name(new.name), bridge_to_wire(new))
             return None
         known = isinstance(name, str) and name in self.facts.definitions.get(vpn, {})
@@ -108,37 +108,39 @@ class Bridged:
     def _enter(self, vpn: str, command: c.Bridge) -> Any:
         others = self._others
         assert others is not None
-        new = commands.agree(self._broker, self.facts, vpn, command)
+        new = bridge_commands.agree(self._broker, self.facts, vpn, command)
         entry = endpoint.entry_of(new, others.facts.brokers)
         return others.enter_bridge(vpn, entry.definition.name, entry, command)
 
     def _delete(self, vpn: str, command: c.DeleteBridge) -> Any:
         name = endpoint.endpoint_name(command.name)
         if self._others is None:
-            commands.find(self.facts, vpn, command.name)
+            bridge_commands.find(self.facts, vpn, command.name)
             return self._apply(vpn, name, None)
         return self._others.kept(self._enter_end)(vpn, command)
 
     def _enter_end(self, vpn: str, command: c.DeleteBridge) -> Any:
         assert self._others is not None
-        commands.find(self.facts, vpn, command.name)
+        bridge_commands.find(self.facts, vpn, command.name)
         name = endpoint.endpoint_name(command.name)
         return self._others.enter_bridge(vpn, name, None, command)
 
     def _describe(self, vpn: str, command: c.DescribeBridge) -> Any:
         """What its carrier knows."""
-        carrier = commands.find(self.facts, vpn, command.name).carrier
+        carrier = bridge_commands.find(self.facts, vpn, command.name).carrier
         if self._others is not None and carrier != self._broker.header.name:
             self._others.forward(vpn, command, self._others.facts.brokers[carrier])
             return LATER
-        return commands.describe_bridge(self._broker, self.facts, vpn, command)
+        return bridge_commands.describe_bridge(self._broker, self.facts, vpn, command)
 
     def _apply(self, vpn: str, name: str, bridge: dict[str, Any] | None) -> int:
         """A bridge is so, or is gone: see `ApplyBridge`."""
         if bridge is None:
-            return commands.end(self._broker, self.facts, vpn, name.removeprefix(ENDPOINT_PREFIX))
+            return bridge_commands.end(
+                self._broker, self.facts, vpn, name.removeprefix(ENDPOINT_PREFIX)
+            )
         new = parse_bridge(bridge)
-        commands.begin(self._broker, self.facts, new, self._number_of(new))
+        bridge_commands.begin(self._broker, self.facts, new, self._number_of(new))
         return 0
 
     def _number_of(self, new: BridgeDefinition) -> int:
@@ -259,7 +261,7 @@ class Bridged:
             broker.at = place = records.topics[at], records.partitions[at], records.offsets[at]
             why = "this home has one broker"
             try:
-                is_own = mesh.decode(records.values[at]).epoch == broker.header.epoch
+                is_own = mesh_words.decode(records.values[at]).epoch == broker.header.epoch
             except ValueError as error:
                 is_own, why = True, str(error)
             else:

@@ -18,7 +18,6 @@ from __future__ import annotations
 import msgspec
 from crc32c import crc32c
 
-from ...core.queue.broker import Broker
 from ...definitions.bridge import BridgeDefinition, bridge_to_wire
 from ...definitions.far_address import far_address, is_vpn
 from ...protocol import topics
@@ -26,8 +25,9 @@ from ...protocol.bridges import BridgeReceipt, BridgeSend
 from ...protocol.errors import Reason
 from ...protocol.home_bridges import HomeAnswer, HomeSend, answers_key, decode_send
 from ...protocol.outputs import BridgeEntry, HomeRecord
+from ...state.queue.broker import Broker
 from .bridge_facts import Arrival, BridgeFacts, HeardHome
-from .taking import all_refused, taken
+from .taken_in import all_refused, taken
 
 HOMES_MAX = 8  # of which a bridge remembers numbers
 FAILED_MAX = 100  # messages that failed; a step that fails is taken again, which costs a replay

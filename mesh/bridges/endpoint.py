@@ -15,13 +15,6 @@ from collections.abc import Mapping
 
 import msgspec
 
-from ...core.queue.broker import Broker
-from ...core.queue.header import QueueHeader, Subscription
-from ...core.queue.queue import Queue
-from ...core.rules.edits import WAY
-from ...core.rules.entering import lane_of
-from ...core.rules.routing import set_topics
-from ...core.storage.row import NEVER, Row
 from ...definitions import QueueDefinition, parse_definition
 from ...definitions.bridge import (
     PER_DESTINATION,
@@ -30,6 +23,13 @@ from ...definitions.bridge import (
     parse_bridge,
 )
 from ...definitions.definition_values import ENDPOINT_PREFIX
+from ...state.queue.broker import Broker
+from ...state.queue.header import QueueHeader, Subscription
+from ...state.queue.queue import Queue
+from ...state.rules.edits import WAY
+from ...state.rules.entering import lane_of
+from ...state.rules.routing import set_topics
+from ...state.storage.row import NEVER, Row
 from ..facts import Entry
 from .bridge_facts import ELSEWHERE, BridgeFacts, Link
 

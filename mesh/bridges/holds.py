@@ -8,8 +8,8 @@ that takes a message now and then is told of once.
 
 from __future__ import annotations
 
-from ...core.queue.broker import Broker
 from ...protocol.errors import Reason
+from ...state.queue.broker import Broker
 from .bridge_facts import HeldLane, Link
 
 RETRY_MS = 500  # what a lane waits at first, then twice as long each time

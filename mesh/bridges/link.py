@@ -23,20 +23,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ...core.limits import Budget
-from ...core.phases.selection import Search
-from ...core.queue.broker import Broker
-from ...core.queue.change import apply
-from ...core.queue.queue import Queue
-from ...core.queue.table import Event
-from ...core.rules.edits import edited
-from ...core.storage.row import MOVING, NEVER, READY, Row
-from ...core.storage.spool import Content
 from ...protocol import topics
 from ...protocol.bridges import BridgeReceipt, BridgeSend
 from ...protocol.home_bridges import OPEN, HomeSend, bridge_key
-from ...protocol.mesh import PART_BYTES, PART_ROWS
+from ...protocol.mesh_words import PART_BYTES, PART_ROWS
 from ...protocol.outputs import HomeRecord
+from ...state.limits import Budget
+from ...state.phases.selection import Search
+from ...state.queue.broker import Broker
+from ...state.queue.change import apply
+from ...state.queue.queue import Queue
+from ...state.queue.table import Event
+from ...state.rules.edits import edited
+from ...state.storage.row import MOVING, NEVER, READY, Row
+from ...state.storage.spool import Content
 from . import holds
 from .bridge_facts import ELSEWHERE, BridgeFacts, Flight, Link
 from .endpoint import NUMBER, SUBSCRIPTION, beside

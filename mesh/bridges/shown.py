@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from ...core.queue.broker import Broker
 from ...protocol.home_bridges import OPEN, WAITING
+from ...state.queue.broker import Broker
 from .bridge_facts import ELSEWHERE, Arrival, HeldLane, Link
 
 DESTINATIONS_SHOWN = 10

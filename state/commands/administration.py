@@ -1,24 +1,28 @@
 """Definitions and what an administrator does: define, delete, shut down, purge (Q1–Q9, S7, H5, R6).
 
 A definition is checked as a whole before anything is changed, so one that is refused leaves
-everything as it was.
+everything as it was. At each start the engine gives every queue of its configuration again. Nearly
+all are as they were given last: their digests say so, and nothing is read for them (Q9).
 """
 
 from __future__ import annotations
 
+from hashlib import blake2b
 from typing import Any
 
 import msgspec
 
 from ...definitions import (
     QueueDefinition,
+    dead_message_ring,
+    defined_over,
     parse_configuration,
     parse_definition,
     redefine,
+    wrong_hosts,
 )
 from ...definitions.definition import NEEDS_AUTH, is_protected, name_of
 from ...protocol import topics
-from ...protocol.carrying import Entry
 from ...protocol.commands import (
     Configure,
     Define,
@@ -31,29 +35,25 @@ from ...protocol.commands import (
 )
 from ...protocol.errors import ConfigError, Problem
 from ...protocol.ids import parse_ranges
-from ...protocol.outputs import Reply
-from ..bridges.bases import read_here
-from ..broker import Broker, bucket
-from ..header import QueueHeader
+from ...protocol.outputs import DirectoryEntry, Reply
 from ..limits import Budget
-from ..mesh import partitions
-from ..mesh.hosting import all_hosts
-from ..mesh.known_places import find
-from ..mesh.ownership import join, leave
-from ..mesh.placement import check_dead_messages, check_names
-from ..message import Event, apply
-from ..queue import Queue
-from ..routing import Routes, add_route, drop_route
-from ..storage import NEVER
-from . import given_definitions
+from ..queue.broker import Broker
+from ..queue.change import apply
+from ..queue.header import QueueHeader, Task
+from ..queue.queue import Queue
+from ..queue.table import Event
+from ..rules.routing import add_route, drop_route, forget_found, queues_of_record, set_topics
+from ..rules.which import in_place, wanted
 from .moving import because
-from .places import wanted_rows
 from .sessions import unbind
-from .task import Task
-from .topic_subscriptions import check_definition, follow_definition, remove, topics_of
+from .topic_subscriptions import check_definition, follow_definition
 from .turns import begin, cancel_all, resume
 
+DIGEST_BYTES = 8
+THERE = "there"  # what the directory says of a queue that can be used
 OF_TOPICS = ("records_lost", "topic_made_anew", "kafka_went_back")  # what is told of a topic
+
+_encode = msgspec.msgpack.encode
 
 
 def configure(broker: Broker, vpn: str, command: Configure) -> None:
@@ -61,25 +61,48 @@ def configure(broker: Broker, vpn: str, command: Configure) -> None:
     configuration = parse_configuration({"system": command.system, "vpns": command.vpns})
     broker.header.system = configuration.system
     broker.reconfigured = True
-    for vpn, limits in configuration.vpns.items():
-        broker.vpn_number(vpn)
-        broker.header.vpn_limits[vpn] = limits
+    for name, limits in configuration.vpns.items():
+        broker.vpn_number(name)
+        broker.header.vpn_limits[name] = limits
+    forget_found(broker)
 
 
-def define(broker: Broker, vpn: str, command: Define) -> QueueDefinition | None:
-    """Define a queue, or define it again (Q9); the same definition again changes nothing, and then
-    None is given."""
-    if given_definitions.is_as_given(broker, vpn, command.definition):
-        return None
-    definition = _define(broker, vpn, command)
-    given_definitions.remember(broker, vpn, definition.name, command.definition)
-    return definition
+# ---------------------------------------------------------------- define
 
 
-def _define(broker: Broker, vpn: str, command: Define) -> QueueDefinition:
-    existing = _existing(broker, vpn, command.definition)
+def define(broker: Broker, vpn: str, command: Define) -> None:
+    """Define a queue, or define it again (Q9); the same definition again changes nothing."""
+    mapping, identity = command.definition, name_of(command.definition)
+    existing = None if identity is None else broker.find(vpn, identity[1])
+    if existing is not None and not command.replace:
+        mapping = defined_over(existing.definition, mapping)
+    given = _digest(mapping)
+    if existing is not None and given and existing.header.given == given:
+        return
     before = None if existing is None else existing.definition
-    definition = parse_definition({"vpn": vpn, **owned(broker, before, command.definition)})
+    definition = parse_definition({"vpn": vpn, **owned(broker, before, mapping)})
+    _check(broker, vpn, definition)
+    if existing is None:
+        existing = _create(broker, vpn, definition)
+    else:
+        _define_again(broker, vpn, existing, definition)
+    existing.header.given = given
+    broker.touch(existing)
+    if before is None or _entry(before) != _entry(definition):
+        _say_where(broker, vpn, definition.name, definition.type)
+
+
+def _digest(mapping: dict[str, Any]) -> bytes:
+    """Of a definition as it was given; empty where it holds a number that no key allows: what is
+    wrong with it is said next."""
+    try:
+        return blake2b(_encode(mapping), digest_size=DIGEST_BYTES).digest()
+    except OverflowError:
+        return b""
+
+
+def check_vpn(broker: Broker, vpn: str, definition: QueueDefinition) -> None:
+    """Raise what is wrong with a definition in this VPN."""
     if is_protected(definition) and not broker.header.auth:
         raise ValueError(f"owner: {definition.owner!r} – {NEEDS_AUTH}")
     if definition.vpn != vpn:
@@ -87,48 +110,32 @@ def _define(broker: Broker, vpn: str, command: Define) -> QueueDefinition:
             f"vpn: {definition.vpn!r} – allowed is {vpn!r}, the VPN of this connection; "
             "connect to the other one for that"
         )
-    if not broker.header.peers:  # else the keeper has looked
-        check_names(broker, definition)
-    check_dead_messages(broker, definition)
-    check_definition(broker, existing, definition)
-    if existing is None:
-        create(broker, vpn, definition)
-        return definition
-    old = existing.definition
-    if old == definition and not existing.header.faulted:
-        return definition
-    problems = redefine(old, definition) + _check_last_value(existing, definition)
+
+
+def _check(broker: Broker, vpn: str, definition: QueueDefinition) -> None:
+    """Raise what is wrong with a definition beside others."""
+    check_vpn(broker, vpn, definition)
+    where = f"queue {definition.name!r}"
+    beyond = broker.beyond
+    names = (broker.header.name,) if beyond is None else beyond.brokers
+    groups = {} if beyond is None else beyond.groups
+    found = wrong_hosts(definition, names, groups, "allowed are the home's brokers")
+    problems = [Problem(where, *one) for one in found]
     if problems:
         raise ConfigError(problems)
-    drop_route(broker, old, existing.number)
-    add_route(broker, definition, existing.number, bool(read_here(broker, [existing])))
-    follow_definition(broker, vpn, existing, old, definition)
-    existing.header.definition = definition
-    _tell_base(broker, vpn, existing)
-    if old.recovery_point != definition.recovery_point:
-        existing.header.pointed = broker.now
-    if existing.header.faulted:
-        existing.header.faulted = ""
-        resume(broker, existing)
-    existing.wanted = True
-    broker.event("defined", vpn, definition.name, again=True)
-    _write_down(broker, vpn, definition)
-    return definition
 
+    def target_of(name: str) -> str | None:
+        queue = broker.find(vpn, name)
+        return None if queue is None else queue.definition.dead_message_queue
 
-def _tell_base(broker: Broker, vpn: str, queue: Queue) -> None:
-    from ..bridges.trails import tell_base
-
-    tell_base(broker, vpn, queue)
-
-
-def _existing(broker: Broker, vpn: str, mapping: dict[str, Any]) -> Queue | None:
-    identity = name_of(mapping)
-    return None if identity is None else broker.find(vpn, identity[1])
+    ring = dead_message_ring(definition, target_of)  # X5: dead messages would come back to it
+    if ring:
+        target = definition.dead_message_queue
+        raise ConfigError([Problem(where, "dead_message_queue", target, ring)])
 
 
 def owned(
-    broker: Broker, before: QueueDefinition | Entry | None, mapping: dict[str, Any]
+    broker: Broker, before: QueueDefinition | None, mapping: dict[str, Any]
 ) -> dict[str, Any]:
     """A definition by a client who has proven who it is: the queue is its own, and one that is
     there keeps its owner and its permissions where they are not named."""
@@ -144,6 +151,49 @@ def owned(
     return {**kept, **mapping}
 
 
+def _create(broker: Broker, vpn: str, definition: QueueDefinition) -> Queue:
+    """A queue that did not exist."""
+    most = broker.limits.queues
+    if len(broker.names) >= most and sum(name == vpn for name, _ in broker.names) >= most:
+        raise ValueError(
+            f"queue: {definition.name!r} – VPN {vpn!r} has {most} queues, at most {most} are "
+            f"allowed"
+        )
+    number = broker.header.next_queue
+    broker.header.next_queue += 1
+    queue = broker.add_queue(
+        QueueHeader(number, broker.vpn_number(vpn), definition, created=broker.now)
+    )
+    add_route(broker, definition, number)
+    follow_definition(broker, queue, None, definition)
+    broker.event("defined", vpn, definition.name)
+    _write_down(broker, vpn, definition)
+    return queue
+
+
+def _define_again(broker: Broker, vpn: str, queue: Queue, new: QueueDefinition) -> None:
+    """A queue that is there gets another definition. Raises what is wrong with that."""
+    header, old = queue.header, queue.definition
+    check_definition(queue, new)
+    if old == new and not header.faulted:
+        return
+    problems = redefine(old, new) + _check_last_value(queue, new)
+    if problems:
+        raise ConfigError(problems)
+    drop_route(broker, old, queue.number)
+    add_route(broker, new, queue.number)
+    follow_definition(broker, queue, old, new)
+    header.definition = new
+    if old.recovery_point != new.recovery_point:
+        header.pointed = broker.now
+    if header.faulted:
+        header.faulted = ""
+        resume(broker, queue)
+    queue.wanted = True
+    broker.event("defined", vpn, new.name, again=True)
+    _write_down(broker, vpn, new)
+
+
 def _check_last_value(queue: Queue, new: QueueDefinition) -> list[Problem]:
     """S10: quota 0 keeps one message; a definition does not throw the others away."""
     depth = queue.header.depth
@@ -153,58 +203,54 @@ def _check_last_value(queue: Queue, new: QueueDefinition) -> list[Problem]:
     return [Problem(f"queue {new.name!r}", "max_spool_usage", 0, allowed)]
 
 
-def create(
-    broker: Broker, vpn: str, definition: QueueDefinition, link: str = "", base: int = -1,
-    way: str = "",
-) -> Queue:  # fmt: skip
-    """A queue that did not exist. link: it is a bridge's endpoint, with these lanes (H1), and
-    captures no topic; way: it captures none, and leads to this dead message queue (X5); base: it
-    was made at that broker, and comes from elsewhere."""
-    known = broker.header.queues.get(vpn, 0)
-    if known >= broker.limits.queues and not way:  # nobody could be told
-        raise ValueError(
-            f"queue: {definition.name!r} – VPN {vpn!r} has {known} queues, at most "
-            f"{broker.limits.queues} are allowed"
-        )
-    broker.header.queues[vpn] = known + 1
-    number = broker.header.next_queue
-    broker.header.next_queue += 1
-    queue = broker.add_queue(
-        QueueHeader(number, broker.vpn_number(vpn), definition, created=broker.now, base=base)
-    )
-    key = f"n/{vpn}/{bucket(definition.name)}"
-    broker.values.write(key, {**(broker.values.read(key) or {}), definition.name: number})
-    if link:
-        broker.header.links[number] = link
-    elif way:
-        broker.header.ways[number] = way
-    else:
-        add_route(broker, definition, queue.number, bool(read_here(broker, [queue])))
-    follow_definition(broker, vpn, queue, None, definition)
-    entry = find(broker, vpn, definition.name)
-    partitions.begin(queue, entry.hosts if entry is not None else all_hosts(broker, queue))
-    join(broker, queue)
-    broker.event("defined", vpn, definition.name)
-    _write_down(broker, vpn, definition)
-    return queue
-
-
 def _write_down(broker: Broker, vpn: str, definition: QueueDefinition) -> None:
     """The definition as it now is, into the journal."""
     text = msgspec.json.encode(definition).decode()
     broker.note("definition", vpn, definition.name, "", text)
 
 
-def delete(broker: Broker, vpn: str, queue: Queue, command: Delete) -> None:
+def _entry(definition: QueueDefinition) -> tuple[Any, ...]:
+    """What the directory keeps of a definition."""
+    d = definition
+    return (
+        d.type, d.dead_message_queue, d.default_publish_target, d.underlying_topic, d.owner,
+        d.permission, d.permissions,
+    )  # fmt: skip
+
+
+def _say_where(broker: Broker, vpn: str, name: str, kind: str) -> None:
+    """Write into the directory that a queue is here, or that it is gone (kind: empty)."""
+    header = broker.header
+    if broker.beyond is not None and broker.beyond.keeps_directory:
+        return
+    hosts = {header.name: header.number} if kind else {}
+    state = THERE if kind else ""
+    # Each definition and each deletion is an event, so their number names this word.
+    broker.emit(DirectoryEntry(vpn, name, hosts, kind, state, header.epoch, header.events))
+
+
+# ---------------------------------------------------------------- delete
+
+
+def delete(broker: Broker, vpn: str, command: Delete) -> None:
     """Delete a queue: from now on nobody finds it, and its name is free; its messages are gone, not
     delivered (S7). They are removed in turn (`remove_messages`)."""
-    leave(broker, queue)
-    forget(broker, vpn, queue)
+    queue = broker.find(vpn, command.queue)
+    if queue is None:
+        raise ConfigError(f"queue: {command.queue!r} – there is no such queue in VPN {vpn!r}")
+    set_topics(broker, queue, [])
+    broker.forget_name(queue)
+    drop_route(broker, queue.definition, queue.number)
+    broker.header.waiting.pop(queue.number, None)
+    cancel_all(broker, queue)
     _tell_consumers(broker, vpn, queue)
     queue.header.deleted = True
     queue.header.faulted = ""
+    broker.touch(queue)
     broker.event("deleted", vpn, queue.definition.name)
-    begin(broker, vpn, queue, Delete(queue=queue.definition.name))
+    begin(broker, vpn, queue, Delete(queue=queue.definition.name), bounded=False)
+    if not queue.header.stands_for:
+        _say_where(broker, vpn, command.queue, "")
 
 
 def _tell_consumers(broker: Broker, vpn: str, queue: Queue) -> None:
@@ -212,40 +258,25 @@ def _tell_consumers(broker: Broker, vpn: str, queue: Queue) -> None:
     inbox, by its id."""
     told = {"ended": f"queue {queue.definition.name!r} was deleted"}
     for one in queue.header.subscriptions:
+        if one.broker is not None:
+            continue
         broker.emit(Reply(one.topic, one.partition, one.id, told, kind="Ended"))
         if one.session:
-            unbind(broker, vpn, one.session, [queue.number, one.id])
-
-
-def forget(broker: Broker, vpn: str, queue: Queue) -> None:
-    """From now on nobody finds the queue here."""
-    name = queue.definition.name
-    drop_route(broker, queue.definition, queue.number)
-    remove(broker, vpn, queue, topics_of(broker, queue))
-    key = f"n/{vpn}/{bucket(name)}"
-    names = dict(broker.values.read(key) or {})
-    if names.pop(name, None) is not None:
-        broker.header.queues[vpn] = max(broker.header.queues.get(vpn, 0) - 1, 0)
-    broker.values.write(key, names)
-    given_definitions.forget(broker, vpn, name)
-    broker.calendar.set(f"q{queue.number}", NEVER)
-    broker.header.waiting.pop(queue.number, None)
-    cancel_all(broker, queue)
+            unbind(broker, (vpn, one.session), (queue.number, one.id))
 
 
 def remove_messages(
     broker: Broker, queue: Queue, task: Task, command: Delete, budget: Budget
 ) -> bool:
     """Remove what a deleted queue holds, and then the queue."""
-    done = False
-    while not done and not budget.spent:
-        part = wanted_rows(broker, queue, task, None, None, budget)
-        done, task.cursor = part.last, part.next
-        apply(broker, queue, part.seqs, Event.DELETE)
-    if done:
-        partitions.forget(broker, queue)
-        queue.drop()
-    return done
+    part = wanted(broker, queue, task, None, None, budget, moving=True)
+    apply(broker, queue, part.rows, Event.DELETE)
+    if part.last:
+        broker.drop_queue(queue)
+    return part.last
+
+
+# ---------------------------------------------------------------- the rest
 
 
 def shutdown(broker: Broker, vpn: str, queue: Queue, command: Shutdown) -> None:
@@ -253,6 +284,7 @@ def shutdown(broker: Broker, vpn: str, queue: Queue, command: Shutdown) -> None:
     queue.header.ingress = not command.ingress
     queue.header.egress = not command.egress
     queue.wanted = True
+    broker.touch(queue)
     broker.event(
         "shutdown", vpn, queue.definition.name, ingress=command.ingress, egress=command.egress
     )
@@ -261,16 +293,14 @@ def shutdown(broker: Broker, vpn: str, queue: Queue, command: Shutdown) -> None:
 def purge(broker: Broker, queue: Queue, task: Task, command: Purge, budget: Budget) -> bool:
     """Remove messages by predicate (active ones, R5), by ids, or all; answers how many."""
     ranges = parse_ranges(command.ids) if command.ids is not None else None
-    done = False
-    while not done and not budget.spent:
-        part = wanted_rows(broker, queue, task, command.where, ranges, budget)
-        done, task.cursor = part.last, part.next
-        if not command.dry_run:
-            reason = because(command, command.where or "")
-            apply(broker, queue, part.seqs, Event.PURGE, reason=reason)
-        task.done["n"] = task.done.get("n", 0) + len(part.seqs)
-    task.result = task.done.get("n", 0)
-    return done
+    change = not command.dry_run
+    part = wanted(broker, queue, task, command.where, ranges, budget, thaw=change, moving=True)
+    here, others = in_place(broker, queue, command, part.rows)
+    if change:
+        reason = because(command, command.where or "")
+        apply(broker, queue, here, Event.PURGE, reason=reason)
+    task.result = task.done["n"] = task.done.get("n", 0) + len(here) + others
+    return part.last
 
 
 def was_stuck(broker: Broker, vpn: str, command: Stuck) -> None:
@@ -290,11 +320,10 @@ def records_lost(broker: Broker, vpn: str, command: RecordsLost) -> None:
     if own is not None:
         names = [""] if own[0] == vpn else []
     else:
-        of_vpns = dict(Routes(broker).of_record(command.topic))
+        of_vpns = dict(queues_of_record(broker, command.topic))
         names = [queue.definition.name for queue in of_vpns.get(vpn, ())]
     for name in names[: broker.limits.events]:
         broker.event(
-            command.event if command.event in OF_TOPICS else OF_TOPICS[0],
-            vpn, name, topic=command.topic, records=command.records,
-            reader=command.reader,
+            command.event if command.event in OF_TOPICS else OF_TOPICS[0], vpn, name,
+            topic=command.topic, records=command.records, reader=command.reader,
         )  # fmt: skip

@@ -8,8 +8,7 @@ from typing import Any
 from ...protocol.commands import Command
 from ...protocol.errors import ConfigError, Moved, PermissionDenied
 from ...protocol.outputs import Reply
-from ..broker import Broker
-from ..rejection import count_of_vpn
+from ..queue.broker import Broker
 
 Problems = list[tuple[str, str, str | int | float | None, str]] | None
 
@@ -22,44 +21,39 @@ class PartialAnswer:
     more: int | str | None
 
 
-class _Elsewhere:
-    """What another broker answers."""
-
-
-ELSEWHERE = _Elsewhere()
-
-
 def answer(broker: Broker, command: Command, result: Any) -> None:
     """Answer, if an answer is wanted."""
     to, more = command.reply, None
+    if to is None:
+        return
     if isinstance(result, PartialAnswer):
         result, more = result.result, result.more
-    if to is not None and result is not ELSEWHERE:
-        epoch = broker.header.epoch
-        broker.emit(Reply(to.topic, to.partition, to.request, result, more=more, epoch=epoch))
+    epoch = broker.header.epoch
+    broker.emit(Reply(to.topic, to.partition, to.request, result, more=more, epoch=epoch))
 
 
 def refuse(broker: Broker, vpn: str, command: Command, error: Exception) -> None:
-    """Say what is wrong: to who asked, and to the events."""
+    """Say what is wrong: to whoever asked, and in the events."""
     text = str(error)
-    kind, problems = what_is_wrong(error)
-    hosts = None
-    if isinstance(error, Moved):  # who asks will know; it is nobody's mistake
-        hosts = {"hosts": error.hosts}
-    else:
-        broker.in_vain()
-        if isinstance(error, PermissionDenied):
-            count_of_vpn(broker, vpn, error.reason)
-        name = getattr(command, "queue", "")
-        broker.event("command_refused", vpn, name, command=type(command).__name__, why=text)
     to = command.reply
+    if isinstance(error, Moved):  # no mistake: its sender asks there
+        if to is not None:
+            hosts = {"hosts": error.hosts}
+            broker.emit(Reply(to.topic, to.partition, to.request, hosts, text, "Moved"))
+        return
+    kind, problems = what_is_wrong(error)
+    broker.in_vain()
+    if isinstance(error, PermissionDenied):
+        broker.count_refused(vpn, error.reason)
+    name = getattr(command, "queue", "")
+    broker.event("command_refused", vpn, name, command=type(command).__name__, why=text)
     if to is not None:
-        broker.emit(Reply(to.topic, to.partition, to.request, hosts, text, kind, problems))
+        broker.emit(Reply(to.topic, to.partition, to.request, None, text, kind, problems))
 
 
 def what_is_wrong(error: Exception) -> tuple[str, Problems]:
     """The kind of an error and its problems, as a reply says them."""
-    if isinstance(error, Moved | PermissionDenied):
+    if isinstance(error, PermissionDenied):
         return type(error).__name__, None
     kind = "ConfigError" if isinstance(error, ValueError) else "LakequeueError"
     if not isinstance(error, ConfigError):

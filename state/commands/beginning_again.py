@@ -8,11 +8,14 @@ often a message was delivered in the meantime, nobody counts what was before.
 from __future__ import annotations
 
 from ...protocol.commands import BeginAgain
-from ..broker import Broker
 from ..limits import Budget
-from ..message import LEASED, Event, apply
-from ..queue import Queue
-from .task import Task
+from ..queue.broker import Broker
+from ..queue.change import apply
+from ..queue.header import Task
+from ..queue.queue import Queue
+from ..queue.table import Event
+from ..rules.which import wanted
+from ..storage.row import LEASED
 
 WHY = "rebuilt"
 
@@ -21,18 +24,16 @@ def begin_again(
     broker: Broker, queue: Queue, task: Task, command: BeginAgain, budget: Budget
 ) -> bool:
     """Carry out the command, over as many steps as it takes; answers how many leases ended."""
-    end = task.done.setdefault("end", queue.header.next_seq)
-    while not budget.spent:
-        page, rows = next(iter(queue.live_rows(task.cursor)), (None, None))
-        if page is None or rows is None or page.base >= end:
-            task.result = task.done.get("n", 0)
-            return True
-        budget.take(len(rows) + 1)
-        page.deliveries[rows] = 0
-        page.cancels[rows] = 0
-        queue.changed(page)
-        task.cursor = (page.number + 1) << queue.bits
-        seqs = rows[page.state[rows] == LEASED].astype("int64") + page.base
-        apply(broker, queue, seqs, Event.RETURN, reason=WHY)
-        task.done["n"] = task.done.get("n", 0) + len(seqs)
-    return False
+    part = wanted(broker, queue, task, None, None, budget, thaw=False)
+    for row in part.rows:
+        row.deliveries = row.cancels = 0
+    part.write_back(queue)
+    for row in part.rows:
+        if row.lane and row.id in queue.live:  # nothing of its lane is under way (O4)
+            queue.ready.changed(row)
+    held = [row for row in part.rows if row.state == LEASED]
+    apply(broker, queue, held, Event.RETURN, reason=WHY)
+    broker.touch(queue)
+    task.done["n"] = task.done.get("n", 0) + len(held)
+    task.result = task.done["n"]
+    return part.last

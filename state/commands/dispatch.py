@@ -6,11 +6,16 @@ from collections.abc import Callable
 from typing import Any
 
 from ...protocol import commands as c
-from ..bridges import bridge_keeper as bridges
-from ..durable import tables_have
-from ..mesh import keeper, parting
-from ..mesh.queue_moving import give_all
-from . import administration, inspection, leases, moving, sessions, topic_subscriptions
+from ..rules.durable import tables_have
+from . import (
+    administration,
+    home_commands,
+    inspection,
+    leases,
+    moving,
+    sessions,
+    topic_subscriptions,
+)
 from .beginning_again import begin_again
 from .redriving import redrive
 from .turns import IN_TURN
@@ -19,27 +24,27 @@ OF_BROKER: dict[type, Callable[..., Any]] = {  # (broker, vpn, command) → answ
     c.Begin: lambda broker, vpn, command: None,  # see `intake`
     c.Clients: lambda broker, vpn, command: None,  # see `intake`
     c.Configure: administration.configure,
-    c.Peers: keeper.meet,
-    c.Define: keeper.define,
-    c.MoveQueue: keeper.move_queue,
-    c.RemoveBroker: parting.remove,
-    c.CloseBroker: parting.close,
-    c.Delete: keeper.delete,  # its messages go in turn
+    c.Peers: home_commands.peers,
+    c.Define: administration.define,
+    c.MoveQueue: home_commands.move_queue,
+    c.RemoveBroker: home_commands.remove_broker,
+    c.CloseBroker: home_commands.close_broker,
+    c.Delete: administration.delete,  # its messages go in turn
     c.Heartbeat: sessions.heartbeat,
     c.Bye: sessions.bye,
     c.RecordsLost: administration.records_lost,
-    c.RecordRefused: administration.record_refused,
     c.Stuck: administration.was_stuck,
+    c.RecordRefused: administration.record_refused,
     c.Tables: tables_have,
     c.Tick: lambda broker, vpn, command: None,
     c.Queues: inspection.queues,
     c.Captures: inspection.captures,
     c.Usage: inspection.usage,
     c.Events: inspection.events,
-    c.Bridge: bridges.bridge,
-    c.DeleteBridge: bridges.concerning,
-    c.DescribeBridge: bridges.concerning,
-    c.Bridges: bridges.names,
+    c.Bridge: home_commands.bridge,
+    c.DeleteBridge: home_commands.concerning_bridge,
+    c.DescribeBridge: home_commands.concerning_bridge,
+    c.Bridges: lambda broker, vpn, command: [],
 }
 OF_QUEUE: dict[type, Callable[..., Any]] = {  # (broker, vpn, queue, command) → answer
     c.Subscribe: sessions.subscribe,
@@ -66,10 +71,11 @@ IN_TURN.update(  # (broker, queue, task, command, budget) → done?
         c.BeginAgain: begin_again,
         c.Undeliverable: leases.undeliverable,
         c.Delete: administration.remove_messages,
-        c.MoveQueue: give_all,
+        c.MoveQueue: home_commands.leave,
     }
 )
 INSPECTIONS = frozenset({c.Queues, c.Captures, c.Usage, c.Events, c.Describe, c.Browse})
-OF_ENDPOINT = frozenset({c.Describe, c.Browse, c.Purge, c.Shutdown, c.BeginAgain})  # of a bridge
+# What clients may do with a queue that only the engine fills and empties.
+OF_STAND_IN = frozenset({c.Describe, c.Browse, c.Purge, c.Shutdown, c.BeginAgain})
 # No such queue: nothing to do.
 TOLERANT = frozenset({c.Unsubscribe, c.TransportAck, c.BeginAgain, c.Undeliverable})

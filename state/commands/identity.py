@@ -1,4 +1,4 @@
-"""Who says a command: the proof of signed ones, and that none is carried out twice.
+"""Who says a command: the proof of signed commands, and that none is carried out twice.
 
 Theory. A signature names the client, its session, a number that the session counts up, and the
 time. The broker remembers of each session the highest number and which of the `WINDOW` below it
@@ -23,7 +23,7 @@ from ...protocol.signing import (
     split,
     unseal,
 )
-from ..broker import Broker, bucket
+from ..queue.broker import Broker
 
 WINDOW = 64
 SKEW_MS = 600_000
@@ -34,18 +34,7 @@ def know(broker: Broker, command: c.Clients) -> None:
     """From now on these are the clients, and no others."""
     header = broker.header
     header.auth = command.required
-    for key in header.client_pages:
-        broker.values.write(key, None)
-    pages: dict[str, dict[str, tuple[bytes, bool]]] = {}
-    for one in command.clients:
-        pages.setdefault(_key(one.vpn, one.name), {})[one.name] = (one.sealed, one.admin)
-    for key, page in pages.items():
-        broker.values.write(key, page)
-    header.client_pages = sorted(pages)
-
-
-def _key(vpn: str, client: str) -> str:
-    return f"N/{vpn}/{bucket(client)}"
+    header.clients = {f"{one.vpn}/{one.name}": (one.sealed, one.admin) for one in command.clients}
 
 
 def speaker_of(broker: Broker, vpn: str, value: bytes | None) -> tuple[Speaker | None, bytes]:
@@ -63,7 +52,7 @@ def speaker_of(broker: Broker, vpn: str, value: bytes | None) -> tuple[Speaker |
         raise PermissionDenied(
             f"client {signature.client!r} of VPN {vpn!r} is not known with the key that signed this"
         )
-    if signature.broker != broker.header.number and signature.broker not in broker.header.heirs:
+    if signature.broker not in (broker.home.number, *broker.header.speaks_for):
         raise PermissionDenied(f"the command is for broker {signature.broker}")
     _take_number(broker, vpn, signature)
     return Speaker(signature.client, signature.session, admin), command
@@ -78,11 +67,18 @@ def command_of(value: bytes | None) -> bytes | None:
     return value if found is None else found[3]
 
 
+def heard_as(vpn: str, client: str, to: int, own: int) -> str:
+    """Whose numbers these are: what was said to a removed broker is counted by itself (M4)."""
+    return f"{vpn}/{client}" if to == own else f"{vpn}/{client}@{to}"
+
+
 def _known(broker: Broker, vpn: str, client: str) -> tuple[bytes | None, bool]:
     if client == ENGINE_CLIENT:
-        return engines_key(broker.secret), True
-    sealed, admin = (broker.values.read(_key(vpn, client)) or {}).get(client, (None, False))
-    return (None if sealed is None else unseal(broker.secret, vpn, client, sealed)), admin
+        return engines_key(broker.home.secret), True
+    known = broker.header.clients.get(f"{vpn}/{client}")
+    if known is None:
+        return None, False
+    return unseal(broker.home.secret, vpn, client, known[0]), known[1]
 
 
 def _take_number(broker: Broker, vpn: str, signature: Signature) -> None:
@@ -93,8 +89,8 @@ def _take_number(broker: Broker, vpn: str, signature: Signature) -> None:
             f"the command was signed at {signature.time}, and the engine's time is {now}: at most "
             f"{SKEW_MS // 60_000} minutes may lie between them"
         )
-    key = f"S/{vpn}/{signature.client}"
-    sessions = dict(broker.values.read(key) or {})
+    name = heard_as(vpn, signature.client, signature.broker, broker.home.number)
+    sessions = broker.header.heard.setdefault(name, {})
     highest, seen, _ = sessions.get(signature.session, (0, 0, 0))
     ahead = signature.seq - highest
     if ahead > 0:
@@ -107,10 +103,10 @@ def _take_number(broker: Broker, vpn: str, signature: Signature) -> None:
     else:
         seen |= 1 << -ahead
     if signature.session not in sessions and len(sessions) >= SESSIONS_MAX:
-        sessions = {s: v for s, v in sessions.items() if v[2] >= now - SKEW_MS}
+        for session in [s for s, known in sessions.items() if known[2] < now - SKEW_MS]:
+            del sessions[session]
         if len(sessions) >= SESSIONS_MAX:
             raise PermissionDenied(
                 f"client {signature.client!r} has {len(sessions)} sessions, as many as may be"
             )
     sessions[signature.session] = (highest, seen, max(now, signature.time))
-    broker.values.write(key, sessions)

@@ -3,34 +3,31 @@ step has done. A long answer is given in parts: ``more`` says where the next one
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from heapq import merge
-from itertools import islice
 from typing import Any
 
 import msgspec
-import numpy as np
 
+from ...definitions import is_regex
 from ...expressions import predicate
 from ...protocol.commands import Browse, Captures, Describe, Events, Queues, Usage
-from ..bridges.endpoint import is_endpoint
-from ..bridges.link import load
-from ..broker import BUCKETS, Broker, BrokerHeader
-from ..header import Subscription
 from ..limits import Budget
-from ..mesh.barriers import fence
-from ..message import DELAYED, GONE, LEASED, MOVING, NAMES
-from ..message.table import COUNTERS
-from ..queue import Queue
+from ..queue.broker import BUCKETS, Broker, bucket
+from ..queue.header import Subscription
+from ..queue.queue import Queue
+from ..queue.table import COUNTERS, NAMES
 from ..rules.active_set import first_inactive
-from ..rules.edits import as_edited, dead_part, extras_of
+from ..rules.edits import dead_part, edited
 from ..rules.fairness import backlog_of
-from ..rules.filters import matching, takes_nothing
-from ..rules.order import first_key_of, seq_of
-from ..storage import Array, Content, Overlay
+from ..rules.looking import matching
+from ..rules.which import window
+from ..storage.row import DELAYED, GONE, LEASED, LOWEST, NEVER, Row
+from ..storage.spool import Content
 from .answers import PartialAnswer
 from .permissions import READ_ONLY, may
-from .topic_subscriptions import topics_of
+
+LEVEL_MAX = (1 << 64) - 1
+LOOKED_TOGETHER = 256
+LATER = 1 << 191  # browse shows what is delayed for long behind all else
 
 
 def describe_one(broker: Broker, vpn: str, queue: Queue, command: Describe) -> dict[str, Any]:
@@ -40,22 +37,30 @@ def describe_one(broker: Broker, vpn: str, queue: Queue, command: Describe) -> d
 
 def queues(broker: Broker, vpn: str, command: Queues) -> PartialAnswer:
     """The queues of a VPN, by name, from ``after`` on."""
-    names = [n for n in broker.queue_names(vpn) if n > command.after and not is_endpoint(n)]
+    names = sorted(
+        n for (name, n), queue in broker.names.items()
+        if name == vpn and n > command.after and not queue.header.stands_for
+    )  # fmt: skip
     part = names[: broker.limits.queues_listed]
-    found = [q for q in (broker.find(vpn, name) for name in part) if q is not None]
+    found = [broker.names[vpn, name] for name in part]
     more = part[-1] if len(part) < len(names) else None
     seen = [q for q in found if may(broker.speaker, q.definition, READ_ONLY)]
     return PartialAnswer([describe(broker, q) for q in seen], more)
 
 
 def captures(broker: Broker, vpn: str, command: Captures) -> PartialAnswer:
-    """What the queues of a VPN capture: its expressions, and bucket for bucket the topics. No queue
-    is loaded for it."""
-    texts = []
-    if command.start == 0:
-        texts = sorted({*(broker.values.read(f"R/{vpn}") or {}).values()})
+    """What the queues of a VPN capture: its expressions, and bucket for bucket the topics."""
+    topics = {
+        q.definition.underlying_topic for (name, _), q in broker.names.items()
+        if name == vpn and not q.header.stands_for
+    }  # fmt: skip
+    buckets: dict[int, list[str]] = {}
+    for topic in sorted(topics):
+        number = -1 if is_regex(topic) else bucket((vpn, topic))
+        buckets.setdefault(number, []).append(topic)
+    texts = buckets.get(-1, []) if command.start == 0 else []
     for number in range(command.start, BUCKETS):
-        texts += sorted(broker.values.read(f"r/{vpn}/{number}") or ())
+        texts = texts + buckets.get(number, [])
         if len(texts) >= broker.limits.captures_listed and number + 1 < BUCKETS:
             return PartialAnswer(texts, number + 1)
     return PartialAnswer(texts, None)
@@ -63,21 +68,46 @@ def captures(broker: Broker, vpn: str, command: Captures) -> PartialAnswer:
 
 def events(broker: Broker, vpn: str, command: Events) -> list[dict[str, Any]]:
     """The newest notable events; what concerns the whole broker is told in every VPN."""
-    told = [e for e in broker.newest_events() if e[1] == vpn or e[4].get("scope") == "broker"]
+    told = [e for e in broker.recent if e[1] == vpn or e[4].get("scope") == "broker"]
     return [
         {"event": event, "vpn": name, "queue": queue, "time": time, **details}
         for event, name, queue, time, details in told[-max(command.limit, 0) :]
     ]
 
 
+def usage(broker: Broker, vpn: str, command: Usage) -> dict[str, Any]:
+    """What a VPN and the broker use, of how much, and which alerts are set (S3, S8, S9, B4)."""
+    header, system, spool = broker.header, broker.header.system, broker.spool
+    number, limits = header.vpns.get(vpn, 0), header.vpn_limits.get(vpn)
+    return {
+        "vpn": {
+            "name": vpn,
+            "spool_bytes": spool.vpn_bytes.get(number, 0),
+            "max_spool_usage": None if limits is None else limits.max_spool_usage,
+            "alerts": ["spool_usage"] if f"vpn:{number}" in header.alerts else [],
+            "refused": dict(header.refused.get(vpn, {})),
+        },
+        "broker": {
+            "name": header.name,
+            "spool_bytes": spool.bytes,
+            "max_spool_usage": system.max_spool_usage,
+            "spool_files": spool.files_in_use(),
+            "max_spool_files": system.max_spool_files,
+            "delivered_unacked": broker.unacked,
+            "max_delivered_unacked": system.max_delivered_unacked,
+            "alerts": sorted(name for name in header.alerts if ":" not in name),
+        },
+        "lanes": [] if broker.beyond is None else broker.beyond.lanes(vpn),
+    }
+
+
+# ---------------------------------------------------------------- describe
+
+
 def describe(broker: Broker, queue: Queue) -> dict[str, Any]:
     """Everything about one queue, for people and programs."""
     header, definition = queue.header, queue.definition
-    oldest = None
-    first = queue.first_live()
-    if first is not None:
-        page, row = queue.row(first)
-        oldest = (broker.now - int(page.entered[row])) / 1000
+    moving = sum(one.held for one in header.subscriptions if one.broker is not None)
     counters: dict[str, Any] = {name: header.counters.get(name, 0) for name in COUNTERS}
     counters["invalid"] = header.invalid
     counters["rejected"] = dict(header.rejected)
@@ -87,18 +117,20 @@ def describe(broker: Broker, queue: Queue) -> dict[str, Any]:
         "vpn": definition.vpn,
         "broker": broker.header.name,
         "depth": header.depth,
-        "ready": header.depth - header.leased - header.delayed - header.moving,
-        "leased": header.leased,
+        "ready": _ready(queue),
+        "leased": header.leased - moving,
         "delayed": header.delayed,
-        "moving": header.moving,
+        "moving": moving,
         "active": min(header.depth, definition.target_queue_depth or header.depth),
         "spool_bytes": header.bytes,
-        "oldest_age_s": oldest,
+        "oldest_age_s": _oldest_age_s(broker, queue),
         "blocked": _blocked(broker, queue),
-        "consumers": [_consumer(broker, queue, s) for s in header.subscriptions],
+        "consumers": [
+            _consumer(broker, queue, s) for s in header.subscriptions if s.broker is None
+        ],
         "ingress": header.ingress,
         "egress": header.egress,
-        "subscriptions": topics_of(broker, queue),
+        "subscriptions": list(header.topics),
         "alerts": ["spool_usage"] * header.usage_high
         + ["delivered_unacked"] * bool(header.flows_high),
         "faulted": header.faulted or None,
@@ -108,90 +140,79 @@ def describe(broker: Broker, queue: Queue) -> dict[str, Any]:
     }
 
 
-def _peers(header: BrokerHeader) -> dict[str, Any]:
-    """What passed between this broker and others of its home, if there are any."""
-    if not header.peers:
-        return {}
-    peers = [
-        {"name": p.name, "number": n, "said": p.said, "heard": p.heard, "lost": p.lost,
-         "repeated": p.repeated, "undecided": p.undecided}
-        for n, p in sorted(header.peers.items())
-    ]  # fmt: skip
-    return {"peers": peers}
+def _ready(queue: Queue) -> int:
+    return queue.header.depth - queue.header.leased - queue.header.delayed
 
 
-def usage(broker: Broker, vpn: str, command: Usage) -> dict[str, Any]:
-    """What a VPN and the broker use, of how much, and which alerts are set (S3, S8, S9, B4)."""
-    header, system = broker.header, broker.header.system
-    number, limits = header.vpns.get(vpn, 0), header.vpn_limits.get(vpn)
-    return {
-        "vpn": {
-            "name": vpn,
-            "spool_bytes": header.spool.vpn_bytes.get(number, 0),
-            "max_spool_usage": None if limits is None else limits.max_spool_usage,
-            "alerts": ["spool_usage"] if f"vpn:{number}" in header.alerts else [],
-            "refused": dict(broker.values.read(f"x/{vpn}") or {}),
-        },
-        "broker": {
-            "name": header.name,
-            "spool_bytes": header.spool.bytes,
-            "max_spool_usage": system.max_spool_usage,
-            "spool_files": broker.spool.files_in_use(),
-            "max_spool_files": system.max_spool_files,
-            "delivered_unacked": broker.unacked_total,
-            "max_delivered_unacked": system.max_delivered_unacked,
-            "alerts": sorted(name for name in header.alerts if ":" not in name),
-            **_peers(header),
-        },
-    }
+def _oldest_age_s(broker: Broker, queue: Queue) -> float | None:
+    """How long the message is here that came first. Of the cold part one segment is read: that with
+    the lowest id, which is nearly always the message that came first."""
+    if not queue.header.depth:
+        return None
+    rows = list(queue.live.values())
+    for runs in (queue.cold, queue.later):
+        if runs.rows:
+            rows += runs.read(min(runs.segments(), key=lambda segment: segment.id_first))
+    return (broker.now - min(row.entered for row in rows)) / 1000
 
 
 def _blocked(broker: Broker, queue: Queue) -> str | None:
     """Why ready messages wait, or None."""
-    header = queue.header
-    waiting = header.depth - header.leased - header.delayed - header.moving
-    limit = queue.definition.max_backlog
-    if not waiting:
+    header, definition = queue.header, queue.definition
+    if not _ready(queue):
         return None
     if not header.egress:
         return "egress shut down"
-    if queue.number in broker.header.links:
-        return _blocked_link(broker, queue)
+    if header.stands_for and broker.beyond is not None:
+        return broker.beyond.why_waiting(queue)
     if not header.subscriptions:
         return "no consumer"
-    if limit is not None and header.leased >= limit:
+    if definition.max_backlog is not None and header.leased >= definition.max_backlog:
         return "max_backlog"
     if _at_limit(broker) and not any(_leaves_on_send(queue, s) for s in header.subscriptions):
         return "max_delivered_unacked"
     if header.faulted:
         return f"faulted: {header.faulted}"
-    if header.keyed and not queue.ready:
+    first = _first_key(queue)
+    if first is None and queue.ready.lanes:
         return "partition_key"  # the key of each ready message has one under way (O4)
-    line = fence(queue)
-    if line is not None:
-        first = queue.ready.first()
-        if first is None or first >= first_key_of(line):
+    behind = NEVER << 128
+    if header.barriers:
+        behind = (next(iter(header.barriers)) + 1 << 128) - (LEVEL_MAX << 64)
+        if first is None or first >= behind:
             return "barrier"
     room = [s for s in header.subscriptions if not _consumer(broker, queue, s)["blocked"]]
     if not room:
         return "every consumer's backlog is full"
     if first_inactive(queue) is not None and not header.again:
         return "target_queue_depth"  # somebody has room, and nothing active is for them (R5)
-    below = None if line is None else first_key_of(line)
-    if all(s.filter and takes_nothing(queue, s.filter, below) for s in room):
+    if all(s.filter and _takes_nothing(queue, s.filter, behind) for s in room):
         return "no consumer's filter matches"
     return None
 
 
-def _blocked_link(broker: Broker, queue: Queue) -> str | None:
-    """Why messages wait at the endpoint of a bridge."""
-    link = load(broker, queue.number)
-    held = sorted({h.endpoint or h.reason for h in link.held.values()}) if link else []
-    return f"held by {', '.join(held[:10])}" if held else None
+def _takes_nothing(queue: Queue, text: str, below: int) -> bool:
+    """Whether a filter has looked at all that is ready below a key, and let nothing through."""
+    view = queue.ready.views.get(text)
+    if view is None or view.behind:
+        return False
+    for heap in (view.unseen, view.matched):
+        row = queue.ready.top(heap)
+        if row is not None and row.key < below:
+            return False
+    segments = queue.cold.segments()
+    return all(s.first >= below or s.was_seen_by(view.number) for s in segments)
+
+
+def _first_key(queue: Queue) -> int | None:
+    """Where the message stands that is next, whoever may take it."""
+    row, cold = queue.ready.first(), queue.first_cold()
+    keys = [key for key in (None if row is None else row.key, cold) if key is not None]
+    return min(keys, default=None)
 
 
 def _at_limit(broker: Broker) -> bool:
-    return broker.unacked_total >= broker.header.system.max_delivered_unacked
+    return broker.unacked >= broker.header.system.max_delivered_unacked
 
 
 def _leaves_on_send(queue: Queue, subscription: Subscription) -> bool:
@@ -219,120 +240,91 @@ def _consumer(broker: Broker, queue: Queue, subscription: Subscription) -> dict[
     }
 
 
+# ---------------------------------------------------------------- browse
+
+
 def browse(broker: Broker, vpn: str, queue: Queue, command: Browse) -> PartialAnswer:
-    """Active messages in the queue's order, without taking them (R5, R6), from ``start`` on.
+    """Active messages in the queue's order, without taking them (R5, R6), from ``start`` on. What
+    is delayed and cold comes behind all else, by when it is due.
 
     One answer looks at `Limits.browse_rows`, and reads `Limits.browse_bytes` of payloads and
-    `Limits.browse_pages`, at most; more: where to go on.
+    `Limits.browse_pages` segments, at most; more: where to go on.
     """
-    wanted = {name: code for code, name in NAMES.items() if code != GONE}
-    if command.state is not None and command.state not in wanted:
-        raise ValueError(f"state: {command.state!r} – allowed are {', '.join(sorted(wanted))}")
+    states = {name: code for code, name in NAMES.items() if code != GONE}
+    if command.state is not None and command.state not in states:
+        raise ValueError(f"state: {command.state!r} – allowed are {', '.join(sorted(states))}")
     if command.where is not None:
         predicate("where", command.where)
+    state = None if command.state is None else states[command.state]
     budget = Budget(broker.limits.browse_rows, broker.limits.browse_bytes)
-    limit, pages = command.limit, reads_of(broker) + broker.limits.browse_pages
-    start = None if command.start is None else int(command.start)
+    pages = broker.limits.browse_pages
+    inactive = first_inactive(queue)
     out: list[dict[str, Any]] = []
-    end = first_inactive(queue)
-    for keys, seqs in _in_order(queue, start):
-        if len(out) >= limit:
-            break
-        budget.take(len(seqs))
-        following = keys[-1] + 1
-        here = seqs < (queue.header.next_seq if end is None else end)
-        if command.state is not None:
-            here &= queue.gather(seqs, "state") == wanted[command.state]
-        if not here.all():
-            keys = [key for key, yes in zip(keys, here.tolist(), strict=True) if yes]
-            seqs = seqs[here]
-        sizes = broker.spool.spans(queue.gather(seqs, "id")) + len(command.where or "")
-        n = 0 if out and len(seqs) and sizes[0] > budget.bytes else budget.fits(sizes)
-        cut = n < len(seqs)
-        if cut:
-            following, seqs = keys[n], seqs[:n]
-        budget.take(0, int(sizes[:n].sum()))
-        if command.where is not None:
-            seqs = seqs[np.array(matching(broker, queue, seqs, command.where), bool)]
-        out += _shown(broker, queue, seqs[: limit - len(out)])
-        spent = cut or budget.spent or reads_of(broker) >= pages
-        if spent and len(out) < limit:
-            return PartialAnswer(out, str(following))
+    start: int | None = LOWEST if command.start is None else int(command.start)
+    while start is not None and len(out) < command.limit:
+        if budget.spent or pages <= 0:
+            return PartialAnswer(out, str(start))
+        most = min(budget.rows, max(command.limit, LOOKED_TOGETHER))
+        rows, start, read = _next_in_order(queue, start, most)
+        pages -= read
+        if len(rows) > budget.rows:
+            start = _place(queue, rows[budget.rows])
+            del rows[budget.rows :]
+        budget.take(len(rows))
+        for row in rows:
+            if len(out) >= command.limit:
+                break
+            if (inactive is not None and row.key >= inactive) or state not in (None, row.state):
+                continue
+            content = broker.spool.content(row) or (b"", None, None)
+            size = sum(map(_length, content)) + len(command.where or "")
+            if size > budget.bytes and budget.bytes < broker.limits.browse_bytes:
+                return PartialAnswer(out, str(_place(queue, row)))
+            budget.take(0, size)
+            if command.where is None or matching(broker, queue, [row], command.where)[0]:
+                out.append(_shown(queue, row, content))
     return PartialAnswer(out, None)
 
 
-def reads_of(broker: Broker) -> int:
-    """Pages that the step has read so far."""
-    store = broker.store
-    return store.reads if isinstance(store, Overlay) else 0
+def _next_in_order(queue: Queue, start: int, most: int) -> tuple[list[Row], int | None, int]:
+    """The next rows from a place on, the place to go on with, and how many segments were read."""
+    if start < LATER:
+        found = window(queue.live.values(), queue.cold, start, most)
+        following = LATER if found.end is None else found.end + 1
+        if found.end is None and not queue.later.rows:
+            return found.rows, None, len(found.cold)
+        return found.rows, following, len(found.cold)
+    found = window((), queue.later, start - LATER, most)
+    end = None if found.end is None else LATER + found.end + 1
+    return found.rows, end, len(found.cold)
 
 
-TOGETHER = 16  # messages that are looked at before the budget is asked again
+def _place(queue: Queue, row: Row) -> int:
+    """Where a row stands in the order that browse shows."""
+    is_later = row.state == DELAYED and row.id not in queue.live
+    return LATER + queue.later.by(row) if is_later else row.key
 
 
-def _in_order(queue: Queue, start: int | None) -> Iterator[tuple[list[int], Array]]:
-    """Keys and places in the order of delivery (O1, O2), in parts, until nothing more is active
-    where that ends at a place (R5). Nothing is sorted: it costs what is read of it."""
-    end = None if queue.header.ordered else first_inactive(queue)
-    keys = _keys_in_order(queue, start)
-    while part := list(islice(keys, TOGETHER)):
-        yield part, np.array([seq_of(key) for key in part], np.int64)
-        if end is not None and seq_of(part[-1]) >= end:
-            return
+def _length(part: bytes | None) -> int:
+    return len(part or b"")
 
 
-def _keys_in_order(queue: Queue, start: int | None) -> Iterator[int]:
-    """The keys of what is stored. Up to `ordered_from` order is by place; what is ordered otherwise
-    comes before or after these, in the ready index or aside."""
-    header = queue.header
-    begin = first_key_of(0) if start is None else start
-    plain_until = header.ordered_from if header.ordered else header.next_seq
-    if header.ordered:
-        yield from _indexed(queue, begin, 0)
-    if begin < plain_until:
-        for page, rows in queue.live_rows(max(begin, 0)):
-            if page.base >= plain_until:
-                break
-            places = (rows.astype(np.int64) + page.base).tolist()
-            yield from (place for place in places if place < plain_until)
-    if header.ordered:
-        yield from _indexed(queue, max(begin, plain_until), None)
-
-
-def _indexed(queue: Queue, begin: int, end: int | None) -> Iterator[int]:
-    return merge(queue.ready.scan(begin, end), queue.aside.scan(begin, end))
-
-
-def _shown(broker: Broker, queue: Queue, seqs: Array) -> list[dict[str, Any]]:
-    ids = queue.gather(seqs, "id")
+def _shown(queue: Queue, row: Row, content: Content) -> dict[str, Any]:
     names = {s.number: s.name for s in queue.header.subscriptions}
-    peers = {n + 1: f"broker:{peer.name}" for n, peer in broker.header.peers.items()}
-    known = dict(zip(seqs.tolist(), broker.spool.origins(ids).tolist(), strict=True))
-    out = []
-    for seq, content, priority in zip(
-        seqs.tolist(), as_edited(extras_of(queue.rows(seqs)), broker.spool.contents(ids)),
-        broker.spool.gather(ids, "priority").tolist(), strict=True,
-    ):  # fmt: skip
-        page, row = queue.row(seq)
-        state = int(page.state[row])
-        until, expires = int(page.until[row]), int(page.expires[row])
-        out.append(
-            {
-                "id": str(known[seq]),
-                "state": NAMES[state],
-                **_fitting(content or (b"", None, None)),
-                "priority": priority,
-                "delivery_count": int(page.deliveries[row]),
-                "entered": int(page.entered[row]),
-                "expires": expires if expires < 1 << 62 else None,
-                "lease_until": until if state == LEASED and until < 1 << 62 else None,
-                "ready_at": until if state == DELAYED else None,
-                "holder": (peers if state == MOVING else names).get(int(page.holder[row])),
-                "is_barrier": bool(page.barrier[row]),
-                "dead": dead_part(page.extras.get(row)),
-            }
-        )
-    return out
+    return {
+        "id": str(row.id),
+        "state": NAMES[row.state],
+        **_fitting(edited(row, content)),
+        "priority": row.priority,
+        "delivery_count": row.deliveries,
+        "entered": row.entered,
+        "expires": row.expires if row.expires < NEVER else None,
+        "lease_until": row.until if row.state == LEASED and row.until < NEVER else None,
+        "ready_at": row.until if row.state == DELAYED else None,
+        "holder": names.get(row.holder),
+        "is_barrier": row.barrier,
+        "dead": dead_part(row.extras),
+    }
 
 
 SHOWN_BYTES_MAX = 4_000_000  # of one message; an answer is a record, and has them as base64

@@ -6,86 +6,114 @@ reason that only the rules know (no such queue, a bad expression) is answered wi
 changes nothing either. Commands that stand before the beginning of this home in their topic were
 for an earlier one: they are passed over and counted (see `Home`).
 
-The engine has a door of its own, a topic that no client writes to: there it says who the brokers
-are, what their limits, which queues the configuration has. What only the engine may say is refused
-on a VPN's topic like any other bad command, so no tenant changes what belongs to all.
+The engine has a door of its own, a topic that no client writes to: there it says what the limits
+are, and which queues the configuration has. What only the engine may say is refused on a VPN's
+topic like any other bad command, so no tenant changes what belongs to all.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 from ...definitions import DEFAULT_VPN
 from ...definitions.definition_values import vpn_name
 from ...protocol import commands as c
-from ...protocol.carrying import PassOn
-from ...protocol.errors import ConfigError, LakequeueError, Moved, PermissionDenied, Reason
+from ...protocol.errors import ConfigError, LakequeueError, PermissionDenied, Reason
 from ...protocol.messages import Records
 from ...protocol.outputs import Reply
 from ...protocol.signing import Speaker
 from ...protocol.topics import is_inbox_of, is_instruction
-from ..broker import Broker
-from ..isolation import Place, Refusals
-from ..mesh.known_places import is_moving, moved, on_its_way
-from ..mesh.saying import say
-from ..rejection import count_of_vpn, reject_record
+from ..queue.beyond import LATER
+from ..queue.broker import Broker
+from ..queue.broker_facts import Place
+from ..queue.queue import Queue
+from ..rules.answering import reject_record
 from .answers import answer, refuse, what_is_wrong
-from .dispatch import INSPECTIONS, OF_BROKER, OF_ENDPOINT, OF_QUEUE, TOLERANT
+from .dispatch import INSPECTIONS, OF_BROKER, OF_QUEUE, OF_STAND_IN, TOLERANT
 from .identity import command_of, know, speaker_of
 from .permissions import check_permission
 from .turns import begin
 
 ENGINE = "/engine"  # its door, among the VPNs that have begun: no VPN has such a name
 _BEGIN = b'{"command":"begin",'
-Given = tuple[str, c.AnyCommand, Place, Speaker | None]  # VPN, command, where it stands, by whom
 
 
-class DecodedCommands:
-    """The commands of a step, decoded."""
+class Given(NamedTuple):
+    """A command, where it stands, and who says it."""
 
-    def __init__(self, broker: Broker, records: Records, refused: Refusals) -> None:
-        self.given: list[Given] = []
-        for at in range(len(records)):
-            place = records.topics[at], records.partitions[at], records.offsets[at]
-            broker.at = place
-            value, of_engine = records.values[at], is_instruction(place[0])
-            vpn = DEFAULT_VPN if of_engine else place[0].rpartition(".")[0]
-            speaker = None
-            try:
-                if of_engine:
-                    vpn = _vpn_of(records.keys[at])
-                if place in refused.records:
-                    raise ValueError(f"it failed: {refused.records[place]}")
-                unasked = of_engine or _is_beginning(value)
-                if not unasked:
-                    speaker, value = speaker_of(broker, vpn, value)
-                command = c.decode_command(value)
-                if unasked and not of_engine and not isinstance(command, c.Begin):
-                    raise ValueError("command: named twice")
-                _check_inboxes(vpn, command)
-                _check_door(of_engine, command)
-            except (ValueError, PermissionDenied) as error:
-                denied = isinstance(error, PermissionDenied)
-                reason = Reason.PERMISSION_DENIED if denied else Reason.MALFORMED
-                bad = records.keys[at], records.values[at]
-                reject_record(broker, vpn, *place, *bad, str(error), reason)
-                _answer_what_is_none(broker, vpn, value, error)
-                broker.in_vain()
-                continue
-            if not _has_begun(broker, ENGINE if of_engine else vpn, command):
-                count_of_vpn(broker, vpn, "earlier_home")
-                broker.in_vain()
-            elif _names_others(broker, command):
-                count_of_vpn(broker, vpn, "other_home")
-                refuse(broker, vpn, command, LakequeueError(_other_home(broker, command)))
-            else:
-                if isinstance(command, c.Clients):
-                    know(broker, command)  # now: what follows in this step is asked already
-                self.given.append((vpn, command, place, speaker))
-        broker.at = None
+    vpn: str
+    command: Any
+    place: Place
+    speaker: Speaker | None
 
 
-def _other_home(broker: Broker, command: Any) -> str:
+def decoded(broker: Broker, records: Records, skipped: Mapping[Place, str]) -> list[Given]:
+    """The commands of a step. skipped: records that failed before, and why."""
+    given = []
+    for topic, partition, offset, key, value in zip(
+        records.topics, records.partitions, records.offsets, records.keys, records.values,
+        strict=True,
+    ):  # fmt: skip
+        broker.at = place = topic, partition, offset
+        one = _decoded(broker, place, key, value, skipped)
+        if one is not None:
+            given.append(one)
+    broker.at = None
+    return given
+
+
+def _decoded(
+    broker: Broker, place: Place, key: bytes | None, value: bytes | None,
+    skipped: Mapping[Place, str],
+) -> Given | None:  # fmt: skip
+    """One command; None where it is none, or for another home: then it is answered here."""
+    vpn, of_engine = _door_of(place[0])
+    speaker = None
+    try:
+        if of_engine:
+            vpn = _vpn_of(key)
+        if place in skipped:
+            raise ValueError(f"it failed: {skipped[place]}")
+        unasked = of_engine or _is_beginning(value)
+        if not unasked:
+            speaker, value = speaker_of(broker, vpn, value)
+        command = c.decode_command(value)
+        if unasked and not of_engine and not isinstance(command, c.Begin):
+            raise ValueError("command: named twice")
+        if command.reply is not None or type(command) is c.Subscribe:
+            _check_inboxes(vpn, command)
+        if not of_engine and isinstance(command, c.OF_ENGINE):
+            raise ValueError(_not_the_engine(command))
+    except (ValueError, PermissionDenied) as error:
+        denied = isinstance(error, PermissionDenied)
+        reason = Reason.PERMISSION_DENIED if denied else Reason.MALFORMED
+        reject_record(broker, vpn, *place, key, value, str(error), reason)
+        _answer_what_is_none(broker, vpn, value, error)
+        broker.in_vain()
+        return None
+    if not _has_begun(broker, ENGINE if of_engine else vpn, command):
+        broker.count_refused(vpn, "earlier_home")
+        broker.in_vain()
+        return None
+    if isinstance(command, c.Named) and command.epoch not in (0, broker.header.epoch):
+        broker.count_refused(vpn, "other_home")
+        refuse(broker, vpn, command, LakequeueError(_other_home(broker, command)))
+        return None
+    if isinstance(command, c.Clients):
+        know(broker, command)  # now: what follows in this step is asked already
+    return Given(vpn, command, place, speaker)
+
+
+@lru_cache(maxsize=1_000)
+def _door_of(topic: str) -> tuple[str, bool]:
+    """The VPN whose commands stand in a topic, and whether they are the engine's."""
+    of_engine = is_instruction(topic)
+    return DEFAULT_VPN if of_engine else topic.rpartition(".")[0], of_engine
+
+
+def _other_home(broker: Broker, command: c.Named) -> str:
     return (
         f"epoch: {command.epoch} – the messages that this command is for belong to another home "
         f"than this one, {broker.header.epoch}: subscribe or look again to learn what is here"
@@ -105,14 +133,12 @@ def _vpn_of(key: bytes | None) -> str:
         raise ValueError(f"key: {key!r:.200} – names the VPN, and {error}") from error
 
 
-def _check_door(of_engine: bool, command: c.AnyCommand) -> None:
+def _not_the_engine(command: c.AnyCommand) -> str:
     """A tenant says nothing that concerns others."""
-    if isinstance(command, c.OF_ENGINE) and not of_engine:
-        kind = type(command).__struct_config__.tag
-        raise ValueError(
-            f"command: {kind!r} – only the engine says it, on the broker's own topic, which no "
-            "client of a VPN may write to"
-        )
+    return (
+        f"command: {type(command).__struct_config__.tag!r} – only the engine says it, on the "
+        "broker's own topic, which no client of a VPN may write to"
+    )
 
 
 def _has_begun(broker: Broker, door: str, command: c.AnyCommand) -> bool:
@@ -124,11 +150,6 @@ def _has_begun(broker: Broker, door: str, command: c.AnyCommand) -> bool:
     if isinstance(command, c.Begin) and command.epoch == header.epoch and door not in header.begun:
         header.begun.append(door)
     return door in header.begun
-
-
-def _names_others(broker: Broker, command: c.AnyCommand) -> bool:
-    """Whether a command is for messages of another home."""
-    return isinstance(command, c.Named) and command.epoch not in (0, broker.header.epoch)
 
 
 def _check_inboxes(vpn: str, command: c.AnyCommand) -> None:
@@ -152,64 +173,61 @@ def _answer_what_is_none(broker: Broker, vpn: str, value: bytes | None, error: E
         broker.emit(Reply(to.topic, to.partition, to.request, None, str(error), kind))
 
 
-def take_commands(broker: Broker, commands: DecodedCommands) -> None:
-    """Carry out commands in the order of their log, but for inspections."""
-    _carry_out(broker, [g for g in commands.given if type(g[1]) not in INSPECTIONS])
-
-
-def answer_inspections(broker: Broker, commands: DecodedCommands) -> None:
-    """Inspections come last: they see what the step has done."""
-    _carry_out(broker, [g for g in commands.given if type(g[1]) in INSPECTIONS])
-
-
-def _carry_out(broker: Broker, given: list[Given]) -> None:
+def carry_out_all(broker: Broker, given: list[Given], inspect: bool) -> None:
+    """Carry out commands in the order of their log. inspect: only those that look, which come last
+    and see what the step has done; else all others."""
     for vpn, command, place, speaker in given:
-        broker.at, broker.speaker = place, speaker
-        try:
+        if (type(command) in INSPECTIONS) is inspect:
+            broker.at = place
+            carry_out(broker, vpn, command, speaker)
+    broker.at = None
+
+
+def carry_out(broker: Broker, vpn: str, command: Any, speaker: Speaker | None) -> None:
+    """Carry out one command, or say what is wrong with it."""
+    broker.speaker = speaker
+    try:
+        if speaker is not None:
             check_permission(broker, vpn, command)
-            _one(broker, vpn, command)
-        except (LakequeueError, ValueError) as error:
-            refuse(broker, vpn, command, error)
-    broker.at = broker.speaker = None
+        _one(broker, vpn, command)
+    except (LakequeueError, ValueError) as error:
+        refuse(broker, vpn, command, error)
+    broker.speaker = None
 
 
 def _one(broker: Broker, vpn: str, command: Any) -> None:
     """Carry out one command. Raises what is wrong with it, and has changed nothing then."""
     kind = type(command)
+    if broker.beyond is not None and kind in broker.beyond.commands:
+        result = broker.beyond.commands[kind](vpn, command)
+        if result is not LATER:
+            answer(broker, command, result)
+        return
     if kind in OF_BROKER:
+        if kind is c.Delete and (gone := broker.find(vpn, command.queue)) is not None:
+            _check_stand_in(broker, gone, kind)
         answer(broker, command, OF_BROKER[kind](broker, vpn, command))
         return
+    if broker.beyond is not None and broker.beyond.takes(vpn, command):
+        return
     queue = broker.find(vpn, command.queue)
-    if queue is not None and queue.number in broker.header.links and kind not in OF_ENDPOINT:
-        raise ConfigError(
-            f"queue: {command.queue!r} – is the endpoint of a bridge: it can be looked at, purged, "
-            f"shut down, and goes with its bridge"
-        )
-    if queue is not None and queue.number in broker.header.ways and kind not in OF_ENDPOINT:
-        raise ConfigError(
-            f"queue: {command.queue!r} – is the way to a dead message queue on another broker: it "
-            f"can be looked at, purged, shut down"
-        )
     if queue is None:
-        elsewhere = moved(broker, vpn, command.queue)
-        if elsewhere is not None and kind not in TOLERANT:
-            _send_after(broker, vpn, command, elsewhere, min(elsewhere.hosts.values()))
-            return
         if kind not in TOLERANT:
             raise ConfigError(f"queue: {command.queue!r} – there is no such queue in VPN {vpn!r}")
         answer(broker, command, None)
-    elif is_moving(queue) and kind not in INSPECTIONS:
-        to = queue.header.leaving[0] if queue.header.leaving else None
-        _send_after(broker, vpn, command, on_its_way(broker, vpn, queue), to)
-    elif kind in OF_QUEUE:
+        return
+    _check_stand_in(broker, queue, kind)
+    if kind in OF_QUEUE:
         answer(broker, command, OF_QUEUE[kind](broker, vpn, queue, command))
     else:
         begin(broker, vpn, queue, command)
 
 
-def _send_after(broker: Broker, vpn: str, command: Any, why: Moved, to: int | None) -> None:
-    """What is said of a queue that went: an ack that nobody waits for goes after it, since it was
-    sent before the client could know. All else is refused, and the client asks there."""
-    if not isinstance(command, c.Ack) or command.reply is not None or to is None:
-        raise why
-    say(broker, to, PassOn(vpn, c.encode_command(command), broker.speaker))
+def _check_stand_in(broker: Broker, queue: Queue, kind: type) -> None:
+    """Clients do not fill and empty what only the engine does. Raises ConfigError."""
+    if queue.header.stands_for and kind not in OF_STAND_IN:
+        assert broker.beyond is not None
+        raise ConfigError(
+            f"queue: {queue.definition.name!r} – is {broker.beyond.of_engine(queue)}: it can be "
+            "looked at, purged, shut down, and goes by itself"
+        )

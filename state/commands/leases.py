@@ -1,17 +1,14 @@
 """Settling: acknowledge, cancel, reject; and renew, return (L1, L5–L11, L13, C7).
 
-These name messages by id. Where the ids are few, the spool's message pages tell their places in the
-queue; where a range is wider than the queue is deep, the queue's own pages are searched. So the
-cost follows what is named or what is there, whichever is less. An ack that has no effect is counted
-and journaled (L8); an ack for an id that this queue never held is kept for a while (L9).
+These name messages by id (`which`). An ack that has no effect is counted and journaled (L8); an ack
+for an id that this queue never held is kept for a while (L9).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import islice
 from typing import Any
-
-import numpy as np
 
 from ...protocol.bounds import DURATION_MS_MAX
 from ...protocol.commands import (
@@ -23,50 +20,42 @@ from ...protocol.commands import (
     TransportAck,
     Undeliverable,
 )
-from ...protocol.errors import Reason
-from ...protocol.ids import format_ranges, parse_ranges
-from ..broker import Broker
-from ..header import Subscription
+from ...protocol.ids import Ranges, format_ranges, parse_ranges
 from ..limits import Budget
-from ..mesh.placement import LOCAL
-from ..message import LEASED, Event, apply
-from ..message.returning import give_back
-from ..queue import Queue
+from ..queue.broker import Broker
+from ..queue.change import apply
+from ..queue.header import Subscription, Task
+from ..queue.queue import Queue
+from ..queue.table import Event
 from ..rules import transport_acks
-from ..storage import NEVER, Array
-from .places import (
-    FoundPlaces,
-    by_ids,
-    early,
-    held_pages,
-    wanted_rows,
-    without_effect,
-    without_effect_of,
-)
-from .task import Task
+from ..rules.returning import cancel_last, cannot_be_sent, give_back
+from ..rules.returning import reject as reject_rows
+from ..rules.which import Part, by_ids, ignore, in_place, keep_early, wanted, without_effect
+from ..storage.row import LEASED, NEVER, Row
 
 MOVED = "moved"  # why subscriptions end as their queue goes to another broker
-ROWS_OF_ONE = 100  # in which a message of another broker may stand here
 
 
 def acknowledge(broker: Broker, queue: Queue, task: Task, command: Ack, budget: Budget) -> bool:
     """Remove messages; answers how many went. Raises ValueError unless exactly one of ids, up_to
     and where says which (L13)."""
-    if not task.done:
+    begins = not task.done
+    if begins:
         _one_choice(command)
+    ranges = parse_ranges(command.ids) if command.ids is not None else []
+    if begins:
         task.done = {"n": 0}
         subscription = queue.subscription(command.subscription)
         if command.received and subscription is not None:
-            transport_acks.confirm(subscription, command.received, broker.now)
-        if command.ids is not None:
-            early(broker, queue, parse_ranges(command.ids), command.subscription)
+            _confirm(broker, queue, subscription, command.received)
+        keep_early(broker, queue, ranges, command.subscription)
     done = False
     while not done and not budget.spent:
-        part = _next_part(broker, queue, task, command, budget)
+        part = _next_part(broker, queue, task, command, ranges, budget)
         done = part.last
-        task.cursor = part.next
-        task.done["n"] += _remove(broker, queue, part.seqs, command.subscription)
-        if command.ids is not None and not command.quiet:
+        here, others = in_place(broker, queue, command, part.rows)
+        task.done["n"] += others + _remove(broker, queue, here, command.subscription)
+        if not command.quiet:
             without_effect(broker, queue, part, command.subscription)
     task.result = task.done["n"]
     if done and not task.result:
@@ -75,16 +64,28 @@ def acknowledge(broker: Broker, queue: Queue, task: Task, command: Ack, budget: 
 
 
 def _next_part(
-    broker: Broker, queue: Queue, task: Task, command: Ack, budget: Budget
-) -> FoundPlaces:
+    broker: Broker, queue: Queue, task: Task, command: Ack, ranges: Ranges, budget: Budget
+) -> Part:
     if command.where is not None:
-        return wanted_rows(broker, queue, task, command.where, None, budget)
-    if command.up_to is None:
-        return by_ids(broker, queue, task, parse_ranges(command.ids or ""), budget)
-    last = _row_of(broker, queue, _one_id(command.up_to))
+        return wanted(broker, queue, task, command.where, None, budget, moving=True)
+    if command.ids is not None:
+        return by_ids(broker, queue, task, ranges, budget, moving=True)
+    last = _one_id(command.up_to or "")
     subscription = queue.subscription(command.subscription)
-    number = subscription.number if subscription is not None else 0
-    return held_pages(queue, task.cursor, number, budget, up_to=last)
+    return _held_up_to(queue, subscription, last, budget)
+
+
+def _held_up_to(queue: Queue, subscription: Subscription | None, last: int, budget: Budget) -> Part:
+    """Messages that a subscription leases, with ids up to this one."""
+    held = queue.leases.get(subscription.number, {}) if subscription is not None else {}
+    found = [row for row in held.values() if row.id <= last]
+    rows = found[: max(budget.rows, 1)]
+    budget.take(len(rows) + 1)
+    return Part(sorted(rows, key=_seq), last=len(rows) == len(found))
+
+
+def _seq(row: Row) -> int:
+    return row.seq
 
 
 def has_arrived(broker: Broker, vpn: str, queue: Queue, command: TransportAck) -> None:
@@ -92,15 +93,22 @@ def has_arrived(broker: Broker, vpn: str, queue: Queue, command: TransportAck) -
     subscription = queue.subscription(command.subscription)
     if subscription is None:
         broker.in_vain()
-        return
-    transport_acks.confirm(subscription, command.received, broker.now)
+    else:
+        _confirm(broker, queue, subscription, command.received)
+
+
+def _confirm(broker: Broker, queue: Queue, subscription: Subscription, received: int) -> None:
+    transport_acks.confirm(subscription, received, broker.now)
+    broker.touch(queue)
 
 
 def _one_choice(command: Ack) -> None:
-    given = [n for n in ("ids", "up_to", "where") if getattr(command, n) is not None]
-    if len(given) != 1:
+    if (command.ids is None) + (command.up_to is None) + (command.where is None) != 2:
+        given = [n for n in ("ids", "up_to", "where") if getattr(command, n) is not None]
         found = " and ".join(given) or "none of them"
         raise ValueError(f"ack: {found} – exactly one of ids, up_to, where is given")
+    if command.up_to is not None:
+        _one_id(command.up_to)
 
 
 def _one_id(text: str) -> int:
@@ -110,23 +118,17 @@ def _one_id(text: str) -> int:
     return ranges[0][1]
 
 
-def _row_of(broker: Broker, queue: Queue, number: int) -> int:
-    """The id of the row in which a message stands: rows stand in the order in which they came."""
-    rows = broker.spool.rows_of([(number, number)], ROWS_OF_ONE, queue.number)
-    return rows[0][0]
-
-
-def _remove(broker: Broker, queue: Queue, seqs: Array, name: str) -> int:
-    if queue.definition.leasing == "strict" and len(seqs):
+def _remove(broker: Broker, queue: Queue, rows: list[Row], name: str) -> int:
+    """Acknowledge messages; under `strict` those that nobody else leases (L8)."""
+    if queue.definition.leasing == "strict":
         subscription = queue.subscription(name)
         number = subscription.number if subscription is not None else 0
-        foreign = (queue.gather(seqs, "state") == LEASED) & (queue.gather(seqs, "holder") != number)
-        if foreign.any():
-            ids = queue.gather(seqs[foreign], "id")
-            without_effect_of(broker, queue, ids, name, "leased to another")
-            seqs = seqs[~foreign]
-    apply(broker, queue, seqs, Event.ACKNOWLEDGE, subscription=name)
-    return len(seqs)
+        foreign = [row.id for row in rows if row.state == LEASED and row.holder != number]
+        if foreign:
+            ignore(broker, queue, foreign, name, "leased to another")
+            rows = [row for row in rows if row.state != LEASED or row.holder == number]
+    apply(broker, queue, rows, Event.ACKNOWLEDGE, subscription=name)
+    return len(rows)
 
 
 # ---------------------------------------------------------------- of leased messages
@@ -134,8 +136,8 @@ def _remove(broker: Broker, queue: Queue, seqs: Array, name: str) -> int:
 
 def _held_parts(
     broker: Broker, queue: Queue, task: Task, command: Any, budget: Budget,
-    others: Callable[[Queue, Array], Array] = lambda _, seqs: seqs,
-) -> Iterator[Array]:  # fmt: skip
+    others: Callable[[Queue, list[Row]], list[Row]] = lambda _, rows: rows,
+) -> Iterator[list[Row]]:  # fmt: skip
     """Of the named messages those that this subscription leases, part by part; others are passed
     over and counted, but for those that ``others`` does something with. ``task.done["over"]`` says
     in the end whether that was all."""
@@ -144,59 +146,50 @@ def _held_parts(
     ranges = parse_ranges(command.ids)
     task.done["over"], found = False, False
     while not task.done["over"] and not budget.spent:
-        part = by_ids(broker, queue, task, ranges, budget)
-        task.cursor, task.done["over"] = part.next, part.last
-        mine = queue.gather(part.seqs, "holder") == number
-        if not mine.all():
-            left = others(queue, part.seqs[~mine])
-            found = found or len(left) < len(part.seqs[~mine])
-            ids = queue.gather(left, "id")
-            without_effect_of(broker, queue, ids, command.subscription, "not leased to it")
-        found = found or bool(mine.any())
-        yield part.seqs[mine]
+        part = by_ids(broker, queue, task, ranges, budget, thaw=False)
+        task.done["over"] = part.last
+        mine = [row for row in part.rows if row.holder == number]
+        foreign = [row for row in part.rows if row.holder != number]
+        left = others(queue, foreign)
+        if len(left) < len(foreign):
+            part.write_back(queue)
+        ids = [row.id for row in left]
+        ignore(broker, queue, ids, command.subscription, "not leased to it")
+        found = found or bool(mine) or len(left) < len(foreign)
+        yield mine
     if not found:
         broker.in_vain()
 
 
 def cancel(broker: Broker, queue: Queue, task: Task, command: Cancel, budget: Budget) -> bool:
     """Return messages, counting the cancel (L6), after a delay (L11)."""
-    for seqs in _held_parts(broker, queue, task, command, budget):
-        most, name = queue.definition.max_cancels, command.subscription
-        over = queue.gather(seqs, "cancels") + 1 >= most if most else np.zeros(len(seqs), bool)
-        apply(
-            broker, queue, seqs[over], Event.CANCEL_LAST, subscription=name,
-            reason=Reason.MAX_CANCELS.value,
-        )  # fmt: skip
-        rest = seqs[~over]
-        delays = _delays(queue, rest, command.delay_ms)
+    most, name = queue.definition.max_cancels, command.subscription
+    for rows in _held_parts(broker, queue, task, command, budget):
+        last = [row for row in rows if most and row.cancels + 1 >= most]
+        rest = [row for row in rows if not most or row.cancels + 1 < most]
+        cancel_last(broker, queue, last, name)
+        delays = [_delay(queue, row, command.delay_ms) for row in rest]
         give_back(broker, queue, rest, Event.CANCEL, subscription=name, delays=delays)
     return bool(task.done["over"])
 
 
-def _delays(queue: Queue, seqs: Array, asked: int | None) -> Array:
-    """How long each canceled message waits, ms: as asked, or the queue's back-off (L11)."""
+def _delay(queue: Queue, row: Row, asked: int | None) -> int:
+    """How long a canceled message waits, ms: as asked, or the queue's back-off (L11)."""
     if asked is not None:
-        return np.full(len(seqs), asked, np.int64)
+        return asked
     definition = queue.definition
     base = definition.redelivery_delay_ms or 0
-    delays = np.zeros(len(seqs), np.int64)
     if not base:
-        return delays
+        return 0
     most = definition.redelivery_delay_max_ms or DURATION_MS_MAX
-    for i, deliveries in enumerate(queue.gather(seqs, "deliveries").tolist()):
-        exponent = min(deliveries - 1, 64)
-        factor = min(definition.redelivery_delay_multiplier**exponent, 1e15)
-        delays[i] = int(min(base * factor, most))
-    return delays
+    factor = min(definition.redelivery_delay_multiplier ** min(row.deliveries - 1, 64), 1e15)
+    return int(min(base * factor, most))
 
 
 def reject(broker: Broker, queue: Queue, task: Task, command: Reject, budget: Budget) -> bool:
     """Messages go straight to the dead message queue, or are discarded (C7)."""
-    for seqs in _held_parts(broker, queue, task, command, budget):
-        apply(
-            broker, queue, seqs, Event.REJECT, subscription=command.subscription,
-            reason=Reason.REJECTED.value, detail=command.reason,
-        )  # fmt: skip
+    for rows in _held_parts(broker, queue, task, command, budget):
+        reject_rows(broker, queue, rows, command.subscription, command.reason)
     return bool(task.done["over"])
 
 
@@ -209,11 +202,9 @@ def undeliverable(
     ranges, done = parse_ranges(command.ids), False
     while not done and not budget.spent:
         part = by_ids(broker, queue, task, ranges, budget)
-        task.cursor, done = part.next, part.last
-        task.done["dead"] = task.done.get("dead", 0) + len(part.seqs)
-        apply(
-            broker, queue, part.seqs, Event.OVERSIZE, reason=command.reason, detail=command.why,
-        )  # fmt: skip
+        done = part.last
+        task.done["dead"] = task.done.get("dead", 0) + len(part.rows)
+        cannot_be_sent(broker, queue, part.rows, command.reason, command.why)
     if done:
         named = sum(high - low + 1 for low, high in ranges)
         broker.event(
@@ -232,17 +223,14 @@ def renew(broker: Broker, queue: Queue, task: Task, command: Renew, budget: Budg
         period = queue.definition.lease_period_ms
     until = NEVER if period is None else broker.now + max(period, 1)
     renewed: list[int] = []
-    for held in _held_parts(broker, queue, task, command, budget):
-        endless = queue.gather(held, "until") == NEVER
-        for seqs, end in ((held[endless], NEVER), (held[~endless], until)):
-            ids = apply(
-                broker, queue, seqs, Event.RENEW, until=end, subscription=command.subscription
-            )
-            renewed += broker.spool.origins(ids).tolist()
-    known = parse_ranges(task.done["renewed"]) if task.done.get("renewed") else []
-    text = format_ranges(renewed)
-    joined = [*known, *(parse_ranges(text) if text else [])]
-    task.done["renewed"] = ",".join(f"{a}-{b}" if a != b else str(a) for a, b in joined)
+    for rows in _held_parts(broker, queue, task, command, budget):
+        endless = [row for row in rows if row.until == NEVER]
+        others = [row for row in rows if row.until != NEVER]
+        for some, end in ((endless, NEVER), (others, until)):
+            apply(broker, queue, some, Event.RENEW, until=end, subscription=command.subscription)
+        renewed += [row.id for row in rows]
+    parts = [task.done.get("renewed", ""), format_ranges(renewed)]
+    task.done["renewed"] = ",".join(part for part in parts if part)
     task.result = {"lease_ms": period, "renewed": task.done["renewed"]}
     return bool(task.done["over"])
 
@@ -250,41 +238,40 @@ def renew(broker: Broker, queue: Queue, task: Task, command: Renew, budget: Budg
 def hand_back(broker: Broker, queue: Queue, task: Task, command: Returned, budget: Budget) -> bool:
     """Messages that the client never showed to anyone return: no attempt (L5, C3). What has come
     back by itself before, as its lease or the subscription ended, has had an attempt less."""
-    for seqs in _held_parts(broker, queue, task, command, budget, _take_back_attempts):
+    for rows in _held_parts(broker, queue, task, command, budget, _take_back_attempts):
         apply(
-            broker, queue, seqs, Event.HAND_BACK, subscription=command.subscription,
+            broker, queue, rows, Event.HAND_BACK, subscription=command.subscription,
             reason="untouched",
         )  # fmt: skip
     return bool(task.done["over"])
 
 
-def _take_back_attempts(queue: Queue, seqs: Array) -> Array:
+def _take_back_attempts(queue: Queue, rows: list[Row]) -> list[Row]:
     """One attempt of each message did not take place; gives those that had none. What is leased now
     has had one for that."""
-    left = [seqs[:0]]
-    for page, rows, where in queue.rows(seqs):
-        had = page.deliveries[rows] > (page.state[rows] == LEASED)
-        page.deliveries[rows[had]] -= 1
-        left.append(seqs[where][~had])
-        queue.changed(page)
-    return np.concatenate(left)
+    left = []
+    for row in rows:
+        if row.deliveries <= (row.state == LEASED):
+            left.append(row)
+            continue
+        row.deliveries -= 1
+        queue.dirty = True
+        if row.lane and row.id in queue.live:
+            queue.ready.changed(row)  # it may be no message that was given out before (O4)
+    return left
 
 
-def return_held(
-    broker: Broker, queue: Queue, task: Task, subscription: Subscription, budget: Budget
-) -> bool:
+def return_held(broker: Broker, queue: Queue, subscription: Subscription, budget: Budget) -> bool:
     """Everything that a subscription holds returns, in place (L1, C3); whether that is all. Nothing
-    dies of it that a local queue moves: its consumers go there too, and say what they had not seen.
-    Those of a distributed queue go to any of its hosts, which may not have it."""
-    done = not subscription.held
-    while not done and not budget.spent:
-        part = held_pages(queue, task.cursor, subscription.number, budget)
-        task.cursor = part.next
-        follows = subscription.ending == MOVED and queue.definition.type == LOCAL
-        come_back = apply if follows else give_back
+    dies of it that its queue moves: its consumers go there too, and say what they had not seen
+    (L5)."""
+    if subscription.held:
+        held = queue.leases[subscription.number]
+        rows = sorted(islice(held.values(), max(budget.rows, 0)), key=_seq)
+        budget.take(len(rows) + 1)
+        come_back = apply if subscription.ending == MOVED else give_back
         come_back(
-            broker, queue, part.seqs, Event.RETURN, subscription=subscription.id,
+            broker, queue, rows, Event.RETURN, subscription=subscription.id,
             reason=subscription.ending,
         )  # fmt: skip
-        done = part.last
-    return done
+    return not subscription.held

@@ -11,27 +11,22 @@ done now; the quotas of the other queue are those before the first message.
 
 from __future__ import annotations
 
-from typing import Any
-
-import numpy as np
-
-from ...expressions import Program
 from ...protocol.commands import Change, Edit, Move
 from ...protocol.errors import ConfigError
 from ...protocol.ids import parse_ranges
-from ..bridges.endpoint import is_endpoint
-from ..broker import Broker
 from ..limits import Budget
-from ..mesh.known_places import moved
-from ..message import DELAYED, LEASED, Event, apply, enter
-from ..queue import Queue
-from ..rules.deferred import settle_arrivals
+from ..queue.broker import Broker
+from ..queue.change import apply
+from ..queue.header import Task
+from ..queue.queue import Queue
+from ..queue.table import Event
+from ..rules.dead import find_any, put
+from ..rules.deferred import settle_arrival
 from ..rules.edits import CHARACTERS_MAX, dead_part, with_edits
-from ..rules.entering import Match, program_of, way_in
-from ..rules.lifetime import expires_at
-from ..storage import NEVER, Array
-from .places import messages_at, wanted_rows
-from .task import Task
+from ..rules.entering import Match, may_be_elsewhere, way_in
+from ..rules.last_value import keep_last
+from ..rules.which import in_place, wanted
+from ..storage.row import DELAYED, LEASED, NEVER, Row
 
 LEASED_HERE = "leased"  # a consumer holds it
 ALREADY_THERE = "already_there"  # the other queue has this message
@@ -46,142 +41,133 @@ def because(command: Change, *first: str) -> str:
     return ", ".join(text for text in (*first, who, command.why) if text)
 
 
-class _MovePart:
-    """A part of a move."""
+def is_there(broker: Broker, target: Queue, row: Row) -> bool:
+    """Whether another queue holds a message too; most messages are in one queue only."""
+    return may_be_elsewhere(broker, row) and target.holds(row.id)
 
-    def __init__(self, broker: Broker, source: Queue, target: Queue, dry_run: bool) -> None:
-        self.broker, self.source, self.target = broker, source, target
-        self.program: Program | None = program_of(target)
-        self.dry_run = dry_run
-        self.gone: list[int] = []
-        self.entered: dict[tuple[str, bool], tuple[list[int], list[int]]] = {}
-        self.stayed: dict[str, int] = {}
 
-    def take(self, seqs: Array) -> None:
-        """Move what can be moved, in its order."""
-        for seq, number, size, state, priority, content in messages_at(
-            self.broker, self.source, seqs
-        ):
-            if state == LEASED or content is None:
-                self.stay(LEASED_HERE if state == LEASED else LOST)
-                continue
-            found = self.match(number, size, priority, content)
-            if isinstance(found, str):
-                self.stay(found)
-                continue
-            self.gone.append(seq)
-            if not self.dry_run:
-                self.enter(found, seq, number, size)
+def copy_into(
+    broker: Broker, found: Match, row: Row, until: int, extras: dict[str, object] | None,
+    ttl_ends: int, own_only: bool,
+) -> Row:  # fmt: skip
+    """One more queue holds a message from now on; its row there."""
+    broker.spool.add_match(row)
+    put(broker, found, row, until, extras, ttl_ends, own_only)
+    return found.queue.live[row.id]
 
-    def stay(self, why: str) -> None:
-        """Count a message that is not moved."""
-        self.stayed[why] = self.stayed.get(why, 0) + 1
 
-    def match(self, number: int, size: int, priority: int, content: tuple[Any, ...]) -> Match | str:
-        """How a message enters the other queue, or why it cannot."""
-        target = self.target
-        if self.broker.spool.holds(number, target.number):
-            return ALREADY_THERE
-        return way_in(target, self.program, size, priority, content[0], content[1])
+def settle(broker: Broker, target: Queue, rows: list[Row]) -> None:
+    """What follows when messages have entered a queue: those that were acknowledged before they
+    came go, and a queue with quota 0 keeps its last message only (L9, S10)."""
+    for row in rows:
+        settle_arrival(broker, target, row)
+    keep_last(broker, target)
 
-    def enter(self, found: Match, seq: int, number: int, size: int) -> None:
-        """The message gets a match with the other queue."""
-        broker, target = self.broker, self.target
-        page, row = self.source.row(seq)
-        extra = page.extras.get(row)
-        dead = dead_part(extra)
-        one = np.array([number], np.uint64)
-        ttl_ends = int(broker.spool.gather(one, "ttl_ends")[0])
-        spent = dead is not None or ttl_ends <= broker.now
-        expires = expires_at(target.definition, broker.now, ttl_ends, own_only=spent)
-        until = int(page.until[row]) if page.state[row] == DELAYED else NEVER
-        broker.spool.add(number, (target.number, target.next_place()))
-        arrivals = target.arrivals
-        if extra is not None:
-            arrivals.dead[len(arrivals.ids)] = extra
-        arrivals.add(number, [size], found.priority, expires, until, found.barrier, found.lane)
-        of = str((dead or {}).get("reason", ""))
-        ids, ends = self.entered.setdefault((of, until == NEVER), ([], []))
-        ids.append(number)
-        ends.append(until)
 
-    def close(self, why: str) -> None:
-        """Give what moved its rows."""
-        if self.dry_run or not self.gone:
-            return
-        broker, source, target = self.broker, self.source, self.target
-        apply(broker, source, np.array(self.gone, np.int64), Event.MOVE, reason=why)
-        enter(broker, target)
-        broker.arrived_in.append(target)
-        for (of, now), (ids, ends) in self.entered.items():
-            reason = MOVED_FROM + source.definition.name + (DEAD_OF + of if of else "")
-            broker.record("spooled", target, ids, reason=reason, until=NEVER if now else ends)
-        settle_arrivals(broker)
+# ---------------------------------------------------------------- move
 
 
 def move(broker: Broker, queue: Queue, task: Task, command: Move, budget: Budget) -> bool:
     """Carry out the command; answers how many moved, and why others stayed."""
     vpn, name = broker.vpn_of(queue), queue.definition.name
-    target = broker.find(vpn, command.to)
+    target = find_any(broker, vpn, command.to)
     if target is None or target is queue:
         wrong = "it is this queue" if target is queue else f"there is no such queue in VPN {vpn!r}"
-        elsewhere = None if target is queue else moved(broker, vpn, command.to)
-        if elsewhere is not None:
-            wrong = f"{elsewhere}, and messages move within a broker: move the queue first"
         raise ConfigError(f"to: {command.to!r} – {wrong}")
-    if is_endpoint(command.to):
-        raise ConfigError(f"to: {command.to!r} – is the endpoint of a bridge, which fills it alone")
+    if target.header.stands_for and target.definition.name == command.to:
+        raise ConfigError(f"to: {command.to!r} – only the engine puts messages there")
     ranges = parse_ranges(command.ids) if command.ids is not None else None
-    why = because(command, f"to {command.to}")
-    done = False
-    total: dict[str, Any] = task.done.setdefault("why", {})
-    while not done and not budget.spent:
-        part = wanted_rows(broker, queue, task, command.where, ranges, budget, read=True)
-        done, task.cursor = part.last, part.next
-        work = _MovePart(broker, queue, target, command.dry_run)
-        work.take(part.seqs)
-        work.close(why)
-        task.done["n"] = task.done.get("n", 0) + len(work.gone)
-        for reason, n in work.stayed.items():
-            total[reason] = total.get(reason, 0) + n
-    count, stayed = task.done.get("n", 0), sum(total.values())
-    task.result = {"count": count, "stayed": stayed, "why": dict(total)}
-    if done and not command.dry_run:
+    part = wanted(
+        broker, queue, task, command.where, ranges, budget, read=True, thaw=not command.dry_run,
+        moving=True,
+    )  # fmt: skip
+    here, others = in_place(broker, queue, command, part.rows)
+    stayed: dict[str, int] = task.done.setdefault("why", {})
+    going: list[tuple[Row, Match]] = []
+    entered: list[Row] = []
+    for row in here:
+        found = _way_out(broker, target, row)
+        if isinstance(found, str):
+            stayed[found] = stayed.get(found, 0) + 1
+            continue
+        going.append((row, found))
+        if not command.dry_run:  # at once: the next one's quota counts it
+            entered.append(_enter(broker, found, row))
+    gone = [row for row, _ in going]
+    if entered:
+        _write_down(broker, queue, target, gone, entered, because(command, f"to {command.to}"))
+    task.done["n"] = task.done.get("n", 0) + len(gone) + others
+    count, left = task.done["n"], sum(stayed.values())
+    task.result = {"count": count, "stayed": left, "why": dict(stayed)}
+    if part.last and not command.dry_run:
         broker.event(
-            "moved", vpn, name, to=command.to, moved=count, stayed=stayed, who=command.who,
+            "moved", vpn, name, to=command.to, moved=count, stayed=left, who=command.who,
             why=command.why,
         )  # fmt: skip
-    return done
+    return part.last
+
+
+def _way_out(broker: Broker, target: Queue, row: Row) -> Match | str:
+    """How a message enters the other queue, or why it stays."""
+    if row.state == LEASED:
+        return LEASED_HERE
+    content = broker.spool.content(row)
+    if content is None:
+        return LOST
+    if is_there(broker, target, row):
+        return ALREADY_THERE
+    return way_in(target, row.size, row.priority, content[0], content[1])
+
+
+def _enter(broker: Broker, found: Match, row: Row) -> Row:
+    spent = dead_part(row.extras) is not None or row.ttl_ends <= broker.now
+    until = row.until if row.state == DELAYED else NEVER
+    return copy_into(broker, found, row, until, row.extras, row.ttl_ends, spent)
+
+
+def _write_down(
+    broker: Broker, queue: Queue, target: Queue, gone: list[Row], entered: list[Row], why: str
+) -> None:
+    """Messages leave, and the journal says where from the other queue got them."""
+    apply(broker, queue, gone, Event.MOVE, reason=why)
+    groups: dict[tuple[str, bool], list[Row]] = {}
+    for row in entered:
+        of = str((dead_part(row.extras) or {}).get("reason", ""))
+        groups.setdefault((of, row.until == NEVER), []).append(row)
+    for (of, now), rows in groups.items():
+        reason = MOVED_FROM + queue.definition.name + (DEAD_OF + of if of else "")
+        ends = NEVER if now else [row.until for row in rows]
+        broker.record("spooled", target, [row.id for row in rows], reason=reason, until=ends)
+    settle(broker, target, entered)
+
+
+# ---------------------------------------------------------------- edit
 
 
 def edit(broker: Broker, queue: Queue, task: Task, command: Edit, budget: Budget) -> bool:
     """Carry out the command; answers how many messages have other headers, and why others not."""
     _check_headers(command)
     ranges = parse_ranges(command.ids) if command.ids is not None else None
-    why = because(command, "headers " + " ".join(sorted(command.headers)))
-    done = False
-    while not done and not budget.spent:
-        part = wanted_rows(broker, queue, task, command.where, ranges, budget)
-        done, task.cursor = part.last, part.next
-        changed: list[int] = []
-        for seq in part.seqs.tolist():
-            page, row = queue.row(seq)
-            extra = with_edits(page.extras.get(row), command.headers)
-            if extra is None:
-                task.done["left"] = task.done.get("left", 0) + 1
-                continue
-            changed.append(int(page.id[row]))
-            if not command.dry_run:
-                page.extras[row] = extra
-                queue.changed(page)
+    part = wanted(broker, queue, task, command.where, ranges, budget, thaw=False, moving=True)
+    here, others = in_place(broker, queue, command, part.rows)
+    changed: list[int] = []
+    for row in here:
+        extras = with_edits(row.extras, command.headers)
+        if extras is None:
+            continue
+        changed.append(row.id)
         if not command.dry_run:
-            broker.record("edited", queue, changed, reason=why)
-        task.done["n"] = task.done.get("n", 0) + len(changed)
-    left = task.done.get("left", 0)
-    task.result = {
-        "count": task.done.get("n", 0), "stayed": left, "why": {TOO_MUCH: left} if left else {},
-    }  # fmt: skip
-    return done
+            row.extras = extras
+    if changed and not command.dry_run:
+        part.write_back(queue)
+        broker.touch(queue)
+        why = because(command, "headers " + " ".join(sorted(command.headers)))
+        broker.record("edited", queue, changed, reason=why)
+    done = task.done
+    done["n"] = done.get("n", 0) + len(changed) + others
+    done["left"] = left = done.get("left", 0) + len(here) - len(changed)
+    task.result = {"count": done["n"], "stayed": left, "why": {TOO_MUCH: left} if left else {}}
+    return part.last
 
 
 def _check_headers(command: Edit) -> None:

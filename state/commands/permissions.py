@@ -1,9 +1,9 @@
-"""What a client may do with a queue: the levels of [spool], each with the rights of those before.
+"""What a client may do with a queue: levels, each with the rights of those before.
 
     no-access < read-only < consume < modify-topic < delete
 
-A queue's owner, and who is an administrator of the VPN, may do everything. Others have what
-`permissions` says of them, else `permission`. Publishing is not a command: Kafka's ACLs say who
+A queue's owner and the VPN's administrators may do everything. Others have what `permissions` says
+of them, else `permission`. Publishing is not a command: Kafka's ACLs say who
 writes to a VPN's publish topic.
 """
 
@@ -14,11 +14,10 @@ from typing import Any
 from ...definitions import QueueDefinition
 from ...definitions.definition import PERMISSIONS, name_of
 from ...protocol import commands as c
-from ...protocol.carrying import Entry
 from ...protocol.errors import PermissionDenied
 from ...protocol.signing import Speaker
-from ..broker import Broker
-from ..queue import Queue
+from ..queue.broker import Broker
+from ..queue.queue import Queue
 
 NO_ACCESS, READ_ONLY, CONSUME, MODIFY_TOPIC, DELETE = PERMISSIONS
 
@@ -37,20 +36,20 @@ OF_ADMIN = (
 OF_ALL = (c.Begin, c.Queues, c.Usage, c.Heartbeat, c.Bye)
 
 
-def may(speaker: Speaker | None, definition: QueueDefinition | Entry, level: str) -> bool:
+def may(speaker: Speaker | None, definition: QueueDefinition, level: str) -> bool:
     """Whether a client has this right; nobody is asked where there is no speaker."""
     if speaker is None or speaker.admin or speaker.client == definition.owner:
         return True
     return PERMISSIONS.index(permission_of(speaker, definition)) >= PERMISSIONS.index(level)
 
 
-def permission_of(speaker: Speaker, definition: QueueDefinition | Entry) -> str:
+def permission_of(speaker: Speaker, definition: QueueDefinition) -> str:
     """What a client that is neither owner nor administrator has."""
     return dict(definition.permissions).get(speaker.client, definition.permission)
 
 
 def check_permission(broker: Broker, vpn: str, command: Any) -> None:
-    """Raise PermissionDenied for what who says it may not do, before anything is done."""
+    """Raise PermissionDenied for what the speaker may not do, before anything is done."""
     speaker = broker.speaker
     if speaker is None or speaker.admin:
         return
@@ -63,23 +62,15 @@ def check_permission(broker: Broker, vpn: str, command: Any) -> None:
         raise _others_session(speaker, command.session)
     if kind in OF_ALL:
         return
-    queue = broker.find(vpn, _queue_of(command))
+    queue = broker.find(vpn, queue_of(command))
     if queue is None:
         return  # the sentence that there is none, or a new definition
-    _check_level(speaker, queue.definition.name, queue.definition, NEEDS[kind])
+    check_level(speaker, queue.definition.name, queue.definition, NEEDS[kind])
     _check_subscription(speaker, queue, command)
 
 
-def check_elsewhere(broker: Broker, name: str, entry: Entry | None) -> None:
-    """The same for what changes a queue that other brokers host, of which the keeper knows who may.
-    Raises PermissionDenied."""
-    if broker.speaker is not None and entry is not None:
-        _check_level(broker.speaker, name, entry, DELETE)
-
-
-def _check_level(
-    speaker: Speaker, name: str, definition: QueueDefinition | Entry, level: str
-) -> None:
+def check_level(speaker: Speaker, name: str, definition: QueueDefinition, level: str) -> None:
+    """Raise PermissionDenied if a client has less than this on a queue."""
     if not may(speaker, definition, level):
         has = permission_of(speaker, definition)
         raise PermissionDenied(
@@ -88,7 +79,8 @@ def _check_level(
         )
 
 
-def _queue_of(command: Any) -> str:
+def queue_of(command: Any) -> str:
+    """The queue that a command is about; empty where a definition names none."""
     if isinstance(command, c.Define):
         identity = name_of(command.definition)
         return identity[1] if identity else ""

@@ -10,28 +10,19 @@ from __future__ import annotations
 from typing import Any
 
 from ...expressions import predicate
-from ...protocol.bounds import BACKLOG_MAX
 from ...protocol.commands import Bye, Heartbeat, SetBacklog, Subscribe, Unsubscribe
-from ..broker import Broker
-from ..header import Subscription
 from ..limits import Budget
-from ..mesh.ownership import forget_filter
-from ..queue import Queue
+from ..queue.broker import Broker
+from ..queue.broker_facts import KnownSession, Name
+from ..queue.header import Subscription, Task
+from ..queue.queue import Queue
 from ..rules.fairness import backlog_of, own_backlog
-from ..storage import NEVER
+from ..storage.row import NEVER
 from .leases import return_held
-from .task import Task
 from .turns import begin
 
+BACKLOG_MAX = 1_000_000
 PRIORITY_MAX = 255
-
-
-def _session_key(vpn: str, session: str) -> str:
-    return f"s/{vpn}/{session}"
-
-
-def _deadline_name(vpn: str, session: str) -> str:
-    return f"s{vpn}/{session}"
 
 
 def subscribe(broker: Broker, vpn: str, queue: Queue, command: Subscribe) -> dict[str, Any]:
@@ -85,11 +76,9 @@ def subscribe(broker: Broker, vpn: str, queue: Queue, command: Subscribe) -> dic
     header.subscriptions.append(subscription)
     header.next_subscription += 1
     queue.wanted = True
+    broker.touch(queue)
     if command.session:
-        key = _session_key(vpn, command.session)
-        others = broker.values.read(key) or []
-        broker.values.write(key, [*others, [queue.number, command.subscription]])
-        _alive(broker, vpn, command.session)
+        _bind(broker, (vpn, command.session), queue, command.subscription)
     broker.event(
         "subscribed", vpn, queue.definition.name, subscription=subscription.id,
         backlog=None if removes else own_backlog(subscription), consumer=subscription.name,
@@ -140,11 +129,12 @@ def _same_again(bound: Subscription, command: Subscribe, removes: bool) -> None:
 def _check_room(broker: Broker, vpn: str, queue: Queue, command: Subscribe) -> None:
     """Every step reads a queue's subscriptions, and a session ends in one step."""
     limits, bound = broker.limits, queue.header.subscriptions
-    own = broker.values.read(_session_key(vpn, command.session)) if command.session else None
-    here = sum(number == queue.number for number, _ in own or ())
+    session = broker.sessions.get((vpn, command.session))
+    own = [] if session is None else session.bound
+    here = sum(number == queue.number for number, _ in own)
     for what, there, most in (
         ("the queue has", len(bound), limits.subscriptions),
-        ("the session has", len(own or ()), limits.subscriptions),
+        ("the session has", len(own), limits.subscriptions),
         ("the session has to this queue", here, limits.session_queue_subscriptions),
     ):
         if there >= most:
@@ -190,6 +180,7 @@ def set_backlog(broker: Broker, vpn: str, queue: Queue, command: SetBacklog) -> 
         text = f"backlog={command.max_backlog}"
         broker.note("backlog_changed", vpn, queue.definition.name, subscription.id, text)
         queue.wanted = True
+        broker.touch(queue)
 
 
 def unsubscribe(
@@ -201,64 +192,87 @@ def unsubscribe(
     if found is None:
         broker.in_vain()
         return True
-    if not return_held(broker, queue, task, found, budget):
+    if not return_held(broker, queue, found, budget):
         return False
     header.subscriptions = [s for s in header.subscriptions if s is not found]
-    forget_filter(queue, found.filter)
+    queue.forget_view(found.filter)
+    queue.leases.pop(found.number, None)
     queue.wanted = True
+    broker.touch(queue)
     vpn = broker.vpn_of(queue)
     broker.event(
         "unsubscribed", vpn, queue.definition.name, subscription=found.id, why=found.ending
     )
     if found.session:
-        unbind(broker, vpn, found.session, [queue.number, found.id])
+        unbind(broker, (vpn, found.session), (queue.number, found.id))
     return True
 
 
-def unbind(broker: Broker, vpn: str, session: str, bound: list[Any]) -> None:
-    """A session has one subscription less; without any it needs no heartbeats."""
-    key = _session_key(vpn, session)
-    rest = [b for b in broker.values.read(key) or [] if b != bound]
-    broker.values.write(key, rest)
-    if not rest:
-        broker.calendar.set(_deadline_name(vpn, session), NEVER)
+def _bind(broker: Broker, name: Name, queue: Queue, subscription: str) -> None:
+    """A session has one subscription more; it is alive."""
+    session = broker.sessions.get(name)
+    if session is None:
+        session = broker.sessions[name] = KnownSession(NEVER)
+    session.bound.append((queue.number, subscription))
+    _keep(broker, name, session)
 
 
-def _alive(broker: Broker, vpn: str, session: str) -> None:
+def _keep(broker: Broker, name: Name, session: KnownSession) -> None:
+    """A session is alive: it is lost that much later, or sooner where the timeout was shortened,
+    and then its earlier entry in the calendar stands too late."""
     until = broker.now + broker.header.system.heartbeat_timeout_ms
-    broker.calendar.set(_deadline_name(vpn, session), until)
+    if until < session.until:
+        broker.watch("s", name, until)
+    session.until = until
+    broker.session_changed(name)
+
+
+def unbind(broker: Broker, name: Name, bound: tuple[int, str]) -> None:
+    """A session has one subscription less; without any it needs no heartbeats."""
+    session = broker.sessions.get(name)
+    if session is None:
+        return
+    session.bound = [one for one in session.bound if one != bound]
+    if not session.bound:
+        del broker.sessions[name]
+    broker.session_changed(name)
 
 
 def heartbeat(broker: Broker, vpn: str, command: Heartbeat) -> bool:
     """The session is alive; False when it is not known (its subscriptions have ended)."""
-    if not broker.values.read(_session_key(vpn, command.session)):
+    name = vpn, command.session
+    session = broker.sessions.get(name)
+    if session is None:
         broker.in_vain()
         return False
-    _alive(broker, vpn, command.session)
+    _keep(broker, name, session)
     return True
 
 
 def bye(broker: Broker, vpn: str, command: Bye) -> None:
     """The session ends in good order."""
-    if not broker.values.read(_session_key(vpn, command.session)):
+    name = vpn, command.session
+    if name not in broker.sessions:
         broker.in_vain()
-    _end_session(broker, vpn, command.session, "closed")
+    _end_session(broker, name, "closed")
 
 
-def lost(broker: Broker, name: str) -> None:
-    """A session's heartbeats have stopped; ``name`` is its name in the calendar."""
-    vpn, _, session = name[1:].partition("/")
-    broker.event("session_lost", vpn, session=session)
-    _end_session(broker, vpn, session, "heartbeats missed")
+def lost(broker: Broker, name: Name) -> None:
+    """A session's heartbeats have stopped."""
+    if name not in broker.sessions:
+        return
+    broker.event("session_lost", name[0], session=name[1])
+    _end_session(broker, name, "heartbeats missed")
 
 
-def _end_session(broker: Broker, vpn: str, session: str, why: str) -> None:
-    key = _session_key(vpn, session)
-    bound = broker.values.read(key) or []
-    broker.values.write(key, None)
-    broker.calendar.set(_deadline_name(vpn, session), NEVER)
-    for number, subscription in bound:
+def _end_session(broker: Broker, name: Name, why: str) -> None:
+    """All its subscriptions end, each in its queue's turn."""
+    session = broker.sessions.pop(name, None)
+    if session is None:
+        return
+    broker.session_changed(name)
+    for number, subscription in session.bound:
         queue = broker.queue(number)
         if queue is not None and not queue.header.deleted:
             command = Unsubscribe(queue=queue.definition.name, subscription=subscription)
-            begin(broker, vpn, queue, command, why)
+            begin(broker, name[0], queue, command, why, bounded=False)

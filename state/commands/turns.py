@@ -18,16 +18,15 @@ from typing import Any
 
 from ...protocol import commands as c
 from ...protocol.errors import LakequeueError
-from ..broker import Broker
 from ..limits import Budget
-from ..mesh.redrive_tickets import abandon
-from ..queue import Queue
+from ..queue.broker import Broker
+from ..queue.header import Task
+from ..queue.queue import Queue
 from .answers import answer, refuse
-from .task import Task
 
 Handler = Callable[[Broker, Queue, Task, Any, Budget], bool]
 IN_TURN: dict[type, Handler] = {}  # filled by the table
-_BULK = frozenset({c.Purge, c.Move, c.Edit, c.Redrive, c.Delete})
+_BULK = frozenset({c.Purge, c.Move, c.Edit, c.Redrive, c.Delete, c.MoveQueue})
 
 
 def begin(
@@ -36,28 +35,22 @@ def begin(
     """Carry a command out, or as much of it as there is budget for. Raises what is wrong with it,
     and LakequeueError where too many wait before it. bounded: False for what the engine itself has
     to do, and cannot be told later."""
-    task = Task(vpn, b"", why=why)
-    _announce(queue, command, why)
-    waiting = _tasks(broker, queue)
-    if not waiting:
-        budget = broker.bulk_budget if _is_bulk(command) else broker.command_budget
-        if not budget.spent and _advance(broker, queue, task, command, budget):
-            return
-    elif bounded and len(waiting) >= broker.limits.pending_commands:
+    waiting = queue.header.tasks
+    if bounded and len(waiting) >= broker.limits.pending_commands:
         raise LakequeueError(
             f"queue {queue.definition.name!r}: {len(waiting)} commands wait for their turn, at "
             f"most {broker.limits.pending_commands} may: try again later"
         )
+    _announce(queue, command, why)
+    task = Task(vpn, b"", why=why)
+    if not waiting:
+        budget = broker.bulk_budget if _is_bulk(command) else broker.command_budget
+        if not budget.spent and _advance(broker, queue, task, command, budget):
+            return
     task.command = c.encode_command(command)
-    waiting.append(task.packed())
-    broker.values.write(f"w/{queue.number}", waiting)
+    waiting.append(task)
+    broker.touch(queue)
     broker.header.pending.setdefault(queue.number, _is_bulk(command))
-
-
-def _tasks(broker: Broker, queue: Queue) -> list[list[Any]]:
-    """The commands of a queue that wait, the one whose turn it is first. To be changed in place."""
-    tasks: list[list[Any]] = broker.values.read(f"w/{queue.number}") or []
-    return tasks
 
 
 def _announce(queue: Queue, command: Any, why: str) -> None:
@@ -94,48 +87,41 @@ def go_on(broker: Broker) -> None:
         del pending[number]
         if queue is not None and not queue.header.faulted:
             broker.at = queue
-            waiting = _go_on_with(broker, queue, bulk, others)
-            if waiting:
-                pending[number] = _is_bulk(c.decode_command(waiting[0][1]))  # behind all others
+            broker.touch(queue)
+            _go_on_with(broker, queue, bulk, others)
+            resume(broker, queue)  # behind all others
         broker.bulk_budget.take(before[0] - bulk.rows, before[1] - bulk.bytes)
         broker.command_budget.take(before[2] - others.rows)
 
 
-def _go_on_with(broker: Broker, queue: Queue, bulk: Budget, others: Budget) -> list[list[Any]]:
-    """Go on with the commands of one queue; those that are left."""
-    waiting = _tasks(broker, queue)
+def _go_on_with(broker: Broker, queue: Queue, bulk: Budget, others: Budget) -> None:
+    """Go on with the commands of one queue."""
+    waiting = queue.header.tasks
     while waiting:
-        task = Task(*waiting[0])
+        task = waiting[0]
         command = c.decode_command(task.command)
         budget = bulk if _is_bulk(command) else others
         if budget.spent:
-            break
+            return
         try:
             if not _advance(broker, queue, task, command, budget):
-                waiting[0] = task.packed()
-                break
+                return
         except (LakequeueError, ValueError) as error:
             refuse(broker, task.vpn, command, error)
         del waiting[0]
-    if queue.dropped:
-        waiting = []
-    broker.values.write(f"w/{queue.number}", waiting)
-    return waiting
 
 
 def resume(broker: Broker, queue: Queue) -> None:
-    """The queue was left alone and is served again: so are the commands that wait there."""
-    waiting = _tasks(broker, queue)
-    if waiting:
-        broker.header.pending[queue.number] = _is_bulk(c.decode_command(waiting[0][1]))
+    """The queue is served: so are the commands that wait there."""
+    waiting = queue.header.tasks
+    if waiting and not queue.dropped:
+        broker.header.pending[queue.number] = _is_bulk(c.decode_command(waiting[0].command))
 
 
 def cancel_all(broker: Broker, queue: Queue) -> None:
     """The queue is deleted: what waits for its turn there has nothing left to do."""
-    for packed in _tasks(broker, queue):
-        task = Task(*packed)
+    tasks, queue.header.tasks = queue.header.tasks, []
+    for task in tasks:
         error = LakequeueError(f"queue {queue.definition.name!r} was deleted meanwhile")
-        abandon(broker, task)
         refuse(broker, task.vpn, c.decode_command(task.command), error)
-    broker.values.write(f"w/{queue.number}", None)
     broker.header.pending.pop(queue.number, None)

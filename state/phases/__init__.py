@@ -1,1 +1,1 @@
-"""What a step does, phase by phase (`step.PHASES`): take in, act on what is due, deliver, watch."""
+"""What a step does, phase by phase: take in, act on what is due, deliver, watch."""

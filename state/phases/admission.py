@@ -1,416 +1,408 @@
-"""Admission: what becomes of a record that comes in (Q2–Q4, Q6, S1, S3–S6, P1, L9, L12).
+"""Admission: what becomes of a record that comes in (Q2–Q4, Q6, S1, S3–S6, S8, P1, L9, L12).
 
 A record finds the queues that capture its topic; each queue's filter, priority and barrier
-expressions are evaluated now and never again (Q6). Then the checks of S3, in their order. A message
-is stored once, with all its matches, or with none of them if any queue refuses with a nack (S5).
-Before them all comes S8: where storing would need more spool files than there may be, every
-publisher is nacked, whatever its queues' policy. Quota 0 is no quota: see `last_value` (S10).
+expressions are evaluated now and never again (Q6). Then the checks of S3, in their order. Only when
+all are done is anything changed: a message is stored once, with all its matches, or with none of
+them if any queue refuses with a nack (S5). Before them all comes S8: where storing would need more
+spool files than there may be, every publisher is nacked, whatever its queues' policy.
 """
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from msgspec.structs import replace
 
-from ...expressions import Program
 from ...protocol import topics
-from ...protocol.bounds import RECORD_BYTES_MAX
+from ...protocol.bounds import within_calendar
 from ...protocol.errors import Reason
+from ...protocol.journal import JournalSegment
 from ...protocol.messages import (
     PLAIN,
     PublishHeader,
     Records,
+    Sender,
     decode_publish_header,
     sender_of,
 )
-from ..bridges.bases import is_based_at
-from ..broker import Broker
-from ..durable import DELTA, answer, refusal_of_tables
-from ..isolation import Refusals
-from ..mesh import positions
-from ..mesh.known_places import is_moving
-from ..mesh.topic_routes import NOBODY
-from ..message import enter
-from ..producers import Answered, ProducerHistory, home_of
-from ..queue import Queue
-from ..rejection import reject_record
-from ..routing import Routes
-from ..rules.deferred import settle_arrivals
-from ..rules.entering import Match, match, program_of
-from . import elsewhere
-from .incoming import (
-    Incoming,
-    Span,
-    delivered_bytes,
-    headers_size,
-    is_json,
-    payloads_of,
-    span_from,
+from ...protocol.outputs import Receipts
+from ..queue.broker import Broker
+from ..queue.broker_facts import ONE_OF_SEVERAL, Place
+from ..queue.change import enter
+from ..queue.producers import ProducerHistory, histories_at, told_by
+from ..queue.queue import Queue
+from ..rules.answering import reject_record
+from ..rules.deferred import settle_arrival, will_leave
+from ..rules.durable import DELTA, answer, refusal_of_tables
+from ..rules.entering import match, plain_match, program_of
+from ..rules.last_value import keep_last
+from ..rules.lifetime import expires_at
+from ..rules.recovery_points import recovers
+from ..rules.routing import queues_of_destination, queues_of_record
+from ..storage.row import NEVER, READY, Row
+from .incoming import Incoming, alike
+from .judging import (
+    NACK,
+    Answered,
+    Judged,
+    count_no_json,
+    discard,
+    discard_of_vpn,
+    judge,
+    no_files,
+    refuse,
+    refuse_of_vpn,
+    turn_away,
 )
-from .judging import NACK, Judged, judge, no_files, reason_of
-from .plain_records import captured, entered, turn_away
-from .refusing import answer_malformed, discard, discard_of_vpn, refuse, refuse_of_vpn
-from .spreading import Spreading, Way
-from .storing import Storing
 
-NOWHERE_ELSE = Way("", *NOBODY)
+DETAIL_CHARACTERS_MAX = 500  # of what is said to a sender; `<vpn>.rejected` has all of it
 
 
-def admit(
-    broker: Broker, records: Records, refused: Refusals, only: tuple[str, str] | None = None
-) -> None:
-    """Take in the publishes of a step. only: the VPN and queue that plain records
-    among them are for."""
-    if records:
-        admission = Admission(broker, refused, only, spread=True)
-        admission.take(records)
-        admission.close()
+def admit(broker: Broker, records: Records, skipped: dict[Place, str]) -> None:
+    """Take in the publishes of a step. skipped: records that failed in an earlier attempt, and
+    why."""
+    admission = Admission(broker)
+    at, end = 0, len(records)
+    while at < end:
+        at = admission.take(records, at, skipped)
+    broker.at = None
+    for producer in broker.receipts.values():
+        answer(broker, producer)
+    admission.close()
+
+
+@lru_cache(maxsize=10_000)
+def _vpn_of(topic: str) -> str | None:
+    """The VPN whose messages stand in a topic, None for one that is no publish topic."""
+    own = topics.split(topic)
+    return own[0] if own and own[1] == topics.PUBLISH else None
 
 
 class Admission:
     """The publishes of one step."""
 
-    def __init__(
-        self, broker: Broker, refused: Refusals, only: tuple[str, str] | None = None,
-        spread: bool = False,
-    ) -> None:  # fmt: skip
+    def __init__(self, broker: Broker) -> None:
         self._broker = broker
-        self._only = only  # the queue that plain records are for, where another broker sent them
-        self._refused = refused.records
-        self._routes = Routes(broker)
-        self._spreading: Spreading | None = None  # None: nobody else is offered anything
-        if spread and broker.header.peers:
-            self._spreading = Spreading(broker, self._routes)
-        self._producers: dict[tuple[str, str], ProducerHistory] = {}
-        self._programs: dict[int, Program | None] = {}
-        self._storing = Storing(broker, self._routes)
-        self._told: set[int] = set()  # queues that an event tells of
-        self._alone = False  # records are taken in one by one: together they did not get in
-        self._file_room: int | None = None  # bytes; None: all of this step fits (S8)
+        self._room = broker.spool.file_room(broker.header.system.max_spool_files)
+        self._told: set[int] = set()  # queues of which an event tells that something is no JSON
+        self._spooled: dict[tuple[int, str], JournalSegment] = {}
+        self.entered: dict[int, Queue] = {}
 
-    def take(self, records: Records) -> None:
-        """Take in records, in their order."""
-        self.look_at_files(records)
-        sources: dict[str, str | None] = {}
-        behind = 0  # records before this one are taken in
-        for at in range(len(records)):
-            if at < behind:
-                continue
-            record = Incoming.of(records, at)
-            topic = record.topic
-            if topic not in sources:
-                own = topics.split(topic)
-                sources[topic] = own[0] if own and own[1] == topics.PUBLISH else None
-            vpn = sources[topic]
-            meta = record.meta
-            self._broker.at = place = (topic, record.partition, record.offset)
-            try:
-                if place in self._refused:
-                    raise ValueError(f"it failed: {self._refused[place]}")
-                header = PLAIN if meta is None else decode_publish_header(meta)
-                if vpn is not None and not header.to:
-                    raise ValueError("header 'lq' names no destination: 'to' is missing")
-                if vpn is None and header.durability == DELTA:
-                    raise ValueError("durability 'delta' is for messages on <vpn>.publish")
-                if vpn is None and header.to:
-                    header = replace(header, to="")  # its topic says where it goes
-                payloads = payloads_of(header, record)
-            except ValueError as error:
-                self._malformed(vpn, record, str(error))
-                continue
-            if vpn is not None:
-                matched = [(vpn, self._routes.of_destination(vpn, header.to))]
-            else:
-                matched = captured(self._broker, self._routes, record, self._only)
-            for name, queues in matched:
-                if vpn is None:
-                    queues = entered(self._broker, name, header, record, queues)
-                elif self._spreading is not None:
-                    queues = self._not_led(name, header, queues)
-                said = header
-                if header.producer and header.start:
-                    header = self.producer(name, said, record).numbered(said)
-                if vpn is not None and self._may_be_joined(header, record):
-                    until = self._block_end(records, at) if header.producer else None
-                    span = span_from(records, at, said, payloads, self._broker.now, until)
-                    if span is not None:
-                        self._broker.at = None  # if it fails, nobody knows by whom
-                    if span is not None and self._take_all(
-                        name, header, queues, span.payloads, record, span
-                    ):
-                        behind = at + span.records
-                        continue
-                    self._alone = span is not None or self._alone
-                    self._broker.at = place
-                if self._take_all(name, header, queues, payloads, record):
-                    continue
-                for item, payload in enumerate(payloads):
-                    one = record._replace(value=payload, item=item)
-                    self._publish(name, header, header.seq + item, queues, one)
-                header = said
-        self._broker.at = None
+    def take(self, records: Records, at: int, skipped: dict[Place, str]) -> int:
+        """Take in a record, and those behind it that are alike; where the next one stands."""
+        broker = self._broker
+        topic = records.topics[at]
+        broker.at = place = topic, records.partitions[at], records.offsets[at]
+        vpn = _vpn_of(topic)
+        try:
+            if place in skipped:
+                raise ValueError(f"it failed: {skipped[place]}")
+            meta = records.metas[at]
+            header = PLAIN if meta is None else decode_publish_header(meta)
+            if vpn is not None and not header.to:
+                raise ValueError("header 'lq' names no destination: 'to' is missing")
+            if vpn is None and header.durability == DELTA:
+                raise ValueError("durability 'delta' is for messages on <vpn>.publish")
+            if vpn is None and header.to:
+                header = replace(header, to="")  # its topic says where it goes
+            together = vpn is not None and not skipped
+            end = self._alike(records, at, header) if together else at + 1
+            messages = Incoming.of(records, at, end, header, broker.now)
+        except ValueError as error:
+            self._malformed(vpn, records, at, str(error))
+            return at + 1
+        if vpn is not None:
+            self._take_in(vpn, queues_of_destination(broker, vpn, header.to), messages)
+        else:
+            for name, queues in self._captured(messages):
+                for queue in queues:
+                    if not queue.header.reads_plain:
+                        queue.header.reads_plain = True
+                        self._broker.touch(queue)
+                self._take_in(name, queues, messages)
+        return end
 
-    def _may_be_joined(self, header: PublishHeader, record: Incoming) -> bool:
-        """Whether a record's messages can be taken in together with those of the next records."""
-        plain = record.key is None and record.headers is None and header.ttl_ms is None
-        plain = plain and header.delay_ms is None
-        return plain and not self._alone and not self._refused
+    def _alike(self, records: Records, at: int, header: PublishHeader) -> int:
+        """As `alike`, but no further than one broker's partitions: their producers differ."""
+        end = alike(records, at, header)
+        if self._broker.header.speaks_for and end > at + 1:
+            homes = [n // topics.PUBLISH_PARTITIONS for n in records.partitions[at:end]]
+            end = at + next((n for n, home in enumerate(homes) if home != homes[0]), len(homes))
+        return end
 
-    def _block_end(self, records: Records, at: int) -> int | None:
-        """Where the partitions end that were the same broker's as this record's; None: nobody was
-        removed, all are of this one. A producer counts for each broker by itself."""
-        if not self._broker.header.heirs:
-            return None
-        block = records.partitions[at] // topics.PUBLISH_PARTITIONS
-        end = topics.PUBLISH_PARTITIONS * (block + 1)
-        return next((i for i in range(at, len(records)) if records.partitions[i] >= end), None)
+    def _captured(self, messages: Incoming) -> list[tuple[str, list[Queue]]]:
+        """Per VPN the queues that take a plain record: not from before their recovery points
+        (R2)."""
+        broker, topic, partition = self._broker, messages.topic, messages.partitions[0]
+        counter, time = broker.spool.next_counter, messages.times[0]
+        found = []
+        for vpn, queues in queues_of_record(broker, topic):
+            queues = [queue for queue in queues if not _was_read(queue, messages)]
+            if broker.beyond is not None:
+                queues = broker.beyond.of_record(vpn, topic, partition, queues)
+            found.append((vpn, [q for q in queues if recovers(q, time, counter)]))
+        return found
 
-    def look_at_files(self, records: Records) -> None:
-        """Count bytes against spool files only where this step may reach the limit."""
-        room = self._broker.spool.file_room(self._broker.header.system.max_spool_files)
-        room -= sum(self._broker.header.undecided.kept.values())
-        if len(records) * RECORD_BYTES_MAX < room:
-            return
-        sizes = (sum(map(len, filter(None, c))) for c in (records.values, records.keys))
-        if sum(sizes) + sum(map(len, filter(None, records.headers))) * 4 >= room:
-            self._file_room = room
-
-    def _malformed(self, vpn: str | None, record: Incoming, error: str) -> None:
-        topic, partition, offset, _, key, value, *_ = record
-        names = (
-            [vpn]
-            if vpn
-            else [name for name, _ in captured(self._broker, self._routes, record, self._only)]
-        )
-        sender = sender_of(record.meta)
+    def _malformed(self, vpn: str | None, records: Records, at: int, error: str) -> None:
+        broker = self._broker
+        topic, partition, offset = records.topics[at], records.partitions[at], records.offsets[at]
+        key, value = records.keys[at], records.values[at] or b""
+        names = [vpn] if vpn else [name for name, _ in queues_of_record(broker, topic)]
         for name in names:
-            reject_record(self._broker, name, topic, partition, offset, key, value, error)
+            reject_record(broker, name, topic, partition, offset, key, value, error)
+            sender = sender_of(records.metas[at])
             if sender is not None:
-                answer_malformed(self._broker, self.producer, name, sender, record, error)
+                why = error[:DETAIL_CHARACTERS_MAX]
+                self._answer_malformed(name, sender, topic, partition, why)
 
-    def _take_all(
-        self, vpn: str, header: PublishHeader, queues: list[Queue], payloads: list[bytes],
-        record: Incoming, span: Span | None = None,
-    ) -> bool:  # fmt: skip
-        """Take in a record's messages, or a span's, at once, where it is plain that each gets in
-        everywhere and as it is; else False: then one after the other."""
-        if not queues or self._file_room is not None or refusal_of_tables(self._broker, header):
-            return False
-        producer = self.producer(vpn, header, record) if header.producer else None
-        if producer is not None and (
-            header.seq != producer.high + 1
-            or header.to in producer.moved
-            or producer.is_superseded(header.seq)
-        ):
-            return False
-        if self._spreading is not None and header.to:
-            way = self._way(vpn, header, queues)
-            numbers = [queue.number for queue in queues]
-            if way.others or self._spreading.must_wait(vpn, producer, record.partition, numbers):
-                return False
-        for queue in queues:
-            d = queue.definition
-            if is_moving(queue):
-                return False
-            counts = d.max_spool_messages is not None or d.reject_low_priority_msg_limit is not None
-            if queue.header.refuses_plain and not header.to:
-                return False  # it takes them again: that is noted
-            if counts or queue.early or self._program(queue) is not None:
-                return False
-            if d.message_type == "json" and not all(map(is_json, payloads)):
-                return False
-        text = record.headers
-        own = headers_size(text) if text else 0
-        sizes = [len(payload) + own for payload in payloads]
-        size = sum(sizes)
-        # Of several together each has at most what their record has.
-        whole = delivered_bytes(record.value, record.key, text)
-        if any(reason_of(self._broker, vpn, q, header, size, whole) is not None for q in queues):
-            return False
-        matches = [Match(queue, 0, False) for queue in queues]
-        number = self._storing.store_all(vpn, header, matches, payloads, sizes, record, span)
-        if producer is not None:
-            where = [(record.partition, record.offset)]
-            if span is not None:
-                where = list(zip(span.partitions, span.offsets, strict=True))
-            producer.wants(record.topic, where, header.durability == DELTA)
-            producer.high += len(payloads)
-            producer.stored(header.seq, number, len(payloads))
-        return True
+    def _answer_malformed(
+        self, vpn: str, sender: Sender, topic: str, partition: int, why: str
+    ) -> None:
+        """Tell the sender of a record that is not understood. It is remembered as refused, so that
+        what the producer sent before and after is settled as ever. A producer whose name,
+        start or sequence is out of bounds has no history."""
+        seqs = range(sender.seq, sender.seq + sender.messages)
+        broker, reason = self._broker, Reason.MALFORMED.value
+        where = histories_at(vpn, broker.header.speaks_for, topic, partition)
+        number = told_by(where, broker.home.number)[1]
+        if not sender.has_history:
+            nacks = [(seq, reason, "", why) for seq in seqs]
+            receipt = Receipts(vpn, sender.producer, 0, sender.reply, nacks=nacks, broker=number)
+            broker.emit(receipt)
+            return
+        producer = broker.producer(where, sender.producer)
+        producer.listens(sender.reply, sender.start)
+        for seq in (seq + producer.receipt.base for seq in seqs):
+            if producer.is_superseded(seq):
+                producer.refused_as_superseded(seq, why)
+                continue
+            if producer.is_new(seq):
+                producer.take(seq)
+                producer.refused(seq, reason, "", why)
+            else:
+                producer.repeat(seq)
 
-    def producer(self, vpn: str, header: PublishHeader, record: Incoming) -> ProducerHistory:
-        """The history of the producer that a record's header names."""
-        home = home_of(self._broker, vpn, record.topic, record.partition)
-        known = self._producers.get((home, header.producer))
-        if known is None:
-            known = ProducerHistory(self._broker.values, vpn, header.producer, home)
-            self._producers[home, header.producer] = known
-        known.listens(header.reply, header.start)
-        return known
+    # ------------------------------------------------------------ together, or one by one
+
+    def _take_in(self, vpn: str, queues: list[Queue], messages: Incoming) -> None:
+        """Take in messages: all at once where it is plain that all get in."""
+        producer = self._producer(vpn, messages)
+        if producer is not None:  # its start numbers from there
+            messages.seq = messages.header.seq + producer.receipt.base
+        if len(messages) == 1:
+            self._publish(vpn, queues, messages, producer)
+            return
+        judged = self._together(vpn, queues, messages, producer)
+        if judged is not None:
+            broker, place = self._broker, self._broker.at
+            broker.at = ONE_OF_SEVERAL
+            self._settle(vpn, messages, producer, judged)
+            broker.at = place
+            return
+        for one in messages.each():
+            self._broker.at = one.place
+            self._publish(vpn, queues, one, producer)
+
+    def _together(
+        self, vpn: str, queues: list[Queue], messages: Incoming, producer: ProducerHistory | None
+    ) -> Judged | None:
+        """What becomes of several messages where all get in everywhere, as they are. None: that is
+        not plain, or cannot be said; then they are looked at one by one, and it shows whose fault
+        it is."""
+        broker = self._broker
+        try:
+            if producer is not None and (
+                not producer.is_above(messages.seq) or producer.is_superseded(messages.seq)
+            ):
+                return None
+            if refusal_of_tables(broker, messages.header) or not queues:
+                return None
+            for queue in queues:
+                if queue.early.ranges or program_of(queue) is not None:
+                    return None
+            judged = judge(broker, vpn, [plain_match(q) for q in queues], messages)
+            return judged if judged.is_plain and judged.size <= self._room else None
+        except Exception:  # nothing has changed
+            return None
+
+    def _producer(self, vpn: str, messages: Incoming) -> ProducerHistory | None:
+        """Who has sent messages, and waits for an answer."""
+        header = messages.header
+        if not header.producer:
+            return None
+        broker = self._broker
+        where = histories_at(vpn, broker.header.speaks_for, messages.topic, messages.partitions[0])
+        producer = broker.producer(where, header.producer)
+        producer.listens(header.reply, header.start)
+        if header.durability == DELTA:
+            places = zip(messages.partitions, messages.offsets, strict=True)
+            producer.needs_in_tables(messages.topic, places)
+        return producer
 
     def _publish(
-        self, vpn: str, header: PublishHeader, seq: int, queues: list[Queue], record: Incoming
+        self, vpn: str, queues: list[Queue], message: Incoming, producer: ProducerHistory | None
     ) -> None:
-        """Take in one message: a record's columns, and its place in the record."""
-        producer = None
-        if header.producer:
-            producer = self.producer(vpn, header, record)
+        """Take in one message, or say why not."""
+        broker, header, seq = self._broker, message.header, message.seq
+        if producer is not None:
             if producer.is_superseded(seq):
-                self._supersede(vpn, header, seq, producer, record)
+                why = f"another producer with the id {header.producer[:200]!r} has started since"
+                reason = Reason.MALFORMED if producer.has_used_up(seq) else Reason.SUPERSEDED
+                refuse_of_vpn(broker, vpn, seq, None, (reason, why), message)
+                producer.refused_as_superseded(seq, why)
                 return
-            if producer.is_held(seq):
-                return  # it is answered when it is decided
-            where = [(record.partition, record.offset)]
-            producer.wants(record.topic, where, header.durability == DELTA)
             if not producer.is_new(seq):
                 producer.repeat(seq)
                 return
-            if elsewhere.stands_behind(self._broker, vpn, header, seq, producer):
+            behind = refusal_of_tables(broker, header)
+            if behind:
+                producer.take(seq)
+                refuse_of_vpn(broker, vpn, seq, producer, (Reason.NO_TABLES, behind), message)
                 return
-        self._take_in(vpn, header, seq, producer, queues, record)
+        self._match(vpn, queues, message, producer)
 
-    def _supersede(
-        self, vpn: str, header: PublishHeader, seq: int, producer: ProducerHistory, record: Incoming
+    def _match(
+        self, vpn: str, queues: list[Queue], message: Incoming, sender: Answered | None
     ) -> None:
-        """Refuse a message: its producer's name is another start's now (P1)."""
-        why = f"another producer with the id {header.producer[:200]!r} has started since"
-        reason = Reason.MALFORMED if producer.has_used_up(seq) else Reason.SUPERSEDED
-        refuse_of_vpn(self._broker, vpn, seq, None, (reason, why), record)
-        producer.refused_as_superseded(seq, why)
-
-    def offer(self, vpn: str, header: PublishHeader, record: Incoming, answer: Answered) -> None:
-        """Take in one message that another broker brings; ``answer`` hears what became of it."""
-        queues = self._routes.of_bridge(vpn, header.to)
-        self._take_in(vpn, header, 0, answer, queues, record)
-
-    def offer_all(self, vpn: str, header: PublishHeader, record: Incoming, span: Span) -> bool:
-        """As `offer`, for messages that differ in payload and time only, where it is plain that all
-        get in; else False, and nothing was done."""
-        queues = self._routes.of_bridge(vpn, header.to)
-        return self._take_all(vpn, header, queues, span.payloads, record, span)
-
-    def has_queues(self, vpn: str, to: str) -> bool:
-        """Whether there are queues for a destination, whatever their filters say."""
-        return bool(self._routes.of_bridge(vpn, to))
-
-    def _take_in(
-        self, vpn: str, header: PublishHeader, seq: int, producer: Answered | None,
-        queues: list[Queue], record: Incoming,
-    ) -> None:  # fmt: skip
-        """Take in one message that was not seen before."""
-        behind = refusal_of_tables(self._broker, header)
-        if producer and behind:
-            refuse_of_vpn(self._broker, vpn, seq, producer, (Reason.NO_TABLES, behind), record)
-            return
-        matches = self._matches(queues, header, record)
-        way = self._way(vpn, header, queues)
-        if not matches and not (
-            way.others and not elsewhere.is_there(self._broker, vpn, header, producer)
-        ):
-            self._nowhere(vpn, header, seq, producer, record)
-            return
-        going = next((m.queue for m in matches if is_moving(m.queue)), None)
-        if going is not None and elsewhere.will_take(
-            self._broker, vpn, header, seq, producer, record, going
-        ):
-            return
-        full = matches and self._file_room is not None and self._file_room <= 0
-        if full:
-            judged = no_files(matches)
+        """Take in one message where it matches, or say why not."""
+        priority = message.header.priority
+        found = [match(q, message.payloads[0], priority, message.keys[0]) for q in queues]
+        matches = [one for one in found if one is not None]
+        if not matches:
+            self._nowhere(vpn, sender, message)
+        elif self._room <= 0 or self._room < sum(message.sizes()):
+            self._settle(vpn, message, sender, no_files(matches))
         else:
-            judged = judge(self._broker, vpn, header, matches, record, self._told)
-        if producer is None and not header.to:
-            turn_away(self._broker, vpn, judged, record)
-        elif judged.refused is not None:
-            refuse(self._broker, vpn, seq, producer, *judged.refused, record)
-            return
-        if self._spreading is not None:
-            held = self._spreading.hold(vpn, header, seq, producer, record, way, judged)
-            if held is None:
-                refuse_of_vpn(self._broker, vpn, seq, producer, self._spreading.why_full(), record)
-            if held is not False:
-                return
-        self._settle(vpn, header, seq, producer, record, judged)
+            self._settle(vpn, message, sender, judge(self._broker, vpn, matches, message))
+
+    # ------------------------------------------------------------ what a bridge brings
+
+    def offer(self, vpn: str, messages: Incoming, sender: Answered) -> bool:
+        """Take in messages of somebody else than a producer, which hears what became of them:
+        several only if all get in. Whether it was looked at."""
+        queues = queues_of_destination(self._broker, vpn, messages.header.to)
+        if len(messages) == 1:
+            self._match(vpn, queues, messages, sender)
+            return True
+        judged = self._together(vpn, queues, messages, None)
+        if judged is not None:
+            self._settle(vpn, messages, sender, judged)
+        return judged is not None
+
+    def close(self) -> None:
+        """All is taken in."""
+        for queue in self.entered.values():
+            keep_last(self._broker, queue)
+
+    # ------------------------------------------------------------ what becomes of them
 
     def _settle(
-        self, vpn: str, header: PublishHeader, seq: int, producer: Answered | None,
-        record: Incoming, judged: Judged,
-    ) -> None:  # fmt: skip
-        """Store a message where it is kept, and answer."""
-        kept = judged.kept
+        self, vpn: str, messages: Incoming, producer: Answered | None, judged: Judged
+    ) -> None:
+        """Store messages where they are kept, and answer."""
+        broker, header, seq = self._broker, messages.header, messages.seq
+        if producer:
+            producer.take(seq, len(messages))
+        if judged.no_json:
+            count_no_json(broker, vpn, judged, messages.topic, self._told)
+        if producer is None and not header.to:
+            turn_away(broker, vpn, judged, messages)
+        elif judged.refused:
+            refuse(broker, vpn, seq, producer, *judged.refused[0], messages)
+            return
         for queue, reason in judged.discards:
-            discard(self._broker, vpn, queue, reason, record)
+            discard(broker, vpn, queue, reason, messages)
             if producer:
                 producer.discarded(seq, reason.value, queue.definition.name)
-        number = self._storing.store(vpn, header, kept, judged.size, record) if kept else 0
+        number = self._store(judged, messages) if judged.kept else 0
         if producer:
-            producer.stored(seq, number)
-        if kept and self._file_room is not None:
-            text = record.headers
-            texts = (record.key, record.value, text.encode() if text else None)
-            self._file_room -= sum(len(t) for t in texts if t)
+            producer.stored(seq, number, len(messages))
 
-    # ------------------------------------------------------------ other brokers (S5)
+    def _store(self, judged: Judged, messages: Incoming) -> int:
+        """Store messages with all their matches; returns the id of the first (S1)."""
+        broker, kept, header = self._broker, judged.kept, messages.header
+        vpn = kept[0].queue.header.vpn_number
+        now, priority, dmq, times = broker.now, header.priority, header.dmq, messages.times
+        first = broker.spool.store(vpn, messages.contents(), judged.size, len(kept))
+        self._room -= judged.size
+        lives = _lives(header, times, now)
+        for one in kept:
+            queue, level, lane = one.queue, one.level, one.lane
+            barrier = one.barrier and not will_leave(queue, first, now)
+            definition = queue.header.definition
+            ends = {ttl_ends: expires_at(definition, now, ttl_ends) for ttl_ends, _ in set(lives)}
+            rows = [
+                Row(
+                    0, number, size, now, time, ttl_ends, ends[ttl_ends], priority, dmq, level, 0,
+                    lane, barrier, READY, until, stored=number,
+                )
+                for number, (size, time, (ttl_ends, until)) in enumerate(
+                    zip(judged.sizes, times, lives, strict=True), first
+                )
+            ]  # fmt: skip
+            if queue.header.stands_for:
+                assert broker.beyond is not None
+                broker.beyond.wait(queue, rows, header.to)
+            self._enter(queue, rows, messages)
+        return first
 
-    def _way(self, vpn: str, header: PublishHeader, queues: list[Queue]) -> Way:
-        """Which other brokers a message is offered to."""
-        if self._spreading is None or not header.to:
-            return NOWHERE_ELSE
-        return self._spreading.way(vpn, header.to, queues)
+    def _enter(self, queue: Queue, rows: list[Row], messages: Incoming) -> None:
+        broker = self._broker
+        enter(broker, queue, rows)
+        self.entered[queue.number] = queue
+        place = queue.number, messages.topic
+        segment = self._spooled.get(place)
+        if segment is None:
+            segment = self._spooled[place] = JournalSegment(
+                "spooled", broker.vpn_of(queue), queue.definition.name, topic=messages.topic,
+                partitions=[], offsets=[], items=[], until=[],
+            )  # fmt: skip
+            broker.journal.segments.append(segment)
+        segment.ids += [row.id for row in rows]
+        segment.partitions += messages.partitions  # type: ignore[operator]
+        segment.offsets += messages.offsets  # type: ignore[operator]
+        segment.items += messages.items  # type: ignore[operator]
+        segment.until += [row.until for row in rows]  # type: ignore[operator]
+        for row in rows if queue.early.ranges else ():
+            settle_arrival(broker, queue, row)
 
-    def _not_led(self, vpn: str, header: PublishHeader, queues: list[Queue]) -> list[Queue]:
-        """Of the queues here, those that do not get it over a bridge that begins here: whose base a
-        bridge leads to, they get it from there."""
-        led = self._way(vpn, header, queues).led
-        return [q for q in queues if not is_based_at(self._broker, q, led)] if led else queues
-
-    # ------------------------------------------------------------ matching
-
-    def _matches(self, queues: list[Queue], header: PublishHeader, record: Incoming) -> list[Match]:
-        matches = []
-        for queue in queues:
-            found = match(queue, self._program(queue), record.value, header.priority, record.key)
-            if found is not None:
-                matches.append(found)
-        return matches
-
-    def _program(self, queue: Queue) -> Program | None:
-        number = queue.number
-        if number not in self._programs:
-            self._programs[number] = program_of(queue)
-        return self._programs[number]
-
-    def _nowhere(
-        self, vpn: str, header: PublishHeader, seq: int, producer: Answered | None,
-        record: Incoming,
-    ) -> None:  # fmt: skip
+    def _nowhere(self, vpn: str, producer: Answered | None, message: Incoming) -> None:
         """S6: no queue takes it."""
+        header, seq = message.header, message.seq
         if not header.to:
             return  # a plain record that a filter refused: nobody waits for an answer
-        if elsewhere.takes(self._broker, vpn, header, seq, producer, record):
-            return
+        if producer:
+            producer.take(seq)
         reason = Reason.NO_MATCHING_DESTINATION
         if self._broker.header.system.on_no_match == NACK:
             why = f"no queue takes {header.to[:200]!r}"
-            refuse_of_vpn(self._broker, vpn, seq, producer, (reason, why), record)
+            refuse_of_vpn(self._broker, vpn, seq, producer, (reason, why), message)
             return
-        discard_of_vpn(self._broker, vpn, reason, record)
+        discard_of_vpn(self._broker, vpn, reason, message)
         if producer:
             producer.stored(seq, 0)
             producer.discarded(seq, reason.value, "")
 
-    # ------------------------------------------------------------ end
 
-    def close(self) -> None:
-        """Give arrivals their rows, remove what was acknowledged early, answer producers."""
-        broker = self._broker
-        positions.keep(broker)
-        if self._spreading is not None:
-            self._spreading.close()
-        broker.spool.settle_staged()
-        for queue in broker.touched():
-            if queue.arrivals.ids:
-                enter(broker, queue)
-                broker.arrived_in.append(queue)
-        settle_arrivals(broker)
-        for _, producer in sorted(self._producers.items()):
-            answer(broker, producer)
+def _was_read(queue: Queue, messages: Incoming) -> bool:
+    """Whether another broker has read a record for a queue before (M4)."""
+    floors = queue.header.floors
+    if not floors:
+        return False
+    place = f"{messages.topic}/{messages.partitions[0]}"
+    return messages.offsets[0] < floors.get(place, 0)
+
+
+def _lives(header: PublishHeader, times: list[int], now: int) -> list[tuple[int, int]]:
+    """When the publisher's TTL of each message ends, and until when it is delayed. times: when they
+    were published."""
+    ttl, delay, due = header.ttl_ms, header.delay_ms, header.deliver_at
+    if ttl is None and delay is None and due is None:  # most often
+        return [(NEVER, NEVER)] * len(times)
+    lives = []
+    for time in times:
+        ttl_ends = NEVER if ttl is None else within_calendar(time + ttl)
+        at = due if delay is None else time + delay
+        until = NEVER if at is None or at <= now else within_calendar(at)
+        lives.append((ttl_ends, until))
+    return lives

@@ -17,8 +17,8 @@ from __future__ import annotations
 from typing import Any
 
 from ...protocol.outputs import Alert
-from ..broker import Broker
-from ..queue import Queue
+from ..queue.broker import Broker
+from ..queue.queue import Queue
 
 WINDOW_MS = 60_000
 
@@ -57,17 +57,24 @@ def mark(marks: Marks, now: int, *levels: int) -> None:
 def watch(broker: Broker) -> None:
     """Set and clear alerts of all that this step touched."""
     vpns: set[int] = set()
-    for queue in broker.loaded():
-        vpns.add(queue.header.vpn_number)
-        if queue.dropped or queue.header.deleted:
+    for _, queue in sorted(broker.touched.items()):
+        header = queue.header
+        if header.faulted:
+            continue
+        broker.at = queue
+        if broker.header.vpn_limits:
+            vpns.add(header.vpn_number)
+        if queue.dropped or header.deleted:
             _clear_all(broker, queue)
         else:
             _watch_queue(broker, queue)
+    broker.at = None
     if broker.reconfigured:
         vpns.update(broker.header.vpns.values())
     for number in sorted(vpns):
         _watch_vpn(broker, number)
-    _watch_broker(broker)
+    if broker.header.vpns:
+        _watch_broker(broker)
 
 
 def _say(
@@ -96,38 +103,41 @@ def _say(
 def level_of(queue: Queue) -> tuple[int, int, str, int]:
     """How much a queue stores, of how much, in what, and its place in the queue's marks: bytes, or
     messages where that limit is nearer."""
-    header, limit, most = queue.header, queue.definition.max_spool_usage, None
+    header = queue.header
+    limit, most = header.definition.max_spool_usage, None
     if limit:
-        most = queue.definition.max_spool_messages
+        most = header.definition.max_spool_messages
     if most is not None and header.depth * limit > header.bytes * most:
         return header.depth, most, "messages", 1
     return header.bytes, limit, "bytes", 0
 
 
 def _watch_queue(broker: Broker, queue: Queue) -> None:
-    header, d = queue.header, queue.definition
+    header = queue.header
+    d = header.definition
     level, limit, unit, place = level_of(queue)
     high, clear = d.spool_usage_high_percent, d.spool_usage_clear_percent
-    over = is_over(level, limit, high, clear, header.usage_high)
-    if over != header.usage_high:
+    before = header.usage_high
+    over = before or level * 100 >= high * limit  # it may be
+    if over and before != (over := is_over(level, limit, high, clear, before)):
         header.usage_high = over
         _say(
             broker, "spool_usage", over, d.vpn, d.name, level, limit,
             high if over else clear, (header.marks, place), scope="queue", unit=unit,
         )  # fmt: skip
-    if header.leased or header.flows_high:
+    most = d.delivered_unacked_high_percent * d.max_delivered_unacked_per_flow
+    if header.flows_high or header.leased * 100 >= most:
         _watch_flows(broker, queue)
     mark(header.marks, broker.now, header.bytes, header.depth, header.leased)
 
 
 def _watch_flows(broker: Broker, queue: Queue) -> None:
-    """Flows near `max_delivered_unacked_per_flow` (B4). A flow that has ended is no longer high."""
+    """Consumers' flows near `max_delivered_unacked_per_flow` (B4). One that has ended is no longer
+    high."""
     header, d = queue.header, queue.definition
     limit = d.max_delivered_unacked_per_flow
     high, clear = d.delivered_unacked_high_percent, d.delivered_unacked_clear_percent
-    if not header.flows_high and header.leased * 100 < high * limit:
-        return
-    held = {s.id: (s.held, s.name) for s in header.subscriptions}
+    held = {s.id: (s.held, s.name) for s in header.subscriptions if s.broker is None}
     for flow in [*held, *(f for f in header.flows_high if f not in held)]:
         level, name = held.get(flow, (0, flow))
         before = flow in header.flows_high
@@ -171,7 +181,7 @@ def _watch_vpn(broker: Broker, number: int) -> None:
     key = f"vpn:{number}"
     if limits is None or (limits.max_spool_usage is None and key not in header.alerts):
         return
-    level, limit = header.spool.vpn_bytes.get(number, 0), limits.max_spool_usage or 0
+    level, limit = broker.spool.vpn_bytes.get(number, 0), limits.max_spool_usage or 0
     _watch_one(
         broker, key, "spool_usage", "vpn", name, level, limit,
         limits.spool_usage_high_percent, limits.spool_usage_clear_percent,
@@ -185,14 +195,19 @@ def _watch_vpn(broker: Broker, number: int) -> None:
 
 def _watch_broker(broker: Broker) -> None:
     header, system = broker.header, broker.header.system
-    if not header.vpns:
-        return
     vpn = next(iter(header.vpns))  # whose journal tells of what concerns the whole broker
     marks = header.marks.setdefault("broker", [])
-    files, unacked = broker.spool.files_in_use(), broker.unacked_total
+    files, unacked = broker.spool.files_in_use(), broker.unacked
+    if not header.alerts and (
+        broker.spool.bytes * 100 < system.spool_usage_high_percent * system.max_spool_usage
+        and files * 100 < system.spool_files_high_percent * system.max_spool_files
+        and unacked * 100 < system.delivered_unacked_high_percent * system.max_delivered_unacked
+    ):
+        mark(marks, broker.now, broker.spool.bytes, files, unacked)
+        return  # most often
     _watch_one(
         broker, "spool_usage", "spool_usage", "broker", vpn,
-        header.spool.bytes, system.max_spool_usage,
+        broker.spool.bytes, system.max_spool_usage,
         system.spool_usage_high_percent, system.spool_usage_clear_percent, (marks, 0),
     )  # fmt: skip
     _watch_one(
@@ -205,7 +220,7 @@ def _watch_broker(broker: Broker) -> None:
         unacked, system.max_delivered_unacked,
         system.delivered_unacked_high_percent, system.delivered_unacked_clear_percent, (marks, 2),
     )  # fmt: skip
-    mark(marks, broker.now, header.spool.bytes, files, unacked)
+    mark(marks, broker.now, broker.spool.bytes, files, unacked)
 
 
 def _watch_one(

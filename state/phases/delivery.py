@@ -1,36 +1,30 @@
 """Delivery: ready messages go to subscriptions with room (L2–L4, B1–B4, F1–F5, O1–O3, R5).
 
 At the end of a step every queue in which something changed is served, all with an equal share of
-the step's budget, beginning behind the one that was served last. Messages go out in the order of
-the ready index; nothing behind a waiting barrier goes out (O3), nor what is not active yet (R5),
-nor what has expired or lost its payload. Who gets what is decided in `selection`.
+the step's budget, beginning behind the one that was served last. Messages go out in order; nothing
+behind a waiting barrier goes out (O3), nor what is not active yet (R5), nor what has expired or
+lost its payload. Who gets what is decided in `selection`.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-import numpy as np
+from typing import Any
 
 from ...protocol.outputs import Deliveries
-from ..bridges.link import forward
-from ..header import Subscription
 from ..limits import Budget
-from ..mesh import barriers
-from ..mesh.dead_bringing import bring
-from ..mesh.ownership import grant, look_for_room, push, short_no_more, want
-from ..message import READY, Event, apply
+from ..queue.broker import Broker
+from ..queue.change import apply
+from ..queue.header import Subscription
+from ..queue.queue import Queue
+from ..queue.table import Event
 from ..rules import transport_acks
-from ..rules.edits import as_edited, dead_of, extras_of
-from ..rules.fairness import backlog_of
-from ..rules.order import seq_of
-from ..storage import NEVER, Array, Content
-from .oversize import bury_oversize
+from ..rules.edits import dead_part, edited
+from ..rules.fairness import Candidate
+from ..rules.looking import matching
+from ..rules.returning import bury_oversize
+from ..storage.row import NEVER, READY, Row
+from ..storage.spool import Content
 from .selection import Chosen, choose_messages
-
-if TYPE_CHECKING:
-    from ..broker import Broker
-    from ..queue import Queue
 
 ROUNDS = 64
 
@@ -38,37 +32,63 @@ ROUNDS = 64
 def deliver(broker: Broker) -> None:
     """Serve what waits for others' acks, then every queue that changed; dead messages may change
     others in turn."""
-    broker.count_unacked()
-    budget = Budget(broker.limits.delivery_rows, broker.limits.delivery_bytes)
-    looks = Budget(broker.limits.looks, broker.limits.look_bytes)
     broker.header.unserved = False
-    look_for_room(broker)
-    _serve_waiting(broker, budget, looks)
+    wanting = _wanting(broker)
+    if wanting or broker.header.waiting:
+        limits = broker.limits
+        budget = Budget(limits.delivery_rows, limits.delivery_bytes)
+        looks = Budget(limits.looks, limits.look_bytes)
+        if broker.header.waiting:
+            _serve_waiting(broker, budget, looks)
+            wanting = _wanting(broker)
+        _serve_all(broker, wanting, budget, looks)
+        if broker.header.waiting:
+            _serve_waiting(broker, budget, looks)
+    # Which queues are to be served in the next step: also by a broker that is loaded before.
+    for queue in broker.touched.values():
+        queue.header.again = queue.wanted
+
+
+def _serve_all(broker: Broker, wanting: list[Queue], budget: Budget, looks: Budget) -> None:
+    """Serve these queues, the next in turn first, and then those in which that changed something,
+    some times."""
     for _ in range(ROUNDS):
-        wanting = [q for q in broker.active() if q.wanted]
-        if not wanting or budget.spent or looks.spent:
-            break
         after = [q for q in wanting if q.number > broker.header.turn]
         for at, queue in enumerate([*after, *wanting[: len(wanting) - len(after)]]):
             if budget.spent or looks.spent:
-                break
+                return
             _serve(broker, queue, budget, looks, len(wanting) - at)
             broker.header.turn = queue.number
-    for queue in broker.active():
-        queue.header.again = queue.wanted
-    _serve_waiting(broker, budget, looks)
-    if broker.header.peers:
-        for queue in broker.active():
-            want(broker, queue)
-            barriers.report(broker, queue)
-        broker.more_to_do |= bool(short_no_more(broker))
+        wanting = _wanting(broker)
+        if not wanting:
+            return
+
+
+def _wanting(broker: Broker) -> list[Queue]:
+    """The queues in which a message may go out, by number; those without one want nothing."""
+    found = []
+    for queue in broker.touched.values():
+        if not queue.wanted:
+            continue
+        header = queue.header
+        if header.depth == header.leased + header.delayed:
+            queue.wanted = False
+        elif not (queue.dropped or header.deleted or header.faulted):
+            found.append(queue)
+    if len(found) > 1:
+        found.sort(key=_number)
+    return found
+
+
+def _number(queue: Queue) -> int:
+    return queue.number
 
 
 def _serve_waiting(broker: Broker, budget: Budget, looks: Budget) -> None:
     """Queues that `max_delivered_unacked` held back, the longest waiting first, while there is
     room (B4). One that finds none again goes to the end."""
     waiting = broker.header.waiting
-    while waiting and broker.unacked_total < broker.header.system.max_delivered_unacked:
+    while waiting and broker.unacked < broker.header.system.max_delivered_unacked:
         if budget.spent or looks.spent:
             broker.more_to_do = broker.header.unserved = True
             return
@@ -86,148 +106,174 @@ def _serve(broker: Broker, queue: Queue, budget: Budget, looks: Budget, sharers:
     queues' acks is noted in the broker's header and served when they come.
     """
     broker.at = queue
+    broker.touch(queue)
     header = queue.header
-    share, own_looks = budget.share(sharers), looks.share(sharers)
+    share, own_looks = budget, looks
+    if sharers > 1:
+        share, own_looks = budget.share(sharers), looks.share(sharers)
     before = share.rows, share.bytes, own_looks.rows, own_looks.bytes
-    broker.unacked_total -= header.leased  # now: of the other queues
-    served = queue.barriers or any(not s.ending for s in header.subscriptions)
-    if queue.number in broker.header.links:
-        queue.wanted = forward(broker, queue, share)
-    elif queue.number in broker.header.ways:
-        queue.wanted = bring(broker, queue, share)
-    else:
-        queue.wanted = broker.header.peers != {} and push(broker, queue, share)
-    if header.egress and served and not queue.wanted:
+    queue.wanted = False
+    if header.egress and (header.subscriptions or header.barriers):
         queue.wanted = _serve_within(broker, queue, share, own_looks)
-    if (header.wanted or header.held) and not queue.wanted:
-        queue.wanted = grant(broker, queue, share, own_looks)
-    if free_unacked(broker, queue) <= 0 and queue.ready and header.subscriptions:
+    ready = header.depth - header.leased - header.delayed
+    if ready > 0 and header.subscriptions and free_unacked(broker) <= 0:
         broker.header.waiting[queue.number] = True
-    broker.unacked_total += header.leased
-    budget.take(before[0] - share.rows, before[1] - share.bytes)
-    looks.take(before[2] - own_looks.rows, before[3] - own_looks.bytes)
+    if sharers > 1:
+        budget.take(before[0] - share.rows, before[1] - share.bytes)
+        looks.take(before[2] - own_looks.rows, before[3] - own_looks.bytes)
     broker.at = None
 
 
-def free_unacked(broker: Broker, queue: Queue) -> int:
-    """How many more messages may be leased here, of all that the broker allows (B4)."""
-    limit = broker.header.system.max_delivered_unacked
-    return limit - broker.unacked_total - queue.header.leased
+def free_unacked(broker: Broker) -> int:
+    """How many more messages may be leased, of all that the broker allows (B4)."""
+    return broker.header.system.max_delivered_unacked - broker.unacked
 
 
 def _serve_within(broker: Broker, queue: Queue, share: Budget, looks: Budget) -> bool:
     """Deliver what can be delivered now; whether a budget ended it."""
     while not share.spent:
-        while queue.barriers and not share.spent and _barrier(broker, queue, looks):
+        while queue.header.barriers and not share.spent and _barrier(broker, queue, looks):
             share.take(1)
-        chosen = choose_messages(broker, queue, free_unacked(broker, queue), share, looks)
-        if not len(chosen.seqs):
+        chosen = choose_messages(broker, queue, free_unacked(broker), share, looks)
+        if not chosen.rows:
             return chosen.unfinished or share.spent  # by barriers
-        ids, deliveries = queue.columns(chosen.seqs, "id", "deliveries")
-        contents = broker.spool.contents(ids)
+        contents = [broker.spool.content(row) for row in chosen.rows]
         if None in contents:
-            _lose(broker, queue, chosen.seqs, contents)
+            _lose(broker, queue, chosen.rows, contents)
             continue
-        if bury_oversize(broker, queue, chosen.seqs, contents):
+        if _bury_oversize(broker, queue, chosen.rows, contents):
             continue
-        _send(broker, queue, chosen, contents, deliveries > 0)
+        _send(broker, queue, chosen, contents)
         if chosen.unfinished:
             return True
     return True
 
 
-def _lose(broker: Broker, queue: Queue, seqs: Array, contents: list[Content | None]) -> None:
-    """Messages whose payloads are missing from the state are lost, and that is said."""
-    gone = seqs[np.array([c is None for c in contents], bool)]
-    ids = apply(broker, queue, gone, Event.LOSE, reason="payload missing")
+def _lose(broker: Broker, queue: Queue, rows: list[Row], contents: list[Content | None]) -> None:
+    """Messages whose payloads are missing from the state are lost, and that is said. The others
+    find their place again."""
+    gone = [row for row, content in zip(rows, contents, strict=True) if content is None]
+    apply(broker, queue, gone, Event.LOSE, reason="payload missing")
+    _find_places(queue, rows)
     broker.event(
-        "payload_missing", broker.vpn_of(queue), queue.definition.name, messages=len(ids),
-        first=str(ids[0]),
+        "payload_missing", broker.vpn_of(queue), queue.definition.name, messages=len(gone),
+        first=str(gone[0].id),
     )  # fmt: skip
+
+
+def _find_places(queue: Queue, rows: list[Row]) -> None:
+    """Messages that were chosen and do not go out stand in the order again."""
+    for row in rows:
+        if row.state == READY:
+            queue.ready.changed(row)
+
+
+def _bury_oversize(broker: Broker, queue: Queue, rows: list[Row], contents: list[Any]) -> bool:
+    """Of messages that are about to go out, those that cannot die; whether there were any. What
+    would exceed Kafka's limit is refused when it is published (`judging`), but one may be here: an
+    earlier version took it in, or its headers were edited since."""
+    most = broker.limits.message_bytes
+    sizes = [row.length + row.key_length + row.header_length for row in rows]
+    for at, row in enumerate(rows):
+        if row.extras is not None:
+            sizes[at] = sum(len(part or b"") for part in edited(row, contents[at]))
+    largest = max(sizes)
+    if largest <= most:
+        return False
+    detail = f"{largest:,} bytes as a delivery; at most {most:,} fit into a record"
+    large = [row for row, size in zip(rows, sizes, strict=True) if size > most]
+    bury_oversize(broker, queue, large, detail)
+    _find_places(queue, rows)
+    return True
 
 
 # ---------------------------------------------------------------- sending
 
 
-def _send(
-    broker: Broker, queue: Queue, chosen: Chosen, contents: list[Content | None], before: Array
-) -> None:
-    """Lease the messages to who gets them and say so; remove those that leave on send. before:
-    which of them were delivered before."""
-    definition = queue.definition
+def _send(broker: Broker, queue: Queue, chosen: Chosen, contents: list[Any]) -> None:
+    """Lease the messages to who gets them and say so; remove those that leave on send."""
+    definition = queue.header.definition
     period = definition.lease_period_ms
     until = NEVER if period is None else broker.now + period
-    numbers = np.fromiter(
-        (c.subscription.number for c in chosen.receivers), np.uint32, len(chosen.receivers)
-    )
-    by_number = {c.subscription.number: c.subscription for c in chosen.receivers}
-    for number, subscription in sorted(by_number.items()):
-        mine = (numbers == number).nonzero()[0]
-        seqs = chosen.seqs[mine]
-        again = before[mine]
-        for event, part in ((Event.DELIVER, seqs[~again]), (Event.REDELIVER, seqs[again])):
+    for subscription, rows, own in _by_receiver(chosen.rows, chosen.receivers, contents):
+        if subscription.broker is not None:
             apply(
-                broker, queue, part, event, holder=number, until=until,
+                broker, queue, rows, Event.GRANT, holder=subscription, subscription=subscription.id
+            )  # fmt: skip
+            assert broker.beyond is not None
+            broker.beyond.send(queue, subscription, rows, own)
+            continue
+        again = [row for row in rows if row.deliveries]
+        fresh = rows if not again else [row for row in rows if not row.deliveries]
+        for some, event in ((fresh, Event.DELIVER), (again, Event.REDELIVER)):
+            apply(
+                broker, queue, some, event, holder=subscription, until=until,
                 subscription=subscription.id,
             )  # fmt: skip
-        removes = definition.semantics == "at-most-once" or subscription.removes_on_send
-        assert removes or subscription.held <= backlog_of(definition, subscription), (
-            f"{subscription.id} holds {subscription.held}"
-        )
-        own = contents if len(by_number) == 1 else [contents[at] for at in mine.tolist()]
-        _say(broker, queue, subscription, seqs, own, until)
-        if removes:
-            apply(broker, queue, seqs, Event.ACKNOWLEDGE, subscription=subscription.id)
-    limit = definition.max_backlog
-    assert limit is None or queue.header.leased <= limit, f"{definition.name}: max_backlog"
+        _say(broker, queue, subscription, rows, own, until)
+        if definition.semantics == "at-most-once" or subscription.removes_on_send:
+            apply(broker, queue, rows, Event.ACKNOWLEDGE, subscription=subscription.id)
+
+
+def _by_receiver(
+    rows: list[Row], receivers: list[Candidate], contents: list[Any]
+) -> list[tuple[Subscription, list[Row], list[Any]]]:
+    """What each subscription gets, in the order of subscribing."""
+    if receivers.count(receivers[0]) == len(receivers):  # most often
+        return [(receivers[0].subscription, rows, contents)]
+    parts: dict[int, tuple[Subscription, list[Row], list[Any]]] = {}
+    for row, one, content in zip(rows, receivers, contents, strict=True):
+        subscription = one.subscription
+        part = parts.setdefault(subscription.number, (subscription, [], []))
+        part[1].append(row)
+        part[2].append(content)
+    return [part for _, part in sorted(parts.items())]
 
 
 def _say(
-    broker: Broker, queue: Queue, subscription: Subscription, seqs: Array,
-    contents: list[Content | None], until: int, again: bool = False,
+    broker: Broker, queue: Queue, subscription: Subscription, rows: list[Row],
+    contents: list[Any], until: int, again: bool = False,
 ) -> None:  # fmt: skip
     """Say that these messages go out. again: as they went out before; nothing is counted (C2)."""
-    rows = queue.rows(seqs)
-    names = ("id", "deliveries", "delivery", "expires")
-    ids, deliveries, numbers, expires = queue.columns_of(rows, len(seqs), names)
-    extras = extras_of(rows)
     flow = None
     if subscription.transport_acks:
-        flow = transport_acks.number(subscription, seqs, broker.now)
-    _emit(
-        broker, queue, subscription, ids, as_edited(extras, contents),
-        counts=deliveries.tolist(), numbers=numbers.tolist(), expires=expires,
-        lease_ms=0 if until == NEVER else max(until - broker.now, 1),
-        dead=dead_of(extras), flow=flow, again=again,
-    )  # fmt: skip
+        flow = transport_acks.number(subscription, rows, broker.now)
+    lease_ms = 0 if until == NEVER else max(until - broker.now, 1)
+    said = _emit(broker, queue, subscription, rows, contents, lease_ms)
+    said.flow, said.again = flow, again
     if again:
-        queue.count("retransmitted", len(seqs))
+        queue.count("retransmitted", len(rows))
 
 
 def _emit(
-    broker: Broker, queue: Queue, subscription: Subscription, ids: Array,
-    contents: list[Content | None], expires: Array, **more: object,
-) -> None:  # fmt: skip
-    priorities, times = broker.spool.columns(ids, "priority", "time")
-    expires[expires == NEVER] = 0
-    broker.emit(
-        Deliveries(
-            queue=queue.definition.name,
-            subscription=subscription.id,
-            topic=subscription.topic,
-            partition=subscription.partition,
-            framing=subscription.framing,
-            epoch=broker.header.epoch,
-            ids=broker.spool.origins(ids).tolist(),
-            priorities=priorities.tolist(),
-            expires=expires.tolist(),
-            times=times.tolist(),
-            payloads=[c[0] for c in contents if c is not None],
-            keys=[c[1] for c in contents if c is not None],
-            headers=[c[2] for c in contents if c is not None],
-            **more,  # type: ignore[arg-type]
-        )
-    )
+    broker: Broker, queue: Queue, subscription: Subscription, rows: list[Row],
+    contents: list[Any], lease_ms: int,
+) -> Deliveries:  # fmt: skip
+    """Say messages to a subscription; gives what is said."""
+    dead = {}
+    for at, row in enumerate(rows):
+        if row.extras is not None:
+            contents = list(contents)
+            contents[at] = edited(row, contents[at])
+            part = dead_part(row.extras)
+            if part is not None:
+                dead[at] = part
+    said = Deliveries(
+        queue.header.definition.name, subscription.id, subscription.topic, subscription.partition,
+        subscription.framing, lease_ms, broker.header.epoch,
+        ids=[row.id for row in rows],
+        numbers=[row.number for row in rows],
+        counts=[row.deliveries for row in rows],
+        priorities=[row.priority for row in rows],
+        expires=[0 if row.expires == NEVER else row.expires for row in rows],
+        times=[row.time for row in rows],
+        payloads=[content[0] for content in contents],
+        keys=[content[1] for content in contents],
+        headers=[content[2] for content in contents],
+        dead=dead,
+    )  # fmt: skip
+    broker.outputs.append(said)
+    return said
 
 
 def send_again(broker: Broker, queue: Queue, budget: Budget) -> None:
@@ -238,59 +284,62 @@ def send_again(broker: Broker, queue: Queue, budget: Budget) -> None:
             continue
         queue.wanted = True  # it may take new ones as soon as this is done
         while not budget.spent:
-            seqs = transport_acks.overdue(queue, subscription, broker.now, budget.rows)
-            if not len(seqs):
+            rows = transport_acks.overdue(queue, subscription, broker.now, budget.rows)
+            if not rows:
                 break
-            sizes = queue.gather(seqs, "size")
-            n = budget.fits(sizes)
-            budget.take(n, int(sizes[:n].sum(dtype=np.int64)))
-            transport_acks.sent_again(subscription, int(seqs[n - 1]))
-            _send_as_it_was(broker, queue, subscription, seqs[:n])
+            n = budget.fits([row.size for row in rows])
+            budget.take(n, sum(row.size for row in rows[:n]))
+            transport_acks.sent_again(subscription, rows[n - 1].number)
+            _send_as_it_was(broker, queue, subscription, rows[:n])
 
 
-def _send_as_it_was(broker: Broker, queue: Queue, subscription: Subscription, seqs: Array) -> None:
-    until = queue.gather(seqs, "until")
-    for end in np.unique(until).tolist():
-        these = seqs[until == end]
-        contents = broker.spool.contents(queue.gather(these, "id"))
+def _send_as_it_was(
+    broker: Broker, queue: Queue, subscription: Subscription, rows: list[Row]
+) -> None:
+    for end in sorted({row.until for row in rows}):
+        these = [row for row in rows if row.until == end]
+        contents = [broker.spool.content(row) for row in these]
         if None not in contents:
             _say(broker, queue, subscription, these, contents, end, again=True)
 
 
+# ---------------------------------------------------------------- barriers
+
+
 def _barrier(broker: Broker, queue: Queue, looks: Budget) -> bool:
     """Deliver the first barrier to all that match it, once all before it has left (O3)."""
-    header, barrier = queue.header, queue.first_barrier()
-    assert barrier is not None
-    seq = seq_of(barrier)
-    if queue.first_live() != seq and not barriers.is_next(broker, queue, barrier):
+    header = queue.header
+    generation, number = next(iter(header.barriers.items()))
+    if next(iter(header.generations)) < generation or header.generations[generation] > 1:
         return False
-    place = np.array([seq], np.int64)
-    if queue.gather(place, "state")[0] != READY:
+    row = queue.live[number]
+    if row.state != READY:
         return False
-    ids = queue.gather(place, "id")
-    contents = broker.spool.contents(ids)
-    content = contents[0]
+    content = broker.spool.content(row)
     if content is None:
-        _lose(broker, queue, place, contents)
+        _lose(broker, queue, [row], [None])
         return True
-    priority = int(broker.spool.gather(ids, "priority")[0])
-    receivers = barriers.receivers(queue, content, priority)
+    if _bury_oversize(broker, queue, [row], [content]):
+        return True
+    receivers = _receivers(broker, queue, row)
     looks.take(len({s.filter for s in header.subscriptions}))
-    if bury_oversize(broker, queue, place, contents):
-        return True
-    if not barriers.may_pass(broker, queue, seq, len(receivers)):
+    if not receivers:
         return False
-    extras = extras_of(queue.rows(place))
     for subscription in receivers:
-        _emit(
-            broker, queue, subscription, ids, as_edited(extras, contents),
-            counts=[int(queue.gather(place, "deliveries")[0]) + 1],
-            numbers=[header.next_delivery], expires=queue.gather(place, "expires"), lease_ms=0,
-            barrier=True, dead=dead_of(extras),
-        )  # fmt: skip
+        said = _emit(broker, queue, subscription, [row], [content], 0)
+        said.counts, said.numbers, said.barrier = [row.deliveries + 1], [header.next_delivery], True
         header.next_delivery += 1
         queue.count("delivered")
-        broker.record("barrier_delivered", queue, ids.tolist(), subscription=subscription.id)
-    apply(broker, queue, place, Event.BARRIER, reason="barrier")
-    barriers.has_passed(broker, queue)
+        broker.record("barrier_delivered", queue, [row.id], subscription=subscription.id)
+    apply(broker, queue, [row], Event.BARRIER, reason="barrier")
     return True
+
+
+def _receivers(broker: Broker, queue: Queue, row: Row) -> list[Subscription]:
+    """The subscriptions whose filters let a barrier through."""
+    texts = {s.filter for s in queue.header.subscriptions if s.filter is not None}
+    passes = {text: matching(broker, queue, [row], text)[0] for text in sorted(texts)}
+    return [
+        s for s in queue.header.subscriptions
+        if not s.ending and (s.filter is None or passes[s.filter])
+    ]  # fmt: skip

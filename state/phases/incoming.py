@@ -1,87 +1,140 @@
-"""What comes in, message by message or several together.
+"""What comes in: a record holds one message or a short run of them (`protocol.messages`).
 
-A record holds one message or a short run of them (`protocol.messages`). Records that stand behind
-each other and differ in payload, sequence and time only make a *span*: what decides about one of
-them decides about all, so they are taken in together where that is plain.
+Of messages that follow each other the publisher often says the same. They are looked at together,
+and stored together: what holds for one of them holds for all.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Iterator
 
 import msgspec
 
 from ...protocol.bounds import within_calendar
-from ...protocol.messages import PublishHeader, Records, decode_publish_header, decode_run
+from ...protocol.messages import PublishHeader, Records, decode_run
+from ..queue.broker_facts import Place
+from ..storage.blocks import Content
 
-SPAN_BYTES = 500_000  # of messages that are taken in together
+SEQ_PLAIN = 1 << 61  # so far below the highest one that no run of records comes to it
+
 _any_json = msgspec.json.Decoder(msgspec.Raw)
 
 
-class Incoming(NamedTuple):
-    """One message that comes in: a record's columns, and its place in the record."""
+class Incoming:
+    """Messages that come in, one or several that are alike. Of what differs there are columns.
 
-    topic: str
-    partition: int
-    offset: int
-    timestamp: int
-    key: bytes | None
-    value: bytes
-    meta: bytes | None
-    headers: str | None
-    item: int = 0
+    keys, headers: None, or empty, where there are none; items: their places in their records.
+    """
+
+    __slots__ = (
+        "header", "headers", "items", "keys", "offsets", "partitions", "payloads", "seq", "times",
+        "topic",
+    )  # fmt: skip
+
+    def __init__(
+        self, topic: str, header: PublishHeader, seq: int, keys: list[bytes | None],
+        headers: list[str | None], payloads: list[bytes], partitions: list[int],
+        offsets: list[int], times: list[int], items: list[int],
+    ) -> None:  # fmt: skip
+        self.topic, self.header, self.seq = topic, header, seq
+        self.keys, self.headers = keys, headers
+        self.payloads, self.times = payloads, times
+        self.partitions, self.offsets, self.items = partitions, offsets, items
 
     @classmethod
-    def of(cls, records: Records, at: int) -> Incoming:
-        """A record, with its first message's place."""
+    def of(cls, records: Records, at: int, end: int, header: PublishHeader, now: int) -> Incoming:
+        """The messages of records that are `alike`. Raises ValueError for a run that is none."""
+        keys, headers = records.keys[at:end], records.headers[at:end]
+        times = records.timestamps[at:end]
+        if not 0 <= min(times) <= max(times) == within_calendar(max(times)):
+            times = [_time_of(time, now) for time in times]
+        partitions, offsets = records.partitions[at:end], records.offsets[at:end]
+        if header.count:
+            n = header.count
+            payloads = _run_of(header, keys[0], headers[0], records.values[at])
+            return cls(
+                records.topics[at], header, header.seq, keys * n, headers * n, payloads,
+                partitions * n, offsets * n, times * n, list(range(n)),
+            )  # fmt: skip
+        payloads = [value or b"" for value in records.values[at:end]]
         return cls(
-            records.topics[at], records.partitions[at], records.offsets[at],
-            records.timestamps[at], records.keys[at], records.values[at] or b"",
-            records.metas[at], records.headers[at],
+            records.topics[at], header, header.seq, keys, headers, payloads, partitions, offsets,
+            times, [0] * (end - at),
         )  # fmt: skip
 
+    def sizes(self) -> list[int]:
+        """Bytes as quotas count them: payloads and application headers (Q8)."""
+        lengths = list(map(len, self.payloads))
+        if not any(self.headers):  # most often
+            return lengths
+        return [n + headers_size(own) for n, own in zip(lengths, self.headers, strict=True)]
 
-class Span(NamedTuple):
-    """Messages of records that stand behind each other and are taken in together, in columns."""
+    def largest(self) -> int:
+        """Payload, key and headers of the largest one, as they are delivered."""
+        if not any(self.headers) and not any(self.keys):  # most often
+            return max(map(len, self.payloads))
+        columns = zip(self.payloads, self.keys, self.headers, strict=True)
+        return max(len(one) + len(key or b"") + len(own or "") for one, key, own in columns)
 
-    payloads: list[bytes]
-    records: int
-    times: list[int]
-    partitions: list[int]
-    offsets: list[int]
-    items: list[int]
+    def contents(self) -> list[Content]:
+        """What is stored of them."""
+        headers = [own.encode() if own else None for own in self.headers]
+        return list(zip(self.payloads, self.keys, headers, strict=True))
+
+    def __len__(self) -> int:
+        return len(self.payloads)
+
+    @property
+    def place(self) -> Place:
+        """Where the first of them stands."""
+        return self.topic, self.partitions[0], self.offsets[0]
+
+    def each(self) -> Iterator[Incoming]:
+        """One by one."""
+        for at in range(len(self.payloads)):
+            one = slice(at, at + 1)
+            yield Incoming(
+                self.topic, self.header, self.seq + at, self.keys[one], self.headers[one],
+                self.payloads[one], self.partitions[one], self.offsets[one], self.times[one],
+                self.items[one],
+            )  # fmt: skip
 
 
-def time_of(timestamp: int, now: int) -> int:
-    """When a record was published. What the publisher's clock says may be anything: a time outside
-    the years 1970 to 9999, one in microseconds for instance, means now."""
+def alike(records: Records, at: int, header: PublishHeader) -> int:
+    """Where the records end of which the publisher says the same as of this one, but for the
+    sequence, which counts up. header: of the first."""
+    end, meta, seq = at + 1, records.metas[at], header.seq
+    topics, metas = records.topics, records.metas
+    if end == len(topics) or meta is None or header.count:
+        return end
+    before, text, after = meta.partition(b'"seq":%d' % seq)
+    # With escapes, or with two sequences, it is not plain what a header says.
+    plain = text and meta.count(b'"seq"') == 1 and b"\\" not in meta and seq < SEQ_PLAIN
+    if header.producer and not plain:
+        return end
+    topic, before = topics[at], before + b'"seq":'
+    while end < len(topics):
+        if header.producer:
+            seq += 1
+            meta = b"%b%d%b" % (before, seq, after)
+        if metas[end] != meta or topics[end] != topic:
+            break
+        end += 1
+    return end
+
+
+def _time_of(timestamp: int, now: int) -> int:
+    """When a record was published; what the publisher's clock says may be anything."""
     return timestamp if timestamp == within_calendar(timestamp) else now
 
 
-def same_but_for_sequence(one: PublishHeader, other: PublishHeader, seq: int) -> bool:
-    """Whether the other is the same producer's message with this sequence, to be treated the same
-    way."""
-    return (
-        other.seq == seq and other.to == one.to and other.producer == one.producer
-        and other.priority == one.priority and other.ttl_ms is None
-        and other.deliver_at == one.deliver_at and other.delay_ms is None and other.dmq == one.dmq
-        and other.reply == one.reply and other.durability == one.durability
-        and other.after == one.after and other.start == one.start
-    )  # fmt: skip
-
-
-def headers_size(text: str) -> int:
+def headers_size(text: str | None) -> int:
     """Bytes of application headers: keys and values, as they were published (Q8)."""
     size = 0
-    for header in msgspec.json.decode(text):
+    for header in msgspec.json.decode(text) if text else ():
         value = header.get("value") or ""
         size += len(header["key"].encode()) + len(value) * 3 // 4 - value.count("=")
     return size
-
-
-def delivered_bytes(payload: bytes, key: bytes | None, headers: str | bytes | None) -> int:
-    """What a message takes of a delivery record; headers: as JSON, which is what is sent."""
-    return len(payload) + len(key or b"") + len(headers or b"")
 
 
 def is_json(payload: bytes) -> bool:
@@ -93,77 +146,11 @@ def is_json(payload: bytes) -> bool:
     return True
 
 
-def payloads_of(header: PublishHeader, record: Incoming) -> list[bytes]:
-    """A record's messages; raises ValueError for a run that is none."""
-    key, value, headers = record.key, record.value, record.headers
-    if not header.count:
-        return [value or b""]
+def _run_of(
+    header: PublishHeader, key: bytes | None, headers: str | None, value: bytes | None
+) -> list[bytes]:
+    """The messages of a run; raises ValueError for one that is none."""
     if key is not None or headers:
         what = "a key" if key is not None else "application headers"
         raise ValueError(f"a run of {header.count} has {what}: only a single message can")
-    return decode_run(value, header.count)
-
-
-def span_from(
-    records: Records, at: int, header: PublishHeader, payloads: list[bytes], now: int,
-    until: int | None = None,
-) -> Span | None:  # fmt: skip
-    """The messages of this record and of those behind it that differ from them in payload,
-    sequence and time only; None where it stands alone. until: it ends before this record."""
-    topic, metas, values = records.topics[at], records.metas, records.values
-    topics, keys, headers = records.topics, records.keys, records.headers
-    first, last = _around_sequence(header, metas[at] or b"")
-    found, counts, size = list(payloads), [len(payloads)], sum(map(len, payloads))
-    seq = header.seq
-    for i in range(at + 1, len(records) if until is None else until):
-        meta = metas[i]
-        joined = (
-            meta is not None and size < SPAN_BYTES and topics[i] == topic
-            and keys[i] is None and headers[i] is None
-        )  # fmt: skip
-        if not joined:
-            break
-        if header.producer:
-            seq += counts[-1]
-        try:
-            count = header.count
-            if meta != b"%b%d%b" % (first, seq, last):  # most often it is the same text
-                other = decode_publish_header(meta)  # type: ignore[arg-type]
-                if not same_but_for_sequence(header, other, seq):
-                    break
-                count = other.count
-            value = values[i] or b""
-            more = decode_run(value, count) if count else [value]
-        except ValueError:
-            break  # it is refused when it is looked at by itself
-        found += more
-        counts.append(len(more))
-        size += sum(map(len, more)) if count else len(value)
-    return _span(records, at, found, counts, now) if len(counts) > 1 else None
-
-
-def _around_sequence(header: PublishHeader, meta: bytes) -> tuple[bytes, bytes]:
-    """The text of a header before and behind its sequence; what is never found where that is
-    not written once and in the plain way. Inside a string there are no such quotes."""
-    before, name, rest = meta.partition(b'"seq":')
-    number = b"%d" % header.seq
-    plain = rest.startswith(number) and rest[len(number) : len(number) + 1] in (b",", b"}")
-    if not plain or name in rest or b"\\" in meta:
-        return b"", b""
-    return before + name, rest[len(number) :]
-
-
-def _span(records: Records, at: int, payloads: list[bytes], counts: list[int], now: int) -> Span:
-    """The columns of records from ``at`` on, which hold so many messages each."""
-    part = slice(at, at + len(counts))
-    times = [time_of(time, now) for time in records.timestamps[part]]
-    partitions, offsets = records.partitions[part], records.offsets[part]
-    if len(payloads) == len(counts):
-        items = [0] * len(counts)
-    else:
-        times, partitions, offsets = (
-            [value for value, n in zip(column, counts, strict=True) for _ in range(n)]
-            for column in (times, partitions, offsets)
-        )
-        items = [item for n in counts for item in range(n)]
-    return Span(payloads, len(counts), times, partitions, offsets, items)
+    return decode_run(value or b"", header.count)

@@ -7,33 +7,27 @@ message: the earliest that somebody with room can take, to the one whose turn it
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from heapq import heappop, heappush
 
-import numpy as np
+import msgspec
 
-from ...protocol.errors import Reason
-from ..few import total_of
 from ..limits import Budget
-from ..mesh import barriers
-from ..message import Event, apply
+from ..queue.broker import Broker
+from ..queue.queue import Queue
+from ..queue.ready import FilterView
 from ..rules.active_set import first_inactive
 from ..rules.fairness import UNLIMITED, Candidate, candidates_of, choose, share, take
-from ..rules.filters import lets_through, look, lowest
-from ..rules.order import first_key_of, seq_of
-from ..storage import Array
-
-if TYPE_CHECKING:
-    from ..broker import Broker
-    from ..queue import Queue
+from ..rules.looking import matching
+from ..rules.returning import expire
+from ..storage.row import HIGHEST, LOWEST, Row
+from ..storage.segments import Segment
 
 
-@dataclass(slots=True)
-class Chosen:
-    """Places and who gets each; unfinished: a budget ended the search."""
+class Chosen(msgspec.Struct):
+    """Messages and who gets each; unfinished: a budget ended the search."""
 
-    seqs: Array = field(default_factory=lambda: np.zeros(0, np.int64))
-    receivers: list[Candidate] = field(default_factory=list)
+    rows: list[Row] = []
+    receivers: list[Candidate] = []
     unfinished: bool = False
 
 
@@ -41,8 +35,8 @@ def choose_messages(
     broker: Broker, queue: Queue, free_unacked: int, budget: Budget, looks: Budget
 ) -> Chosen:
     """The next messages and their receivers; what they take of the budget is counted."""
-    definition, header = queue.definition, queue.header
-    if not queue.ready:
+    definition, header = queue.header.definition, queue.header
+    if header.depth - header.leased - header.delayed <= 0:
         return Chosen()
     candidates = candidates_of(definition, header.subscriptions)
     room = UNLIMITED  # for leases; where there is none, nobody gets anything (B1)
@@ -50,145 +44,264 @@ def choose_messages(
         room = max(definition.max_backlog - header.leased, 0)
     if free_unacked <= 0:  # this limit is of leases only (B4)
         candidates = [c for c in candidates if c.free]
+    if broker.beyond is not None:  # neighbours get what no consumer here can take (H4)
+        own = [c for c in candidates if c.subscription.broker is None]
+        chosen = _chosen(broker, queue, own, room, free_unacked, budget, looks)
+        if len(own) == len(candidates) or chosen.rows or chosen.unfinished:
+            return chosen
+        candidates, room = [c for c in candidates if c.subscription.broker is not None], UNLIMITED
+    return _chosen(broker, queue, candidates, room, free_unacked, budget, looks)
+
+
+def _chosen(
+    broker: Broker, queue: Queue, candidates: list[Candidate], room: int, free_unacked: int,
+    budget: Budget, looks: Budget,
+) -> Chosen:  # fmt: skip
+    definition, header = queue.header.definition, queue.header
     if not candidates or room <= 0:
         return Chosen()
-    search = _Search(broker, queue, looks)
-    free = sum(c.free for c in candidates)
-    classes = {c.subscription.filter for c in candidates}
-    if len(classes) == 1 and free in (0, len(candidates)):
-        most = min(budget.rows, sum(c.room for c in candidates))
-        if free and header.keyed:  # with each that leaves, the next of its key takes its place
-            most = 1
+    search = Search(broker, queue, budget, looks)
+    kinds = {(c.subscription.filter, c.room == UNLIMITED) for c in candidates}
+    if len(kinds) == 1:
+        text, free = kinds.pop()
+        most = min(sum([c.room for c in candidates]), budget.rows, most_at_once(queue))
         if not free:  # what leaves on send takes no lease
             most = min(most, room, free_unacked)
-        keys = _within(queue, search.first_of(next(iter(classes)), most), budget)
-        receivers = share(definition.fairness_model, candidates, len(keys), header.served)
+        rows = search.take(text, most, free)
+        receivers = share(definition.fairness_model, candidates, len(rows), header.served)
     else:
-        keys, receivers = _one_by_one(queue, search, candidates, budget, room, free_unacked)
+        rows, receivers = _one_by_one(queue, search, candidates, room, free_unacked)
     if receivers:
         header.served = receivers[-1].subscription.number
-    seqs = np.array([seq_of(k) for k in keys], np.int64)
-    budget.take(len(keys))
-    return Chosen(seqs, receivers, search.unfinished or budget.spent)
+    return Chosen(rows, receivers, search.unfinished or budget.spent)
 
 
-def choose_for(
-    broker: Broker, queue: Queue, filters: list[str | None], most: int, budget: Budget,
-    looks: Budget,
-) -> tuple[Array, bool]:  # fmt: skip
-    """Up to so many of the next messages that one of these filters lets through, for another broker
-    (H4); whether a budget ended the search. Barriers are never among them."""
-    if not queue.ready:
-        return np.zeros(0, np.int64), False
-    search = _Search(broker, queue, looks)
-    keys = sorted({key for text in filters for key in search.first_of(text, most)})
-    keys = _within(queue, keys[:most], budget)
-    return np.array([seq_of(k) for k in keys], np.int64), search.unfinished
+def most_at_once(queue: Queue) -> int:
+    """How many messages are chosen before they are delivered: fewer than a spill leaves live."""
+    return max(queue.limits.live_rows // 2, 1)
 
 
-def _within(queue: Queue, keys: list[int], budget: Budget) -> list[int]:
-    """As many of the first keys as the bytes allow, one at least; their bytes are counted."""
-    if not keys:
-        return keys
-    sizes = queue.gather(np.array([seq_of(k) for k in keys], np.int64), "size")
-    n = budget.fits(sizes)
-    budget.take(0, total_of(sizes[:n]))
-    return keys[:n]
-
-
-class _Search:
+class Search:
     """The first messages that a class can take: behind no fence, not expired."""
 
-    def __init__(self, broker: Broker, queue: Queue, looks: Budget) -> None:
-        self.broker, self.queue, self.looks = broker, queue, looks
+    def __init__(self, broker: Broker, queue: Queue, budget: Budget, looks: Budget) -> None:
+        self.broker, self.queue, self.budget, self.looks = broker, queue, budget, looks
         self.below = _fence(queue)
+        self.end = first_inactive(queue)  # a key
+        self.is_bounded = self.below is not None or self.end is not None
         self.unfinished = False
-        self.overdue = queue.is_due(broker.now)  # a budget left something
 
-    def first_of(self, text: str | None, most: int) -> list[int]:
-        """Up to ``most`` first keys for the class with this filter; they stay in the index."""
+    def take(self, text: str | None, most: int, free: bool) -> list[Row]:
+        """Up to ``most`` first messages for the class with this filter, as many as the budget
+        allows. They are out of the order: whoever takes them delivers them. free: they leave on
+        send, so behind one of a key the next of that key takes its place (O4)."""
+        found: list[Row] = []
+        budget, ready, now = self.budget, self.queue.ready, self.broker.now
+        heap = ready.heap if text is None else self.queue.view_of(text).matched
+        taken: set[int] = set()
+        while len(found) < most and not budget.spent:
+            row = self.first(text)
+            if row is None:
+                break
+            if text is None:
+                rows = ready.take(heap, self._end(), most - len(found), budget.bytes)
+            else:  # another one may have to be looked at before the next
+                rows = ready.take(heap, row.key + 1, 1, budget.bytes)
+            for at, row in enumerate(rows):
+                if row.id in taken:  # its entry stands there twice
+                    continue
+                too_large = row.size > budget.bytes and bool(found)
+                if too_large or row.expires <= now:
+                    ready.put_back(heap, rows[at:])
+                    break
+                taken.add(row.id)
+                found.append(row)
+                budget.rows -= 1
+                budget.bytes -= row.size
+                if free and row.lane:
+                    ready.put_back(heap, rows[at + 1 :])
+                    return found
+            else:
+                continue
+            if too_large:
+                self.unfinished = True
+                break
+        return found
+
+    def _end(self) -> int:
+        """The key up to which the live rows are all that may go out."""
+        cold = self.queue.first_cold()
+        end = HIGHEST if cold is None else cold
+        if self.below is not None:
+            end = min(end, self.below)
+        return end if self.end is None else min(end, self.end)
+
+    def first(self, text: str | None) -> Row | None:
+        """The first message for a class; it stays where it is."""
         while True:
-            keys = self._keys(text, most)
-            if not self.overdue or not keys:
-                return keys
-            seqs = np.array([seq_of(k) for k in keys], np.int64)
-            self.looks.take(len(seqs))
-            if len(_expire(self.broker, self.queue, seqs)) == len(seqs):
-                return keys
+            row = self._first_of_all() if text is None else self._first_of(text)
+            if row is None or (self.is_bounded and self._is_beyond(row.key)):
+                return None
+            if row.expires > self.broker.now:
+                return row
             if self.looks.spent:
                 self.unfinished = True
-                return []
+                return None
+            self.looks.take(1)  # a budget left it when its time was over
+            expire(self.broker, self.queue, [row])
 
-    def _keys(self, text: str | None, most: int) -> list[int]:
-        if text is None:
-            return self.queue.ready.peek(most, self.below)
-        one = self.queue.filters.of(text)
-        while one.found(self.below) < most:
-            if not look(self.broker, self.queue, one, self.below, self.looks):
-                self.unfinished = self.unfinished or self.looks.spent
-                break
-        return one.first(most, self.below)
+    def _first_of_all(self) -> Row | None:
+        """The first ready row: cold ones that come before become live."""
+        queue = self.queue
+        while True:
+            row, first = queue.ready.first(), queue.first_cold()
+            if first is None or (row is not None and row.key < first) or self._is_beyond(first):
+                return row
+            if not queue.ready.lanes:
+                queue.thaw_first()
+            elif self.looks.spent:
+                self.unfinished = True
+                return None
+            else:
+                self.looks.take(queue.thaw_next())
 
-    def lets_through(self, text: str | None, key: int) -> bool:
+    def _is_beyond(self, key: int) -> bool:
+        """Whether nothing goes out from this key on."""
+        if self.below is not None and key >= self.below:
+            return True
+        return self.end is not None and key >= self.end
+
+    # ------------------------------------------------------------ with a filter
+
+    def _first_of(self, text: str) -> Row | None:
+        """The first row that a filter lets through: it looks at live rows in order, and at the
+        segments before them, each once."""
+        queue = self.queue
+        view = queue.view_of(text)
+        while True:
+            row = self._look_at_live(view)
+            if self.unfinished:
+                return None
+            if not self._look_at_cold(view, row):
+                if row is None or not view.waits(row):
+                    return row
+                if view.skipped[row.lane] == LOWEST:
+                    queue.look_again(view)
+                else:
+                    queue.ready.hold_back(view, row)
+
+    def _look_at_live(self, view: FilterView) -> Row | None:
+        """The first live row that matches; rows before it that were not seen are looked at."""
+        ready = self.queue.ready
+        while True:
+            row, unseen = ready.top(view.matched), ready.top(view.unseen)
+            if unseen is None or (row is not None and row.key < unseen.key):
+                return row
+            verdict = view.seen.get(unseen.id)
+            if verdict is None:
+                if self.looks.spent:
+                    self.unfinished = True
+                    return None
+                self.looks.take(1, unseen.size + len(view.text))
+                verdict = matching(self.broker, self.queue, [unseen], view.text)[0]
+            ready.judge(view, unseen, verdict)
+
+    def _look_at_cold(self, view: FilterView, row: Row | None) -> bool:
+        """Look at the next segment that may have a match before ``row``; whether there was one. Its
+        matches become live, but for those that wait for others of their lanes."""
+        queue = self.queue
+        asks, segment = queue.ready.asks(), queue.cold.unseen(view.number)
+        if asks is not None and (segment is None or asks[0] < segment.first):
+            first, segment = asks[0], None
+        elif segment is not None:
+            first = segment.first
+        else:
+            return False
+        if (row is not None and first > row.key) or self._is_beyond(first):
+            return False
+        if self.looks.spent:
+            self.unfinished = True
+            return False
+        if segment is None:
+            self.looks.take(queue.thaw_asked())
+        else:
+            self._look_at_segment(view, segment)
+        return True
+
+    def _look_at_segment(self, view: FilterView, segment: Segment) -> None:
+        queue = self.queue
+        rows = queue.cold.read(segment)
+        self.looks.take(len(rows), segment.bytes + len(rows) * len(view.text))
+        matches: list[Row] = []
+        behind: set[int] = set()
+        for one, verdict in zip(
+            rows, matching(self.broker, queue, rows, view.text), strict=True
+        ):  # fmt: skip
+            if verdict and not view.waits(one):
+                matches.append(one)
+                continue
+            if verdict:
+                behind.add(one.lane)
+            view.leave(one)
+        if any(view.skipped[lane] == LOWEST for lane in behind):
+            queue.look_again(view)
+            return
+        view.behind |= behind
+        wanted, waiting = queue.ready.part(matches)
+        queue.leave_cold(segment, view.number, waiting)
+        if wanted:
+            view.seen.update((one.id, True) for one in wanted)
+            ids = {one.id for one in wanted}
+            queue.thaw(queue.cold, segment, wanted, [one for one in rows if one.id not in ids])
+
+    def lets_through(self, text: str | None, row: Row) -> bool:
         """Whether the class with this filter can take a message that is the first of another."""
         if text is None:
             return True
-        return lets_through(self.broker, self.queue, text, key, self.looks)
-
-
-def _expire(broker: Broker, queue: Queue, seqs: Array) -> Array:
-    """Of places that are about to go out: those whose time is over expire; gives the others."""
-    over = queue.gather(seqs, "expires") <= broker.now
-    if over.any():
-        apply(broker, queue, seqs[over], Event.EXPIRE, reason=Reason.EXPIRED.value)
-    return seqs[~over]
+        view = self.queue.view_of(text)
+        verdict = view.seen.get(row.id)
+        if verdict is None:
+            self.looks.take(1, row.size + len(text))
+            verdict = view.seen[row.id] = matching(self.broker, self.queue, [row], text)[0]
+            if verdict:
+                heappush(view.matched, (row.key, row.id))
+        return verdict
 
 
 def _fence(queue: Queue) -> int | None:
-    """The key from which on messages are held back: behind a barrier, or not active yet."""
-    end, generation = first_inactive(queue), barriers.fence(queue)
-    return lowest(
-        None if generation is None else first_key_of(generation),
-        None if end is None else queue.keys(np.array([end], np.int64))[0],
-    )
-
-
-WINDOW = 64  # messages of a class that are looked up together
+    """The key from which on messages are held back by a barrier: all of its generation go out
+    before."""
+    barriers = queue.header.barriers
+    if not barriers:
+        return None
+    return (next(iter(barriers)) + 1 << 128) - (((1 << 64) - 1) << 64)
 
 
 def _one_by_one(
-    queue: Queue, search: _Search, candidates: list[Candidate], budget: Budget, room: int,
-    free_unacked: int,
-) -> tuple[list[int], list[Candidate]]:  # fmt: skip
+    queue: Queue, search: Search, candidates: list[Candidate], room: int, free_unacked: int
+) -> tuple[list[Row], list[Candidate]]:
     """Message by message: the earliest that somebody can take, to the one whose turn it is."""
     model, served = queue.definition.fairness_model, queue.header.served
     classes: dict[str | None, list[Candidate]] = {}
     for one in candidates:
         classes.setdefault(one.subscription.filter, []).append(one)
-    windows: dict[str | None, list[int]] = {}
-    taken: dict[int, None] = {}
+    taken: list[Row] = []
     given: list[Candidate] = []
-    size = 0
+    aside: dict[int, Row] = {}  # taken here, and not yet delivered: out of every heap
+    budget, ready = search.budget, queue.ready
 
     def may_take(one: Candidate) -> bool:
         return one.room > 0 and room > 0 and (one.free or free_unacked > 0)
 
-    def head_of(text: str | None) -> int | None:
-        window = windows.setdefault(text, [])
-        while window and window[-1] in taken:
-            window.pop()
-        if not window and text not in exhausted:
-            window = windows[text] = [
-                k for k in search.first_of(text, 2 * len(taken) + WINDOW)[::-1] if k not in taken
-            ]
-        if not window:
-            exhausted.add(text)
-            return None
-        return window[-1]
+    def head_of(text: str | None) -> Row | None:
+        while True:
+            row = search.first(text)
+            if row is None or row.id not in aside:
+                return row
+            heappop(ready.heap if text is None else queue.view_of(text).matched)
 
-    exhausted: set[str | None] = set()
-    most = 1 if queue.header.keyed and any(c.free for c in candidates) else budget.rows
-    while len(taken) < min(budget.rows, most) and size < budget.bytes:
+    most = min(budget.rows, most_at_once(queue))
+    while len(taken) < most and not budget.spent:
         able_classes = [text for text, group in classes.items() if any(map(may_take, group))]
         if taken and search.looks.rows < len(able_classes):  # what one message may need at most
             search.unfinished = True
@@ -196,9 +309,9 @@ def _one_by_one(
         heads = [head for text in able_classes if (head := head_of(text)) is not None]
         if not heads:
             break
-        key = min(heads)
+        row = min(heads, key=lambda one: one.key)
         able = [
-            one for text in able_classes if search.lets_through(text, key)
+            one for text in able_classes if search.lets_through(text, row)
             for one in classes[text] if may_take(one)
         ]  # fmt: skip
         able.sort(key=lambda c: c.subscription.number)
@@ -207,8 +320,10 @@ def _one_by_one(
         room -= not one.free
         free_unacked -= not one.free
         served = one.subscription.number
-        taken[key] = None
+        aside[row.id] = row
+        taken.append(row)
         given.append(one)
-        size += int(queue.gather(np.array([seq_of(key)], np.int64), "size")[0])
-    budget.take(0, size)
-    return list(taken), given
+        budget.take(1, row.size)
+        if one.free and row.lane:  # the next of its key takes its place (O4)
+            break
+    return taken, given

@@ -1,2 +1,1 @@
-"""What the rules say, as decisions: who, when, in which order, for how long. Nothing here changes
-a message; `message` does."""
+"""What the rules say: who, when, in which order, for how long, and what follows."""

@@ -7,16 +7,15 @@ an ack without effect.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from ..limits import Budget
+from ..queue.broker import Broker
+from ..queue.change import apply
+from ..queue.queue import Queue
+from ..queue.table import Event
+from ..storage.id_ranges import IdRange
+from ..storage.row import Row
 
-import numpy as np
-
-from ..storage import IdRange
-
-if TYPE_CHECKING:
-    from ..broker import Broker
-    from ..limits import Budget
-    from ..queue import Queue
+WHY = "acknowledged early"
 
 
 def keep(broker: Broker, queue: Queue, ranges: list[tuple[int, int]], subscription: str) -> None:
@@ -24,18 +23,13 @@ def keep(broker: Broker, queue: Queue, ranges: list[tuple[int, int]], subscripti
     same ids before is replaced."""
     until = broker.now + queue.definition.deferred_ack_expiration_ms
     for at, (first, last) in enumerate(ranges):
+        broker.touch(queue)
         if not queue.early.put(first, last, until, broker.limits.early_acks):
             _ignore(broker, queue, ranges[at:], subscription)
             return
         broker.record(
             "deferred_ack", queue, [first], subscription=subscription, reason=f"to {last}"
         )
-
-
-def take_over(broker: Broker, queue: Queue, ranges: list[list[int]]) -> None:
-    """Acks that came early where the queue was are kept here."""
-    for first, last, until in ranges:
-        queue.early.put(first, last, until, broker.limits.early_acks)
 
 
 def _ignore(broker: Broker, queue: Queue, ranges: list[tuple[int, int]], subscription: str) -> None:
@@ -48,20 +42,33 @@ def _ignore(broker: Broker, queue: Queue, ranges: list[tuple[int, int]], subscri
     )  # fmt: skip
 
 
-def came_early(broker: Broker, queue: Queue, number: int) -> bool:
+def settle_arrival(broker: Broker, queue: Queue, row: Row) -> None:
+    """A message that has entered goes at once, if it was acknowledged before it came."""
+    if queue.early.ranges and _came_early(broker, queue, row.id):
+        apply(broker, queue, [row], Event.ACKNOWLEDGE, reason=WHY)
+
+
+def will_leave(queue: Queue, number: int, now: int) -> bool:
+    """Whether a message with this id would go at once: then it is no barrier for anybody."""
+    found = queue.early.find(number) if queue.early.ranges else None
+    return found is not None and found.until > now
+
+
+def _came_early(broker: Broker, queue: Queue, number: int) -> bool:
     """Whether an ack for this id is waiting for it; it is used up. Where there is no room for both
     parts of its range, the ids before are given up: new ones are above."""
     found = queue.early.find(number)
     if found is None:
         return False
-    first, last, until = found.first, found.last, found.until
-    rest = [IdRange(first, number - 1, until), IdRange(number + 1, last, until)]
+    rest = [
+        IdRange(found.first, number - 1, found.until), IdRange(number + 1, found.last, found.until)
+    ]  # fmt: skip
     rest = [one for one in rest if one.first <= one.last]
     if len(queue.early) - 1 + len(rest) > broker.limits.early_acks:
         _ignore(broker, queue, [(rest[0].first, rest[0].last)], "")
         del rest[0]
     queue.early.exchange([found], rest)
-    return until > broker.now
+    return found.until > broker.now
 
 
 def forget(queue: Queue, now: int, budget: Budget) -> None:
@@ -70,24 +77,5 @@ def forget(queue: Queue, now: int, budget: Budget) -> None:
         return
     over = queue.early.over(now, budget.rows)
     queue.early.exchange(over, [])
+    queue.dirty = True
     budget.take(len(over))
-
-
-def settle_arrivals(broker: Broker) -> None:
-    """What follows when messages have got their rows: those that were acknowledged before they came
-    go, and a queue with quota 0 keeps its last message only (L9, S10)."""
-    early, broker.early = broker.early, []
-    arrived, broker.arrived_in = broker.arrived_in, []
-    last_only = {q.number: q for q in arrived if not q.definition.max_spool_usage}
-    if not (early or last_only):  # as ever, and an import is not free
-        return
-    from ..message import Event, apply
-    from .last_value import keep_last
-
-    for queue, seq in early:
-        apply(
-            broker, queue, np.array([seq], np.int64), Event.ACKNOWLEDGE,
-            reason="acknowledged early",
-        )  # fmt: skip
-    for queue in last_only.values():
-        keep_last(broker, queue)

@@ -1,62 +1,68 @@
 """What decides whether and how a message enters a queue: the queue's own checks, and its
-expressions (Q4, Q6, S3, S10, S11, O2–O4). The same for publishes and for what is redriven (X6)."""
+expressions (Q4, Q6, S3, S10, S11, O2–O4). The same for publishes and for what is redriven (X6).
+Nothing here changes anything."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from hashlib import blake2b
-from typing import TYPE_CHECKING
+from typing import NamedTuple
 
 from ...expressions import Program, as_priority, compile_program, is_true
 from ...protocol.errors import Reason
-from .lanes import LANE_BITS
-
-if TYPE_CHECKING:
-    from ..queue import Queue
+from ..queue.broker import Broker
+from ..queue.queue import Queue
+from ..storage.row import Row
 
 LOW_PRIORITY_BELOW = 4
+LANE_BITS = 52
 FILTERED = "filter"
 KEEPS_LAST = "keeps_last_message"  # the queue keeps one message, and has one
 
 
-def over_quota(queue: Queue, size: int) -> bool:
-    """Whether a message of this size would exceed the queue's quotas, in bytes or in messages.
-
-    Counts what entered in this step too, and what will enter if other brokers agree. A quota of 0
-    bytes keeps the last message, so it is never exceeded (S10).
-    """
-    d = queue.definition
-    arrivals, header = queue.arrivals, queue.header
-    used = header.bytes + header.kept_bytes + arrivals.staying_bytes
-    if d.max_spool_usage and used + size > d.max_spool_usage:
+def may_be_elsewhere(broker: Broker, row: Row) -> bool:
+    """Whether another queue here may hold a message too: most are in one queue only. What came from
+    another broker came for each queue by itself; so it may have died there, and come back."""
+    if broker.beyond is not None and broker.beyond.keeps_directory:
         return True
-    most = d.max_spool_messages
-    if most is None or not d.max_spool_usage:
+    return row.stored != row.id or broker.spool.matches(row.stored) > 1
+
+
+def over_quota(queue: Queue, size: int, messages: int = 1) -> bool:
+    """Whether messages of this size together would exceed the queue's quotas, in bytes or in
+    messages. A quota of 0 bytes keeps the last message, so it is never exceeded (S10)."""
+    d, header = queue.header.definition, queue.header
+    if not d.max_spool_usage:
         return False
-    return header.depth + header.kept + arrivals.staying >= most
+    if header.bytes + size > d.max_spool_usage:
+        return True
+    return d.max_spool_messages is not None and header.depth + messages > d.max_spool_messages
 
 
-def refusal(queue: Queue, size: int, priority: int) -> Reason | None:
-    """The first of the queue's own checks in S3 that fails. priority: the publisher's."""
-    d = queue.definition
-    if over_quota(queue, size):
+def refusal(queue: Queue, sizes: list[int], size: int, priority: int) -> Reason | None:
+    """The first of the queue's own checks in S3 that fails, of messages with these sizes, together
+    `size`. priority: the publisher's."""
+    d = queue.header.definition
+    if over_quota(queue, size, len(sizes)):
         return Reason.QUEUE_QUOTA
-    if size > d.max_message_size:
+    if size > d.max_message_size and max(sizes) > d.max_message_size:
         return Reason.MESSAGE_TOO_LARGE
     if not queue.header.ingress:
         return Reason.QUEUE_SHUTDOWN
     limit = d.reject_low_priority_msg_limit
     if limit is None or priority >= LOW_PRIORITY_BELOW:
         return None
-    depth = queue.header.depth + queue.header.kept + queue.arrivals.staying
-    return Reason.LOW_PRIORITY_LIMIT if depth >= limit else None
+    return Reason.LOW_PRIORITY_LIMIT if queue.header.depth + len(sizes) > limit else None
 
 
 def program_of(queue: Queue) -> Program | None:
     """The queue's expressions, compiled; None where it has none."""
-    d = queue.definition
-    texts = (d.filter, d.priority, d.barrier_expression, d.partition_key)
-    return compile_program(texts) if any(texts) else None
+    d = queue.header.definition
+    if queue.program_of is not d:
+        texts = (d.filter, d.priority, d.barrier_expression, d.partition_key)
+        queue.program = compile_program(texts) if any(texts) else None
+        queue.program_of = d
+    program: Program | None = queue.program
+    return program
 
 
 def lane_of(key: object) -> int:
@@ -71,22 +77,28 @@ def lane_of(key: object) -> int:
     return int.from_bytes(digest, "big") >> (64 - LANE_BITS) or 1
 
 
-@dataclass(slots=True)
-class Match:
-    """A queue that a message enters. priority: by the queue's expression (O2)."""
+class Match(NamedTuple):
+    """How a message enters a queue. level: by the queue's priority expression (O2)."""
 
     queue: Queue
-    priority: int
-    barrier: bool
+    level: int = 0
+    barrier: bool = False
     lane: int = 0
 
 
-def match(
-    queue: Queue, program: Program | None, payload: bytes, priority: int, key: bytes | None
-) -> Match | None:
+def plain_match(queue: Queue) -> Match:
+    """How a message enters a queue without expressions: made once for each queue."""
+    known: Match | None = queue.plain_match
+    if known is None:
+        known = queue.plain_match = Match(queue)
+    return known
+
+
+def match(queue: Queue, payload: bytes, priority: int, key: bytes | None) -> Match | None:
     """How a message enters a queue; None if its filter keeps it out (Q4)."""
+    program = program_of(queue)
     if program is None:
-        return Match(queue, 0, False)
+        return plain_match(queue)
     passes, level, barrier, lane = program.run(payload, priority, key)
     d = queue.definition
     if d.filter is not None and not is_true(passes):
@@ -95,15 +107,24 @@ def match(
     return Match(queue, level, is_true(barrier), lane_of(lane))
 
 
+def dead_match(queue: Queue, payload: bytes, priority: int, key: bytes | None) -> Match:
+    """Where a dead message stands in a dead message queue. No filter keeps it out (X5)."""
+    program = program_of(queue)
+    if program is None:
+        return Match(queue)
+    _, level, barrier, lane = program.run(payload, priority, key)
+    level = 0 if queue.definition.priority is None else as_priority(level)
+    return Match(queue, level, is_true(barrier), lane_of(lane))
+
+
 def way_in(
-    queue: Queue, program: Program | None, size: int, priority: int, payload: bytes,
-    key: bytes | None,
-) -> Match | str:  # fmt: skip
+    queue: Queue, size: int, priority: int, payload: bytes, key: bytes | None
+) -> Match | str:
     """How a message that is stored already enters a queue in which it is not, or why it cannot (X6,
     R6). size: as quotas count it; priority: the publisher's."""
-    reason = refusal(queue, size, priority)
+    reason = refusal(queue, [size], size, priority)
     if reason is not None:
         return reason.value
-    if not queue.definition.max_spool_usage and (queue.header.depth or queue.arrivals.ids):
+    if not queue.definition.max_spool_usage and queue.header.depth:
         return KEEPS_LAST
-    return match(queue, program, payload, priority, key) or FILTERED
+    return match(queue, payload, priority, key) or FILTERED

@@ -7,16 +7,16 @@ only in the order in which candidates are asked; ties go to the one that subscri
 from __future__ import annotations
 
 import heapq
-from dataclasses import dataclass
+
+import msgspec
 
 from ...definitions import QueueDefinition
-from ..header import Subscription
+from ..queue.header import Subscription
 
 UNLIMITED = 1 << 62
 
 
-@dataclass(slots=True)
-class Candidate:
+class Candidate(msgspec.Struct, eq=False):
     """A subscription with room. backlog: its limit; room: how many more it may take now."""
 
     subscription: Subscription
@@ -32,6 +32,8 @@ class Candidate:
 
 def backlog_of(definition: QueueDefinition, subscription: Subscription) -> int:
     """The lower of the queue's and the subscription's own limit (B2), and the flow's (B4)."""
+    if subscription.broker is not None:
+        return own_backlog(subscription)
     return min(
         own_backlog(subscription),
         definition.max_per_subscription_backlog,
@@ -54,7 +56,7 @@ def candidates_of(
         if subscription.ending or subscription.again:
             continue
         backlog = backlog_of(definition, subscription)
-        free = removes or subscription.removes_on_send
+        free = subscription.broker is None and (removes or subscription.removes_on_send)
         room = UNLIMITED if free else backlog - subscription.held
         if room > 0 and backlog > 0:
             candidates.append(Candidate(subscription, backlog, subscription.held, room))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ...definitions import QueueDefinition
-from ..storage import NEVER
+from ..storage.row import NEVER
 
 
 def expires_at(definition: QueueDefinition, now: int, ttl_ends: int, own_only: bool = False) -> int:

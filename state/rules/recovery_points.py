@@ -11,10 +11,8 @@ from __future__ import annotations
 
 from datetime import datetime
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from ..queue import Queue
+from ..queue.queue import Queue
 
 _COUNTER = (1 << 48) - 1  # of a message id; above it is the broker's number
 

@@ -3,10 +3,10 @@
 A subscription that wants them numbers its messages from 1 in the order in which they are sent: its
 *flow*. The client tells the highest number up to which all has arrived (`confirm`), for many
 messages at once; that removes nothing from the queue. Nothing is kept per message: each step leaves
-one entry with the last number, the time and the range of places. When the oldest entry has waited
-for `WAIT_MS`, whatever of these ranges the subscription still holds is sent again as it was, under
-new numbers; `base` tells the client that the numbers below it will not come any more. A range may
-hold messages that had arrived; the client drops what it has seen.
+one entry with the last number, the time and the range of delivery numbers. When the oldest entry
+has waited for `WAIT_MS`, whatever of these ranges the subscription still holds is sent again as it
+was, under new numbers; `base` tells the client that the numbers below it will not come any more. A
+range may hold messages that had arrived; the client drops what it has seen.
 
 A busy engine answers late and hears late, and what is sent in vain makes it later still. So the
 wait is at least twice the time that the last confirmation took, and doubles with each repetition.
@@ -15,27 +15,27 @@ What takes no lease (at-most-once, barriers) is gone as it is sent, and has no n
 
 from __future__ import annotations
 
-import numpy as np
+from itertools import islice
 
-from ..header import Subscription
-from ..message.table import LEASED
-from ..queue import Queue
-from ..storage import Array
+from ..queue.header import Subscription
+from ..queue.queue import Queue
+from ..storage.row import Row
 
 WAIT_MS = 2_000
 WAIT_MS_MAX = 60_000
 ENTRIES_MAX = 16
 
 
-def number(subscription: Subscription, seqs: Array, now: int) -> tuple[int, int]:
+def number(subscription: Subscription, rows: list[Row], now: int) -> tuple[int, int]:
     """Number messages that are sent now and held already; gives (base, number of the first)."""
     first = subscription.sent + 1
-    subscription.sent += len(seqs)
+    subscription.sent += len(rows)
     entries = subscription.unconfirmed
-    if subscription.held <= len(seqs):  # all that was sent before is settled
+    if subscription.held <= len(rows):  # all that was sent before is settled
         entries.clear()
         subscription.base = first
-    entry = [subscription.sent, now, int(seqs.min()), int(seqs.max())]
+    numbers = [row.number for row in rows]
+    entry = [subscription.sent, now, min(numbers), max(numbers)]
     if entries and entries[-1][1] == now:
         entry = _joined(entries.pop(), entry)
     entries.append(entry)
@@ -57,24 +57,27 @@ def confirm(subscription: Subscription, received: int, now: int) -> None:
         subscription.unconfirmed = [e for e in entries if e[0] > received]
 
 
-def overdue(queue: Queue, subscription: Subscription, now: int, most: int) -> Array:
-    """The next places, up to ``most``, that are to be sent again: of a client that did not confirm
-    in time, or for which a budget left some. Nothing if that is over."""
+def overdue(queue: Queue, subscription: Subscription, now: int, most: int) -> list[Row]:
+    """The next messages, up to ``most``, that are to be sent again: of a client that did not
+    confirm in time, or for which a budget left some. Nothing if that is over."""
     if not subscription.again:
         if subscription.again_at() > now:
-            return np.zeros(0, np.int64)
+            return []
         subscription.again = _merged([[e[2], e[3]] for e in subscription.unconfirmed])
         subscription.unconfirmed = []
         subscription.base = subscription.sent + 1
         subscription.patience = min(subscription.patience * 2, WAIT_MS_MAX)
-    places = _held(queue, subscription, most)
-    if not len(places):
+    ranges = subscription.again
+    held = queue.leases.get(subscription.number, {}).values()
+    found = (row for row in held if any(a <= row.number <= b for a, b in ranges))
+    rows = list(islice(found, max(most, 0)))
+    if not rows:
         subscription.again = []
-    return places
+    return rows
 
 
 def sent_again(subscription: Subscription, last: int) -> None:
-    """What was overdue has been sent, up to this place."""
+    """What was overdue has been sent, up to this delivery."""
     subscription.again = [[max(a, last + 1), b] for a, b in subscription.again if b > last]
 
 
@@ -86,28 +89,3 @@ def _merged(ranges: list[list[int]]) -> list[list[int]]:
         else:
             merged.append([first, last])
     return merged
-
-
-def _held(queue: Queue, subscription: Subscription, most: int) -> Array:
-    """Up to ``most`` of the places to be sent again that the subscription still holds."""
-    queue.settle()
-    ranges = subscription.again
-    found: list[Array] = []
-    for page_number in queue.directory.leased(ranges[0][0] >> queue.bits):
-        base = page_number << queue.bits
-        last = base + queue.mask
-        if base > ranges[-1][1] or most <= 0:
-            break
-        if not any(a <= last and base <= b for a, b in ranges):
-            continue
-        page = queue.page(page_number)
-        assert page is not None
-        used = page.used
-        mine = (page.state[:used] == LEASED) & (page.holder[:used] == subscription.number)
-        seqs = np.flatnonzero(mine).astype(np.int64) + base
-        inside = np.zeros(len(seqs), bool)
-        for a, b in ranges:
-            inside |= (seqs >= a) & (seqs <= b)
-        found.append(seqs[inside][:most])
-        most -= len(found[-1])
-    return np.concatenate(found) if found else np.zeros(0, np.int64)

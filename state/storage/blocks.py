@@ -1,91 +1,161 @@
-"""Spool blocks: payloads, keys and headers of messages, one behind the other.
+"""Spool blocks: contents of messages, one behind the other, in pages of about 1 MB.
 
-A block is written once and read as a whole; the newest ones read are kept, so that messages that
-came together cost one read. A block that is missing or too short holds nothing: what stood in it is
-lost, which is not the same as empty.
+A message in a block is named by the block and its index there, and keeps this name for life. When
+a block is emptied, its living contents are copied into another block, which says in its page whose
+they are.
 """
 
 from __future__ import annotations
 
+import struct
 from collections import OrderedDict
-from collections.abc import Iterable
+from itertools import accumulate, chain
+from struct import pack, unpack_from
 
-import numpy as np
+import msgspec
 
-from .columns import Array
-from .message_pages import NO_KEY
+from ..limits import Limits
+from .row import NO_KEY, Row
 from .store import Store
 
-BLOCKS_CACHED = 16
+Content = tuple[bytes, bytes | None, bytes | None]  # payload, key, headers
+Name = tuple[int, int]  # a block, an index in it
 
-Content = tuple[bytes, bytes | None, bytes | None]
+_HEAD = 8  # bytes: how many contents, how many of them came from other blocks
+_MOVED = 16  # bytes of each that came: its index here, the block and the index of its name
 
 
-class Blocks:
-    """Reads blocks during one step."""
+def length_of(content: Content) -> int:
+    """The bytes that a content takes."""
+    payload, key, headers = content
+    if key is None and headers is None:  # most often
+        return len(payload)
+    return len(payload) + len(key or b"") + len(headers or b"")
 
-    def __init__(self, store: Store) -> None:
+
+class Place(msgspec.Struct, array_like=True):
+    """Where a shared message is, for rows that do not say it yet; waiting: how many these are."""
+
+    block: int
+    index: int
+    length: int
+    key_length: int
+    header_length: int
+    waiting: int
+
+
+def stored_length(at: Row | Place) -> int:
+    """The bytes that a content takes, by its place."""
+    return at.length + max(at.key_length, 0) + at.header_length
+
+
+def joined(content: Content) -> bytes:
+    """A content as it stands in a block."""
+    payload, key, headers = content
+    return payload if key is None and headers is None else payload + (key or b"") + (headers or b"")
+
+
+def parted(data: bytes, at: Row | Place) -> Content | None:
+    """A content as it stood in a block; None if part of it is missing."""
+    if len(data) != stored_length(at):
+        return None
+    if at.key_length == NO_KEY and not at.header_length:
+        return data, None, None
+    key_end = at.length + max(at.key_length, 0)
+    key = None if at.key_length == NO_KEY else data[at.length : key_end]
+    return data[: at.length], key, data[key_end:] or None
+
+
+def written(contents: list[bytes], moved: dict[Name, int]) -> bytes:
+    """The page of a block. moved: where the contents stand that came from other blocks."""
+    parts = [
+        pack("<II", len(contents), len(moved)),
+        pack(f"<{len(contents)}I", *accumulate(map(len, contents))),
+        *[pack("<IQI", index, *name) for name, index in moved.items()],
+    ]
+    return b"".join(chain(parts, contents))
+
+
+def head_bytes(start: bytes) -> int:
+    """How much of a block's page stands before its contents. start: its first eight bytes."""
+    count, moved = unpack_from("<II", start)
+    return _HEAD + 4 * int(count) + _MOVED * int(moved)
+
+
+def ends_of(head: bytes) -> tuple[int, ...] | None:
+    """Where each content of a block ends, counted from the first one's begin. None where some came
+    from other blocks."""
+    count, moved = unpack_from("<II", head)
+    return None if moved else unpack_from(f"<{count}I", head, _HEAD)
+
+
+class Block:
+    """A block that was read. Bytes that are not there are a content that is lost."""
+
+    __slots__ = ("_data", "_ends", "is_whole", "moved", "size")
+
+    def __init__(self, page: bytes) -> None:
+        count, moved = unpack_from("<II", page)
+        at = _HEAD + 4 * count
+        begin = at + _MOVED * moved
+        self.size = len(page)
+        self._data = page
+        self._ends = (begin, *[begin + end for end in unpack_from(f"<{count}I", page, _HEAD)])
+        self.is_whole = self._ends[-1] == len(page)
+        self.moved: dict[Name, int] = {}
+        for _ in range(moved):
+            index, block, there = unpack_from("<IQI", page, at)
+            self.moved[block, there] = index
+            at += _MOVED
+
+    def __len__(self) -> int:
+        return len(self._ends) - 1
+
+    def __getitem__(self, index: int) -> bytes:
+        """The content at an index; shorter, or nothing, where the page is cut off."""
+        return self._data[self._ends[index] : self._ends[index + 1]]
+
+    def contents(self) -> list[bytes]:
+        """All of them, in order."""
+        return [self[index] for index in range(len(self))]
+
+
+class BlockCache:
+    """The blocks that were read last. It decides nothing, so a replay may have read others."""
+
+    def __init__(self, store: Store, limits: Limits) -> None:
         self._store = store
-        self._read: OrderedDict[int, bytes | None] = OrderedDict()
+        self._most = limits.blocks_cached * limits.block_bytes
+        self._blocks: OrderedDict[int, Block] = OrderedDict()
+        self._size = 0
 
-    def has(self, number: int) -> bool:
-        """Whether a block was read and is still kept."""
-        return number in self._read
-
-    def span(self, number: int, offset: int, length: int) -> bytes | None:
-        """Bytes of a block; None if they are not there."""
-        if not length:
-            return b""
-        data = self._block(number)
-        if data is None or len(data) < offset + length:
+    def get(self, number: int) -> Block | None:
+        """A block, or None if its page is not there."""
+        block = self._blocks.get(number)
+        if block is not None:
+            self._blocks.move_to_end(number)
+            return block
+        page = self._store.get(block_key(number))
+        try:
+            return None if page is None else self.put(number, page)
+        except struct.error:  # cut off, so that its contents are lost
             return None
-        return data[offset : offset + length]
 
-    def contents(self, places: Iterable[tuple[int, int, int, int, int]]) -> list[Content | None]:
-        """Payload, key and headers of messages; None if they are not there.
+    def put(self, number: int, page: bytes) -> Block:
+        """Keep a block that was read, or one that will be read soon."""
+        block = self._blocks[number] = Block(page)
+        self._size += block.size
+        while self._size > self._most and len(self._blocks) > 1:
+            self._size -= self._blocks.popitem(last=False)[1].size
+        return block
 
-        places: of each the block, the offset there, and the lengths of payload, key and headers.
-        """
-        out: list[Content | None] = []
-        last, data, size = -1, None, 0
-        for number, offset, length, key_length, header_length in places:
-            key_end = offset + length + (0 if key_length == NO_KEY else key_length)
-            end = key_end + header_length
-            if number != last and end > offset:  # what has no bytes needs no block
-                last, data = number, self._block(number)
-                size = -1 if data is None else len(data)
-            if end == offset:
-                out.append((b"", None if key_length == NO_KEY else b"", None))
-            elif data is None or end > size:
-                out.append(None)
-            elif key_length == NO_KEY and not header_length:
-                out.append((data[offset:end], None, None))
-            else:
-                key = None if key_length == NO_KEY else data[offset + length : key_end]
-                headers = data[key_end:end] if header_length else None
-                out.append((data[offset : offset + length], key, headers))
-        return out
-
-    def _block(self, number: int) -> bytes | None:
-        if number in self._read:
-            self._read.move_to_end(number)
-            return self._read[number]
-        data = self._read[number] = self._store.get(f"b/{number}")
-        if len(self._read) > BLOCKS_CACHED:
-            self._read.popitem(last=False)
-        return data
+    def forget(self, number: int) -> None:
+        """A block changed, or is gone."""
+        block = self._blocks.pop(number, None)
+        if block is not None:
+            self._size -= block.size
 
 
-def cut_into_blocks(spans: Array, block_bytes: int) -> list[tuple[int, int]]:
-    """Which messages share a block: (start, stop) of as many as fit, and at least one."""
-    ends = spans.cumsum()
-    cuts: list[tuple[int, int]] = []
-    start, total = 0, len(spans)
-    if total and int(ends[-1]) <= block_bytes:
-        return [(0, total)]
-    while start < total:
-        base = int(ends[start - 1]) if start else 0
-        stop = max(int(np.searchsorted(ends, base + block_bytes, side="right")), start + 1)
-        cuts.append((start, stop))
-        start = stop
-    return cuts
+def block_key(number: int) -> str:
+    """The key of a block's page."""
+    return f"b/{number}"

@@ -1,37 +1,17 @@
-"""Ranges of ids, each until a time: which range an id is in, and which are over.
+"""Ranges of ids, each until a time: which range an id is in, and which are over (L9).
 
-They have no id in common. Two indexes hold them, each in pages of its own: one by id, one by the
-end of their time. So whoever asks for an id, adds a range or forgets what is over, reads and writes
-the pages of these ranges, however many there are.
-
-A key of the first is the last id, the first id, the time: the first key that is not below an id
-names the range in which that id is, if it is in any. A key of the other has the time in front.
-Pages are small, for ranges that change in a step lie anywhere.
+They have no id in common and are few (`Limits.early_acks`), so they are live: a sorted list, and a
+heap by the end of their time.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable
 from dataclasses import dataclass
-from itertools import islice
+from heapq import heapify, heappop, heappush
 
-import msgspec
-
-from ..limits import Limits
-from .columns import NEVER
-from .ready_index import ReadyIndex
-from .store import Store
-
-LEAF_KEYS = 256
-_TIME_BITS, _ID_BITS = 63, 64
-
-
-class IdRangesTop(msgspec.Struct, array_like=True):
-    """The tops of both indexes, in the owner's header."""
-
-    by_id: list[list[int]] = []
-    next_by_id: int = 0
-    by_end: list[list[int]] = []
-    next_by_end: int = 0
+from .row import NEVER
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -43,38 +23,30 @@ class IdRange:
     until: int
 
 
-class IdRanges:
-    """Ranges of ids during one step. ``top``: in the owner's header, brought up to date by
-    `flush`."""
+def _last(one: IdRange) -> int:
+    return one.last
 
-    def __init__(self, store: Store, prefix: str, top: IdRangesTop, limits: Limits) -> None:
-        self._store, self._prefix, self._top, self._limits = store, prefix, top, limits
-        self._made: tuple[ReadyIndex, ReadyIndex] | None = None  # few owners have any range
+
+def _first(one: IdRange) -> int:
+    return one.first
+
+
+class IdRanges:
+    """The ranges of one owner, ascending."""
+
+    __slots__ = ("_ends", "ranges")
+
+    def __init__(self, state: Iterable[list[int]] = ()) -> None:
+        self.ranges = [IdRange(*one) for one in state]
+        self._ends = [(one.until, one.first, one.last) for one in self.ranges]
+        heapify(self._ends)
 
     def __len__(self) -> int:
-        return len(self._by_id) if self else 0
+        return len(self.ranges)
 
-    def __bool__(self) -> bool:
-        return bool(self._top.by_id if self._made is None else self._made[0])
-
-    @property
-    def _by_id(self) -> ReadyIndex:
-        return self._indexes()[0]
-
-    @property
-    def _by_end(self) -> ReadyIndex:
-        return self._indexes()[1]
-
-    def _indexes(self) -> tuple[ReadyIndex, ReadyIndex]:
-        if self._made is None:
-            top, limits = self._top, self._limits
-            small = min(limits.leaf_keys, LEAF_KEYS)
-            ids, ends = f"{self._prefix}id/", f"{self._prefix}end/"
-            self._made = (
-                ReadyIndex(self._store, ids, top.by_id, top.next_by_id, limits, small),
-                ReadyIndex(self._store, ends, top.by_end, top.next_by_end, limits, small),
-            )
-        return self._made
+    def state(self) -> list[list[int]]:
+        """Every range as ``[first, last, until]``, ascending."""
+        return [[one.first, one.last, one.until] for one in self.ranges]
 
     # ------------------------------------------------------------ changes
 
@@ -82,7 +54,7 @@ class IdRanges:
         """Put a range in: it replaces what was said of its ids before. What joins the range before
         it, and ends with it, is one with it. False, and nothing is done, where they would be more
         than ``most``."""
-        met = self._meeting(max(first - 1, 0), last)
+        met = self.meeting(max(first - 1, 0), last)
         beside = met.pop(0) if met and met[0].last < first else None
         new = [IdRange(first, last, until)]
         if met and met[0].first < first:
@@ -97,81 +69,58 @@ class IdRanges:
         self.exchange(met, new)
         return True
 
-    def exchange(self, gone: list[IdRange], new: list[IdRange]) -> None:
+    def exchange(self, old: Iterable[IdRange], new: Iterable[IdRange]) -> None:
         """Take ranges out that are there, and put others in that have no id in common with any."""
-        if gone:
-            self._by_id.discard(sorted(map(_id_key, gone)))
-            self._by_end.discard(sorted(map(_end_key, gone)))
-        if new:
-            self._by_id.add(sorted(map(_id_key, new)))
-            self._by_end.add(sorted(map(_end_key, new)))
-
-    def drop(self) -> None:
-        """Forget all of them, and delete every page."""
-        if self:
-            self._by_id.drop()
-            self._by_end.drop()
+        ranges = self.ranges
+        for one in old:
+            at = bisect_left(ranges, one.first, key=_first)
+            assert ranges[at : at + 1] == [one], f"{one} is not there"
+            del ranges[at]
+        for one in new:
+            at = bisect_left(ranges, one.first, key=_first)
+            assert not at or ranges[at - 1].last < one.first, f"{one} meets {ranges[at - 1]}"
+            assert at == len(ranges) or one.last < ranges[at].first, f"{one} meets {ranges[at]}"
+            ranges.insert(at, one)
+            heappush(self._ends, (one.until, one.first, one.last))
+        if len(self._ends) > 2 * len(ranges) + 64:  # most entries are of ranges that went
+            self._ends = [(one.until, one.first, one.last) for one in ranges]
+            heapify(self._ends)
 
     # ------------------------------------------------------------ looking
 
     def find(self, number: int) -> IdRange | None:
-        """The range in which an id is, or None; reads no page for one below all of them."""
-        first = self._by_id.first() if self else None
-        if first is None or _range_of(first).first > number:
+        """The range in which an id is, or None."""
+        at = bisect_right(self.ranges, number, key=_first)
+        if not at or self.ranges[at - 1].last < number:
             return None
-        key = next(self._by_id.scan(number << _ID_BITS + _TIME_BITS), None)
-        found = None if key is None else _range_of(key)
-        return None if found is None or found.first > number else found
+        return self.ranges[at - 1]
+
+    def meeting(self, first: int, last: int) -> list[IdRange]:
+        """The ranges that have an id in common with this one, ascending."""
+        begin = bisect_left(self.ranges, first, key=_last)
+        end = bisect_right(self.ranges, last, key=_first)
+        return self.ranges[begin:end]
+
+    def next_end(self) -> int:
+        """When the first of them is over, or NEVER."""
+        ends = self._ends
+        while ends and not self._is_there(ends[0]):
+            heappop(ends)
+        return ends[0][0] if ends else NEVER
 
     def over(self, now: int, most: int) -> list[IdRange]:
         """Up to so many ranges whose time is over, the one that ended first in front."""
-        keys = islice(self._by_end.scan(stop=now + 1 << 2 * _ID_BITS), most)
-        mask = (1 << _ID_BITS) - 1
-        return [IdRange(key & mask, key >> _ID_BITS & mask, key >> 2 * _ID_BITS) for key in keys]
+        found: list[IdRange] = []
+        while len(found) < most and self.next_end() <= now:
+            until, first, last = heappop(self._ends)
+            one = IdRange(first, last, until)
+            if one not in found[-1:]:  # a range that went and came again has two entries
+                found.append(one)
+        for one in found:
+            heappush(self._ends, (one.until, one.first, one.last))
+        return found
 
-    def next_end(self) -> int:
-        """When the first of them is over, or NEVER; reads no page."""
-        first = self._by_end.first() if self else None
-        return NEVER if first is None else first >> 2 * _ID_BITS
-
-    def overview(self) -> list[list[int]]:
-        """Every range as ``[first, last, until]``, ascending; reads every page."""
-        ranges = map(_range_of, self._by_id.scan())
-        return [[one.first, one.last, one.until] for one in ranges]
-
-    def _meeting(self, first: int, last: int) -> list[IdRange]:
-        """The ranges that have an id in common with this one, ascending."""
-        met = []
-        for key in self._by_id.scan(first << _ID_BITS + _TIME_BITS):
-            one = _range_of(key)
-            if one.first > last:
-                break
-            met.append(one)
-        return met
-
-    # ------------------------------------------------------------ end of the step
-
-    def flush(self) -> None:
-        """Write what changed."""
-        if self._made is None:
-            return
-        ids, ends = self._made
-        ids.flush()
-        ends.flush()
-        top = self._top
-        top.by_id, top.next_by_id = ids.directory(), ids.pages
-        top.by_end, top.next_by_end = ends.directory(), ends.pages
-
-
-def _id_key(one: IdRange) -> int:
-    return ((one.last << _ID_BITS) + one.first << _TIME_BITS) + one.until
-
-
-def _end_key(one: IdRange) -> int:
-    return ((one.until << _ID_BITS) + one.last << _ID_BITS) + one.first
-
-
-def _range_of(key: int) -> IdRange:
-    ids = key >> _TIME_BITS
-    mask = (1 << _ID_BITS) - 1
-    return IdRange(ids & mask, ids >> _ID_BITS, key & (1 << _TIME_BITS) - 1)
+    def _is_there(self, end: tuple[int, int, int]) -> bool:
+        until, first, last = end
+        found = self.find(first)
+        return found is not None and found == IdRange(first, last, until)

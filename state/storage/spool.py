@@ -1,258 +1,385 @@
-"""The spool: each message stored once, with its matches (S1, S2, S8, S12).
+"""The spool: the content of each message, stored once for all its queues (S1, S2, S8, S12).
 
-`Messages` keeps what is known of each message, `Files` the payloads in blocks and files, and
-`Compaction` keeps what is stored near what lives. This file takes messages in and gives contents
-out. What arrived in this step is read from memory, never back from the store (S12).
+A content is in memory by message id until a row of it is *settled*: when the row is spilled, or
+when a mark finds it. Then it is appended to the open block, and the row says where it is. A shared
+message is settled once: `Place` remembers where it is for the rows that do not know it yet.
+
+Whatever decides anything (counts, blocks, what is stored) is the same after a mark was loaded.
+What is only kept for speed (contents of placed messages, blocks that were read) decides nothing.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
+import msgspec
 
-from ...protocol.ids import COUNTER_MASK, make_id
+from ...protocol.ids import make_id
 from ..limits import Limits
-from .blocks import Blocks, Content, cut_into_blocks
-from .columns import Array, holds_any, uniform, write_rows
-from .compaction import Compaction
-from .files import Files, SpoolHeader
-from .message_pages import NO_KEY, Messages
+from .block_table import BlockInfo, BlockTable
+from .blocks import (
+    Block,
+    BlockCache,
+    Content,
+    Name,
+    Place,
+    block_key,
+    joined,
+    length_of,
+    parted,
+    stored_length,
+    written,
+)  # fmt: skip
+from .match_counts import PAGE_BITS, MatchCounts
+from .row import IN_MEMORY, NO_KEY, Row
 from .store import Store
 
-_PLACE = ("block", "offset", "length", "key_length", "header_length")
+__all__ = ["Content", "Spool", "SpoolState"]
+
+OVERHEAD = 1_000  # bytes of memory that a message in memory takes beside its content: its row
+SMALL = 4  # a mark closes the open block if it is fuller than a quarter; else it goes on growing
+# Blocks are emptied of which at most so many sixteenths live. If less than half of all lives, there
+# is one. Where files are short, more is moved to win less.
+SHARE_MOST = 7
+SHARE_MOST_PRESSED = 11
 
 
-@dataclass(slots=True)
-class Staged:
-    """Messages of this step, in columns of one length; ids are consecutive."""
+class SpoolState(msgspec.Struct, array_like=True):
+    """The spool in the broker's page; its tables have pages of their own."""
 
-    first: int = 0
-    payloads: list[bytes] = field(default_factory=list)
-    keys: list[bytes | None] = field(default_factory=list)
-    headers: list[bytes | None] = field(default_factory=list)
-    sizes: list[int] = field(default_factory=list)
-    times: list[int] = field(default_factory=list)
-    ttl_ends: list[int] = field(default_factory=list)
-    priorities: list[int] = field(default_factory=list)
-    dmq: list[int] = field(default_factory=list)
-    vpns: list[int] = field(default_factory=list)
-    queues: list[int] = field(default_factory=list)
-    seqs: list[int] = field(default_factory=list)
-    origins: list[int] = field(default_factory=list)
-    more: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
+    next_counter: int = 1
+    messages: int = 0
+    bytes: int = 0
+    vpn_bytes: list[tuple[int, int]] = []
+    next_block: int = 1
+    open_block: int = 0
+    blocks: list[int] = []  # pages of `BlockTable`
+    matches: list[tuple[int, int]] = []  # of `MatchCounts`
+    places: list[tuple[int, Place]] = []
 
 
-class Spool(Messages):
-    """The messages of one broker during one step."""
+class Spool:
+    """The messages of one broker."""
 
-    def __init__(self, store: Store, header: SpoolHeader, broker: int, limits: Limits) -> None:
-        self.files = Files(store, header, limits)
-        super().__init__(store, header, broker, limits, self.files)
-        self._limits = limits
-        self._blocks = Blocks(store)
-        self._staged = Staged(first=header.next_counter)
-        self._arrived: dict[int, Content] = {}  # of this step, by counter
+    def __init__(self, store: Store, broker_number: int, limits: Limits) -> None:
+        self._set_up(store, broker_number, SpoolState(), limits)
+
+    @classmethod
+    def load(cls, store: Store, broker_number: int, state: SpoolState, limits: Limits) -> Spool:
+        """The spool that `state` has packed."""
+        self = cls.__new__(cls)
+        self._set_up(store, broker_number, state, limits)
+        return self
+
+    def _set_up(self, store: Store, broker_number: int, state: SpoolState, limits: Limits) -> None:
+        self._store, self._limits = store, limits
+        self._base = make_id(broker_number, 0)
+        self.next_counter = state.next_counter
+        self.messages = state.messages
+        self.bytes = state.bytes  # as quotas count (Q8), each message once
+        self.vpn_bytes: dict[int, int] = dict(state.vpn_bytes)
+        self._contents: dict[int, Content] = {}
+        self._unplaced = 0  # bytes of contents that are in no block
+        self._kept = 0  # contents that are in a block too, for rows that do not say so yet
+        self._matches = MatchCounts(store, state.matches)
+        self._places: dict[int, Place] = dict(state.places)
+        self._table = BlockTable(store, state.open_block, state.blocks)
+        self._cache = BlockCache(store, limits)
+        self._next_block = state.next_block
+        self._open: list[bytes] = []  # contents of the open block
+        self._moved: dict[Name, int] = {}  # those that came from other blocks
+        self._changed = False  # the open block has no page of its newest contents
+        self._soon = False  # some of them are of live rows
+        if state.open_block:
+            block = self._cache.get(state.open_block)
+            if block is None:  # what stood there is lost
+                self._table.close()
+            else:
+                self._open, self._moved = block.contents(), block.moved
+                self._cache.forget(state.open_block)
 
     # ------------------------------------------------------------ storing
 
-    def stage(
-        self,
-        payloads: list[bytes],
-        key: bytes | None,
-        headers: bytes | None,
-        sizes: list[int],
-        times: list[int],
-        ttl_ends: int,
-        priority: int,
-        dmq: bool,
-        vpn: int,
-        matches: list[tuple[int, int]],
-        origin: int = 0,
-    ) -> int:
-        """Store messages that differ only in payload and size, with their matches ``(queue, first
-        seq)``; returns the id of the first, the others' follow. origin: the id of the one message,
-        where another broker gave it."""
-        s = self._staged
-        row, n = len(s.payloads), len(payloads)
-        s.payloads += payloads
-        s.keys += [key] * n
-        s.headers += [headers] * n
-        s.sizes += sizes
-        s.times += times
-        s.ttl_ends += [ttl_ends] * n
-        s.priorities += [priority] * n
-        s.dmq += [dmq] * n
-        s.vpns += [vpn] * n
-        queue, seq = matches[0]
-        s.queues += [queue] * n
-        s.seqs += range(seq, seq + n)
-        s.origins += [origin] * n
-        if len(matches) > 1:
-            for i in range(n):
-                s.more[row + i] = [(queue, seq + i) for queue, seq in matches[1:]]
-        header = self.header
-        size = sum(sizes)
-        header.bytes += size
-        header.vpn_bytes[vpn] = header.vpn_bytes.get(vpn, 0) + size
-        header.messages += n
-        header.next_counter += n
-        return make_id(self._broker, s.first + row)
-
     def next_id(self) -> int:
         """The id that the next stored message gets."""
-        return make_id(self._broker, self.header.next_counter)
+        return self._base | self.next_counter
 
     def skip_id(self) -> int:
-        """Give an id that no message here has: that of one that only others store."""
-        self.settle_staged()
-        number = self.next_id()
-        self.header.next_counter += 1
-        self._staged = Staged(first=self.header.next_counter)
+        """Give an id that no message here has."""
+        number = self._base | self.next_counter
+        self.next_counter += 1
         return number
 
-    def settle_staged(self) -> None:
-        """Write what was staged into pages and blocks; before messages are read or released."""
-        s = self._staged
-        total = len(s.payloads)
-        if not total:
-            return
-        columns = {
-            **self._write_blocks(s),
-            "queue": uniform(s.queues, np.uint32),
-            "seq": np.fromiter(s.seqs, np.uint64, total),
-            "size": uniform(s.sizes, np.uint32),
-            "time": uniform(s.times, np.int64),
-            "ttl_ends": uniform(s.ttl_ends, np.int64),
-            "priority": uniform(s.priorities, np.uint8),
-            "dmq": uniform(s.dmq, np.uint8),
-            "vpn": uniform(s.vpns, np.uint16),
-            "origin": uniform(s.origins, np.uint64),
-        }
-        mask = (1 << self._bits) - 1
-        done = 0
-        while done < total:
-            counter = s.first + done
-            row = counter & mask
-            n = min(mask + 1 - row, total - done)
-            page = self.page(counter >> self._bits, create=True)
-            assert page is not None
-            write_rows(page, row, columns, slice(done, done + n))
-            page.dirty = True
-            done += n
-        for at, matches in s.more.items():
-            counter = s.first + at
-            page = self.page(counter >> self._bits)
-            assert page is not None
-            page.extras[counter & mask] = [list(m) for m in matches]
-        if any(s.origins):
-            self.foreign.put([(one, s.first + at) for at, one in enumerate(s.origins) if one])
-        self._arrived.update(
-            zip(
-                range(s.first, s.first + total),
-                zip(s.payloads, s.keys, s.headers, strict=True),
-                strict=True,
-            )
-        )
-        self._staged = Staged(first=self.header.next_counter)
+    def store(self, vpn: int, contents: Sequence[Content], size: int, matches: int) -> int:
+        """Store messages that so many queues hold; returns the id of the first, the others' follow.
+        size: of all. Headers are None where there are none, never empty."""
+        n = len(contents)
+        first = self._base | self.next_counter
+        self.next_counter += n
+        self._contents.update(zip(range(first, first + n), contents, strict=True))
+        self._unplaced += sum(map(length_of, contents))
+        self.messages += n
+        self.bytes += size
+        self.vpn_bytes[vpn] = self.vpn_bytes.get(vpn, 0) + size
+        if matches != 1:
+            self._matches.set_run(first, n, matches)
+        return first
 
-    def _write_blocks(self, s: Staged) -> dict[str, int | Array]:
-        """Write the payloads; returns the columns that say where each lies."""
-        total = len(s.payloads)
-        lengths = np.fromiter(map(len, s.payloads), np.int64, total)
-        key_lengths = uniform([NO_KEY if k is None else len(k) for k in s.keys], np.int64)
-        header_lengths = uniform([len(h) if h else 0 for h in s.headers], np.int64)
-        stored_keys = uniform([len(k or b"") for k in s.keys], np.int64)
-        spans = lengths + stored_keys + header_lengths
-        plain = not (holds_any(stored_keys) or holds_any(header_lengths))
-        places: list[tuple[int, int, int]] = []  # block, file, messages
-        offsets = spans.cumsum() - spans
-        for start, stop in cut_into_blocks(spans, self._limits.block_bytes):
-            if plain:
-                data = b"".join(s.payloads[start:stop])
-            else:
-                parts: list[bytes] = []
-                for i in range(start, stop):
-                    parts += (s.payloads[i], s.keys[i] or b"", s.headers[i] or b"")
-                data = b"".join(parts)
-            ids = (s.first + start, s.first + stop - 1)
-            block, file = self.files.put(data, stop - start, len(data), ids)
-            offsets[start:stop] -= offsets[start]
-            places.append((block, file, stop - start))
-        blocks, files, counts = zip(*places, strict=True)
-        return {
-            "block": blocks[0] if len(places) == 1 else np.repeat(blocks, counts),
-            "offset": offsets,
-            "file": files[0] if len(places) == 1 else np.repeat(files, counts),
-            "length": lengths,
-            "key_length": key_lengths,
-            "header_length": header_lengths,
-        }
+    def adopt(self, number: int, vpn: int, content: Content | None, size: int) -> None:
+        """A message that has its id already, from an earlier core; None: its content is lost."""
+        if content is not None:
+            self._contents[number] = content
+            self._unplaced += length_of(content)
+        self.messages += 1
+        self.bytes += size
+        self.vpn_bytes[vpn] = self.vpn_bytes.get(vpn, 0) + size
+
+    def matches(self, number: int) -> int:
+        """How many queues hold a message."""
+        return self._matches.get(number)
+
+    def add_match(self, row: Row) -> None:
+        """One more queue holds the message. Its row is a copy with the same place."""
+        self._matches.set(row.stored, self._matches.get(row.stored) + 1)
+        if row.block == IN_MEMORY:
+            place = self._places.get(row.stored)
+            if place is not None:
+                place.waiting += 1
+
+    def release(self, rows: Sequence[Row], vpn: int) -> None:
+        """A queue's matches go; with the last one of each the message (S2)."""
+        contents, pages = self._contents, self._matches.pages
+        messages = size = unplaced = 0
+        for row in rows:
+            number = row.stored
+            at: Row | Place | None = row if row.block else None
+            if at is None and self._places:
+                at = self._places.get(number)
+                if at is not None:
+                    self._learn(number, at)
+            if pages and number >> PAGE_BITS in pages:
+                count = self._matches.get(number)
+                if count > 1:
+                    self._matches.set(number, count - 1)
+                    continue
+            messages += 1
+            size += row.size
+            if at is not None:
+                self._release_place(at)
+                continue
+            content = contents.pop(number, None)
+            if content is not None:  # else it is lost
+                payload, key, headers = content
+                plain = key is None and headers is None
+                unplaced += len(payload) if plain else length_of(content)
+        self.messages -= messages
+        self.bytes -= size
+        self.vpn_bytes[vpn] -= size
+        self._unplaced -= unplaced
+
+    def _learn(self, number: int, place: Place) -> None:
+        """One row less does not know where a shared message is."""
+        place.waiting -= 1
+        if not place.waiting:
+            del self._places[number]
+            self._kept -= self._contents.pop(number, None) is not None
+
+    def _release_place(self, at: Row | Place) -> None:
+        table, name = self._table, (at.block, at.index)
+        home = table.home_of(at.block)
+        is_open = home == table.open != 0
+        if is_open:  # what dies in the open block takes no room
+            index = at.index if home == at.block else self._moved[name]
+            self._open[index] = b""
+            self._changed = True
+        table.release(name, stored_length(at))
+        if home not in table.infos or not table.infos[home].messages:
+            self._cache.forget(home)
+            if is_open:
+                self._open, self._moved, self._changed = [], {}, False
 
     # ------------------------------------------------------------ reading
 
-    def contents(self, ids: Array) -> list[Content | None]:
-        """Payload, key and headers of each message, in order of ``ids``; None where lost."""
-        counters = (np.asarray(ids, np.uint64) & np.uint64(COUNTER_MASK)).tolist()
-        out: list[Content | None] = [self._arrived.get(c) for c in counters]
-        if None not in out:
-            return out
-        for page, rows, where in self.rows(ids):
-            if page is None:
+    def content(self, row: Row) -> Content | None:
+        """Payload, key and headers; None where they are lost."""
+        if row.block:
+            return self._read(row)
+        content = self._contents.get(row.stored)
+        if content is None and (place := self._places.get(row.stored)) is not None:
+            return self._read(place)
+        return content
+
+    def _read(self, at: Row | Place) -> Content | None:
+        if not stored_length(at):  # what has no bytes needs no block
+            return parted(b"", at)
+        home = self._table.home_of(at.block)
+        if not home:
+            return None
+        if home == self._table.open:
+            contents: list[bytes] | Block = self._open
+            moved = self._moved
+        else:
+            block = self._cache.get(home)
+            if block is None:
+                return None
+            contents, moved = block, block.moved
+        index = at.index if home == at.block else moved.get((at.block, at.index), len(contents))
+        return parted(contents[index], at) if index < len(contents) else None
+
+    # ------------------------------------------------------------ settling
+
+    def settle(self, rows: Sequence[Row], live: bool = False) -> None:
+        """Contents of rows get places in blocks, and the rows say where. live: the rows stay live,
+        so they may be read soon."""
+        contents, places = self._contents, self._places
+        for row in rows:
+            if row.block:
                 continue
-            positions = range(len(counters)) if isinstance(where, slice) else where.tolist()
-            places = zip(*(getattr(page, name)[rows].tolist() for name in _PLACE), strict=True)
-            here = [at for at in zip(positions, places, strict=True) if out[at[0]] is None]
-            found = self._blocks.contents(place for _, place in here)
-            for (position, _), content in zip(here, found, strict=True):
-                out[position] = content
-        return out
+            self._soon = self._soon or live
+            place = places.get(row.stored) if places else None
+            if place is None:
+                content = contents.get(row.stored)
+                if content is None:
+                    continue  # lost
+                self._append(content, row)
+                pages = self._matches.pages
+                count = self._matches.get(row.stored) if pages else 1
+                if count == 1:  # most often
+                    del contents[row.stored]
+                    continue
+                place = places[row.stored] = _place_of(row, count)
+                self._kept += 1
+            row.block, row.index, row.length = place.block, place.index, place.length
+            row.key_length, row.header_length = place.key_length, place.header_length
+            self._learn(row.stored, place)
 
-    def spans(self, ids: Array) -> Array:
-        """Bytes that payload, key and headers of each message take, as they are read."""
-        out = np.zeros(len(ids), np.int64)
-        for page, rows, where in self.rows(ids):
-            if page is not None:
-                out[where] = page.spans(rows)
-        return out
+    def _append(self, content: Content, at: Row | Place) -> None:
+        """Put a content into the open block."""
+        payload, key, headers = content
+        data = joined(content)
+        length = len(data)
+        table = self._table
+        info = table.infos[table.open] if table.open else self._begin()
+        at.block, at.index, at.length = info.number, len(self._open), len(payload)
+        at.key_length = NO_KEY if key is None else len(key)
+        at.header_length = 0 if headers is None else len(headers)
+        self._open.append(data)
+        table.append(info, length, own=True)
+        self._unplaced -= length
+        self._changed = True
+        if info.bytes >= self._limits.block_bytes:
+            self._close()
 
-    # ------------------------------------------------------------ files (S8)
+    def _begin(self) -> BlockInfo:
+        """A new block is open."""
+        self._next_block += 1
+        return self._table.begin(self._next_block - 1)
+
+    def _write_open(self) -> bytes:
+        page = written(self._open, self._moved)
+        self._store.put(block_key(self._table.open), page)
+        self._changed = False
+        return page
+
+    def _close(self) -> None:
+        """The open block is full."""
+        page = self._write_open()
+        if self._soon:
+            self._cache.put(self._table.open, page)
+        self._table.close()
+        self._open, self._moved, self._soon = [], {}, False
+
+    # ------------------------------------------------------------ marks
+
+    def mark(self) -> None:
+        """Settle what no queue has settled, and write the open block."""
+        for number in [n for n in self._contents if n not in self._places]:
+            self._soon = True
+            place = Place(0, 0, 0, NO_KEY, 0, self._matches.get(number))
+            self._append(self._contents[number], place)
+            self._places[number] = place
+            self._kept += 1
+        info = self._table.infos.get(self._table.open)
+        if info is not None and SMALL * info.bytes >= self._limits.block_bytes:
+            self._close()
+        elif self._changed:
+            self._write_open()
+
+    def state(self) -> SpoolState:
+        """Write the tables; returns what the broker's page keeps. After `mark`."""
+        return SpoolState(
+            self.next_counter, self.messages, self.bytes,
+            sorted((vpn, size) for vpn, size in self.vpn_bytes.items() if size),
+            self._next_block, self._table.open, self._table.state(), self._matches.state(),
+            sorted(self._places.items()),
+        )  # fmt: skip
+
+    # ------------------------------------------------------------ room (S8)
+
+    def stored(self) -> int:
+        """Bytes of contents that are stored: in memory only, and in blocks, dead ones too."""
+        return self._unplaced + self._table.bytes
 
     def files_in_use(self) -> int:
-        """Spool files that hold messages now (S8)."""
-        return self.header.files
+        """Spool files that what is stored fills (S8)."""
+        return -(-self.stored() // self._limits.file_bytes)
 
     def file_room(self, files_max: int) -> int:
         """How many bytes may be stored before a file beyond ``files_max`` is begun (S8)."""
-        return self.files.room(files_max)
+        return files_max * self._limits.file_bytes - self.stored()
+
+    def held_in_memory(self) -> int:
+        """What contents take that are in no block. Above `Limits.memory_bytes` settle rows."""
+        return self._unplaced + OVERHEAD * (len(self._contents) - self._kept)
+
+    # ------------------------------------------------------------ compaction
 
     def compact(self, pressed: bool = False) -> bool:
-        """Move live payloads out of nearly empty files, as much as one step may, where more than
-        twice what lives (and a slack) is stored. pressed: files are short, so do it earlier.
+        """Empty one block, if more than twice what lives, and a slack, is stored, or files are
+        short (pressed): copy what lives there into the open block. Whether there may be more."""
+        table, limits = self._table, self._limits
+        if not pressed and table.bytes <= 2 * table.live_bytes + limits.store_slack_bytes:
+            return False
+        source = table.emptiest(SHARE_MOST_PRESSED if pressed else SHARE_MOST)
+        if source is None:
+            return False
+        block = self._cache.get(source.number)
+        if block is None or not block.is_whole:
+            table.lose(source)
+            return True
+        self._empty(source, block)
+        return True
 
-        Returns whether there may be more to do in the next step.
-        """
-        self.settle_staged()
-        work = Compaction(self, self._blocks, self.files, self._limits)
-        return work.run(pressed)
-
-    # ------------------------------------------------------------ end of the step
-
-    def flush(self) -> bool:
-        """Write what changed and delete blocks in which nothing lives, as many as a step may;
-        whether some are left for the next step."""
-        self.settle_staged()
-        self.files.free()
-        self.files.flush()
-        self.flush_pages()
-        return self.files.has_empty()
+    def _empty(self, source: BlockInfo, block: Block) -> None:
+        table = self._table
+        share = table.share(source)
+        target = table.infos[table.open] if table.open else self._begin()
+        names = {index: name for name, index in block.moved.items()}
+        for index in range(len(block)):
+            name = names.get(index, (source.number, index))
+            if not table.lives(name):
+                continue
+            data = block[index]
+            self._moved[name] = len(self._open)
+            self._open.append(data)
+            table.append(target, len(data), own=False)
+            table.move(name, source, target, len(data))
+        self._changed = True
+        table.empty(source, target.number, share)
+        self._cache.forget(source.number)
+        if target.bytes >= self._limits.block_bytes:
+            self._close()
 
     def overview(self) -> dict[str, Any]:
-        """Counts, and every file."""
-        header = self.header
+        """What is stored, for people."""
+        table = self._table
         return {
-            "messages": header.messages, "bytes": header.bytes, "files": header.files,
-            "stored_bytes": header.stored_bytes, "live_bytes": header.live_bytes,
-            "open_file": header.file, "by_file": self.files.overview(),
+            "messages": self.messages, "bytes": self.bytes, "files": self.files_in_use(),
+            "stored_bytes": self.stored(), "live_bytes": self._unplaced + table.live_bytes,
+            "blocks": sum(info.messages > 0 for info in table.infos.values()),
         }  # fmt: skip
+
+
+def _place_of(row: Row, waiting: int) -> Place:
+    return Place(row.block, row.index, row.length, row.key_length, row.header_length, waiting)

@@ -13,18 +13,18 @@ from typing import Any
 
 import msgspec
 
-from ... import core
-from ...core.queue import broker_facts as live
-from ...core.queue import header as facts
-from ...core.queue.broker import Broker
-from ...core.queue.producers import ProducerHistory, told_by
-from ...core.queue.taken import TAKEN_MAX
-from ...core.storage.row import IN_MEMORY, LEASED, MOVING, NEVER, READY, Row
+from ... import state
 from ...protocol.ids import make_id
 from ...protocol.signing import ENGINE_CLIENT
 from ...replica.driver import Refused
-from .bridges import Bridges
-from .pages import PAGE_BITS, KnownEntry, Message, Pages, bucket
+from ...state.queue import broker_facts as live
+from ...state.queue import header as facts
+from ...state.queue.broker import Broker
+from ...state.queue.producers import ProducerHistory, told_by
+from ...state.queue.taken import TAKEN_MAX
+from ...state.storage.row import IN_MEMORY, LEASED, MOVING, NEVER, READY, Row
+from .earlier_bridges import CarriedBridges
+from .pages import PAGE_BITS, EarlierPages, KnownEntry, StoredMessage, bucket
 
 RANGES_MAX = 2 * TAKEN_MAX  # that are looked at of each kind
 LOST_BLOCK = (1 << 32) - 1  # there is none with this number: what lies in it is lost
@@ -39,21 +39,21 @@ _OTHERWISE: dict[
 
 
 def carry_over(
-    store: core.Store,
+    store: state.Store,
     keys: Iterable[str],
-    home: core.Home,
-    limits: core.Limits,
+    home: state.Home,
+    limits: state.Limits,
     bits: int = PAGE_BITS,
-) -> core.DictStore:
+) -> state.DictStore:
     """The pages of this core for those of format 7. keys: of all pages; limits: with which this
     core goes on; bits: how many rows a page has. Raises Refused for a broker that knows others."""
-    old = Pages(store, keys, bits)
+    old = EarlierPages(store, keys, bits)
     _require_alone(home.name, old.facts)
-    found = core.DictStore()
+    found = state.DictStore()
     new = Broker(found, _broker_header(old), home, limits)
     shared: dict[int, Row] = {}
     taken = _Taken(old)
-    bridges = Bridges(old, new)
+    bridges = CarriedBridges(old, new)
     for number in old.under("q/"):
         known = old.read(f"q/{number}")
         _carry_queue(old, known, new, shared, bridges)
@@ -91,9 +91,9 @@ def _same(known: dict[str, Any], kind: type[Any]) -> Any:
     return msgspec.convert(same, kind)
 
 
-def _broker_header(old: Pages) -> live.BrokerHeader:
+def _broker_header(old: EarlierPages) -> live.BrokerHeader:
     known = old.facts
-    header: live.BrokerHeader = _same({**known, "format": core.FORMAT}, live.BrokerHeader)
+    header: live.BrokerHeader = _same({**known, "format": state.FORMAT}, live.BrokerHeader)
     header.refused = {vpn: old.read(f"x/{vpn}") for vpn in old.under("x/")}
     header.speaks_for = sorted(known.get("heirs", ()))
     header.in_tables = old.read("H") or {}
@@ -109,7 +109,7 @@ def _broker_header(old: Pages) -> live.BrokerHeader:
     return header
 
 
-def _held(old: Pages) -> Iterator[live.HeldReceipt]:
+def _held(old: EarlierPages) -> Iterator[live.HeldReceipt]:
     """Receipts that wait for the Delta tables, the first one first."""
     for at in range(old.facts.get("held_first", 0), old.facts.get("held_next", 0)):
         page = old.read(f"H/{at // RECEIPTS_PER_PAGE}")
@@ -123,7 +123,7 @@ def _held(old: Pages) -> Iterator[live.HeldReceipt]:
         )  # fmt: skip
 
 
-def _carry_sessions(old: Pages, new: Broker) -> None:
+def _carry_sessions(old: EarlierPages, new: Broker) -> None:
     """Sessions, with when they are lost: a calendar knows."""
     until: dict[str, int] = {}
     for page in old.under("k/"):
@@ -132,12 +132,14 @@ def _carry_sessions(old: Pages, new: Broker) -> None:
         vpn, _, session = name.partition("/")
         if bound := old.read(f"s/{name}"):
             at = until.get(f"s{name}", new.now)
-            new.sessions[vpn, session] = live.Session(at, [(number, one) for number, one in bound])
+            new.sessions[vpn, session] = live.KnownSession(
+                at, [(number, one) for number, one in bound]
+            )
             new.watch("s", (vpn, session), at)
             new.session_changed((vpn, session))
 
 
-def _carry_producers(old: Pages, new: Broker) -> None:
+def _carry_producers(old: EarlierPages, new: Broker) -> None:
     for name in old.under("P/"):
         vpn, _, producer = name.partition("/")
         known = old.read(f"P/{name}")
@@ -159,7 +161,11 @@ def _carry_producers(old: Pages, new: Broker) -> None:
 
 
 def _carry_queue(
-    old: Pages, known: dict[str, Any], new: Broker, shared: dict[int, Row], bridges: Bridges
+    old: EarlierPages,
+    known: dict[str, Any],
+    new: Broker,
+    shared: dict[int, Row],
+    bridges: CarriedBridges,
 ) -> None:
     header = _queue_header(old, known)
     link = bridges.begin(header)
@@ -188,7 +194,7 @@ def _carry_queue(
     new.schedule(found)
 
 
-def _parts(old: Pages, queue: int) -> Iterator[list[Row]]:
+def _parts(old: EarlierPages, queue: int) -> Iterator[list[Row]]:
     """The messages of a queue, page by page, in the order of their places."""
     part: list[Row] = []
     page = -1
@@ -203,7 +209,7 @@ def _parts(old: Pages, queue: int) -> Iterator[list[Row]]:
         yield part
 
 
-def _row(place: int, entry: KnownEntry, message: Message, extras: Any) -> Row:
+def _row(place: int, entry: KnownEntry, message: StoredMessage, extras: Any) -> Row:
     return Row(
         seq=place, id=message.origin or entry.id, size=entry.size, entered=entry.entered,
         time=message.time, ttl_ends=_time(message.ttl_ends), expires=_time(entry.expires),
@@ -220,7 +226,9 @@ def _time(at: int) -> int:
     return min(at, NEVER)
 
 
-def _store(old: Pages, new: Broker, rows: list[Row], vpn: int, shared: dict[int, Row]) -> None:
+def _store(
+    old: EarlierPages, new: Broker, rows: list[Row], vpn: int, shared: dict[int, Row]
+) -> None:
     """The contents of rows go into the spool, each once. shared: the first row of each message that
     other queues hold too."""
     spool = new.spool
@@ -241,7 +249,7 @@ def _store(old: Pages, new: Broker, rows: list[Row], vpn: int, shared: dict[int,
             row.block, row.length = LOST_BLOCK, 1
 
 
-def _queue_header(old: Pages, known: dict[str, Any]) -> facts.QueueHeader:
+def _queue_header(old: EarlierPages, known: dict[str, Any]) -> facts.QueueHeader:
     header: facts.QueueHeader = _same(known, facts.QueueHeader)
     name, vpn = header.definition.name, old.vpn_names[header.vpn_number]
     if not (header.deleted or header.faulted):
@@ -272,7 +280,7 @@ class _Taken:
     those that are gone count as ones that were. Of old ones, where there are many ranges, nothing
     is known any more, and they count so too."""
 
-    def __init__(self, old: Pages) -> None:
+    def __init__(self, old: EarlierPages) -> None:
         self._first = make_id(old.number, 1)
         end = make_id(old.number, old.next_counter)
         gone: deque[list[int]] = deque(maxlen=RANGES_MAX)

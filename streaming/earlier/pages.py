@@ -15,8 +15,8 @@ from zlib import crc32
 
 import msgspec
 
-from ...core import Store
 from ...protocol.ids import COUNTER_MASK, make_id
+from ...state import Store
 
 FORMAT = 7
 PAGE_BITS = 10  # a page of rows has 2 to that power
@@ -35,7 +35,7 @@ Content = tuple[bytes, bytes | None, bytes | None]
 _decode = msgspec.msgpack.decode
 
 
-class Message(NamedTuple):
+class StoredMessage(NamedTuple):
     """What is known of a message whichever queue holds it, column by column. queue, seq: its first
     match, queue 0: it is gone; past: a queue that held it before that one; origin: the id by which
     others know it, 0: that of its row."""
@@ -80,13 +80,13 @@ class KnownEntry(NamedTuple):
 _MESSAGE = "IQIIIIIIIqqBBHIQ"  # types of the columns, as `struct` names them
 _ENTRY = "QBBQIQIqqqIIIQ"
 # A message whose page is missing: only damage does that.
-_LOST = Message(0, 0, 0, 0, 1, NO_KEY, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0)
+_LOST = StoredMessage(0, 0, 0, 0, 1, NO_KEY, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0)
 
 Rows = tuple[list[Any], dict[int, Any]]
 """The rows of a page, and the extras of some of them."""
 
 
-class Pages:
+class EarlierPages:
     """The pages of a broker. keys: of all of them; bits: a page has 2 to that power rows."""
 
     def __init__(self, store: Store, keys: Iterable[str], bits: int = PAGE_BITS) -> None:
@@ -149,7 +149,7 @@ class Pages:
             if (found := self._message_page(number)) is not None:
                 yield make_id(self.number, number << self.bits), found
 
-    def message(self, stored: int) -> tuple[Message, bool]:
+    def message(self, stored: int) -> tuple[StoredMessage, bool]:
         """A message by its row's id; and whether it has, or had, more matches than one."""
         counter = stored & COUNTER_MASK
         found = self._message_page(counter >> self.bits)
@@ -160,11 +160,11 @@ class Pages:
 
     def _read_messages(self, number: int) -> Rows | None:
         page = self._store.get(f"m/{number}")
-        return None if page is None else _rows(page, _MESSAGE, Message)
+        return None if page is None else _rows(page, _MESSAGE, StoredMessage)
 
     # ------------------------------------------------------------ contents
 
-    def content(self, message: Message) -> Content | None:
+    def content(self, message: StoredMessage) -> Content | None:
         """What a message carries; None: it is lost."""
         has_key = message.key_length != NO_KEY
         key_at = message.offset + message.length

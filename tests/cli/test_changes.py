@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 from lakequeue.cli import main
-from lakequeue.core import FORMAT
+from lakequeue.state import FORMAT
 from memory_shell import Engine
 
 sys.path.insert(0, str(Path(__file__).parents[1]))

@@ -1,9 +1,9 @@
 """What is asked for at length comes in parts, and the client asks for the next one."""
 
 from client.threaded import connect
-from lakequeue.core import Limits
 from lakequeue.definitions import parse_configuration
 from lakequeue.memory import MemoryEngine
+from lakequeue.state import Limits
 
 NAMES = [f"queue-{n}" for n in range(7)]
 

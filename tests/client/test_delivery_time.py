@@ -4,8 +4,8 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from lakequeue.core import Batch
 from lakequeue.protocol import ConfigError
+from lakequeue.state import Batch
 from rules.harness import Bench, drain
 from rules.steps import Steps, define, delivered, described, subscribe
 

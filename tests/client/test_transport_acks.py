@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from client.threaded import connect, engine, wait_for
 from lakequeue.client.arrivals import FlowArrivals
-from lakequeue.core.rules.transport_acks import WAIT_MS
 from lakequeue.protocol import ConfigError, commands, wire
 from lakequeue.protocol.outputs import Deliveries
+from lakequeue.state.rules.transport_acks import WAIT_MS
 from rules.harness import Bench, drain, ids
 
 ORDERS = {"name": "orders", "message_type": "json", "max_per_subscription_backlog": 1000}

@@ -11,7 +11,6 @@ import lakequeue
 import msgspec
 import pytest
 from client.threaded import connect
-from lakequeue.core import Limits
 from lakequeue.definitions import bridge, configuration, definition, parse_configuration, units
 from lakequeue.definitions.foreign_words import WORDS
 from lakequeue.lake import create_views
@@ -21,6 +20,7 @@ from lakequeue.protocol import Reason, commands, table_format, wire
 from lakequeue.protocol.journal import SCHEMA
 from lakequeue.protocol.outputs import Deliveries
 from lakequeue.sinks.metric_table import SAMPLES
+from lakequeue.state import Limits
 from lakequeue.streaming.topics_admin import PARTITIONS
 
 Table = Callable[[str, str], dict[str, list[str]]]

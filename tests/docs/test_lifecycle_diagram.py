@@ -3,7 +3,7 @@
 from pathlib import Path
 from types import ModuleType
 
-from lakequeue.core.queue.table import NAMES, TABLE
+from lakequeue.state.queue.table import NAMES, TABLE
 
 
 def test_the_diagram_is_up_to_date(generate: ModuleType, root: Path) -> None:

@@ -9,10 +9,10 @@ from collections import Counter
 from typing import Any
 
 import msgspec
-from lakequeue.core import Batch, Broker, DictStore, Home, Limits, check, step
 from lakequeue.protocol import wire
 from lakequeue.protocol.messages import Records
 from lakequeue.protocol.outputs import Deadline, Receipts, RejectedRecord, Reply
+from lakequeue.state import Batch, Broker, DictStore, Home, Limits, check, step
 
 from .mutations import INBOX, QUEUES, Incoming, Mutator, encode
 

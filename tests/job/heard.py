@@ -18,8 +18,7 @@ from typing import Any
 
 import msgspec
 from confluent_kafka import Consumer, TopicPartition
-from lakequeue.core import DictStore, Home
-from lakequeue.lake.replica import Steps
+from lakequeue.lake.past_replica import Steps
 from lakequeue.protocol import topics
 from lakequeue.protocol.steplog import StepRecord
 from lakequeue.protocol.wire import WireRecord, headers_list
@@ -27,6 +26,7 @@ from lakequeue.replica.driver import Snapshot
 from lakequeue.sources.again import ReadAgain
 from lakequeue.sources.live import kafka_client
 from lakequeue.sources.log_reader import read_steps
+from lakequeue.state import DictStore, Home
 from lakequeue.streaming.topics_admin import PARTITIONS
 
 UNTRIMMED = ("--set", "spark.sql.streaming.minBatchesToRetain=100000")

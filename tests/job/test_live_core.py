@@ -143,7 +143,7 @@ def test_a_command_that_fails_is_refused(place: Place, connection: lakequeue.Con
 
 
 def test_a_queue_that_fails_is_left_alone(place: Place, connection: lakequeue.Connection) -> None:
-    """In delivery; in the other phases: `tests/core/test_failing_steps.py`."""
+    """In delivery; in the other phases: `tests/state/test_failing_steps.py`."""
     start, name = end_of_log(place), "fails"
     producer = connection.producer()
     with (

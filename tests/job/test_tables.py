@@ -25,7 +25,7 @@ from lakequeue.lake import TABLES, NoLake, create_views, open_lake, trace
 from lakequeue.lake.looks import admin_of
 from lakequeue.lake.past import as_of, brokers
 from lakequeue.lake.views import VIEWS
-from lakequeue.protocol.journal import NO_END, Journal, Segment, encode
+from lakequeue.protocol.journal import NO_END, Journal, JournalSegment, encode
 from lakequeue.protocol.messages import RUN_MAX, decode_run, encode_run
 from lakequeue.protocol.table_format import (
     COLUMNS,
@@ -511,7 +511,7 @@ def put_records(producer: KafkaProducer, vpn: str, step: int) -> None:
     for key, value, when, headers in messages:
         producer.send(f"{vpn}.publish", value, key, headers, 0, when).get(30)
     for at in (step, step + 1, step + 1):
-        said = [Segment("spooled", vpn, "q", [at, at + 1], topic=f"{vpn}.publish",
+        said = [JournalSegment("spooled", vpn, "q", [at, at + 1], topic=f"{vpn}.publish",
                         partitions=[0, 0], offsets=[0, 0], items=[0, 1],
                         until=[5, NO_END])]  # fmt: skip
         value = encode(Journal("b", at, now, said))

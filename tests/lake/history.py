@@ -12,7 +12,6 @@ import msgspec
 import pyarrow as pa
 from lake.on_files import MESSAGES, write_table
 from lakequeue.bench.references_in_memory import places_of, references_to
-from lakequeue.core import DictStore
 from lakequeue.protocol import topics
 from lakequeue.protocol.messages import decode_run
 from lakequeue.protocol.table_format import CRC_MODULUS
@@ -22,6 +21,7 @@ from lakequeue.sinks.batch_files import journal_rows
 from lakequeue.sinks.content_references import REFERENCE
 from lakequeue.sinks.history import STEP_ROWS, step_row
 from lakequeue.sources.step_batch import goes_first
+from lakequeue.state import DictStore
 from loop.memory import HOME, Message, World
 
 US = pa.timestamp("us", "UTC")

@@ -15,21 +15,21 @@ import deltalake
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
-from core.test_earlier_homes import Recorded, read
 from lake.history import write_history
 from lakequeue import LakequeueError
-from lakequeue.core import DictStore
-from lakequeue.lake import open_lake, replica
+from lakequeue.lake import open_lake, past_replica
 from lakequeue.lake.looks import admin_of
 from lakequeue.lake.past import Moment, as_of, brokers
 from lakequeue.protocol import ConfigError, commands
 from lakequeue.protocol.messages import encode_run
 from lakequeue.replica.driver import Snapshot
+from lakequeue.state import DictStore
 from lakequeue.streaming.earlier.carry_over import carry_over
 from loop.memory import HOME, LIMITS, PLACES, POINTS, World
 from loop.test_live_core import stopped
 from loop.test_stepper import State
 from replica.test_driver import Walk
+from state.test_earlier_homes import Recorded, read
 
 EARLIER = "X5_a_chain_of_dead_message_queues.gz"  # of its own limits
 OPERATIONS = (
@@ -71,7 +71,7 @@ class Lived(Keeps, Walk):
 @pytest.fixture(autouse=True)
 def _as_the_world(monkeypatch: pytest.MonkeyPatch) -> None:
     """Steps are taken again with the limits of the walks; nobody rests."""
-    monkeypatch.setattr(replica, "LIMITS", LIMITS)
+    monkeypatch.setattr(past_replica, "LIMITS", LIMITS)
     monkeypatch.setattr("lakequeue.replica.driver.RECENT_S", 0.0)
 
 
@@ -98,7 +98,7 @@ def state_behind(walk: Any, step: int) -> tuple[dict[str, bytes], int]:
     """The pages and the time behind a step, from nothing."""
     world, store = walk.world, DictStore()
     quiet = World(topics=world.topics, log=world.log)
-    steps = replica.Steps(HOME, store, Snapshot(), replica.Ear(), 0)
+    steps = past_replica.Steps(HOME, store, Snapshot(), past_replica.Ear(), 0)
     steps.again([record for _, record in world.logged() if record.step <= step], quiet)
     return store.pages, steps.end().now
 
@@ -186,7 +186,7 @@ def test_R1_a_home_that_changed_over_has_one_past(tmp_path: Path) -> None:
     version."""
     state, walk = State(), Lived()
     saved, walk.world = stopped(state)
-    own, old = replica.own_of(saved), DictStore(state.pages)
+    own, old = past_replica.own_of(saved), DictStore(state.pages)
     carried = carry_over(old, old.pages, HOME, LIMITS)
     walk.world.saved = own, DictStore(carried.pages)
     walk.restart()

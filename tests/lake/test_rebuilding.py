@@ -20,15 +20,15 @@ from lake.history import write_history
 from lake.test_past import _as_the_world as _as_the_world
 from lake.test_past import earlier_home, lived
 from lakequeue import LakequeueError
-from lakequeue.core import FORMAT, DictStore, Home, check
 from lakequeue.lake import open_lake, rebuilding
 from lakequeue.lake.looks import admin_of
 from lakequeue.lake.past import Moment
+from lakequeue.lake.past_replica import own_of
 from lakequeue.lake.rebuilding import rebuild
-from lakequeue.lake.replica import own_of
 from lakequeue.mesh.facts import MeshFacts, Peer, peers_of
 from lakequeue.mesh.rejoining import next_word
 from lakequeue.replica.driver import Snapshot
+from lakequeue.state import FORMAT, DictStore, Home, check
 from lakequeue.streaming.home import HomeFolder
 from lakequeue.streaming.rebuilt import restore, state_file, write_state
 from loop.memory import HOME, Some

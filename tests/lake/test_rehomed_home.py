@@ -8,11 +8,11 @@ from typing import Any
 
 import msgspec
 import pytest
-from lakequeue.core import Broker, DictStore, Home, Limits
 from lakequeue.lake.rebuilding import _about
 from lakequeue.mesh.met_brokers import neighbours
-from lakequeue.mesh.rehome import Change, Resting, rehome
+from lakequeue.mesh.rehome import HomeChange, Resting, rehome
 from lakequeue.replica.driver import Driver
+from lakequeue.state import Broker, DictStore, Home, Limits
 from lakequeue.streaming import home as of_home
 from lakequeue.streaming.brokers_at_rest import _Known, _snapshot, _States
 from lakequeue.streaming.home import HomeFolder
@@ -55,7 +55,7 @@ def rehomed(world: World) -> tuple[_Known, _States]:
     own, store = world.saved
     offsets = {(topic, at): offset for topic, at, offset in own.offsets}
     known = _Known(own, Resting(HOME.name, 0, dict(store.pages), offsets))
-    change = Change({HOME.name: 0, "west": 1})
+    change = HomeChange({HOME.name: 0, "west": 1})
     return known, _States.of([known], rehome([known.resting], change, HOME.epoch, b"", LIMITS))
 
 

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 from lake.on_files import MESSAGES
 from lakequeue.lake.opening import open_lake
-from lakequeue.protocol.journal import Journal, Segment, encode
+from lakequeue.protocol.journal import Journal, JournalSegment, encode
 from lakequeue.protocol.messages import decode_run, encode_run
 from lakequeue.sinks.batch_files import BatchFiles, message_rows
 from lakequeue.sinks.kafka_records import RECORDS, records_of, run_of
@@ -32,7 +32,7 @@ def message(offset: int, value: bytes | None, run: int | None = None, **more: An
 
 
 def record(step: int, part: int = 0, ids: int = 2, topic: str = "default.journal") -> dict:
-    said = [Segment("spooled", "default", "orders", list(range(1, ids + 1)))]
+    said = [JournalSegment("spooled", "default", "orders", list(range(1, ids + 1)))]
     value = encode(Journal("b", step, round(NOW.timestamp() * 1000), said))
     return {"topic": topic, "partition": 0, "offset": step, "time": NOW, "key": b"b",
             "value": value, "step": f"{step}.{part}"}  # fmt: skip

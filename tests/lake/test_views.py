@@ -19,10 +19,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from lake.agreement import lifecycle_adds_up, queued_agrees, rows
 from lake.on_files import MESSAGES, Recorded, write_table
-from lakequeue.core.storage.row import DELAYED, GONE, LEASED, MOVING, READY
 from lakequeue.lake import open_lake
 from lakequeue.lake.story import trace
 from lakequeue.lake.views import states_after
+from lakequeue.state.storage.row import DELAYED, GONE, LEASED, MOVING, READY
 from model import walk
 from model.walk import Operation, Walk, definitions, steps
 from rules.harness import Bench, drain, start

@@ -13,12 +13,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from lakequeue.core import Batch, DictStore, Home, Limits
 from lakequeue.protocol import steplog
 from lakequeue.protocol.steplog import Range, StepRecord
 from lakequeue.protocol.wire import WireRecord
 from lakequeue.replica.driver import Clocks, Driver, Snapshot, Taken
 from lakequeue.sources.step_batch import Place, to_batch
+from lakequeue.state import Batch, DictStore, Home, Limits
 
 HOME = Home("broker-0", 0, 7)
 COMMANDS, PUBLISH, PLAIN = "default.commands", "default.publish", "orders"

@@ -17,12 +17,12 @@ from unittest import mock
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from lakequeue.core import Limits
-from lakequeue.core.commands import leases
-from lakequeue.core.phases import admission, delivery
 from lakequeue.protocol import journal
 from lakequeue.protocol.wire import headers_list
 from lakequeue.replica.driver import StepPutAside
+from lakequeue.state import Limits
+from lakequeue.state.commands import leases
+from lakequeue.state.phases import admission, delivery
 from loop.memory import LIMITS as SMALL_PAGES
 from loop.memory import PLACES, POINTS, Crashed, World
 from model.limits import BUDGETS

@@ -10,7 +10,7 @@ from unittest.mock import patch
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from lakequeue.core import DictStore
+from lakequeue.state import DictStore
 from lakequeue.streaming import cache as module
 from lakequeue.streaming.cache import PAGE_BYTES, GivenUp, PageCache
 

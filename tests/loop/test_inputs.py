@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from lakequeue.core import Batch
 from lakequeue.protocol.messages import Records
 from lakequeue.sources.discovery import captured_topics
 from lakequeue.sources.records import in_parts
 from lakequeue.sources.step_batch import to_batch
+from lakequeue.state import Batch
 from loop.memory import Message
 
 KNOWN = ["orders", "ord.new", "a.publish", "broker-0.steps", "x.control", "__consumer", "other"]

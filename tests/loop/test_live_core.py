@@ -1,4 +1,4 @@
-"""The live core in the loop's surroundings: its pages in the cache, its time, what it refuses."""
+"""The core in the loop's surroundings: its pages in the cache, its time, what it refuses."""
 
 from __future__ import annotations
 
@@ -12,9 +12,6 @@ from typing import Any
 
 import msgspec
 import pytest
-from lakequeue.core import Broker as CoreBroker
-from lakequeue.core import DictStore
-from lakequeue.core.phases import admission
 from lakequeue.protocol import commands, home_bridges
 from lakequeue.protocol.bridges import BridgeSend
 from lakequeue.protocol.steplog import Opened
@@ -22,6 +19,9 @@ from lakequeue.replica.driver import Refused, Snapshot, StepPutAside
 from lakequeue.replica.pace import Pace
 from lakequeue.sources.live import own_places
 from lakequeue.sources.step_batch import to_batch
+from lakequeue.state import Broker as CoreBroker
+from lakequeue.state import DictStore
+from lakequeue.state.phases import admission
 from lakequeue.streaming import live_core
 from lakequeue.streaming.cache import PageCache
 from lakequeue.streaming.figures import Figures
@@ -279,7 +279,7 @@ def test_pages_of_the_other_core_are_refused() -> None:
     store = DictStore()
     store.put("broker", b"\x82\xa6format\x07\xa4name\xa8broker-0")
     world: Any = World()
-    with pytest.raises(Refused, match=r"has format 7, and the live core reads 8: use the version"):
+    with pytest.raises(Refused, match=r"has format 7, and the core reads 8: use the version"):
         LiveDriver(HOME, "v1", store, None, world, world)
 
 
@@ -319,7 +319,7 @@ class Saves(State):
 
 
 def test_a_home_of_the_earlier_core_changes_over_once() -> None:
-    """Its pages are the live core's then, and its log goes on."""
+    """Its pages are the core's then, and its log goes on."""
     state: Any = Saves()
     saved, world = stopped(state)
     found = change_over(HOME, state, saved, world.logged)

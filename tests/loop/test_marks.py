@@ -9,8 +9,8 @@ from __future__ import annotations
 import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from lakequeue.core import DictStore
 from lakequeue.replica.driver import Driver, Snapshot
+from lakequeue.state import DictStore
 from lakequeue.streaming.cache import PageCache
 from loop.memory import HOME, SIZES, Some, World, clocks
 from loop.test_any_split import DEFINITIONS

@@ -11,7 +11,6 @@ import pytest
 from confluent_kafka import Producer, TopicPartition
 from hypothesis import given
 from hypothesis import strategies as st
-from lakequeue.core import DictStore, Home, Limits
 from lakequeue.protocol import commands as c
 from lakequeue.protocol.steplog import Range
 from lakequeue.replica.replica import Replica, sorted_out
@@ -28,6 +27,7 @@ from lakequeue.sources.slow_lanes import (
     SlowLanes,
 )
 from lakequeue.sources.step_batch import Place, Taken
+from lakequeue.state import DictStore, Home, Limits
 from lakequeue.streaming import EmbeddedKafka
 from lakequeue.streaming.topics_admin import ensure_topics
 from loop.test_live_inputs import NOWHERE, record

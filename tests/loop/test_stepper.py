@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from lakequeue.core import DictStore
 from lakequeue.protocol import commands
 from lakequeue.replica.driver import Refused, Taken
 from lakequeue.sources.slow_lanes import SlowLanes
+from lakequeue.state import DictStore
 from lakequeue.streaming.cache import PageCache
 from lakequeue.streaming.figures import Figures
 from lakequeue.streaming.live_core import LiveDriver

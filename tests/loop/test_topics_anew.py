@@ -7,10 +7,10 @@ import json
 from typing import Any
 
 import msgspec
-from lakequeue.core import Batch
 from lakequeue.protocol import topics
 from lakequeue.protocol.steplog import Opened
 from lakequeue.replica.driver import Taken
+from lakequeue.state import Batch
 from loop.memory import PLACES, PUBLISH, Some, World
 from replica.test_driver import Walk
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from lakequeue.core import DictStore
 from lakequeue.memory.rehoming import change_brokers
 from lakequeue.mesh.rehome import Rehomed
+from lakequeue.state import DictStore
 from mortal_mesh import MortalMeshBroker, MortalMeshEngine
 
 

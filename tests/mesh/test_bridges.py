@@ -6,9 +6,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from lakequeue.core import Limits as CoreLimits
-from lakequeue.core.phases.admission import Admission
 from lakequeue.protocol import ConfigError, Rejected
+from lakequeue.state import Limits as CoreLimits
+from lakequeue.state.phases.admission import Admission
 from rules.joined import Homes
 
 

@@ -6,10 +6,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from lakequeue.core.phases.admission import Admission
 from lakequeue.definitions import parse_configuration
 from lakequeue.memory import MemoryConnection
 from lakequeue.protocol import ConfigError, Rejected
+from lakequeue.state.phases.admission import Admission
 from mortal_mesh import MortalMeshEngine
 from rehomed import RestingEngine
 from rules.bridged import TINY

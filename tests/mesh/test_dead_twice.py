@@ -6,8 +6,8 @@ from __future__ import annotations
 import json
 
 import pytest
-from lakequeue.core import check
 from lakequeue.definitions import parse_configuration
+from lakequeue.state import check
 from mortal_mesh import MortalMeshEngine
 
 

@@ -12,16 +12,16 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from lakequeue.core import Batch, DictStore, Home, Limits
 from lakequeue.definitions import parse_configuration
 from lakequeue.memory import in_process
 from lakequeue.memory.memory_broker import MemoryBroker
 from lakequeue.mesh import rehome as of_mesh
-from lakequeue.mesh.rehome import Change, NotAtRest, Resting, rehome
+from lakequeue.mesh.rehome import HomeChange, NotAtRest, Resting, rehome
 from lakequeue.protocol import commands as c
 from lakequeue.protocol import topics, wire
 from lakequeue.protocol.errors import ConfigError, LakequeueError
 from lakequeue.protocol.messages import HEADER, Records
+from lakequeue.state import Batch, DictStore, Home, Limits
 from rehomed import RestingEngine
 
 QUEUES: list[dict[str, Any]] = [
@@ -144,7 +144,7 @@ def test_M4_the_same_pages_are_made_byte_for_byte() -> None:
     fill(engine, 1)
     resting = [Resting(b.home.name, b.home.number, dict(b.store.pages)) for b in engine.brokers]
     kept = [dict(one.pages) for one in resting]
-    change = Change({"b": 1, "c": 2})
+    change = HomeChange({"b": 1, "c": 2})
     found = [rehome(resting, change, 0, engine.secret, COLD) for _ in range(2)]
     assert [one.pages for one in resting] == kept
     assert found[0] == found[1]
@@ -288,7 +288,7 @@ def test_M4_a_home_with_one_broker_that_knew_of_no_other_gets_a_second() -> None
     pages, engine = dict(alone.brokers[0].store.pages), RestingEngine()
     assert "mesh" not in pages
     engine.secret, engine.now = alone.secret, alone.now
-    change = Change({"a": 0, "b": 1})
+    change = HomeChange({"a": 0, "b": 1})
     found = rehome([Resting("a", 0, pages)], change, 0, engine.secret, COLD)
     engine.take_home([(one.name, one.number, one.pages) for one in found.brokers], {})
     engine.connect("b").producer().send("plain", b"{}")
@@ -379,7 +379,7 @@ def test_M5_no_record_of_a_captured_topic_is_skipped_or_taken_twice(seed: int) -
                 moves = {
                     ("default", queue): chance.choice(sorted(names)) for queue in ("one", "other")
                 }
-        change = Change(dict(names), moves=moves)
+        change = HomeChange(dict(names), moves=moves)
         resting = rehome(resting, change, 0, engine.secret, COLD).brokers
     found: dict[str, Counter[bytes]] = {q["name"]: Counter() for q in queues}
     readers = [Reader(one, engine.secret) for one in resting]

@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from lakequeue.core import Limits
 from lakequeue.protocol import LakequeueError
+from lakequeue.state import Limits
 from rehomed import RestingEngine
 from test_walk import TINY, Walk
 

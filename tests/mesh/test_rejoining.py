@@ -8,15 +8,15 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from lakequeue.core import Batch, DictStore
 from lakequeue.definitions import parse_configuration
-from lakequeue.lake.replica import move_ahead, next_counter
+from lakequeue.lake.past_replica import move_ahead, next_counter
 from lakequeue.memory.in_process import MemoryEngine
 from lakequeue.memory.memory_broker import MemoryBroker
 from lakequeue.memory.registry import MemoryConnection
 from lakequeue.mesh.facts import Peer, peers_of, put_peers
-from lakequeue.mesh.rejoining import Speaker, agree, is_lost, next_word, pass_over
+from lakequeue.mesh.rejoining import RejoiningBroker, agree, is_lost, next_word, pass_over
 from lakequeue.protocol.outputs import Output
+from lakequeue.state import Batch, DictStore
 
 BROKERS = ("a", "b", "c")
 ENTRIES = ("a", "b")  # at c the full queue would refuse at once
@@ -52,9 +52,9 @@ class KeptBroker(MemoryBroker):
         self.history.append((dict(self.store.pages), self._heard, len(self.given)))
         return outputs
 
-    def at(self, name: str, step: int) -> Speaker | None:
+    def at(self, name: str, step: int) -> RejoiningBroker | None:
         peers = peers_of(DictStore(self.history[step - 1][0]))
-        return None if peers is None else Speaker(name, self.home.number, peers)
+        return None if peers is None else RejoiningBroker(name, self.home.number, peers)
 
 
 class KeptEngine(MemoryEngine):
@@ -71,7 +71,9 @@ class KeptEngine(MemoryEngine):
             name: DictStore(dict(known[name].history[at - 1][0])) for name, at in steps.items()
         }
         peers = {name: peers_of(store) or {} for name, store in stores.items()}
-        pass_over(Speaker(name, known[name].home.number, one) for name, one in peers.items())
+        pass_over(
+            RejoiningBroker(name, known[name].home.number, one) for name, one in peers.items()
+        )
         lost, again = 0, []
         for name, one in known.items():
             put_peers(stores[name], peers[name])
@@ -141,13 +143,13 @@ def test_R3_brokers_that_are_made_again_go_on_together(seed: int, elsewhere: boo
     engine.check()
 
 
-def speaker_at(name: str, step: int) -> Speaker | None:
+def speaker_at(name: str, step: int) -> RejoiningBroker | None:
     """a says one thing a step; b hears, of each pair of them, both in its second step."""
     if not 1 <= step <= 100:
         return None
     if name == "a":
-        return Speaker("a", 0, {1: Peer("b", said=step)})
-    return Speaker("b", 1, {0: Peer("a", heard=step // 2 * 2)})
+        return RejoiningBroker("a", 0, {1: Peer("b", said=step)})
+    return RejoiningBroker("b", 1, {0: Peer("a", heard=step // 2 * 2)})
 
 
 def test_R3_nobody_has_heard_what_nobody_has_said() -> None:
@@ -159,8 +161,8 @@ def test_R3_nobody_has_heard_what_nobody_has_said() -> None:
 
 
 def test_R3_words_of_lost_steps_are_passed_over() -> None:
-    a = Speaker("a", 0, {1: Peer("b", said=30)})
-    b = Speaker("b", 1, {0: Peer("a", heard=28)})
+    a = RejoiningBroker("a", 0, {1: Peer("b", said=30)})
+    b = RejoiningBroker("b", 1, {0: Peer("a", heard=28)})
     pass_over([a, b])
     peer = b.peers[0]
     assert [n for n in range(26, 40) if is_lost(peer, n)] == list(range(31, 40))

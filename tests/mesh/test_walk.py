@@ -15,9 +15,9 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
-from lakequeue.core import Limits
 from lakequeue.definitions import parse_configuration
 from lakequeue.protocol import LakequeueError, LeaseLost
+from lakequeue.state import Limits
 from mortal_mesh import MortalMeshEngine
 from rules.mortal import Fate
 

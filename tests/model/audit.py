@@ -20,10 +20,10 @@ import random
 from collections import Counter
 from typing import Any
 
-from lakequeue.core import DictStore
 from lakequeue.protocol import commands as c
 from lakequeue.protocol.journal import Journal
 from lakequeue.protocol.outputs import Deliveries, Receipts
+from lakequeue.state import DictStore
 from rules.steps import REPLY, Steps, replies, subscribe
 
 from .walk import EXCLUSIVE

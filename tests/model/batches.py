@@ -12,9 +12,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from lakequeue.core import DictStore
 from lakequeue.protocol import commands as c
 from lakequeue.protocol.outputs import Deliveries, Receipts
+from lakequeue.state import DictStore
 from reference.model import Model, Refused, Subscription, milliseconds
 from rules.steps import NOW, REPLY, Steps, replies, subscribe
 

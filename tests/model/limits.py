@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from lakequeue.core import Limits
+from lakequeue.state import Limits
 
 PAGES: dict[str, Any] = {
     "live_rows": 5, "memory_bytes": 150, "blocks_cached": 2, "segment_rows": 4, "merge_rows": 5,

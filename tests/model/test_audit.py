@@ -7,10 +7,10 @@ import os
 from typing import Any
 
 import pytest
-from lakequeue.core import Limits
 from lakequeue.protocol import commands as c
 from lakequeue.protocol.journal import Journal
 from lakequeue.protocol.outputs import Deadline, Deliveries
+from lakequeue.state import Limits
 from rules.steps import Steps, define, described, subscribe
 
 from .audit import Auditor, Trouble

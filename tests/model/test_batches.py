@@ -10,7 +10,7 @@ import random
 from typing import Any
 
 import pytest
-from lakequeue.core import Limits
+from lakequeue.state import Limits
 from reference.model import Entry, Model, Queue, Refused, Subscription
 
 from .batches import Batches, Walk, random_batches, random_queues, shortest

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from lakequeue.core import Batch, Broker, DictStore, Home, Limits, step
 from lakequeue.definitions import parse_configuration
 from lakequeue.definitions.as_commands import configure_commands
 from lakequeue.protocol import wire
 from lakequeue.protocol.messages import Records
 from lakequeue.protocol.wire import WireRecord, headers_list
+from lakequeue.state import Batch, Broker, DictStore, Home, Limits, step
 from lakequeue.streaming.alert_watch import AlertReader, alerts_in, decoded
 
 CONFIG = {

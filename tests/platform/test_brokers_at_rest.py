@@ -9,15 +9,15 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from lakequeue.core import DictStore, Home, Limits
-from lakequeue.core.queue.broker import Broker
 from lakequeue.definitions import parse_configuration
 from lakequeue.mesh.mesh import Mesh
 from lakequeue.mesh.rehome import NotAtRest, Resting
 from lakequeue.protocol import commands as c
 from lakequeue.protocol.errors import LakequeueError, NotConnected
-from lakequeue.protocol.journal import Segment
+from lakequeue.protocol.journal import JournalSegment
 from lakequeue.replica.driver import Snapshot
+from lakequeue.state import DictStore, Home, Limits
+from lakequeue.state.queue.broker import Broker
 from lakequeue.streaming import Engine
 from lakequeue.streaming import brokers_at_rest as at_rest
 from lakequeue.streaming import home as home_module
@@ -28,7 +28,7 @@ from lakequeue.streaming.rebuilt import is_newer, restore
 NUMBERS = {"a": 0, "b": 1, "c": 2}
 STEP = 7
 READ = ("default.publish", 16, 5)
-SAID = Segment("spooled", "default", "q", [1], step=STEP)
+SAID = JournalSegment("spooled", "default", "q", [1], step=STEP)
 
 
 def known(name: str, number: int) -> at_rest._Known:

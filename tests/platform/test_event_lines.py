@@ -7,7 +7,7 @@ from typing import Any
 import lakequeue
 import pytest
 from lakequeue.protocol import journal
-from lakequeue.protocol.journal import Journal, Segment
+from lakequeue.protocol.journal import Journal, JournalSegment
 from lakequeue.streaming.event_lines import LINES_MAX, EventLines
 
 Said = list[tuple[str, dict[str, Any]]]
@@ -24,14 +24,14 @@ class Lines:
     def clock(self) -> float:
         return self.now
 
-    def hear(self, *segments: Segment) -> None:
+    def hear(self, *segments: JournalSegment) -> None:
         self.lines.heard(
             "east", journal.decode(journal.encode(Journal("east", 1, 1_000, [*segments])))
         )
 
 
-def segment(event: str, *ids: int, **options: Any) -> Segment:
-    return Segment(event, "default", "orders", [*ids], **options)
+def segment(event: str, *ids: int, **options: Any) -> JournalSegment:
+    return JournalSegment(event, "default", "orders", [*ids], **options)
 
 
 def test_what_somebody_will_look_for_has_its_id() -> None:

@@ -9,10 +9,10 @@ import stat
 from pathlib import Path
 
 import pytest
-from lakequeue.core import FORMAT
 from lakequeue.definitions import Configuration, parse_configuration
 from lakequeue.definitions.as_commands import vpns_of
 from lakequeue.protocol.errors import LakequeueError
+from lakequeue.state import FORMAT
 from lakequeue.streaming import Engine
 from lakequeue.streaming.home import EPOCH_MAX, HomeFolder
 

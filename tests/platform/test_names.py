@@ -1,8 +1,4 @@
-"""One name, one thing: no two modules and no two classes of the package are called the same.
-
-But for what takes over: as long as the core on live objects stands beside the old one, a name may
-stand once in each of the two.
-"""
+"""One name, one thing: no two modules and no two classes of the package are called the same."""
 
 from __future__ import annotations
 
@@ -14,7 +10,6 @@ from pathlib import Path
 from lakequeue.streaming import spark
 
 ROOT = Path(spark.__file__).parents[1]
-TAKE_OVER = ("core/", "mesh/", "replica/", "protocol/neighbours.py", "streaming/earlier/")
 
 
 def modules() -> Iterator[Path]:
@@ -33,11 +28,10 @@ def classes() -> Iterator[tuple[str, Path]]:
 
 def more_than_once(names: Iterable[tuple[str, Path]]) -> dict[str, list[str]]:
     """What stands in several places, and where."""
-    places: dict[tuple[str, bool], list[str]] = defaultdict(list)
+    places: dict[str, list[str]] = defaultdict(list)
     for name, path in names:
-        place = str(path.relative_to(ROOT))
-        places[name, place.startswith(TAKE_OVER)].append(place)
-    return {name: found for (name, _), found in places.items() if len(found) > 1}
+        places[name].append(str(path.relative_to(ROOT)))
+    return {name: found for name, found in places.items() if len(found) > 1}
 
 
 def test_each_module_has_a_name_of_its_own() -> None:

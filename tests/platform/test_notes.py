@@ -2,10 +2,10 @@
 
 from pathlib import Path
 
-from lakequeue.core import Batch, DictStore, Home, Limits
 from lakequeue.definitions import Configuration
 from lakequeue.protocol.messages import Records
 from lakequeue.replica.replica import Replica, sorted_out
+from lakequeue.state import Batch, DictStore, Home, Limits
 from lakequeue.streaming import Engine
 
 

@@ -13,9 +13,9 @@ import msgspec
 import pytest
 from lakequeue.client.known_brokers import known_brokers
 from lakequeue.client.whereabouts import Whereabouts
-from lakequeue.core import FORMAT
 from lakequeue.protocol import LakequeueError, steplog, table_format, topics
 from lakequeue.protocol.table_format import SCHEMA, SCHEMA_VERSION, refusal_of
+from lakequeue.state import FORMAT
 from lakequeue.streaming import home as home_module
 from lakequeue.streaming.earlier.pages import FORMAT as EARLIER_FORMAT
 from lakequeue.streaming.home import HomeFolder

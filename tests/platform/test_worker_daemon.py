@@ -72,7 +72,7 @@ WHAT_STATE = """
 import sys
 import pyspark.sql.streaming.transform_with_state_driver_worker
 from lakequeue.streaming.realtime import LoopProcessor
-heavy = {"pandas", "numpy", "pyarrow", "confluent_kafka", "lakequeue.client", "lakequeue.core"}
+heavy = {"pandas", "numpy", "pyarrow", "confluent_kafka", "lakequeue.client", "lakequeue.state"}
 print(sorted(heavy & set(sys.modules)))
 """
 

@@ -1,4 +1,4 @@
-"""Steps of the live core over a log: cut anywhere, crashed anywhere, taken again any number of
+"""Steps of the core over a log: cut anywhere, crashed anywhere, taken again any number of
 times – the same.
 
 In memory. What the log says decides what the right outcome is: its steps are taken once more, from
@@ -16,8 +16,6 @@ import msgspec
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from lakequeue.core import DictStore, Limits
-from lakequeue.core.phases import admission, delivery
 from lakequeue.protocol import journal, steplog
 from lakequeue.protocol.wire import WireRecord
 from lakequeue.replica.driver import (
@@ -28,6 +26,8 @@ from lakequeue.replica.driver import (
     Snapshot,
     StepPutAside,
 )
+from lakequeue.state import DictStore, Limits
+from lakequeue.state.phases import admission, delivery
 from loop.memory import HOME, PLACES, POINTS, SIZES, Crashed, Some, World, clocks
 from loop.memory import LIMITS as SMALL
 

@@ -1,15 +1,15 @@
-"""Micro-batches on the live core: the state alone leads from one to the next."""
+"""Micro-batches on the core: the state alone leads from one to the next."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import pytest
-from lakequeue.core import Batch, DictStore
-from lakequeue.core.phases import admission
 from lakequeue.protocol.outputs import Deliveries, RejectedRecord
 from lakequeue.replica.micro_batch import MicroBatch
 from lakequeue.sources.step_batch import to_batch
+from lakequeue.state import Batch, DictStore
+from lakequeue.state.phases import admission
 from loop.memory import HOME, LIMITS, PLACES, World
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from lakequeue.core import Limits
+from lakequeue.state import Limits
 
 from .joined import Homes, forgetful
 from .mortal import Fate

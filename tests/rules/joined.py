@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from lakequeue.core import Limits
 from lakequeue.definitions import parse_configuration
 from lakequeue.memory import MemoryEngine
 from lakequeue.memory.joined_homes import MemoryCopier
+from lakequeue.state import Limits
 
 from .mortal import Fate, MortalEngine
 

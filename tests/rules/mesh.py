@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from lakequeue.core import Limits
 from lakequeue.definitions import parse_configuration
+from lakequeue.state import Limits
 
 from .mortal import Fate, MortalEngine
 

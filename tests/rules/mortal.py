@@ -14,11 +14,11 @@ import time
 from typing import Any
 
 from lakequeue.client.following import PAUSE_S
-from lakequeue.core import Batch, DictStore
 from lakequeue.memory import MemoryConnection, MemoryEngine
 from lakequeue.memory.memory_broker import MemoryBroker
 from lakequeue.protocol import wire
 from lakequeue.protocol.outputs import Alert, Capture, Deadline, Journal, Output
+from lakequeue.state import Batch, DictStore
 
 NOT_REPEATED = (Alert, Deadline, Journal)  # by who reads the journal, rows are known by their step
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from lakequeue.core import Limits
 from lakequeue.definitions import parse_configuration
 from lakequeue.protocol.messages import HEADER
+from lakequeue.state import Limits
 
 from .mortal import Fate, MortalEngine
 

@@ -7,10 +7,10 @@ until the engine wants no further step at this time.
 from collections.abc import Callable
 from typing import Any
 
-from lakequeue.core import Batch, Broker, DictStore, Home, Limits, check, step
 from lakequeue.protocol import commands as c
 from lakequeue.protocol.messages import PublishHeader, Records, encode_publish_header
 from lakequeue.protocol.outputs import Deadline, Deliveries, RejectedRecord, Reply
+from lakequeue.state import Batch, Broker, DictStore, Home, Limits, check, step
 
 NOW = 1_700_000_000_000
 INBOX = c.Inbox("default.deliveries")

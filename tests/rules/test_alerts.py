@@ -5,9 +5,9 @@ from typing import Any
 
 import lakequeue
 import pytest
-from lakequeue.core.phases.alerts import is_over, mark, rate, time_to_react_s
 from lakequeue.definitions import SystemLimits, parse_definition
 from lakequeue.protocol.errors import ConfigError, Rejected
+from lakequeue.state.phases.alerts import is_over, mark, rate, time_to_react_s
 from rules.harness import Bench, drain
 
 KB = 1000

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 from lakequeue.client.message import BrowsedMessage
-from lakequeue.core import Batch, Limits
 from lakequeue.protocol import commands as c
 from lakequeue.protocol import wire
 from lakequeue.protocol.ids import LONG, parse_ranges
 from lakequeue.protocol.journal import Journal
 from lakequeue.protocol.outputs import Deadline, Deliveries
+from lakequeue.state import Batch, Limits
 from rules.steps import REPLY, Steps, define, delivered, described, replies, subscribe
 
 WIDE = {"max_per_subscription_backlog": 100_000}

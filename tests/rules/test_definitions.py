@@ -11,8 +11,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from lakequeue.conf import load, load_configuration_text
-from lakequeue.core.rules.lifetime import expires_at
-from lakequeue.core.storage.row import NEVER
 from lakequeue.definitions import Configuration, parse_configuration
 from lakequeue.definitions.definition import (
     KEYS,
@@ -26,6 +24,8 @@ from lakequeue.definitions.definition import (
     try_definition,
 )
 from lakequeue.protocol import ConfigError, Problem
+from lakequeue.state.rules.lifetime import expires_at
+from lakequeue.state.storage.row import NEVER
 
 
 def define(**keys: Any) -> QueueDefinition:

@@ -3,9 +3,9 @@
 from typing import Any
 
 import pytest
-from lakequeue.core import Batch, Limits
 from lakequeue.protocol import commands as c
 from lakequeue.protocol.outputs import Deliveries, Receipts, RejectedRecord
+from lakequeue.state import Batch, Limits
 from rules.steps import Steps, define, subscribe
 
 DELTA = {"producer": "p", "durability": "delta"}

@@ -2,8 +2,8 @@
 
 import time
 
-from lakequeue.core import Limits
 from lakequeue.protocol import commands as c
+from lakequeue.state import Limits
 from rules.steps import Steps, define, described, subscribe
 
 

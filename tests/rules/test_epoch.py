@@ -5,11 +5,11 @@ from typing import Any
 import lakequeue
 import msgspec
 import pytest
-from lakequeue.core import Home
 from lakequeue.protocol import commands as c
 from lakequeue.protocol import wire
 from lakequeue.protocol.errors import LakequeueError
 from lakequeue.protocol.outputs import Deliveries, Reply
+from lakequeue.state import Home
 from rules.steps import Steps
 
 REPLY = c.ReplyTo("default.deliveries", request="r")

@@ -7,10 +7,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from lakequeue.core import Batch, Limits
-from lakequeue.core.rules import looking
 from lakequeue.protocol import commands as c
 from lakequeue.protocol.outputs import Deadline
+from lakequeue.state import Batch, Limits
+from lakequeue.state.rules import looking
 from rules.steps import Steps, define, delivered, described, subscribe
 
 LOOKS = 7

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from lakequeue.core import Batch, Limits
 from lakequeue.protocol import commands as c
+from lakequeue.state import Batch, Limits
 from rules.steps import INBOX, REPLY, Steps, define, delivered, described, replies, subscribe
 
 MANY = 400

@@ -3,9 +3,9 @@ parts (Q2)."""
 
 from __future__ import annotations
 
-from lakequeue.core import Limits
 from lakequeue.protocol import commands as c
 from lakequeue.protocol.outputs import Capture
+from lakequeue.state import Limits
 from rules.steps import REPLY, Steps, define, described, replies
 
 PATTERN = {"underlying_topic": "sensor-.*", "default_publish_target": "sensor-1"}

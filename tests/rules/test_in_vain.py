@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from lakequeue.core import Limits
 from lakequeue.protocol import commands as c
 from lakequeue.protocol.outputs import InVain
+from lakequeue.state import Limits
 from rules.steps import Steps, define, delivered, subscribe
 from rules.test_flood import LIMITS, MANY, floods
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import msgspec
 import pytest
-from lakequeue.core import Batch, Home
 from lakequeue.definitions import parse_configuration
 from lakequeue.protocol import ConfigError
 from lakequeue.protocol import commands as c
 from lakequeue.protocol.outputs import Deliveries, RejectedRecord
+from lakequeue.state import Batch, Home
 from rules.steps import REPLY, Steps, define, described, replies, subscribe
 
 FORGED = [

@@ -11,20 +11,20 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from lakequeue.core import Broker, DictStore, Home, Limits
 from lakequeue.definitions import parse_configuration
 from lakequeue.definitions.as_commands import configure_commands
 from lakequeue.mesh import channel
 from lakequeue.mesh.facts import MeshFacts, Peer
-from lakequeue.protocol import ConfigError, mesh, topics
+from lakequeue.protocol import ConfigError, mesh_words, topics
 from lakequeue.protocol import commands as c
 from lakequeue.protocol.messages import Records
 from lakequeue.protocol.outputs import MeshRecord, RejectedRecord
+from lakequeue.state import Broker, DictStore, Home, Limits
 
 from .steps import NOW
 
 
-class Note(mesh.Said, frozen=True):
+class Note(mesh_words.Said, frozen=True):
     """What these tests say."""
 
     kind: ClassVar[str] = "note"
@@ -32,7 +32,7 @@ class Note(mesh.Said, frozen=True):
 
 
 def record(number: int, body: Any, sender: int = 1, name: str = "b", epoch: int = 5) -> bytes:
-    return mesh.encode(sender, name, epoch, number, body)
+    return mesh_words.encode(sender, name, epoch, number, body)
 
 
 class One:
@@ -129,11 +129,13 @@ def test_what_another_home_said_is_passed_over(a: One) -> None:
 
 @given(st.lists(st.integers(0, 800_000), max_size=60))
 def test_columns_are_cut_so_that_each_part_fits(sizes: list[int]) -> None:
-    parts = list(mesh.slices(sizes))
+    parts = list(mesh_words.slices(sizes))
     assert [size for part in parts for size in sizes[part]] == sizes
     for part in parts:
         own = sizes[part]
-        assert len(own) == 1 or (0 < len(own) <= mesh.PART_ROWS and sum(own) <= mesh.PART_BYTES)
+        assert len(own) == 1 or (
+            0 < len(own) <= mesh_words.PART_ROWS and sum(own) <= mesh_words.PART_BYTES
+        )
 
 
 def test_one_broker_is_told_of_no_peers() -> None:

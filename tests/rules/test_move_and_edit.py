@@ -3,8 +3,8 @@
 from typing import Any
 
 import pytest
-from lakequeue.core import Limits
 from lakequeue.protocol.errors import ConfigError
+from lakequeue.state import Limits
 from rules.harness import ON_REFERENCE, Bench, drain, ids
 
 pytestmark = pytest.mark.skipif(ON_REFERENCE, reason="the model neither moves nor edits")

@@ -8,7 +8,6 @@ from typing import Any
 import lakequeue
 import pytest
 from lakequeue.conf import load_configuration_text
-from lakequeue.core.commands import identity
 from lakequeue.definitions import parse_configuration
 from lakequeue.protocol import ConfigError, PermissionDenied
 from lakequeue.protocol import commands as c
@@ -22,6 +21,7 @@ from lakequeue.protocol.signing import (
     unseal,
 )
 from lakequeue.sinks.history import named
+from lakequeue.state.commands import identity
 
 KEYS = {name: f"{name}-0123456789abcdef" for name in ("owner", "app", "other", "ops")}
 LEVELS = ("no-access", "read-only", "consume", "modify-topic", "delete")

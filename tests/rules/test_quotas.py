@@ -4,13 +4,13 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from lakequeue.core import Batch, Broker, DictStore, Home, check, step
-from lakequeue.core.limits import Limits
 from lakequeue.definitions import parse_configuration, parse_definition
 from lakequeue.protocol import commands as c
 from lakequeue.protocol.errors import ConfigError, Rejected
 from lakequeue.protocol.messages import PublishHeader, Records, encode_publish_header
 from lakequeue.protocol.outputs import Deliveries, Receipts, Reply
+from lakequeue.state import Batch, Broker, DictStore, Home, check, step
+from lakequeue.state.limits import Limits
 from rules.harness import Bench, drain, ids
 
 MB = 1_000_000

@@ -4,13 +4,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from lakequeue.core import Batch
-from lakequeue.core.commands.administration import OF_TOPICS
 from lakequeue.definitions import parse_configuration
 from lakequeue.definitions.as_commands import configure_commands
 from lakequeue.protocol import NotConnected
 from lakequeue.protocol import commands as c
 from lakequeue.protocol.journal import Journal
+from lakequeue.state import Batch
+from lakequeue.state.commands.administration import OF_TOPICS
 from lakequeue.streaming import Engine
 from lakequeue.streaming.losses import Loss
 from rules.steps import REPLY, Steps, define, replies

@@ -7,8 +7,8 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from lakequeue.core import Limits
 from lakequeue.protocol import commands as c
+from lakequeue.state import Limits
 
 from .harness import drain
 from .spread import BROKERS, Spread, local

@@ -13,8 +13,6 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from lakequeue.core import Batch, Broker, DictStore, Home, Limits, check, step
-from lakequeue.core.phases.admission import Admission
 from lakequeue.definitions import parse_configuration
 from lakequeue.definitions.as_commands import configure_commands
 from lakequeue.protocol import commands as c
@@ -27,6 +25,8 @@ from lakequeue.protocol.messages import (
     encode_publish_header,
     encode_run,
 )
+from lakequeue.state import Batch, Broker, DictStore, Home, Limits, check, step
+from lakequeue.state.phases.admission import Admission
 
 from .harness import Bench, drain
 

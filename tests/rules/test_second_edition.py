@@ -5,12 +5,12 @@ import json
 from typing import Any
 
 import pytest
-from lakequeue.core import DictStore, Limits
-from lakequeue.core.commands import topic_subscriptions
 from lakequeue.protocol import commands as c
 from lakequeue.protocol import wire
 from lakequeue.protocol.errors import LakequeueError, LeaseLost
 from lakequeue.protocol.outputs import Deliveries, Receipts
+from lakequeue.state import DictStore, Limits
+from lakequeue.state.commands import topic_subscriptions
 from rules.harness import Bench, drain, ids
 from rules.steps import (
     REPLY,

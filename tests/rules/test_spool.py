@@ -3,8 +3,8 @@
 import itertools
 
 import pytest
-from lakequeue.core.queue.producers import RUNS_MAX, ProducerHistory
 from lakequeue.protocol.errors import Rejected
+from lakequeue.state.queue.producers import RUNS_MAX, ProducerHistory
 from rules.harness import Bench, drain, ids
 
 

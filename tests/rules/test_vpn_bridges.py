@@ -6,10 +6,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from lakequeue.core import Limits
 from lakequeue.definitions import parse_configuration
 from lakequeue.memory import MemoryConnection
 from lakequeue.protocol import ConfigError
+from lakequeue.state import Limits
 
 from .bridged import TINY
 from .mortal import Fate, MortalEngine

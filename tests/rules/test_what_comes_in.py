@@ -8,13 +8,13 @@ from typing import Any
 
 import msgspec
 import pytest
-from lakequeue.core import Limits
 from lakequeue.dataframes.data_source import _row
 from lakequeue.protocol import commands as c
 from lakequeue.protocol.bounds import YEAR_9999_ENDS_MS, datetime_of
 from lakequeue.protocol.errors import ConfigError, Rejected
 from lakequeue.protocol.messages import Records
 from lakequeue.protocol.outputs import Deliveries, Receipts, RejectedRecord
+from lakequeue.state import Limits
 from rules.harness import Bench, drain
 from rules.steps import REPLY, Steps, define, described, replies, subscribe
 

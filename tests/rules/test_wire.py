@@ -4,7 +4,7 @@ import json
 
 import pytest
 from lakequeue.protocol import topics, wire
-from lakequeue.protocol.journal import Journal, Segment
+from lakequeue.protocol.journal import Journal, JournalSegment
 from lakequeue.protocol.neighbours import Heard
 from lakequeue.protocol.outputs import Deliveries, MeshRecord, Receipts, RejectedRecord, Reply
 
@@ -46,7 +46,7 @@ def test_C6_a_batch_is_cut_by_all_that_is_in_it(where: str) -> None:
 
 def test_R1_a_journal_of_long_texts_is_cut() -> None:
     reasons = (f"{i}" * 200 for i in range(20_000))
-    segments = [Segment("command_refused", "default", "q", reason=text) for text in reasons]
+    segments = [JournalSegment("command_refused", "default", "q", reason=text) for text in reasons]
     records = list(wire.encode([Journal("broker-0", 3, 0, segments)]))
     assert len(records) > 1
     assert max(map(size_of, records)) < KAFKA_MAX

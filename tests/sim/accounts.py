@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 from lakequeue.protocol import wire
-from lakequeue.protocol.journal import Journal, Segment
+from lakequeue.protocol.journal import Journal, JournalSegment
 
 from .kafka import Kafka
 
@@ -214,7 +214,11 @@ class Lives:
                     self._row(key[0], alive, segment, number)
 
     def _row(
-        self, broker: str, alive: Counter[tuple[str, str, int]], segment: Segment, number: int
+        self,
+        broker: str,
+        alive: Counter[tuple[str, str, int]],
+        segment: JournalSegment,
+        number: int,
     ) -> None:
         queue, event, step = segment.queue, segment.event, segment.step
         of, key = queue.removeprefix(OUT), (queue.removeprefix(OUT), number)

@@ -10,20 +10,20 @@ from collections.abc import Callable
 from typing import Any
 from unittest.mock import patch
 
-from lakequeue.core.phases import deadlines
-from lakequeue.core.queue import change
-from lakequeue.core.queue.broker import Broker
-from lakequeue.core.queue.producers import ProducerHistory
-from lakequeue.core.queue.queue import Queue
-from lakequeue.core.queue.ready import Ready
-from lakequeue.core.storage.runs import Runs
-from lakequeue.core.storage.spool import Spool
-from lakequeue.mesh import arrivals, channel, lanes, moves
+from lakequeue.mesh import channel, lanes, moves
 from lakequeue.mesh.mesh import Mesh
 from lakequeue.replica import driver as driving
 from lakequeue.replica.driver import Driver
 from lakequeue.replica.journal_buffer import JournalBuffer
 from lakequeue.replica.replica import Replica
+from lakequeue.state.phases import deadlines
+from lakequeue.state.queue import change
+from lakequeue.state.queue.broker import Broker
+from lakequeue.state.queue.producers import ProducerHistory
+from lakequeue.state.queue.queue import Queue
+from lakequeue.state.queue.ready import Ready
+from lakequeue.state.storage.runs import Runs
+from lakequeue.state.storage.spool import Spool
 
 from . import worker
 from .kafka import StepsLog
@@ -278,7 +278,7 @@ def contents_are_released_too_early() -> Any:
 
 @mutant
 def an_ack_takes_the_next_one() -> Any:
-    from lakequeue.core.commands import leases
+    from lakequeue.state.commands import leases
 
     def remove(original: Any, broker: Any, queue: Any, rows: Any, name: str) -> int:
         more = [r for r in queue.live.values() if r.state == change.LEASED and r not in rows]
@@ -289,7 +289,7 @@ def an_ack_takes_the_next_one() -> Any:
 
 @mutant
 def a_dead_message_is_left_where_it_died() -> Any:
-    from lakequeue.core.rules import dead
+    from lakequeue.state.rules import dead
 
     return around(dead, "over_quota", lambda original, target, *rest: True)
 
@@ -349,7 +349,7 @@ def a_refused_attempt_is_taken_later() -> Any:
         facts.refusing.pop(f"{sender}/{said.vpn}/{said.queue}", None)
         original(broker, facts, sender, said)
 
-    return around(arrivals, "handed_over", handed_over)
+    return around(handed_over, "handed_over", handed_over)
 
 
 @mutant

@@ -16,7 +16,6 @@ from typing import Any
 
 import msgspec
 from crc32c import crc32c
-from lakequeue.core import Batch, DictStore, Home, Limits, check
 from lakequeue.mesh.met_brokers import neighbours
 from lakequeue.protocol import topics
 from lakequeue.protocol.steplog import Range
@@ -24,6 +23,7 @@ from lakequeue.protocol.wire import WireRecord
 from lakequeue.replica.clock import BrokerClock
 from lakequeue.replica.driver import UNSAID_MAX, Clocks, Driver, Snapshot, Taken
 from lakequeue.sources.step_batch import to_batch
+from lakequeue.state import Batch, DictStore, Home, Limits, check
 
 from .kafka import Fenced, Kafka, Place, StepsLog
 

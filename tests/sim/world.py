@@ -15,12 +15,12 @@ from typing import Any
 from unittest.mock import patch
 
 import msgspec
-from lakequeue.core import Limits
 from lakequeue.definitions import parse_configuration
 from lakequeue.definitions.as_commands import configure_commands
 from lakequeue.protocol import commands as c
 from lakequeue.protocol import journal, topics
 from lakequeue.replica.driver import StepPutAside
+from lakequeue.state import Limits
 
 from .accounts import Accounts, Wrong, must
 from .clients import INBOX, RECEIPTS, VPN, Admin, Consumer, Net, Producer

@@ -17,7 +17,7 @@ CLOCK = "clock"
 
 
 def _fail_for_a_queue() -> None:
-    from lakequeue.core.phases import delivery
+    from lakequeue.state.phases import delivery
 
     choose_messages = delivery.choose_messages
 
@@ -31,9 +31,9 @@ def _fail_for_a_queue() -> None:
 
 
 def _fail_for_records() -> None:
-    from lakequeue.core.commands import turns
-    from lakequeue.core.phases import admission
     from lakequeue.protocol.commands import Cancel
+    from lakequeue.state.commands import turns
+    from lakequeue.state.phases import admission
 
     judge = admission.judge
     cancel = turns.IN_TURN[Cancel]

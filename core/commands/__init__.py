@@ -1,1 +1,0 @@
-"""Every command and how it is carried out."""

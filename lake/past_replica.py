@@ -1,0 +1,173 @@
+"""A broker of the past: its pages, its steps taken again, questions to it (R1, R3, R6)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import msgspec
+
+from ..mesh.met_brokers import neighbours
+from ..protocol.errors import LakequeueError
+from ..protocol.steplog import StepRecord
+from ..protocol.wire import WireRecord
+from ..replica.driver import Again, Clocks, Driver, Snapshot
+from ..state import FORMAT, Broker, DictStore, Home, Limits
+from ..state.commands import answers, dispatch
+from ..state.queue.broker_facts import BrokerHeader
+from ..state.queue.queue import QueuePage
+from ..state.storage import blocks
+from ..streaming.earlier.carry_over import carry_over
+from ..streaming.earlier.pages import FORMAT as EARLIER_FORMAT
+
+LIMITS = Limits()
+_CODE = "tables"  # which code took a step is told, and does not matter: its digests do
+_encode = msgspec.msgpack.encode
+_header = msgspec.msgpack.Decoder(BrokerHeader).decode
+_queue = msgspec.msgpack.Decoder(QueuePage).decode
+own_of = msgspec.msgpack.Decoder(Snapshot).decode
+"""What goes with pages, as it was saved."""
+
+
+class Ear:
+    """The log and the outbox of steps that only whoever asks for them hears."""
+
+    def __init__(self) -> None:
+        self.records: list[WireRecord] = []
+
+    def send(self, step: int, records: Iterable[WireRecord]) -> None:
+        self.records = list(records)
+
+    def acked(self) -> int | None:
+        return None
+
+    def append(self, value: bytes) -> None:
+        raise LakequeueError(
+            "the last step that the tables have failed, and they do not have yet what it left out: "
+            "ask again in a minute"
+        )
+
+    def written(self, timeout_s: float) -> list[int]:
+        raise AssertionError("the past is not written")
+
+
+class Depth(NamedTuple):
+    """A queue and how many messages it has."""
+
+    vpn: str
+    queue: str
+    messages: int
+
+
+# ---------------------------------------------------------------- steps
+
+
+class Steps:
+    """A broker that takes steps again."""
+
+    def __init__(self, home: Home, store: DictStore, own: Snapshot, ear: Ear, now: int) -> None:
+        clocks = Clocks(lambda: now, time.monotonic, time.thread_time)
+        self._driver = Driver(home, _CODE, store, own, ear, ear, clocks, LIMITS, neighbours)
+
+    @property
+    def step(self) -> int:
+        """The last one that it took."""
+        return self._driver.step
+
+    def again(self, records: list[StepRecord], inputs: Again) -> None:
+        """Take these steps. Raises Refused where one comes out differently."""
+        named = [(0, msgspec.structs.replace(record, code=_CODE)) for record in records]
+        self._driver.replay(named, inputs)
+
+    def end(self) -> Snapshot:
+        """Write all pages; what goes with them."""
+        return self._driver.snapshot(1)
+
+
+# ---------------------------------------------------------------- pages
+
+
+def home_of(name: str, broker_page: bytes, secret: bytes) -> Home:
+    """Whose state pages are. Raises LakequeueError for a format that this version cannot read."""
+    known = msgspec.msgpack.decode(broker_page)
+    if known["format"] not in (FORMAT, EARLIER_FORMAT):
+        raise LakequeueError(
+            f"the tables hold a state of format {known['format']}, and this version reads "
+            f"{EARLIER_FORMAT} and {FORMAT}: use the version that wrote it"
+        )
+    return Home(name, known["number"], known["epoch"], secret)
+
+
+def is_earlier(pages: dict[str, bytes]) -> bool:
+    """Whether an earlier version wrote these pages."""
+    return "broker" in pages and _header_format(pages["broker"]) == EARLIER_FORMAT
+
+
+def _header_format(page: bytes) -> int:
+    return int(msgspec.msgpack.decode(page)["format"])
+
+
+def carried_over(home: Home, pages: dict[str, bytes]) -> DictStore:
+    """Pages of an earlier version, as this one goes on with them. Raises Refused."""
+    return DictStore(carry_over(DictStore(pages), pages, home, LIMITS).pages)
+
+
+def block_of(contents: list[bytes], earlier: bool) -> bytes:
+    """The page of a block with these contents, none of which compaction moved there."""
+    return b"".join(contents) if earlier else blocks.written(contents, {})
+
+
+def next_counter(store: DictStore) -> int:
+    """The counter of the next message id."""
+    return _header(store.pages["broker"]).spool.next_counter
+
+
+def move_ahead(store: DictStore, step: int, counter: int, deliveries: int, now: int) -> list[Depth]:
+    """Go on with this step and this id, and with deliveries so much later (R3); all queues."""
+    header = _header(store.pages["broker"])
+    header.step, header.rebuilt, header.spool.next_counter = step, now, counter
+    store.put("broker", _encode(header))
+    found = []
+    for key in sorted(key for key in store.pages if key.startswith("q/")):
+        page = _queue(store.pages[key])
+        one = page.header
+        one.next_delivery += deliveries
+        store.put(key, _encode(page))
+        if not one.deleted:
+            found.append(Depth(one.definition.vpn, one.definition.name, one.depth))
+    return found
+
+
+# ---------------------------------------------------------------- questions
+
+
+def has(home: Home, store: DictStore, vpn: str, queue: str) -> bool:
+    """Whether the broker has a queue."""
+    return _load(home, store).find(vpn, queue) is not None
+
+
+def answer(
+    home: Home, store: DictStore, now: int, vpn: str, command: Any
+) -> tuple[Any, int | str | None]:
+    """Carry out a question: the result, and where the next part begins."""
+    broker = _load(home, store)
+    broker.begin(now)
+    assert broker.beyond is not None
+    result: Any
+    if (own := broker.beyond.commands.get(type(command))) is not None:
+        return own(vpn, command), None
+    if carry_out := dispatch.OF_BROKER.get(type(command)):
+        result = carry_out(broker, vpn, command)
+    else:
+        queue = broker.find(vpn, command.queue)
+        result = dispatch.OF_QUEUE[type(command)](broker, vpn, queue, command)
+    if isinstance(result, answers.PartialAnswer):
+        return result.result, result.more
+    return result, None
+
+
+def _load(home: Home, store: DictStore) -> Broker:
+    broker = Broker.load(store, home, LIMITS)
+    broker.beyond = neighbours(broker)
+    return broker

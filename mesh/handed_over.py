@@ -1,0 +1,159 @@
+"""Messages that another broker hands over enter a queue here (M2, M3, M6, H4, X4).
+
+They keep their ids. What waited in a stand-in is a message like a published one, but for its
+receipt, which was given: its queue's checks decide whether it is stored, thrown away (S4), or
+refused for now. What was granted keeps its counts and its life, and is looked at by no check: the
+queue asked for it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from ..protocol.errors import Reason
+from ..protocol.neighbours import HandOver, NotTaken, Stored
+from ..state.phases.judging import NACK, count_discarded, of_broker, outcome
+from ..state.queue.broker import Broker
+from ..state.queue.change import enter
+from ..state.queue.queue import Queue
+from ..state.queue.taken import was_taken
+from ..state.rules.dead import join
+from ..state.rules.deferred import settle_arrival
+from ..state.rules.edits import WAY, dead_part
+from ..state.rules.entering import dead_match, refusal
+from ..state.rules.last_value import keep_last
+from ..state.rules.lifetime import expires_at
+from ..state.storage.row import DELAYED, IN_MEMORY, NEVER, READY, Row
+from ..state.storage.spool import Content
+from .channel import say
+from .facts import MeshFacts, credit_key, entry_of, key_of
+from .lanes import ELSEWHERE
+
+_rows = msgspec.msgpack.Decoder(list[Row])
+
+
+def handed_over(broker: Broker, facts: MeshFacts, sender: int, said: HandOver) -> None:
+    """Take messages in, and say which are stored, and from where on none is."""
+    queue = broker.find(said.vpn, said.queue)
+    key = f"{sender}/{said.vpn}/{said.queue}"
+    if said.waiting and facts.refusing.get(key, 0) >= said.attempt:
+        return  # it was under way when one before it was refused, and comes again
+    rows = _rows.decode(said.rows)
+    if not said.waiting:
+        text = credit_key(sender, said.vpn, said.queue, said.filter)
+        if text in facts.asked:
+            facts.asked[text].used += len(rows)
+            facts.credits_changed = True
+    if queue is None or (said.waiting and key_of(said.vpn, said.queue) in facts.leaving):
+        _without_queue(broker, facts, sender, said, rows)
+        return
+    done: list[int] = []
+    entered: list[int] = []
+    why = ""
+    for row, content in zip(rows, said.contents, strict=True):
+        reason = _refusal(broker, said.vpn, queue, row) if said.waiting else None
+        is_new = said.waiting and not row.extras  # its first time in this queue
+        was_here = said.again and is_new and was_taken(queue.header.taken, row.id)
+        if was_here or queue.holds(row.id):
+            dead = dead_part(row.extras)
+            if dead is not None:  # it died here, or at another broker, as well
+                join(broker, queue, row.id, dead)
+        elif reason is not None and outcome(queue) == NACK:
+            why = reason.value
+            break
+        elif reason is not None:
+            count_discarded(broker, queue, reason)
+            broker.record("discarded", queue, [row.id], reason=reason.value)
+        else:
+            take_in(broker, queue, row, content, said.waiting)
+            entered.append(row.id)
+        done.append(row.id)
+    peer = facts.peers[sender].name
+    broker.record("spooled", queue, entered, reason=f"from broker {peer}")
+    for number in entered:
+        settle_arrival(broker, queue, queue.live[number])
+    keep_last(broker, queue)
+    queue.spill_over()
+    if done:
+        say(broker, facts, sender, Stored(said.vpn, said.queue, said.waiting, done))
+    if why:
+        facts.refusing[key] = said.attempt
+        facts.credits_changed = True
+        rejected = queue.header.rejected
+        rejected[why] = rejected.get(why, 0) + 1
+        broker.touch(queue)
+        say(broker, facts, sender, NotTaken(said.vpn, said.queue, said.waiting, said.attempt, why))
+
+
+def _without_queue(
+    broker: Broker, facts: MeshFacts, sender: int, said: HandOver, rows: list[Row]
+) -> None:
+    """The queue was deleted: what waited for it is gone (S7). Or it is elsewhere, or this broker
+    has not heard of it yet: then the sender will find it."""
+    elsewhere = entry_of(facts, said.vpn, said.queue) is not None or said.edition > facts.edition
+    if said.waiting and elsewhere:
+        facts.refusing[f"{sender}/{said.vpn}/{said.queue}"] = said.attempt
+        facts.credits_changed = True
+        say(
+            broker, facts, sender,
+            NotTaken(said.vpn, said.queue, True, said.attempt, ELSEWHERE),
+        )  # fmt: skip
+    elif said.waiting:
+        ids = [row.id for row in rows]
+        say(broker, facts, sender, Stored(said.vpn, said.queue, True, ids))
+        broker.event("arrived_for_deleted", said.vpn, said.queue, messages=len(ids))
+    else:
+        say(broker, facts, sender, NotTaken(said.vpn, said.queue, False, 0, "no_such_queue"))
+
+
+def failed(broker: Broker, facts: MeshFacts, sender: int, said: HandOver) -> None:
+    """Taking messages in failed, and nothing of it was done. Those that waited are tried one by
+    one, and one that fails alone is gone: it stands in `<vpn>.rejected`, and would hold its lane
+    for ever."""
+    rows = _rows.decode(said.rows)
+    if said.waiting and len(rows) == 1:
+        say(broker, facts, sender, Stored(said.vpn, said.queue, True, [rows[0].id]))
+        return
+    if said.waiting:
+        facts.refusing[f"{sender}/{said.vpn}/{said.queue}"] = said.attempt
+        facts.credits_changed = True
+    say(
+        broker, facts, sender,
+        NotTaken(said.vpn, said.queue, said.waiting, said.attempt, Reason.MALFORMED.value),
+    )  # fmt: skip
+
+
+def _refusal(broker: Broker, vpn: str, queue: Queue, row: Row) -> Reason | None:
+    """The first check of S3 that fails."""
+    reason = of_broker(broker, vpn, row.size, 0)
+    if reason is None and broker.spool.file_room(broker.header.system.max_spool_files) <= 0:
+        reason = Reason.SPOOL_FILES
+    return reason or refusal(queue, [row.size], row.size, row.priority)
+
+
+def take_in(broker: Broker, queue: Queue, row: Row, content: Content, waiting: bool) -> None:
+    """One message is stored here. waiting: it waited in a stand-in, and had no owner."""
+    extras: dict[str, Any] = dict(row.extras or {})
+    way = extras.pop(WAY, {})
+    payload, key, headers = content
+    vpn = queue.header.vpn_number
+    row.stored = broker.spool.store(vpn, [(payload, key, headers)], row.size, 1)
+    row.block, row.index = IN_MEMORY, 0
+    row.state, row.until, row.holder, row.generation = READY, NEVER, 0, 0
+    row.extras = extras or None
+    if waiting:
+        found = dead_match(queue, payload, row.priority, key)
+        row.level, row.lane, row.barrier = found.level, found.lane, found.barrier
+        row.deliveries = row.cancels = row.number = 0
+        own_only = way.get("own_only", dead_part(row.extras) is not None)
+        row.expires = expires_at(queue.definition, broker.now, row.ttl_ends, own_only=own_only)
+        until = way.get("until", NEVER)
+        if broker.now < until < NEVER:
+            row.until = until
+        if queue.header.stands_for and broker.beyond is not None:  # a bridge's endpoint
+            broker.beyond.wait(queue, [row], way["to"])
+        elif row.until != NEVER:
+            row.state = DELAYED
+    enter(broker, queue, [row])

@@ -1,0 +1,468 @@
+"""A broker: its queues, sessions, producers and spool, as live objects.
+
+Between two marks it is ordinary Python objects that a step changes in place. A mark packs what has
+changed since the last one: `mark`. Loading reads the facts; rows of queues wait until they are
+needed (`queue`).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from heapq import heappop, heappush
+from typing import Any
+from zlib import crc32
+
+import msgspec
+
+from ...protocol.journal import NO_END, Journal, JournalSegment
+from ...protocol.outputs import InVain, Output
+from ...protocol.signing import Speaker
+from ..limits import Budget, Limits
+from ..storage.row import NEVER, Row
+from ..storage.spool import Spool
+from ..storage.store import Store
+from .beyond import Beyond
+from .broker_facts import FORMAT, BrokerHeader, HeldReceipt, Home, KnownSession, Name, Place
+from .header import QueueHeader
+from .producers import ProducerHistory, told_by
+from .queue import Put, Queue
+
+BUCKETS = 256  # of sessions, and of producers: the pages that a mark writes of them
+EVENTS_PER_PAGE = 50
+DETAIL_CHARACTERS_MAX = 1_000
+ROWS_OF_A_PAGE = 50  # what a queue's page takes beside its rows, as so many more
+
+_encode = msgspec.msgpack.encode
+_decode = msgspec.msgpack.decode
+_header = msgspec.msgpack.Decoder(BrokerHeader)
+_sessions = msgspec.msgpack.Decoder(dict[str, dict[str, KnownSession]])
+
+
+def bucket(name: Name) -> int:
+    """The page of a session or a producer."""
+    return crc32(f"{name[0]}/{name[1]}".encode()) % BUCKETS
+
+
+class Broker:
+    """One broker, from one step to the next."""
+
+    def __init__(self, store: Store, header: BrokerHeader, home: Home, limits: Limits) -> None:
+        self.store, self.header, self.home = store, header, home
+        self.limits = self.all_limits = limits
+        self.now = header.time
+        self.spool = Spool.load(store, header.number, header.spool, limits)
+        self.queues: dict[int, Queue] = {}
+        self.names: dict[Name, Queue] = {}  # those that are not deleted
+        self.sessions: dict[Name, KnownSession] = {}
+        self.producers: dict[Name, ProducerHistory] = {}
+        self.recent: deque[list[Any]] = deque(maxlen=limits.events)  # notable events
+        self.held: deque[HeldReceipt] = deque(header.held)
+        self.unacked = 0  # leased over all queues (B4)
+        self._vpn_names = {number: name for name, number in header.vpns.items()}
+        self._calendar: list[tuple[int, str, Name]] = []  # heap: sessions, producers
+        self._due: list[tuple[int, int]] = []  # heap: queues
+        self._buckets: dict[str, dict[int, set[Name]]] = {"s": {}, "p": {}}  # who stands in which
+        self._changed: dict[str, set[Name]] = {"s": set(), "p": set()}  # whose are to be written
+        self._new_events = 0
+        self.unsettled: dict[int, Queue] = {}  # with rows whose contents are in no block
+        self._to_pack: deque[Queue] = deque()  # by the mark that was begun
+        self.beyond: Beyond | None = None  # other brokers, where there are any
+        self.routes: dict[tuple[str, str], Any] = {}  # see `routing`; empty: to be looked up anew
+        self.begin(header.time)
+
+    @classmethod
+    def load(cls, store: Store, home: Home, limits: Limits) -> Broker:
+        """The broker as it was packed; a new one where nothing was."""
+        data = store.get("broker")
+        if data is None:
+            header = BrokerHeader(FORMAT, home.name, home.number, home.epoch)
+            return cls(store, header, home, limits)
+        broker = cls(store, _header.decode(data), home, limits)
+        for number in broker.header.queues:
+            queue = Queue.load(store, broker.spool, number, limits)
+            assert queue is not None, f"the page of queue {number} is gone"
+            broker._know(queue)
+            broker.unacked += queue.header.leased
+        broker._load_names()
+        return broker
+
+    def _load_names(self) -> None:
+        for number in range(BUCKETS):
+            for kind, read in (("s", self._read_sessions), ("p", self._read_producers)):
+                data = self.store.get(f"{kind}/{number}")
+                if data is not None:
+                    self._buckets[kind][number] = read(data)
+        last, first = self.header.events, max(self.header.events - self.limits.events, 0)
+        for page in range(first // EVENTS_PER_PAGE, last // EVENTS_PER_PAGE + 1):
+            data = self.store.get(f"e/{page}")
+            self.recent.extend(_decode(data) if data else ())
+
+    def _read_sessions(self, data: bytes) -> set[Name]:
+        pages = _sessions.decode(data)
+        found = {(vpn, name): one for vpn, page in pages.items() for name, one in page.items()}
+        for name, session in found.items():
+            self.watch("s", name, session.until)
+        self.sessions |= found
+        return set(found)
+
+    def _read_producers(self, data: bytes) -> set[Name]:
+        found: dict[Name, ProducerHistory] = {}
+        for where, name, known in _decode(data):
+            producer = ProducerHistory(*told_by(where, self.home.number), name)
+            found[where, name] = producer
+            producer.restore(known)
+            self.watch("p", (where, name), producer.forgotten_at)
+        self.producers |= found
+        return set(found)
+
+    # ------------------------------------------------------------ a step
+
+    def begin(self, now: int) -> None:
+        """A step begins; time never runs backwards."""
+        self.now = max(self.now, now)
+        self.outputs: list[Output] = []
+        self.journal = Journal(self.header.name, self.header.step, self.now)
+        self.touched: dict[int, Queue] = {}  # queues in which something happens in this step
+        self.receipts: dict[Name, ProducerHistory] = {}  # producers that are answered in this step
+        self.reconfigured = False
+        self.more_to_do = False  # in the next step, at once
+        self.command_budget = Budget(self.limits.command_rows)
+        self.bulk_budget = Budget(self.limits.bulk_rows, self.limits.bulk_bytes)
+        self.speaker: Speaker | None = None  # who says what is being carried out
+        self.at: Place | Queue | None = None  # what is being done, should it fail
+        self._first_new = self.spool.next_counter
+        self.vain: dict[tuple[str, int], int] = {}  # commands that changed nothing, by partition
+
+    def end(self) -> int:
+        """A step ends; when the next one is due, epoch ms, or NEVER."""
+        if self.vain:
+            self.outputs += [InVain(*place, count) for place, count in self.vain.items()]
+        for queue in self.touched.values():
+            if not queue.dropped:
+                self.schedule(queue)
+        header = self.header
+        header.time = self.now
+        header.more_to_do = self.more_to_do
+        if self.more_to_do or header.pending:
+            return self.now
+        at = min(self._next_name(), self._next_queue())
+        return at if self.beyond is None else min(at, self.beyond.deadline())
+
+    @property
+    def has_due(self) -> bool:
+        """Whether something may be due now; a look, which may be wrong where it says yes."""
+        now, names, queues = self.now, self._calendar, self._due
+        return bool((names and names[0][0] <= now) or (queues and queues[0][0] <= now))
+
+    @property
+    def came_in(self) -> int:
+        """How many messages this step has taken in."""
+        return self.spool.next_counter - self._first_new
+
+    def touch(self, queue: Queue) -> None:
+        """Something happens in a queue: it is looked at before the step ends, and at the mark."""
+        self.touched[queue.number] = queue
+        queue.dirty = True
+
+    def enter(self, queue: Queue, rows: list[Row]) -> None:
+        """Rows come into a queue, with contents in memory: these are settled before the mark."""
+        queue.enter(rows)
+        self.unsettled[queue.number] = queue
+
+    # ------------------------------------------------------------ time
+
+    def watch(self, kind: str, name: Name, at: int) -> None:
+        """Look at a session ("s") or a producer ("p") at this time."""
+        heappush(self._calendar, (at, kind, name))
+
+    def schedule(self, queue: Queue) -> None:
+        """Look at a queue when something in it is due."""
+        at = NEVER if queue.header.deleted else queue.deadline()
+        if at != queue.header.due_at:
+            queue.header.due_at = at
+            if at < NEVER:
+                heappush(self._due, (at, queue.number))
+
+    def due_queues(self, most: int) -> list[Queue]:
+        """Queues in which something is due, the longest overdue first, up to so many."""
+        found: list[Queue] = []
+        while len(found) < most and self._next_queue() <= self.now:
+            queue = self.queues[heappop(self._due)[1]]
+            queue.header.due_at = NEVER
+            queue.dirty = True
+            found.append(queue)
+        return found
+
+    def due_names(self, most: int) -> list[tuple[str, Name]]:
+        """Sessions and producers whose time has come, up to so many."""
+        found: list[tuple[str, Name]] = []
+        while len(found) < most and self._next_name() <= self.now:
+            _, kind, name = heappop(self._calendar)
+            found.append((kind, name))
+        return found
+
+    def _next_queue(self) -> int:
+        """When a queue is due next; entries that do not count any more are dropped."""
+        due = self._due
+        while due:
+            at, number = due[0]
+            queue = self.queues.get(number)
+            if queue is not None and queue.header.due_at == at:
+                return at
+            heappop(due)
+        return NEVER
+
+    def _next_name(self) -> int:
+        calendar = self._calendar
+        while calendar:
+            at, kind, name = calendar[0]
+            if kind == "s":
+                session = self.sessions.get(name)
+                until = None if session is None else session.until
+            else:
+                producer = self.producers.get(name)
+                until = None if producer is None else producer.forgotten_at
+            if until == at:
+                return at
+            heappop(calendar)
+            if until is not None and until > at:  # it was put off: heartbeats do nothing but that
+                heappush(calendar, (until, kind, name))
+        return NEVER
+
+    # ------------------------------------------------------------ names
+
+    def vpn_number(self, vpn: str) -> int:
+        """The VPN's number, given at first use."""
+        number = self.header.vpns.get(vpn)
+        if number is None:
+            number = self.header.vpns[vpn] = len(self.header.vpns) + 1
+            self._vpn_names[number] = vpn
+        return number
+
+    def vpn_name(self, number: int) -> str:
+        """The VPN's name."""
+        return self._vpn_names[number]
+
+    def vpn_of(self, queue: Queue) -> str:
+        """The VPN of a queue."""
+        return self._vpn_names[queue.header.vpn_number]
+
+    def find(self, vpn: str, name: str) -> Queue | None:
+        """A queue by its name."""
+        return self.names.get((vpn, name))
+
+    def queue(self, number: int) -> Queue | None:
+        """A queue by its number, also one that is being deleted; None when it is gone."""
+        queue = self.queues.get(number)
+        return None if queue is None or queue.dropped else queue
+
+    def add_queue(self, header: QueueHeader) -> Queue:
+        """A queue that did not exist."""
+        queue = Queue.new(self.store, self.spool, header, self.limits)
+        self._know(queue)
+        self.touch(queue)
+        return queue
+
+    def name_queue(self, queue: Queue) -> None:
+        """The queue is found by its name."""
+        self.names[self.vpn_of(queue), queue.definition.name] = queue
+
+    def forget_name(self, queue: Queue) -> None:
+        """Nobody finds the queue by its name any more."""
+        name = self.vpn_of(queue), queue.definition.name
+        if self.names.get(name) is queue:
+            del self.names[name]
+
+    def drop_queue(self, queue: Queue) -> None:
+        """An empty queue that was deleted goes."""
+        queue.drop()
+        del self.queues[queue.number]
+
+    def _know(self, queue: Queue) -> None:
+        self.queues[queue.number] = queue
+        if not queue.header.deleted and not queue.header.arriving:
+            self.name_queue(queue)
+        at = queue.header.due_at
+        if at < NEVER:
+            heappush(self._due, (at, queue.number))
+
+    def active(self) -> list[Queue]:
+        """The queues of this step in which something may happen by itself, by number."""
+        touched = self.touched
+        queues = touched.values() if len(touched) < 2 else [q for _, q in sorted(touched.items())]
+        return [q for q in queues if not (q.dropped or q.header.deleted or q.header.faulted)]
+
+    # ------------------------------------------------------------ sessions and producers
+
+    def _change(self, kind: str, name: Name) -> None:
+        """A session or a producer came, went, or differs from its page."""
+        self._changed[kind].add(name)
+
+    def session_changed(self, name: Name) -> None:
+        """A session differs from its page."""
+        self._change("s", name)
+
+    def producer(self, where: str, name: str) -> ProducerHistory:
+        """What is known of a producer (see `histories_at`); it is answered in this step."""
+        key = where, name
+        known = self.receipts.get(key)
+        if known is not None:
+            return known
+        known = self.producers.get(key)
+        if known is None:
+            known = ProducerHistory(*told_by(where, self.home.number), name)
+            self.producers[key] = known
+        idle = self.limits.producer_idle_ms
+        if known.forgotten_at < self.now + idle - idle // 8:  # not in every step
+            if not known.forgotten_at:
+                self.watch("p", key, self.now + idle)
+            known.forgotten_at = self.now + idle
+        known.begin()
+        self.receipts[key] = known
+        self._change("p", key)
+        return known
+
+    def forget_producer(self, name: Name) -> None:
+        """Nobody sends again what it sent."""
+        self.producers.pop(name, None)
+        self._change("p", name)
+
+    # ------------------------------------------------------------ what is said
+
+    def emit(self, output: Output) -> None:
+        """Add an output."""
+        self.outputs.append(output)
+
+    def record(
+        self, event: str, queue: Queue, ids: list[int], counts: list[int] | int = 0,
+        subscription: str = "", reason: str = "", until: list[int] | int = NO_END,
+    ) -> None:  # fmt: skip
+        """Add to the journal what happened to messages of a queue."""
+        if ids:
+            header = queue.header
+            vpn, name = self._vpn_names[header.vpn_number], header.definition.name
+            self.journal.segments.append(
+                JournalSegment(
+                    event, vpn, name, ids, counts, subscription, reason, "", None, None, None, until
+                )
+            )  # fmt: skip
+
+    def in_vain(self) -> None:
+        """Count the command that is being carried out as one that changes nothing: who reads
+        commands may let a partition that is full of these wait."""
+        if isinstance(self.at, tuple):
+            place = self.at[0], self.at[1]
+            self.vain[place] = self.vain.get(place, 0) + 1
+
+    def event(self, event: str, vpn: str, queue: str = "", **details: Any) -> None:
+        """A notable event: into the journal and the ring that `admin.events()` shows."""
+        details = {k: _cut(v) for k, v in details.items()}
+        text = ", ".join(f"{k}={v}" for k, v in details.items())
+        self.note(event, vpn, queue, details.get("subscription") or "", _cut(text))
+        self.recent.append([event, vpn, queue, self.now, details])
+        self.header.events += 1
+        self._new_events += 1
+
+    def note(self, event: str, vpn: str, queue: str, subscription: str, text: str) -> None:
+        """What is no message's event, for the journal only."""
+        self.journal.segments.append(
+            JournalSegment(event, vpn, queue, subscription=subscription, reason=text)
+        )
+
+    def count_refused(self, vpn: str, reason: str) -> None:
+        """Count a refusal that is no queue's."""
+        counts = self.header.refused.setdefault(vpn, {})
+        counts[reason] = counts.get(reason, 0) + 1
+
+    # ------------------------------------------------------------ marks
+
+    def mark(self) -> None:
+        """Write what has changed since the last mark. Steps stand still meanwhile."""
+        self.begin_mark(self.store.put)
+        self.pack(NEVER)
+
+    def begin_mark(self, put: Put) -> None:
+        """The mark has what is now; `pack` writes its queues, and steps may go on meanwhile. All
+        else is written at once. put: see `Queue.begin_pack`."""
+        self.pack(NEVER)  # of the mark before
+        for queue in self.unsettled.values():
+            queue.settle()
+        self.unsettled.clear()
+        for _, queue in sorted(self.queues.items()):
+            if queue.dirty and not queue.dropped:
+                queue.begin_pack(put)
+                self._to_pack.append(queue)
+        if self.beyond is not None:
+            self.beyond.mark()
+        self.spool.mark()
+        self._write_names()
+        self._write_events()
+        header = self.header
+        header.spool = self.spool.state()
+        header.queues = sorted(n for n, q in self.queues.items() if not q.dropped)
+        header.held = list(self.held)
+        self.store.put("broker", _encode(header))
+
+    def pack(self, most: int) -> bool:
+        """Write queues of the mark that was begun, until about so many rows are written; whether
+        there are more."""
+        to_pack = self._to_pack
+        while to_pack and most > 0:
+            most -= to_pack.popleft().pack() + ROWS_OF_A_PAGE
+        return bool(to_pack)
+
+    def settle(self, most: int) -> None:
+        """Contents go into blocks before a mark finds them, queue by queue, of about so many
+        rows."""
+        while self.unsettled and most > 0:
+            queue = self.unsettled.pop(next(iter(self.unsettled)))
+            if not queue.dropped:
+                most -= queue.settle()
+
+    def _write_names(self) -> None:
+        """The buckets in which something changed; of the others nothing is looked at."""
+        for kind, known in (("s", self.sessions), ("p", self.producers)):
+            changed: dict[int, set[Name]] = {}
+            for name in self._changed[kind]:
+                changed.setdefault(bucket(name), set()).add(name)
+            for number, names in sorted(changed.items()):
+                members = self._buckets[kind].setdefault(number, set())
+                members |= names
+                members &= known.keys()
+                if members:
+                    self.store.put(f"{kind}/{number}", self._packed(kind, sorted(members)))
+                else:
+                    self.store.delete(f"{kind}/{number}")
+            self._changed[kind].clear()
+
+    def _packed(self, kind: str, members: list[Name]) -> bytes:
+        """A bucket's page."""
+        if kind == "p":
+            return _encode([[*name, self.producers[name].known()] for name in members])
+        sessions: dict[str, dict[str, KnownSession]] = {}
+        for vpn, name in members:
+            sessions.setdefault(vpn, {})[name] = self.sessions[vpn, name]
+        return _encode(sessions)
+
+    def _write_events(self) -> None:
+        """Pages that got new ones; the oldest are forgotten."""
+        if not self._new_events:
+            return
+        last = self.header.events
+        start = max(last - self._new_events, last - len(self.recent), 0) // EVENTS_PER_PAGE
+        rows = list(self.recent)
+        begin = last - len(rows)
+        for page in range(start, (last - 1) // EVENTS_PER_PAGE + 1):
+            first = max(page * EVENTS_PER_PAGE - begin, 0)
+            part = rows[first : (page + 1) * EVENTS_PER_PAGE - begin]
+            self.store.put(f"e/{page}", _encode(part))
+        old = (last - self._new_events - self.all_limits.events) // EVENTS_PER_PAGE - 1
+        for page in range(max(old, 0), (last - self.all_limits.events) // EVENTS_PER_PAGE):
+            self.store.delete(f"e/{page}")
+        self._new_events = 0
+
+
+def _cut(value: Any) -> Any:
+    if isinstance(value, str) and len(value) > DETAIL_CHARACTERS_MAX:
+        return value[:DETAIL_CHARACTERS_MAX] + "…"
+    return value

@@ -1,0 +1,73 @@
+"""Bridges of a broker of state format 7, as this core goes on with them.
+
+What waits for the far end keeps its place, and what is on its way its record and its number: the
+far end's receipts for these come to this core, which knows what they are about. So nothing is sent
+twice that was taken, and nothing is forgotten.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from ...mesh.bridges.bridge_facts import Arrival, Flight, Link
+from ...mesh.bridges.bridged import Bridged
+from ...mesh.bridges.endpoint import NUMBER, subscription_of
+from ...state.queue import header as facts
+from ...state.queue.broker import Broker
+from ...state.rules.edits import WAY
+from ...state.storage.row import LEASED, MOVING, Row
+from .pages import EarlierPages
+
+_TO = "bridge"  # in a row's extras: where a message at a bridge's endpoint goes, and when
+
+
+class CarriedBridges:
+    """The bridges of a broker that changes over."""
+
+    def __init__(self, old: EarlierPages, new: Broker) -> None:
+        self._old = old
+        self._links: dict[int, str] = old.facts.get("links", {})
+        bridged = Bridged.load(new)
+        new.beyond = bridged
+        self._facts = bridged.facts
+        for vpn in sorted(new.header.vpns):
+            if known := old.read(f"K/{vpn}"):
+                self._facts.definitions[vpn] = known
+        for key in old.under("A/"):
+            vpn, name = key.split("/", 1)
+            found = msgspec.convert(old.read(f"A/{key}"), Arrival)
+            self._facts.arrivals.setdefault(vpn, {})[name] = found
+
+    def begin(self, header: facts.QueueHeader) -> Link | None:
+        """The link of a queue that is carried over; None: it is no endpoint."""
+        number = header.number
+        if number not in self._links:
+            return None
+        known: dict[str, Any] = self._old.read(f"L/{number}")
+        flights = known.pop("flights", {})
+        link = msgspec.convert({**known, "queue": number, "wanted": True}, Link)
+        header.stands_for = header.definition.name
+        header.subscriptions = [subscription_of(link.to_name)]
+        header.next_subscription = NUMBER + 1
+        for flight, (at, _, size) in flights.items():
+            lanes = [
+                (lane, [self._old.id_at(number, place) for place in places])
+                for lane, places in self._old.read(f"L/{number}/{flight}")
+            ]
+            link.flights[flight] = Flight(at, size, lanes)
+        self._facts.links[number] = link
+        return link
+
+    def rows(self, link: Link, header: facts.QueueHeader, rows: list[Row]) -> None:
+        """Rows of its endpoint."""
+        for row in rows:
+            assert row.extras is not None
+            to, due = row.extras.pop(_TO)
+            row.extras = {**row.extras, WAY: {"to": to, "due": due}}
+            row.deliveries = row.number = 0  # what a bridge sends is no attempt
+            link.waiting[row.lane] = link.waiting.get(row.lane, 0) + 1
+            if row.state == LEASED:
+                row.state, row.holder, row.expires = MOVING, NUMBER, row.ttl_ends
+                header.subscriptions[0].held += 1

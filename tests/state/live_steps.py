@@ -1,0 +1,169 @@
+"""Batches for the core's step, with its twins beside it.
+
+A broker is marked and loaded into a second one at random moments; from then on both take the same
+steps. What they say must be the same, byte for byte, and so must the pages that they write at every
+mark: a replica that takes the steps of a log from any mark comes to what the leader came to. One of
+them writes its pages part by part, while steps go on: they are the same as those of the others.
+"""
+
+import random
+from itertools import zip_longest
+from typing import Any
+
+from lakequeue.protocol import wire
+from lakequeue.protocol.outputs import Deadline
+from lakequeue.replica.replica import put_aside
+from lakequeue.state import Batch, Broker, DictStore, Home, Limits, StepFailed, check, step
+from lakequeue.state.storage.row import NEVER
+from rules.steps import Steps
+
+Pages = dict[str, bytes]
+STEPS_MAX = 5_000
+STORAGE: dict[str, Any] = {
+    "live_rows": 5, "memory_bytes": 150, "blocks_cached": 2, "segment_rows": 4,
+    "block_bytes": 100, "file_bytes": 300, "store_slack_bytes": 200, "merge_rows": 5,
+}  # fmt: skip
+BUDGETS: dict[str, Any] = {
+    "command_rows": 3, "bulk_rows": 3, "bulk_bytes": 200, "due_rows": 3, "due_names": 2,
+    "delivery_rows": 3, "delivery_bytes": 200, "again_rows": 3, "again_bytes": 100, "looks": 4,
+    "look_bytes": 200, "browse_rows": 100, "browse_bytes": 5_000, "browse_pages": 100,
+}  # fmt: skip
+ROWS = ("command_rows", "bulk_rows", "due_rows", "due_names", "delivery_rows", "again_rows")
+LEAST = {"live_rows": 2, "segment_rows": 1, "merge_rows": 1, "blocks_cached": 1, "looks": 1}
+LIMITS = {
+    "ones": Limits(**STORAGE | BUDGETS | dict.fromkeys(ROWS, 1) | LEAST),
+    "tiny": Limits(**STORAGE, **BUDGETS),
+    "budgets": Limits(**BUDGETS),
+    "storage": Limits(**STORAGE),  # the same order of events, from other pages
+    "usual": Limits(),
+}
+
+
+def differences(one: list[Any], other: list[Any]) -> list[Any]:
+    """What two twins said in one step, where it is not the same. A deadline is part of it."""
+    return [(a, b) for a, b in zip_longest(one, other) if a != b]
+
+
+class LiveSteps(Steps):
+    """As `Steps`, on the core. chance: of a mark between two steps, at which one more broker
+    is loaded from what was written; twins: so many take the same steps at most."""
+
+    def __init__(
+        self, store: DictStore | None = None, limits: Limits | None = None, watch: Any = None,
+        checked: bool = True, chance: float = 0.0, seed: int = 0, twins: int = 3,
+    ) -> None:  # fmt: skip
+        super().__init__(store, watch, checked)
+        self.limits = limits or Limits()
+        self.chance, self.random, self.twins = chance, random.Random(seed), twins
+        self.brokers = [self.load(DictStore())]
+        self.loaded = self.steps = self.in_parts = 0
+        self.writing: tuple[Broker, Pages, Pages] | None = None  # what it writes, and the others
+
+    def load(self, store: DictStore) -> Broker:
+        return Broker.load(store, Home(), self.limits)
+
+    def run(self, commands: Any = (), publishes: Any = ()) -> list[Any]:
+        batch = Batch(self.command_records(commands), self.publish_records(publishes))
+        out: list[Any] = []
+        for _ in range(STEPS_MAX):
+            if self.random.random() < self.chance:
+                self.part()
+            said = self.one_step(batch)
+            out += said
+            deadline = [o.at for o in said if isinstance(o, Deadline)][-1]
+            if not 0 < deadline <= self.now:
+                return out
+            batch = Batch()
+        raise AssertionError(f"the engine is not idle after {STEPS_MAX} steps")
+
+    def one_step(self, batch: Batch) -> list[Any]:
+        """A step of all twins; what the first one said."""
+        self.steps += 1
+        said = [step(one, batch, self.now) for one in self.brokers]
+        if self.writing is not None:
+            self.write_more(self.random.randrange(3))
+        for other in said[1:]:
+            assert not differences(said[0], other), f"step {self.steps}: twins differ"
+            assert list(wire.encode(said[0])) == list(wire.encode(other)), f"step {self.steps}"
+        if self.checked:
+            for one in self.brokers:
+                check(one)
+        if self.watch is not None:
+            self.watch(said[0])
+        return said[0]
+
+    def part(self) -> None:
+        """Mark all; they wrote the same. One more is loaded from it."""
+        self.write_more(NEVER)
+        pages: list[Pages] = []
+        for one in self.brokers:
+            if pages and self.writing is None and self.random.random() < 0.5:
+                self.begin_to_write(one, dict(pages[0]))
+                continue
+            one.mark()
+            pages.append(one.store.pages)  # type: ignore[attr-defined]
+        for other in pages[1:]:
+            keys = sorted({*pages[0], *other})
+            differ = [key for key in keys if pages[0].get(key) != other.get(key)]
+            assert not differ, f"step {self.steps}: a twin wrote other pages: {differ}"
+        self.loaded += 1
+        self.brokers = [*self.brokers[: self.twins - 1], self.load(DictStore(pages[0]))]
+        if len(self.brokers) > 1 and self.random.random() < 0.3:  # the oldest is a loaded one too
+            self.brokers.pop(0)
+
+    def begin_to_write(self, one: Broker, pages: Pages) -> None:
+        """One begins its mark. pages: what others wrote at once."""
+        own: Pages = one.store.pages  # type: ignore[attr-defined]
+        found: Pages = {}
+
+        def put(key: str, page: bytes) -> None:
+            found[key] = own[key] = page
+
+        one.begin_mark(put)
+        found |= own
+        self.writing = one, found, pages
+
+    def write_more(self, rows: int) -> None:
+        """Of the one that writes its pages; in the end they are those of the others."""
+        if self.writing is None:
+            return
+        one, found, pages = self.writing
+        if not one.pack(rows):
+            differ = [key for key in {*found, *pages} if found.get(key) != pages.get(key)]
+            assert not differ, f"step {self.steps}: written in parts, pages differ: {differ}"
+            self.writing = None
+            self.in_parts += 1
+
+    def restart(self) -> None:
+        self.part()
+
+
+class FailingSteps(LiveSteps):
+    """One broker, which goes back to its last mark when a step fails, as whoever drives it does.
+    failures: what failed, one for each time that a step was thrown away."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(twins=1, **options)
+        self.failures: list[StepFailed] = []
+        self.marked = DictStore()
+        self.since: list[tuple[Batch, int]] = []
+
+    def part(self) -> None:
+        (broker,) = self.brokers
+        broker.mark()
+        self.marked = DictStore(broker.store.pages)  # type: ignore[attr-defined]
+        self.since = []
+
+    def one_step(self, batch: Batch) -> list[Any]:
+        while True:
+            try:
+                said = super().one_step(batch)
+            except StepFailed as failed:
+                self.failures.append(failed)
+                put_aside(batch, failed)
+                self.brokers = [self.load(DictStore(self.marked.pages))]
+                for earlier, then in self.since:
+                    step(self.brokers[0], earlier, then)
+            else:
+                self.since.append((batch, self.now))
+                return said

@@ -1,0 +1,31 @@
+"""Limits and budgets."""
+
+from __future__ import annotations
+
+import pytest
+from lakequeue.state.limits import Budget, Limits, beside
+
+
+def test_a_budget_fits_as_many_as_its_bytes_allow_and_one_at_least() -> None:
+    assert Budget(9, 10).fits([]) == 0
+    assert Budget(9, 10).fits([5, 5]) == 2
+    assert Budget(9, 10).fits([5, 5, 1]) == 2
+    assert Budget(9, 10).fits([11, 1]) == 1
+    assert Budget(9, 10).fits([0, 11]) == 1
+
+
+def test_a_share_of_a_budget_is_never_nothing_while_something_is_left() -> None:
+    assert Budget(10, 7).share(20) == Budget(1, 1)
+    assert Budget(0, 7).share(2) == Budget(0, 0)
+
+
+def test_a_step_that_brings_little_does_little_beside() -> None:
+    limits = Limits()
+    assert beside(limits, 1).bulk_rows == limits.bulk_rows // limits.beside
+    assert beside(limits, 0).bulk_rows == limits.bulk_rows // limits.alone
+    assert beside(limits, 1_000_000) == limits
+
+
+def test_a_limit_names_what_is_allowed() -> None:
+    with pytest.raises(ValueError, match="segment_rows: 0 – must be 1 or more"):
+        Limits(segment_rows=0)

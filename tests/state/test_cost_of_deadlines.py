@@ -1,0 +1,32 @@
+"""What is due of cold messages costs what is due, also where it comes one by one."""
+
+import pytest
+from lakequeue.state import Batch, DictStore, Limits, step
+from lakequeue.state.storage.store import CountingStore
+from rules.steps import define, described
+
+from .live_steps import LiveSteps
+
+SMALL = Limits(live_rows=256, segment_rows=64)
+MESSAGES = 3_000
+SEGMENTS = MESSAGES // SMALL.segment_rows
+
+
+@pytest.mark.parametrize("what", ["ttl_ms", "deliver_at"])
+def test_L12_X1_of_what_is_due_one_by_one_each_segment_is_read_once(what: str) -> None:
+    steps = LiveSteps(limits=SMALL, checked=False, twins=1)
+    store = CountingStore(DictStore())
+    broker = steps.load(store)
+    steps.brokers = [broker]
+    steps.run([define()])
+    first = 60_000 + (steps.now if what == "deliver_at" else 0)
+    steps.run(publishes=[("orders", b"{}", {what: first + n}) for n in range(MESSAGES)])
+    store.reset()
+    steps.now += 60_000
+    for _ in range(MESSAGES):
+        step(broker, Batch(), steps.now)
+        steps.now += 1
+    seen = described(steps)
+    assert (seen["ready"], seen["delayed"]) == (0 if what == "ttl_ms" else MESSAGES, 0)
+    for pages in (store.reads, store.writes):
+        assert sum(key[0] in "cd" for key in pages) <= 4 * SEGMENTS

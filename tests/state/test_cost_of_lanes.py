@@ -1,0 +1,70 @@
+"""What a step costs where the cold part is full of keys (O4): it follows what changes."""
+
+import random
+from collections.abc import Callable
+
+import pytest
+from lakequeue.protocol import commands as c
+from lakequeue.protocol.outputs import Deliveries
+from lakequeue.state import Batch, DictStore, Limits, step
+from lakequeue.state.storage.store import CountingStore
+from rules.steps import define, delivered, subscribe
+
+from .live_steps import LiveSteps
+
+# As much less than the usual limits as there are fewer messages: a hundred segments.
+SMALL = Limits(live_rows=512, segment_rows=64, looks=1_280, merge_rows=128)
+DEPTH = 6_400
+KEYS: dict[str, Callable[[int, random.Random], int]] = {
+    "one key": lambda n, r: 1,
+    "one key, each fiftieth another": lambda n, r: 1 if n % 50 else n,
+    "a third as many keys as messages": lambda n, r: n % (DEPTH // 3),
+    "as many, at random": lambda n, r: r.randrange(DEPTH // 3),
+    "a busy key among them": lambda n, r: r.choice((1, r.randrange(DEPTH))),
+    "key after key": lambda n, r: n // 400,
+}
+
+
+def filled(key: Callable[[int, random.Random], int], **definition: object) -> LiveSteps:
+    r = random.Random(0)
+    steps = LiveSteps(limits=SMALL, checked=False, twins=1)
+    steps.brokers = [steps.load(CountingStore(DictStore()))]
+    steps.run([define(partition_key="/k", max_per_subscription_backlog=40, **definition)])
+    bodies = [b'{"k":%d,"p":%d}' % (key(n, r), r.randrange(9)) for n in range(DEPTH)]
+    for at in range(0, DEPTH, 800):
+        steps.run(publishes=[("orders", body) for body in bodies[at : at + 800]])
+    return steps
+
+
+@pytest.mark.parametrize(("priority", "text"), [(None, None), ("/p", "/k <> 7")])
+@pytest.mark.parametrize("name", KEYS)
+def test_O4_the_cost_of_a_step_follows_what_changes(
+    name: str, priority: str | None, text: str | None
+) -> None:
+    steps = filled(KEYS[name], priority=priority)
+    held = delivered(steps.run([subscribe("a", 40, filter=text)]))
+    (store,) = (broker.store for broker in steps.brokers)
+    assert isinstance(store, CountingStore)
+    store.reset()
+    acknowledged = 0
+    while acknowledged < 600 and held:
+        number = held.pop(0)
+        held += delivered(steps.run([c.Ack(queue="orders", subscription="a", ids=str(number))]))
+        acknowledged += 1
+    assert acknowledged == 600
+    pages = [key for key in (*store.reads, *store.writes) if key.startswith("c/")]
+    assert len(pages) < 300  # each segment a few times, not in each step
+
+
+def test_O4_other_keys_are_delivered_while_one_is_busy() -> None:
+    """The few that can go are found behind all that wait, in as many steps as the budget asks."""
+    steps = filled(lambda n, r: 1 if n < DEPTH - 5 else n)
+    batch = Batch(steps.command_records([subscribe("a", 40)]))
+    found: list[int] = []
+    for _ in range(DEPTH // SMALL.looks + 2):
+        out = step(steps.brokers[0], batch, steps.now)
+        found += [number for o in out if isinstance(o, Deliveries) for number in o.ids]
+        batch = Batch()
+    assert found == [1, *range(DEPTH - 4, DEPTH + 1)]
+    assert not delivered(steps.run(publishes=[("orders", b'{"k":1}')]))
+    assert delivered(steps.run([c.Ack(queue="orders", subscription="a", ids="1")])) == [2]

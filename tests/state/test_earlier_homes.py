@@ -1,0 +1,83 @@
+"""Homes of state format 7 go on here, whatever state they are in.
+
+The stores in `earlier_homes` were written by the core of that format, which is gone: queues of all
+kinds in the middle of their work, bridges with records on their way, clients' keys, receipts that
+wait for the tables. Beside each stands what becomes of it, byte for byte. Where this core's pages
+change on purpose, `LAKEQUEUE_RECORD=1 pytest tests/state/test_earlier_homes.py` writes that anew.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import gzip
+import os
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from lakequeue.mesh.bridges.bridged import Bridged
+from lakequeue.replica.driver import Refused
+from lakequeue.state import Batch, Broker, DictStore, Home, Limits, check, step
+from lakequeue.streaming.earlier.carry_over import carry_over
+
+FILES = sorted((Path(__file__).parent / "earlier_homes").glob("*.gz"))
+
+
+class Recorded(msgspec.Struct):
+    """A store. of: the test in which it was written; bits: rows of a page; limits: of this core,
+    those that differ from the defaults; old, new: pages."""
+
+    of: str
+    home: tuple[str, int, int, bytes]
+    bits: int
+    limits: dict[str, int]
+    old: dict[str, bytes]
+    new: dict[str, bytes]
+
+
+def read(file: Path) -> Recorded:
+    return msgspec.msgpack.decode(gzip.decompress(file.read_bytes()), type=Recorded)
+
+
+def limits_of(one: Recorded) -> Limits:
+    return dataclasses.replace(Limits(), **one.limits)
+
+
+def carried(one: Recorded) -> dict[str, bytes]:
+    store = DictStore(one.old)
+    return carry_over(store, one.old, Home(*one.home), limits_of(one), one.bits).pages
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.name.partition(".")[0])
+def test_a_home_becomes_what_it_became(file: Path) -> None:
+    one = read(file)
+    found = carried(one)
+    if os.environ.get("LAKEQUEUE_RECORD"):
+        whole = msgspec.msgpack.encode(msgspec.structs.replace(one, new=found))
+        file.write_bytes(gzip.compress(whole, 9, mtime=0))
+        return
+    assert found.keys() == one.new.keys()
+    assert {key for key in found if found[key] != one.new[key]} == set()
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.name.partition(".")[0])
+def test_it_goes_on(file: Path) -> None:
+    """Its pages hold together, steps are taken, and what it has is still there."""
+    one = read(file)
+    broker = Broker.load(DictStore(one.new), Home(*one.home), limits_of(one))
+    broker.beyond = Bridged.load(broker)
+    check(broker)
+    for n in range(20):
+        step(broker, Batch(), broker.now + n)
+        check(broker)
+    broker.mark()
+
+
+def test_a_broker_with_others_is_refused_and_says_what_to_do() -> None:
+    one = read(FILES[0])
+    facts: dict[str, Any] = msgspec.msgpack.decode(one.old["broker"])
+    for what, said in (("peers", "has other brokers"), ("trails", "still has messages")):
+        one.old["broker"] = msgspec.msgpack.encode({**facts, what: {1: ["b"]}})
+        with pytest.raises(Refused, match=said):
+            carried(one)

@@ -1,0 +1,150 @@
+"""Mistakes planted in each phase of a step: one bad record costs one replay, and never fails twice;
+all else is delivered, and what failed is said (S1)."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from lakequeue.protocol import commands as c
+from lakequeue.protocol.journal import Journal
+from lakequeue.protocol.outputs import RejectedRecord
+from lakequeue.state.commands import turns
+from lakequeue.state.phases import admission, alerts, deadlines, delivery
+from lakequeue.state.queue.queue import Queue
+from rules.steps import REPLY, define, delivered, described, replies, subscribe
+
+from .live_steps import FailingSteps
+
+QUEUES = ("orders", "other")
+
+
+@pytest.fixture(params=[0.0, 0.4], ids=["from the beginning", "from marks"])
+def steps(request: pytest.FixtureRequest) -> FailingSteps:
+    made = FailingSteps(chance=request.param)
+    made.run([define(name, max_per_subscription_backlog=9) for name in QUEUES])
+    made.run([subscribe(name, 9, name) for name in QUEUES])
+    made.part()  # what is planted after it did not fail before it
+    return made
+
+
+def events(outputs: list[Any], event: str) -> list[str]:
+    segments = [s for o in outputs if isinstance(o, Journal) for s in o.segments]
+    return [s.queue for s in segments if s.event == event]
+
+
+def rejected(outputs: list[Any]) -> list[RejectedRecord]:
+    return [o for o in outputs if isinstance(o, RejectedRecord)]
+
+
+def test_a_message_that_fails_is_rejected(
+    steps: FailingSteps, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    judge = admission.judge
+
+    def planted(broker: Any, vpn: str, matches: Any, messages: Any) -> Any:
+        if any(b"13" in payload for payload in messages.payloads):
+            matches[0].queue.header.depth += 7
+            raise OverflowError("planted")
+        return judge(broker, vpn, matches, messages)
+
+    monkeypatch.setattr(admission, "judge", planted)
+    sent = [("orders", b'{"n":%d}' % n) for n in (1, 13, 2)] + [("other", b"{}")]
+    out = steps.run(publishes=sent)
+    (bad,) = rejected(out)
+    assert (bad.value, "OverflowError: planted" in bad.error) == (b'{"n":13}', True)
+    assert (len(delivered(out, "orders")), len(delivered(out, "other"))) == (2, 1)
+    assert len(steps.failures) == 1
+    steps.run(publishes=sent[:1])
+    assert len(steps.failures) == 1
+
+
+def test_of_messages_that_are_stored_together_the_one_that_fails_is_found(
+    steps: FailingSteps, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What fails as it is stored has failed among others: then each is stored by itself."""
+    store = admission.Admission._store
+
+    def planted(self: Any, judged: Any, messages: Any) -> int:
+        if any(b"13" in payload for payload in messages.payloads):
+            raise OverflowError("planted")
+        return store(self, judged, messages)
+
+    monkeypatch.setattr(admission.Admission, "_store", planted)
+    sent = [("orders", b'{"n":%d}' % n) for n in (1, 13, 2)]
+    out = steps.run(publishes=sent)
+    assert [bad.value for bad in rejected(out)] == [b'{"n":13}']
+    assert len(delivered(out, "orders")) == 2
+    assert len(steps.failures) == 2
+    steps.run(publishes=sent[:1])
+    assert len(steps.failures) == 2
+
+
+def test_a_command_that_fails_is_refused(
+    steps: FailingSteps, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cancel = turns.IN_TURN[c.Cancel]
+
+    def planted(broker: Any, queue: Any, task: Any, command: Any, budget: Any) -> bool:
+        if command.delay_ms == 13:
+            queue.header.leased += 7
+            raise ZeroDivisionError("planted")
+        return cancel(broker, queue, task, command, budget)
+
+    monkeypatch.setitem(turns.IN_TURN, c.Cancel, planted)
+    steps.run(publishes=[("orders", b"{}")] * 2)
+    own = {"queue": "orders", "subscription": "orders"}
+    bad = c.Cancel(**own, ids="1", delay_ms=13, reply=REPLY)
+    out = steps.run([bad, c.Ack(**own, ids="2")])
+    (reply,) = replies(out)
+    assert "ZeroDivisionError: planted" in (reply.error or "")
+    assert "planted" in rejected(out)[0].error
+    seen = described(steps)
+    assert (seen["depth"], seen["leased"], seen["acknowledged"]) == (1, 1, 1)
+    assert len(steps.failures) == 1
+
+
+def plant(owner: Any, name: str, of: Callable[..., Queue]) -> Callable[[pytest.MonkeyPatch], None]:
+    """Whatever is done to the queue `orders` fails after it changed something."""
+
+    def planted(monkeypatch: pytest.MonkeyPatch) -> None:
+        real = getattr(owner, name)
+
+        def failing(*arguments: Any, **more: Any) -> Any:
+            queue = of(*arguments)
+            if queue.definition.name == "orders":
+                queue.header.leased += 3
+                raise RuntimeError("planted")
+            return real(*arguments, **more)
+
+        monkeypatch.setattr(owner, name, failing)
+
+    return planted
+
+
+PHASES = {
+    "delivery": plant(delivery, "choose_messages", lambda broker, queue, *_: queue),
+    "deadlines": plant(deadlines, "_of_rows", lambda broker, queue, *_: queue),
+    "tidying": plant(Queue, "spill_over", lambda queue: queue),
+    "alerts": plant(alerts, "level_of", lambda queue: queue),
+}
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_a_queue_that_fails_is_left_alone_until_it_is_defined_again(
+    steps: FailingSteps, phase: str
+) -> None:
+    sent = [("orders", b"{}", {"ttl_ms": 500}), ("other", b"{}")]
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        PHASES[phase](monkeypatch)
+        out = steps.run(publishes=sent)
+        out += steps.tick(500)
+        assert len(delivered(out, "other")) == 1
+        assert not rejected(out)
+        assert events(out, "queue_faulted") == ["orders"]
+        assert described(steps)["faulted"] == "RuntimeError: planted"
+        out = steps.run(publishes=[("other", b"{}"), ("orders", b"{}")])
+        assert len(delivered(out, "other")) == 1
+        assert len(steps.failures) == 1
+    out = steps.run([define(max_per_subscription_backlog=8)])
+    assert described(steps)["faulted"] is None
+    assert len(steps.failures) == 1

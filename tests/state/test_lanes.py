@@ -1,0 +1,63 @@
+"""Keys (O4) where a broker is loaded while a message of the key is under way."""
+
+from typing import Any
+
+from lakequeue.protocol import commands as c
+from lakequeue.state import Limits
+from lakequeue.state.queue.ready import Ready
+from lakequeue.state.storage.row import Row
+from rules.steps import define, delivered, described, subscribe
+
+from .live_steps import LiveSteps
+
+
+def test_O4_the_next_of_a_key_goes_out_after_a_restart() -> None:
+    """The one that waits may be read before the one that is under way; when that leaves, the other
+    goes, though somebody looked for messages meanwhile."""
+    steps = LiveSteps(twins=1)
+    steps.run([define(partition_key="/k", max_per_subscription_backlog=9), subscribe("a", 9)])
+    steps.run(publishes=[("orders", b'{"k":1}')] * 2)
+    steps.run([c.Cancel(queue="orders", subscription="a", ids="1", delay_ms=500)])
+    (queue,) = steps.brokers[0].queues.values()
+    queue.live = dict(sorted(queue.live.items(), reverse=True))  # as after many comings and goings
+    steps.restart()
+    steps.run(publishes=[("orders", b'{"k":2}')])  # somebody looks
+    assert delivered(steps.tick(500)) == [1]
+    assert delivered(steps.run([c.Ack(queue="orders", subscription="a", ids="1,3")])) == [2]
+
+
+def test_O4_a_key_with_more_messages_than_may_be_live_holds_up_no_other() -> None:
+    """The step ends, though all that may be live waits behind one message of its key."""
+    steps = LiveSteps(limits=Limits(live_rows=16, segment_rows=8))
+    steps.run([define(partition_key="/k", max_per_subscription_backlog=99), subscribe("a", 99)])
+    steps.run(publishes=[("orders", b'{"k":1}')] * 100 + [("orders", b'{"k":2}')])
+    steps.run(publishes=[("orders", b'{"k":3}')])
+    seen = described(steps)
+    assert (seen["leased"], seen["depth"]) == (3, 102)
+    assert delivered(steps.run([c.Ack(queue="orders", subscription="a", ids="1")])) == [2]
+
+
+def test_O4_what_waits_for_its_key_and_what_is_behind_share_no_cold_page() -> None:
+    """Where more is delayed than may be live, what a step finds is spilled at its end: it must not
+    be found again in the next one, for ever."""
+    limits = Limits(live_rows=4, segment_rows=4, looks=4)
+    steps = LiveSteps(limits=limits, checked=False)
+    steps.run([define(partition_key="/k", max_per_subscription_backlog=9)])
+
+    def publish(keys: str, **options: Any) -> None:
+        bodies = [b"{}" if k == "-" else b'{"k":%d}' % int(k) for k in keys]
+        steps.run(publishes=[("orders", body, options) for body in bodies])
+
+    publish("00---0")
+    publish("062", deliver_at=steps.now + 9_000)
+    publish("----24-4-")
+    assert delivered(steps.run([subscribe("a", 9)])) == [3, 4, 5, 10, 11, 12, 13, 15, 16]
+
+
+def test_O4_a_row_that_is_becoming_live_is_not_next_yet() -> None:
+    """The order may be tidied between two rows that become live together."""
+    row = Row(1, 1, 0, 0, 0, lane=7)
+    ready = Ready({1: row})
+    assert not ready.is_next(row)
+    ready.add([row])
+    assert ready.is_next(row)

@@ -1,0 +1,121 @@
+"""What is live and what is cold makes no difference to what a queue does (R5, S12)."""
+
+from typing import Any
+
+import pytest
+from lakequeue.protocol import commands as c
+from lakequeue.state import Limits
+from rules.steps import REPLY, define, delivered, described, replies, subscribe
+
+from .live_steps import LIMITS, LiveSteps
+
+ORDERED = [b'{"p":%d,"key":"%d"}' % (n * 7 % 4, n % 3) for n in range(24)]
+pytestmark = pytest.mark.usefixtures("small_active_sets")
+
+
+def steps_of(**definition: Any) -> LiveSteps:
+    """Limits at which nearly everything is cold."""
+    steps = LiveSteps(limits=LIMITS["storage"])
+    usual = {"max_per_subscription_backlog": 100, "dead_message_queue": "dead"}
+    steps.run([define(**usual | definition), define("dead")])
+    return steps
+
+
+def active(depth: int) -> c.Define:
+    """The queue gets an active set."""
+    return define(max_per_subscription_backlog=100, target_queue_depth=depth)
+
+
+def browsed(steps: LiveSteps, queue: str) -> list[int]:
+    (answer,) = replies(steps.run([c.Browse(queue=queue, limit=1_000, reply=REPLY)]))
+    return [int(message["id"]) for message in answer.result]
+
+
+@pytest.mark.parametrize("more", [{}, {"priority": "/p"}], ids=["by place", "by priority"])
+def test_X1_X5_what_expires_together_dies_in_the_order_of_arrival(more: dict[str, Any]) -> None:
+    """Cold messages died before live ones, and by priority."""
+    steps = steps_of(expiration="1s", **more)
+    steps.run(publishes=[("orders", payload) for payload in ORDERED])
+    later = {"deliver_at": steps.now + 9_000, "ttl_ms": 1_000}
+    steps.run(publishes=[("orders", payload, later) for payload in ORDERED])
+    steps.tick(1_000)
+    assert browsed(steps, "dead") == list(range(1, 49))
+
+
+def test_O4_F5_a_filter_takes_what_no_earlier_message_of_its_key_holds_back() -> None:
+    """What it had left of a key in the cold part held back earlier messages of that key too."""
+    steps = steps_of(partition_key="/key", priority="/p")
+    steps.run([subscribe("a", filter="/p = 9")])
+    assert delivered(steps.run(publishes=[("orders", payload) for payload in ORDERED])) == []
+    assert delivered(steps.run(publishes=[("orders", b'{"p":9,"key":"0"}')])) == [25]
+
+
+def test_O4_F5_what_waits_behind_a_cold_message_of_its_key_goes_when_that_has_left() -> None:
+    steps = steps_of(partition_key="/key")
+    steps.run([subscribe("a", filter="/p = 1")])
+    rest = [b'{"p":0,"key":"x"}'] * 12
+    steps.run(publishes=[("orders", payload) for payload in (*rest, b'{"p":1,"key":"x"}', *rest)])
+    assert delivered(steps.run([c.Purge(queue="orders", ids="1-11")])) == []
+    assert delivered(steps.run([c.Purge(queue="orders", ids="12")])) == [13]
+
+
+def test_O4_a_message_that_comes_back_goes_before_cold_ones_of_its_key() -> None:
+    """Also before those that stand before it in the queue's order (L7)."""
+    steps = steps_of(partition_key="/key", priority="/p")
+    steps.run([subscribe("a", filter="/p = 1")])
+    steps.run(publishes=[("orders", b'{"p":1,"key":"x"}')])
+    steps.run(publishes=[("orders", b'{"p":2,"key":"x"}')] * 12)
+    cancel = c.Cancel(queue="orders", subscription="a", ids="1")
+    assert delivered(steps.run([cancel])) == [1]
+
+
+@pytest.mark.parametrize("filter", [None, "/n >= 0"])
+def test_L2_O4_what_leaves_on_send_leaves_in_order_whatever_its_key(filter: str | None) -> None:
+    """While all that has a key was cold, the next of a key came behind others."""
+    steps = steps_of(partition_key="/key")
+    payloads = [b'{"n":%d}' % n for n in range(6)]
+    payloads += [b'{"n":%d,"key":"%d"}' % (n, n // 2 % 2) for n in range(18)]
+    steps.run(publishes=[("orders", payload) for payload in payloads])
+    out = steps.run([subscribe("a", acks="none", filter=filter)])
+    assert delivered(out) == list(range(1, 25))
+
+
+def test_R5_the_active_set_where_cold_segments_overlap() -> None:
+    steps = steps_of()
+    steps.run(publishes=[("orders", b'{"n":%d}' % (n % 5)) for n in range(40)])
+    steps.run([subscribe("a", 8, filter="/n = 3")])  # what it gets comes back, and is cold then
+    steps.run([c.Unsubscribe(queue="orders", subscription="a")])
+    out = [
+        steps.run([active(12), subscribe("b")]),
+        steps.run([active(13)]),
+        steps.run([active(30)]),
+    ]
+    assert list(map(delivered, out)) == [list(range(1, 13)), [13], list(range(14, 31))]
+
+
+def test_R5_delayed_messages_that_are_cold_count_as_active() -> None:
+    """They came first; whoever asked then for an active set got one message more for each."""
+    steps = steps_of()
+    later = {"deliver_at": steps.now + 5_000}
+    steps.run(publishes=[("orders", b"{}", later)] * 20 + [("orders", b"{}")] * 20)
+    steps.run([active(22), subscribe("a", 100)])
+    assert described(steps)["leased"] == 2
+    assert len(delivered(steps.tick(5_000))) == 20
+
+
+def test_R5_an_active_set_goes_by_the_order_that_priorities_left() -> None:
+    """Messages keep the priority with which they entered (Q9)."""
+    steps = steps_of(priority="/p")
+    steps.run(publishes=[("orders", payload) for payload in ORDERED])
+    out = steps.run([active(7), subscribe("a", 100)])
+    first = sorted(range(24), key=lambda n: (-(n * 7 % 4), n))[:7]
+    assert delivered(out) == [n + 1 for n in first]
+
+
+def test_R5_a_merge_that_ended_is_on_the_next_mark() -> None:
+    """Also where nothing else happened in the step."""
+    steps = LiveSteps(limits=Limits(live_rows=4, segment_rows=2, merge_rows=1), chance=1, twins=2)
+    steps.run([define(priority="/n")])
+    for n in range(60):
+        steps.run(publishes=[("orders", b'{"n":%d}' % (m % 11)) for m in range(n, n + 21, 7)])
+    steps.part()
