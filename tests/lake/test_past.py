@@ -153,7 +153,7 @@ def earlier_home(path: Path) -> tuple[Path, Recorded, int]:
     """Tables of state format 7, what they hold, and their last step: behind it is a snapshot."""
     walk = lived(6, 100)
     own, _ = walk.saved[1]
-    one = read(Path(__file__).parents[1] / "core" / "earlier_homes" / EARLIER)
+    one = read(Path(__file__).parents[1] / "state" / "earlier_homes" / EARLIER)
     home = write_history(walk.world, path, [(own, DictStore(one.old))], refer=False)
 
     def steps(rows: pa.Table) -> pa.Table:  # they do not say which core took them
