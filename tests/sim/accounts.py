@@ -39,6 +39,7 @@ class Sent:
     n: int
     may_expire: bool = False
     is_delayed: bool = False
+    item: int = 0  # its place in the record
     copies: list[tuple[str, int, int]] = field(default_factory=list)
     number: int | None = None
     refused: str = ""
@@ -146,10 +147,10 @@ class Accounts:
 
     # ------------------------------------------------------------ in the end
 
-    def judge(self, kafka: Kafka, brokers: list[str]) -> None:
+    def judge(self, kafka: Kafka) -> None:
         """All is quiet and drained."""
         lives = Lives(self)
-        lives.read(kafka, brokers)
+        lives.read(kafka)
         lives.judge()
         self._judge_order(lives)
 
@@ -193,11 +194,12 @@ class Lives:
         self.accounts = accounts
         self.births: Counter[tuple[str, int]] = Counter()
         self.back: Counter[tuple[str, int]] = Counter()  # born by a redrive or a move
+        self.ids: dict[tuple[str, int, int, int], int] = {}  # where a message came from → its id
         self.first: dict[tuple[str, str, int], int] = {}  # queue, broker, id → step
         self.discarded: set[tuple[str, int]] = set()  # by a queue far from its producer (M3)
         self.endings: defaultdict[tuple[str, int], list[str]] = defaultdict(list)
 
-    def read(self, kafka: Kafka, brokers: list[str]) -> None:
+    def read(self, kafka: Kafka) -> None:
         parts: dict[tuple[str, bytes], bytes] = {}
         for record in kafka.partitions.get(("default.journal", 0), []):
             if record is None:
@@ -210,8 +212,13 @@ class Lives:
         in_order = sorted(parts, key=lambda key: (key[0], [int(n) for n in key[1].split(b".")]))
         for key in in_order:
             for segment in read_journal(parts[key]).segments:
-                for number in segment.ids:
+                for at, number in enumerate(segment.ids):
                     self._row(key[0], alive, segment, number)
+                    if segment.event == "spooled" and segment.offsets and segment.partitions:
+                        item = segment.items[at] if segment.items else 0
+                        place = segment.topic, segment.partitions[at], segment.offsets[at], item
+                        known = self.ids.setdefault(place, number)
+                        must(known == number, f"{place} is stored as {known} and {number}")
 
     def _row(
         self,
@@ -231,6 +238,10 @@ class Lives:
         elif event == "delivered":
             self.first.setdefault((queue, broker, number), step)
         elif event == "discarded":
+            a = self.accounts
+            if segment.reason.startswith("dead message queue"):
+                limited = {f"define {a.dead}", f"shut {a.dead}"} & a.happened
+                must(bool(limited), f"{queue}, {number}: {segment.reason}")
             self.discarded.add(key)
         elif event in ENDINGS:
             alive[broker, queue, number] -= 1
@@ -266,13 +277,26 @@ class Lives:
                 continue
             must(ended == born, f"{queue}: {number} came {born} times and left {ended} times")
         for key, one in a.sent.items():
-            if one.number is None or one.number == 0:
+            found = {self.ids.get((*at, one.item)) for at in one.copies} - {None}
+            must(len(found) < 2, f"{key} is stored as {found}")
+            is_plain = key[0].startswith("plain")
+            if not one.refused or len(one.copies) < 2:
+                must(not (found and one.refused), f"{key} is stored as {found}, {one.refused}")
+            if one.number is None and not is_plain:
                 continue
+            if one.refused or not (found or a.expected(one)):
+                continue
+            if is_plain and not found and {"shut plain", "define plain"} & a.happened:
+                continue  # S5: turned away
+            must(bool(found), f"{key} is settled ({one.number}), and stored nowhere")
+            number = found.pop()
+            assert number is not None
+            must(one.number in (None, 0, number), f"{key}: {one.number} was said, {number} is")
             for queue in a.expected(one):
-                place = queue, one.number
+                place = queue, number
                 born = self.births[place] - self.back[place]
                 fine = born == 1 or (not born and place in self.discarded)
-                must(fine, f"{queue}: {key} ({one.number}) was stored {born} times")
+                must(fine, f"{queue}: {key} ({number}) was stored {born} times")
         for (queue, number), key in (((q, n), a.by_id[n]) for q, n in self.births if n in a.by_id):
             one = a.sent[key]
             fine = queue == a.dead or queue in a.expected(one) | a.gone

@@ -74,14 +74,14 @@ class Site:
     dies_at: tuple[str, int] | None = None
     worker: Worker | None = None
     captured: list[str] = field(default_factory=list)  # plain topics that all brokers read
-    heard_of: dict[int, list[int]] = field(default_factory=dict)  # removed brokers' partitions
+    speaks_for: list[int] = field(default_factory=list)  # removed brokers
     epoch: int = 7
 
     def places(self) -> list[Place]:
         """The partitions that it reads."""
         found = [(topics.topic(self.name, topics.INSTRUCTIONS), 0)]
         found.append((topics.topic(self.name, topics.MESH), 0))
-        for number in (self.number, *self.heard_of):
+        for number in (self.number, *self.speaks_for):
             found.append((topics.topic(VPN, topics.COMMANDS), number))
             first = topics.publish_partitions(number)[0]
             found += [(topics.topic(VPN, topics.PUBLISH), first + n) for n in range(PUBLISH_USED)]
@@ -95,7 +95,8 @@ class Worker:
         site.attempts += 1
         self.site, self.kafka, self.rng = site, kafka, rng
         self.attempt = site.attempts
-        self.is_frozen = self.is_over = False
+        self.is_frozen = self.is_over = self.has_fenced = False
+        self._before: Worker | None = None
         self.lag = 0  # records of outputs that are on their way
         self.slow = 0  # records of the log that are on their way
         self.most = 5  # records of a partition in one step
@@ -128,15 +129,23 @@ class Worker:
         )  # fmt: skip
         self._watch_marks()
         self.point("loaded")
+        self._before = before
         self.replay()
-        if before is not None and not before.is_over:
-            before.land_log(self.rng.randint(0, 3))
-        site.log.owner = self.attempt
+        self.fence()
         self.point("fenced")
         self.replay()
         self.clock.start(self.driver.now)
         self.driver.learn(self.kafka.sizes)
         self.point("replayed")
+
+    def fence(self) -> None:
+        """From now on nobody else writes the log; a moment before somebody may have."""
+        if self.has_fenced:
+            return
+        self.has_fenced, before = True, self._before
+        if before is not None and not before.is_over:
+            before.land_log(self.rng.randint(0, 3))
+        self.site.log.owner = self.attempt
 
     def replay(self) -> None:
         """What stands in the log behind where we are."""
@@ -215,6 +224,7 @@ class Worker:
 
     def append(self, value: bytes) -> None:
         self.point("append")
+        self.fence()  # a step that is taken again may fail before
         self._log_flight.append(value)
         self.point("appended")
 
@@ -288,7 +298,7 @@ class Worker:
 
     def begin_mark(self) -> None:
         """Begin to save what is now. Raises Fenced."""
-        if self.site.is_cut:
+        if self.site.is_cut or self._coming is not None:
             return
         if self.site.log.owner != self.attempt:
             raise Fenced("its mark is of no use")
@@ -306,8 +316,9 @@ class Worker:
         snapshot = msgspec.msgpack.encode(self.driver.snapshot(KEEP, put))
         self._coming = snapshot, self.driver.step, dict(self.store.pages), written
 
-    def commit(self, torn: bool = False) -> bool:
-        """End the mark that was begun; whether one is saved. Raises Died where the disk is full."""
+    def commit(self, torn: bool = False, full: bool = False) -> bool:
+        """End the mark that was begun; whether one is saved. Raises Died where the disk is full, or
+        a page is not what was written."""
         if self._coming is None or self.site.is_cut:
             return False
         if self.site.worker is not self:
@@ -318,6 +329,8 @@ class Worker:
         self._coming = None
         self.land(0)
         self.point("commit")
+        if full:
+            raise Died("the disk is full")
         pages |= written
         self.site.marks.setdefault(step, digest(pages))
         self.site.saved = [*self.site.saved, Saved(snapshot, pages, torn)][-KEEP:]

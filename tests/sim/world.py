@@ -8,6 +8,7 @@ bounded number of rounds: nothing may wait for ever.
 
 from __future__ import annotations
 
+import json
 import random
 import re
 from collections.abc import Callable
@@ -22,18 +23,21 @@ from lakequeue.protocol import journal, topics
 from lakequeue.replica.driver import StepPutAside
 from lakequeue.state import Limits
 
-from .accounts import Accounts, Wrong, must
+from .accounts import Accounts, Sent, Wrong, must
 from .clients import INBOX, RECEIPTS, VPN, Admin, Consumer, Net, Producer
 from .kafka import Fenced, Kafka
+from .poison import POISONED_LIMIT, POISONED_PRIORITY, poisoned
+from .rehoming import change_brokers
 from .worker import POINTS, Died, Site, Worker
 
 HAPPENINGS = 120
+PLAIN = "orders"
 ROUNDS = 300  # in which a home whose faults ended must be empty
 IDLE = 4  # rounds without news, before it is called empty
 LEASE_MS, BEAT_MS = 2_000, 8_000
 
 QUEUES: dict[str, dict[str, Any]] = {
-    "fifo": {"type": "LocalQueue", "dead_message_queue": "dead", "max_spool_messages": 12},
+    "fifo": {"type": "LocalQueue", "dead_message_queue": "dead", "max_spool_messages": 8},
     "keyed": {"partition_key": "/k", "dead_message_queue": "dead", "max_cancels": 3},
     "prio": {"type": "LocalQueue", "priority": "/n % 3"},
     "odd": {"type": "LocalQueue", "filter": "/n % 2 = 1", "leasing": "strict"},
@@ -44,6 +48,7 @@ QUEUES: dict[str, dict[str, Any]] = {
     "once": {"type": "LocalQueue", "semantics": "at-most-once"},
     "short": {"type": "LocalQueue", "expiration": "3s", "dead_message_queue": "dead"},
     "spread": {"max_spool_messages": 20, "reject_msg_to_sender_on_discard": "never"},
+    "plain": {"underlying_topic": "orders", "type": "Queue"},
     "slow": {"type": "LocalQueue", "redelivery_delay": "300ms", "max_backlog": 4},
 }  # fmt: skip
 TOPICS = {"all": ["fifo", "keyed", "spread", "odd"], "two": ["leased", "prio", "short", "slow"]}
@@ -70,6 +75,8 @@ class World:
         chosen = sorted(rng.sample(sorted(QUEUES), rng.randint(3, 5)))
         self.queues = [*chosen, "dead"]
         takes = {q: {q, *(topic for topic, names in TOPICS.items() if q in names)} for q in chosen}
+        if "plain" in takes:
+            takes["plain"].add(PLAIN)
         self.accounts = Accounts(
             takes, {"odd"} & set(chosen), {q: by for q, by in ORDERED.items() if q in chosen}
         )
@@ -88,6 +95,7 @@ class World:
             for n in range(rng.randint(1, 3))
         ]
         self.n = 0
+        self.numbers = len(self.names)  # of brokers that ever were
         self.told: list[str] = []
         self.calm = False
         self.last_beat = self.kafka.now
@@ -99,8 +107,8 @@ class World:
     def sizes(self) -> dict[str, int]:
         """All topics."""
         sizes = {topics.topic(VPN, kind): 1 for kind in ("journal", "rejected", "directory")}
-        sizes |= {topics.topic(VPN, topics.COMMANDS): 4, topics.topic(VPN, topics.PUBLISH): 32}
-        sizes |= {INBOX: 512, RECEIPTS: 8}
+        sizes |= {topics.topic(VPN, topics.COMMANDS): 16, topics.topic(VPN, topics.PUBLISH): 128}
+        sizes |= {INBOX: 512, RECEIPTS: 8, PLAIN: 2}
         for name in self.names:
             sizes |= {topics.topic(name, topics.MESH): 1, topics.topic(name, "instructions"): 1}
         return sizes
@@ -123,21 +131,26 @@ class World:
         configuration = parse_configuration(
             {"brokers": list(self.names), "queues": queues, "system": system}
         )
+        numbers = {one: n for n, one in enumerate(self.names)}
         for name, site in self.sites.items():
-            place = topics.topic(name, topics.INSTRUCTIONS), 0
-            begin = c.encode_command(c.Begin(epoch=site.epoch))
-            self.kafka.append(place, begin, VPN.encode())
-            numbers = {one: n for n, one in enumerate(self.names)}
-            for vpn, command in configure_commands(configuration, name, numbers):
-                self.kafka.append(place, command, vpn.encode())
-            self.kafka.append((topics.topic(VPN, topics.COMMANDS), site.number), begin)
-            self._open(site, self.rng)
+            self.begin_site(site, configure_commands(configuration, name, numbers))
         for _ in range(12):
             self._let_work(self.rng)
 
+    def begin_site(self, site: Site, instructions: list[tuple[str, bytes]]) -> None:
+        """A broker begins: the engine tells it what it has to know."""
+        if "plain" in self.queues:
+            site.captured = [PLAIN]
+        place = topics.topic(site.name, topics.INSTRUCTIONS), 0
+        begin = c.encode_command(c.Begin(epoch=site.epoch))
+        for vpn, command in [(VPN, begin), *instructions]:
+            self.kafka.append(place, command, vpn.encode())
+        self.kafka.append((topics.topic(VPN, topics.COMMANDS), site.number), begin)
+        self.open(site, self.rng)
+
     # ------------------------------------------------------------ workers
 
-    def _open(self, site: Site, rng: random.Random) -> None:
+    def open(self, site: Site, rng: random.Random) -> None:
         """A worker begins, and dies on its way if that is its fate."""
         before = site.worker
         if before is not None and not before.is_over:
@@ -145,9 +158,9 @@ class World:
         worker = Worker(site, self.kafka, rng)
         if self.calm:
             worker.most = 100
-        self._do(worker, worker.open)
+        self.do(worker, worker.open)
 
-    def _do(self, worker: Worker, what: Callable[[], Any]) -> Any:
+    def do(self, worker: Worker, what: Callable[[], Any]) -> Any:
         """Let a worker do something; it may die of it."""
         if worker.is_over:
             return None
@@ -165,10 +178,10 @@ class World:
             worker = site.worker
             if worker is None or worker.is_over:
                 if self.calm or rng.random() < 0.5:
-                    self._open(site, rng)
+                    self.open(site, rng)
             elif not worker.is_frozen:
                 worker.rng = rng
-                took += bool(self._do(worker, worker.step))
+                took += bool(self.do(worker, worker.step))
         return took
 
     def _site(self, rng: random.Random) -> Site:
@@ -208,7 +221,7 @@ class World:
         filtered = not mode and rng.random() < 0.1
         mode = mode or rng.choice(("ids", "ids", "auto", "up_to", "none"))
         name = f"c{self.inboxes}"
-        broker = rng.randrange(len(self.names))
+        broker = self._site(rng).number
         self.consumers.append(
             Consumer(
                 name, queue, broker, self.inboxes, mode, rng, self.net, self.accounts,
@@ -258,12 +271,12 @@ class World:
         worker = self._site(rng).worker
         if worker is not None and not worker.is_frozen:
             worker.rng = rng
-            self._do(worker, worker.begin_mark)
+            self.do(worker, worker.begin_mark)
 
     def do_commit(self, rng: random.Random) -> None:
         worker = self._site(rng).worker
         if worker is not None and not worker.is_frozen:
-            self._do(worker, lambda: worker.commit(torn=rng.random() < 0.05))
+            self.do(worker, lambda: worker.commit(rng.random() < 0.05, rng.random() < 0.05))
 
     def do_die(self, rng: random.Random) -> None:
         self._site(rng).dies_at = rng.choice(POINTS), rng.choice((0, 0, 1, 3))
@@ -276,14 +289,57 @@ class World:
 
     def do_replace(self, rng: random.Random) -> None:
         """Somebody thinks that a broker is dead, and starts it again."""
-        self._open(self._site(rng), rng)
+        site = self._site(rng)
+        if site.worker is not None and rng.random() < 0.7:  # while it is writing
+            site.worker.slow = 2
+            self._let_work(rng)
+        self.open(site, rng)
+
+    def do_go_back(self, rng: random.Random) -> None:
+        """The store has lost its newest commit."""
+        site = self._site(rng)
+        if len(site.saved) > 1 and site.worker is not None:
+            site.worker.die()
+            site.saved.pop()
+
+    def do_plain(self, rng: random.Random) -> None:
+        """Somebody who knows nothing of queues writes to a topic."""
+        if "plain" not in self.queues:
+            return
+        for _ in range(rng.randint(1, 3)):
+            self.n += 1
+            place = PLAIN, rng.randrange(2)
+            who, at = f"plain{place[1]}", self.kafka.end(place)
+            payload = {"p": who, "s": at, "n": self.n, "k": self.n % 3}
+            self.kafka.append(place, json.dumps(payload).encode())
+            self.accounts.sent[who, at] = Sent(PLAIN, self.n, copies=[(*place, at)])
+
+    def do_move(self, rng: random.Random) -> None:
+        """A queue moves to another broker."""
+        self.accounts.happened.add("transferred")
+        to = self._site(rng).name
+        command = c.MoveQueue(queue=rng.choice(self.queues), broker=to)
+        self.admin.tell(self._site(rng).number, command)
+
+    def do_rehome(self, rng: random.Random) -> None:
+        """A broker comes or goes while the home is at rest."""
+        change_brokers(self, rng)
+
+    def do_poison(self, rng: random.Random) -> None:
+        """A record at which the core fails."""
+        if rng.random() < 0.5:
+            self.admin.tell(self._site(rng).number, c.Browse(queue="dead", limit=POISONED_LIMIT))
+            return
+        self.n += 4
+        to = rng.choice([*self.accounts.takes, *TOPICS])
+        rng.choice(self.producers).send(to, self.n, rng, priority=POISONED_PRIORITY)
 
     def do_haunt(self, rng: random.Random) -> None:
         """Zombies go on."""
         for worker in self.zombies:
             worker.rng, worker.is_frozen = rng, False
             what = rng.choice((worker.step, worker.step, worker.begin_mark, worker.commit))
-            self._do(worker, what)
+            self.do(worker, what)
         self.zombies = [worker for worker in self.zombies if not worker.is_over]
 
     def do_lag(self, rng: random.Random) -> None:
@@ -309,15 +365,18 @@ class World:
 
     def do_retain(self, rng: random.Random) -> None:
         """Kafka deletes what every saved state has behind it."""
+        needed: dict[tuple[str, int], int] = {}
         for site in self.sites.values():
-            for place in site.places():
-                self.kafka.trim(place, min(self._read_to(site, place)))
-
-    def _read_to(self, site: Site, place: tuple[str, int]) -> list[int]:
-        return [saved.offsets().get(place, 0) for saved in site.saved]
+            for saved in site.saved:
+                known = saved.offsets()
+                for place in site.places():
+                    at = known.get(place, 0)
+                    needed[place] = min(needed.get(place, at), at)
+        for place, at in needed.items():
+            self.kafka.trim(place, at)
 
     def do_admin(self, rng: random.Random) -> None:
-        broker, queue = rng.randrange(len(self.names)), rng.choice(self.queues)
+        broker, queue = self._site(rng).number, rng.choice(self.queues)
         what = rng.choice(("purge", "redrive", "shut", "shut", "define", "describe"))
         a = self.accounts
         if what == "purge":
@@ -329,9 +388,11 @@ class World:
             a.loose |= {"fifo", "odd", "once", "short", "keyed"}
             self.admin.tell(broker, c.Redrive(queue="dead"))
         elif what == "shut":
+            a.happened.add(f"shut {queue}")
             ingress, egress = rng.random() < 0.7, rng.random() < 0.7
             self.admin.tell(broker, c.Shutdown(queue=queue, ingress=not ingress, egress=not egress))
         elif what == "define":
+            a.happened.add(f"define {queue}")
             self._define(broker, queue, rng.choice((3, 30)))
         else:
             self.admin.tell(broker, c.Describe(queue=queue))
@@ -361,11 +422,13 @@ class World:
             consumer.close()
         self.consumers = []
         for queue in self.queues:
-            for broker in range(len(self.names)):
-                self.admin.tell(broker, c.Shutdown(queue=queue))
+            for site in self.sites.values():
+                self.admin.tell(site.number, c.Shutdown(queue=queue))
             self._consume(queue, rng, "auto")
         quiet = 0
-        for _ in range(ROUNDS):
+        for n in range(ROUNDS):
+            if n % 10 == 0:
+                self._mend_queues()
             if self._round(rng):
                 quiet = 0
                 continue
@@ -373,6 +436,18 @@ class World:
             if quiet >= IDLE and not self._left():
                 break
         must(not self._left(), f"in {ROUNDS} rounds it did not drain: {self._left()}")
+
+    def _mend_queues(self) -> None:
+        """Somebody defines the queues again that failed."""
+        for site in self.sites.values():
+            if site.worker is not None and not site.worker.is_over:
+                for queue in site.worker.driver._replica.broker.queues.values():
+                    name = queue.definition.name
+                    if queue.header.faulted and name in self.queues:
+                        self._define(self._keeper(), name, 30)
+
+    def _keeper(self) -> int:
+        return min(site.number for site in self.sites.values())
 
     def _round(self, rng: random.Random) -> int:
         """Half a second of everybody's life; how much happened in it."""
@@ -407,13 +482,14 @@ class World:
         return ""
 
     def judge(self) -> None:
-        self.accounts.judge(self.kafka, list(self.names))
+        self.accounts.judge(self.kafka)
 
 
 WEIGHTS = {
     "step": 30, "send": 16, "receipts": 6, "consume": 8, "listen": 10, "settle": 12, "leave": 3,
     "wait": 8, "mark": 5, "commit": 6, "die": 6, "kill": 2, "replace": 2, "haunt": 3, "lag": 4,
-    "cut": 2, "freeze": 2, "clock": 1, "hole": 1, "retain": 2, "admin": 4,
+    "cut": 2, "freeze": 2, "clock": 1, "hole": 1, "retain": 2, "admin": 4, "go_back": 1, "plain": 3,
+    "move": 2, "rehome": 1, "poison": 1,
 }  # fmt: skip
 Happening = tuple[str, int]
 
@@ -437,7 +513,7 @@ class Failed(AssertionError):
 
 def run(seed: int, todo: list[Happening] | None = None) -> World:
     """Let the world of a seed live. Raises Failed. The journal's columns are no part of it."""
-    with patch.object(journal, "encode", msgspec.msgpack.encode):
+    with patch.object(journal, "encode", msgspec.msgpack.encode), poisoned():
         return _run(seed, todo)
 
 

@@ -1,0 +1,51 @@
+"""Bugs at which a step fails: what the core would do with a mistake of its own, in each phase. They
+depend on nothing but the record, the step and the queue, so a step that is taken again fails again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from unittest.mock import patch
+
+from lakequeue.core.commands import intake
+from lakequeue.core.phases import admission, delivery
+from lakequeue.core.queue.broker import Broker
+
+POISONED_LIMIT = 666  # of a browse
+POISONED_PRIORITY = 66  # of a message
+POISONED_STEPS = 150  # in each of these the queue below cannot be served
+POISONED_QUEUE = "slow"
+
+
+class Poison(Exception):
+    """A mistake of the core's."""
+
+
+@contextmanager
+def poisoned() -> Iterator[None]:
+    """The core fails at some records, and at a queue now and then."""
+    judge, one, serve = admission.judge, intake._one, delivery._serve
+
+    def judged(broker: Broker, vpn: str, matches: Any, messages: Any) -> Any:
+        if messages.header.priority == POISONED_PRIORITY:
+            raise Poison("a message")
+        return judge(broker, vpn, matches, messages)
+
+    def carried_out(broker: Broker, vpn: str, command: Any) -> None:
+        if getattr(command, "limit", None) == POISONED_LIMIT:
+            raise Poison("a command")
+        one(broker, vpn, command)
+
+    def served(broker: Broker, queue: Any, *rest: Any) -> None:
+        if broker.header.step % POISONED_STEPS == 40 and queue.definition.name == POISONED_QUEUE:
+            broker.at = queue
+            raise Poison("a queue")
+        serve(broker, queue, *rest)
+
+    with ExitStack() as stack:
+        stack.enter_context(patch.object(admission, "judge", judged))
+        stack.enter_context(patch.object(intake, "_one", carried_out))
+        stack.enter_context(patch.object(delivery, "_serve", served))
+        yield

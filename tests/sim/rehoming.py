@@ -1,0 +1,129 @@
+"""Brokers come and go while the home is at rest, as the engine does it: all end in good order, the
+new states are made, and with one word they count. What fails before that word changes nothing."""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING
+
+import msgspec
+from lakequeue.core import Limits
+from lakequeue.mesh.rehome import Change, NotAtRest, Rehomed, Resting, rehome
+from lakequeue.protocol import commands as c
+from lakequeue.protocol import topics, wire
+from lakequeue.protocol.errors import ConfigError
+from lakequeue.protocol.journal import Journal
+from lakequeue.replica.driver import Snapshot
+
+from .worker import VPN, Saved, Site, digest
+
+if TYPE_CHECKING:
+    from .world import World
+
+BROKERS_MAX = 4
+
+
+class _Header(msgspec.Struct):
+    time: int = 0
+    step: int = 0
+
+
+_header = msgspec.msgpack.Decoder(_Header).decode
+
+
+def change_brokers(world: World, rng: random.Random) -> None:
+    """Add a broker, or remove one, if the home comes to rest."""
+    if len(world.sites) < 2 and rng.random() < 0.5:
+        return
+    if not all(_end(world, site) for site in world.sites.values()):
+        return
+    brokers = {site.name: site.number for site in world.sites.values()}
+    if len(brokers) > 1 and (len(brokers) == BROKERS_MAX or rng.random() < 0.5):
+        del brokers[rng.choice(sorted(brokers))]
+    else:
+        world.numbers += 1
+        brokers[f"n{world.numbers - 1}"] = world.numbers - 1
+    known = {site.name: _resting(site) for site in world.sites.values()}
+    before = [digest(resting.pages) for _, resting in known.values()]
+    limits: Limits = next(iter(world.sites.values())).limits
+    try:
+        found = rehome([resting for _, resting in known.values()], Change(brokers), 7, b"", limits)
+    except (NotAtRest, ConfigError) as why:
+        world.told.append(f"   {why}")
+        return
+    finally:
+        after = [digest(resting.pages) for _, resting in known.values()]
+        assert before == after, "a rehoming that is not done yet has changed the home"
+    if rng.random() < 0.2:
+        world.told.append("   it died before the word")
+        return
+    _take(world, found, {name: own for name, (own, _) in known.items()})
+
+
+def _end(world: World, site: Site) -> bool:
+    """A broker's loop ends in good order, and its state has all steps."""
+    worker = site.worker
+    if worker is None or worker.is_over or worker.is_frozen or site.is_cut:
+        return False
+    for _ in range(3):
+        world.do(worker, worker.step)
+    world.do(worker, worker.commit)
+    if not worker.is_over:
+        world.do(worker, worker.begin_mark)
+    return bool(world.do(worker, worker.commit))
+
+
+def _resting(site: Site) -> tuple[Snapshot, Resting]:
+    saved = site.saved[-1]
+    own = msgspec.msgpack.decode(saved.snapshot or b"", type=Snapshot)
+    return own, Resting(
+        site.name, site.number, dict(saved.pages), {(t, n): at for t, n, at in own.offsets},
+        {(t, n): one for t, n, one in own.ids}, list(own.captured),
+    )  # fmt: skip
+
+
+def _take(world: World, found: Rehomed, before: dict[str, Snapshot]) -> None:
+    """The home is the new one from now on."""
+    for site in world.sites.values():
+        assert site.worker is not None
+        site.worker.is_over = True
+    gone = [site for name, site in world.sites.items() if name not in {o.name for o in found.brokers}]
+    peers = c.Peers(brokers={one.name: one.number for one in found.brokers})
+    told = c.encode_command(peers)
+    sites = {}
+    for one in found.brokers:
+        is_new = one.name not in world.sites
+        if is_new:
+            limits = next(iter(world.sites.values())).limits
+            site = Site(one.name, one.number, limits)
+            world.kafka.sizes |= {topics.topic(one.name, kind): 1 for kind in ("mesh", "instructions")}
+        else:
+            site = world.sites[one.name]
+        header, own = _header(one.pages["broker"]), before.get(one.name, Snapshot())
+        snapshot = msgspec.structs.replace(
+            own, step=header.step, now=max(own.now, header.time),
+            offsets=[(*place, at) for place, at in sorted(one.offsets.items())],
+            ids=[(*place, at) for place, at in sorted(one.ids.items())],
+            captured=one.captures, journal=[*own.journal, *one.journal],
+            since=own.since if own.journal else header.time,
+        )  # fmt: skip
+        site.saved = [Saved(msgspec.msgpack.encode(snapshot), one.pages)]
+        sites[one.name] = site
+    heir = min(sites.values(), key=lambda site: site.number)
+    for site in gone:
+        heir.speaks_for += [site.number, *site.speaks_for]
+        site.log.owner = -1
+        rest = [*before[site.name].journal, *found.last[site.name]]
+        value = msgspec.msgpack.encode(Journal(site.name, 1 << 40, 0, rest))
+        step = [(wire.STEP, b"%d.0" % (1 << 40))]
+        world.kafka.append((topics.topic(VPN, "journal"), 0), value, site.name.encode(), step)
+    new = [site for name, site in sites.items() if name not in world.sites]
+    world.sites = sites
+    world.told.append(f"   brokers: {', '.join(sites)}")
+    world.accounts.happened.add("transferred")
+    for site in sites.values():
+        if site in new:
+            world.begin_site(site, [(VPN, told)])
+        else:
+            world.kafka.append((topics.topic(site.name, "instructions"), 0), told, VPN.encode())
+            world.open(site, world.rng)
