@@ -237,9 +237,11 @@ class _Rehoming:
         for broker in self._brokers.values():
             for (vpn, name), queue in broker.names.items():
                 if (vpn, name) not in found and not queue.header.stands_for:
+                    header = queue.header
                     found[vpn, name] = Entry(
-                        queue.definition, [broker.header.number], list(queue.header.topics)
-                    )
+                        queue.definition, [broker.header.number], list(header.topics),
+                        ingress=header.ingress, egress=header.egress,
+                    )  # fmt: skip
         return dict(sorted(found.items()))
 
     def _directory(self) -> dict[tuple[str, str], Entry]:

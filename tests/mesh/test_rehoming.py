@@ -422,3 +422,17 @@ def test_M4_an_administrator_adds_and_removes_brokers() -> None:
         message.ack()
     assert [one["name"] for one in admin.brokers()] == ["a", "c"]
     assert admin.describe("q")["depth"] == 0
+
+
+def test_H5_a_queue_that_is_shut_down_stays_so_and_can_be_opened_when_a_broker_comes() -> None:
+    """Of a home with one broker too, which has no directory yet."""
+    queues = [{"name": "q", "message_type": "json"}]
+    engine = RestingEngine(parse_configuration({"brokers": ["a"], "queues": queues}))
+    admin = engine.connect("a", "ops").admin()
+    engine.connect("a", "app").producer().send("q", b"{}")
+    admin.shutdown("q", egress=True)
+    engine.change(add="b")
+    consumer = engine.connect("b", "app-b").consumer("q", ack_mode="auto")
+    assert consumer.receive(timeout=0) is None
+    admin.shutdown("q", egress=False)
+    assert consumer.receive(timeout=0) is not None

@@ -196,6 +196,7 @@ class Lives:
         self.back: Counter[tuple[str, int]] = Counter()  # born by a redrive or a move
         self.ids: dict[tuple[str, int, int, int], int] = {}  # where a message came from → its id
         self.first: dict[tuple[str, str, int], int] = {}  # queue, broker, id → step
+        self.leased: defaultdict[tuple[str, int], set[int]] = defaultdict(set)  # by lane
         self.discarded: set[tuple[str, int]] = set()  # by a queue far from its producer (M3)
         self.endings: defaultdict[tuple[str, int], list[str]] = defaultdict(list)
 
@@ -228,6 +229,8 @@ class Lives:
         number: int,
     ) -> None:
         queue, event, step = segment.queue, segment.event, segment.step
+        if queue == "keyed":
+            self._lane(broker, event, number)
         of, key = queue.removeprefix(OUT), (queue.removeprefix(OUT), number)
         if event == "spooled":
             alive[broker, queue, number] += 1
@@ -251,6 +254,18 @@ class Lives:
             else:
                 self.endings[key].append(event)
                 self._may(of, number, event, segment.subscription)
+
+    def _lane(self, broker: str, event: str, number: int) -> None:
+        """Messages with one key are leased one at a time (O4)."""
+        key = self.accounts.by_id.get(number)
+        if key is None:
+            return
+        leased = self.leased[broker, self.accounts.sent[key].n % 3]
+        if event in ("delivered", "redelivered"):
+            must(leased <= {number}, f"keyed: {number} is out, and so is {leased}")
+            leased.add(number)
+        elif event not in ("renewed", "spooled"):
+            leased.discard(number)
 
     def _may(self, queue: str, number: int, event: str, subscription: str) -> None:
         """An ending needs a cause."""

@@ -6,29 +6,31 @@ until one fails, and says which one did.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 from unittest.mock import patch
 
-from lakequeue.mesh import channel, lanes, moves
+from lakequeue.core.phases import admission
+from lakequeue.core.queue import change
+from lakequeue.core.queue.broker import Broker
+from lakequeue.core.queue.producers import ProducerHistory
+from lakequeue.core.rules.entering import plain_match as plain
+from lakequeue.core.storage.row import NEVER
+from lakequeue.core.storage.runs import Runs
+from lakequeue.core.storage.spool import Spool
+from lakequeue.mesh import arrivals, channel, lanes, moves, rehome
 from lakequeue.mesh.mesh import Mesh
 from lakequeue.replica import driver as driving
 from lakequeue.replica.driver import Driver
 from lakequeue.replica.journal_buffer import JournalBuffer
 from lakequeue.replica.replica import Replica
-from lakequeue.state.phases import deadlines
-from lakequeue.state.queue import change
-from lakequeue.state.queue.broker import Broker
-from lakequeue.state.queue.producers import ProducerHistory
-from lakequeue.state.queue.queue import Queue
-from lakequeue.state.queue.ready import Ready
-from lakequeue.state.storage.runs import Runs
-from lakequeue.state.storage.spool import Spool
 
 from . import worker
 from .kafka import StepsLog
 from .world import Failed, run
 
+stepping = sys.modules["lakequeue.core.step"]  # the package has a function of this name
 MUTANTS: dict[str, Callable[[], Any]] = {}
 
 
@@ -133,41 +135,11 @@ def a_snapshot_forgets_the_journal() -> Any:
 
 
 @mutant
-def a_snapshot_reads_one_record_again() -> Any:
-    def snapshot(original: Any, self: Driver, *rest: Any) -> Any:
-        found = original(self, *rest)
-        found.offsets = [
-            (t, p, at - (t.endswith(".publish") and at > 1)) for t, p, at in found.offsets
-        ]
-        return found
-
-    return around(Driver, "snapshot", snapshot)
-
-
-@mutant
-def a_mark_is_not_made_again() -> Any:
-    def replay(original: Any, self: Driver, *rest: Any) -> Any:
-        with patch.object(self._replica, "mark", lambda: None):
-            return original(self, *rest)
-
-    return around(Driver, "replay", replay)
-
-
-@mutant
 def time_runs_back() -> Any:
     def start(original: Any, self: Any, lived: int) -> None:
         original(self, 0)
 
     return around(worker.BrokerClock, "start", start)
-
-
-@mutant
-def the_journal_is_said_early_by_a_replay() -> Any:
-    def add(original: Any, self: JournalBuffer, journal: Any) -> None:
-        original(self, journal)
-        self.since = journal.time
-
-    return around(JournalBuffer, "add", add)
 
 
 @mutant
@@ -178,18 +150,99 @@ def the_last_page_of_a_mark_is_left_out() -> Any:
     return around(Replica, "pack", pack)
 
 
+@mutant
+def a_snapshot_reads_a_plain_record_again() -> Any:
+    def snapshot(original: Any, self: Driver, *rest: Any) -> Any:
+        found = original(self, *rest)
+        found.offsets = [(t, p, at - (t == "orders" and at > 0)) for t, p, at in found.offsets]
+        return found
+
+    return around(Driver, "snapshot", snapshot)
+
+
+@mutant
+def the_last_words_of_a_journal_are_lost() -> Any:
+    def take(original: Any, self: JournalBuffer, now: int) -> Any:
+        found = original(self, now)
+        if found is not None and len(found.segments) > 5:
+            found.segments = found.segments[:-1]
+        return found
+
+    return around(JournalBuffer, "take", take)
+
+
+@mutant
+def what_failed_is_not_written_down() -> Any:
+    def again(original: Any, record: Any, **changed: Any) -> Any:
+        changed.pop("skipped", None)
+        return original(record, **changed)
+
+    return around(driving.msgspec.structs, "replace", again)
+
+
 # ---------------------------------------------------------------- the core
 
 
 @mutant
 def a_dirty_flag_is_lost() -> Any:
-    def touch(original: Any, self: Broker, queue: Queue) -> None:
-        was = queue.dirty
-        original(self, queue)
-        if queue.header.leased == 1:
-            queue.dirty = was
+    def begin_mark(original: Any, self: Broker, put: Any) -> None:
+        dirty = [queue for queue in self.queues.values() if queue.dirty]
+        if len(dirty) > 1:
+            dirty[-1].dirty = False
+        original(self, put)
 
-    return around(Broker, "touch", touch)
+    return around(Broker, "begin_mark", begin_mark)
+
+
+@mutant
+def a_lane_is_forgotten() -> Any:
+    def enter(original: Any, broker: Any, queue: Any, rows: Any) -> None:
+        for row in rows:
+            row.lane = 0 if row.id % 3 else row.lane
+        original(broker, queue, rows)
+
+    return around(admission, "enter", enter)
+
+
+@mutant
+def a_lease_never_ends() -> Any:
+    return around(stepping, "act_on_deadlines", lambda original, broker: None)
+
+
+@mutant
+def a_filter_is_ignored() -> Any:
+    return around(
+        admission, "match", lambda original, queue, *rest: original(queue, *rest) or plain(queue)
+    )
+
+
+@mutant
+def a_session_is_not_saved() -> Any:
+    def changed(original: Any, self: Broker, kind: str, name: Any) -> None:
+        if kind != "s":
+            original(self, kind, name)
+
+    return around(Broker, "_change", changed)
+
+
+@mutant
+def a_ttl_does_not_count() -> Any:
+    return around(
+        admission, "_lives", lambda original, header, times, now: [(NEVER, NEVER)] * len(times)
+    )
+
+
+@mutant
+def a_broker_that_is_loaded_serves_nobody() -> Any:
+    def load(original: Any, *given: Any) -> Any:
+        broker = original(*given)
+        for queue in broker.queues.values():
+            queue.header.again = queue.wanted = False
+            for one in queue.header.subscriptions:
+                one.max_backlog = 0
+        return broker
+
+    return around(Broker, "load", load)
 
 
 @mutant
@@ -253,21 +306,6 @@ def a_return_is_not_counted() -> Any:
 
 
 @mutant
-def a_lane_goes_on_while_its_first_is_leased() -> Any:
-    def changed(original: Any, self: Ready, row: Any) -> None:
-        state, row.state = row.state, change.GONE if row.state == change.LEASED else row.state
-        original(self, row)
-        row.state = state
-
-    return around(Ready, "changed", changed)
-
-
-@mutant
-def a_lease_never_ends() -> Any:
-    return around(deadlines, "act_on_deadlines", lambda original, broker: None)
-
-
-@mutant
 def contents_are_released_too_early() -> Any:
     def release(original: Any, self: Spool, rows: Any, *rest: Any) -> Any:
         original(self, rows, *rest)
@@ -278,7 +316,7 @@ def contents_are_released_too_early() -> Any:
 
 @mutant
 def an_ack_takes_the_next_one() -> Any:
-    from lakequeue.state.commands import leases
+    from lakequeue.core.commands import leases
 
     def remove(original: Any, broker: Any, queue: Any, rows: Any, name: str) -> int:
         more = [r for r in queue.live.values() if r.state == change.LEASED and r not in rows]
@@ -289,7 +327,7 @@ def an_ack_takes_the_next_one() -> Any:
 
 @mutant
 def a_dead_message_is_left_where_it_died() -> Any:
-    from lakequeue.state.rules import dead
+    from lakequeue.core.rules import dead
 
     return around(dead, "over_quota", lambda original, target, *rest: True)
 
@@ -349,7 +387,7 @@ def a_refused_attempt_is_taken_later() -> Any:
         facts.refusing.pop(f"{sender}/{said.vpn}/{said.queue}", None)
         original(broker, facts, sender, said)
 
-    return around(handed_over, "handed_over", handed_over)
+    return around(arrivals, "handed_over", handed_over)
 
 
 @mutant
@@ -377,3 +415,29 @@ def a_queue_that_moves_counts_deliveries_anew() -> Any:
 def msgspec_replace(said: Any, **changed: Any) -> Any:
     """The same word with something else in it."""
     return driving.msgspec.structs.replace(said, **changed)
+
+
+# ---------------------------------------------------------------- brokers come and go
+
+
+@mutant
+def producers_of_a_removed_broker_are_forgotten() -> Any:
+    def leave_rest(original: Any, self: Any, leaving: Broker) -> None:
+        leaving.producers.clear()
+        original(self, leaving)
+
+    return around(rehome._Rehoming, "_leave_rest", leave_rest)
+
+
+@mutant
+def partitions_of_a_removed_broker_are_skipped() -> Any:
+    return around(
+        rehome,
+        "of_removed",
+        lambda original, *given: {at: n + 1 for at, n in original(*given).items()},
+    )
+
+
+@mutant
+def what_waits_for_a_queue_stays_where_it_was() -> Any:
+    return around(rehome._Rehoming, "_redirect", lambda original, self, holder, to: None)

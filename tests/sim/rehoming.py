@@ -87,7 +87,9 @@ def _take(world: World, found: Rehomed, before: dict[str, Snapshot]) -> None:
     for site in world.sites.values():
         assert site.worker is not None
         site.worker.is_over = True
-    gone = [site for name, site in world.sites.items() if name not in {o.name for o in found.brokers}]
+    gone = [
+        site for name, site in world.sites.items() if name not in {o.name for o in found.brokers}
+    ]
     peers = c.Peers(brokers={one.name: one.number for one in found.brokers})
     told = c.encode_command(peers)
     sites = {}
@@ -96,7 +98,9 @@ def _take(world: World, found: Rehomed, before: dict[str, Snapshot]) -> None:
         if is_new:
             limits = next(iter(world.sites.values())).limits
             site = Site(one.name, one.number, limits)
-            world.kafka.sizes |= {topics.topic(one.name, kind): 1 for kind in ("mesh", "instructions")}
+            world.kafka.sizes |= {
+                topics.topic(one.name, kind): 1 for kind in ("mesh", "instructions")
+            }
         else:
             site = world.sites[one.name]
         header, own = _header(one.pages["broker"]), before.get(one.name, Snapshot())

@@ -1,0 +1,22 @@
+"""Planted bugs are found, or the judges of `sim.world` see nothing. Here a sample, with a seed that
+is known to find each; `python -m sim --mutants` hunts all of them from the first seed on."""
+
+from __future__ import annotations
+
+import pytest
+from sim.mutants import MUTANTS, hunt
+
+SAMPLE = {
+    "says_before_the_log_has_it": 6,
+    "the_fence_is_skipped": 0,
+    "a_replay_says_nothing": 0,
+}
+
+
+@pytest.mark.parametrize("name", SAMPLE)
+def test_a_planted_bug_is_found(name: str) -> None:
+    assert hunt(name, 200) is not None, f"none of 200 worlds finds {name}"
+
+
+def test_there_are_enough_of_them() -> None:
+    assert len(MUTANTS) >= 30
