@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import time
 import traceback
 from concurrent.futures import ProcessPoolExecutor, as_completed
 
+from .mutants import MUTANTS, hunt
 from .world import Failed, run, shrink
+
+MUTANT_SEEDS = 200
 
 
 def try_one(seed: int) -> tuple[int, str]:
@@ -53,12 +57,28 @@ def show(seed: int) -> int:
     return 0
 
 
+def hunt_all(processes: int) -> int:
+    """Every planted bug; how many no world finds."""
+    missed = 0
+    with ProcessPoolExecutor(processes) as pool:
+        hunts = {name: pool.submit(hunt, name, MUTANT_SEEDS) for name in MUTANTS}
+        for name, one in hunts.items():
+            seed = one.result()
+            missed += seed is None
+            print(f"{name}: {'not found' if seed is None else f'seed {seed}'}", flush=True)
+    print(f"{len(MUTANTS)} planted bugs, {missed} not found")
+    return missed
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="sim")
     parser.add_argument("seed", type=int, nargs="?", default=0)
     parser.add_argument("--soak", type=int, default=0, help="so many seeds from this one on")
-    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--mutants", action="store_true", help="hunt the planted bugs")
+    parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
     given = parser.parse_args()
+    if given.mutants:
+        return 1 if hunt_all(given.processes) else 0
     if given.soak:
         return 1 if soak(given.seed, given.soak, given.processes) else 0
     return show(given.seed)

@@ -16,7 +16,6 @@ from lakequeue.core.queue import change
 from lakequeue.core.queue.broker import Broker
 from lakequeue.core.queue.producers import ProducerHistory
 from lakequeue.core.rules.entering import plain_match as plain
-from lakequeue.core.storage.row import NEVER
 from lakequeue.core.storage.runs import Runs
 from lakequeue.core.storage.spool import Spool
 from lakequeue.mesh import arrivals, channel, lanes, moves, rehome
@@ -223,13 +222,6 @@ def a_session_is_not_saved() -> Any:
             original(self, kind, name)
 
     return around(Broker, "_change", changed)
-
-
-@mutant
-def a_ttl_does_not_count() -> Any:
-    return around(
-        admission, "_lives", lambda original, header, times, now: [(NEVER, NEVER)] * len(times)
-    )
 
 
 @mutant

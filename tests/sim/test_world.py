@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 from sim.world import run
 
-SEEDS, A_TEST = 120, 20
+SEEDS, A_TEST = 400, 40
 
 
 @pytest.mark.parametrize("first", range(0, SEEDS, A_TEST))

@@ -195,7 +195,9 @@ class Worker:
         """So many records of the log arrive, if they still may."""
         for _ in range(min(n, len(self._log_flight))):
             if self.site.log.owner == self.attempt:
-                self.site.log.append(self.attempt, self._log_flight.popleft())
+                self._reported.append(
+                    self.site.log.append(self.attempt, self._log_flight.popleft())
+                )
 
     def _scatter(self) -> None:
         """Of each partition the first outputs that were on their way arrive."""
@@ -232,6 +234,8 @@ class Worker:
         slow = 0 if timeout_s else self.slow
         if self.site.is_cut and timeout_s:
             self.site.is_cut = False  # it waits until the link is back
+        if self._reported:  # it hears of these before it hears that it is fenced
+            slow = len(self._log_flight)
         while len(self._log_flight) > slow and not self.site.is_cut:
             self._reported.append(self.site.log.append(self.attempt, self._log_flight.popleft()))
         self.point("written")
