@@ -51,6 +51,7 @@ class Producer:
         self.name, self.broker, self.number = name, broker, number
         self._net, self._accounts = net, accounts
         self._seq = self._read = 0
+        self._last: tuple[tuple[str, int], bytes, PublishHeader] | None = None
         self._open: dict[int, tuple[tuple[str, int], bytes, PublishHeader]] = {}
 
     @property
@@ -77,12 +78,18 @@ class Producer:
         place = topics.topic(VPN, topics.PUBLISH), first + self.number % 2
         for seq in range(header.seq, header.seq + count):
             self._open[seq] = place, value, header
+        self._last = place, value, header
         self._write(place, value, header)
 
     def send_again(self) -> None:
         """What is not answered."""
         for header_seq in sorted({header.seq for _, _, header in self._open.values()}):
             self._write(*next(o for o in self._open.values() if o[2].seq == header_seq))
+
+    def arrive_late(self) -> None:
+        """What was sent last comes to Kafka once more, answered or not."""
+        if self._last is not None:
+            self._write(*self._last)
 
     def _write(self, place: tuple[str, int], value: bytes, header: PublishHeader) -> None:
         for _ in range(self._net.copies()):

@@ -11,25 +11,25 @@ from collections.abc import Callable
 from typing import Any
 from unittest.mock import patch
 
-from lakequeue.core.phases import admission
-from lakequeue.core.queue import change
-from lakequeue.core.queue.broker import Broker
-from lakequeue.core.queue.producers import ProducerHistory
-from lakequeue.core.rules.entering import plain_match as plain
-from lakequeue.core.storage.runs import Runs
-from lakequeue.core.storage.spool import Spool
-from lakequeue.mesh import arrivals, channel, lanes, moves, rehome
+from lakequeue.mesh import channel, lanes, moves, rehome
 from lakequeue.mesh.mesh import Mesh
 from lakequeue.replica import driver as driving
 from lakequeue.replica.driver import Driver
 from lakequeue.replica.journal_buffer import JournalBuffer
 from lakequeue.replica.replica import Replica
+from lakequeue.state.phases import admission
+from lakequeue.state.queue import change
+from lakequeue.state.queue.broker import Broker
+from lakequeue.state.queue.producers import ProducerHistory
+from lakequeue.state.rules.entering import plain_match as plain
+from lakequeue.state.storage.runs import Runs
+from lakequeue.state.storage.spool import Spool
 
 from . import worker
 from .kafka import StepsLog
 from .world import Failed, run
 
-stepping = sys.modules["lakequeue.core.step"]  # the package has a function of this name
+stepping = sys.modules["lakequeue.state.step"]  # the package has a function of this name
 MUTANTS: dict[str, Callable[[], Any]] = {}
 
 
@@ -273,16 +273,6 @@ def a_merge_loses_a_row() -> Any:
 
 
 @mutant
-def a_segment_skips_one_too_few() -> Any:
-    def cut(original: Any, self: Runs, group: Any, head: Any, rows: Any, n: int) -> None:
-        original(self, group, head, rows, n)
-        if n < len(rows) and head.skip > 1:
-            head.skip -= 1
-
-    return around(Runs, "_cut", cut)
-
-
-@mutant
 def cold_rows_come_late() -> Any:
     return around(Runs, "first", lambda original, self: None)
 
@@ -308,7 +298,7 @@ def contents_are_released_too_early() -> Any:
 
 @mutant
 def an_ack_takes_the_next_one() -> Any:
-    from lakequeue.core.commands import leases
+    from lakequeue.state.commands import leases
 
     def remove(original: Any, broker: Any, queue: Any, rows: Any, name: str) -> int:
         more = [r for r in queue.live.values() if r.state == change.LEASED and r not in rows]
@@ -319,7 +309,7 @@ def an_ack_takes_the_next_one() -> Any:
 
 @mutant
 def a_dead_message_is_left_where_it_died() -> Any:
-    from lakequeue.core.rules import dead
+    from lakequeue.state.rules import dead
 
     return around(dead, "over_quota", lambda original, target, *rest: True)
 
@@ -374,12 +364,8 @@ def what_was_stored_far_away_is_sent_again() -> Any:
 
 
 @mutant
-def a_refused_attempt_is_taken_later() -> Any:
-    def handed_over(original: Any, broker: Any, facts: Any, sender: int, said: Any) -> None:
-        facts.refusing.pop(f"{sender}/{said.vpn}/{said.queue}", None)
-        original(broker, facts, sender, said)
-
-    return around(arrivals, "handed_over", handed_over)
+def a_lane_that_was_refused_is_not_tried_again() -> Any:
+    return around(lanes, "retry", lambda original, broker, facts: None)
 
 
 @mutant
@@ -419,15 +405,6 @@ def producers_of_a_removed_broker_are_forgotten() -> Any:
         original(self, leaving)
 
     return around(rehome._Rehoming, "_leave_rest", leave_rest)
-
-
-@mutant
-def partitions_of_a_removed_broker_are_skipped() -> Any:
-    return around(
-        rehome,
-        "of_removed",
-        lambda original, *given: {at: n + 1 for at, n in original(*given).items()},
-    )
 
 
 @mutant

@@ -9,9 +9,9 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest.mock import patch
 
-from lakequeue.core.commands import intake
-from lakequeue.core.phases import admission, delivery
-from lakequeue.core.queue.broker import Broker
+from lakequeue.state.commands import intake
+from lakequeue.state.phases import admission, delivery
+from lakequeue.state.queue.broker import Broker
 
 POISONED_LIMIT = 666  # of a browse
 POISONED_PRIORITY = 66  # of a message

@@ -7,13 +7,13 @@ import random
 from typing import TYPE_CHECKING
 
 import msgspec
-from lakequeue.core import Limits
-from lakequeue.mesh.rehome import Change, NotAtRest, Rehomed, Resting, rehome
+from lakequeue.mesh.rehome import HomeChange, NotAtRest, Rehomed, Resting, rehome
 from lakequeue.protocol import commands as c
 from lakequeue.protocol import topics, wire
 from lakequeue.protocol.errors import ConfigError
 from lakequeue.protocol.journal import Journal
 from lakequeue.replica.driver import Snapshot
+from lakequeue.state import Limits
 
 from .worker import VPN, Saved, Site, digest
 
@@ -47,7 +47,9 @@ def change_brokers(world: World, rng: random.Random) -> None:
     before = [digest(resting.pages) for _, resting in known.values()]
     limits: Limits = next(iter(world.sites.values())).limits
     try:
-        found = rehome([resting for _, resting in known.values()], Change(brokers), 7, b"", limits)
+        found = rehome(
+            [resting for _, resting in known.values()], HomeChange(brokers), 7, b"", limits
+        )
     except (NotAtRest, ConfigError) as why:
         world.told.append(f"   {why}")
         return

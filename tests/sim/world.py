@@ -211,6 +211,8 @@ class World:
             producer.listen()
             if rng.random() < 0.5:
                 producer.send_again()
+            if rng.random() < 0.2:
+                producer.arrive_late()
 
     def do_consume(self, rng: random.Random) -> None:
         if len(self.consumers) > 8:
