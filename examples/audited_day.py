@@ -36,12 +36,13 @@ OLD, NEW = "tower-1", "tower-2"
 # The tables lag this much behind, instead of a minute: nobody waits for a demo.
 INTERVALS = ("--set", "lakequeue.tables_interval_s=2", "--set", "lakequeue.history_interval_s=2")
 PHASE_S_MAX = 120.0
+# try(): a home may hold payloads that are no JSON, in other queues.
 WHICH = """
 select message_id, published_at, waiting_ms, consumers
 from lifecycle join journal using (message_id, queue)
   join messages using (topic, "partition", "offset", item)
-where event = 'spooled' and decode(payload) ->> '$.carrier' = '{carrier}'
-  and decode(payload) ->> '$.flight' = '{flight}'"""
+where event = 'spooled' and try(decode(payload) ->> '$.carrier') = '{carrier}'
+  and try(decode(payload) ->> '$.flight') = '{flight}'"""
 WHO = f"""
 select consumers, count(*) as flights, min(published_at) as since, max(acknowledged_at) as until
 from lifecycle where queue = '{QUEUE}' and acknowledged_at is not null

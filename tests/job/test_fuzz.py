@@ -28,7 +28,7 @@ from lakequeue.streaming.topics_admin import ensure_topics
 
 pytestmark = pytest.mark.job
 
-RECORDS = int(os.environ.get("LAKEQUEUE_FUZZ_JOB", "20000"))
+RECORDS = int(os.environ.get("LAKEQUEUE_FUZZ_JOB", "4000"))
 SECONDS_MAX = 150
 KEYS = {
     "dead": {},
