@@ -223,3 +223,9 @@ def _admit(queue: Queue, rows: list[Row]) -> None:
     for row in held:
         queue.leases.setdefault(row.holder, {})[row.id] = row
     queue.spill_over()
+
+
+def tell_moved(of: Broker, queue: Queue, to: Broker, target: Queue, ids: list[int]) -> None:
+    """Messages left a queue of one broker, and are in one of another."""
+    of.record("transferred", queue, ids, reason=f"to broker {to.header.name}")
+    to.record("spooled", target, ids, reason=f"from broker {of.header.name}")

@@ -38,7 +38,7 @@ from .facts import Entry, MeshFacts, Peer
 from .handed_over import take_in
 from .lanes import stand_in, target, turn
 from .mesh import Mesh
-from .moved import Shared, give_up, keep_later, leave_behind, move_queue, rows_of
+from .moved import Shared, give_up, keep_later, leave_behind, move_queue, rows_of, tell_moved
 from .reading import Partition, of_new, of_removed, share, what_was_had
 from .rejoining import next_word
 
@@ -378,8 +378,7 @@ class _Rehoming:
         moved = move_queue(source, queue, target, self._shared, found)
         keep_later(target, moved, before)
         ids = [row.id for row in rows_of(queue)]
-        source.record("transferred", queue, ids, reason=f"to broker {target.header.name}")
-        target.record("spooled", moved, ids, reason=f"from broker {source.header.name}")
+        tell_moved(source, queue, target, moved, ids)
 
     def _redirect(self, holder: Broker, to: Broker) -> None:
         """What waits for queues of other brokers waits where these are now. to: who has it from
@@ -404,7 +403,9 @@ class _Rehoming:
             elif queue.header.depth:
                 into = stand_in(to, known, lane.vpn, lane.queue)
                 self._count_on(to, into, host)
+                ids = [row.id for row in rows_of(queue)]
                 move_queue(holder, queue, to, self._shared, into)
+                tell_moved(holder, queue, to, into, ids)
             if holder is to:
                 del facts.lanes[number]
                 facts.retries.pop(number, None)
@@ -429,7 +430,7 @@ class _Rehoming:
                 holder.spool.release([row], queue.header.vpn_number)
             take_in(to, target, msgspec.structs.replace(row), content, waiting=True)
         target.spill_over()
-        to.record("spooled", target, ids, reason=f"from broker {holder.header.name}")
+        tell_moved(holder, queue, to, target, ids)
 
     # ------------------------------------------------------------ what clients have
 

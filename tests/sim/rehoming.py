@@ -35,6 +35,10 @@ def change_brokers(world: World, rng: random.Random) -> None:
     """Add a broker, or remove one, if the home comes to rest."""
     if len(world.sites) < 2 and rng.random() < 0.5:
         return
+    for _ in range(6):  # what they have for each other is heard
+        for site in world.sites.values():
+            if site.worker is not None and not site.worker.is_frozen:
+                world.do(site.worker, site.worker.step)
     if not all(_end(world, site) for site in world.sites.values()):
         return
     brokers = {site.name: site.number for site in world.sites.values()}
@@ -67,8 +71,6 @@ def _end(world: World, site: Site) -> bool:
     worker = site.worker
     if worker is None or worker.is_over or worker.is_frozen or site.is_cut:
         return False
-    for _ in range(3):
-        world.do(worker, worker.step)
     world.do(worker, worker.commit)
     if not worker.is_over:
         world.do(worker, worker.begin_mark)
