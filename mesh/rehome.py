@@ -237,10 +237,9 @@ class _Rehoming:
         for broker in self._brokers.values():
             for (vpn, name), queue in broker.names.items():
                 if (vpn, name) not in found and not queue.header.stands_for:
-                    header = queue.header
                     found[vpn, name] = Entry(
-                        queue.definition, [broker.header.number], list(header.topics),
-                        ingress=header.ingress, egress=header.egress,
+                        queue.definition, [broker.header.number], list(queue.header.topics),
+                        ingress=queue.header.ingress, egress=queue.header.egress,
                     )  # fmt: skip
         return dict(sorted(found.items()))
 
