@@ -70,8 +70,8 @@ def doctor(
 
     presence, bootstrap = _presence(url, home, vpn, queue)
     checks = diagnose(home)
-    configuration = load_configuration(config)
-    checks += [*look(home, configuration, master, bootstrap), *presence]
+    configuration, wrong = load_configuration(config)
+    checks += [*wrong, *look(home, configuration, master, bootstrap), *presence]
     if bootstrap is not None:
         brokers = 1 if configuration is None else len(brokers_of(configuration, home))
         vpns, lives = vpns_of(configuration) | {vpn}, engine_lives(presence)

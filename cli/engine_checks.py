@@ -224,11 +224,12 @@ def vpns_of(configuration: Configuration | None) -> set[str]:
     return {*configuration.vpns, *(q.vpn for q in configuration.queues)}
 
 
-def load_configuration(config: Path) -> Configuration | None:
-    """The configuration that the engine would have; None where it is broken: `up` says how."""
+def load_configuration(config: Path) -> tuple[Configuration | None, list[Check]]:
+    """The configuration that the engine would have; where it has none, what is wrong with it."""
     from ..conf import load
 
     try:
-        return load(config)
-    except ConfigError:
-        return None
+        return load(config), []
+    except ConfigError as error:
+        wanted = "a file of queues that can be read"
+        return None, [Check("configuration", False, str(error), wanted, "Correct it, or --config.")]

@@ -107,6 +107,17 @@ def test_doctor_fails_only_where_something_was_said_to_run(
     assert (found["ok"], status) == (False, 1)
 
 
+def test_doctor_names_a_configuration_that_cannot_be_read(tmp_path: Path) -> None:
+    """And does not leave out, without a word, what needs one."""
+    file = tmp_path / "queues.yaml"
+    found, status = row("configuration", "--config", str(file), "--master", "local[4]")
+    assert (found["ok"], status) == (False, 1)
+    assert f"{file}: the configuration file cannot be read" in found["found"]
+    file.write_text("queues: [{name: q}]")
+    found, _ = row("configuration", "--config", str(file))
+    assert "message_type" in found["found"]
+
+
 def test_doctor_on_a_home_that_has_not_been_started(tmp_path: Path) -> None:
     found, _ = row("Kafka", "--home", str(tmp_path))
     assert found["ok"]
