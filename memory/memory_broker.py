@@ -36,6 +36,11 @@ class MemoryBroker:
         return not self._replica.broker.header.step
 
     @property
+    def vpns(self) -> list[str]:
+        """The VPNs that it has heard of."""
+        return list(self._replica.broker.header.vpns)
+
+    @property
     def store(self) -> DictStore:
         """The state, as a mark writes it."""
         if not self.is_new:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 
 from ..client.known_brokers import WISH
+from ..definitions.broker_changes import check_added, check_removed
 from ..mesh.rehome import HomeChange, Rehomed
 from ..protocol import LakequeueError
 from .in_process import MemoryEngine
@@ -37,13 +38,13 @@ def change_brokers(
     """Add a broker, remove one, or both; or move queues. Raises LakequeueError, and the home is as
     it was."""
     brokers = {broker.home.name: broker.home.number for broker in engine.brokers}
-    if add in brokers or add in engine.removed.values():
-        raise LakequeueError(f"broker {add!r}: is of this home, or was: a name is given once")
-    if remove and remove not in brokers:
-        known = ", ".join(map(repr, brokers))
-        raise LakequeueError(f"broker {remove!r}: is not of this home, whose brokers are {known}")
-    if remove and len(brokers) == 1 and not add:
-        raise LakequeueError(f"broker {remove!r}: cannot be removed, for it is the home's only one")
+    was = set(engine.removed.values())
+    if add:
+        there = {name: engine.groups.get(name, "") for name in brokers}
+        vpns = {vpn for broker in engine.brokers for vpn in broker.vpns}
+        check_added(add, group, there, was, vpns)
+    if remove:
+        check_removed(remove, to, {**brokers, add: 0} if add else brokers, was)
     if add:
         brokers[add] = engine.numbers
     brokers.pop(remove, None)

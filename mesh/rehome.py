@@ -265,7 +265,8 @@ class _Rehoming:
                 there = next(n for n, at in change.brokers.items() if at == stays[0])
                 definition = msgspec.structs.replace(definition, broker=there)
             where = f"queue {name!r}"
-            wrong = list(wrong_hosts(definition, names, change.groups, "allowed are"))
+            allowed = "change or delete it before; allowed are the brokers that stay"
+            wrong = list(wrong_hosts(definition, names, change.groups, allowed))
             problems.extend(Problem(where, *one) for one in wrong)
             if wrong:
                 return

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from ..definitions.broker_changes import check_removed
 from ..mesh.reading import of_removed
 from ..mesh.rehome import HomeChange, NotAtRest, Rehomed, Resting, rehome
 from ..protocol import LakequeueError, NotConnected, topics
@@ -82,19 +83,8 @@ class EngineRehoming:
         """One broker less; gives which queues that have one place are where now. to: a broker for
         all of them. Raises LakequeueError, and the home is as it was."""
         brokers = self._application.brokers
-        if name not in brokers:
-            if name in self._folder.removed():
-                raise LakequeueError(f"broker {name!r}: was removed from this home before")
-            known = ", ".join(map(repr, brokers))
-            raise LakequeueError(f"broker {name!r}: is not of this home, whose brokers are {known}")
+        check_removed(name, to, brokers, self._folder.removed())
         stay = [broker for broker in brokers.values() if broker.name != name]
-        if not stay:
-            raise LakequeueError(
-                f"broker {name!r}: cannot be removed, for it is the home's only one"
-            )
-        if to and to not in {broker.name for broker in stay}:
-            allowed = ", ".join(repr(broker.name) for broker in stay)
-            raise LakequeueError(f"to: {to!r} – allowed are the brokers that stay: {allowed}")
         self._require_all_run()
         return self._change(stay, to)
 

@@ -19,9 +19,7 @@ from typing import Any
 from confluent_kafka import Consumer, KafkaException, TopicPartition
 
 from ..client.transport import Transport
-from ..definitions.broker_section import BROKERS_MAX
-from ..definitions.configuration import names_within_others
-from ..definitions.definition_values import broker_name
+from ..definitions.broker_changes import check_added
 from ..protocol import LakequeueError, NotConnected, topics
 from ..sources.live import quiet_client
 from .application import SparkApplication
@@ -41,28 +39,9 @@ def check_new(
     new: BrokerQuery, application: SparkApplication, folder: HomeFolder, vpns: list[str]
 ) -> None:
     """Raise LakequeueError where this broker cannot be added."""
-    brokers, name = application.brokers, new.name
-    for what, text in (("a name", name), (f"group {new.group!r}", new.group or name)):
-        try:
-            broker_name(text)
-        except ValueError as error:
-            raise LakequeueError(f"broker {name!r}: {what} {error}") from error
-    groups = {b.group for b in brokers.values()}
-    if name in groups or new.group in {*brokers, name}:
-        both = name if name in groups else new.group
-        raise LakequeueError(f"broker {name!r}: {both!r} would be a broker and a group of brokers")
-    within = names_within_others(vpns, [*brokers, name])
-    if within:
-        raise LakequeueError(f"broker {name!r}: {within[0].allowed}")
-    if name in brokers:
-        raise LakequeueError(f"broker {name!r} is there already")
-    if name in folder.removed():
-        raise LakequeueError(
-            f"broker {name!r}: was removed from this home, and its name is not given again"
-        )
-    if len(brokers) >= BROKERS_MAX:
-        raise LakequeueError(f"broker {name!r}: there are {BROKERS_MAX} brokers, as many as may be")
-    application.check_slots(len(brokers) + 1)
+    groups = {broker.name: broker.group for broker in application.brokers.values()}
+    check_added(new.name, new.group, groups, folder.removed(), vpns)
+    application.check_slots(len(groups) + 1)
 
 
 def await_partition(transport: Transport, topic: str, partition: int) -> None:

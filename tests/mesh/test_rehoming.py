@@ -202,13 +202,35 @@ def test_M4_what_names_a_removed_broker_is_said_and_nothing_changes() -> None:
         engine.change(remove="b")
     with pytest.raises(LakequeueError, match="is not of this home"):
         engine.change(remove="c")
-    with pytest.raises(ConfigError, match="to: 'x'"):
+    with pytest.raises(LakequeueError, match="to: 'x'"):
         engine.change(remove="a", to="x")
     engine.change(remove="a")
     with pytest.raises(LakequeueError, match="only one"):
         engine.change(remove="b")
-    with pytest.raises(LakequeueError, match="given once"):
+    with pytest.raises(LakequeueError, match="not given again"):
         engine.change(add="a")
+
+
+@pytest.mark.parametrize(
+    ("name", "group", "why"),
+    [
+        ("a", "", "is there already"),
+        ("Süd", "", "a name must be at most 64 letters"),
+        ("c", "a/b", "group 'a/b' must be at most 64 letters"),
+        ("coast", "", "'coast' would be a broker and a group of brokers"),
+        ("c", "a", "'a' would be a broker and a group of brokers"),
+        ("default", "", "its topics would be among the topics of VPN 'default'"),
+        ("a.b", "", "its topics would be among the topics of broker 'a'"),
+    ],
+)
+def test_M4_a_broker_that_cannot_be_is_not_added(name: str, group: str, why: str) -> None:
+    """In memory as on Kafka, so that an application's tests find it."""
+    engine = home([{"name": "q"}])
+    admin = engine.connect("b").admin()
+    admin.add_broker("c1", group="coast")
+    with pytest.raises(LakequeueError, match=why):
+        admin.add_broker(name, group=group)
+    assert [broker.home.name for broker in engine.brokers] == ["a", "b", "c1"]
 
 
 def test_M5_consumers_and_producers_follow_a_queue_that_moves_at_rest() -> None:
@@ -412,7 +434,7 @@ def test_M4_an_administrator_adds_and_removes_brokers() -> None:
     message = consumer.receive(timeout=0)
     message.ack()
     assert admin.remove_broker("b", to="c") == [{"vpn": "default", "queue": "q", "broker": "c"}]
-    with pytest.raises(LakequeueError, match="given once"):
+    with pytest.raises(LakequeueError, match="not given again"):
         admin.add_broker("b")
     for body in (b"2", b"3"):
         producer.send("q", body)

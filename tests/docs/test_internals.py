@@ -1,0 +1,118 @@
+"""What the pages for developers name is in the code: files, folders, functions, classes, fields.
+
+Whoever follows a name to nothing stops trusting the page.
+"""
+
+import ast
+import re
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = sorted((ROOT / "docs/internals").glob("*.md"))
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+CODE = re.compile(r"`([^`\n]+)`")
+WORD = r"[A-Za-z_]\w*"
+DOTTED = re.compile(rf"{WORD}(?:\.{WORD})+")
+#: Not in the product: a function of Spark's SQL, a file of a home, settings of a test.
+FOREIGN = {"current_timestamp", "lakequeue.json", "LAKEQUEUE_CHAOS_DEATHS", "LAKEQUEUE_CHAOS_SEED"}
+
+
+def product() -> Iterator[Path]:
+    """The modules of the package, without tests and without what is installed."""
+    for folder in [ROOT, *(one.parent for one in ROOT.glob("*/__init__.py"))]:
+        if folder.name != "tests":
+            yield from folder.glob("*.py") if folder == ROOT else folder.rglob("*.py")
+
+
+def names_in(tree: ast.AST) -> Iterator[str]:
+    """Each name that stands in a piece of code, as itself or as a word on the wire."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.FunctionDef(name=name) | ast.ClassDef(name=name) | ast.alias(name=name):
+                yield name
+            case ast.Attribute(attr=name) | ast.Name(id=name) | ast.arg(arg=name):
+                yield name
+            case ast.Constant(value=str(text)) if re.fullmatch(WORD, text):
+                yield text
+
+
+@cache
+def code() -> dict[str, set[str]]:
+    """By the name of a module, a package or a class: the names in it."""
+    found: dict[str, set[str]] = {}
+    for file in product():
+        tree = ast.parse(file.read_text())
+        stem = file.parent.name if file.stem == "__init__" else file.stem
+        found.setdefault(stem, set()).update(names_in(tree))
+        if file.parent != ROOT:
+            found.setdefault(file.parent.name, set()).add(file.stem)
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ClassDef):
+                found.setdefault(node.name, set()).update(names_in(node))
+    return found
+
+
+def marked(text: str) -> list[str]:
+    """What stands in back quotes, without the arguments of a call."""
+    return [re.sub(r"\(.*\).*$", "", name) for name in CODE.findall(text)]
+
+
+def is_path(name: str) -> bool:
+    return bool(re.fullmatch(r"[\w./-]+(?:\.py|/)", name))
+
+
+def missing(page: str) -> list[str]:
+    """Names of a page that are nowhere."""
+    prose = FENCE.sub("", page)
+    names = marked(prose)
+    paths = [name for name in names if is_path(name)]
+    folders = [ROOT, *(ROOT / p if p.endswith("/") else (ROOT / p).parent for p in paths)]
+    wrong = [name for name in paths if not any((folder / name).exists() for folder in folders)]
+    drawn = [text for kind, text in FENCE.findall(page) if kind == "mermaid"]
+    dotted = [name for name in names if DOTTED.fullmatch(name)]
+    dotted += [name for text in drawn for name in DOTTED.findall(text)]
+    for name in dotted:
+        owner, last = name.split(".")[-2:]
+        if name not in FOREIGN and not is_path(name) and last not in code().get(owner, ()):
+            wrong.append(name)
+    known = set().union(*code().values(), code())
+    plain = {name for name in names if re.fullmatch(WORD, name)}
+    return wrong + sorted(plain - known - FOREIGN) + files_of_tables(prose)
+
+
+def files_of_tables(prose: str) -> list[str]:
+    """What a column `files of <folder>` names and the folder has not."""
+    wrong = []
+    for table in re.findall(r"(?:^\|.*\n)+", prose, re.MULTILINE):
+        head, _, *rows = [line.strip("|\n ").split("|") for line in table.splitlines()]
+        for at, title in enumerate(head):
+            if folder := re.search(r"(?:files?|room) of `(\w+/)`", title):
+                for name in (name for row in rows for name in marked(row[at])):
+                    tried = [ROOT / where / name for where in (folder[1], "")]
+                    if not any(one.is_dir() or one.with_suffix(".py").is_file() for one in tried):
+                        wrong.append(f"{folder[1]}{name}")
+    return wrong
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_what_internals_name_is_there(page: Path) -> None:
+    assert missing(page.read_text()) == []
+
+
+@pytest.mark.parametrize(
+    ("page", "name"),
+    [
+        ("See `state/gone.py`.", "state/gone.py"),
+        ("In `mesh/`: `gone.py` does it.", "gone.py"),
+        ("`Broker.gone` does it.", "Broker.gone"),
+        ("`gone_for_ever()` does it.", "gone_for_ever"),
+        ("```mermaid\nA[change.gone]\n```\n", "change.gone"),
+        ("| file of `streaming/` | |\n|---|---|\n| `channel` | |\n", "streaming/channel"),
+    ],
+)
+def test_a_name_that_is_nowhere_is_found(page: str, name: str) -> None:
+    assert missing(page) == [name]
