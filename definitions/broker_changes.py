@@ -1,4 +1,4 @@
-"""Which broker a home can get, and which it can do without (M4): the same on Kafka and in memory."""
+"""Which broker a home can get, and which it can do without (M4), on Kafka as in memory."""
 
 from __future__ import annotations
 
@@ -36,9 +36,7 @@ def check_added(
         raise LakequeueError(f"broker {name!r}: there are {BROKERS_MAX} brokers, as many as may be")
 
 
-def check_removed(
-    name: str, to: str, brokers: Collection[str], removed: Collection[str]
-) -> None:
+def check_removed(name: str, to: str, brokers: Collection[str], removed: Collection[str]) -> None:
     """Raise LakequeueError where a home cannot do without this broker. to: the one that gets its
     local queues, "" where none is named; removed: names of brokers that were."""
     if name in removed:

@@ -21,11 +21,12 @@ DOTTED = re.compile(rf"{WORD}(?:\.{WORD})+")
 FOREIGN = {"current_timestamp", "lakequeue.json", "LAKEQUEUE_CHAOS_DEATHS", "LAKEQUEUE_CHAOS_SEED"}
 
 
-def product() -> Iterator[Path]:
-    """The modules of the package, without tests and without what is installed."""
-    for folder in [ROOT, *(one.parent for one in ROOT.glob("*/__init__.py"))]:
-        if folder.name != "tests":
-            yield from folder.glob("*.py") if folder == ROOT else folder.rglob("*.py")
+def modules() -> Iterator[Path]:
+    """Those of the package, without what is installed; of the tests the simulated home alone, which
+    has a page."""
+    yield from ROOT.glob("*.py")
+    for folder in [*(one.parent for one in ROOT.glob("*/__init__.py")), ROOT / "tests/sim"]:
+        yield from folder.rglob("*.py")
 
 
 def names_in(tree: ast.AST) -> Iterator[str]:
@@ -44,16 +45,22 @@ def names_in(tree: ast.AST) -> Iterator[str]:
 def code() -> dict[str, set[str]]:
     """By the name of a module, a package or a class: the names in it."""
     found: dict[str, set[str]] = {}
-    for file in product():
+    for file in modules():
         tree = ast.parse(file.read_text())
         stem = file.parent.name if file.stem == "__init__" else file.stem
         found.setdefault(stem, set()).update(names_in(tree))
         if file.parent != ROOT:
-            found.setdefault(file.parent.name, set()).add(file.stem)
+            own = {n.name for n in tree.body if isinstance(n, ast.ClassDef | ast.FunctionDef)}
+            found.setdefault(file.parent.name, set()).update({file.stem}, own)
         for node in ast.walk(tree):
             if isinstance(node, ast.ClassDef):
                 found.setdefault(node.name, set()).update(names_in(node))
     return found
+
+
+@cache
+def all_names() -> set[str]:
+    return set().union(*code().values(), code(), ["tests"])
 
 
 def marked(text: str) -> list[str]:
@@ -67,6 +74,7 @@ def is_path(name: str) -> bool:
 
 def missing(page: str) -> list[str]:
     """Names of a page that are nowhere."""
+    known = all_names()
     prose = FENCE.sub("", page)
     names = marked(prose)
     paths = [name for name in names if is_path(name)]
@@ -77,9 +85,9 @@ def missing(page: str) -> list[str]:
     dotted += [name for text in drawn for name in DOTTED.findall(text)]
     for name in dotted:
         owner, last = name.split(".")[-2:]
-        if name not in FOREIGN and not is_path(name) and last not in code().get(owner, ()):
+        names_of_owner = known if owner == "self" else code().get(owner, ())
+        if name not in FOREIGN and not is_path(name) and last not in names_of_owner:
             wrong.append(name)
-    known = set().union(*code().values(), code())
     plain = {name for name in names if re.fullmatch(WORD, name)}
     return wrong + sorted(plain - known - FOREIGN) + files_of_tables(prose)
 
