@@ -105,24 +105,6 @@ class MoveQueue(Command, frozen=True, tag="move_queue"):
     broker: Name
 
 
-class RemoveBroker(Command, frozen=True, tag="remove_broker"):
-    """Begin to remove a broker (round: 0), or say how far a removal is that was begun. While local
-    queues are on it the answer is which of them are to be moved where; to: all there, empty:
-    wherever a new one would be made. topics: the captured topics that there are, as far as the
-    engine knows."""
-
-    broker: Name
-    round: Count = 0
-    topics: list[Text] = []
-    to: Text = ""
-
-
-class CloseBroker(Command, frozen=True, tag="close_broker"):
-    """To the broker that is removed: of clients nothing is read any more but captured topics."""
-
-    round: Count
-
-
 # ---------------------------------------------------------------- sessions
 
 
@@ -444,17 +426,16 @@ AnyCommand = (
     | Heartbeat | Bye | Ack | TransportAck | Cancel | Reject | Renew | Returned | Queues | Usage
     | Describe | Browse | Purge | Move | Edit | Redrive | Shutdown | SubscribeTopic
     | UnsubscribeTopic | Events | RecordsLost | Stuck | BeginAgain | Tick | Captures | Bridge
-    | DeleteBridge | Bridges | DescribeBridge | MoveQueue | Tables | RemoveBroker | CloseBroker
-    | RecordRefused | Undeliverable
+    | DeleteBridge | Bridges | DescribeBridge | MoveQueue | Tables | RecordRefused | Undeliverable
 )  # fmt: skip
 
-# Who keeps the directory decides; others pass these on, but for the last: they say who it is.
-OF_KEEPER = (Define, Delete, MoveQueue, RemoveBroker)
+# Who keeps the directory decides; others pass these on.
+OF_KEEPER = (Define, Delete, MoveQueue)
 KEEPER = 0  # its number at first; who reads on for that broker, where it is gone, knows it
 # Of no tenant.
 OF_ENGINE = (
-    Configure, Clients, Peers, RecordsLost, Stuck, BeginAgain, Tables, Tick, CloseBroker,
-    RecordRefused, Undeliverable,
+    Configure, Clients, Peers, RecordsLost, Stuck, BeginAgain, Tables, Tick, RecordRefused,
+    Undeliverable,
 )  # fmt: skip
 
 _decoder = msgspec.json.Decoder(AnyCommand)

@@ -27,8 +27,6 @@ OF_BROKER: dict[type, Callable[..., Any]] = {  # (broker, vpn, command) → answ
     c.Peers: home_commands.peers,
     c.Define: administration.define,
     c.MoveQueue: home_commands.move_queue,
-    c.RemoveBroker: home_commands.remove_broker,
-    c.CloseBroker: home_commands.close_broker,
     c.Delete: administration.delete,  # its messages go in turn
     c.Heartbeat: sessions.heartbeat,
     c.Bye: sessions.bye,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ...protocol import commands as c
-from ...protocol.errors import ConfigError, LakequeueError, Problem
+from ...protocol.errors import ConfigError, Problem
 from ..limits import Budget
 from ..queue.broker import Broker
 from ..queue.header import Task
@@ -43,22 +43,6 @@ def leave(broker: Broker, queue: Queue, task: Task, command: c.MoveQueue, budget
     """The queue goes to another broker (M5); whether it has left."""
     assert broker.beyond is not None
     return broker.beyond.leave(queue, task, budget)
-
-
-def remove_broker(broker: Broker, vpn: str, command: c.RemoveBroker) -> None:
-    """The only broker stays. Raises why."""
-    name = command.broker
-    if command.round:
-        raise LakequeueError(f"broker {name!r}: this removal was begun again, or given up")
-    if name != broker.header.name:
-        raise ConfigError(
-            f"broker: {name!r} – is none of this home, whose brokers are {broker.header.name}"
-        )
-    raise LakequeueError(f"broker {name!r}: cannot be removed, for it is the home's only one")
-
-
-def close_broker(broker: Broker, vpn: str, command: c.CloseBroker) -> None:
-    """A removal that this home knows nothing of: it was given up."""
 
 
 def bridge(broker: Broker, vpn: str, command: c.Bridge) -> None:

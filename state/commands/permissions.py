@@ -30,9 +30,7 @@ NEEDS: dict[type, str] = {
     c.Purge: DELETE, c.Move: DELETE, c.Edit: DELETE, c.Redrive: DELETE, c.Shutdown: DELETE,
     c.Delete: DELETE, c.MoveQueue: DELETE, c.Define: DELETE,
 }  # fmt: skip
-OF_ADMIN = (
-    c.Captures, c.Events, c.Bridge, c.DeleteBridge, c.Bridges, c.DescribeBridge, c.RemoveBroker,
-)  # fmt: skip
+OF_ADMIN = (c.Captures, c.Events, c.Bridge, c.DeleteBridge, c.Bridges, c.DescribeBridge)
 OF_ALL = (c.Begin, c.Queues, c.Usage, c.Heartbeat, c.Bye)
 
 
