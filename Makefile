@@ -48,12 +48,14 @@ tools: ## what some tests drive: Chromium for the page, Prometheus for the alert
 demo: setup ## real flights through real queues, then the accounts
 	@$(BIN)/lakequeue demo
 
-# Two processes for what runs in memory. Then one for what needs Kafka and Spark: ENGINES, one after the
-# other, so that none takes the machine, and the ports that the documentation names, from another. It
-# waits a third of its time. What needs Kafka alone, and waits most of its time, goes beside it; then
-# WALKS, which wait for nothing, compute while it waits and only then. Each part runs whatever another
-# one finds; what failed before the last one is told once more at the end, and its closing line.
-ENGINES := tests/docs tests/job tests/platform/test_up_survives.py
+# Two processes for what runs in memory. Then two rows beside each other. ENGINES one after the other:
+# they wait a third of their time. Beside them what needs Kafka alone, and WAITING and the pages with
+# engines of their own, which mostly wait, for a death, a batch or a timeout; only the pages take the
+# ports that the documentation names. Then WALKS, which wait for nothing, compute while the others wait
+# and only then. Each part runs whatever another one finds; what failed before the last one is told once
+# more at the end, and its closing line.
+WAITING := away another_kafka full_disk kafka_of_three object_store secured_kafka
+ENGINES := $(sort $(filter-out $(WAITING:%=tests/job/test_%.py),$(wildcard tests/job/test_*.py)))
 WALKS := tests/fuzz tests/model tests/reference tests/rules
 IDLY := $(shell chrt -i 0 true 2>/dev/null && echo chrt -i 0) nice -n 19
 PYTEST := $(BIN)/pytest $(if $(MAKE_TERMOUT),--color=yes)
@@ -65,7 +67,7 @@ test: setup tools ## lint, then all tests (real Kafka and Spark; -m "not job" le
 	@rm -f $(PARTS:%=.venv/%.status)
 	@$(call part,lint,$(MAKE) --no-print-directory lint)
 	@$(call part,memory,$(MEMORY) $(WALKS:%=--ignore=%))
-	@($(call beside,kafka,$(PYTEST) -m job $(ENGINES:%=--ignore=%)); \
+	@($(call beside,kafka,$(PYTEST) -m job --durations=25 $(ENGINES:%=--ignore=%)); \
 		$(call beside,walks,$(IDLY) $(MEMORY) $(WALKS))) & \
 		beside=$$!; trap 'pkill -P $$beside; kill $$beside' INT TERM; \
 		$(call part,jobs,$(PYTEST) -m job --durations=25 $(ENGINES)); wait $$beside

@@ -161,29 +161,6 @@ def test_a_broker_and_the_tables_pass_gaps_and_begin_anew_with_a_new_topic(place
             assert as_of(lake, place.folder / "home", "broker-0", step=step).step == step
 
 
-def test_a_kafka_that_went_back_in_time_is_refused_and_may_be_accepted(place: Place) -> None:
-    engine = place.running()
-    place.write("first")
-    assert place.taken(1) == ["first"]
-    place.kafka.stop()  # the engine waits for it
-    shutil.copytree(place.folder / "kafka", place.folder / "copy")
-    place.start_kafka()
-    place.write(*(f"{n}" for n in range(10)))
-    assert len(place.taken(10)) == 10
-    assert engine.terminate() == 0
-    place.kafka.stop()
-    shutil.rmtree(place.folder / "kafka")
-    (place.folder / "copy").rename(place.folder / "kafka")
-    place.start_kafka()
-    refused = place.start()
-    assert refused.process.wait(120) != 0
-    assert "Kafka went back in time" in refused.errors()
-    place.start("--accept-other-kafka").wait_ready()
-    place.write("new")
-    assert place.taken(1) == ["new"]
-    assert place.told("kafka_went_back")
-
-
 def test_another_kafka_is_refused_and_may_be_accepted(place: Place) -> None:
     """And is this home's from then on: `tests/platform/test_home.py`."""
     engine, before = place.running(), place.told("topic_made_anew")
