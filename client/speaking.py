@@ -11,8 +11,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Callable
 from typing import Any
 from zlib import crc32
 
@@ -282,30 +281,6 @@ class Speaking:
         answer in the inbox has been given to whom it is for, what stands behind it has not.
         """
         return self._answer_to(command, timeout, broker, heard)["result"]
-
-    def request_all(
-        self, asked: Sequence[commands.Command], timeout: float
-    ) -> list[LakequeueError | None]:
-        """Send commands to their brokers all at once, and wait for all answers; what each was
-        refused with, None: it is done."""
-        answers: dict[int, Answer] = {}
-
-        self.check_open()
-        for command in asked:  # all, before the first is said
-            checked(command)
-        for at, command in enumerate(asked):
-            self.ask(command, partial(answers.__setitem__, at))
-        self.wait(lambda: len(answers) == len(asked), timeout)
-        return [self._refusal(answers.get(at), timeout) for at in range(len(asked))]
-
-    def _refusal(self, answer: Answer | None, timeout: float) -> LakequeueError | None:
-        try:
-            if answer is None:
-                raise self._no_answer(timeout)
-            self._checked(answer)
-        except LakequeueError as error:
-            return error
-        return None
 
     def request_where_it_is(
         self, command: commands.Command, undo: commands.Command

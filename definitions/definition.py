@@ -413,15 +413,6 @@ def is_regex(name: str) -> bool:
     return not REGEX_CHARACTERS.isdisjoint(name)
 
 
-def topic_matcher(definition: QueueDefinition) -> Callable[[str], bool]:
-    """A test whether the queue captures a topic: its name, or all of it matches (Q2)."""
-    topic = definition.underlying_topic
-    if not is_regex(topic):
-        return topic.__eq__
-    fullmatch = compiled(topic).fullmatch
-    return lambda name: fullmatch(name) is not None
-
-
 def dead_message_ring(
     definition: QueueDefinition, target_of: Callable[[str], str | None]
 ) -> str | None:

@@ -68,11 +68,3 @@ def far_address(text: str) -> FarAddress:
         read.vpn_name(vpn) if vpn else None,
         None if broker is None else read.broker_name(broker),
     )
-
-
-def far_home(text: str, vpn: str) -> str:
-    """What bridges to the same VPN of the same home have in common, whichever broker there they
-    lead to. vpn: the bridge's own."""
-    address = far_address(text)
-    place = ",".join(sorted(address.place.split(",")))
-    return f"{address.scheme}://{place}" + ("" if is_vpn(text) else f"/{address.vpn or vpn}")

@@ -242,7 +242,7 @@ class FlightsDemo:
         journal = read_journal(tables)
         accounts = balance(journal, flights.expected, looks)
         barriers = check_barriers(journal, "flights")
-        problems = self._problems(tables, flights, publishing, status, count_messages(tables))
+        problems = self._problems(flights, publishing, status, count_messages(tables))
         if barriers.delivered == 0 or barriers.wrong:
             problems.append(f"{barriers.wrong:,} of {barriers.delivered:,} barriers out of order")
         good = not problems and not any(account.problems for account in accounts)
@@ -277,7 +277,7 @@ class FlightsDemo:
         return good
 
     def _problems(
-        self, tables: Path, flights: Flights, publishing: Publishing, status: int, stored: int
+        self, flights: Flights, publishing: Publishing, status: int, stored: int
     ) -> list[str]:
         """What is wrong besides the queues' accounts."""
         problems: list[str] = []

@@ -84,7 +84,6 @@ class MemoryEngine:
         self._tags = 0
         self._sessions: dict[tuple[str, str], None] = {}
         self._clients: list[weakref.ref[AttendedClient]] = []
-        self._beat_ms = 0
         self.homes = JoinedHomes(self, lambda name: None)  # who else is in this process
         self._asks = False  # for signed commands
         if configuration is not None:
@@ -94,7 +93,6 @@ class MemoryEngine:
 
     def configure(self, configuration: Configuration) -> None:
         """Define what a configuration says."""
-        self._beat_ms = configuration.system.heartbeat_timeout_ms
         self._add_brokers(configuration)
         names = tuple(broker.home.name for broker in self.brokers)
         complete = msgspec.structs.replace(configuration, brokers=names, groups=self.groups)

@@ -132,7 +132,7 @@ def hear_room(broker: Broker, facts: MeshFacts, sender: int, said: Room) -> None
         return
     facts.credits_changed = True
     for text, granted in said.granted:
-        one = _subscription(broker, facts, queue, sender, text)
+        one = _subscription(facts, queue, sender, text)
         key = credit_key(sender, said.vpn, said.queue, text)
         if not granted:
             facts.lent.pop(key, None)
@@ -146,9 +146,7 @@ def hear_room(broker: Broker, facts: MeshFacts, sender: int, said: Room) -> None
     broker.touch(queue)
 
 
-def _subscription(
-    broker: Broker, facts: MeshFacts, queue: Queue, sender: int, text: str | None
-) -> Subscription:
+def _subscription(facts: MeshFacts, queue: Queue, sender: int, text: str | None) -> Subscription:
     """The neighbour's subscription with this filter."""
     header = queue.header
     for one in header.subscriptions:

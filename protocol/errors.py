@@ -112,7 +112,6 @@ class Reason(enum.StrEnum):
     NO_MATCHING_DESTINATION = "no_matching_destination"
     PERMISSION_DENIED = "permission_denied"
     MALFORMED = "malformed"
-    AWAITING_BROKERS = "awaiting_brokers"  # too much waits for votes of other brokers
     NO_TABLES = "no_tables"  # it was to be in the Delta tables first, and cannot be
     SUPERSEDED = "superseded"  # a producer with the same id has started since
     MOVED = "moved"  # the queue is on another broker; clients send there by themselves

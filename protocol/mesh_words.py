@@ -4,18 +4,17 @@ Theory. Of each ordered pair of brokers there is one channel: what one says is a
 step, what the other hears is an input of its step, and records between the two are numbered from 1
 by the sender. A step that runs again says the same bytes under the same numbers, so what was heard
 before is known by its number and dropped. Hence every protocol between brokers may take it as given
-that what it says arrives exactly once and in order (`state/mesh/`).
+that what it says arrives exactly once and in order (`mesh/channel.py`).
 
 On the wire a record is a msgpack array: sender's number and name, epoch of the home, number, kind,
-body. The body is the array of the fields of a `Said`; bounds stand in its types. A kind that
-carries messages does so in columns, and says how it is cut (`Said.parts`, `slices`): one
-record never outgrows what Kafka takes.
+body. The body is the array of the fields of a `Said`; bounds stand in its types. Who says messages
+cuts them (`slices`), so that one record never outgrows what Kafka takes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, ClassVar, Self, TypeVar
+from typing import Annotated, ClassVar, TypeVar
 
 import msgspec
 
@@ -32,10 +31,6 @@ class Said(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
     """Base of all that brokers say. kind: what it is called on the wire."""
 
     kind: ClassVar[str] = ""
-
-    def parts(self) -> Iterator[Self]:
-        """The same as several, each of which fits into a record."""
-        yield self
 
 
 class Envelope(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):

@@ -1,7 +1,7 @@
 """What brokers of one home say to each other: the words of `mesh/`.
 
-The envelope and the channel's numbers are those of `protocol.mesh`. A message crosses as a whole
-row of its queue; what it weighs decides how many cross in one record.
+The envelope and the channel's numbers are those of `mesh_words`. A message crosses as a whole row
+of its queue; what it weighs decides how many cross in one record.
 """
 
 from __future__ import annotations

@@ -360,7 +360,7 @@ def _rejected(r: RejectedRecord) -> WireRecord:
 
 
 def _mesh(m: MeshRecord) -> WireRecord:
-    """It is one record already: what is said is cut before it gets its number (`mesh.slices`)."""
+    """It is one record already: what is said is cut (`slices`) before it gets its number."""
     value = mesh_words.encode(m.sender, m.name, m.epoch, m.number, m.body)
     return WireRecord(topics.topic(m.to, topics.MESH), 0, m.name.encode(), value)
 

@@ -1,7 +1,7 @@
 """What a step tells the driver, with the progress of its batch: a word, a colon, and the rest.
 
-The broker (`replica.sorted_out`) and the loop write them. They are no part of the state and may be
-lost: who needs one for sure asks the engine.
+The broker (`sorted_out`) and the loop write them. They are no part of the state and may be lost:
+who needs one for sure asks the engine.
 """
 
 from __future__ import annotations

@@ -51,7 +51,6 @@ class CapturedTopics:
     ) -> None:
         self._bootstrap = bootstrap
         self._folder = folder
-        self._configuration = configuration
         self._vpns = vpns
         self._brokers = brokers
         self._texts = {q.underlying_topic for q in configuration.queues}

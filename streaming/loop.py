@@ -34,7 +34,7 @@ from ..sources.log_reader import read_steps
 from ..state import Home
 from .cache import PageCache
 from .figures import Figures
-from .live_core import LiveDriver, change_over
+from .loop_driver import LoopDriver, change_over
 from .loop_options import Options
 from .rebuilt import is_newer, restore
 from .state_store import StatePages
@@ -113,7 +113,7 @@ class Loop:
         if saved is not None:
             saved = change_over(home, state, saved, self._logged)
         self._cache = PageCache(state, o.cache_bytes)
-        self.driver = LiveDriver(home, o.code, self._cache, saved, self._log, self._outbox)
+        self.driver = LoopDriver(home, o.code, self._cache, saved, self._log, self._outbox)
         self._stepper = Stepper(self.driver, self._cache, self._inputs, self._log, self._outbox, o)
         self._discovery = Discovery(
             o.kafka, self._stepper.found, self._inputs.places, self._inputs.watch

@@ -18,7 +18,7 @@ from ..protocol import topics, wire
 from ..sinks.record_limits import within_limits
 from ..sources.records import in_parts, to_batch
 from ..state import Home
-from .live_core import LiveBatch
+from .loop_driver import SparkBatch
 from .state_store import MapPages
 
 ROWS_PER_FRAME = 5_000
@@ -58,7 +58,7 @@ class BrokerProcessor(StatefulProcessor):
         whole, now = to_batch(rows)
         deadline = 0
         instructions = topics.topic(name, topics.INSTRUCTIONS)
-        work = LiveBatch(home, self._store)
+        work = SparkBatch(home, self._store)
         for batch in in_parts(whole, BYTES_PER_STEP, RECORDS_PER_STEP):
             decided = work.take(batch, now)
             deadline = decided.deadline

@@ -33,7 +33,7 @@ from ..sources.live import LiveInputs, own_places, places_of, resting_places
 from ..sources.step_batch import Place
 from .cache import PageCache
 from .figures import Figures
-from .live_core import LiveDriver
+from .loop_driver import LoopDriver
 from .loop_options import Options
 from .stack_dump import StackDump
 
@@ -85,7 +85,7 @@ class Stepper(threading.Thread):
 
     def __init__(
         self,
-        driver: LiveDriver,
+        driver: LoopDriver,
         cache: PageCache,
         inputs: LiveInputs,
         step_log: StepLog,

@@ -230,7 +230,7 @@ class Bridged:
         if queue is None or link is None or link.to != ELSEWHERE:
             return  # the bridge was deleted meanwhile
         if not isinstance(said, HomeAnswer):
-            set_way(self._broker, queue, link, said.state, said.why)
+            set_way(self._broker, link, said.state, said.why)
         elif said.receipt.link == queue.number:
             receipt(self._broker, link, said.receipt)
 

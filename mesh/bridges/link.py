@@ -211,7 +211,7 @@ def say_home(broker: Broker, link: Link, sent: BridgeSend) -> None:
     broker.emit(HomeRecord(topic, None, bridge_key(link.vpn, link.bridge), said))
 
 
-def set_way(broker: Broker, queue: Queue, link: Link, state: str, why: str) -> None:
+def set_way(broker: Broker, link: Link, state: str, why: str) -> None:
     """The engine says how it is with the way to the other home."""
     if (link.way, link.why) == (state, why):
         return

@@ -281,7 +281,7 @@ def browse(broker: Broker, vpn: str, queue: Queue, command: Browse) -> PartialAn
             if size > budget.bytes and budget.bytes < broker.limits.browse_bytes:
                 return PartialAnswer(out, str(_place(queue, row)))
             budget.take(0, size)
-            if command.where is None or matching(broker, queue, [row], command.where)[0]:
+            if command.where is None or matching(broker, [row], command.where)[0]:
                 out.append(_shown(queue, row, content))
     return PartialAnswer(out, None)
 

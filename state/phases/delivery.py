@@ -338,7 +338,7 @@ def _barrier(broker: Broker, queue: Queue, looks: Budget) -> bool:
 def _receivers(broker: Broker, queue: Queue, row: Row) -> list[Subscription]:
     """The subscriptions whose filters let a barrier through."""
     texts = {s.filter for s in queue.header.subscriptions if s.filter is not None}
-    passes = {text: matching(broker, queue, [row], text)[0] for text in sorted(texts)}
+    passes = {text: matching(broker, [row], text)[0] for text in sorted(texts)}
     return [
         s for s in queue.header.subscriptions
         if not s.ending and (s.filter is None or passes[s.filter])

@@ -203,7 +203,7 @@ class Search:
                     self.unfinished = True
                     return None
                 self.looks.take(1, unseen.size + len(view.text))
-                verdict = matching(self.broker, self.queue, [unseen], view.text)[0]
+                verdict = matching(self.broker, [unseen], view.text)[0]
             ready.judge(view, unseen, verdict)
 
     def _look_at_cold(self, view: FilterView, row: Row | None) -> bool:
@@ -234,9 +234,7 @@ class Search:
         self.looks.take(len(rows), segment.bytes + len(rows) * len(view.text))
         matches: list[Row] = []
         behind: set[int] = set()
-        for one, verdict in zip(
-            rows, matching(self.broker, queue, rows, view.text), strict=True
-        ):  # fmt: skip
+        for one, verdict in zip(rows, matching(self.broker, rows, view.text), strict=True):
             if verdict and not view.waits(one):
                 matches.append(one)
                 continue
@@ -262,7 +260,7 @@ class Search:
         verdict = view.seen.get(row.id)
         if verdict is None:
             self.looks.take(1, row.size + len(text))
-            verdict = view.seen[row.id] = matching(self.broker, self.queue, [row], text)[0]
+            verdict = view.seen[row.id] = matching(self.broker, [row], text)[0]
             if verdict:
                 heappush(view.matched, (row.key, row.id))
         return verdict

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from ...expressions import compile_program, is_true
 from ..queue.broker import Broker
-from ..queue.queue import Queue
 from ..storage.row import Row
 
 
-def matching(broker: Broker, queue: Queue, rows: list[Row], text: str) -> list[bool]:
+def matching(broker: Broker, rows: list[Row], text: str) -> list[bool]:
     """Which of these messages an expression is true for; false where a payload is lost."""
     program = compile_program((text,))
     found: list[bool] = []

@@ -132,7 +132,7 @@ def wanted(
             rows = [row for row in rows if is_within(row.id, ranges)]
         rows, following = _afforded(rows, found, runs, where, read, budget)
         if where is not None:
-            verdicts = matching(broker, queue, rows, where)
+            verdicts = matching(broker, rows, where)
             rows = [row for row, yes in zip(rows, verdicts, strict=True) if yes]
         part.rows += rows
         _of_cold(queue, part, runs, found.cold, rows, thaw)

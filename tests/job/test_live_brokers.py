@@ -99,7 +99,9 @@ def take(connection: lakequeue.Connection, queue: str, count: int) -> list[lakeq
     return found
 
 
-def test_each_broker_steps_on_the_live_core(place: Place, connection: lakequeue.Connection) -> None:
+def test_each_broker_steps_in_its_own_worker(
+    place: Place, connection: lakequeue.Connection
+) -> None:
     assert sorted(place.workers()) == list(BROKERS)
     for broker in BROKERS:
         logged = read_steps(kafka_client(place.bootstrap, "look"), f"{broker}.steps", 0)

@@ -26,7 +26,7 @@ from lakequeue.replica.driver import Snapshot
 from lakequeue.state import DictStore
 from lakequeue.streaming.earlier.carry_over import carry_over
 from loop.memory import HOME, LIMITS, PLACES, POINTS, World
-from loop.test_live_core import stopped
+from loop.test_loop_driver import stopped
 from loop.test_stepper import State
 from replica.test_driver import Walk
 from state.test_earlier_homes import Recorded, read

@@ -14,8 +14,8 @@ from lakequeue.sources.slow_lanes import SlowLanes
 from lakequeue.state import DictStore
 from lakequeue.streaming.cache import PageCache
 from lakequeue.streaming.figures import Figures
-from lakequeue.streaming.live_core import LiveDriver
 from lakequeue.streaming.loop import _encode
+from lakequeue.streaming.loop_driver import LoopDriver
 from lakequeue.streaming.loop_options import Options
 from lakequeue.streaming.stepper import Mark, Stepper
 from loop.memory import COMMANDS, HOME, SIZES, Some, World
@@ -34,7 +34,7 @@ class State(DictStore):
 class Inputs(Some):
     """As `LiveInputs`: waits, counts, and is told to stop."""
 
-    def __init__(self, world: World, driver: LiveDriver) -> None:
+    def __init__(self, world: World, driver: LoopDriver) -> None:
         super().__init__(world, driver, 5)
         self.arrived = threading.Event()
         self.stopped = self.wants_mark = False
@@ -91,7 +91,7 @@ class Broker:
         self.log = Transactions()
         outbox: Any = self.world
         outbox.records, outbox.notes = 0, []
-        self.driver = LiveDriver(HOME, "v1", self.cache, None, self.world, outbox)
+        self.driver = LoopDriver(HOME, "v1", self.cache, None, self.world, outbox)
         self.inputs = Inputs(self.world, self.driver)
         o = Options({}, "broker-0", 0, 7, ["default"], "v1", "run", alone_s=ALONE_S, **options)
         parts: Any = (self.driver, self.cache, self.inputs, self.log, outbox, o)
@@ -174,7 +174,7 @@ def test_a_snapshot_with_its_pages_is_one_moment(make: Callable[..., Broker]) ->
         mark = broker.batch(attach=n > 0)
         store = DictStore(dict(broker.state.pages))
         again = World(log=list(broker.world.log), topics=broker.world.topics)
-        driver = LiveDriver(HOME, "v1", store, _encode(mark.snapshot), again, again)
+        driver = LoopDriver(HOME, "v1", store, _encode(mark.snapshot), again, again)
         driver.replay(again.logged(driver.log_at), again)  # refuses another outcome, by digest
         assert driver.step >= mark.snapshot.step
 

@@ -140,14 +140,14 @@ def of_the_earlier_core(home: Path, **facts: object) -> HomeFolder:
     return HomeFolder(home)
 
 
-def test_a_new_home_is_of_the_live_core_at_once(home: Path) -> None:
+def test_a_new_home_has_the_newest_format_at_once(home: Path) -> None:
     assert json.loads((home / "lakequeue.json").read_text())["format"] == FORMAT
 
 
 @pytest.mark.parametrize(
     "facts", [{"brokers": {"a": 0}}, {"removed": {"b": {"number": 1, "read": []}}}]
 )
-def test_a_home_goes_over_to_the_live_core_with_its_first_batch_there(
+def test_a_home_changes_its_format_with_its_first_batch(
     home: Path, facts: dict[str, object]
 ) -> None:
     """Until then the way back is open; after it an earlier version refuses the home."""

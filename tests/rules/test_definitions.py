@@ -20,7 +20,6 @@ from lakequeue.definitions.definition import (
     parse_definition,
     redefine,
     to_wire,
-    topic_matcher,
     try_definition,
 )
 from lakequeue.protocol import ConfigError, Problem
@@ -72,13 +71,6 @@ def test_Q1_bad_names(bad: object) -> None:
 def test_Q2_a_name_with_a_regex_character_is_a_regular_expression() -> None:
     assert all(is_regex(f"a{character}") for character in "^$*+?()[]{}|\\")
     assert not is_regex("a.b-c/d")
-    matches = topic_matcher(define(underlying_topic="a.b"))
-    assert matches("a.b")
-    assert not matches("axb")
-    matches = topic_matcher(define(underlying_topic="a.[0-9]+", default_publish_target="a.1"))
-    assert matches("ax12")
-    assert not matches("a.1x")
-    assert not matches("xa.1")
 
 
 def test_Q3_regex_needs_a_publish_target_that_it_matches() -> None:

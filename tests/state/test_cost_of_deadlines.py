@@ -2,8 +2,8 @@
 
 import pytest
 from lakequeue.state import Batch, DictStore, Limits, step
-from lakequeue.state.storage.store import CountingStore
 from rules.steps import define, described
+from state.counting_store import CountingStore
 
 from .live_steps import LiveSteps
 

@@ -7,8 +7,8 @@ import pytest
 from lakequeue.protocol import commands as c
 from lakequeue.protocol.outputs import Deliveries
 from lakequeue.state import Batch, DictStore, Limits, step
-from lakequeue.state.storage.store import CountingStore
 from rules.steps import define, delivered, subscribe
+from state.counting_store import CountingStore
 
 from .live_steps import LiveSteps
 

@@ -55,7 +55,7 @@ def _fail_for_records() -> None:
 
 
 def _set_the_clock(at: Path) -> None:
-    from lakequeue.streaming import live_core
+    from lakequeue.streaming import loop_driver
 
     def wall() -> float:
         try:
@@ -66,7 +66,7 @@ def _set_the_clock(at: Path) -> None:
             at.unlink()
         return (time.time() + float(said)) * 1000
 
-    live_core.wall = wall
+    loop_driver.wall = wall
 
 
 def _plant(folder: str) -> None:

@@ -12,7 +12,8 @@ from lakequeue.state.limits import Limits
 from lakequeue.state.storage.row import NEVER, Row, by_key, by_until
 from lakequeue.state.storage.runs import Runs
 from lakequeue.state.storage.segments import RunsState
-from lakequeue.state.storage.store import CountingStore, DictStore
+from lakequeue.state.storage.store import DictStore
+from state.counting_store import CountingStore
 
 TINY = replace(Limits(), segment_rows=4)
 encode = msgspec.msgpack.encode

@@ -13,7 +13,8 @@ from lakequeue.state.limits import Limits
 from lakequeue.state.storage.blocks import Content
 from lakequeue.state.storage.row import Row
 from lakequeue.state.storage.spool import Spool, SpoolState
-from lakequeue.state.storage.store import CountingStore, DictStore
+from lakequeue.state.storage.store import DictStore
+from state.counting_store import CountingStore
 
 TINY = replace(Limits(), block_bytes=100, file_bytes=300, store_slack_bytes=50, blocks_cached=2)
 encode = msgspec.msgpack.encode

@@ -60,7 +60,7 @@ def wall() -> float:
     return time.time() * 1000
 
 
-class LiveDriver(Driver):
+class LoopDriver(Driver):
     """One broker's steps on the core. saved: the snapshot that the state has; limits: tests
     make them tiny."""
 
@@ -99,7 +99,7 @@ class LiveDriver(Driver):
         return spoken
 
 
-class LiveBatch:
+class SparkBatch:
     """A micro-batch. Pages of the earlier core become the core's in it."""
 
     def __init__(self, home: Home, store: AllPages) -> None:

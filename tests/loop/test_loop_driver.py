@@ -22,11 +22,11 @@ from lakequeue.sources.step_batch import to_batch
 from lakequeue.state import Broker as CoreBroker
 from lakequeue.state import DictStore
 from lakequeue.state.phases import admission
-from lakequeue.streaming import live_core
+from lakequeue.streaming import loop_driver
 from lakequeue.streaming.cache import PageCache
 from lakequeue.streaming.figures import Figures
-from lakequeue.streaming.live_core import BATCH_LIMITS, LiveBatch, LiveDriver, change_over
 from lakequeue.streaming.loop import _encode
+from lakequeue.streaming.loop_driver import BATCH_LIMITS, LoopDriver, SparkBatch, change_over
 from lakequeue.streaming.loop_options import Options
 from lakequeue.streaming.stepper import Mark, Stepper
 from loop.memory import COMMANDS, HOME, LIMITS, SIZES, Some, World
@@ -63,7 +63,7 @@ class Broker:
     def open(self) -> None:
         """A worker, from what was saved and the log."""
         self.cache = PageCache(self.state, 1_000_000)
-        self.driver = LiveDriver(
+        self.driver = LoopDriver(
             HOME, "v1", self.cache, self.saved, self.world, self.world, LIMITS
         )  # fmt: skip
         logged = self.world.logged(self.driver.log_at)
@@ -158,12 +158,12 @@ def test_a_mark_is_written_in_parts_while_steps_go_on(
     until(lambda: bool(broker.batch()) and broker.depths(names) == [1] * 5)
     before = dict(broker.state.pages), broker.saved
     go_on = threading.Event()
-    pack = LiveDriver.pack
+    pack = LoopDriver.pack
 
-    def slowly(driver: LiveDriver, rows: int) -> bool:
+    def slowly(driver: LoopDriver, rows: int) -> bool:
         return pack(driver, 1) if go_on.is_set() else True
 
-    monkeypatch.setattr(LiveDriver, "pack", slowly)
+    monkeypatch.setattr(LoopDriver, "pack", slowly)
     for n, name in enumerate(names, 6):
         broker.world.write(PUBLISH, b"y", to=name, producer="p", seq=n)
     broker.inputs.arrived.set()
@@ -258,7 +258,7 @@ def test_the_id_of_a_topic_outlives_the_worker() -> None:
     """An offset means nothing without it."""
     world: Any = World()
     world.command(command="begin", epoch=7)
-    driver = LiveDriver(HOME, "v1", DictStore(), None, world, world)
+    driver = LoopDriver(HOME, "v1", DictStore(), None, world, world)
 
     class MadeAnew(Inputs):
         def take(self, timeout_s: float) -> Any:
@@ -270,7 +270,7 @@ def test_the_id_of_a_topic_outlives_the_worker() -> None:
     driver.settle()
     assert [r.opened[0].topic_id for _, r in world.logged()] == ["an id"]
     assert driver.snapshot(5).ids == [(*COMMANDS_0, "an id")]
-    again = LiveDriver(HOME, "v1", DictStore(), _encode(Snapshot()), world, world)
+    again = LoopDriver(HOME, "v1", DictStore(), _encode(Snapshot()), world, world)
     again.replay(world.logged(), world)
     assert again.ids == {COMMANDS_0: "an id"}
 
@@ -280,7 +280,7 @@ def test_pages_of_the_other_core_are_refused() -> None:
     store.put("broker", b"\x82\xa6format\x07\xa4name\xa8broker-0")
     world: Any = World()
     with pytest.raises(Refused, match=r"has format 7, and the core reads 8: use the version"):
-        LiveDriver(HOME, "v1", store, None, world, world)
+        LoopDriver(HOME, "v1", store, None, world, world)
 
 
 def test_time_goes_on_from_what_the_broker_has_lived_through(
@@ -288,14 +288,14 @@ def test_time_goes_on_from_what_the_broker_has_lived_through(
 ) -> None:
     """Also when the wall clock was set back, or a command's time is ahead of it."""
     world: Any = World()
-    monkeypatch.setattr(live_core, "wall", lambda: 1_000.0)
-    driver = LiveDriver(HOME, "v1", DictStore(), None, world, world)
+    monkeypatch.setattr(loop_driver, "wall", lambda: 1_000.0)
+    driver = LoopDriver(HOME, "v1", DictStore(), None, world, world)
     driver.now = 90_000
     driver.replay([], world)
     assert 90_000 <= driver._clock() < 100_000
     ahead = Inputs(world, driver)  # type: ignore[arg-type]
     ahead.until = 10**15
-    inputs = live_core._Inputs(ahead, driver._clock, Pace())
+    inputs = loop_driver._Inputs(ahead, driver._clock, Pace())
     assert (inputs.up_to() or 0) < 100_000
 
 
@@ -325,7 +325,7 @@ def test_a_home_of_the_earlier_core_changes_over_once() -> None:
     found = change_over(HOME, state, saved, world.logged)
     assert found == state.saved
     assert change_over(HOME, state, found, world.logged) is found, "nothing is left to do"
-    driver = LiveDriver(HOME, "v1", state, found, world, world, LIMITS)
+    driver = LoopDriver(HOME, "v1", state, found, world, world, LIMITS)
     assert driver.replay(world.logged(driver.log_at), world) == []
     world.write(PUBLISH, b"m3", to="q", producer="p", seq=3)
     world.write(PUBLISH, b"m4", to="q", producer="p", seq=4)
@@ -344,7 +344,7 @@ def test_a_home_that_was_not_stopped_in_good_order_does_not_change_over() -> Non
     with pytest.raises(Refused, match="did not stop in good order"):
         change_over(HOME, state, _encode(Snapshot()), world.logged)
     assert state.pages == before
-    driver = LiveDriver(HOME, "v0", DictStore(), None, world, world, LIMITS)
+    driver = LoopDriver(HOME, "v0", DictStore(), None, world, world, LIMITS)
     with pytest.raises(Refused, match="step 1 of broker 'broker-0' was taken by another core"):
         driver.replay(world.logged(), world)
 
@@ -352,7 +352,7 @@ def test_a_home_that_was_not_stopped_in_good_order_does_not_change_over() -> Non
 def test_a_micro_batch_carries_a_home_of_the_earlier_core_over() -> None:
     state = State()
     stopped(state)
-    batch = LiveBatch(HOME, state)
+    batch = SparkBatch(HOME, state)
     batch.take(to_batch({}).batch, 5)
     batch.end()
     broker = CoreBroker.load(DictStore(state.pages), HOME, BATCH_LIMITS)
@@ -372,7 +372,7 @@ def test_a_home_of_the_earlier_core_that_has_other_brokers_is_refused() -> None:
     with pytest.raises(Refused, match="has other brokers"):
         change_over(HOME, state, saved, world.logged)
     with pytest.raises(Refused, match="has other brokers"):
-        LiveBatch(HOME, state)
+        SparkBatch(HOME, state)
     assert state.pages == before
 
 
@@ -398,7 +398,7 @@ def test_micro_batches_go_on_from_the_state_alone() -> None:
     world.write(PUBLISH, b"m1", to="q", producer="p", seq=1)
     depths = []
     for place in (COMMANDS_0, PUBLISH):
-        work = LiveBatch(HOME, state)
+        work = SparkBatch(HOME, state)
         decided = work.take(to_batch({place: world.topics[place]}).batch, world.now)
         work.end()
         found = CoreBroker.load(state, HOME, BATCH_LIMITS).find("default", "q")

@@ -1,0 +1,31 @@
+"""A store that counts, for tests of what a step costs."""
+
+from __future__ import annotations
+
+from lakequeue.state.storage.store import Store
+
+
+class CountingStore:
+    """A store that remembers which pages were read and written, so that a test can count them."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self.reads: list[str] = []
+        self.writes: list[str] = []  # puts and deletes
+
+    def get(self, key: str) -> bytes | None:
+        self.reads.append(key)
+        return self._store.get(key)
+
+    def put(self, key: str, value: bytes) -> None:
+        self.writes.append(key)
+        self._store.put(key, value)
+
+    def delete(self, key: str) -> None:
+        self.writes.append(key)
+        self._store.delete(key)
+
+    def reset(self) -> None:
+        """Begin to count again."""
+        self.reads.clear()
+        self.writes.clear()
