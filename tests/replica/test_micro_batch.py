@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import pytest
+from lake.all_kinds import lived, looked_at, seen_in
 from lakequeue.protocol.outputs import Deliveries, RejectedRecord
 from lakequeue.replica.micro_batch import MicroBatch
 from lakequeue.sources.step_batch import to_batch
@@ -96,3 +98,18 @@ def fail_at(monkeypatch: pytest.MonkeyPatch, value: bytes) -> list[int]:
 
     monkeypatch.setattr(admission, "match", match)
     return failed
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_queues_of_every_kind_are_as_in_steps_one_by_one(seed: int) -> None:
+    """A batch that begins with what the state has goes on where the one before ended, whatever is
+    due, leased, delayed or dead."""
+    walk, rng, store = lived(seed), random.Random(seed), DictStore()
+    steps = [record for _, record in walk.world.logged()]
+    while steps:
+        work = MicroBatch(HOME, store, LIMITS)
+        for record in steps[: (some := rng.randint(1, 9))]:
+            work.take(walk.world.take(record.ranges), record.now)
+        work.end()
+        del steps[:some]
+    assert seen_in(store, walk) == looked_at(walk)

@@ -1,0 +1,64 @@
+"""R1, R3: moments of queues of every kind are made again, and a home of them is rebuilt.
+
+Like `test_past.py` and `test_rebuilding.py`, whose walks have one plain queue.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+from lake.all_kinds import NAMES, lived, looked_at
+from lake.history import write_history
+from lake.test_past import _as_the_world as _as_the_world
+from lake.test_past import state_behind
+from lake.test_rebuilding import New, make
+from lakequeue.lake import open_lake
+from lakequeue.lake.past import as_of
+from lakequeue.lake.rebuilding import rebuild
+from lakequeue.state import FORMAT
+from loop.memory import HOME
+
+SEEDS = range(2)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("refer", [False, True])
+def test_R1_every_moment_of_queues_of_all_kinds(seed: int, refer: bool, tmp_path: Path) -> None:
+    walk = lived(seed)
+    last, marks = walk.driver.step, {own.step for own, _ in walk.saved}
+    assert len(marks) > 2
+    home = write_history(walk.world, tmp_path, walk.saved, refer=refer)
+    with open_lake(home) as lake:
+        for step in sorted({*random.Random(seed).sample(range(1, last + 1), 6), last}):
+            found = as_of(lake, home, HOME.name, step=step)
+            assert (found.store.pages, found.now) == state_behind(walk, step)
+            assert found.notes == []
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_R3_a_home_of_queues_of_all_kinds_is_rebuilt(seed: int, tmp_path: Path) -> None:
+    """Nothing is lost, leases are ready, and what was delayed is delayed."""
+    walk = lived(seed)
+    before = looked_at(walk)
+    assert len({name for name, _ in before}) > 4
+    old = write_history(walk.world, make(tmp_path / "old"), walk.saved)
+    (old / "lakequeue.json").write_text(json.dumps({"epoch": HOME.epoch, "format": FORMAT}))
+    (done,) = rebuild(old, tmp_path / "new")
+    assert (done.lost, done.notes, done.messages) == (0, [], len(before))
+    new = New(tmp_path / "new", walk)
+    assert looked_at(new) == before
+    for name in NAMES:  # nothing is delivered, and so nobody hides what was leased
+        new.world.command(command="shutdown", queue=name, egress=True)
+    new.settle()
+    new.world.instruct(command="begin", epoch=HOME.epoch)
+    for name in NAMES:
+        new.world.instruct(command="begin_again", queue=name)
+    new.settle()
+    ready = {"leased": "ready"}
+    assert looked_at(new) == {
+        at: (payload, ready.get(state, state), 0, headers)
+        for at, (payload, state, _, headers) in before.items()
+    }
