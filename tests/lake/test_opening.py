@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 from lake.on_files import Recorded
 from lakequeue import LakequeueError
+from lakequeue.examples.audited_day import WHICH
 from lakequeue.lake import HISTORY, create_views, open_lake
 from lakequeue.lake.opening import not_written
 from lakequeue.lake.past import brokers
@@ -153,3 +154,16 @@ def test_the_views_in_a_duckdb_of_ones_own(home: Path) -> None:
             mine.register(name, table.to_pyarrow_dataset())
         create_views(mine.execute, "duckdb")
         assert mine.execute("SELECT depth FROM queues").fetchall() == [(1,)]
+
+
+def test_R1_the_audits_flight_is_found_beside_payloads_that_are_no_json(tmp_path: Path) -> None:
+    bench = Bench()
+    recorded = Recorded(bench.engine)
+    bench.define()
+    bench.define("others")
+    bench.send({"carrier": "B6", "flight": "1051"})
+    for payload in (b"no JSON", b"\xff"):
+        bench.send(payload, queue="others")
+    with open_lake(recorded.write(tmp_path)) as lake:
+        found = lake.execute(WHICH.format(carrier="B6", flight="1051")).fetchall()
+    assert len(found) == 1
