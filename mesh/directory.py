@@ -12,7 +12,7 @@ whose dead message queue it is, else the one that hosts the fewest such queues (
 
 from __future__ import annotations
 
-from collections import Counter
+from bisect import bisect_left, insort
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -30,16 +30,18 @@ from ..definitions.definition import defined_over, name_of, to_wire
 from ..definitions.definition_values import ENDPOINT_PREFIX
 from ..protocol import commands as c
 from ..protocol.errors import ConfigError, LakequeueError, Problem
-from ..protocol.neighbours import Entries, HasMoved, Heard, SaidEntry
+from ..protocol.neighbours import Entries, HasMoved, Heard, SaidEntry, SaidTopic
 from ..protocol.outputs import DirectoryEntry, Reply
 from ..protocol.patterns import kind_of
 from ..state.commands.administration import check_vpn, define, delete, owned, shutdown
+from ..state.commands.topic_subscriptions import check_room, check_subscribed
 from ..state.queue.beyond import LATER
 from ..state.queue.broker import Broker
-from ..state.rules.routing import forget_found, set_topics
+from ..state.rules.routing import add_topic, drop_topic, forget_found, has_topic, set_topics
 from . import lanes, moves
 from .channel import say
 from .facts import BegunMove, Entry, MeshFacts, Peer, WaitingAnswer, entry_of, hosts_of, key_of
+from .placed import Placed
 
 SAID_AT_ONCE = 100  # entries of the directory in one record
 ReplyPlace = tuple[str, int, str]  # topic, partition, request
@@ -54,31 +56,6 @@ def needs_one_place(definition: QueueDefinition) -> bool:
     """Whether a queue is hosted by one broker, since its order needs one place (M1)."""
     ordered = definition.barrier_expression is not None or definition.partition_key is not None
     return ordered or definition.type == "LocalQueue"
-
-
-class _Placed:
-    """What placing a queue asks of all others, without a look at each: how many that have one place
-    each broker has, and the names of those with a dead message queue, by VPN and that."""
-
-    def __init__(self, facts: MeshFacts) -> None:
-        self.loads: Counter[int] = Counter()
-        self.dying: dict[tuple[str, str], set[str]] = {}
-        for vpn, entries in facts.entries.items():
-            for name, entry in entries.items():
-                self.change(vpn, name, None, entry)
-
-    def change(self, vpn: str, name: str, before: Entry | None, after: Entry | None) -> None:
-        """A queue is so now."""
-        for entry, n in ((before, -1), (after, 1)):
-            if entry is None or entry.bridge is not None:
-                continue
-            if len(entry.hosts) == 1:
-                self.loads[entry.hosts[0]] += n
-            target = entry.definition.dead_message_queue
-            if target and n > 0:
-                self.dying.setdefault((vpn, target), set()).add(name)
-            elif target:
-                self.dying[vpn, target].discard(name)
 
 
 # ---------------------------------------------------------------- the keeper
@@ -108,7 +85,7 @@ class Keeper:
     def __init__(self, broker: Broker, facts: MeshFacts) -> None:
         self._broker, self._facts = broker, facts
         self.apply_bridge: ApplyBridge = without_bridges
-        self._placed: _Placed | None = None
+        self._placed: Placed | None = None
 
     def define(self, vpn: str, command: c.Define) -> Any:
         """Define a queue, or define it again (Q9). Raises what is wrong."""
@@ -178,24 +155,18 @@ class Keeper:
     def subscribe_topic(self, vpn: str, command: c.SubscribeTopic) -> Any:
         """A queue takes what is published to one more topic, wherever that is."""
         kind_of(command.topic)
-        entry = self._known(vpn, command.queue)
-        topics = sorted({*entry.topics, command.topic})
-        changed = msgspec.structs.replace(entry, topics=topics)
-        self._change(vpn, command.queue, changed, command, command.topic not in entry.topics)
+        present = self._known(vpn, command.queue).topics
+        is_new = not has_topic(present, command.topic)
+        if is_new:
+            check_room(command.queue, len(present), [command.topic])
+        self._change_topic(SaidTopic(vpn, command.queue, command.topic), command, is_new)
         return LATER
 
     def unsubscribe_topic(self, vpn: str, command: c.UnsubscribeTopic) -> Any:
         """What was stored is still delivered (S7)."""
-        entry = self._known(vpn, command.queue)
-        if command.topic not in entry.topics:
-            there = ", ".join(map(repr, entry.topics[:20])) or "none"
-            raise ValueError(
-                f"topic: {command.topic[:200]!r} – queue {command.queue!r} has not subscribed to "
-                f"it; it has: {there}"
-            )
-        topics = [topic for topic in entry.topics if topic != command.topic]
-        changed = msgspec.structs.replace(entry, topics=topics)
-        self._change(vpn, command.queue, changed, command)
+        present = self._known(vpn, command.queue).topics
+        check_subscribed(command.queue, present, command.topic)
+        self._change_topic(SaidTopic(vpn, command.queue, command.topic, is_gone=True), command)
         return LATER
 
     def shutdown(self, vpn: str, command: c.Shutdown) -> Any:
@@ -211,19 +182,21 @@ class Keeper:
         return LATER
 
     def heard(self, sender: int, said: Heard) -> None:
-        """A broker knows the directory up to here; who waits for the last one is answered."""
-        rest = []
-        for one in self._facts.waiting:
-            if one.edition <= said.edition and sender in one.missing:
-                one.missing.remove(sender)
-                if one.edition == said.edition:
-                    one.error = one.error or said.error
-                    one.result = said.waited or one.result
-            if one.missing:
-                rest.append(one)
-            else:
-                self._answer(one)
-        self._facts.waiting = rest
+        """A broker knows the directory up to here; who waits for the last one is answered. Those
+        that a broker has yet to hear of are the later ones: no other is looked at."""
+        waiting = self._facts.waiting
+        for at in range(_first(waiting, lambda one: sender in one.missing), len(waiting)):
+            one = waiting[at]
+            if one.edition > said.edition:
+                break
+            one.missing.remove(sender)
+            if one.edition == said.edition:
+                one.error = one.error or said.error
+                one.result = said.waited or one.result
+        known = _first(waiting, lambda one: bool(one.missing))
+        for one in waiting[:known]:
+            self._answer(one)
+        del waiting[:known]
 
     def _failed(self, entry: Entry) -> bool:
         """Whether the queue failed here: it is well again when it is defined again."""
@@ -293,7 +266,7 @@ class Keeper:
     def _hosts(self, vpn: str, definition: QueueDefinition) -> list[int]:
         facts = self._facts
         if self._placed is None:
-            self._placed = _Placed(facts)
+            self._placed = Placed(facts)
         placed = self._placed
         names = hosts_of_definition(definition, tuple(facts.brokers), facts.groups)
         numbers = sorted(facts.brokers[name] for name in names)
@@ -321,14 +294,29 @@ class Keeper:
         self.note(vpn, name, before, entry)
         if entry is None and name.startswith(ENDPOINT_PREFIX):
             result = waited
+        reply = _place_of(to) if isinstance(to, c.Command) else to
         facts.edition += 1
-        entries = [said_of(vpn, name, entry)]
-        said = Entries(facts.edition, entries, facts.brokers, facts.groups)
+        self._say_where(vpn, name, entry)
+        self._tell([said_of(vpn, name, entry)], None, reply, result, error, at_once)
+
+    def _change_topic(
+        self, said: SaidTopic, command: c.Command, result: bool | None = None
+    ) -> None:
+        """As `_change`, of one topic: the others are not looked at."""
+        apply_topic(self._broker, self._facts, said)
+        self._facts.edition += 1
+        self._tell([], said, _place_of(command), result)
+
+    def _tell(
+        self, entries: list[SaidEntry], topic: SaidTopic | None, reply: ReplyPlace | None,
+        result: bool | int | None, error: str = "", at_once: bool = False,
+    ) -> None:  # fmt: skip
+        """Tell the others what has changed, and answer."""
+        broker, facts = self._broker, self._facts
+        said = Entries(facts.edition, entries, facts.brokers, facts.groups, topic)
         others = sorted(set(facts.peers) - {broker.header.number})
         for number in others:
             say(broker, facts, number, said)
-        self._say_where(vpn, name, entry)
-        reply = _place_of(to) if isinstance(to, c.Command) else to
         waiting = WaitingAnswer(facts.edition, others, reply, result, error)
         if others and not at_once:
             if reply is not None:  # thousands of a configuration have nobody to be answered
@@ -372,6 +360,11 @@ class Keeper:
 
 
 # ---------------------------------------------------------------- all others
+
+
+def _first(waiting: list[WaitingAnswer], holds: Callable[[WaitingAnswer], bool]) -> int:
+    """Where what holds for all later ones begins."""
+    return bisect_left(waiting, True, key=holds)
 
 
 def _place_of(command: c.Command) -> ReplyPlace | None:
@@ -428,8 +421,26 @@ def hear_entries(
         except (LakequeueError, ValueError) as failed:
             error = str(failed)
             broker.event("definition_refused", one.vpn, one.queue, why=error)
+    if said.topic is not None:
+        apply_topic(broker, facts, said.topic)
     facts.edition = said.edition
     say(broker, facts, sender, Heard(said.edition, error, waited))
+
+
+def apply_topic(broker: Broker, facts: MeshFacts, said: SaidTopic) -> None:
+    """A queue subscribes to one topic more, or to one less; here too, where it is hosted here."""
+    entry = entry_of(facts, said.vpn, said.queue)
+    if entry is None:
+        return  # the word of its making was lost: the whole directory is said again
+    is_there = has_topic(entry.topics, said.topic)
+    if is_there and said.is_gone:
+        del entry.topics[bisect_left(entry.topics, said.topic)]
+    elif not is_there and not said.is_gone:
+        insort(entry.topics, said.topic)
+    queue = broker.find(said.vpn, said.queue)
+    if queue is not None and broker.header.number in hosts_of(facts, said.vpn, said.queue, entry):
+        (drop_topic if said.is_gone else add_topic)(broker, queue, said.topic)
+    forget_found(broker)
 
 
 def apply_entry(

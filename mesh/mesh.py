@@ -41,7 +41,7 @@ from ..state.queue.broker_facts import Place
 from ..state.queue.header import Subscription, Task
 from ..state.queue.queue import Queue
 from ..state.rules.edits import WAY
-from ..state.rules.routing import Patterns, kind_of_captured
+from ..state.rules.routing import Patterns, has_topic, kind_of_captured
 from ..state.storage.row import NEVER, Row
 from ..state.storage.spool import Content
 from . import directory, handed_over, lanes, later, moves, rooms
@@ -248,7 +248,7 @@ class Mesh:
     def _unsubscribe_topic(self, vpn: str, command: c.UnsubscribeTopic) -> Any:
         """Clients tell each host, and the first has had it done already."""
         entry = entry_of(self.facts, vpn, command.queue)
-        done = entry is not None and command.topic not in entry.topics
+        done = entry is not None and not has_topic(entry.topics, command.topic)
         if entry is not None and done and self._broker.header.number != entry.hosts[0]:
             return None
         return self.kept(self._keeper.unsubscribe_topic)(vpn, command)

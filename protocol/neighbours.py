@@ -90,9 +90,19 @@ class SaidEntry(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fie
     bridge: dict[str, Any] | None = None
 
 
+class SaidTopic(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """A queue subscribes to one topic more, or to one less: it may have ten thousand."""
+
+    vpn: Name
+    queue: Name
+    topic: str
+    is_gone: bool = False
+
+
 class Entries(Said, frozen=True, array_like=True):
     """What the keeper of the directory tells all others. edition: counts up with each change;
-    brokers, groups: of the home, since a definition may name them."""
+    brokers, groups: of the home, since a definition may name them; topic: one that changes, of a
+    queue that stays as it is else."""
 
     kind: ClassVar[str] = "entries"
 
@@ -100,6 +110,7 @@ class Entries(Said, frozen=True, array_like=True):
     entries: list[SaidEntry]
     brokers: dict[Name, BrokerNumber]
     groups: dict[Name, Name]
+    topic: SaidTopic | None = None
 
 
 class Heard(Said, frozen=True, array_like=True):

@@ -12,7 +12,7 @@ from ...protocol.commands import SubscribeTopic, UnsubscribeTopic
 from ...protocol.patterns import kind_of
 from ..queue.broker import Broker
 from ..queue.queue import Queue
-from ..rules.routing import set_topics
+from ..rules.routing import add_topic, drop_topic, has_topic, set_topics
 
 TOPICS_MAX = 10_000  # of one queue
 
@@ -21,32 +21,36 @@ def subscribe_topic(broker: Broker, vpn: str, queue: Queue, command: SubscribeTo
     """Carry out the command; answers whether the subscription is new."""
     kind_of(command.topic)
     present = queue.header.topics
-    if command.topic in present:
+    if has_topic(present, command.topic):
         return False
-    _check_room(queue, len(present), [command.topic])
-    set_topics(broker, queue, [*present, command.topic])
+    check_room(queue.definition.name, len(present), [command.topic])
+    add_topic(broker, queue, command.topic)
     broker.event("topic_subscribed", vpn, queue.definition.name, topic=command.topic)
     return True
 
 
 def unsubscribe_topic(broker: Broker, vpn: str, queue: Queue, command: UnsubscribeTopic) -> None:
     """Carry out the command; what was spooled is still delivered (S7). Raises ValueError."""
-    present = queue.header.topics
-    if command.topic not in present:
-        there = ", ".join(map(repr, present[:20])) or "none"
-        raise ValueError(
-            f"topic: {command.topic[:200]!r} – queue {queue.definition.name!r} has not subscribed "
-            f"to it; it has: {there}"
-        )
-    set_topics(broker, queue, [topic for topic in present if topic != command.topic])
+    check_subscribed(queue.definition.name, queue.header.topics, command.topic)
+    drop_topic(broker, queue, command.topic)
     broker.event("topic_unsubscribed", vpn, queue.definition.name, topic=command.topic)
 
 
-def _check_room(queue: Queue, present: int, new: list[str]) -> None:
+def check_subscribed(name: str, present: list[str], topic: str) -> None:
+    """Raise ValueError if a queue with these topics has not subscribed to this one."""
+    if not has_topic(present, topic):
+        there = ", ".join(map(repr, present[:20])) or "none"
+        raise ValueError(
+            f"topic: {topic[:200]!r} – queue {name!r} has not subscribed to it; it has: {there}"
+        )
+
+
+def check_room(name: str, present: int, new: list[str]) -> None:
+    """Raise ValueError if a queue that has so many topics cannot have these too."""
     if new and present + len(new) > TOPICS_MAX:
         raise ValueError(
             f"topic: {new[0]!r} – a queue subscribes to at most {TOPICS_MAX} topics; "
-            f"{queue.definition.name!r} has {present}"
+            f"{name!r} has {present}"
         )
 
 
@@ -54,7 +58,7 @@ def check_definition(queue: Queue, new: QueueDefinition) -> None:
     """Raise ValueError if `follow_definition` could not be done."""
     present = set(queue.header.topics)
     after = _followed(queue, queue.definition, new)
-    _check_room(queue, len(present & after), sorted(after - present))
+    check_room(new.name, len(present & after), sorted(after - present))
 
 
 def follow_definition(

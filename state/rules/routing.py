@@ -10,7 +10,8 @@ What was found for a topic is remembered until a definition or a subscription ch
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from bisect import bisect_left, insort
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from ...definitions import QueueDefinition, is_regex
@@ -110,6 +111,38 @@ def drop_route(broker: Broker, definition: QueueDefinition, number: int) -> None
     known: _OfVpn | None = broker.routes.get((_TABLE, definition.vpn))
     if known is not None:
         known.captured.drop(kind_of_captured(topic), topic, number)
+    forget_found(broker)
+
+
+def has_topic(topics: Sequence[str], topic: str) -> bool:
+    """Whether it is among these, which are sorted; there may be ten thousand."""
+    at = bisect_left(topics, topic)
+    return at < len(topics) and topics[at] == topic
+
+
+def add_topic(broker: Broker, queue: Queue, topic: str) -> None:
+    """A queue subscribes to one more topic; what it has subscribed to already costs nothing."""
+    topics = queue.header.topics
+    if has_topic(topics, topic):
+        return
+    insort(topics, topic)
+    broker.touch(queue)
+    known: _OfVpn | None = broker.routes.get((_TABLE, broker.vpn_of(queue)))
+    if known is not None:
+        known.subscribed.add(kind_of(topic), topic, queue.number)
+    forget_found(broker)
+
+
+def drop_topic(broker: Broker, queue: Queue, topic: str) -> None:
+    """A queue subscribes to one topic less."""
+    topics = queue.header.topics
+    if not has_topic(topics, topic):
+        return
+    del topics[bisect_left(topics, topic)]
+    broker.touch(queue)
+    known: _OfVpn | None = broker.routes.get((_TABLE, broker.vpn_of(queue)))
+    if known is not None:
+        known.subscribed.drop(kind_of(topic), topic, queue.number)
     forget_found(broker)
 
 

@@ -7,24 +7,24 @@ from typing import Any
 from lakequeue.memory.rehoming import change_brokers
 from lakequeue.mesh.rehome import Rehomed
 from lakequeue.state import DictStore
-from mortal_mesh import MortalMeshBroker, MortalMeshEngine
+from rules.mortal import MortalBroker, MortalEngine
 
 
-class RestingBroker(MortalMeshBroker):
+class RestingBroker(MortalBroker):
     """A mark is made before its home changes, and that is the snapshot from then on."""
 
     @property
     def store(self) -> DictStore:
-        pages = MortalMeshBroker.store.fget(self)  # type: ignore[attr-defined]
+        pages = MortalBroker.store.fget(self)  # type: ignore[attr-defined]
         self._snapshot, self._log = dict(pages.pages), []
         return pages
 
     @store.setter
     def store(self, store: DictStore) -> None:
-        MortalMeshBroker.store.fset(self, store)  # type: ignore[attr-defined]
+        MortalBroker.store.fset(self, store)  # type: ignore[attr-defined]
 
 
-class RestingEngine(MortalMeshEngine):
+class RestingEngine(MortalEngine):
     """An engine of such brokers."""
 
     BROKER = RestingBroker  # type: ignore[assignment]

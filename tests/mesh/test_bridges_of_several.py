@@ -10,10 +10,9 @@ from lakequeue.definitions import parse_configuration
 from lakequeue.memory import MemoryConnection
 from lakequeue.protocol import ConfigError, Rejected
 from lakequeue.state.phases.admission import Admission
-from mortal_mesh import MortalMeshEngine
 from rehomed import RestingEngine
 from rules.bridged import TINY
-from rules.mortal import Fate
+from rules.mortal import Fate, MortalEngine
 
 BRIDGE = {"name": "ab", "subscriptions": ["a/>"]}
 
@@ -22,7 +21,7 @@ class Several:
     """A home of three brokers with the VPNs `a` and `b`. near, far: the brokers of the ends."""
 
     def __init__(
-        self, near: str, far: str, limits: Any = None, engine: type = MortalMeshEngine, **keys: Any
+        self, near: str, far: str, limits: Any = None, engine: type = MortalEngine, **keys: Any
     ) -> None:  # fmt: skip
         config = parse_configuration(
             {"brokers": ["one", "two", "three"], "vpns": {"a": None, "b": None}}

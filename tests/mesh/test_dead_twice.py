@@ -8,10 +8,10 @@ import json
 import pytest
 from lakequeue.definitions import parse_configuration
 from lakequeue.state import check
-from mortal_mesh import MortalMeshEngine
+from rules.mortal import MortalEngine
 
 
-def home(dead_at: str, first: str) -> MortalMeshEngine:
+def home(dead_at: str, first: str) -> MortalEngine:
     """A message for a queue of each broker; in the first it dies sooner."""
     queues = [
         {
@@ -22,7 +22,7 @@ def home(dead_at: str, first: str) -> MortalMeshEngine:
         for broker in "ab"
     ]  # fmt: skip
     dead = {"name": "dead", "message_type": "json", "type": "LocalQueue", "broker": dead_at}
-    return MortalMeshEngine(
+    return MortalEngine(
         parse_configuration({"brokers": ["a", "b", "c"], "queues": [*queues, dead]})
     )
 

@@ -11,8 +11,8 @@ from lakequeue.memory import MemoryConnection
 from lakequeue.memory.memory_broker import MemoryBroker
 from lakequeue.protocol import commands as c
 from lakequeue.protocol import mesh_words
-from mortal_mesh import MortalMeshEngine
 from rules.harness import drain
+from rules.mortal import MortalEngine
 
 QUEUES: list[dict[str, Any]] = [
     {"name": "far", "message_type": "text", "type": "LocalQueue", "broker": "b"},
@@ -33,7 +33,7 @@ for one in QUEUES:
 def test_R3_what_a_lost_word_was_about_is_said_again(
     kind: str, nth: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine = MortalMeshEngine(parse_configuration({"brokers": ["a", "b"], "queues": QUEUES}))
+    engine = MortalEngine(parse_configuration({"brokers": ["a", "b"], "queues": QUEUES}))
     engine.checking = True
     at = {name: MemoryConnection(engine, "default", name, name) for name in "ab"}
     lost: list[str] = []

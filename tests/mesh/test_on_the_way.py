@@ -8,8 +8,8 @@ from typing import Any
 
 from lakequeue.definitions import parse_configuration
 from lakequeue.protocol import commands as c
-from mortal_mesh import MortalMeshEngine
 from rules.harness import drain
+from rules.mortal import MortalEngine
 
 QUEUES: list[dict[str, Any]] = [
     {"name": "q", "message_type": "json", "max_per_subscription_backlog": 100},
@@ -24,7 +24,7 @@ class OnTheWay:
 
     def __init__(self) -> None:
         config = {"brokers": ["a", "b"], "queues": QUEUES}
-        self.engine = MortalMeshEngine(parse_configuration(config))
+        self.engine = MortalEngine(parse_configuration(config))
         self.engine.checking = True
         self.at = {name: self.engine.connect(name, f"app-{name}") for name in "ab"}
         self.admin = self.at["a"].admin()

@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 from lakequeue.definitions import parse_configuration
+from lakequeue.memory import MemoryConnection
 from lakequeue.protocol import LakequeueError
-from mortal_mesh import MortalMeshEngine
+from lakequeue.protocol import commands as c
+from rules.mortal import Fate, MortalEngine
 
 
 def local(name: str, broker: str, **keys: Any) -> dict[str, Any]:
@@ -21,9 +23,10 @@ def local(name: str, broker: str, **keys: Any) -> dict[str, Any]:
 class Home:
     def __init__(self, *queues: dict[str, Any]) -> None:
         config = {"brokers": ["a", "b", "c"], "queues": list(queues)}
-        self.engine = MortalMeshEngine(parse_configuration(config))
+        self.engine = MortalEngine(parse_configuration(config))
         self.engine.checking = True
-        self.admin = self.engine.connect("a", "app").admin()
+        self.asks = self.engine.connect("a", "app")
+        self.admin = self.asks.admin()
 
     def record(self, topic: str, n: int, partition: int = 0) -> None:
         self.engine.publish(topic, json.dumps({"n": n}).encode(), None, [], None, partition)
@@ -73,3 +76,69 @@ def test_M5_a_queue_that_takes_plain_records_moves_at_rest() -> None:
         home.admin.move_queue("q", "c")
     home.record("t", 2)
     assert home.found("q") == [1, 2]
+
+
+def test_M5_S7_a_subscription_takes_plain_records_as_long_as_a_queue_captures_them() -> None:
+    """Each at another broker; what ends takes nothing more, and what was stored stays."""
+    home = Home(
+        local("takes", "a", underlying_topic="t"),
+        local("too", "c", underlying_topic="t.*", default_publish_target="t"),
+        local("plain", "b", underlying_topic="x", subscriptions=["t", "u"]),
+        local("wild", "c", underlying_topic="y", subscriptions=["*"]),
+    )
+    home.record("t", 0)
+    home.admin.delete("takes")
+    home.record("t", 1)  # the other one captures it still
+    home.admin.delete("too")
+    home.record("t", 2)
+    home.admin.define(local("again", "c", underlying_topic="t"))
+    home.record("t", 3)
+    home.admin.unsubscribe_topic("wild", "*")
+    home.record("t", 4)
+    home.admin.define(local("again", "c", underlying_topic="u"))  # Q9
+    home.record("t", 5)
+    home.record("u", 6)
+    assert home.found("plain") == [0, 1, 3, 4, 6]
+    assert home.found("wild") == [0, 1, 3]
+    assert home.found("again") == [3, 4, 6]
+
+
+def test_M5_Q2_nobody_takes_what_only_another_vpn_captures() -> None:
+    """Whichever broker that VPN's queue is at."""
+    listens = [local(f"at-{n}", n, underlying_topic=n, subscriptions=["t", "*"]) for n in "abc"]
+    for broker in "abc":
+        home = Home(local("takes", broker, underlying_topic="t") | {"vpn": "other"}, *listens)
+        home.record("t", 0)
+        assert [home.found(f"at-{n}") for n in "abc"] == [[]] * 3
+        other = MemoryConnection(home.engine, "other", "app", "a").admin()
+        assert len(other.browse("takes")) == 1
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_M5_each_record_is_taken_once_whoever_dies_and_whatever_moves(seed: int) -> None:
+    """Queues that have only subscribed move while records come, to their reader too."""
+    fate = Fate(seed, death=0.1)
+    home = Home(
+        local("takes", "b", underlying_topic="t"),
+        {"name": "all", "message_type": "json", "underlying_topic": "t"},
+        local("one", "a", underlying_topic="x", subscriptions=["t"]),
+        local("two", "c", underlying_topic="y", subscriptions=["t", "*"]),
+    )
+    home.engine.fated(fate)
+    for n in range(30):
+        home.record("t", n, partition=fate.random.randrange(6))
+        if fate.random.random() < 0.3:
+            away = fate.random.choice("abc")
+            home.engine.cut(away)  # a move takes its time
+            question = c.MoveQueue(queue=fate.random.choice(["one", "two"]), broker=away)
+            home.asks.ask(question, lambda answer: None)
+            home.record("t", n + 100, partition=fate.random.randrange(6))
+            home.engine.mend(away)
+        else:
+            home.record("t", n + 100, partition=fate.random.randrange(6))
+    home.engine.fated(None)
+    home.engine.advance("2s")
+    sent = [*range(30), *range(100, 130)]
+    for queue in ("takes", "all", "one", "two"):
+        assert home.found(queue) == sent, queue
+    assert fate.deaths > 5

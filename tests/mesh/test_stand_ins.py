@@ -10,7 +10,7 @@ from lakequeue.definitions import parse_configuration
 from lakequeue.monitor.describing import described
 from lakequeue.protocol.errors import Rejected
 from lakequeue.sinks.queue_figures import Look, QueueFigures
-from mortal_mesh import MortalMeshEngine
+from rules.mortal import MortalEngine
 
 FAR: dict[str, Any] = {
     "topic": "far", "message_type": "json", "type": "LocalQueue", "broker": "c",
@@ -21,7 +21,7 @@ FAR: dict[str, Any] = {
 @pytest.mark.parametrize("asked", ["a", "b", "c"])
 def test_M2_a_definition_counts_at_every_broker_whoever_was_asked(asked: str) -> None:
     """Also where it names the queue by its synonym, `topic` (Q1): the keeper's own stand-in too."""
-    engine = MortalMeshEngine(parse_configuration({"brokers": ["a", "b", "c"], "queues": [FAR]}))
+    engine = MortalEngine(parse_configuration({"brokers": ["a", "b", "c"], "queues": [FAR]}))
     engine.checking = True
     at = {name: engine.connect(name) for name in ("a", "b", "c")}
 
@@ -43,7 +43,7 @@ def test_M2_a_definition_counts_at_every_broker_whoever_was_asked(asked: str) ->
 def test_H2_M3_what_waits_for_a_queue_elsewhere_is_shown_with_why() -> None:
     """By whoever is asked: the broker where it waits, `describe` of the queue, the metrics."""
     full = FAR | {"max_spool_messages": 2}
-    engine = MortalMeshEngine(parse_configuration({"brokers": ["a", "b", "c"], "queues": [full]}))
+    engine = MortalEngine(parse_configuration({"brokers": ["a", "b", "c"], "queues": [full]}))
     at = {name: engine.connect(name) for name in ("a", "b", "c")}
     for _ in range(5):
         at["a"].producer().send("news", b'{"n": 1}')

@@ -18,8 +18,7 @@ import pytest
 from lakequeue.definitions import parse_configuration
 from lakequeue.protocol import LakequeueError, LeaseLost
 from lakequeue.state import Limits
-from mortal_mesh import MortalMeshEngine
-from rules.mortal import Fate
+from rules.mortal import Fate, MortalEngine
 
 BROKERS = ("a", "b", "c")
 QUEUES: list[dict[str, Any]] = [
@@ -49,7 +48,7 @@ def definitions() -> list[dict[str, Any]]:
 class Walk:
     """One walk, drawn from a seed."""
 
-    ENGINE: type[MortalMeshEngine] = MortalMeshEngine
+    ENGINE: type[MortalEngine] = MortalEngine
     LIMITS = (Limits(), TINY)
 
     def __init__(self, seed: int) -> None:

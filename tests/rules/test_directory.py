@@ -10,6 +10,7 @@ from lakequeue.definitions import parse_configuration
 from lakequeue.definitions.definition import to_wire
 from lakequeue.protocol import ConfigError, LakequeueError, NotConnected
 from lakequeue.protocol import commands as c
+from lakequeue.state.commands import topic_subscriptions
 
 from .mortal import Fate, MortalEngine
 
@@ -385,3 +386,41 @@ def test_definitions_and_deletions_come_through_whoever_dies(seed: int) -> None:
     for name in there:
         for connection in mesh.at.values():
             assert connection.admin().describe(name)["name"] == name
+
+
+def test_Q2_a_topic_more_is_one_topic_to_all_whatever_the_queue_has(mesh: Mesh) -> None:
+    """What brokers say to each other of it does not grow; nor does what each of them looks at."""
+    mesh.admin.define(local("q", broker="b"))
+    said: list[int] = []
+    for broker in mesh.engine.brokers:
+        tell = broker.tell
+        broker.tell = lambda record, tell=tell: said.append(len(record.value)) or tell(record)  # type: ignore[method-assign, misc]
+
+    def costs(topic: str) -> int:
+        said.clear()
+        assert mesh.admin.subscribe_topic("q", topic)
+        mesh.admin.unsubscribe_topic("q", topic)
+        assert mesh.admin.subscribe_topic("q", topic)
+        return sum(said)
+
+    few = costs("t/000")
+    mesh.admin.define(local("q", broker="b", subscriptions=[f"t/{n}" for n in range(100, 500)]))
+    assert costs("t/001") <= few + 50  # numbers have more digits
+    for broker in mesh.engine.brokers:
+        entry = broker._replica.broker.beyond._others.facts.entries["default"]["q"]
+        assert entry.topics == ["t/000", "t/001", *(f"t/{n}" for n in range(100, 500))]
+    assert mesh.at["c"].producer().send("t/001", b"{}").message_id
+    assert mesh.admin.describe("q")["depth"] == 1
+
+
+def test_Q2_a_queue_elsewhere_has_at_most_so_many_topics(
+    mesh: Mesh, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(topic_subscriptions, "TOPICS_MAX", 2)
+    mesh.admin.define(local("q", broker="c"))
+    assert mesh.admin.subscribe_topic("q", "t/1")
+    assert mesh.admin.subscribe_topic("q", "t/2")
+    assert not mesh.admin.subscribe_topic("q", "t/2")
+    with pytest.raises(LakequeueError, match="topic: 't/3' – a queue subscribes to at most 2"):
+        mesh.admin.subscribe_topic("q", "t/3")
+    assert mesh.admin.describe("q")["topics"] == ["t/1", "t/2"]

@@ -1,0 +1,217 @@
+"""A step costs what changes, however deep the queue is (R5), and what means many messages goes on
+over many steps (L13, R6). Pages and rows are counted, never time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from lakequeue.protocol import commands as c
+from lakequeue.protocol.ids import format_ranges
+from lakequeue.protocol.outputs import Deadline, Deliveries, Journal, Reply
+from lakequeue.state import Batch, DictStore, Limits
+from lakequeue.state.limits import beside
+from lakequeue.state.storage.store import CountingStore
+from rules.steps import REPLY, Steps, define, delivered, subscribe
+
+# As much less than the usual limits as there are fewer messages: sixty segments.
+SMALL = Limits(
+    live_rows=256, segment_rows=64, looks=640, merge_rows=128, block_bytes=2_000, command_rows=300,
+    bulk_rows=300, due_rows=300, beside=1, browse_pages=20,
+)  # fmt: skip
+SHALLOW, DEEP = 300, 4_000
+PAGES_MAX = 30
+
+
+def filled(depth: int, limits: Limits = SMALL, **keys: Any) -> Steps:
+    steps = Steps(CountingStore(DictStore()), checked=False, limits=limits)  # type: ignore[arg-type]
+    usual = {"max_per_subscription_backlog": 5_000, "dead_message_queue": "dead"}
+    steps.run([define(**usual | keys), define("dead"), define("other", **usual)])
+    for at in range(0, depth, 100):
+        bodies = [b'{"p":%d}' % (n % 10) for n in range(at, at + 100)]
+        steps.run(publishes=[("orders", body) for body in bodies])
+    steps.broker.mark()
+    return steps
+
+
+def pages(steps: Steps) -> CountingStore:
+    store = steps.broker.store
+    assert isinstance(store, CountingStore)
+    return store
+
+
+def changed(out: list[Any], queue: str = "orders") -> int:
+    """Rows of the journal."""
+    segments = [s for o in out if isinstance(o, Journal) for s in o.segments]
+    return sum(len(s.ids) for s in segments if s.queue == queue)
+
+
+def goes_on(steps: Steps, out: list[Any]) -> bool:
+    """Whether another step is asked for at once."""
+    return 0 < [o.at for o in out if isinstance(o, Deadline)][-1] <= steps.now
+
+
+OPERATIONS: dict[str, tuple[list[c.Command], list[Any]]] = {
+    "publish": ([], [("orders", b"{}")] * 10),
+    "subscribe and deliver": ([subscribe("a", 10)], []),
+    "acknowledge": ([c.Ack(queue="orders", ids="1-10")], []),
+    "acknowledge in the middle": ([c.Ack(queue="orders", ids="200-202")], []),
+    "acknowledge all of a queue that has none": ([c.Ack(queue="other", ids="1-1000000")], []),
+    "describe": ([c.Describe(queue="orders", reply=REPLY)], []),
+    "define again": ([define(priority="/@priority")], []),
+}
+
+
+@pytest.mark.parametrize("keys", [{}, {"target_queue_depth": 100}, {"priority": "/p"}], ids=str)
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_R5_a_steps_cost_does_not_grow_with_depth(
+    name: str, keys: dict[str, Any], small_active_sets: None
+) -> None:
+    commands, publishes = OPERATIONS[name]
+    cost, marked = [], []
+    for depth in (SHALLOW, DEEP):
+        steps = filled(depth, **keys)
+        store = pages(steps)
+        store.reset()
+        batch = Batch(steps.command_records(commands), steps.publish_records(publishes))
+        steps.step_alone(batch)
+        cost.append(len(store.reads) + len(store.writes))
+        store.reset()
+        steps.broker.mark()
+        marked.append(len(store.reads) + len(store.writes))
+    assert cost[1] <= min(cost[0] + 6, PAGES_MAX), f"{cost} pages"
+    assert marked[1] <= min(marked[0] + 6, PAGES_MAX), f"{marked} pages at the mark"
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        c.Purge(queue="orders"),
+        c.Purge(queue="orders", where="/p >= 0"),
+        c.Ack(queue="orders", ids=f"1-{DEEP}"),
+        c.Ack(queue="orders", where="@key IS NULL"),
+        c.Delete(queue="orders"),
+    ],
+    ids=["purge", "purge where", "ack", "ack where", "delete"],
+)
+def test_L13_R6_no_step_changes_more_rows_than_its_limit(command: c.Command) -> None:
+    """And the queue beside it is served in each of these steps."""
+    steps = filled(DEEP)
+    steps.run([subscribe("b", 500, queue="other")])
+    batch = Batch(steps.command_records([command]))
+    rows: list[int] = []
+    for _ in range(100):
+        out = steps.step_alone(batch)
+        rows.append(changed(out))
+        if len(rows) > 1:
+            assert [len(o.ids) for o in out if isinstance(o, Deliveries)] == [1]
+        if not goes_on(steps, out):
+            break
+        batch = Batch(publishes=steps.publish_records([("other", b"{}")]))
+    assert sum(rows) == DEEP
+    assert max(rows) <= 300 + 64, rows  # a segment may be finished
+
+
+def test_L13_R6_what_is_done_in_bulk_takes_nothing_from_acks() -> None:
+    """A purge goes on in small parts; an ack of more than such a part is done at once."""
+    steps = filled(1_000, Limits(bulk_rows=160, segment_rows=8, live_rows=64))
+    steps.run([subscribe("b", 500, queue="other")])
+    held = delivered(steps.run(publishes=[("other", b"{}")] * 500))
+    acks = c.Ack(queue="other", subscription="b", ids=format_ranges(held))
+    for command in (c.Purge(queue="orders"), acks):
+        out = steps.step_alone(Batch(steps.command_records([command])))
+        assert 0 < changed(out) <= 160 // 16 + 8
+        assert goes_on(steps, out)
+    assert changed(out, "other") == 500
+
+
+def test_L13_R6_each_queue_gets_its_part_of_what_is_done_in_bulk() -> None:
+    """Also where there are more of them than rows in a step."""
+    steps = Steps(limits=Limits(bulk_rows=3, command_rows=2), checked=False)
+    names = [f"q{n}" for n in range(8)]
+    steps.run([define(name) for name in names], [(name, b"{}") for name in names * 3])
+    batch = Batch(steps.command_records([c.Purge(queue=name) for name in names]))
+    purged: list[str] = []
+    for _ in range(60):
+        out = steps.step_alone(batch)
+        segments = [s for o in out if isinstance(o, Journal) for s in o.segments]
+        purged += [s.queue for s in segments if s.event == "purged" for _ in s.ids]
+        batch = Batch()
+        if not goes_on(steps, out):
+            break
+    assert sorted(purged) == sorted(names * 3)
+    assert len(set(purged[3:10])) == 7, purged  # the first began at once, and is through
+
+
+def test_X1_X5_X6_a_night_of_expiry_and_its_redrive_go_on_over_steps() -> None:
+    steps = filled(DEEP, expiration="1s")
+
+    def moved(batch: Batch, queue: str) -> list[int]:
+        rows = []
+        for _ in range(100):
+            out = steps.step_alone(batch)
+            segments = [s for o in out if isinstance(o, Journal) for s in o.segments]
+            spooled = [s for s in segments if s.event == "spooled" and s.queue == queue]
+            rows.append(sum(len(s.ids) for s in spooled))
+            if not goes_on(steps, out):
+                break
+            batch = Batch()
+        return rows
+
+    steps.now += 1_000
+    expired = moved(Batch(), "dead")
+    assert (sum(expired), max(expired) <= 300 + 64) == (DEEP, True), expired
+    back = moved(Batch(steps.command_records([c.Redrive(queue="dead")])), "orders")
+    assert (sum(back), max(back) <= 300 + 64) == (DEEP, True), back
+
+
+# ---------------------------------------------------------------- looks
+
+
+def browse(steps: Steps, **fields: Any) -> tuple[list[dict[str, Any]], str | None, int]:
+    """One answer, where the next one begins, and how many pages the step read."""
+    store = pages(steps)
+    store.reset()
+    command = c.Browse(queue="orders", reply=REPLY, **fields)
+    (answer,) = (
+        o for o in steps.step_alone(Batch(steps.command_records([command]))) if isinstance(o, Reply)
+    )
+    assert answer.error is None, answer.error
+    return answer.result, answer.more, len(store.reads)
+
+
+@pytest.mark.parametrize("keys", [{}, {"priority": "/p"}], ids=str)
+def test_R6_a_browse_costs_what_it_shows_from_wherever_it_begins(keys: dict[str, Any]) -> None:
+    """A page for a segment, and one for each content and the way to it. All parts are the whole."""
+    steps = filled(DEEP, **keys)
+    steps.run([subscribe("a", 100)])
+    found: list[str] = []
+    start: str | None = None
+    for _ in range(1_000):
+        rows, start, reads = browse(steps, limit=20, start=start)
+        assert len(rows) <= 20
+        assert reads <= 2 * 20 + 20, f"{reads} pages read"
+        found += [row["id"] for row in rows]
+        if start is None:
+            break
+    assert len(found) == len(set(found)) == DEEP
+
+
+@pytest.mark.parametrize(
+    "fields", [{"state": "delayed"}, {"where": "/p = 77"}, {"state": "delayed", "where": "/p = 0"}]
+)
+def test_R6_what_a_browse_passes_over_has_a_budget(fields: dict[str, Any]) -> None:
+    steps = filled(DEEP)
+    rows, more, reads = browse(steps, limit=20, **fields)
+    assert rows == []
+    assert more is not None or fields.get("state"), "a state may be known not to be there"
+    assert reads <= SMALL.browse_pages + PAGES_MAX
+
+
+def test_L13_a_step_that_brings_little_does_little_beside() -> None:
+    """And one that brings much does more than that: what comes in and is over can always go."""
+    limits = Limits()
+    rows = [beside(limits, records).due_rows for records in (0, 1, 7, 20, 60, 125, 5_000)]
+    assert rows == [250, 125, 125, 333, 1_000, 2_000, 2_000]
+    assert all(rows[n] >= 8 * records for n, records in enumerate((0, 1, 7, 20, 60, 125)))
+    assert beside(limits, 1).bulk_rows == 125
