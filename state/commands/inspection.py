@@ -3,6 +3,7 @@ step has done. A long answer is given in parts: ``more`` says where the next one
 
 from __future__ import annotations
 
+from collections import deque
 from typing import Any
 
 import msgspec
@@ -248,7 +249,8 @@ def browse(broker: Broker, vpn: str, queue: Queue, command: Browse) -> PartialAn
     is delayed and cold comes behind all else, by when it is due.
 
     One answer looks at `Limits.browse_rows`, and reads `Limits.browse_bytes` of payloads and
-    `Limits.browse_pages` segments, at most; more: where to go on.
+    `Limits.browse_pages` segments and blocks, at most; more: where to go on. Blocks count by what
+    rows name, not by what is in memory: a replica gives the same answer.
     """
     states = {name: code for code, name in NAMES.items() if code != GONE}
     if command.state is not None and command.state not in states:
@@ -258,6 +260,7 @@ def browse(broker: Broker, vpn: str, queue: Queue, command: Browse) -> PartialAn
     state = None if command.state is None else states[command.state]
     budget = Budget(broker.limits.browse_rows, broker.limits.browse_bytes)
     pages = broker.limits.browse_pages
+    recent: deque[int] = deque(maxlen=broker.limits.blocks_cached)
     inactive = first_inactive(queue)
     out: list[dict[str, Any]] = []
     start: int | None = LOWEST if command.start is None else int(command.start)
@@ -266,16 +269,20 @@ def browse(broker: Broker, vpn: str, queue: Queue, command: Browse) -> PartialAn
             return PartialAnswer(out, str(start))
         most = min(budget.rows, max(command.limit, LOOKED_TOGETHER))
         rows, start, read = _next_in_order(queue, start, most)
-        pages -= read
         if len(rows) > budget.rows:
             start = _place(queue, rows[budget.rows])
             del rows[budget.rows :]
         budget.take(len(rows))
-        for row in rows:
+        for at, row in enumerate(rows):
             if len(out) >= command.limit:
                 break
+            if at and pages <= 0:  # one of them at least
+                return PartialAnswer(out, str(_place(queue, row)))
             if (inactive is not None and row.key >= inactive) or state not in (None, row.state):
                 continue
+            if row.block and row.block not in recent:
+                recent.append(row.block)
+                pages -= 1
             content = broker.spool.content(row) or (b"", None, None)
             size = sum(map(_length, content)) + len(command.where or "")
             if size > budget.bytes and budget.bytes < broker.limits.browse_bytes:
@@ -283,6 +290,7 @@ def browse(broker: Broker, vpn: str, queue: Queue, command: Browse) -> PartialAn
             budget.take(0, size)
             if command.where is None or matching(broker, [row], command.where)[0]:
                 out.append(_shown(queue, row, content))
+        pages -= read
     return PartialAnswer(out, None)
 
 

@@ -423,4 +423,4 @@ def test_Q2_a_queue_elsewhere_has_at_most_so_many_topics(
     assert not mesh.admin.subscribe_topic("q", "t/2")
     with pytest.raises(LakequeueError, match="topic: 't/3' – a queue subscribes to at most 2"):
         mesh.admin.subscribe_topic("q", "t/3")
-    assert mesh.admin.describe("q")["topics"] == ["t/1", "t/2"]
+    assert mesh.admin.describe("q")["subscriptions"] == ["t/1", "t/2"]
