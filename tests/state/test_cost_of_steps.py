@@ -17,7 +17,7 @@ from rules.steps import REPLY, Steps, define, delivered, subscribe
 # As much less than the usual limits as there are fewer messages: sixty segments.
 SMALL = Limits(
     live_rows=256, segment_rows=64, looks=640, merge_rows=128, block_bytes=2_000, command_rows=300,
-    bulk_rows=300, due_rows=300, beside=1, browse_pages=20,
+    bulk_rows=300, due_rows=300, beside=1, browse_rows=640, browse_pages=20,
 )  # fmt: skip
 SHALLOW, DEEP = 1_000, 4_000  # at both most is cold
 PAGES_MAX = 30
