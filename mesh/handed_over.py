@@ -37,8 +37,7 @@ _rows = msgspec.msgpack.Decoder(list[Row])
 def handed_over(broker: Broker, facts: MeshFacts, sender: int, said: HandOver) -> None:
     """Take messages in, and say which are stored, and from where on none is."""
     queue = broker.find(said.vpn, said.queue)
-    key = f"{sender}/{said.vpn}/{said.queue}"
-    if said.waiting and facts.refusing.get(key, 0) >= said.attempt:
+    if said.waiting and facts.refusing.get(_lane_key(sender, said), 0) >= said.attempt:
         return  # it was under way when one before it was refused, and comes again
     rows = _rows.decode(said.rows)
     if not said.waiting:
@@ -79,12 +78,22 @@ def handed_over(broker: Broker, facts: MeshFacts, sender: int, said: HandOver) -
     if done:
         say(broker, facts, sender, Stored(said.vpn, said.queue, said.waiting, done))
     if why:
-        facts.refusing[key] = said.attempt
-        facts.credits_changed = True
         rejected = queue.header.rejected
         rejected[why] = rejected.get(why, 0) + 1
         broker.touch(queue)
-        say(broker, facts, sender, NotTaken(said.vpn, said.queue, said.waiting, said.attempt, why))
+        _refuse(broker, facts, sender, said, why)
+
+
+def _lane_key(sender: int, said: HandOver) -> str:
+    return f"{sender}/{said.vpn}/{said.queue}"
+
+
+def _refuse(broker: Broker, facts: MeshFacts, sender: int, said: HandOver, why: str) -> None:
+    """Nothing more of this attempt is taken: what of it is still under way is passed over."""
+    if said.waiting:
+        facts.refusing[_lane_key(sender, said)] = said.attempt
+        facts.credits_changed = True
+    say(broker, facts, sender, NotTaken(said.vpn, said.queue, said.waiting, said.attempt, why))
 
 
 def _without_queue(
@@ -94,18 +103,13 @@ def _without_queue(
     has not heard of it yet: then the sender will find it."""
     elsewhere = entry_of(facts, said.vpn, said.queue) is not None or said.edition > facts.edition
     if said.waiting and elsewhere:
-        facts.refusing[f"{sender}/{said.vpn}/{said.queue}"] = said.attempt
-        facts.credits_changed = True
-        say(
-            broker, facts, sender,
-            NotTaken(said.vpn, said.queue, True, said.attempt, ELSEWHERE),
-        )  # fmt: skip
+        _refuse(broker, facts, sender, said, ELSEWHERE)
     elif said.waiting:
         ids = [row.id for row in rows]
         say(broker, facts, sender, Stored(said.vpn, said.queue, True, ids))
         broker.event("arrived_for_deleted", said.vpn, said.queue, messages=len(ids))
     else:
-        say(broker, facts, sender, NotTaken(said.vpn, said.queue, False, 0, "no_such_queue"))
+        _refuse(broker, facts, sender, said, "no_such_queue")
 
 
 def failed(broker: Broker, facts: MeshFacts, sender: int, said: HandOver) -> None:
@@ -116,13 +120,7 @@ def failed(broker: Broker, facts: MeshFacts, sender: int, said: HandOver) -> Non
     if said.waiting and len(rows) == 1:
         say(broker, facts, sender, Stored(said.vpn, said.queue, True, [rows[0].id]))
         return
-    if said.waiting:
-        facts.refusing[f"{sender}/{said.vpn}/{said.queue}"] = said.attempt
-        facts.credits_changed = True
-    say(
-        broker, facts, sender,
-        NotTaken(said.vpn, said.queue, said.waiting, said.attempt, Reason.MALFORMED.value),
-    )  # fmt: skip
+    _refuse(broker, facts, sender, said, Reason.MALFORMED.value)
 
 
 def _refusal(broker: Broker, vpn: str, queue: Queue, row: Row) -> Reason | None:

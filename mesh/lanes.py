@@ -194,7 +194,7 @@ def stored(broker: Broker, facts: MeshFacts, sender: int, said: Stored) -> None:
         rows = [row for row in rows if row.state == MOVING]
     holders = [row.holder for row in rows]
     apply(broker, queue, rows, Event.TRANSFER, reason=f"to broker {facts.peers[sender].name}")
-    later.arrived(facts, queue, [row.id for row in rows])
+    later.forget(facts, queue, [row.id for row in rows])
     lane = facts.lanes.get(queue.number)
     if lane is None:
         for number in holders:

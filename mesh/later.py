@@ -49,21 +49,17 @@ def _is_taken(texts: list[bytes] | tuple[()]) -> bool:
     return any(isinstance(c.decode_command(text), _TAKE_AWAY) for text in texts)
 
 
-def arrived(facts: MeshFacts, queue: Queue, ids: list[int]) -> None:
-    """Another broker has these messages now, and carries out what was asked of them."""
-    _due(facts, queue, ids)
-
-
 def refused(broker: Broker, facts: MeshFacts, queue: Queue, ids: list[int]) -> None:
     """These messages are here again: so is what was asked of them."""
-    for text, numbers in _due(facts, queue, ids).items():
+    for text, numbers in forget(facts, queue, ids).items():
         command: Any = c.decode_command(text)
         own = msgspec.structs.replace(command, ids=format_ranges(numbers))
         carry_out(broker, broker.vpn_of(queue), own, None)
 
 
-def _due(facts: MeshFacts, queue: Queue, ids: list[int]) -> dict[bytes, list[int]]:
-    """The commands that meant these messages, in their order; they are kept no longer."""
+def forget(facts: MeshFacts, queue: Queue, ids: list[int]) -> dict[bytes, list[int]]:
+    """The commands that meant these messages, in their order; they are kept no longer. Where
+    another broker has the messages now, it carries them out."""
     known = facts.later.get(queue.number)
     meant: dict[bytes, list[int]] = {}
     if known is None:

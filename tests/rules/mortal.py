@@ -10,10 +10,8 @@ from __future__ import annotations
 
 import copy
 import random
-import time
 from typing import Any
 
-from lakequeue.client.following import PAUSE_S
 from lakequeue.memory import MemoryConnection, MemoryEngine
 from lakequeue.memory.memory_broker import MemoryBroker
 from lakequeue.protocol import wire
@@ -121,14 +119,6 @@ class MortalEngine(MemoryEngine):
         """It hears again, also what was said meanwhile."""
         self.broker(name).mend()  # type: ignore[attr-defined]
         self.advance("0s")
-
-    def until_answered(self, sent: list[Any], each: str = "1s") -> None:
-        """Time passes, the clients' own too: who heard that a queue is on its way waits a bit."""
-        for _ in range(20):
-            self.advance(each)
-            if all(one.done() for one in sent):
-                return
-            time.sleep(PAUSE_S)
 
     def connect(self, broker: str | None = None, name: str = "client") -> MemoryConnection:
         return MemoryConnection(self, "default", name, broker)
