@@ -25,6 +25,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from ..protocol.errors import LakequeueError
+from ..state import Store
 
 REST_S = 5.0  # a page that nobody wrote for so long has settled: most messages are gone by then
 LEAVING_BYTES_MAX = 8_000_000
@@ -38,17 +39,8 @@ class GivenUp(LakequeueError):
     """The cache was closed while a page was waited for."""
 
 
-class Pages(Protocol):
-    """The state below; it takes one call at a time."""
-
-    def get(self, key: str) -> bytes | None:
-        """The page, or None."""
-
-    def put(self, key: str, value: bytes) -> None:
-        """Write a page."""
-
-    def delete(self, key: str) -> None:
-        """Remove a page."""
+class Pages(Store, Protocol):
+    """The state below, whose pages can be listed; it takes one call at a time."""
 
     def keys(self) -> set[str]:
         """Every page's key."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
@@ -23,6 +23,7 @@ from ..replica.driver import Clocks, Driver, Log, OutputWriter, Refused, Snapsho
 from ..replica.micro_batch import MicroBatch
 from ..replica.pace import Pace
 from ..state import FORMAT, Home, Limits, Store
+from .cache import Pages
 from .earlier.carry_over import carry_over
 from .earlier.pages import FORMAT as EARLIER_FORMAT
 from .state_store import StatePages
@@ -34,20 +35,6 @@ class _Layout(msgspec.Struct):
     """What the broker's page has in every format."""
 
     format: int = 0
-
-
-class Reads(Protocol):
-    """Pages by their keys."""
-
-    def get(self, key: str) -> bytes | None:
-        """The page, or None."""
-
-
-class AllPages(Store, Protocol):
-    """Pages that can be listed."""
-
-    def keys(self) -> set[str]:
-        """Every page's key."""
 
 
 BATCH_LIMITS = Limits(beside=1)  # a batch takes 100 ms and more, whatever little its steps do
@@ -102,7 +89,7 @@ class LoopDriver(Driver):
 class SparkBatch:
     """A micro-batch. Pages of the earlier core become the core's in it."""
 
-    def __init__(self, home: Home, store: AllPages) -> None:
+    def __init__(self, home: Home, store: Pages) -> None:
         if _format_of(store) == EARLIER_FORMAT:
             _turn(home, store)
         _check_format(home, store)
@@ -129,7 +116,7 @@ class _Inputs:
         return None if at is None else min(at, self._clock())
 
 
-def _format_of(store: Reads) -> int | None:
+def _format_of(store: Store) -> int | None:
     page = store.get("broker")
     return None if page is None else _layout(page).format
 
@@ -166,7 +153,7 @@ def change_over(
     return changed
 
 
-def _turn(home: Home, pages: AllPages) -> None:
+def _turn(home: Home, pages: Pages) -> None:
     """Pages of the earlier core become the core's. Raises Refused, and changes nothing."""
     keys = pages.keys()
     found = carry_over(pages, keys, home, Limits())
