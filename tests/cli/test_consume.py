@@ -81,8 +81,8 @@ def test_it_ends_when_the_reader_goes_although_nothing_comes() -> None:
     process.stdout.close()
     assert process.stderr is not None
     left = json.loads(process.stderr.read())
-    assert (left["status"], left["depth"]) == (BROKEN_PIPE, 0)
-    assert (left["leased"], left["acknowledged"]) == (0, 1)
+    assert (left["status"], left["leased"]) == (BROKEN_PIPE, 0)
+    assert left["depth"] + left["acknowledged"] == 1, "it may have gone before the ack"
 
 
 # ---------------------------------------------------------------- --exec

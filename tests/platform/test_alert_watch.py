@@ -6,6 +6,7 @@ import pytest
 from lakequeue.definitions import parse_configuration
 from lakequeue.definitions.as_commands import configure_commands
 from lakequeue.protocol import wire
+from lakequeue.protocol.journal import JournalSegment
 from lakequeue.protocol.messages import Records
 from lakequeue.protocol.wire import WireRecord, headers_list
 from lakequeue.state import Batch, Broker, DictStore, Home, Limits, step
@@ -94,7 +95,7 @@ def test_a_flow_has_its_consumers_name() -> None:
         "scope=flow, subscription=s-1, consumer=a, b=c, level=8, limit=10, percent=80.0, "
         "threshold_percent=80, per_second=None, time_to_react_s=None"
     )
-    segment = wire.Segment("delivered_unacked_high", "east", "small", reason=row)
+    segment = JournalSegment("delivered_unacked_high", "east", "small", reason=row)
     journal = wire.Journal("broker-0", 5, 1_000, [segment])
     (record,) = wire.encode([journal], SIZES)
     (alert,) = alerts_in(decoded(record.value or b""))
@@ -113,6 +114,8 @@ def test_a_flow_has_its_consumers_name() -> None:
     ],
 )
 def test_what_only_looks_like_an_alert_is_none(event: str, reason: str) -> None:
-    journal = wire.Journal("broker-0", 5, 1_000, [wire.Segment(event, "east", "q", reason=reason)])
+    journal = wire.Journal(
+        "broker-0", 5, 1_000, [JournalSegment(event, "east", "q", reason=reason)]
+    )
     (record,) = wire.encode([journal], SIZES)
     assert alerts_in(decoded(record.value or b"")) == []
