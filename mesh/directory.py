@@ -40,7 +40,17 @@ from ..state.queue.broker import Broker
 from ..state.rules.routing import add_topic, drop_topic, forget_found, has_topic, set_topics
 from . import lanes, moves
 from .channel import say
-from .facts import BegunMove, Entry, MeshFacts, Peer, WaitingAnswer, entry_of, hosts_of, key_of
+from .facts import (
+    BegunMove,
+    Entry,
+    MeshFacts,
+    Peer,
+    WaitingAnswer,
+    entry_of,
+    hosts_of,
+    is_of_queue,
+    key_of,
+)
 from .placed import Placed
 
 SAID_AT_ONCE = 100  # entries of the directory in one record
@@ -484,7 +494,7 @@ def _forget(broker: Broker, facts: MeshFacts, vpn: str, name: str) -> None:
     facts.coming.pop(key_of(vpn, name), None)
     facts.went.pop(key_of(vpn, name), None)
     for known in (facts.asked, facts.lent, facts.refusing):
-        for key in [k for k in known if f"{k}/".split("/", 1)[1].startswith(f"{vpn}/{name}/")]:
+        for key in [k for k in known if is_of_queue(k, vpn, name)]:
             del known[key]
     for number, lane in list(facts.lanes.items()):
         if (lane.vpn, lane.queue) == (vpn, name):

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from ..definitions import QueueDefinition
+from ..protocol.neighbours import Room
 from ..state.storage.store import Store
 
 
@@ -103,6 +104,7 @@ class MeshFacts(msgspec.Struct):
     waiting: list[WaitingAnswer] = []
     untold: list[tuple[str, str]] = []
     rejoined: bool = False
+    early_rooms: list[tuple[int, Room]] = []  # of a later edition, see `rooms.hear_room`
     credits_changed: bool = False  # since the last mark: asked, lent, filters, refusing
     # Of queues that move, by "vpn/queue" (`moves`):
     moves: dict[str, BegunMove] = {}  # at the keeper
@@ -176,6 +178,12 @@ def put_peers(store: Store, peers: dict[int, Peer]) -> None:
 def credit_key(broker: int, vpn: str, queue: str, text: str | None) -> str:
     """Names a credit: of which broker, for which queue, and of which filter."""
     return f"{broker}/{vpn}/{queue}/{'' if text is None else '=' + text}"
+
+
+def is_of_queue(key: str, vpn: str, queue: str) -> bool:
+    """Whether a credit, or a refusal ("broker/vpn/queue"), is of this queue: names may hold a /."""
+    rest = key.partition("/")[2].removeprefix(f"{vpn}/{queue}")
+    return rest in ("", "/") or rest.startswith("/=")
 
 
 def key_of(vpn: str, queue: str) -> str:

@@ -40,7 +40,10 @@ def handed_over(broker: Broker, facts: MeshFacts, sender: int, said: HandOver) -
     if said.waiting and facts.refusing.get(_lane_key(sender, said), 0) >= said.attempt:
         return  # it was under way when one before it was refused, and comes again
     rows = _rows.decode(said.rows)
-    if not said.waiting:
+    entry = entry_of(facts, said.vpn, said.queue)
+    if entry is not None and not said.waiting and 0 < said.edition < entry.move:
+        queue = None  # granted by the queue that had this name before (S7)
+    elif not said.waiting:
         text = credit_key(sender, said.vpn, said.queue, said.filter)
         if text in facts.asked:
             facts.asked[text].used += len(rows)

@@ -186,6 +186,7 @@ class Mesh:
     def _hear_entries(self, sender: int, said: Entries) -> None:
         apply_bridge = self._keeper.apply_bridge
         directory.hear_entries(self._broker, self.facts, sender, said, apply_bridge)
+        rooms.hear_early(self._broker, self.facts)
 
     # ------------------------------------------------------------ bridges (`bridges.bridged`)
 

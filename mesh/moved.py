@@ -21,11 +21,14 @@ from ..state.queue.taken import TAKEN_MAX
 from ..state.rules.deferred import settle_arrival
 from ..state.rules.routing import drop_route, set_topics
 from ..state.storage.row import IN_MEMORY, LEASED, NEVER, Row
+from .handed_over import take_in
 
 LOST_BLOCK = (1 << 32) - 1  # there is none with this number: what lies in it is lost
 PART = 1_000  # rows that are put into blocks at once
 SUMS = ("counters", "rejected", "discarded")
-Shared = dict[tuple[int, int, int], Row]  # by both brokers and the content's number there
+# By both brokers and the content's number there: a row that has it, and its VPN. Each holds the
+# content once more until all has moved: a queue may let go at once what the next one needs.
+Shared = dict[tuple[int, int, int], tuple[Row, int]]
 
 
 def rows_of(queue: Queue) -> list[Row]:
@@ -79,6 +82,22 @@ def move_queue(
     into.header.due_at = NEVER
     target.touch(into)
     return into
+
+
+def arrive(source: Broker, queue: Queue, target: Broker, into: Queue) -> None:
+    """What waited for a queue is in it: it cannot be refused, for there is nobody to wait."""
+    rows, before = rows_of(queue), set(into.live)
+    arrived = [msgspec.structs.replace(row) for row in rows]
+    for row, new in zip(rows, arrived, strict=True):
+        content = source.spool.content(row) or (b"", None, None)
+        if source is target:
+            source.spool.release([row], queue.header.vpn_number)
+        take_in(target, into, new, content, waiting=True)
+    tell_moved(source, queue, target, into, [row.id for row in rows])
+    for new in arrived:
+        settle_arrival(target, into, new)
+    keep_later(target, into, before)
+    into.spill_over()
 
 
 def give_up(broker: Broker, queue: Queue) -> None:
@@ -195,13 +214,16 @@ def _take_subscriptions(source: Broker, queue: Queue, target: Broker, into: Queu
 def _store(source: Broker, target: Broker, rows: list[Row], vpn: int, shared: Shared) -> None:
     """Contents go into the other spool, each once for all queues there."""
     spool = target.spool
+    new: list[Row] = []
     for row in rows:
         known = source.header.number, target.header.number, row.stored
-        first, content = shared.get(known), None
+        first, _ = shared.get(known, (None, vpn))
+        content = None
         if first is None:
             content = source.spool.content(row)
             if source.spool.matches(row.stored) > 1:
-                shared[known] = row
+                shared[known] = row, vpn
+                new.append(row)
         row.block, row.index, row.length = IN_MEMORY, 0, 0
         if first is not None:
             row.stored = first.stored
@@ -215,6 +237,8 @@ def _store(source: Broker, target: Broker, rows: list[Row], vpn: int, shared: Sh
             spool.adopt(row.stored, vpn, None, row.size)
             row.block, row.length = LOST_BLOCK, 1
     spool.settle(rows, live=True)
+    for row in new:
+        spool.add_match(row)
 
 
 def _admit(queue: Queue, rows: list[Row]) -> None:

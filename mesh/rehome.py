@@ -35,10 +35,18 @@ from .bridges.bridge_facts import check_no_bridge
 from .bridges.endpoint import entries_of
 from .directory import Keeper, apply_entry, check_move, entry_of, needs_one_place
 from .facts import Entry, MeshFacts, Peer
-from .handed_over import take_in
 from .lanes import stand_in, target, turn
 from .mesh import Mesh
-from .moved import Shared, give_up, keep_later, leave_behind, move_queue, rows_of, tell_moved
+from .moved import (
+    Shared,
+    arrive,
+    give_up,
+    keep_later,
+    leave_behind,
+    move_queue,
+    rows_of,
+    tell_moved,
+)
 from .reading import Partition, of_new, of_removed, share, what_was_had
 from .rejoining import next_word
 
@@ -213,6 +221,8 @@ class _Rehoming:
             self._redirect(self._brokers[number], self._heir)
         for broker in self._new.values():
             self._redirect(broker, broker)
+        for (_, number, _), (row, vpn_number) in self._shared.items():
+            self._new[number].spool.release([row], vpn_number)
         self._tell(before)
         for number in self._removed:
             self._leave_rest(self._brokers[number])
@@ -290,7 +300,7 @@ class _Rehoming:
             keeper.note(vpn, name, None, found[key])
 
         staying = [k for k, e in before.items() if set(e.hosts) & set(change.brokers.values())]
-        for key in (*staying, *before):
+        for key in dict.fromkeys((*staying, *before)):
             settle(key)
         if problems:
             raise ConfigError(problems)
@@ -399,7 +409,9 @@ class _Rehoming:
                 continue
             queue.header.subscriptions = []
             if host == to.header.number:
-                self._arrive(holder, queue, to, lane.vpn, lane.queue)
+                into = to.find(lane.vpn, lane.queue)
+                assert into is not None, f"{lane.queue} is hosted there"
+                arrive(holder, queue, to, into)
             elif queue.header.depth:
                 into = stand_in(to, known, lane.vpn, lane.queue)
                 self._count_on(to, into, host)
@@ -417,20 +429,6 @@ class _Rehoming:
         key = f"{to.header.number}/{lane.vpn}/{lane.queue}"
         attempt = _facts(self._new[host]).refusing.get(key, 0) + 1
         lane.attempt = max(lane.attempt, attempt)
-
-    def _arrive(self, holder: Broker, queue: Queue, to: Broker, vpn: str, name: str) -> None:
-        """What waited for a queue is in it: it cannot be refused, for there is nobody to wait."""
-        target = to.find(vpn, name)
-        assert target is not None, f"{name} is hosted there"
-        rows = rows_of(queue)
-        ids = [row.id for row in rows]
-        for row in rows:
-            content = holder.spool.content(row) or (b"", None, None)
-            if holder is to:
-                holder.spool.release([row], queue.header.vpn_number)
-            take_in(to, target, msgspec.structs.replace(row), content, waiting=True)
-        target.spill_over()
-        tell_moved(holder, queue, to, target, ids)
 
     # ------------------------------------------------------------ what clients have
 

@@ -50,7 +50,7 @@ def tell_room(broker: Broker, facts: MeshFacts) -> None:
         for host in hosts:
             changed = _changed(broker, facts, queue, host, rooms, ready)
             if changed:
-                said = Room(broker.vpn_of(queue), queue.definition.name, changed)
+                said = Room(broker.vpn_of(queue), queue.definition.name, changed, facts.edition)
                 say(broker, facts, host, said)
         key = key_of(broker.vpn_of(queue), queue.definition.name)
         if facts.filters.get(key, []) != list(rooms):
@@ -71,7 +71,7 @@ def ask_again(broker: Broker, facts: MeshFacts, host: int) -> None:
             if facts.asked.pop(credit_key(host, vpn, name, text), None) is not None
         ]  # fmt: skip
         if ended:
-            say(broker, facts, host, Room(vpn, name, ended))
+            say(broker, facts, host, Room(vpn, name, ended, facts.edition))
         queue.wanted = True
         broker.touch(queue)
     facts.credits_changed = True
@@ -126,9 +126,14 @@ def _changed(
 
 
 def hear_room(broker: Broker, facts: MeshFacts, sender: int, said: Room) -> None:
-    """Another host has room: it subscribes here with that."""
+    """Another host has room: it subscribes here with that. Who knows more of the directory may mean
+    a queue that this broker has yet to make; who knows less, one that is gone."""
+    if said.edition > facts.edition:
+        facts.early_rooms.append((sender, said))
+        return
     queue = broker.find(said.vpn, said.queue)
-    if queue is None:
+    entry = entry_of(facts, said.vpn, said.queue)
+    if queue is None or (entry is not None and 0 < said.edition < entry.move):
         return
     facts.credits_changed = True
     for text, granted in said.granted:
@@ -144,6 +149,13 @@ def hear_room(broker: Broker, facts: MeshFacts, sender: int, said: Room) -> None
         one.max_backlog = max(granted - credit.used, 0)
     queue.wanted = True
     broker.touch(queue)
+
+
+def hear_early(broker: Broker, facts: MeshFacts) -> None:
+    """What was said of queues that this broker may know only now."""
+    early, facts.early_rooms = facts.early_rooms, []
+    for sender, said in early:
+        hear_room(broker, facts, sender, said)
 
 
 def _subscription(facts: MeshFacts, queue: Queue, sender: int, text: str | None) -> Subscription:

@@ -63,13 +63,15 @@ class NotTaken(Said, frozen=True, array_like=True):
 
 class Room(Said, frozen=True, array_like=True):
     """How many messages of a queue consumers here can take, in all since the beginning: by filter.
-    A smaller number takes back what was not used."""
+    A smaller number takes back what was not used. edition: of the directory there, which says which
+    queue of this name is meant."""
 
     kind: ClassVar[str] = "room"
 
     vpn: Name
     queue: Name
     granted: list[tuple[Text | None, Count]]
+    edition: Count = 0
 
 
 class SaidEntry(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):

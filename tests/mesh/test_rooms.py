@@ -5,7 +5,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from lakequeue.mesh.facts import CREDITS, DIRECTORY, PAGE, MeshFacts
+from lakequeue.protocol import commands as c
+from lakequeue.protocol import mesh_words
 from rules.harness import drain
 from rules.mesh import BROKERS, Mesh
 
@@ -58,3 +61,83 @@ def test_a_mark_writes_the_directory_only_where_it_changed() -> None:
     mark()
     assert written[1:] == [{PAGE}, {PAGE, CREDITS}, {PAGE, DIRECTORY}]
     assert len(drain(consumer)) == 1
+
+
+def queue(name: str) -> dict[str, Any]:
+    return {"name": name, "message_type": "json", "max_per_subscription_backlog": 10}
+
+
+class LateKeeper:
+    """One broker hears what the keeper says later than what the other says: nothing is promised
+    between two pairs."""
+
+    def __init__(self, mesh: Mesh, late: str) -> None:
+        self.mesh, self.broker, self.held = mesh, mesh.engine.broker(late), []  # type: ignore[var-annotated]
+        hear = type(self.broker).tell
+
+        def tell(record: Any) -> None:
+            if mesh_words.decode(record.value).name == "a":
+                self.held.append(record)
+            else:
+                hear(self.broker, record)
+
+        self.broker.tell = tell  # type: ignore[method-assign]
+
+    def tell(self, command: c.Command) -> None:
+        self.mesh.at["a"].ask(command, lambda answer: None)
+
+    def end(self) -> None:
+        del self.broker.tell  # type: ignore[method-assign]
+        for record in self.held:
+            self.broker.tell(record)
+        self.mesh.engine.advance("0s")
+
+
+def test_H4_room_is_told_to_a_host_that_has_yet_to_hear_of_the_queue() -> None:
+    mesh = Mesh(queues=[queue("other")])
+    late = LateKeeper(mesh, "c")
+    late.tell(c.Define(definition=queue("new")))
+    consumer = mesh.consumer("b", 1, "new")
+    late.end()
+    sent = mesh.send("c", queue="new")
+    assert [m.id for m in drain(consumer)] == [sent]
+
+
+@pytest.mark.parametrize("late", ["b", "c"])
+def test_H4_S7_a_queue_that_is_made_anew_begins_anew_at_each_host(late: str) -> None:
+    """Whichever of the two, who has messages and who has consumers, hears of it last."""
+    mesh = Mesh(queues=[queue("new")])
+    before = mesh.consumer("b", 1, "new")
+    for _ in range(5):
+        mesh.send("c", queue="new")
+        (message,) = drain(before)
+        message.ack()
+    if late == "c":
+        before.close()
+    keeper = LateKeeper(mesh, late)
+    keeper.tell(c.Delete(queue="new"))
+    keeper.tell(c.Define(definition=queue("new")))
+    consumer = mesh.consumer("b", 1, "new") if late == "c" else None
+    gone = mesh.send("c", queue="new") if late == "c" else ""  # into the queue that is deleted
+    keeper.end()
+    consumer = consumer or mesh.consumer("b", 1, "new")
+    sent = mesh.send("c", queue="new")
+    assert [m.id for m in drain(consumer)] == [sent]
+    assert gone != sent
+    for name in BROKERS:
+        assert facts_of(mesh, name).early_rooms == []
+
+
+def test_H4_a_deleted_queue_takes_no_room_from_one_whose_name_begins_alike() -> None:
+    mesh = Mesh(queues=[queue("orders"), queue("orders/eu")])
+    consumer = mesh.consumer("b", 1, "orders/eu")
+    keeper = LateKeeper(mesh, "c")
+    for number in range(5):
+        mesh.send("c", queue="orders/eu")
+        (message,) = drain(consumer)
+        message.ack()
+        if number == 3:
+            keeper.tell(c.Delete(queue="orders"))
+    keeper.end()
+    sent = mesh.send("c", queue="orders/eu")
+    assert [m.id for m in drain(consumer)] == [sent]

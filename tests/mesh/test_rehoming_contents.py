@@ -1,0 +1,68 @@
+"""A broker goes, and a queue of the one that stays lets go at once what comes (M4, S2, S10, L9)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from lakequeue.protocol import commands as c
+from lakequeue.protocol.errors import LakequeueError
+from rehomed import RestingEngine
+from test_rehoming import home
+
+
+def drained(engine: RestingEngine, queue: str) -> list[bytes]:
+    found = []
+    with engine.connect("a", "reader").consumer(queue, max_backlog=50) as consumer:
+        while (message := consumer.receive(timeout=0)) is not None:
+            found.append(message.payload)
+            message.ack()
+    return found
+
+
+def test_M4_S2_a_content_that_one_queue_lets_go_stays_for_the_others() -> None:
+    """It was shared over there, too; the queue that keeps its last message has a later one here."""
+    engine = home(
+        [
+            {"name": "last", "max_spool_usage": 0, "subscriptions": ["t"]},
+            {"name": "one", "subscriptions": ["t"]},
+            {"name": "two", "subscriptions": ["t"]},
+        ]
+    )  # fmt: skip
+    at = {name: engine.connect(name, name) for name in "ab"}
+    at["b"].producer().send("t", b'{"n":1}')
+    engine.advance("1s")
+    at["a"].producer().send("t", b'{"n":2}')
+    engine.change(remove="b")
+    engine.check()
+    assert drained(engine, "last") == [b'{"n":2}']
+    assert sorted(drained(engine, "one")) == [b'{"n":1}', b'{"n":2}']
+    assert sorted(drained(engine, "two")) == [b'{"n":1}', b'{"n":2}']
+    for broker in engine.brokers:
+        state: Any = broker._replica.broker
+        assert (state.spool.messages, state.spool.bytes) == (0, 0)
+
+
+def test_M4_S10_what_waited_for_a_queue_that_keeps_its_last_message_is_one() -> None:
+    one = {"name": "last", "type": "LocalQueue", "broker": "a", "max_spool_usage": 0}
+    engine = home([one | {"reject_msg_to_sender_on_discard": "including-when-shutdown"}])
+    at = {name: engine.connect(name, name) for name in "ab"}
+    engine.cut("a")
+    for n in range(3):
+        at["b"].producer().send("last", b'{"n":%d}' % n)
+    shut = c.Shutdown(queue="last", ingress=True, egress=False)
+    at["a"].ask(shut, lambda answer: None)
+    engine.mend("a")
+    engine.advance("1s")
+    assert at["b"].admin().usage()["lanes"][0]["waiting"] == 3
+    engine.change(remove="b")
+    at["a"].admin().shutdown("last")
+    assert at["a"].admin().describe("last")["depth"] == 1
+    assert drained(engine, "last") == [b'{"n":2}']
+
+
+def test_M4_what_is_wrong_with_a_change_is_said_once() -> None:
+    engine = home([{"name": "own", "type": "GroupLocalQueue", "initial_owner": "b"}])
+    with pytest.raises(LakequeueError) as caught:
+        engine.change(remove="b")
+    assert str(caught.value) == "queue 'own': initial_owner: 'b' – allowed are: a"
