@@ -44,12 +44,18 @@ def test_M4_S2_a_content_that_one_queue_lets_go_stays_for_the_others() -> None:
 
 
 def test_M4_S10_what_waited_for_a_queue_that_keeps_its_last_message_is_one() -> None:
-    one = {"name": "last", "type": "LocalQueue", "broker": "a", "max_spool_usage": 0}
+    one = {
+        "name": "last",
+        "type": "LocalQueue",
+        "broker": "a",
+        "max_spool_usage": 0,
+        "subscriptions": ["t"],
+    }
     engine = home([one | {"reject_msg_to_sender_on_discard": "including-when-shutdown"}])
     at = {name: engine.connect(name, name) for name in "ab"}
     engine.cut("a")
     for n in range(3):
-        at["b"].producer().send("last", b'{"n":%d}' % n)
+        at["b"].producer().send("t", b'{"n":%d}' % n)
     shut = c.Shutdown(queue="last", ingress=True, egress=False)
     at["a"].ask(shut, lambda answer: None)
     engine.mend("a")
