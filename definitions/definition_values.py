@@ -13,6 +13,7 @@ import re
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from ..protocol.messages import QUEUE_ALONE
 from ..protocol.patterns import kind_of
 from .foreign_words import answer, foreign_word
 from .units import UnitError, format_size, parse_duration_ms, parse_size
@@ -54,6 +55,8 @@ def queue_name(value: object) -> str:
     for prefix in (ENDPOINT_PREFIX, MOVED_PREFIX, DEAD_PREFIX, WAITING_PREFIX):
         if name.startswith(prefix):
             raise ValueError(f"must not begin with {prefix!r}: so begin brokers' own endpoints")
+    if name.startswith(QUEUE_ALONE):
+        raise ValueError(f"must not begin with {QUEUE_ALONE!r}: it means one queue alone")
     return name
 
 
