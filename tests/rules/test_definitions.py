@@ -63,7 +63,9 @@ def test_Q1_defaults() -> None:
     assert hash(queue) == hash(define())
 
 
-@pytest.mark.parametrize("bad", ["", " ", "a\nb", "x" * 201, 5, ["a"], "\ud800", "#out/a", "#queue/a"])
+@pytest.mark.parametrize(
+    "bad", ["", " ", "a\nb", "x" * 201, 5, ["a"], "\ud800", "#out/a", "#queue/a"]
+)
 def test_Q1_bad_names(bad: object) -> None:
     assert "name" in problems(name=bad)
 
