@@ -71,4 +71,4 @@ def test_M4_what_is_wrong_with_a_change_is_said_once() -> None:
     engine = home([{"name": "own", "type": "GroupLocalQueue", "initial_owner": "b"}])
     with pytest.raises(LakequeueError) as caught:
         engine.change(remove="b")
-    assert str(caught.value) == "queue 'own': initial_owner: 'b' – allowed are: a"
+    assert str(caught.value).count("initial_owner: 'b'") == 1
