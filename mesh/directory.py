@@ -38,19 +38,9 @@ from ..state.commands.topic_subscriptions import check_room, check_subscribed
 from ..state.queue.beyond import LATER
 from ..state.queue.broker import Broker
 from ..state.rules.routing import add_topic, drop_topic, forget_found, has_topic, set_topics
-from . import lanes, moves
+from . import lanes, moves, rooms
 from .channel import say
-from .facts import (
-    BegunMove,
-    Entry,
-    MeshFacts,
-    Peer,
-    WaitingAnswer,
-    entry_of,
-    hosts_of,
-    is_of_queue,
-    key_of,
-)
+from .facts import BegunMove, Entry, MeshFacts, Peer, WaitingAnswer, entry_of, hosts_of, key_of
 from .placed import Placed
 
 SAID_AT_ONCE = 100  # entries of the directory in one record
@@ -489,13 +479,9 @@ def apply_entry(
 
 def _forget(broker: Broker, facts: MeshFacts, vpn: str, name: str) -> None:
     """A queue is gone, and what waited for it (S7)."""
-    facts.credits_changed = True
-    facts.filters.pop(key_of(vpn, name), None)
     facts.coming.pop(key_of(vpn, name), None)
     facts.went.pop(key_of(vpn, name), None)
-    for known in (facts.asked, facts.lent, facts.refusing):
-        for key in [k for k in known if is_of_queue(k, vpn, name)]:
-            del known[key]
+    rooms.forget(facts, vpn, name)
     for number, lane in list(facts.lanes.items()):
         if (lane.vpn, lane.queue) == (vpn, name):
             del facts.lanes[number]

@@ -14,13 +14,15 @@ counted, and what is under way is counted by neither.
 
 from __future__ import annotations
 
+from typing import Any
+
 from ..protocol.neighbours import Room
 from ..state.queue.broker import Broker
 from ..state.queue.header import Subscription
 from ..state.queue.queue import Queue
 from ..state.rules.fairness import backlog_of
 from .channel import say
-from .facts import Credit, MeshFacts, credit_key, entry_of, key_of
+from .facts import Credit, MeshFacts, credit_key, entry_of, is_of_queue, key_of
 from .lanes import FRAMING, end_if_idle
 
 Rooms = dict[str | None, int]
@@ -156,6 +158,16 @@ def hear_early(broker: Broker, facts: MeshFacts) -> None:
     early, facts.early_rooms = facts.early_rooms, []
     for sender, said in early:
         hear_room(broker, facts, sender, said)
+
+
+def forget(facts: MeshFacts, vpn: str, name: str) -> None:
+    """A queue is gone: nobody asks for its messages, or refuses them."""
+    facts.credits_changed = True
+    facts.filters.pop(key_of(vpn, name), None)
+    known: dict[str, Any]
+    for known in (facts.asked, facts.lent, facts.refusing):
+        for key in [one for one in known if is_of_queue(one, vpn, name)]:
+            del known[key]
 
 
 def _subscription(facts: MeshFacts, queue: Queue, sender: int, text: str | None) -> Subscription:
