@@ -15,7 +15,7 @@ from typing import Any
 from lakequeue.memory import MemoryConnection, MemoryEngine
 from lakequeue.memory.memory_broker import MemoryBroker
 from lakequeue.protocol import wire
-from lakequeue.protocol.outputs import Alert, Capture, Deadline, Journal, Output
+from lakequeue.protocol.outputs import Alert, Deadline, Journal, Output
 from lakequeue.state import Batch, DictStore
 
 NOT_REPEATED = (Alert, Deadline, Journal)  # by who reads the journal, rows are known by their step
@@ -58,9 +58,8 @@ class Reachable:
 
 
 class MortalBroker(Reachable, MemoryBroker):
-    """A broker with a snapshot and a log. fate: None: nobody dies; captured: the topics and
-    expressions that its loop is told to read. A mark is made where a snapshot is taken, and only
-    there: what it writes decides what later steps do."""
+    """A broker with a snapshot and a log. fate: None: nobody dies. A mark is made where a
+    snapshot is taken, and only there: what it writes decides what later steps do."""
 
     fate: Fate | None = None
 
@@ -69,7 +68,6 @@ class MortalBroker(Reachable, MemoryBroker):
         self._snapshot: dict[str, bytes] = {}
         self._log: list[tuple[Batch, int, list[Output]]] = []
         self._last: list[list[Output]] = []
-        self.captured: set[str] = set()
         self._unheard: list[wire.WireRecord] = []
 
     def take(self, batch: Batch, now: int) -> list[Output]:
@@ -80,7 +78,6 @@ class MortalBroker(Reachable, MemoryBroker):
         taken = copy.deepcopy(batch)
         outputs = super().take(batch, now)
         said += outputs
-        self.captured.update(o.topic for o in outputs if isinstance(o, Capture))
         self._log.append((taken, now, outputs))
         self._last = [*self._last, outputs][-2:]
         if fate is not None and fate.strikes():  # when it was logged
