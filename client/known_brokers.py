@@ -15,8 +15,7 @@ from ..protocol import ConfigError, LakequeueError, Timeout, topics
 from .transport import Transport
 
 PREFIX, WISH = b"broker/", b"wish/"
-ASK_S, WISH_S_MAX = 0.5, 120.0
-REMOVAL_S_MAX = 1_800.0  # queues move away before
+ASK_S, WISH_S_MAX = 0.5, 300.0  # the home comes to rest before
 NOT_YET = {
     "epoch": 0, "group": "", "state": "", "why": "", "worker": None, "steps": None, "load": None,
 }  # fmt: skip
@@ -48,8 +47,7 @@ def ask_for_broker(
     asked = msgspec.json.encode({**wish, "id": number})
     transport.publish(directory, asked, key, [], 0)
     transport.flush(ASK_S)
-    wait_s = REMOVAL_S_MAX if wish["wish"] == "remove" else WISH_S_MAX
-    deadline = time.monotonic() + wait_s
+    deadline = time.monotonic() + WISH_S_MAX
     while time.monotonic() < deadline:
         answer = msgspec.json.decode(transport.newest(directory).get(key, b"{}"))
         if answer.get("id") == number and "wish" not in answer:
@@ -57,7 +55,7 @@ def ask_for_broker(
                 raise LakequeueError(answer["refused"])
             return dict(answer)
         time.sleep(ASK_S)
-    raise Timeout(f"the engine did not answer within {wait_s:.0f} s; is it running?")
+    raise Timeout(f"the engine did not answer within {WISH_S_MAX:.0f} s; is it running?")
 
 
 def number_of(name: str, known: list[dict[str, Any]]) -> int:

@@ -34,14 +34,12 @@ from ..state import FORMAT, Limits
 from .application import END_S_MAX, SparkApplication
 from .broker_query import BrokerQuery
 from .captured import CapturedTopics
-from .home import HomeFolder, Removed
+from .home import HomeFolder, Moves, Removed
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 log = logging.getLogger("lakequeue.engine")
-
-Moves = list[tuple[str, str, str]]  # VPN, queue, broker where it is now
 
 REST_S_MAX = 60.0
 HEAR_S = 2.0  # that loops step before it is looked again whether all is heard
@@ -123,8 +121,9 @@ class EngineRehoming:
             try:
                 self._share_out()
                 self._folder.rehome(
-                    found.states, _numbers(there), _groups(there), found.removed, found.last
-                )
+                    found.states, _numbers(there), _groups(there), found.removed, found.last,
+                    found.moved,
+                )  # fmt: skip
             except BaseException:
                 _set(brokers, before.values())
                 raise

@@ -40,13 +40,13 @@ from .batch_notes import LOST, BatchNotes
 from .bridge_watch import BridgeWatch
 from .broker_query import STARTING, BrokerQuery, broker_of, first_of
 from .broker_records import BrokerRecords
-from .brokers_at_rest import EngineRehoming, Moves
+from .brokers_at_rest import EngineRehoming
 from .captured import CapturedTopics
 from .engine_settings import EngineSettings, engine_conf
 from .engine_watch import EngineWatch
 from .event_lines import EventLines
 from .heartbeat import EngineHeartbeat
-from .home import HomeFolder
+from .home import HomeFolder, Moves
 from .kafka_answers import KafkaAnswers
 from .losses import LossWatch, notes_of_topics, notices
 from .more_brokers import Wishes, await_partition, check_new
@@ -233,7 +233,7 @@ class Engine:
             self._tables_watch.begin()
         if self.application.tables_interval_s():
             self._care.start()
-        self._wishes.open()
+        self._wishes.open(transport.newest, self._folder)
         if self.trigger == REAL_TIME:  # micro-batches do not read what comes from other homes
             self.bridges.open(self.epoch)
             self._steps.start()

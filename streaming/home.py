@@ -58,6 +58,7 @@ PROBE, PROBE_BYTES = ".probe", 1_000_000  # less room than that is none
 # Brokers that are no more: each one's number, and up to where it had read what clients say: topic,
 # partition, offset.
 Removed = dict[str, tuple[int, list[tuple[str, int, int]]]]
+Moves = list[tuple[str, str, str]]  # VPN, queue, broker where it is now
 MICRO_BATCH = "micro-batch"  # of homes that do not say theirs: it was the only trigger
 EPOCH_MAX = 2**53 - 1  # whole in every language that reads JSON numbers as floats
 NUMBERS_MAX = 65_536  # a broker's number is the top 16 bits of its message ids
@@ -301,11 +302,11 @@ class HomeFolder(HomeNotes):
 
     def rehome(
         self, states: Mapping[str, tuple[bytes, Mapping[str, bytes]]], brokers: dict[str, int],
-        groups: Mapping[str, str], removed: Removed, last: list[Journal],
+        groups: Mapping[str, str], removed: Removed, last: list[Journal], moved: Moves,
     ) -> None:  # fmt: skip
         """The home has these brokers from here on, and each begins with this state: its loop's
-        snapshot and pages. removed: brokers that are no more; last: what these have yet to say.
-        Written whole or not at all (M4)."""
+        snapshot and pages. removed: brokers that are no more; last: what these have yet to say;
+        moved: queues with one place that have another broker. Written whole or not at all (M4)."""
         about = self._about()
         at = int(about.get("rehomings", 0)) + 1
         named = {name: f"{REHOMED}/{at}/{name}{SUFFIX}" for name in states}
@@ -314,11 +315,15 @@ class HomeFolder(HomeNotes):
         kept = [one for one in [*self.last_words(), *last] if one.segments]
         (self.path / REHOMED / str(at) / LAST_WORDS).write_bytes(msgspec.msgpack.encode(kept))
         numbers = max(self.numbers, *(number + 1 for number in brokers.values()))
-        told = {"brokers": brokers, "numbers": numbers, "groups": dict(groups)}
+        told = {"brokers": brokers, "numbers": numbers, "groups": dict(groups), "moved": moved}
         gone = {name: {"number": number, "read": read} for name, (number, read) in removed.items()}
         told["removed"] = {**about.get("removed", {}), **gone}
         write_whole(self.path / ABOUT, {**about, **told, "rehomings": at, "rehomed": named})
         self._drop_rehomed()
+
+    def moved(self) -> Moves:
+        """What the last change of brokers has moved."""
+        return [(vpn, queue, to) for vpn, queue, to in self._about().get("moved", [])]
 
     def last_words(self) -> list[Journal]:
         """What removed brokers have yet to say: it is said, then forgotten (`said_last`), and who

@@ -4,7 +4,8 @@ Whoever may write `<vpn>.directory` may ask: key `wish/<name>`, JSON `{"id": …
 `"group"` where it is to be in one; or `"wish": "remove"`, and `"to"` where one broker is to have
 all its local queues. `wish/<queue>`, `"wish": "move"` and `"to"` move a queue of this VPN. The
 engine does it while the home rests (`brokers_at_rest`) and answers under the same key, with the
-same id: `done`, and `moved` (VPN, queue, broker of each), or `refused` with a sentence.
+same id: `done`, and `moved` (VPN, queue, broker of each), or `refused` with a sentence. If it died
+before, its next start answers: the home says what was done.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from confluent_kafka import Consumer, KafkaException, TopicPartition
 
@@ -24,8 +25,7 @@ from ..protocol import LakequeueError, NotConnected, topics
 from ..sources.live import quiet_client
 from .application import SparkApplication
 from .broker_query import BrokerQuery
-from .brokers_at_rest import Moves
-from .home import HomeFolder
+from .home import HomeFolder, Moves
 
 log = logging.getLogger("lakequeue.engine")
 
@@ -54,6 +54,44 @@ def await_partition(transport: Transport, topic: str, partition: int) -> None:
         time.sleep(0.1)
 
 
+class Wish(NamedTuple):
+    """What somebody asks for. id: tells it from others; name: of a broker, or of a queue."""
+
+    id: str
+    what: str
+    vpn: str
+    name: str
+    group: str
+    to: str
+
+
+def wish_of(key: bytes | None, value: bytes | None, vpn: str) -> Wish | None:
+    """A record of a VPN's directory; None: it is no wish, such as an answer."""
+    if key is None or value is None or not key.startswith(PREFIX.encode()):
+        return None
+    try:
+        asked = json.loads(value)
+        what, number = str(asked["wish"]), str(asked["id"])[:100]
+        group, to = (str(asked.get(key) or "")[:100] for key in ("group", "to"))
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return None
+    name = key.decode("utf-8", "replace").removeprefix(PREFIX)
+    return Wish(number, what, vpn, name, group, to)
+
+
+def became(wish: Wish, folder: HomeFolder) -> dict[str, Any]:
+    """The answer to a wish that an engine has left behind which is no more."""
+    moved = folder.moved()
+    match wish.what:
+        case "add" if wish.name in folder.brokers(()):
+            return {"done": True}
+        case "remove" if wish.name in folder.removed():
+            return {"done": True, "moved": moved[:MOVED_TOLD]}
+        case "move" if (wish.vpn, wish.name, wish.to) in moved:
+            return {"done": True, "moved": moved[:MOVED_TOLD]}
+    return {"refused": "the engine ended before this was done: ask again"}
+
+
 class Wishes(threading.Thread):
     """Reads what is asked for, from now on. add, remove, move: carry it out; answer: puts a key and
     a value on the directory of each VPN."""
@@ -72,10 +110,12 @@ class Wishes(threading.Thread):
         self._places = [TopicPartition(topics.topic(vpn, topics.DIRECTORY), 0) for vpn in vpns]
         self._add, self._answer = add, answer
         self._remove, self._move = remove, move
+        self._over: set[str] = set()  # ids that were answered before the thread came to them
         self._stopping = threading.Event()
 
-    def open(self) -> None:
-        """From now on every wish is heard; the thread reads them. Raises LakequeueError."""
+    def open(self, newest: Callable[[str], dict[bytes, bytes]], folder: HomeFolder) -> None:
+        """From now on every wish is heard; the thread reads them. Those from before are answered.
+        newest: what a topic has under each key. Raises LakequeueError."""
         self._consumer = Consumer(
             {
                 **self._kafka,
@@ -90,7 +130,17 @@ class Wishes(threading.Thread):
         except KafkaException as error:
             raise LakequeueError(f"the directory cannot be read: {error}") from error
         self._consumer.assign(self._places)
+        for place in self._places:
+            self.answer_old(newest(str(place.topic)), str(place.topic), folder)
         self.start()
+
+    def answer_old(self, records: dict[bytes, bytes], topic: str, folder: HomeFolder) -> None:
+        """Whoever asked an engine that has died since still waits."""
+        for key, value in records.items():
+            wish = wish_of(key, value, topics.vpn_of(topic) or "")
+            if wish is not None:
+                self._over.add(wish.id)
+                self._say(key, {"id": wish.id, **became(wish, folder)})
 
     def run(self) -> None:
         """The thread."""
@@ -104,32 +154,30 @@ class Wishes(threading.Thread):
 
     def read(self, key: bytes | None, value: bytes | None, vpn: str = "") -> None:
         """One record of a VPN's directory; whatever is no wish is passed over."""
-        if key is None or value is None or not key.startswith(PREFIX.encode()):
+        wish = wish_of(key, value, vpn)
+        if wish is None or wish.id in self._over:
             return
+        assert key is not None
+        said: dict[str, Any] = {"id": wish.id, "done": True}
         try:
-            asked = json.loads(value)
-            wish, number = asked["wish"], str(asked["id"])[:100]
-            group, to = (str(asked.get(key) or "")[:100] for key in ("group", "to"))
-        except (ValueError, KeyError, TypeError, AttributeError):
-            return  # an answer of ours, or nothing that we know
-        name = key.decode("utf-8", "replace").removeprefix(PREFIX)
-        said: dict[str, Any] = {"id": number, "done": True}
-        try:
-            match wish:
+            match wish.what:
                 case "add":
-                    self._add(name, group)
+                    self._add(wish.name, wish.group)
                 case "remove":
-                    said["moved"] = self._remove(name, to)[:MOVED_TOLD]
+                    said["moved"] = self._remove(wish.name, wish.to)[:MOVED_TOLD]
                 case "move":
-                    said["moved"] = self._move(vpn, name, to)
+                    said["moved"] = self._move(vpn, wish.name, wish.to)
                 case _:
                     allowed = "allowed are 'add', 'move' and 'remove'"
-                    raise LakequeueError(f"wish: {str(wish)[:100]!r} – {allowed}")
+                    raise LakequeueError(f"wish: {wish.what[:100]!r} – {allowed}")
         except LakequeueError as error:
-            said = {"id": number, "refused": str(error)}
+            said = {"id": wish.id, "refused": str(error)}
         except Exception as error:  # of Java, say: the watch looks after the queries
-            log.exception("broker %r: this could not be done: %s", name, wish)
-            said = {"id": number, "refused": f"{type(error).__name__}: {error}"[:500]}
+            log.exception("broker %r: this could not be done: %s", wish.name, wish.what)
+            said = {"id": wish.id, "refused": f"{type(error).__name__}: {error}"[:500]}
+        self._say(key, said)
+
+    def _say(self, key: bytes, said: dict[str, Any]) -> None:
         try:
             self._answer(key, json.dumps(said).encode())
         except LakequeueError as error:

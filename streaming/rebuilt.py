@@ -11,6 +11,7 @@ and an empty frame at the end.
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO, Protocol
@@ -63,7 +64,7 @@ def restore(file: Path, state: State, replaces: bool = False) -> bytes:
     """Put a state into the operator's; gives the loop's snapshot. replaces: in place of another
     one (M4)."""
     before = state.keys() if replaces else set()
-    with file.open("rb") as found:
+    with _opened(file) as found:
         frames = _frames(file, found)
         snapshot = next(frames)
         for key in frames:
@@ -85,12 +86,24 @@ class _StepOf(msgspec.Struct):
 
 def is_newer(file: Path, saved: bytes) -> bool:
     """Whether a state in a file is to take the place of one whose snapshot is this (M4)."""
-    with file.open("rb") as found:
+    with _opened(file) as found:
         own = next(_frames(file, found))
     return _position(own).step > _position(saved).step
 
 
 _position = msgspec.msgpack.Decoder(_StepOf).decode
+
+
+def _opened(file: Path) -> IO[bytes]:
+    """The file, to be read. Raises LakequeueError: a worker may be where the home is not."""
+    try:
+        return file.open("rb")
+    except OSError as error:
+        raise LakequeueError(
+            f"{file} cannot be read on {socket.gethostname()} ({error.strerror or error}), and the "
+            "broker begins with it: workers need the home's folder under the same path. Share it "
+            "with all machines of the cluster, or start the engine with a local master"
+        ) from error
 
 
 def _frame(out: IO[bytes], content: bytes) -> None:

@@ -359,9 +359,9 @@ def test_a_start_goes_on_where_the_brokers_were(
 def test_M4_P1_brokers_come_and_go_under_traffic(
     place: Place, connection: lakequeue.Connection
 ) -> None:
-    """The last test of this engine. One is added, the first is removed, and the engine is started
-    again. Clients go on by themselves, also those of the broker that is gone; what was sent before,
-    meanwhile and after is stored once."""
+    """The last test of this engine. One is added, the first is removed, and the engine is killed as
+    soon as the home says so: its next start tells who asked. Clients go on by themselves, also
+    those of the broker that is gone; what was sent before, meanwhile and after is stored once."""
     ensure_topics(place.bootstrap, [], ["fed-all"])
     plain = KafkaProducer(bootstrap_servers=place.bootstrap)
     admin = connection.admin()
@@ -382,14 +382,20 @@ def test_M4_P1_brokers_come_and_go_under_traffic(
                 for producer in producers:
                     sent.append(producer.send_async("rest/1", b"%d" % len(sent)))
 
-        def meanwhile(what: Any, *names: str) -> None:
-            """Others send while it is done."""
+        def meanwhile(what: Any, *names: str, killed: bool = False) -> Any:
+            """Others send while it is done. killed: when the home says that it is."""
+            home = place.engine.home / "lakequeue.json"
             with ThreadPoolExecutor(1) as pool:
                 done = pool.submit(what, *names)
                 while not done.done():
                     send(1)
+                    if killed and names[0] not in json.loads(home.read_text())["brokers"]:
+                        assert not done.done(), "it was told already"
+                        place.engine.kill()
+                        place.engine.start().wait_ready()
+                        killed = False
                     time.sleep(0.1)
-                done.result()
+                return done.result()
 
         send(40)
         meanwhile(admin.add_broker, "d")
@@ -397,7 +403,8 @@ def test_M4_P1_brokers_come_and_go_under_traffic(
         for one in traffic.values():
             one.goes_on(30, BACK_S_MAX)
         send(40)
-        meanwhile(admin.remove_broker, "a", "b")
+        moved = meanwhile(admin.remove_broker, "a", "b", killed=True)
+        assert {one["queue"]: one["broker"] for one in moved}["rest"] == "b"
         for one in traffic.values():
             one.goes_on(30, BACK_S_MAX)
         send(40)

@@ -97,7 +97,7 @@ def test_M4_the_other_broker_begins_with_what_it_hosts() -> None:
 def test_M4_a_file_takes_the_place_of_an_older_state_once(tmp_path: Path) -> None:
     known, found = rehomed(lived())
     home = HomeFolder(tmp_path)
-    home.rehome(found.states, {HOME.name: 0, "west": 1}, {}, {}, [])
+    home.rehome(found.states, {HOME.name: 0, "west": 1}, {}, {}, [], [])
     file = Path(home.rebuilt(HOME.name))
     state: Any = State({**known.resting.pages, "q/99": b"an old page"})
     before = msgspec.msgpack.encode(known.own)
@@ -125,15 +125,15 @@ def test_M4_a_home_whose_change_dies_is_what_it_was(
         with monkeypatch.context() as patch:
             patch.setattr(of_home, name, dies)
             with pytest.raises(Death):
-                home.rehome(found.states, {HOME.name: 0, "west": 1}, {}, {}, [])
+                home.rehome(found.states, {HOME.name: 0, "west": 1}, {}, {}, [], [])
         again = HomeFolder(tmp_path)
         assert again.brokers([]) == {HOME.name: 0}
         assert again.rebuilt(HOME.name) == again.rebuilt("west") == ""
-    home.rehome(found.states, {HOME.name: 0, "west": 1}, {"west": "far"}, {}, [])
+    home.rehome(found.states, {HOME.name: 0, "west": 1}, {"west": "far"}, {}, [], [])
     assert home.brokers([]) == {HOME.name: 0, "west": 1}
     assert all(Path(home.rebuilt(name)).is_file() for name in (HOME.name, "west"))
     first = home.rebuilt("west")
-    home.rehome(found.states, {HOME.name: 0, "west": 1}, {}, {}, [])
+    home.rehome(found.states, {HOME.name: 0, "west": 1}, {}, {}, [], [])
     assert not Path(first).exists()
 
 
@@ -142,7 +142,7 @@ def test_R3_a_home_that_is_rebuilt_begins_with_the_tables(tmp_path: Path) -> Non
     _, found = rehomed(lived())
     home = HomeFolder(tmp_path)
     home.open()
-    home.rehome(found.states, {HOME.name: 0, "west": 1}, {}, {}, [])
+    home.rehome(found.states, {HOME.name: 0, "west": 1}, {}, {}, [], [])
     (tmp_path / "lakequeue.json").write_text(json.dumps(_about(tmp_path)))
     rebuilt = state_file(tmp_path, "west")
     write_state(rebuilt, b"", [])

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -23,6 +24,7 @@ from lakequeue.streaming import brokers_at_rest as at_rest
 from lakequeue.streaming import home as home_module
 from lakequeue.streaming.broker_query import BrokerQuery
 from lakequeue.streaming.home import HomeFolder
+from lakequeue.streaming.more_brokers import Wishes
 from lakequeue.streaming.rebuilt import is_newer, restore
 
 NUMBERS = {"a": 0, "b": 1, "c": 2}
@@ -97,15 +99,17 @@ def rests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Rests:
     return Rests(tmp_path / "home", monkeypatch)
 
 
+class State:
+    """Where nothing is put."""
+
+    put = delete = lambda *_: None
+    keys, save = set, lambda *_: None
+
+
 def begins(folder: HomeFolder, name: str) -> Snapshot:
     """What this broker's loop begins with, whatever is in its checkpoint."""
     file = Path(folder.rebuilt(name))
     assert is_newer(file, msgspec.msgpack.encode(Snapshot(STEP)))
-
-    class State:
-        put = delete = lambda *_: None
-        keys, save = set, lambda *_: None
-
     return msgspec.msgpack.decode(restore(file, State()), type=Snapshot)  # type: ignore[arg-type]
 
 
@@ -225,6 +229,56 @@ def test_M4_what_fails_on_the_way_leaves_the_home_as_it_was(
     assert not list((again.path / "rehomed").glob("*"))
     do(name)
     assert (name in rests.folder.brokers(())) == (change == "add")
+
+
+def test_M4_a_worker_that_cannot_see_the_home_says_so(rests: Rests, tmp_path: Path) -> None:
+    """On a cluster that does not share it, say."""
+    rests.engine.remove_broker("c")
+    file = Path(rests.folder.rebuilt("a"))
+    file.unlink()
+    for begin in (lambda: is_newer(file, b""), lambda: restore(file, State())):
+        with pytest.raises(LakequeueError, match=r"a\.state cannot be read on .*Share it"):
+            begin()
+
+
+def test_M4_who_asked_an_engine_that_died_is_answered_by_the_next(
+    rests: Rests, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the home says what became of it. What was not begun is to be asked for again."""
+
+    def die(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(rests.engine.rehoming, "_tell_peers", die)
+        with pytest.raises(KeyboardInterrupt):
+            rests.engine.remove_broker("c")
+    again = HomeFolder(rests.folder.path)
+    said: dict[bytes, Any] = {}
+    wishes = Wishes(
+        "127.0.0.1:1", ["v"], die, lambda key, value: said.update({key: json.loads(value)}),
+        die, die,
+    )  # fmt: skip
+    asked = {
+        b"wish/c": {"wish": "remove", "id": "1", "to": ""},
+        b"wish/b": {"wish": "add", "id": "2", "group": ""},
+        b"wish/d": {"wish": "add", "id": "3", "group": ""},
+        b"wish/a": {"wish": "remove", "id": "4"},
+        b"wish/q": {"wish": "move", "id": "5", "to": "b"},
+        b"wish/e": {"id": "6", "done": True},
+        b"broker/b": {"number": 1},
+    }
+    wishes.answer_old({k: json.dumps(v).encode() for k, v in asked.items()}, "v.directory", again)
+    refused = "the engine ended before this was done: ask again"
+    assert said == {
+        b"wish/c": {"id": "1", "done": True, "moved": []},
+        b"wish/b": {"id": "2", "done": True},
+        b"wish/d": {"id": "3", "refused": refused},
+        b"wish/a": {"id": "4", "refused": refused},
+        b"wish/q": {"id": "5", "refused": refused},
+    }
+    for key, value in asked.items():  # those that it hears besides
+        wishes.read(key, json.dumps(value).encode(), "v")
 
 
 def test_M4_what_dies_behind_the_homes_word_goes_on_there(
