@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+import psutil
 
 from ..definitions.broker_changes import check_removed
 from ..mesh.reading import of_removed
@@ -42,6 +43,12 @@ if TYPE_CHECKING:
 log = logging.getLogger("lakequeue.engine")
 
 REST_S_MAX = 60.0
+# Spark brings a broker's pages in so many parts: one must be small enough for its
+# `spark.driver.maxResultSize`, 1 GB by default, and each costs a job.
+PARTS = 8
+# What a change takes, told in the bytes of all pages: the old ones, new ones, and messages as
+# objects while they move.
+MEMORY_SHARE = 3
 HEAR_S = 2.0  # that loops step before it is looked again whether all is heard
 
 _snapshot = msgspec.msgpack.Decoder(Snapshot).decode
@@ -170,7 +177,11 @@ class EngineRehoming:
         until = time.monotonic() + REST_S_MAX
         while True:
             self._application.end(brokers, END_S_MAX)
-            known = [self._read(broker) for broker in brokers]
+            room = psutil.virtual_memory().available // MEMORY_SHARE
+            known: list[_Known] = []
+            for broker in brokers:
+                known.append(self._read(broker, room))
+                room -= known[-1].size
             try:
                 for one in known:
                     self._check_ended(one)
@@ -196,10 +207,10 @@ class EngineRehoming:
         secret, epoch = self._folder.secret, self._folder.epoch
         return rehome([one.resting for one in known], change, epoch, secret, Limits())
 
-    def _read(self, broker: BrokerQuery) -> _Known:
+    def _read(self, broker: BrokerQuery, room: int) -> _Known:
         assert self._application.spark is not None
         path = self._folder.checkpoint / broker.name
-        return _Known.read(self._application.spark, path, broker.name, broker.number)
+        return _Known.read(self._application.spark, path, broker.name, broker.number, room)
 
 
 def _set(brokers: dict[str, BrokerQuery], there: Iterable[BrokerQuery]) -> None:
@@ -223,22 +234,29 @@ def _groups(brokers: Iterable[BrokerQuery]) -> dict[str, str]:
 
 
 class _Known(msgspec.Struct):
-    """A broker's state, as Spark has it."""
+    """A broker's state, as Spark has it. size: bytes of its pages."""
 
     own: Snapshot
     resting: Resting
+    size: int = 0
 
     @classmethod
-    def read(cls, spark: SparkSession, checkpoint: Folder, name: str, number: int) -> _Known:
-        """Read it. Raises LakequeueError where it is none of the core's."""
+    def read(
+        cls, spark: SparkSession, checkpoint: Folder, name: str, number: int, room: int
+    ) -> _Known:
+        """Read it. room: bytes that its pages may have. Raises LakequeueError where they have more,
+        or it is none of the core's."""
         rows = _state(spark, checkpoint, name, "snapshot").select("value.*").collect()
         if not rows:
             raise LakequeueError(f"broker {name!r} has no state yet: try again when it runs")
         found = _state(spark, checkpoint, name, "pages")
-        pages = {
-            row.key: bytes(row.page)
-            for row in found.select("user_map_key.key", "user_map_value.page").collect()
-        }
+        found = found.select("user_map_key.key", "user_map_value.page").repartition(PARTS, "key")
+        pages = {}
+        for key, page in found.toLocalIterator():
+            pages[key] = bytes(page)
+            room -= len(page)
+            if room < 0:
+                raise LakequeueError(_too_much(name, pages))
         if _header(pages["broker"]).format != FORMAT:
             raise LakequeueError(
                 f"broker {name!r} is on the earlier core: start the engine again, so that it is "
@@ -248,7 +266,19 @@ class _Known(msgspec.Struct):
         return cls(own, Resting(
             name, number, pages, {(topic, at): offset for topic, at, offset in own.offsets},
             {(topic, at): one for topic, at, one in own.ids}, list(own.captured),
-        ))  # fmt: skip
+        ), _size(pages))  # fmt: skip
+
+
+def _size(pages: dict[str, bytes]) -> int:
+    return sum(map(len, pages.values()))
+
+
+def _too_much(name: str, pages: dict[str, bytes]) -> str:
+    return (
+        f"broker {name!r}: its state does not fit: brokers are changed in the engine's memory, and "
+        f"that was full after {_size(pages) // 1_000_000} MB of it. Nothing has changed: give the "
+        "machine more memory, or wait until its queues hold less"
+    )
 
 
 def _state(spark: SparkSession, checkpoint: Folder, broker: str, variable: str) -> DataFrame:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -68,7 +69,8 @@ class Rests:
         monkeypatch.setattr(application, "end", lambda b, s: did.append(f"end {len(list(b))}"))
         monkeypatch.setattr(application, "start_queries", self._start)
         monkeypatch.setattr(self.engine.captured, "share_out", self._share_out)
-        monkeypatch.setattr(rehoming, "_read", lambda broker: known(broker.name, broker.number))
+        self.read = rehoming._read
+        monkeypatch.setattr(rehoming, "_read", lambda broker, _: known(broker.name, broker.number))
         monkeypatch.setattr(rehoming, "_check_ended", self._check_ended)
         monkeypatch.setattr(rehoming, "_begin", lambda new: did.append(f"begin {new.number}"))
         monkeypatch.setattr(rehoming, "_tell_peers", lambda: did.append("peers"))
@@ -229,6 +231,49 @@ def test_M4_what_fails_on_the_way_leaves_the_home_as_it_was(
     assert not list((again.path / "rehomed").glob("*"))
     do(name)
     assert (name in rests.folder.brokers(())) == (change == "add")
+
+
+class Rows:
+    """What Spark has of a state."""
+
+    def __init__(self, rows: list[tuple[Any, ...]]) -> None:
+        self.collect = self.toLocalIterator = lambda: rows
+
+    def select(self, *_: str) -> Rows:
+        return self
+
+    def repartition(self, parts: int, by: str) -> Rows:
+        assert parts > 1, "what one part may be, Spark bounds"
+        return self
+
+
+def test_M4_a_home_that_memory_cannot_hold_goes_on_as_before(
+    rests: Rests, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second state is the one too many."""
+    found = {name: known(name, number) for name, number in NUMBERS.items()}
+    sizes = [sum(map(len, one.resting.pages.values())) for one in found.values()]
+
+    def state(spark: object, checkpoint: object, name: str, variable: str) -> Rows:
+        if variable == "snapshot":
+            return Rows([(msgspec.msgpack.encode(found[name].own),)])
+        return Rows(list(found[name].resting.pages.items()))
+
+    room = sizes[0] + sizes[1] - 1
+    memory = SimpleNamespace(available=room * at_rest.MEMORY_SHARE)
+    monkeypatch.setattr(at_rest, "_state", state)
+    monkeypatch.setattr(at_rest.psutil, "virtual_memory", lambda: memory)
+    monkeypatch.setattr(rests.engine.application, "spark", object())
+    monkeypatch.setattr(rests.engine.rehoming, "_read", rests.read)
+    with pytest.raises(
+        LakequeueError, match=r"'b': its state does not fit: .* Nothing has changed"
+    ):
+        rests.engine.remove_broker("c")
+    assert rests.did[-1] == "start a b c"
+    assert rests.folder.brokers(()) == NUMBERS
+    memory.available = sum(sizes) * at_rest.MEMORY_SHARE
+    rests.engine.remove_broker("c")
+    assert rests.folder.brokers(()) == {"a": 0, "b": 1}
 
 
 def test_M4_a_worker_that_cannot_see_the_home_says_so(rests: Rests, tmp_path: Path) -> None:
