@@ -213,7 +213,7 @@ class Walk:
         for number, (name, *arguments) in enumerate(operations):
             try:
                 getattr(self, "do_" + name)(*arguments)
-                if name != "restart" or self.compare:
+                if name not in ("restart", "mark") or self.compare:
                     self.look()
             except Exception as error:
                 error.add_note(f"operation {number}: {name} {arguments} of {self.orders}")
@@ -392,6 +392,9 @@ class Walk:
         self.orders = {k: v for k, v in (self.orders | change).items() if v is not None}
         self.admin.define(dict(self.orders), replace=True)
         self.model.define(dict(self.orders))
+
+    def do_mark(self) -> None:
+        self.connection.engine.dump()
 
     def do_restart(self) -> None:
         before = self.connection.engine.dump()
