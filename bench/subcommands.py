@@ -190,8 +190,17 @@ def _recovery(rate: int, seconds: int, trigger: str) -> list[dict[str, Any]]:
     "cores were used.",
     _messages(200_000),
     click.option("--counts", default="1,2,4", show_default=True, help="Numbers of brokers."),
+    click.option(
+        "--spread", is_flag=True,
+        help="Instead: the time of receipts, of a hundredth of the messages, for topics whose "
+        "queues are at one broker, and at two.",
+    ),
 )  # fmt: skip
-def _scale(messages: int, counts: str) -> list[dict[str, Any]]:
+def _scale(messages: int, counts: str, spread: bool) -> list[dict[str, Any]]:
+    if spread:
+        from .spread import run as run_spread
+
+        return run_spread(messages // 100, _say)
     from .scale import run
 
     return run(messages, tuple(_numbers(counts)), _say)
