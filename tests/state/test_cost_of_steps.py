@@ -11,8 +11,8 @@ from lakequeue.protocol.ids import format_ranges
 from lakequeue.protocol.outputs import Deadline, Deliveries, Journal, Reply
 from lakequeue.state import Batch, DictStore, Limits
 from lakequeue.state.limits import beside
-from lakequeue.state.storage.store import CountingStore
 from rules.steps import REPLY, Steps, define, delivered, subscribe
+from state.counting_store import CountingStore
 
 # As much less than the usual limits as there are fewer messages: sixty segments.
 SMALL = Limits(
