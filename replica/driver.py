@@ -142,13 +142,16 @@ class OutputWriter(Protocol):
 
 
 def digest_of(batch: Batch) -> int:
-    """What a step takes in, as a number."""
-    digest = 0
-    for records in (batch.commands, batch.publishes, batch.mesh):
-        for column in (records.values, records.metas, records.keys):
-            for value in column:
-                if value:
-                    digest = crc32c(value, digest)
+    """What a step takes in, as a number: what it looks at, for the tables keep no more. Of commands
+    and words of brokers that is their value; the header `lq` is a message's."""
+    digest, messages = 0, batch.publishes
+    columns = [messages.values, messages.metas, messages.keys]
+    for records in (batch.commands, batch.mesh):
+        columns += [records.values, records.keys]
+    for column in columns:
+        for value in column:
+            if value:
+                digest = crc32c(value, digest)
     return digest
 
 

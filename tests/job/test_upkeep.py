@@ -10,12 +10,14 @@ import pyarrow as pa
 import pytest
 from job.conftest import Job, in_real_time
 from lake.history import write_history
-from lake.test_past import lived, state_behind
+from lake.test_past import _as_the_world, lived, state_behind
 from lakequeue.lake import open_lake
 from lakequeue.lake.past import as_of
 from lakequeue.protocol import ConfigError
 from lakequeue.sinks.upkeep import Rules, Upkeep
 from loop.memory import HOME
+
+__all__ = ["_as_the_world"]  # its steps are taken again with the limits of the walks
 
 pytestmark = pytest.mark.job
 

@@ -17,6 +17,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from lakequeue.protocol import journal, steplog
+from lakequeue.protocol.kafka_headers import UNREADABLE
+from lakequeue.protocol.messages import Records
 from lakequeue.protocol.wire import WireRecord
 from lakequeue.replica.driver import (
     REST_S_MAX,
@@ -25,8 +27,9 @@ from lakequeue.replica.driver import (
     Refused,
     Snapshot,
     StepPutAside,
+    digest_of,
 )
-from lakequeue.state import DictStore, Limits
+from lakequeue.state import Batch, DictStore, Limits
 from lakequeue.state.phases import admission, delivery
 from loop.memory import HOME, PLACES, POINTS, SIZES, Crashed, Some, World, clocks
 from loop.memory import LIMITS as SMALL
@@ -375,6 +378,17 @@ def test_other_inputs_are_noticed() -> None:
     at.value_ = at.value_ + b" "
     with pytest.raises(Refused, match=r"took other records when .* keep the home and report it"):
         world.open()
+
+
+def test_R1_headers_of_a_command_are_no_input() -> None:
+    """Nobody looks at them, and the tables do not keep them: a step is taken again without."""
+
+    def inputs(meta: bytes | None, topic: str = "commands") -> int:
+        one = Records([topic], [0], [0], [0], [b"key"], [b"value"], [meta], [None])
+        return digest_of(Batch(one) if topic == "commands" else Batch(publishes=one))
+
+    assert inputs(UNREADABLE) == inputs(None)
+    assert inputs(UNREADABLE, "publish") != inputs(None, "publish")
 
 
 def test_a_new_home_on_the_log_of_another_is_told_so() -> None:
