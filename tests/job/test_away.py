@@ -1,5 +1,4 @@
-"""What the engine needs goes away under traffic, and comes back: Kafka, room for the state, and the
-worker that steps, which hangs.
+"""What the engine needs goes away under traffic, and comes back: Kafka, and room for the state.
 
 A sentence each, no end of the engine, nothing lost, and it goes on by itself. Kafka is frozen, so
 that connections stay open and nothing answers. The disk is full for those who write the state:
@@ -14,15 +13,13 @@ from __future__ import annotations
 import contextlib
 import os
 import resource
-import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import lakequeue
 import psutil
 import pytest
-from job.processes import EngineProcess, loop_workers, thaw, until
+from job.processes import EngineProcess, until
 from job.traffic import Traffic, judge
 from lakequeue.sources.live import kafka_client
 from lakequeue.sources.log_reader import read_steps
@@ -32,7 +29,6 @@ pytestmark = pytest.mark.job
 
 AWAY_S = float(os.environ.get("LAKEQUEUE_AWAY_S", "10"))
 SEED = 29
-HANGS_S_MAX = 150.0  # 30 s, a look, its end, and a start
 STEPS = "broker-0.steps"
 CONFIG = """
 system: {heartbeat_timeout: 5s}
@@ -133,36 +129,3 @@ def test_the_state_cannot_be_written(engine: tuple[EngineProcess, str]) -> None:
     drained(traffic)
     assert said(process, sentence) <= 2  # of the broker's query, and of the tables'
     assert not said(process, "Traceback")
-
-
-def java_yields(engine: EngineProcess) -> bool:
-    """Whether Spark's Java process has a lower priority than its worker, a higher nice value."""
-    (worker,) = loop_workers(engine)
-    java = worker.parent().parent()
-    assert java.name() == "java"
-    return bool(java.nice() > worker.nice())
-
-
-def test_a_worker_that_hangs_is_noticed_and_started_again(
-    engine: tuple[EngineProcess, str],
-) -> None:
-    """Frozen for good, as one that waits for ever in a call: Spark itself would never notice. The
-    last one here: what it says of the query that failed is no fault of the others."""
-    process, address = engine
-    traffic = Traffic(f"kafka://{address}", SEED + 2)
-    goes_on(traffic, 60)
-    (worker,) = loop_workers(process)
-    worker.send_signal(signal.SIGSTOP)
-    try:
-        goes_on(traffic, HANGS_S_MAX)
-    finally:
-        with contextlib.suppress(psutil.Error):  # it was killed
-            thaw(worker)
-    drained(traffic)
-    until(lambda: java_yields(process), 90, "Java yields to who steps, from a mark on")
-    assert "broker 'broker-0' hangs" in process.errors()
-    with lakequeue.connect(f"kafka://{address}") as connection:
-        events = [e["event"] for e in connection.admin().events()]
-        assert "broker_stuck" in events
-        (broker,) = connection.admin().brokers()
-        assert broker["state"] == "running"

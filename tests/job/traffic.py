@@ -124,7 +124,7 @@ def drain(traffic: Traffic) -> None:
 
 def judge(traffic: Traffic, left: set[bytes]) -> None:
     """Nothing lost, nothing invented, and whoever gets something again is told so."""
-    assert not traffic.errors
+    assert not traffic.errors, traffic.errors
     refused = [f.exception() for f in traffic.sent.values() if f.done() and f.exception()]
     assert not refused
     attempted = set(traffic.sent)
