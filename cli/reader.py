@@ -63,7 +63,12 @@ class StdoutReader:
     def _wait_until_taken(self, pipe: int) -> bool:
         pause_s = LOOK_S_MIN
         while _unread(pipe):
-            self.check()
+            try:
+                self.check()
+            except BrokenPipeError:
+                if _unread(pipe):
+                    raise
+                break  # it was read between the two looks, by who then went
             if self._stopped():
                 return False
             time.sleep(pause_s)

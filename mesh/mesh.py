@@ -218,6 +218,7 @@ class Mesh:
         """A command that the keeper of the directory carries out, and answers."""
 
         def handler(vpn: str, command: Any) -> Any:
+            """Carried out by the directory's keeper alone; any other broker passes it on."""
             facts, own = self.facts, self._broker.header.number
             keeper = keeper_of(facts) if facts.brokers else own
             if keeper != own:

@@ -203,6 +203,7 @@ class _Rehoming:
                     raise NotAtRest(f"a command for queue {name!r} is being carried out")
 
     def do(self) -> Rehomed:
+        """Change all brokers, and give what each is from now on."""
         for broker in self._new.values():
             if broker.header.number in self._added:
                 self._begin(broker)
@@ -263,6 +264,7 @@ class _Rehoming:
         keeper = Keeper(self._keeper(), facts)
 
         def settle(key: tuple[str, str]) -> None:
+            """Where a queue stands from now on; its dead message queue first."""
             if key in found or key not in before:
                 return
             vpn, name = key

@@ -21,7 +21,7 @@ without what failed.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import NamedTuple, Protocol
 
@@ -89,6 +89,20 @@ class Snapshot(msgspec.Struct):
     journal: list[JournalSegment] = []
     since: int = 0
     ids: list[tuple[str, int, str]] = []
+
+    def rehomed(
+        self, step: int, now: int, offsets: Mapping[tuple[str, int], int],
+        ids: Mapping[tuple[str, int], str], captured: list[str], journal: list[JournalSegment],
+    ) -> Snapshot:  # fmt: skip
+        """This one behind a change of the home's brokers (`mesh.rehome`): its step, time and what
+        it is read from; journal: what the change did."""
+        return msgspec.structs.replace(
+            self, step=step, now=max(self.now, now),
+            offsets=[(*place, at) for place, at in sorted(offsets.items())],
+            ids=[(*place, one) for place, one in sorted(ids.items())],
+            captured=captured, journal=[*self.journal, *journal],
+            since=self.since if self.journal else now,
+        )  # fmt: skip
 
 
 class Taken(NamedTuple):

@@ -65,11 +65,12 @@ class Limits:
     # What is stored in one page, one block, one file.
     segment_rows: int = 1_024  # rows of a segment of a run
     block_bytes: int = 1_000_000
+    block_rows: int = 20  # what a block that is read takes of a step's rows
     file_bytes: int = 8_000_000
     store_slack_bytes: int = 64_000_000  # stored may be twice what lives, and this
 
     def __post_init__(self) -> None:
-        least = {"live_rows": 2, "store_slack_bytes": 0}
+        least = {"live_rows": 2, "store_slack_bytes": 0, "block_rows": 0}
         for name in self.__dataclass_fields__:
             value, low = getattr(self, name), least.get(name, 1)
             if value < low:

@@ -302,13 +302,9 @@ class _States(msgspec.Struct):
         states = {}
         for one in found.brokers:
             header, own = _header(one.pages["broker"]), before.get(one.name, Snapshot())
-            told = msgspec.structs.replace(
-                own, step=header.step, now=max(own.now, header.time),
-                offsets=[(*place, at) for place, at in sorted(one.offsets.items())],
-                ids=[(*place, at) for place, at in sorted(one.ids.items())],
-                captured=one.captures, journal=[*own.journal, *one.journal],
-                since=own.since if own.journal else header.time,
-            )  # fmt: skip
+            told = own.rehomed(
+                header.step, header.time, one.offsets, one.ids, one.captures, one.journal
+            )
             states[one.name] = msgspec.msgpack.encode(told), one.pages
         gone = [one for one in known if one.resting.name in found.last]
         removed = {one.resting.name: (one.resting.number, _of_clients(one)) for one in gone}

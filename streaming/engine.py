@@ -49,7 +49,6 @@ from .heartbeat import EngineHeartbeat
 from .home import HomeFolder, Moves
 from .kafka_answers import KafkaAnswers
 from .losses import LossWatch, notes_of_topics, notices
-from .more_brokers import Wishes, await_partition, check_new
 from .queries import HISTORY_QUERY, MICRO_BATCH, REAL_TIME, TABLES_QUERY
 from .queue_watch import QueueWatch
 from .step_watch import StepWatch
@@ -59,6 +58,7 @@ from .tables_lock import TablesLock
 from .tables_marks import TablesMarks
 from .tables_watch import TablesWatch
 from .ticker import Ticker
+from .wishes import Wishes, await_partition, check_new
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -144,16 +144,21 @@ class Engine:
         self._stopping = threading.Event()
         self._stopped = threading.Event()
         self._lock = threading.RLock()
+        self._make_watches()
+        self._refuse_several_in_batches()
+
+    def _make_watches(self) -> None:
+        """Who looks after what runs; none of them has begun."""
         self._tables_watch = TablesWatch(
             self.application, self._folder, self.metrics, self._tell_everybody,
             self._lock_of_tables.take,
         )  # fmt: skip
         self.watch = EngineWatch(
-            bootstrap_servers, self.application, self.captured, self._folder, self.trigger,
+            self.bootstrap, self.application, self.captured, self._folder, self.trigger,
             self._stopping, self._records.state, self._tables_watch.look,
         )  # fmt: skip
         self._steps = StepWatch(
-            bootstrap_servers, self.brokers,
+            self.bootstrap, self.brokers,
             lambda broker, value: self._tell(self._vpns[0], broker, value), self._on_stuck,
         )  # fmt: skip
         self._care = TableCare(
@@ -162,15 +167,14 @@ class Engine:
             self.metrics,
         )  # fmt: skip
         self._wishes = Wishes(
-            bootstrap_servers, self._vpns, self.add_broker, self._put_record, self.remove_broker,
+            self.bootstrap, self._vpns, self.add_broker, self._put_record, self.remove_broker,
             self.move_queue,
         )  # fmt: skip
         self.rehoming = EngineRehoming(
-            bootstrap_servers, self.application, self.captured, self._folder, self._begin,
+            self.bootstrap, self.application, self.captured, self._folder, self._begin,
             self._tell_peers, self._records.gone,
         )  # fmt: skip
-        self.bridges = BridgeWatch(bootstrap_servers, self._vpns)
-        self._refuse_several_in_batches()
+        self.bridges = BridgeWatch(self.bootstrap, self._vpns)
 
     @property
     def trigger(self) -> str:

@@ -120,6 +120,7 @@ class QueueWatch:
         look, errors = Look(), list[LakequeueError]()
 
         def attempt(vpn: str, broker: str | None, what: Callable[[Any], None]) -> bool:
+            """Whether it could be asked; if not, why stands in the look."""
             begun = time.monotonic()
             try:
                 what(self._opened(open_ones, vpn, broker))

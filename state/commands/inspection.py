@@ -3,7 +3,6 @@ step has done. A long answer is given in parts: ``more`` says where the next one
 
 from __future__ import annotations
 
-from collections import deque
 from typing import Any
 
 import msgspec
@@ -19,7 +18,7 @@ from ..queue.table import COUNTERS, NAMES
 from ..rules.active_set import first_inactive
 from ..rules.edits import dead_part, edited
 from ..rules.fairness import backlog_of
-from ..rules.looking import matching
+from ..rules.looking import Blocks, matching
 from ..rules.which import window
 from ..storage.row import DELAYED, GONE, LEASED, LOWEST, NEVER, Row
 from ..storage.spool import Content
@@ -260,7 +259,7 @@ def browse(broker: Broker, vpn: str, queue: Queue, command: Browse) -> PartialAn
     state = None if command.state is None else states[command.state]
     budget = Budget(broker.limits.browse_rows, broker.limits.browse_bytes)
     pages = broker.limits.browse_pages
-    recent: deque[int] = deque(maxlen=broker.limits.blocks_cached)
+    blocks = Blocks(broker)
     inactive = first_inactive(queue)
     out: list[dict[str, Any]] = []
     start: int | None = LOWEST if command.start is None else int(command.start)
@@ -280,9 +279,7 @@ def browse(broker: Broker, vpn: str, queue: Queue, command: Browse) -> PartialAn
                 return PartialAnswer(out, str(_place(queue, row)))
             if (inactive is not None and row.key >= inactive) or state not in (None, row.state):
                 continue
-            if row.block and row.block not in recent:
-                recent.append(row.block)
-                pages -= 1
+            pages -= blocks.opens(row)
             content = broker.spool.content(row) or (b"", None, None)
             size = sum(map(_length, content)) + len(command.where or "")
             if size > budget.bytes and budget.bytes < broker.limits.browse_bytes:

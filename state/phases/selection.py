@@ -17,7 +17,7 @@ from ..queue.queue import Queue
 from ..queue.ready import FilterView
 from ..rules.active_set import first_inactive
 from ..rules.fairness import UNLIMITED, Candidate, candidates_of, choose, share, take
-from ..rules.looking import matching
+from ..rules.looking import Blocks, matching
 from ..rules.returning import expire
 from ..storage.row import HIGHEST, LOWEST, Row
 from ..storage.segments import Segment
@@ -231,7 +231,12 @@ class Search:
     def _look_at_segment(self, view: FilterView, segment: Segment) -> None:
         queue = self.queue
         rows = queue.cold.read(segment)
-        self.looks.take(len(rows), segment.bytes + len(rows) * len(view.text))
+        blocks = Blocks(self.broker)
+        opened = sum(map(blocks.opens, rows))
+        self.looks.take(
+            len(rows) + self.broker.limits.block_rows * opened,
+            segment.bytes + len(rows) * len(view.text),
+        )
         matches: list[Row] = []
         behind: set[int] = set()
         for one, verdict in zip(rows, matching(self.broker, rows, view.text), strict=True):

@@ -32,7 +32,7 @@ from ..storage.runs import Runs
 from ..storage.segments import Segment
 from . import deferred
 from .active_set import first_inactive
-from .looking import matching
+from .looking import Blocks, matching
 
 FEW_IDS = 1_024  # are looked up one by one, however few messages there are
 IDS_AT_ONCE = 256  # where there are cold rows: each id may cost a read
@@ -130,7 +130,11 @@ def wanted(
             rows = [row for row in rows if row.key < active]
         if ranges is not None:
             rows = [row for row in rows if is_within(row.id, ranges)]
-        rows, following = _afforded(rows, found, runs, where, read, budget)
+        if read or where is not None:
+            rows, following = _afforded(broker, rows, found, runs, where or "", budget)
+        else:
+            rows, following = _first(rows, max(budget.rows, 1), found, runs)
+            _count(len(rows), found, budget)
         if where is not None:
             verdicts = matching(broker, rows, where)
             rows = [row for row, yes in zip(rows, verdicts, strict=True) if yes]
@@ -166,22 +170,33 @@ def _place_of(cursor: str) -> tuple[bool, int]:
 
 
 def _afforded(
-    rows: list[Row], found: Window, runs: Runs, where: str | None, read: bool, budget: Budget
+    broker: Broker, rows: list[Row], found: Window, runs: Runs, where: str, budget: Budget
 ) -> tuple[list[Row], int | None]:
-    """The rows of a window that the budget allows, one at least; they are counted. Also the key to
-    go on with, None at the end."""
-    n = min(len(rows), max(budget.rows, 1))
-    sizes: list[int] = []
-    if read or where is not None:
-        sizes = [row.size + len(where or "") for row in rows[:n]]
-        n = min(n, budget.fits(sizes))
-    following = None if found.end is None else found.end + 1
+    """The rows of a window whose payloads the budget allows to be read, one at least; they are
+    counted, with the blocks that they lie in. Also the key to go on with, None at the end."""
+    sizes = [row.size + len(where) for row in rows[: max(budget.rows, 1)]]
+    n, cost, blocks = 0, 0, Blocks(broker)
+    for row in rows[: budget.fits(sizes)]:
+        cost += 1 + broker.limits.block_rows * blocks.opens(row)
+        if n and cost > budget.rows:
+            break
+        n += 1
+    budget.take(cost - n, sum(sizes[:n]))
+    _count(n, found, budget)
+    return _first(rows, n, found, runs)
+
+
+def _first(rows: list[Row], n: int, found: Window, runs: Runs) -> tuple[list[Row], int | None]:
+    """So many rows of a window, and the key to go on with; None: at the end."""
     if n < len(rows):
-        following = runs.by(rows[n])
+        return rows[:n], runs.by(rows[n])
+    return rows, None if found.end is None else found.end + 1
+
+
+def _count(n: int, found: Window, budget: Budget) -> None:
+    """So many rows of a window were taken, and the others of its segments read."""
     passed = sum(len(all_rows) for _, all_rows in found.cold) - n
-    cost = n + max(passed // PASSED_OVER, 1) if found.cold else n
-    budget.take(cost, sum(sizes[:n]))
-    return rows[:n], following
+    budget.take(n + max(passed // PASSED_OVER, 1) if found.cold else n)
 
 
 def _of_cold(

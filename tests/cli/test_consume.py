@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -17,7 +18,7 @@ from typing import Any
 import lakequeue
 import pytest
 from click.testing import CliRunner, Result
-from lakequeue.cli import main
+from lakequeue.cli import main, reader
 
 PROCESS = [sys.executable, str(Path(__file__).with_name("consuming_process.py"))]
 BROKEN_PIPE = 141
@@ -81,8 +82,29 @@ def test_it_ends_when_the_reader_goes_although_nothing_comes() -> None:
     process.stdout.close()
     assert process.stderr is not None
     left = json.loads(process.stderr.read())
-    assert (left["status"], left["leased"]) == (BROKEN_PIPE, 0)
-    assert left["depth"] + left["acknowledged"] == 1, "it may have gone before the ack"
+    assert (left["status"], left["depth"]) == (BROKEN_PIPE, 0)
+    assert (left["leased"], left["acknowledged"]) == (0, 1)
+
+
+def test_l1_what_was_read_is_taken_although_the_reader_went_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It reads and goes between the look at what is unread and the look at who reads."""
+    there, here = os.pipe()
+    looks = iter((2, 0))
+
+    def unread(pipe: int) -> int:
+        found = next(looks)
+        if found:
+            assert os.read(there, 100) == b"0\n"
+            os.close(there)
+        return found
+
+    monkeypatch.setattr(reader, "_unread", unread)
+    with os.fdopen(here, "wb", buffering=0) as end:
+        monkeypatch.setattr(sys, "stdout", end)
+        assert reader.StdoutReader(lambda: False).give(b"0\n")
+        monkeypatch.undo()
 
 
 # ---------------------------------------------------------------- --exec

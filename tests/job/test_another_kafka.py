@@ -97,6 +97,14 @@ class Place:
             ).fetchall()
         return []
 
+    def first_snapshot(self) -> int | None:
+        """The step of the first one that the tables have."""
+        with contextlib.suppress(NoLake), open_lake(self.folder / "home") as lake:
+            found = lake.execute(
+                "SELECT min(step) FROM snapshots WHERE page = '' AND whole").fetchone()  # fmt: skip
+            return found[0] if found else None
+        return None
+
     def history_until(self) -> float:
         """The time of the last step in the tables, epoch s."""
         with open_lake(self.folder / "home") as lake:
@@ -122,6 +130,11 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
 def test_a_broker_and_the_tables_pass_gaps_and_begin_anew_with_a_new_topic(place: Place) -> None:
     """The first of this home: what its tables have is counted."""
     place.running()
+    until(
+        lambda: place.first_snapshot() is not None,
+        60,
+        "what any later moment is made of is in the tables",
+    )
     at = place.kafka.bootstrap_servers
     foreign = Producer({"bootstrap.servers": at, "transactional.id": "foreign"})
     foreign.init_transactions()
@@ -149,12 +162,11 @@ def test_a_broker_and_the_tables_pass_gaps_and_begin_anew_with_a_new_topic(place
     # What any moment is made of is there as well: steps took records of three topics.
     past = time.time()
     until(lambda: place.history_until() > past, 120, "the history reaches so far")
+    first = place.first_snapshot()
     with open_lake(place.folder / "home") as lake:
-        first = lake.execute(
-            "SELECT min(step) FROM snapshots WHERE page = '' AND whole").fetchone()  # fmt: skip
         steps = lake.execute(
             "SELECT DISTINCT step FROM (SELECT step, unnest(ranges) AS r FROM steps) "
-            "WHERE r.topic = 't' AND step >= $1", [(first and first[0]) or 0]
+            "WHERE r.topic = 't' AND step >= $1", [first]
         ).fetchall()  # fmt: skip
         assert steps
         for (step,) in steps:

@@ -92,7 +92,9 @@ def go_through(connection: lakequeue.Connection, disk: SmallDisk, tables: Path) 
             "payload"].to_pylist())  # fmt: skip
 
     with (
-        connection.producer() as producer, connection.producer(durability="delta") as durable,
+        connection.producer() as producer,
+        # Its receipt waits as long as the disk is full; sent again, it would be two records.
+        connection.producer(durability="delta", pub_ack_time="10m") as durable,
         connection.consumer("orders", max_backlog=50, ack_mode="auto") as consumer,
     ):  # fmt: skip
 

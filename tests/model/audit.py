@@ -119,6 +119,8 @@ class Auditor:
 class Trouble:
     """Blind commands and publishes in batches; every step is audited. STEPS: of what."""
 
+    CHANGES: tuple[dict[str, Any], ...] = CHANGES
+    EXCLUSIVE: tuple[str, ...] = EXCLUSIVE
     STEPS: type = Steps
 
     def __init__(self, seed: int, **options: Any) -> None:
@@ -211,8 +213,8 @@ class Trouble:
         )  # fmt: skip
 
     def redefine(self) -> Any:
-        change = dict(self.random.choice(CHANGES))
-        if any(change.get(key) for key in EXCLUSIVE):
+        change = dict(self.random.choice(self.CHANGES))
+        if any(change.get(key) for key in self.EXCLUSIVE):
             change = dict.fromkeys(EXCLUSIVE) | change
         self.orders = {k: v for k, v in (self.orders | change).items() if v is not None}
         return c.Define(definition=self.orders)

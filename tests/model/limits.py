@@ -6,7 +6,7 @@ from lakequeue.state import Limits
 
 PAGES: dict[str, Any] = {
     "live_rows": 5, "memory_bytes": 150, "blocks_cached": 2, "segment_rows": 4, "merge_rows": 5,
-    "block_bytes": 100, "file_bytes": 300, "store_slack_bytes": 200,
+    "block_bytes": 100, "block_rows": 0, "file_bytes": 300, "store_slack_bytes": 200,
 }  # fmt: skip
 BUDGETS: dict[str, Any] = {
     "command_rows": 4, "bulk_rows": 3, "bulk_bytes": 200, "due_rows": 3, "due_names": 2,

@@ -20,9 +20,9 @@ from lakequeue.sources.live import own_places
 from lakequeue.streaming import EmbeddedKafka, Engine, engine_watch, supervision
 from lakequeue.streaming.broker_query import FAILED, RUNNING, BrokerQuery, broker_of, query_name
 from lakequeue.streaming.home import HomeFolder
-from lakequeue.streaming.more_brokers import Wishes, await_partition
 from lakequeue.streaming.slots import check_slots, default_master, slots
 from lakequeue.streaming.topics_admin import ensure_topics
+from lakequeue.streaming.wishes import Wishes, await_partition
 
 WISHES = "'add', 'move' and 'remove'"
 NOBODY = "127.0.0.1:1"

@@ -25,8 +25,8 @@ from lakequeue.streaming import brokers_at_rest as at_rest
 from lakequeue.streaming import home as home_module
 from lakequeue.streaming.broker_query import BrokerQuery
 from lakequeue.streaming.home import HomeFolder
-from lakequeue.streaming.more_brokers import Wishes
 from lakequeue.streaming.rebuilt import is_newer, restore
+from lakequeue.streaming.wishes import Wishes
 
 NUMBERS = {"a": 0, "b": 1, "c": 2}
 STEP = 7

@@ -15,7 +15,7 @@ from lakequeue.state import Batch, Broker, DictStore, Home, Limits, check, step
 NOW = 1_700_000_000_000
 INBOX = c.Inbox("default.deliveries")
 REPLY = c.ReplyTo("default.deliveries")
-STEPS_MAX = 2_000
+STEPS_MAX = 5_000
 
 
 class Steps:

@@ -108,13 +108,9 @@ def _take(world: World, found: Rehomed, before: dict[str, Snapshot]) -> None:
         else:
             site = world.sites[one.name]
         header, own = _header(one.pages["broker"]), before.get(one.name, Snapshot())
-        snapshot = msgspec.structs.replace(
-            own, step=header.step, now=max(own.now, header.time),
-            offsets=[(*place, at) for place, at in sorted(one.offsets.items())],
-            ids=[(*place, at) for place, at in sorted(one.ids.items())],
-            captured=one.captures, journal=[*own.journal, *one.journal],
-            since=own.since if own.journal else header.time,
-        )  # fmt: skip
+        snapshot = own.rehomed(
+            header.step, header.time, one.offsets, one.ids, one.captures, one.journal
+        )
         site.saved = [Saved(msgspec.msgpack.encode(snapshot), one.pages)]
         sites[one.name] = site
     heir = min(sites.values(), key=lambda site: site.number)

@@ -5,7 +5,7 @@ from lakequeue.state import Batch, DictStore, Limits, step
 from rules.steps import define, described
 from state.counting_store import CountingStore
 
-from .live_steps import LiveSteps
+from .twin_steps import TwinSteps
 
 SMALL = Limits(live_rows=256, segment_rows=64)
 MESSAGES = 3_000
@@ -14,7 +14,7 @@ SEGMENTS = MESSAGES // SMALL.segment_rows
 
 @pytest.mark.parametrize("what", ["ttl_ms", "deliver_at"])
 def test_L12_X1_of_what_is_due_one_by_one_each_segment_is_read_once(what: str) -> None:
-    steps = LiveSteps(limits=SMALL, checked=False, twins=1)
+    steps = TwinSteps(limits=SMALL, checked=False, twins=1)
     store = CountingStore(DictStore())
     broker = steps.load(store)
     steps.brokers = [broker]

@@ -10,7 +10,7 @@ from lakequeue.state import Batch, DictStore, Limits, step
 from rules.steps import define, delivered, subscribe
 from state.counting_store import CountingStore
 
-from .live_steps import LiveSteps
+from .twin_steps import TwinSteps
 
 # As much less than the usual limits as there are fewer messages: a hundred segments.
 SMALL = Limits(live_rows=512, segment_rows=64, looks=1_280, merge_rows=128)
@@ -25,9 +25,9 @@ KEYS: dict[str, Callable[[int, random.Random], int]] = {
 }
 
 
-def filled(key: Callable[[int, random.Random], int], **definition: object) -> LiveSteps:
+def filled(key: Callable[[int, random.Random], int], **definition: object) -> TwinSteps:
     r = random.Random(0)
-    steps = LiveSteps(limits=SMALL, checked=False, twins=1)
+    steps = TwinSteps(limits=SMALL, checked=False, twins=1)
     steps.brokers = [steps.load(CountingStore(DictStore()))]
     steps.run([define(partition_key="/k", max_per_subscription_backlog=40, **definition)])
     bodies = [b'{"k":%d,"p":%d}' % (key(n, r), r.randrange(9)) for n in range(DEPTH)]

@@ -3,6 +3,7 @@ over many steps (L13, R6). Pages and rows are counted, never time."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -220,3 +221,35 @@ def test_L13_a_step_that_brings_little_does_little_beside() -> None:
     assert rows == [250, 125, 125, 333, 1_000, 2_000, 2_000]
     assert all(rows[n] >= 8 * records for n, records in enumerate((0, 1, 7, 20, 60, 125)))
     assert beside(limits, 1).bulk_rows == 125
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        c.Purge(queue="orders", where="/p >= 0"),
+        c.Ack(queue="orders", where="/p >= 0"),
+        subscribe("a", 10, filter="/p = 77"),
+    ],
+    ids=["purge where", "ack where", "filter"],
+)
+def test_R6_L13_each_block_that_is_read_counts(command: c.Command) -> None:
+    """In order of priority each message that is looked at may lie in another block."""
+    limits = replace(SMALL, block_bytes=40, blocks_cached=2)
+    steps = filled(DEEP, limits, priority="/p")
+    store = pages(steps)
+    batch, reads = Batch(steps.command_records([command])), []
+    for _ in range(2_000):
+        store.reset()
+        out = steps.step_alone(batch)
+        reads.append(len(store.reads))
+        if not goes_on(steps, out):
+            break
+        batch = Batch()
+    else:
+        raise AssertionError("it does not come to an end")
+    if isinstance(command, c.Subscribe):  # which looks at a segment as a whole
+        at_most = limits.looks // limits.block_rows + limits.segment_rows + PAGES_MAX
+    else:
+        at_most = limits.bulk_rows // limits.block_rows + PAGES_MAX
+    assert sum(reads) > 4 * at_most, "there is more than one step may read"
+    assert max(reads) <= at_most, max(reads)

@@ -4,7 +4,7 @@ import pytest
 from lakequeue.state import Limits
 from rules.steps import define, delivered, described, subscribe
 
-from .live_steps import LIMITS, LiveSteps
+from .twin_steps import LIMITS, TwinSteps
 
 FEW_LIVE = Limits(live_rows=64, segment_rows=16, due_rows=8)
 
@@ -14,7 +14,7 @@ FEW_LIVE = Limits(live_rows=64, segment_rows=16, due_rows=8)
 )
 def test_L11_delayed_messages_that_are_due_together_all_come(limits: Limits, messages: int) -> None:
     """Cold ones were read, and spilled again before it was their turn, for ever."""
-    steps = LiveSteps(limits=limits, checked=messages < 100)
+    steps = TwinSteps(limits=limits, checked=messages < 100)
     taker = subscribe("a", 1_000, acks="none")
     steps.run([define(max_per_subscription_backlog=1_000), taker])
     later = {"deliver_at": steps.now + 1_000}

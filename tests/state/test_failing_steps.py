@@ -13,7 +13,7 @@ from lakequeue.state.phases import admission, alerts, deadlines, delivery
 from lakequeue.state.queue.queue import Queue
 from rules.steps import REPLY, define, delivered, described, replies, subscribe
 
-from .live_steps import FailingSteps
+from .twin_steps import FailingSteps
 
 QUEUES = ("orders", "other")
 

@@ -8,13 +8,13 @@ from lakequeue.state.queue.ready import Ready
 from lakequeue.state.storage.row import Row
 from rules.steps import define, delivered, described, subscribe
 
-from .live_steps import LiveSteps
+from .twin_steps import TwinSteps
 
 
 def test_O4_the_next_of_a_key_goes_out_after_a_restart() -> None:
     """The one that waits may be read before the one that is under way; when that leaves, the other
     goes, though somebody looked for messages meanwhile."""
-    steps = LiveSteps(twins=1)
+    steps = TwinSteps(twins=1)
     steps.run([define(partition_key="/k", max_per_subscription_backlog=9), subscribe("a", 9)])
     steps.run(publishes=[("orders", b'{"k":1}')] * 2)
     steps.run([c.Cancel(queue="orders", subscription="a", ids="1", delay_ms=500)])
@@ -28,7 +28,7 @@ def test_O4_the_next_of_a_key_goes_out_after_a_restart() -> None:
 
 def test_O4_a_key_with_more_messages_than_may_be_live_holds_up_no_other() -> None:
     """The step ends, though all that may be live waits behind one message of its key."""
-    steps = LiveSteps(limits=Limits(live_rows=16, segment_rows=8))
+    steps = TwinSteps(limits=Limits(live_rows=16, segment_rows=8))
     steps.run([define(partition_key="/k", max_per_subscription_backlog=99), subscribe("a", 99)])
     steps.run(publishes=[("orders", b'{"k":1}')] * 100 + [("orders", b'{"k":2}')])
     steps.run(publishes=[("orders", b'{"k":3}')])
@@ -41,7 +41,7 @@ def test_O4_what_waits_for_its_key_and_what_is_behind_share_no_cold_page() -> No
     """Where more is delayed than may be live, what a step finds is spilled at its end: it must not
     be found again in the next one, for ever."""
     limits = Limits(live_rows=4, segment_rows=4, looks=4)
-    steps = LiveSteps(limits=limits, checked=False)
+    steps = TwinSteps(limits=limits, checked=False)
     steps.run([define(partition_key="/k", max_per_subscription_backlog=9)])
 
     def publish(keys: str, **options: Any) -> None:

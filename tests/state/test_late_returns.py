@@ -10,7 +10,7 @@ from lakequeue.protocol import commands as c
 from lakequeue.protocol.outputs import Deliveries
 from rules.steps import define, delivered, described, subscribe
 
-from .live_steps import LIMITS, LiveSteps
+from .twin_steps import LIMITS, TwinSteps
 
 N = 20
 WIDE = {"max_per_subscription_backlog": 100}
@@ -31,7 +31,7 @@ def of_late(ids: str) -> c.Returned:
 def test_L5_messages_that_came_back_by_themselves_have_an_attempt_less(
     limits: str, keys: dict[str, Any]
 ) -> None:
-    steps = LiveSteps(limits=LIMITS[limits], chance=0.3)
+    steps = TwinSteps(limits=LIMITS[limits], chance=0.3)
     steps.run([define(**WIDE, **keys), subscribe("gone")])
     out = steps.run(publishes=[("orders", b'{"n": %d}' % n) for n in range(N)])
     assert len(delivered(out)) == N
@@ -49,7 +49,7 @@ def test_O4_a_message_that_was_not_given_out_after_all_is_not_before_others_of_i
 ) -> None:
     """Of two messages of a key the one with the higher priority goes first, unless the other one is
     under way."""
-    steps = LiveSteps(limits=LIMITS[limits], chance=0.3)
+    steps = TwinSteps(limits=LIMITS[limits], chance=0.3)
     order = {"priority": "/p", "partition_key": "/k"}
     steps.run([define(**WIDE, **order), subscribe("gone")], [("orders", b'{"k":1,"p":1}')])
     steps.run([c.Unsubscribe(queue="orders", subscription="gone")])

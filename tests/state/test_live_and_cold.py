@@ -7,15 +7,15 @@ from lakequeue.protocol import commands as c
 from lakequeue.state import Limits
 from rules.steps import REPLY, define, delivered, described, replies, subscribe
 
-from .live_steps import LIMITS, LiveSteps
+from .twin_steps import LIMITS, TwinSteps
 
 ORDERED = [b'{"p":%d,"key":"%d"}' % (n * 7 % 4, n % 3) for n in range(24)]
 pytestmark = pytest.mark.usefixtures("small_active_sets")
 
 
-def steps_of(**definition: Any) -> LiveSteps:
+def steps_of(**definition: Any) -> TwinSteps:
     """Limits at which nearly everything is cold."""
-    steps = LiveSteps(limits=LIMITS["storage"])
+    steps = TwinSteps(limits=LIMITS["storage"])
     usual = {"max_per_subscription_backlog": 100, "dead_message_queue": "dead"}
     steps.run([define(**usual | definition), define("dead")])
     return steps
@@ -26,7 +26,7 @@ def active(depth: int) -> c.Define:
     return define(max_per_subscription_backlog=100, target_queue_depth=depth)
 
 
-def browsed(steps: LiveSteps, queue: str) -> list[int]:
+def browsed(steps: TwinSteps, queue: str) -> list[int]:
     (answer,) = replies(steps.run([c.Browse(queue=queue, limit=1_000, reply=REPLY)]))
     return [int(message["id"]) for message in answer.result]
 
@@ -114,7 +114,7 @@ def test_R5_an_active_set_goes_by_the_order_that_priorities_left() -> None:
 
 def test_R5_a_merge_that_ended_is_on_the_next_mark() -> None:
     """Also where nothing else happened in the step."""
-    steps = LiveSteps(limits=Limits(live_rows=4, segment_rows=2, merge_rows=1), chance=1, twins=2)
+    steps = TwinSteps(limits=Limits(live_rows=4, segment_rows=2, merge_rows=1), chance=1, twins=2)
     steps.run([define(priority="/n")])
     for n in range(60):
         steps.run(publishes=[("orders", b'{"n":%d}' % (m % 11)) for m in range(n, n + 21, 7)])

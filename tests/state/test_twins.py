@@ -16,7 +16,7 @@ from model.batches import Walk, random_batches, random_queues
 from model.walk import EXCLUSIVE
 from rules.steps import REPLY, subscribe
 
-from .live_steps import LIMITS, LiveSteps
+from .twin_steps import LIMITS, TwinSteps
 
 TIMES = int(os.environ.get("LAKEQUEUE_WALKS", "1"))
 MORE_CHANGES: tuple[dict[str, Any], ...] = (
@@ -33,14 +33,17 @@ SESSIONS = ("one", "two", "three")
 pytestmark = pytest.mark.usefixtures("small_active_sets")
 
 
-class LiveTrouble(Trouble):
-    """As every store is judged."""
+class TwinTrouble(Trouble):
+    """Trouble of several brokers that do the same."""
 
-    STEPS = LiveSteps
+    STEPS = TwinSteps
 
 
-class Havoc(LiveTrouble):
+class Havoc(TwinTrouble):
     """Whatever can be said to a single broker."""
+
+    CHANGES = MORE_CHANGES
+    EXCLUSIVE = (*EXCLUSIVE, "partition_key")
 
     def message(self) -> tuple[Any, ...]:
         r = self.random
@@ -87,15 +90,8 @@ class Havoc(LiveTrouble):
             transport_acks=r.random() < 0.4, priority=r.randrange(3),
         )  # fmt: skip
 
-    def redefine(self) -> Any:
-        change = dict(self.random.choice(MORE_CHANGES))
-        if any(change.get(key) for key in (*EXCLUSIVE, "partition_key")):
-            change = dict.fromkeys(EXCLUSIVE) | change
-        self.orders = {k: v for k, v in (self.orders | change).items() if v is not None}
-        return c.Define(definition=self.orders)
-
     def look(self) -> None:
-        """Twins look at one another; what a message's life is judges `LiveTrouble`."""
+        """Twins look at one another; what a message's life is judges `TwinTrouble`."""
 
 
 @pytest.mark.parametrize("name", LIMITS)
@@ -116,7 +112,7 @@ def test_R_twins_do_the_same_whatever_comes(name: str) -> None:
 @pytest.mark.parametrize("name", ["tiny", "storage"])
 def test_L_X_S_every_life_is_whole(name: str) -> None:
     for seed in range(TIMES):
-        trouble = LiveTrouble(seed, limits=LIMITS[name], chance=0.1)
+        trouble = TwinTrouble(seed, limits=LIMITS[name], chance=0.1)
         try:
             trouble.go(25, 20)
             trouble.drain()
@@ -135,7 +131,7 @@ class ColdWalk(Walk):
 
 def batches(name: str, seed: int, chance: float = 0.1) -> None:
     r = random.Random(seed)
-    steps = LiveSteps(limits=LIMITS[name], chance=chance, seed=seed, checked=seed % 4 == 0)
+    steps = TwinSteps(limits=LIMITS[name], chance=chance, seed=seed, checked=seed % 4 == 0)
     walk = ColdWalk(random_queues(r), steps)
     try:
         walk.go(random_batches(r, 14, 6, 8))

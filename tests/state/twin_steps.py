@@ -11,30 +11,20 @@ from itertools import zip_longest
 from typing import Any
 
 from lakequeue.protocol import wire
-from lakequeue.protocol.outputs import Deadline
 from lakequeue.replica.replica import put_aside
 from lakequeue.state import Batch, Broker, DictStore, Home, Limits, StepFailed, check, step
 from lakequeue.state.storage.row import NEVER
+from model.limits import BUDGETS, PAGES, SMALL_BUDGETS, SMALL_PAGES, TINY
 from rules.steps import Steps
 
 Pages = dict[str, bytes]
-STEPS_MAX = 5_000
-STORAGE: dict[str, Any] = {
-    "live_rows": 5, "memory_bytes": 150, "blocks_cached": 2, "segment_rows": 4,
-    "block_bytes": 100, "file_bytes": 300, "store_slack_bytes": 200, "merge_rows": 5,
-}  # fmt: skip
-BUDGETS: dict[str, Any] = {
-    "command_rows": 3, "bulk_rows": 3, "bulk_bytes": 200, "due_rows": 3, "due_names": 2,
-    "delivery_rows": 3, "delivery_bytes": 200, "again_rows": 3, "again_bytes": 100, "looks": 4,
-    "look_bytes": 200, "browse_rows": 100, "browse_bytes": 5_000, "browse_pages": 100,
-}  # fmt: skip
 ROWS = ("command_rows", "bulk_rows", "due_rows", "due_names", "delivery_rows", "again_rows")
 LEAST = {"live_rows": 2, "segment_rows": 1, "merge_rows": 1, "blocks_cached": 1, "looks": 1}
 LIMITS = {
-    "ones": Limits(**STORAGE | BUDGETS | dict.fromkeys(ROWS, 1) | LEAST),
-    "tiny": Limits(**STORAGE, **BUDGETS),
-    "budgets": Limits(**BUDGETS),
-    "storage": Limits(**STORAGE),  # the same order of events, from other pages
+    "ones": Limits(**PAGES | BUDGETS | dict.fromkeys(ROWS, 1) | LEAST),
+    "tiny": TINY,
+    "budgets": SMALL_BUDGETS,
+    "storage": SMALL_PAGES,
     "usual": Limits(),
 }
 
@@ -44,9 +34,9 @@ def differences(one: list[Any], other: list[Any]) -> list[Any]:
     return [(a, b) for a, b in zip_longest(one, other) if a != b]
 
 
-class LiveSteps(Steps):
-    """As `Steps`, on the core. chance: of a mark between two steps, at which one more broker
-    is loaded from what was written; twins: so many take the same steps at most."""
+class TwinSteps(Steps):
+    """As `Steps`, of several brokers that do the same. chance: of a mark between two steps, at
+    which one more broker is loaded from what was written; twins: so many at most."""
 
     def __init__(
         self, store: DictStore | None = None, limits: Limits | None = None, watch: Any = None,
@@ -62,19 +52,10 @@ class LiveSteps(Steps):
     def load(self, store: DictStore) -> Broker:
         return Broker.load(store, Home(), self.limits)
 
-    def run(self, commands: Any = (), publishes: Any = ()) -> list[Any]:
-        batch = Batch(self.command_records(commands), self.publish_records(publishes))
-        out: list[Any] = []
-        for _ in range(STEPS_MAX):
-            if self.random.random() < self.chance:
-                self.part()
-            said = self.one_step(batch)
-            out += said
-            deadline = [o.at for o in said if isinstance(o, Deadline)][-1]
-            if not 0 < deadline <= self.now:
-                return out
-            batch = Batch()
-        raise AssertionError(f"the engine is not idle after {STEPS_MAX} steps")
+    def step(self, batch: Batch) -> list[Any]:
+        if self.random.random() < self.chance:
+            self.part()
+        return self.one_step(batch)
 
     def one_step(self, batch: Batch) -> list[Any]:
         """A step of all twins; what the first one said."""
@@ -88,8 +69,6 @@ class LiveSteps(Steps):
         if self.checked:
             for one in self.brokers:
                 check(one)
-        if self.watch is not None:
-            self.watch(said[0])
         return said[0]
 
     def part(self) -> None:
@@ -138,7 +117,7 @@ class LiveSteps(Steps):
         self.part()
 
 
-class FailingSteps(LiveSteps):
+class FailingSteps(TwinSteps):
     """One broker, which goes back to its last mark when a step fails, as whoever drives it does.
     failures: what failed, one for each time that a step was thrown away."""
 
