@@ -87,6 +87,26 @@ class StoredRecord:
         return own + headers_list(self.row[5]) or None
 
 
+@dataclass(slots=True)
+class _Taker:
+    """A step that took a range. now: its time; topic_id: of the topic that it took it for, empty
+    where nobody knows; next_id: of the one that the broker read next under this name."""
+
+    now: int
+    topic_id: str
+    next_id: str = ""
+
+    def took(self, there: list[StoredRecord]) -> StoredRecord | None:
+        """Which of the records at one offset. Of those that do not say of which topic they are, or
+        where nobody knows it, the one that was there at this time."""
+        if self.topic_id:
+            of = {topic_id: [one for one in there if one.topic_id() == topic_id]
+                  for topic_id in (self.topic_id, "", self.next_id)}  # fmt: skip
+            there = of[self.topic_id] or of[""] or of[self.next_id]
+        by_then = (one for one in reversed(there) if one.row[1] <= self.now)
+        return next(by_then, (*there, None)[0])
+
+
 def steps_between(
     lake: duckdb.DuckDBPyConnection, broker: str, after: int, last: int
 ) -> Iterator[StepRecord]:
@@ -116,7 +136,8 @@ class FromTables:
     """What steps took, see `driver.Again`: for steps that follow each other.
 
     A topic that was deleted and made anew has two records at one offset. A step took the one of
-    the topic that it read. Where rows or steps do not say which that was (those of earlier
+    the topic that it read; that is the next topic, where the tables have none of this one: the
+    broker had not noticed yet. Where rows or steps do not say which that was (those of earlier
     versions), it took the one that was the newest by then.
 
     known: as of before the first step; then it is as of behind the last one.
@@ -130,10 +151,13 @@ class FromTables:
     ) -> None:
         known = {} if known is None else known
         spans: dict[Place, tuple[int, int]] = {}
-        # Time and topic id of the steps that took it, in their order.
-        self._taken: dict[Range, list[tuple[int, str]]] = {}
+        self._taken: dict[Range, list[_Taker]] = {}  # in their order
+        waiting: dict[Place, list[_Taker]] = {}  # for the next topic of this name
         for record in records:
-            known |= {(o.topic, o.partition): (o.at, o.topic_id) for o in record.opened}
+            for o in record.opened:
+                known[o.topic, o.partition] = o.at, o.topic_id
+                for taker in waiting.pop((o.topic, o.partition), ()):
+                    taker.next_id = o.topic_id
             for r in record.ranges:
                 place = r.topic, r.partition
                 first, last = spans.get(place, (r.first, r.last))
@@ -142,7 +166,9 @@ class FromTables:
                 if r.first < following:  # of another topic, untold
                     topic_id = ""
                 known[place] = r.last + 1, topic_id
-                self._taken.setdefault(r, []).append((record.now, topic_id))
+                taker = _Taker(record.now, topic_id)
+                self._taken.setdefault(r, []).append(taker)
+                waiting.setdefault(place, []).append(taker)
         self._found = {place: _read(lake, place, *span) for place, span in spans.items()}
         self._ends: dict[tuple[Place, str], int] = {}
         self._lake = lake
@@ -157,8 +183,8 @@ class FromTables:
 
     def records(self, r: Range) -> list[StoredRecord]:
         """The records of one range, for the step that is next to take it."""
-        there, (now, topic_id) = self._found[r.topic, r.partition], self._taken[r][0]
-        of_each = (_meant(there.get(at, []), now, topic_id) for at in r.offsets())
+        there, taker = self._found[r.topic, r.partition], self._taken[r][0]
+        of_each = (taker.took(there.get(at, [])) for at in r.offsets())
         found = [one for one in of_each if one is not None]
         if len(found) != r.count:
             raise Lost(
@@ -178,9 +204,10 @@ class FromTables:
         return records
 
     def _is_behind(self, r: Range) -> bool:
-        place, (now, topic_id) = (r.topic, r.partition), self._taken[r][-1]
-        if _meant(self._found[place].get(r.last, []), now, topic_id) is not None:
+        place, taker = (r.topic, r.partition), self._taken[r][-1]
+        if taker.took(self._found[place].get(r.last, [])) is not None:
             return False
+        topic_id = taker.topic_id
         if (place, topic_id) not in self._ends:
             self._ends[place, topic_id] = self._end(place, topic_id)
         return r.last > self._ends[place, topic_id]
@@ -222,15 +249,6 @@ def _read(
     for row in rows:
         found.setdefault(row[0], []).append(StoredRecord(place, row))
     return found
-
-
-def _meant(records: list[StoredRecord], now: int, topic_id: str) -> StoredRecord | None:
-    """Of the records at one offset the one of this topic; of those that do not say of which topic
-    they are, or where nobody knows it, the one that was there at this time."""
-    if topic_id:
-        own = [one for one in records if one.topic_id() == topic_id]
-        records = own or [one for one in records if not one.topic_id()]
-    return next((one for one in reversed(records) if one.row[1] <= now), (*records, None)[0])
 
 
 def _whole(items: list[Any]) -> _Row:

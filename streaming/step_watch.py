@@ -33,9 +33,7 @@ from .broker_query import RUNNING, BrokerQuery
 log = logging.getLogger("lakequeue.engine")
 
 LOOK_S = 5.0
-# A worker that begins on an executor that has just started, on a busy machine, needs half a minute
-# for its imports alone; who ends it then makes the machine busier.
-PROBE_S, STUCK_S = 10.0, 60.0
+PROBE_S, STUCK_S = 10.0, 30.0
 # One that hangs again soon is given longer each time: it may be slow, and no start mends that.
 STUCK_S_MAX, FORGET_S = 480.0, 900.0
 NOTHING, PROBE, IS_STUCK = "", "probe", "stuck"
@@ -129,7 +127,7 @@ class StepWatch(threading.Thread):
 
     def _say(self, broker: BrokerQuery) -> None:
         why = (
-            "it has taken no step for a minute or longer, though it was told something; the "
+            "it has taken no step for half a minute or longer, though it was told something; the "
             "stacks of its worker stand in the log of Spark"
         )
         log.error(

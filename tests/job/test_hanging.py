@@ -20,7 +20,7 @@ from lakequeue.streaming import EmbeddedKafka
 pytestmark = pytest.mark.job
 
 SEED = 31
-HANGS_S_MAX = 180.0  # 60 s, a look, its end, and a start
+HANGS_S_MAX = 150.0  # 30 s, a look, its end, and a start
 CONFIG = "queues:\n  - {name: orders, message_type: text, max_per_subscription_backlog: 50}\n"
 
 

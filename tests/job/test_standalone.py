@@ -123,13 +123,20 @@ def an_executor_leaves(
 ) -> None:
     """It is decommissioned: batches that run there end, the next ones begin on the other, and no
     query fails."""
-    failed = engine.log.read_text().count("is started again")
+
+    def failures() -> int:
+        """But those of a worker that takes half a minute to begin elsewhere, on a busy machine: it
+        is said to hang."""
+        ends = [e for e in engine.log.read_text().splitlines() if "is started again" in e]
+        return len([end for end in ends if "has taken no step" not in end])
+
+    failed = failures()
     leaves = executor_of(workers(cluster.family())[BROKERS[0]], cluster.executors())
     leaves.send_signal(signal.SIGPWR)
     until(lambda: gone(leaves), 60, "it has left")
     for traffic in running.values():
         traffic.goes_on(120, 60)
-    assert engine.log.read_text().count("is started again") == failed
+    assert failures() == failed
 
 
 def an_executor(cluster: Standalone) -> tuple[list[str], psutil.Process, psutil.Process]:

@@ -108,6 +108,24 @@ def test_R1_a_record_of_another_topic_is_not_taken_for_one_that_is_missing() -> 
         FromTables(lake, [record], {PLACE: (0, "A")}).take(ranges)
 
 
+def test_R1_a_step_took_what_the_next_topic_has_before_the_broker_noticed() -> None:
+    """A longer one was made at once under the same name: its last records are read twice."""
+    lake = duckdb.connect()
+    lake.execute("SET TimeZone = 'UTC'")
+    rows = [row | {"topic_id": "B"} for at in range(4) for row in message_rows(message(at))]
+    lake.register("messages", pa.Table.from_pylist(rows, MESSAGES))
+    taken = [to_batch({PLACE: [message(at) for at in run]}).ranges for run in ((2, 3), range(4))]
+    opened = (), (Opened(*PLACE, 0, "B"),)
+    records = [
+        StepRecord(FORMAT, n + 1, 2_000, 0, 0, 0, "code", taken[n], opened=opened[n])
+        for n in range(2)
+    ]
+    inputs = FromTables(lake, records, {PLACE: (2, "A")})
+    assert inputs.until_the_end(records) == records
+    found = [inputs.take(ranges).publishes.offsets for ranges in taken]
+    assert found == [[2, 3], [0, 1, 2, 3]]
+
+
 def test_R1_what_the_tables_have_of_an_earlier_topic_is_not_their_end() -> None:
     """The rows of the topic that was made anew are still to come."""
     lake = duckdb.connect()
