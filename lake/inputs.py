@@ -7,7 +7,7 @@ them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
@@ -31,6 +31,10 @@ FROM steps
 WHERE broker = $broker AND step > $after AND step <= $last
 -- A step that failed has a second record, and that one counts.
 QUALIFY row_number() OVER (PARTITION BY step ORDER BY "offset" DESC) = 1 ORDER BY step
+"""
+_OPENED = """
+SELECT step, opened FROM (SELECT step, broker, {opened} AS opened FROM steps)
+WHERE broker = $broker AND step > $after AND opened IS NOT NULL ORDER BY step
 """
 _MESSAGES = """
 SELECT "offset", epoch_ms(time), key, payload, lq, headers, {topic_id} FROM messages
@@ -126,6 +130,15 @@ def steps_between(
         yield _live(live).added_to(record) if live else record
 
 
+def opened_behind(
+    lake: duckdb.DuckDBPyConnection, broker: str, step: int
+) -> list[tuple[int, Opened]]:
+    """Which topics a broker read anew behind a step, and the step of each."""
+    newer = _newer(lake, "steps", "opened")
+    rows = lake.execute(_OPENED.format(**newer), {"broker": broker, "after": step}).fetchall()
+    return [(at, one) for at, opened in rows for one in _opened(opened)]
+
+
 def _newer(lake: duckdb.DuckDBPyConnection, table: str, *names: str) -> dict[str, str]:
     """Columns that a table of an earlier version lacks, for a query."""
     columns = [name for name, *_ in lake.execute(f"SELECT * FROM {table} LIMIT 0").description]
@@ -140,7 +153,8 @@ class FromTables:
     broker had not noticed yet. Where rows or steps do not say which that was (those of earlier
     versions), it took the one that was the newest by then.
 
-    known: as of before the first step; then it is as of behind the last one.
+    known: as of before the first step; then it is as of behind the last one. later: which topics
+    the broker read anew behind the last step.
     """
 
     def __init__(
@@ -148,6 +162,7 @@ class FromTables:
         lake: duckdb.DuckDBPyConnection,
         records: list[StepRecord],
         known: Known | None = None,
+        later: Iterable[Opened] = (),
     ) -> None:
         known = {} if known is None else known
         spans: dict[Place, tuple[int, int]] = {}
@@ -156,8 +171,7 @@ class FromTables:
         for record in records:
             for o in record.opened:
                 known[o.topic, o.partition] = o.at, o.topic_id
-                for taker in waiting.pop((o.topic, o.partition), ()):
-                    taker.next_id = o.topic_id
+                _tell_next(waiting, o)
             for r in record.ranges:
                 place = r.topic, r.partition
                 first, last = spans.get(place, (r.first, r.last))
@@ -169,6 +183,8 @@ class FromTables:
                 taker = _Taker(record.now, topic_id)
                 self._taken.setdefault(r, []).append(taker)
                 waiting.setdefault(place, []).append(taker)
+        for o in later:
+            _tell_next(waiting, o)
         self._found = {place: _read(lake, place, *span) for place, span in spans.items()}
         self._ends: dict[tuple[Place, str], int] = {}
         self._lake = lake
@@ -224,6 +240,11 @@ class FromTables:
     def close(self) -> None:
         """Let go of everything."""
         self._found.clear()
+
+
+def _tell_next(waiting: dict[Place, list[_Taker]], opened: Opened) -> None:
+    for taker in waiting.pop((opened.topic, opened.partition), ()):
+        taker.next_id = opened.topic_id
 
 
 def _table(topic: str) -> str:

@@ -29,7 +29,7 @@ from ..protocol.wire import WireRecord
 from ..replica.driver import Refused, Snapshot
 from ..state import DictStore, Home
 from . import past_replica
-from .inputs import TOGETHER, FromTables, StoredRecord, steps_between
+from .inputs import TOGETHER, FromTables, StoredRecord, opened_behind, steps_between
 from .named_payloads import Named, blocks_of
 from .opening import WHEN_WRITTEN, NoLake
 from .past_replica import Ear, Steps
@@ -248,6 +248,7 @@ def _replay(lake: duckdb.DuckDBPyConnection, moment: Moment, target: int, exactl
     steps = Steps(moment.home, moment.store, moment.own, ear, moment.now)
     ids = {(topic, partition): topic_id for topic, partition, topic_id in moment.own.ids}
     known = {(t, p): (at, ids.get((t, p), "")) for t, p, at in moment.own.offsets}
+    opened = opened_behind(lake, moment.broker, moment.step)
     for after in range(moment.step, target, TOGETHER):
         last = min(after + TOGETHER, target)
         records = list(steps_between(lake, moment.broker, after, last))
@@ -258,7 +259,8 @@ def _replay(lake: duckdb.DuckDBPyConnection, moment: Moment, target: int, exactl
                 f"{moment.snapshot:,} cannot be made again"
             )
         _require_own(moment, records)
-        inputs = FromTables(lake, records, known)
+        later = [one for step, one in opened if step > last]
+        inputs = FromTables(lake, records, known, later)
         there = records if exactly else inputs.until_the_end(records)
         _checked(steps, there, inputs)
         if there:  # the last one's outputs were not yet in Kafka as it was logged, so it speaks

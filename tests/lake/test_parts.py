@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from lake.history import message_rows
 from lake.on_files import MESSAGES
-from lakequeue.lake.inputs import FromTables, Known, Lost, steps_between
+from lakequeue.lake.inputs import FromTables, Known, Lost, opened_behind, steps_between
 from lakequeue.protocol import steplog
 from lakequeue.protocol.steplog import FORMAT, Opened, Range, StepRecord, parts_of
 from lakequeue.sinks.history import STEP_ROWS, step_row
@@ -124,6 +124,14 @@ def test_R1_a_step_took_what_the_next_topic_has_before_the_broker_noticed() -> N
     assert inputs.until_the_end(records) == records
     found = [inputs.take(ranges).publishes.offsets for ranges in taken]
     assert found == [[2, 3], [0, 1, 2, 3]]
+    when = datetime(2026, 1, 1, tzinfo=UTC)
+    steps = [step_row("b.steps", n, when, steplog.encode(r)) for n, r in enumerate(records)]
+    lake.register("steps", pa.Table.from_pylist(steps, STEP_ROWS))
+    assert opened_behind(lake, "b", 2) == []
+    [(at, one)] = opened_behind(lake, "b", 1)
+    assert (at, one) == (2, opened[1][0])
+    to_the_first = FromTables(lake, records[:1], {PLACE: (2, "A")}, [one])
+    assert to_the_first.take(taken[0]).publishes.offsets == [2, 3]
 
 
 def test_R1_what_the_tables_have_of_an_earlier_topic_is_not_their_end() -> None:
