@@ -49,6 +49,7 @@ ENDLESS_S, COMMAND_S, START_S, TABLES_S, STEPS_S = 8, 90, 180, 60, 120
 ALL = [printed for page in PAGES for printed in commands(page)]
 HERE = [p for p in ALL if not any(re.search(e, p.text) for e in ELSEWHERE)]
 SQL_PAGE, TRAVEL_PAGE = "docs/how-to/sql.md", "docs/how-to/travel.md"
+TRACE_PAGE = "docs/how-to/trace-a-message.md"
 FIRST, LAST = "docs/quickstart.md", TRAVEL_PAGE  # steps are in the tables after a minute
 IN_PAGES = sorted({p.page for p in HERE}, key=lambda page: (page != FIRST, page == LAST, page))
 TABLES_PAGE = ROOT / "docs" / "reference" / "delta-tables.md"
@@ -170,7 +171,7 @@ def ours(line: str) -> bool:
 @pytest.mark.parametrize("page", IN_PAGES)
 def test_commands_run_as_printed(place: Place, page: str) -> None:
     good(place.run("for n in 1 2 3; do echo '{\"price\": 12}'; done | lakequeue publish orders"))
-    if page == SQL_PAGE:
+    if page in (SQL_PAGE, TRACE_PAGE):
         wait_for_events(place, {"spooled"}, "1")
     if page == TRAVEL_PAGE:
         wait_for_steps(place)
@@ -209,7 +210,8 @@ def test_snippets_run_as_printed(place: Place, page: str, text: str) -> None:
 @pytest.mark.job
 def test_a_spark_job_reads_and_writes_as_printed(place: Place) -> None:
     good(place.run("echo '{\"price\": 12}' | lakequeue publish orders"))
-    printed = dict(fenced(ROOT / "docs" / "how-to" / "spark-jobs.md"))
+    pages = ("spark-jobs.md", "write-from-spark.md")
+    printed = dict(part for page in pages for part in fenced(ROOT / "docs" / "how-to" / page))
     frame = "rows = spark.sql(\"SELECT 'ann' AS customer, 5 AS price\")\n"
     stop = "spark.stop()\n"
     code = printed["python job"].replace(stop, frame + printed["python rows"] + stop)

@@ -134,7 +134,7 @@ def test_columns_of_the_views(table: Table) -> None:
         create_views(empty.execute, "duckdb")
         found = {name: [c[0] for c in empty.execute(f"FROM {name}").description] for name in VIEWS}
     shown = {name: re.findall("`(.*?)`", row[-1]) for name, row in
-             table("how-to/sql.md", "views").items()}  # fmt: skip
+             table("reference/delta-tables.md", "views").items()}  # fmt: skip
     assert shown == found
 
 

@@ -1,4 +1,4 @@
-"""The commands of `docs/how-to/keep.md`, run as they are printed, on a real Kafka and Spark."""
+"""The commands of `docs/how-to/keep.md` and `back-up.md`, run as printed, on a real Kafka and Spark."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from kafka.admin import ConfigResource, ConfigResourceType
 from lakequeue.streaming.kafka_broker import EmbeddedKafka
 from lakequeue.streaming.topics_admin import MESSAGE_BYTES_MAX, ensure_topics
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "how-to" / "keep.md"
+HOW_TO = Path(__file__).resolve().parents[2] / "docs" / "how-to"
 QUEUES = """
 queues:
   - {name: orders, message_type: json, max_per_subscription_backlog: 10}
@@ -41,8 +41,9 @@ def shell(code: str, cwd: Path | None = None) -> None:
 
 
 def command(start: str) -> str:
-    """The one command of the page that begins so."""
-    found = set(re.findall(rf"(?<![\w-]){re.escape(start)} [^`\n]+", PAGE.read_text()))
+    """The one command of the page about backups that begins so."""
+    page = (HOW_TO / "back-up.md").read_text()
+    found = set(re.findall(rf"(?<![\w-]){re.escape(start)} [^`\n]+", page))
     assert len(found) == 1, found
     return found.pop()
 
@@ -112,7 +113,8 @@ def test_backup_restore_and_another_disk(tmp_path: Path) -> None:
 def test_the_retention_of_the_page(kafka: EmbeddedKafka) -> None:
     """It is set, and what the engine set when it made the topic stays."""
     ensure_topics(kafka.bootstrap_servers, ["default"], [])
-    found = re.search(r"^```sh kafka\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    page = (HOW_TO / "keep.md").read_text()
+    found = re.search(r"^```sh kafka\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
     assert found
     code = found[1].replace("127.0.0.1:9092", kafka.bootstrap_servers)
     shell(code)
