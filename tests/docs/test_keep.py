@@ -1,4 +1,4 @@
-"""The commands of `docs/how-to/keep.md` and `back-up.md`, run as printed, on a real Kafka and Spark."""
+"""The commands of `keep.md` and `back-up.md` in `docs/how-to`, run on a real Kafka and Spark."""
 
 from __future__ import annotations
 
