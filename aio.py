@@ -1,9 +1,9 @@
-"""`lakequeue.aio`: the client for asyncio. See `lakequeue.client.awaited`."""
+"""`lakequeue.aio`: the client for asyncio. See `lakequeue.client.asyncio_client`."""
 
-from .client.awaited import AsyncAdmin as Admin
-from .client.awaited import AsyncConnection as Connection
-from .client.awaited import AsyncConsumer as Consumer
-from .client.awaited import AsyncProducer as Producer
-from .client.awaited import connect
+from .client.asyncio_client import AsyncAdmin as Admin
+from .client.asyncio_client import AsyncConnection as Connection
+from .client.asyncio_client import AsyncConsumer as Consumer
+from .client.asyncio_client import AsyncProducer as Producer
+from .client.asyncio_client import connect
 
 __all__ = ["Admin", "Connection", "Consumer", "Producer", "connect"]

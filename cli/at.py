@@ -10,7 +10,7 @@ import click
 
 from ..client.values import time_ms
 from ..lake import past
-from ..lake.looks import admin_of
+from ..lake.queries_at import admin_of
 from ..monitor.describing import explained
 from ..protocol.bounds import datetime_of
 from ..protocol.errors import ConfigError

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from ..monitor.words import bridge_waits
+from ..monitor.formatting import bridge_waits
 from .common import (
     cell,
     connect,

@@ -69,12 +69,12 @@ def monitor(
     with stop_on_signals() as stop:  # also while it starts
         parts = _imported()
         try:
-            doors = parts.Doors(_token(token_file), admin, host)
+            auth = parts.Auth(_token(token_file), admin, host)
         except ValueError as error:
             raise click.UsageError(str(error)) from error
-        sight = parts.Sight(opener(find_url(url, home), vpn))
+        vpn_monitor = parts.VpnMonitor(opener(find_url(url, home), vpn))
         place = None if url else nearest_home(home)
-        page = parts.Page({vpn: sight}, doors, _life(place), _figures(metrics, place))
+        page = parts.Page({vpn: vpn_monitor}, auth, _life(place), _figures(metrics, place))
         try:
             server = parts.PageServer(parts.make_app(page), host, port)
         except OSError as error:
@@ -85,11 +85,11 @@ def monitor(
             say_json({"event": "ready", "address": server.address})
         else:
             click.echo(f"{server.address}  (Ctrl-C ends it)")
-        if problem := sight.look().problem:  # it may come later: the page says so too
+        if problem := vpn_monitor.look().problem:  # it may come later: the page says so too
             note(problem)
         stop.wait()
         server.stop()
-        sight.close()
+        vpn_monitor.close()
 
 
 def page_of(engine: Engine, port: int) -> PageServer | None:
@@ -107,9 +107,9 @@ def page_of(engine: Engine, port: int) -> PageServer | None:
     configuration = engine.configuration
     vpns = {*configuration.vpns, *(queue.vpn for queue in configuration.queues)}
     first = sorted(vpns, key=lambda vpn: (vpn != "default", vpn))
-    sights = {vpn: parts.Sight(opener(address, vpn)) for vpn in first}
+    vpn_monitors = {vpn: parts.VpnMonitor(opener(address, vpn)) for vpn in first}
     figures = EngineFigures(lambda: generate_latest(engine.metrics.registry).decode())
-    page = parts.Page(sights, parts.Doors(), _life(engine.home), figures)
+    page = parts.Page(vpn_monitors, parts.Auth(), _life(engine.home), figures)
     return parts.PageServer(parts.make_app(page), "127.0.0.1", port)
 
 
@@ -127,12 +127,12 @@ class _Parts:
     """What the page is made of."""
 
     def __init__(self) -> None:
-        from ..monitor.doors import Doors
+        from ..monitor.auth import Auth
         from ..monitor.server import PageServer
-        from ..monitor.sight import Sight
+        from ..monitor.snapshot import VpnMonitor
         from ..monitor.web import Page, make_app
 
-        self.Doors, self.PageServer, self.Sight = Doors, PageServer, Sight
+        self.Auth, self.PageServer, self.VpnMonitor = Auth, PageServer, VpnMonitor
         self.Page, self.make_app = Page, make_app
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..monitor.describing import described
-from ..monitor.words import size
+from ..monitor.formatting import size
 from .common import (
     cell,
     connect,

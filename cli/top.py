@@ -18,7 +18,7 @@ from .monitor import opener
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from ..monitor.sight import Sight
+    from ..monitor.snapshot import VpnMonitor
 
 KEYS = {
     "\x1b[A": "up", "\x1b[B": "down", "\x1b[C": "right", "\x1b[D": "left", "\x1bOA": "up",
@@ -44,18 +44,20 @@ def top(every: float, url: str | None, home: Path | None, vpn: str) -> None:
       lakequeue top
       ssh -t host lakequeue top --home /var/lib/lakequeue
     """
-    from ..monitor.sight import Sight
+    from ..monitor.snapshot import VpnMonitor
 
     screen = console()
     if not screen.is_terminal or not sys.stdin.isatty():
         raise click.UsageError("top needs a terminal; `lakequeue queues --json` is for programs")
-    sight = Sight(opener(find_url(url, home), vpn), every)
+    vpn_monitor = VpnMonitor(opener(find_url(url, home), vpn), every)
     with stop_on_signals() as stop, keyboard(sys.stdin.fileno()) as key:
-        show(sight, screen, lambda wait_s: "q" if stop.is_set() else key(wait_s), every)
-    sight.close()
+        show(vpn_monitor, screen, lambda wait_s: "q" if stop.is_set() else key(wait_s), every)
+    vpn_monitor.close()
 
 
-def show(sight: Sight, screen: Console, key: Callable[[float], str], every: float) -> None:
+def show(
+    vpn_monitor: VpnMonitor, screen: Console, key: Callable[[float], str], every: float
+) -> None:
     """Until a key ends it. key: waits so long for one; empty when none came."""
     from rich.live import Live
 
@@ -64,9 +66,9 @@ def show(sight: Sight, screen: Console, key: Callable[[float], str], every: floa
     view = terminal.Screen()
     with Live(console=screen, auto_refresh=False, screen=True) as live:
         while not view.over:
-            live.update(terminal.screen(sight, view, screen.size.height), refresh=True)
+            live.update(terminal.screen(vpn_monitor, view, screen.size.height), refresh=True)
             if given := key(every):
-                view = terminal.pressed(view, given, sight.look())
+                view = terminal.pressed(view, given, vpn_monitor.look())
 
 
 @contextlib.contextmanager

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from ..monitor.words import size
+from ..monitor.formatting import size
 from .common import (
     connect,
     connection_options,

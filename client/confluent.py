@@ -21,7 +21,6 @@ from ..protocol.errors import NotConnected
 from ..protocol.kafka_headers import headers_of
 from ..protocol.kafka_settings import kafka_settings
 from . import kafka_bounds as bounds
-from .handing_over import HandingOver
 from .kafka_base import (
     LOGGER,
     KafkaTransport,
@@ -31,6 +30,7 @@ from .kafka_base import (
     reach,
     refused,
 )
+from .producer_buffer import ProducerBuffer
 from .transport import Acked, Headers, Record
 
 _T = TypeVar("_T")
@@ -86,7 +86,7 @@ class ConfluentTransport(KafkaTransport):
                 "linger.ms": bounds.LINGER_MS,
                 "compression.type": "none",  # every client can read it, kafka-python too
                 "message.max.bytes": bounds.MESSAGE_BYTES_MAX,
-                # `HandingOver` counts; these bound less than that could ever give.
+                # `ProducerBuffer` counts; these bound less than that could ever give.
                 "queue.buffering.max.messages": 2 * bounds.BUFFER_RECORDS_MAX,
                 "queue.buffering.max.kbytes": 2 * bounds.BUFFER_BYTES_MAX // 1024,
                 # No record is given up while Kafka is away: the buffer is the bound, not time.
@@ -96,7 +96,7 @@ class ConfluentTransport(KafkaTransport):
             },
             logger=_log,
         )
-        self._over = HandingOver(self._producer, _weakly(self._lost))
+        self._over = ProducerBuffer(self._producer, _weakly(self._lost))
         self._consumer: Consumer | None = None
         self._admin: AdminClient | None = None
         # Only `poll` uses these: the next offset of each partition, and the watch over it.

@@ -11,9 +11,9 @@ from typing import Any
 from ..protocol import ConfigError, LakequeueError, commands
 from ..protocol.signing import Credentials
 from .admin import Admin
-from .asked_again import AskedAgain
 from .consumer import Consumer
 from .producer import Producer
+from .replay import ConsumerReplay
 from .runner import Runner
 from .session import Session
 from .spans import Spans
@@ -54,11 +54,13 @@ class Connection(Session):
 
         replay_from: what came for the queue since then and is not in it any more comes once more
         (R4): a time, a message id, or `epoch`; replay_home: as `home` of `Admin.replay`, which says
-        what is raised. See `asked_again`.
+        what is raised. See `replay`.
         """
         self.check_open()
         asked = (
-            AskedAgain(self, queue, replay_from, replay_home) if replay_from is not None else None
+            ConsumerReplay(self, queue, replay_from, replay_home)
+            if replay_from is not None
+            else None
         )
         consumer = Consumer(self, queue, **options)
         if asked is not None:

@@ -21,13 +21,13 @@ from ..protocol.ids import format_parts, format_ranges
 from .acking import ack_rule
 from .arrivals import WINDOW_PERCENT, FlowArrivals
 from .binding import Binding, Wanted
+from .broker_requests import NAME_MAX
 from .message import Message
 from .prefetch import Prefetch
 from .renewal import LIMIT, Leases
 from .serving import Serving
 from .session import Session
 from .settling import Settling
-from .speaking import NAME_MAX
 from .transport import Record
 from .values import function_of, text_of, truth, wait_s, whole
 

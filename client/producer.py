@@ -1,7 +1,7 @@
 """Producers: send messages and know what became of them (P1–P7).
 
 How messages travel is said in `gathering`, what their headers say in `headers`, what happens until
-the engine has answered in `unanswered`.
+the engine has answered in `window`.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from uuid import uuid4
 import msgspec
 
 from ..protocol import ConfigError, NotConnected, Reason, Rejected, Timeout, WindowFull
-from .following import Following
+from .broker_channel import BrokerChannel
 from .gathering import RUN_BYTES
 from .headers import HeaderOptions, Templates
-from .outgoing import Outgoing
+from .moved_messages import MovedMessages
 from .pending import Pending, Receipt, settle
 from .publish_options import (
     check_outlived,
@@ -102,23 +102,23 @@ class Producer:
             "delta" if to_delta else "checkpoint", self._start,
         )  # fmt: skip
         self._pub_ack_s = pub_ack_s
-        self._ways: dict[int, Outgoing] = {}  # by the broker's number
-        self._following = Following(self._ways, self._way, session.broker_of)
-        self._way(session.number)
+        self._channels: dict[int, BrokerChannel] = {}  # by the broker's number
+        self._moved_messages = MovedMessages(self._channels, self._channel, session.broker_of)
+        self._channel(session.number)
         session.attach_producer(self.producer_id, self)
 
-    def _way(self, broker: int) -> Outgoing:
-        """The way to a broker; made when something is sent there first."""
-        way = self._ways.get(broker)
-        if way is None:
+    def _channel(self, broker: int) -> BrokerChannel:
+        """The channel to a broker; made when something is sent there first."""
+        channel = self._channels.get(broker)
+        if channel is None:
             with self._lock:
-                way = self._ways.get(broker)
-                if way is None:
-                    way = self._ways[broker] = Outgoing(
+                channel = self._channels.get(broker)
+                if channel is None:
+                    channel = self._channels[broker] = BrokerChannel(
                         self._session, self.producer_id, broker, self._lock,
                         self._first_sequence, self._pub_ack_s, self._window,
                     )  # fmt: skip
-        return way
+        return channel
 
     # ------------------------------------------------------------ sending
 
@@ -164,11 +164,11 @@ class Producer:
         """What is known of a sent message by now; without a message id while it is on its way.
         Should it be refused, `flush` raises that."""
         with self._lock:
-            if self._following.keep_for_flush(sent):
+            if self._moved_messages.keep_for_flush(sent):
                 return Receipt(sent.seq, None)
-            for way in self._ways.values():
-                if way.unanswered.keep_for_flush(sent):
-                    return Receipt(way.unanswered.base + sent.seq, None)
+            for channel in self._channels.values():
+                if channel.window.keep_for_flush(sent):
+                    return Receipt(channel.window.base + sent.seq, None)
         return sent.result()
 
     def send_async(
@@ -206,31 +206,31 @@ class Producer:
             truth(ack_immediately, "ack_immediately")
         # From here on nothing that was given can be wrong.
         number = self._session.broker_of(to)
-        way = self._way(number)
-        if persistent and self._in_window(way, to) >= self._window:
-            self._wait_for_room(way, to)
+        channel = self._channel(number)
+        if persistent and self._in_window(channel, to) >= self._window:
+            self._wait_for_room(channel, to)
         if self._session.spans is not None:
             own = headers_of(self._session.spans.published(to, headers))
         with self._lock:
-            if len(self._ways) > 1:
-                self._following.goes_to(to, number)
-            if persistent and self._following.holds(to) is not None:
+            if len(self._channels) > 1:
+                self._moved_messages.goes_to(to, number)
+            if persistent and self._moved_messages.holds(to) is not None:
                 sent = Pending(
                     self._session.changed, 0, (data, record_key, own, template), time.monotonic()
                 )
                 sent.to = to
-                self._following.behind(sent)
+                self._moved_messages.behind(sent)
                 return sent
-            sent = way.number(data, record_key, own, template, persistent, to)
+            sent = channel.number(data, record_key, own, template, persistent, to)
             if not persistent:
                 settle(sent, 0)
             if record_key is None and own is None and len(data) < RUN_BYTES:
-                way.sends.add(sent.seq, data, sent.record[-1])
+                channel.sends.add(sent.seq, data, sent.record[-1])
                 if ack_immediately:
-                    way.sends.send()
+                    channel.sends.send()
             else:
-                way.sends.send()
-                self._send_alone(way, sent)
+                channel.sends.send()
+                self._send_alone(channel, sent)
         return sent
 
     def _options(
@@ -265,30 +265,30 @@ class Producer:
                 return options._replace(delay_ms=at - now_ms)
         return options._replace(at=at)
 
-    def _send_alone(self, way: Outgoing, sent: Pending) -> None:
+    def _send_alone(self, channel: BrokerChannel, sent: Pending) -> None:
         """Send it as a record of its own. What Kafka's library does not take, as it is too large,
         was not sent."""
         try:
-            way.sends.alone(sent.seq, *sent.record)
+            channel.sends.alone(sent.seq, *sent.record)
         except Rejected:
-            way.take_back(sent)
+            channel.take_back(sent)
             raise
 
     def send_gathered(self) -> None:
         """Send what was gathered while something else was on its way."""
         with self._lock:
-            for way in self._ways.values():
-                way.sends.send()
+            for channel in self._channels.values():
+                channel.sends.send()
 
-    def _in_window(self, way: Outgoing, destination: str) -> int:
+    def _in_window(self, channel: BrokerChannel, destination: str) -> int:
         """How many messages on this way are without an answer, with those that wait to go on it."""
-        return len(way.unanswered) + (self._following.holds(destination) or 0)
+        return len(channel.window) + (self._moved_messages.holds(destination) or 0)
 
-    def _wait_for_room(self, way: Outgoing, destination: str) -> None:
+    def _wait_for_room(self, channel: BrokerChannel, destination: str) -> None:
         self.send_gathered()
 
         def room() -> bool:
-            return self._closed or self._in_window(way, destination) < self._window
+            return self._closed or self._in_window(channel, destination) < self._window
 
         if self._raises_when_full and not self._session.wait(room, 0):
             raise WindowFull(
@@ -318,20 +318,20 @@ class Producer:
             if self._closed or not self._session.is_open:
                 raise self._session.closed(f"closed with {left} messages without an answer")
             raise Timeout(f"{left} messages without an answer after {timeout} s")
-        for way in list(self._ways.values()):
-            way.unanswered.raise_refused()
+        for channel in list(self._channels.values()):
+            channel.window.raise_refused()
 
     def _waiting(self) -> int:
         """How many messages are without an answer."""
-        waiting = sum(len(way.unanswered) for way in list(self._ways.values()))
-        return waiting + len(self._following)
+        waiting = sum(len(channel.window) for channel in list(self._channels.values()))
+        return waiting + len(self._moved_messages)
 
     def unacknowledged(self) -> list[bytes]:
         """Payloads of messages that are not known to be stored, for each broker in order of
         sending: without an answer, or refused when nobody could be told (P6)."""
         with self._lock:
-            sent = [p for way in self._ways.values() for p in way.unanswered.payloads()]
-            return sent + self._following.payloads()
+            sent = [p for channel in self._channels.values() for p in channel.window.payloads()]
+            return sent + self._moved_messages.payloads()
 
     def close(self, timeout: float = 30.0) -> None:
         """Flush and close; messages still without an answer raise Timeout."""
@@ -344,9 +344,9 @@ class Producer:
         finally:
             self._closed = True
             self._session.detach_producer(self.producer_id, self)
-            for way in list(self._ways.values()):
-                way.unanswered.give_up()
-            for sent in self._following.take_all():
+            for channel in list(self._channels.values()):
+                channel.window.give_up()
+            for sent in self._moved_messages.take_all():
                 settle(sent, 0, NotConnected("closed before the engine answered"))
             self._session.wake()
 
@@ -367,31 +367,31 @@ class Producer:
     def on_receipt(self, value: Answer) -> None:
         """An answer of the engine."""
         number = value.get("broker", 0)
-        way = self._ways.get(number)
-        if way is None or value.get("start", "") != self._start:
+        channel = self._channels.get(number)
+        if channel is None or value.get("start", "") != self._start:
             return
         for nack in value["nacks"]:
             if nack["reason"] == Reason.SUPERSEDED:
                 self._superseded = nack["detail"]
 
         def moved(sent: Pending | None, untold: bool, nack: dict[str, Any]) -> None:
-            way.note_moved(nack["queue"], nack["seq"])
+            channel.note_moved(nack["queue"], nack["seq"])
             if sent is not None:
                 self._session.learn(nack["queue"], msgspec.json.decode(nack["detail"]))
-                self._following.refused(number, sent, untold)
+                self._moved_messages.refused(number, sent, untold)
 
-        way.unanswered.on_receipt(value, moved)
-        if len(self._following):
+        channel.window.on_receipt(value, moved)
+        if len(self._moved_messages):
             with self._lock:
-                self._following.go_on()
+                self._moved_messages.go_on()
 
     def retransmit(self, now_s: float) -> None:
         """Send again what waits too long (P2)."""
-        for way in list(self._ways.values()):
-            way.unanswered.retransmit(now_s)
-        if len(self._following):
+        for channel in list(self._channels.values()):
+            channel.window.retransmit(now_s)
+        if len(self._moved_messages):
             with self._lock:
-                self._following.go_on()
+                self._moved_messages.go_on()
 
     def forked(self) -> None:
         """Closed: this is a forked child."""

@@ -2,7 +2,7 @@
 
 One inbox, shared by replies and deliveries, one partition of the receipts, one name whose
 heartbeats keep the subscriptions alive (C3). Consumers and producers are known here only as those
-who listen: to a subscription's deliveries, to a producer's receipts. How it speaks: `speaking`.
+who listen: to a subscription's deliveries, to a producer's receipts. How it sends requests: `broker_requests`.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from ..protocol.errors import Moved
 from ..protocol.every import do_every
 from ..protocol.signing import Credentials
 from ..protocol.wire import FRAMING
+from .broker_requests import Answer, BrokerRequests
 from .runner import Runner
-from .speaking import Answer, Speaking
 from .transport import Record, Transport
 
 __all__ = ["Answer", "Consuming", "Producing", "Session"]
@@ -93,7 +93,7 @@ class Producing(Protocol):
         ...
 
 
-class Session(Speaking):
+class Session(BrokerRequests):
     """One session. Its runner calls `receive`, `upkeep` and `beat`; all else may be called from any
     thread."""
 
@@ -244,7 +244,7 @@ class Session(Speaking):
         """Send what producers have gathered."""
         try:
             do_every(producer.send_gathered for producer in self._producers())
-        except LakequeueError as error:  # the messages are sent again, see `Unanswered.retransmit`
+        except LakequeueError as error:  # the messages are sent again, see `Window.retransmit`
             self.report(str(error))
 
     def beat(self) -> None:

@@ -16,9 +16,9 @@ from ..protocol.bounds import shown
 from ..protocol.checked import checked
 from ..protocol.ids import RANGES_A_COMMAND, format_parts, format_ranges, parse_ranges
 from .acking import AckRule
+from .all_hosts import acknowledge
 from .arrivals import FlowArrivals
 from .binding import Binding
-from .everywhere import acknowledge
 from .message import Message
 from .prefetch import Prefetch
 from .session import Answer, Session

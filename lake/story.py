@@ -13,7 +13,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from ..protocol.errors import ConfigError, LakequeueError
-from .waits import Period, Waits
+from .why_waited import Period, WaitReasons
 
 if TYPE_CHECKING:
     import duckdb
@@ -83,7 +83,7 @@ def trace(lake: duckdb.DuckDBPyConnection, message_id: str) -> dict[str, Any]:
 
 def _waits(
     lake: duckdb.DuckDBPyConnection, changes: list[dict[str, Any]]
-) -> dict[tuple[str, str], Waits]:
+) -> dict[tuple[str, str], WaitReasons]:
     """The queues in which the message waited, each from the first time to the last."""
     found: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for row in filter(_waited, changes):
@@ -93,7 +93,7 @@ def _waits(
         for key, rows in found.items()
     }
     return {
-        key: Waits(lake, *key, start, None if None in ends else max(ends))
+        key: WaitReasons(lake, *key, start, None if None in ends else max(ends))
         for key, (start, ends) in spans.items()
     }
 
@@ -102,7 +102,7 @@ def _waited(change: dict[str, Any]) -> bool:
     return change["state"] == "ready" and change["next_step"] != change["step"]
 
 
-def _then(waits: Waits | None, change: dict[str, Any] | None) -> dict[str, Any] | None:
+def _then(waits: WaitReasons | None, change: dict[str, Any] | None) -> dict[str, Any] | None:
     """The state after an event and how long it lasted; None where the event changed none."""
     if change is None or change["state"] == "gone":
         return None if change is None else {"state": "gone"}

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 
 from markupsafe import Markup, escape
 
-from .words import short
+from .formatting import short
 
 WIDTH, HEIGHT, LEFT, TOP, BOTTOM = 600, 140, 52, 10, 22
 

@@ -14,10 +14,10 @@ from rich.table import Table
 from rich.text import Text
 
 from ..protocol import LakequeueError
-from . import words
+from . import formatting
+from .formatting import short
 from .reasons import plain
-from .sight import Point, Seen, Sight
-from .words import short
+from .snapshot import Point, VpnMonitor, VpnSnapshot
 
 BARS = "▁▂▃▄▅▆▇█"
 SPARK = 40
@@ -26,7 +26,7 @@ MESSAGES = 10
 BROKERS = 6
 SORTS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "depth": lambda q: -q["depth"], "in": lambda q: -q["in_s"], "out": lambda q: -q["out_s"],
-    "oldest": lambda q: -(q["oldest_age_s"] or 0), "why": lambda q: not words.waits(q),
+    "oldest": lambda q: -(q["oldest_age_s"] or 0), "why": lambda q: not formatting.waits(q),
     "name": lambda q: "",
 }  # fmt: skip
 HELP = "↑ ↓ choose   Enter open   Esc back   s sort   q quit"
@@ -42,12 +42,12 @@ class Screen:
     over: bool = False
 
 
-def ordered(seen: Seen, view: Screen) -> list[dict[str, Any]]:
+def ordered(seen: VpnSnapshot, view: Screen) -> list[dict[str, Any]]:
     """The queues as they are shown."""
     return sorted(seen.queues, key=lambda q: (SORTS[view.sort](q), q["name"]))
 
 
-def pressed(view: Screen, key: str, seen: Seen) -> Screen:
+def pressed(view: Screen, key: str, seen: VpnSnapshot) -> Screen:
     """The view after a key."""
     names = [queue["name"] for queue in ordered(seen, view)]
     at = names.index(view.at) if view.at in names else 0
@@ -69,16 +69,16 @@ def pressed(view: Screen, key: str, seen: Seen) -> Screen:
     return view
 
 
-def screen(sight: Sight, view: Screen, height: int) -> RenderableType:
+def screen(vpn_monitor: VpnMonitor, view: Screen, height: int) -> RenderableType:
     """All that is on the screen."""
-    seen = sight.look()
+    seen = vpn_monitor.look()
     parts: list[RenderableType] = []
     if seen.problem:
         parts.append(Text(plain(seen.problem), "bold red"))
     if view.open:
-        parts += _queue(sight, view.at, height)
+        parts += _queue(vpn_monitor, view.at, height)
     else:
-        parts += _overview(sight, seen, view, height)
+        parts += _overview(vpn_monitor, seen, view, height)
     return Group(*parts, Text(HELP, "dim"))
 
 
@@ -95,14 +95,16 @@ def known(values: Iterable[float | None]) -> list[float]:
     return [value for value in values if value is not None]
 
 
-def _overview(sight: Sight, seen: Seen, view: Screen, height: int) -> list[RenderableType]:
+def _overview(
+    vpn_monitor: VpnMonitor, seen: VpnSnapshot, view: Screen, height: int
+) -> list[RenderableType]:
     queues = ordered(seen, view)
-    parts: list[RenderableType] = [_totals(sight.past(), len(queues))]
+    parts: list[RenderableType] = [_totals(vpn_monitor.past(), len(queues))]
     if seen.silent and not seen.problem:
         parts.append(Text(seen.silent, "bold yellow"))
     if len(seen.brokers) > 1:
         parts.append(_brokers(seen))
-    for alert in words.alerts(seen):
+    for alert in formatting.alerts(seen):
         parts.append(Text(plain(f"alert {alert['name']}: {alert['of']}"), "bold yellow"))
     if not queues:
         return [*parts, Text("No queue is defined here.")]
@@ -116,11 +118,11 @@ def _overview(sight: Sight, seen: Seen, view: Screen, height: int) -> list[Rende
         table.add_column(title, justify="right", no_wrap=True)
     table.add_column("waits: why", no_wrap=True, overflow="ellipsis", ratio=2)
     for queue in queues[start : start + room]:
-        levels = (words.number(queue[k]) for k in ("depth", "ready", "leased", "delayed"))
+        levels = (formatting.number(queue[k]) for k in ("depth", "ready", "leased", "delayed"))
         table.add_row(
             Text(plain(queue["name"])), *levels, str(len(queue["consumers"])),
-            words.age(queue["oldest_age_s"]), words.rate(queue["in_s"]),
-            words.rate(queue["out_s"]), Text(plain(words.waits(queue)), "red"),
+            formatting.age(queue["oldest_age_s"]), formatting.rate(queue["in_s"]),
+            formatting.rate(queue["out_s"]), Text(plain(formatting.waits(queue)), "red"),
             style="reverse" if queue["name"] == view.at else "",
         )  # fmt: skip
     more = len(queues) - room
@@ -130,28 +132,30 @@ def _overview(sight: Sight, seen: Seen, view: Screen, height: int) -> list[Rende
 def _totals(past: Sequence[Point], queues: int) -> RenderableType:
     last = past[-1] if past else Point(0, 0, 0, 0)
     table = Table.grid(padding=(0, 2, 0, 0))
-    table.add_row(f"{queues:,} queues", f"{words.number(last.depth)} messages")
+    table.add_row(f"{queues:,} queues", f"{formatting.number(last.depth)} messages")
     for name, values in (("in", known(p.into for p in past)), ("out", known(p.out for p in past))):
         now = short(values[-1]) if values else "–"
         table.add_row(f"{name} {now}/s", Text(spark(values), "cyan"))
     return table
 
 
-def _brokers(seen: Seen) -> RenderableType:
+def _brokers(seen: VpnSnapshot) -> RenderableType:
     """Each broker in a word or two, those that do not run first where there is no room for all."""
     shown = sorted(seen.brokers.values(), key=lambda look: not look.silent)
     text = Text("brokers ")
     for look in shown[:BROKERS]:
         load = look.state.get("load")
         share = "" if load is None else f" {100 * load:.0f} %"
-        text.append(f" {look.name} {words.state(look)}{share} ", "red" if look.silent else "green")
+        text.append(
+            f" {look.name} {formatting.state(look)}{share} ", "red" if look.silent else "green"
+        )
     more = len(shown) - BROKERS
     return text.append(f" and {more} more", "dim") if more > 0 else text
 
 
-def _queue(sight: Sight, name: str, height: int) -> list[RenderableType]:
+def _queue(vpn_monitor: VpnMonitor, name: str, height: int) -> list[RenderableType]:
     try:
-        queue, messages = sight.queue(name)
+        queue, messages = vpn_monitor.queue(name)
     except LakequeueError as error:
         return [Text(plain(str(error)), "bold red")]
     parts: list[RenderableType] = [Text(plain(name), "bold")]
@@ -162,12 +166,12 @@ def _queue(sight: Sight, name: str, height: int) -> list[RenderableType]:
         for shown, key in (("depth", "depth"), ("ready", "ready"), ("held", "leased"),
                            ("delayed", "delayed"))
     )  # fmt: skip
-    parts.append(Text(f"{levels}, oldest {words.age(queue['oldest_age_s'])}"))
+    parts.append(Text(f"{levels}, oldest {formatting.age(queue['oldest_age_s'])}"))
     for host, part in queue.get("brokers", {}).items():
         text = f"  on {host}: depth {part['depth']:,}, ready {part['ready']:,}, held "
         text += f"{part['leased']:,}, on its way {part['moving']:,}"
         parts.append(Text(f"{text}, consumers {len(part['consumers'])}", "dim"))
-    past = sight.past(name)
+    past = vpn_monitor.past(name)
     rates = {"in  ": known(p.into for p in past), "out ": known(p.out for p in past)}
     for text, values in {**rates, "deep": [p.depth for p in past]}.items():
         parts.append(Text(f"{text} {spark(values)} {short(values[-1]) if values else '–'}", "cyan"))
@@ -184,7 +188,7 @@ def _consumers(queue: dict[str, Any]) -> RenderableType:
     for c in queue["consumers"]:
         state = Text(c["why"], "red") if c["blocked"] else Text("has room")
         table.add_row(
-            Text(plain(c["name"])), words.number(c["held"]), words.number(c["backlog"]),
+            Text(plain(c["name"])), formatting.number(c["held"]), formatting.number(c["backlog"]),
             Text(plain(c["filter"] or "")), state,
         )  # fmt: skip
     return table
@@ -195,11 +199,11 @@ def _messages(messages: Sequence[Any]) -> RenderableType:
     for column in ("message", "state", "with", "payload"):
         table.add_column(column, no_wrap=True, overflow="ellipsis")
     for m in messages:
-        death = words.death(m).get("reason", "")
+        death = formatting.death(m).get("reason", "")
         state = "held" if m.state == "leased" else m.state
         table.add_row(
             m.id, Text(plain(f"{state}, died of {death}" if death else state)),
             Text(plain(m.holder or "")),
-            Text(words.preview(m.payload)),
+            Text(formatting.preview(m.payload)),
         )  # fmt: skip
     return table

@@ -21,11 +21,11 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from ..protocol import LakequeueError
-from . import words
+from . import formatting
+from .auth import COOKIE, HEADERS, SESSION_S, Auth, SignIn
 from .charts import chart
-from .doors import COOKIE, HEADERS, SESSION_S, Doors, SignIn
 from .engine_figures import EngineFigures
-from .sight import TOTAL, Sight
+from .snapshot import TOTAL, VpnMonitor
 
 HERE = Path(__file__).parent
 ROWS_MAX = 200
@@ -35,7 +35,7 @@ SORTS = {
     "name": lambda q: q["name"], "depth": lambda q: -q["depth"], "ready": lambda q: -q["ready"],
     "leased": lambda q: -q["leased"], "delayed": lambda q: -q["delayed"],
     "oldest": lambda q: -(q["oldest_age_s"] or 0), "in": lambda q: -q["in_s"],
-    "out": lambda q: -q["out_s"], "why": lambda q: (not words.waits(q), words.waits(q)),
+    "out": lambda q: -q["out_s"], "why": lambda q: (not formatting.waits(q), formatting.waits(q)),
 }  # fmt: skip
 
 
@@ -43,26 +43,26 @@ SORTS = {
 class Page:
     """What the page is of.
 
-    sights: by VPN, the first is shown first; life: tells the life of a message in lines, raises
-    LakequeueError; None: nobody can; figures: of brokers and streaming queries.
+    vpn_monitors: by VPN, the first is shown first; life: tells the life of a message in lines,
+    raises LakequeueError; None: nobody can; figures: of brokers and streaming queries.
     """
 
-    sights: Mapping[str, Sight]
-    doors: Doors = field(default_factory=Doors)
+    vpn_monitors: Mapping[str, VpnMonitor]
+    auth: Auth = field(default_factory=Auth)
     life: Callable[[str], list[str]] | None = None
     figures: EngineFigures = field(default_factory=EngineFigures)
 
 
 def make_app(page: Page) -> Any:
     """The page as an ASGI application."""
-    return _Guard(page.doors, Starlette(routes=_Routes(page).routes()))
+    return _Guard(page.auth, Starlette(routes=_Routes(page).routes()))
 
 
 class _Guard:
     """Around everything: who may come in at all, and what every answer says to the browser."""
 
-    def __init__(self, doors: Doors, app: Any) -> None:
-        self._doors, self._app = doors, app
+    def __init__(self, auth: Auth, app: Any) -> None:
+        self._auth, self._app = auth, app
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] != "http":
@@ -77,27 +77,27 @@ class _Guard:
             await send(message)
 
         answer: Any = self._app
-        if not self._doors.host_allowed(request.headers.get("host", "")):
+        if not self._auth.host_allowed(request.headers.get("host", "")):
             answer = Response("This page is for this machine: use http://127.0.0.1", 403)
-        elif self._doors.token and self._locked(request):
+        elif self._auth.token and self._locked(request):
             answer = RedirectResponse("/sign-in", 303)
         await answer(scope, receive, with_headers)
 
     def _locked(self, request: Request) -> bool:
         open_to_all = request.url.path == "/sign-in" or request.url.path.startswith("/static/")
-        return not open_to_all and self._doors.session(request.cookies.get(COOKIE)) is None
+        return not open_to_all and self._auth.session(request.cookies.get(COOKIE)) is None
 
 
 class _Routes:
     def __init__(self, page: Page) -> None:
         self._page = page
-        self._doors = page.doors
+        self._auth = page.auth
         loader = FileSystemLoader(HERE / "templates")
         self._templates = Environment(
             loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True,
             lstrip_blocks=True,
         )  # fmt: skip
-        self._templates.filters |= words.FILTERS
+        self._templates.filters |= formatting.FILTERS
         self._templates.globals["chart"] = chart
 
     def routes(self) -> list[Any]:
@@ -118,31 +118,31 @@ class _Routes:
 
     def overview(self, request: Request) -> Response:
         """All queues of a VPN."""
-        seen = self._sight(request).look()
+        seen = self._vpn_monitor(request).look()
         text, sort = request.query_params.get("q", ""), request.query_params.get("sort", "depth")
         sort = sort if sort in SORTS else "depth"
         queues = [q for q in seen.queues if text.lower() in q["name"].lower()]
         queues.sort(key=lambda q: (SORTS[sort](q), q["name"]))
         return self._show(
             request, "overview.html", seen=seen, queues=queues[:ROWS_MAX], found=len(queues),
-            text=text, sort=sort, sorts=list(SORTS), past=self._sight(request).past(TOTAL),
-            alerts=words.alerts(seen), dead=words.dead_queues(seen),
+            text=text, sort=sort, sorts=list(SORTS), past=self._vpn_monitor(request).past(TOTAL),
+            alerts=formatting.alerts(seen), dead=formatting.dead_queues(seen),
         )  # fmt: skip
 
     def queue(self, request: Request) -> Response:
         """One queue in depth."""
-        name, sight = request.query_params.get("name", ""), self._sight(request)
-        seen = sight.look()
+        name, vpn_monitor = request.query_params.get("name", ""), self._vpn_monitor(request)
+        seen = vpn_monitor.look()
         try:
-            queue, first = sight.queue(name)
+            queue, first = vpn_monitor.queue(name)
         except LakequeueError as error:
             return self._show(request, "problem.html", 404, problem=str(error))
         rates = next((q for q in seen.queues if q["name"] == name), {})
         return self._show(
             request, "queue.html", seen=seen, queue=queue, rates=rates,
             messages=first[:MESSAGES_MAX], held=[m for m in first if m.state == "leased"],
-            dead=[m for m in first if words.death(m)], past=sight.past(name),
-            times=self._page.figures.times(queue["vpn"], name), said=words.said(request),
+            dead=[m for m in first if formatting.death(m)], past=vpn_monitor.past(name),
+            times=self._page.figures.times(queue["vpn"], name), said=formatting.said(request),
         )  # fmt: skip
 
     def message(self, request: Request) -> Response:
@@ -160,11 +160,13 @@ class _Routes:
     def engine(self, request: Request) -> Response:
         """Brokers and streaming queries."""
         found = self._page.figures.engine()
-        return self._show(request, "engine.html", found=found, seen=self._sight(request).look())
+        return self._show(
+            request, "engine.html", found=found, seen=self._vpn_monitor(request).look()
+        )
 
     def events(self, request: Request) -> Response:
         """What happened, newest first."""
-        return self._show(request, "events.html", seen=self._sight(request).look())
+        return self._show(request, "events.html", seen=self._vpn_monitor(request).look())
 
     # ------------------------------------------------------------ what changes something
 
@@ -173,12 +175,12 @@ class _Routes:
         form = await _form(request)
         session = self._session(request)
         host, origin = request.headers.get("host", ""), request.headers.get("origin")
-        if not self._doors.form_allowed(session, form.get("word", ""), origin, host):
+        if not self._auth.form_allowed(session, form.get("word", ""), origin, host):
             return self._show(request, "problem.html", 403, problem="That is not allowed here.")
         name, ids = form.get("queue", ""), form.get("ids") or None
         try:
-            sight = self._sight(request, form.get("vpn"))
-            done = await run_in_threadpool(sight.redrive, name, ids and ids.split(","))
+            vpn_monitor = self._vpn_monitor(request, form.get("vpn"))
+            done = await run_in_threadpool(vpn_monitor.redrive, name, ids and ids.split(","))
         except LakequeueError as error:
             return self._show(request, "problem.html", 400, problem=str(error))
         back = {"name": name, "vpn": form.get("vpn", "")}
@@ -187,13 +189,13 @@ class _Routes:
 
     async def sign_in(self, request: Request) -> Response:
         """The form, and what it sends."""
-        if self._doors.token is None:
+        if self._auth.token is None:
             return RedirectResponse("/", 303)
         if request.method == "GET":
             return self._show(request, "sign_in.html", problem="")
-        cookie = self._doors.sign_in((await _form(request)).get("token", ""))
+        cookie = self._auth.sign_in((await _form(request)).get("token", ""))
         if cookie is None:
-            wait = self._doors.too_many_failures
+            wait = self._auth.too_many_failures
             problem = "Too many wrong tokens: wait a minute." if wait else "That is another token."
             return self._show(request, "sign_in.html", 429 if wait else 403, problem=problem)
         answer = RedirectResponse("/", 303)
@@ -202,21 +204,23 @@ class _Routes:
 
     async def sign_out(self, request: Request) -> Response:
         """End the session."""
-        self._doors.sign_out(request.cookies.get(COOKIE))
+        self._auth.sign_out(request.cookies.get(COOKIE))
         return RedirectResponse("/sign-in", 303)
 
     # ------------------------------------------------------------ aids
 
-    def _sight(self, request: Request, vpn: str | None = None) -> Sight:
+    def _vpn_monitor(self, request: Request, vpn: str | None = None) -> VpnMonitor:
         """Of the VPN that is asked for; of the first when there is none such."""
-        sights = self._page.sights
-        return sights.get(vpn or request.query_params.get("vpn", "")) or next(iter(sights.values()))
+        vpn_monitors = self._page.vpn_monitors
+        return vpn_monitors.get(vpn or request.query_params.get("vpn", "")) or next(
+            iter(vpn_monitors.values())
+        )
 
     def _session(self, request: Request) -> SignIn | None:
-        return self._doors.session(request.cookies.get(COOKIE))
+        return self._auth.session(request.cookies.get(COOKIE))
 
     def _show(self, request: Request, template: str, status: int = 200, **context: Any) -> Response:
-        vpns = list(self._page.sights)
+        vpns = list(self._page.vpn_monitors)
         vpn = request.query_params.get("vpn", "")
         vpn = vpn if vpn in vpns else vpns[0]
 
@@ -225,7 +229,7 @@ class _Routes:
             return f"{path}?{urlencode(kept)}" if kept else path
 
         session = self._session(request)
-        word = session.form if session is not None and self._doors.admin else ""
+        word = session.form if session is not None and self._auth.admin else ""
         text = self._templates.get_template(template).render(
             context, link=link, path=request.url.path, vpn=vpn, vpns=vpns, word=word,
             signed_in=session is not None,

@@ -27,8 +27,8 @@ from pyspark.sql import functions as f
 
 from ..protocol.folders import Folder
 from ..protocol.table_format import CRC_MODULUS, SNAPSHOTS
+from .block_references import BlockReferences
 from .delta_tables import append
-from .referring import Referring
 
 log = logging.getLogger("lakequeue.tables")
 
@@ -72,7 +72,7 @@ class SnapshotWriter:
     ) -> None:
         self._spark, self._folder = spark, str(folder)
         self._checkpoints = dict(checkpoints)
-        self._refer = Referring(spark, folder)
+        self._refer = BlockReferences(spark, folder)
         self._interval_s, self._clock = interval_s, clock
         self._due, self._anew = -1e9, anew
         self._last: dict[str, _Last | None] = {}

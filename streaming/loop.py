@@ -27,10 +27,10 @@ from ..protocol.steplog import StepRecord
 from ..replica.driver import Snapshot
 from ..sinks.log_writer import StepLog
 from ..sinks.outbox import Outbox
-from ..sources.again import ReadAgain
 from ..sources.discovery import Discovery
 from ..sources.live import LiveInputs
 from ..sources.log_reader import read_steps
+from ..sources.replay_inputs import ReplayInputs
 from ..state import Home
 from .cache import PageCache
 from .figures import Figures
@@ -135,7 +135,7 @@ class Loop:
     def _replay(self, figures: Figures) -> None:
         logged = self._logged(self.driver.log_at)
         todo = [r for _, r in logged if r.step > self.driver.step]
-        again = ReadAgain(self.options.kafka, todo)
+        again = ReplayInputs(self.options.kafka, todo)
         begun = time.monotonic()
         try:
             spoken = self.driver.replay(logged, again)

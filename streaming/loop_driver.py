@@ -80,7 +80,7 @@ class LoopDriver(Driver):
             begun = time.monotonic()
 
     def replay(self, logged: list[tuple[int, StepRecord]], again: Any) -> list[int]:
-        """As the driver's, from `ReadAgain`; the broker has lived through all of it then."""
+        """As the driver's, from `ReplayInputs`; the broker has lived through all of it then."""
         spoken = super().replay(logged, again)
         self._clock.start(self.now)
         return spoken

@@ -19,7 +19,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from lakequeue.aio import Connection as AsyncConnection
 from lakequeue.client.admin import Admin
-from lakequeue.client.awaited import AsyncConsumer, AsyncProducer
+from lakequeue.client.asyncio_client import AsyncConsumer, AsyncProducer
 from lakequeue.client.connection import Connection
 from lakequeue.client.consumer import Consumer
 from lakequeue.client.message import Message
@@ -209,11 +209,11 @@ class World:
         """What the client believes, and what the engine has."""
         own, session = self.consumer, self.connection
         here = [*own._prefetch.held.values(), *own._prefetch.buffer]
-        ways = self.producer._ways.values()
+        channels = self.producer._channels.values()
         return [
             [(m.number, m.lease_ends, m.lease_expires_at, m.settled) for m in here],
             (own._rule.backlog, own._wanted, own._settling._acks, own.is_closed),
-            [(way.sequence, len(way.unanswered)) for way in ways],
+            [(channel.sequence, len(channel.window)) for channel in channels],
             sorted(session._consumers), [p.producer_id for p in session._producers()],
             sorted(session._asked),
             self.admin.queues(),

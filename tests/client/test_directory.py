@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from client.threaded import Held, Wire, wait_for
 from lakequeue.client.connection import Connection
-from lakequeue.client.whereabouts import Whereabouts
+from lakequeue.client.queue_directory import QueueDirectory
 from lakequeue.definitions import parse_configuration
 from lakequeue.memory import MemoryEngine
 from lakequeue.memory.registry import MemoryConnection
@@ -127,14 +127,14 @@ def test_who_is_connected_follows_a_queue_that_moves() -> None:
     ],
 )
 def test_records_that_are_none_change_nothing(key: Any, value: bytes) -> None:
-    directory = Whereabouts(2)
+    directory = QueueDirectory(2)
     assert directory.take(b"queue/q", b'{"hosts": {"b": 1}}') == "q"
     assert directory.take(key, value) is None
     assert directory.broker_of("q") == 1
 
 
 def test_the_home_is_for_what_it_hosts_and_what_is_not_known() -> None:
-    directory = Whereabouts(2)
+    directory = QueueDirectory(2)
     assert directory.broker_of("q") == 2
     directory.learn("q", {"b": 1, "c": 2})
     assert directory.broker_of("q") == 2

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 from client.threaded import connect, engine, wait_for
-from lakequeue.client import speaking
+from lakequeue.client import broker_requests
 from lakequeue.protocol import ConfigError, Timeout, commands
 
 ORDERS = {"name": "orders", "message_type": "json", "max_per_subscription_backlog": 10}
@@ -76,7 +76,7 @@ def test_C3_a_consumer_whose_engine_did_not_answer_leaves_nothing(
 ) -> None:
     """The engine subscribes it later than its client waits, and the session lives on: nothing may
     be leased to a consumer that is not there."""
-    monkeypatch.setattr(speaking, "REQUEST_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(broker_requests, "REQUEST_TIMEOUT_S", 0.2)
     made = engine(ORDERS)
     connection, wire = connect(made)
     wire.lose_received = lambda record: True

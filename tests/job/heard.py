@@ -23,9 +23,9 @@ from lakequeue.protocol import topics
 from lakequeue.protocol.steplog import StepRecord
 from lakequeue.protocol.wire import WireRecord, headers_list
 from lakequeue.replica.driver import Snapshot
-from lakequeue.sources.again import ReadAgain
 from lakequeue.sources.live import kafka_client
 from lakequeue.sources.log_reader import read_steps
+from lakequeue.sources.replay_inputs import ReplayInputs
 from lakequeue.state import DictStore, Home
 from lakequeue.streaming.topics_admin import PARTITIONS
 
@@ -105,7 +105,7 @@ def steps_say(
     loud = [msgspec.structs.replace(record, acked=0) for _, record in logged]
     ear = _Ear()
     steps = Steps(Home(broker, number, epoch), DictStore(), Snapshot(), ear, 0)  # type: ignore[arg-type]
-    again = ReadAgain(kafka, [record for _, record in logged])
+    again = ReplayInputs(kafka, [record for _, record in logged])
     try:
         steps.again(loud, again)
     finally:

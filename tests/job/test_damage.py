@@ -18,8 +18,8 @@ from job.processes import EngineProcess, until
 from kafka import KafkaAdminClient
 from lakequeue.cli.delta_reader import read_table
 from lakequeue.lake import NoLake, open_lake
-from lakequeue.lake.looks import admin_of
 from lakequeue.lake.past import as_of, brokers
+from lakequeue.lake.queries_at import admin_of
 from lakequeue.lake.rebuilding import rebuild
 from lakequeue.sinks.table_damage import damage
 from lakequeue.streaming import EmbeddedKafka

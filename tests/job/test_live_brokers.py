@@ -21,7 +21,7 @@ from job.brokers import workers
 from job.processes import EngineProcess, until
 from job.traffic import Traffic, drain
 from kafka import KafkaProducer
-from lakequeue.monitor.sight import Sight
+from lakequeue.monitor.snapshot import VpnMonitor
 from lakequeue.protocol.errors import LakequeueError
 from lakequeue.sources.live import kafka_client
 from lakequeue.sources.log_reader import read_steps
@@ -283,16 +283,16 @@ def test_the_page_sees_the_queues_of_all(place: Place) -> None:
     """All brokers are asked at once, and within what a page waits for."""
     with place.at("c") as connection:
         connection.producer().send("orders-c", b"x")
-    sight = Sight(lambda: lakequeue.connect(place.url))
-    seen = sight.look()
+    vpn_monitor = VpnMonitor(lambda: lakequeue.connect(place.url))
+    seen = vpn_monitor.look()
     assert (seen.problem, seen.silent) == ("", "")
     assert {f"orders-{name}" for name in BROKERS} <= {queue["name"] for queue in seen.queues}
     assert {name: look.usage["broker"]["name"] for name, look in seen.brokers.items()} == {
         name: name for name in BROKERS
     }
-    queue, messages = sight.queue("orders-c")
+    queue, messages = vpn_monitor.queue("orders-c")
     assert (queue["broker"], queue["why"][0]["code"], len(messages)) == ("c", "no_consumer", 1)
-    sight.close()
+    vpn_monitor.close()
     with lakequeue.connect(place.url) as connection:
         connection.admin().purge("orders-c")
 

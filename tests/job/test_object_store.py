@@ -10,8 +10,8 @@ import lakequeue
 import pytest
 from job.processes import EngineProcess, until
 from lakequeue.lake import NoLake, open_lake
-from lakequeue.lake.looks import admin_of
 from lakequeue.lake.past import as_of, brokers
+from lakequeue.lake.queries_at import admin_of
 from lakequeue.lake.rebuilding import rebuild
 from lakequeue.protocol import LakequeueError
 from lakequeue.protocol.folders import folder

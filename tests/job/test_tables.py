@@ -22,8 +22,8 @@ from kafka import KafkaProducer
 from lake.agreement import lifecycle_adds_up, queued_agrees, rows
 from lakequeue.cli.delta_reader import data_files, read_table
 from lakequeue.lake import TABLES, NoLake, create_views, open_lake, trace
-from lakequeue.lake.looks import admin_of
 from lakequeue.lake.past import as_of, brokers
+from lakequeue.lake.queries_at import admin_of
 from lakequeue.lake.views import VIEWS
 from lakequeue.protocol.journal import NO_END, Journal, JournalSegment, encode
 from lakequeue.protocol.messages import RUN_MAX, decode_run, encode_run

@@ -10,8 +10,8 @@ from typing import Any
 
 from lake.test_past import Keeps
 from lake.test_rebuilding import pages_of
-from lakequeue.lake.looks import admin_of
 from lakequeue.lake.past import Moment
+from lakequeue.lake.queries_at import admin_of
 from lakequeue.protocol.messages import encode_run
 from lakequeue.replica.driver import Snapshot
 from lakequeue.state import DictStore, check

@@ -18,8 +18,8 @@ import pytest
 from lake.history import write_history
 from lakequeue import LakequeueError
 from lakequeue.lake import open_lake, past_replica
-from lakequeue.lake.looks import admin_of
 from lakequeue.lake.past import Moment, as_of, brokers
+from lakequeue.lake.queries_at import admin_of
 from lakequeue.protocol import ConfigError, commands
 from lakequeue.protocol.messages import encode_run
 from lakequeue.replica.driver import Snapshot

@@ -21,9 +21,9 @@ from lake.test_past import _as_the_world as _as_the_world
 from lake.test_past import earlier_home, lived
 from lakequeue import LakequeueError
 from lakequeue.lake import open_lake, rebuilding
-from lakequeue.lake.looks import admin_of
 from lakequeue.lake.past import Moment
 from lakequeue.lake.past_replica import own_of
+from lakequeue.lake.queries_at import admin_of
 from lakequeue.lake.rebuilding import rebuild
 from lakequeue.mesh.facts import MeshFacts, Peer, peers_of
 from lakequeue.mesh.rejoining import next_word

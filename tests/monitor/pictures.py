@@ -19,7 +19,7 @@ import lakequeue
 import pyarrow as pa
 from lakequeue.monitor.engine_figures import EngineFigures
 from lakequeue.monitor.server import PageServer
-from lakequeue.monitor.sight import Sight
+from lakequeue.monitor.snapshot import VpnMonitor
 from lakequeue.monitor.web import Page, make_app
 from lakequeue.protocol import journal
 from lakequeue.sinks.metrics import Metrics
@@ -91,8 +91,8 @@ class Busy:
 
 
 def served(url: str, **options: Any) -> PageServer:
-    sight = Sight(lambda: lakequeue.connect(url, client_name="monitor"), every_s=1)
-    server = PageServer(make_app(Page({"default": sight}, **options)), "127.0.0.1", 0)
+    vpn_monitor = VpnMonitor(lambda: lakequeue.connect(url, client_name="monitor"), every_s=1)
+    server = PageServer(make_app(Page({"default": vpn_monitor}, **options)), "127.0.0.1", 0)
     server.start()
     return server
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import lakequeue
 import pytest
-from lakequeue.monitor.doors import Doors
+from lakequeue.monitor.auth import Auth
 from monitor.browser import Browser
 from monitor.cases import CASES, prepared, send
 from monitor.test_page import TOKEN, Served, kill
@@ -128,7 +128,7 @@ def _light(colour: str) -> float:
 
 def test_a_dead_message_is_redriven_with_a_click(engine: Any, browser: Browser) -> None:
     kill(engine, 2)
-    page = Served(URL, doors=Doors(TOKEN, admin=True))
+    page = Served(URL, auth=Auth(TOKEN, admin=True))
     browser.open(page.server.address)
     browser.wait("location.pathname === '/sign-in'")
     browser.type(TOKEN)

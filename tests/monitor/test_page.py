@@ -13,11 +13,11 @@ from urllib.parse import quote, urlencode, urlsplit
 
 import lakequeue
 import pytest
+from lakequeue.monitor.auth import FAILURES_MAX, FAILURES_S, SESSION_S, Auth
 from lakequeue.monitor.charts import chart
-from lakequeue.monitor.doors import FAILURES_MAX, FAILURES_S, SESSION_S, Doors
 from lakequeue.monitor.engine_figures import EngineFigures, quantile
 from lakequeue.monitor.server import PageServer
-from lakequeue.monitor.sight import Sight
+from lakequeue.monitor.snapshot import VpnMonitor
 from lakequeue.monitor.web import ROWS_MAX, Page, make_app
 from monitor.cases import CASES, prepared, send
 
@@ -31,8 +31,12 @@ class Served:
     """A page that is served, and requests to it."""
 
     def __init__(self, url: str, **options: Any) -> None:
-        self.sight = Sight(lambda: lakequeue.connect(url, client_name="monitor"), every_s=0)
-        self.server = PageServer(make_app(Page({"default": self.sight}, **options)), "127.0.0.1", 0)
+        self.vpn_monitor = VpnMonitor(
+            lambda: lakequeue.connect(url, client_name="monitor"), every_s=0
+        )
+        self.server = PageServer(
+            make_app(Page({"default": self.vpn_monitor}, **options)), "127.0.0.1", 0
+        )
         self.server.start()
         self.cookie = ""
 
@@ -61,7 +65,7 @@ class Served:
 
     def close(self) -> None:
         self.server.stop()
-        self.sight.close()
+        self.vpn_monitor.close()
 
 
 @pytest.fixture(scope="module")
@@ -98,7 +102,7 @@ def open_page(engine: Any) -> Iterator[Served]:
 @pytest.fixture
 def admin_page(engine: Any) -> Iterator[Served]:
     """With a token, for administrators."""
-    one = Served(engine.case_url, doors=Doors(TOKEN, admin=True))
+    one = Served(engine.case_url, auth=Auth(TOKEN, admin=True))
     yield one
     one.close()
 
@@ -217,24 +221,30 @@ def test_many_queues_are_shown_in_part() -> None:
 
 def test_rates_and_their_past(engine: Any) -> None:
     now = [1.0]
-    sight = Sight(lambda: lakequeue.connect(engine.case_url), 2.0, lambda: now[0])
+    vpn_monitor = VpnMonitor(lambda: lakequeue.connect(engine.case_url), 2.0, lambda: now[0])
 
     def orders() -> tuple[float, float]:
         now[0] += 2
-        return next((q["in_s"], q["out_s"]) for q in sight.look().queues if q["name"] == "orders")
+        return next(
+            (q["in_s"], q["out_s"]) for q in vpn_monitor.look().queues if q["name"] == "orders"
+        )
 
     assert orders() == (0, 0)
     send(engine, "orders", *({"n": n} for n in range(6)))
     assert orders() == (3, 0)
     engine.admin().purge("orders")
     assert orders() == (0, 3)
-    assert [point.depth for point in sight.past()] == [0, 6, 0]
-    assert [point.into for point in sight.past()] == [None, 3, 0]  # not known at the first look
+    assert [point.depth for point in vpn_monitor.past()] == [0, 6, 0]
+    assert [point.into for point in vpn_monitor.past()] == [
+        None,
+        3,
+        0,
+    ]  # not known at the first look
     engine.admin().delete("orders")
     now[0] += 2
-    sight.look()
-    assert sight.past("orders") == []
-    sight.close()
+    vpn_monitor.look()
+    assert vpn_monitor.past("orders") == []
+    vpn_monitor.close()
 
 
 def test_an_engine_that_is_away_is_said_and_comes_back(engine: Any) -> None:
@@ -245,9 +255,12 @@ def test_an_engine_that_is_away_is_said_and_comes_back(engine: Any) -> None:
             raise error
         return lakequeue.connect(engine.case_url)
 
-    sight = Sight(connect, every_s=0)
-    assert (sight.look().problem, sight.look().problem) == ("No Kafka broker answers", "")
-    sight.close()
+    vpn_monitor = VpnMonitor(connect, every_s=0)
+    assert (vpn_monitor.look().problem, vpn_monitor.look().problem) == (
+        "No Kafka broker answers",
+        "",
+    )
+    vpn_monitor.close()
 
 
 METRICS = """\
@@ -421,21 +434,21 @@ def test_doors_that_would_stand_open_are_refused() -> None:
         ({"token": "short"}, "5 characters"),
     ):
         with pytest.raises(ValueError, match=said):
-            Doors(**options)
+            Auth(**options)
 
 
 def test_guessing_is_slow_and_sessions_end() -> None:
     now = [0.0]
-    doors = Doors(TOKEN, clock=lambda: now[0])
-    cookie = doors.sign_in(TOKEN)
+    auth = Auth(TOKEN, clock=lambda: now[0])
+    cookie = auth.sign_in(TOKEN)
     for _ in range(FAILURES_MAX):
-        assert doors.sign_in("wrong") is None
-    assert doors.sign_in(TOKEN) is None  # not even the right one, for a while
+        assert auth.sign_in("wrong") is None
+    assert auth.sign_in(TOKEN) is None  # not even the right one, for a while
     now[0] = FAILURES_S + 1
-    assert doors.sign_in(TOKEN) is not None
-    assert doors.session(cookie) is not None
+    assert auth.sign_in(TOKEN) is not None
+    assert auth.session(cookie) is not None
     now[0] = SESSION_S + 1
-    assert doors.session(cookie) is None
+    assert auth.session(cookie) is None
 
 
 def test_a_large_form_is_not_read(admin_page: Served) -> None:

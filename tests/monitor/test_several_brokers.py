@@ -16,7 +16,7 @@ from click.testing import CliRunner
 from lakequeue.cli import main
 from lakequeue.monitor import terminal
 from lakequeue.monitor.engine_figures import EngineFigures
-from lakequeue.monitor.sight import Sight
+from lakequeue.monitor.snapshot import VpnMonitor
 from lakequeue.monitor.terminal import Screen
 from monitor.cases import send
 from monitor.test_page import METRICS, Served
@@ -51,9 +51,9 @@ def mesh() -> Iterator[Any]:
 
 
 @pytest.fixture
-def sight(mesh: Any) -> Iterator[Sight]:
+def vpn_monitor(mesh: Any) -> Iterator[VpnMonitor]:
     """Its looks take no time, so each is a new one."""
-    one = Sight(lambda: lakequeue.connect(mesh.case_url), every_s=0, clock=lambda: 1.0)
+    one = VpnMonitor(lambda: lakequeue.connect(mesh.case_url), every_s=0, clock=lambda: 1.0)
     yield one
     one.close()
 
@@ -66,12 +66,12 @@ def cells(text: str, row: str) -> list[str]:
     return [" ".join(unescape(re.sub("<[^>]+>", "", part)).split()) for part in parts]
 
 
-def test_queues_of_all_brokers_are_seen(mesh: Any, sight: Sight) -> None:
-    seen = sight.look()
+def test_queues_of_all_brokers_are_seen(mesh: Any, vpn_monitor: VpnMonitor) -> None:
+    seen = vpn_monitor.look()
     depths = {queue["name"]: queue["depth"] for queue in seen.queues}
     assert depths == {"near": 1, "far": 2, "both": 7}
     assert {name: len(look.queues) for name, look in seen.brokers.items()} == {"east": 2, "west": 2}
-    assert sight.past()[-1].depth == 10
+    assert vpn_monitor.past()[-1].depth == 10
     assert {event["queue"] for event in seen.events if event["event"] == "defined"} == set(depths)
     assert seen.events == sorted(seen.events, key=lambda event: event["time"])
 
@@ -93,10 +93,10 @@ def test_the_page_shows_each_brokers_share(mesh: Any) -> None:
     page.close()
 
 
-def test_messages_wait_for_consumers_elsewhere(mesh: Any, sight: Sight) -> None:
+def test_messages_wait_for_consumers_elsewhere(mesh: Any, vpn_monitor: VpnMonitor) -> None:
     """A host without consumers gives its messages to others' (H4): it is those that are full."""
     consumer = mesh.west.consumer("both", max_backlog=1, ack_mode="individual", name="worker")
-    queue, messages = sight.queue("both")
+    queue, messages = vpn_monitor.queue("both")
     texts = [reason["text"] for reason in queue["why"]]
     full = "The backlog of every consumer is full: worker holds 1 of 1. An ack makes room."
     assert texts == [f"east, west: {full}"]
@@ -104,17 +104,17 @@ def test_messages_wait_for_consumers_elsewhere(mesh: Any, sight: Sight) -> None:
     consumer.close()
 
 
-def test_a_broker_that_does_not_run_hides_nobody(mesh: Any, sight: Sight) -> None:
-    sight.look()
+def test_a_broker_that_does_not_run_hides_nobody(mesh: Any, vpn_monitor: VpnMonitor) -> None:
+    vpn_monitor.look()
     mesh.engine.brokers[1].is_stopped = True
     send(mesh, "near", {"n": 2})
-    seen = sight.look()
+    seen = vpn_monitor.look()
     assert {q["name"]: q["depth"] for q in seen.queues} == {"near": 2, "far": 2, "both": 7}
     said = "Broker west is failed: of it stands here what it said last."
     assert (seen.problem, seen.silent) == ("", said)
-    assert sight.queue("both")[0]["depth"] == 3  # what the others have
+    assert vpn_monitor.queue("both")[0]["depth"] == 3  # what the others have
     with pytest.raises(lakequeue.LakequeueError, match=r"'far'; broker west is failed"):
-        sight.queue("far")
+        vpn_monitor.queue("far")
     page = Served(mesh.case_url)
     text = page.get("/")
     assert said in text
@@ -122,15 +122,15 @@ def test_a_broker_that_does_not_run_hides_nobody(mesh: Any, sight: Sight) -> Non
     assert "far" not in text.partition("<tbody>")[2].partition("both")[2]  # it never said
     page.close()
     mesh.engine.brokers[0].is_stopped = True
-    assert sight.look().problem == "Broker east is failed; Broker west is failed"
+    assert vpn_monitor.look().problem == "Broker east is failed; Broker west is failed"
     for broker in mesh.engine.brokers:
         broker.is_stopped = False
 
 
-def test_the_terminal_shows_them(mesh: Any, sight: Sight) -> None:
+def test_the_terminal_shows_them(mesh: Any, vpn_monitor: VpnMonitor) -> None:
     def shown(view: Screen) -> str:
         console = Console(width=160, height=40, file=io.StringIO(), record=True)
-        console.print(terminal.screen(sight, view, 40))
+        console.print(terminal.screen(vpn_monitor, view, 40))
         return console.export_text()
 
     text = shown(Screen())

@@ -15,7 +15,7 @@ from click.testing import CliRunner
 from lakequeue.cli import main
 from lakequeue.cli.top import keyboard, read_key, show
 from lakequeue.monitor import terminal
-from lakequeue.monitor.sight import Seen, Sight
+from lakequeue.monitor.snapshot import VpnMonitor, VpnSnapshot
 from lakequeue.monitor.terminal import BARS, Screen, pressed, spark
 from monitor.cases import CASES, prepared
 from rich.console import Console
@@ -24,22 +24,22 @@ URL = "memory://top"
 
 
 @pytest.fixture(scope="module")
-def sight() -> Iterator[Sight]:
+def vpn_monitor() -> Iterator[VpnMonitor]:
     engine = prepared(URL)
-    one = Sight(lambda: lakequeue.connect(URL), every_s=0)
+    one = VpnMonitor(lambda: lakequeue.connect(URL), every_s=0)
     yield one
     one.close()
     engine.close()
 
 
-def shown(sight: Sight, view: Screen, height: int = 40) -> str:
+def shown(vpn_monitor: VpnMonitor, view: Screen, height: int = 40) -> str:
     console = Console(width=160, height=height, file=io.StringIO(), record=True)
-    console.print(terminal.screen(sight, view, height))
+    console.print(terminal.screen(vpn_monitor, view, height))
     return console.export_text()
 
 
-def test_all_queues_and_what_they_wait_for(sight: Sight) -> None:
-    text = shown(sight, Screen())
+def test_all_queues_and_what_they_wait_for(vpn_monitor: VpnMonitor) -> None:
+    text = shown(vpn_monitor, Screen())
     for case in CASES:
         assert case.code in text
     assert "alert delivered_unacked: per_flow" in text
@@ -60,22 +60,22 @@ def test_what_others_named_does_not_speak_to_the_terminal(text: str) -> None:
         for _ in range(2):
             engine.producer().send(name, text.encode(), headers={"k": text})
         engine.consumer(name, name=text[:100], max_backlog=1, filter="@key IS NULL").receive(0)
-        sight = Sight(lambda: lakequeue.connect("memory://crafted"), every_s=0)
+        vpn_monitor = VpnMonitor(lambda: lakequeue.connect("memory://crafted"), every_s=0)
         for view in (Screen(), Screen(name, open=True)):
-            wrong = {c for c in shown(sight, view) if not c.isprintable()} - {"\n"}
+            wrong = {c for c in shown(vpn_monitor, view) if not c.isprintable()} - {"\n"}
             assert not wrong
-        sight.close()
+        vpn_monitor.close()
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.code)
-def test_one_queue_says_why(sight: Sight, case: Any) -> None:
-    ids = [m.id for m in sight.queue(case.code)[1]]
-    text = " ".join(shown(sight, Screen(case.code, open=True)).split())
+def test_one_queue_says_why(vpn_monitor: VpnMonitor, case: Any) -> None:
+    ids = [m.id for m in vpn_monitor.queue(case.code)[1]]
+    text = " ".join(shown(vpn_monitor, Screen(case.code, open=True)).split())
     assert case.text.format(*ids) in text
 
 
-def test_a_small_window_shows_the_chosen_queue(sight: Sight) -> None:
-    text = shown(sight, Screen("queue_backlog", sort="name"), height=14)
+def test_a_small_window_shows_the_chosen_queue(vpn_monitor: VpnMonitor) -> None:
+    text = shown(vpn_monitor, Screen("queue_backlog", sort="name"), height=14)
     assert "queue_backlog" in text
     assert " more" in text
     assert "barrier_filter" not in text
@@ -84,7 +84,7 @@ def test_a_small_window_shows_the_chosen_queue(sight: Sight) -> None:
 def test_keys_move_open_sort_and_end() -> None:
     base = {"ready": 0, "blocked": None, "in_s": 0, "out_s": 0, "oldest_age_s": None}
     depths = {"a": 1, "b": 9, "c": 5}
-    seen = Seen([base | {"name": name, "depth": depth} for name, depth in depths.items()])
+    seen = VpnSnapshot([base | {"name": name, "depth": depth} for name, depth in depths.items()])
 
     def after(*keys: str) -> Screen:
         view = Screen()
@@ -102,14 +102,18 @@ def test_keys_move_open_sort_and_end() -> None:
     assert after(*["s"] * 6).sort == "depth"
     assert after("x") == Screen()
     assert after("q").over
-    assert pressed(Screen(), "enter", Seen()) == pressed(Screen(), "down", Seen()) == Screen()
+    assert (
+        pressed(Screen(), "enter", VpnSnapshot())
+        == pressed(Screen(), "down", VpnSnapshot())
+        == Screen()
+    )
 
 
-def test_a_whole_run(sight: Sight) -> None:
+def test_a_whole_run(vpn_monitor: VpnMonitor) -> None:
     """Choose the deepest, open it, go back, end."""
     keys = iter(["down", "", "enter", "escape", "q"])
     console = Console(width=160, height=40, force_terminal=True, file=io.StringIO())
-    show(sight, console, lambda wait_s: next(keys), 0.5)
+    show(vpn_monitor, console, lambda wait_s: next(keys), 0.5)
     assert next(keys, None) is None
     assert "every consumer's backlog" in console.file.getvalue()  # type: ignore[attr-defined]
 

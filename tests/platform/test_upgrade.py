@@ -12,7 +12,7 @@ import lakequeue
 import msgspec
 import pytest
 from lakequeue.client.known_brokers import known_brokers
-from lakequeue.client.whereabouts import Whereabouts
+from lakequeue.client.queue_directory import QueueDirectory
 from lakequeue.protocol import LakequeueError, steplog, table_format, topics
 from lakequeue.protocol.table_format import SCHEMA, SCHEMA_VERSION, refusal_of
 from lakequeue.state import FORMAT
@@ -124,7 +124,7 @@ def test_what_a_newer_engine_says_more_is_passed_over() -> None:
     transport: Any = Directory()
     (one,) = known_brokers(transport, "default")
     assert (one["name"], one["state"]) == ("a", "running")
-    where = Whereabouts(0)
+    where = QueueDirectory(0)
     record = {"hosts": {"b": 1}, "type": "LocalQueue", "state": "there", "colour": "blue"}
     assert where.take(b"queue/orders", json.dumps(record).encode()) == "orders"
     assert where.broker_of("orders") == 1

@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from lakequeue.client import following
+from lakequeue.client import moved_messages
 from lakequeue.definitions import parse_configuration
 from lakequeue.protocol import commands as c
 from lakequeue.protocol.errors import ConfigError
@@ -315,7 +315,7 @@ def test_X5_the_dead_message_queue_changes_while_they_are_on_their_way(what: str
 
 def slow_and_mortal(seed: int, monkeypatch: pytest.MonkeyPatch) -> tuple[Fate, Slow]:
     """Brokers that hear each other slowly, and die."""
-    monkeypatch.setattr(following, "PAUSE_S", 0)
+    monkeypatch.setattr(moved_messages, "PAUSE_S", 0)
     fate = Fate(seed, death=0.1)
     slow = Slow(fate)
     slow.engine.slow()

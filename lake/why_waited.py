@@ -138,7 +138,7 @@ _Happening = tuple[int, datetime, str, tuple[Any, ...]]
 _STEP = operator.itemgetter(0)
 
 
-class Waits:
+class WaitReasons:
     """One queue, played once through from its first definition on: ask for the periods of one
     message in their order.
 

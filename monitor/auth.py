@@ -42,7 +42,7 @@ class SignIn:
 
 
 @dataclass
-class Doors:
+class Auth:
     """token: None for a page without sign-in; host: where it listens."""
 
     token: str | None = None
@@ -53,7 +53,7 @@ class Doors:
     _failures: deque[float] = field(default_factory=lambda: deque(maxlen=FAILURES_MAX))
 
     def __post_init__(self) -> None:
-        """Raises ValueError for what would leave the doors open."""
+        """Raises ValueError for what would leave the auth open."""
         if self.token is not None and len(self.token) < TOKEN_MIN:
             raise ValueError(f"the token has {len(self.token)} characters: at least {TOKEN_MIN}")
         if self.token is None and self.admin:

@@ -43,7 +43,7 @@ Named = dict[int, list[dict[str, Any]]]  # of each block its references
 _BY_COLUMNS = "spark.sql.parquet.enableVectorizedReader"
 
 
-class Referring:
+class BlockReferences:
     """Of one set of tables."""
 
     def __init__(self, spark: SparkSession, tables: Folder | str) -> None:

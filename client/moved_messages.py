@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from .outgoing import Outgoing
+from .broker_channel import BrokerChannel
 from .pending import Pending
 
 PAUSE_S = 0.1  # the queue is on its way
@@ -35,15 +35,15 @@ class _Held:
         return self.refused + self.behind
 
 
-class Following:
-    """Of one producer, under its lock. way: to a broker; broker_of: a destination's."""
+class MovedMessages:
+    """Of one producer, under its lock. channel: to a broker; broker_of: a destination's."""
 
     def __init__(
-        self, ways: dict[int, Outgoing], way: Callable[[int], Outgoing],
+        self, channels: dict[int, BrokerChannel], channel: Callable[[int], BrokerChannel],
         broker_of: Callable[[str], int],
     ) -> None:  # fmt: skip
-        self._ways = ways
-        self._way = way
+        self._channels = channels
+        self._channel = channel
         self._broker_of = broker_of
         self._queues: dict[str, _Held] = {}
         self._went: dict[str, int] = {}  # to which broker a destination's last message went
@@ -66,8 +66,8 @@ class Following:
             del self._went[next(iter(self._went))]
         if known == number or queue in self._queues:
             return
-        others = [n for n in self._ways if n != number] if known is None else [known]
-        at = next((n for n in others if self._ways[n].unanswered.waits_for(queue)), None)
+        others = [n for n in self._channels if n != number] if known is None else [known]
+        at = next((n for n in others if self._channels[n].window.waits_for(queue)), None)
         if at is not None:
             self._queues[queue] = _Held(at)
 
@@ -126,8 +126,8 @@ class Following:
         for queue, held in list(self._queues.items()):
             if self._queues.get(queue) is not held:  # whoever heard an answer has closed
                 continue
-            old = self._ways[held.at]
-            if now < held.not_before or old.unanswered.waits_for(queue):
+            old = self._channels[held.at]
+            if now < held.not_before or old.window.waits_for(queue):
                 continue
             number = self._broker_of(queue)
             not_there = number == held.at and not held.not_before
@@ -136,10 +136,10 @@ class Following:
                 continue
             tried.add((queue, number))
             del self._queues[queue]
-            way = self._way(number)
-            way.sends.send()
+            channel = self._channel(number)
+            channel.sends.send()
             for sent, untold in held.messages:
-                way.renumber(sent)
+                channel.renumber(sent)
                 if untold:
-                    way.unanswered.keep_for_flush(sent)
-                way.sends.alone(sent.seq, *sent.record)
+                    channel.window.keep_for_flush(sent)
+                channel.sends.alone(sent.seq, *sent.record)

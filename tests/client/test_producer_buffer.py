@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 from lakequeue.client import kafka_bounds as bounds
-from lakequeue.client.handing_over import AT_ONCE, BATCH_BYTES, HandingOver
+from lakequeue.client.producer_buffer import AT_ONCE, BATCH_BYTES, ProducerBuffer
 from lakequeue.protocol.errors import Reason, Rejected
 
 
@@ -58,11 +58,11 @@ def failures() -> list[tuple[str, str]]:
 
 
 @pytest.fixture
-def over(library: Library, failures: list[tuple[str, str]]) -> HandingOver:
-    return HandingOver(library, lambda topic, reason: failures.append((topic, reason)))  # type: ignore[arg-type]
+def over(library: Library, failures: list[tuple[str, str]]) -> ProducerBuffer:
+    return ProducerBuffer(library, lambda topic, reason: failures.append((topic, reason)))  # type: ignore[arg-type]
 
 
-def give(over: HandingOver, value: bytes, partition: int = 0, acked: Any = None) -> bool:
+def give(over: ProducerBuffer, value: bytes, partition: int = 0, acked: Any = None) -> bool:
     return over.give("t", value, None, partition, [], acked)
 
 
@@ -71,7 +71,7 @@ def numbers(first: int, count: int) -> list[bytes]:
 
 
 def test_five_of_a_partition_are_on_their_way_and_the_next_ones_wait(
-    library: Library, over: HandingOver
+    library: Library, over: ProducerBuffer
 ) -> None:
     for value in numbers(0, 9):
         assert give(over, value)
@@ -84,7 +84,9 @@ def test_five_of_a_partition_are_on_their_way_and_the_next_ones_wait(
     assert over.bytes == 0
 
 
-def test_what_comes_while_others_wait_goes_behind_them(library: Library, over: HandingOver) -> None:
+def test_what_comes_while_others_wait_goes_behind_them(
+    library: Library, over: ProducerBuffer
+) -> None:
     values = numbers(0, 40)
     for value in values:
         give(over, value)
@@ -95,7 +97,7 @@ def test_what_comes_while_others_wait_goes_behind_them(library: Library, over: H
     assert library.values() == values
 
 
-def test_partitions_do_not_wait_for_each_other(library: Library, over: HandingOver) -> None:
+def test_partitions_do_not_wait_for_each_other(library: Library, over: ProducerBuffer) -> None:
     for value in numbers(0, 7):
         give(over, value, 0)
     give(over, b"other", 1)
@@ -103,7 +105,7 @@ def test_partitions_do_not_wait_for_each_other(library: Library, over: HandingOv
     assert len(library.values(0)) == AT_ONCE
 
 
-def test_a_batch_at_a_time(library: Library, over: HandingOver) -> None:
+def test_a_batch_at_a_time(library: Library, over: ProducerBuffer) -> None:
     large = b"x" * (BATCH_BYTES // 4)
     for _ in range(AT_ONCE + 8):
         give(over, large)
@@ -120,7 +122,7 @@ def test_a_batch_at_a_time(library: Library, over: HandingOver) -> None:
 
 
 def test_acked_is_called_once_for_each_also_for_what_is_lost(
-    library: Library, over: HandingOver, failures: list[tuple[str, str]]
+    library: Library, over: ProducerBuffer, failures: list[tuple[str, str]]
 ) -> None:
     ended: list[bytes] = []
     library.refuses = {b"6"}
@@ -135,7 +137,7 @@ def test_acked_is_called_once_for_each_also_for_what_is_lost(
 
 
 def test_what_the_library_refuses_at_once_is_not_counted(
-    library: Library, over: HandingOver
+    library: Library, over: ProducerBuffer
 ) -> None:
     library.refuses = {b"no"}
     with pytest.raises(KafkaException):
@@ -146,7 +148,7 @@ def test_what_the_library_refuses_at_once_is_not_counted(
 
 
 def test_too_large_is_said_at_once_also_where_it_would_wait(
-    library: Library, over: HandingOver
+    library: Library, over: ProducerBuffer
 ) -> None:
     for value in numbers(0, AT_ONCE):
         give(over, value)
@@ -156,7 +158,7 @@ def test_too_large_is_said_at_once_also_where_it_would_wait(
     assert over.records == AT_ONCE
 
 
-def test_no_room(library: Library, over: HandingOver, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_room(library: Library, over: ProducerBuffer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bounds, "BUFFER_RECORDS_MAX", 8)
     assert [give(over, value) for value in numbers(0, 9)] == 8 * [True] + [False]
     assert not over.flush(0)
@@ -167,7 +169,7 @@ def test_no_room(library: Library, over: HandingOver, monkeypatch: pytest.Monkey
 
 
 def test_giving_up_ends_what_waits_and_what_is_on_its_way(
-    library: Library, over: HandingOver, failures: list[tuple[str, str]]
+    library: Library, over: ProducerBuffer, failures: list[tuple[str, str]]
 ) -> None:
     ended: list[bytes] = []
     for value in numbers(0, 8):

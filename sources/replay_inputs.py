@@ -25,7 +25,7 @@ class Gone(LakequeueError):
     """A logged step's input cannot be read any more."""
 
 
-class ReadAgain:
+class ReplayInputs:
     """What logged steps took, see `driver.Again`."""
 
     def __init__(self, kafka: dict[str, Any], records: list[StepRecord]) -> None:

@@ -21,7 +21,7 @@ from . import past_replica
 from .past import Moment
 
 
-class _Asked:
+class _PastSession:
     """The face of a session that `Admin` uses, for inspections: moments of one broker or more."""
 
     def __init__(self, moments: list[Moment], vpn: str) -> None:
@@ -86,4 +86,4 @@ class _Asked:
 def admin_of(*moments: Moment, vpn: str = "default") -> Admin:
     """An administrator who looks at moments of different brokers, at one at least: `queues`,
     `describe`, `browse`, `usage`, `events`."""
-    return Admin(cast(Session, _Asked(list(moments), vpn)))
+    return Admin(cast(Session, _PastSession(list(moments), vpn)))

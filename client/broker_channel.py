@@ -14,13 +14,13 @@ from .gathering import Gathering
 from .headers import Template, sent_after
 from .pending import Pending
 from .session import Session
-from .unanswered import Unanswered
+from .window import Window
 
 MOVED_MOST = 1_000  # destinations
 
 
-class Outgoing:
-    """A producer's way to one broker, under the producer's lock. sequence: of the next message;
+class BrokerChannel:
+    """A producer's channel to one broker, under the producer's lock. sequence: of the next message;
     moved: by destination the highest sequence that this broker has refused as moved."""
 
     def __init__(
@@ -31,7 +31,7 @@ class Outgoing:
         self.sequence = sequence
         self.moved: dict[str, int] = {}
         self.sends = Gathering(session, session.publish_partition(producer_id, broker))
-        self.unanswered = Unanswered(lock, self.sends, pub_ack_s, window, session.report)
+        self.window = Window(lock, self.sends, pub_ack_s, window, session.report)
 
     def number(
         self, payload: bytes, key: bytes | None, headers: list[tuple[str, bytes]] | None,
@@ -44,7 +44,7 @@ class Outgoing:
         sent.to = to
         if persistent:
             self.sequence = seq + 1
-            self.unanswered.add(sent)
+            self.window.add(sent)
         return sent
 
     def renumber(self, sent: Pending) -> None:
@@ -53,7 +53,7 @@ class Outgoing:
         *content, template = sent.record
         sent.record = (*content, self._template(template, sent.to))
         self.sequence += 1
-        self.unanswered.add(sent)
+        self.window.add(sent)
 
     def _template(self, template: Template, to: str) -> Template:
         return sent_after(template, self.moved.get(to, 0)) if self.moved else template
@@ -66,6 +66,6 @@ class Outgoing:
 
     def take_back(self, sent: Pending) -> None:
         """It was not sent after all: its number is the next one's."""
-        self.unanswered.remove(sent)
+        self.window.remove(sent)
         if sent.seq:
             self.sequence = sent.seq

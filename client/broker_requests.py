@@ -23,11 +23,11 @@ from ..protocol.checked import checked, encode_checked
 from ..protocol.errors import Moved, PermissionDenied
 from ..protocol.signing import Credentials, Signature, sign
 from .known_brokers import ask_for_broker, known_brokers
+from .queue_directory import QueueDirectory
 from .runner import Runner
 from .spans import Spans
 from .transport import Transport
 from .values import text_of
-from .whereabouts import Whereabouts
 
 log = logging.getLogger("lakequeue.client")
 
@@ -40,7 +40,7 @@ LOOK_AGAIN_S = 0.1  # a queue that is on its way from one broker to another
 Answer = dict[str, Any]
 
 
-class Speaking:
+class BrokerRequests:
     """The base of a session. number: of the home broker, where everything goes that is for none in
     particular."""
 
@@ -64,7 +64,7 @@ class Speaking:
         self._pid = os.getpid()
         self._asked: dict[str, Callable[[Answer], None]] = {}
         self._spoken_to = {number}  # brokers that may know this session
-        self._where = Whereabouts(number)
+        self._where = QueueDirectory(number)
         self._commands = topics.topic(vpn, topics.COMMANDS)
         self._directory = topics.topic(vpn, topics.DIRECTORY)
         self.publish_topic = topics.topic(vpn, topics.PUBLISH)

@@ -49,7 +49,7 @@ class Point:
 
 
 @dataclass(slots=True)
-class Seen:
+class VpnSnapshot:
     """A look. queues: as `describe` gives them, each with `in_s`, `out_s` and `again_s`; brokers:
     by name, in the order of their numbers; problem: why there is no newer one; silent: which
     brokers' part is older; bridges: as `describe_bridge` gives them."""
@@ -63,7 +63,7 @@ class Seen:
     bridges: list[dict[str, Any]] = field(default_factory=list)
 
 
-class Sight:
+class VpnMonitor:
     """Of one VPN. connect: opens a connection; it is opened when it is needed first."""
 
     def __init__(
@@ -75,12 +75,12 @@ class Sight:
         self._connect, self._every_s, self._clock = connect, every_s, clock
         self._connection: Any = None
         self._lock = threading.Lock()
-        self._seen = Seen()
+        self._seen = VpnSnapshot()
         self._due = 0.0
         self._before: tuple[float, dict[str, tuple[int, int, int]]] = (0.0, {})
         self._past: dict[str, deque[Point]] = {}
 
-    def look(self) -> Seen:
+    def look(self) -> VpnSnapshot:
         """The newest look, a new one if it is time; where the engine does not answer the last one,
         with the problem."""
         if self._clock() < self._due:
@@ -116,7 +116,7 @@ class Sight:
         that there is no answer. Raises LakequeueError."""
         answer: Future[Any] = Future()
         thread = threading.Thread(
-            target=self._answer, args=(what, answer, wait_s), daemon=True, name="lakequeue-sight"
+            target=self._answer, args=(what, answer, wait_s), daemon=True, name="lakequeue-monitor"
         )
         thread.start()
         try:
@@ -152,7 +152,7 @@ class Sight:
         events = [event for look in looks.values() for event in look.events]
         events = sorted(events, key=lambda event: event["time"])[-EVENTS:]
         events = [{**event, "time": moment(event["time"])} for event in events]
-        seen = Seen(_whole(looks), looks, events, connection.now(), silent=silence(looks))
+        seen = VpnSnapshot(_whole(looks), looks, events, connection.now(), silent=silence(looks))
         seen.bridges = _bridges(connection)
         at = self._clock()
         self._remember(at, seen.queues)

@@ -26,7 +26,7 @@ class _Record(msgspec.Struct):
     edition: int = 0
 
 
-class Whereabouts:
+class QueueDirectory:
     """Of one connection. home: the number of its broker."""
 
     def __init__(self, home: int) -> None:

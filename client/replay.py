@@ -20,7 +20,7 @@ from .session import Session
 from .values import time_ms
 
 
-class AskedAgain:
+class ConsumerReplay:
     """Of one consumer. done: what became of it. Raises as `Admin.replay`."""
 
     def __init__(

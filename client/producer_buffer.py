@@ -44,7 +44,7 @@ class _Partition:
 class _Given:
     """One record on its way; the library calls it when it has delivered it, or never will."""
 
-    over: HandingOver
+    over: ProducerBuffer
     partition: _Partition
     record: tuple[Any, ...]
     size: int
@@ -54,7 +54,7 @@ class _Given:
         self.over.ended(self, None if error is None else error.str())
 
 
-class HandingOver:
+class ProducerBuffer:
     """A producer's records, from `give` to their delivery. It knows no transport: the library's
     thread keeps it.
 

@@ -23,7 +23,7 @@ RETRANSMIT_MAX_S = 60.0
 Moved = Callable[[Pending | None, bool, dict[str, Any]], None]
 
 
-class Unanswered:
+class Window:
     """A producer's messages in flight, under the producer's lock. window: how many refused messages
     are kept for `flush` at most; report: tells what had to be forgotten."""
 

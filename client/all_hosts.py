@@ -92,7 +92,8 @@ def acknowledge(
 ) -> None:
     """Acknowledge what a command names, whoever of the queue's hosts has it (L13). own: the
     consumer's broker. It is asked last: what none of them has is for it to say (L8, L9), and what
-    it sent this consumer while the others were asked it removes now. heard: see `Speaking.request`.
+    it sent this consumer while the others were asked it removes now.
+    heard: see `BrokerRequests.request`.
     """
     checked(command)
     if len(session.hosts_of(command.queue)) < 2:

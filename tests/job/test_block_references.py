@@ -12,8 +12,8 @@ from lake.history import crc_of, said_to_journal, write_history
 from lake.on_files import write_table
 from lake.test_past import lived
 from lakequeue.bench.references_in_memory import places_of, references_to
-from lakequeue.sinks import referring
-from lakequeue.sinks.referring import Referring
+from lakequeue.sinks import block_references
+from lakequeue.sinks.block_references import BlockReferences
 from loop.memory import HOME
 from pyspark.sql import DataFrame
 
@@ -44,7 +44,7 @@ class Reads:
 def test_R1_blocks_are_named_by_rows_and_nobody_elses_queries_are_touched(
     job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(referring, "WORTH_BYTES", 0)  # the blocks of a walk are short
+    monkeypatch.setattr(block_references, "WORTH_BYTES", 0)  # the blocks of a walk are short
     walk = lived(3)
     own, store = walk.saved[-1]
     home = write_history(walk.world, tmp_path, walk.saved)
@@ -54,7 +54,7 @@ def test_R1_blocks_are_named_by_rows_and_nobody_elses_queries_are_touched(
     pages = spark.createDataFrame(
         [(page, value, crc_of(page, value)) for page, value in store.pages.items()], PAGES
     )
-    refer = Referring(spark, home / "tables")
+    refer = BlockReferences(spark, home / "tables")
     assert not refer(HOME.name, pages, (0, own.step)).where("refs IS NOT NULL").count()
 
     write_table(home, "journal", journal)
