@@ -2,7 +2,8 @@
 
 One inbox, shared by replies and deliveries, one partition of the receipts, one name whose
 heartbeats keep the subscriptions alive (C3). Consumers and producers are known here only as those
-who listen: to a subscription's deliveries, to a producer's receipts. How it sends requests: `broker_requests`.
+who listen: to a subscription's deliveries, to a producer's receipts. How it sends requests:
+`broker_requests`.
 """
 
 from __future__ import annotations
