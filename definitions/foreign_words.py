@@ -3,8 +3,9 @@
 Theory. Who comes from another system writes its words first. A refusal that names our word ends the
 search; the nearest spelling, which is what other unknown keys are answered with, would lead astray
 (`visibility_timeout` is no misspelt `deferred_ack_expiration`). One literal table says both what a
-refusal answers and what `docs/coming-from.md` shows, so the two cannot differ. A word is recognised
-in any spelling: `x-message-ttl`, `xMessageTtl` and the policy's `message-ttl` are the same.
+refusal answers and what `docs/reference/keys-of-other-systems.md` shows, so the two cannot differ.
+A word is recognised in any spelling: `x-message-ttl`, `xMessageTtl` and the policy's `message-ttl`
+are the same.
 """
 
 from __future__ import annotations

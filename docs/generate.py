@@ -170,15 +170,15 @@ def words_of(systems: tuple[str, ...]) -> str:
 
 
 PARTS = {
-    "failures": ("concepts/acknowledgements.md", failures),
-    "lifecycle": ("concepts/message-life.md", lifecycle),
+    "failures": ("concepts/failures.md", failures),
+    "lifecycle": ("reference/message-states.md", lifecycle),
     "publish-header": ("reference/protocol.md", publish_header),
     "commands": ("reference/protocol.md", all_commands),
     "inbox": ("reference/protocol.md", inbox),
     "command-line": ("reference/command-line.md", command_line_help),
     "metrics": ("reference/metrics.md", metrics),
     **{
-        f"words-{name}": ("coming-from.md", functools.partial(words_of, systems))
+        f"words-{name}": ("reference/keys-of-other-systems.md", functools.partial(words_of, systems))
         for name, systems in SYSTEMS.items()
     },
 }

@@ -44,7 +44,7 @@ def test_every_generated_part_is_tested(generate: ModuleType) -> None:
 def test_every_word_of_another_system_is_shown_once(root: Path, generate: ModuleType) -> None:
     named = [name for systems in generate.SYSTEMS.values() for name in systems]
     assert sorted(named) == sorted({word.of for word in WORDS})
-    text = (root / "docs/coming-from.md").read_text()
+    text = (root / "docs/reference/keys-of-other-systems.md").read_text()
     for word in WORDS:
         assert len(re.findall(rf"^\| `{re.escape(word.theirs)}`", text, re.MULTILINE)) == 1
 

@@ -1,4 +1,4 @@
-"""The quota of `docs/concepts/security.md`, set as it is printed, on a real Kafka."""
+"""The quota of `docs/concepts/floods.md`, set as it is printed, on a real Kafka."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from lakequeue.streaming.jars import ensure_jars, java_executable
 from lakequeue.streaming.kafka_broker import EmbeddedKafka
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "concepts" / "security.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "concepts" / "floods.md"
 TOOL = "kafka-configs.sh --bootstrap-server …"
 
 pytestmark = pytest.mark.job

@@ -1,5 +1,5 @@
 """C3, C4 on the real job: a worker that is killed gives exactly the redelivery that the table in
-docs/concepts/acknowledgements.md says, in every mode and at every deadly point. With each Kafka
+docs/concepts/failures.md says, in every mode and at every deadly point. With each Kafka
 library: `tests/client/test_failures.py`."""
 
 from __future__ import annotations
