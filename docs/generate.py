@@ -178,7 +178,10 @@ PARTS = {
     "command-line": ("reference/command-line.md", command_line_help),
     "metrics": ("reference/metrics.md", metrics),
     **{
-        f"words-{name}": ("reference/keys-of-other-systems.md", functools.partial(words_of, systems))
+        f"words-{name}": (
+            "reference/keys-of-other-systems.md",
+            functools.partial(words_of, systems),
+        )
         for name, systems in SYSTEMS.items()
     },
 }
