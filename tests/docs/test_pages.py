@@ -10,6 +10,9 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglob("*.md")])
 NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
 FENCE = re.compile(r"^( *)```([^\n]*)\n(.*?)^\1```", re.MULTILINE | re.DOTALL)
+README_LINES = 120
+#: How many words a page may have: more are two pages, or a design that is too complicated.
+WORDS = {"docs/concepts/": 700, "docs/glossary.md": 700, "docs/coming-from.md": 1200}
 LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)")
 
 
@@ -54,6 +57,18 @@ def test_every_page_is_linked(page: Path) -> None:
         for link in LINK.findall(FENCE.sub("", other.read_text()))
     }
     assert page in linked
+
+
+def test_the_readme_is_short() -> None:
+    assert len((ROOT / "README.md").read_text().splitlines()) <= README_LINES
+
+
+@pytest.mark.parametrize("page", PAGES, ids=NAMES)
+def test_no_page_is_too_long(page: Path) -> None:
+    name = str(page.relative_to(ROOT))
+    for start, most in WORDS.items():
+        if name.startswith(start):
+            assert len(page.read_text().split()) <= most
 
 
 @pytest.mark.parametrize("page", PAGES, ids=NAMES)
