@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from ..mesh.bridges.bridged import Bridged
+from ..mesh.bridges.bridged_broker import BridgedBroker
 from ..protocol import commands as c
 from ..protocol import home_bridges, topics, wire
 from ..protocol.messages import PublishHeader, Records, encode_publish_header
@@ -26,7 +26,7 @@ def run(messages: int, batch: int, destinations: int) -> list[dict[str, Any]]:
 
 
 def _broker() -> Replica:
-    return Replica(Home(), DictStore(), Limits(), Bridged.load)
+    return Replica(Home(), DictStore(), Limits(), BridgedBroker.load)
 
 
 class _Ends:

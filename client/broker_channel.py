@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 import time
 
-from .gathering import Gathering
+from .batching import Batcher
 from .headers import Template, sent_after
 from .pending import Pending
 from .session import Session
@@ -30,7 +30,7 @@ class BrokerChannel:
         self._changed = session.changed
         self.sequence = sequence
         self.moved: dict[str, int] = {}
-        self.sends = Gathering(session, session.publish_partition(producer_id, broker))
+        self.sends = Batcher(session, session.publish_partition(producer_id, broker))
         self.window = Window(lock, self.sends, pub_ack_s, window, session.report)
 
     def number(

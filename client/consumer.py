@@ -2,7 +2,7 @@
 
 A consumer is one subscription (`binding`). Deliveries come into its buffer (`prefetch`); what
 the application was given is settled (`settling`) as its mode says (`acking`); callbacks are
-called in `serving`.
+called in `callbacks`.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from typing import Any
 
 from ..protocol import ConfigError, LakequeueError, Timeout, wire
 from ..protocol.bounds import BACKLOG_MAX, NAME_CHARACTERS_MAX
+from ..protocol.duties import do_every
 from ..protocol.errors import Moved
-from ..protocol.every import do_every
 from ..protocol.ids import format_parts, format_ranges
 from .acking import ack_rule
 from .arrivals import WINDOW_PERCENT, FlowArrivals
 from .binding import Binding, Wanted
 from .broker_requests import NAME_MAX
+from .callbacks import CallbackRunner
 from .message import Message
 from .prefetch import Prefetch
 from .renewal import LIMIT, Leases
-from .serving import Serving
 from .session import Session
 from .settling import Settling
 from .transport import Record
@@ -90,7 +90,7 @@ class Consumer:
         self._settling = Settling(
             session, self._lock, self._prefetch, self._arrivals, self._rule, lambda: self._ended
         )
-        self.serving = Serving(
+        self.serving = CallbackRunner(
             session, self._prefetch, self._settling, self._rule, lambda: self._closed
         )
         self._subscription: Binding | None = None

@@ -1,6 +1,6 @@
 """Producers: send messages and know what became of them (P1–P7).
 
-How messages travel is said in `gathering`, what their headers say in `headers`, what happens until
+How messages travel is said in `batching`, what their headers say in `headers`, what happens until
 the engine has answered in `window`.
 """
 
@@ -15,8 +15,8 @@ from uuid import uuid4
 import msgspec
 
 from ..protocol import ConfigError, NotConnected, Reason, Rejected, Timeout, WindowFull
+from .batching import RUN_BYTES
 from .broker_channel import BrokerChannel
-from .gathering import RUN_BYTES
 from .headers import HeaderOptions, Templates
 from .moved_messages import MovedMessages
 from .pending import Pending, Receipt, settle

@@ -17,8 +17,8 @@ from typing import Protocol
 import msgspec
 
 from ..protocol import LakequeueError, Timeout, commands
+from ..protocol.duties import do_every
 from ..protocol.errors import Moved
-from ..protocol.every import do_every
 from ..protocol.signing import Credentials
 from ..protocol.wire import FRAMING
 from .broker_requests import Answer, BrokerRequests

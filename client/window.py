@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ..protocol import NotConnected, Reason, Rejected
-from .gathering import Gathering
+from .batching import Batcher
 from .pending import Pending, settle
 
 RETRANSMIT_MAX_S = 60.0
@@ -30,7 +30,7 @@ class Window:
     def __init__(
         self,
         lock: threading.RLock,
-        sends: Gathering,
+        sends: Batcher,
         pub_ack_s: float,
         window: int,
         report: Callable[[str], None],

@@ -32,7 +32,7 @@ from . import past_replica
 from .inputs import TOGETHER, FromTables, StoredRecord, opened_behind, steps_between
 from .named_payloads import Named, blocks_of
 from .opening import WHEN_WRITTEN, NoLake
-from .past_replica import Ear, Steps
+from .past_replica import StepCapture, Steps
 
 if TYPE_CHECKING:
     import duckdb
@@ -244,7 +244,7 @@ def _who(lake: duckdb.DuckDBPyConnection, home: Path, broker: str) -> tuple[int,
 def _replay(lake: duckdb.DuckDBPyConnection, moment: Moment, target: int, exactly: bool) -> None:
     """Take the steps behind the snapshot again, up to the target. The last one is heard. exactly:
     the target is meant, and not the last step before it whose records the tables have."""
-    ear = Ear()
+    ear = StepCapture()
     steps = Steps(moment.home, moment.store, moment.own, ear, moment.now)
     ids = {(topic, partition): topic_id for topic, partition, topic_id in moment.own.ids}
     known = {(t, p): (at, ids.get((t, p), "")) for t, p, at in moment.own.offsets}

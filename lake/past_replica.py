@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from ..mesh.met_brokers import neighbours
+from ..mesh.neighbours import neighbours
 from ..protocol.errors import LakequeueError
 from ..protocol.steplog import StepRecord
 from ..protocol.wire import WireRecord
@@ -30,7 +30,7 @@ own_of = msgspec.msgpack.Decoder(Snapshot).decode
 """What goes with pages, as it was saved."""
 
 
-class Ear:
+class StepCapture:
     """The log and the outbox of steps that only whoever asks for them hears."""
 
     def __init__(self) -> None:
@@ -66,7 +66,9 @@ class Depth(NamedTuple):
 class Steps:
     """A broker that takes steps again."""
 
-    def __init__(self, home: Home, store: DictStore, own: Snapshot, ear: Ear, now: int) -> None:
+    def __init__(
+        self, home: Home, store: DictStore, own: Snapshot, ear: StepCapture, now: int
+    ) -> None:
         clocks = Clocks(lambda: now, time.monotonic, time.thread_time)
         self._driver = Driver(home, _CODE, store, own, ear, ear, clocks, LIMITS, neighbours)
 
@@ -153,9 +155,9 @@ def answer(
     """Carry out a question: the result, and where the next part begins."""
     broker = _load(home, store)
     broker.begin(now)
-    assert broker.beyond is not None
+    assert broker.mesh is not None
     result: Any
-    if (own := broker.beyond.commands.get(type(command))) is not None:
+    if (own := broker.mesh.commands.get(type(command))) is not None:
         return own(vpn, command), None
     if carry_out := dispatch.OF_BROKER.get(type(command)):
         result = carry_out(broker, vpn, command)
@@ -169,5 +171,5 @@ def answer(
 
 def _load(home: Home, store: DictStore) -> Broker:
     broker = Broker.load(store, home, LIMITS)
-    broker.beyond = neighbours(broker)
+    broker.mesh = neighbours(broker)
     return broker

@@ -29,7 +29,7 @@ from ..definitions import DEFAULT_BROKER, DEFAULT_VPN, Configuration
 from ..definitions.as_commands import configure_commands
 from ..mesh.rehome import HomeChange, Rehomed, Resting, rehome
 from ..protocol import ConfigError, commands, topics, wire
-from ..protocol.every import do_every
+from ..protocol.duties import do_every
 from ..protocol.journal import Journal
 from ..protocol.messages import HEADER, Records
 from ..protocol.outputs import Alert, Output

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from functools import partial
 
 from ..client.runner import Duties
-from ..protocol.every import do_every
+from ..protocol.duties import do_every
 from .in_process import MemoryEngine
 
 

@@ -3,7 +3,7 @@ its last mark, by which one that fails is taken again."""
 
 from __future__ import annotations
 
-from ..mesh.met_brokers import neighbours
+from ..mesh.neighbours import neighbours
 from ..protocol import topics, wire
 from ..protocol.messages import Records
 from ..protocol.outputs import Deadline, Output

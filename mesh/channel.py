@@ -14,22 +14,22 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ..definitions import DEFAULT_VPN
-from ..protocol import mesh_words
+from ..protocol import mesh_envelope
 from ..protocol.errors import LakequeueError
-from ..protocol.mesh_words import Said
+from ..protocol.mesh_envelope import MeshMessage
 from ..protocol.messages import Records
 from ..protocol.neighbours import WORDS
 from ..protocol.outputs import MeshRecord
 from ..state.queue.broker import Broker
-from ..state.queue.broker_facts import Place
-from ..state.rules.answering import reject_record
+from ..state.queue.broker_facts import RecordPosition
+from ..state.rules.rejected_records import reject_record
 from .facts import MeshFacts, Peer
 from .rejoining import is_lost, next_word
 
 Handlers = Mapping[str, Callable[[int, Any], None]]
 
 
-def say(broker: Broker, facts: MeshFacts, to: int, said: Said) -> None:
+def say(broker: Broker, facts: MeshFacts, to: int, said: MeshMessage) -> None:
     """Say something to another broker; or to itself, which then hears it as from others."""
     header = broker.header
     peer = facts.peers.get(to)
@@ -43,7 +43,7 @@ def hear(
     broker: Broker,
     facts: MeshFacts,
     records: Records,
-    skipped: Mapping[Place, str],
+    skipped: Mapping[RecordPosition, str],
     handlers: Handlers,
     failures: Handlers,
     missed: Callable[[int, int], None],
@@ -73,10 +73,10 @@ def hear(
 
 def _heard(
     broker: Broker, facts: MeshFacts, vpn: str, value: bytes | None
-) -> tuple[int, Said, int] | None:
+) -> tuple[int, MeshMessage, int] | None:
     """Who says it, what a record says, and the number of the last record that was lost before it,
     0 for none; None where it was heard before, or is another home's. Raises ValueError."""
-    envelope = mesh_words.decode(value)
+    envelope = mesh_envelope.decode(value)
     if envelope.epoch != broker.header.epoch:
         broker.count_refused(vpn, "other_home")
         return None
@@ -96,4 +96,4 @@ def _heard(
     if word is None:
         raise ValueError(f"kind: {envelope.kind!r} – allowed are {', '.join(sorted(WORDS))}")
     lost = envelope.number - 1 if missing > 0 else 0
-    return envelope.sender, mesh_words.decode_body(envelope, word), lost
+    return envelope.sender, mesh_envelope.decode_body(envelope, word), lost

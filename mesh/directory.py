@@ -35,13 +35,13 @@ from ..protocol.outputs import DirectoryEntry, Reply
 from ..protocol.patterns import kind_of
 from ..state.commands.administration import check_vpn, define, delete, owned, shutdown
 from ..state.commands.topic_subscriptions import check_room, check_subscribed
-from ..state.queue.beyond import LATER
 from ..state.queue.broker import Broker
+from ..state.queue.mesh_interface import LATER
 from ..state.rules.routing import add_topic, drop_topic, forget_found, has_topic, set_topics
 from . import lanes, moves, rooms
 from .channel import say
 from .facts import BegunMove, Entry, MeshFacts, Peer, WaitingAnswer, entry_of, hosts_of, key_of
-from .placed import Placed
+from .queue_placement import QueuePlacement
 
 SAID_AT_ONCE = 100  # entries of the directory in one record
 ReplyPlace = tuple[str, int, str]  # topic, partition, request
@@ -85,7 +85,7 @@ class Keeper:
     def __init__(self, broker: Broker, facts: MeshFacts) -> None:
         self._broker, self._facts = broker, facts
         self.apply_bridge: ApplyBridge = without_bridges
-        self._placed: Placed | None = None
+        self._placed: QueuePlacement | None = None
 
     def define(self, vpn: str, command: c.Define) -> Any:
         """Define a queue, or define it again (Q9). Raises what is wrong."""
@@ -266,7 +266,7 @@ class Keeper:
     def _hosts(self, vpn: str, definition: QueueDefinition) -> list[int]:
         facts = self._facts
         if self._placed is None:
-            self._placed = Placed(facts)
+            self._placed = QueuePlacement(facts)
         placed = self._placed
         names = hosts_of_definition(definition, tuple(facts.brokers), facts.groups)
         numbers = sorted(facts.brokers[name] for name in names)

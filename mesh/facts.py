@@ -110,7 +110,7 @@ class MeshFacts(msgspec.Struct):
     moves: dict[str, BegunMove] = {}  # at the keeper
     coming: dict[str, tuple[int, int, int]] = {}  # who expects it from here, the move, its room
     leaving: dict[str, int] = {}  # where it goes from here
-    # By queue and message: commands that mean what is on its way (`later`).
+    # By queue and message: commands that mean what is on its way (`in_transit_commands`).
     later: dict[int, dict[int, list[bytes]]] = {}
     arriving: dict[str, int] = {}  # the number of the queue that is made of it here
     went: dict[str, tuple[int, int]] = {}  # the move that is over, and where it is: see `hosts`

@@ -17,7 +17,7 @@ import msgspec
 
 from ..definitions import QueueDefinition
 from ..definitions.definition_values import WAITING_PREFIX
-from ..protocol.mesh_words import slices
+from ..protocol.mesh_envelope import slices
 from ..protocol.neighbours import HandOver, NotTaken, Stored
 from ..state.queue.broker import Broker
 from ..state.queue.change import apply
@@ -29,7 +29,7 @@ from ..state.rules.edits import AGAIN, WAY
 from ..state.rules.routing import forget_found
 from ..state.storage.row import MOVING, NEVER, Row
 from ..state.storage.spool import Content
-from . import later
+from . import in_transit_commands
 from .channel import say
 from .facts import Entry, MeshFacts, OutLane, credit_key, entry_of, hosts_of, key_of
 
@@ -194,7 +194,7 @@ def stored(broker: Broker, facts: MeshFacts, sender: int, said: Stored) -> None:
         rows = [row for row in rows if row.state == MOVING]
     holders = [row.holder for row in rows]
     apply(broker, queue, rows, Event.TRANSFER, reason=f"to broker {facts.peers[sender].name}")
-    later.forget(facts, queue, [row.id for row in rows])
+    in_transit_commands.forget(facts, queue, [row.id for row in rows])
     lane = facts.lanes.get(queue.number)
     if lane is None:
         for number in holders:
@@ -249,7 +249,7 @@ def refused(broker: Broker, facts: MeshFacts, sender: int, said: NotTaken) -> No
             for row in rows:  # they are handed over once more as they are now
                 (row.extras or {}).get(WAY, {}).pop(AGAIN, None)
             apply(broker, queue, rows, Event.REFUSE, subscription=one.id, reason=said.why)
-            later.refused(broker, facts, queue, [row.id for row in rows])
+            in_transit_commands.refused(broker, facts, queue, [row.id for row in rows])
             one.max_backlog = 0
             end_if_idle(queue, one)
     if lane is None:

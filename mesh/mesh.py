@@ -1,4 +1,4 @@
-"""The other brokers of a home, as one of them sees them: what `state` asks, answered (`Beyond`).
+"""The other brokers of a home, as one of them sees them: it answers `state` (`MeshInterface`).
 
 One broker is a client of its neighbours. Whatever crosses is a message of a queue here, given to a
 subscription of the broker over there: what waits for its queue (`lanes`), and what a distributed
@@ -14,7 +14,7 @@ from typing import Any
 from ..definitions.definition_values import ENDPOINT_PREFIX
 from ..protocol import commands as c
 from ..protocol.errors import ConfigError, Moved
-from ..protocol.mesh_words import Said
+from ..protocol.mesh_envelope import MeshMessage
 from ..protocol.messages import QUEUE_ALONE, Records
 from ..protocol.neighbours import (
     Carry,
@@ -35,16 +35,16 @@ from ..state.commands.dispatch import INSPECTIONS, TOLERANT
 from ..state.commands.intake import carry_out
 from ..state.commands.permissions import NEEDS, check_level, queue_of
 from ..state.limits import Budget
-from ..state.queue.beyond import LATER
 from ..state.queue.broker import Broker
-from ..state.queue.broker_facts import Place
+from ..state.queue.broker_facts import RecordPosition
 from ..state.queue.header import Subscription, Task
+from ..state.queue.mesh_interface import LATER
 from ..state.queue.queue import Queue
 from ..state.rules.edits import WAY
 from ..state.rules.routing import Patterns, has_topic, kind_of_captured
 from ..state.storage.row import NEVER, Row
 from ..state.storage.spool import Content
-from . import directory, handed_over, lanes, later, moves, rooms
+from . import directory, handover, in_transit_commands, lanes, moves, rooms
 from .channel import hear, say
 from .facts import Entry, MeshFacts, entry_of, keeper_of, load_facts, mark_facts
 
@@ -93,7 +93,7 @@ class Mesh:
             HasMoved.kind: self._keeper.moved,
         }
         self.failures: dict[str, Callable[[int, Any], None]] = {
-            HandOver.kind: lambda sender, said: handed_over.failed(broker, facts, sender, said)
+            HandOver.kind: lambda sender, said: handover.failed(broker, facts, sender, said)
         }
 
     @classmethod
@@ -119,7 +119,7 @@ class Mesh:
 
     # ------------------------------------------------------------ a step
 
-    def hear(self, records: Records, skipped: Mapping[Place, str]) -> None:
+    def hear(self, records: Records, skipped: Mapping[RecordPosition, str]) -> None:
         """What the others say; what is tried again is tried."""
         if self.facts.rejoined:
             self._greet()
@@ -167,12 +167,12 @@ class Mesh:
         rooms.ask_again(broker, facts, to)
 
     def leave(self, queue: Queue, task: Task, budget: Budget) -> bool:
-        """See `Beyond`."""
+        """See `MeshInterface`."""
         return moves.leave(self._broker, self.facts, queue, task, budget)
 
     def later(self, queue: Queue, command: Any, ids: list[int]) -> int:
-        """See `Beyond`."""
-        return later.keep(self._broker, self.facts, queue, command, ids)
+        """See `MeshInterface`."""
+        return in_transit_commands.keep(self._broker, self.facts, queue, command, ids)
 
     def send(
         self, queue: Queue, subscription: Subscription, rows: list[Row], contents: list[Content]
@@ -181,14 +181,14 @@ class Mesh:
         lanes.send(self._broker, self.facts, queue, subscription, rows, contents)
 
     def _handed_over(self, sender: int, said: HandOver) -> None:
-        handed_over.handed_over(self._broker, self.facts, sender, said)
+        handover.handed_over(self._broker, self.facts, sender, said)
 
     def _hear_entries(self, sender: int, said: Entries) -> None:
         apply_bridge = self._keeper.apply_bridge
         directory.hear_entries(self._broker, self.facts, sender, said, apply_bridge)
         rooms.hear_early(self._broker, self.facts)
 
-    # ------------------------------------------------------------ bridges (`bridges.bridged`)
+    # ----------------------------------------------------- bridges (`bridges.bridged_broker`)
 
     def with_bridges(self, apply: directory.ApplyBridge) -> None:
         """Bridges are in the directory, and this is what becomes of them here."""
@@ -198,7 +198,7 @@ class Mesh:
         """The keeper enters a bridge's end, which has been looked at; None: it is gone."""
         return self._keeper.enter_bridge(vpn, name, entry, command)
 
-    def say(self, to: int, said: Said) -> None:
+    def say(self, to: int, said: MeshMessage) -> None:
         """Say something to another broker."""
         say(self._broker, self.facts, to, said)
 
@@ -278,7 +278,8 @@ class Mesh:
         carry_out(self._broker, said.vpn, command, speaker)
 
     def takes(self, vpn: str, command: Any) -> bool:
-        """See `Beyond`. What nobody waits for was said before the queue went, and goes after it."""
+        """See `MeshInterface`. What nobody waits for was said before the queue went, and goes after
+        it."""
         broker, facts, name = self._broker, self.facts, command.queue
         if not moves.is_away(facts, broker.header.number, vpn, name):
             return False
@@ -347,14 +348,14 @@ class Mesh:
                 row.until, row.extras = NEVER, {WAY: {"until": row.until, "to": to}}
 
     def left(self, queue: Queue, rows: list[Row]) -> None:
-        """See `Beyond`."""
+        """See `MeshInterface`."""
 
     def of_engine(self, queue: Queue) -> str:
-        """See `Beyond`."""
+        """See `MeshInterface`."""
         return f"where messages wait for queue {queue.header.stands_for!r} of another broker"
 
     def lanes(self, vpn: str) -> list[dict[str, Any]]:
-        """See `Beyond`."""
+        """See `MeshInterface`."""
         return lanes.shown(self._broker, self.facts, vpn)
 
     def of_record(self, vpn: str, topic: str, partition: int, own: list[Queue]) -> list[Queue]:
@@ -380,7 +381,7 @@ class Mesh:
         return found + self._stored_here(vpn, rest, mine)
 
     def why_waiting(self, queue: Queue) -> str | None:
-        """See `Beyond`."""
+        """See `MeshInterface`."""
         lane = self.facts.lanes.get(queue.number)
         return f"held by {lane.queue}: {lane.why}" if lane is not None and lane.why else None
 

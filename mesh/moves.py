@@ -24,18 +24,18 @@ import msgspec
 
 from ..protocol import commands as c
 from ..protocol.errors import LakequeueError
-from ..protocol.mesh_words import slices
+from ..protocol.mesh_envelope import slices
 from ..protocol.neighbours import Carry, Come, Forward, HasMoved
 from ..state.commands.leases import MOVED
-from ..state.commands.turns import begin
+from ..state.commands.multi_step_commands import begin
 from ..state.limits import Budget
 from ..state.queue.broker import Broker
 from ..state.queue.change import apply
 from ..state.queue.header import QueueHeader, Task
 from ..state.queue.queue import Queue
 from ..state.queue.table import Event
+from ..state.rules.command_targets import wanted
 from ..state.rules.routing import add_route, drop_route, forget_found, set_topics
-from ..state.rules.which import wanted
 from ..state.storage.row import DELAYED, IN_MEMORY, NEVER, Row
 from ..state.storage.spool import Content
 from . import lanes

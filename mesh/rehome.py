@@ -37,7 +37,7 @@ from .directory import Keeper, apply_entry, check_move, entry_of, needs_one_plac
 from .facts import Entry, MeshFacts, Peer
 from .lanes import stand_in, target, turn
 from .mesh import Mesh
-from .moved import (
+from .move_at_rest import (
     Shared,
     arrive,
     give_up,
@@ -47,7 +47,7 @@ from .moved import (
     rows_of,
     tell_moved,
 )
-from .reading import Partition, of_new, of_removed, share, what_was_had
+from .reading_positions import Partition, of_new, of_removed, share, what_was_had
 from .rejoining import next_word
 
 
@@ -123,8 +123,8 @@ def why_not_at_rest(brokers: Mapping[int, Broker], leaving: Iterable[int]) -> st
 
 
 def _facts(broker: Broker) -> MeshFacts:
-    assert isinstance(broker.beyond, Mesh)
-    return broker.beyond.facts
+    assert isinstance(broker.mesh, Mesh)
+    return broker.mesh.facts
 
 
 class _Rehoming:
@@ -162,7 +162,7 @@ class _Rehoming:
     ) -> Broker:
         home = Home(name, number, epoch, secret)
         broker = Broker.load(DictStore(pages), home, self._limits)
-        broker.beyond = Mesh.load(broker)
+        broker.mesh = Mesh.load(broker)
         return broker
 
     def _check(self) -> None:
@@ -401,7 +401,7 @@ class _Rehoming:
             entry = entry_of(known, lane.vpn, lane.queue)
             if holder is to and entry is not None and lane.broker in entry.hosts:
                 continue
-            assert isinstance(to.beyond, Mesh)
+            assert isinstance(to.mesh, Mesh)
             assert entry is not None, "a queue that is gone has no stand-ins"
             host = target(to, known, lane.vpn, lane.queue, entry)
             if holder is to and host != to.header.number:

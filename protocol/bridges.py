@@ -13,12 +13,12 @@ from typing import Annotated, ClassVar
 import msgspec
 
 from .bounds import Count, Name, Topic
-from .mesh_words import Said
+from .mesh_envelope import MeshMessage
 
 Rows = Annotated[int, msgspec.Meta(ge=1, lt=1 << 31)]
 
 
-class BridgeSend(Said, frozen=True):
+class BridgeSend(MeshMessage, frozen=True):
     """Messages. lanes: how many messages each has; the columns behind it have a row for each
     message, lanes one after the other. to: place in `destinations`; ttl_ends, due: epoch ms, 0 for
     none; vpn: of the far end; came_from: the near end's where that is another one."""
@@ -42,7 +42,7 @@ class BridgeSend(Said, frozen=True):
     came_from: Name = ""
 
 
-class BridgeReceipt(Said, frozen=True):
+class BridgeReceipt(MeshMessage, frozen=True):
     """The answer to the send with this number. refused: (lane, how many of it were taken before,
     reason, queue that refused): of such a lane nothing behind was taken."""
 

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from .bounds import Count, DurationMs, Ids, Name, Number, OrderKey, Partition, Text, Topic, explain
-from .mesh_words import BrokerNumber
+from .mesh_envelope import BrokerNumber
 
 
 class Inbox(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -1,7 +1,7 @@
 """What brokers of one home say to each other: the words of `mesh/`.
 
-The envelope and the channel's numbers are those of `mesh_words`. A message crosses as a whole row
-of its queue; what it weighs decides how many cross in one record.
+The envelope and the channel's numbers are those of `mesh_envelope`. A message crosses as a whole
+row of its queue; what it weighs decides how many cross in one record.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ import msgspec
 
 from .bounds import Count, Name, Text
 from .bridges import BridgeReceipt, BridgeSend
-from .mesh_words import BrokerNumber, Said
+from .mesh_envelope import BrokerNumber, MeshMessage
 
 Contents = list[tuple[bytes, bytes | None, bytes | None]]  # payload, key, headers
 
 
-class HandOver(Said, frozen=True, array_like=True):
+class HandOver(MeshMessage, frozen=True, array_like=True):
     """Messages for a queue of the other broker. waiting: they wait in a stand-in and have no owner
     yet; else they are granted, and the ack moves the ownership. attempt: of the stand-in's lane;
     filter: of the subscription that asked; rows: of the queue here, packed; edition: of the
@@ -37,7 +37,7 @@ class HandOver(Said, frozen=True, array_like=True):
     again: bool = False
 
 
-class Stored(Said, frozen=True, array_like=True):
+class Stored(MeshMessage, frozen=True, array_like=True):
     """Messages that were handed over have another owner, or are gone by its queue's own rules."""
 
     kind: ClassVar[str] = "stored"
@@ -48,7 +48,7 @@ class Stored(Said, frozen=True, array_like=True):
     ids: list[int]
 
 
-class NotTaken(Said, frozen=True, array_like=True):
+class NotTaken(MeshMessage, frozen=True, array_like=True):
     """A queue does not take what was handed over with this attempt, from the first message on that
     was not said to be stored."""
 
@@ -61,7 +61,7 @@ class NotTaken(Said, frozen=True, array_like=True):
     why: str
 
 
-class Room(Said, frozen=True, array_like=True):
+class Room(MeshMessage, frozen=True, array_like=True):
     """How many messages of a queue consumers here can take, in all since the beginning: by filter.
     A smaller number takes back what was not used. edition: of the directory there, which says which
     queue of this name is meant."""
@@ -101,7 +101,7 @@ class SaidTopic(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fie
     is_gone: bool = False
 
 
-class Entries(Said, frozen=True, array_like=True):
+class Entries(MeshMessage, frozen=True, array_like=True):
     """What the keeper of the directory tells all others. edition: counts up with each change;
     brokers, groups: of the home, since a definition may name them; topic: one that changes, of a
     queue that stays as it is else."""
@@ -115,7 +115,7 @@ class Entries(Said, frozen=True, array_like=True):
     topic: SaidTopic | None = None
 
 
-class Heard(Said, frozen=True, array_like=True):
+class Heard(MeshMessage, frozen=True, array_like=True):
     """Up to this edition the directory is known here. error: what was wrong with the last one;
     waited: how many messages a bridge had that was deleted with it; missed: the number of the last
     word that was lost on the way here."""
@@ -128,7 +128,7 @@ class Heard(Said, frozen=True, array_like=True):
     missed: Count = 0
 
 
-class Forward(Said, frozen=True, array_like=True):
+class Forward(MeshMessage, frozen=True, array_like=True):
     """A client's command for another broker, which answers it: the keeper, or a queue's host.
     client, admin: who has proven to be."""
 
@@ -140,7 +140,7 @@ class Forward(Said, frozen=True, array_like=True):
     admin: bool = False
 
 
-class Come(Said, frozen=True, array_like=True):
+class Come(MeshMessage, frozen=True, array_like=True):
     """A queue that is to move here may come. move: the number of its move; room: bytes that may be
     stored here."""
 
@@ -152,7 +152,7 @@ class Come(Said, frozen=True, array_like=True):
     room: Count
 
 
-class Carry(Said, frozen=True, array_like=True):
+class Carry(MeshMessage, frozen=True, array_like=True):
     """Messages of a queue that moves, as they are; and with the last of them `whole`: what else the
     queue is, packed."""
 
@@ -166,7 +166,7 @@ class Carry(Said, frozen=True, array_like=True):
     whole: bytes = b""
 
 
-class HasMoved(Said, frozen=True, array_like=True):
+class HasMoved(MeshMessage, frozen=True, array_like=True):
     """To the keeper: a queue is here now. error: why it stays where it is."""
 
     kind: ClassVar[str] = "has_moved"
@@ -177,7 +177,7 @@ class HasMoved(Said, frozen=True, array_like=True):
     error: str = ""
 
 
-WORDS: dict[str, type[Said]] = {
+WORDS: dict[str, type[MeshMessage]] = {
     word.kind: word
     for word in (
         HandOver,

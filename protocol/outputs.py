@@ -9,7 +9,7 @@ import msgspec
 
 from .home_bridges import HomeAnswer, HomeSend
 from .journal import Journal
-from .mesh_words import Said
+from .mesh_envelope import MeshMessage
 
 
 class Deliveries(msgspec.Struct):
@@ -163,7 +163,7 @@ class MeshRecord:
     name: str
     epoch: int
     number: int
-    body: Said
+    body: MeshMessage
 
 
 @dataclass(slots=True)

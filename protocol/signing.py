@@ -24,7 +24,7 @@ import msgspec
 
 from .bounds import Count, Name
 from .errors import ConfigError
-from .mesh_words import BrokerNumber
+from .mesh_envelope import BrokerNumber
 
 WORD = b"signed "
 KEY_CHARACTERS_MIN = 16

@@ -17,7 +17,7 @@ from typing import Any, assert_never
 
 import msgspec
 
-from . import home_bridges, mesh_words, topics
+from . import home_bridges, mesh_envelope, topics
 from . import journal as journal_codec
 from .journal import Journal, JournalSegment
 from .outputs import (
@@ -361,7 +361,7 @@ def _rejected(r: RejectedRecord) -> WireRecord:
 
 def _mesh(m: MeshRecord) -> WireRecord:
     """It is one record already: what is said is cut (`slices`) before it gets its number."""
-    value = mesh_words.encode(m.sender, m.name, m.epoch, m.number, m.body)
+    value = mesh_envelope.encode(m.sender, m.name, m.epoch, m.number, m.body)
     return WireRecord(topics.topic(m.to, topics.MESH), 0, m.name.encode(), value)
 
 

@@ -31,11 +31,11 @@ from crc32c import crc32c
 from ..protocol import steplog, wire
 from ..protocol.errors import LakequeueError
 from ..protocol.journal import JournalSegment
+from ..protocol.recreated_topics import told_of_anew
 from ..protocol.steplog import Opened, Range, StepRecord
-from ..protocol.topics_anew import told_of_anew
 from ..protocol.wire import WireRecord
 from ..state import FORMAT, Batch, Broker, Home, Limits, StepFailed, Store
-from ..state.queue.beyond import Beyond
+from ..state.queue.mesh_interface import MeshInterface
 from .journal_buffer import JournalBuffer
 from .replica import Decided, Replica, put_aside, sorted_out
 
@@ -170,16 +170,16 @@ def digest_of(batch: Batch) -> int:
 
 
 class Driver:
-    """One broker's steps, from a snapshot on. store: the pages of that snapshot; beyond: see
+    """One broker's steps, from a snapshot on. store: the pages of that snapshot; mesh: see
     `Replica`."""
 
     def __init__(
         self, home: Home, code: str, store: Store, snapshot: Snapshot, log: Log,
         outbox: OutputWriter, clocks: Clocks, limits: Limits = Limits(),  # noqa: B008 (frozen)
-        beyond: Callable[[Broker], Beyond] | None = None,
+        mesh: Callable[[Broker], MeshInterface] | None = None,
     ) -> None:  # fmt: skip
         self.home, self.code = home, code
-        self._replica = Replica(home, store, limits, beyond)
+        self._replica = Replica(home, store, limits, mesh)
         self._log, self._outbox, self._clocks = log, outbox, clocks
         self.step, self.now, self.log_at = snapshot.step, snapshot.now, snapshot.log_at
         self.offsets = {(topic, at): offset for topic, at, offset in snapshot.offsets}

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ..state import Batch, Broker, Home, Limits, StepFailed, Store
-from ..state.queue.beyond import Beyond
+from ..state.queue.mesh_interface import MeshInterface
 from .replica import Decided, Replica, put_aside, sorted_out
 
 
@@ -50,15 +50,15 @@ class Draft:
 
 
 class MicroBatch:
-    """One broker's batch. store: the state, as the batch before left it; beyond: gives the broker
+    """One broker's batch. store: the state, as the batch before left it; mesh: gives the broker
     its bridges, and its neighbours."""
 
     def __init__(
         self, home: Home, store: Store, limits: Limits,
-        beyond: Callable[[Broker], Beyond] | None = None,
+        mesh: Callable[[Broker], MeshInterface] | None = None,
     ) -> None:  # fmt: skip
         self._draft = Draft(store)
-        self._replica = Replica(home, self._draft, limits, beyond)
+        self._replica = Replica(home, self._draft, limits, mesh)
         self._taken: list[tuple[Batch, int]] = []
 
     def take(self, batch: Batch, now: int) -> Decided:

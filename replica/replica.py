@@ -25,7 +25,7 @@ from ..protocol.outputs import (
     RejectedRecord,
 )
 from ..state import Batch, Broker, Home, Limits, StepFailed, Store, step
-from ..state.queue.beyond import Beyond
+from ..state.queue.mesh_interface import MeshInterface
 
 TRIES = 16  # records and queues that one step leaves out, before it is given up
 
@@ -82,22 +82,22 @@ def put_aside(batch: Batch, failed: StepFailed) -> None:
 
 
 class Replica:
-    """One broker. store: what its last mark wrote, and where the next one is written; beyond: gives
+    """One broker. store: what its last mark wrote, and where the next one is written; mesh: gives
     it its neighbours."""
 
     def __init__(
         self, home: Home, store: Store, limits: Limits,
-        beyond: Callable[[Broker], Beyond] | None = None,
+        mesh: Callable[[Broker], MeshInterface] | None = None,
     ) -> None:  # fmt: skip
         self.home, self.store, self.limits = home, store, limits
-        self._beyond = beyond
+        self._mesh = mesh
         self.reload()
 
     def reload(self) -> None:
         """Throw the live state away, and load the last mark."""
         self.broker = Broker.load(self.store, self.home, self.limits)
-        if self._beyond is not None:
-            self.broker.beyond = self._beyond(self.broker)
+        if self._mesh is not None:
+            self.broker.mesh = self._mesh(self.broker)
 
     def take(self, batch: Batch, now: int) -> list[Output]:
         """Take one step. Raises StepFailed: the live state is spoiled then, see `put_aside`."""

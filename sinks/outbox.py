@@ -19,7 +19,7 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 
 from ..protocol.bounds import RECORD_BYTES_MAX
 from ..protocol.commands import Command, RecordRefused
-from ..protocol.smaller import fitting, halves
+from ..protocol.record_splitting import fitting, halves
 from ..protocol.wire import WireRecord, headers_list
 from .log_writer import Stopping
 from .record_limits import instruction, limits_of, refusal, undeliverable

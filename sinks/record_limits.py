@@ -20,7 +20,7 @@ from ..protocol.bounds import RECORD_BYTES_MAX
 from ..protocol.commands import Command, RecordRefused, Undeliverable, encode_command
 from ..protocol.errors import Reason
 from ..protocol.ids import format_ranges
-from ..protocol.smaller import BESIDE_MAX, delivered, fitting, size_of
+from ..protocol.record_splitting import BESIDE_MAX, delivered, fitting, size_of
 from ..protocol.wire import WireRecord
 
 ASK_S = 5.0

@@ -20,7 +20,7 @@ from ..protocol.errors import LakequeueError
 from ..protocol.messages import Records
 from ..protocol.outputs import Deadline, Output
 from .commands.intake import carry_out_all, decoded
-from .commands.turns import go_on
+from .commands.multi_step_commands import go_on
 from .limits import beside
 from .phases.admission import admit
 from .phases.alerts import watch
@@ -28,7 +28,7 @@ from .phases.deadlines import act_on_deadlines
 from .phases.delivery import deliver
 from .phases.tidying import tidy
 from .queue.broker import Broker
-from .queue.broker_facts import Place
+from .queue.broker_facts import RecordPosition
 from .queue.queue import Queue
 from .rules.durable import say_held
 from .storage.row import NEVER
@@ -46,29 +46,29 @@ class Batch:
     commands: Records = field(default_factory=Records)
     publishes: Records = field(default_factory=Records)
     mesh: Records = field(default_factory=Records)
-    skipped: dict[Place, str] = field(default_factory=dict)
+    skipped: dict[RecordPosition, str] = field(default_factory=dict)
     faulted: dict[int, str] = field(default_factory=dict)
 
 
 def hear(broker: Broker, batch: Batch) -> None:
     """What other brokers say."""
-    if broker.beyond is not None:
-        broker.beyond.hear(batch.mesh, batch.skipped)
+    if broker.mesh is not None:
+        broker.mesh.hear(batch.mesh, batch.skipped)
     else:
         assert not batch.mesh, "another broker speaks to one that knows none"
 
 
 def speak(broker: Broker) -> None:
     """What is to be said to other brokers now that all is delivered."""
-    if broker.beyond is not None:
-        broker.beyond.speak()
+    if broker.mesh is not None:
+        broker.mesh.speak()
 
 
 class StepFailed(LakequeueError):
     """A step failed. place: the record that was being looked at; queue: the number of the queue
     that was being served; None where it is not known."""
 
-    def __init__(self, place: Place | None, queue: int | None, error: Exception) -> None:
+    def __init__(self, place: RecordPosition | None, queue: int | None, error: Exception) -> None:
         self.place, self.queue = place, queue
         self.why = f"{type(error).__name__}: {error}"[:500]
         super().__init__(f"a step failed at {place or queue or 'an unknown place'}: {self.why}")

@@ -19,7 +19,7 @@ from confluent_kafka.admin import AdminClient
 
 from ..definitions.bridge import BridgeDefinition, parse_bridge
 from ..protocol import LakequeueError, topics
-from ..protocol.every import do_every
+from ..protocol.duties import do_every
 from ..sources.live import quiet_client
 from .far_home import READER
 from .home_copier import HomeCopier

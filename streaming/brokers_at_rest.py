@@ -23,7 +23,7 @@ import msgspec
 import psutil
 
 from ..definitions.broker_changes import check_removed
-from ..mesh.reading import of_removed
+from ..mesh.reading_positions import of_removed
 from ..mesh.rehome import HomeChange, NotAtRest, Rehomed, Resting, rehome
 from ..protocol import LakequeueError, NotConnected, topics
 from ..protocol.folders import Folder
@@ -178,7 +178,7 @@ class EngineRehoming:
         while True:
             self._application.end(brokers, END_S_MAX)
             room = psutil.virtual_memory().available // MEMORY_SHARE
-            known: list[_Known] = []
+            known: list[_BrokerState] = []
             for broker in brokers:
                 known.append(self._read(broker, room))
                 room -= known[-1].size
@@ -195,7 +195,7 @@ class EngineRehoming:
             self._application.start_queries(brokers)
             time.sleep(HEAR_S)
 
-    def _check_ended(self, known: _Known) -> None:
+    def _check_ended(self, known: _BrokerState) -> None:
         """Raise NotAtRest where the log has steps that the state has not."""
         name, own = known.resting.name, known.own
         client = kafka_client(self._bootstrap, "lakequeue-rehome")
@@ -203,14 +203,14 @@ class EngineRehoming:
         if any(record.step > own.step for _, record in logged):
             raise NotAtRest(f"broker {name!r} did not end in good order")
 
-    def _rehome(self, known: list[_Known], change: HomeChange) -> Rehomed:
+    def _rehome(self, known: list[_BrokerState], change: HomeChange) -> Rehomed:
         secret, epoch = self._folder.secret, self._folder.epoch
         return rehome([one.resting for one in known], change, epoch, secret, Limits())
 
-    def _read(self, broker: BrokerQuery, room: int) -> _Known:
+    def _read(self, broker: BrokerQuery, room: int) -> _BrokerState:
         assert self._application.spark is not None
         path = self._folder.checkpoint / broker.name
-        return _Known.read(self._application.spark, path, broker.name, broker.number, room)
+        return _BrokerState.read(self._application.spark, path, broker.name, broker.number, room)
 
 
 def _set(brokers: dict[str, BrokerQuery], there: Iterable[BrokerQuery]) -> None:
@@ -233,7 +233,7 @@ def _groups(brokers: Iterable[BrokerQuery]) -> dict[str, str]:
     return {broker.name: broker.group for broker in brokers if broker.group}
 
 
-class _Known(msgspec.Struct):
+class _BrokerState(msgspec.Struct):
     """A broker's state, as Spark has it. size: bytes of its pages."""
 
     own: Snapshot
@@ -243,7 +243,7 @@ class _Known(msgspec.Struct):
     @classmethod
     def read(
         cls, spark: SparkSession, checkpoint: Folder, name: str, number: int, room: int
-    ) -> _Known:
+    ) -> _BrokerState:
         """Read it. room: bytes that its pages may have. Raises LakequeueError where they have more,
         or it is none of the core's."""
         rows = _state(spark, checkpoint, name, "snapshot").select("value.*").collect()
@@ -296,7 +296,7 @@ class _States(msgspec.Struct):
     moved: Moves
 
     @classmethod
-    def of(cls, known: list[_Known], found: Rehomed) -> _States:
+    def of(cls, known: list[_BrokerState], found: Rehomed) -> _States:
         """What each loop is to begin with."""
         before = {one.resting.name: one.own for one in known}
         states = {}
@@ -312,12 +312,12 @@ class _States(msgspec.Struct):
         return cls(states, removed, last, found.moved)
 
 
-def _of_clients(known: _Known) -> list[tuple[str, int, int]]:
+def _of_clients(known: _BrokerState) -> list[tuple[str, int, int]]:
     """Up to where a broker had read what clients say."""
     return [(*place, at) for place, at in of_removed([known.resting.offsets]).items()]
 
 
-def _last(known: _Known, segments: list[JournalSegment]) -> Journal:
+def _last(known: _BrokerState, segments: list[JournalSegment]) -> Journal:
     """What a removed broker has yet to say; its last step is the change."""
     own = known.own
     return Journal(known.resting.name, own.step + 1, own.now, [*own.journal, *segments])

@@ -29,7 +29,7 @@ from ..conf.client_keys import clients_command
 from ..definitions import DEFAULT_BROKER, Configuration
 from ..definitions.as_commands import configure_commands, vpns_of
 from ..protocol import ConfigError, LakequeueError, NotConnected, commands, topics, wire
-from ..protocol.every import do_every
+from ..protocol.duties import do_every
 from ..protocol.home_places import TABLES
 from ..sinks.metrics import Metrics
 from ..sources.live import quiet_client
@@ -38,6 +38,7 @@ from .alert_watch import AlertWatch
 from .application import SparkApplication
 from .batch_notes import LOST, BatchNotes
 from .bridge_watch import BridgeWatch
+from .broker_change_requests import ChangeRequests, await_partition, check_new
 from .broker_query import STARTING, BrokerQuery, broker_of, first_of
 from .broker_records import BrokerRecords
 from .brokers_at_rest import EngineRehoming
@@ -58,7 +59,6 @@ from .tables_lock import TablesLock
 from .tables_marks import TablesMarks
 from .tables_watch import TablesWatch
 from .ticker import Ticker
-from .wishes import Wishes, await_partition, check_new
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -166,7 +166,7 @@ class Engine:
             upkeep_s(self._settings), lambda: self.application.spark, self._queue_watch.look,
             self.metrics,
         )  # fmt: skip
-        self._wishes = Wishes(
+        self._wishes = ChangeRequests(
             self.bootstrap, self._vpns, self.add_broker, self._put_record, self.remove_broker,
             self.move_queue,
         )  # fmt: skip

@@ -115,12 +115,12 @@ class HomeCopier(threading.Thread):
         }
         with FarHome(kafka, self.bridge, address, self._epoch) as far:
             self._tell(said.OPEN, "")
-            with _Way(self, far, address) as way:
+            with _CopyAttempt(self, far, address) as attempt:
                 while not self._stopping.is_set():
-                    way.turn()
+                    attempt.turn()
 
 
-class _Way:
+class _CopyAttempt:
     """One try: from the position that was kept, until something fails."""
 
     def __init__(self, copier: HomeCopier, far: FarHome, address: FarAddress) -> None:
@@ -137,7 +137,7 @@ class _Way:
         self._heard_at = time.monotonic()
         self._failures: list[KafkaError] = []
 
-    def __enter__(self) -> _Way:
+    def __enter__(self) -> _CopyAttempt:
         try:
             (found,) = self._reader.committed([TopicPartition(self._out, 0)], SENT_S_MAX)
             self._next, self._answers_at = OFFSET_BEGINNING, OFFSET_BEGINNING

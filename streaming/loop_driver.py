@@ -1,7 +1,7 @@
 """The core in the loop: what `replica.Driver` needs of Kafka, of Spark's state and of clocks.
 
 Other brokers of the home are met when the engine names them, or when they speak
-(`mesh.met_brokers`).
+(`mesh.neighbours`).
 
 A step that fails ends the loop, and with it the batch: since the last mark, pages went into the
 state that only this attempt knows, and Spark throws those away. It starts the batch again, and the
@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from ..mesh.met_brokers import neighbours
+from ..mesh.neighbours import neighbours
 from ..protocol.steplog import StepRecord
 from ..replica.clock import BrokerClock
 from ..replica.driver import Clocks, Driver, Log, OutputWriter, Refused, Snapshot, Taken

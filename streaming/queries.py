@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from ..protocol.bounds import RECORD_BYTES_MAX
-from .causes import cause_of
+from .error_causes import cause_of
 from .planning import QUERY_SETTINGS
 
 if TYPE_CHECKING:

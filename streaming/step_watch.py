@@ -24,7 +24,7 @@ from confluent_kafka.admin import OffsetSpec
 
 from ..protocol import LakequeueError, topics
 from ..protocol.commands import Stuck, Tick, encode_command
-from ..protocol.every import do_every
+from ..protocol.duties import do_every
 from ..sources.live import quiet_client
 from ..sources.same_topic import TopicsNow
 from ..sources.step_batch import Place

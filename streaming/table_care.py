@@ -25,8 +25,8 @@ from ..protocol.folders import Folder, RemoteFolder
 from ..sinks.metrics import Metrics
 from ..sinks.queue_figures import Look
 from ..sinks.upkeep import Rules, Upkeep
-from .causes import cause_of
 from .engine_settings import EngineSettings
+from .error_causes import cause_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -33,7 +33,7 @@ from ..protocol.home_places import TABLES
 from ..sinks.metrics import Metrics
 from ..sinks.table_damage import damage
 from .application import SparkApplication
-from .causes import cause_of
+from .error_causes import cause_of
 from .home import HomeFolder
 from .queries import HISTORY_QUERY, TABLES_QUERY, reason
 

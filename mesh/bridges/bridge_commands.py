@@ -18,11 +18,11 @@ from ...protocol import commands as c
 from ...protocol.errors import ConfigError, Problem
 from ...protocol.outputs import BridgeEntry
 from ...state.commands.administration import delete
-from ...state.commands.turns import resume
+from ...state.commands.multi_step_commands import resume
 from ...state.queue.broker import Broker
-from . import door, endpoint
+from . import endpoint, far_end
+from .bridge_description import describe, describe_arrival
 from .bridge_facts import ELSEWHERE, BridgeFacts, Link
-from .shown import describe, describe_arrival
 
 BRIDGES_MAX = 1_000  # of a VPN
 
@@ -56,7 +56,7 @@ def begin(broker: Broker, facts: BridgeFacts, new: BridgeDefinition, to: int) ->
     if new.carrier != broker.header.name:
         return
     if new.arrives:
-        door.open_door(broker, facts, new)
+        far_end.open_door(broker, facts, new)
     else:
         _make(broker, facts, new, to)
 
@@ -84,7 +84,7 @@ def end(broker: Broker, facts: BridgeFacts, vpn: str, name: str) -> int:
         return 0
     arrival = facts.arrival(vpn, name)
     if arrival is not None and arrival.is_open:
-        door.close_door(broker, vpn, arrival)
+        far_end.close_door(broker, vpn, arrival)
         return 0
     link = _link(facts, vpn, name)
     queue = broker.queues[link.queue]
@@ -122,7 +122,7 @@ def _link(facts: BridgeFacts, vpn: str, name: str) -> Link:
 
 def _check(broker: Broker, facts: BridgeFacts, where: str, new: BridgeDefinition) -> None:
     """Raise ConfigError for a bridge that cannot be."""
-    brokers = (broker.header.name,) if broker.beyond is None else broker.beyond.brokers
+    brokers = (broker.header.name,) if broker.mesh is None else broker.mesh.brokers
     for key, name in unknown_ends(new, brokers):
         there = ", ".join(map(repr, brokers))
         raise ConfigError(

@@ -27,7 +27,7 @@ from ...state.queue.broker import Broker
 from ...state.queue.header import QueueHeader, Subscription
 from ...state.queue.queue import Queue
 from ...state.rules.edits import WAY
-from ...state.rules.entering import lane_of
+from ...state.rules.entry_checks import lane_of
 from ...state.rules.routing import set_topics
 from ...state.storage.row import NEVER, Row
 from ..facts import Entry

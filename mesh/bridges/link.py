@@ -26,7 +26,7 @@ from collections.abc import Callable
 from ...protocol import topics
 from ...protocol.bridges import BridgeReceipt, BridgeSend
 from ...protocol.home_bridges import OPEN, HomeSend, bridge_key
-from ...protocol.mesh_words import PART_BYTES, PART_ROWS
+from ...protocol.mesh_envelope import PART_BYTES, PART_ROWS
 from ...protocol.outputs import HomeRecord
 from ...state.limits import Budget
 from ...state.phases.selection import Search
@@ -37,7 +37,7 @@ from ...state.queue.table import Event
 from ...state.rules.edits import edited
 from ...state.storage.row import MOVING, NEVER, READY, Row
 from ...state.storage.spool import Content
-from . import holds
+from . import held_lanes
 from .bridge_facts import ELSEWHERE, BridgeFacts, Flight, Link
 from .endpoint import NUMBER, SUBSCRIPTION, beside
 
@@ -90,7 +90,7 @@ def forward(
 ) -> None:
     """Send what may go now. crosses: to another VPN of this broker; else what is for that waits for
     the next step."""
-    holds.forget_empty(broker, link)
+    held_lanes.forget_empty(broker, link)
     link.wanted = False
     if not queue.header.egress or not _has_next(queue):
         return
@@ -246,7 +246,7 @@ def receipt(broker: Broker, link: Link, answer: BridgeReceipt) -> None:
             link.refused += 1
             _return(broker, queue, link, lane, back, reason, endpoint, n > 0)
         elif lane in link.held:
-            holds.went_through(broker, link, lane)
+            held_lanes.went_through(broker, link, lane)
     broker.touch(queue)
 
 
@@ -264,9 +264,9 @@ def _return(
     if not back:
         return
     destination, _ = beside(back[0])
-    held = holds.hold(broker, link, lane, destination, reason, endpoint, progress)
+    held = held_lanes.hold(broker, link, lane, destination, reason, endpoint, progress)
     apply(
         broker, queue, back[:1], Event.REFUSE_LATER, subscription=SUBSCRIPTION, reason=reason,
-        until=broker.now + holds.held_ms(held),
+        until=broker.now + held_lanes.held_ms(held),
     )  # fmt: skip
     apply(broker, queue, back[1:], Event.REFUSE, subscription=SUBSCRIPTION, reason=reason)

@@ -42,12 +42,12 @@ from ..queue.change import apply
 from ..queue.header import QueueHeader, Task
 from ..queue.queue import Queue
 from ..queue.table import Event
+from ..rules.command_targets import in_place, wanted
 from ..rules.routing import add_route, drop_route, forget_found, queues_of_record, set_topics
-from ..rules.which import in_place, wanted
 from .moving import because
+from .multi_step_commands import begin, cancel_all, resume
 from .sessions import unbind
 from .topic_subscriptions import check_definition, follow_definition
-from .turns import begin, cancel_all, resume
 
 DIGEST_BYTES = 8
 THERE = "there"  # what the directory says of a queue that can be used
@@ -116,9 +116,9 @@ def _check(broker: Broker, vpn: str, definition: QueueDefinition) -> None:
     """Raise what is wrong with a definition beside others."""
     check_vpn(broker, vpn, definition)
     where = f"queue {definition.name!r}"
-    beyond = broker.beyond
-    names = (broker.header.name,) if beyond is None else beyond.brokers
-    groups = {} if beyond is None else beyond.groups
+    mesh = broker.mesh
+    names = (broker.header.name,) if mesh is None else mesh.brokers
+    groups = {} if mesh is None else mesh.groups
     found = wrong_hosts(definition, names, groups, "allowed are the home's brokers")
     problems = [Problem(where, *one) for one in found]
     if problems:
@@ -221,7 +221,7 @@ def _entry(definition: QueueDefinition) -> tuple[Any, ...]:
 def _say_where(broker: Broker, vpn: str, name: str, kind: str) -> None:
     """Write into the directory that a queue is here, or that it is gone (kind: empty)."""
     header = broker.header
-    if broker.beyond is not None and broker.beyond.keeps_directory:
+    if broker.mesh is not None and broker.mesh.keeps_directory:
         return
     hosts = {header.name: header.number} if kind else {}
     state = THERE if kind else ""

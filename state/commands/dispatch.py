@@ -16,9 +16,9 @@ from . import (
     sessions,
     topic_subscriptions,
 )
-from .beginning_again import begin_again
+from .after_rebuild import begin_again
+from .multi_step_commands import IN_TURN
 from .redriving import redrive
-from .turns import IN_TURN
 
 OF_BROKER: dict[type, Callable[..., Any]] = {  # (broker, vpn, command) → answer
     c.Begin: lambda broker, vpn, command: None,  # see `intake`

@@ -41,8 +41,8 @@ def move_queue(broker: Broker, vpn: str, command: c.MoveQueue) -> None:
 
 def leave(broker: Broker, queue: Queue, task: Task, command: c.MoveQueue, budget: Budget) -> bool:
     """The queue goes to another broker (M5); whether it has left."""
-    assert broker.beyond is not None
-    return broker.beyond.leave(queue, task, budget)
+    assert broker.mesh is not None
+    return broker.mesh.leave(queue, task, budget)
 
 
 def bridge(broker: Broker, vpn: str, command: c.Bridge) -> None:

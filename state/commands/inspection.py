@@ -16,10 +16,10 @@ from ..queue.header import Subscription
 from ..queue.queue import Queue
 from ..queue.table import COUNTERS, NAMES
 from ..rules.active_set import first_inactive
+from ..rules.command_targets import window
 from ..rules.edits import dead_part, edited
 from ..rules.fairness import backlog_of
-from ..rules.looking import Blocks, matching
-from ..rules.which import window
+from ..rules.filter_matching import Blocks, matching
 from ..storage.row import DELAYED, GONE, LEASED, LOWEST, NEVER, Row
 from ..storage.spool import Content
 from .answers import PartialAnswer
@@ -97,7 +97,7 @@ def usage(broker: Broker, vpn: str, command: Usage) -> dict[str, Any]:
             "max_delivered_unacked": system.max_delivered_unacked,
             "alerts": sorted(name for name in header.alerts if ":" not in name),
         },
-        "lanes": [] if broker.beyond is None else broker.beyond.lanes(vpn),
+        "lanes": [] if broker.mesh is None else broker.mesh.lanes(vpn),
     }
 
 
@@ -163,8 +163,8 @@ def _blocked(broker: Broker, queue: Queue) -> str | None:
         return None
     if not header.egress:
         return "egress shut down"
-    if header.stands_for and broker.beyond is not None:
-        return broker.beyond.why_waiting(queue)
+    if header.stands_for and broker.mesh is not None:
+        return broker.mesh.why_waiting(queue)
     if not header.subscriptions:
         return "no consumer"
     if definition.max_backlog is not None and header.leased >= definition.max_backlog:

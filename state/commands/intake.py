@@ -25,31 +25,33 @@ from ...protocol.messages import Records
 from ...protocol.outputs import Reply
 from ...protocol.signing import Speaker
 from ...protocol.topics import is_inbox_of, is_instruction
-from ..queue.beyond import LATER
 from ..queue.broker import Broker
-from ..queue.broker_facts import Place
+from ..queue.broker_facts import RecordPosition
+from ..queue.mesh_interface import LATER
 from ..queue.queue import Queue
-from ..rules.answering import reject_record
+from ..rules.rejected_records import reject_record
 from .answers import answer, refuse, what_is_wrong
 from .dispatch import INSPECTIONS, OF_BROKER, OF_QUEUE, OF_STAND_IN, TOLERANT
 from .identity import command_of, know, speaker_of
+from .multi_step_commands import begin
 from .permissions import check_permission
-from .turns import begin
 
 ENGINE = "/engine"  # its door, among the VPNs that have begun: no VPN has such a name
 _BEGIN = b'{"command":"begin",'
 
 
-class Given(NamedTuple):
+class DecodedCommand(NamedTuple):
     """A command, where it stands, and who says it."""
 
     vpn: str
     command: Any
-    place: Place
+    place: RecordPosition
     speaker: Speaker | None
 
 
-def decoded(broker: Broker, records: Records, skipped: Mapping[Place, str]) -> list[Given]:
+def decoded(
+    broker: Broker, records: Records, skipped: Mapping[RecordPosition, str]
+) -> list[DecodedCommand]:
     """The commands of a step. skipped: records that failed before, and why."""
     given = []
     for topic, partition, offset, key, value in zip(
@@ -65,9 +67,9 @@ def decoded(broker: Broker, records: Records, skipped: Mapping[Place, str]) -> l
 
 
 def _decoded(
-    broker: Broker, place: Place, key: bytes | None, value: bytes | None,
-    skipped: Mapping[Place, str],
-) -> Given | None:  # fmt: skip
+    broker: Broker, place: RecordPosition, key: bytes | None, value: bytes | None,
+    skipped: Mapping[RecordPosition, str],
+) -> DecodedCommand | None:  # fmt: skip
     """One command; None where it is none, or for another home: then it is answered here."""
     vpn, of_engine = _door_of(place[0])
     speaker = None
@@ -103,7 +105,7 @@ def _decoded(
         return None
     if isinstance(command, c.Clients):
         know(broker, command)  # now: what follows in this step is asked already
-    return Given(vpn, command, place, speaker)
+    return DecodedCommand(vpn, command, place, speaker)
 
 
 @lru_cache(maxsize=1_000)
@@ -173,7 +175,7 @@ def _answer_what_is_none(broker: Broker, vpn: str, value: bytes | None, error: E
         broker.emit(Reply(to.topic, to.partition, to.request, None, str(error), kind))
 
 
-def carry_out_all(broker: Broker, given: list[Given], inspect: bool) -> None:
+def carry_out_all(broker: Broker, given: list[DecodedCommand], inspect: bool) -> None:
     """Carry out commands in the order of their log. inspect: only those that look, which come last
     and see what the step has done; else all others."""
     for vpn, command, place, speaker in given:
@@ -198,8 +200,8 @@ def carry_out(broker: Broker, vpn: str, command: Any, speaker: Speaker | None) -
 def _one(broker: Broker, vpn: str, command: Any) -> None:
     """Carry out one command. Raises what is wrong with it, and has changed nothing then."""
     kind = type(command)
-    if broker.beyond is not None and kind in broker.beyond.commands:
-        result = broker.beyond.commands[kind](vpn, command)
+    if broker.mesh is not None and kind in broker.mesh.commands:
+        result = broker.mesh.commands[kind](vpn, command)
         if result is not LATER:
             answer(broker, command, result)
         return
@@ -208,7 +210,7 @@ def _one(broker: Broker, vpn: str, command: Any) -> None:
             _check_stand_in(broker, gone, kind)
         answer(broker, command, OF_BROKER[kind](broker, vpn, command))
         return
-    if broker.beyond is not None and broker.beyond.takes(vpn, command):
+    if broker.mesh is not None and broker.mesh.takes(vpn, command):
         return
     queue = broker.find(vpn, command.queue)
     if queue is None:
@@ -226,8 +228,8 @@ def _one(broker: Broker, vpn: str, command: Any) -> None:
 def _check_stand_in(broker: Broker, queue: Queue, kind: type) -> None:
     """Clients do not fill and empty what only the engine does. Raises ConfigError."""
     if queue.header.stands_for and kind not in OF_STAND_IN:
-        assert broker.beyond is not None
+        assert broker.mesh is not None
         raise ConfigError(
-            f"queue: {queue.definition.name!r} – is {broker.beyond.of_engine(queue)}: it can be "
+            f"queue: {queue.definition.name!r} – is {broker.mesh.of_engine(queue)}: it can be "
             "looked at, purged, shut down, and goes by itself"
         )

@@ -1,7 +1,7 @@
 """Settling: acknowledge, cancel, reject; and renew, return (L1, L5–L11, L13, C7).
 
-These name messages by id (`which`). An ack that has no effect is counted and journaled (L8); an ack
-for an id that this queue never held is kept for a while (L9).
+These name messages by id (`command_targets`). An ack that has no effect is counted and
+journaled (L8); an ack for an id that this queue never held is kept for a while (L9).
 """
 
 from __future__ import annotations
@@ -28,9 +28,17 @@ from ..queue.header import Subscription, Task
 from ..queue.queue import Queue
 from ..queue.table import Event
 from ..rules import transport_acks
-from ..rules.returning import cancel_last, cannot_be_sent, give_back
-from ..rules.returning import reject as reject_rows
-from ..rules.which import Part, by_ids, ignore, in_place, keep_early, wanted, without_effect
+from ..rules.command_targets import (
+    Part,
+    by_ids,
+    ignore,
+    in_place,
+    keep_early,
+    wanted,
+    without_effect,
+)
+from ..rules.returned_leases import cancel_last, cannot_be_sent, give_back
+from ..rules.returned_leases import reject as reject_rows
 from ..storage.row import LEASED, NEVER, Row
 
 MOVED = "moved"  # why subscriptions end as their queue goes to another broker

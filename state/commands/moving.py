@@ -20,12 +20,12 @@ from ..queue.change import apply
 from ..queue.header import Task
 from ..queue.queue import Queue
 from ..queue.table import Event
+from ..rules.command_targets import in_place, wanted
 from ..rules.dead import find_any, put
 from ..rules.deferred import settle_arrival
 from ..rules.edits import CHARACTERS_MAX, dead_part, with_edits
-from ..rules.entering import Match, may_be_elsewhere, way_in
+from ..rules.entry_checks import Match, may_be_elsewhere, way_in
 from ..rules.last_value import keep_last
-from ..rules.which import in_place, wanted
 from ..storage.row import DELAYED, LEASED, NEVER, Row
 
 LEASED_HERE = "leased"  # a consumer holds it

@@ -20,10 +20,10 @@ from ..queue.change import apply
 from ..queue.header import Task
 from ..queue.queue import Queue
 from ..queue.table import Event
+from ..rules.command_targets import wanted
 from ..rules.dead import died_in, find_any, names_of
 from ..rules.edits import back_in, dead_part, edits_part
-from ..rules.entering import Match, program_of, way_in
-from ..rules.which import wanted
+from ..rules.entry_checks import Match, program_of, way_in
 from ..storage.row import LEASED, NEVER, Row
 from .moving import ALREADY_THERE, LEASED_HERE, LOST, copy_into, is_there, settle
 

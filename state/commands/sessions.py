@@ -19,7 +19,7 @@ from ..queue.queue import Queue
 from ..rules.fairness import backlog_of, own_backlog
 from ..storage.row import NEVER
 from .leases import return_held
-from .turns import begin
+from .multi_step_commands import begin
 
 BACKLOG_MAX = 1_000_000
 PRIORITY_MAX = 255

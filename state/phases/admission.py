@@ -27,24 +27,23 @@ from ...protocol.messages import (
 )
 from ...protocol.outputs import Receipts
 from ..queue.broker import Broker
-from ..queue.broker_facts import ONE_OF_SEVERAL, Place
+from ..queue.broker_facts import ONE_OF_SEVERAL, RecordPosition
 from ..queue.change import enter
 from ..queue.producers import ProducerHistory, histories_at, told_by
 from ..queue.queue import Queue
-from ..rules.answering import reject_record
 from ..rules.deferred import settle_arrival, will_leave
 from ..rules.durable import DELTA, answer, refusal_of_tables
-from ..rules.entering import match, plain_match, program_of
+from ..rules.entry_checks import match, plain_match, program_of
 from ..rules.last_value import keep_last
 from ..rules.lifetime import expires_at
 from ..rules.recovery_points import recovers
+from ..rules.rejected_records import reject_record
 from ..rules.routing import queues_of_destination, queues_of_record
 from ..storage.row import NEVER, READY, Row
-from .incoming import Incoming, alike
-from .judging import (
+from .admission_checks import (
     NACK,
-    Answered,
-    Judged,
+    Answerable,
+    CheckedMessages,
     count_no_json,
     discard,
     discard_of_vpn,
@@ -54,11 +53,12 @@ from .judging import (
     refuse_of_vpn,
     turn_away,
 )
+from .incoming import Incoming, alike
 
 DETAIL_CHARACTERS_MAX = 500  # of what is said to a sender; `<vpn>.rejected` has all of it
 
 
-def admit(broker: Broker, records: Records, skipped: dict[Place, str]) -> None:
+def admit(broker: Broker, records: Records, skipped: dict[RecordPosition, str]) -> None:
     """Take in the publishes of a step. skipped: records that failed in an earlier attempt, and
     why."""
     admission = Admission(broker)
@@ -88,7 +88,7 @@ class Admission:
         self._spooled: dict[tuple[int, str], JournalSegment] = {}
         self.entered: dict[int, Queue] = {}
 
-    def take(self, records: Records, at: int, skipped: dict[Place, str]) -> int:
+    def take(self, records: Records, at: int, skipped: dict[RecordPosition, str]) -> int:
         """Take in a record, and those behind it that are alike; where the next one stands."""
         broker = self._broker
         topic = records.topics[at]
@@ -138,8 +138,8 @@ class Admission:
         found = []
         for vpn, queues in queues_of_record(broker, topic):
             queues = [queue for queue in queues if not _was_read(queue, messages)]
-            if broker.beyond is not None:
-                queues = broker.beyond.of_record(vpn, topic, partition, queues)
+            if broker.mesh is not None:
+                queues = broker.mesh.of_record(vpn, topic, partition, queues)
             found.append((vpn, [q for q in queues if recovers(q, time, counter)]))
         return found
 
@@ -205,7 +205,7 @@ class Admission:
 
     def _together(
         self, vpn: str, queues: list[Queue], messages: Incoming, producer: ProducerHistory | None
-    ) -> Judged | None:
+    ) -> CheckedMessages | None:
         """What becomes of several messages where all get in everywhere, as they are. None: that is
         not plain, or cannot be said; then they are looked at one by one, and it shows whose fault
         it is."""
@@ -262,7 +262,7 @@ class Admission:
         self._match(vpn, queues, message, producer)
 
     def _match(
-        self, vpn: str, queues: list[Queue], message: Incoming, sender: Answered | None
+        self, vpn: str, queues: list[Queue], message: Incoming, sender: Answerable | None
     ) -> None:
         """Take in one message where it matches, or say why not."""
         priority = message.header.priority
@@ -277,7 +277,7 @@ class Admission:
 
     # ------------------------------------------------------------ what a bridge brings
 
-    def offer(self, vpn: str, messages: Incoming, sender: Answered) -> bool:
+    def offer(self, vpn: str, messages: Incoming, sender: Answerable) -> bool:
         """Take in messages of somebody else than a producer, which hears what became of them:
         several only if all get in. Whether it was looked at."""
         queues = queues_of_destination(self._broker, vpn, messages.header.to)
@@ -297,7 +297,7 @@ class Admission:
     # ------------------------------------------------------------ what becomes of them
 
     def _settle(
-        self, vpn: str, messages: Incoming, producer: Answered | None, judged: Judged
+        self, vpn: str, messages: Incoming, producer: Answerable | None, judged: CheckedMessages
     ) -> None:
         """Store messages where they are kept, and answer."""
         broker, header, seq = self._broker, messages.header, messages.seq
@@ -318,7 +318,7 @@ class Admission:
         if producer:
             producer.stored(seq, number, len(messages))
 
-    def _store(self, judged: Judged, messages: Incoming) -> int:
+    def _store(self, judged: CheckedMessages, messages: Incoming) -> int:
         """Store messages with all their matches; returns the id of the first (S1)."""
         broker, kept, header = self._broker, judged.kept, messages.header
         vpn = kept[0].queue.header.vpn_number
@@ -341,8 +341,8 @@ class Admission:
                 )
             ]  # fmt: skip
             if queue.header.stands_for:
-                assert broker.beyond is not None
-                broker.beyond.wait(queue, rows, header.to)
+                assert broker.mesh is not None
+                broker.mesh.wait(queue, rows, header.to)
             self._enter(queue, rows, messages)
         return first
 
@@ -366,7 +366,7 @@ class Admission:
         for row in rows if queue.early.ranges else ():
             settle_arrival(broker, queue, row)
 
-    def _nowhere(self, vpn: str, producer: Answered | None, message: Incoming) -> None:
+    def _nowhere(self, vpn: str, producer: Answerable | None, message: Incoming) -> None:
         """S6: no queue takes it."""
         header, seq = message.header, message.seq
         if not header.to:

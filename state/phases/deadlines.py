@@ -14,7 +14,7 @@ from ..queue.change import apply
 from ..queue.queue import Queue
 from ..queue.table import Event
 from ..rules.deferred import forget
-from ..rules.returning import expire, give_back
+from ..rules.returned_leases import expire, give_back
 from ..storage.row import DELAYED, LEASED, NEVER
 from .delivery import send_again
 

@@ -20,8 +20,8 @@ from ..queue.table import Event
 from ..rules import transport_acks
 from ..rules.edits import dead_part, edited
 from ..rules.fairness import Candidate
-from ..rules.looking import matching
-from ..rules.returning import bury_oversize
+from ..rules.filter_matching import matching
+from ..rules.returned_leases import bury_oversize
 from ..storage.row import NEVER, READY, Row
 from ..storage.spool import Content
 from .selection import Chosen, choose_messages
@@ -170,8 +170,8 @@ def _find_places(queue: Queue, rows: list[Row]) -> None:
 
 def _bury_oversize(broker: Broker, queue: Queue, rows: list[Row], contents: list[Any]) -> bool:
     """Of messages that are about to go out, those that cannot die; whether there were any. What
-    would exceed Kafka's limit is refused when it is published (`judging`), but one may be here: an
-    earlier version took it in, or its headers were edited since."""
+    would exceed Kafka's limit is refused when it is published (`admission_checks`), but one may be
+    here: an earlier version took it in, or its headers were edited since."""
     most = broker.limits.message_bytes
     sizes = [row.length + row.key_length + row.header_length for row in rows]
     for at, row in enumerate(rows):
@@ -200,8 +200,8 @@ def _send(broker: Broker, queue: Queue, chosen: Chosen, contents: list[Any]) -> 
             apply(
                 broker, queue, rows, Event.GRANT, holder=subscription, subscription=subscription.id
             )  # fmt: skip
-            assert broker.beyond is not None
-            broker.beyond.send(queue, subscription, rows, own)
+            assert broker.mesh is not None
+            broker.mesh.send(queue, subscription, rows, own)
             continue
         again = [row for row in rows if row.deliveries]
         fresh = rows if not again else [row for row in rows if not row.deliveries]

@@ -12,7 +12,7 @@ import msgspec
 
 from ...protocol.bounds import within_calendar
 from ...protocol.messages import PublishHeader, Records, decode_run
-from ..queue.broker_facts import Place
+from ..queue.broker_facts import RecordPosition
 from ..storage.blocks import Content
 
 SEQ_PLAIN = 1 << 61  # so far below the highest one that no run of records comes to it
@@ -85,7 +85,7 @@ class Incoming:
         return len(self.payloads)
 
     @property
-    def place(self) -> Place:
+    def place(self) -> RecordPosition:
         """Where the first of them stands."""
         return self.topic, self.partitions[0], self.offsets[0]
 

@@ -17,8 +17,8 @@ from ..queue.queue import Queue
 from ..queue.ready import FilterView
 from ..rules.active_set import first_inactive
 from ..rules.fairness import UNLIMITED, Candidate, candidates_of, choose, share, take
-from ..rules.looking import Blocks, matching
-from ..rules.returning import expire
+from ..rules.filter_matching import Blocks, matching
+from ..rules.returned_leases import expire
 from ..storage.row import HIGHEST, LOWEST, Row
 from ..storage.segments import Segment
 
@@ -44,7 +44,7 @@ def choose_messages(
         room = max(definition.max_backlog - header.leased, 0)
     if free_unacked <= 0:  # this limit is of leases only (B4)
         candidates = [c for c in candidates if c.free]
-    if broker.beyond is not None:  # neighbours get what no consumer here can take (H4)
+    if broker.mesh is not None:  # neighbours get what no consumer here can take (H4)
         own = [c for c in candidates if c.subscription.broker is None]
         chosen = _chosen(broker, queue, own, room, free_unacked, budget, looks)
         if len(own) == len(candidates) or chosen.rows or chosen.unfinished:

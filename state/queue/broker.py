@@ -21,9 +21,17 @@ from ..limits import Budget, Limits
 from ..storage.row import NEVER, Row
 from ..storage.spool import Spool
 from ..storage.store import Store
-from .beyond import Beyond
-from .broker_facts import FORMAT, BrokerHeader, HeldReceipt, Home, KnownSession, Name, Place
+from .broker_facts import (
+    FORMAT,
+    BrokerHeader,
+    HeldReceipt,
+    Home,
+    KnownSession,
+    Name,
+    RecordPosition,
+)
 from .header import QueueHeader
+from .mesh_interface import MeshInterface
 from .producers import ProducerHistory, told_by
 from .queue import Put, Queue
 
@@ -66,7 +74,7 @@ class Broker:
         self._new_events = 0
         self.unsettled: dict[int, Queue] = {}  # with rows whose contents are in no block
         self._to_pack: deque[Queue] = deque()  # by the mark that was begun
-        self.beyond: Beyond | None = None  # other brokers, where there are any
+        self.mesh: MeshInterface | None = None  # other brokers, where there are any
         self.routes: dict[tuple[str, str], Any] = {}  # see `routing`; empty: to be looked up anew
         self.begin(header.time)
 
@@ -129,7 +137,7 @@ class Broker:
         self.command_budget = Budget(self.limits.command_rows)
         self.bulk_budget = Budget(self.limits.bulk_rows, self.limits.bulk_bytes)
         self.speaker: Speaker | None = None  # who says what is being carried out
-        self.at: Place | Queue | None = None  # what is being done, should it fail
+        self.at: RecordPosition | Queue | None = None  # what is being done, should it fail
         self._first_new = self.spool.next_counter
         self.vain: dict[tuple[str, int], int] = {}  # commands that changed nothing, by partition
 
@@ -146,7 +154,7 @@ class Broker:
         if self.more_to_do or header.pending:
             return self.now
         at = min(self._next_name(), self._next_queue())
-        return at if self.beyond is None else min(at, self.beyond.deadline())
+        return at if self.mesh is None else min(at, self.mesh.deadline())
 
     @property
     def has_due(self) -> bool:
@@ -392,8 +400,8 @@ class Broker:
             if queue.dirty and not queue.dropped:
                 queue.begin_pack(put)
                 self._to_pack.append(queue)
-        if self.beyond is not None:
-            self.beyond.mark()
+        if self.mesh is not None:
+            self.mesh.mark()
         self.spool.mark()
         self._write_names()
         self._write_events()

@@ -11,10 +11,10 @@ from ..storage.spool import SpoolState
 
 FORMAT = 8
 
-Place = tuple[str, int, int]  # topic, partition, offset
+RecordPosition = tuple[str, int, int]  # topic, partition, offset
 # Stands for a record that failed together with others. One that leaves out this one takes the
 # others one by one, and then it shows which one it is.
-ONE_OF_SEVERAL: Place = ("", 0, 0)
+ONE_OF_SEVERAL: RecordPosition = ("", 0, 0)
 Name = tuple[str, str]  # VPN, and what is named in it
 
 

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from ..storage.row import DELAYED, GONE, LEASED, MOVING, NEVER, READY, Row
 from .broker import Broker
+from .entered_ids import note_taken
 from .header import Subscription
 from .queue import Queue
 from .table import EFFECTS, RELEASED, SOURCES, Event, Transition
-from .taken import note_taken
 
 _CANCELED = frozenset({Event.CANCEL, Event.CANCEL_LATER, Event.CANCEL_LAST})
 
@@ -216,8 +216,8 @@ def _leave(broker: Broker, queue: Queue, rows: list[Row]) -> None:
             _leave_generation(queue, row)
     header.depth -= len(rows)
     header.bytes -= size
-    if header.stands_for and broker.beyond is not None:
-        broker.beyond.left(queue, rows)
+    if header.stands_for and broker.mesh is not None:
+        broker.mesh.left(queue, rows)
     if not header.depth:  # nothing is left whose order would have to be kept
         header.generation = 0
         header.generations, header.barriers = {}, {}

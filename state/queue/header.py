@@ -53,9 +53,9 @@ class Subscription(msgspec.Struct):
 
 
 class Task(msgspec.Struct):
-    """A command on its way, as it stands between two steps (`turns`). cursor: where it goes on;
-    done: what it has done so far; result: its answer in the end; why: what the engine itself says
-    in a command of its own."""
+    """A command on its way, as it stands between two steps (`multi_step_commands`). cursor: where
+    it goes on; done: what it has done so far; result: its answer in the end; why: what the engine
+    itself says in a command of its own."""
 
     vpn: str
     command: bytes

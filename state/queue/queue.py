@@ -98,7 +98,7 @@ class Queue:
         self.wanted = header.again  # something changed that may let a message go out
         self.dirty = True  # it differs from its page
         self.dropped = False
-        self.program: Any = None  # its expressions, see `entering`
+        self.program: Any = None  # its expressions, see `entry_checks`
         self.plain_match: Any = None  # likewise
         self.program_of: QueueDefinition | None = None
         self._listed: list[Subscription] | None = None  # what the next line is of

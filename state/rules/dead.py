@@ -18,7 +18,7 @@ from ..queue.queue import Queue
 from ..storage.row import MOVING, NEVER, Row
 from .deferred import settle_arrival
 from .edits import AGAIN, FIRST, WAY, carried_on, dead_part, edits_part
-from .entering import Match, dead_match, may_be_elsewhere, over_quota, program_of
+from .entry_checks import Match, dead_match, may_be_elsewhere, over_quota, program_of
 from .last_value import keep_last
 from .lifetime import expires_at
 
@@ -52,8 +52,8 @@ def bury(broker: Broker, queue: Queue, rows: list[Row], reason: str, detail: str
 def find_any(broker: Broker, vpn: str, name: str) -> Queue | None:
     """A queue by its name; of another broker's the one that stands for it (M6)."""
     queue = broker.find(vpn, name)
-    if queue is None and broker.beyond is not None:
-        return broker.beyond.stand_in(vpn, name)
+    if queue is None and broker.mesh is not None:
+        return broker.mesh.stand_in(vpn, name)
     return queue
 
 

@@ -186,14 +186,14 @@ def queues_of_destination(broker: Broker, vpn: str, to: str) -> list[Queue]:
         )
         of_vpn = _of_vpn(broker, vpn)
         found = _queues(broker, of_vpn.captured.find(topic) | of_vpn.subscribed.find(topic))
-    if broker.beyond is not None:
-        found = broker.beyond.with_others(vpn, to, found)
+    if broker.mesh is not None:
+        found = broker.mesh.with_others(vpn, to, found)
     _remember(broker, (vpn, to), found)
     return found
 
 
 def _topic_of(broker: Broker, vpn: str, to: str) -> str:
-    return to if broker.beyond is None else broker.beyond.target_of(vpn, to)
+    return to if broker.mesh is None else broker.mesh.target_of(vpn, to)
 
 
 def queues_of_record(broker: Broker, topic: str) -> list[tuple[str, list[Queue]]]:

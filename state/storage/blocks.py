@@ -33,7 +33,7 @@ def length_of(content: Content) -> int:
     return len(payload) + len(key or b"") + len(headers or b"")
 
 
-class Place(msgspec.Struct, array_like=True):
+class ContentLocation(msgspec.Struct, array_like=True):
     """Where a shared message is, for rows that do not say it yet; waiting: how many these are."""
 
     block: int
@@ -44,7 +44,7 @@ class Place(msgspec.Struct, array_like=True):
     waiting: int
 
 
-def stored_length(at: Row | Place) -> int:
+def stored_length(at: Row | ContentLocation) -> int:
     """The bytes that a content takes, by its place."""
     return at.length + max(at.key_length, 0) + at.header_length
 
@@ -55,7 +55,7 @@ def joined(content: Content) -> bytes:
     return payload if key is None and headers is None else payload + (key or b"") + (headers or b"")
 
 
-def parted(data: bytes, at: Row | Place) -> Content | None:
+def parted(data: bytes, at: Row | ContentLocation) -> Content | None:
     """A content as it stood in a block; None if part of it is missing."""
     if len(data) != stored_length(at):
         return None

@@ -2,7 +2,7 @@
 
 A content is in memory by message id until a row of it is *settled*: when the row is spilled, or
 when a mark finds it. Then it is appended to the open block, and the row says where it is. A shared
-message is settled once: `Place` remembers where it is for the rows that do not know it yet.
+message is settled once: `ContentLocation` says where it is to the rows that do not know it yet.
 
 Whatever decides anything (counts, blocks, what is stored) is the same after a mark was loaded.
 What is only kept for speed (contents of placed messages, blocks that were read) decides nothing.
@@ -22,8 +22,8 @@ from .blocks import (
     Block,
     BlockCache,
     Content,
+    ContentLocation,
     Name,
-    Place,
     block_key,
     joined,
     length_of,
@@ -56,7 +56,7 @@ class SpoolState(msgspec.Struct, array_like=True):
     open_block: int = 0
     blocks: list[int] = []  # pages of `BlockTable`
     matches: list[tuple[int, int]] = []  # of `MatchCounts`
-    places: list[tuple[int, Place]] = []
+    places: list[tuple[int, ContentLocation]] = []
 
 
 class Spool:
@@ -83,7 +83,7 @@ class Spool:
         self._unplaced = 0  # bytes of contents that are in no block
         self._kept = 0  # contents that are in a block too, for rows that do not say so yet
         self._matches = MatchCounts(store, state.matches)
-        self._places: dict[int, Place] = dict(state.places)
+        self._places: dict[int, ContentLocation] = dict(state.places)
         self._table = BlockTable(store, state.open_block, state.blocks)
         self._cache = BlockCache(store, limits)
         self._next_block = state.next_block
@@ -153,7 +153,7 @@ class Spool:
         messages = size = unplaced = 0
         for row in rows:
             number = row.stored
-            at: Row | Place | None = row if row.block else None
+            at: Row | ContentLocation | None = row if row.block else None
             if at is None and self._places:
                 at = self._places.get(number)
                 if at is not None:
@@ -178,14 +178,14 @@ class Spool:
         self.vpn_bytes[vpn] -= size
         self._unplaced -= unplaced
 
-    def _learn(self, number: int, place: Place) -> None:
+    def _learn(self, number: int, place: ContentLocation) -> None:
         """One row less does not know where a shared message is."""
         place.waiting -= 1
         if not place.waiting:
             del self._places[number]
             self._kept -= self._contents.pop(number, None) is not None
 
-    def _release_place(self, at: Row | Place) -> None:
+    def _release_place(self, at: Row | ContentLocation) -> None:
         table, name = self._table, (at.block, at.index)
         home = table.home_of(at.block)
         is_open = home == table.open != 0
@@ -210,7 +210,7 @@ class Spool:
             return self._read(place)
         return content
 
-    def _read(self, at: Row | Place) -> Content | None:
+    def _read(self, at: Row | ContentLocation) -> Content | None:
         if not stored_length(at):  # what has no bytes needs no block
             return parted(b"", at)
         home = self._table.home_of(at.block)
@@ -254,7 +254,7 @@ class Spool:
             row.key_length, row.header_length = place.key_length, place.header_length
             self._learn(row.stored, place)
 
-    def _append(self, content: Content, at: Row | Place) -> None:
+    def _append(self, content: Content, at: Row | ContentLocation) -> None:
         """Put a content into the open block."""
         payload, key, headers = content
         data = joined(content)
@@ -296,7 +296,7 @@ class Spool:
         """Settle what no queue has settled, and write the open block."""
         for number in [n for n in self._contents if n not in self._places]:
             self._soon = True
-            place = Place(0, 0, 0, NO_KEY, 0, self._matches.get(number))
+            place = ContentLocation(0, 0, 0, NO_KEY, 0, self._matches.get(number))
             self._append(self._contents[number], place)
             self._places[number] = place
             self._kept += 1
@@ -381,5 +381,7 @@ class Spool:
         }  # fmt: skip
 
 
-def _place_of(row: Row, waiting: int) -> Place:
-    return Place(row.block, row.index, row.length, row.key_length, row.header_length, waiting)
+def _place_of(row: Row, waiting: int) -> ContentLocation:
+    return ContentLocation(
+        row.block, row.index, row.length, row.key_length, row.header_length, waiting
+    )

@@ -20,8 +20,8 @@ from ...replica.driver import Refused
 from ...state.queue import broker_facts as live
 from ...state.queue import header as facts
 from ...state.queue.broker import Broker
+from ...state.queue.entered_ids import TAKEN_MAX
 from ...state.queue.producers import ProducerHistory, told_by
-from ...state.queue.taken import TAKEN_MAX
 from ...state.storage.row import IN_MEMORY, LEASED, MOVING, NEVER, READY, Row
 from .earlier_bridges import CarriedBridges
 from .pages import PAGE_BITS, EarlierPages, KnownEntry, StoredMessage, bucket

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from ...mesh.bridges.bridge_facts import Arrival, Flight, Link
-from ...mesh.bridges.bridged import Bridged
+from ...mesh.bridges.bridged_broker import BridgedBroker
 from ...mesh.bridges.endpoint import NUMBER, subscription_of
 from ...state.queue import header as facts
 from ...state.queue.broker import Broker
@@ -29,8 +29,8 @@ class CarriedBridges:
     def __init__(self, old: EarlierPages, new: Broker) -> None:
         self._old = old
         self._links: dict[int, str] = old.facts.get("links", {})
-        bridged = Bridged.load(new)
-        new.beyond = bridged
+        bridged = BridgedBroker.load(new)
+        new.mesh = bridged
         self._facts = bridged.facts
         for vpn in sorted(new.header.vpns):
             if known := old.read(f"K/{vpn}"):

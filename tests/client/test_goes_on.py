@@ -11,7 +11,7 @@ from client.threaded import Held, Wire, connect, engine, wait_for
 from lakequeue.client.connection import Connection
 from lakequeue.client.transport import Record
 from lakequeue.protocol import ConfigError, LakequeueError, NotConnected, Rejected, wire
-from lakequeue.protocol.every import do_every
+from lakequeue.protocol.duties import do_every
 from rules.harness import ON_REFERENCE, Bench
 
 pytestmark = pytest.mark.skipif(ON_REFERENCE, reason="it looks into the client")

@@ -98,7 +98,7 @@ def state_behind(walk: Any, step: int) -> tuple[dict[str, bytes], int]:
     """The pages and the time behind a step, from nothing."""
     world, store = walk.world, DictStore()
     quiet = World(topics=world.topics, log=world.log)
-    steps = past_replica.Steps(HOME, store, Snapshot(), past_replica.Ear(), 0)
+    steps = past_replica.Steps(HOME, store, Snapshot(), past_replica.StepCapture(), 0)
     steps.again([record for _, record in world.logged() if record.step <= step], quiet)
     return store.pages, steps.end().now
 

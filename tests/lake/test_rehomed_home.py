@@ -9,12 +9,12 @@ from typing import Any
 import msgspec
 import pytest
 from lakequeue.lake.rebuilding import _about
-from lakequeue.mesh.met_brokers import neighbours
+from lakequeue.mesh.neighbours import neighbours
 from lakequeue.mesh.rehome import HomeChange, Resting, rehome
 from lakequeue.replica.driver import Driver
 from lakequeue.state import Broker, DictStore, Home, Limits
 from lakequeue.streaming import home as of_home
-from lakequeue.streaming.brokers_at_rest import _Known, _snapshot, _States
+from lakequeue.streaming.brokers_at_rest import _BrokerState, _snapshot, _States
 from lakequeue.streaming.home import HomeFolder
 from lakequeue.streaming.rebuilt import is_newer, restore, state_file, write_state
 from loop.memory import HOME, LIMITS, SIZES, Some, World, clocks
@@ -51,10 +51,10 @@ def lived() -> World:
     return world
 
 
-def rehomed(world: World) -> tuple[_Known, _States]:
+def rehomed(world: World) -> tuple[_BrokerState, _States]:
     own, store = world.saved
     offsets = {(topic, at): offset for topic, at, offset in own.offsets}
-    known = _Known(own, Resting(HOME.name, 0, dict(store.pages), offsets))
+    known = _BrokerState(own, Resting(HOME.name, 0, dict(store.pages), offsets))
     change = HomeChange({HOME.name: 0, "west": 1})
     return known, _States.of([known], rehome([known.resting], change, HOME.epoch, b"", LIMITS))
 
@@ -82,8 +82,8 @@ def test_M4_a_driver_goes_on_from_the_new_state(tmp_path: Path) -> None:
     queue = broker.find("default", "orders")
     assert queue is not None
     assert queue.header.depth == 13
-    assert broker.beyond is not None
-    assert broker.beyond.brokers == (HOME.name, "west")
+    assert broker.mesh is not None
+    assert broker.mesh.brokers == (HOME.name, "west")
 
 
 def test_M4_the_other_broker_begins_with_what_it_hosts() -> None:

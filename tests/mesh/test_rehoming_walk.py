@@ -52,7 +52,7 @@ class RehomingWalk(Walk):
             return
         self.changes["added" if add else "removed"] += 1
         self.engine.check()
-        mesh = [broker._replica.broker.beyond._others for broker in self.engine.brokers]
+        mesh = [broker._replica.broker.mesh._others for broker in self.engine.brokers]
         known = {one.facts.edition for one in mesh}
         assert len(known) == 1, "all know the same directory, or who hears of a change writes none"
         for connection in self.at.values():  # clients hear where queues are now

@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 from lakequeue.mesh.facts import CREDITS, DIRECTORY, PAGE, MeshFacts
 from lakequeue.protocol import commands as c
-from lakequeue.protocol import mesh_words
+from lakequeue.protocol import mesh_envelope
 from rules.harness import drain
 from rules.mesh import BROKERS, Mesh
 
 
 def facts_of(mesh: Mesh, name: str) -> MeshFacts:
     broker: Any = mesh.engine.broker(name)
-    return broker._replica.broker.beyond._others.facts
+    return broker._replica.broker.mesh._others.facts
 
 
 def test_H4_what_is_known_of_a_filter_goes_with_its_last_consumer() -> None:
@@ -49,7 +49,7 @@ def test_a_mark_writes_the_directory_only_where_it_changed() -> None:
         live = broker._replica.broker
         before = dict(live.store.pages)
         live.store.pages.clear()
-        live.beyond.mark()
+        live.mesh.mark()
         written.append(set(live.store.pages) & {PAGE, DIRECTORY, CREDITS})
         live.store.pages.update({**before, **live.store.pages})
 
@@ -76,7 +76,7 @@ class LateKeeper:
         hear = type(self.broker).tell
 
         def tell(record: Any) -> None:
-            if mesh_words.decode(record.value).name == "a":
+            if mesh_envelope.decode(record.value).name == "a":
                 self.held.append(record)
             else:
                 hear(self.broker, record)

@@ -5,14 +5,14 @@ from __future__ import annotations
 from lakequeue.definitions import parse_definition
 from lakequeue.definitions.definition import to_wire
 from lakequeue.mesh.facts import Entry, MeshFacts
-from lakequeue.mesh.placed import Placed
+from lakequeue.mesh.queue_placement import QueuePlacement
 from rules.test_directory import local
 
 
 def test_M1_placing_a_queue_takes_no_look_at_all_others() -> None:
     """A start with ten thousand queues looked at each of them for each."""
     facts = MeshFacts(brokers={"a": 0, "b": 1}, entries={"v": {}})
-    placed = Placed(facts)
+    placed = QueuePlacement(facts)
     own = parse_definition(local("q", message_type="json", vpn="v"))
     for number, name in ((0, "x"), (1, "y"), (1, "z")):
         placed.change("v", name, None, Entry(own, [number]))

@@ -18,11 +18,11 @@ from lakequeue.protocol.commands import Begin, Clients, Configure, Peers, decode
 from lakequeue.protocol.errors import LakequeueError
 from lakequeue.sources.live import own_places
 from lakequeue.streaming import EmbeddedKafka, Engine, engine_watch, supervision
+from lakequeue.streaming.broker_change_requests import ChangeRequests, await_partition
 from lakequeue.streaming.broker_query import FAILED, RUNNING, BrokerQuery, broker_of, query_name
 from lakequeue.streaming.home import HomeFolder
 from lakequeue.streaming.slots import check_slots, default_master, slots
 from lakequeue.streaming.topics_admin import ensure_topics
-from lakequeue.streaming.wishes import Wishes, await_partition
 
 WISHES = "'add', 'move' and 'remove'"
 NOBODY = "127.0.0.1:1"
@@ -352,7 +352,7 @@ def test_a_wish_is_answered_under_its_key() -> None:
     def move(vpn: str, queue: str, to: str) -> list[tuple[str, str, str]]:
         return [(vpn, queue, to)]
 
-    wishes = Wishes(
+    wishes = ChangeRequests(
         NOBODY, ["v"], add, lambda key, value: answers.append((key, json.loads(value))), remove,
         move,
     )  # fmt: skip

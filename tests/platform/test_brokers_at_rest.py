@@ -23,10 +23,10 @@ from lakequeue.state.queue.broker import Broker
 from lakequeue.streaming import Engine
 from lakequeue.streaming import brokers_at_rest as at_rest
 from lakequeue.streaming import home as home_module
+from lakequeue.streaming.broker_change_requests import ChangeRequests
 from lakequeue.streaming.broker_query import BrokerQuery
 from lakequeue.streaming.home import HomeFolder
 from lakequeue.streaming.rebuilt import is_newer, restore
-from lakequeue.streaming.wishes import Wishes
 
 NUMBERS = {"a": 0, "b": 1, "c": 2}
 STEP = 7
@@ -34,18 +34,18 @@ READ = ("default.publish", 16, 5)
 SAID = JournalSegment("spooled", "default", "q", [1], step=STEP)
 
 
-def known(name: str, number: int) -> at_rest._Known:
+def known(name: str, number: int) -> at_rest._BrokerState:
     """A broker at rest that knows the others; the last has something to say yet."""
     broker = Broker.load(DictStore(), Home(name, number, 1, b"secret"), Limits())
-    broker.beyond = Mesh.load(broker)
+    broker.mesh = Mesh.load(broker)
     broker.begin(1)
     broker.header.step = STEP
-    broker.beyond.commands[c.Peers]("default", c.Peers(brokers=NUMBERS, groups={}))
+    broker.mesh.commands[c.Peers]("default", c.Peers(brokers=NUMBERS, groups={}))
     broker.end()
     broker.mark()
     own = Snapshot(STEP, 1, [READ] if name == "c" else [], journal=[SAID] if name == "c" else [])
     offsets = {(topic, at): offset for topic, at, offset in own.offsets}
-    return at_rest._Known(own, Resting(name, number, broker.store.pages, offsets))
+    return at_rest._BrokerState(own, Resting(name, number, broker.store.pages, offsets))
 
 
 class Rests:
@@ -84,7 +84,7 @@ class Rests:
         assert before == len(NUMBERS) + self.lost
         self.did.append("share out")
 
-    def _check_ended(self, known: at_rest._Known) -> None:
+    def _check_ended(self, known: at_rest._BrokerState) -> None:
         if self.unrest:
             self.unrest -= 1
             raise NotAtRest("something is on its way")
@@ -300,7 +300,7 @@ def test_M4_who_asked_an_engine_that_died_is_answered_by_the_next(
             rests.engine.remove_broker("c")
     again = HomeFolder(rests.folder.path)
     said: dict[bytes, Any] = {}
-    wishes = Wishes(
+    wishes = ChangeRequests(
         "127.0.0.1:1", ["v"], die, lambda key, value: said.update({key: json.loads(value)}),
         die, die,
     )  # fmt: skip

@@ -10,7 +10,7 @@ import pytest
 from lakequeue.protocol import commands as c
 from lakequeue.protocol.outputs import Deadline
 from lakequeue.state import Batch, Limits
-from lakequeue.state.rules import looking
+from lakequeue.state.rules import filter_matching
 from rules.steps import Steps, define, delivered, described, subscribe
 
 LOOKS = 7
@@ -22,7 +22,7 @@ Evaluated = Callable[[], int]
 def evaluated(monkeypatch: pytest.MonkeyPatch) -> Evaluated:
     """How many messages were looked at since the last call."""
     seen = [0]
-    is_true = looking.is_true
+    is_true = filter_matching.is_true
 
     def counting(value: Any) -> bool:
         seen[0] += 1
@@ -32,7 +32,7 @@ def evaluated(monkeypatch: pytest.MonkeyPatch) -> Evaluated:
         found, seen[0] = seen[0], 0
         return found
 
-    monkeypatch.setattr(looking, "is_true", counting)
+    monkeypatch.setattr(filter_matching, "is_true", counting)
     return since
 
 

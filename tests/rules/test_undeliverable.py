@@ -13,7 +13,7 @@ from lakequeue.protocol import commands as c
 from lakequeue.protocol import wire
 from lakequeue.protocol.commands import decode_command
 from lakequeue.protocol.outputs import Deliveries, Receipts, RejectedRecord, Reply
-from lakequeue.protocol.smaller import delivered, halves, size_of
+from lakequeue.protocol.record_splitting import delivered, halves, size_of
 from lakequeue.sinks.record_limits import within_limits
 from rules.steps import REPLY, Steps, define, described, replies, subscribe
 

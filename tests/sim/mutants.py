@@ -21,7 +21,7 @@ from lakequeue.state.phases import admission
 from lakequeue.state.queue import change
 from lakequeue.state.queue.broker import Broker
 from lakequeue.state.queue.producers import ProducerHistory
-from lakequeue.state.rules.entering import plain_match as plain
+from lakequeue.state.rules.entry_checks import plain_match as plain
 from lakequeue.state.storage.runs import Runs
 from lakequeue.state.storage.spool import Spool
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 from crc32c import crc32c
-from lakequeue.mesh.met_brokers import neighbours
+from lakequeue.mesh.neighbours import neighbours
 from lakequeue.protocol import topics
 from lakequeue.protocol.steplog import Range
 from lakequeue.protocol.wire import WireRecord

@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from lakequeue.mesh.bridges.bridged import Bridged
+from lakequeue.mesh.bridges.bridged_broker import BridgedBroker
 from lakequeue.replica.driver import Refused
 from lakequeue.state import Batch, Broker, DictStore, Home, Limits, check, step
 from lakequeue.streaming.earlier.carry_over import carry_over
@@ -66,7 +66,7 @@ def test_it_goes_on(file: Path) -> None:
     """Its pages hold together, steps are taken, and what it has is still there."""
     one = read(file)
     broker = Broker.load(DictStore(one.new), Home(*one.home), limits_of(one))
-    broker.beyond = Bridged.load(broker)
+    broker.mesh = BridgedBroker.load(broker)
     check(broker)
     for n in range(20):
         step(broker, Batch(), broker.now + n)

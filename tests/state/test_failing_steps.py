@@ -8,7 +8,7 @@ import pytest
 from lakequeue.protocol import commands as c
 from lakequeue.protocol.journal import Journal
 from lakequeue.protocol.outputs import RejectedRecord
-from lakequeue.state.commands import turns
+from lakequeue.state.commands import multi_step_commands
 from lakequeue.state.phases import admission, alerts, deadlines, delivery
 from lakequeue.state.queue.queue import Queue
 from rules.steps import REPLY, define, delivered, described, replies, subscribe
@@ -82,7 +82,7 @@ def test_of_messages_that_are_stored_together_the_one_that_fails_is_found(
 def test_a_command_that_fails_is_refused(
     steps: FailingSteps, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cancel = turns.IN_TURN[c.Cancel]
+    cancel = multi_step_commands.IN_TURN[c.Cancel]
 
     def planted(broker: Any, queue: Any, task: Any, command: Any, budget: Any) -> bool:
         if command.delay_ms == 13:
@@ -90,7 +90,7 @@ def test_a_command_that_fails_is_refused(
             raise ZeroDivisionError("planted")
         return cancel(broker, queue, task, command, budget)
 
-    monkeypatch.setitem(turns.IN_TURN, c.Cancel, planted)
+    monkeypatch.setitem(multi_step_commands.IN_TURN, c.Cancel, planted)
     steps.run(publishes=[("orders", b"{}")] * 2)
     own = {"queue": "orders", "subscription": "orders"}
     bad = c.Cancel(**own, ids="1", delay_ms=13, reply=REPLY)

@@ -32,11 +32,11 @@ def _fail_for_a_queue() -> None:
 
 def _fail_for_records() -> None:
     from lakequeue.protocol.commands import Cancel
-    from lakequeue.state.commands import turns
+    from lakequeue.state.commands import multi_step_commands
     from lakequeue.state.phases import admission
 
     judge = admission.judge
-    cancel = turns.IN_TURN[Cancel]
+    cancel = multi_step_commands.IN_TURN[Cancel]
 
     def judging(broker: Any, vpn: str, matches: Any, messages: Any) -> Any:
         if any(payload == b"fails alone" for payload in messages.payloads):
@@ -51,7 +51,7 @@ def _fail_for_records() -> None:
         return cancel(broker, queue, task, command, budget)
 
     admission.judge = judging
-    turns.IN_TURN[Cancel] = canceling
+    multi_step_commands.IN_TURN[Cancel] = canceling
 
 
 def _set_the_clock(at: Path) -> None:

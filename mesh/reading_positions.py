@@ -87,8 +87,8 @@ def _captured(broker: Broker, topic: str, partition: int) -> Iterator[tuple[str,
     """Queues for which a broker reads this partition of a captured topic, with their VPNs."""
     if topics.split(topic) is not None:
         return
-    assert broker.beyond is not None
+    assert broker.mesh is not None
     for vpn, queues in queues_of_record(broker, topic):
         for queue in queues:
-            if captures(broker, vpn, queue, topic) and broker.beyond.reads(queue, partition):
+            if captures(broker, vpn, queue, topic) and broker.mesh.reads(queue, partition):
                 yield vpn, queue

@@ -14,7 +14,7 @@ from ..queue.change import apply
 from ..queue.header import Task
 from ..queue.queue import Queue
 from ..queue.table import Event
-from ..rules.which import wanted
+from ..rules.command_targets import wanted
 from ..storage.row import LEASED
 
 WHY = "rebuilt"

@@ -27,7 +27,7 @@ from ...protocol.home_bridges import HomeAnswer, HomeSend, answers_key, decode_s
 from ...protocol.outputs import BridgeEntry, HomeRecord
 from ...state.queue.broker import Broker
 from .bridge_facts import Arrival, BridgeFacts, HeardHome
-from .taken_in import all_refused, taken
+from .bridge_intake import all_refused, taken
 
 HOMES_MAX = 8  # of which a bridge remembers numbers
 FAILED_MAX = 100  # messages that failed; a step that fails is taken again, which costs a replay

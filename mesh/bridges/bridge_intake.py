@@ -20,7 +20,7 @@ from ...protocol.messages import PublishHeader
 from ...state.phases.admission import Admission
 from ...state.phases.incoming import Incoming
 from ...state.queue.broker import Broker
-from ...state.queue.broker_facts import Place
+from ...state.queue.broker_facts import RecordPosition
 from ...state.queue.queue import Queue
 from ...state.rules.routing import queues_of_destination
 
@@ -34,16 +34,16 @@ class Outcome:
     refusal: tuple[str, str] | None = None
 
     def take(self, seq: int, count: int = 1) -> None:
-        """See `Answered`."""
+        """See `Answerable`."""
 
     def stored(self, seq: int, number: int, count: int = 1) -> None:
-        """See `Answered`."""
+        """See `Answerable`."""
 
     def discarded(self, seq: int, reason: str, queue: str) -> None:
-        """See `Answered`."""
+        """See `Answerable`."""
 
     def refused(self, seq: int, reason: str, queue: str, detail: str) -> None:
-        """See `Answered`."""
+        """See `Answerable`."""
         self.refusal = reason, queue
 
 
@@ -137,7 +137,7 @@ def _incoming(broker: Broker, sent: BridgeSend, at: int, end: int) -> Incoming:
     )  # fmt: skip
 
 
-def _place(broker: Broker) -> Place:
+def _place(broker: Broker) -> RecordPosition:
     """Where the record stands that is being heard."""
     place = broker.at
     assert isinstance(place, tuple)

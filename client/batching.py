@@ -20,7 +20,7 @@ from .session import Session
 RUN_BYTES = 32_000
 
 
-class OnWay:
+class InFlight:
     """How many records are on their way. It knows no session: Kafka's library may keep it.
 
     notify: called when none is any more and something waits for that.
@@ -48,13 +48,13 @@ class OnWay:
             self._notify()
 
 
-class Gathering:
-    """Sends a producer's messages; all calls but `OnWay.end` are made under the producer's lock."""
+class Batcher:
+    """Sends a producer's messages. Call all of it but `InFlight.end` under the producer's lock."""
 
     def __init__(self, session: Session, partition: int) -> None:
         self._session = session
         self._partition = partition
-        self._on_way = OnWay(session.runner.gathering)
+        self._on_way = InFlight(session.runner.gathering)
         self._run: list[bytes] = []
         self._first = self._bytes = 0
         self._template: Template = (b"", b"")

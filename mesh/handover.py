@@ -14,15 +14,15 @@ import msgspec
 
 from ..protocol.errors import Reason
 from ..protocol.neighbours import HandOver, NotTaken, Stored
-from ..state.phases.judging import NACK, count_discarded, of_broker, outcome
+from ..state.phases.admission_checks import NACK, count_discarded, of_broker, outcome
 from ..state.queue.broker import Broker
 from ..state.queue.change import enter
+from ..state.queue.entered_ids import was_taken
 from ..state.queue.queue import Queue
-from ..state.queue.taken import was_taken
 from ..state.rules.dead import join
 from ..state.rules.deferred import settle_arrival
 from ..state.rules.edits import WAY, dead_part
-from ..state.rules.entering import dead_match, refusal
+from ..state.rules.entry_checks import dead_match, refusal
 from ..state.rules.last_value import keep_last
 from ..state.rules.lifetime import expires_at
 from ..state.storage.row import DELAYED, IN_MEMORY, NEVER, READY, Row
@@ -153,8 +153,8 @@ def take_in(broker: Broker, queue: Queue, row: Row, content: Content, waiting: b
         until = way.get("until", NEVER)
         if broker.now < until < NEVER:
             row.until = until
-        if queue.header.stands_for and broker.beyond is not None:  # a bridge's endpoint
-            broker.beyond.wait(queue, [row], way["to"])
+        if queue.header.stands_for and broker.mesh is not None:  # a bridge's endpoint
+            broker.mesh.wait(queue, [row], way["to"])
         elif row.until != NEVER:
             row.state = DELAYED
     enter(broker, queue, [row])

@@ -18,7 +18,7 @@ from .queue import Queue
 LATER = object()  # the answer to a command that another broker gives
 
 
-class Beyond(Protocol):
+class MeshInterface(Protocol):
     """Other brokers, as one of them sees them."""
 
     @property

@@ -7,8 +7,8 @@ before is known by its number and dropped. Hence every protocol between brokers 
 that what it says arrives exactly once and in order (`mesh/channel.py`).
 
 On the wire a record is a msgpack array: sender's number and name, epoch of the home, number, kind,
-body. The body is the array of the fields of a `Said`; bounds stand in its types. Who says messages
-cuts them (`slices`), so that one record never outgrows what Kafka takes.
+body. The body is the array of the fields of a `MeshMessage`; bounds stand in its types. Whoever
+sends messages cuts them (`slices`), so that one record never outgrows what Kafka takes.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ PART_ROWS = 10_000
 BrokerNumber = Annotated[int, msgspec.Meta(ge=0, lt=BROKERS_MAX)]
 
 
-class Said(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+class MeshMessage(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """Base of all that brokers say. kind: what it is called on the wire."""
 
     kind: ClassVar[str] = ""
@@ -45,14 +45,14 @@ class Envelope(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
     body: msgspec.Raw
 
 
-S = TypeVar("S", bound=Said)
+S = TypeVar("S", bound=MeshMessage)
 
 _pack = msgspec.msgpack.encode
 _decoder = msgspec.msgpack.Decoder(Envelope)
-_decoders: dict[type[Said], msgspec.msgpack.Decoder[Said]] = {}
+_decoders: dict[type[MeshMessage], msgspec.msgpack.Decoder[MeshMessage]] = {}
 
 
-def encode(sender: int, name: str, epoch: int, number: int, body: Said) -> bytes:
+def encode(sender: int, name: str, epoch: int, number: int, body: MeshMessage) -> bytes:
     """A record's value."""
     return _pack(Envelope(sender, name, epoch, number, body.kind, msgspec.Raw(_pack(body))))
 

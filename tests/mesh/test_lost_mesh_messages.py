@@ -10,7 +10,7 @@ from lakequeue.definitions import parse_configuration
 from lakequeue.memory import MemoryConnection
 from lakequeue.memory.memory_broker import MemoryBroker
 from lakequeue.protocol import commands as c
-from lakequeue.protocol import mesh_words
+from lakequeue.protocol import mesh_envelope
 from rules.harness import drain
 from rules.mortal import MortalEngine
 
@@ -40,7 +40,7 @@ def test_R3_what_a_lost_word_was_about_is_said_again(
     heard = MemoryBroker.tell
 
     def tell(self: Any, record: Any) -> None:
-        said = mesh_words.decode(record.value).kind
+        said = mesh_envelope.decode(record.value).kind
         lost.append(said)
         if said != kind or lost.count(kind) != nth:
             heard(self, record)

@@ -13,13 +13,13 @@ from ...protocol.errors import Reason
 from ...protocol.journal import JournalSegment
 from ..queue.broker import Broker
 from ..queue.queue import Queue
-from ..rules.entering import Match, refusal
+from ..rules.entry_checks import Match, refusal
 from .incoming import Incoming, is_json
 
 NACK, DISCARD = "nack", "discard"
 
 
-class Answered(Protocol):
+class Answerable(Protocol):
     """Who has sent messages, and hears what became of them: a producer, or a bridge."""
 
     def take(self, seq: int, count: int = 1) -> None:
@@ -35,7 +35,7 @@ class Answered(Protocol):
         """One was not taken in, by this queue."""
 
 
-class Judged:
+class CheckedMessages:
     """What becomes of messages at their matches. sizes: as quotas count them (Q8); refused: queues
     that refuse one with a nack, and why; no_json: `json` queues for which one is no JSON."""
 
@@ -55,11 +55,11 @@ class Judged:
         return not (self.refused or self.discards or self.no_json)
 
 
-def judge(broker: Broker, vpn: str, matches: list[Match], messages: Incoming) -> Judged:
+def judge(broker: Broker, vpn: str, matches: list[Match], messages: Incoming) -> CheckedMessages:
     """Look at messages with the eyes of all their matches. Of several it is said what becomes of
     all together."""
     payloads, sizes = messages.payloads, messages.sizes()
-    judged = Judged(sizes)
+    judged = CheckedMessages(sizes)
     reason = of_broker(broker, vpn, judged.size, messages.largest())
     priority = messages.header.priority
     valid: bool | None = None
@@ -87,9 +87,9 @@ def judge(broker: Broker, vpn: str, matches: list[Match], messages: Incoming) ->
     return judged
 
 
-def no_files(matches: list[Match]) -> Judged:
+def no_files(matches: list[Match]) -> CheckedMessages:
     """What becomes of a message where there is no room for another spool file (S8)."""
-    judged = Judged([])
+    judged = CheckedMessages([])
     judged.refused = [(one.queue, Reason.SPOOL_FILES) for one in matches]
     return judged
 
@@ -118,7 +118,9 @@ def outcome(queue: Queue) -> str:
 # ---------------------------------------------------------------- what follows
 
 
-def count_no_json(broker: Broker, vpn: str, judged: Judged, topic: str, told: set[int]) -> None:
+def count_no_json(
+    broker: Broker, vpn: str, judged: CheckedMessages, topic: str, told: set[int]
+) -> None:
     """What is no JSON in a `json` queue is counted, and an event tells of it. told: the queues of
     which one has in this step."""
     for queue in judged.no_json:
@@ -145,7 +147,7 @@ def discard(broker: Broker, vpn: str, queue: Queue, reason: Reason, record: Inco
 
 
 def refuse(
-    broker: Broker, vpn: str, seq: int, producer: Answered | None, queue: Queue,
+    broker: Broker, vpn: str, seq: int, producer: Answerable | None, queue: Queue,
     reason: Reason, record: Incoming,
 ) -> None:  # fmt: skip
     """A queue refuses a message, and with it all that would take it."""
@@ -158,7 +160,7 @@ def refuse(
         producer.refused(seq, reason.value, name, "")
 
 
-def turn_away(broker: Broker, vpn: str, judged: Judged, record: Incoming) -> None:
+def turn_away(broker: Broker, vpn: str, judged: CheckedMessages, record: Incoming) -> None:
     """Whoever wrote a plain record cannot be told that a queue refuses it, so the others keep it
     (S5). Each queue that does not counts it; an event tells of the first of a row."""
     for queue, reason in judged.refused:
@@ -175,7 +177,7 @@ def turn_away(broker: Broker, vpn: str, judged: Judged, record: Incoming) -> Non
 
 
 def refuse_of_vpn(
-    broker: Broker, vpn: str, seq: int, producer: Answered | None,
+    broker: Broker, vpn: str, seq: int, producer: Answerable | None,
     why: tuple[Reason, str], record: Incoming,
 ) -> None:  # fmt: skip
     """Refuse a message on behalf of no queue."""

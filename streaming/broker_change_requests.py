@@ -54,7 +54,7 @@ def await_partition(transport: Transport, topic: str, partition: int) -> None:
         time.sleep(0.1)
 
 
-class Wish(NamedTuple):
+class ChangeRequest(NamedTuple):
     """What somebody asks for. id: tells it from others; name: of a broker, or of a queue."""
 
     id: str
@@ -65,7 +65,7 @@ class Wish(NamedTuple):
     to: str
 
 
-def wish_of(key: bytes | None, value: bytes | None, vpn: str) -> Wish | None:
+def wish_of(key: bytes | None, value: bytes | None, vpn: str) -> ChangeRequest | None:
     """A record of a VPN's directory; None: it is no wish, such as an answer."""
     if key is None or value is None or not key.startswith(PREFIX.encode()):
         return None
@@ -76,10 +76,10 @@ def wish_of(key: bytes | None, value: bytes | None, vpn: str) -> Wish | None:
     except (ValueError, KeyError, TypeError, AttributeError):
         return None
     name = key.decode("utf-8", "replace").removeprefix(PREFIX)
-    return Wish(number, what, vpn, name, group, to)
+    return ChangeRequest(number, what, vpn, name, group, to)
 
 
-def became(wish: Wish, folder: HomeFolder) -> dict[str, Any]:
+def became(wish: ChangeRequest, folder: HomeFolder) -> dict[str, Any]:
     """The answer to a wish that an engine has left behind which is no more."""
     moved = folder.moved()
     match wish.what:
@@ -92,7 +92,7 @@ def became(wish: Wish, folder: HomeFolder) -> dict[str, Any]:
     return {"refused": "the engine ended before this was done: ask again"}
 
 
-class Wishes(threading.Thread):
+class ChangeRequests(threading.Thread):
     """Reads what is asked for, from now on. add, remove, move: carry it out; answer: puts a key and
     a value on the directory of each VPN."""
 

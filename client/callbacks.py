@@ -29,7 +29,7 @@ Join = Callable[[float], None]
 Serve = Callable[[Callable[[], bool], Callable[[], bool]], Join]  # see `Runner.serve`
 
 
-class Serving:
+class CallbackRunner:
     """One consumer's callback. over: whether the consumer is closed."""
 
     def __init__(

@@ -22,7 +22,7 @@ KEEPS_LAST = "keeps_last_message"  # the queue keeps one message, and has one
 def may_be_elsewhere(broker: Broker, row: Row) -> bool:
     """Whether another queue here may hold a message too: most are in one queue only. What came from
     another broker came for each queue by itself; so it may have died there, and come back."""
-    if broker.beyond is not None and broker.beyond.keeps_directory:
+    if broker.mesh is not None and broker.mesh.keeps_directory:
         return True
     return row.stored != row.id or broker.spool.matches(row.stored) > 1
 

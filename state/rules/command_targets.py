@@ -24,15 +24,15 @@ from ...expressions import predicate
 from ...protocol.ids import COUNTER_BITS, COUNTER_MASK, ID_MAX, Ranges, join_ranges, make_id
 from ..limits import Budget
 from ..queue.broker import Broker
+from ..queue.entered_ids import has_entered
 from ..queue.header import Task
 from ..queue.queue import Queue
-from ..queue.taken import has_entered
 from ..storage.row import DELAYED, LOWEST, MOVING, Row
 from ..storage.runs import Runs
 from ..storage.segments import Segment
 from . import deferred
 from .active_set import first_inactive
-from .looking import Blocks, matching
+from .filter_matching import Blocks, matching
 
 FEW_IDS = 1_024  # are looked up one by one, however few messages there are
 IDS_AT_ONCE = 256  # where there are cold rows: each id may cost a read
@@ -158,10 +158,10 @@ def in_place(broker: Broker, queue: Queue, command: Any, rows: list[Row]) -> tup
     if not ids:
         return rows, 0
     here = [row for row in rows if row.state != MOVING]
-    assert broker.beyond is not None
+    assert broker.mesh is not None
     if getattr(command, "dry_run", False):
         return here, len(ids)
-    return here, broker.beyond.later(queue, command, ids)
+    return here, broker.mesh.later(queue, command, ids)
 
 
 def _place_of(cursor: str) -> tuple[bool, int]:

@@ -7,7 +7,7 @@ from collections import Counter
 from .facts import Entry, MeshFacts
 
 
-class Placed:
+class QueuePlacement:
     """How many queues that have one place each broker has, and the names of those with a dead
     message queue, by VPN and that."""
 

@@ -14,14 +14,14 @@ from ..state.commands.sessions import unbind
 from ..state.queue.broker import Broker
 from ..state.queue.broker_facts import KnownSession
 from ..state.queue.change import apply
+from ..state.queue.entered_ids import TAKEN_MAX
 from ..state.queue.header import QueueHeader
 from ..state.queue.queue import Queue
 from ..state.queue.table import Event
-from ..state.queue.taken import TAKEN_MAX
 from ..state.rules.deferred import settle_arrival
 from ..state.rules.routing import drop_route, set_topics
 from ..state.storage.row import IN_MEMORY, LEASED, NEVER, Row
-from .handed_over import take_in
+from .handover import take_in
 
 LOST_BLOCK = (1 << 32) - 1  # there is none with this number: what lies in it is lost
 PART = 1_000  # rows that are put into blocks at once

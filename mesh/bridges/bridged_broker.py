@@ -1,4 +1,4 @@
-"""A broker with bridges: what `state` asks of whoever stands above it, answered (`Beyond`).
+"""A broker with bridges: what `state` asks of whoever stands above it, answered (`MeshInterface`).
 
 What concerns bridges is done here; all else is passed on to the home's other brokers, if there are
 any. A broker without either is alone, and this says so.
@@ -15,32 +15,32 @@ from ...definitions import DEFAULT_VPN
 from ...definitions.bridge import BridgeDefinition, bridge_to_wire, parse_bridge
 from ...definitions.definition_values import ENDPOINT_PREFIX
 from ...protocol import commands as c
-from ...protocol import mesh_words, topics
+from ...protocol import mesh_envelope, topics
 from ...protocol.bridges import BridgeReceipt, BridgeSend
 from ...protocol.errors import LakequeueError
 from ...protocol.home_bridges import COPIER_PREFIX, HomeAnswer, decode_copied, of_key
 from ...protocol.messages import QUEUE_ALONE, Records
 from ...state.commands.home_commands import peers
 from ...state.limits import Budget
-from ...state.queue.beyond import LATER
 from ...state.queue.broker import Broker
-from ...state.queue.broker_facts import Place
+from ...state.queue.broker_facts import RecordPosition
 from ...state.queue.header import Subscription, Task
+from ...state.queue.mesh_interface import LATER
 from ...state.queue.queue import Queue
-from ...state.rules.answering import reject_record
+from ...state.rules.rejected_records import reject_record
 from ...state.storage.row import NEVER, Row
 from ...state.storage.spool import Content
 from ..mesh import Mesh
-from . import bridge_commands, door, endpoint
+from . import bridge_commands, endpoint, far_end
 from .bridge_facts import ELSEWHERE, BridgeFacts, Link, left
 from .link import cross, forward_all, receipt, say_home, set_way
 
 Meeting = Callable[[Broker], Mesh] | None
 
 
-class Bridged:
+class BridgedBroker:
     """A broker with its bridges. others: the home's other brokers; None: it has met none; meeting:
-    how it does, see `met_brokers`."""
+    how it does, see `neighbours`."""
 
     def __init__(
         self, broker: Broker, facts: BridgeFacts, others: Mesh | None, meeting: Meeting = None
@@ -61,7 +61,9 @@ class Bridged:
             self._with(others)
 
     @classmethod
-    def load(cls, broker: Broker, others: Mesh | None = None, meeting: Meeting = None) -> Bridged:
+    def load(
+        cls, broker: Broker, others: Mesh | None = None, meeting: Meeting = None
+    ) -> BridgedBroker:
         """As it was packed."""
         return cls(broker, BridgeFacts.load(broker), others, meeting)
 
@@ -78,7 +80,7 @@ class Bridged:
         others.handlers[BridgeSend.kind] = self._brought
         others.handlers[BridgeReceipt.kind] = self._answered
         others.failures[BridgeSend.kind] = lambda sender, sent: others.say(
-            sender, door.across_failed(self.facts, sent)
+            sender, far_end.across_failed(self.facts, sent)
         )
         return others
 
@@ -173,7 +175,7 @@ class Bridged:
 
     # ------------------------------------------------------------ a step
 
-    def hear(self, records: Records, skipped: Mapping[Place, str]) -> None:
+    def hear(self, records: Records, skipped: Mapping[RecordPosition, str]) -> None:
         """What other homes say, and this home's other brokers; what crosses to another VPN does."""
         if records:
             records = self._hear_homes(records, skipped)
@@ -184,10 +186,10 @@ class Bridged:
         if self.facts.links:
             cross(
                 self._broker, self.facts,
-                lambda sent: door.bring_across(self._broker, self.facts, sent),
+                lambda sent: far_end.bring_across(self._broker, self.facts, sent),
             )  # fmt: skip
 
-    def _hear_homes(self, records: Records, skipped: Mapping[Place, str]) -> Records:
+    def _hear_homes(self, records: Records, skipped: Mapping[RecordPosition, str]) -> Records:
         """Hear what concerns bridges between homes; gives the rest."""
         rest = Records()
         for at in range(len(records)):
@@ -200,7 +202,7 @@ class Bridged:
         self._broker.at = None
         return rest
 
-    def _hear_home(self, records: Records, at: int, skipped: Mapping[Place, str]) -> None:
+    def _hear_home(self, records: Records, at: int, skipped: Mapping[RecordPosition, str]) -> None:
         broker = self._broker
         place = records.topics[at], records.partitions[at], records.offsets[at]
         key, value = records.keys[at], records.values[at]
@@ -210,7 +212,7 @@ class Bridged:
         try:
             if kind is not None and kind[1] == topics.BRIDGE_IN:
                 vpn = kind[0]
-                door.hear(broker, self.facts, vpn, place[1], value, failed)
+                far_end.hear(broker, self.facts, vpn, place[1], value, failed)
             elif failed:
                 raise ValueError(f"it failed: {failed}")
             else:
@@ -245,14 +247,14 @@ class Bridged:
     def _brought(self, sender: int, sent: BridgeSend) -> None:
         """Another broker of the home brings messages for a VPN."""
         assert self._others is not None
-        self._others.say(sender, door.bring_across(self._broker, self.facts, sent))
+        self._others.say(sender, far_end.bring_across(self._broker, self.facts, sent))
 
     def _answered(self, sender: int, answer: BridgeReceipt) -> None:
         link = self.facts.links.get(answer.link)
         if link is not None:  # else the bridge was deleted meanwhile
             receipt(self._broker, link, answer)
 
-    def _hear_strangers(self, records: Records, skipped: Mapping[Place, str]) -> None:
+    def _hear_strangers(self, records: Records, skipped: Mapping[RecordPosition, str]) -> None:
         """Something stands in this broker's own topic, and it knows no other broker. What another
         home left there is passed over; with the first word of this one it meets its others."""
         broker = self._broker
@@ -261,7 +263,7 @@ class Bridged:
             broker.at = place = records.topics[at], records.partitions[at], records.offsets[at]
             why = "this home has one broker"
             try:
-                is_own = mesh_words.decode(records.values[at]).epoch == broker.header.epoch
+                is_own = mesh_envelope.decode(records.values[at]).epoch == broker.header.epoch
             except ValueError as error:
                 is_own, why = True, str(error)
             else:

@@ -7,14 +7,14 @@ what came in, and whoever takes the steps again meets them in the same one.
 
 from __future__ import annotations
 
-from ..state.queue.beyond import Beyond
 from ..state.queue.broker import Broker
-from .bridges.bridged import Bridged
+from ..state.queue.mesh_interface import MeshInterface
+from .bridges.bridged_broker import BridgedBroker
 from .facts import PAGE
 from .mesh import Mesh
 
 
-def neighbours(broker: Broker) -> Beyond:
+def neighbours(broker: Broker) -> MeshInterface:
     """As they were packed."""
     has_met = broker.store.get(PAGE) is not None
-    return Bridged.load(broker, Mesh.load(broker) if has_met else None, Mesh.load)
+    return BridgedBroker.load(broker, Mesh.load(broker) if has_met else None, Mesh.load)

@@ -1,0 +1,172 @@
+"""One word, one meaning: names and phrases that were given up do not come back.
+
+A module or a class is named with the field's words. Left is what it was called once, right what it
+is called now; who adds a name of that kind finds the better one here.
+"""
+
+import ast
+import re
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+CODE = re.compile(r"`([^`]+)`")
+ROOMS = sorted(one.parent for one in ROOT.glob("*/__init__.py"))
+
+#: No module has these names, in whatever room.
+MODULES = {
+    "again": "replay_inputs",
+    "answering": "rejected_records",
+    "asked_again": "replay",
+    "awaited": "asyncio_client",
+    "beginning_again": "after_rebuild",
+    "beyond": "mesh_interface",
+    "bridged": "bridged_broker",
+    "carried_out": "the name of the command",
+    "causes": "error_causes",
+    "columns_said": "a field's name",
+    "door": "far_end",
+    "doors": "auth",
+    "elsewhere": "a part of mesh/",
+    "entering": "entry_checks",
+    "every": "duties",
+    "everywhere": "all_hosts",
+    "few": "a constant",
+    "following": "moved_messages",
+    "gathering": "batching",
+    "handed_over": "handover",
+    "handing_over": "producer_buffer",
+    "holds": "held_lanes",
+    "judging": "admission_checks",
+    "known_places": "a part of mesh/directory",
+    "later": "in_transit_commands",
+    "looking": "filter_matching",
+    "looks": "queries_at",
+    "mesh_words": "mesh_envelope",
+    "met_brokers": "neighbours",
+    "moved": "move_at_rest",
+    "outgoing": "broker_channel",
+    "placed": "queue_placement",
+    "places": "a part of mesh/directory",
+    "reading": "reading_positions",
+    "referring": "block_references",
+    "returning": "returned_leases",
+    "saying": "what is said: broker_requests",
+    "serving": "callbacks",
+    "shown": "bridge_description",
+    "sight": "snapshot",
+    "smaller": "record_splitting",
+    "speaking": "broker_requests",
+    "taken": "entered_ids",
+    "taken_in": "bridge_intake",
+    "task": "the name of the command",
+    "topics_anew": "recreated_topics",
+    "turns": "multi_step_commands",
+    "unanswered": "window",
+    "waits": "why_waited",
+    "whereabouts": "queue_directory",
+    "which": "command_targets",
+    "wishes": "broker_change_requests",
+    "words": "formatting",
+}
+
+#: No class has these names.
+CLASSES = {
+    "AskedAgain": "ConsumerReplay",
+    "Beyond": "MeshInterface",
+    "Bridged": "BridgedBroker",
+    "CarriedOut": "a noun",
+    "Doors": "Auth",
+    "Ear": "a noun of what is heard",
+    "Few": "a constant",
+    "Following": "MovedMessages",
+    "Gathering": "Batcher",
+    "Given": "DecodedCommand",
+    "GoneTo": "ForwardedTo",
+    "HandingOver": "ProducerBuffer",
+    "Hold": "HeldLane",
+    "Judged": "CheckedMessages",
+    "Known": "a noun of what is known",
+    "Outgoing": "BrokerChannel",
+    "Place": "RecordPosition, ContentLocation",
+    "Placed": "QueuePlacement",
+    "ReadAgain": "ReplayInputs",
+    "Referring": "BlockReferences",
+    "Said": "MeshMessage",
+    "Sight": "VpnMonitor",
+    "Speaking": "BrokerRequests",
+    "Takes": "a noun",
+    "Unanswered": "Window",
+    "Waits": "WaitReasons",
+    "Way": "CopyAttempt, BrokerChannel",
+    "Whereabouts": "QueueDirectory",
+    "Wish": "ChangeRequest",
+    "Wishes": "ChangeRequests",
+}
+
+#: No page says it so.
+PHRASES = {
+    r"\bA broker more\b": "Add a broker",
+    r"\bstands still meanwhile\b": "waits meanwhile",
+    r"\bis told who waits\b": "names the waiting consumers",
+    r"\bMended:": "Fixed:",
+    r"\bthen all is done\b": "returns True",
+    r"\bdecides from now on\b": "is the leader from now on",
+}
+
+
+@cache
+def modules() -> list[Path]:
+    """Those of the package."""
+    return [*ROOT.glob("*.py"), *(file for room in ROOMS for file in room.rglob("*.py"))]
+
+
+def classes(file: Path) -> Iterator[ast.ClassDef]:
+    """Those of a module, without the underscore before their names."""
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.ClassDef):
+            yield node
+
+
+def pages() -> list[Path]:
+    """What people read: the README and everything in docs/."""
+    return [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+def test_no_module_has_a_name_that_was_given_up() -> None:
+    found = [
+        f"{file.relative_to(ROOT)}: {file.stem!r} is not used; rather: {MODULES[file.stem]}"
+        for file in modules()
+        if file.stem in MODULES
+    ]
+    assert not found, "\n".join(found)
+
+
+def test_no_class_has_a_name_that_was_given_up() -> None:
+    found = [
+        f"{file.relative_to(ROOT)}:{one.lineno}: {one.name!r} is not used; rather: "
+        f"{CLASSES[one.name.lstrip('_')]}"
+        for file in modules()
+        for one in classes(file)
+        if one.name.lstrip("_") in CLASSES
+    ]
+    assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize("page", pages(), ids=lambda page: str(page.relative_to(ROOT)))
+def test_no_page_uses_them(page: Path) -> None:
+    """In code a module is ours where its room, or `.py`, stands beside it."""
+    rooms = "|".join({file.parent.name for file in modules()} - {ROOT.name})
+    names = "|".join(MODULES)
+    module = re.compile(rf"\b(?:{rooms})[./]({names})(?:\.py)?\b|^({names})\.py$")
+    one_of_ours = re.compile(rf"^_?({'|'.join(CLASSES)})(?:\.\w+)?$")
+    found = []
+    for number, line in enumerate(page.read_text().splitlines(), 1):
+        for code in CODE.findall(line):
+            found += [f"{number}: {code}: {MODULES[m[1] or m[2]]}" for m in module.finditer(code)]
+            found += [f"{number}: {code}: {CLASSES[m[1]]}" for m in one_of_ours.finditer(code)]
+        found += [f"{number}: {m[0]}: {PHRASES[p]}" for p in PHRASES for m in re.finditer(p, line)]
+    assert not found, "\n".join(found)
