@@ -11,7 +11,7 @@ import functools
 import re
 import sys
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, Literal, get_args, get_origin
 
 import click
 import msgspec
@@ -45,49 +45,55 @@ def lifecycle() -> str:
     return "\n".join([*lines, "|---|---|---|---|---|---|", *rows])
 
 
-def all_commands() -> str:
-    """Every command with its JSON fields."""
-    parts: list[str] = []
+def client_commands() -> str:
+    """Every command that a client may send, with its JSON fields."""
+    rows = ["| command | fields | |", "|---|---|---|"]
     for kind in get_args(commands.AnyCommand):
-        tag = kind.__struct_config__.tag
-        doc = _one_paragraph(kind.__doc__)
-        if kind in commands.OF_ENGINE:
-            doc += " Only on `<broker>.instructions`."
-        parts.append(f"#### `{tag}`\n\n{doc}\n\n{_fields(kind, ('reply',))}")
-    return "\n\n".join(parts)
+        if kind not in commands.OF_ENGINE:
+            tag, doc = kind.__struct_config__.tag, _one_paragraph(kind.__doc__)
+            rows.append(f"| `{tag}` | {_signature(kind, ('reply',))} | {doc} |")
+    return "\n".join(rows)
+
+
+def engine_commands() -> str:
+    """The names of the commands that only the engine may send."""
+    return ", ".join(f"`{kind.__struct_config__.tag}`" for kind in commands.OF_ENGINE)
 
 
 def inbox() -> str:
     """The fields of `inbox` and `reply`."""
     return (
-        f"`inbox`: {_one_paragraph(commands.Inbox.__doc__)}\n\n{_fields(commands.Inbox)}\n\n"
-        f"`reply`: {_one_paragraph(commands.ReplyTo.__doc__)}\n\n{_fields(commands.ReplyTo)}"
+        f"- `inbox`: {_signature(commands.Inbox)}. {_one_paragraph(commands.Inbox.__doc__)}\n"
+        f"- `reply`: {_signature(commands.ReplyTo)}. {_one_paragraph(commands.ReplyTo.__doc__)}"
     )
 
 
 def publish_header() -> str:
     """The fields of the header `lq`."""
-    return _fields(messages.PublishHeader)
+    return _signature(messages.PublishHeader)
 
 
 def _one_paragraph(text: str | None) -> str:
     return " ".join((text or "").replace("``", "`").split())
 
 
-def _fields(kind: type[msgspec.Struct], without: tuple[str, ...] = ()) -> str:
-    rows = ["| field | type | default |", "|---|---|---|"]
+def _signature(kind: type[msgspec.Struct], without: tuple[str, ...] = ()) -> str:
+    """The fields with their defaults; a type where the default does not show it, or is no text."""
+    shown = []
     for field in msgspec.structs.fields(kind):
         if field.name in without:
             continue
+        name, text = _type_name(field.type), field.name
         if field.required:
-            default = "required"
+            text += "" if name == "text" else f": {name}"
         else:
             value = field.default
             if value is msgspec.NODEFAULT:
                 value = field.default_factory()
-            default = f"`{msgspec.json.encode(value).decode()}`"
-        rows.append(f"| `{field.name}` | {_type_name(field.type)} | {default} |")
-    return "\n".join(rows) if len(rows) > 2 else "No fields of its own."
+            text += f": {name.removesuffix(' or null')}" if value is None else ""
+            text += f"={msgspec.json.encode(value).decode()}"
+        shown.append(text)
+    return f"`{', '.join(shown)}`" if shown else "–"
 
 
 _TYPES = {int: "number", str: "text", bool: "true or false", type(None): "null"}
@@ -100,14 +106,16 @@ def _type_name(kind: Any) -> str:
         return _TYPES[kind]
     if kind is commands.Inbox:
         return "inbox"
+    if get_origin(kind) is Literal:
+        return " or ".join(f'"{value}"' for value in get_args(kind))
     if getattr(kind, "__origin__", None) is dict:
         return "object"
     return " or ".join(_type_name(k) for k in get_args(kind))
 
 
 def command_line_help() -> str:
-    """The help of every command, as the terminal shows it."""
-    parts = [_help(command_line, "lakequeue")]
+    """The help of every command; options that most have, once; without environment variables."""
+    parts = [_shared_options(), _help(command_line, "lakequeue")]
     for name in command_line.list_commands(click.Context(command_line)):
         try:
             command = command_line.get_command(click.Context(command_line), name)
@@ -118,16 +126,39 @@ def command_line_help() -> str:
     return "\n\n".join(parts)
 
 
+def _shared() -> dict[str, str | None]:
+    """The options that most commands have, with their help: those of `lakequeue usage`."""
+    one = command_line.get_command(click.Context(command_line), "usage")
+    assert one is not None
+    return {param.opts[0]: param.help for param in one.params if isinstance(param, click.Option)}
+
+
+def _shared_options() -> str:
+    rows = ["## Options that most commands have", "", "| option | |", "|---|---|"]
+    return "\n".join([*rows, *(f"| `{name}` | {text} |" for name, text in _shared().items())])
+
+
+def _own(params: list[click.Parameter]) -> list[click.Parameter]:
+    """The parameters without those that are shown once, and without environment variables."""
+    shared, left = _shared(), []
+    for param in map(copy.copy, params):
+        if isinstance(param, click.Option):
+            if param.opts[0] in shared and param.help == shared[param.opts[0]]:
+                continue
+            param.show_envvar = False
+        left.append(param)
+    return left
+
+
 def _help(command: click.Command, name: str) -> str:
     command = copy.copy(command)
-    command._help_option = None  # click keeps the one of whoever asked first
+    command.params = _own(command.params)
+    command.add_help_option = False
     context = click.Context(
         command,
         info_name=name,
         terminal_width=88,
         max_content_width=88,
-        auto_envvar_prefix=name.upper().replace(" ", "_"),
-        help_option_names=["-h", "--help"],
     )
     text = "\n".join(line.rstrip() for line in command.get_help(context).splitlines())
     return f"## `{name}`\n\n```text\n{text}\n```"
@@ -173,7 +204,8 @@ PARTS = {
     "failures": ("concepts/failures.md", failures),
     "lifecycle": ("reference/message-states.md", lifecycle),
     "publish-header": ("reference/protocol.md", publish_header),
-    "commands": ("reference/protocol.md", all_commands),
+    "client-commands": ("reference/protocol.md", client_commands),
+    "engine-commands": ("reference/protocol.md", engine_commands),
     "inbox": ("reference/protocol.md", inbox),
     "command-line": ("reference/command-line.md", command_line_help),
     "metrics": ("reference/metrics.md", metrics),

@@ -45,14 +45,13 @@ class Command(
 
 
 class Begin(Command, frozen=True, tag="begin"):
-    """A home begins in this topic: what stands before it was for an earlier one. The engine says
-    so in each VPN, whenever it starts."""
+    """The engine's mark at each start: commands before it were for an earlier home."""
 
     epoch: Count
 
 
 class Configure(Command, frozen=True, tag="configure"):
-    """Set the limits of the system and of VPNs (sections ``system`` and ``vpns``)."""
+    """Set the limits of the system and of VPNs."""
 
     system: dict[str, Any] = {}
     vpns: dict[str, Any] = {}
@@ -69,31 +68,29 @@ class KnownClient(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_f
 
 
 class Clients(Command, frozen=True, tag="clients"):
-    """Who may speak, and whether it must be proven: with ``required`` every command from a VPN's
-    topic is signed, or refused."""
+    """Which clients may send commands; with ``required``, unsigned commands of a VPN are refused."""
 
     required: bool
     clients: list[KnownClient] = []
 
 
 class Peers(Command, frozen=True, tag="peers"):
-    """The brokers of the home, by name, with their numbers, this one among them. The engine says so
-    to each broker of a home that has several. groups: of those that are in one."""
+    """The home's brokers with their numbers, and their groups."""
 
     brokers: dict[Name, BrokerNumber]
     groups: dict[Name, Name] = {}
 
 
 class Define(Command, frozen=True, tag="define"):
-    """Define a queue, or define it again (Q9). replace: keys that are not named have their default
-    then; else they stay as they are, and null gives one its default."""
+    """Define a queue, or define it again (Q9). Keys that are not named get their defaults;
+    with ``replace=false`` they stay as they are, and null gives one its default."""
 
     definition: dict[str, Any]
     replace: bool = True
 
 
 class Delete(Command, frozen=True, tag="delete"):
-    """Delete a queue; what it holds is gone, not delivered (S7)."""
+    """Delete a queue with its messages (S7)."""
 
     queue: Name
 
@@ -109,14 +106,7 @@ class MoveQueue(Command, frozen=True, tag="move_queue"):
 
 
 class Subscribe(Command, frozen=True, tag="subscribe"):
-    """Bind a consumer to a queue. The client chooses the subscription's id, unique per VPN. A queue
-    and a session have at most 10,000 subscriptions, a session to one queue 256.
-
-    session: the connection that sends heartbeats for it; acks: ``explicit``, or ``none`` for
-    removal on send; framing: ``single`` (a record a message) or ``batch``; transport_acks: the
-    client says what has arrived, and what it does not is sent again (C1, C2); priority: with
-    fairness model ``fast`` the higher is asked first (F1).
-    """
+    """Bind a consumer to a queue. ``subscription``: an id that was never used in the VPN."""
 
     queue: Name
     subscription: Name
@@ -172,11 +162,7 @@ class Named(Command, frozen=True, kw_only=True):
 
 
 class Ack(Named, frozen=True, kw_only=True, tag="ack"):
-    """Messages are done: by ``ids``, by ``up_to`` (all held, up to this id), or by ``where``.
-
-    received: as in `transport_ack`, which then need not be sent; 0 says nothing. quiet: it is said
-    to other brokers too; of ids that are not here nothing is told.
-    """
+    """Remove messages: ``ids``, all that the subscription holds ``up_to`` an id, or ``where``."""
 
     queue: Name
     subscription: Name = ""
@@ -188,8 +174,7 @@ class Ack(Named, frozen=True, kw_only=True, tag="ack"):
 
 
 class TransportAck(Named, frozen=True, kw_only=True, tag="transport_ack"):
-    """Everything up to the number ``received`` of the subscription's flow has arrived at the client
-    (C1); nothing leaves the queue."""
+    """Confirm that the flow has arrived up to number ``received`` (C1)."""
 
     queue: Name
     subscription: Name
@@ -197,7 +182,7 @@ class TransportAck(Named, frozen=True, kw_only=True, tag="transport_ack"):
 
 
 class Cancel(Named, frozen=True, kw_only=True, tag="cancel"):
-    """Messages come back to the queue (L6), after ``delay_ms`` or the queue's back-off (L11)."""
+    """Return messages to the queue (L6), after ``delay_ms`` or the queue's back-off (L11)."""
 
     queue: Name
     subscription: Name
@@ -206,7 +191,7 @@ class Cancel(Named, frozen=True, kw_only=True, tag="cancel"):
 
 
 class Reject(Named, frozen=True, kw_only=True, tag="reject"):
-    """Messages go straight to the dead message queue (C7)."""
+    """Send messages straight to the dead message queue (C7)."""
 
     queue: Name
     subscription: Name
@@ -215,10 +200,8 @@ class Reject(Named, frozen=True, kw_only=True, tag="reject"):
 
 
 class Renew(Named, frozen=True, kw_only=True, tag="renew"):
-    """Extend leases (L10); ``period_ms`` counts from now, default the queue's lease period.
-
-    Answered with ``{"lease_ms": …, "renewed": ids}``; a lease without end stays without end.
-    """
+    """Extend leases (L10) by ``period_ms`` from now, default the queue's lease period. A lease
+    without end stays so. Answer: ``{"lease_ms": …, "renewed": ids}``."""
 
     queue: Name
     subscription: Name
@@ -227,8 +210,8 @@ class Renew(Named, frozen=True, kw_only=True, tag="renew"):
 
 
 class Returned(Named, frozen=True, kw_only=True, tag="return"):
-    """Messages come back untouched, as at a close: neither a cancel nor an attempt (L5). Where the
-    lease or the subscription has ended already, that delivery counts no more. Say it once."""
+    """Return messages untouched, which counts neither as a cancel nor as an attempt (L5), also
+    where the lease has ended already. Send it once."""
 
     queue: Name
     subscription: Name
@@ -239,22 +222,21 @@ class Returned(Named, frozen=True, kw_only=True, tag="return"):
 
 
 class Queues(Command, frozen=True, tag="queues"):
-    """The queues of the VPN by name, each as `Describe` gives it; after: only those behind this
-    name. Where not all are given, the answer's ``more`` is the ``after`` to ask with next."""
+    """The VPN's queues, sorted by name, each as in `describe`. If the answer has ``more``, ask
+    again with it as ``after``."""
 
     after: Name = ""
 
 
 class Captures(Command, frozen=True, tag="captures"):
-    """The topics, and the expressions, that the queues of the VPN capture, as a list of texts. The
-    engine asks when it starts. start: the part of the list to begin with. Where not all are given,
-    the answer's ``more`` is the ``start`` to ask with next."""
+    """The topics and expressions that the VPN's queues capture. If the answer has ``more``, ask
+    again with it as ``start``."""
 
     start: Count = 0
 
 
 class Usage(Command, frozen=True, tag="usage"):
-    """What the VPN and the broker use of their limits, and refusals that are no queue's."""
+    """What the VPN and the broker use of their limits, and refusals without a queue."""
 
 
 class Describe(Command, frozen=True, tag="describe"):
@@ -264,8 +246,8 @@ class Describe(Command, frozen=True, tag="describe"):
 
 
 class Browse(Command, frozen=True, tag="browse"):
-    """Look at messages without taking them (R6). Where not all that is asked for is given, the
-    answer's ``more`` is the ``start`` to ask with next: a place in the queue's order."""
+    """Look at messages without taking them (R6). ``state``: ready, leased or delayed. If the answer
+    has ``more``, ask again with it as ``start``."""
 
     queue: Name
     where: Text | None = None
@@ -305,7 +287,7 @@ class Edit(Change, frozen=True, kw_only=True, tag="edit"):
 
 
 class Redrive(Named, frozen=True, kw_only=True, tag="redrive"):
-    """Dead messages go back to the queue they died in, all or by predicate or ids (X6)."""
+    """Send dead messages back to the queue they died in: all, or by predicate or ids (X6)."""
 
     queue: Name
     where: Text | None = None
@@ -321,7 +303,7 @@ class Shutdown(Command, frozen=True, tag="shutdown"):
 
 
 class SubscribeTopic(Command, frozen=True, tag="subscribe_topic"):
-    """The queue takes what is published to a topic, or to all that a pattern matches, as well."""
+    """The queue also takes what is published to a topic or pattern."""
 
     queue: Name
     topic: Topic
@@ -341,15 +323,15 @@ class Events(Command, frozen=True, tag="events"):
 
 
 class Bridge(Command, frozen=True, tag="bridge"):
-    """Make a bridge, or define it again (H1–H3). Without ``from`` it begins at the broker that is
-    told. replace: as with `define`."""
+    """Make a bridge, or define it again (H1–H3). Without ``from`` it begins at this broker.
+    ``replace``: as in `define`."""
 
     definition: dict[str, Any]
     replace: bool = True
 
 
 class DeleteBridge(Command, frozen=True, tag="delete_bridge"):
-    """Delete a bridge; what waits at its near end is gone, not sent. Answers how many that were."""
+    """Delete a bridge with what waits for it; answers how many messages that were."""
 
     name: Name
 
@@ -359,15 +341,14 @@ class Bridges(Command, frozen=True, tag="bridges"):
 
 
 class DescribeBridge(Command, frozen=True, tag="describe_bridge"):
-    """Everything about one bridge: what waits, what is on its way, which endpoints hold it."""
+    """What waits for one bridge, what is on its way, which endpoints block it."""
 
     name: Name
 
 
 class RecordsLost(Command, frozen=True, tag="records_lost"):
-    """Kafka deleted records of a topic before they were read, or the topic is not what it was: the
-    engine says so, for the events. reader: ``engine``, or ``tables`` where only the Delta tables
-    lack them. event: its name."""
+    """For the events: Kafka deleted records of a topic before they were read, or the topic was made
+    anew. ``reader``: ``engine``, or ``tables`` where only the Delta tables lack them."""
 
     topic: Topic
     records: Count
@@ -376,21 +357,20 @@ class RecordsLost(Command, frozen=True, tag="records_lost"):
 
 
 class Stuck(Command, frozen=True, tag="stuck"):
-    """The engine started this broker again, since it took no step any more; for the events."""
+    """For the events: this broker took no step any more and was restarted."""
 
     why: Text
 
 
 class RecordRefused(Command, frozen=True, tag="record_refused"):
-    """Kafka did not take a record that was for this topic, and will not; for the events."""
+    """For the events: Kafka will never take a record that was for this topic."""
 
     topic: Topic
     why: Text
 
 
 class Undeliverable(Command, frozen=True, tag="undeliverable"):
-    """Kafka did not take these messages' deliveries for a topic, and will not: nobody will ever get
-    them. So they die. reason: one of `Reason`."""
+    """Kafka will never take these messages' deliveries, so they die. ``reason``: one of `Reason`."""
 
     queue: Name
     ids: Ids
@@ -400,17 +380,16 @@ class Undeliverable(Command, frozen=True, tag="undeliverable"):
 
 
 class BeginAgain(Command, frozen=True, tag="begin_again"):
-    """The state of this queue was made again from the Delta tables: leases end, deliveries count
-    from nothing (R3). The engine says so when it starts on a home that was rebuilt."""
+    """This queue was rebuilt from the Delta tables: leases end, deliveries count from nothing
+    (R3)."""
 
     queue: Name
 
 
 class Tables(Command, frozen=True, tag="tables"):
-    """How far the Delta tables are: of ``topic/partition`` they have all before an offset. The
-    engine says so, for receipts that wait for it (`durability: delta`). written: there are such
-    tables at all; None: as was said before. stopped: why they cannot be written now, empty when
-    they can be again; for the events."""
+    """Up to which offsets the Delta tables are written, for receipts with `durability: delta`.
+    ``written``: there are tables; null: as before. ``stopped``: why they cannot be written now,
+    empty when they can be again."""
 
     written: bool | None = True
     up_to: dict[Text, Count] = {}
@@ -418,7 +397,7 @@ class Tables(Command, frozen=True, tag="tables"):
 
 
 class Tick(Command, frozen=True, tag="tick"):
-    """Time has passed: deadlines that are due are acted on."""
+    """Time has passed: act on deadlines that are due."""
 
 
 AnyCommand = (
