@@ -61,9 +61,7 @@ def at(
     """Look at the queues as they were at TIME, with the engine running or without it.
 
     WHAT is `queues`, `describe QUEUE`, `browse QUEUE`, `events`, or `step`: what that step took in
-    and said. TIME is ISO-8601 with a time zone, or `last`: as far as the tables go, which is a
-    minute behind the engine. The nearest snapshot before it is read, and the steps after it are
-    taken again here and checked with their digests.
+    and said. TIME is ISO-8601 with a time zone, or `last`, about a minute behind the engine.
 
     \b
     Examples:

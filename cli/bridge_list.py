@@ -39,14 +39,12 @@ def bridges(
     pairs: tuple[str, ...], delete: str | None, yes: bool, url: str | None, home: Path | None,
     vpn: str, as_json: bool,
 ) -> None:  # fmt: skip
-    """Show every bridge of the VPN: what waits, what is on its way, which endpoints hold it, for
-    how long, and how many messages wait for each. KEY=VALUE: define one first, or define it again;
-    keys that are not named stay as they are.
+    """Show every bridge of the VPN: what waits, what is on its way, which endpoints block it.
 
-    \b
-    states: open; blocked (an endpoint of the far end takes nothing); waiting (the other home is not
-    reached, or nothing has come from it yet). A bridge that comes from another home shows what it
-    brought.
+    KEY=VALUE: define a bridge first; if it exists, other keys stay as they are.
+
+    States: open; blocked (an endpoint at the far end takes nothing); waiting (the other home is not
+    reached, or nothing has come from it yet).
 
     \b
     Examples:

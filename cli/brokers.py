@@ -31,14 +31,12 @@ def brokers(
     add: str | None, remove: str | None, to: str | None, group: str | None, url: str | None,
     home: Path | None, vpn: str, as_json: bool,
 ) -> None:  # fmt: skip
-    """Show every broker: its number, its state, where it steps, and how much it has to do.
+    """Show every broker: number, state, worker, steps, load.
 
-    \b
-    states: starting, running, restarting (it ended, and is started again), failed (it is not
-    started again; why stands beside it). Steps and load (the share of the time in which it did not
-    wait for input) are as of its last batch: up to half a minute old.
+    States: starting, running, restarting, failed (not restarted, with the reason). Steps and load
+    (the share of the time in which it did not wait for input) are up to half a minute old.
 
-    With --add or --remove the home rests for some seconds: clients wait, and go on by themselves.
+    With --add or --remove the home rests for some seconds; clients wait.
 
     \b
     Examples:

@@ -52,10 +52,9 @@ def doctor(
 ) -> None:
     """Check that everything is here that lakequeue needs; exit status 1 if something is not.
 
-    Looks at this machine; at the home, whether its checkpoint is its own; at Spark, whether each
-    broker and the tables have a task slot; whether Kafka answers, keeps what comes in long enough,
-    has the right topics, copies, rights and room; whether the engine lives, and clocks and versions
-    there and here agree. With --url, or with --home of one that runs, those have to be there.
+    Checks this machine, the home's checkpoint, Spark's task slots, Kafka (topics, retention,
+    copies, rights, room), the engine, clocks and versions. With --url, or --home of a running
+    engine, Kafka and the engine must answer.
 
     \b
     Examples:

@@ -81,14 +81,13 @@ def consume(
 ) -> None:
     """Receive messages of QUEUE and print their payloads, one a line.
 
-    A command of --exec finds LAKEQUEUE_MESSAGE_ID, LAKEQUEUE_QUEUE, LAKEQUEUE_DELIVERY_COUNT,
-    LAKEQUEUE_REDELIVERED, LAKEQUEUE_PRIORITY and LAKEQUEUE_HEADER_<NAME> in its environment.
-    Headers of more than 64 KB, or beyond 500 KB in all, are not there: LAKEQUEUE_HEADERS_LEFT_OUT
-    counts them.
-    Exit status 1 if it failed with a message.
+    The environment of a command of --exec has LAKEQUEUE_MESSAGE_ID, LAKEQUEUE_QUEUE,
+    LAKEQUEUE_DELIVERY_COUNT, LAKEQUEUE_REDELIVERED, LAKEQUEUE_PRIORITY and
+    LAKEQUEUE_HEADER_<NAME>. Headers of more than 64 KB, or beyond 500 KB in all, are left out;
+    LAKEQUEUE_HEADERS_LEFT_OUT counts them. Exit status 1 if a command failed.
 
-    What is held when this ends goes back to the queue: also what the reader of a pipe has not
-    taken. The first Ctrl-C or SIGTERM lets a running command end, the second ends it.
+    At the end unsettled messages return to the queue, also those that the reader of a pipe has not
+    taken. The first Ctrl-C or SIGTERM lets a running command finish, the second stops it.
 
     \b
     Examples:

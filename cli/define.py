@@ -31,12 +31,11 @@ def define(
 ) -> None:
     """Define queues while the engine runs, or define them again.
 
-    FILE: a configuration as for `lakequeue up --config`, or - for standard input; its queues are
-    defined as they stand there. KEY=VALUE: one queue; of a queue that is there, keys that are not
-    named stay as they are, and KEY= sets one back to its default.
+    FILE: a configuration as for `lakequeue up --config`, or - for standard input. KEY=VALUE: one
+    queue; if it exists, other keys stay as they are, and KEY= restores a default.
 
-    Everything is checked before; every problem is listed, and then nothing is defined. A file that
-    `up` or `run` reads at its start defines its queues again at the next one.
+    If there is a problem, all problems are listed and nothing is defined. At its next start the
+    engine defines the queues of its own --config file again.
 
     \b
     Examples:

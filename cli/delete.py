@@ -28,7 +28,7 @@ def delete(
 ) -> None:
     """Delete QUEUE; its messages are gone, not delivered. Asks first.
 
-    Where the file that the engine starts with still names it, the next start defines it again.
+    If the engine's --config file still names it, the next start defines it again.
 
     \b
     Examples:

@@ -48,10 +48,9 @@ def events(
     vpn: str,
     as_json: bool,
 ) -> None:
-    """Show the newest notable events, oldest first: alerts, definitions, consumers that come and
-    go, dead message queues that cannot be used. The engine keeps 1,000.
+    """Show the newest notable events, oldest first. The engine keeps 1,000.
 
-    What became of single messages is in the Delta table `journal`.
+    The events of single messages are in the Delta table `journal`.
 
     \b
     Examples:

@@ -56,8 +56,8 @@ def monitor(
 ) -> None:
     """Serve a page that shows the queues, and why they do not move, until Ctrl-C.
 
-    With a home on this machine it also tells the life of a message, and shows brokers and streaming
-    queries. It is for reading unless --admin is given. `lakequeue up` serves it too.
+    With a home on this machine it also traces messages and shows brokers and streaming queries.
+    Read-only without --admin. `lakequeue up` serves it too.
 
     \b
     Examples:

@@ -21,10 +21,9 @@ def move_queue(
 ) -> None:  # fmt: skip
     """Move QUEUE, a LocalQueue, with its messages to BROKER, while it is in use.
 
-    Producers and consumers follow by themselves; what consumers hold returns to the queue, as at a
-    disconnect. Returns when the queue is there. A move that waits for a broker which stays away is
-    called back by a move to where the queue is. A queue that captures plain Kafka topics moves only
-    with --pause.
+    Clients follow by themselves; what consumers hold returns to the queue. Returns when the queue
+    has moved. To cancel a move to a broker that stays away, move the queue to where it is. A queue
+    that captures plain Kafka topics needs --pause.
 
     \b
     Examples:

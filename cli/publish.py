@@ -56,8 +56,8 @@ def publish(
 ) -> None:
     """Send messages to QUEUE: each of FILES, each of their lines, or standard input's lines.
 
-    Says how many were stored, refused and discarded (taken and thrown away: by a queue's policy),
-    with the reasons. Exit status 1 if one was not stored. Empty lines are passed over.
+    Reports how many were stored, refused, and discarded by a queue's policy, with the reasons.
+    Exit status 1 if one was not stored. Empty lines are skipped.
 
     \b
     Examples:

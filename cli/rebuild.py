@@ -21,12 +21,11 @@ FOLDER = click.Path(file_okay=False, path_type=Path)
 @option("--home", type=FOLDER, required=True, help="The home to make; may be the same one.")
 @json_option
 def rebuild(source: Path, home: Path, as_json: bool) -> None:
-    """Make a working home of the Delta tables, when its checkpoint is gone. Stop the engine first.
+    """Make a working home from the Delta tables when the checkpoint is gone. Stop the engine first.
 
-    The queues are as the tables know them last, a minute before the loss at most. What came in
-    since is still in Kafka, and the engine takes it in again when it starts on the new home: then a
-    message of that minute may come once more. Leases become ready, deliveries count from nothing;
-    clients go on as they are. The tables are taken along, without copying them on the same disk.
+    The queues are as the tables last knew them, at most a minute before the loss. The engine takes
+    in again what came since, so a message of that minute may come twice. Leased messages become
+    ready, and deliveries count from nothing.
 
     \b
     Examples:

@@ -53,9 +53,9 @@ def replay(
 ) -> None:
     """Publish messages of the past once more, to QUEUE alone. Asks first.
 
-    Those that came for the queue and are not in it any more: acknowledged, expired, discarded,
-    purged. They are read from the Delta tables of --home, get new ids, and say what they are with
-    the headers lq-replay-of, lq-replay-time and lq-replay-by.
+    Chooses among messages that came for the queue and are no longer in it: acknowledged, expired,
+    discarded, purged. They are read from the Delta tables of --home and get new ids and the headers
+    lq-replay-of, lq-replay-time and lq-replay-by.
 
     \b
     Examples:

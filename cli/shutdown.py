@@ -24,11 +24,11 @@ def shutdown(
     vpn: str,
     as_json: bool,
 ) -> None:
-    """Shut down QUEUE's ingress or egress, each on its own; what is not named stays as it is.
+    """Shut down or open QUEUE's ingress or egress.
 
-    While ingress is shut down, what is sent is discarded, or refused where the queue says
-    reject_msg_to_sender_on_discard: including-when-shutdown. While egress is, consumers stay,
-    keep and may acknowledge what they hold, and get nothing new.
+    While ingress is shut down, messages are discarded, or refused if the queue has
+    reject_msg_to_sender_on_discard: including-when-shutdown. While egress is, consumers may settle
+    what they hold and get nothing new.
 
     \b
     Examples:

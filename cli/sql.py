@@ -90,13 +90,14 @@ def sql(query: str, home: Path, as_csv: bool, as_json: bool) -> None:
     """Ask the Delta tables of a home a QUERY in SQL, while the engine runs or without one.
 
     \b
-    queued     what is in each queue now: ready, leased by whom until when, delayed; dead of what
-    lifecycle  a row per message and queue: when it came, went, how long it waited, who had it
+    queued     what is in each queue now
+    lifecycle  a row per message and queue: times, waiting, consumers
     queues     definition and status
     consumers  who was subscribed from when to when
-    changes    each change of a message's state, and when the next one came
-    journal    everything that happened; messages: everything that came in
-    commands   what clients and administrators said; steps, snapshots: see `lakequeue at`
+    changes    each change of a message's state
+    journal    everything that happened
+    messages   everything that came in
+    commands   what clients and administrators said
 
     The tables are a few seconds behind the engine. Times are UTC. --json is a row on each line.
 

@@ -78,11 +78,9 @@ def submit(
     deploy_mode: str,
     only_print: bool,
 ) -> None:
-    """Run the engine through spark-submit until SIGTERM or Ctrl-C; with the driver in the cluster,
-    hand it over.
+    """Run the engine through spark-submit until SIGTERM or Ctrl-C, or hand it to the cluster.
 
-    It is `lakequeue run`, started by spark-submit with its jars and settings: that of SPARK_HOME,
-    else PySpark's own.
+    Like `lakequeue run`, with the spark-submit of SPARK_HOME, else PySpark's own.
 
     \b
     Examples:

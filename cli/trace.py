@@ -32,9 +32,8 @@ FROM = {"returned", "lease_ended"}
 def trace(message_id: str, home: Path, as_json: bool) -> None:
     """Tell the life of the message MESSAGE_ID in all its queues, and why it waited.
 
-    It is told from the Delta tables: while the engine runs, a few seconds behind, or without one.
-    Times are local; with --json UTC. "waiting": the tables do not say for what. That is its turn,
-    another message of its key, or a consumer whose filter takes it.
+    Reads the Delta tables: while the engine runs, a few seconds behind it, or without one. Times
+    are local, with --json UTC.
 
     \b
     Examples:

@@ -36,9 +36,8 @@ def up(
 ) -> None:
     """Start an embedded Kafka broker and the engine, and run until SIGTERM or Ctrl-C.
 
-    Everything is kept in the home directory; started again, it continues where it stopped.
-    The end is orderly and comes within 10 s; nothing is lost. A Kafka or a Spark that dies
-    meanwhile is started again.
+    Everything is kept in the home directory: started again, it continues where it stopped. If
+    Kafka or Spark dies, it is restarted.
 
     \b
     Examples:

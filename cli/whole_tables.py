@@ -20,16 +20,11 @@ from .environment_fault import EnvironmentFault
               help="Mend what is damaged. Stop the engine first.")  # fmt: skip
 @json_option
 def tables(home: Path, repair: bool, as_json: bool) -> None:
-    """Look whether the Delta tables of a home are whole, also while the engine runs.
+    """Check that the Delta tables of a home are whole, also while the engine runs.
 
-    A table whose log is cut, or that lacks a file, cannot be written: the queues go on, and the
-    event `tables_stopped` says so. --repair mends it as little as possible. A version that cannot
-    be read is put aside, files that are lost are taken out of the table, and a table of which no
-    version is left is made anew at the next start. What is put aside stays in tables/.aside.
-
-    At the next start the engine writes what is missing at the end of a table again, as far as Kafka
-    has it. What was lost before stays lost: `at` cannot show moments that need it. From the next
-    snapshot on, a minute after the start, `at` and `rebuild` work again.
+    --repair makes a damaged table writable again: it puts versions that cannot be read aside, in
+    tables/.aside, and takes lost files out of the table. At its next start the engine writes what
+    is missing at the end of a table, as far as Kafka has it; other lost rows stay lost.
 
     \b
     Examples:

@@ -126,24 +126,45 @@ def command_line_help() -> str:
     return "\n\n".join(parts)
 
 
-def _shared() -> dict[str, str | None]:
-    """The options that most commands have, with their help: those of `lakequeue usage`."""
-    one = command_line.get_command(click.Context(command_line), "usage")
-    assert one is not None
-    return {param.opts[0]: param.help for param in one.params if isinstance(param, click.Option)}
+def _options(name: str) -> dict[str, click.Option]:
+    command = command_line.get_command(click.Context(command_line), name)
+    assert command is not None
+    return {one.opts[0]: one for one in command.params if isinstance(one, click.Option)}
+
+
+def _shared() -> dict[str, dict[str, click.Option]]:
+    """Options that many commands have, by heading: they are shown once."""
+    up, run = _options("up"), _options("run")
+    engine = {name: one for name, one in up.items() if name in run and one.help == run[name].help}
+    clients = _options("usage")
+    return {
+        "Options of most commands": clients,
+        "Options of `up`, `run` and `submit`": {
+            k: v for k, v in engine.items() if k not in clients
+        },
+    }
 
 
 def _shared_options() -> str:
-    rows = ["## Options that most commands have", "", "| option | |", "|---|---|"]
-    return "\n".join([*rows, *(f"| `{name}` | {text} |" for name, text in _shared().items())])
+    parts = []
+    for heading, options in _shared().items():
+        rows = [f"## {heading}", "", "| option | |", "|---|---|"]
+        for name, one in options.items():
+            kinds = (
+                f"`{'`, `'.join(one.type.choices)}`: " if isinstance(one.type, click.Choice) else ""
+            )
+            rows.append(f"| `{name}` | {kinds}{one.help} |")
+        parts.append("\n".join(rows))
+    return "\n\n".join(parts)
 
 
 def _own(params: list[click.Parameter]) -> list[click.Parameter]:
     """The parameters without those that are shown once, and without environment variables."""
-    shared, left = _shared(), []
+    shared = {(name, one.help) for options in _shared().values() for name, one in options.items()}
+    left = []
     for param in map(copy.copy, params):
         if isinstance(param, click.Option):
-            if param.opts[0] in shared and param.help == shared[param.opts[0]]:
+            if (param.opts[0], param.help) in shared:
                 continue
             param.show_envvar = False
         left.append(param)
@@ -172,12 +193,14 @@ def failures() -> str:
 
 
 def metrics() -> str:
-    """The metrics with their types and labels."""
-    rows = ["| metric | type | labels | meaning |", "|---|---|---|---|"]
+    """The metrics, by their labels."""
+    groups: dict[str, list[str]] = {}
     for m in METRICS:
-        labels = ", ".join(f"`{label}`" for label in m.labels)
-        rows.append(f"| `{m.shown}` | {m.kind} | {labels} | {m.text} |")
-    return "\n".join(rows)
+        labels = ", ".join(f"`{label}`" for label in m.labels) or "none"
+        text = f"{m.text} (histogram)" if m.kind == "histogram" else m.text
+        groups.setdefault(labels, []).append(f"| `{m.shown}` | {text} |")
+    parts = [f"Labels: {labels}\n\n| metric | |\n|---|---|\n" for labels in groups]
+    return "\n\n".join(p + "\n".join(r) for p, r in zip(parts, groups.values(), strict=True))
 
 
 SYSTEMS = {

@@ -37,23 +37,15 @@ def demo(
     ctx: click.Context, story: str, count: int, everything: bool, workers: int,
     home: Path | None, seed: int, as_json: bool,
 ) -> None:  # fmt: skip
-    """Run queues, break things, and check the accounts; on real Kafka and Spark but for `bridge`.
+    """Run queues, break things, and account for every message in the Delta tables.
 
-    flights: publishes the flights that left New York City in 2013, once each, into three queues:
-    all of them with a barrier at the end of each day, the delayed ones by priority, and one
-    carrier's. Workers cancel one message in a hundred, and one is killed with leases held.
+    Exit status 1 if a message is unaccounted for. All but `bridge` use real Kafka and Spark.
 
-    bridge: two brokers, a bridge, a full queue at its far end: head-of-line blocking as a picture
-    of rates, first with one lane, then with a lane for each destination. In memory: no Kafka.
-
-    spool: fills a queue that nobody consumes. It warns, then refuses; a consumer comes, the engine
-    is killed and goes on, dead messages are redriven.
-
-    audit: a day's flights, and what went wrong with them, found out afterwards: why one was late,
-    how the queue stood at that moment, who lost the afternoon, which is replayed.
-
-    At the end each message has to be accounted for in the Delta tables; exit status 1 if one is
-    not.
+    \b
+    flights  New York's flights of 2013 in three queues: barriers, priorities, a killed worker
+    spool    a queue that nobody consumes: alerts, refusals, a killed engine, a redrive
+    bridge   head-of-line blocking over a bridge, and how lanes avoid it; in memory
+    audit    what went wrong with a day's flights, found out afterwards, and a replay
 
     \b
     Examples:

@@ -12,7 +12,11 @@ NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
 FENCE = re.compile(r"^( *)```([^\n]*)\n(.*?)^\1```", re.MULTILINE | re.DOTALL)
 README_LINES = 120
 #: How many words a page may have: more are two pages, or a design that is too complicated.
-WORDS = {"docs/concepts/": 700, "docs/glossary.md": 700, "docs/coming-from.md": 1200}
+WORDS = {
+    "docs/concepts/": 700, "docs/glossary.md": 700, "docs/coming-from.md": 1200,
+    "docs/how-to/": 500, "docs/reference/protocol.md": 3700,
+}  # fmt: skip
+LONGER = {"docs/how-to/plan-for-a-million.md": 600}
 LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)")
 
 
@@ -68,7 +72,7 @@ def test_no_page_is_too_long(page: Path) -> None:
     name = str(page.relative_to(ROOT))
     for start, most in WORDS.items():
         if name.startswith(start):
-            assert len(page.read_text().split()) <= most
+            assert len(page.read_text().split()) <= LONGER.get(name, most)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=NAMES)
