@@ -68,7 +68,7 @@ class KnownClient(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_f
 
 
 class Clients(Command, frozen=True, tag="clients"):
-    """Which clients may send commands; with ``required``, unsigned commands of a VPN are refused."""
+    """Which clients may send commands; with ``required``, a VPN's unsigned ones are refused."""
 
     required: bool
     clients: list[KnownClient] = []
@@ -370,7 +370,7 @@ class RecordRefused(Command, frozen=True, tag="record_refused"):
 
 
 class Undeliverable(Command, frozen=True, tag="undeliverable"):
-    """Kafka will never take these messages' deliveries, so they die. ``reason``: one of `Reason`."""
+    """Kafka will never take these messages' deliveries: they die. ``reason``: one of `Reason`."""
 
     queue: Name
     ids: Ids
