@@ -67,7 +67,7 @@ def _add(name: str, title: str, help: str, *options: Callable) -> Callable:
         body: Callable = invoke
         for option in (*reversed(options), _json):
             body = option(body)
-        return command.command(name=name, help=help)(body)
+        return command.command(name=name, help=help, short_help=title)(body)
 
     return wrap
 

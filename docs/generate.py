@@ -26,23 +26,26 @@ sys.path.insert(0, str(DOCS.parent / "tests"))  # the tests know what happens wh
 
 
 def lifecycle() -> str:
-    """The life of a message as a mermaid diagram and as a table: both are `TABLE`, which runs."""
-    arrows: dict[tuple[str, str], list[str]] = {}
-    rows = []
+    """The life of a message as a table: it is `TABLE`, which runs."""
+    groups: dict[tuple[str, str, str, str], tuple[list[str], list[str]]] = {}
     for (state, event), what in TABLE.items():
         new = event in (Event.ENTER, Event.ENTER_LATER)
-        before, after = "new" if new else NAMES[state], NAMES[what.to]
-        arrows.setdefault((before, after), []).append(f"{event.value} ({what.rule})")
-        said = ", ".join(f"`{name}`" for name in what.journal or what.counts)
-        rows.append(f"| {before} | {event.value} | {after} | {said} | {what.match} | {what.rule} |")
-    ends = {"new": "[*]", "gone": "[*]"}
-    lines = ["```mermaid", "stateDiagram-v2"]
-    for (before, after), labels in arrows.items():
-        label = "<br/>".join(labels)
-        lines.append(f"    {ends.get(before, before)} --> {ends.get(after, after)}: {label}")
-    lines += ["```", ""]
-    lines.append("| before | what happens | after | in the journal | match in the spool | rule |")
-    return "\n".join([*lines, "|---|---|---|---|---|---|", *rows])
+        journal = ", ".join(f"`{name}`" for name in what.journal or what.counts)
+        key = (event.value, NAMES[what.to], journal, str(what.match))
+        states, rules = groups.setdefault(key, ([], []))
+        states.append("new" if new else NAMES[state])
+        if what.rule not in rules:
+            rules.append(what.rule)
+    rows = [
+        "| before | what happens | after | in the journal | match | rule |",
+        "|---|---|---|---|---|---|",
+    ]
+    for (event_name, after, journal, match), (states, rules) in groups.items():
+        before = ", ".join(states)
+        rows.append(
+            f"| {before} | {event_name} | {after} | {journal} | {match} | {', '.join(rules)} |"
+        )
+    return "\n".join(rows)
 
 
 def client_commands() -> str:
