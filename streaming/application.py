@@ -307,6 +307,16 @@ class SparkApplication:
 
     # ------------------------------------------------------------ stop
 
+    def executors(self) -> str:
+        """The addresses of the driver and of each executor that it knows; empty without Java."""
+        if self.spark is None:
+            return ""
+        try:
+            status = self.spark.sparkContext._jsc.sc().getExecutorMemoryStatus()
+            return " ".join(sorted(status.keySet().mkString(" ").split()))
+        except Exception:  # Java ends: others look after that
+            return ""
+
     def java_ended(self) -> str:
         """How Spark's Java process ended; empty while it lives, or was never started."""
         from .spark import java_ended

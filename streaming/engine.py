@@ -160,6 +160,7 @@ class Engine:
         self._steps = StepWatch(
             self.bootstrap, self.brokers,
             lambda broker, value: self._tell(self._vpns[0], broker, value), self._on_stuck,
+            self.application.executors,
         )  # fmt: skip
         self._care = TableCare(
             self._folder.tables, self.home / TABLES, rules_of(self._settings),

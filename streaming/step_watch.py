@@ -6,6 +6,9 @@ step for it. Where Kafka has what it was told, and the log still does not grow, 
 (a line, the event `broker_stuck`, a metric, the broker's state) and the broker's worker is started
 again. What hung is fenced by the log, as any worker that was given up.
 
+Where an executor came or went, all are given their time anew: a broker may just have begun to start
+elsewhere, and who ends it then makes it later.
+
 Its stacks stand in the log of Spark by then: each worker dumps them when a step takes that long,
 see `stack_dump`.
 """
@@ -74,7 +77,7 @@ class Pulse:
 
 class StepWatch(threading.Thread):
     """Of one engine. tell: says something to a broker; stuck: is given one that hangs, and what is
-    known of it in a sentence."""
+    known of it in a sentence; executors: where brokers may step, in a text."""
 
     def __init__(
         self,
@@ -82,10 +85,12 @@ class StepWatch(threading.Thread):
         brokers: Mapping[str, BrokerQuery],
         tell: Callable[[BrokerQuery, bytes], None],
         stuck: Callable[[BrokerQuery, str], None],
+        executors: Callable[[], str],
     ) -> None:
         super().__init__(daemon=True, name="lakequeue-step-watch")
         self._address = bootstrap
         self._brokers, self._tell, self._stuck = brokers, tell, stuck
+        self._executors, self._where = executors, ""
         self._stopping = threading.Event()
         self._pulses: dict[str, Pulse] = {}
         self._looked = 0.0
@@ -105,9 +110,11 @@ class StepWatch(threading.Thread):
 
     def look(self, now: float, ends: Callable[[list[Place]], dict[Place, int]]) -> None:
         """Once, at all that run."""
-        if now - self._looked > 3 * LOOK_S:  # this process stood still, and others may have too
+        where = self._executors()
+        # Or this process stood still, and others may have too.
+        if where != self._where or now - self._looked > 3 * LOOK_S:
             self._pulses.clear()
-        self._looked = now
+        self._looked, self._where = now, where
         running = [b for b in list(self._brokers.values()) if b.state == RUNNING and b.is_active]
         places = {b: ((topics.topic(b.name, topics.STEPS), 0),
                       (topics.topic(b.name, topics.INSTRUCTIONS), 0)) for b in running}  # fmt: skip

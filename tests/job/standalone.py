@@ -12,10 +12,12 @@ import contextlib
 import os
 import signal
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
 import psutil
 import pyspark
+from job.hosts import Host
 from job.processes import _adopts, free_port, until
 from lakequeue.streaming.jars import ensure_jars, java_executable
 from lakequeue.streaming.spark import LOCAL_FILES
@@ -28,32 +30,36 @@ MARK = "LAKEQUEUE_TEST_CLUSTER"  # in the environment of all that belongs to one
 
 
 class Standalone:
-    """A master and workers with so many task slots each."""
+    """A master and workers with so many task slots each. hosts: one for the master and the driver,
+    then one for each worker; by default all are on this one."""
 
-    def __init__(self, folder: Path, workers: int, slots: int) -> None:
-        self._log = folder / "spark-processes.log"
+    def __init__(self, folder: Path, workers: int, slots: int, hosts: Sequence[Host] = ()) -> None:
+        self._log, self._hosts = folder / "spark-processes.log", hosts
         self._port, self._slots = free_port(), workers * slots
-        self.master = f"spark://127.0.0.1:{self._port}"
-        here = ("--host", "127.0.0.1", "--webui-port", "0")
-        self._processes = [self._start("master.Master", *here, "--port", str(self._port))]
+        self.address = hosts[0].address if hosts else "127.0.0.1"
+        self.master = f"spark://{self.address}:{self._port}"
+        self._processes = [self._start(0, "master.Master", "--port", str(self._port))]
         until(lambda: self._said("Starting Spark master"), 60, "the master is there")
         for i in range(workers):
             work = ("--work-dir", str(folder / f"worker-{i}"))
             given = ("--cores", str(slots), "--memory", "2g", *work, self.master)
-            self._processes.append(self._start("worker.Worker", *here, *given))
+            self._processes.append(self._start(i + 1, "worker.Worker", *given))
         until(lambda: self._said("Registering worker") >= workers, 60, "the workers are there")
 
-    def _start(self, name: str, *arguments: str) -> subprocess.Popen[bytes]:
+    def _start(self, at: int, name: str, *arguments: str) -> subprocess.Popen[bytes]:
+        host = self._hosts[at] if self._hosts else None
+        address = host.address if host else self.address
         command = [str(java_executable()), *JAVA, "-cp", f"{SPARK}/jars/*"]
-        command += [f"org.apache.spark.deploy.{name}", *arguments]
+        command += [f"org.apache.spark.deploy.{name}", "--host", address, "--webui-port", "0"]
+        command += arguments
         environment = {
             **os.environ,
             "SPARK_HOME": str(SPARK),
-            "SPARK_LOCAL_IP": "127.0.0.1",
+            "SPARK_LOCAL_IP": address,
             MARK: self.master,
             "SPARK_SCALA_VERSION": "2.13",
         }  # else it looks for a build tree
-        with self._log.open("ab") as log:
+        with self._log.open("ab") as log, host() if host else contextlib.nullcontext():
             return subprocess.Popen(
                 command, stdout=log, stderr=log, env=environment, process_group=0,
                 preexec_fn=_adopts,
@@ -66,7 +72,7 @@ class Standalone:
         """What an engine is told to run here: paths and addresses of this machine."""
         (files,) = [j for j in ensure_jars().spark if j.name.startswith("hadoop-bare-naked")]
         given = {
-            "spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1",
+            "spark.driver.host": self.address, "spark.driver.bindAddress": self.address,
             "spark.executor.memory": "800m", "spark.python.daemon.module": DAEMON,
             "spark.driver.extraClassPath": str(files), "spark.executor.extraClassPath": str(files),
             "spark.hadoop.fs.file.impl": LOCAL_FILES,

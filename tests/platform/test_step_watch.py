@@ -44,7 +44,10 @@ class World:
         self.stuck: list[float] = []
         self.heard: list[commands.Command] = []
         self.broker = BrokerQuery("a", 0, query=Active(), state=RUNNING)  # type: ignore[arg-type]
-        self.watch = StepWatch("nowhere", {"a": self.broker}, self._tell, self._stuck)
+        self.executors = "one two"
+        self.watch = StepWatch(
+            "nowhere", {"a": self.broker}, self._tell, self._stuck, lambda: self.executors
+        )
 
     def _tell(self, broker: BrokerQuery, value: bytes) -> None:
         self.heard.append(commands.decode_command(value))
@@ -97,7 +100,7 @@ def test_one_that_cannot_be_told_costs_the_others_nothing_and_is_started_again()
         name: BrokerQuery(name, n, query=Active(), state=RUNNING)  # type: ignore[arg-type]
         for n, name in enumerate("ab")
     }
-    watch = StepWatch("nowhere", brokers, tell, lambda broker, _: stuck.append(broker.name))
+    watch = StepWatch("nowhere", brokers, tell, lambda broker, _: stuck.append(broker.name), str)
 
     for n in range(40):  # somebody else tells them something, and they take no step
         ends = {topic: n if topic.endswith("instructions") else 10 for topic in TOPICS}
@@ -135,6 +138,19 @@ def test_a_machine_that_slept_is_no_reason() -> None:
     world.now += 3_600
     world.go_on(STUCK_S - 2 * LOOK_S)
     assert world.stuck == []
+
+
+def test_one_that_begins_elsewhere_has_its_time_anew() -> None:
+    """Its executor was given up after most of it, or was told to leave."""
+    world = World()
+    world.works = False
+    for executors in ("one", "one three"):
+        world.go_on(STUCK_S - 2 * LOOK_S)
+        world.executors = executors
+    world.go_on(STUCK_S - 2 * LOOK_S)
+    assert world.stuck == []
+    world.go_on(STUCK_S)
+    assert len(world.stuck) == 1
 
 
 def test_one_that_is_being_started_is_left_alone() -> None:
