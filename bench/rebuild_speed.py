@@ -32,7 +32,7 @@ from ..replica.driver import Clocks, Driver, Snapshot
 from ..sinks.batch_files import journal_rows
 from ..sinks.content_references import PLACE, REFERENCE
 from ..sinks.history import STEP_ROWS, step_row
-from ..sources.step_batch import Place, Taken, to_batch
+from ..sources.step_batch import PartitionId, Taken, to_batch
 from ..state import FORMAT, DictStore, Home
 from .harness import Say
 from .references_in_memory import places_of, references_to
@@ -101,7 +101,7 @@ class _RecordedLife:
         self._home = home
         self._now = BEGIN_MS
         self._next: list[_InRecord] = []
-        self._offsets: dict[Place, int] = {}
+        self._offsets: dict[PartitionId, int] = {}
         self._log: list[bytes] = []
         self._heard = 0
         self._rows: dict[str, list[pa.Table]] = {}
@@ -142,7 +142,7 @@ class _RecordedLife:
     # ------------------------------------------------------------ what the driver asks for
 
     def take(self, timeout_s: float) -> Taken | None:
-        found: dict[Place, list[Any]] = {}
+        found: dict[PartitionId, list[Any]] = {}
         for record in self._next:
             found.setdefault(record.place, []).append(record)
         self._next = []
@@ -252,7 +252,7 @@ class _RecordedLife:
 class _InRecord:
     """A record, with the face of the Kafka client's messages."""
 
-    place: Place
+    place: PartitionId
     at: int
     time: int
     content: bytes

@@ -11,7 +11,7 @@ import click
 from ..client.values import time_ms
 from ..lake import past
 from ..lake.queries_at import admin_of
-from ..monitor.describing import explained
+from ..monitor.queue_details import explained
 from ..protocol.bounds import datetime_of
 from ..protocol.errors import ConfigError
 from ..protocol.wire import WireRecord, headers_list

@@ -26,7 +26,7 @@ from .common import (
 )
 from .executor import Executor
 from .group import EXIT_FAILED
-from .reader import StdoutReader
+from .stdout_reader import StdoutReader
 
 POLL_S = 0.5
 ANSWER_S_MIN, ANSWER_S_MAX = 5.0, 30.0

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..monitor.describing import described
 from ..monitor.formatting import size
+from ..monitor.queue_details import described
 from .common import (
     cell,
     connect,

@@ -18,7 +18,7 @@ from ..protocol.errors import LakequeueError
 from ..protocol.messages import HEADER, encode_run
 from ..protocol.steplog import FORMAT, LivePart, Opened, Range, StepRecord
 from ..protocol.wire import headers_list
-from ..sources.step_batch import Place, goes_first, to_batch
+from ..sources.step_batch import PartitionId, goes_first, to_batch
 from ..state import Batch
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ SELECT max("offset") FROM {table} WHERE topic = $topic AND "partition" = $partit
 _live = msgspec.json.Decoder(LivePart).decode
 _opened = msgspec.json.Decoder(tuple[Opened, ...]).decode
 _Row = tuple[int, int, bytes | None, bytes | None, str | None, str | None, str | None]
-Known = dict[Place, tuple[int, str]]
+NextOffsets = dict[PartitionId, tuple[int, str]]
 """Of each partition the offset that is next, and the id of its topic, empty where nobody knows."""
 
 
@@ -65,7 +65,7 @@ class Lost(LakequeueError):
 class StoredRecord:
     """A record from the tables, with the face of the Kafka client's messages."""
 
-    place: Place
+    place: PartitionId
     row: _Row
 
     def topic(self) -> str:
@@ -161,13 +161,13 @@ class FromTables:
         self,
         lake: duckdb.DuckDBPyConnection,
         records: list[StepRecord],
-        known: Known | None = None,
+        known: NextOffsets | None = None,
         later: Iterable[Opened] = (),
     ) -> None:
         known = {} if known is None else known
-        spans: dict[Place, tuple[int, int]] = {}
+        spans: dict[PartitionId, tuple[int, int]] = {}
         self._taken: dict[Range, list[_Taker]] = {}  # in their order
-        waiting: dict[Place, list[_Taker]] = {}  # for the next topic of this name
+        waiting: dict[PartitionId, list[_Taker]] = {}  # for the next topic of this name
         for record in records:
             for o in record.opened:
                 known[o.topic, o.partition] = o.at, o.topic_id
@@ -186,7 +186,7 @@ class FromTables:
         for o in later:
             _tell_next(waiting, o)
         self._found = {place: _read(lake, place, *span) for place, span in spans.items()}
-        self._ends: dict[tuple[Place, str], int] = {}
+        self._ends: dict[tuple[PartitionId, str], int] = {}
         self._lake = lake
 
     def take(self, ranges: tuple[Range, ...]) -> Batch:
@@ -228,7 +228,7 @@ class FromTables:
             self._ends[place, topic_id] = self._end(place, topic_id)
         return r.last > self._ends[place, topic_id]
 
-    def _end(self, place: Place, topic_id: str) -> int:
+    def _end(self, place: PartitionId, topic_id: str) -> int:
         """The last offset that the table has of a topic; -1: none."""
         topic, partition = place
         table = _table(topic)
@@ -242,7 +242,7 @@ class FromTables:
         self._found.clear()
 
 
-def _tell_next(waiting: dict[Place, list[_Taker]], opened: Opened) -> None:
+def _tell_next(waiting: dict[PartitionId, list[_Taker]], opened: Opened) -> None:
     for taker in waiting.pop((opened.topic, opened.partition), ()):
         taker.next_id = opened.topic_id
 
@@ -252,7 +252,7 @@ def _table(topic: str) -> str:
 
 
 def _read(
-    lake: duckdb.DuckDBPyConnection, place: Place, first: int, last: int
+    lake: duckdb.DuckDBPyConnection, place: PartitionId, first: int, last: int
 ) -> dict[int, list[StoredRecord]]:
     """By offset; of several at one the oldest first."""
     topic, partition = place

@@ -26,7 +26,7 @@ SELECT "offset", item, epoch_us(time),
 FROM messages WHERE "offset" BETWEEN $first AND $last
 """
 Named = dict[str, list[dict[str, Any]]]
-_Place = tuple[str, int]
+_PartitionId = tuple[str, int]
 _Row = tuple[int, int, int, bytes, str, int]  # offset, item, time, content, and whose it is
 
 
@@ -62,7 +62,7 @@ def blocks_of(
 ) -> Iterator[tuple[str, bytes]]:
     """The pages that are named, each by its references, as far as `messages` has what they name.
     block_of: makes a page of contents."""
-    places: dict[_Place, list[dict[str, Any]]] = {}
+    places: dict[_PartitionId, list[dict[str, Any]]] = {}
     for one in chain.from_iterable(named.values()):
         if one["topic"]:
             places.setdefault((one["topic"], one["partition"]), []).append(one)
@@ -80,7 +80,9 @@ def blocks_of(
 
 
 def _read(
-    lake: duckdb.DuckDBPyConnection, there: dict[_Place, _Rows], references: list[dict[str, Any]]
+    lake: duckdb.DuckDBPyConnection,
+    there: dict[_PartitionId, _Rows],
+    references: list[dict[str, Any]],
 ) -> None:
     given = {
         "first": min(one["first"] for one in references),

@@ -17,8 +17,8 @@ from ..definitions import DEFAULT_VPN
 from ..protocol import mesh_envelope
 from ..protocol.errors import LakequeueError
 from ..protocol.mesh_envelope import MeshMessage
+from ..protocol.mesh_messages import WORDS
 from ..protocol.messages import Records
-from ..protocol.neighbours import WORDS
 from ..protocol.outputs import MeshRecord
 from ..state.queue.broker import Broker
 from ..state.queue.broker_facts import RecordPosition

@@ -30,7 +30,7 @@ from ..definitions.definition import defined_over, name_of, to_wire
 from ..definitions.definition_values import ENDPOINT_PREFIX
 from ..protocol import commands as c
 from ..protocol.errors import ConfigError, LakequeueError, Problem
-from ..protocol.neighbours import Entries, HasMoved, Heard, SaidEntry, SaidTopic
+from ..protocol.mesh_messages import Entries, HasMoved, Heard, SaidEntry, SaidTopic
 from ..protocol.outputs import DirectoryEntry, Reply
 from ..protocol.patterns import kind_of
 from ..state.commands.administration import check_vpn, define, delete, owned, shutdown
@@ -38,7 +38,7 @@ from ..state.commands.topic_subscriptions import check_room, check_subscribed
 from ..state.queue.broker import Broker
 from ..state.queue.mesh_interface import LATER
 from ..state.rules.routing import add_topic, drop_topic, forget_found, has_topic, set_topics
-from . import lanes, moves, rooms
+from . import credit, moves, stand_ins
 from .channel import say
 from .facts import BegunMove, Entry, MeshFacts, Peer, WaitingAnswer, entry_of, hosts_of, key_of
 from .queue_placement import QueuePlacement
@@ -471,7 +471,7 @@ def apply_entry(
                 shutdown(broker, vpn, queue, command)
         facts.entries.setdefault(vpn, {})[name] = entry
         moves.follow(broker, facts, vpn, name, entry)
-        lanes.follow(broker, facts, vpn, name)
+        stand_ins.follow(broker, facts, vpn, name)
     broker.vpn_number(vpn)
     forget_found(broker)
     return waited
@@ -481,7 +481,7 @@ def _forget(broker: Broker, facts: MeshFacts, vpn: str, name: str) -> None:
     """A queue is gone, and what waited for it (S7)."""
     facts.coming.pop(key_of(vpn, name), None)
     facts.went.pop(key_of(vpn, name), None)
-    rooms.forget(facts, vpn, name)
+    credit.forget(facts, vpn, name)
     for number, lane in list(facts.lanes.items()):
         if (lane.vpn, lane.queue) == (vpn, name):
             del facts.lanes[number]

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from ..definitions import QueueDefinition
-from ..protocol.neighbours import Room
+from ..protocol.mesh_messages import Room
 from ..state.storage.store import Store
 
 
@@ -104,7 +104,7 @@ class MeshFacts(msgspec.Struct):
     waiting: list[WaitingAnswer] = []
     untold: list[tuple[str, str]] = []
     rejoined: bool = False
-    early_rooms: list[tuple[int, Room]] = []  # of a later edition, see `rooms.hear_room`
+    early_rooms: list[tuple[int, Room]] = []  # of a later edition, see `credit.hear_room`
     credits_changed: bool = False  # since the last mark: asked, lent, filters, refusing
     # Of queues that move, by "vpn/queue" (`moves`):
     moves: dict[str, BegunMove] = {}  # at the keeper

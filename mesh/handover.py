@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from ..protocol.errors import Reason
-from ..protocol.neighbours import HandOver, NotTaken, Stored
+from ..protocol.mesh_messages import HandOver, NotTaken, Stored
 from ..state.phases.admission_checks import NACK, count_discarded, of_broker, outcome
 from ..state.queue.broker import Broker
 from ..state.queue.change import enter
@@ -29,7 +29,7 @@ from ..state.storage.row import DELAYED, IN_MEMORY, NEVER, READY, Row
 from ..state.storage.spool import Content
 from .channel import say
 from .facts import MeshFacts, credit_key, entry_of, key_of
-from .lanes import ELSEWHERE
+from .stand_ins import ELSEWHERE
 
 _rows = msgspec.msgpack.Decoder(list[Row])
 

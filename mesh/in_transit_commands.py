@@ -12,7 +12,7 @@ import msgspec
 
 from ..protocol import commands as c
 from ..protocol.ids import format_ranges
-from ..protocol.neighbours import Forward
+from ..protocol.mesh_messages import Forward
 from ..state.commands.intake import carry_out
 from ..state.queue.broker import Broker
 from ..state.queue.queue import Queue

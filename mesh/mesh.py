@@ -1,8 +1,9 @@
 """The other brokers of a home, as one of them sees them: it answers `state` (`MeshInterface`).
 
 One broker is a client of its neighbours. Whatever crosses is a message of a queue here, given to a
-subscription of the broker over there: what waits for its queue (`lanes`), and what a distributed
-queue has for others' consumers (`rooms`). Over there it is stored, and said to be (`arrivals`);
+subscription of the broker over there: what waits for its queue (`stand_ins`), and what a
+distributed queue has for others' consumers (`credit`). Over there it is stored, and said to be
+(`handover`);
 then it goes here. A receipt waits for nobody (M2).
 """
 
@@ -15,8 +16,7 @@ from ..definitions.definition_values import ENDPOINT_PREFIX
 from ..protocol import commands as c
 from ..protocol.errors import ConfigError, Moved
 from ..protocol.mesh_envelope import MeshMessage
-from ..protocol.messages import QUEUE_ALONE, Records
-from ..protocol.neighbours import (
+from ..protocol.mesh_messages import (
     Carry,
     Come,
     Entries,
@@ -28,6 +28,7 @@ from ..protocol.neighbours import (
     Room,
     Stored,
 )
+from ..protocol.messages import QUEUE_ALONE, Records
 from ..protocol.patterns import kind_of
 from ..protocol.signing import Speaker
 from ..state.commands.administration import shutdown
@@ -44,7 +45,7 @@ from ..state.rules.edits import WAY
 from ..state.rules.routing import Patterns, has_topic, kind_of_captured
 from ..state.storage.row import NEVER, Row
 from ..state.storage.spool import Content
-from . import directory, handover, in_transit_commands, lanes, moves, rooms
+from . import credit, directory, handover, in_transit_commands, moves, stand_ins
 from .channel import hear, say
 from .facts import Entry, MeshFacts, entry_of, keeper_of, load_facts, mark_facts
 
@@ -82,9 +83,9 @@ class Mesh:
         }
         self.handlers: dict[str, Callable[[int, Any], None]] = {
             HandOver.kind: self._handed_over,
-            Stored.kind: lambda sender, said: lanes.stored(broker, facts, sender, said),
-            NotTaken.kind: lambda sender, said: lanes.refused(broker, facts, sender, said),
-            Room.kind: lambda sender, said: rooms.hear_room(broker, facts, sender, said),
+            Stored.kind: lambda sender, said: stand_ins.stored(broker, facts, sender, said),
+            NotTaken.kind: lambda sender, said: stand_ins.refused(broker, facts, sender, said),
+            Room.kind: lambda sender, said: credit.hear_room(broker, facts, sender, said),
             Entries.kind: self._hear_entries,
             Heard.kind: self._heard,
             Forward.kind: self._forwarded,
@@ -125,16 +126,16 @@ class Mesh:
             self._greet()
         self._keeper.say_untold()
         hear(self._broker, self.facts, records, skipped, self.handlers, self.failures, self._missed)
-        lanes.retry(self._broker, self.facts)
+        stand_ins.retry(self._broker, self.facts)
 
     def speak(self) -> None:
         """What is to be said now that all is delivered."""
         if self.facts.peers:
-            rooms.tell_room(self._broker, self.facts)
+            credit.tell_room(self._broker, self.facts)
 
     def deadline(self) -> int:
         """When a step is wanted, epoch ms, or NEVER."""
-        return 1 if self.facts.untold or self.facts.rejoined else lanes.next_retry(self.facts)
+        return 1 if self.facts.untold or self.facts.rejoined else stand_ins.next_retry(self.facts)
 
     def _greet(self) -> None:
         """This broker was made again. What it said last may be lost, with the Kafka in which it
@@ -163,8 +164,8 @@ class Mesh:
         moves.expect_again(broker, facts, to)
         if facts.brokers and keeper_of(facts) == broker.header.number:
             self._keeper.say_all(to)
-        lanes.send_again(broker, facts, to)
-        rooms.ask_again(broker, facts, to)
+        stand_ins.send_again(broker, facts, to)
+        credit.ask_again(broker, facts, to)
 
     def leave(self, queue: Queue, task: Task, budget: Budget) -> bool:
         """See `MeshInterface`."""
@@ -178,7 +179,7 @@ class Mesh:
         self, queue: Queue, subscription: Subscription, rows: list[Row], contents: list[Content]
     ) -> None:
         """Messages go to the broker whose subscription it is."""
-        lanes.send(self._broker, self.facts, queue, subscription, rows, contents)
+        stand_ins.send(self._broker, self.facts, queue, subscription, rows, contents)
 
     def _handed_over(self, sender: int, said: HandOver) -> None:
         handover.handed_over(self._broker, self.facts, sender, said)
@@ -186,7 +187,7 @@ class Mesh:
     def _hear_entries(self, sender: int, said: Entries) -> None:
         apply_bridge = self._keeper.apply_bridge
         directory.hear_entries(self._broker, self.facts, sender, said, apply_bridge)
-        rooms.hear_early(self._broker, self.facts)
+        credit.hear_early(self._broker, self.facts)
 
     # ----------------------------------------------------- bridges (`bridges.bridged_broker`)
 
@@ -323,10 +324,10 @@ class Mesh:
         facts, number = self.facts, self._broker.header.number
         found = {queue.definition.name: queue for queue in own}
         for name, entry in matched:
-            if lanes.target(self._broker, facts, vpn, name, entry) != number:
-                found[name] = lanes.stand_in(self._broker, facts, vpn, name)
+            if stand_ins.target(self._broker, facts, vpn, name, entry) != number:
+                found[name] = stand_ins.stand_in(self._broker, facts, vpn, name)
             else:  # behind what waits here since the queue was elsewhere
-                waiting = lanes.find(self._broker, vpn, name)
+                waiting = stand_ins.find(self._broker, vpn, name)
                 if waiting is not None and waiting.header.depth:
                     found[name] = waiting
         return sorted(found.values(), key=lambda queue: queue.number)
@@ -335,7 +336,7 @@ class Mesh:
         """The queue in which messages wait here for one of another broker."""
         if entry_of(self.facts, vpn, name) is None:
             return None
-        return lanes.stand_in(self._broker, self.facts, vpn, name)
+        return stand_ins.stand_in(self._broker, self.facts, vpn, name)
 
     keeps_directory = True
 
@@ -356,7 +357,7 @@ class Mesh:
 
     def lanes(self, vpn: str) -> list[dict[str, Any]]:
         """See `MeshInterface`."""
-        return lanes.shown(self._broker, self.facts, vpn)
+        return stand_ins.shown(self._broker, self.facts, vpn)
 
     def of_record(self, vpn: str, topic: str, partition: int, own: list[Queue]) -> list[Queue]:
         """Each queue that captures the topic has its reader. What has only subscribed to it gets

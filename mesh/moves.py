@@ -25,7 +25,7 @@ import msgspec
 from ..protocol import commands as c
 from ..protocol.errors import LakequeueError
 from ..protocol.mesh_envelope import slices
-from ..protocol.neighbours import Carry, Come, Forward, HasMoved
+from ..protocol.mesh_messages import Carry, Come, Forward, HasMoved
 from ..state.commands.leases import MOVED
 from ..state.commands.multi_step_commands import begin
 from ..state.limits import Budget
@@ -38,7 +38,7 @@ from ..state.rules.command_targets import wanted
 from ..state.rules.routing import add_route, drop_route, forget_found, set_topics
 from ..state.storage.row import DELAYED, IN_MEMORY, NEVER, Row
 from ..state.storage.spool import Content
-from . import lanes
+from . import stand_ins
 from .channel import say
 from .facts import Entry, MeshFacts, entry_of, hosts_of, keeper_of, key_of
 
@@ -190,7 +190,7 @@ def _arrive(
     forget_found(broker)
     queue.wanted = True
     broker.touch(queue)
-    lanes.turn(broker, facts, said.vpn, said.queue)
+    stand_ins.turn(broker, facts, said.vpn, said.queue)
     peer = facts.peers[sender].name
     broker.event("arrived", said.vpn, said.queue, came_from=peer, messages=header.depth)
     say(broker, facts, keeper_of(facts), HasMoved(said.vpn, said.queue, said.move))
@@ -310,7 +310,7 @@ def _go(broker: Broker, facts: MeshFacts, queue: Queue, task: Task, to: int) -> 
     drop_route(broker, queue.definition, queue.number)
     broker.header.waiting.pop(queue.number, None)
     broker.drop_queue(queue)
-    lanes.turn(broker, facts, vpn, name)
+    stand_ins.turn(broker, facts, vpn, name)
     broker.event("went", vpn, name, to=facts.peers[to].name)
 
 

@@ -35,7 +35,6 @@ from .bridges.bridge_facts import check_no_bridge
 from .bridges.endpoint import entries_of
 from .directory import Keeper, apply_entry, check_move, entry_of, needs_one_place
 from .facts import Entry, MeshFacts, Peer
-from .lanes import stand_in, target, turn
 from .mesh import Mesh
 from .move_at_rest import (
     Shared,
@@ -49,6 +48,7 @@ from .move_at_rest import (
 )
 from .reading_positions import Partition, of_new, of_removed, share, what_was_had
 from .rejoining import next_word
+from .stand_ins import stand_in, target, turn
 
 
 class NotAtRest(LakequeueError):

@@ -20,8 +20,8 @@ from typing import Any
 from ..client.message import moment
 from ..protocol import LakequeueError, NotConnected, commands
 from ..protocol.descriptions import add_up
-from .describing import described
-from .each_broker import BrokerLook, ask_all, silence
+from .broker_status import BrokerLook, ask_all, silence
+from .queue_details import described
 
 EVERY_S = 2.0
 SHARE = 20  # of the time, a look may take one part in so many

@@ -23,14 +23,14 @@ from ..protocol import journal as journal_codec
 from ..protocol import topics
 from ..protocol.table_format import JOURNAL, MESSAGES
 from ..sources.offset_ranges import Ranges, read_ranges
-from ..sources.step_batch import Place
+from ..sources.step_batch import PartitionId
 from .kafka_records import TIME_MS_END, records_of
 from .run_items import run_items
 from .table_files import TableFiles
 
 BELOW = 5  # what the worker takes from its priority: nobody waits for it
 Last = dict[tuple[str, str], tuple[int, int]]
-Stored = dict[Place, tuple[int, int]]
+Stored = dict[PartitionId, tuple[int, int]]
 
 
 @dataclass

@@ -31,7 +31,7 @@ QUEUES_MAX = 500  # that are followed; the longest unheard of makes room
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _SHIFT, _LEVEL_MAX = np.uint64(40), 24  # the hash has 24 bits
 
-Place = tuple[str, str, str]
+QueueKey = tuple[str, str, str]
 WAITING = table.BY_NAME["queue_waiting_seconds"]
 PROCESSING = table.BY_NAME["queue_processing_seconds"]
 _DELIVERED = ("delivered", "redelivered")
@@ -87,10 +87,10 @@ class _Followed:
 class MessageTimes:
     """place: under which labels a queue is shown."""
 
-    def __init__(self, place: Callable[[str, str, str], Place]) -> None:
+    def __init__(self, place: Callable[[str, str, str], QueueKey]) -> None:
         self._place = place
-        self._followed: dict[Place, _Followed] = {}
-        self._histograms: dict[tuple[str, Place], _Histogram] = {}
+        self._followed: dict[QueueKey, _Followed] = {}
+        self._histograms: dict[tuple[str, QueueKey], _Histogram] = {}
         self._lock = threading.Lock()
 
     def journal(self, broker: str, events: pa.Table) -> None:
@@ -117,7 +117,7 @@ class MessageTimes:
             if event in _HEARD and ids[start]:
                 self._heard((broker, vpn, queue), event, ids[start:end], int(times[start]))
 
-    def _heard(self, queue: Place, event: str, ids: Any, time: int) -> None:
+    def _heard(self, queue: QueueKey, event: str, ids: Any, time: int) -> None:
         followed = self._followed.pop(queue, None) or _Followed()
         self._followed[queue] = followed  # the newest is last
         if len(self._followed) > QUEUES_MAX:
@@ -143,7 +143,7 @@ class MessageTimes:
                     self._observe(PROCESSING, place, time - message[1], message[2])
                 del messages[number]
 
-    def _observe(self, metric: table.Metric, place: Place, ms: int, weight: int) -> None:
+    def _observe(self, metric: table.Metric, place: QueueKey, ms: int, weight: int) -> None:
         key = metric.name, place
         found = self._histograms.get(key)
         if found is None and len(self._histograms) >= 2 * QUEUES_MAX:  # nobody has asked yet

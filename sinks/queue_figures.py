@@ -23,7 +23,7 @@ from .bridge_figures import bridge_families
 
 OTHER = "_other"
 LANES_MAX = 20  # of each broker and VPN, with series of their own
-Place = tuple[str, str, str]  # broker, VPN, queue
+QueueKey = tuple[str, str, str]  # broker, VPN, queue
 _Counts = dict[tuple[str, str], int]  # metric and reason → how many
 
 _LEVELS = [m for m in table.of(table.QUEUE) if m.kind == table.GAUGE and m.figure != "blocked"]
@@ -50,14 +50,14 @@ class QueueFigures:
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._named: frozenset[Place] = frozenset()
-        self._counts: dict[Place, _Counts] = {}
-        self._other: dict[Place, _Counts] = {}
+        self._named: frozenset[QueueKey] = frozenset()
+        self._counts: dict[QueueKey, _Counts] = {}
+        self._other: dict[QueueKey, _Counts] = {}
         self._look = Look()
         self._families: list[Family] = []
         self._lock = threading.Lock()
 
-    def place(self, broker: str, vpn: str, queue: str) -> Place:
+    def place(self, broker: str, vpn: str, queue: str) -> QueueKey:
         """Under which labels a queue is shown; before the first look each under its own."""
         place = broker, vpn, queue
         known = self._look.usage and place not in self._named
@@ -80,13 +80,13 @@ class QueueFigures:
             self._families = list(self._made(look)) if look.usage else []
 
     def _choose(
-        self, found: Mapping[Place, Mapping[str, Any]], counts: Mapping[Place, _Counts]
-    ) -> frozenset[Place]:
+        self, found: Mapping[QueueKey, Mapping[str, Any]], counts: Mapping[QueueKey, _Counts]
+    ) -> frozenset[QueueKey]:
         able = [place for place in found if place[2] != OTHER]
         if len(able) <= self._most:
             return frozenset(able)
 
-        def moved(place: Place) -> int:
+        def moved(place: QueueKey) -> int:
             before = self._counts.get(place, {})
             return sum(n - before.get(key, 0) for key, n in counts[place].items())
 
@@ -94,7 +94,7 @@ class QueueFigures:
         busiest = sorted(set(able) - set(deepest), key=lambda p: (-moved(p), p))
         return frozenset(deepest + busiest[: self._most - len(deepest)])
 
-    def _add(self, place: Place, now: _Counts) -> None:
+    def _add(self, place: QueueKey, now: _Counts) -> None:
         """To `_other`, what a queue counted since the last look. One that is seen for the first
         time, or was deleted and defined again, counted all of it."""
         before = self._counts.get(place, {})
@@ -113,7 +113,7 @@ class QueueFigures:
 
     def _made(self, look: Look) -> Iterator[Family]:
         broker, named = _broker_of(look), self._named
-        shown: dict[Place, list[Mapping[str, Any]]] = {}
+        shown: dict[QueueKey, list[Mapping[str, Any]]] = {}
         for queue in look.queues:
             place = str(queue.get("broker", broker)), queue["vpn"], queue["name"]
             key = place if place in named else (*place[:2], OTHER)
@@ -172,7 +172,7 @@ def _level(metric: table.Metric, queue: Mapping[str, Any], dead: set[tuple[str, 
 
 
 def _levels(
-    shown: Mapping[Place, list[Mapping[str, Any]]], dead: set[tuple[str, str]]
+    shown: Mapping[QueueKey, list[Mapping[str, Any]]], dead: set[tuple[str, str]]
 ) -> Iterator[Family]:
     for metric in _LEVELS:
         family = _gauge(metric)
@@ -182,7 +182,7 @@ def _levels(
         yield family
 
 
-def _blocked(shown: Mapping[Place, list[Mapping[str, Any]]]) -> Family:
+def _blocked(shown: Mapping[QueueKey, list[Mapping[str, Any]]]) -> Family:
     family, numbers = _gauge(_BLOCKED), dict[tuple[str, ...], int]()
     for place, queues in shown.items():
         for reason in filter(None, (queue["blocked"] for queue in queues)):
@@ -193,7 +193,7 @@ def _blocked(shown: Mapping[Place, list[Mapping[str, Any]]]) -> Family:
     return family
 
 
-def _totals(counts: Mapping[Place, _Counts]) -> Iterator[Family]:
+def _totals(counts: Mapping[QueueKey, _Counts]) -> Iterator[Family]:
     for metric in (*_TOTALS, _REFUSED):
         family = CounterMetricFamily(metric.family, metric.text, labels=metric.labels)
         for place, found in counts.items():
@@ -240,7 +240,7 @@ def _limits(look: Look) -> Iterator[Family]:
     yield counter
 
 
-def _alerts(look: Look, shown: Mapping[Place, list[Mapping[str, Any]]]) -> Family:
+def _alerts(look: Look, shown: Mapping[QueueKey, list[Mapping[str, Any]]]) -> Family:
     family, numbers = _gauge(table.BY_NAME["alert"]), dict[tuple[str, ...], int]()
     for usage in look.usage:
         broker, vpn = usage["broker"], usage["vpn"]
@@ -254,7 +254,7 @@ def _alerts(look: Look, shown: Mapping[Place, list[Mapping[str, Any]]]) -> Famil
     return family
 
 
-def _defined(shown: Mapping[Place, list[Mapping[str, Any]]]) -> Family:
+def _defined(shown: Mapping[QueueKey, list[Mapping[str, Any]]]) -> Family:
     family, numbers = _gauge(table.BY_NAME["queues"]), dict[tuple[str, str], int]()
     for (broker, vpn, _), queues in shown.items():
         numbers[broker, vpn] = numbers.get((broker, vpn), 0) + len(queues)

@@ -26,7 +26,7 @@ from confluent_kafka.admin import OffsetSpec
 from ..protocol.errors import NotConnected
 from ..sources.offset_ranges import BEGINNING, WAIT_S_MAX, Ranges, Scan
 from ..sources.same_topic import TopicsNow
-from ..sources.step_batch import Place
+from ..sources.step_batch import PartitionId
 
 log = logging.getLogger("lakequeue.tables")
 
@@ -34,7 +34,7 @@ AGAIN_S = 0.5
 NO_ID = ""
 NEVER = (1 << 63) - 1  # µs since 1970: no record is younger
 At = tuple[int, int]
-Rows = Mapping[Place, Mapping[str, At]]
+Rows = Mapping[PartitionId, Mapping[str, At]]
 """Of each partition what a table has: by topic id the last offset, and the newest time, in µs."""
 
 
@@ -44,7 +44,9 @@ class Topics(Protocol):
     def ids(self, names: Iterable[str]) -> dict[str, str]:
         """Of the topics that are there."""
 
-    def ends(self, places: Iterable[Place], spec: Any, committed: bool = False) -> dict[Place, int]:
+    def ends(
+        self, places: Iterable[PartitionId], spec: Any, committed: bool = False
+    ) -> dict[PartitionId, int]:
         """Of the partitions that answer."""
 
 
@@ -62,10 +64,10 @@ class TopicsRead:
 
     def __init__(self, now: Topics, rows: Rows) -> None:
         self._now, self._rows = now, rows
-        self._next: dict[Place, int] = {}
-        self._known: dict[Place, str] = {}
+        self._next: dict[PartitionId, int] = {}
+        self._known: dict[PartitionId, str] = {}
         self.ids: dict[str, str] = {}
-        self.stored: dict[Place, At] = {}
+        self.stored: dict[PartitionId, At] = {}
 
     def plan(self, scan: Scan) -> Ranges:
         """What the next batch reads. Raises NotConnected where Kafka does not answer."""
@@ -88,11 +90,11 @@ class TopicsRead:
                 raise NotConnected(f"topic {topic!r} was deleted or made anew while it was read")
         self._next |= {place: end for place, (_, end) in ranges.items()}
 
-    def may_be_stored(self, ranges: Ranges) -> dict[Place, At]:
+    def may_be_stored(self, ranges: Ranges) -> dict[PartitionId, At]:
         """`stored`, of those partitions of which a range has some of it."""
         return {p: at for p, at in self.stored.items() if p in ranges and ranges[p][0] <= at[0]}
 
-    def _is_other(self, place: Place, scan: Scan, end: int) -> bool:
+    def _is_other(self, place: PartitionId, scan: Scan, end: int) -> bool:
         """Whether a partition is of another topic than what was read of it so far."""
         now = self.ids[place[0]]
         if place in self._known:
@@ -111,7 +113,7 @@ class TopicsRead:
             self.stored[place] = max(offsets), max(times)
         return end < begin
 
-    def _begin_anew(self, places: set[Place]) -> None:
+    def _begin_anew(self, places: set[PartitionId]) -> None:
         for place in places:
             self._next[place] = BEGINNING
             if self.ids[place[0]]:

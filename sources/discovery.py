@@ -20,7 +20,7 @@ from confluent_kafka.admin import AdminClient, OffsetSpec
 from ..definitions import is_regex
 from ..protocol import topics
 from ..protocol.patterns import compiled
-from .step_batch import Place
+from .step_batch import PartitionId
 
 log = logging.getLogger("lakequeue.loop")
 # librdkafka tells standard error of each attempt while Kafka is away, also at the end of
@@ -62,8 +62,8 @@ class Discovery(threading.Thread):
         self,
         kafka: dict[str, Any],
         found: Callable[[dict[str, int]], None],
-        places: Callable[[], list[Place]] = list,
-        watch: Callable[[dict[Place, int]], None] | None = None,
+        places: Callable[[], list[PartitionId]] = list,
+        watch: Callable[[dict[PartitionId, int]], None] | None = None,
     ) -> None:
         super().__init__(daemon=True, name="lakequeue-topics")
         self._admin = AdminClient(kafka, logger=_unheard)
@@ -107,7 +107,7 @@ class Discovery(threading.Thread):
             self._watch(self._ends())
         self._remove_what_is_trimmed()
 
-    def _ends(self) -> dict[Place, int]:
+    def _ends(self) -> dict[PartitionId, int]:
         asked = {TopicPartition(*place): OffsetSpec.latest() for place in self._places()}
         ends = {}
         answers = self._admin.list_offsets(asked, request_timeout=LEADER_S_MAX) if asked else {}

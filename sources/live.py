@@ -32,7 +32,7 @@ from .captured_pace import CapturedPace
 from .live_reader import InputLimits, Reader, consumer_settings
 from .same_topic import ANEW, BACK, Start, TopicsNow, go_on
 from .slow_lanes import SlowLanes
-from .step_batch import Place, Taken, goes_first, is_command, to_batch
+from .step_batch import PartitionId, Taken, goes_first, is_command, to_batch
 
 log = logging.getLogger("lakequeue.loop")
 
@@ -93,15 +93,17 @@ class LiveInputs:
         self._started = False
         # Of its own: asked while a thread polls it, a consumer may never answer (librdkafka 2.16).
         self._asked = Consumer(consumer_settings(kafka))
-        self._expected: dict[Place, int] = {}  # of each partition that is read, the next offset
-        self._later: set[Place] = set()  # read when the engine's instructions are
+        self._expected: dict[
+            PartitionId, int
+        ] = {}  # of each partition that is read, the next offset
+        self._later: set[PartitionId] = set()  # read when the engine's instructions are
         self._opened: list[Opened] = []  # what the next step's record has to say
-        self.went_back: list[Place] = []  # where Kafka has lost what was read
+        self.went_back: list[PartitionId] = []  # where Kafka has lost what was read
         self.wants_mark = False  # steps that were taken can hardly be taken again
         self.notes: list[str] = []
         self._ready = False
         self._heard = 0.0  # when something came
-        self._command_ms: dict[Place, int] = {}  # Kafka's time of the newest command taken
+        self._command_ms: dict[PartitionId, int] = {}  # Kafka's time of the newest command taken
         self.stopped = False
         self.records = self.bytes = 0  # taken so far
         self.slow = SlowLanes()
@@ -112,7 +114,7 @@ class LiveInputs:
         self.room_bytes: int | None = None  # for what messages bring; None: no limit
         self.ages_ms: list[int] = []  # of the oldest message of each step
 
-    def start(self, places: dict[Place, int]) -> None:
+    def start(self, places: dict[PartitionId, int]) -> None:
         """Begin to read, from these offsets on. Raises KafkaException."""
         self._commands.assign({(self._control, 0): 0})
         self.also(places, {})
@@ -122,11 +124,13 @@ class LiveInputs:
         self._read_captured()
         threading.Thread(target=self._watch_ids, daemon=True, name="lakequeue-topic-ids").start()
 
-    def also(self, places: dict[Place, int], ids: Mapping[Place, str] | None = None) -> None:
+    def also(
+        self, places: dict[PartitionId, int], ids: Mapping[PartitionId, str] | None = None
+    ) -> None:
         """Read these too, those that are not read yet. ids: of the topics that the offsets are of,
         where they are known; None: nobody asks which topics these are. Raises KafkaException."""
         new = {place: at for place, at in places.items() if place not in self._expected}
-        own: dict[Place, str] = {}
+        own: dict[PartitionId, str] = {}
         if ids is not None and new:
             own = {place: ids[place] for place in new if place in ids}
             for place, found in self.look.places(new).items():
@@ -170,7 +174,7 @@ class LiveInputs:
             self._wait(timeout_s)
             slow_part = self.slow.part()
         self.arrived.clear()
-        found: dict[Place, list[Any]] = {}
+        found: dict[PartitionId, list[Any]] = {}
         sizes = dict.fromkeys(self._readers, 0)
         for reader in self._readers:
             if reader.failure is not None:
@@ -228,7 +232,9 @@ class LiveInputs:
         rests = reader is self._captured and self.pace.rest_s() > 0
         return not rests and self._all_commands_read()
 
-    def took(self, ranges: Iterable[Range], in_vain: Mapping[Place, int], seconds: float) -> None:
+    def took(
+        self, ranges: Iterable[Range], in_vain: Mapping[PartitionId, int], seconds: float
+    ) -> None:
         """The step took these, so many commands of which changed nothing, and so much processor
         time: the next one may bring less, or less of some."""
         for reader in self._readers:
@@ -297,7 +303,7 @@ class LiveInputs:
                     self.arrived.wait(ARRIVES_S)
         return not self._commands.ahead.has_others()
 
-    def _end_offset(self, place: Place) -> int | None:
+    def _end_offset(self, place: PartitionId) -> int | None:
         """Where a partition ends now; None: Kafka does not answer."""
         try:
             ends = self._asked.get_watermark_offsets(TopicPartition(*place), timeout=ASK_S)
@@ -314,7 +320,7 @@ class LiveInputs:
                 self._expected[place] = start.at
                 self._hear_start(place, start)
 
-    def _hear_start(self, place: Place, start: Start) -> None:
+    def _hear_start(self, place: PartitionId, start: Start) -> None:
         self._opened.append(Opened(*place, start.at, start.topic_id))
         if start.why:
             self._note(f"{start.why}:{place[0]}:", start.records)
@@ -330,7 +336,7 @@ class LiveInputs:
             records += int(before.removeprefix(what))
         self.notes.append(f"{what}{records}")
 
-    def _told(self, found: dict[Place, list[Any]]) -> None:
+    def _told(self, found: dict[PartitionId, list[Any]]) -> None:
         """Take out what the engine said on the control topic, and see when commands came."""
         said = found.pop((self._control, 0), ())
         self.stopped = self.stopped or any(m.value() == self._run for m in said)
@@ -338,7 +344,7 @@ class LiveInputs:
             if is_command(place[0]):
                 self._command_ms[place] = messages[-1].timestamp()[1]
 
-    def watch(self, ends: dict[Place, int]) -> None:
+    def watch(self, ends: dict[PartitionId, int]) -> None:
         """Partitions end here now: see `Reader.watch`."""
         expected = dict(self._expected)
         self.behind = sum(
@@ -365,7 +371,7 @@ class LiveInputs:
                 log.info("topics' ids are not known: %s", error)
             rest_s = max(IDS_S, IDS_SHARE * (time.monotonic() - begun))
 
-    def places(self) -> list[Place]:
+    def places(self) -> list[PartitionId]:
         """What is read."""
         return list(self._expected)
 
@@ -382,7 +388,7 @@ def _waits(topic: str) -> bool:
     return goes_first(topic) and not topics.is_instruction(topic)
 
 
-def places_of(sizes: dict[str, int], inputs: list[str]) -> list[Place]:
+def places_of(sizes: dict[str, int], inputs: list[str]) -> list[PartitionId]:
     """The partitions of topics, those that are there."""
     return [(t, p) for t in inputs for p in range(sizes.get(t, 0))]
 
@@ -390,7 +396,7 @@ def places_of(sizes: dict[str, int], inputs: list[str]) -> list[Place]:
 def own_places(
     sizes: dict[str, int], vpns: list[str], broker: str, number: int, alone: bool,
     removed: Collection[int] = (),
-) -> list[Place]:  # fmt: skip
+) -> list[PartitionId]:  # fmt: skip
     """What a broker reads beside captured topics, of those partitions that are there: its own of
     its VPNs' topics, what the engine and other brokers say to it, and what other homes do. One that
     is alone reads all of its VPNs' topics, for others' programs may have made these. removed:
@@ -413,7 +419,7 @@ def own_places(
     ]
 
 
-def resting_places(sizes: dict[str, int], broker: str) -> list[Place]:
+def resting_places(sizes: dict[str, int], broker: str) -> list[PartitionId]:
     """What a broker reads while the home comes to rest: the engine, and other brokers."""
     own = [topics.topic(broker, k) for k in (topics.INSTRUCTIONS, topics.MESH)]
     return places_of(sizes, own)

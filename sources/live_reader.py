@@ -24,7 +24,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from .read_ahead import ReadAhead
 from .same_topic import Found, Start, go_on
-from .step_batch import Place, size_of
+from .step_batch import PartitionId, size_of
 
 log = logging.getLogger("lakequeue.loop")
 
@@ -51,7 +51,7 @@ _DOUBTS = (
     KafkaError._UNKNOWN_TOPIC,
     KafkaError._UNKNOWN_PARTITION,
 )
-Look = Callable[[list[Place]], dict[Place, Found]]
+Look = Callable[[list[PartitionId]], dict[PartitionId, Found]]
 
 
 @dataclass(frozen=True)
@@ -95,31 +95,33 @@ class Reader(threading.Thread):
         super().__init__(daemon=True, name=f"lakequeue-{name}")
         self._settings = consumer_settings(settings) | {"auto.offset.reset": "error"}
         self._look = look
-        self._ids: dict[Place, str] = {}  # of the topics that offsets are of
-        self._told_doubts: deque[Place] = deque()
-        self._doubts: dict[Place, float] = {}  # what is not read, and when it is looked at again
-        self.starts: deque[tuple[Place, Start]] = deque()  # what is read from elsewhere now
+        self._ids: dict[PartitionId, str] = {}  # of the topics that offsets are of
+        self._told_doubts: deque[PartitionId] = deque()
+        self._doubts: dict[
+            PartitionId, float
+        ] = {}  # what is not read, and when it is looked at again
+        self.starts: deque[tuple[PartitionId, Start]] = deque()  # what is read from elsewhere now
         self._consumer: Consumer
         self._arrived = arrived
         self._max = 2 * limits.bytes
         self._room = threading.Event()
         self._closing = False
         self._more: deque[TopicPartition] = deque()
-        self._holding: set[Place] = set()  # what is known to Kafka's client and not read yet
-        self._wanted: deque[Place] = deque()
+        self._holding: set[PartitionId] = set()  # what is known to Kafka's client and not read yet
+        self._wanted: deque[PartitionId] = deque()
         self.ahead: ReadAhead[Any] = ReadAhead(size_of, limits.records, limits.bytes)
         self.failure: BaseException | None = None
         self.looked = time.monotonic()
-        self._next: dict[Place, int] = {}  # of each partition, the next offset
-        self._seen: dict[Place, int] = {}  # the same at the last look, see `watch`
-        self._helped: dict[Place, int] = {}
+        self._next: dict[PartitionId, int] = {}  # of each partition, the next offset
+        self._seen: dict[PartitionId, int] = {}  # the same at the last look, see `watch`
+        self._helped: dict[PartitionId, int] = {}
         self._anew = False
-        self._held: set[Place] = set()  # partitions that are paused
-        self._enough: set[Place] = set()  # the same, slow ones of which enough is here
-        self.at_end: set[Place] = set()  # partitions that were read to their end once
+        self._held: set[PartitionId] = set()  # partitions that are paused
+        self._enough: set[PartitionId] = set()  # the same, slow ones of which enough is here
+        self.at_end: set[PartitionId] = set()  # partitions that were read to their end once
 
     def assign(
-        self, places: dict[Place, int], ids: Mapping[Place, str] = MappingProxyType({})
+        self, places: dict[PartitionId, int], ids: Mapping[PartitionId, str] = MappingProxyType({})
     ) -> None:
         """Read these too, from these offsets on, of topics of these ids. Before the start, or from
         any thread."""
@@ -127,7 +129,7 @@ class Reader(threading.Thread):
         self._more.extend(TopicPartition(*place, at) for place, at in places.items())
 
     def hold(
-        self, places: dict[Place, int], ids: Mapping[Place, str] = MappingProxyType({})
+        self, places: dict[PartitionId, int], ids: Mapping[PartitionId, str] = MappingProxyType({})
     ) -> None:
         """The same, but not before they are wanted. Kafka's client takes up to a second until it
         knows where to read a topic: it learns that meanwhile."""
@@ -148,18 +150,18 @@ class Reader(threading.Thread):
             if known and known != ids.get(place[0], "") and ids.get(place[0]) != ""
         )
 
-    def want(self, places: Collection[Place]) -> None:
+    def want(self, places: Collection[PartitionId]) -> None:
         """Read what is held."""
         self._wanted.extend(places)
 
-    def passed(self, place: Place) -> int:
+    def passed(self, place: PartitionId) -> int:
         """Everything before this offset was taken, or is nothing that a reader gets; 0: something
         is here. From any thread."""
         return 0 if place in self.ahead.next_of_each() else self._next.get(place, 0)
 
     def take(
         self, most: int | None, slow_part: float | None = None
-    ) -> tuple[dict[Place, list[Any]], int]:
+    ) -> tuple[dict[PartitionId, list[Any]], int]:
         """A step's worth of what is there, see `ReadAhead.take`, and its bytes."""
         found, size = self.ahead.take(most, slow_part)
         if not self._room.is_set() and self.ahead.bytes < self._max:
@@ -184,7 +186,7 @@ class Reader(threading.Thread):
         finally:
             self._consumer.close()
 
-    def watch(self, ends: dict[Place, int]) -> None:
+    def watch(self, ends: dict[PartitionId, int]) -> None:
         """Replace a consumer that stands still although there is something to read.
 
         Seen with librdkafka 2.16.0 after restarts of a broker: it fetched nothing any more, without
@@ -224,7 +226,7 @@ class Reader(threading.Thread):
         if first is None:
             return
         found: list[Any] = [first, *self._consumer.consume(CHUNK_RECORDS, 0)]
-        lanes: dict[Place, list[Any]] = {}
+        lanes: dict[PartitionId, list[Any]] = {}
         told = []
         for m in found:
             if m.error() is None:
@@ -340,7 +342,7 @@ class Reader(threading.Thread):
         for place, one in found.items():
             self._begin(place, go_on(self._next[place], self._ids.get(place, ""), one))
 
-    def _begin(self, place: Place, start: Start) -> None:
+    def _begin(self, place: PartitionId, start: Start) -> None:
         del self._doubts[place]
         self._ids[place] = start.topic_id
         self.starts.append((place, start))  # before anything of it is read

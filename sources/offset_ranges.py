@@ -20,9 +20,9 @@ from pyspark.sql import SparkSession
 from ..protocol import topics
 from ..protocol.errors import LakequeueError, NotConnected
 from .live_reader import consumer_settings
-from .step_batch import Place
+from .step_batch import PartitionId
 
-Ranges = Mapping[Place, tuple[int, int]]
+Ranges = Mapping[PartitionId, tuple[int, int]]
 """Of each partition the first offset of a batch, -2 for its beginning, and that behind its last."""
 
 BEGINNING = -2
@@ -40,8 +40,8 @@ class Scan:
     """What Spark's Kafka source spans in one batch, by the names of topics: of each partition the
     first offset, none of a new one, and that behind the last."""
 
-    begins: Mapping[Place, int]
-    ends: Mapping[Place, int]
+    begins: Mapping[PartitionId, int]
+    ends: Mapping[PartitionId, int]
     _rows: Any
 
     def count(self, records: int) -> None:
@@ -64,7 +64,7 @@ def scan_of(spark: SparkSession, query: str) -> Scan:
     raise LakequeueError(f"query {query!r}: no batch of it reads Kafka")
 
 
-def _places(offsets: dict[str, dict[str, int]]) -> dict[Place, int]:
+def _places(offsets: dict[str, dict[str, int]]) -> dict[PartitionId, int]:
     return {(t, int(n)): at for t, partitions in offsets.items() for n, at in partitions.items()}
 
 
@@ -99,7 +99,7 @@ def _read(kafka: dict[str, Any], ranges: Ranges, level: str) -> Iterator[list[An
             "queued.max.messages.kbytes": AHEAD_KB,
         }
     )
-    left, ended = dict(ranges), set[Place]()
+    left, ended = dict(ranges), set[PartitionId]()
     try:
         consumer.assign([TopicPartition(*place, begin) for place, (begin, _) in ranges.items()])
         until = time.monotonic() + WAIT_S_MAX
@@ -128,7 +128,9 @@ def _read(kafka: dict[str, Any], ranges: Ranges, level: str) -> Iterator[list[An
         consumer.close()
 
 
-def _is_wanted(message: Any, left: dict[Place, tuple[int, int]], ended: set[Place]) -> bool:
+def _is_wanted(
+    message: Any, left: dict[PartitionId, tuple[int, int]], ended: set[PartitionId]
+) -> bool:
     """Whether it is a record of what is left of its partition's range; notes where that goes on.
 
     Behind the last record may be marks of transactions: then the partition's end is its end. A
@@ -152,13 +154,13 @@ def _is_wanted(message: Any, left: dict[Place, tuple[int, int]], ended: set[Plac
     return bool(at < end)
 
 
-def _is_open(consumer: Consumer, place: Place, end: int) -> bool:
+def _is_open(consumer: Consumer, place: PartitionId, end: int) -> bool:
     """Whether a partition that ended before goes on, behind a transaction that is open."""
     ends = consumer.get_watermark_offsets(TopicPartition(*place), cached=True)
     return bool(ends and ends[1] >= end)
 
 
-def _is_there(consumer: Consumer, place: Place) -> bool:
+def _is_there(consumer: Consumer, place: PartitionId) -> bool:
     try:
         found = consumer.list_topics(place[0], timeout=WAIT_S_MAX).topics[place[0]]
     except KafkaException as error:
@@ -166,6 +168,6 @@ def _is_there(consumer: Consumer, place: Place) -> bool:
     return found.error is None and place[1] in found.partitions
 
 
-def _some(left: dict[Place, tuple[int, int]]) -> str:
+def _some(left: dict[PartitionId, tuple[int, int]]) -> str:
     (topic, partition), (begin, end) = next(iter(left.items()))
     return f"the records {begin} to {end - 1} of partition {partition} of topic {topic!r}"

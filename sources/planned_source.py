@@ -31,7 +31,7 @@ from ..protocol.errors import NotConnected
 from .live import kafka_client
 from .offset_ranges import BEGINNING, Ranges, read_ranges
 from .same_topic import IDS, TopicsNow, changed, gone_back, ids_of
-from .step_batch import Place, header_columns
+from .step_batch import PartitionId, header_columns
 
 FORMAT = "lakequeue-kafka"
 SCHEMA = (
@@ -82,11 +82,11 @@ class PlannedReader(DataSourceStreamReader):
     def __init__(self, kafka: dict[str, Any], names: list[str], most: int) -> None:
         self._kafka, self._names, self._most = kafka, names, most
         self._now = TopicsNow(kafka)
-        self._places: list[Place] = []
+        self._places: list[PartitionId] = []
         self._ids: dict[str, str] = {}
         self._looked = -math.inf
-        self._ends: dict[Place, int] = {}
-        self._behind: dict[Place, float] = {}
+        self._ends: dict[PartitionId, int] = {}
+        self._behind: dict[PartitionId, float] = {}
 
     def __getstate__(self) -> dict[str, Any]:
         return {"_kafka": self._kafka}
@@ -151,7 +151,9 @@ class PlannedReader(DataSourceStreamReader):
             self._places = [(name, n) for name in sorted(sizes) for n in range(sizes[name])]
             self._looked = now
 
-    def _believed(self, before: dict[Place, int], ends: dict[Place, int]) -> dict[Place, int]:
+    def _believed(
+        self, before: dict[PartitionId, int], ends: dict[PartitionId, int]
+    ) -> dict[PartitionId, int]:
         """The ends, but those that are before what was read: these only when they stay so. Then
         Kafka gives no ids and the topic was made anew: it is read from its beginning, as a loop
         does that knows no id. Or it is the same, and Kafka lost records: see `gone_back`."""
@@ -181,7 +183,7 @@ def columns_of(messages: list[Any]) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(arrays, schema=_COLUMNS)
 
 
-def ranges_of(before: Mapping[Place, int], after: Mapping[Place, int]) -> Ranges:
+def ranges_of(before: Mapping[PartitionId, int], after: Mapping[PartitionId, int]) -> Ranges:
     """What a batch reads. A partition that is new is read from its beginning, and so is one that
     became shorter (see `PlannedReader.latestOffset`)."""
     found = {}
@@ -192,13 +194,15 @@ def ranges_of(before: Mapping[Place, int], after: Mapping[Place, int]) -> Ranges
     return found
 
 
-def places_of(offsets: Offsets) -> dict[Place, int]:
+def places_of(offsets: Offsets) -> dict[PartitionId, int]:
     """Spark's form of offsets as ours."""
     places = {name: partitions for name, partitions in offsets.items() if name != IDS}
     return {(t, int(n)): at for t, partitions in places.items() for n, at in partitions.items()}
 
 
-def as_offsets(places: Mapping[Place, int], ids: Mapping[str, str] = NOTHING) -> dict[str, Any]:
+def as_offsets(
+    places: Mapping[PartitionId, int], ids: Mapping[str, str] = NOTHING
+) -> dict[str, Any]:
     """Ours as Spark's form."""
     found: dict[str, Any] = {}
     for (topic, partition), at in sorted(places.items()):
@@ -207,14 +211,14 @@ def as_offsets(places: Mapping[Place, int], ids: Mapping[str, str] = NOTHING) ->
     return found | ({IDS: named} if named else {})
 
 
-def without(places: Mapping[Place, int], names: set[str]) -> dict[Place, int]:
+def without(places: Mapping[PartitionId, int], names: set[str]) -> dict[PartitionId, int]:
     """Without the partitions of these topics."""
     return {place: at for place, at in places.items() if place[0] not in names}
 
 
 def limited(
-    begins: Mapping[Place, int], ends: Mapping[Place, int], most: int | None
-) -> dict[Place, int]:
+    begins: Mapping[PartitionId, int], ends: Mapping[PartitionId, int], most: int | None
+) -> dict[PartitionId, int]:
     """Ends of a batch of about so many records, of each partition its share, one at least: nobody's
     backlog keeps others out. Both of the same places."""
     waiting = {p: max(0, at - begins[p]) for p, at in ends.items()}

@@ -28,7 +28,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Iterable
 from typing import Generic, TypeVar
 
-from .step_batch import Place
+from .step_batch import PartitionId
 
 TURNS = 64  # in a step, where every lane is full
 LONG_S = 0.05  # of processor time, a step
@@ -62,17 +62,19 @@ class ReadAhead(Generic[T]):
         self._price_min = -(-bytes_max // records)
         self.grant = max(1, bytes_max // TURNS)
         self.share = 1.0
-        self.slow: Collection[Place] = frozenset()
+        self.slow: Collection[PartitionId] = frozenset()
         self._taken = 0  # the price of the last step's
         self._lock = threading.Lock()
-        self._lanes: OrderedDict[Place, _Lane[T]] = OrderedDict()  # none is empty; who is next
+        self._lanes: OrderedDict[PartitionId, _Lane[T]] = (
+            OrderedDict()
+        )  # none is empty; who is next
         self._price = 0  # of all that is here
         self.bytes = 0
 
     def __bool__(self) -> bool:
         return bool(self._lanes)
 
-    def put(self, place: Place, found: Iterable[T]) -> None:
+    def put(self, place: PartitionId, found: Iterable[T]) -> None:
         """Add what comes next in a partition."""
         sized = [(self._size_of(one), one) for one in found]
         if not sized:
@@ -89,12 +91,12 @@ class ReadAhead(Generic[T]):
             self.bytes += size
             self._price += price
 
-    def next_of_each(self) -> dict[Place, T]:
+    def next_of_each(self) -> dict[PartitionId, T]:
         """The first that waits in each partition where one does."""
         with self._lock:
             return {place: lane.waiting[0][1] for place, lane in self._lanes.items()}
 
-    def holding(self, least: int) -> list[Place]:
+    def holding(self, least: int) -> list[PartitionId]:
         """Partitions of which so many bytes or more are here."""
         with self._lock:
             return [place for place, lane in self._lanes.items() if lane.bytes >= least]
@@ -106,17 +108,17 @@ class ReadAhead(Generic[T]):
 
     def take(
         self, most: int | None = None, slow_part: float | None = None
-    ) -> tuple[dict[Place, list[T]], int]:
+    ) -> tuple[dict[PartitionId, list[T]], int]:
         """A step's worth, each partition's in its order; and its bytes. most: of these, and not one
         more; slow_part: what part of a step's limits slow ones may take, in all; None: as others.
         """
         usual = int(self._budget * self.share)
         budget = usual if most is None else min(most, usual)
         firm = budget < usual
-        found: dict[Place, list[T]] = {}
+        found: dict[PartitionId, list[T]] = {}
         with self._lock:
             before, price = self.bytes, self._price
-            aside: OrderedDict[Place, _Lane[T]] = OrderedDict()
+            aside: OrderedDict[PartitionId, _Lane[T]] = OrderedDict()
             if slow_part is not None:
                 for place in [place for place in self._lanes if place in self.slow]:
                     aside[place] = self._lanes.pop(place)
@@ -126,7 +128,7 @@ class ReadAhead(Generic[T]):
             others = self._price - sum(lane.price for lane in aside.values())
             if others > budget:
                 found |= self._by_turns(self._lanes, budget, firm)
-                lanes: OrderedDict[Place, _Lane[T]] = OrderedDict()
+                lanes: OrderedDict[PartitionId, _Lane[T]] = OrderedDict()
             else:
                 lanes, self._lanes = self._lanes, OrderedDict()
                 self._price -= others
@@ -147,12 +149,12 @@ class ReadAhead(Generic[T]):
             self.share = min(self.share * 1.25, 1.0)
 
     def _by_turns(
-        self, lanes: OrderedDict[Place, _Lane[T]], budget: int, firm: bool
-    ) -> dict[Place, list[T]]:
-        found: dict[Place, list[T]] = {}
+        self, lanes: OrderedDict[PartitionId, _Lane[T]], budget: int, firm: bool
+    ) -> dict[PartitionId, list[T]]:
+        found: dict[PartitionId, list[T]] = {}
         left = budget
         grant = max(1, int(self.grant * self.share))
-        passed: set[Place] = set()  # their next is too large for a small budget
+        passed: set[PartitionId] = set()  # their next is too large for a small budget
         while left > 0 and len(passed) < len(lanes):
             place, lane = next(iter(lanes.items()))
             waiting = lane.waiting

@@ -16,7 +16,7 @@ from ..protocol.errors import LakequeueError
 from ..protocol.steplog import Range, StepRecord
 from ..state import Batch
 from .live_reader import CHUNK_RECORDS, consumer_settings
-from .step_batch import Place, to_batch
+from .step_batch import PartitionId, to_batch
 
 WAIT_S_MAX = 30.0
 
@@ -29,14 +29,14 @@ class ReplayInputs:
     """What logged steps took, see `driver.Again`."""
 
     def __init__(self, kafka: dict[str, Any], records: list[StepRecord]) -> None:
-        first: dict[Place, int] = {}
-        self._last: dict[Place, int] = {}
+        first: dict[PartitionId, int] = {}
+        self._last: dict[PartitionId, int] = {}
         for record in records:
             for r in record.ranges:
                 place = r.topic, r.partition
                 first.setdefault(place, r.first)
                 self._last[place] = r.last
-        self._found: dict[Place, deque[Any]] = {place: deque() for place in first}
+        self._found: dict[PartitionId, deque[Any]] = {place: deque() for place in first}
         self._consumer: Consumer | None = None
         if first:
             settings = consumer_settings(kafka) | {

@@ -20,7 +20,7 @@ from confluent_kafka import (
 )
 from confluent_kafka.admin import AdminClient, OffsetSpec, TopicDescription
 
-from .step_batch import Place
+from .step_batch import PartitionId
 
 CLUSTER_S = 10.0
 ASK_S = 2.0  # of a partition's leader; one that is dead is knocked at all that time
@@ -77,8 +77,8 @@ def changed(before: Mapping[str, str], now: Mapping[str, str]) -> set[str]:
 
 
 def gone_back(
-    before: Mapping[Place, int], after: Mapping[Place, int], known: Mapping[str, str]
-) -> set[Place]:
+    before: Mapping[PartitionId, int], after: Mapping[PartitionId, int], known: Mapping[str, str]
+) -> set[PartitionId]:
     """Partitions of the same topic that end before what was read: Kafka lost records. From its
     beginning all that others wrote would come twice; as in a loop, what comes from now on is read.
     known: the topics' ids, before."""
@@ -122,8 +122,8 @@ class TopicsNow:
         return found
 
     def ends(
-        self, places: Iterable[Place], spec: OffsetSpec, committed: bool = False
-    ) -> dict[Place, int]:
+        self, places: Iterable[PartitionId], spec: OffsetSpec, committed: bool = False
+    ) -> dict[PartitionId, int]:
         """Where those partitions begin, or end, that answer. committed: where the first transaction
         begins that is open, as an end."""
         asked = {TopicPartition(*place): spec for place in places}
@@ -137,7 +137,7 @@ class TopicsNow:
                 found[p.topic, p.partition] = int(answer.result(2 * ASK_S).offset)
         return found
 
-    def places(self, places: Iterable[Place]) -> dict[Place, Found]:
+    def places(self, places: Iterable[PartitionId]) -> dict[PartitionId, Found]:
         """These partitions, those that answer. A topic that changes while it is asked for does not
         answer."""
         asked = list(places)

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 from ..protocol.steplog import Range
 from ..protocol.topics import is_instruction
-from .step_batch import Place, is_command
+from .step_batch import PartitionId, is_command
 
 MANY = 256  # useless commands, counted with the half-life below: less than that hurts nobody
 HALF_LIFE_S = 1.0
@@ -38,12 +38,14 @@ class SlowLanes:
     """Learns from each step which partitions are slow. places: these; clock: seconds, monotonic."""
 
     def __init__(self, clock: Clock = time.monotonic) -> None:
-        self.places: frozenset[Place] = frozenset()
+        self.places: frozenset[PartitionId] = frozenset()
         self._clock = clock
-        self._lately: dict[Place, tuple[float, float, float]] = {}  # when; taken, useless by then
-        self._heard: dict[Place, float] = {}  # when each brought something
+        self._lately: dict[
+            PartitionId, tuple[float, float, float]
+        ] = {}  # when; taken, useless by then
+        self._heard: dict[PartitionId, float] = {}  # when each brought something
         self._others_at = self._rests_until = float("-inf")
-        self._told: dict[Place, float] = {}
+        self._told: dict[PartitionId, float] = {}
 
     def part(self) -> float | None:
         """What part of a step's limits slow ones may take now; None: as all others."""
@@ -60,8 +62,8 @@ class SlowLanes:
         return max(0.0, ends - now)
 
     def took(
-        self, ranges: Iterable[Range], in_vain: Mapping[Place, int], seconds: float
-    ) -> list[Place]:
+        self, ranges: Iterable[Range], in_vain: Mapping[PartitionId, int], seconds: float
+    ) -> list[PartitionId]:
         """A step took these, of which so many were of no use, and so much processor time. Returns
         partitions that became slow, to be told of."""
         if not (self.places or in_vain or self._lately):  # as ever: on the way of every step
@@ -83,16 +85,16 @@ class SlowLanes:
         self._others_at = max(others, default=float("-inf"))
         return new
 
-    def _learn(self, place: Place, now: float, taken: int, useless: int) -> None:
+    def _learn(self, place: PartitionId, now: float, taken: int, useless: int) -> None:
         old, useless_old = self._then(place, now)
         self._lately[place] = now, old + taken, useless_old + useless
 
-    def _then(self, place: Place, now: float) -> tuple[float, float]:
+    def _then(self, place: PartitionId, now: float) -> tuple[float, float]:
         at, taken, useless = self._lately.get(place, (now, 0.0, 0.0))
         left = 0.5 ** ((now - at) / HALF_LIFE_S)
         return taken * left, useless * left
 
-    def _judged(self, now: float) -> list[Place]:
+    def _judged(self, now: float) -> list[PartitionId]:
         slow = set()
         for place in list(self._lately):
             taken, useless = self._then(place, now)

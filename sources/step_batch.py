@@ -16,7 +16,7 @@ from ..replica.driver import Taken
 from ..state import Batch
 
 RECORD_BYTES = 100  # beside key, value and headers
-Place = tuple[str, int]
+PartitionId = tuple[str, int]
 
 
 def size_of(message: Any) -> int:
@@ -46,7 +46,7 @@ def in_order(topic: str) -> tuple[bool, str]:
     return not topics.is_instruction(topic), topic
 
 
-def to_batch(found: dict[Place, list[Any]]) -> Taken:
+def to_batch(found: dict[PartitionId, list[Any]]) -> Taken:
     """The batch of what was read of each partition, and where it stands."""
     batch = Batch()
     ranges = []

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..sources.live_reader import InputLimits
-from ..sources.step_batch import Place
+from ..sources.step_batch import PartitionId
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Options:
     log_kept_s: float = 0.0
     resting: bool = False
     removed: list[int] = field(default_factory=list)
-    read: dict[Place, int] = field(default_factory=dict)
+    read: dict[PartitionId, int] = field(default_factory=dict)
     accepts_other_kafka: bool = False
     cache_bytes: int = 200_000_000
     limits: InputLimits = field(default_factory=InputLimits)

@@ -23,8 +23,8 @@ from ..sources.same_topic import changed, gone_back, ids_of
 
 log = logging.getLogger("lakequeue.engine")
 
-Place = tuple[str, int]
-FirstOffsets = Callable[[list[Place]], dict[Place, int]]
+PartitionId = tuple[str, int]
+FirstOffsets = Callable[[list[PartitionId]], dict[PartitionId, int]]
 _THREAD = "lakequeue-losses"
 
 
@@ -44,9 +44,9 @@ class Loss:
         return self.end - self.start
 
 
-def missing(progress: dict[str, Any]) -> dict[Place, tuple[int, int]]:
+def missing(progress: dict[str, Any]) -> dict[PartitionId, tuple[int, int]]:
     """The offsets that a batch of Spark spans, of those sources that brought fewer rows."""
-    found: dict[Place, tuple[int, int]] = {}
+    found: dict[PartitionId, tuple[int, int]] = {}
     for source in progress.get("sources", ()):
         spans = _spans(source.get("startOffset"), source.get("endOffset"))
         width = sum(end - start for start, end in spans.values())
@@ -55,7 +55,7 @@ def missing(progress: dict[str, Any]) -> dict[Place, tuple[int, int]]:
     return found
 
 
-def _spans(start: Any, end: Any) -> dict[Place, tuple[int, int]]:
+def _spans(start: Any, end: Any) -> dict[PartitionId, tuple[int, int]]:
     if not isinstance(start, dict) or not isinstance(end, dict):
         return {}  # no Kafka source, or its first batch
     return {
@@ -100,7 +100,7 @@ def notes_of_topics(progress: dict[str, Any]) -> list[str]:
     return [f"{kind}:{topic}:{n}" for kind, found in told.items() for topic, n in found.items()]
 
 
-def losses(spans: dict[Place, tuple[int, int]], first: dict[Place, int]) -> list[Loss]:
+def losses(spans: dict[PartitionId, tuple[int, int]], first: dict[PartitionId, int]) -> list[Loss]:
     """What of these offsets lies before Kafka's first."""
     found = []
     for (topic, partition), (start, end) in sorted(spans.items()):
@@ -128,7 +128,7 @@ class LossWatch:
             )
             work.start()
 
-    def _look(self, query: str, spans: dict[Place, tuple[int, int]]) -> None:
+    def _look(self, query: str, spans: dict[PartitionId, tuple[int, int]]) -> None:
         try:
             found = losses(spans, self._first(list(spans)))
         except Exception as error:
@@ -155,7 +155,7 @@ def notices(
     return [(vpn, command) for vpn in vpns if own is None or own[0] == vpn]
 
 
-def first_offsets(bootstrap: str, places: list[Place]) -> dict[Place, int]:
+def first_offsets(bootstrap: str, places: list[PartitionId]) -> dict[PartitionId, int]:
     """The first offset that Kafka still has, of each partition."""
     consumer = KafkaConsumer(
         bootstrap_servers=bootstrap, client_id="lakequeue-losses",

@@ -30,7 +30,7 @@ from ..protocol.commands import Stuck, Tick, encode_command
 from ..protocol.duties import do_every
 from ..sources.live import quiet_client
 from ..sources.same_topic import TopicsNow
-from ..sources.step_batch import Place
+from ..sources.step_batch import PartitionId
 from .broker_query import RUNNING, BrokerQuery
 
 log = logging.getLogger("lakequeue.engine")
@@ -108,7 +108,7 @@ class StepWatch(threading.Thread):
         """End the thread, soon."""
         self._stopping.set()
 
-    def look(self, now: float, ends: Callable[[list[Place]], dict[Place, int]]) -> None:
+    def look(self, now: float, ends: Callable[[list[PartitionId]], dict[PartitionId, int]]) -> None:
         """Once, at all that run."""
         where = self._executors()
         # Or this process stood still, and others may have too.

@@ -30,7 +30,7 @@ from ..sinks.log_writer import StepLog
 from ..sinks.outbox import Outbox
 from ..sources.discovery import captured_topics
 from ..sources.live import LiveInputs, own_places, places_of, resting_places
-from ..sources.step_batch import Place
+from ..sources.step_batch import PartitionId
 from .cache import PageCache
 from .figures import Figures
 from .loop_driver import LoopDriver
@@ -44,7 +44,7 @@ MARK_ROWS, ALL_ROWS = 10_000, 1 << 62  # that are written between two steps, of 
 JOIN_S = 3.0  # a thread that Kafka holds up is not waited for longer: it is fenced
 
 
-def went_back(broker: str, places: list[Place]) -> str:
+def went_back(broker: str, places: list[PartitionId]) -> str:
     """Why a broker does not begin on a Kafka that has lost what the broker has read of it."""
     (topic, partition), more = places[0], len(places) - 1
     also = f" and {more} more" if more else ""

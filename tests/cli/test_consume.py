@@ -18,7 +18,7 @@ from typing import Any
 import lakequeue
 import pytest
 from click.testing import CliRunner, Result
-from lakequeue.cli import main, reader
+from lakequeue.cli import main, stdout_reader
 
 PROCESS = [sys.executable, str(Path(__file__).with_name("consuming_process.py"))]
 BROKEN_PIPE = 141
@@ -100,10 +100,10 @@ def test_l1_what_was_read_is_taken_although_the_reader_went_at_once(
             os.close(there)
         return found
 
-    monkeypatch.setattr(reader, "_unread", unread)
+    monkeypatch.setattr(stdout_reader, "_unread", unread)
     with os.fdopen(here, "wb", buffering=0) as end:
         monkeypatch.setattr(sys, "stdout", end)
-        assert reader.StdoutReader(lambda: False).give(b"0\n")
+        assert stdout_reader.StdoutReader(lambda: False).give(b"0\n")
         monkeypatch.undo()
 
 

@@ -28,8 +28,10 @@ MODULES = {
     "carried_out": "the name of the command",
     "causes": "error_causes",
     "columns_said": "a field's name",
+    "describing": "queue_details",
     "door": "far_end",
     "doors": "auth",
+    "each_broker": "broker_status",
     "elsewhere": "a part of mesh/",
     "entering": "entry_checks",
     "every": "duties",
@@ -42,6 +44,7 @@ MODULES = {
     "holds": "held_lanes",
     "judging": "admission_checks",
     "known_places": "a part of mesh/directory",
+    "lanes": "stand_ins; a lane is of one partition key",
     "later": "in_transit_commands",
     "looking": "filter_matching",
     "looks": "queries_at",
@@ -53,7 +56,9 @@ MODULES = {
     "places": "a part of mesh/directory",
     "reading": "reading_positions",
     "referring": "block_references",
+    "reader": "stdout_reader",
     "returning": "returned_leases",
+    "rooms": "credit",
     "saying": "what is said: broker_requests",
     "serving": "callbacks",
     "shown": "bridge_description",
@@ -73,7 +78,7 @@ MODULES = {
     "words": "formatting",
 }
 
-#: No class has these names.
+#: No class, and no alias of a type, has these names.
 CLASSES = {
     "AskedAgain": "ConsumerReplay",
     "Beyond": "MeshInterface",
@@ -91,7 +96,7 @@ CLASSES = {
     "Judged": "CheckedMessages",
     "Known": "a noun of what is known",
     "Outgoing": "BrokerChannel",
-    "Place": "RecordPosition, ContentLocation",
+    "Place": "RecordPosition, ContentLocation, PartitionId, QueueKey",
     "Placed": "QueuePlacement",
     "ReadAgain": "ReplayInputs",
     "Referring": "BlockReferences",
@@ -124,11 +129,12 @@ def modules() -> list[Path]:
     return [*ROOT.glob("*.py"), *(file for room in ROOMS for file in room.rglob("*.py"))]
 
 
-def classes(file: Path) -> Iterator[ast.ClassDef]:
-    """Those of a module, without the underscore before their names."""
+def classes(file: Path) -> Iterator[tuple[str, int]]:
+    """Those of a module and its aliases of types, without the leading underscore; their lines."""
     for node in ast.walk(ast.parse(file.read_text())):
-        if isinstance(node, ast.ClassDef):
-            yield node
+        match node:
+            case ast.ClassDef(name=name) | ast.Assign(targets=[ast.Name(id=name)]):
+                yield name.lstrip("_"), node.lineno
 
 
 def pages() -> list[Path]:
@@ -147,11 +153,10 @@ def test_no_module_has_a_name_that_was_given_up() -> None:
 
 def test_no_class_has_a_name_that_was_given_up() -> None:
     found = [
-        f"{file.relative_to(ROOT)}:{one.lineno}: {one.name!r} is not used; rather: "
-        f"{CLASSES[one.name.lstrip('_')]}"
+        f"{file.relative_to(ROOT)}:{line}: {name!r} is not used; rather: {CLASSES[name]}"
         for file in modules()
-        for one in classes(file)
-        if one.name.lstrip("_") in CLASSES
+        for name, line in classes(file)
+        if name in CLASSES
     ]
     assert not found, "\n".join(found)
 

@@ -41,7 +41,7 @@ from pathlib import Path
 import lakequeue
 import psutil
 import pytest
-from job.heard import UNTRIMMED, judge_what_was_said
+from job.output_audit import UNTRIMMED, judge_what_was_said
 from job.processes import UpProcess, gone, loop_workers, thaw, until
 from job.tables import check_tables
 from job.traffic import Traffic, judge

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from confluent_kafka.admin import AdminClient
-from job.heard import UNTRIMMED, judge_what_was_said
+from job.output_audit import UNTRIMMED, judge_what_was_said
 from job.processes import EngineProcess, until
 from job.traffic import Traffic, drain
 from lakequeue.streaming.kafka_broker import EmbeddedKafka

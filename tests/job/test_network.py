@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pytest
 from job.brokers import BROKERS, CONFIG, define_queues, traffics, workers
-from job.heard import UNTRIMMED, steps_say
 from job.hosts import Network, NoNetwork
+from job.output_audit import UNTRIMMED, steps_say
 from job.processes import EngineProcess
 from job.standalone import Standalone
 from job.traffic import Traffic, drain

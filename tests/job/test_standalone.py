@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 from job.brokers import BROKERS, CONFIG, define_queues, traffics, workers
-from job.heard import UNTRIMMED, steps_say
+from job.output_audit import UNTRIMMED, steps_say
 from job.processes import EngineProcess, gone, thaw, until
 from job.standalone import Standalone
 from job.traffic import Traffic, drain

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from lake.history import message_rows
 from lake.on_files import MESSAGES
-from lakequeue.lake.inputs import FromTables, Known, Lost, opened_behind, steps_between
+from lakequeue.lake.inputs import FromTables, Lost, NextOffsets, opened_behind, steps_between
 from lakequeue.protocol import steplog
 from lakequeue.protocol.steplog import FORMAT, Opened, Range, StepRecord, parts_of
 from lakequeue.sinks.history import STEP_ROWS, step_row
@@ -70,7 +70,7 @@ def test_R1_a_step_took_the_record_of_the_topic_that_it_read(age: int, told: boo
     old, new = of("old", [0, 1, 2], 1_000), of("new", [0, 1, 2, 3], 1_000 + age)
     runs = old[:2], old[2:], new[:3], new[3:]
     taken = [to_batch({PLACE: run}).ranges for run in runs]
-    known: Known = {} if told else {PLACE: (0, "A")}
+    known: NextOffsets = {} if told else {PLACE: (0, "A")}
     opened = {0: (Opened(*PLACE, 0, "A"),) if told else (), 2: (Opened(*PLACE, 0, "B"),)}
     records = [
         StepRecord(FORMAT, n + 1, 2_000, 0, 0, 0, "code", ranges, opened=opened.get(n, ()))

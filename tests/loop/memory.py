@@ -17,13 +17,13 @@ from lakequeue.protocol import steplog
 from lakequeue.protocol.steplog import Range, StepRecord
 from lakequeue.protocol.wire import WireRecord
 from lakequeue.replica.driver import Clocks, Driver, Snapshot, Taken
-from lakequeue.sources.step_batch import Place, to_batch
+from lakequeue.sources.step_batch import PartitionId, to_batch
 from lakequeue.state import Batch, DictStore, Home, Limits
 
 HOME = Home("broker-0", 0, 7)
 COMMANDS, PUBLISH, PLAIN = "default.commands", "default.publish", "orders"
 INSTRUCTIONS = "broker-0.instructions"
-PLACES: list[Place] = [
+PLACES: list[PartitionId] = [
     (COMMANDS, 0), (PUBLISH, 0), (PUBLISH, 1), (PLAIN, 0), (INSTRUCTIONS, 0),
 ]  # fmt: skip
 SIZES = {
@@ -79,7 +79,9 @@ class World:
 
     now: int = 1_700_000_000_000
     code: str = "v1"
-    topics: dict[Place, list[Message]] = field(default_factory=lambda: {p: [] for p in PLACES})
+    topics: dict[PartitionId, list[Message]] = field(
+        default_factory=lambda: {p: [] for p in PLACES}
+    )
     log: list[bytes] = field(default_factory=list)
     said: list[tuple[int, list[WireRecord]]] = field(default_factory=list)  # by attempt
     flight: list[tuple[int, list[WireRecord]]] = field(default_factory=list)  # not in Kafka yet
@@ -91,7 +93,7 @@ class World:
     heard: int = 0  # of the log, what the driver knows to be there
     limits: Limits = LIMITS
 
-    def write(self, place: Place, value: bytes, **lq: Any) -> None:
+    def write(self, place: PartitionId, value: bytes, **lq: Any) -> None:
         """A client writes a record."""
         headers = [("lq", json.dumps(lq).encode())] if lq else None
         log = self.topics[place]

@@ -18,7 +18,7 @@ from lakequeue.client.kafka_library import LIBRARIES, open_kafka
 from lakequeue.protocol import commands
 from lakequeue.streaming import EmbeddedKafka
 from lakequeue.streaming.topics_admin import ensure_topics
-from loop.test_on_kafka import QUEUE, Place, answers, begin
+from loop.test_on_kafka import QUEUE, PartitionId, answers, begin
 
 pytestmark = pytest.mark.job
 
@@ -27,11 +27,11 @@ AWAY_S = 2.5 * TIMEOUT_S
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PartitionId]:
     folder = tmp_path_factory.mktemp("absence")
     with EmbeddedKafka(folder / "kafka") as kafka:
         ensure_topics(kafka.bootstrap_servers, ["default"], [], ["broker-0"])
-        place = Place(kafka, folder)
+        place = PartitionId(kafka, folder)
         begin(kafka.bootstrap_servers)
         transport = open_kafka(kafka.bootstrap_servers, "configure")
         system = {"heartbeat_timeout": f"{TIMEOUT_S:g}s"}
@@ -73,7 +73,7 @@ def lost(connection: lakequeue.Connection) -> int:
 
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_C3_who_was_there_is_not_late(
-    place: Place, library: str, monkeypatch: pytest.MonkeyPatch
+    place: PartitionId, library: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And who died meanwhile is: what it held goes to the others."""
     monkeypatch.setenv("LAKEQUEUE_KAFKA_LIBRARY", library)

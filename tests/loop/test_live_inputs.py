@@ -15,14 +15,14 @@ from lakequeue.sources.captured_pace import BYTES_PER_S, SAVED_S, CapturedPace
 from lakequeue.sources.live import LiveInputs, kafka_client
 from lakequeue.sources.live_reader import InputLimits, Reader
 from lakequeue.sources.same_topic import Found, Start
-from lakequeue.sources.step_batch import Place, Taken
+from lakequeue.sources.step_batch import PartitionId, Taken
 from lakequeue.streaming import EmbeddedKafka
 from lakequeue.streaming.topics_admin import PARTITIONS, ensure_topics
 from loop.memory import Message
 
 NOWHERE = {"bootstrap.servers": "127.0.0.1:1", "log_level": 0}
-A: Place = ("a.commands", 0)
-B: Place = ("b.commands", 0)
+A: PartitionId = ("a.commands", 0)
+B: PartitionId = ("b.commands", 0)
 
 
 class Record(Message):
@@ -44,7 +44,7 @@ class Record(Message):
 class End:
     """What a consumer says at a partition's end."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: PartitionId) -> None:
         self._place = place
 
     def topic(self) -> str:
@@ -60,7 +60,7 @@ class End:
         return KafkaError(KafkaError._PARTITION_EOF)
 
 
-def record(place: Place, offset: int, at_ms: int = 0, value: bytes = b"{}") -> Record:
+def record(place: PartitionId, offset: int, at_ms: int = 0, value: bytes = b"{}") -> Record:
     return Record(*place, offset, at_ms, None, value, None)
 
 
@@ -230,7 +230,7 @@ def test_the_end_of_a_partition_is_known_after_its_messages() -> None:
             return [record(A, 5), End(A)]
 
     class Ends(set):
-        def add(self, place: Place) -> None:
+        def add(self, place: PartitionId) -> None:
             assert reader.ahead.bytes, "its messages are not there yet"
             super().add(place)
 
@@ -247,8 +247,8 @@ class Assigned:
     """A consumer that remembers what it was told, and finds nothing."""
 
     def __init__(self, *_: Any) -> None:
-        self.reads: set[Place] = set()
-        self.paused: set[Place] = set()
+        self.reads: set[PartitionId] = set()
+        self.paused: set[PartitionId] = set()
 
     def incremental_assign(self, places: list[TopicPartition]) -> None:
         self.reads |= {(p.topic, p.partition) for p in places}
@@ -272,7 +272,7 @@ def test_commands_are_known_to_kafka_s_client_before_they_are_read(
 ) -> None:
     """What is only assigned when it is wanted is read a second later."""
     monkeypatch.setattr("lakequeue.sources.live_reader.Consumer", Assigned)
-    told: Place = ("broker-0.instructions", 0)
+    told: PartitionId = ("broker-0.instructions", 0)
     inputs.also({told: 0})
     reader = inputs._commands
     reader._consumer = one = Assigned()  # type: ignore[assignment]
@@ -321,9 +321,9 @@ class Gone(End):
 
 def test_what_became_of_a_partition_is_asked_by_its_reader_and_two_topics_do_not_mix() -> None:
     """What was read of the old topic is taken before anything of the new one is read."""
-    asked: list[list[Place]] = []
+    asked: list[list[PartitionId]] = []
 
-    def look(places: list[Place]) -> dict[Place, Found]:
+    def look(places: list[PartitionId]) -> dict[PartitionId, Found]:
         asked.append(places)
         if len(asked) == 1:
             raise KafkaException(KafkaError(KafkaError._TRANSPORT))
@@ -377,7 +377,7 @@ def test_inputs_look_by_themselves_whether_topics_are_the_same(
     looks: list[Any] = [
         {A[0]: "old"}, {A[0]: "old", B[0]: "first"}, {B[0]: "first"}, ValueError("odd"), {},
     ]  # fmt: skip
-    doubts: list[set[Place]] = []
+    doubts: list[set[PartitionId]] = []
 
     def ids(names: set[str]) -> dict[str, str]:
         doubts.append(set(reader._told_doubts))

@@ -46,7 +46,7 @@ EPOCH = 7  # as in worker.py
 
 
 @dataclass
-class Place:
+class PartitionId:
     """One Kafka, and the workers that served it one after the other."""
 
     kafka: EmbeddedKafka
@@ -83,11 +83,11 @@ class Place:
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PartitionId]:
     folder = tmp_path_factory.mktemp("loop")
     with EmbeddedKafka(folder / "kafka") as kafka:
         ensure_topics(kafka.bootstrap_servers, ["default"], [], ["broker-0"])
-        place = Place(kafka, folder)
+        place = PartitionId(kafka, folder)
         begin(kafka.bootstrap_servers)
         place.start()
         with lakequeue.connect(place.url) as connection:
@@ -135,7 +135,7 @@ def on_the_wire(bootstrap: str, topic: str, partitions: int) -> list[Any]:
     return found
 
 
-def same_where_repeated(place: Place) -> int:
+def same_where_repeated(place: PartitionId) -> int:
     """Records that name the same thing are the same bytes; how many were there again."""
     first: dict[Any, tuple] = {}
     again = 0
@@ -167,14 +167,14 @@ def drained(traffic: Traffic) -> set[bytes]:
     return set()
 
 
-def steps_are_whole(place: Place) -> None:
+def steps_are_whole(place: PartitionId) -> None:
     """Each step stands in the log once, one after the other."""
     logged = read_steps(kafka_client(place.kafka.bootstrap_servers, "look"), STEPS, 0)
     numbers = [r.step for _, r in logged]
     assert numbers == list(range(numbers[0], numbers[0] + len(numbers)))
 
 
-def test_kill_9_of_the_worker_again_and_again(place: Place) -> None:
+def test_kill_9_of_the_worker_again_and_again(place: PartitionId) -> None:
     chance = random.Random(SEED)
     worker = place.workers[-1]
     traffic = Traffic(place.url, SEED)
@@ -192,7 +192,7 @@ def test_kill_9_of_the_worker_again_and_again(place: Place) -> None:
     steps_are_whole(place)
 
 
-def test_a_worker_that_is_frozen_and_comes_back_says_nothing(place: Place) -> None:
+def test_a_worker_that_is_frozen_and_comes_back_says_nothing(place: PartitionId) -> None:
     chance = random.Random(SEED + 1)
     worker = place.workers[-1]
     traffic = Traffic(place.url, SEED + 1)
@@ -212,7 +212,7 @@ def test_a_worker_that_is_frozen_and_comes_back_says_nothing(place: Place) -> No
     steps_are_whole(place)
 
 
-def test_a_good_stop_leaves_nothing_to_replay(place: Place) -> None:
+def test_a_good_stop_leaves_nothing_to_replay(place: PartitionId) -> None:
     """Within a second, and the next start has nothing to take again, whatever its version."""
     worker = place.workers[-1]
     with lakequeue.connect(place.url) as connection:
@@ -230,7 +230,7 @@ def test_a_good_stop_leaves_nothing_to_replay(place: Place) -> None:
     place.start()
 
 
-def test_the_log_is_trimmed_behind_the_oldest_snapshot(place: Place) -> None:
+def test_the_log_is_trimmed_behind_the_oldest_snapshot(place: PartitionId) -> None:
     kafka = kafka_client(place.kafka.bootstrap_servers, "look")
     consumer = Consumer({**kafka, "group.id": "look"})
 
@@ -248,7 +248,7 @@ def test_the_log_is_trimmed_behind_the_oldest_snapshot(place: Place) -> None:
     consumer.close()
 
 
-def test_definitions_come_before_the_messages_that_they_are_for(place: Place) -> None:
+def test_definitions_come_before_the_messages_that_they_are_for(place: PartitionId) -> None:
     """Of what stood there before the start, commands are taken first, all of them."""
     bootstrap = place.kafka.bootstrap_servers
     ensure_topics(bootstrap, ["early"], [], ["early"])
@@ -280,7 +280,7 @@ def test_definitions_come_before_the_messages_that_they_are_for(place: Place) ->
     assert publishes == 500
 
 
-def allow(place: Place, topic: str, most: int) -> None:
+def allow(place: PartitionId, topic: str, most: int) -> None:
     """Somebody sets how large records of a topic may be."""
     entry = ConfigEntry("max.message.bytes", str(most), incremental_operation=AlterConfigOpType.SET)
     resource = ConfigResource(ConfigResource.Type.TOPIC, topic, incremental_configs=[entry])
@@ -290,7 +290,7 @@ def allow(place: Place, topic: str, most: int) -> None:
 
 
 def test_X5_what_a_lowered_limit_of_a_topic_refuses_does_not_come_round_for_ever(
-    place: Place,
+    place: PartitionId,
 ) -> None:
     """Large ones die, with the limit in the reason; those that would have travelled with them come;
     who asks for what is too large is told."""
@@ -333,7 +333,7 @@ def test_X5_what_a_lowered_limit_of_a_topic_refuses_does_not_come_round_for_ever
         assert sum(e["messages"] for e in events) == 2
 
 
-def test_whoever_opens_the_log_last_writes_it(place: Place) -> None:
+def test_whoever_opens_the_log_last_writes_it(place: PartitionId) -> None:
     kafka = quiet_client(place.kafka.bootstrap_servers, "fence")
     ensure_topics(place.kafka.bootstrap_servers, [], [], ["fenced"])
     first = StepLog(kafka, "fenced.steps", lambda: False)
@@ -353,7 +353,7 @@ def test_whoever_opens_the_log_last_writes_it(place: Place) -> None:
     second.commit()
 
 
-def test_a_mark_asks_kafka_when_nothing_was_written_just_now(place: Place) -> None:
+def test_a_mark_asks_kafka_when_nothing_was_written_just_now(place: PartitionId) -> None:
     """It may have stood still since, while another took over."""
     kafka = quiet_client(place.kafka.bootstrap_servers, "fence")
     ensure_topics(place.kafka.bootstrap_servers, [], [], ["still"])
@@ -371,7 +371,7 @@ def test_a_mark_asks_kafka_when_nothing_was_written_just_now(place: Place) -> No
         first.mark()
 
 
-def test_a_busy_log_ends_its_transaction_once_a_batch(place: Place) -> None:
+def test_a_busy_log_ends_its_transaction_once_a_batch(place: PartitionId) -> None:
     kafka = quiet_client(place.kafka.bootstrap_servers, "fence")
     ensure_topics(place.kafka.bootstrap_servers, [], [], ["busy"])
     log = StepLog(kafka, "busy.steps", lambda: False, batch_s=2.0)

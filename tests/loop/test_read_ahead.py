@@ -8,19 +8,19 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 from lakequeue.sources.read_ahead import LONG_S, SHARES, TURNS, ReadAhead
-from lakequeue.sources.step_batch import Place
+from lakequeue.sources.step_batch import PartitionId
 
-Item = tuple[Place, int, int]
+Item = tuple[PartitionId, int, int]
 RECORDS, BYTES = 20, 1_000
 SIZE_MAX = 3_000
-PLACES: list[Place] = [("default.publish", n) for n in range(4)]
+PLACES: list[PartitionId] = [("default.publish", n) for n in range(4)]
 
 
 def ahead(records: int = RECORDS, most: int = BYTES) -> ReadAhead[Item]:
     return ReadAhead(lambda item: item[2], records, most)
 
 
-def items(place: Place, sizes: list[int], first: int = 0) -> list[Item]:
+def items(place: PartitionId, sizes: list[int], first: int = 0) -> list[Item]:
     return [(place, first + n, size) for n, size in enumerate(sizes)]
 
 
@@ -44,8 +44,8 @@ walks = st.lists(
 @given(walks)
 def test_nothing_is_lost_and_each_partition_keeps_its_order(walk: list) -> None:
     waiting = ahead()
-    put: dict[Place, list[Item]] = {place: [] for place in PLACES}
-    taken: dict[Place, list[Item]] = {place: [] for place in PLACES}
+    put: dict[PartitionId, list[Item]] = {place: [] for place in PLACES}
+    taken: dict[PartitionId, list[Item]] = {place: [] for place in PLACES}
 
     def take(most: int | None = None, slow_part: float | None = None) -> None:
         held, others = waiting.bytes, waiting.has_others()

@@ -26,16 +26,16 @@ from lakequeue.sources.slow_lanes import (
     REST_S_MIN,
     SlowLanes,
 )
-from lakequeue.sources.step_batch import Place, Taken
+from lakequeue.sources.step_batch import PartitionId, Taken
 from lakequeue.state import DictStore, Home, Limits
 from lakequeue.streaming import EmbeddedKafka
 from lakequeue.streaming.topics_admin import ensure_topics
 from loop.test_live_inputs import NOWHERE, record
 
-FLOOD: Place = ("a.commands", 0)
-OTHER: Place = ("b.commands", 0)
-PUBLISH: Place = ("b.publish", 0)
-ENGINE: Place = ("broker-0.instructions", 0)
+FLOOD: PartitionId = ("a.commands", 0)
+OTHER: PartitionId = ("b.commands", 0)
+PUBLISH: PartitionId = ("b.publish", 0)
+ENGINE: PartitionId = ("broker-0.instructions", 0)
 
 
 class Steps:
@@ -44,9 +44,11 @@ class Steps:
     def __init__(self) -> None:
         self.now = 100.0
         self.lanes = SlowLanes(lambda: self.now)
-        self.told: list[Place] = []
+        self.told: list[PartitionId] = []
 
-    def take(self, *taken: tuple[Place, int], useless: int = 0, cost_s: float = 0.001) -> None:
+    def take(
+        self, *taken: tuple[PartitionId, int], useless: int = 0, cost_s: float = 0.001
+    ) -> None:
         """A step with so many records of partitions; useless: of FLOOD."""
         ranges = [Range(*place, 0, n - 1, n) for place, n in taken]
         self.told += self.lanes.took(ranges, {FLOOD: useless} if useless else {}, cost_s)
@@ -189,10 +191,10 @@ class Loop:
         self.inputs.also({FLOOD: 0, OTHER: 0})
         self.inputs._ready = True  # commands were read to their end once
         self.broker = Replica(Home(), DictStore(), Limits())
-        self.taken: dict[Place, list[int]] = {FLOOD: [], OTHER: []}
-        self.put: dict[Place, int] = {FLOOD: 0, OTHER: 0}
+        self.taken: dict[PartitionId, list[int]] = {FLOOD: [], OTHER: []}
+        self.put: dict[PartitionId, int] = {FLOOD: 0, OTHER: 0}
 
-    def say(self, place: Place, commands: list[c.Command | bytes]) -> None:
+    def say(self, place: PartitionId, commands: list[c.Command | bytes]) -> None:
         values = [v if isinstance(v, bytes) else c.encode_command(v) for v in commands]
         at = self.put[place]
         found = [record(place, at + n, 1_000, value) for n, value in enumerate(values)]
@@ -281,7 +283,7 @@ class Fetching:
     """A consumer that brings a partition's records as long as it is not paused."""
 
     def __init__(self, size: int) -> None:
-        self.paused: set[Place] = set()
+        self.paused: set[PartitionId] = set()
         self._size = size
         self.next = 0
 

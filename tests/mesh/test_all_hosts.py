@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from lakequeue.mesh import lanes
+from lakequeue.mesh import stand_ins
 from lakequeue.protocol import LakequeueError, NotConnected
 from lakequeue.protocol import commands as c
 from rules.harness import drain
@@ -38,7 +38,7 @@ def test_H5_one_broker_is_told_and_all_hosts_shut_down(told: str) -> None:
 def test_M2_a_full_lane_refuses_with_the_queue_that_it_leads_to(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(lanes, "LANE_MESSAGES", 2)
+    monkeypatch.setattr(stand_ins, "LANE_MESSAGES", 2)
     mesh = Mesh(queues=[FAR])
     mesh.engine.cut("c")
     for n in range(2):

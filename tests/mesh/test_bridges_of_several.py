@@ -11,8 +11,8 @@ from lakequeue.memory import MemoryConnection
 from lakequeue.protocol import ConfigError, Rejected
 from lakequeue.state.phases.admission import Admission
 from rehomed import RestingEngine
-from rules.bridged import TINY
 from rules.mortal import Fate, MortalEngine
+from rules.two_homes import TINY
 
 BRIDGE = {"name": "ab", "subscriptions": ["a/>"]}
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from lakequeue.definitions import parse_configuration
-from lakequeue.monitor.describing import described
+from lakequeue.monitor.queue_details import described
 from lakequeue.protocol.errors import Rejected
 from lakequeue.sinks.queue_figures import Look, QueueFigures
 from rules.mortal import MortalEngine

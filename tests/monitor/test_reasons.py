@@ -12,7 +12,7 @@ import lakequeue
 import pytest
 from click.testing import CliRunner
 from lakequeue.cli import main
-from lakequeue.monitor.describing import described
+from lakequeue.monitor.queue_details import described
 from lakequeue.monitor.reasons import LOOKED_AT, Waiting, reasons
 from monitor.cases import CASES, Case, prepared, send
 

@@ -24,7 +24,7 @@ from lakequeue.cli.deployment_checks import (
     versions_check,
 )
 from lakequeue.cli.doctor import Check
-from lakequeue.monitor.each_broker import _ask_known
+from lakequeue.monitor.broker_status import _ask_known
 from lakequeue.streaming.broker_query import FAILED, RESTARTING, RUNNING, BrokerQuery
 from lakequeue.streaming.broker_records import BrokerRecords
 from lakequeue.streaming.kafka_broker import EmbeddedKafka

@@ -13,7 +13,7 @@ import pytest
 from lakequeue.protocol import NotConnected, commands
 from lakequeue.sources.live import LiveInputs
 from lakequeue.sources.live_reader import InputLimits
-from lakequeue.sources.step_batch import Place
+from lakequeue.sources.step_batch import PartitionId
 from lakequeue.streaming.broker_query import RESTARTING, RUNNING, BrokerQuery
 from lakequeue.streaming.step_watch import (
     IS_STUCK,
@@ -39,7 +39,7 @@ class World:
 
     def __init__(self) -> None:
         self.now = 1_000.0
-        self.ends: dict[Place, int] = {LOG: 10, TOLD: 5}
+        self.ends: dict[PartitionId, int] = {LOG: 10, TOLD: 5}
         self.works = True
         self.stuck: list[float] = []
         self.heard: list[commands.Command] = []

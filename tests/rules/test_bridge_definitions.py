@@ -8,7 +8,7 @@ from lakequeue.definitions import parse_configuration
 from lakequeue.definitions.bridge import overlap
 from lakequeue.protocol import ConfigError, Rejected
 
-from .bridged import BRIDGE, Two
+from .two_homes import BRIDGE, Two
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from .bridged import BRIDGE, TINY, Two
+from .two_homes import BRIDGE, TINY, Two
 
 
 def full_queue(lanes: str, **keys: Any) -> Two:

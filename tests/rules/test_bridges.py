@@ -5,8 +5,8 @@ from datetime import timedelta
 
 import pytest
 
-from .bridged import TINY, Two
 from .mortal import Fate
+from .two_homes import TINY, Two
 
 # ---------------------------------------------------------------- H1: nothing lost, nothing doubled
 

@@ -11,7 +11,7 @@ from lakequeue.client.admin import Admin
 from lakequeue.protocol import ConfigError
 from lakequeue.protocol import commands as c
 
-from .bridged import BRIDGE, Two
+from .two_homes import BRIDGE, Two
 
 QUEUE = {"name": "q", "message_type": "text", "max_backlog": 7, "lease_period": "30s"}
 LINK = {**BRIDGE, "lanes": "none", "max_spool_usage": 5_000_000}

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 from lakequeue.protocol import ConfigError
 
-from .bridged import TINY
 from .joined import ARRIVES, LEAVES, Homes
 from .mortal import Fate
+from .two_homes import TINY
 
 
 def test_h1_messages_go_to_another_home_with_all_that_is_theirs() -> None:

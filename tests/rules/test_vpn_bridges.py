@@ -11,8 +11,8 @@ from lakequeue.memory import MemoryConnection
 from lakequeue.protocol import ConfigError
 from lakequeue.state import Limits
 
-from .bridged import TINY
 from .mortal import Fate, MortalEngine
+from .two_homes import TINY
 
 LEAVES = {"name": "ab", "to": "vpn://b", "subscriptions": ["a/>"]}
 ARRIVES = {"name": "ab", "from": "vpn://a", "subscriptions": ["a/>"]}

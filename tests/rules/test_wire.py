@@ -5,7 +5,7 @@ import json
 import pytest
 from lakequeue.protocol import topics, wire
 from lakequeue.protocol.journal import Journal, JournalSegment
-from lakequeue.protocol.neighbours import Heard
+from lakequeue.protocol.mesh_messages import Heard
 from lakequeue.protocol.outputs import Deliveries, MeshRecord, Receipts, RejectedRecord, Reply
 
 KAFKA_MAX = 12_000_000

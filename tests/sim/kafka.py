@@ -10,7 +10,7 @@ from lakequeue.protocol.steplog import Range, StepRecord
 from lakequeue.protocol.wire import headers_list
 from lakequeue.sources.step_batch import to_batch
 
-Place = tuple[str, int]
+PartitionId = tuple[str, int]
 
 
 class Fenced(Exception):
@@ -50,10 +50,10 @@ class Kafka:
 
     now: int = 1_700_000_000_000
     sizes: dict[str, int] = field(default_factory=dict)
-    partitions: dict[Place, list[Record | None]] = field(default_factory=dict)
+    partitions: dict[PartitionId, list[Record | None]] = field(default_factory=dict)
 
     def append(
-        self, place: Place, value: bytes | None, key: bytes | None = None,
+        self, place: PartitionId, value: bytes | None, key: bytes | None = None,
         headers: list[tuple[str, bytes]] | None = None,
     ) -> int:  # fmt: skip
         """Write a record; its offset."""
@@ -61,20 +61,20 @@ class Kafka:
         log.append(Record(len(log), self.now, key, value, headers))
         return len(log) - 1
 
-    def leave_hole(self, place: Place) -> None:
+    def leave_hole(self, place: PartitionId) -> None:
         """An offset that no reader gets."""
         self.partitions.setdefault(place, []).append(None)
 
-    def trim(self, place: Place, before: int) -> None:
+    def trim(self, place: PartitionId, before: int) -> None:
         """Retention: nobody gets these any more."""
         log = self.partitions.get(place, [])
         for at in range(min(before, len(log))):
             log[at] = None
 
-    def end(self, place: Place) -> int:
+    def end(self, place: PartitionId) -> int:
         return len(self.partitions.get(place, ()))
 
-    def read(self, place: Place, at: int, most: int) -> list[Record]:
+    def read(self, place: PartitionId, at: int, most: int) -> list[Record]:
         """The next records."""
         found = []
         for record in self.partitions.get(place, [])[at:]:
@@ -84,7 +84,7 @@ class Kafka:
                 found.append(record)
         return found
 
-    def said(self, place: Place, record) -> None:  # type: ignore[no-untyped-def]
+    def said(self, place: PartitionId, record) -> None:  # type: ignore[no-untyped-def]
         """A record of a broker's outputs arrives."""
         self.append(place, record.value, record.key, headers_list(record.headers))
 

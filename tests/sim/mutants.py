@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 from unittest.mock import patch
 
-from lakequeue.mesh import channel, lanes, moves, rehome
+from lakequeue.mesh import channel, moves, rehome, stand_ins
 from lakequeue.mesh.mesh import Mesh
 from lakequeue.replica import driver as driving
 from lakequeue.replica.driver import Driver
@@ -345,14 +345,14 @@ def what_was_said_is_not_counted() -> Any:
 @mutant
 def a_far_refusal_loses_what_was_under_way() -> Any:
     def refused(original: Any, broker: Any, facts: Any, sender: int, said: Any) -> None:
-        queue = lanes._source(broker, said.vpn, said.queue, said.waiting)
+        queue = stand_ins._source(broker, said.vpn, said.queue, said.waiting)
         if queue is not None and said.waiting:
             for one in queue.header.subscriptions:
                 rows = list(queue.leases.get(one.number, {}).values())
-                change.apply(broker, queue, rows[:1], lanes.Event.TRANSFER)
+                change.apply(broker, queue, rows[:1], stand_ins.Event.TRANSFER)
         original(broker, facts, sender, said)
 
-    return around(lanes, "refused", refused)
+    return around(stand_ins, "refused", refused)
 
 
 @mutant
@@ -360,12 +360,12 @@ def what_was_stored_far_away_is_sent_again() -> Any:
     def stored(original: Any, broker: Any, facts: Any, sender: int, said: Any) -> None:
         original(broker, facts, sender, msgspec_replace(said, ids=said.ids[:-1]))
 
-    return around(lanes, "stored", stored)
+    return around(stand_ins, "stored", stored)
 
 
 @mutant
 def a_lane_that_was_refused_is_not_tried_again() -> Any:
-    return around(lanes, "retry", lambda original, broker, facts: None)
+    return around(stand_ins, "retry", lambda original, broker, facts: None)
 
 
 @mutant

@@ -25,7 +25,7 @@ from lakequeue.replica.driver import UNSAID_MAX, Clocks, Driver, Snapshot, Taken
 from lakequeue.sources.step_batch import to_batch
 from lakequeue.state import Batch, DictStore, Home, Limits, check
 
-from .kafka import Fenced, Kafka, Place, StepsLog
+from .kafka import Fenced, Kafka, PartitionId, StepsLog
 
 KEEP = 3  # snapshots that the store may go back to
 VPN = "default"
@@ -48,7 +48,7 @@ class Saved:
     pages: dict[str, bytes]
     torn: bool = False
 
-    def offsets(self) -> dict[Place, int]:
+    def offsets(self) -> dict[PartitionId, int]:
         """Where it reads on."""
         if self.snapshot is None:
             return {}
@@ -77,7 +77,7 @@ class Site:
     speaks_for: list[int] = field(default_factory=list)  # removed brokers
     epoch: int = 7
 
-    def places(self) -> list[Place]:
+    def places(self) -> list[PartitionId]:
         """The partitions that it reads."""
         found = [(topics.topic(self.name, topics.INSTRUCTIONS), 0)]
         found.append((topics.topic(self.name, topics.MESH), 0))
@@ -104,7 +104,7 @@ class Worker:
         self._reported: list[int] = []
         self._flight: deque[tuple[int, WireRecord]] = deque()
         self._cpu = 0.0
-        self._at: dict[Place, int] = {}  # behind what the step that is begun takes
+        self._at: dict[PartitionId, int] = {}  # behind what the step that is begun takes
         self._coming: tuple[bytes, int, dict[str, bytes], dict[str, bytes]] | None = None
         self.clock = BrokerClock(lambda: kafka.now + site.skew, lambda: kafka.now / 1000)
 
@@ -201,7 +201,7 @@ class Worker:
 
     def _scatter(self) -> None:
         """Of each partition the first outputs that were on their way arrive."""
-        by_place: dict[Place, list[WireRecord]] = {}
+        by_place: dict[PartitionId, list[WireRecord]] = {}
         for _, record in self._flight:
             by_place.setdefault((record.topic, record.partition or 0), []).append(record)
         for place, records in by_place.items():

@@ -16,7 +16,7 @@ from typing import Any
 from ..client.message import BrowsedMessage
 from ..protocol import LakequeueError, commands
 from ..protocol.descriptions import add_up, lanes_of
-from .each_broker import RUNNING, ask_hosts
+from .broker_status import RUNNING, ask_hosts
 from .reasons import LOOKED_AT, Waiting, reasons, refused_elsewhere
 
 LOOKED_AT_BYTES = 1_000_000

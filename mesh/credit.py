@@ -16,14 +16,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..protocol.neighbours import Room
+from ..protocol.mesh_messages import Room
 from ..state.queue.broker import Broker
 from ..state.queue.header import Subscription
 from ..state.queue.queue import Queue
 from ..state.rules.fairness import backlog_of
 from .channel import say
 from .facts import Credit, MeshFacts, credit_key, entry_of, is_of_queue, key_of
-from .lanes import FRAMING, end_if_idle
+from .stand_ins import FRAMING, end_if_idle
 
 Rooms = dict[str | None, int]
 

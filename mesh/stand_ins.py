@@ -18,7 +18,7 @@ import msgspec
 from ..definitions import QueueDefinition
 from ..definitions.definition_values import WAITING_PREFIX
 from ..protocol.mesh_envelope import slices
-from ..protocol.neighbours import HandOver, NotTaken, Stored
+from ..protocol.mesh_messages import HandOver, NotTaken, Stored
 from ..state.queue.broker import Broker
 from ..state.queue.change import apply
 from ..state.queue.header import QueueHeader, Subscription
