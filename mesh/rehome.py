@@ -276,10 +276,9 @@ class _Rehoming:
             elif definition.broker is not None and definition.broker not in names:  # it has moved
                 there = next(n for n, at in change.brokers.items() if at == stays[0])
                 definition = msgspec.structs.replace(definition, broker=there)
-            where = f"queue {name!r}"
             allowed = "change or delete it before; allowed are the brokers that stay"
             wrong = list(wrong_hosts(definition, names, change.groups, allowed))
-            problems.extend(Problem(where, *one) for one in wrong)
+            problems.extend(Problem(f"queue {name!r}", *one) for one in wrong)
             if wrong:
                 return
             if needs_one_place(definition):

@@ -14,12 +14,12 @@ A death does not always wait until the one before is mended. At last the engine 
 order (SIGTERM), in mid-traffic, and started once more. At the end, once, for the whole of it:
 nothing that was confirmed is lost, nothing came twice without saying so (`traffic.judge`), every
 step comes out again with the digests of the log, and all that was ever written is what the steps
-say, byte for byte, however often it was written (`heard.py`); and the Delta tables say each thing
+say, byte for byte, however often it was written (`output_audit.py`); and the Delta tables say each thing
 once. Meanwhile no receipt of `durability: delta` came before its message was in the table.
 
-How many: 8 here by default. With those of the other tests `make test` kills or freezes 33 times:
-10 + 2 in `tests/loop/test_on_kafka.py`, 2 in `tests/loop/test_absence.py`, 2 in
-`test_standalone.py`, 1 in `test_away.py`, 2 in `test_kafka_of_three.py`, 3 each in
+How many: 8 here by default. With those of the other tests `make test` kills or freezes 31 times:
+10 + 2 in `tests/loop/test_on_kafka.py`, 2 in `tests/loop/test_absence.py`,
+1 in `test_away.py`, 2 in `test_kafka_of_three.py`, 3 each in
 `test_up_survives.py` and `test_kafka_cluster.py` of `tests/platform/`; and brokers of several, in
 `test_live_brokers.py`. `make soak` does as many as `LAKEQUEUE_CHAOS_DEATHS` says, of a seed of its
 own (`LAKEQUEUE_CHAOS_SEED`).
