@@ -14,8 +14,8 @@ A death does not always wait until the one before is mended. At last the engine 
 order (SIGTERM), in mid-traffic, and started once more. At the end, once, for the whole of it:
 nothing that was confirmed is lost, nothing came twice without saying so (`traffic.judge`), every
 step comes out again with the digests of the log, and all that was ever written is what the steps
-say, byte for byte, however often it was written (`output_audit.py`); and the Delta tables say each thing
-once. Meanwhile no receipt of `durability: delta` came before its message was in the table.
+say, byte for byte, however often it was written (`output_audit.py`); and the Delta tables say each
+thing once. Meanwhile no receipt of `durability: delta` came before its message was in the table.
 
 How many: 8 here by default. With those of the other tests `make test` kills or freezes 31 times:
 10 + 2 in `tests/loop/test_on_kafka.py`, 2 in `tests/loop/test_absence.py`,
