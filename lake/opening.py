@@ -2,7 +2,7 @@
 
 `deltalake` reads the Delta log and gives the table's newest version as an Arrow dataset; DuckDB
 reads of it what a query needs. So what one sees is one version of each table, whole, whatever the
-engine writes meanwhile. Why not Spark: decision 0018.
+engine writes meanwhile. Why not Spark: decision 0024.
 
 The files are read by Arrow's own file systems. `deltalake`'s is Python to Arrow: who asked with a
 LIMIT leaves threads behind that read ahead; as they come back to a Python that ends, the process

@@ -121,7 +121,7 @@ class _OneFile:
 
     def _to_disk(self) -> None:
         """What is written so far, and out of memory: Kafka's logs need that, nobody reads this
-        soon, and memory that is used again costs less than new (decision 0056). So what Delta
+        soon, and memory that is used again costs less than new (decision 0027). So what Delta
         commits has been on the disk before."""
         file = os.open(self._path, os.O_RDONLY)
         try:

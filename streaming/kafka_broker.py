@@ -268,7 +268,7 @@ class EmbeddedKafka:
                 stderr=subprocess.STDOUT,
                 pass_fds=(self._lock.fileno(),),
                 # Ctrl-C in the terminal is for the engine, not for it. No session of its own: Linux
-                # may share out time by session, and it stood still for seconds (decision 0047).
+                # may share out time by session, and it stood still for seconds (decision 0028).
                 process_group=0,
             )
 

@@ -1,7 +1,7 @@
 """Settings of the engine's query alone: what Spark does for each batch before it reads a record.
 
 Each batch is planned anew, and for a small one that is most of Spark's work. The query has one
-shape and its rows go on to Python, so there is little to find (decision 0009):
+shape and its rows go on to Python, so there is little to find (decision 0008):
 
 - no code is generated, and no common parts of expressions are looked for;
 - the plan is neither checked after every rule nor drawn for the web page in full;

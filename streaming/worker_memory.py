@@ -3,7 +3,7 @@
 Payloads come and go, in blocks of up to a megabyte. Were each block the system's own, or were the
 heap cut back whenever its end is free, the kernel would have to clear the same memory again and
 again; on a virtual machine whose host takes back what is free, that costs 15 times what it costs to
-write there (decision 0056). So what is let go is used again, and once a minute all that is free
+write there (decision 0027). So what is let go is used again, and once a minute all that is free
 goes back: a queue that was deep is not forever. Blocks larger than any payload's are the system's
 at once. Each thread could have a heap of its own; here there are few.
 

@@ -3,7 +3,7 @@ classes, each worker with its executor.
 
 They are in the session of who starts them, as when Spark's own scripts are called from a shell. In
 a session each of its own, the kernel would give a new executor as much as all brokers of the other
-have together (`sched_autogroup_enabled`, decision 0047); machines of their own do not do that.
+have together (`sched_autogroup_enabled`, decision 0028); machines of their own do not do that.
 """
 
 from __future__ import annotations

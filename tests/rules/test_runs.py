@@ -1,4 +1,4 @@
-"""Several messages in a record (decision 0010): the same as one after the other.
+"""Several messages in a record (decision 0009): the same as one after the other.
 
 The reference is the engine itself, given the same messages in records of their own, and made to
 take each by itself. Both must leave the same bytes behind and say the same, but for where in Kafka
