@@ -22,9 +22,10 @@ FOREIGN = {"current_timestamp", "lakequeue.json", "LAKEQUEUE_CHAOS_DEATHS", "LAK
 
 
 def modules() -> Iterator[Path]:
-    """Those of the package, without what is installed; of the tests the simulated home alone, which
-    has a page."""
+    """Those of the package, without what is installed; of the tests the simulated home and the
+    network that is cut, which a page describes."""
     yield from ROOT.glob("*.py")
+    yield ROOT / "tests/job/hosts.py"
     for folder in [*(one.parent for one in ROOT.glob("*/__init__.py")), ROOT / "tests/sim"]:
         yield from folder.rglob("*.py")
 
