@@ -5,26 +5,22 @@ from __future__ import annotations
 from rules.scenario import Scenario, load
 
 WAIT_S_MAX = 2.0  # as the scenario's clock counts; the real clock is stretched
-PER_RULE = 2
 GROUPS = "LBFOXSQC"
 
 
 def chosen() -> list[Scenario]:
-    """Up to two scenarios of each rule: short, and at home beside others.
+    """One scenario of each rule: short, and at home beside others.
 
     `next` names the id that the broker gives next, which nobody knows while others send.
     """
-    taken: dict[str, int] = {}
-    out = []
+    found: dict[str, Scenario] = {}
     for scenario in load():
         rule = rule_of(scenario)
         words = {word for line in scenario.lines for word in line.words}
         if not scenario.fit_for_job or scenario.waits_s > WAIT_S_MAX or {"next", "restart"} & words:
             continue
-        if taken.get(rule, 0) < PER_RULE:
-            taken[rule] = taken.get(rule, 0) + 1
-            out.append(scenario)
-    return out
+        found.setdefault(rule, scenario)
+    return list(found.values())
 
 
 def rule_of(scenario: Scenario) -> str:

@@ -17,7 +17,7 @@ from job.crafted import NoUtf8
 from job.processes import until
 from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 
-pytestmark = pytest.mark.job
+pytestmark = [pytest.mark.job, in_real_time]
 
 COMMANDS, PUBLISH, REJECTED = "default.commands", "default.publish", "default.rejected"
 NOISE = random.Random(7).randbytes
@@ -114,29 +114,22 @@ def send_and_receive(connection: lakequeue.Connection) -> None:
         assert until(lambda: consumer.receive(1.0), 30, "a good message").id == receipt.message_id
 
 
-@in_real_time
-@pytest.mark.parametrize("name", list(BAD))
-def test_it_is_rejected_with_the_reason(
-    sent: dict[str, tuple[int, int]], rejected: list[tuple[dict, bytes | None]], name: str
-) -> None:
-    topic, value, _ = BAD[name]
-    partition, offset = sent[name]
-    place = {"lq-topic": topic.encode(), "lq-partition": str(partition).encode()}
-    place["lq-offset"] = str(offset).encode()
-    found = [(h, v) for h, v in rejected if place.items() <= h.items()]
-    assert len(found) == 1, f"{len(found)} records in {REJECTED}"
-    headers, kept = found[0]
-    assert headers["lq-error"].decode().strip()
-    assert kept == value or (not kept and not value)
-
-
-def test_nothing_else_is_rejected(
+def test_each_is_rejected_once_with_the_reason(
     sent: dict[str, tuple[int, int]], rejected: list[tuple[dict, bytes | None]]
 ) -> None:
-    assert len(rejected) == len(sent)
+    places: dict[tuple[str, int, int], list[tuple[dict, bytes | None]]] = {}
+    for headers, kept in rejected:
+        at = tuple(int(headers[f"lq-{part}"]) for part in ("partition", "offset"))
+        places.setdefault((headers["lq-topic"].decode(), *at), []).append((headers, kept))
+    for name, (topic, value, _) in BAD.items():
+        found = places.pop((topic, *sent[name]), [])
+        assert len(found) == 1, f"{name}: {len(found)} records in {REJECTED}"
+        headers, kept = found[0]
+        assert headers["lq-error"].decode().strip(), name
+        assert kept == value or (not kept and not value), name
+    assert not places, "nothing else is rejected"
 
 
-@in_real_time
 def test_bytes_that_are_no_json_are_a_message_like_any_other(
     job: Job, rejected: object, connection: lakequeue.Connection
 ) -> None:
@@ -149,7 +142,6 @@ def test_bytes_that_are_no_json_are_a_message_like_any_other(
         assert until(lambda: consumer.receive(1.0), 30, "the message").payload == payload
 
 
-@in_real_time
 def test_each_is_counted(job: Job, sent: dict[str, tuple[int, int]], rejected: object) -> None:
     def counted() -> bool:
         name, labels = "lakequeue_malformed_records_total", {"vpn": "default"}

@@ -10,15 +10,15 @@ from lakequeue.streaming.planning import QUERY_SETTINGS
 pytestmark = [pytest.mark.job, in_real_time]
 
 
-@pytest.mark.parametrize("key", QUERY_SETTINGS)
-def test_of_the_engines_query_alone(job: Job, key: str) -> None:
-    def of(query: object) -> str:
+def test_of_the_engines_query_alone(job: Job) -> None:
+    def of(query: object, key: str) -> str:
         java = query._jsq.streamingQuery()  # type: ignore[attr-defined]
         return str(java.sparkSessionForStream().conf().get(key, None))
 
-    assert of(job.query) == QUERY_SETTINGS[key]
     queries = job.engine.application.table_queries  # they begin when the engine serves already
     until(lambda: "lakequeue-tables" in queries, 60, "the tables' query")
-    assert of(queries["lakequeue-tables"]) != QUERY_SETTINGS[key]
     assert job.engine.application.spark is not None
-    assert job.engine.application.spark.conf.get(key, None) != QUERY_SETTINGS[key]
+    for key, value in QUERY_SETTINGS.items():
+        assert of(job.query, key) == value
+        assert of(queries["lakequeue-tables"], key) != value
+        assert job.engine.application.spark.conf.get(key, None) != value

@@ -1,27 +1,24 @@
-"""The scenarios of `tests/rules`, unchanged, on real Kafka, Spark and Delta.
+"""A scenario of each rule of `tests/rules`, unchanged, on real Kafka, Spark and Delta.
 
 Each line is a round trip through a step, so they run side by side: each on its own connection,
-with queues of its own, on one engine. One test per rule looks at what came out. In micro-batches,
-where a round trip takes longer, it is one scenario of a few rules: what a step does is the same.
+with queues of its own, on one engine. One test per group of rules looks at what came out. In
+micro-batches, where a round trip takes longer, it is a few rules: what a step does is the same.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
 from job.conftest import Job, in_real_time
 from job.scenarios import GROUPS, chosen, queue_name, rule_of
-from lakequeue.streaming.queries import REAL_TIME
+from lakequeue.streaming.queries import MICRO_BATCH, REAL_TIME
 from rules.scenario import Clock, Runner
 
 pytestmark = pytest.mark.job
 
 SCENARIOS = chosen()
-RULES: dict[str, list[int]] = defaultdict(list)
-for _index, _scenario in enumerate(SCENARIOS):
-    RULES[rule_of(_scenario)].append(_index)
+RULES = {rule_of(scenario): index for index, scenario in enumerate(SCENARIOS)}
 IN_MICRO_BATCHES = ("B1", "C4", "F1", "L4", "L6", "O3", "Q2", "S3", "X5")
 AT_ONCE = 16
 # The longer the stretch, the slower a machine may be: a lease of 1 s must outlive two batches.
@@ -38,40 +35,38 @@ def run(job: Job, index: int, slower: float = 1.0) -> None:
         )
 
 
-def of_rule(job: Job, rule: str) -> list[int]:
-    if job.engine.trigger == REAL_TIME:
-        return RULES[rule]
-    return RULES[rule][:1] if rule in IN_MICRO_BATCHES else []
+def chosen_for(job: Job) -> list[str]:
+    return [r for r in RULES if job.engine.trigger == REAL_TIME or r in IN_MICRO_BATCHES]
 
 
 @pytest.fixture(scope="module")
-def outcomes(job: Job) -> dict[int, Future[None]]:
-    """Every scenario of this trigger, run to its end."""
+def outcomes(job: Job) -> dict[str, Future[None]]:
+    """Of each rule of this trigger its scenario, run to its end."""
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        return {i: pool.submit(run, job, i) for rule in RULES for i in of_rule(job, rule)}
+        return {rule: pool.submit(run, job, RULES[rule]) for rule in chosen_for(job)}
 
 
 @in_real_time
-@pytest.mark.parametrize("rule", RULES)
-def test_scenarios(job: Job, outcomes: dict[int, Future[None]], rule: str) -> None:
-    look(job, outcomes, rule)
+@pytest.mark.parametrize("group", GROUPS)
+def test_scenarios(job: Job, outcomes: dict[str, Future[None]], group: str) -> None:
+    look(job, outcomes, [rule for rule in RULES if rule[0] == group])
 
 
-def test_a_few_with_either_trigger(job: Job, outcomes: dict[int, Future[None]]) -> None:
-    for rule in IN_MICRO_BATCHES:
-        look(job, outcomes, rule)
+@pytest.mark.parametrize("job", [MICRO_BATCH], indirect=True)
+def test_a_few_in_micro_batches(job: Job, outcomes: dict[str, Future[None]]) -> None:
+    look(job, outcomes, list(IN_MICRO_BATCHES))
 
 
-def look(job: Job, outcomes: dict[int, Future[None]], rule: str) -> None:
+def look(job: Job, outcomes: dict[str, Future[None]], rules: list[str]) -> None:
     """One that waits for what must not have happened yet fails where the machine is late. It shows
     alone, and slowly, which of the two it was."""
-    for index in of_rule(job, rule):
+    for rule in rules:
         try:
-            outcomes[index].result()
+            outcomes[rule].result()
         except AssertionError:
-            if not SCENARIOS[index].waits_s:
+            if not SCENARIOS[RULES[rule]].waits_s:
                 raise
-            run(job, index, SLOWLY)
+            run(job, RULES[rule], SLOWLY)
 
 
 def test_enough_scenarios_of_every_group() -> None:

@@ -120,6 +120,7 @@ def test_a_message_that_expires(clock: lakequeue.Connection, watcher: Watcher) -
     assert written_ms - published["time"] <= 4_000 + LATE_MS_MAX
 
 
+@in_real_time
 def test_a_client_that_is_killed(job: Job, clock: lakequeue.Connection, watcher: Watcher) -> None:
     """Its last heartbeat is at most 4 s old; 6 s after that one its messages return (C3)."""
     instruct(clock, commands.Configure(system={"heartbeat_timeout": "6s"}))

@@ -45,7 +45,7 @@ def journal_of(home: Path, moments: list[int]) -> None:
 
 @in_real_time
 def test_what_stays_leads_to_every_moment_that_is_left(job: Job, tmp_path: Path) -> None:
-    walk = lived(3, 400)
+    walk = lived(3, 160)
     last = walk.driver.step
     home = write_history(walk.world, tmp_path, walk.saved, WHOLE_EACH)
     whole = [own for own, _ in walk.saved[::WHOLE_EACH]]

@@ -36,8 +36,8 @@ from lakequeue.streaming.topics_admin import PARTITIONS, ensure_topics
 
 pytestmark = pytest.mark.job
 
-KILLS = 10
-ZOMBIES = 2
+KILLS = 4
+ZOMBIES = 1
 SEED = 20_261_122
 WORKER = Path(__file__).with_name("worker.py")
 QUEUE = {"name": "orders", "message_type": "text", "max_per_subscription_backlog": 50}
