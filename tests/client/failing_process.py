@@ -1,6 +1,6 @@
 """An application that fails at every point in every mode at once: run as a process, and killed.
 
-    python failing_process.py ADDRESS LIBRARY deadly|paused
+    python failing_process.py ADDRESS deadly|paused
 
 It says `ready` when each of its consumers has come to its point; then it is killed, or stopped for
 a while. At the end (paused only) it says as JSON what it handled.
@@ -9,7 +9,6 @@ a while. At the end (paused only) it says as JSON what it handled.
 from __future__ import annotations
 
 import json
-import os
 import sys
 import threading
 import time
@@ -27,8 +26,7 @@ def wait(condition: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
-def main(address: str, library: str, kind: str) -> None:
-    os.environ["LAKEQUEUE_KAFKA_LIBRARY"] = library
+def main(address: str, kind: str) -> None:
     points = DEADLY if kind == "deadly" else PAUSED
     connection = lakequeue.connect(f"kafka://{address}", client_name="victim")
     go_on = {point: threading.Event() for point in points}

@@ -17,7 +17,6 @@ import pytest
 from client.failures import DEADLY, MODES, PAUSED, POINTS, cell, definition, on_memory, queue_of
 from client.threaded import wait_for
 from lakequeue.bench.stub_engine import StubEngine
-from lakequeue.client.kafka_library import LIBRARIES
 from lakequeue.definitions import parse_configuration
 
 HEARTBEATS_S = 3.0
@@ -40,21 +39,19 @@ def test_C3_C4_nothing_is_lost_unless_the_mode_gives_it_up(mode: str, point: str
         assert {"2", "3"} <= again
 
 
-@pytest.fixture(scope="module", params=LIBRARIES)
-def stub(kafka: Any, request: pytest.FixtureRequest) -> Iterator[StubEngine]:
+@pytest.fixture(scope="module")
+def stub(kafka: Any) -> Iterator[StubEngine]:
     """An engine with a queue for each mode and point; each queue has its three messages."""
     queues = [definition(mode, point) for mode in MODES for point in (*DEADLY, *PAUSED)]
     system = {"heartbeat_timeout": f"{HEARTBEATS_S:g}s"}
     configuration = parse_configuration({"queues": queues, "system": system})
-    with StubEngine(kafka.bootstrap_servers, configuration, str(request.param)) as engine:
-        engine.library = str(request.param)
+    with StubEngine(kafka.bootstrap_servers, configuration) as engine:
         yield engine
         assert engine.failure is None
 
 
 @pytest.fixture
-def connection(stub: StubEngine, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    monkeypatch.setenv("LAKEQUEUE_KAFKA_LIBRARY", stub.library)
+def connection(stub: StubEngine) -> Iterator[Any]:
     with lakequeue.connect(f"kafka://{stub.bootstrap}", client_name="heir") as connection:
         yield connection
 
@@ -70,7 +67,7 @@ def start(stub: StubEngine, connection: Any, kind: str) -> subprocess.Popen[str]
     producer.flush(30)
     script = str(Path(__file__).with_name("failing_process.py"))
     victim = subprocess.Popen(
-        [sys.executable, script, stub.bootstrap, stub.library, kind],
+        [sys.executable, script, stub.bootstrap, kind],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
     )  # fmt: skip
     assert victim.stdout is not None

@@ -1,4 +1,4 @@
-"""The whole client on real Kafka, both libraries, with a step behind the topics instead of the job.
+"""The whole client on real Kafka, with a step behind the topics instead of the job.
 
 P1, P2, P5, C2, C3: nothing is lost and nothing doubled when Kafka or the engine goes away and comes
 back; signals and forks end cleanly.
@@ -21,7 +21,6 @@ import lakequeue.aio
 import pytest
 from client.threaded import wait_for
 from lakequeue.bench.stub_engine import StubEngine
-from lakequeue.client.kafka_library import LIBRARIES
 from lakequeue.definitions import parse_configuration
 from lakequeue.protocol import NotConnected, Timeout
 
@@ -31,8 +30,8 @@ QUEUES = ("restart", "away", "fork", "signal", "aio", "losses", "threads")
 PATIENCE_S = 90
 
 
-@pytest.fixture(scope="module", params=LIBRARIES)
-def stub(kafka: Any, request: pytest.FixtureRequest) -> Iterator[StubEngine]:
+@pytest.fixture(scope="module")
+def stub(kafka: Any) -> Iterator[StubEngine]:
     queues = [
         {"name": name, "message_type": "text", "max_per_subscription_backlog": 1000}
         for name in QUEUES
@@ -40,13 +39,9 @@ def stub(kafka: Any, request: pytest.FixtureRequest) -> Iterator[StubEngine]:
     # No session is given up: on a machine that stands still for a while that is no mistake.
     system = {"heartbeat_timeout": "10m"}
     configuration = parse_configuration({"queues": queues, "system": system})
-    os.environ["LAKEQUEUE_KAFKA_LIBRARY"] = str(request.param)
-    try:
-        with StubEngine(kafka.bootstrap_servers, configuration, str(request.param)) as engine:
-            yield engine
-            assert engine.failure is None
-    finally:
-        del os.environ["LAKEQUEUE_KAFKA_LIBRARY"]
+    with StubEngine(kafka.bootstrap_servers, configuration) as engine:
+        yield engine
+        assert engine.failure is None
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 import lakequeue
 import pytest
 from job.processes import until
-from lakequeue.client.kafka_library import LIBRARIES, open_kafka
+from lakequeue.client.kafka_library import open_kafka
 from lakequeue.protocol import commands
 from lakequeue.streaming import EmbeddedKafka
 from lakequeue.streaming.topics_admin import ensure_topics
@@ -71,12 +71,8 @@ def lost(connection: lakequeue.Connection) -> int:
     return sum(e["event"] == "session_lost" for e in connection.admin().events())
 
 
-@pytest.mark.parametrize("library", LIBRARIES)
-def test_C3_who_was_there_is_not_late(
-    place: PartitionId, library: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_C3_who_was_there_is_not_late(place: PartitionId) -> None:
     """And who died meanwhile is: what it held goes to the others."""
-    monkeypatch.setenv("LAKEQUEUE_KAFKA_LIBRARY", library)
     with lakequeue.connect(place.url, client_name="there") as connection:
         before = lost(connection)
         producer = connection.producer()
