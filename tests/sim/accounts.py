@@ -148,12 +148,13 @@ class Accounts:
 
     # ------------------------------------------------------------ in the end
 
-    def judge(self, kafka: Kafka) -> None:
-        """All is quiet and drained."""
+    def judge(self, kafka: Kafka) -> Counter[str]:
+        """All is quiet and drained. Gives how often each event stands in the journal."""
         lives = Lives(self)
         lives.read(kafka)
         lives.judge()
         self._judge_order(lives)
+        return lives.events
 
     def _judge_order(self, lives: Lives) -> None:
         """Deliveries stand in the order in which messages came to Kafka (O1, O4): to each consumer,
@@ -193,6 +194,7 @@ class Lives:
 
     def __init__(self, accounts: Accounts) -> None:
         self.accounts = accounts
+        self.events: Counter[str] = Counter()
         self.births: Counter[tuple[str, int]] = Counter()
         self.back: Counter[tuple[str, int]] = Counter()  # born by a redrive or a move
         self.ids: dict[tuple[str, int, int, int], int] = {}  # where a message came from → its id
@@ -214,6 +216,7 @@ class Lives:
         in_order = sorted(parts, key=lambda key: (key[0], [int(n) for n in key[1].split(b".")]))
         for key in in_order:
             for segment in read_journal(parts[key]).segments:
+                self.events[segment.event] += 1
                 for at, number in enumerate(segment.ids):
                     self._row(key[0], alive, segment, number)
                     if segment.event == "spooled" and segment.offsets and segment.partitions:

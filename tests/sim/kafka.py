@@ -107,12 +107,15 @@ class StepsLog:
     records: dict[int, bytes] = field(default_factory=dict)
     end: int = 0
     owner: int = 0
+    ever: dict[int, tuple[Range, ...]] = field(default_factory=dict)  # what steps took, the judge's
 
     def append(self, attempt: int, value: bytes) -> int:
         """Write a record. Raises Fenced."""
         if attempt != self.owner:
             raise Fenced(f"attempt {attempt}, the log is {self.owner}'s")
         self.records[self.end] = value
+        record = steplog.decode(value)
+        self.ever[record.step] = record.ranges
         self.end += 1
         return self.end - 1
 

@@ -11,10 +11,10 @@ from collections.abc import Callable
 from typing import Any
 from unittest.mock import patch
 
-from lakequeue.mesh import channel, moves, rehome, stand_ins
+from lakequeue.mesh import channel, directory, moves, rehome, stand_ins
 from lakequeue.mesh.mesh import Mesh
 from lakequeue.replica import driver as driving
-from lakequeue.replica.driver import Driver
+from lakequeue.replica.driver import Driver, Taken
 from lakequeue.replica.journal_buffer import JournalBuffer
 from lakequeue.replica.replica import Replica
 from lakequeue.state.phases import admission
@@ -177,6 +177,45 @@ def what_failed_is_not_written_down() -> Any:
         return original(record, **changed)
 
     return around(driving.msgspec.structs, "replace", again)
+
+
+@mutant
+def a_step_leaves_a_record_out() -> Any:
+    """The first of some commands."""
+
+    def take(original: Any, self: worker.Worker, what: Any) -> Any:
+        found = original(self, what)
+        if isinstance(found, Taken) and len(found.batch.commands) > 2:
+            first = found.ranges[0]
+            if first.count > 2 and first.last - first.first + 1 == first.count:
+                less = msgspec_replace(first, first=first.first + 1, count=first.count - 1)
+                return Taken(self._again((less, *found.ranges[1:])), (less, *found.ranges[1:]))
+        return found
+
+    return around(worker.Worker, "take", take)
+
+
+@mutant
+def what_a_failed_step_changed_stays() -> Any:
+    """Its driver goes on with the live state that the step spoiled."""
+
+    def one(original: Any, self: Driver, *rest: Any) -> Any:
+        try:
+            return original(self, *rest)
+        except driving.StepPutAside:
+            return None
+
+    return around(Driver, "one", one)
+
+
+@mutant
+def a_broker_hears_of_no_changes() -> Any:
+    """Of the directory."""
+
+    def hear(original: Any, broker: Any, facts: Any, *rest: Any) -> Any:
+        return None if facts.edition > 5 else original(broker, facts, *rest)
+
+    return around(directory, "hear_entries", hear)
 
 
 # ---------------------------------------------------------------- the core

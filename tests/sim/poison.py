@@ -23,6 +23,12 @@ class Poison(Exception):
     """A mistake of the core's."""
 
 
+def spoil(broker: Broker) -> None:
+    """What a step changed before it failed: nothing of it may stay."""
+    for queue in broker.queues.values():
+        queue.header.depth += 7
+
+
 @contextmanager
 def poisoned() -> Iterator[None]:
     """The core fails at some records, and at a queue now and then."""
@@ -30,17 +36,20 @@ def poisoned() -> Iterator[None]:
 
     def judged(broker: Broker, vpn: str, matches: Any, messages: Any) -> Any:
         if messages.header.priority == POISONED_PRIORITY:
+            spoil(broker)
             raise Poison("a message")
         return judge(broker, vpn, matches, messages)
 
     def carried_out(broker: Broker, vpn: str, command: Any) -> None:
         if getattr(command, "limit", None) == POISONED_LIMIT:
+            spoil(broker)
             raise Poison("a command")
         one(broker, vpn, command)
 
     def served(broker: Broker, queue: Any, *rest: Any) -> None:
         if broker.header.step % POISONED_STEPS == 40 and queue.definition.name == POISONED_QUEUE:
             broker.at = queue
+            queue.header.depth += 3  # a step that fails leaves nothing behind
             raise Poison("a queue")
         serve(broker, queue, *rest)
 

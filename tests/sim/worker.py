@@ -77,6 +77,12 @@ class Site:
     speaks_for: list[int] = field(default_factory=list)  # removed brokers
     epoch: int = 7
 
+    def directory(self) -> int:
+        """Which edition of the directory it knows; 0 where it is alone."""
+        assert self.worker is not None
+        others = self.worker.driver._replica.broker.mesh._others  # type: ignore[attr-defined]
+        return others.facts.edition if others else 0
+
     def places(self) -> list[PartitionId]:
         """The partitions that it reads."""
         found = [(topics.topic(self.name, topics.INSTRUCTIONS), 0)]

@@ -50,8 +50,12 @@ QUEUES: dict[str, dict[str, Any]] = {
     "spread": {"max_spool_messages": 20, "reject_msg_to_sender_on_discard": "never"},
     "plain": {"underlying_topic": "orders", "type": "Queue"},
     "slow": {"type": "LocalQueue", "redelivery_delay": "300ms", "max_backlog": 4},
+    "owned": {"type": "GroupLocalQueue"},
 }  # fmt: skip
-TOPICS = {"all": ["fifo", "keyed", "spread", "odd"], "two": ["leased", "prio", "short", "slow"]}
+TOPICS = {
+    "all": ["fifo", "keyed", "spread", "odd"],
+    "two": ["leased", "prio", "short", "slow", "owned"],
+}
 ORDERED = {"fifo": "", "odd": "", "once": "", "short": "", "keyed": "k"}
 SMALL = Limits(
     live_rows=4, segment_rows=2, block_bytes=60, file_bytes=300, store_slack_bytes=200,
@@ -126,6 +130,8 @@ class World:
                 one["type"] = "Queue"
             if one["type"] == "LocalQueue":
                 one["broker"] = self.names[n % len(self.names)]
+            if one["type"] == "GroupLocalQueue":
+                one["initial_owner"] = self.names[n % len(self.names)]
             queues.append(one)
         system = {"heartbeat_timeout": f"{BEAT_MS}ms"}
         configuration = parse_configuration(
@@ -484,14 +490,30 @@ class World:
         return ""
 
     def judge(self) -> None:
-        self.accounts.judge(self.kafka)
+        self.events = self.accounts.judge(self.kafka)
+        for site in self.sites.values():
+            self._judge_ranges(site)
+        editions = {site.directory() for site in self.sites.values()}
+        must(len(editions) == 1, f"brokers know several directories: {editions}")
+
+    def _judge_ranges(self, site: Site) -> None:
+        """Its steps took each record that was there once, and left none out."""
+        due: dict[tuple[str, int], int] = {}
+        for step, ranges in sorted(site.log.ever.items()):
+            for r in ranges:
+                place = r.topic, r.partition
+                at = due.get(place, r.first)
+                must(r.first >= at, f"{site.name}, step {step} takes {r} again, it was at {at}")
+                left = self.kafka.read(place, at, 1)
+                must(not left or left[0].at >= r.first, f"{site.name}, step {step}: {r}, not {at}")
+                due[place] = r.last + 1
 
 
 WEIGHTS = {
     "step": 30, "send": 16, "receipts": 6, "consume": 8, "listen": 10, "settle": 12, "leave": 3,
     "wait": 8, "mark": 5, "commit": 6, "die": 6, "kill": 2, "replace": 2, "haunt": 3, "lag": 4,
     "cut": 2, "freeze": 2, "clock": 1, "hole": 1, "retain": 2, "admin": 4, "go_back": 1, "plain": 3,
-    "move": 2, "rehome": 2, "poison": 1,
+    "move": 2, "rehome": 4, "poison": 1,
 }  # fmt: skip
 Happening = tuple[str, int]
 
