@@ -14,7 +14,8 @@ FENCE = re.compile(r"^( *)```([^\n]*)\n(.*?)^\1```", re.MULTILINE | re.DOTALL)
 README_LINES = 120
 #: How many words a page may have: more are two pages, or a design that is too complicated.
 WORDS = {
-    "CHANGELOG.md": 2500, "CONTRIBUTING.md": 700, "docs/internals/where-do-i-change.md": 900, "docs/concepts/": 700,
+    "CHANGELOG.md": 2500, "CONTRIBUTING.md": 700, "docs/concepts/": 700,
+    "docs/internals/where-do-i-change.md": 900,
     "docs/glossary.md": 700, "docs/coming-from.md": 1200,
     "docs/how-to/": 500, "docs/reference/protocol.md": 3700,
 }  # fmt: skip
