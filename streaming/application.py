@@ -308,8 +308,9 @@ class SparkApplication:
     # ------------------------------------------------------------ stop
 
     def executors(self) -> str:
-        """The addresses of the driver and of each executor that it knows; empty without Java."""
-        if self.spark is None:
+        """The addresses of the driver and of each executor that it knows; empty without Java, and
+        on this machine alone, where none comes or goes."""
+        if self.spark is None or str(self.spark.sparkContext.master).startswith("local["):
             return ""
         try:
             status = self.spark.sparkContext._jsc.sc().getExecutorMemoryStatus()
