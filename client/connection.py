@@ -12,8 +12,8 @@ from ..protocol import ConfigError, LakequeueError, commands
 from ..protocol.signing import Credentials
 from .admin import Admin
 from .consumer import Consumer
+from .consumer_replay import ConsumerReplay
 from .producer import Producer
-from .replay import ConsumerReplay
 from .runner import Runner
 from .session import Session
 from .spans import Spans
@@ -54,7 +54,7 @@ class Connection(Session):
 
         replay_from: what came for the queue since then and is not in it any more comes once more
         (R4): a time, a message id, or `epoch`; replay_home: as `home` of `Admin.replay`, which says
-        what is raised. See `replay`.
+        what is raised. See `consumer_replay`.
         """
         self.check_open()
         asked = (

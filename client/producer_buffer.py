@@ -37,11 +37,11 @@ class _Partition:
 
     def __init__(self) -> None:
         self.on_way = 0
-        self.held: deque[_Record] = deque()
+        self.held: deque[_BufferedRecord] = deque()
 
 
 @dataclass(slots=True, eq=False)
-class _Record:
+class _BufferedRecord:
     """One record on its way; the library calls it when it has delivered it, or never will."""
 
     over: ProducerBuffer
@@ -85,7 +85,7 @@ class ProducerBuffer:
             if partition is None:
                 partition = self._partitions[topic, place] = _Partition()
             record = (topic, value, key, place, headers or None)
-            given = _Record(self, partition, record, size, acked)
+            given = _BufferedRecord(self, partition, record, size, acked)
             if partition.held or partition.on_way >= AT_ONCE:
                 partition.held.append(given)
             else:
@@ -94,12 +94,12 @@ class ProducerBuffer:
             self.bytes += size
         return True
 
-    def _produce(self, given: _Record) -> None:
+    def _produce(self, given: _BufferedRecord) -> None:
         topic, value, key, place, headers = given.record
         self._producer.produce(topic, value, key, place, given, headers=headers)
         given.partition.on_way += 1
 
-    def ended(self, given: _Record, reason: str | None) -> None:
+    def ended(self, given: _BufferedRecord, reason: str | None) -> None:
         """A record that the library had was delivered, or is lost and why."""
         with self._changed:
             given.partition.on_way -= 1
@@ -109,9 +109,9 @@ class ProducerBuffer:
         for other, why in lost:
             self._tell(other, why)
 
-    def _hand_over(self, partition: _Partition) -> list[tuple[_Record, str]]:
+    def _hand_over(self, partition: _Partition) -> list[tuple[_BufferedRecord, str]]:
         """As much as goes at once; returns what the library did not take."""
-        lost: list[tuple[_Record, str]] = []
+        lost: list[tuple[_BufferedRecord, str]] = []
         if not partition.held or partition.on_way >= AT_ONCE:
             return lost
         size = count = 0
@@ -128,13 +128,13 @@ class ProducerBuffer:
                 lost.append((given, str(error)))
         return lost
 
-    def _count_out(self, given: _Record) -> None:
+    def _count_out(self, given: _BufferedRecord) -> None:
         self.records -= 1
         self.bytes -= given.size
         if not self.records:
             self._changed.notify_all()
 
-    def _tell(self, given: _Record, reason: str | None) -> None:
+    def _tell(self, given: _BufferedRecord, reason: str | None) -> None:
         try:
             if reason is not None and not self._given_up:
                 self._failed(given.record[0], reason)

@@ -16,7 +16,7 @@ MOVING = "moving"
 PREFIX = topics.DIRECTORY_QUEUE.encode()
 
 
-class _Record(msgspec.Struct):
+class _DirectoryRecord(msgspec.Struct):
     """Of a queue. hosts: its brokers, by name their numbers; edition: the number of this word among
     all of its home, which is `epoch`."""
 
@@ -56,7 +56,11 @@ class QueueDirectory:
             return None
         name = key.removeprefix(PREFIX).decode("utf-8", "replace")
         try:
-            told = _Record({}) if value is None else msgspec.json.decode(value, type=_Record)
+            told = (
+                _DirectoryRecord({})
+                if value is None
+                else msgspec.json.decode(value, type=_DirectoryRecord)
+            )
             if value is None:
                 self._heard.pop(name, None)
             elif told.edition:

@@ -60,7 +60,7 @@ class Part(msgspec.Struct):
 
 
 @dataclass(slots=True)
-class Window:
+class RowWindow:
     """Rows that follow each other. end: the key up to which these are all; None: to the end; cold:
     the segments that were read, with all their rows."""
 
@@ -71,7 +71,7 @@ class Window:
 
 def window(
     live: Iterable[Row], runs: Runs, start: int, most: int, ranges: Ranges | None = None
-) -> Window:
+) -> RowWindow:
     """The rows from a key on: live ones, and cold ones up to the end of the first segment. ranges:
     rows of other ids are not wanted, and may be missing. most: about so many are enough."""
     by = runs.by
@@ -92,7 +92,7 @@ def window(
         cold.append((segment, found))
         rows += found[bisect_left(found, start, key=by) : bisect_right(found, end, key=by)]
         rows, end = _nearest(rows, end, most, by)
-    return Window(rows, end, cold)
+    return RowWindow(rows, end, cold)
 
 
 def _nearest(
@@ -170,7 +170,7 @@ def _place_of(cursor: str) -> tuple[bool, int]:
 
 
 def _afforded(
-    broker: Broker, rows: list[Row], found: Window, runs: Runs, where: str, budget: Budget
+    broker: Broker, rows: list[Row], found: RowWindow, runs: Runs, where: str, budget: Budget
 ) -> tuple[list[Row], int | None]:
     """The rows of a window whose payloads the budget allows to be read, one at least; they are
     counted, with the blocks that they lie in. Also the key to go on with, None at the end."""
@@ -186,14 +186,14 @@ def _afforded(
     return _first(rows, n, found, runs)
 
 
-def _first(rows: list[Row], n: int, found: Window, runs: Runs) -> tuple[list[Row], int | None]:
+def _first(rows: list[Row], n: int, found: RowWindow, runs: Runs) -> tuple[list[Row], int | None]:
     """So many rows of a window, and the key to go on with; None: at the end."""
     if n < len(rows):
         return rows[:n], runs.by(rows[n])
     return rows, None if found.end is None else found.end + 1
 
 
-def _count(n: int, found: Window, budget: Budget) -> None:
+def _count(n: int, found: RowWindow, budget: Budget) -> None:
     """So many rows of a window were taken, and the others of its segments read."""
     passed = sum(len(all_rows) for _, all_rows in found.cold) - n
     budget.take(n + max(passed // PASSED_OVER, 1) if found.cold else n)

@@ -1,6 +1,5 @@
 """C3, C4 on the real job: a worker that is killed gives exactly the redelivery that the table in
-docs/concepts/failures.md says, in every mode and at every deadly point. With each Kafka
-library: `tests/client/test_failures.py`."""
+docs/concepts/failures.md says, in every mode and at every deadly point."""
 
 from __future__ import annotations
 
@@ -13,7 +12,6 @@ import pytest
 from client.failures import DEADLY, MODES, on_memory, queue_of
 from job.conftest import Job, in_real_time
 from job.processes import until
-from lakequeue.client.kafka_library import LIBRARIES
 
 WORKER = Path(__file__).parents[1] / "client" / "failing_process.py"
 PLACES = [queue_of(mode, point) for mode in MODES for point in DEADLY]
@@ -31,7 +29,7 @@ def test_C3_C4_a_worker_is_killed_in_each_mode(job: Job, connection: Any) -> Non
             producer.send_async(name, payload)
     producer.flush(60)
     worker = subprocess.Popen(
-        [sys.executable, str(WORKER), job.kafka.bootstrap_servers, LIBRARIES[0], "deadly"],
+        [sys.executable, str(WORKER), job.kafka.bootstrap_servers, "deadly"],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
     )  # fmt: skip
     try:
