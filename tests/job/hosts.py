@@ -11,6 +11,7 @@ import contextlib
 import ctypes
 import itertools
 import os
+import socket
 import subprocess
 import threading
 from collections.abc import Iterator
@@ -108,6 +109,7 @@ class Network:
             _run("ip", "link", "set", self._bridge, "up")
             for host in self.hosts:
                 self._make(host)
+            self._try()
         except BaseException:
             self.close()
             raise
@@ -121,6 +123,16 @@ class Network:
         _run(*there, "address", "add", f"{host.address}/24", "dev", "eth0")
         _run(*there, "link", "set", "eth0", "up")
         _run(*there, "link", "set", "lo", "up")
+
+    def _try(self) -> None:
+        """A machine may make it all, and let nothing through."""
+        first, second = self.hosts[:2]
+        with first(), socket.create_server((first.address, 0)) as server:
+            with second(), first.slow(1_000):
+                try:
+                    socket.create_connection(server.getsockname(), 5.0).close()
+                except OSError as error:
+                    raise NoNetwork(f"{first.address}: {error}") from error
 
     def close(self) -> None:
         """Nothing is left of it. Who still runs there has no network."""
