@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
+from py4j.protocol import Py4JError
+
 from ..client.kafka_base import require_broker
 from ..protocol import LakequeueError, topics
 from ..sources.live import kafka_client
@@ -307,16 +309,17 @@ class SparkApplication:
 
     # ------------------------------------------------------------ stop
 
-    def executors(self) -> str:
-        """The addresses of the driver and of each executor that it knows; empty without Java, and
-        on this machine alone, where none comes or goes."""
+    def executors(self) -> list[str]:
+        """Where brokers may step; empty without Java, and on this machine alone, where none comes
+        or goes."""
+        from .spark import executors
+
         if self.spark is None or str(self.spark.sparkContext.master).startswith("local["):
-            return ""
+            return []
         try:
-            status = self.spark.sparkContext._jsc.sc().getExecutorMemoryStatus()
-            return " ".join(sorted(status.keySet().mkString(" ").split()))
-        except Exception:  # Java ends: others look after that
-            return ""
+            return executors(self.spark)
+        except (Py4JError, OSError):  # Java ends: others look after that
+            return []
 
     def java_ended(self) -> str:
         """How Spark's Java process ended; empty while it lives, or was never started."""

@@ -20,10 +20,10 @@ from ..protocol import topics
 from ..protocol.commands import RecordsLost, encode_command
 from ..protocol.kafka_settings import for_kafka_python, kafka_settings
 from ..sources.same_topic import changed, gone_back, ids_of
+from ..sources.step_batch import PartitionId
 
 log = logging.getLogger("lakequeue.engine")
 
-PartitionId = tuple[str, int]
 FirstOffsets = Callable[[list[PartitionId]], dict[PartitionId, int]]
 _THREAD = "lakequeue-losses"
 

@@ -200,6 +200,12 @@ def java_ended(spark: SparkSession, wait_s: float = 0.0) -> str:
     return f"by signal {-status}" if status < 0 else f"with status {status}"
 
 
+def executors(spark: SparkSession) -> list[str]:
+    """The addresses of the driver and of each executor that it knows."""
+    known = spark.sparkContext._jsc.sc().getExecutorMemoryStatus()
+    return sorted(known.keySet().mkString(" ").split())
+
+
 def kill_java() -> bool:
     """End Spark's Java process at once; what waits for it in Python is cut off. False: nothing is
     done, since it is our parent, as under `spark-submit`."""

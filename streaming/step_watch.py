@@ -77,7 +77,7 @@ class Pulse:
 
 class StepWatch(threading.Thread):
     """Of one engine. tell: says something to a broker; stuck: is given one that hangs, and what is
-    known of it in a sentence; executors: where brokers may step, in a text."""
+    known of it in a sentence; executors: where brokers may step."""
 
     def __init__(
         self,
@@ -85,12 +85,13 @@ class StepWatch(threading.Thread):
         brokers: Mapping[str, BrokerQuery],
         tell: Callable[[BrokerQuery, bytes], None],
         stuck: Callable[[BrokerQuery, str], None],
-        executors: Callable[[], str],
+        executors: Callable[[], list[str]],
     ) -> None:
         super().__init__(daemon=True, name="lakequeue-step-watch")
         self._address = bootstrap
         self._brokers, self._tell, self._stuck = brokers, tell, stuck
-        self._executors, self._where = executors, ""
+        self._executors = executors
+        self._where: list[str] = []
         self._stopping = threading.Event()
         self._pulses: dict[str, Pulse] = {}
         self._looked = 0.0

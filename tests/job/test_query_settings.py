@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from job.conftest import Job, in_real_time
 from job.processes import until
 from lakequeue.streaming.planning import QUERY_SETTINGS
+from lakequeue.streaming.spark import executors
 
 pytestmark = [pytest.mark.job, in_real_time]
 
@@ -22,3 +25,10 @@ def test_of_the_engines_query_alone(job: Job) -> None:
         assert of(job.query, key) == value
         assert of(queries["lakequeue-tables"], key) != value
         assert job.engine.application.spark.conf.get(key, None) != value
+
+
+def test_spark_says_where_brokers_may_step(job: Job) -> None:
+    assert job.engine.application.spark is not None
+    (here,) = executors(job.engine.application.spark)
+    assert re.fullmatch(r".+:\d+", here)
+    assert job.engine.application.executors() == [], "none comes or goes on this machine"

@@ -79,13 +79,12 @@ class Home:
 @pytest.fixture
 def hosts() -> Iterator[list[Host] | str]:
     """Or why there are none."""
-    try:
-        network = Network(4).__enter__()
-    except NoNetwork as error:
-        yield f"no network of one's own can be made here: {error}"
-        return
-    with contextlib.closing(network):
-        yield network.hosts
+    with contextlib.ExitStack() as stack:
+        try:
+            found: list[Host] | str = stack.enter_context(Network(4)).hosts
+        except NoNetwork as error:
+            found = f"no network of one's own can be made here: {error}"
+        yield found
 
 
 def test_links_are_cut_an_executor_is_lost_and_another_leaves(

@@ -18,7 +18,7 @@ from lakequeue.client.kafka_library import open_kafka
 from lakequeue.protocol import commands
 from lakequeue.streaming import EmbeddedKafka
 from lakequeue.streaming.topics_admin import ensure_topics
-from loop.test_on_kafka import QUEUE, PartitionId, answers, begin
+from loop.test_on_kafka import QUEUE, LoopOnKafka, answers, begin
 
 pytestmark = pytest.mark.job
 
@@ -27,11 +27,11 @@ AWAY_S = 2.5 * TIMEOUT_S
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PartitionId]:
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LoopOnKafka]:
     folder = tmp_path_factory.mktemp("absence")
     with EmbeddedKafka(folder / "kafka") as kafka:
         ensure_topics(kafka.bootstrap_servers, ["default"], [], ["broker-0"])
-        place = PartitionId(kafka, folder)
+        place = LoopOnKafka(kafka, folder)
         begin(kafka.bootstrap_servers)
         transport = open_kafka(kafka.bootstrap_servers, "configure")
         system = {"heartbeat_timeout": f"{TIMEOUT_S:g}s"}
@@ -71,7 +71,7 @@ def lost(connection: lakequeue.Connection) -> int:
     return sum(e["event"] == "session_lost" for e in connection.admin().events())
 
 
-def test_C3_who_was_there_is_not_late(place: PartitionId) -> None:
+def test_C3_who_was_there_is_not_late(place: LoopOnKafka) -> None:
     """And who died meanwhile is: what it held goes to the others."""
     with lakequeue.connect(place.url, client_name="there") as connection:
         before = lost(connection)

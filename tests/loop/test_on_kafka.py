@@ -22,6 +22,7 @@ import lakequeue
 import pytest
 from confluent_kafka import Consumer, TopicPartition
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource
+from job.output_audit import on_the_wire
 from job.processes import until
 from job.traffic import Traffic, judge
 from lakequeue.client.kafka_library import open_kafka
@@ -46,7 +47,7 @@ EPOCH = 7  # as in worker.py
 
 
 @dataclass
-class PartitionId:
+class LoopOnKafka:
     """One Kafka, and the workers that served it one after the other."""
 
     kafka: EmbeddedKafka
@@ -83,11 +84,11 @@ class PartitionId:
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PartitionId]:
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LoopOnKafka]:
     folder = tmp_path_factory.mktemp("loop")
     with EmbeddedKafka(folder / "kafka") as kafka:
         ensure_topics(kafka.bootstrap_servers, ["default"], [], ["broker-0"])
-        place = PartitionId(kafka, folder)
+        place = LoopOnKafka(kafka, folder)
         begin(kafka.bootstrap_servers)
         place.start()
         with lakequeue.connect(place.url) as connection:
@@ -117,25 +118,7 @@ def answers(connection: lakequeue.Connection) -> bool:
     return True
 
 
-def on_the_wire(bootstrap: str, topic: str, partitions: int) -> list[Any]:
-    """Every record of a topic."""
-    consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": "wire"})
-    places = [TopicPartition(topic, p, 0) for p in range(partitions)]
-    ends = {p.partition: consumer.get_watermark_offsets(p)[1] for p in places}
-    consumer.assign(places)
-    found: list[Any] = []
-    seen = dict.fromkeys(ends, 0)
-    deadline = time.monotonic() + 30
-    while any(seen[p] < end for p, end in ends.items()) and time.monotonic() < deadline:
-        for message in consumer.consume(500, 0.2):
-            if message.error() is None:
-                found.append(message)
-                seen[message.partition()] = message.offset() + 1
-    consumer.close()
-    return found
-
-
-def same_where_repeated(place: PartitionId) -> int:
+def same_where_repeated(place: LoopOnKafka) -> int:
     """Records that name the same thing are the same bytes; how many were there again."""
     first: dict[Any, tuple] = {}
     again = 0
@@ -167,14 +150,14 @@ def drained(traffic: Traffic) -> set[bytes]:
     return set()
 
 
-def steps_are_whole(place: PartitionId) -> None:
+def steps_are_whole(place: LoopOnKafka) -> None:
     """Each step stands in the log once, one after the other."""
     logged = read_steps(kafka_client(place.kafka.bootstrap_servers, "look"), STEPS, 0)
     numbers = [r.step for _, r in logged]
     assert numbers == list(range(numbers[0], numbers[0] + len(numbers)))
 
 
-def test_kill_9_of_the_worker_again_and_again(place: PartitionId) -> None:
+def test_kill_9_of_the_worker_again_and_again(place: LoopOnKafka) -> None:
     chance = random.Random(SEED)
     worker = place.workers[-1]
     traffic = Traffic(place.url, SEED)
@@ -192,7 +175,7 @@ def test_kill_9_of_the_worker_again_and_again(place: PartitionId) -> None:
     steps_are_whole(place)
 
 
-def test_a_worker_that_is_frozen_and_comes_back_says_nothing(place: PartitionId) -> None:
+def test_a_worker_that_is_frozen_and_comes_back_says_nothing(place: LoopOnKafka) -> None:
     chance = random.Random(SEED + 1)
     worker = place.workers[-1]
     traffic = Traffic(place.url, SEED + 1)
@@ -212,7 +195,7 @@ def test_a_worker_that_is_frozen_and_comes_back_says_nothing(place: PartitionId)
     steps_are_whole(place)
 
 
-def test_a_good_stop_leaves_nothing_to_replay(place: PartitionId) -> None:
+def test_a_good_stop_leaves_nothing_to_replay(place: LoopOnKafka) -> None:
     """Within a second, and the next start has nothing to take again, whatever its version."""
     worker = place.workers[-1]
     with lakequeue.connect(place.url) as connection:
@@ -230,7 +213,7 @@ def test_a_good_stop_leaves_nothing_to_replay(place: PartitionId) -> None:
     place.start()
 
 
-def test_the_log_is_trimmed_behind_the_oldest_snapshot(place: PartitionId) -> None:
+def test_the_log_is_trimmed_behind_the_oldest_snapshot(place: LoopOnKafka) -> None:
     kafka = kafka_client(place.kafka.bootstrap_servers, "look")
     consumer = Consumer({**kafka, "group.id": "look"})
 
@@ -248,7 +231,7 @@ def test_the_log_is_trimmed_behind_the_oldest_snapshot(place: PartitionId) -> No
     consumer.close()
 
 
-def test_definitions_come_before_the_messages_that_they_are_for(place: PartitionId) -> None:
+def test_definitions_come_before_the_messages_that_they_are_for(place: LoopOnKafka) -> None:
     """Of what stood there before the start, commands are taken first, all of them."""
     bootstrap = place.kafka.bootstrap_servers
     ensure_topics(bootstrap, ["early"], [], ["early"])
@@ -280,7 +263,7 @@ def test_definitions_come_before_the_messages_that_they_are_for(place: Partition
     assert publishes == 500
 
 
-def allow(place: PartitionId, topic: str, most: int) -> None:
+def allow(place: LoopOnKafka, topic: str, most: int) -> None:
     """Somebody sets how large records of a topic may be."""
     entry = ConfigEntry("max.message.bytes", str(most), incremental_operation=AlterConfigOpType.SET)
     resource = ConfigResource(ConfigResource.Type.TOPIC, topic, incremental_configs=[entry])
@@ -290,7 +273,7 @@ def allow(place: PartitionId, topic: str, most: int) -> None:
 
 
 def test_X5_what_a_lowered_limit_of_a_topic_refuses_does_not_come_round_for_ever(
-    place: PartitionId,
+    place: LoopOnKafka,
 ) -> None:
     """Large ones die, with the limit in the reason; those that would have travelled with them come;
     who asks for what is too large is told."""
@@ -333,7 +316,7 @@ def test_X5_what_a_lowered_limit_of_a_topic_refuses_does_not_come_round_for_ever
         assert sum(e["messages"] for e in events) == 2
 
 
-def test_whoever_opens_the_log_last_writes_it(place: PartitionId) -> None:
+def test_whoever_opens_the_log_last_writes_it(place: LoopOnKafka) -> None:
     kafka = quiet_client(place.kafka.bootstrap_servers, "fence")
     ensure_topics(place.kafka.bootstrap_servers, [], [], ["fenced"])
     first = StepLog(kafka, "fenced.steps", lambda: False)
@@ -353,7 +336,7 @@ def test_whoever_opens_the_log_last_writes_it(place: PartitionId) -> None:
     second.commit()
 
 
-def test_a_mark_asks_kafka_when_nothing_was_written_just_now(place: PartitionId) -> None:
+def test_a_mark_asks_kafka_when_nothing_was_written_just_now(place: LoopOnKafka) -> None:
     """It may have stood still since, while another took over."""
     kafka = quiet_client(place.kafka.bootstrap_servers, "fence")
     ensure_topics(place.kafka.bootstrap_servers, [], [], ["still"])
@@ -371,7 +354,7 @@ def test_a_mark_asks_kafka_when_nothing_was_written_just_now(place: PartitionId)
         first.mark()
 
 
-def test_a_busy_log_ends_its_transaction_once_a_batch(place: PartitionId) -> None:
+def test_a_busy_log_ends_its_transaction_once_a_batch(place: LoopOnKafka) -> None:
     kafka = quiet_client(place.kafka.bootstrap_servers, "fence")
     ensure_topics(place.kafka.bootstrap_servers, [], [], ["busy"])
     log = StepLog(kafka, "busy.steps", lambda: False, batch_s=2.0)

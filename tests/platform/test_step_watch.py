@@ -44,7 +44,7 @@ class World:
         self.stuck: list[float] = []
         self.heard: list[commands.Command] = []
         self.broker = BrokerQuery("a", 0, query=Active(), state=RUNNING)  # type: ignore[arg-type]
-        self.executors = "one two"
+        self.executors = ["one", "two"]
         self.watch = StepWatch(
             "nowhere", {"a": self.broker}, self._tell, self._stuck, lambda: self.executors
         )
@@ -100,7 +100,7 @@ def test_one_that_cannot_be_told_costs_the_others_nothing_and_is_started_again()
         name: BrokerQuery(name, n, query=Active(), state=RUNNING)  # type: ignore[arg-type]
         for n, name in enumerate("ab")
     }
-    watch = StepWatch("nowhere", brokers, tell, lambda broker, _: stuck.append(broker.name), str)
+    watch = StepWatch("nowhere", brokers, tell, lambda broker, _: stuck.append(broker.name), list)
 
     for n in range(40):  # somebody else tells them something, and they take no step
         ends = {topic: n if topic.endswith("instructions") else 10 for topic in TOPICS}
@@ -144,7 +144,7 @@ def test_one_that_begins_elsewhere_has_its_time_anew() -> None:
     """Its executor was given up after most of it, or was told to leave."""
     world = World()
     world.works = False
-    for executors in ("one", "one three"):
+    for executors in (["one"], ["one", "three"]):
         world.go_on(STUCK_S - 2 * LOOK_S)
         world.executors = executors
     world.go_on(STUCK_S - 2 * LOOK_S)
