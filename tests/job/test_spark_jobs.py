@@ -69,10 +69,18 @@ def options(job: Job, queue: str) -> dict[str, str]:
     return {"connection": job.url, "queue": queue}
 
 
+def _activate(session: Any) -> None:
+    """Make the session this thread's. To write, Spark looks a Python data source up in the active
+    session of the thread alone, and py4j may give a Python thread another Java thread at any time:
+    one where no session is active."""
+    session._jvm.org.apache.spark.sql.classic.SparkSession.setActiveSession(session._jsparkSession)
+
+
 @pytest.fixture
 def spark(job: Job) -> Iterator[Any]:
     session = job.engine.application.spark
     session.dataSource.register(LakequeueDataSource)
+    _activate(session)
     others = {query.id for query in session.streams.active}
     yield session
     for query in session.streams.active:
