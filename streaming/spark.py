@@ -201,8 +201,11 @@ def java_ended(spark: SparkSession, wait_s: float = 0.0) -> str:
 
 
 def executors(spark: SparkSession) -> list[str]:
-    """The addresses of the driver and of each executor that it knows."""
-    known = spark.sparkContext._jsc.sc().getExecutorMemoryStatus()
+    """The addresses of the driver and of each executor that it knows; none after its end."""
+    java = spark.sparkContext._jsc
+    if java is None:
+        return []
+    known = java.sc().getExecutorMemoryStatus()
     return sorted(known.keySet().mkString(" ").split())
 
 

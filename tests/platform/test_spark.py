@@ -8,11 +8,18 @@ import sys
 import tomllib
 import zipfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from lakequeue.protocol import LakequeueError
 from lakequeue.streaming import spark
-from lakequeue.streaming.spark import package_zip, read_conf, spark_session, spark_settings
+from lakequeue.streaming.spark import (
+    executors,
+    package_zip,
+    read_conf,
+    spark_session,
+    spark_settings,
+)
 
 ROOT = Path(spark.__file__).parents[1]
 
@@ -91,3 +98,9 @@ def test_the_zip_for_executors_reads_expressions(tmp_path: Path) -> None:
         env={**os.environ, "PYTHONPATH": str(package_zip(tmp_path))},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
+
+
+def test_a_stopped_spark_has_no_executors() -> None:
+    """It has let go of Java. The thread that watches the brokers asks, and must not end of it."""
+    stopped = SimpleNamespace(sparkContext=SimpleNamespace(_jsc=None))
+    assert executors(stopped) == []  # type: ignore[arg-type]
