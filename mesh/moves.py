@@ -275,7 +275,7 @@ def leave(broker: Broker, facts: MeshFacts, queue: Queue, task: Task, budget: Bu
 
 
 def _hand_over(broker: Broker, facts: MeshFacts, queue: Queue, to: int, rows: list[Row]) -> None:
-    contents = [broker.spool.content(row) for row in rows]
+    contents = broker.spool.contents(rows)
     lost = [row for row, content in zip(rows, contents, strict=True) if content is None]
     apply(broker, queue, lost, Event.LOSE, reason="payload missing")
     kept = [(row, one) for row, one in zip(rows, contents, strict=True) if one is not None]

@@ -167,7 +167,7 @@ def send_again(broker: Broker, facts: MeshFacts, to: int) -> None:
             if lane is not None:
                 lane.attempt += 1
             rows = [r for r in queue.leases[one.number].values() if r.state == MOVING]
-            contents = [broker.spool.content(row) for row in rows]
+            contents = broker.spool.contents(rows)
             kept = [(r, own) for r, own in zip(rows, contents, strict=True) if own is not None]
             own = [content for _, content in kept]
             send(broker, facts, queue, one, [row for row, _ in kept], own, again=True)

@@ -156,7 +156,7 @@ def _send(
 ) -> tuple[int, int]:
     """These messages are on their way now; gives rows and bytes. sent: what is to be said."""
     rows = [row for _, part in lanes for row in part]
-    contents = [broker.spool.content(row) for row in rows]
+    contents = broker.spool.contents(rows)
     if None in contents:
         _lose(broker, queue, rows, contents)
         return len(rows), 0  # what is left of these lanes goes in the next record

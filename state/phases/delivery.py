@@ -137,7 +137,7 @@ def _serve_within(broker: Broker, queue: Queue, share: Budget, looks: Budget) ->
         chosen = choose_messages(broker, queue, free_unacked(broker), share, looks)
         if not chosen.rows:
             return chosen.unfinished or share.spent  # by barriers
-        contents = [broker.spool.content(row) for row in chosen.rows]
+        contents = broker.spool.contents(chosen.rows)
         if None in contents:
             _lose(broker, queue, chosen.rows, contents)
             continue
@@ -298,7 +298,7 @@ def _send_as_it_was(
 ) -> None:
     for end in sorted({row.until for row in rows}):
         these = [row for row in rows if row.until == end]
-        contents = [broker.spool.content(row) for row in these]
+        contents = broker.spool.contents(these)
         if None not in contents:
             _say(broker, queue, subscription, these, contents, end, again=True)
 

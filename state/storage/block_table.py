@@ -111,26 +111,27 @@ class BlockTable:
         info = self.infos.get(number)
         return 0 if info is None else info.home or number
 
-    def release(self, name: Name, length: int) -> BlockInfo | None:
-        """A message goes; returns the block where it stood."""
-        info = self.infos.get(name[0])
+    def release(self, number: int, indexes: list[int], length: int) -> None:
+        """Messages named by one block go. length: of their contents together, in bytes."""
+        info = self.infos.get(number)
         if info is None:
-            return None
-        at, bit = name[1] >> 3, 1 << (name[1] & 7)
-        if at >= len(info.dead):
-            info.dead.extend(bytes(at + 1 - len(info.dead)))
-        assert not info.dead[at] & bit, f"message {name[1]} of block {name[0]} went twice"
-        info.dead[at] |= bit
-        info.own -= 1
-        self._changed[name[0] >> PAGE_BITS] = None
+            return
+        dead = info.dead
+        dead.extend(bytes(max((max(indexes) >> 3) + 1 - len(dead), 0)))
+        for index in indexes:
+            at, bit = index >> 3, 1 << (index & 7)
+            assert not dead[at] & bit, f"message {index} of block {number} went twice"
+            dead[at] |= bit
+        info.own -= len(indexes)
+        self._touch(number)
         where = info
         if info.home:
             where = self.infos[info.home]
-            self._changed[info.home >> PAGE_BITS] = None
+            self._touch(info.home)
         is_open = where.number == self.open
         before = None if is_open else self.share(where)
         where.live_bytes -= length
-        where.messages -= 1
+        where.messages -= len(indexes)
         self.live_bytes -= length
         if is_open:
             where.bytes -= length
@@ -141,7 +142,6 @@ class BlockTable:
             self._sort(where, before)
         if not info.own and not info.bytes and not info.messages:
             self._remove(info)
-        return where
 
     def empty(self, info: BlockInfo, home: int, share: int | None) -> None:
         """Nothing that lives stands in a block any more; its page goes. home: where its own are.

@@ -57,10 +57,10 @@ def joined(content: Content) -> bytes:
 
 def parted(data: bytes, at: Row | ContentLocation) -> Content | None:
     """A content as it stood in a block; None if part of it is missing."""
+    if at.key_length == NO_KEY and not at.header_length:  # most often
+        return (data, None, None) if len(data) == at.length else None
     if len(data) != stored_length(at):
         return None
-    if at.key_length == NO_KEY and not at.header_length:
-        return data, None, None
     key_end = at.length + max(at.key_length, 0)
     key = None if at.key_length == NO_KEY else data[at.length : key_end]
     return data[: at.length], key, data[key_end:] or None

@@ -151,6 +151,8 @@ class Spool:
         """A queue's matches go; with the last one of each the message (S2)."""
         contents, pages = self._contents, self._matches.pages
         messages = size = unplaced = 0
+        # Neighbours in a queue mostly stand in one block: they leave it together.
+        block, indexes, length = 0, list[int](), 0
         for row in rows:
             number = row.stored
             at: Row | ContentLocation | None = row if row.block else None
@@ -166,13 +168,18 @@ class Spool:
             messages += 1
             size += row.size
             if at is not None:
-                self._release_place(at)
+                if at.block != block:
+                    self._release_from(block, indexes, length)
+                    block, indexes, length = at.block, [], 0
+                indexes.append(at.index)
+                length += stored_length(at)
                 continue
             content = contents.pop(number, None)
             if content is not None:  # else it is lost
                 payload, key, headers = content
                 plain = key is None and headers is None
                 unplaced += len(payload) if plain else length_of(content)
+        self._release_from(block, indexes, length)
         self.messages -= messages
         self.bytes -= size
         self.vpn_bytes[vpn] -= size
@@ -185,15 +192,18 @@ class Spool:
             del self._places[number]
             self._kept -= self._contents.pop(number, None) is not None
 
-    def _release_place(self, at: Row | ContentLocation) -> None:
-        table, name = self._table, (at.block, at.index)
-        home = table.home_of(at.block)
+    def _release_from(self, block: int, indexes: list[int], length: int) -> None:
+        """Messages named by one block go. length: of their contents together, in bytes."""
+        if not indexes:
+            return
+        table = self._table
+        home = table.home_of(block)
         is_open = home == table.open != 0
         if is_open:  # what dies in the open block takes no room
-            index = at.index if home == at.block else self._moved[name]
-            self._open[index] = b""
+            for index in indexes:
+                self._open[index if home == block else self._moved[block, index]] = b""
             self._changed = True
-        table.release(name, stored_length(at))
+        table.release(block, indexes, length)
         if home not in table.infos or not table.infos[home].messages:
             self._cache.forget(home)
             if is_open:
@@ -203,29 +213,43 @@ class Spool:
 
     def content(self, row: Row) -> Content | None:
         """Payload, key and headers; None where they are lost."""
-        if row.block:
-            return self._read(row)
-        content = self._contents.get(row.stored)
-        if content is None and (place := self._places.get(row.stored)) is not None:
-            return self._read(place)
-        return content
+        return self.contents([row])[0]
 
-    def _read(self, at: Row | ContentLocation) -> Content | None:
-        if not stored_length(at):  # what has no bytes needs no block
-            return parted(b"", at)
-        home = self._table.home_of(at.block)
+    def contents(self, rows: Sequence[Row]) -> list[Content | None]:
+        """As `content`, of each row. Neighbours of one block cost one look for it."""
+        found: list[Content | None] = []
+        block = 0
+        stored: list[bytes] | Block | None = None  # where the contents named by `block` stand
+        moved: dict[Name, int] | None = None  # None: at the index of their name
+        for row in rows:
+            at: Row | ContentLocation = row
+            if not row.block:
+                content = self._contents.get(row.stored)
+                place = self._places.get(row.stored) if content is None else None
+                if place is None:
+                    found.append(content)
+                    continue
+                at = place
+            if at.block != block:
+                block = at.block
+                stored, moved = self._stored(block)
+            index = at.index if moved is None else moved.get((block, at.index), -1)
+            if stored is not None and 0 <= index < len(stored):
+                found.append(parted(stored[index], at))
+            else:  # it is lost, unless it has no bytes
+                found.append(parted(b"", at))
+        return found
+
+    def _stored(self, block: int) -> tuple[list[bytes] | Block | None, dict[Name, int] | None]:
+        """The contents among which those stand that are named by a block (None: its page is
+        missing), and at which index each if they were moved there."""
+        home = self._table.home_of(block)
         if not home:
-            return None
+            return None, None
         if home == self._table.open:
-            contents: list[bytes] | Block = self._open
-            moved = self._moved
-        else:
-            block = self._cache.get(home)
-            if block is None:
-                return None
-            contents, moved = block, block.moved
-        index = at.index if home == at.block else moved.get((at.block, at.index), len(contents))
-        return parted(contents[index], at) if index < len(contents) else None
+            return self._open, None if home == block else self._moved
+        stored = self._cache.get(home)
+        return stored, None if stored is None or home == block else stored.moved
 
     # ------------------------------------------------------------ settling
 
