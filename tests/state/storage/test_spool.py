@@ -85,7 +85,7 @@ class Walk:
         rows = self.some(self.random.randrange(n + 1))
         if self.random.random() < 0.5:  # neighbours leave together
             rows.sort(key=lambda row: (row.block, row.index))
-        for vpn in range(2):
+        for vpn in {self.vpns[row.id] for row in rows}:
             self.spool.release([row for row in rows if self.vpns[row.id] == vpn], vpn)
         for row in rows:
             self.rows.remove(row)
