@@ -300,35 +300,59 @@ def test_the_page_sees_the_queues_of_all(place: Place) -> None:
 def test_M5_a_queue_that_captures_plain_topics_moves_while_the_home_rests(
     place: Place, connection: lakequeue.Connection
 ) -> None:
-    """While others write, and its consumer goes on by itself."""
+    """While others write, and its consumer goes on by itself. What two brokers do meanwhile waits,
+    behind producers whose windows are full within a second, and goes on by itself as well."""
     ensure_topics(place.bootstrap, [], ["fed"])
     plain = KafkaProducer(bootstrap_servers=place.bootstrap)
     admin = connection.admin()
     admin.define({"name": "fed", "message_type": "text", "type": "LocalQueue", "broker": "c"})
-    bodies = [b"%d" % at for at in range(120)]
-    got: list[bytes] = []
-    with connection.consumer("fed", max_backlog=10, ack_mode="individual") as consumer:
-        for at, body in enumerate(bodies):
-            plain.send("fed", body).get(30)
-            if at == 60:
-                message = consumer.receive(timeout=BACK_S_MAX)
-                assert message is not None, "the topic is read"
-                message.ack()
-                got.append(message.payload)
-                with pytest.raises(LakequeueError, match="--pause"):
-                    admin.move_queue("fed", "a")
-                admin.move_queue("fed", "a", pause=True)
-            if (message := consumer.receive(timeout=0.02)) is not None:
-                message.ack()
-                got.append(message.payload)
-        while len(set(got)) < len(bodies) and (message := consumer.receive(timeout=BACK_S_MAX)):
+    others = [Traffic(place.url, SEED, f"orders-{name}", name, window=20) for name in ("a", "b")]
+    with ThreadPoolExecutor(1) as pool:
+        bodies: list[bytes] = []
+        got: list[bytes] = []
+
+        def feed(count: int, consumer: lakequeue.Consumer) -> None:
+            for _ in range(count):
+                bodies.append(b"%d" % len(bodies))
+                plain.send("fed", bodies[-1]).get(30)
+                take_one(consumer, 0.02)
+
+        def take_one(consumer: lakequeue.Consumer, timeout: float) -> bool:
+            message = consumer.receive(timeout=timeout)
+            if message is None:
+                return False
             message.ack()
             assert message.redelivered or message.payload not in got
             got.append(message.payload)
-        assert consumer.receive(timeout=1) is None
+            return True
+
+        with connection.consumer("fed", max_backlog=10, ack_mode="individual") as consumer:
+            feed(60, consumer)
+            assert got or take_one(consumer, BACK_S_MAX), "the topic is read"
+            for traffic in others:
+                traffic.goes_on(30, BACK_S_MAX)
+            with pytest.raises(LakequeueError, match="--pause"):
+                admin.move_queue("fed", "a")
+            begun = time.monotonic()
+            moving = pool.submit(admin.move_queue, "fed", "a", pause=True)
+            while not moving.done():
+                feed(1, consumer)
+            moving.result()
+            rested_s = time.monotonic() - begun
+            for traffic in others:
+                traffic.goes_on(60, BACK_S_MAX)
+                waited = max(took for at, took in traffic.took if at >= begun)
+                print(f"rested {rested_s:.1f} s; a message of {traffic.queue} took {waited:.1f} s")
+                assert 0.5 < waited < rested_s + BACK_S_MAX / 2
+            feed(60, consumer)
+            while len(set(got)) < len(bodies) and take_one(consumer, BACK_S_MAX):
+                pass
+            assert consumer.receive(timeout=1) is None
     plain.close()
     assert sorted(set(got), key=int) == bodies
     assert admin.describe("fed")["broker"] == "a"
+    for traffic in others:
+        drain(traffic)
 
 
 def test_a_start_goes_on_where_the_brokers_were(

@@ -31,8 +31,9 @@ class Traffic:
     """A producer and two consumers; every one of them writes down what it sees."""
 
     def __init__(
-        self, url: str, seed: int, queue: str = "orders", broker: str | None = None
-    ) -> None:
+        self, url: str, seed: int, queue: str = "orders", broker: str | None = None,
+        window: int = 2_000,
+    ) -> None:  # fmt: skip
         self.queue = queue
         self.sent: dict[bytes, Future[lakequeue.client.Receipt]] = {}
         self.sent_at: dict[bytes, float] = {}
@@ -47,7 +48,7 @@ class Traffic:
         self.connections = [
             lakequeue.connect(url, client_name=f"app-{i}", broker=broker) for i in range(3)
         ]
-        self.producer = self.connections[0].producer(pub_ack_time="500ms", window=2_000)
+        self.producer = self.connections[0].producer(pub_ack_time="500ms", window=window)
         self.consumers = [
             c.consumer(queue, ack_mode="individual", max_backlog=50) for c in self.connections[1:]
         ]
