@@ -17,11 +17,13 @@ from typing import Any
 import msgspec
 import pytest
 from lakequeue.mesh.bridges.bridged_broker import BridgedBroker
+from lakequeue.mesh.rehome import HomeChange, Resting, rehome
 from lakequeue.replica.driver import Refused
 from lakequeue.state import Batch, Broker, DictStore, Home, Limits, check, step
 from lakequeue.streaming.earlier.carry_over import carry_over
 
-FILES = sorted((Path(__file__).parent / "earlier_homes").glob("*.gz"))
+FOLDER = Path(__file__).parent / "earlier_homes"
+FILES = sorted(FOLDER.glob("*.gz"))
 
 
 class Recorded(msgspec.Struct):
@@ -74,10 +76,35 @@ def test_it_goes_on(file: Path) -> None:
     broker.mark()
 
 
-def test_a_broker_with_others_is_refused_and_says_what_to_do() -> None:
+@pytest.mark.parametrize("broker", ["a", "b", "c"])
+def test_a_broker_with_others_is_refused_and_says_what_to_do(broker: str) -> None:
+    """Each of three that were stopped in good order; what is to be done leads to
+    `M4_two_of_three_brokers_were_removed`, with all messages."""
+    with pytest.raises(Refused, match=r"has other brokers.*remove brokers until one is left"):
+        carried(read(FOLDER / "refused" / f"{broker}_of_three.gz"))
+
+
+def test_a_broker_whose_messages_follow_a_moved_queue_is_refused() -> None:
     one = read(FILES[0])
     facts: dict[str, Any] = msgspec.msgpack.decode(one.old["broker"])
-    for what, said in (("peers", "has other brokers"), ("trails", "still has messages")):
-        one.old["broker"] = msgspec.msgpack.encode({**facts, what: {1: ["b"]}})
-        with pytest.raises(Refused, match=said):
-            carried(one)
+    one.old["broker"] = msgspec.msgpack.encode({**facts, "trails": {1: "b"}})
+    with pytest.raises(Refused, match="still has messages"):
+        carried(one)
+
+
+def test_M4_a_home_whose_other_brokers_were_removed_has_all_that_they_had() -> None:
+    """Nothing is lost, and it can get brokers again."""
+    one = read(FOLDER / "M4_two_of_three_brokers_were_removed.gz")
+    broker = Broker.load(DictStore(one.new), Home(*one.home), limits_of(one))
+    found = {
+        queue.definition.name: (queue.header.depth, queue.header.leased, queue.header.delayed)
+        for queue in broker.queues.values()
+    }
+    assert found == {
+        "orders": (16, 2, 1), "claims": (3, 0, 0), "dead": (3, 0, 0), "keyed": (3, 0, 0),
+    }  # fmt: skip
+    name, number, epoch, secret = one.home
+    resting = Resting(name, number, one.new)
+    change = HomeChange({name: number, "d": 3})
+    home = rehome([resting], change, epoch, secret, limits_of(one))
+    assert [new.name for new in home.brokers] == [name, "d"]
