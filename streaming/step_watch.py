@@ -24,6 +24,7 @@ from functools import partial
 
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import OffsetSpec
+from py4j.protocol import Py4JError
 
 from ..protocol import LakequeueError, topics
 from ..protocol.commands import Stuck, Tick, encode_command
@@ -102,7 +103,8 @@ class StepWatch(threading.Thread):
         while not self._stopping.wait(LOOK_S):
             try:
                 self.look(time.monotonic(), lambda places: look.ends(places, OffsetSpec.latest()))
-            except (KafkaException, LakequeueError) as error:  # Kafka is away: others say so
+            except (KafkaException, LakequeueError, Py4JError, OSError) as error:
+                # Kafka is away, or Java ends and does not say which queries run: others say so.
                 log.debug("steps cannot be watched: %s", error)
 
     def stop(self) -> None:

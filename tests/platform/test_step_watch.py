@@ -14,6 +14,7 @@ from lakequeue.protocol import NotConnected, commands
 from lakequeue.sources.live import LiveInputs
 from lakequeue.sources.live_reader import InputLimits
 from lakequeue.sources.step_batch import PartitionId
+from lakequeue.streaming import step_watch
 from lakequeue.streaming.broker_query import RESTARTING, RUNNING, BrokerQuery
 from lakequeue.streaming.step_watch import (
     IS_STUCK,
@@ -25,6 +26,7 @@ from lakequeue.streaming.step_watch import (
     Pulse,
     StepWatch,
 )
+from py4j.protocol import Py4JNetworkError
 
 TOPICS = [f"{name}.{kind}" for name in "ab" for kind in ("steps", "instructions")]
 LOG, TOLD = ("a.steps", 0), ("a.instructions", 0)
@@ -85,6 +87,26 @@ def test_one_that_is_told_something_and_takes_no_step_is(
     (record,) = [r for r in caplog.records if r.levelno == logging.ERROR]
     assert "broker 'a' hangs" in record.message
     assert record.fields["event"] == "broker_stuck"  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("error", [Py4JNetworkError("refused"), ConnectionRefusedError()])
+def test_the_watch_outlives_java(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which dies, and says no more which queries run; the next one does."""
+    monkeypatch.setattr(step_watch, "LOOK_S", 0.01)
+    world = World()
+    asked: list[bool] = []
+
+    class Gone:
+        @property
+        def isActive(self) -> bool:
+            asked.append(True)
+            if len(asked) > 3:
+                world.watch.stop()
+            raise error
+
+    world.broker.query = Gone()  # type: ignore[assignment]
+    world.watch.run()
+    assert len(asked) > 3
 
 
 def test_one_that_cannot_be_told_costs_the_others_nothing_and_is_started_again() -> None:
