@@ -21,7 +21,7 @@ from typing import Any
 from zlib import crc32
 
 from ..client import connect
-from ..client.kafka_library import open_kafka
+from ..client.kafka import open_kafka
 from ..protocol.errors import LakequeueError, Timeout
 from ..sinks.kafka_sink import OBSERVATION
 from ..streaming import Engine

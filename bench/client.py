@@ -15,8 +15,8 @@ from typing import Any
 import psutil
 
 from ..client import connect
-from ..client.kafka_library import LIBRARY_VARIABLE, open_kafka
-from ..client.transport import Record, Transport
+from ..client.kafka import LIBRARY_VARIABLE, open_kafka
+from ..client.session.transport import Record, Transport
 from ..protocol import commands as c
 from ..protocol import topics, wire
 from ..protocol.messages import HEADER, decode_publish_header

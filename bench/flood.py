@@ -20,7 +20,7 @@ from contextlib import suppress
 from typing import Any
 
 from ..client import connect
-from ..client.kafka_library import open_kafka
+from ..client.kafka import open_kafka
 from ..protocol import commands as c
 from ..protocol import topics
 from ..protocol.errors import LakequeueError, Timeout

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from ..client.kafka_library import open_kafka
+from ..client.kafka import open_kafka
 from ..streaming.topics_admin import ensure_topics
 from .harness import PAYLOAD, Say, _spawn, broker, percentile, process
 from .steady import at_rate, made_at

@@ -13,8 +13,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from ..client.kafka_library import open_kafka
-from ..client.transport import Record, Transport
+from ..client.kafka import open_kafka
+from ..client.session.transport import Record, Transport
 from ..definitions import Configuration
 from ..definitions.as_commands import configure_commands
 from ..protocol import NotConnected, topics, wire

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from ..client.kafka_library import LIBRARIES
+from ..client.kafka import LIBRARIES
 
 TRIGGERS = ("real-time", "micro-batch")  # as in `harness`, which takes a second to load
 

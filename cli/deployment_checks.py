@@ -264,7 +264,7 @@ def look_at_kafka(bootstrap: str) -> KafkaLook:
     from kafka import KafkaAdminClient
     from kafka.errors import KafkaError
 
-    from ..client.kafka_base import require_broker
+    from ..client.kafka.base import require_broker
     from .engine_checks import topic_settings
 
     require_broker(bootstrap)

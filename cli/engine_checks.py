@@ -185,7 +185,7 @@ def _settings(bootstrap: str) -> dict[str, dict[str, str]]:
     from kafka import KafkaAdminClient
     from kafka.errors import KafkaError
 
-    from ..client.kafka_base import require_broker
+    from ..client.kafka.base import require_broker
 
     require_broker(bootstrap)
     try:

@@ -74,7 +74,7 @@ def who(heard: dict[str, Any]) -> str:
 
 def kafka_problem(place: str) -> str:
     """Why no Kafka broker can be reached; empty when one answers."""
-    from ..client.kafka_base import require_broker
+    from ..client.kafka.base import require_broker
 
     try:
         require_broker(place)
@@ -86,7 +86,7 @@ def kafka_problem(place: str) -> str:
 def heartbeat(place: str, vpn: str, wait_s: float = HEARTBEAT_WAIT_S) -> dict[str, Any] | None:
     """The engine's next heartbeat; None when none comes. Raises LakequeueError where no engine
     has ever served the VPN."""
-    from ..client.kafka_library import open_kafka
+    from ..client.kafka import open_kafka
 
     topic = topics.topic(vpn, topics.ENGINE)
     with contextlib.closing(open_kafka(place, "presence")) as transport:

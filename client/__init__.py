@@ -11,11 +11,10 @@ from urllib.parse import urlsplit
 from ..protocol import ConfigError
 from ..protocol.bounds import shown
 from .admin import Admin, Redriven
-from .connection import Connection
-from .consumer import Consumer
-from .credentials import credentials
+from .connection import Connection, credentials
+from .consumer.consumer import Consumer
 from .message import BrowsedMessage, Message
-from .producer import Producer, Receipt
+from .producer.producer import Producer, Receipt
 from .values import text_of
 
 __all__ = [
@@ -72,7 +71,7 @@ def connect(
     if parts.scheme == "kafka" and parts.netloc:
         if config is not None:
             raise ConfigError("config: only for memory://; over Kafka the engine has its own")
-        from .kafka_library import connect_kafka
+        from .kafka import connect_kafka
 
         return connect_kafka(parts.netloc, vpn, client_name, broker, signed_by)
     raise ConfigError(f"url: {shown(url)} – {ADDRESSES}")

@@ -15,9 +15,9 @@ from ..protocol.bounds import shown
 from ..protocol.checked import checked
 from ..protocol.descriptions import add_up, add_up_usage
 from ..protocol.patterns import kind_of
-from .all_hosts import change, merged, remove
 from .message import BrowsedMessage, moment
-from .session import Session
+from .session.all_hosts import change, merged, remove
+from .session.session import Session
 from .values import function_of, ids_text, truth
 
 MOVE_TIMEOUT_S = 300.0

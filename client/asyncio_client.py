@@ -28,12 +28,12 @@ from typing import Any
 from ..protocol import LakequeueError, Timeout
 from ..protocol.bounds import BACKLOG_MAX
 from . import connect as _connect
-from .callbacks import Join
 from .connection import Connection
-from .consumer import CLOSE_S, Consumer
+from .consumer.callbacks import Join
+from .consumer.consumer import CLOSE_S, Consumer
 from .message import Message
-from .pending import Pending
-from .producer import Producer, Receipt
+from .producer.producer import Producer, Receipt
+from .producer.receipts import Pending
 from .values import function_of, wait_s, whole
 
 __all__ = ["AsyncAdmin", "AsyncConnection", "AsyncConsumer", "AsyncProducer", "connect"]

@@ -1,8 +1,23 @@
-"""A connection: a session as applications see it. Gives producers, consumers, the administrator."""
+"""A connection: a session as applications see it. Gives producers, consumers, the administrator.
+
+A replay that a consumer asks for: `connection.consumer("orders", replay_from=…)` (R4).
+
+It is the administrator's replay, begun behind the consumer's subscription: those messages are
+published once more, to this queue alone, and come to whoever consumes it. What is asked for is
+looked at before the consumer subscribes, so what is wrong with it is raised there; then it goes on
+beside the consumer, who may receive at once. A consumer that subscribes again after a failure asks
+for nothing again.
+
+A client's credentials, for engines that ask for signed commands: ``NAME:KEY``, given to
+`connect`, or in the environment, or in a file that the environment names.
+"""
 
 from __future__ import annotations
 
+import os
+import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -11,14 +26,13 @@ from typing import Any
 from ..protocol import ConfigError, LakequeueError, commands
 from ..protocol.signing import Credentials
 from .admin import Admin
-from .consumer import Consumer
-from .consumer_replay import ConsumerReplay
-from .producer import Producer
-from .runner import Runner
-from .session import Session
+from .consumer.consumer import Consumer
+from .producer.producer import Producer
+from .session.runner import Runner, Threads
+from .session.session import Session
+from .session.transport import Transport
 from .spans import Spans
-from .threads import Threads
-from .transport import Transport
+from .values import time_ms
 
 FLUSH_S = 10.0
 
@@ -128,3 +142,56 @@ class Connection(Session):
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+class ConsumerReplay:
+    """Of one consumer. done: what became of it. Raises as `Admin.replay`."""
+
+    def __init__(
+        self, session: Session, queue: str, since: datetime | str, home: Path | str | None
+    ) -> None:
+        if since != "epoch" and not (isinstance(since, str) and since.isdecimal()):
+            time_ms(since, "replay_from")
+        self.done: Future[Any] = Future()
+        self._admin = Admin(session)
+        self._queue, self._since, self._home = queue, since, home
+        self._waits = session.runner.waits
+        found = self._run(dry_run=True)
+        if found.left:
+            session.report(f"replay_from {since} of queue {queue!r}: {found.left}")
+
+    def begin(self) -> None:
+        """Publish it, beside whoever calls."""
+        if self._waits:
+            threading.Thread(target=self._go, name="lakequeue-replay", daemon=True).start()
+        else:  # in memory nobody works beside the caller
+            self._go()
+
+    def _run(self, dry_run: bool = False) -> Any:
+        return self._admin.replay(self._queue, since=self._since, home=self._home, dry_run=dry_run)
+
+    def _go(self) -> None:
+        try:
+            self.done.set_result(self._run())
+        except Exception as error:  # the tables are altered, the connection was closed
+            self.done.set_exception(error)
+
+
+KEY, KEY_FILE = "LAKEQUEUE_CLIENT_KEY", "LAKEQUEUE_CLIENT_KEY_FILE"
+
+
+def credentials(key: str | None = None) -> Credentials | None:
+    """What is given, or what the environment says; None: commands are not signed. Raises
+    ConfigError."""
+    if key is not None:
+        return Credentials.parse(key)
+    if text := os.environ.get(KEY):
+        return Credentials.parse(text, KEY)
+    file = os.environ.get(KEY_FILE)
+    if not file:
+        return None
+    try:
+        return Credentials.parse(Path(file).read_text(), KEY_FILE)
+    except (OSError, UnicodeDecodeError) as error:
+        why = getattr(error, "strerror", None) or "it is no text"
+        raise ConfigError(f"{KEY_FILE}: {file} cannot be read: {why}") from error

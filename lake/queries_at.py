@@ -12,7 +12,7 @@ from typing import Any, cast
 import msgspec
 
 from ..client.admin import Admin
-from ..client.session import Session
+from ..client.session.session import Session
 from ..protocol import commands, wire
 from ..protocol.errors import ConfigError
 from ..protocol.outputs import Reply

@@ -22,7 +22,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from ..client.transport import Headers, Record
+from ..client.session.transport import Headers, Record
 from ..client.values import duration_ms
 from ..conf.client_keys import clients_command
 from ..definitions import DEFAULT_BROKER, DEFAULT_VPN, Configuration

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from ..client.runner import Duties
+from ..client.session.runner import Duties
 from ..protocol.duties import do_every
 from .in_process import MemoryEngine
 

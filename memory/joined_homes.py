@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
-from ..client.transport import Record
+from ..client.session.transport import Record
 from ..definitions.bridge import BridgeDefinition, parse_bridge
 from ..definitions.far_address import MEMORY, far_address
 from ..protocol import topics

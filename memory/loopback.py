@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import deque
 
-from ..client.known_brokers import WISH
-from ..client.transport import Acked, Headers, Record
+from ..client.session.queue_directory import WISH
+from ..client.session.transport import Acked, Headers, Record
 from ..protocol import topics
 from .in_process import MemoryEngine
 from .rehoming import answer_wish

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 
-from ..client.known_brokers import WISH
+from ..client.session.queue_directory import WISH
 from ..definitions.broker_changes import check_added, check_removed
 from ..mesh.rehome import HomeChange, Rehomed
 from ..protocol import LakequeueError

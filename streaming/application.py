@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from py4j.protocol import Py4JError
 
-from ..client.kafka_base import require_broker
+from ..client.kafka.base import require_broker
 from ..protocol import LakequeueError, topics
 from ..sources.live import kafka_client
 from ..sources.live_reader import InputLimits
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming import StreamingQuery
     from pyspark.sql.streaming.listener import StreamingQueryListener
 
-    from ..client.transport import Transport
+    from ..client.session.transport import Transport
 
 log = logging.getLogger("lakequeue.engine")
 

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from confluent_kafka import Consumer, KafkaException, TopicPartition
 
-from ..client.transport import Transport
+from ..client.session.transport import Transport
 from ..definitions.broker_changes import check_added
 from ..protocol import LakequeueError, NotConnected, topics
 from ..sources.live import quiet_client

@@ -21,8 +21,8 @@ from collections.abc import Collection, Iterable, Mapping
 from confluent_kafka import KafkaException
 
 from ..client.connection import Connection
-from ..client.kafka_base import require_broker
-from ..client.kafka_library import open_kafka
+from ..client.kafka import open_kafka
+from ..client.kafka.base import require_broker
 from ..definitions import Configuration
 from ..protocol import NotConnected, commands, topics
 from ..protocol.bounds import RECORD_BYTES_MAX

@@ -23,8 +23,8 @@ from urllib.parse import urlsplit
 import msgspec
 from confluent_kafka import KafkaException
 
-from ..client.kafka_library import open_kafka
-from ..client.transport import Transport
+from ..client.kafka import open_kafka
+from ..client.session.transport import Transport
 from ..conf.client_keys import clients_command
 from ..definitions import DEFAULT_BROKER, Configuration
 from ..definitions.as_commands import configure_commands, vpns_of

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 
 from py4j.protocol import Py4JError
 
-from ..client.kafka_base import require_broker
+from ..client.kafka.base import require_broker
 from ..protocol import LakequeueError, NotConnected, Timeout
 from .application import SparkApplication
 from .broker_query import FAILED, RESTARTING, RUNNING, BrokerQuery

@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from ..client.kafka_base import require_broker
+from ..client.kafka.base import require_broker
 from ..protocol.errors import NotConnected
 
 log = logging.getLogger("lakequeue.engine")

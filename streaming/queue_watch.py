@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from ..client.kafka_library import connect_kafka
+from ..client.kafka import connect_kafka
 from ..protocol import LakequeueError, commands
 from ..protocol.signing import Credentials
 from ..sinks.queue_figures import Look, QueueFigures

@@ -11,7 +11,7 @@ from kafka import KafkaAdminClient
 from kafka.admin import ConfigResource, ConfigResourceType, NewTopic
 from kafka.errors import InvalidPartitionsError, KafkaError, TopicAlreadyExistsError
 
-from ..client.kafka_python import refusals_told
+from ..client.kafka.kafka_python import refusals_told
 from ..protocol import LakequeueError, NotConnected, topics
 from ..protocol.bounds import RECORD_BYTES_MAX
 from ..protocol.kafka_settings import for_kafka_python, kafka_settings

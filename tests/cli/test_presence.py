@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 from lakequeue.cli import main, presence
-from lakequeue.client.kafka_library import open_kafka
+from lakequeue.client.kafka import open_kafka
 from lakequeue.protocol import topics
 from lakequeue.protocol.home_places import ABOUT
 from lakequeue.streaming.earlier.pages import FORMAT as EARLIER_FORMAT

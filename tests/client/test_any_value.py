@@ -21,9 +21,9 @@ from lakequeue.aio import Connection as AsyncConnection
 from lakequeue.client.admin import Admin
 from lakequeue.client.asyncio_client import AsyncConsumer, AsyncProducer
 from lakequeue.client.connection import Connection
-from lakequeue.client.consumer import Consumer
+from lakequeue.client.consumer.consumer import Consumer
 from lakequeue.client.message import Message
-from lakequeue.client.producer import MODES, Producer
+from lakequeue.client.producer.producer import MODES, Producer
 from lakequeue.client.values import duration_ms
 from lakequeue.memory.pytest_plugin import EngineForTest
 from lakequeue.protocol import ConfigError, LakequeueError

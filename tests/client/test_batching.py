@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 from client.threaded import Wire, connect, engine, wait_for
-from lakequeue.client.batching import RUN_BYTES
 from lakequeue.client.connection import Connection
+from lakequeue.client.producer.window import RUN_BYTES
 from lakequeue.protocol.messages import RUN_MAX
 from rules.harness import Bench
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from client.threaded import Held, Wire, wait_for
 from lakequeue.client.connection import Connection
-from lakequeue.client.queue_directory import QueueDirectory
+from lakequeue.client.session.queue_directory import QueueDirectory
 from lakequeue.definitions import parse_configuration
 from lakequeue.memory import MemoryEngine
 from lakequeue.memory.registry import MemoryConnection

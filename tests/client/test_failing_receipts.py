@@ -8,7 +8,7 @@ import threading
 from typing import Any
 
 import pytest
-from lakequeue.client import confluent
+from lakequeue.client.kafka import confluent
 
 
 class FailingOnce:

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from client.threaded import Held, Wire, connect, engine, wait_for
 from lakequeue.client.connection import Connection
-from lakequeue.client.transport import Record
+from lakequeue.client.session.transport import Record
 from lakequeue.protocol import ConfigError, LakequeueError, NotConnected, Rejected, wire
 from lakequeue.protocol.duties import do_every
 from rules.harness import ON_REFERENCE, Bench

@@ -6,9 +6,9 @@ import time
 from collections.abc import Callable, Iterator
 
 import pytest
-from lakequeue.client.kafka_base import require_broker
-from lakequeue.client.kafka_bounds import OPEN_SECONDS_MAX
-from lakequeue.client.kafka_library import LIBRARIES, open_kafka
+from lakequeue.client.kafka import LIBRARIES, open_kafka
+from lakequeue.client.kafka.base import require_broker
+from lakequeue.client.kafka.kafka_bounds import OPEN_SECONDS_MAX
 from lakequeue.protocol.errors import NotConnected
 from lakequeue.protocol.kafka_settings import VARIABLE
 

@@ -8,7 +8,7 @@ from concurrent.futures import ALL_COMPLETED, TimeoutError, wait
 
 import pytest
 from lakequeue import Rejected
-from lakequeue.client.pending import Pending, settle
+from lakequeue.client.producer.receipts import Pending, settle
 
 
 @pytest.fixture

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException
-from lakequeue.client import kafka_bounds as bounds
-from lakequeue.client.producer_buffer import AT_ONCE, BATCH_BYTES, ProducerBuffer
+from lakequeue.client.kafka import kafka_bounds as bounds
+from lakequeue.client.kafka.producer_buffer import AT_ONCE, BATCH_BYTES, ProducerBuffer
 from lakequeue.protocol.errors import Reason, Rejected
 
 

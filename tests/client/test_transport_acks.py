@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from client.threaded import connect, engine, wait_for
-from lakequeue.client.arrivals import FlowArrivals
+from lakequeue.client.consumer.prefetch import FlowArrivals
 from lakequeue.protocol import ConfigError, commands, wire
 from lakequeue.protocol.outputs import Deliveries
 from lakequeue.state.rules.transport_acks import WAIT_MS

@@ -13,10 +13,16 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from lakequeue.client import confluent, kafka_bounds, kafka_python
-from lakequeue.client.kafka_base import servers
-from lakequeue.client.kafka_library import LIBRARIES, LIBRARY_VARIABLE, open_kafka
-from lakequeue.client.transport import Record, Transport
+from lakequeue.client.kafka import (
+    LIBRARIES,
+    LIBRARY_VARIABLE,
+    confluent,
+    kafka_bounds,
+    kafka_python,
+    open_kafka,
+)
+from lakequeue.client.kafka.base import servers
+from lakequeue.client.session.transport import Record, Transport
 from lakequeue.protocol.errors import ConfigError, NotConnected, Rejected
 
 pytestmark = pytest.mark.job
@@ -404,7 +410,7 @@ def start_python(kafka: Any, library: str, topic: str, code: str) -> subprocess.
     """A fresh process: threads, exit and stderr are then as in an application."""
     head = (
         "import logging, os, sys, time\n"
-        "from lakequeue.client.kafka_library import open_kafka\n"
+        "from lakequeue.client.kafka import open_kafka\n"
         "from lakequeue.protocol.errors import NotConnected\n"
         f"address, topic, library = {kafka.bootstrap_servers!r}, {topic!r}, {library!r}\n"
         "transport = open_kafka(address, 'test', library)\n"

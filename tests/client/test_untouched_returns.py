@@ -8,7 +8,7 @@ import lakequeue
 import pytest
 from client.threaded import Held, connect, engine, wait_for
 from lakequeue.client.connection import Connection
-from lakequeue.client.consumer import RETURN_S
+from lakequeue.client.consumer.consumer import RETURN_S
 from rules.harness import Bench, drain, ids
 
 ORDERS = {"name": "orders", "message_type": "json", "max_per_subscription_backlog": 100}

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 from lakequeue.client.connection import Connection
-from lakequeue.client.transport import Record
+from lakequeue.client.session.transport import Record
 from lakequeue.definitions import parse_configuration
 from lakequeue.memory import MemoryEngine, MemoryTransport
 

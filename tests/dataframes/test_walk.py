@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from lakequeue.client.transport import Record
+from lakequeue.client.session.transport import Record
 from lakequeue.dataframes import delivered, taken_batch, taking
 from lakequeue.dataframes.job_options import read_options
 from lakequeue.dataframes.taken_batch import TakenBatch

@@ -223,7 +223,7 @@ def test_metrics_of_the_dashboard(root: Path) -> None:
 
 @pytest.mark.parametrize("mode", ["auto", "client", "individual", "dups_ok", "pre_ack", "no_ack"])
 def test_acknowledgement_modes(mode: str, root: Path) -> None:
-    from lakequeue.client.acking import ACK_MODES
+    from lakequeue.client.consumer.settling import ACK_MODES
 
     assert mode in ACK_MODES
     assert len(ACK_MODES) == 6

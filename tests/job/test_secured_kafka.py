@@ -15,7 +15,7 @@ from confluent_kafka import Consumer, KafkaError, Producer
 from job.processes import EngineProcess, until
 from job.secured import SecuredKafka, settings_file
 from job.tables import check_tables
-from lakequeue.client.kafka_library import LIBRARIES
+from lakequeue.client.kafka import LIBRARIES
 from lakequeue.definitions.bridge import parse_bridge
 from lakequeue.protocol.errors import LakequeueError
 from lakequeue.protocol.kafka_settings import FOLDER_VARIABLE, VARIABLE, kafka_settings

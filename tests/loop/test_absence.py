@@ -14,7 +14,7 @@ from collections.abc import Iterator
 import lakequeue
 import pytest
 from job.processes import until
-from lakequeue.client.kafka_library import open_kafka
+from lakequeue.client.kafka import open_kafka
 from lakequeue.protocol import commands
 from lakequeue.streaming import EmbeddedKafka
 from lakequeue.streaming.topics_admin import ensure_topics

@@ -25,7 +25,7 @@ from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, C
 from job.output_audit import on_the_wire
 from job.processes import until
 from job.traffic import Traffic, judge
-from lakequeue.client.kafka_library import open_kafka
+from lakequeue.client.kafka import open_kafka
 from lakequeue.protocol import commands, topics, wire
 from lakequeue.protocol.errors import LakequeueError
 from lakequeue.sinks.log_writer import CERTAIN_S, StepLog

@@ -10,7 +10,7 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from lakequeue.client.moved_messages import PAUSE_S
+from lakequeue.client.producer.broker_channel import PAUSE_S
 from lakequeue.definitions import parse_configuration
 from lakequeue.protocol import commands as c
 from rules.mortal import Fate

@@ -62,7 +62,7 @@ class Run:
 
 def observe(queues: list[dict[str, Any]], walked: list[Operation]) -> Run:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("lakequeue.client.producer.uuid4", _Names())
+        patch.setattr("lakequeue.client.producer.producer.uuid4", _Names())
         walk = Walk(queues, compare=False)
         started = walk.connection.now()
         return Run(walk.go(walked), walk.connection.engine.dump(), started)

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from kafka import KafkaAdminClient, KafkaProducer
 from kafka.admin import ConfigResource, ConfigResourceType, NewTopic
-from lakequeue.client.kafka_library import LIBRARIES, open_kafka
-from lakequeue.client.known_brokers import known_brokers, number_of
+from lakequeue.client.kafka import LIBRARIES, open_kafka
+from lakequeue.client.session.queue_directory import known_brokers, number_of
 from lakequeue.definitions import Configuration, parse_configuration
 from lakequeue.protocol import ConfigError, topics
 from lakequeue.protocol.commands import Begin, Clients, Configure, Peers, decode_command

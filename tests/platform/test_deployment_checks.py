@@ -159,7 +159,7 @@ def test_on_a_real_kafka_and_with_an_engines_words(kafka: EmbeddedKafka, tmp_pat
     """What Kafka tells is understood; an engine of another version and clock is heard."""
     import threading
 
-    from lakequeue.client.kafka_library import open_kafka
+    from lakequeue.client.kafka import open_kafka
     from lakequeue.streaming.topics_admin import ensure_topics
 
     ensure_topics(kafka.bootstrap_servers, ["default"], [], ["a"])

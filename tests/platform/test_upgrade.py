@@ -11,8 +11,7 @@ from typing import Any
 import lakequeue
 import msgspec
 import pytest
-from lakequeue.client.known_brokers import known_brokers
-from lakequeue.client.queue_directory import QueueDirectory
+from lakequeue.client.session.queue_directory import QueueDirectory, known_brokers
 from lakequeue.protocol import LakequeueError, steplog, table_format, topics
 from lakequeue.protocol.table_format import SCHEMA, SCHEMA_VERSION, refusal_of
 from lakequeue.state import FORMAT

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections import defaultdict, deque
 from typing import Any
 
-from lakequeue.client.transport import Record
+from lakequeue.client.session.transport import Record
 from lakequeue.protocol import mesh_envelope, topics, wire
 
 from .mortal import Fate, MortalBroker, MortalEngine

@@ -15,12 +15,11 @@ from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from typing import Any
 
-from ..protocol import LeaseLost
-from .acking import AckRule
-from .message import Message
+from ...protocol import LeaseLost
+from ..message import Message
+from ..session.session import Session
 from .prefetch import Prefetch
-from .session import Session
-from .settling import Settling
+from .settling import AckRule, Settling
 
 log = logging.getLogger("lakequeue.client")
 

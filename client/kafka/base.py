@@ -19,10 +19,10 @@ import weakref
 from abc import abstractmethod
 from collections.abc import Iterable
 
-from ..protocol.errors import NotConnected, Reason, Rejected
-from ..protocol.kafka_settings import VARIABLE, authenticated, encrypted, kafka_settings
+from ...protocol.errors import NotConnected, Reason, Rejected
+from ...protocol.kafka_settings import VARIABLE, authenticated, encrypted, kafka_settings
+from ..session.transport import Record, Transport
 from . import kafka_bounds as bounds
-from .transport import Record, Transport
 
 LOGGER = logging.getLogger("lakequeue.client")
 

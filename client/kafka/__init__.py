@@ -5,12 +5,11 @@ from __future__ import annotations
 import importlib.util
 import os
 
-from ..protocol.errors import ConfigError, Problem
-from ..protocol.signing import Credentials
-from .connection import Connection
-from .credentials import credentials
-from .known_brokers import known_brokers, number_of
-from .transport import Transport
+from ...protocol.errors import ConfigError, Problem
+from ...protocol.signing import Credentials
+from ..connection import Connection, credentials
+from ..session.queue_directory import known_brokers, number_of
+from ..session.transport import Transport
 
 LIBRARY_VARIABLE = "LAKEQUEUE_KAFKA_LIBRARY"
 LIBRARIES = ("confluent-kafka", "kafka-python")

@@ -17,21 +17,13 @@ from typing import Any, TypeVar
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec
 
-from ..protocol.errors import NotConnected
-from ..protocol.kafka_headers import headers_of
-from ..protocol.kafka_settings import kafka_settings
+from ...protocol.errors import NotConnected
+from ...protocol.kafka_headers import headers_of
+from ...protocol.kafka_settings import kafka_settings
+from ..session.transport import Acked, Headers, Record
 from . import kafka_bounds as bounds
-from .kafka_base import (
-    LOGGER,
-    KafkaTransport,
-    LibraryLog,
-    no_answer,
-    no_kafka,
-    reach,
-    refused,
-)
+from .base import LOGGER, KafkaTransport, LibraryLog, no_answer, no_kafka, reach, refused
 from .producer_buffer import ProducerBuffer
-from .transport import Acked, Headers, Record
 
 _T = TypeVar("_T")
 _CHUNK_RECORDS = 500

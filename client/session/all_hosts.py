@@ -15,8 +15,8 @@ from typing import Any
 
 import msgspec
 
-from ..protocol import ConfigError, LakequeueError, Timeout, commands
-from ..protocol.checked import checked
+from ...protocol import ConfigError, LakequeueError, Timeout, commands
+from ...protocol.checked import checked
 from .session import Session
 
 AWAY = ("failed", "restarting")

@@ -19,20 +19,11 @@ from kafka import errors as kafka_errors
 from kafka.admin import OffsetSpec
 from kafka.record import util as record_util
 
-from ..protocol.errors import NotConnected
-from ..protocol.kafka_settings import authenticated, encrypted, for_kafka_python, kafka_settings
+from ...protocol.errors import NotConnected
+from ...protocol.kafka_settings import authenticated, encrypted, for_kafka_python, kafka_settings
+from ..session.transport import Acked, Headers, Record
 from . import kafka_bounds as bounds
-from .kafka_base import (
-    LOGGER,
-    KafkaTransport,
-    LibraryLog,
-    no_answer,
-    no_kafka,
-    reach,
-    refused,
-    too_large,
-)
-from .transport import Acked, Headers, Record
+from .base import LOGGER, KafkaTransport, LibraryLog, no_answer, no_kafka, reach, refused, too_large
 
 _T = TypeVar("_T")
 _BATCH_BYTES = 256 * 1024

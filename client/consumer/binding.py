@@ -10,8 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..protocol import commands
-from .session import Answer, Session
+from ...protocol import commands
+from ..session.session import Answer, Session
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,9 +17,9 @@ from typing import Any
 
 from confluent_kafka import KafkaException, Producer
 
+from ..session.transport import Acked, Headers
 from . import kafka_bounds as bounds
-from .kafka_base import too_large
-from .transport import Acked, Headers
+from .base import too_large
 
 AT_ONCE = 5  # librdkafka's RD_KAFKA_IDEMP_MAX_INFLIGHT
 BATCH_BYTES = 900_000  # its batch.size is 1,000,000, with what Kafka adds to a record

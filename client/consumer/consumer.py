@@ -13,23 +13,20 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from typing import Any
 
-from ..protocol import ConfigError, LakequeueError, Timeout, wire
-from ..protocol.bounds import BACKLOG_MAX, NAME_CHARACTERS_MAX
-from ..protocol.duties import do_every
-from ..protocol.errors import Moved
-from ..protocol.ids import format_parts, format_ranges
-from .acking import ack_rule
-from .arrivals import WINDOW_PERCENT, FlowArrivals
+from ...protocol import ConfigError, LakequeueError, Timeout, wire
+from ...protocol.bounds import BACKLOG_MAX, NAME_CHARACTERS_MAX
+from ...protocol.duties import do_every
+from ...protocol.errors import Moved
+from ...protocol.ids import format_parts, format_ranges
+from ..message import Message
+from ..session.requests import NAME_MAX
+from ..session.session import Session
+from ..session.transport import Record
+from ..values import function_of, text_of, truth, wait_s, whole
 from .binding import Binding, Wanted
-from .broker_requests import NAME_MAX
 from .callbacks import CallbackRunner
-from .message import Message
-from .prefetch import Prefetch
-from .renewal import LIMIT, Leases
-from .session import Session
-from .settling import Settling
-from .transport import Record
-from .values import function_of, text_of, truth, wait_s, whole
+from .prefetch import LIMIT, WINDOW_PERCENT, FlowArrivals, Leases, Prefetch
+from .settling import Settling, ack_rule
 
 CLOSE_S = 5.0
 RETURN_S = 2.0  # how long a close waits for what is still on its way here

@@ -14,13 +14,13 @@ from uuid import uuid4
 
 import msgspec
 
-from ..protocol import ConfigError, NotConnected, Reason, Rejected, Timeout, WindowFull
-from .batching import RUN_BYTES
-from .broker_channel import BrokerChannel
-from .headers import HeaderOptions, Templates
-from .moved_messages import MovedMessages
-from .pending import Pending, Receipt, settle
-from .publish_options import (
+from ...protocol import ConfigError, NotConnected, Reason, Rejected, Timeout, WindowFull
+from ..session.session import Answer, Session
+from ..values import content, delivery_ms, duration_ms, one_of, truth, wait_s, whole
+from .broker_channel import BrokerChannel, MovedMessages
+from .options import (
+    HeaderOptions,
+    Templates,
     check_outlived,
     destination_of,
     headers_of,
@@ -28,8 +28,8 @@ from .publish_options import (
     producer_id_of,
     ttl_ms,
 )
-from .session import Answer, Session
-from .values import content, delivery_ms, duration_ms, one_of, truth, wait_s, whole
+from .receipts import Pending, Receipt, settle
+from .window import RUN_BYTES
 
 MODES = ("persistent", "non_persistent", "persistent_groupack")
 ON_FULL = ("block", "raise")

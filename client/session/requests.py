@@ -17,17 +17,24 @@ from zlib import crc32
 
 import msgspec
 
-from ..protocol import ConfigError, LakequeueError, NotConnected, Problem, Timeout, commands, topics
-from ..protocol.bounds import NAME_CHARACTERS_MAX
-from ..protocol.checked import checked, encode_checked
-from ..protocol.errors import Moved, PermissionDenied
-from ..protocol.signing import Credentials, Signature, sign
-from .known_brokers import ask_for_broker, known_brokers
-from .queue_directory import QueueDirectory
+from ...protocol import (
+    ConfigError,
+    LakequeueError,
+    NotConnected,
+    Problem,
+    Timeout,
+    commands,
+    topics,
+)
+from ...protocol.bounds import NAME_CHARACTERS_MAX
+from ...protocol.checked import checked, encode_checked
+from ...protocol.errors import Moved, PermissionDenied
+from ...protocol.signing import Credentials, Signature, sign
+from ..spans import Spans
+from ..values import text_of
+from .queue_directory import QueueDirectory, ask_for_broker, known_brokers
 from .runner import Runner
-from .spans import Spans
 from .transport import Transport
-from .values import text_of
 
 log = logging.getLogger("lakequeue.client")
 

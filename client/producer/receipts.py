@@ -14,7 +14,7 @@ from concurrent.futures import Future, TimeoutError
 from concurrent.futures._base import FINISHED, RUNNING
 from typing import Any
 
-from ..protocol import LakequeueError
+from ...protocol import LakequeueError
 
 log = logging.getLogger("lakequeue.client")
 

@@ -1,4 +1,18 @@
-"""Settling what an application holds: acknowledge, cancel, reject, renew (C4, C5, L8, L10, L11).
+"""What an acknowledgement mode means (C4).
+
+| mode | acknowledged | after an exception in the callback |
+|---|---|---|
+| auto | when the callback has returned, or as receive() hands over | canceled |
+| client | by `ack()`: this one and all received before it | stays with the consumer |
+| individual | by `ack()`: this one | stays with the consumer |
+| dups_ok | every n messages or k ms, whichever is first | canceled |
+| pre_ack | as it arrives in the client, before the callback or receive() | it is gone |
+| no_ack | never: the engine removes it as it sends it | it is gone |
+
+A component of `dups_ok` that is 0 is switched off. With n=0 and k=0 the mode *is* client, with n=1
+and k=0 it *is* auto, and both are carried out as such: there is one piece of code for each meaning.
+
+Settling what an application holds: acknowledge, cancel, reject, renew (C4, C5, L8, L10, L11).
 
 Acks are collected and sent as ranges. Whatever is not an ack sends them first, so nothing overtakes
 them (C5). When a mode acknowledges is said in `acking`, and done here.
@@ -8,21 +22,67 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from ..protocol import ConfigError, LeaseLost, commands
-from ..protocol.bounds import shown
-from ..protocol.checked import checked
-from ..protocol.ids import RANGES_A_COMMAND, format_parts, format_ranges, parse_ranges
-from .acking import AckRule
-from .all_hosts import acknowledge
-from .arrivals import FlowArrivals
+from ...protocol import ConfigError, LeaseLost, commands
+from ...protocol.bounds import shown
+from ...protocol.checked import checked
+from ...protocol.ids import RANGES_A_COMMAND, format_parts, format_ranges, parse_ranges
+from ..message import Message
+from ..session.all_hosts import acknowledge
+from ..session.session import Answer, Session
+from ..values import duration_ms, id_of, ids_text, ranges_of, reason_of
 from .binding import Binding
-from .message import Message
-from .prefetch import Prefetch
-from .session import Answer, Session
-from .values import duration_ms, id_of, ids_text, ranges_of, reason_of
+from .prefetch import FlowArrivals, Prefetch
+
+ACK_MODES = ("auto", "client", "individual", "dups_ok", "pre_ack", "no_ack")
+DUPS_OK_COUNT = 10
+
+
+@dataclass(slots=True)
+class AckRule:
+    """How a consumer acknowledges. mode: the meaning, one of `ACK_MODES`; count: dups_ok's n, None
+    for 10 or the prefetch, whichever is lower; interval_ms: dups_ok's k; 0 switches either off."""
+
+    mode: str
+    count: int | None
+    interval_ms: int
+    backlog: int = 1
+
+    @property
+    def n(self) -> int:
+        """After how many messages dups_ok acknowledges; 0 for never."""
+        if self.count is None:
+            return max(1, min(DUPS_OK_COUNT, self.backlog))
+        return self.count
+
+    def fit(self, backlog: int) -> None:
+        """The prefetch is this many (C6). Raises ConfigError where n is more: with k = 0 nothing
+        would ever be acknowledged."""
+        if self.mode == "dups_ok" and self.count is not None and self.count > backlog:
+            raise ConfigError(
+                f"dups_ok_count: {self.count} – allowed is at most the prefetch, {backlog} "
+                "(the lower of max_backlog and the queue's max_per_subscription_backlog)"
+            )
+        self.backlog = backlog
+
+
+def ack_rule(ack_mode: str, count: int | None, interval: str | float) -> AckRule:
+    """The rule that these options of a consumer name; raises ConfigError for what is not one."""
+    if ack_mode not in ACK_MODES:
+        raise ConfigError(f"ack_mode: {shown(ack_mode)} – allowed are {', '.join(ACK_MODES)}")
+    if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < 0):
+        raise ConfigError(
+            f"dups_ok_count: {shown(count)} – allowed is a number of messages, 0 for none"
+        )
+    interval_ms = duration_ms(interval, "dups_ok_interval")
+    mode = ack_mode
+    if mode == "dups_ok" and not interval_ms and count in (0, 1):
+        mode = "auto" if count else "client"
+    return AckRule(mode, count, interval_ms)
+
 
 FRESH_PART = 0.9  # of a lease that is left: what is handed over with less is renewed
 

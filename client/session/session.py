@@ -16,12 +16,12 @@ from typing import Protocol
 
 import msgspec
 
-from ..protocol import LakequeueError, Timeout, commands
-from ..protocol.duties import do_every
-from ..protocol.errors import Moved
-from ..protocol.signing import Credentials
-from ..protocol.wire import FRAMING
-from .broker_requests import Answer, BrokerRequests
+from ...protocol import LakequeueError, Timeout, commands
+from ...protocol.duties import do_every
+from ...protocol.errors import Moved
+from ...protocol.signing import Credentials
+from ...protocol.wire import FRAMING
+from .requests import Answer, BrokerRequests
 from .runner import Runner
 from .transport import Record, Transport
 

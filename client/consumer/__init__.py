@@ -1,0 +1,1 @@
+"""Consumers: the binding to a queue, what has arrived, callbacks, acknowledgements."""

@@ -1,0 +1,1 @@
+"""Producers: options of a message, the window of unanswered messages, one channel per broker."""

@@ -1,0 +1,1 @@
+"""The session between a client and a broker: requests, directory, transport, runner."""
