@@ -20,9 +20,9 @@ from ..protocol.mesh_envelope import MeshMessage
 from ..protocol.mesh_messages import WORDS
 from ..protocol.messages import Records
 from ..protocol.outputs import MeshRecord
+from ..state.commands.answers import reject_record
 from ..state.queue.broker import Broker
 from ..state.queue.broker_facts import RecordPosition
-from ..state.rules.rejected_records import reject_record
 from .facts import MeshFacts, Peer
 from .rejoining import is_lost, next_word
 

@@ -17,14 +17,12 @@ from ..protocol.mesh_messages import HandOver, NotTaken, Stored
 from ..state.phases.admission_checks import NACK, count_discarded, of_broker, outcome
 from ..state.queue.broker import Broker
 from ..state.queue.change import enter
-from ..state.queue.entered_ids import was_taken
+from ..state.queue.header import is_remembered
 from ..state.queue.queue import Queue
+from ..state.rules.after_entry import apply_early_ack, keep_last
 from ..state.rules.dead import join
-from ..state.rules.deferred import settle_arrival
 from ..state.rules.edits import WAY, dead_part
-from ..state.rules.entry_checks import dead_match, refusal
-from ..state.rules.last_value import keep_last
-from ..state.rules.lifetime import expires_at
+from ..state.rules.entry_checks import dead_match, expires_at, refusal
 from ..state.storage.row import DELAYED, IN_MEMORY, NEVER, READY, Row
 from ..state.storage.spool import Content
 from .channel import say
@@ -57,7 +55,7 @@ def handed_over(broker: Broker, facts: MeshFacts, sender: int, said: HandOver) -
     for row, content in zip(rows, said.contents, strict=True):
         reason = _refusal(broker, said.vpn, queue, row) if said.waiting else None
         is_new = said.waiting and not row.extras  # its first time in this queue
-        was_here = said.again and is_new and was_taken(queue.header.taken, row.id)
+        was_here = said.again and is_new and is_remembered(queue.header.taken, row.id)
         if was_here or queue.holds(row.id):
             dead = dead_part(row.extras)
             if dead is not None:  # it died here, or at another broker, as well
@@ -75,7 +73,7 @@ def handed_over(broker: Broker, facts: MeshFacts, sender: int, said: HandOver) -
     peer = facts.peers[sender].name
     broker.record("spooled", queue, entered, reason=f"from broker {peer}")
     for number in entered:
-        settle_arrival(broker, queue, queue.live[number])
+        apply_early_ack(broker, queue, queue.live[number])
     keep_last(broker, queue)
     queue.spill_over()
     if done:

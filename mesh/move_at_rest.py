@@ -14,11 +14,10 @@ from ..state.commands.sessions import unbind
 from ..state.queue.broker import Broker
 from ..state.queue.broker_facts import KnownSession
 from ..state.queue.change import apply
-from ..state.queue.entered_ids import TAKEN_MAX
-from ..state.queue.header import QueueHeader
+from ..state.queue.header import ENTERED_MAX, QueueHeader
 from ..state.queue.queue import Queue
 from ..state.queue.table import Event
-from ..state.rules.deferred import settle_arrival
+from ..state.rules.after_entry import apply_early_ack
 from ..state.rules.routing import drop_route, set_topics
 from ..state.storage.row import IN_MEMORY, LEASED, NEVER, Row
 from .handover import take_in
@@ -77,7 +76,7 @@ def move_queue(
     if into.early.ranges:
         for row in rows:
             if row.id in into.live:
-                settle_arrival(target, into, row)
+                apply_early_ack(target, into, row)
     into.header.again = into.wanted = True
     into.header.due_at = NEVER
     target.touch(into)
@@ -95,7 +94,7 @@ def arrive(source: Broker, queue: Queue, target: Broker, into: Queue) -> None:
         take_in(target, into, new, content, waiting=True)
     tell_moved(source, queue, target, into, [row.id for row in rows])
     for new in arrived:
-        settle_arrival(target, into, new)
+        apply_early_ack(target, into, new)
     keep_later(target, into, before)
     into.spill_over()
 
@@ -171,7 +170,7 @@ def _union(ranges: list[list[int]]) -> list[list[int]]:
             joined[-1][1] = max(joined[-1][1], last)
         else:
             joined.append([first, last])
-    return joined[-TAKEN_MAX:]
+    return joined[-ENTERED_MAX:]
 
 
 def _stand_behind(rows: list[Row], header: QueueHeader) -> None:
@@ -236,7 +235,7 @@ def _store(source: Broker, target: Broker, rows: list[Row], vpn: int, shared: Sh
             row.stored = spool.skip_id()
             spool.adopt(row.stored, vpn, None, row.size)
             row.block, row.length = LOST_BLOCK, 1
-    spool.settle(rows, live=True)
+    spool.write_to_blocks(rows, live=True)
     for row in new:
         spool.add_match(row)
 

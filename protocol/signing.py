@@ -8,7 +8,7 @@ command as it is without all this:
 
 The code covers the VPN, the line and the command, so none of them can be changed, nor carried to
 another VPN or broker. ``session`` and ``seq`` say the same command but once; ``time`` bounds for
-how long that must be remembered (`state/commands/identity.py`).
+how long that must be remembered (`state/commands/permissions.py`).
 
 Keys stand nowhere in clear: the engine tells a broker each key *sealed* with a secret of its home,
 and so it stands in topics, in the state and in tables.

@@ -1,7 +1,7 @@
-"""One broker, pure and live: ordinary objects that a step changes in place, packed at a mark.
+"""One broker as pure, ordinary objects: a step changes them in place, a mark writes them down.
 
-`Broker.load` reads it from a store, `step` takes a step, `Broker.mark` writes what changed, `check`
-proves what must hold.
+`Broker.load` reads a broker from a store, `step` takes one step, `Broker.mark` writes what changed,
+and `check` verifies the invariants.
 """
 
 from .invariants import check

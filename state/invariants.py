@@ -1,9 +1,9 @@
-"""What must hold of a broker after every step. Reads everything: for tests, and for an operator who
-wants to be sure.
+"""Invariants of a broker, true after every step. The check reads everything, so it is for tests and
+for an operator who suspects a fault.
 
-Each message is in exactly one state per queue; counts are the sums of the rows; leases stay within
-backlog limits; spool bytes are the sum of what is stored; counters add up; nothing behind a waiting
-barrier is leased; every ready row can be found by whoever may get it.
+Each message is in exactly one state per queue. Counts equal the sums over the rows. Leases stay
+within the backlog limits. Spool bytes equal the sum of what is stored. Counters add up. Nothing
+behind a waiting barrier is leased. Every ready row can be found by the consumers that may get it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .storage.segments import NO_FILTER
 
 
 def check(broker: Broker) -> None:
-    """Raises AssertionError naming what does not hold."""
+    """Raises AssertionError that names the broken invariant."""
     matches: dict[int, int] = {}
     sizes: dict[int, tuple[int, int]] = {}  # by id: the VPN, the size
     for queue in broker.queues.values():
@@ -35,7 +35,7 @@ def check(broker: Broker) -> None:
     assert broker.unacked == leased, f"delivered and unacked: {broker.unacked}, leased {leased}"
     assert set(broker.header.waiting) <= set(broker.queues), "a deleted queue waits for acks"
     full = broker.header.unserved or broker.unacked >= broker.header.system.max_delivered_unacked
-    assert full or not broker.header.waiting, f"there is room for: {broker.header.waiting}"
+    assert full or not broker.header.waiting, f"these need not wait: {broker.header.waiting}"
     _check_alerts(broker)
 
 
@@ -53,7 +53,7 @@ def _rows(queue: Queue) -> list[Row]:
 def _check_queue(broker: Broker, queue: Queue, rows: list[Row]) -> None:
     header, name = queue.header, queue.definition.name
     states = [row.state for row in rows]
-    assert len({row.id for row in rows}) == len(rows), f"{name}: a message stands there twice"
+    assert len({row.id for row in rows}) == len(rows), f"{name}: a message is in it twice"
     assert header.depth == len(rows), f"{name}: depth {header.depth}, rows {len(rows)}"
     assert header.leased == states.count(LEASED) + states.count(MOVING), f"{name}: leased"
     assert header.delayed == states.count(DELAYED), f"{name}: delayed"
@@ -79,12 +79,12 @@ def _check_leases(queue: Queue, rows: list[Row]) -> None:
         if row.state in (LEASED, MOVING):
             held.setdefault(row.holder, set()).add(row.id)
         else:
-            assert not row.holder, f"{name}: {row.id} has a holder, but no lease"
+            assert not row.holder, f"{name}: {row.id} has a holder but no lease"
         if header.barriers and row.state == LEASED:
             first = next(iter(header.barriers))
-            assert row.generation <= first, f"{name}: {row.id} went out past a barrier"
+            assert row.generation <= first, f"{name}: {row.id} was delivered past a barrier"
     numbers = {s.number: s for s in header.subscriptions}
-    assert set(held) <= set(numbers), f"{name}: leased to nobody known"
+    assert set(held) <= set(numbers), f"{name}: leased to an unknown subscription"
     for number, subscription in numbers.items():
         own = held.get(number, set())
         assert subscription.held == len(own), f"{name}: {subscription.id} holds {len(own)}"
@@ -100,14 +100,15 @@ def _check_leases(queue: Queue, rows: list[Row]) -> None:
 
 
 def _check_backlog(queue: Queue, subscription: Subscription) -> None:
-    """A backlog may have been lowered below what is held (B3), so only the flow's limit holds."""
+    """A command may have lowered a backlog below what is leased (B3), so only the flow's limit is
+    certain."""
     most = queue.definition.max_delivered_unacked_per_flow
     fine = subscription.held <= max(backlog_of(queue.definition, subscription), most)
     assert fine or queue.header.counters, f"{queue.definition.name}: {subscription.id}"
 
 
 def _check_order(queue: Queue) -> None:
-    """Every ready row stands where it is looked for, and of a lane only the next one does."""
+    """Every ready row is in the heaps; of a lane only the next one is."""
     name, ready = queue.definition.name, queue.ready
     entries = set(ready.heap)
     lanes: dict[int, list[Row]] = {}
@@ -115,7 +116,7 @@ def _check_order(queue: Queue) -> None:
         if row.lane and not row.barrier:
             lanes.setdefault(row.lane, []).append(row)
         elif row.state == READY and not row.barrier:
-            assert (row.key, row.id) in entries, f"{name}: {row.id} is ready, and not in order"
+            assert (row.key, row.id) in entries, f"{name}: {row.id} is ready, but in no heap"
     for lane, members in lanes.items():  # O4
         first = min(members, key=lambda row: (is_fresh(row), row.key))
         parked = ready.lanes[lane].parked
@@ -130,14 +131,14 @@ def _check_order(queue: Queue) -> None:
     assert set(ready.lanes) == set(lanes) | waiting, f"{name}: lanes"
     for segment in queue.cold.segments():
         for row in queue.cold.read(segment) if NO_FILTER in segment.looked else ():
-            places = [at for _, at in ready.lanes[row.lane].parked]
-            assert segment.number in places, f"{name}: {row.id} waits, and nobody knows where"
+            segments = [at for _, at in ready.lanes[row.lane].parked]
+            assert segment.number in segments, f"{name}: {row.id} waits in no parked segment"
     for view in ready.views.values():
         seen = {entry[1] for entry in (*view.unseen, *view.matched, *view.held_back)}
         for row in queue.live.values():
             if row.state == READY and not row.barrier and ready.is_next(row):
-                known = row.id in seen or view.seen.get(row.id) is False
-                assert known, f"{name}: filter {view.text!r} does not know of {row.id}"
+                is_listed = row.id in seen or view.seen.get(row.id) is False
+                assert is_listed, f"{name}: filter {view.text!r} has no entry for {row.id}"
     end = first_inactive(queue)
     if end is not None:
         active = sum(row.key < end for row in _rows(queue))
@@ -147,12 +148,12 @@ def _check_order(queue: Queue) -> None:
 
 
 def _check_deadlines(queue: Queue) -> None:
-    """What is due of live rows is watched for."""
+    """Every deadline of a live row is in the heap."""
     watched = set(queue.deadlines)
     for row in queue.live.values():
         for at in (row.expires, row.until) if row.state != MOVING else ():
             assert at == NEVER or (at, row.id) in watched, (
-                f"{queue.definition.name}: nobody looks at {row.id} at {at}"
+                f"{queue.definition.name}: {row.id} has a deadline at {at} that is in no heap"
             )
 
 
@@ -173,7 +174,7 @@ def _check_spool(
 
 
 def _check_alerts(broker: Broker) -> None:
-    """An alert is set exactly where its level says so (S9)."""
+    """An alert is set exactly if its level is over its threshold (S9)."""
     header, system = broker.header, broker.header.system
 
     def check(name: str, there: bool, level: int, limit: int, high: float, clear: float) -> None:

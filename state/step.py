@@ -1,15 +1,15 @@
-"""The step: the engine as one function of a live broker, inputs and time.
+"""The step: the engine as one function of a live broker, its inputs and the time.
 
     outputs = step(broker, batch, now)
 
-What a step does, and in which order, is `take_phases`. Each phase has a budget (`limits.Limits`);
-what is left goes on in the next step, which is asked for at once: `Deadline(at=now)`. The same
-state, inputs and time give the same outputs, byte for byte.
+`take_phases` lists what a step does, in order. Each phase has a budget (`limits.Limits`). If work
+is left over, the step asks for the next one at once: `Deadline(at=now)`. The same state, inputs
+and time give the same outputs, byte for byte.
 
-Check, then apply: whatever a client sends is checked before anything changes, so a refusal changes
-nothing. If something fails all the same it is our mistake, and the state is spoiled: `StepFailed`
-says what was being done. Whoever drives the broker throws it away, takes the logged steps again,
-and leaves out what failed (`Batch.skipped`).
+Check, then apply: a step checks everything that a client sends before it changes anything, so a
+refusal changes nothing. Any other failure is a bug and leaves the state inconsistent. `StepFailed`
+then names the record or queue. The driver discards the broker, replays the logged steps, and leaves
+out what failed (`Batch.skipped`).
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ from .phases.tidying import tidy
 from .queue.broker import Broker
 from .queue.broker_facts import RecordPosition
 from .queue.queue import Queue
-from .rules.durable import say_held
+from .rules.durable import send_held_receipts
 from .storage.row import NEVER
 
 
 @dataclass(slots=True)
 class Batch:
-    """What comes in at once: commands and publishes, each in their log's order.
+    """The records of one step, each kind in the order of its log.
 
     commands: records of the commands topics, undecoded; publishes: all other records; mesh:
-    what other brokers say; skipped:
-    records that failed when this step was taken before, and why; faulted: queues that did.
+    records from other brokers; skipped: records that failed in an earlier attempt at this step,
+    and why; faulted: queues that failed in it, and why.
     """
 
     commands: Records = field(default_factory=Records)
@@ -50,58 +50,58 @@ class Batch:
     faulted: dict[int, str] = field(default_factory=dict)
 
 
-def hear(broker: Broker, batch: Batch) -> None:
-    """What other brokers say."""
+def read_mesh(broker: Broker, batch: Batch) -> None:
+    """Read the messages of other brokers."""
     if broker.mesh is not None:
         broker.mesh.hear(batch.mesh, batch.skipped)
     else:
-        assert not batch.mesh, "another broker speaks to one that knows none"
+        assert not batch.mesh, "a record from another broker, but this broker has no mesh"
 
 
-def speak(broker: Broker) -> None:
-    """What is to be said to other brokers now that all is delivered."""
+def write_mesh(broker: Broker) -> None:
+    """Write to other brokers. After delivery, so that they hear its result."""
     if broker.mesh is not None:
         broker.mesh.speak()
 
 
 class StepFailed(LakequeueError):
-    """A step failed. place: the record that was being looked at; queue: the number of the queue
-    that was being served; None where it is not known."""
+    """A step failed. place: the record it was processing; queue: the number of the queue it was
+    serving; both None if unknown."""
 
     def __init__(self, place: RecordPosition | None, queue: int | None, error: Exception) -> None:
         self.place, self.queue = place, queue
         self.why = f"{type(error).__name__}: {error}"[:500]
-        super().__init__(f"a step failed at {place or queue or 'an unknown place'}: {self.why}")
+        super().__init__(f"a step failed at {place or queue or 'an unknown record'}: {self.why}")
 
 
 def take_phases(broker: Broker, batch: Batch) -> None:
-    """All that a step does, in its order. What has nothing to do costs a look."""
+    """Everything that a step does, in order. A phase without work costs one check."""
     commands = decoded(broker, batch.commands, batch.skipped) if batch.commands.topics else []
-    hear(broker, batch)
-    if broker.header.pending:  # what earlier commands have left to do
+    read_mesh(broker, batch)
+    if broker.header.pending:  # commands that earlier steps did not finish
         go_on(broker)
     carry_out_all(broker, commands, inspect=False)
     if batch.publishes.topics:
         admit(broker, batch.publishes, batch.skipped)
     if broker.held:
-        say_held(broker)
+        send_held_receipts(broker)
     act_on_deadlines(broker)
     deliver(broker)
-    speak(broker)
+    write_mesh(broker)
     tidy(broker)
     watch(broker)
     carry_out_all(broker, commands, inspect=True)
 
 
 def step(broker: Broker, batch: Batch, now: int) -> list[Output]:
-    """Take one step at this time, epoch ms. Raises StepFailed; then the broker is spoiled."""
+    """Take one step at this time, epoch ms. After StepFailed the broker must not be used."""
     records = len(batch.commands.topics) + len(batch.publishes.topics) + len(batch.mesh.topics)
     broker.limits = beside(broker.all_limits, records)
     broker.header.step += 1
     broker.begin(now)
     try:
         for number, why in sorted(batch.faulted.items()) if batch.faulted else ():
-            _leave_alone(broker, number, why)
+            _isolate_queue(broker, number, why)
         take_phases(broker, batch)
         broker.at = None
         at = broker.end()
@@ -116,11 +116,11 @@ def step(broker: Broker, batch: Batch, now: int) -> list[Output]:
     return broker.outputs
 
 
-def _leave_alone(broker: Broker, number: int, why: str) -> None:
-    """A queue failed: nothing happens in it until somebody defines it again."""
+def _isolate_queue(broker: Broker, number: int, why: str) -> None:
+    """A queue failed. Nothing happens in it until somebody defines it again."""
     queue = broker.queue(number)
     if queue is not None:
         queue.header.faulted = why
-        queue.header.given = b""  # whatever it is defined with next counts
+        queue.header.given = b""  # the next definition counts, even if it is the same
         broker.touch(queue)
         broker.event("queue_faulted", broker.vpn_of(queue), queue.definition.name, why=why)

@@ -20,14 +20,14 @@ from ...protocol.bridges import BridgeReceipt, BridgeSend
 from ...protocol.errors import LakequeueError
 from ...protocol.home_bridges import COPIER_PREFIX, HomeAnswer, decode_copied, of_key
 from ...protocol.messages import QUEUE_ALONE, Records
-from ...state.commands.home_commands import peers
+from ...state.commands.administration import peers
+from ...state.commands.answers import reject_record
 from ...state.limits import Budget
 from ...state.queue.broker import Broker
 from ...state.queue.broker_facts import RecordPosition
 from ...state.queue.header import Subscription, Task
 from ...state.queue.mesh_interface import LATER
 from ...state.queue.queue import Queue
-from ...state.rules.rejected_records import reject_record
 from ...state.storage.row import NEVER, Row
 from ...state.storage.spool import Content
 from ..mesh import Mesh

@@ -1,4 +1,5 @@
-"""What a command is answered: its result, or a sentence that says what is wrong with it."""
+"""Answers: a command's result, or a sentence that says what is wrong with it; and records that
+cannot be understood, which go to `<vpn>.rejected`."""
 
 from __future__ import annotations
 
@@ -6,8 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...protocol.commands import Command
-from ...protocol.errors import ConfigError, Moved, PermissionDenied
-from ...protocol.outputs import Reply
+from ...protocol.errors import ConfigError, Moved, PermissionDenied, Reason
+from ...protocol.journal import JournalSegment
+from ...protocol.outputs import RejectedRecord, Reply
 from ..queue.broker import Broker
 
 Problems = list[tuple[str, str, str | int | float | None, str]] | None
@@ -15,14 +17,14 @@ Problems = list[tuple[str, str, str | int | float | None, str]] | None
 
 @dataclass(slots=True)
 class PartialAnswer:
-    """A part of a long answer; more: where the next one begins, None where this is the last."""
+    """A part of a long answer. more: where the next part begins; None in the last part."""
 
     result: Any
     more: int | str | None
 
 
 def answer(broker: Broker, command: Command, result: Any) -> None:
-    """Answer, if an answer is wanted."""
+    """Answer a command, if its sender wants an answer."""
     to, more = command.reply, None
     if to is None:
         return
@@ -33,15 +35,15 @@ def answer(broker: Broker, command: Command, result: Any) -> None:
 
 
 def refuse(broker: Broker, vpn: str, command: Command, error: Exception) -> None:
-    """Say what is wrong: to whoever asked, and in the events."""
+    """Tell the sender what is wrong, and write an event."""
     text = str(error)
     to = command.reply
-    if isinstance(error, Moved):  # no mistake: its sender asks there
+    if isinstance(error, Moved):  # not an error: the sender asks the other broker
         if to is not None:
             hosts = {"hosts": error.hosts}
             broker.emit(Reply(to.topic, to.partition, to.request, hosts, text, "Moved"))
         return
-    kind, problems = what_is_wrong(error)
+    kind, problems = kind_and_problems(error)
     broker.in_vain()
     if isinstance(error, PermissionDenied):
         broker.count_refused(vpn, error.reason)
@@ -51,8 +53,8 @@ def refuse(broker: Broker, vpn: str, command: Command, error: Exception) -> None
         broker.emit(Reply(to.topic, to.partition, to.request, None, text, kind, problems))
 
 
-def what_is_wrong(error: Exception) -> tuple[str, Problems]:
-    """The kind of an error and its problems, as a reply says them."""
+def kind_and_problems(error: Exception) -> tuple[str, Problems]:
+    """The kind of an error and its problems, as a reply carries them."""
     if isinstance(error, PermissionDenied):
         return type(error).__name__, None
     kind = "ConfigError" if isinstance(error, ValueError) else "LakequeueError"
@@ -63,3 +65,21 @@ def what_is_wrong(error: Exception) -> tuple[str, Problems]:
 
 def _plain(value: object) -> str | int | float | None:
     return value if isinstance(value, str | int | float | None) else repr(value)
+
+
+# ---------------------------------------------------------------- rejected records
+
+
+def reject_record(
+    broker: Broker, vpn: str, topic: str, partition: int, offset: int, key: bytes | None,
+    value: bytes | None, error: str, reason: Reason = Reason.MALFORMED,
+) -> None:  # fmt: skip
+    """Send a record to ``<vpn>.rejected``, count it and journal it."""
+    broker.count_refused(vpn, reason.value)
+    broker.journal.segments.append(
+        JournalSegment(
+            "rejected", vpn, reason=reason.value, topic=topic, partitions=[partition],
+            offsets=[offset], items=[0],
+        )
+    )  # fmt: skip
+    broker.emit(RejectedRecord(vpn, topic, partition, offset, key, value, error))

@@ -9,24 +9,23 @@ from ...protocol import commands as c
 from ..rules.durable import tables_have
 from . import (
     administration,
-    home_commands,
     inspection,
     leases,
     moving,
     sessions,
     topic_subscriptions,
 )
-from .after_rebuild import begin_again
+from .leases import begin_again
+from .moving import redrive
 from .multi_step_commands import IN_TURN
-from .redriving import redrive
 
 OF_BROKER: dict[type, Callable[..., Any]] = {  # (broker, vpn, command) → answer
     c.Begin: lambda broker, vpn, command: None,  # see `intake`
     c.Clients: lambda broker, vpn, command: None,  # see `intake`
     c.Configure: administration.configure,
-    c.Peers: home_commands.peers,
+    c.Peers: administration.peers,
     c.Define: administration.define,
-    c.MoveQueue: home_commands.move_queue,
+    c.MoveQueue: administration.move_queue,
     c.Delete: administration.delete,  # its messages go in turn
     c.Heartbeat: sessions.heartbeat,
     c.Bye: sessions.bye,
@@ -39,9 +38,9 @@ OF_BROKER: dict[type, Callable[..., Any]] = {  # (broker, vpn, command) → answ
     c.Captures: inspection.captures,
     c.Usage: inspection.usage,
     c.Events: inspection.events,
-    c.Bridge: home_commands.bridge,
-    c.DeleteBridge: home_commands.concerning_bridge,
-    c.DescribeBridge: home_commands.concerning_bridge,
+    c.Bridge: administration.bridge,
+    c.DeleteBridge: administration.concerning_bridge,
+    c.DescribeBridge: administration.concerning_bridge,
     c.Bridges: lambda broker, vpn, command: [],
 }
 OF_QUEUE: dict[type, Callable[..., Any]] = {  # (broker, vpn, queue, command) → answer
@@ -69,7 +68,7 @@ IN_TURN.update(  # (broker, queue, task, command, budget) → done?
         c.BeginAgain: begin_again,
         c.Undeliverable: leases.undeliverable,
         c.Delete: administration.remove_messages,
-        c.MoveQueue: home_commands.leave,
+        c.MoveQueue: administration.leave,
     }
 )
 INSPECTIONS = frozenset({c.Queues, c.Captures, c.Usage, c.Events, c.Describe, c.Browse})

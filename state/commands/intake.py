@@ -29,12 +29,10 @@ from ..queue.broker import Broker
 from ..queue.broker_facts import RecordPosition
 from ..queue.mesh_interface import LATER
 from ..queue.queue import Queue
-from ..rules.rejected_records import reject_record
-from .answers import answer, refuse, what_is_wrong
+from .answers import answer, kind_and_problems, refuse, reject_record
 from .dispatch import INSPECTIONS, OF_BROKER, OF_QUEUE, OF_STAND_IN, TOLERANT
-from .identity import command_of, know, speaker_of
 from .multi_step_commands import begin
-from .permissions import check_permission
+from .permissions import check_permission, command_of, set_clients, speaker_of
 
 ENGINE = "/engine"  # its door, among the VPNs that have begun: no VPN has such a name
 _BEGIN = b'{"command":"begin",'
@@ -104,7 +102,7 @@ def _decoded(
         refuse(broker, vpn, command, LakequeueError(_other_home(broker, command)))
         return None
     if isinstance(command, c.Clients):
-        know(broker, command)  # now: what follows in this step is asked already
+        set_clients(broker, command)  # now: later records of this step need it
     return DecodedCommand(vpn, command, place, speaker)
 
 
@@ -169,7 +167,7 @@ def _check_inboxes(vpn: str, command: c.AnyCommand) -> None:
 
 def _answer_what_is_none(broker: Broker, vpn: str, value: bytes | None, error: Exception) -> None:
     """Who asked for an answer gets one, also where the rest cannot be understood."""
-    kind, _ = what_is_wrong(error)
+    kind, _ = kind_and_problems(error)
     to = c.reply_of(command_of(value))
     if to is not None and is_inbox_of(vpn, to.topic):
         broker.emit(Reply(to.topic, to.partition, to.request, None, str(error), kind))

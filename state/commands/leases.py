@@ -1,7 +1,10 @@
-"""Settling: acknowledge, cancel, reject; and renew, return (L1, L5–L11, L13, C7).
+"""Settling and leases: acknowledge, cancel, reject, renew, return (L1, L5–L11, L13, C7, R3).
 
-These name messages by id (`command_targets`). An ack that has no effect is counted and
-journaled (L8); an ack for an id that this queue never held is kept for a while (L9).
+These commands name messages by id (`command_targets`). An ack without effect is counted and
+journaled (L8). An ack for an id that this queue never had is kept for a while (L9).
+
+After a rebuild (R3) the state is older than the one that was lost. The broker cannot know which
+messages were delivered or removed since. So every lease ends, and deliveries count from zero.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ from typing import Any
 from ...protocol.bounds import DURATION_MS_MAX
 from ...protocol.commands import (
     Ack,
+    BeginAgain,
     Cancel,
     Reject,
     Renew,
@@ -41,12 +45,12 @@ from ..rules.returned_leases import cancel_last, cannot_be_sent, give_back
 from ..rules.returned_leases import reject as reject_rows
 from ..storage.row import LEASED, NEVER, Row
 
-MOVED = "moved"  # why subscriptions end as their queue goes to another broker
+MOVED = "moved"  # why subscriptions end when their queue moves to another broker
 
 
 def acknowledge(broker: Broker, queue: Queue, task: Task, command: Ack, budget: Budget) -> bool:
-    """Remove messages; answers how many went. Raises ValueError unless exactly one of ids, up_to
-    and where says which (L13)."""
+    """Remove messages; answers how many. Raises ValueError unless exactly one of ids, up_to and
+    where is given (L13)."""
     begins = not task.done
     if begins:
         _one_choice(command)
@@ -84,7 +88,7 @@ def _next_part(
 
 
 def _held_up_to(queue: Queue, subscription: Subscription | None, last: int, budget: Budget) -> Part:
-    """Messages that a subscription leases, with ids up to this one."""
+    """The messages that a subscription leases, with ids up to this one."""
     held = queue.leases.get(subscription.number, {}) if subscription is not None else {}
     found = [row for row in held.values() if row.id <= last]
     rows = found[: max(budget.rows, 1)]
@@ -97,7 +101,7 @@ def _seq(row: Row) -> int:
 
 
 def has_arrived(broker: Broker, vpn: str, queue: Queue, command: TransportAck) -> None:
-    """The client has what was sent up to a number (C1); an unknown subscription has ended."""
+    """The client confirms what has arrived (C1). An unknown subscription has ended."""
     subscription = queue.subscription(command.subscription)
     if subscription is None:
         broker.in_vain()
@@ -114,7 +118,7 @@ def _one_choice(command: Ack) -> None:
     if (command.ids is None) + (command.up_to is None) + (command.where is None) != 2:
         given = [n for n in ("ids", "up_to", "where") if getattr(command, n) is not None]
         found = " and ".join(given) or "none of them"
-        raise ValueError(f"ack: {found} – exactly one of ids, up_to, where is given")
+        raise ValueError(f"ack: {found} – give exactly one of ids, up_to, where")
     if command.up_to is not None:
         _one_id(command.up_to)
 
@@ -127,7 +131,7 @@ def _one_id(text: str) -> int:
 
 
 def _remove(broker: Broker, queue: Queue, rows: list[Row], name: str) -> int:
-    """Acknowledge messages; under `strict` those that nobody else leases (L8)."""
+    """Acknowledge messages; under `strict` only those that no other subscription leases (L8)."""
     if queue.definition.leasing == "strict":
         subscription = queue.subscription(name)
         number = subscription.number if subscription is not None else 0
@@ -146,9 +150,9 @@ def _held_parts(
     broker: Broker, queue: Queue, task: Task, command: Any, budget: Budget,
     others: Callable[[Queue, list[Row]], list[Row]] = lambda _, rows: rows,
 ) -> Iterator[list[Row]]:  # fmt: skip
-    """Of the named messages those that this subscription leases, part by part; others are passed
-    over and counted, but for those that ``others`` does something with. ``task.done["over"]`` says
-    in the end whether that was all."""
+    """The named messages that this subscription leases, part by part. The rest counts as ignored,
+    except for messages that ``others`` handles. In the end ``task.done["over"]`` says whether these
+    were all."""
     holder = queue.subscription(command.subscription)
     number = holder.number if holder is not None else -1
     ranges = parse_ranges(command.ids)
@@ -170,7 +174,7 @@ def _held_parts(
 
 
 def cancel(broker: Broker, queue: Queue, task: Task, command: Cancel, budget: Budget) -> bool:
-    """Return messages, counting the cancel (L6), after a delay (L11)."""
+    """Return messages to the queue, maybe after a delay (L11), and count the cancel (L6)."""
     most, name = queue.definition.max_cancels, command.subscription
     for rows in _held_parts(broker, queue, task, command, budget):
         last = [row for row in rows if most and row.cancels + 1 >= most]
@@ -182,7 +186,8 @@ def cancel(broker: Broker, queue: Queue, task: Task, command: Cancel, budget: Bu
 
 
 def _delay(queue: Queue, row: Row, asked: int | None) -> int:
-    """How long a canceled message waits, ms: as asked, or the queue's back-off (L11)."""
+    """How long a canceled message waits, ms: what the client asks for, or the queue's back-off
+    (L11)."""
     if asked is not None:
         return asked
     definition = queue.definition
@@ -224,8 +229,8 @@ def undeliverable(
 
 
 def renew(broker: Broker, queue: Queue, task: Task, command: Renew, budget: Budget) -> bool:
-    """Extend leases that the subscription holds; the new period counts from now (L10). A lease
-    without end stays without end. Answers with what is left, and which were renewed."""
+    """Extend leases of the subscription; the new period counts from now (L10). A lease without end
+    stays without end. Answers the period and the ids that were renewed."""
     period = command.period_ms
     if period is None:
         period = queue.definition.lease_period_ms
@@ -244,8 +249,8 @@ def renew(broker: Broker, queue: Queue, task: Task, command: Renew, budget: Budg
 
 
 def hand_back(broker: Broker, queue: Queue, task: Task, command: Returned, budget: Budget) -> bool:
-    """Messages that the client never showed to anyone return: no attempt (L5, C3). What has come
-    back by itself before, as its lease or the subscription ended, has had an attempt less."""
+    """Return messages that the application never saw. That was no attempt to deliver (L5, C3). If
+    a lease or subscription has ended in the meantime, the attempt is still taken back."""
     for rows in _held_parts(broker, queue, task, command, budget, _take_back_attempts):
         apply(
             broker, queue, rows, Event.HAND_BACK, subscription=command.subscription,
@@ -255,8 +260,8 @@ def hand_back(broker: Broker, queue: Queue, task: Task, command: Returned, budge
 
 
 def _take_back_attempts(queue: Queue, rows: list[Row]) -> list[Row]:
-    """One attempt of each message did not take place; gives those that had none. What is leased now
-    has had one for that."""
+    """Take back one attempt of each message; returns the messages that had none to take back. The
+    current lease of a message is not counted."""
     left = []
     for row in rows:
         if row.deliveries <= (row.state == LEASED):
@@ -265,14 +270,14 @@ def _take_back_attempts(queue: Queue, rows: list[Row]) -> list[Row]:
         row.deliveries -= 1
         queue.dirty = True
         if row.lane and row.id in queue.live:
-            queue.ready.changed(row)  # it may be no message that was given out before (O4)
+            queue.ready.changed(row)  # it may now count as never delivered (O4)
     return left
 
 
 def return_held(broker: Broker, queue: Queue, subscription: Subscription, budget: Budget) -> bool:
-    """Everything that a subscription holds returns, in place (L1, C3); whether that is all. Nothing
-    dies of it that its queue moves: its consumers go there too, and say what they had not seen
-    (L5)."""
+    """Return what a subscription leases to its position (L1, C3); returns whether that was all. If
+    the queue moves to another broker, no message dies of this return: its consumers move too, and
+    hand back what they had not seen (L5)."""
     if subscription.held:
         held = queue.leases[subscription.number]
         rows = sorted(islice(held.values(), max(budget.rows, 0)), key=_seq)
@@ -283,3 +288,28 @@ def return_held(broker: Broker, queue: Queue, subscription: Subscription, budget
             reason=subscription.ending,
         )  # fmt: skip
     return not subscription.held
+
+
+# ---------------------------------------------------------------- after a rebuild
+
+
+WHY = "rebuilt"
+
+
+def begin_again(
+    broker: Broker, queue: Queue, task: Task, command: BeginAgain, budget: Budget
+) -> bool:
+    """End all leases and reset all counts (R3); answers how many leases ended."""
+    part = wanted(broker, queue, task, None, None, budget, thaw=False)
+    for row in part.rows:
+        row.deliveries = row.cancels = 0
+    part.write_back(queue)
+    for row in part.rows:
+        if row.lane and row.id in queue.live:  # nothing of its lane is under way (O4)
+            queue.ready.changed(row)
+    held = [row for row in part.rows if row.state == LEASED]
+    apply(broker, queue, held, Event.RETURN, reason=WHY)
+    broker.touch(queue)
+    task.done["n"] = task.done.get("n", 0) + len(held)
+    task.result = task.done["n"]
+    return part.last

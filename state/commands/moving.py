@@ -1,17 +1,25 @@
-"""Move and edit: an administrator puts messages into another queue, or changes their headers (R6).
+"""Move, edit and redrive: messages change queues or headers (R6, X5, X6).
 
-A moved message keeps its id, payload, key, headers, what it carries as a dead message, and the time
-until which it is delayed. It enters the other queue behind what is there, by that queue's own
-checks and expressions, and counts deliveries from nothing there. The publisher's TTL counts on,
-unless it was spent before (as after a redrive). It is not stored again.
+Move. A message keeps its id, payload, key, headers, its data as a dead message, and the time until
+which it is delayed. It enters the other queue behind all messages there, by that queue's own checks
+and expressions, and its deliveries count from zero. The publisher's TTL goes on, unless it was
+spent before (as after a redrive). The content is not stored again.
 
-Both say in the journal who did it and why. `dry_run` changes nothing, and answers what would be
-done now; the quotas of the other queue are those before the first message.
+Move and edit write into the journal who asked for it and why. `dry_run` changes nothing and answers
+what would happen now, against the quotas before the first message.
+
+Redrive. Dead messages go back to the queue they died in. A message keeps its id, payload, key and
+headers, and loses its data as a dead message. It enters anew behind all messages there: filter,
+priority and barrier expressions are evaluated again, deliveries and cancels count from zero, and
+the publisher's TTL no longer applies. Only the queue's own checks apply, since nothing is stored.
+If several matches of one message died into the same queue, it is there once and goes back to each
+of its queues. It stays in the dead message queue for those that refuse it, for the reasons of S3 or
+those below.
 """
 
 from __future__ import annotations
 
-from ...protocol.commands import Change, Edit, Move
+from ...protocol.commands import Change, Edit, Move, Redrive
 from ...protocol.errors import ConfigError
 from ...protocol.ids import parse_ranges
 from ..limits import Budget
@@ -20,29 +28,28 @@ from ..queue.change import apply
 from ..queue.header import Task
 from ..queue.queue import Queue
 from ..queue.table import Event
+from ..rules.after_entry import apply_early_ack, keep_last
 from ..rules.command_targets import in_place, wanted
-from ..rules.dead import find_any, put
-from ..rules.deferred import settle_arrival
-from ..rules.edits import CHARACTERS_MAX, dead_part, with_edits
-from ..rules.entry_checks import Match, may_be_elsewhere, way_in
-from ..rules.last_value import keep_last
+from ..rules.dead import died_in, find_any, names_of, put
+from ..rules.edits import CHARACTERS_MAX, back_in, dead_part, edits_part, with_edits
+from ..rules.entry_checks import Match, match_stored, may_be_elsewhere, program_of
 from ..storage.row import DELAYED, LEASED, NEVER, Row
 
 LEASED_HERE = "leased"  # a consumer holds it
-ALREADY_THERE = "already_there"  # the other queue has this message
+ALREADY_THERE = "already_there"  # the other queue has this message already
 LOST = "payload_missing"
 TOO_MUCH = "edited_too_much"
 MOVED_FROM, DEAD_OF = "moved from ", ", dead of "
 
 
 def because(command: Change, *first: str) -> str:
-    """Who asked for a change, and why, for the journal."""
+    """Who asked for a change and why, for the journal."""
     who = f"by {command.who}" if command.who else ""
     return ", ".join(text for text in (*first, who, command.why) if text)
 
 
 def is_there(broker: Broker, target: Queue, row: Row) -> bool:
-    """Whether another queue holds a message too; most messages are in one queue only."""
+    """Whether the other queue has the message too. Most messages are in one queue."""
     return may_be_elsewhere(broker, row) and target.holds(row.id)
 
 
@@ -50,17 +57,17 @@ def copy_into(
     broker: Broker, found: Match, row: Row, until: int, extras: dict[str, object] | None,
     ttl_ends: int, own_only: bool,
 ) -> Row:  # fmt: skip
-    """One more queue holds a message from now on; its row there."""
+    """Add a message to one more queue; returns its row there."""
     broker.spool.add_match(row)
     put(broker, found, row, until, extras, ttl_ends, own_only)
     return found.queue.live[row.id]
 
 
-def settle(broker: Broker, target: Queue, rows: list[Row]) -> None:
-    """What follows when messages have entered a queue: those that were acknowledged before they
-    came go, and a queue with quota 0 keeps its last message only (L9, S10)."""
+def finish_entry(broker: Broker, target: Queue, rows: list[Row]) -> None:
+    """Apply what follows the entry of messages: early acks remove theirs (L9), and a queue with
+    quota 0 keeps only its last message (S10)."""
     for row in rows:
-        settle_arrival(broker, target, row)
+        apply_early_ack(broker, target, row)
     keep_last(broker, target)
 
 
@@ -68,14 +75,14 @@ def settle(broker: Broker, target: Queue, rows: list[Row]) -> None:
 
 
 def move(broker: Broker, queue: Queue, task: Task, command: Move, budget: Budget) -> bool:
-    """Carry out the command; answers how many moved, and why others stayed."""
+    """Carry out `Move`; answers how many messages moved, and why the others stayed."""
     vpn, name = broker.vpn_of(queue), queue.definition.name
     target = find_any(broker, vpn, command.to)
     if target is None or target is queue:
-        wrong = "it is this queue" if target is queue else f"there is no such queue in VPN {vpn!r}"
+        wrong = "is this queue" if target is queue else f"there is no such queue in VPN {vpn!r}"
         raise ConfigError(f"to: {command.to!r} – {wrong}")
     if target.header.stands_for and target.definition.name == command.to:
-        raise ConfigError(f"to: {command.to!r} – only the engine puts messages there")
+        raise ConfigError(f"to: {command.to!r} – only the engine puts messages into this queue")
     ranges = parse_ranges(command.ids) if command.ids is not None else None
     part = wanted(
         broker, queue, task, command.where, ranges, budget, read=True, thaw=not command.dry_run,
@@ -86,16 +93,18 @@ def move(broker: Broker, queue: Queue, task: Task, command: Move, budget: Budget
     going: list[tuple[Row, Match]] = []
     entered: list[Row] = []
     for row in here:
-        found = _way_out(broker, target, row)
+        found = _match_of_moved(broker, target, row)
         if isinstance(found, str):
             stayed[found] = stayed.get(found, 0) + 1
             continue
         going.append((row, found))
-        if not command.dry_run:  # at once: the next one's quota counts it
+        if not command.dry_run:  # now, so that the quota check of the next message counts it
             entered.append(_enter(broker, found, row))
     gone = [row for row, _ in going]
     if entered:
-        _write_down(broker, queue, target, gone, entered, because(command, f"to {command.to}"))
+        _leave_and_journal(
+            broker, queue, target, gone, entered, because(command, f"to {command.to}")
+        )
     task.done["n"] = task.done.get("n", 0) + len(gone) + others
     count, left = task.done["n"], sum(stayed.values())
     task.result = {"count": count, "stayed": left, "why": dict(stayed)}
@@ -107,8 +116,8 @@ def move(broker: Broker, queue: Queue, task: Task, command: Move, budget: Budget
     return part.last
 
 
-def _way_out(broker: Broker, target: Queue, row: Row) -> Match | str:
-    """How a message enters the other queue, or why it stays."""
+def _match_of_moved(broker: Broker, target: Queue, row: Row) -> Match | str:
+    """How a message enters the other queue, or the reason why it stays."""
     if row.state == LEASED:
         return LEASED_HERE
     content = broker.spool.content(row)
@@ -116,7 +125,7 @@ def _way_out(broker: Broker, target: Queue, row: Row) -> Match | str:
         return LOST
     if is_there(broker, target, row):
         return ALREADY_THERE
-    return way_in(target, row.size, row.priority, content[0], content[1])
+    return match_stored(target, row.size, row.priority, content[0], content[1])
 
 
 def _enter(broker: Broker, found: Match, row: Row) -> Row:
@@ -125,10 +134,10 @@ def _enter(broker: Broker, found: Match, row: Row) -> Row:
     return copy_into(broker, found, row, until, row.extras, row.ttl_ends, spent)
 
 
-def _write_down(
+def _leave_and_journal(
     broker: Broker, queue: Queue, target: Queue, gone: list[Row], entered: list[Row], why: str
 ) -> None:
-    """Messages leave, and the journal says where from the other queue got them."""
+    """Remove messages, and journal where the other queue got them from."""
     apply(broker, queue, gone, Event.MOVE, reason=why)
     groups: dict[tuple[str, bool], list[Row]] = {}
     for row in entered:
@@ -138,14 +147,14 @@ def _write_down(
         reason = MOVED_FROM + queue.definition.name + (DEAD_OF + of if of else "")
         ends = NEVER if now else [row.until for row in rows]
         broker.record("spooled", target, [row.id for row in rows], reason=reason, until=ends)
-    settle(broker, target, entered)
+    finish_entry(broker, target, entered)
 
 
 # ---------------------------------------------------------------- edit
 
 
 def edit(broker: Broker, queue: Queue, task: Task, command: Edit, budget: Budget) -> bool:
-    """Carry out the command; answers how many messages have other headers, and why others not."""
+    """Carry out `Edit`; answers how many messages were changed, and why the others were not."""
     _check_headers(command)
     ranges = parse_ranges(command.ids) if command.ids is not None else None
     part = wanted(broker, queue, task, command.where, ranges, budget, thaw=False, moving=True)
@@ -171,13 +180,88 @@ def edit(broker: Broker, queue: Queue, task: Task, command: Edit, budget: Budget
 
 
 def _check_headers(command: Edit) -> None:
-    """What may be written into a message's headers."""
+    """Raise ConfigError for headers that nobody may set."""
     if not command.headers:
-        raise ConfigError("headers: {} – say which header gets which text, null removes it")
+        raise ConfigError("headers: {} – name at least one header and its text; null removes one")
     for name in command.headers:
         if not name or name == "lq" or name.startswith("lq-"):
             raise ConfigError(f"headers: {name!r} – allowed are names that do not begin with lq-")
         if "\0" in name:  # Kafka's C library ends a name there
             raise ConfigError(f"headers: {name!r} – allowed are names without NUL characters")
     if with_edits(None, command.headers) is None:
-        raise ConfigError(f"headers: they have more than {CHARACTERS_MAX:,} characters in all")
+        raise ConfigError(f"headers: more than {CHARACTERS_MAX:,} characters in all, shorten them")
+
+
+# ---------------------------------------------------------------- redrive
+
+
+NOT_DEAD = "not_dead"  # it was published to this queue
+NO_QUEUE = "no_such_queue"
+
+
+def redrive(broker: Broker, queue: Queue, task: Task, command: Redrive, budget: Budget) -> bool:
+    """Carry out `Redrive`; answers how many messages moved, to which queues, and why the others
+    stayed."""
+    ranges = parse_ranges(command.ids) if command.ids is not None else None
+    part = wanted(broker, queue, task, command.where, ranges, budget, read=True)
+    counts: dict[str, int] = task.done.setdefault("queues", {})
+    stayed: dict[str, int] = task.done.setdefault("why", {})
+    entered: dict[int, list[Row]] = {}  # by queue
+    gone = [row for row in part.rows if _take_back(broker, queue, row, entered, stayed)]
+    apply(broker, queue, gone, Event.REDRIVE)
+    broker.touch(queue)
+    for number, rows in sorted(entered.items()):
+        target = broker.queues[number]
+        reason = f"redriven from {queue.definition.name}"
+        broker.record("spooled", target, [row.id for row in rows], reason=reason)
+        name = target.header.stands_for or target.definition.name
+        counts[name] = counts.get(name, 0) + len(rows)
+        finish_entry(broker, target, rows)
+    if not part.last:
+        return False
+    moved, left = sum(counts.values()), sum(stayed.values())
+    task.result = {"moved": moved, "stayed": left, "queues": dict(counts), "why": dict(stayed)}
+    broker.event(
+        "redriven", broker.vpn_of(queue), queue.definition.name, moved=moved, stayed=left,
+        why=dict(stayed),
+    )  # fmt: skip
+    return True
+
+
+def _take_back(
+    broker: Broker, source: Queue, row: Row, entered: dict[int, list[Row]], stayed: dict[str, int]
+) -> bool:
+    """Put a message back into the queues in which it died; returns whether all took it."""
+    dead = dead_part(row.extras)
+    if dead is None or row.state == LEASED:
+        why = NOT_DEAD if dead is None else LEASED_HERE
+        stayed[why] = stayed.get(why, 0) + 1
+        return False
+    left: list[str] = []
+    for name in names_of(dead):
+        found = _match_of_redriven(broker, source, name, row)
+        if isinstance(found, str):
+            left.append(name)
+            stayed[found] = stayed.get(found, 0) + 1
+            continue
+        along = back_in(name, row.extras)
+        copy = copy_into(broker, found, row, NEVER, along, NEVER, own_only=True)
+        entered.setdefault(found.queue.number, []).append(copy)
+    if left:
+        row.extras = {**died_in(dead, left), **edits_part(row.extras)}
+    return not left
+
+
+def _match_of_redriven(broker: Broker, source: Queue, name: str, row: Row) -> Match | str:
+    """How a message enters a queue in which it died, or the reason why it cannot."""
+    target = find_any(broker, broker.vpn_of(source), name)
+    if target is None:
+        return NO_QUEUE
+    if target is source or is_there(broker, target, row):
+        return ALREADY_THERE
+    if program_of(target) is None:  # no expression reads the payload
+        return match_stored(target, row.size, row.priority, b"", None)
+    content = broker.spool.content(row)
+    if content is None:
+        return LOST
+    return match_stored(target, row.size, row.priority, content[0], content[1])

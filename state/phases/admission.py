@@ -26,18 +26,15 @@ from ...protocol.messages import (
     sender_of,
 )
 from ...protocol.outputs import Receipts
+from ..commands.answers import reject_record
 from ..queue.broker import Broker
 from ..queue.broker_facts import ONE_OF_SEVERAL, RecordPosition
 from ..queue.change import enter
 from ..queue.producers import ProducerHistory, histories_at, told_by
 from ..queue.queue import Queue
-from ..rules.deferred import settle_arrival, will_leave
+from ..rules.after_entry import apply_early_ack, keep_last, will_leave
 from ..rules.durable import DELTA, answer, refusal_of_tables
-from ..rules.entry_checks import match, plain_match, program_of
-from ..rules.last_value import keep_last
-from ..rules.lifetime import expires_at
-from ..rules.recovery_points import recovers
-from ..rules.rejected_records import reject_record
+from ..rules.entry_checks import expires_at, match, plain_match, program_of, recovers
 from ..rules.routing import queues_of_destination, queues_of_record
 from ..storage.row import NEVER, READY, Row
 from .admission_checks import (
@@ -364,7 +361,7 @@ class Admission:
         segment.items += messages.items  # type: ignore[operator]
         segment.until += [row.until for row in rows]  # type: ignore[operator]
         for row in rows if queue.early.ranges else ():
-            settle_arrival(broker, queue, row)
+            apply_early_ack(broker, queue, row)
 
     def _nowhere(self, vpn: str, producer: Answerable | None, message: Incoming) -> None:
         """S6: no queue takes it."""

@@ -13,7 +13,7 @@ from ..queue.broker import Broker
 from ..queue.change import apply
 from ..queue.queue import Queue
 from ..queue.table import Event
-from ..rules.deferred import forget
+from ..rules.after_entry import forget_early_acks
 from ..rules.returned_leases import expire, give_back
 from ..storage.row import DELAYED, LEASED, NEVER
 from .delivery import send_again
@@ -47,7 +47,7 @@ def act_on_deadlines(broker: Broker) -> None:
 
 def _of_queue(broker: Broker, queue: Queue, budget: Budget) -> None:
     broker.touch(queue)
-    forget(queue, broker.now, budget)
+    forget_early_acks(queue, broker.now, budget)
     if queue.header.again:
         queue.wanted = True
     while not budget.spent and _of_rows(broker, queue, budget):

@@ -21,8 +21,8 @@ def tidy(broker: Broker) -> None:
             if number in merging or queue.cold.rows or queue.later.rows:
                 _tidy_cold(broker, queue)
     broker.at = None
-    if broker.spool.held_in_memory() > broker.limits.memory_bytes:
-        broker.settle(max(broker.limits.live_rows, 2 * broker.came_in))
+    if broker.spool.memory_used() > broker.limits.memory_bytes:
+        broker.write_contents(max(broker.limits.live_rows, 2 * broker.came_in))
     if broker.spool.compact("spool_files" in broker.header.alerts):
         broker.more_to_do = True
 

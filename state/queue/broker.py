@@ -72,7 +72,7 @@ class Broker:
         self._buckets: dict[str, dict[int, set[Name]]] = {"s": {}, "p": {}}  # who stands in which
         self._changed: dict[str, set[Name]] = {"s": set(), "p": set()}  # whose are to be written
         self._new_events = 0
-        self.unsettled: dict[int, Queue] = {}  # with rows whose contents are in no block
+        self.unwritten: dict[int, Queue] = {}  # with rows whose contents are in no block
         self._to_pack: deque[Queue] = deque()  # by the mark that was begun
         self.mesh: MeshInterface | None = None  # other brokers, where there are any
         self.routes: dict[tuple[str, str], Any] = {}  # see `routing`; empty: to be looked up anew
@@ -175,7 +175,7 @@ class Broker:
     def enter(self, queue: Queue, rows: list[Row]) -> None:
         """Rows come into a queue, with contents in memory: these are settled before the mark."""
         queue.enter(rows)
-        self.unsettled[queue.number] = queue
+        self.unwritten[queue.number] = queue
 
     # ------------------------------------------------------------ time
 
@@ -393,9 +393,9 @@ class Broker:
         """The mark has what is now; `pack` writes its queues, and steps may go on meanwhile. All
         else is written at once. put: see `Queue.begin_pack`."""
         self.pack(NEVER)  # of the mark before
-        for queue in self.unsettled.values():
-            queue.settle()
-        self.unsettled.clear()
+        for queue in self.unwritten.values():
+            queue.write_contents()
+        self.unwritten.clear()
         for _, queue in sorted(self.queues.items()):
             if queue.dirty and not queue.dropped:
                 queue.begin_pack(put)
@@ -419,13 +419,13 @@ class Broker:
             most -= to_pack.popleft().pack() + ROWS_OF_A_PAGE
         return bool(to_pack)
 
-    def settle(self, most: int) -> None:
+    def write_contents(self, most: int) -> None:
         """Contents go into blocks before a mark finds them, queue by queue, of about so many
         rows."""
-        while self.unsettled and most > 0:
-            queue = self.unsettled.pop(next(iter(self.unsettled)))
+        while self.unwritten and most > 0:
+            queue = self.unwritten.pop(next(iter(self.unwritten)))
             if not queue.dropped:
-                most -= queue.settle()
+                most -= queue.write_contents()
 
     def _write_names(self) -> None:
         """The buckets in which something changed; of the others nothing is looked at."""

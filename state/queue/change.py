@@ -10,8 +10,7 @@ from __future__ import annotations
 
 from ..storage.row import DELAYED, GONE, LEASED, MOVING, NEVER, READY, Row
 from .broker import Broker
-from .entered_ids import note_taken
-from .header import Subscription
+from .header import Subscription, note_entered
 from .queue import Queue
 from .table import EFFECTS, RELEASED, SOURCES, Event, Transition
 
@@ -44,7 +43,7 @@ def enter(broker: Broker, queue: Queue, rows: list[Row]) -> None:
     header.next_seq = seq
     header.bytes += size
     queue.count("spooled", len(rows))
-    note_taken(queue.header.taken, rows[0].id, rows[-1].id)
+    note_entered(queue.header.taken, rows[0].id, rows[-1].id)
     broker.enter(queue, rows)
     queue.wanted = True
     broker.touch(queue)

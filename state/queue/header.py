@@ -1,6 +1,6 @@
-"""What a queue is besides its messages: facts only, packed with its page at a mark.
+"""A queue's facts besides its messages. A mark writes them with the queue's page.
 
-What can be derived stands in `queue`, and is made again when the queue is read.
+Only facts: what can be derived is in `queue`, which computes it again after a load.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Digest = bytes  # `QueueHeader.bytes` hides the name
 
 
 class Subscription(msgspec.Struct):
-    """One consumer's flow bound to the queue. What stands above `max_backlog` never changes."""
+    """One consumer's flow, bound to the queue. The fields above `max_backlog` never change."""
 
     id: str
     number: int  # within the queue; the order of subscribing
@@ -29,22 +29,21 @@ class Subscription(msgspec.Struct):
     filter: str | None
     max_backlog: int | None  # its own; changed by set_backlog (B3)
     held: int = 0  # leased to it now
-    priority: int = 0  # who is asked first under `fast` (F1)
-    ending: str = ""  # why it ends; it gets nothing more, what it holds is being returned
-    client: str = ""  # who has proven to be (`auth: required`)
-    # Of its flow (`transport_acks`): one that wants no transport acks leaves these as they are.
+    priority: int = 0  # under `fast` the highest is served first (F1)
+    ending: str = ""  # why it ends: it gets no more messages, and its leases are being returned
+    client: str = ""  # that signed the command (`auth: required`)
+    # Its flow (`transport_acks`); unused without transport acks.
     transport_acks: bool = False
     sent: int = 0  # number of the last message sent
-    base: int = 1  # numbers below are confirmed, or were sent again under others
+    base: int = 1  # numbers below are confirmed, or were sent again under new numbers
     unconfirmed: list[list[int]] = []  # per step [last number, sent at, first, last place]
     patience: int = 2_000  # ms that the oldest entry waits
     again: list[list[int]] = []  # [first, last place] of what is being sent again
-    broker: int | None = (
-        None  # the number of the broker whose it is; it is served behind all others
-    )
+    # The number of the broker that it belongs to. Consumers here are served before it.
+    broker: int | None = None
 
     def again_at(self) -> int:
-        """When what is not confirmed is sent again, epoch ms (C2)."""
+        """When to send unconfirmed messages again, epoch ms (C2)."""
         if self.again:
             return 0
         if not self.unconfirmed or not self.held:
@@ -53,9 +52,9 @@ class Subscription(msgspec.Struct):
 
 
 class Task(msgspec.Struct):
-    """A command on its way, as it stands between two steps (`multi_step_commands`). cursor: where
-    it goes on; done: what it has done so far; result: its answer in the end; why: what the engine
-    itself says in a command of its own."""
+    """An unfinished command between two steps (`multi_step_commands`). cursor: where it goes on;
+    done: what it has done so far; result: its final answer; why: the reason, for a command that
+    the engine itself gives."""
 
     vpn: str
     command: bytes
@@ -66,7 +65,7 @@ class Task(msgspec.Struct):
 
 
 class QueueHeader(msgspec.Struct):
-    """Every field says what changes it."""
+    """The facts. A comment on a field says what changes it."""
 
     number: int
     vpn_number: int
@@ -74,8 +73,8 @@ class QueueHeader(msgspec.Struct):
     created: int
     pointed: int = 0  # when a definition changed its recovery point; 0: never (R2)
     given: Digest = b""  # the digest of the definition as it was given last (Q9)
-    deleted: bool = False  # its messages are being removed; nobody finds it by its name
-    faulted: str = ""  # what failed in it; it is left alone until it is defined again
+    deleted: bool = False  # its messages are being removed; its name is free
+    faulted: str = ""  # what failed in it; nothing happens in it until it is defined again
     next_seq: int = 0
     next_subscription: int = 1
     next_delivery: int = 1
@@ -87,26 +86,68 @@ class QueueHeader(msgspec.Struct):
     counters: dict[str, int] = {}
     rejected: dict[str, int] = {}  # nacked, by reason (S4)
     discarded: dict[str, int] = {}  # on entry, by reason (S4)
-    invalid: int = 0  # messages of a `json` queue that are no JSON
-    refuses_plain: bool = False  # the newest of plain Kafka producers; an event has told that (S5)
+    invalid: int = 0  # messages that are not JSON, in a `json` queue
+    refuses_plain: bool = False  # it refused the last plain record; an event was written (S5)
     subscriptions: list[Subscription] = []
-    topics: list[str] = []  # that it has subscribed to, sorted (Q2)
+    topics: list[str] = []  # its topic subscriptions, sorted (Q2)
     served: int = 0  # number of the subscription served last (F2)
-    generation: int = 0  # what enters is behind all barriers of lower ones (O3)
+    generation: int = 0  # of new messages; they are behind the barriers of all lower ones (O3)
     generations: dict[int, int] = {}  # how many messages each has, while there are several
     barriers: dict[int, int] = {}  # generation → id of the barrier that ends it, oldest first
-    taken: list[list[int]] = []  # ids that have entered, as ranges: the newest ones (L9)
-    tasks: list[Task] = []  # commands that wait for their turn, the next one first
-    again: bool = False  # a message may go out: a budget ended before that was known
+    taken: list[list[int]] = []  # the newest ids that entered, as ascending ranges (L9)
+    tasks: list[Task] = []  # commands waiting for their turn, the next one first
+    again: bool = False  # a budget ended delivery: the next step must go on with it
     due_at: int = NEVER  # when the broker looks at it, unless something happens before
-    usage_high: bool = False  # the alert of the spool's usage is set (S9)
-    flows_high: list[str] = []  # subscriptions whose alert is set (B4)
-    marks: list[list[int]] = []  # earlier levels, for their rates
+    usage_high: bool = False  # its spool usage alert is set (S9)
+    flows_high: list[str] = []  # subscriptions with an alert (B4)
+    marks: list[list[int]] = []  # earlier levels, to compute growth rates
     ingress: bool = True
     egress: bool = True
-    # "topic/partition" → plain records before this offset are no longer to be taken: another broker
-    # has read them for the queue (M4).
+    # "topic/partition" → the queue does not take plain records before this offset: another broker
+    # has read them for it (M4).
     floors: dict[str, int] = {}
-    stands_for: str = ""  # the queue of another broker for which messages wait here (M2)
-    arriving: bool = False  # it is on its way here from another broker; nobody finds it yet
-    reads_plain: bool = False  # a record of a plain topic has come for it (M5)
+    stands_for: str = ""  # in a stand-in: the queue at another broker (M2)
+    arriving: bool = False  # it is moving here from another broker; its name is not found yet
+    reads_plain: bool = False  # it has taken a record of a plain topic (M5)
+
+
+# ---------------------------------------------------------------- entered ids
+
+
+ENTERED_MAX = 1_000  # ranges of ids that are remembered
+
+
+def is_remembered(taken: list[list[int]], number: int) -> bool:
+    """Whether the remembered ranges contain an id."""
+    return any(first <= number <= last for first, last in reversed(taken))
+
+
+def note_entered(taken: list[list[int]], first: int, last: int) -> None:
+    """Remember that the ids from first to last have entered."""
+    if taken and taken[-1][1] == first - 1:
+        taken[-1][1] = last
+        return
+    for number in range(first, last + 1):
+        _insert(taken, number)
+    del taken[:-ENTERED_MAX]
+
+
+def has_entered(taken: list[list[int]], number: int) -> bool:
+    """Whether an id has ever been in the queue; True for ids too old to be remembered. An ack for
+    such an id is late, any other may be early (L9)."""
+    forgotten = len(taken) >= ENTERED_MAX and number < taken[0][0]
+    return forgotten or is_remembered(taken, number)
+
+
+def _insert(ranges: list[list[int]], number: int) -> None:
+    """Insert an id into ascending ranges, searching from the end."""
+    at = len(ranges)
+    while at and ranges[at - 1][0] > number:
+        at -= 1
+    if at and ranges[at - 1][1] >= number:
+        return
+    ranges.insert(at, [number, number])
+    if at + 1 < len(ranges) and ranges[at + 1][0] == number + 1:
+        ranges[at][1] = ranges.pop(at + 1)[1]
+    if at and ranges[at - 1][1] == number - 1:
+        ranges[at - 1][1] = ranges.pop(at)[1]

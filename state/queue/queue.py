@@ -305,7 +305,7 @@ class Queue:
 
     def _freeze(self, rows: list[Row], runs: Runs, seen: Sequence[int] = ()) -> None:
         """Rows leave the live part, in order. seen: `NO_FILTER` if they wait for others."""
-        self.spool.settle(rows)
+        self.spool.write_to_blocks(rows)
         step, ready = self.limits.segment_rows, self.ready
         if runs is self.cold and (ready.views or ready.lanes):
             parts = [rows[at : at + step] for at in range(0, len(rows), step)]
@@ -440,11 +440,11 @@ class Queue:
 
     # ------------------------------------------------------------ pages
 
-    def settle(self) -> int:
+    def write_contents(self) -> int:
         """Contents of live rows get places in blocks; of how many."""
         rows = [row for row in self.fresh if row.block == IN_MEMORY and row.state != GONE]
         self.fresh = []
-        self.spool.settle(rows, live=True)
+        self.spool.write_to_blocks(rows, live=True)
         self.dirty = True
         return len(rows)
 

@@ -24,13 +24,12 @@ from ...expressions import predicate
 from ...protocol.ids import COUNTER_BITS, COUNTER_MASK, ID_MAX, Ranges, join_ranges, make_id
 from ..limits import Budget
 from ..queue.broker import Broker
-from ..queue.entered_ids import has_entered
-from ..queue.header import Task
+from ..queue.header import Task, has_entered
 from ..queue.queue import Queue
 from ..storage.row import DELAYED, LOWEST, MOVING, Row
 from ..storage.runs import Runs
 from ..storage.segments import Segment
-from . import deferred
+from . import after_entry
 from .active_set import first_inactive
 from .filter_matching import Blocks, matching
 
@@ -352,7 +351,7 @@ def keep_early(broker: Broker, queue: Queue, ranges: Ranges, subscription: str) 
     last = make_id(broker.home.number, COUNTER_MASK)
     ahead = [(max(low, next_id), min(high, last)) for low, high in ranges if high >= next_id]
     ahead = [(low, high) for low, high in ahead if low <= high]
-    deferred.keep(broker, queue, ahead, subscription)
+    after_entry.keep_early_acks(broker, queue, ahead, subscription)
 
 
 def without_effect(broker: Broker, queue: Queue, part: Part, subscription: str) -> None:
@@ -379,4 +378,4 @@ def without_effect(broker: Broker, queue: Queue, part: Part, subscription: str) 
             else:
                 never.append((number, number))
     ignore(broker, queue, gone, subscription, "not in the queue")
-    deferred.keep(broker, queue, never, subscription)
+    after_entry.keep_early_acks(broker, queue, never, subscription)

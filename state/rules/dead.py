@@ -16,11 +16,9 @@ from ..queue.broker import Broker
 from ..queue.change import enter
 from ..queue.queue import Queue
 from ..storage.row import MOVING, NEVER, Row
-from .deferred import settle_arrival
+from .after_entry import apply_early_ack, keep_last
 from .edits import AGAIN, FIRST, WAY, carried_on, dead_part, edits_part
-from .entry_checks import Match, dead_match, may_be_elsewhere, over_quota, program_of
-from .last_value import keep_last
-from .lifetime import expires_at
+from .entry_checks import Match, dead_match, expires_at, may_be_elsewhere, over_quota, program_of
 
 NOT_ELIGIBLE, FULL = "not eligible", "dead message queue full"
 
@@ -83,7 +81,7 @@ def _move(broker: Broker, queue: Queue, target: Queue, row: Row, about: dict[str
             found = dead_match(target, content[0], row.priority, content[1])
     put(broker, found, row, NEVER, about)
     broker.record("spooled", target, [row.id], reason=str(Reason(about["reason"])))
-    settle_arrival(broker, target, target.live[row.id])
+    apply_early_ack(broker, target, target.live[row.id])
     keep_last(broker, target)
 
 

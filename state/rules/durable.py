@@ -64,7 +64,7 @@ def tables_have(broker: Broker, vpn: str, command: Tables) -> None:
     broker.header.in_tables |= command.up_to
 
 
-def say_held(broker: Broker) -> None:
+def send_held_receipts(broker: Broker) -> None:
     """Say what has waited for the tables, as far as they are and the step's budget allows."""
     for _ in range(broker.limits.due_names):
         if not broker.held or not _are_in_tables(broker, broker.held[0].needs):

@@ -1,17 +1,28 @@
-"""What decides whether and how a message enters a queue: the queue's own checks, and its
-expressions (Q4, Q6, S3, S10, S11, O2–O4). The same for publishes and for what is redriven (X6).
-Nothing here changes anything."""
+"""Whether and how a message enters a queue (Q4, Q6, R2, S3, S10, S11, O2–O4, X1, X2).
+
+The queue's own checks, its expressions, its expiration model and its recovery point. The same
+functions serve publishes and redriven messages (X6). Nothing here changes any state.
+
+Recovery points (R2). The engine reads a topic that is new to it from the beginning. A queue without
+state takes the records that its recovery point allows: all of them (`epoch`), those published since
+the queue was created (`creation`), since its definition said so (`now`), since a time, or from a
+bookmark's message id on. Recorded state wins: the same definition once more changes nothing. The
+rule concerns records of plain producers only; a producer that waits for an answer is never early.
+"""
 
 from __future__ import annotations
 
+from datetime import datetime
+from functools import lru_cache
 from hashlib import blake2b
 from typing import NamedTuple
 
+from ...definitions import QueueDefinition
 from ...expressions import Program, as_priority, compile_program, is_true
 from ...protocol.errors import Reason
 from ..queue.broker import Broker
 from ..queue.queue import Queue
-from ..storage.row import Row
+from ..storage.row import NEVER, Row
 
 LOW_PRIORITY_BELOW = 4
 LANE_BITS = 52
@@ -20,16 +31,17 @@ KEEPS_LAST = "keeps_last_message"  # the queue keeps one message, and has one
 
 
 def may_be_elsewhere(broker: Broker, row: Row) -> bool:
-    """Whether another queue here may hold a message too: most are in one queue only. What came from
-    another broker came for each queue by itself; so it may have died there, and come back."""
+    """Whether another queue of this broker may have the message too. Most messages are in one
+    queue. A message from another broker arrives once per queue, so it may have died there and have
+    come back."""
     if broker.mesh is not None and broker.mesh.keeps_directory:
         return True
     return row.stored != row.id or broker.spool.matches(row.stored) > 1
 
 
 def over_quota(queue: Queue, size: int, messages: int = 1) -> bool:
-    """Whether messages of this size together would exceed the queue's quotas, in bytes or in
-    messages. A quota of 0 bytes keeps the last message, so it is never exceeded (S10)."""
+    """Whether messages with this total size would exceed the queue's quota of bytes or messages. A
+    quota of 0 bytes keeps the last message, so nothing exceeds it (S10)."""
     d, header = queue.header.definition, queue.header
     if not d.max_spool_usage:
         return False
@@ -39,8 +51,8 @@ def over_quota(queue: Queue, size: int, messages: int = 1) -> bool:
 
 
 def refusal(queue: Queue, sizes: list[int], size: int, priority: int) -> Reason | None:
-    """The first of the queue's own checks in S3 that fails, of messages with these sizes, together
-    `size`. priority: the publisher's."""
+    """The first of the queue's own checks in S3 that messages with these sizes fail; None if they
+    pass. size: their sum; priority: the publisher's."""
     d = queue.header.definition
     if over_quota(queue, size, len(sizes)):
         return Reason.QUEUE_QUOTA
@@ -55,7 +67,7 @@ def refusal(queue: Queue, sizes: list[int], size: int, priority: int) -> Reason 
 
 
 def program_of(queue: Queue) -> Program | None:
-    """The queue's expressions, compiled; None where it has none."""
+    """The queue's expressions, compiled; None if it has none."""
     d = queue.header.definition
     if queue.program_of is not d:
         texts = (d.filter, d.priority, d.barrier_expression, d.partition_key)
@@ -66,8 +78,8 @@ def program_of(queue: Queue) -> Program | None:
 
 
 def lane_of(key: object) -> int:
-    """The lane of a partition key's value: 52 bits of it, 0 for NULL (O4). Two keys that share a
-    lane, one pair in 2^52, would only wait for each other."""
+    """The lane of a partition key: 52 bits of its hash, 0 for NULL (O4). Two keys share a lane with
+    a chance of 1 in 2^52, and then only wait for each other."""
     if key is None:
         return 0
     if isinstance(key, float) and key.is_integer():
@@ -87,15 +99,15 @@ class Match(NamedTuple):
 
 
 def plain_match(queue: Queue) -> Match:
-    """How a message enters a queue without expressions: made once for each queue."""
-    known: Match | None = queue.plain_match
-    if known is None:
-        known = queue.plain_match = Match(queue)
-    return known
+    """How a message enters a queue without expressions. Each queue has one such object."""
+    found: Match | None = queue.plain_match
+    if found is None:
+        found = queue.plain_match = Match(queue)
+    return found
 
 
 def match(queue: Queue, payload: bytes, priority: int, key: bytes | None) -> Match | None:
-    """How a message enters a queue; None if its filter keeps it out (Q4)."""
+    """How a message enters a queue; None if the queue's filter refuses it (Q4)."""
     program = program_of(queue)
     if program is None:
         return plain_match(queue)
@@ -108,7 +120,7 @@ def match(queue: Queue, payload: bytes, priority: int, key: bytes | None) -> Mat
 
 
 def dead_match(queue: Queue, payload: bytes, priority: int, key: bytes | None) -> Match:
-    """Where a dead message stands in a dead message queue. No filter keeps it out (X5)."""
+    """How a dead message enters a dead message queue, whose filter does not apply (X5)."""
     program = program_of(queue)
     if program is None:
         return Match(queue)
@@ -117,14 +129,65 @@ def dead_match(queue: Queue, payload: bytes, priority: int, key: bytes | None) -
     return Match(queue, level, is_true(barrier), lane_of(lane))
 
 
-def way_in(
+def match_stored(
     queue: Queue, size: int, priority: int, payload: bytes, key: bytes | None
 ) -> Match | str:
-    """How a message that is stored already enters a queue in which it is not, or why it cannot (X6,
-    R6). size: as quotas count it; priority: the publisher's."""
+    """How a stored message enters another queue, or the reason why it cannot (X6, R6). size: as
+    quotas count it; priority: the publisher's."""
     reason = refusal(queue, [size], size, priority)
     if reason is not None:
         return reason.value
     if not queue.definition.max_spool_usage and queue.header.depth:
         return KEEPS_LAST
     return match(queue, payload, priority, key) or FILTERED
+
+
+# ---------------------------------------------------------------- lifetime
+
+
+def expires_at(definition: QueueDefinition, now: int, ttl_ends: int, own_only: bool = False) -> int:
+    """When a message that enters the queue now will expire, by the expiration model (X2, X4).
+
+    ttl_ends: end of the publisher's TTL, epoch ms, or NEVER. own_only: ignore that TTL, as in a
+    dead message queue and after a redrive (X5).
+    """
+    own, most = definition.expiration_ms, definition.max_ttl_ms
+    # max_ttl also bounds messages without a TTL
+    if most is not None and (own is None or most < own):
+        own = most
+    queue_ends = NEVER if own is None else now + own
+    model = definition.expiration_model
+    if own_only or model == "queue":
+        return queue_ends
+    if model == "latest":
+        return max(queue_ends, ttl_ends)
+    if model == "earliest":
+        return min(queue_ends, ttl_ends)
+    return ttl_ends if ttl_ends != NEVER else queue_ends
+
+
+# ---------------------------------------------------------------- recovery points
+
+
+_COUNTER = (1 << 48) - 1  # of a message id; above it is the broker's number
+
+
+def recovers(queue: Queue, published: int, next_counter: int) -> bool:
+    """Whether the queue takes a plain record (R2). published: epoch ms; next_counter: the counter
+    of the id that the record would get."""
+    point = queue.definition.recovery_point
+    if point == "epoch":
+        return True
+    header = queue.header
+    if point == "creation":
+        return published >= header.created
+    if point == "now":
+        return published >= max(header.created, header.pointed)
+    if point.isdecimal():
+        return next_counter >= int(point) & _COUNTER
+    return published >= _ms(point)
+
+
+@lru_cache(maxsize=1_000)
+def _ms(point: str) -> int:
+    return round(datetime.fromisoformat(point).timestamp() * 1000)

@@ -1,8 +1,8 @@
-"""What is known of each spool block: what it takes, what of it lives, where its messages went.
+"""The table of spool blocks: their bytes, how many of these are live, and where contents moved.
 
-A message is named by its first block and its index there. `BlockInfo.dead` says which of them are
-gone. When a block was emptied, `home` says which block has its living messages now: all of them
-stand in one. So rows never change because of compaction, and compaction needs no row.
+A content is named by its first block and its index there. `BlockInfo.dead` marks the dead ones.
+After compaction emptied a block, `home` names the one block that has all its live contents. So
+compaction never reads or changes a row.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import msgspec
 from .blocks import Name, block_key
 from .store import Store
 
-PAGE_BITS = 5  # infos of so many blocks, as bits, share a page
-SHARES = 16  # blocks are sorted by how many sixteenths of them live
+PAGE_BITS = 5  # 2^5 infos share a page
+SHARES = 16  # blocks are sorted by the sixteenths of their bytes that are live
 
 _encode = msgspec.msgpack.encode
 
@@ -24,19 +24,19 @@ class BlockInfo(msgspec.Struct, array_like=True):
     """One block."""
 
     number: int
-    bytes: int = 0  # that its contents take; 0 once it is emptied
-    live_bytes: int = 0  # of those, of messages that live
-    messages: int = 0  # living ones that stand here, whatever their names
-    own: int = 0  # living ones that are named by this block, wherever they stand
-    home: int = 0  # the block where its own are; 0: here
-    dead: bytearray = msgspec.field(default_factory=bytearray)  # a bit of each own one
+    bytes: int = 0  # of all its contents; 0 once it is emptied
+    live_bytes: int = 0  # of live contents
+    messages: int = 0  # live contents in this block, whatever their names
+    own: int = 0  # live contents named by this block, wherever they are
+    home: int = 0  # the block that has its own contents; 0: this one
+    dead: bytearray = msgspec.field(default_factory=bytearray)  # a bit for each own content
 
 
 _decode = msgspec.msgpack.Decoder(list[BlockInfo]).decode
 
 
 class BlockTable:
-    """All blocks. One at most is open: it grows, and what dies there takes no room."""
+    """All blocks. At most one is open: it grows, and dead contents in it take no room."""
 
     def __init__(self, store: Store, open_block: int, pages: Iterable[int] = ()) -> None:
         self._store = store
@@ -58,7 +58,7 @@ class BlockTable:
         self._changed.clear()
 
     def state(self) -> list[int]:
-        """Write the pages that changed; returns what the constructor wants."""
+        """Write the pages that changed; returns the constructor's ``pages``."""
         for at in self._changed:
             first = at << PAGE_BITS
             numbers = range(first, first + (1 << PAGE_BITS))
@@ -73,21 +73,21 @@ class BlockTable:
     # ------------------------------------------------------------ the open block
 
     def begin(self, number: int) -> BlockInfo:
-        """A new block is open."""
+        """Open a new block."""
         info = BlockInfo(number)
         self._put(info)
         self.open = number
         return info
 
     def close(self) -> None:
-        """The open block is written and grows no more."""
+        """Close the open block, which was written."""
         info = self.infos[self.open]
         self.open = 0
         self._touch(info.number)
         self._sort(info, None)
 
     def append(self, info: BlockInfo, length: int, own: bool) -> None:
-        """A content was added to the open block."""
+        """Count a content that was added to the open block."""
         info.bytes += length
         info.live_bytes += length
         info.messages += 1
@@ -96,10 +96,10 @@ class BlockTable:
         self.live_bytes += length
         self._changed[info.number >> PAGE_BITS] = None
 
-    # ------------------------------------------------------------ messages that go
+    # ------------------------------------------------------------ messages that are removed
 
     def lives(self, name: Name) -> bool:
-        """Whether a message has not gone."""
+        """Whether a content is live."""
         info = self.infos.get(name[0])
         if info is None:
             return False
@@ -107,12 +107,12 @@ class BlockTable:
         return at >= len(info.dead) or not info.dead[at] >> (name[1] & 7) & 1
 
     def home_of(self, number: int) -> int:
-        """The block where the messages stand that are named by a block; 0: it is not there."""
+        """The block that has the contents named by this block; 0 if there is none."""
         info = self.infos.get(number)
         return 0 if info is None else info.home or number
 
     def release(self, number: int, indexes: list[int], length: int) -> None:
-        """Messages named by one block go. length: of their contents together, in bytes."""
+        """Mark contents named by one block as dead. length: their bytes together."""
         info = self.infos.get(number)
         if info is None:
             return
@@ -120,7 +120,7 @@ class BlockTable:
         dead.extend(bytes(max((max(indexes) >> 3) + 1 - len(dead), 0)))
         for index in indexes:
             at, bit = index >> 3, 1 << (index & 7)
-            assert not dead[at] & bit, f"message {index} of block {number} went twice"
+            assert not dead[at] & bit, f"content {index} of block {number} was released twice"
             dead[at] |= bit
         info.own -= len(indexes)
         self._touch(number)
@@ -144,8 +144,8 @@ class BlockTable:
             self._remove(info)
 
     def empty(self, info: BlockInfo, home: int, share: int | None) -> None:
-        """Nothing that lives stands in a block any more; its page goes. home: where its own are.
-        share: of the block when it was sorted; None: it is open."""
+        """Delete the page of a block without live contents. home: the block that has its own
+        contents now. share: the share it was sorted by; None if it is open."""
         if share is None:
             self.open = 0
         else:
@@ -159,7 +159,7 @@ class BlockTable:
             self._remove(info)
 
     def move(self, name: Name, source: BlockInfo, target: BlockInfo, length: int) -> None:
-        """A living content was copied from a block to the open one, which `append` has counted."""
+        """Note that a live content was copied to the open block, where `append` counted it."""
         source.live_bytes -= length
         self.live_bytes -= length
         source.messages -= 1
@@ -168,7 +168,7 @@ class BlockTable:
             self._touch(name[0])
 
     def lose(self, info: BlockInfo) -> None:
-        """A closed block's page is missing: it takes no room, and nobody can empty it."""
+        """The page of a closed block is missing. It takes no room, and cannot be emptied."""
         before = self.share(info)
         self.bytes -= info.bytes
         info.bytes = 0
@@ -176,12 +176,12 @@ class BlockTable:
         self._sort(info, before)
 
     def share(self, info: BlockInfo) -> int:
-        """How many sixteenths of a block live; all of one that takes nothing."""
+        """How many sixteenths of a block are live; all, if the block has no bytes."""
         return info.live_bytes * SHARES // info.bytes if info.bytes else SHARES
 
     def emptiest(self, most: int) -> BlockInfo | None:
-        """The closed block of which the fewest sixteenths live, and at most so many; the oldest of
-        equal ones."""
+        """The closed block with the smallest live share, if that is at most ``most`` sixteenths;
+        the oldest of equals."""
         for share in self._shares[: most + 1]:
             if share:
                 return self.infos[min(share)]
@@ -208,7 +208,7 @@ class BlockTable:
         self._changed[number >> PAGE_BITS] = None
 
     def _sort(self, info: BlockInfo, before: int | None) -> None:
-        """Keep a closed block where its share belongs. before: where it is now."""
+        """Sort a closed block by its share. before: the share it was sorted by until now."""
         if not info.messages:
             return
         share = self.share(info)

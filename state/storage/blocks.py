@@ -1,8 +1,7 @@
-"""Spool blocks: contents of messages, one behind the other, in pages of about 1 MB.
+"""Spool blocks: contents of messages, one after the other, in pages of about 1 MB.
 
-A message in a block is named by the block and its index there, and keeps this name for life. When
-a block is emptied, its living contents are copied into another block, which says in its page whose
-they are.
+A content is named by its block and its index there, and keeps this name for life. When a block is
+emptied, its live contents are copied into another block, whose page lists their names.
 """
 
 from __future__ import annotations
@@ -21,12 +20,12 @@ from .store import Store
 Content = tuple[bytes, bytes | None, bytes | None]  # payload, key, headers
 Name = tuple[int, int]  # a block, an index in it
 
-_HEAD = 8  # bytes: how many contents, how many of them came from other blocks
-_MOVED = 16  # bytes of each that came: its index here, the block and the index of its name
+_HEAD = 8  # bytes: the number of contents, and how many of them came from other blocks
+_MOVED = 16  # bytes for each that came: its index here, the block and the index of its name
 
 
 def length_of(content: Content) -> int:
-    """The bytes that a content takes."""
+    """The bytes of a content."""
     payload, key, headers = content
     if key is None and headers is None:  # most often
         return len(payload)
@@ -34,7 +33,8 @@ def length_of(content: Content) -> int:
 
 
 class ContentLocation(msgspec.Struct, array_like=True):
-    """Where a shared message is, for rows that do not say it yet; waiting: how many these are."""
+    """Where the content of a shared message is. waiting: how many of its rows do not have the
+    location yet."""
 
     block: int
     index: int
@@ -45,18 +45,18 @@ class ContentLocation(msgspec.Struct, array_like=True):
 
 
 def stored_length(at: Row | ContentLocation) -> int:
-    """The bytes that a content takes, by its place."""
+    """The bytes of a content, by its location."""
     return at.length + max(at.key_length, 0) + at.header_length
 
 
 def joined(content: Content) -> bytes:
-    """A content as it stands in a block."""
+    """A content as a block has it."""
     payload, key, headers = content
     return payload if key is None and headers is None else payload + (key or b"") + (headers or b"")
 
 
 def parted(data: bytes, at: Row | ContentLocation) -> Content | None:
-    """A content as it stood in a block; None if part of it is missing."""
+    """A content from its bytes in a block; None if some of them are missing."""
     if at.key_length == NO_KEY and not at.header_length:  # most often
         return (data, None, None) if len(data) == at.length else None
     if len(data) != stored_length(at):
@@ -67,7 +67,7 @@ def parted(data: bytes, at: Row | ContentLocation) -> Content | None:
 
 
 def written(contents: list[bytes], moved: dict[Name, int]) -> bytes:
-    """The page of a block. moved: where the contents stand that came from other blocks."""
+    """The page of a block. moved: the index of each content that came from another block."""
     parts = [
         pack("<II", len(contents), len(moved)),
         pack(f"<{len(contents)}I", *accumulate(map(len, contents))),
@@ -77,20 +77,20 @@ def written(contents: list[bytes], moved: dict[Name, int]) -> bytes:
 
 
 def head_bytes(start: bytes) -> int:
-    """How much of a block's page stands before its contents. start: its first eight bytes."""
+    """The bytes of a block's page before its contents. start: its first eight bytes."""
     count, moved = unpack_from("<II", start)
     return _HEAD + 4 * int(count) + _MOVED * int(moved)
 
 
 def ends_of(head: bytes) -> tuple[int, ...] | None:
-    """Where each content of a block ends, counted from the first one's begin. None where some came
-    from other blocks."""
+    """The end of each content, from the start of the first one. None if some contents came from
+    other blocks."""
     count, moved = unpack_from("<II", head)
     return None if moved else unpack_from(f"<{count}I", head, _HEAD)
 
 
 class Block:
-    """A block that was read. Bytes that are not there are a content that is lost."""
+    """A block that was read. A content with missing bytes is lost."""
 
     __slots__ = ("_data", "_ends", "is_whole", "moved", "size")
 
@@ -112,7 +112,7 @@ class Block:
         return len(self._ends) - 1
 
     def __getitem__(self, index: int) -> bytes:
-        """The content at an index; shorter, or nothing, where the page is cut off."""
+        """The content at an index; shorter or empty if the page is truncated."""
         return self._data[self._ends[index] : self._ends[index + 1]]
 
     def contents(self) -> list[bytes]:
@@ -121,7 +121,7 @@ class Block:
 
 
 class BlockCache:
-    """The blocks that were read last. It decides nothing, so a replay may have read others."""
+    """The blocks that were read last. It affects speed only, so a replay may have others."""
 
     def __init__(self, store: Store, limits: Limits) -> None:
         self._store = store
@@ -130,7 +130,7 @@ class BlockCache:
         self._size = 0
 
     def get(self, number: int) -> Block | None:
-        """A block, or None if its page is not there."""
+        """A block, or None if its page is missing or truncated."""
         block = self._blocks.get(number)
         if block is not None:
             self._blocks.move_to_end(number)
@@ -138,11 +138,11 @@ class BlockCache:
         page = self._store.get(block_key(number))
         try:
             return None if page is None else self.put(number, page)
-        except struct.error:  # cut off, so that its contents are lost
+        except struct.error:  # truncated: its contents are lost
             return None
 
     def put(self, number: int, page: bytes) -> Block:
-        """Keep a block that was read, or one that will be read soon."""
+        """Cache a block that was read, or that will be read soon."""
         block = self._blocks[number] = Block(page)
         self._size += block.size
         while self._size > self._most and len(self._blocks) > 1:
@@ -150,7 +150,7 @@ class BlockCache:
         return block
 
     def forget(self, number: int) -> None:
-        """A block changed, or is gone."""
+        """Drop a block that was changed or deleted."""
         block = self._blocks.pop(number, None)
         if block is not None:
             self._size -= block.size

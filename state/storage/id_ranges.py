@@ -1,7 +1,8 @@
-"""Ranges of ids, each until a time: which range an id is in, and which are over (L9).
+"""Ranges of ids, each with an end time: finds the range of an id, and the ranges that are over
+(L9).
 
-They have no id in common and are few (`Limits.early_acks`), so they are live: a sorted list, and a
-heap by the end of their time.
+The ranges do not overlap. There are at most `Limits.early_acks`, so all are in memory: a sorted
+list, and a heap by end time.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from .row import NEVER
 
 @dataclass(frozen=True, slots=True, order=True)
 class IdRange:
-    """The ids from first to last, until a time, epoch ms."""
+    """The ids from first to last. until: epoch ms."""
 
     first: int
     last: int
@@ -51,10 +52,10 @@ class IdRanges:
     # ------------------------------------------------------------ changes
 
     def put(self, first: int, last: int, until: int, most: int) -> bool:
-        """Put a range in: it replaces what was said of its ids before. What joins the range before
-        it, and ends with it, is one with it. False, and nothing is done, where they would be more
-        than ``most``."""
-        met = self.meeting(max(first - 1, 0), last)
+        """Insert a range, which replaces earlier entries for its ids. It is joined with the range
+        right before it if both have the same end. Changes nothing and returns False if there would
+        be more than ``most`` ranges."""
+        met = self.overlapping(max(first - 1, 0), last)
         beside = met.pop(0) if met and met[0].last < first else None
         new = [IdRange(first, last, until)]
         if met and met[0].first < first:
@@ -70,7 +71,7 @@ class IdRanges:
         return True
 
     def exchange(self, old: Iterable[IdRange], new: Iterable[IdRange]) -> None:
-        """Take ranges out that are there, and put others in that have no id in common with any."""
+        """Remove ranges, and insert others, which must not overlap any."""
         ranges = self.ranges
         for one in old:
             at = bisect_left(ranges, one.first, key=_first)
@@ -78,43 +79,43 @@ class IdRanges:
             del ranges[at]
         for one in new:
             at = bisect_left(ranges, one.first, key=_first)
-            assert not at or ranges[at - 1].last < one.first, f"{one} meets {ranges[at - 1]}"
-            assert at == len(ranges) or one.last < ranges[at].first, f"{one} meets {ranges[at]}"
+            assert not at or ranges[at - 1].last < one.first, f"{one} overlaps {ranges[at - 1]}"
+            assert at == len(ranges) or one.last < ranges[at].first, f"{one} overlaps {ranges[at]}"
             ranges.insert(at, one)
             heappush(self._ends, (one.until, one.first, one.last))
-        if len(self._ends) > 2 * len(ranges) + 64:  # most entries are of ranges that went
+        if len(self._ends) > 2 * len(ranges) + 64:  # most entries are of removed ranges
             self._ends = [(one.until, one.first, one.last) for one in ranges]
             heapify(self._ends)
 
     # ------------------------------------------------------------ looking
 
     def find(self, number: int) -> IdRange | None:
-        """The range in which an id is, or None."""
+        """The range of an id, or None."""
         at = bisect_right(self.ranges, number, key=_first)
         if not at or self.ranges[at - 1].last < number:
             return None
         return self.ranges[at - 1]
 
-    def meeting(self, first: int, last: int) -> list[IdRange]:
-        """The ranges that have an id in common with this one, ascending."""
+    def overlapping(self, first: int, last: int) -> list[IdRange]:
+        """The ranges that overlap this one, ascending."""
         begin = bisect_left(self.ranges, first, key=_last)
         end = bisect_right(self.ranges, last, key=_first)
         return self.ranges[begin:end]
 
     def next_end(self) -> int:
-        """When the first of them is over, or NEVER."""
+        """The earliest end, or NEVER."""
         ends = self._ends
         while ends and not self._is_there(ends[0]):
             heappop(ends)
         return ends[0][0] if ends else NEVER
 
     def over(self, now: int, most: int) -> list[IdRange]:
-        """Up to so many ranges whose time is over, the one that ended first in front."""
+        """Up to ``most`` ranges whose time is over, the earliest end first."""
         found: list[IdRange] = []
         while len(found) < most and self.next_end() <= now:
             until, first, last = heappop(self._ends)
             one = IdRange(first, last, until)
-            if one not in found[-1:]:  # a range that went and came again has two entries
+            if one not in found[-1:]:  # a range that was removed and inserted again has two entries
                 found.append(one)
         for one in found:
             heappush(self._ends, (one.until, one.first, one.last))

@@ -1,11 +1,11 @@
-"""The ids of a queue's cold rows, exactly, at one bit to two bytes each.
+"""The exact set of the ids of a queue's cold rows, at one bit to two bytes per id.
 
-An ack may name any id. Most ids that are not live are gone, and to say so must not cost a page of
-rows (L8). The summaries of segments cannot say it: in a priority queue each segment has ids from
-everywhere.
+An ack may name any id. Most ids that are not live have left the queue, and finding that out must
+not cost reading a page of rows (L8). Segment summaries do not help: in a priority queue each
+segment has ids from the whole range.
 
-Ids are grouped by their upper 48 bits. A group of few ids is a sorted array of the lower 16 bits, a
-group of many is a bitmap. A group is stored in one page at a mark, and read when it is first asked.
+Ids are grouped by their upper 48 bits. A small group is a sorted array of the lower 16 bits, a
+large one is a bitmap. A mark writes each group to one page. The first look-up reads it.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ from .store import Store
 LOW_BITS = 16
 LOW_MASK = (1 << LOW_BITS) - 1
 BITMAP_BYTES = 1 << LOW_BITS - 3
-RUN_LEAST = 64  # ids that are changed as one run
-ARRAY_MOST = BITMAP_BYTES // 2 - 1  # of more ids a bitmap is smaller, and never of equal length
+RUN_LEAST = 64  # this many consecutive ids are changed in one operation
+# Above this many ids a bitmap is smaller. The lengths differ, so a page's length tells its kind.
+ARRAY_MOST = BITMAP_BYTES // 2 - 1
 
 Group: TypeAlias = "array[int] | bytearray"
 
@@ -37,7 +38,7 @@ class IdSet:
         self._store, self._prefix = store, prefix
         self._counts: dict[int, int] = dict(state)
         self._numbers = sorted(self._counts)
-        self._groups: dict[int, Group] = {}  # those that were read or changed
+        self._groups: dict[int, Group] = {}  # those in memory
         self._changed: dict[int, None] = {}
 
     def __len__(self) -> int:
@@ -46,7 +47,7 @@ class IdSet:
     # ------------------------------------------------------------ changes
 
     def add(self, ids: Iterable[int]) -> None:
-        """Put ids in that are not in the set."""
+        """Add ids, none of which is in the set."""
         for number, lows in _grouped(ids):
             old = self._counts.get(number, 0)
             if not old:
@@ -65,7 +66,7 @@ class IdSet:
                 self._groups[number] = array("H", sorted([*group, *lows]))
 
     def remove(self, ids: Iterable[int]) -> None:
-        """Take ids out that are in the set."""
+        """Remove ids, all of which are in the set."""
         for number, lows in _grouped(ids):
             group = self._group(number)
             left = self._counts[number] = self._counts[number] - len(lows)
@@ -75,9 +76,9 @@ class IdSet:
                 if left <= ARRAY_MOST:
                     self._groups[number] = array("H", _bits(group))
             else:
-                gone = set(lows)
-                kept = array("H", [low for low in group if low not in gone])
-                assert len(kept) == left, f"group {number}: {len(gone)} ids go, not all are there"
+                removed = set(lows)
+                kept = array("H", [low for low in group if low not in removed])
+                assert len(kept) == left, f"group {number}: some of {len(removed)} ids are missing"
                 self._groups[number] = kept
             if not left:
                 del self._counts[number], self._groups[number]
@@ -117,12 +118,12 @@ class IdSet:
         self._changed.clear()
 
     def state(self) -> list[tuple[int, int]]:
-        """Write the pages that changed; returns what the constructor wants."""
+        """Write the pages that changed; returns the constructor's ``state``."""
         self.write()
         return [(number, self._counts[number]) for number in self._numbers]
 
     def drop(self) -> None:
-        """Take all ids out, and delete the pages."""
+        """Remove all ids, and delete the pages."""
         for number in sorted({*self._counts, *self._changed}):
             self._store.delete(f"{self._prefix}{number}")
         self._counts, self._numbers, self._groups, self._changed = {}, [], {}, {}
@@ -137,25 +138,27 @@ def _unpacked(page: bytes) -> Group:
 
 
 def _grouped(ids: Iterable[int]) -> Iterator[tuple[int, list[int]]]:
-    """The lower bits of ids, by their upper bits, ascending."""
+    """The lower bits of ids, grouped by their upper bits, ascending."""
     pairs = [(number >> LOW_BITS, number & LOW_MASK) for number in sorted(ids)]
     for number, group in groupby(pairs, itemgetter(0)):
         yield number, [low for _, low in group]
 
 
 def _flip(bitmap: bytearray, lows: Sequence[int], present: bool) -> None:
-    """Change the bits of ascending ids that are all present, or all absent."""
+    """Flip the bits of ascending ids, which must be all present or all absent."""
     n = len(lows)
-    if n >= RUN_LEAST and lows[-1] - lows[0] == n - 1:  # they follow each other: one operation
+    if n >= RUN_LEAST and lows[-1] - lows[0] == n - 1:  # consecutive: one operation
         bits = int.from_bytes(bitmap, "little")
         before = bits.bit_count()
         bits ^= ((1 << n) - 1) << lows[0]
-        assert bits.bit_count() == (before - n if present else before + n), "ids in a wrong state"
+        assert bits.bit_count() == (before - n if present else before + n), (
+            "ids not in the expected state"
+        )
         bitmap[:] = bits.to_bytes(BITMAP_BYTES, "little")
         return
     for low in lows:
         bit = 1 << (low & 7)
-        assert bool(bitmap[low >> 3] & bit) is present, f"id …{low} is {not present} already"
+        assert bool(bitmap[low >> 3] & bit) is present, f"id …{low} is already {not present}"
         bitmap[low >> 3] ^= bit
 
 
@@ -176,6 +179,6 @@ def _has_any(group: Group, begin: int, end: int) -> bool:
         return at < len(group) and group[at] <= end
     if begin == end:
         return bool(group[begin >> 3] >> (begin & 7) & 1)
-    # One number of 65,536 bits at most: cut to the range, and see whether anything is left.
+    # One integer of at most 65,536 bits: cut it to the range and test whether a bit is left.
     part = int.from_bytes(group[begin >> 3 : (end >> 3) + 1], "little")
     return bool((part >> (begin & 7)) & ((1 << end - begin + 1) - 1))

@@ -1,7 +1,7 @@
-"""How many queues hold each message. Most messages are in one, and those take no memory.
+"""How many queues have each message. Most messages are in one queue, and these take no memory.
 
-The counts of shared messages stand in pages of 1,024 ids: a dict where few of them are shared, an
-array where many are.
+The counts of shared messages are in pages of 1,024 ids: a dict if few of them are shared, an array
+if many are.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from .store import Store
 
 PAGE_BITS = 10
 MASK = (1 << PAGE_BITS) - 1
-ENTRIES = 1 << PAGE_BITS  # where an array says how many counts it has
-DICT_MOST = 64  # of more entries an array is smaller
+ENTRIES = 1 << PAGE_BITS  # the index at which an array keeps its number of counts
+DICT_MOST = 64  # above this many entries an array is smaller
 
 Page: TypeAlias = "dict[int, int] | array[int]"
 
@@ -32,14 +32,14 @@ class MatchCounts:
 
     def __init__(self, store: Store, state: Iterable[tuple[int, int]] = ()) -> None:
         self._store = store
-        # None: not read yet. A page that is not named here has no count; `Spool` looks itself.
+        # None: not read yet. A page without a key here has no counts; `Spool` checks that itself.
         self.pages: dict[int, Page | None] = {
             number: None for first, last in state for number in range(first, last + 1)
         }
         self._changed: dict[int, None] = {}
 
     def get(self, number: int) -> int:
-        """How many queues hold a message that exists."""
+        """How many queues have a message. The message must exist."""
         page = self._page(number >> PAGE_BITS)
         if page is None:
             return 1
@@ -48,7 +48,7 @@ class MatchCounts:
         return page[number & MASK] or 1
 
     def set(self, number: int, count: int) -> None:
-        """So many queues hold it; of one queue, or none, nothing is kept."""
+        """Set the number of queues that have a message. Nothing is stored for 0 and 1."""
         at = number >> PAGE_BITS
         page = self._page(at)
         if page is None:
@@ -72,12 +72,12 @@ class MatchCounts:
                 del self.pages[at]
 
     def set_run(self, first: int, n: int, count: int) -> None:
-        """So many queues hold each of some messages whose ids follow each other."""
+        """Set the same count for ``n`` consecutive ids."""
         for number in range(first, first + n):
             self.set(number, count)
 
     def state(self) -> list[tuple[int, int]]:
-        """Write the pages that changed; returns what the constructor wants: ranges of pages."""
+        """Write the pages that changed; returns the constructor's ``state``: ranges of pages."""
         for at in self._changed:
             page = self.pages.get(at)
             if page is None:

@@ -1,15 +1,15 @@
-"""The cold part of a queue: rows in order, in immutable segments that are merged like an LSM tree.
+"""The cold part of a queue: sorted rows in immutable segments, merged as in an LSM tree.
 
-A *segment* is a page of about `Limits.segment_rows` rows in order; its summary is live. A *group*
-is a list of segments that follow each other. What is spilled goes to the end of a group where the
-order allows it, so a FIFO queue has one group that is never rewritten. Else it becomes a group of
-its own. Groups have a level, by their rows: each level holds four times as many as the one below.
-Four groups of one level are merged into one of the next, in slices: a *merge* moves rows from the
-fronts of its inputs to the end of its output. Everything stays readable meanwhile, because each
-input and the output is a group in order like any other.
+A *segment* is a page of about `Limits.segment_rows` sorted rows; its summary stays in memory. A
+*group* is a list of segments in order. Spilled rows are appended to the end of a group if the order
+allows it, so a FIFO queue has one group that is never rewritten. Otherwise they become a group of
+their own. A group's level depends on its number of rows: each level has four times as many as the
+one below. Four groups of one level are merged into one of the next, in slices. A *merge* moves rows
+from the fronts of its inputs to the end of its output. All rows stay readable meanwhile, because
+the inputs and the output are sorted groups like any other.
 
-Rows of a few segments are held in memory: the fronts of merging groups, so that a slice does not
-decode them again, and the end of an output, which reaches its page when it is full, or at a mark.
+A few segments are in memory: the fronts of merging groups, so that a slice does not decode them
+again, and the end of an output, which is written when it is full or at a mark.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from .row import NEVER, Row
 from .segments import NO_FILTER, Group, Merge, RunsState, Segment, StoredGroup, common
 from .store import Store
 
-FAN = 4  # groups of one level that are merged into one
-MOVED_COST = 16  # rows that a segment counts as which is moved without being read
-SPARSE = 3  # a group whose segments are filled to less than a third is rewritten
+FAN = 4  # how many groups of one level are merged into one
+MOVED_COST = 16  # moving a segment without reading it counts as this many rows
+SPARSE = 3  # a group with segments less than a third full is rewritten
 
 _FIRST, _LAST, _LOWEST = attrgetter("first"), attrgetter("last"), attrgetter("level", "number")
 
@@ -38,11 +38,26 @@ _decode_rows = msgspec.msgpack.Decoder(list[Row]).decode
 
 
 class Runs:
-    """Cold rows in ascending order of ``by``. A key and an id are in it once."""
+    """Cold rows in ascending order of ``by``. Keys and ids are unique."""
 
     __slots__ = (
-        "_due", "_first", "_groups", "_held", "_ids", "_latest", "_limits", "_merges", "_next",
-        "_ordered", "_prefix", "_segments", "_store", "_unseen", "_unwritten", "by", "bytes",
+        "_due",
+        "_first",
+        "_groups",
+        "_ids",
+        "_in_memory",
+        "_latest",
+        "_limits",
+        "_merges",
+        "_next",
+        "_ordered",
+        "_prefix",
+        "_segments",
+        "_store",
+        "_unseen",
+        "_unwritten",
+        "by",
+        "bytes",
         "rows",
     )  # fmt: skip
 
@@ -51,23 +66,23 @@ class Runs:
         self.rows = 0
         self.bytes = 0
         self._next = 1
-        self._groups: list[Group] = []  # in order of their making
+        self._groups: list[Group] = []  # the oldest first
         self._segments: dict[int, Segment] = {}  # by number
         self._merges: list[Merge] = []
         self._ids = IdSet(store, f"{prefix}i/")
-        self._held: dict[int, list[Row]] = {}  # rows of segments of merges
-        self._unwritten: dict[int, Segment] = {}  # those of them that are in no page yet
-        self._latest: tuple[int, list[int]] = (0, [])  # the ids of the segment that was read last
+        self._in_memory: dict[int, list[Row]] = {}  # rows of segments in merges
+        self._unwritten: dict[int, Segment] = {}  # the ones without a page yet
+        self._latest: tuple[int, list[int]] = (0, [])  # the segment that was read last, its ids
         self._due: list[tuple[int, int]] = []  # heap: (due, segment); lazy
         self._first: Segment | None = None
-        self._ordered: list[Segment] | None = []  # None: to be made again
-        self._unseen: dict[int, Segment | None] = {}  # see `unseen`; as far as it is known
+        self._ordered: list[Segment] | None = []  # None: must be sorted again
+        self._unseen: dict[int, Segment | None] = {}  # a cache for `unseen`
 
     @classmethod
     def load(
         cls, store: Store, prefix: str, state: RunsState, limits: Limits, by: Callable[[Row], int]
     ) -> Runs:
-        """The cold part that `state` has packed."""
+        """The cold part that `state` describes."""
         self = cls(store, prefix, limits, by)
         self._next = state.next_number
         self._ids = IdSet(store, f"{prefix}i/", state.ids)
@@ -90,13 +105,13 @@ class Runs:
         return self
 
     def write(self) -> None:
-        """Write what is in no page yet."""
+        """Write all segments without a page."""
         for segment in list(self._unwritten.values()):
-            self._write_held(segment)
+            self._write_rows(segment)
         self._ids.write()
 
     def state(self) -> RunsState:
-        """What the queue's page keeps; what was in no page yet is written."""
+        """Write, and return the part for the queue's page."""
         self.write()
         groups = [(0, group) for group in self._groups]
         for merge in self._merges:
@@ -109,13 +124,13 @@ class Runs:
         )
 
     def drop(self) -> None:
-        """Delete all pages. A queue is emptied first, so there are few."""
+        """Delete all pages. The queue is empty by then, so they are few."""
         for number in sorted(self._segments):
             self._store.delete(f"{self._prefix}{number}")
         self._ids.drop()
         self.rows = self.bytes = 0
         self._groups, self._segments, self._merges = [], {}, []
-        self._held, self._unwritten, self._due = {}, {}, []
+        self._in_memory, self._unwritten, self._due = {}, {}, []
         self._changed()
 
     # ------------------------------------------------------------ looking
@@ -125,14 +140,14 @@ class Runs:
         return None if self._first is None else self._first.first
 
     def due(self) -> int:
-        """When something of a cold row is due first, or NEVER."""
+        """The earliest deadline of a cold row, or NEVER."""
         heap = self._due
         while heap and not self._is_due(*heap[0]):
             heappop(heap)
         return heap[0][0] if heap else NEVER
 
     def first_due(self, since: int) -> Segment | None:
-        """The segment in which something is due first, if it is at this time."""
+        """The segment with the earliest deadline, if that is not after this time."""
         return self._segments[self._due[0][1]] if self.due() <= since else None
 
     def segments(self) -> list[Segment]:
@@ -142,11 +157,11 @@ class Runs:
         return self._ordered
 
     def segment(self, number: int) -> Segment | None:
-        """The segment with this number, if it is still there."""
+        """The segment with this number, or None if it is gone."""
         return self._segments.get(number)
 
     def unseen(self, number: int) -> Segment | None:
-        """The first segment that a filter has not looked at."""
+        """The first segment that a filter has not read."""
         if number not in self._unseen:
             self._unseen[number] = next(
                 (segment for segment in self.segments() if not segment.was_seen_by(number)), None
@@ -154,17 +169,18 @@ class Runs:
         return self._unseen[number]
 
     def see(self, segment: Segment, number: int, waiting: bool) -> None:
-        """A filter has looked at a segment. waiting: it left rows that wait for others."""
+        """Note that a filter has read a segment. waiting: it left rows there that wait for others
+        of their lanes."""
         segment.looked.append(-number if waiting else number)
         self._unseen.pop(number, None)
 
     def has(self, number: int) -> bool:
-        """Whether a message is here; reads no row."""
+        """Whether a message is here. Reads no row."""
         return bool(self.rows) and self._ids.has_any(number, number)
 
     def with_ids(self, ranges: Iterable[tuple[int, int]]) -> list[Segment]:
-        """The segments that may have ids of these ascending ranges, in order. Ids that are not
-        here cost no read of rows."""
+        """The segments that may have ids of these ascending ranges, in order. For ids that are not
+        here no row is read."""
         if not self.rows:
             return []
         here = [span for span in ranges if self._ids.has_any(*span)]
@@ -179,12 +195,12 @@ class Runs:
         return found
 
     def read(self, segment: Segment) -> list[Row]:
-        """The rows of a segment, as objects of their own: a change of them is lost without
-        `replace`. None of a segment that was taken, or merged, meanwhile."""
+        """The rows of a segment, as copies: changes need `replace`. Empty if the segment was taken
+        or merged in the meantime."""
         if segment.number not in self._segments:
             return []
         if segment.number in self._unwritten:
-            self._write_held(segment)
+            self._write_rows(segment)
         rows = self._decoded(segment)
         self._latest = (segment.number, [row.id for row in rows])
         return rows
@@ -192,8 +208,8 @@ class Runs:
     # ------------------------------------------------------------ changes
 
     def add(self, rows: Sequence[Row], looked: Sequence[int] = ()) -> list[Segment]:
-        """Rows become cold, in these segments. They are in ascending order, and settled. looked:
-        filters that have looked at all of them; `NO_FILTER`: they wait for others of their lanes
+        """Add rows, sorted and with contents in blocks; returns their segments. looked: filters
+        that have read all of them; with `NO_FILTER`: they wait for others of their lanes
         (`Ready.park`)."""
         if not rows:
             return []
@@ -207,9 +223,9 @@ class Runs:
             self._groups.append(group)
         else:
             last = group.segments[-1]
-            few = 2 * last.rows <= self._limits.segment_rows and NO_FILTER not in seen
-            if few and set(last.looked) <= set(seen):  # nobody has to look again
-                rows = [*self._decoded(last), *rows]  # they share a page with the new
+            is_small = 2 * last.rows <= self._limits.segment_rows and NO_FILTER not in seen
+            if is_small and set(last.looked) <= set(seen):  # no filter has to read them again
+                rows = [*self._decoded(last), *rows]  # they share a page with the new ones
                 seen = list(last.looked)
                 self._delete(group, last)
         step = self._limits.segment_rows
@@ -223,19 +239,19 @@ class Runs:
         return made
 
     def take(self) -> list[Row]:
-        """Remove the segment that comes first, and give its rows. Segments of other groups may
-        overlap it: compare `first` again before each row is delivered."""
+        """Remove the first segment and return its rows. Segments of other groups may overlap it, so
+        compare with `first` again before delivering each row."""
         segment = self._first
         if segment is None:
             return []
-        rows = self._held.get(segment.number)
+        rows = self._in_memory.get(segment.number)
         if rows is None:
             rows = self._decoded(segment)
         self._leave(segment, rows)
         return rows
 
     def replace(self, segment: Segment, rows: Sequence[Row]) -> None:
-        """What is left of a segment; maybe nothing. The rows are in order and were in it."""
+        """Replace the rows of a segment by some of them, in order, maybe none."""
         number, ids = self._latest
         if number != segment.number:
             ids = [row.id for row in self.read(segment)]
@@ -243,19 +259,19 @@ class Runs:
             self._leave(segment, None, ids)
             return
         kept = {row.id for row in rows}
-        gone = [one for one in ids if one not in kept]
-        assert len(kept) + len(gone) == len(ids), f"segment {segment.number}: rows came"
+        removed = [one for one in ids if one not in kept]
+        assert len(kept) + len(removed) == len(ids), f"segment {segment.number}: rows were added"
         first, last = segment.first, segment.last
-        assert first <= self.by(rows[0]), f"segment {segment.number}: a row is before it"
-        assert self.by(rows[-1]) <= last, f"segment {segment.number}: a row is behind it"
-        self._ids.remove(gone)
+        assert first <= self.by(rows[0]), f"segment {segment.number}: a row is below its range"
+        assert self.by(rows[-1]) <= last, f"segment {segment.number}: a row is above its range"
+        self._ids.remove(removed)
         self.rows -= segment.rows - len(rows)
         self.bytes -= segment.bytes
         segment.skip = 0
         self._sum_up(segment, rows)
         self.bytes += segment.bytes
         self._store.put(f"{self._prefix}{segment.number}", _encode(rows))
-        self._held.pop(segment.number, None)
+        self._in_memory.pop(segment.number, None)
         self._unwritten.pop(segment.number, None)
         self._latest = (0, [])
         self._plan()
@@ -265,11 +281,11 @@ class Runs:
 
     @property
     def is_merging(self) -> bool:
-        """Whether a merge has more to do."""
+        """Whether a merge is unfinished."""
         return bool(self._merges)
 
     def merge(self, budget_rows: int) -> bool:
-        """Go on with the merges, at most about so many rows; whether more is left."""
+        """Go on with the merges, for about this many rows; returns whether there is more."""
         left = budget_rows
         self._latest = (0, [])
         while left > 0 and self._merges:
@@ -283,7 +299,7 @@ class Runs:
         return bool(self._merges)
 
     def _merge_slice(self, merge: Merge, most: int) -> int:
-        """Move rows from the fronts of the inputs to the end of the output; their number."""
+        """Move rows from the fronts of the inputs to the end of the output; returns how many."""
         fronts = sorted((group.segments[0].first, at) for at, group in enumerate(merge.inputs))
         group = merge.inputs[fronts[0][1]]
         segment = group.segments[0]
@@ -293,8 +309,9 @@ class Runs:
             self._move_whole(merge, group)
             return MOVED_COST
         heads = [group.segments[0] for group in merge.inputs]
-        lists = [self._hold(head) for head in heads]
-        # Behind the head that ends first its group may go on, so rows up to there are complete.
+        lists = [self._load(head) for head in heads]
+        # The group of the head that ends first may go on right behind it. So only rows up to there
+        # are complete.
         bound = min(head.last for head in heads)
         found = [row for rows in lists for row in rows[: self._up_to(rows, bound)]]
         found.sort(key=self.by)
@@ -313,19 +330,19 @@ class Runs:
         return bisect_right(rows, bound, key=self.by)
 
     def _move_whole(self, merge: Merge, group: Group) -> None:
-        """A segment that comes before everything else goes over as it is."""
+        """Move a whole segment that comes before all other rows."""
         self._close(merge.output)
         segment = group.segments.pop(0)
         merge.output.segments.append(segment)
         segment.group = merge.output
 
     def _cut(self, group: Group, head: Segment, rows: list[Row], n: int) -> None:
-        """The first rows of a head have left it."""
+        """Remove the first rows of a head."""
         if n == len(rows):
             self._delete(group, head)
             return
         moved, rest = rows[:n], rows[n:]
-        self._held[head.number] = rest
+        self._in_memory[head.number] = rest
         head.skip += n
         head.first = self.by(rest[0])
         head.rows -= n
@@ -335,17 +352,17 @@ class Runs:
             self._watch(head)
 
     def _extend(self, output: Group, rows: list[Row], looked: list[int]) -> None:
-        """Append rows to the last segment of an output, and to new ones when it is full."""
+        """Append rows to the last segment of an output, and to new segments once it is full."""
         step, at = self._limits.segment_rows, 0
         while at < len(rows):
             tail = output.segments[-1] if output.segments else None
             if tail is None or tail.rows >= step:
                 tail = self._append(output, rows[at : at + step], list(looked))
-                self._held[tail.number] = rows[at : at + step]
+                self._in_memory[tail.number] = rows[at : at + step]
                 at += tail.rows
             else:
                 part = rows[at : at + step - tail.rows]
-                self._held[tail.number] = [*self._hold(tail), *part]
+                self._in_memory[tail.number] = [*self._load(tail), *part]
                 tail.looked = common(tail.looked, looked)
                 tail.skip = 0
                 self._count_in(tail, part)
@@ -355,12 +372,12 @@ class Runs:
                 self._close(output)
 
     def _close(self, output: Group) -> None:
-        """The last segment of an output gets no more rows."""
+        """Write the last segment of an output. It gets no more rows."""
         if output.segments:
             tail = output.segments[-1]
             if tail.number in self._unwritten:
-                self._write_held(tail)
-            self._held.pop(tail.number, None)
+                self._write_rows(tail)
+            self._in_memory.pop(tail.number, None)
 
     def _finish(self, merge: Merge) -> None:
         self._close(merge.output)
@@ -371,7 +388,7 @@ class Runs:
         self._plan()
 
     def _plan(self) -> None:
-        """Begin the merges that are due: of four groups of one level, of one that became sparse."""
+        """Begin the merges that are due: four groups of one level, or one sparse group."""
         self._groups = [group for group in self._groups if group.segments]
         if not self._groups:
             return
@@ -403,12 +420,12 @@ class Runs:
         return groups
 
     def _group_before(self, key: int) -> Group | None:
-        """The free group that ends before a key, as late as possible."""
+        """The group outside merges that ends closest before a key."""
         before = [g for g in self._groups if g.segments and g.segments[-1].last < key]
         return max(before, key=_LAST, default=None)
 
     def _append(self, group: Group, rows: Sequence[Row], looked: list[int]) -> Segment:
-        """A new segment at the end of a group; its page is not written here."""
+        """Add a segment to the end of a group. Its page is not written here."""
         segment = Segment(group, self._next, 0, 0, 0, 0, 0, 0, NEVER, looked)
         self._next += 1
         group.segments.append(segment)
@@ -417,14 +434,14 @@ class Runs:
         return segment
 
     def _sum_up(self, segment: Segment, rows: Sequence[Row]) -> None:
-        """A segment has these rows."""
+        """Make a segment's summary from its rows."""
         segment.first, segment.rows, segment.bytes = self.by(rows[0]), 0, 0
         segment.id_first = segment.id_last = rows[0].id
         segment.due = NEVER
         self._count_in(segment, rows)
 
     def _count_in(self, segment: Segment, rows: Sequence[Row]) -> None:
-        """Rows came to the end of a segment."""
+        """Add rows at the end of a segment to its summary."""
         segment.last = self.by(rows[-1])
         segment.rows += len(rows)
         segment.bytes += sum([row.size for row in rows])
@@ -437,7 +454,7 @@ class Runs:
             self._watch(segment)
 
     def _leave(self, segment: Segment, rows: list[Row] | None, ids: Iterable[int] = ()) -> None:
-        """A segment goes with all its rows."""
+        """Remove a segment with all its rows."""
         group = segment.group
         self.rows -= segment.rows
         self.bytes -= segment.bytes
@@ -448,20 +465,20 @@ class Runs:
         self._changed()
 
     def _delete(self, group: Group, segment: Segment) -> None:
-        """A segment's page goes; its rows are elsewhere."""
+        """Delete a segment and its page. Its rows are elsewhere."""
         if group.segments[0] is segment:
             del group.segments[0]
         else:
             group.segments.remove(segment)
         del self._segments[segment.number]
-        self._held.pop(segment.number, None)
+        self._in_memory.pop(segment.number, None)
         self._unwritten.pop(segment.number, None)
         self._store.delete(f"{self._prefix}{segment.number}")
         if self._latest[0] == segment.number:
             self._latest = (0, [])
 
     def _changed(self) -> None:
-        """Segments came, went, or begin elsewhere."""
+        """Update what depends on the list of segments and their first keys."""
         self._ordered = None
         self._unseen.clear()
         fronts = [group.segments[0] for group in self._all_groups() if group.segments]
@@ -475,22 +492,23 @@ class Runs:
         rows = _decode_rows(page)
         return rows[segment.skip :] if segment.skip else rows
 
-    def _hold(self, segment: Segment) -> list[Row]:
-        rows = self._held.get(segment.number)
+    def _load(self, segment: Segment) -> list[Row]:
+        """The rows of a segment, which stay in memory."""
+        rows = self._in_memory.get(segment.number)
         if rows is None:
-            rows = self._held[segment.number] = self._decoded(segment)
+            rows = self._in_memory[segment.number] = self._decoded(segment)
         return rows
 
-    def _write_held(self, segment: Segment) -> None:
+    def _write_rows(self, segment: Segment) -> None:
         del self._unwritten[segment.number]
-        page = _encode(self._held[segment.number])
+        page = _encode(self._in_memory[segment.number])
         self._store.put(f"{self._prefix}{segment.number}", page)
 
     def _watch(self, segment: Segment) -> None:
         if segment.due == NEVER:
             return
         heappush(self._due, (segment.due, segment.number))
-        if len(self._due) > 2 * len(self._segments) + 64:  # most entries are of segments that went
+        if len(self._due) > 2 * len(self._segments) + 64:  # most entries are of removed segments
             every = self._segments.values()
             self._due = [(s.due, s.number) for s in every if s.due != NEVER]
             heapify(self._due)

@@ -1,7 +1,4 @@
-"""The parts of a queue's cold part: summaries of segments, groups, merges; and how they are stored.
-
-`runs` says what they are for.
-"""
+"""The records of a queue's cold part: segments, groups and merges, live and stored. See `runs`."""
 
 from __future__ import annotations
 
@@ -10,13 +7,13 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-NO_FILTER = 0  # who takes everything, among those that have looked at a segment
-LEVEL_BITS = 2  # a level has this many bits more rows than the one below
+NO_FILTER = 0  # in `Segment.looked`: the consumers without a filter
+LEVEL_BITS = 2  # a level has 2^2 times the rows of the one below
 
 
 @dataclass(slots=True, eq=False)
 class Segment:
-    """What is known of a segment without reading it. Only `Runs` changes it, but for `looked`."""
+    """The summary of a segment. Only `Runs` changes it, except for `looked`."""
 
     group: Group = field(repr=False)
     number: int
@@ -26,18 +23,18 @@ class Segment:
     bytes: int  # their sizes (Q8)
     id_first: int  # its ids are in this range
     id_last: int
-    due: int  # when something of its rows is due first, or NEVER
-    # Filters that have looked at it, by number, and took what they want. With the other sign: but
-    # for rows that wait for others of their lanes. Lanes know these by the number of this segment.
+    due: int  # the earliest deadline of its rows, or NEVER
+    # Numbers of the filters that have read it and taken their matches. A negative number: the
+    # filter left rows that wait for others of their lanes, which remember this segment's number.
     looked: list[int]
-    skip: int = 0  # rows at the front of the page that a merge has moved away
+    skip: int = 0  # rows at the front of the page that a merge has moved already
 
     def was_seen_by(self, number: int) -> bool:
-        """Whether a filter has looked at it."""
+        """Whether a filter has read it."""
         return number in self.looked or -number in self.looked
 
     def packed(self) -> StoredSegment:
-        """As the queue's page keeps it."""
+        """Its form in the queue's page."""
         return StoredSegment(
             self.number, f"{self.first:x}", f"{self.last:x}", self.rows, self.bytes, self.id_first,
             self.id_last, self.due, self.looked, self.skip,
@@ -59,7 +56,7 @@ class StoredSegment(msgspec.Struct, array_like=True):
     skip: int
 
     def unpacked(self, group: Group) -> Segment:
-        """The segment that `packed` made this of."""
+        """The segment from which `packed` made this."""
         return Segment(
             group, self.number, int(self.first, 16), int(self.last, 16), self.rows, self.bytes,
             self.id_first, self.id_last, self.due, list(self.looked), self.skip,
@@ -67,14 +64,15 @@ class StoredSegment(msgspec.Struct, array_like=True):
 
 
 class StoredGroup(msgspec.Struct, array_like=True):
-    """merge: the number of the merge it is in, or 0; its output comes first in the list."""
+    """A group in its queue's page. merge: the number of its merge, or 0. A merge's output comes
+    before its inputs."""
 
     merge: int
     segments: list[StoredSegment]
 
 
 class RunsState(msgspec.Struct, array_like=True):
-    """The cold part in its queue's page."""
+    """A cold part in its queue's page."""
 
     next_number: int = 1
     groups: list[StoredGroup] = []
@@ -84,7 +82,7 @@ class RunsState(msgspec.Struct, array_like=True):
 
 @dataclass(slots=True, eq=False)
 class Group:
-    """Segments that follow each other. merge: the number of the merge it is in, or 0."""
+    """Segments in order, which do not overlap. merge: the number of its merge, or 0."""
 
     segments: list[Segment]
     merge: int = 0
@@ -95,13 +93,13 @@ class Group:
         return self.segments[-1].last
 
     def level(self) -> int:
-        """By its rows; those of a level are four times as many as those of the one below."""
+        """Its level, by its number of rows. Each level has four times the rows of the one below."""
         return sum(segment.rows for segment in self.segments).bit_length() // LEVEL_BITS
 
 
 @dataclass(slots=True, eq=False)
 class Merge:
-    """Rows on their way from the fronts of some groups to the end of one."""
+    """A merge: rows move from the fronts of its inputs to the end of its output."""
 
     number: int
     level: int
@@ -110,6 +108,7 @@ class Merge:
 
 
 def common(one: Sequence[int], other: Sequence[int]) -> list[int]:
-    """Filters that have looked at all rows of a page that two others become. Lanes know where their
-    rows wait by a page's number, so these are to be met again."""
+    """The filters that have read all rows of a segment that is made of two others. A negative
+    number is left out: lanes remember where rows wait by segment number, so the new segment must be
+    read again."""
     return [number for number in one if number in other and number > NO_FILTER]

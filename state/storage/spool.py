@@ -1,11 +1,12 @@
 """The spool: the content of each message, stored once for all its queues (S1, S2, S8, S12).
 
-A content is in memory by message id until a row of it is *settled*: when the row is spilled, or
-when a mark finds it. Then it is appended to the open block, and the row says where it is. A shared
-message is settled once: `ContentLocation` says where it is to the rows that do not know it yet.
+A content stays in memory, by message id, until `write_to_blocks` appends it to the open block:
+when its row is spilled, or at a mark. Then the row says where the content is. A shared message is
+written once. `ContentLocation` tells its other rows later where that was.
 
-Whatever decides anything (counts, blocks, what is stored) is the same after a mark was loaded.
-What is only kept for speed (contents of placed messages, blocks that were read) decides nothing.
+Everything that decides something (counts, blocks, what is stored) is the same after a mark was
+loaded. What is kept for speed only (contents that are also in blocks, blocks that were read)
+decides nothing.
 """
 
 from __future__ import annotations
@@ -37,10 +38,10 @@ from .store import Store
 
 __all__ = ["Content", "Spool", "SpoolState"]
 
-OVERHEAD = 1_000  # bytes of memory that a message in memory takes beside its content: its row
-SMALL = 4  # a mark closes the open block if it is fuller than a quarter; else it goes on growing
-# Blocks are emptied of which at most so many sixteenths live. If less than half of all lives, there
-# is one. Where files are short, more is moved to win less.
+OVERHEAD = 1_000  # bytes of memory that a message takes besides its content: its row
+SMALL = 4  # a mark closes the open block if it is more than a quarter full
+# Compaction empties blocks of which at most this many sixteenths are live. If less than half of
+# all bytes are live, there is such a block. Short of files, it copies more to gain less.
 SHARE_MOST = 7
 SHARE_MOST_PRESSED = 11
 
@@ -56,7 +57,7 @@ class SpoolState(msgspec.Struct, array_like=True):
     open_block: int = 0
     blocks: list[int] = []  # pages of `BlockTable`
     matches: list[tuple[int, int]] = []  # of `MatchCounts`
-    places: list[tuple[int, ContentLocation]] = []
+    locations: list[tuple[int, ContentLocation]] = []
 
 
 class Spool:
@@ -67,7 +68,7 @@ class Spool:
 
     @classmethod
     def load(cls, store: Store, broker_number: int, state: SpoolState, limits: Limits) -> Spool:
-        """The spool that `state` has packed."""
+        """The spool that `state` describes."""
         self = cls.__new__(cls)
         self._set_up(store, broker_number, state, limits)
         return self
@@ -80,20 +81,20 @@ class Spool:
         self.bytes = state.bytes  # as quotas count (Q8), each message once
         self.vpn_bytes: dict[int, int] = dict(state.vpn_bytes)
         self._contents: dict[int, Content] = {}
-        self._unplaced = 0  # bytes of contents that are in no block
-        self._kept = 0  # contents that are in a block too, for rows that do not say so yet
+        self._unwritten_bytes = 0  # of contents that are in no block
+        self._kept = 0  # contents that are in a block too, for rows without their location
         self._matches = MatchCounts(store, state.matches)
-        self._places: dict[int, ContentLocation] = dict(state.places)
+        self._locations: dict[int, ContentLocation] = dict(state.locations)
         self._table = BlockTable(store, state.open_block, state.blocks)
         self._cache = BlockCache(store, limits)
         self._next_block = state.next_block
         self._open: list[bytes] = []  # contents of the open block
-        self._moved: dict[Name, int] = {}  # those that came from other blocks
-        self._changed = False  # the open block has no page of its newest contents
-        self._soon = False  # some of them are of live rows
+        self._moved: dict[Name, int] = {}  # the index of contents that came from other blocks
+        self._changed = False  # the page of the open block lacks its newest contents
+        self._soon = False  # it has contents of live rows, which are read soon
         if state.open_block:
             block = self._cache.get(state.open_block)
-            if block is None:  # what stood there is lost
+            if block is None:  # its page is missing
                 self._table.close()
             else:
                 self._open, self._moved = block.contents(), block.moved
@@ -106,19 +107,19 @@ class Spool:
         return self._base | self.next_counter
 
     def skip_id(self) -> int:
-        """Give an id that no message here has."""
+        """Give out an id without storing a message."""
         number = self._base | self.next_counter
         self.next_counter += 1
         return number
 
     def store(self, vpn: int, contents: Sequence[Content], size: int, matches: int) -> int:
-        """Store messages that so many queues hold; returns the id of the first, the others' follow.
-        size: of all. Headers are None where there are none, never empty."""
+        """Store messages, each in this many queues; returns the first of their consecutive ids.
+        size: of all together. Without headers, a content has None, never an empty value."""
         n = len(contents)
         first = self._base | self.next_counter
         self.next_counter += n
         self._contents.update(zip(range(first, first + n), contents, strict=True))
-        self._unplaced += sum(map(length_of, contents))
+        self._unwritten_bytes += sum(map(length_of, contents))
         self.messages += n
         self.bytes += size
         self.vpn_bytes[vpn] = self.vpn_bytes.get(vpn, 0) + size
@@ -127,37 +128,38 @@ class Spool:
         return first
 
     def adopt(self, number: int, vpn: int, content: Content | None, size: int) -> None:
-        """A message that has its id already, from an earlier core; None: its content is lost."""
+        """Take over a message with its id, from a home of an earlier format. content: None if it
+        is lost."""
         if content is not None:
             self._contents[number] = content
-            self._unplaced += length_of(content)
+            self._unwritten_bytes += length_of(content)
         self.messages += 1
         self.bytes += size
         self.vpn_bytes[vpn] = self.vpn_bytes.get(vpn, 0) + size
 
     def matches(self, number: int) -> int:
-        """How many queues hold a message."""
+        """How many queues have a message."""
         return self._matches.get(number)
 
     def add_match(self, row: Row) -> None:
-        """One more queue holds the message. Its row is a copy with the same place."""
+        """Count one more queue for a message. The new row must be a copy of this one."""
         self._matches.set(row.stored, self._matches.get(row.stored) + 1)
         if row.block == IN_MEMORY:
-            place = self._places.get(row.stored)
-            if place is not None:
-                place.waiting += 1
+            location = self._locations.get(row.stored)
+            if location is not None:
+                location.waiting += 1
 
     def release(self, rows: Sequence[Row], vpn: int) -> None:
-        """A queue's matches go; with the last one of each the message (S2)."""
+        """Remove a queue's matches. A message without matches is removed, too (S2)."""
         contents, pages = self._contents, self._matches.pages
         messages = size = unplaced = 0
-        # Neighbours in a queue mostly stand in one block: they leave it together.
+        # Neighbours in a queue are mostly in one block, so they are released together.
         block, indexes, length = 0, list[int](), 0
         for row in rows:
             number = row.stored
             at: Row | ContentLocation | None = row if row.block else None
-            if at is None and self._places:
-                at = self._places.get(number)
+            if at is None and self._locations:
+                at = self._locations.get(number)
                 if at is not None:
                     self._learn(number, at)
             if pages and number >> PAGE_BITS in pages:
@@ -175,7 +177,7 @@ class Spool:
                 length += stored_length(at)
                 continue
             content = contents.pop(number, None)
-            if content is not None:  # else it is lost
+            if content is not None:  # None: it is lost
                 payload, key, headers = content
                 plain = key is None and headers is None
                 unplaced += len(payload) if plain else length_of(content)
@@ -183,23 +185,23 @@ class Spool:
         self.messages -= messages
         self.bytes -= size
         self.vpn_bytes[vpn] -= size
-        self._unplaced -= unplaced
+        self._unwritten_bytes -= unplaced
 
-    def _learn(self, number: int, place: ContentLocation) -> None:
-        """One row less does not know where a shared message is."""
-        place.waiting -= 1
-        if not place.waiting:
-            del self._places[number]
+    def _learn(self, number: int, location: ContentLocation) -> None:
+        """One of a shared message's rows has learnt its location."""
+        location.waiting -= 1
+        if not location.waiting:
+            del self._locations[number]
             self._kept -= self._contents.pop(number, None) is not None
 
     def _release_from(self, block: int, indexes: list[int], length: int) -> None:
-        """Messages named by one block go. length: of their contents together, in bytes."""
+        """Release contents named by one block. length: their bytes together."""
         if not indexes:
             return
         table = self._table
         home = table.home_of(block)
         is_open = home == table.open != 0
-        if is_open:  # what dies in the open block takes no room
+        if is_open:  # a dead content takes no room in the open block
             for index in indexes:
                 self._open[index if home == block else self._moved[block, index]] = b""
             self._changed = True
@@ -212,37 +214,37 @@ class Spool:
     # ------------------------------------------------------------ reading
 
     def content(self, row: Row) -> Content | None:
-        """Payload, key and headers; None where they are lost."""
+        """Payload, key and headers; None if they are lost."""
         return self.contents([row])[0]
 
     def contents(self, rows: Sequence[Row]) -> list[Content | None]:
-        """As `content`, of each row. Neighbours of one block cost one look for it."""
+        """The `content` of each row. Neighbours in one block cost one look-up of the block."""
         found: list[Content | None] = []
         block = 0
-        stored: list[bytes] | Block | None = None  # where the contents named by `block` stand
-        moved: dict[Name, int] | None = None  # None: at the index of their name
+        stored: list[bytes] | Block | None = None  # has the contents named by `block`
+        moved: dict[Name, int] | None = None  # their indexes there; None: those of their names
         for row in rows:
             at: Row | ContentLocation = row
             if not row.block:
                 content = self._contents.get(row.stored)
-                place = self._places.get(row.stored) if content is None else None
-                if place is None:
+                location = self._locations.get(row.stored) if content is None else None
+                if location is None:
                     found.append(content)
                     continue
-                at = place
+                at = location
             if at.block != block:
                 block = at.block
                 stored, moved = self._stored(block)
             index = at.index if moved is None else moved.get((block, at.index), -1)
             if stored is not None and 0 <= index < len(stored):
                 found.append(parted(stored[index], at))
-            else:  # it is lost, unless it has no bytes
+            else:  # it is lost, unless it is empty
                 found.append(parted(b"", at))
         return found
 
     def _stored(self, block: int) -> tuple[list[bytes] | Block | None, dict[Name, int] | None]:
-        """The contents among which those stand that are named by a block (None: its page is
-        missing), and at which index each if they were moved there."""
+        """The contents of the block that has those named by this one (None: its page is missing),
+        and their indexes there (None: those of their names)."""
         home = self._table.home_of(block)
         if not home:
             return None, None
@@ -251,18 +253,18 @@ class Spool:
         stored = self._cache.get(home)
         return stored, None if stored is None or home == block else stored.moved
 
-    # ------------------------------------------------------------ settling
+    # ------------------------------------------------------------ writing to blocks
 
-    def settle(self, rows: Sequence[Row], live: bool = False) -> None:
-        """Contents of rows get places in blocks, and the rows say where. live: the rows stay live,
-        so they may be read soon."""
-        contents, places = self._contents, self._places
+    def write_to_blocks(self, rows: Sequence[Row], live: bool = False) -> None:
+        """Append the contents of rows to blocks, and set the rows' locations. live: the rows stay
+        live, so their contents are read soon."""
+        contents, locations = self._contents, self._locations
         for row in rows:
             if row.block:
                 continue
             self._soon = self._soon or live
-            place = places.get(row.stored) if places else None
-            if place is None:
+            location = locations.get(row.stored) if locations else None
+            if location is None:
                 content = contents.get(row.stored)
                 if content is None:
                     continue  # lost
@@ -272,14 +274,14 @@ class Spool:
                 if count == 1:  # most often
                     del contents[row.stored]
                     continue
-                place = places[row.stored] = _place_of(row, count)
+                location = locations[row.stored] = _location_of(row, count)
                 self._kept += 1
-            row.block, row.index, row.length = place.block, place.index, place.length
-            row.key_length, row.header_length = place.key_length, place.header_length
-            self._learn(row.stored, place)
+            row.block, row.index, row.length = location.block, location.index, location.length
+            row.key_length, row.header_length = location.key_length, location.header_length
+            self._learn(row.stored, location)
 
     def _append(self, content: Content, at: Row | ContentLocation) -> None:
-        """Put a content into the open block."""
+        """Append a content to the open block, and set its location."""
         payload, key, headers = content
         data = joined(content)
         length = len(data)
@@ -290,13 +292,13 @@ class Spool:
         at.header_length = 0 if headers is None else len(headers)
         self._open.append(data)
         table.append(info, length, own=True)
-        self._unplaced -= length
+        self._unwritten_bytes -= length
         self._changed = True
         if info.bytes >= self._limits.block_bytes:
             self._close()
 
     def _begin(self) -> BlockInfo:
-        """A new block is open."""
+        """Open a new block."""
         self._next_block += 1
         return self._table.begin(self._next_block - 1)
 
@@ -307,7 +309,7 @@ class Spool:
         return page
 
     def _close(self) -> None:
-        """The open block is full."""
+        """Write and close the open block."""
         page = self._write_open()
         if self._soon:
             self._cache.put(self._table.open, page)
@@ -317,12 +319,12 @@ class Spool:
     # ------------------------------------------------------------ marks
 
     def mark(self) -> None:
-        """Settle what no queue has settled, and write the open block."""
-        for number in [n for n in self._contents if n not in self._places]:
+        """Write all contents that are in no block yet, and write the open block."""
+        for number in [n for n in self._contents if n not in self._locations]:
             self._soon = True
-            place = ContentLocation(0, 0, 0, NO_KEY, 0, self._matches.get(number))
-            self._append(self._contents[number], place)
-            self._places[number] = place
+            location = ContentLocation(0, 0, 0, NO_KEY, 0, self._matches.get(number))
+            self._append(self._contents[number], location)
+            self._locations[number] = location
             self._kept += 1
         info = self._table.infos.get(self._table.open)
         if info is not None and SMALL * info.bytes >= self._limits.block_bytes:
@@ -331,37 +333,38 @@ class Spool:
             self._write_open()
 
     def state(self) -> SpoolState:
-        """Write the tables; returns what the broker's page keeps. After `mark`."""
+        """Write the tables; returns the part for the broker's page. Call it after `mark`."""
         return SpoolState(
             self.next_counter, self.messages, self.bytes,
             sorted((vpn, size) for vpn, size in self.vpn_bytes.items() if size),
             self._next_block, self._table.open, self._table.state(), self._matches.state(),
-            sorted(self._places.items()),
+            sorted(self._locations.items()),
         )  # fmt: skip
 
     # ------------------------------------------------------------ room (S8)
 
     def stored(self) -> int:
-        """Bytes of contents that are stored: in memory only, and in blocks, dead ones too."""
-        return self._unplaced + self._table.bytes
+        """Bytes of all contents, in memory and in blocks, dead ones in blocks included."""
+        return self._unwritten_bytes + self._table.bytes
 
     def files_in_use(self) -> int:
-        """Spool files that what is stored fills (S8)."""
+        """How many spool files these bytes fill (S8)."""
         return -(-self.stored() // self._limits.file_bytes)
 
     def file_room(self, files_max: int) -> int:
-        """How many bytes may be stored before a file beyond ``files_max`` is begun (S8)."""
+        """How many bytes may be stored before more than ``files_max`` files are needed (S8)."""
         return files_max * self._limits.file_bytes - self.stored()
 
-    def held_in_memory(self) -> int:
-        """What contents take that are in no block. Above `Limits.memory_bytes` settle rows."""
-        return self._unplaced + OVERHEAD * (len(self._contents) - self._kept)
+    def memory_used(self) -> int:
+        """Bytes of memory for contents that are in no block. Above `Limits.memory_bytes` the broker
+        writes rows to blocks."""
+        return self._unwritten_bytes + OVERHEAD * (len(self._contents) - self._kept)
 
     # ------------------------------------------------------------ compaction
 
     def compact(self, pressed: bool = False) -> bool:
-        """Empty one block, if more than twice what lives, and a slack, is stored, or files are
-        short (pressed): copy what lives there into the open block. Whether there may be more."""
+        """Copy the live contents of one block into the open one, if more than twice the live bytes
+        plus a slack are stored, or files are short (pressed). Returns whether to call it again."""
         table, limits = self._table, self._limits
         if not pressed and table.bytes <= 2 * table.live_bytes + limits.store_slack_bytes:
             return False
@@ -396,16 +399,16 @@ class Spool:
             self._close()
 
     def overview(self) -> dict[str, Any]:
-        """What is stored, for people."""
+        """Figures about the store, for people."""
         table = self._table
         return {
             "messages": self.messages, "bytes": self.bytes, "files": self.files_in_use(),
-            "stored_bytes": self.stored(), "live_bytes": self._unplaced + table.live_bytes,
+            "stored_bytes": self.stored(), "live_bytes": self._unwritten_bytes + table.live_bytes,
             "blocks": sum(info.messages > 0 for info in table.infos.values()),
         }  # fmt: skip
 
 
-def _place_of(row: Row, waiting: int) -> ContentLocation:
+def _location_of(row: Row, waiting: int) -> ContentLocation:
     return ContentLocation(
         row.block, row.index, row.length, row.key_length, row.header_length, waiting
     )

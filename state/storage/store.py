@@ -1,7 +1,7 @@
-"""Where pages are kept: bytes under text keys.
+"""The store of pages: bytes under text keys.
 
-The core reads and writes through this face only. `DictStore` keeps pages in a dict (tests,
-``memory://``); the job keeps them in the operator's RocksDB state.
+The core reads and writes only through this interface. `DictStore` keeps pages in a dict (tests,
+``memory://``). The job keeps them in the operator's RocksDB state.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import msgspec
 
 
 class Store(Protocol):
-    """Byte pages by key; a call costs 0.1–0.4 ms in the job, so calls are few."""
+    """Byte pages by key. A call costs 0.1–0.4 ms in the job, so the core makes few."""
 
     def get(self, key: str) -> bytes | None:
         """The page, or None."""
@@ -21,7 +21,7 @@ class Store(Protocol):
         """Write a page."""
 
     def delete(self, key: str) -> None:
-        """Remove a page; one that is not there is no error."""
+        """Remove a page, if it is there."""
 
 
 class DictStore:
@@ -40,7 +40,7 @@ class DictStore:
         self.pages.pop(key, None)
 
     def dump(self) -> bytes:
-        """All pages as bytes; equal for equal pages."""
+        """All pages as bytes. Equal pages give equal bytes."""
         return msgspec.msgpack.encode(dict(sorted(self.pages.items())))
 
     @classmethod

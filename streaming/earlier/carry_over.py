@@ -20,13 +20,13 @@ from ...replica.driver import Refused
 from ...state.queue import broker_facts as live
 from ...state.queue import header as facts
 from ...state.queue.broker import Broker
-from ...state.queue.entered_ids import TAKEN_MAX
+from ...state.queue.header import ENTERED_MAX
 from ...state.queue.producers import ProducerHistory, told_by
 from ...state.storage.row import IN_MEMORY, LEASED, MOVING, NEVER, READY, Row
 from .earlier_bridges import CarriedBridges
 from .pages import PAGE_BITS, EarlierPages, KnownEntry, StoredMessage, bucket
 
-RANGES_MAX = 2 * TAKEN_MAX  # that are looked at of each kind
+RANGES_MAX = 2 * ENTERED_MAX  # that are looked at of each kind
 LOST_BLOCK = (1 << 32) - 1  # there is none with this number: what lies in it is lost
 RECEIPTS_PER_PAGE = 50
 _MOVING = 4  # in a queue: it was on its way to another broker
@@ -243,7 +243,7 @@ def _store(
         spool.adopt(row.stored, vpn, old.content(message), row.size)
         if has_more:
             shared[row.stored] = row
-    spool.settle(rows, live=True)
+    spool.write_to_blocks(rows, live=True)
     for row in rows:
         if row.block == IN_MEMORY:  # its content was lost before
             row.block, row.length = LOST_BLOCK, 1
@@ -306,7 +306,7 @@ class _Taken:
 
     def by(self, queue: int) -> list[list[int]]:
         """The ranges of a queue, ascending."""
-        taken: deque[list[int]] = deque(maxlen=TAKEN_MAX - 1)
+        taken: deque[list[int]] = deque(maxlen=ENTERED_MAX - 1)
         parts = [self._gone, self._by_queue.get(queue, deque())]
         # Below this, one of them is not complete.
         full = [part[0][0] for part in parts if len(part) == RANGES_MAX]
@@ -314,7 +314,7 @@ class _Taken:
         for first, last in sorted([*parts[0], *parts[1]]):
             if last >= known_from:
                 _extend(taken, max(first, known_from), last)
-        older = taken[0][0] - 1 if len(taken) == TAKEN_MAX - 1 else known_from - 1
+        older = taken[0][0] - 1 if len(taken) == ENTERED_MAX - 1 else known_from - 1
         before = [[self._first, older]] if older >= self._first else []
         return [*before, *taken]
 

@@ -60,7 +60,7 @@ def test_h1_clients_have_nothing_to_do_with_an_endpoint() -> None:
         with pytest.raises(Rejected, match="no_matching_destination"):
             homes.send(to, "x")
     admin.define({"name": "near", "message_type": "binary", "type": "LocalQueue"})
-    with pytest.raises(ConfigError, match="only the engine puts messages there"):
+    with pytest.raises(ConfigError, match="only the engine puts messages into this queue"):
         admin.move("near", to="#bridge/out")
     homes.west.publish_raw("a/1", b"of another program")
     assert homes.seen()["sent"] == 1

@@ -81,7 +81,7 @@ def test_h1_endpoints_of_bridges_are_the_engines_own(two: Two) -> None:
         with pytest.raises(Rejected, match="no_matching_destination"):
             two.send(to, "x")
     admin.define({"name": "near", "message_type": "binary", "type": "LocalQueue"})
-    with pytest.raises(ConfigError, match="only the engine puts messages there"):
+    with pytest.raises(ConfigError, match="only the engine puts messages into this queue"):
         admin.move("near", to="#bridge/west-east")
     with pytest.raises(ConfigError, match="dead_message_queue: '#bridge/west-east' – must not"):
         admin.define({"name": "n", "message_type": "json",

@@ -23,7 +23,7 @@ from lakequeue.definitions.definition import (
     try_definition,
 )
 from lakequeue.protocol import ConfigError, Problem
-from lakequeue.state.rules.lifetime import expires_at
+from lakequeue.state.rules.entry_checks import expires_at
 from lakequeue.state.storage.row import NEVER
 
 

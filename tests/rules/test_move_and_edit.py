@@ -214,7 +214,7 @@ def test_R6_a_dry_run_edits_nothing(bench: Bench) -> None:
 def test_R6_what_may_be_edited(bench: Bench) -> None:
     bench.send()
     for headers, said in (
-        ({}, "say which header"), ({"lq-id": "1"}, "do not begin with lq-"),
+        ({}, "name at least one header"), ({"lq-id": "1"}, "do not begin with lq-"),
         ({"lq": "{}"}, "do not begin with lq-"), ({str(n): "x" * 249 for n in range(5)}, "1,000"),
     ):  # fmt: skip
         with pytest.raises(ConfigError, match=said):

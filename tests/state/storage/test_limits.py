@@ -27,5 +27,5 @@ def test_a_step_that_brings_little_does_little_beside() -> None:
 
 
 def test_a_limit_names_what_is_allowed() -> None:
-    with pytest.raises(ValueError, match="segment_rows: 0 – must be 1 or more"):
+    with pytest.raises(ValueError, match="segment_rows: 0 – allowed is 1 or more"):
         Limits(segment_rows=0)

@@ -25,7 +25,7 @@ def check(runs: Runs) -> None:
     ids: set[int] = set()
     by, segments = runs.by, list(runs._segments.values())
     for segment in segments:
-        rows = runs._held.get(segment.number) or runs._decoded(segment)
+        rows = runs._in_memory.get(segment.number) or runs._decoded(segment)
         keys = [by(row) for row in rows]
         assert all(a < b for a, b in pairwise(keys)), "a segment is out of order"
         assert (keys[0], keys[-1], len(keys)) == (segment.first, segment.last, segment.rows)

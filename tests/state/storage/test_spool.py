@@ -73,7 +73,7 @@ class Walk:
 
     def settle(self) -> None:
         rows = self.some(self.random.randrange(20))
-        self.spool.settle(rows, live=self.random.random() < 0.5)
+        self.spool.write_to_blocks(rows, live=self.random.random() < 0.5)
         assert all(row.block for row in rows)
 
     def match(self) -> None:
@@ -97,9 +97,9 @@ class Walk:
 
     def mark(self) -> bytes:
         if self.random.random() < 0.7:
-            self.spool.settle(self.rows, live=True)
+            self.spool.write_to_blocks(self.rows, live=True)
         self.spool.mark()
-        assert not self.spool.held_in_memory()
+        assert not self.spool.memory_used()
         return encode(self.spool.state())
 
     def reload(self) -> None:
@@ -159,7 +159,7 @@ def test_a_replay_from_a_mark_writes_the_same_pages(seed: int) -> None:
         for walk in (first, second):
             walk.random.seed(mark)
             walk.run(30)
-            assert walk.spool.held_in_memory() == first.spool.held_in_memory()
+            assert walk.spool.memory_used() == first.spool.memory_used()
             assert walk.spool.stored() == first.spool.stored()
         assert first.mark() == second.mark()
         assert first.store.dump() == second.store.dump()
@@ -172,7 +172,7 @@ def test_compaction_keeps_what_is_stored_near_what_lives(seed: int) -> None:
     for _ in range(60):
         walk.run(5, "publish")
         walk.settle()
-        walk.spool.settle(walk.rows)
+        walk.spool.write_to_blocks(walk.rows)
         walk.release(len(walk.rows))
         while walk.spool.compact():
             pass
@@ -194,7 +194,7 @@ def test_a_block_without_living_messages_is_deleted() -> None:
     store = DictStore()
     spool = Spool(store, 1, TINY)
     rows = [_row(n, spool.store(0, [(b"x" * 50, None, None)], 50, 1), 50) for n in range(6)]
-    spool.settle(rows)
+    spool.write_to_blocks(rows)
     assert [key for key in store.pages if key.startswith("b/")] == ["b/1", "b/2", "b/3"]
     assert spool.files_in_use() == 1
     for row in rows:
@@ -208,7 +208,7 @@ def test_a_missing_or_short_block_is_lost_content_and_nothing_else() -> None:
         store = DictStore()
         spool = Spool(store, 1, TINY)
         rows = [_row(n, spool.store(0, [(b"x" * 40, None, None)], 40, 1), 40) for n in range(9)]
-        spool.settle(rows)
+        spool.write_to_blocks(rows)
         spool.mark()
         spoiled = spoil(store.pages.pop("b/1"))
         if spoiled is not None:
@@ -232,7 +232,7 @@ def test_messages_for_fast_consumers_are_not_read_back() -> None:
     spool = Spool(store, 1, Limits())
     rows = [_row(n, spool.store(0, [(b"x" * 999, None, None)], 999, 1), 999) for n in range(2500)]
     assert all(spool.content(row) for row in rows)
-    spool.settle(rows, live=True)
+    spool.write_to_blocks(rows, live=True)
     spool.mark()
     assert all(spool.content(row) for row in rows)
     assert not store.reads
@@ -243,7 +243,7 @@ def test_a_backlog_is_read_in_large_blocks() -> None:
     store = DictStore()
     spool = Spool(store, 1, Limits())
     rows = [_row(n, spool.store(0, [(b"x" * 999, None, None)], 999, 1), 999) for n in range(5000)]
-    spool.settle(rows)
+    spool.write_to_blocks(rows)
     spool.mark()
     counting = CountingStore(store)
     spool = Spool.load(counting, 1, spool.state(), Limits())

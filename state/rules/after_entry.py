@@ -1,0 +1,100 @@
+"""What removes messages right after one has entered: early acks (L9) and a quota of 0 (S10).
+
+Early acks. The queue keeps an ack for an id that it never had for `deferred_ack_expiration`. When
+the message arrives, it is removed undelivered and counts as acknowledged. An ack for which there is
+no room counts as an ack without effect.
+
+Quota 0. The queue keeps only its last message. Each message that enters replaces the one before,
+whatever its state. A consumer that holds the old one is not told, and its later ack has no effect,
+as with a message that expires (X3). A replaced message is not dead: it goes to no dead message
+queue.
+"""
+
+from __future__ import annotations
+
+from ..limits import Budget
+from ..queue.broker import Broker
+from ..queue.change import apply
+from ..queue.queue import Queue
+from ..queue.table import Event
+from ..storage.id_ranges import IdRange
+from ..storage.row import Row
+
+WHY = "acknowledged early"
+
+
+def keep_early_acks(
+    broker: Broker, queue: Queue, ranges: list[tuple[int, int]], subscription: str
+) -> None:
+    """Keep an ack for as many ids of these ranges as there is room for. It replaces an earlier ack
+    for the same ids."""
+    until = broker.now + queue.definition.deferred_ack_expiration_ms
+    for at, (first, last) in enumerate(ranges):
+        broker.touch(queue)
+        if not queue.early.put(first, last, until, broker.limits.early_acks):
+            _ignore(broker, queue, ranges[at:], subscription)
+            return
+        broker.record(
+            "deferred_ack", queue, [first], subscription=subscription, reason=f"to {last}"
+        )
+
+
+def _ignore(broker: Broker, queue: Queue, ranges: list[tuple[int, int]], subscription: str) -> None:
+    """Count acks for which there is no room, and journal them once."""
+    queue.count("ack_ignored", sum(last - first + 1 for first, last in ranges))
+    broker.record(
+        "ack_ignored", queue, [ranges[0][0]], subscription=subscription,
+        reason=f"to {ranges[-1][1]}: more than {broker.limits.early_acks} acks wait for their "
+               f"messages",
+    )  # fmt: skip
+
+
+def apply_early_ack(broker: Broker, queue: Queue, row: Row) -> None:
+    """Remove a message that has just entered if its ack came before it."""
+    if queue.early.ranges and _take_early_ack(broker, queue, row.id):
+        apply(broker, queue, [row], Event.ACKNOWLEDGE, reason=WHY)
+
+
+def will_leave(queue: Queue, number: int, now: int) -> bool:
+    """Whether an early ack will remove a message with this id at once. Then it is no barrier."""
+    found = queue.early.find(number) if queue.early.ranges else None
+    return found is not None and found.until > now
+
+
+def _take_early_ack(broker: Broker, queue: Queue, number: int) -> bool:
+    """Use up the early ack for this id; returns whether there was a valid one. If there is no room
+    for both remaining parts of its range, the lower part is dropped: new ids are above."""
+    found = queue.early.find(number)
+    if found is None:
+        return False
+    rest = [
+        IdRange(found.first, number - 1, found.until), IdRange(number + 1, found.last, found.until)
+    ]  # fmt: skip
+    rest = [one for one in rest if one.first <= one.last]
+    if len(queue.early) - 1 + len(rest) > broker.limits.early_acks:
+        _ignore(broker, queue, [(rest[0].first, rest[0].last)], "")
+        del rest[0]
+    queue.early.exchange([found], rest)
+    return found.until > broker.now
+
+
+def forget_early_acks(queue: Queue, now: int, budget: Budget) -> None:
+    """Drop early acks whose time is over, as many as the budget allows."""
+    if queue.early.next_end() > now:
+        return
+    over = queue.early.over(now, budget.rows)
+    queue.early.exchange(over, [])
+    queue.dirty = True
+    budget.take(len(over))
+
+
+# ---------------------------------------------------------------- last value
+
+
+def keep_last(broker: Broker, queue: Queue) -> None:
+    """Remove all but the last message of a queue with quota 0. Such a queue has no cold rows: a
+    definition that sets the quota to 0 is refused while more than one message is stored."""
+    if queue.definition.max_spool_usage or queue.header.depth < 2:
+        return
+    rows = sorted(queue.live.values(), key=lambda row: row.seq)
+    apply(broker, queue, rows[:-1], Event.REPLACE)
