@@ -140,7 +140,7 @@ def test_the_engines_own_connections_are_heard(monkeypatch: pytest.MonkeyPatch) 
     assert sorted(own.request_list(c.Captures(), "start")) == ["orders", "spare"]
     assert [q["name"] for q in own.request_list(c.Queues(), "after")] == ["orders", "spare"]
     own._credentials = Credentials(ENGINE_CLIENT, engines_key(b"another"))
-    with pytest.raises(PermissionDenied, match="not known with the key"):
+    with pytest.raises(PermissionDenied, match="has another key"):
         own.request(c.Captures())
 
 
@@ -191,13 +191,13 @@ def test_a_command_without_proof_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
         b"": "is not signed",
         b'{"command":"begin","command":"purge","queue":"orders"}': "command",
         b'{"command":"begin","epoch":1,"queue":"orders","command":"delete"}': "command",
-        signed(guarded, 2, key=KEYS["app"]): "not known with the key",
-        signed(guarded, 2, client="nobody"): "not known with the key",
-        signed(guarded, 2, client="#engine"): "not known with the key",
-        signed(guarded, 2, vpn="west"): "not known with the key",
+        signed(guarded, 2, key=KEYS["app"]): "has another key",
+        signed(guarded, 2, client="nobody"): "has another key",
+        signed(guarded, 2, client="#engine"): "has another key",
+        signed(guarded, 2, vpn="west"): "has another key",
         signed(guarded, 2, broker=1): "is for broker 1",
-        signed(guarded, 2).replace(b'"queues"', b'"usage" '): "not known with the key",
-        signed(guarded, 2).replace(b'"seq":2', b'"seq":9'): "not known with the key",
+        signed(guarded, 2).replace(b'"queues"', b'"usage" '): "has another key",
+        signed(guarded, 2).replace(b'"seq":2', b'"seq":9'): "has another key",
         signed(guarded, 2, late=600_001): "minutes old",
         signed(guarded, 1): "was received before",
         signed(guarded, 2)[:80]: "signature: cannot be read",
