@@ -35,7 +35,7 @@ DEAD = "lq-dead-"
 
 @click.command()
 @click.argument("queue")
-@option("--where", metavar="EXPRESSION", help="Only such messages: '/price > 10'.")
+@option("--where", metavar="EXPRESSION", help="Such messages: '/price > 10'.")
 @option(
     "--state", type=click.Choice(("ready", "leased", "delayed")), help="Only those in this state."
 )

@@ -11,8 +11,8 @@ from .common import connect, connection_options, json_option, option, say, say_j
 
 @click.command()
 @click.argument("queue")
-@option("--where", metavar="EXPRESSION", help="Only such messages: '/price > 10'.")
-@option("--ids", metavar="RANGES", help="Only these messages: '17,20-25'.")
+@option("--where", metavar="EXPRESSION", help="Such messages: '/price > 10'.")
+@option("--ids", metavar="RANGES", help="These messages: '17,20-25'.")
 @connection_options
 @json_option
 def redrive(

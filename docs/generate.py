@@ -117,75 +117,74 @@ def _type_name(kind: Any) -> str:
 
 
 def command_line_help() -> str:
-    """The help of every command; options that most have, once; without environment variables."""
+    """The help of every command, without its examples; options that many have, once."""
     parts = [_shared_options(), _help(command_line, "lakequeue")]
-    for name in command_line.list_commands(click.Context(command_line)):
-        try:
-            command = command_line.get_command(click.Context(command_line), name)
-        except (ImportError, AttributeError):
-            continue
-        if command is not None:
-            parts.append(_help(command, f"lakequeue {name}"))
+    parts += [_help(command, f"lakequeue {name}") for name, command in _commands().items()]
     return "\n\n".join(parts)
+
+
+@functools.cache
+def _commands() -> dict[str, click.Command]:
+    context = click.Context(command_line)
+    found = {
+        name: command_line.get_command(context, name)
+        for name in command_line.list_commands(context)
+    }
+    return {name: command for name, command in found.items() if command is not None}
 
 
 def _options(name: str) -> dict[str, click.Option]:
-    command = command_line.get_command(click.Context(command_line), name)
-    assert command is not None
-    return {one.opts[0]: one for one in command.params if isinstance(one, click.Option)}
+    params = _commands()[name].params
+    return {one.opts[0]: one for one in params if isinstance(one, click.Option)}
 
 
-def _shared() -> dict[str, dict[str, click.Option]]:
-    """Options that many commands have, by heading: they are shown once."""
-    up, run = _options("up"), _options("run")
-    engine = {name: one for name, one in up.items() if name in run and one.help == run[name].help}
-    clients = _options("usage")
-    return {
-        "Options of most commands": clients,
-        "Options of `up`, `run` and `submit`": {
-            k: v for k, v in engine.items() if k not in clients
-        },
-    }
+@functools.cache
+def _shared() -> dict[tuple[str, str | None], tuple[click.Option, list[str]]]:
+    """Options that at least three commands have, and these, by the option's name and help."""
+    found: dict[tuple[str, str | None], tuple[click.Option, list[str]]] = {}
+    for name in _commands():
+        for option, one in _options(name).items():
+            found.setdefault((option, one.help), (one, []))[1].append(name)
+    return {key: shared for key, shared in found.items() if len(shared[1]) >= 3}
 
 
 def _shared_options() -> str:
-    parts = []
-    for heading, options in _shared().items():
-        rows = [f"## {heading}", "", "| option | |", "|---|---|"]
-        for name, one in options.items():
-            kinds = (
-                f"`{'`, `'.join(one.type.choices)}`: " if isinstance(one.type, click.Choice) else ""
-            )
-            rows.append(f"| `{name}` | {kinds}{one.help} |")
-        parts.append("\n".join(rows))
-    return "\n\n".join(parts)
+    rows = ["## Options of many commands", "", "| option | commands | |", "|---|---|---|"]
+    for one, names in sorted(_shared().values(), key=lambda shared: -len(shared[1])):
+        kinds = f"`{'`, `'.join(one.type.choices)}`: " if isinstance(one.type, click.Choice) else ""
+        of = "most" if len(names) > 6 else ", ".join(f"`{name}`" for name in names)
+        default = f" Default: {one.default}." if one.show_default is True else ""
+        rows.append(f"| `{'`, `'.join(reversed(one.opts))}` | {of} | {kinds}{one.help}{default} |")
+    return "\n".join(rows)
 
 
 def _own(params: list[click.Parameter]) -> list[click.Parameter]:
     """The parameters without those that are shown once, and without environment variables."""
-    shared = {(name, one.help) for options in _shared().values() for name, one in options.items()}
     left = []
     for param in map(copy.copy, params):
         if isinstance(param, click.Option):
-            if (param.opts[0], param.help) in shared:
+            if (param.opts[0], param.help) in _shared():
                 continue
             param.show_envvar = False
+        if isinstance(param.type, click.IntRange | click.FloatRange) and not param.metavar:
+            param.metavar = "N"
         left.append(param)
     return left
 
 
 def _help(command: click.Command, name: str) -> str:
+    """Usage as the heading, then the text and the command's own options."""
     command = copy.copy(command)
     command.params = _own(command.params)
     command.add_help_option = False
-    context = click.Context(
-        command,
-        info_name=name,
-        terminal_width=88,
-        max_content_width=88,
-    )
+    context = click.Context(command, info_name=name, terminal_width=88, max_content_width=88)
+    usage = " ".join(command.collect_usage_pieces(context)).removeprefix("[OPTIONS]").strip()
     text = "\n".join(line.rstrip() for line in command.get_help(context).splitlines())
-    return f"## `{name}`\n\n```text\n{text}\n```"
+    text = re.sub(r"\AUsage: .*(?:\n .*)*\n\n", "", text)
+    text = re.sub(r"  (?:Examples?|Start here):.*\n(?:    .*\n?)*\n?", "", text)
+    if name == "lakequeue":  # each command has its heading
+        text = re.sub(r"\nCommands:\n(?:  .*\n?)*", "", text)
+    return f"## `{f'{name} {usage}'.strip()}`\n\n```text\n{text.rstrip()}\n```"
 
 
 def failures() -> str:

@@ -65,13 +65,24 @@ def test_r6_edit(orders: Engine) -> None:
     assert orders.run("edit", "orders", "--all", "--yes").exit_code == 2
 
 
+def test_r6_purge_by_id_asks_with_the_number(orders: Engine) -> None:
+    first, second, third = (message.id for message in orders.admin.browse("orders"))
+    refused = orders.run("purge", "orders", "--ids", f"{first},{third}", stdin="n\n")
+    assert refused.exit_code == 1
+    assert "Remove 2 messages from orders for good?" in refused.stdout
+    orders.run("purge", "orders", "--ids", f"{first},{third}", "--yes")
+    assert [message.id for message in orders.admin.browse("orders")] == [second]
+
+
 def test_r6_purge_dry_run(orders: Engine) -> None:
     result = orders.run("purge", "orders", "--where", "/n > 1", "--dry-run")
     assert result.stdout == "2 would be removed from orders\n"
     assert depths(orders)["orders"] == 3
 
 
-@pytest.mark.parametrize("command", [("move", "orders", "others"), ("edit", "orders", "-H", "a=b")])
+@pytest.mark.parametrize(
+    "command", [("move", "orders", "others"), ("edit", "orders", "-H", "a=b"), ("purge", "orders")]
+)
 def test_which_messages_must_be_said(orders: Engine, command: tuple[str, ...]) -> None:
     for more in ((), ("--all", "--ids", "1")):
         result = orders.run(*command, *more, "--yes")

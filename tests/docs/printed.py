@@ -12,9 +12,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import click
+from lakequeue.cli import main
+
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
-HELP = ROOT / "docs" / "reference" / "command-line.md"
 WORDS = ("lakequeue", ".venv/bin/lakequeue", "make", "python", "docker", "spark-submit", "echo",
          "cat", "pip", "kafka-console-producer.sh", ".")  # fmt: skip
 SHELLS = ("sh", "bash", "shell", "console")
@@ -72,12 +74,18 @@ def _logical(lines: list[str]) -> Iterator[str]:
 
 def examples_of_help() -> list[Printed]:
     """The examples of every command's help."""
+    context = click.Context(main)
+    commands = {name: main.get_command(context, name) for name in main.list_commands(context)}
     found = []
-    for kind, text in fenced(HELP):
-        assert kind == "text"
-        for part in re.findall(r"(?:Examples|Start here):\n((?:    [^\n]*\n)+)", text):
-            found += [Printed(name_of(HELP), line) for line in _logical(part.split("\n"))]
-    return [Printed(p.page, p.text.strip()) for p in found]
+    for name, command in {"": main, **commands}.items():
+        assert command is not None, name
+        text = command.get_help(click.Context(command, terminal_width=100, max_content_width=100))
+        for part in re.findall(r"(?:Examples?|Start here):\n((?:    [^\n]*\n)+)", text + "\n"):
+            lines = (line.strip() for line in _logical(part.split("\n")))
+            found += [
+                Printed(f"lakequeue {name} --help".replace("  ", " "), line) for line in lines
+            ]
+    return found
 
 
 def calls(text: str) -> Iterator[list[str]]:

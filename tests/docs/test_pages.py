@@ -12,6 +12,8 @@ PAGES = sorted([*(ROOT / name for name in FRONT), *(ROOT / "docs").rglob("*.md")
 NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
 FENCE = re.compile(r"^( *)```([^\n]*)\n(.*?)^\1```", re.MULTILINE | re.DOTALL)
 README_LINES = 120
+#: How many words all of docs/ may have.
+ALL_WORDS = 54_700
 #: How many words a page may have: more are two pages, or a design that is too complicated.
 WORDS = {
     "CHANGELOG.md": 2500, "CONTRIBUTING.md": 700, "docs/concepts/": 700,
@@ -76,6 +78,11 @@ def test_no_page_is_too_long(page: Path) -> None:
     for start, most in WORDS.items():
         if name.startswith(start):
             assert len(page.read_text().split()) <= LONGER.get(name, most)
+
+
+def test_all_pages_together_are_not_too_long() -> None:
+    words = sum(len(page.read_text().split()) for page in (ROOT / "docs").rglob("*.md"))
+    assert words <= ALL_WORDS
 
 
 @pytest.mark.parametrize("page", PAGES, ids=NAMES)
