@@ -200,9 +200,8 @@ def metrics() -> str:
     for m in METRICS:
         labels = ", ".join(f"`{label}`" for label in m.labels) or "none"
         text = f"{m.text} (histogram)" if m.kind == "histogram" else m.text
-        groups.setdefault(labels, []).append(f"| `{m.shown}` | {text} |")
-    parts = [f"Labels: {labels}\n\n| metric | |\n|---|---|\n" for labels in groups]
-    return "\n\n".join(p + "\n".join(r) for p, r in zip(parts, groups.values(), strict=True))
+        groups.setdefault(labels, []).append(f"- `{m.shown}`: {text}")
+    return "\n\n".join(f"Labels: {name}\n\n" + "\n".join(rows) for name, rows in groups.items())
 
 
 SYSTEMS = {
@@ -215,14 +214,27 @@ SYSTEMS = {
 
 
 def words_of(systems: tuple[str, ...]) -> str:
-    """The keys of other systems with ours, as a refused configuration names them."""
-    rows = ["| key | here | |", "|---|---|---|"]
-    for word in WORDS:
-        if word.of in systems:
-            of = f" ({word.of})" if len(systems) > 1 and word.of != systems[0] else ""
-            ours = f"`{word.ours}`" if word.ours else "–"
-            rows.append(f"| `{word.theirs}`{of} | {ours} | {word.note} |")
-    return "\n".join(rows)
+    """By our key, the keys of other systems that mean it; then those that none means, and why."""
+    ours: dict[str, list[str]] = {}
+    without = []
+    for word in (word for word in WORDS if word.of in systems):
+        theirs = f"`{word.theirs}`" + (f" ({word.of})" if word.of != systems[0] else "")
+        if word.ours:
+            ours.setdefault(word.ours, []).append(theirs)
+        else:
+            without.append(f"- {theirs}: {word.note}")
+    rows = [f"| `{key}` | {', '.join(theirs)} |" for key, theirs in ours.items()]
+    return "\n".join(
+        [
+            "| here | there |",
+            "|---|---|",
+            *rows,
+            "",
+            "No key of a definition does it:",
+            "",
+            *without,
+        ]
+    )
 
 
 PARTS = {
