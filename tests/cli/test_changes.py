@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
-from lakequeue.cli import main
-from lakequeue.state import FORMAT
-from memory_shell import Engine
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
 from lake.history import write_history
 from lake.on_files import Recorded
 from lake.test_past import lived
+from lakequeue.cli import main
+from lakequeue.state import FORMAT
 from loop.memory import HOME
+from memory_shell import Engine
 
 
 @pytest.fixture

@@ -6,20 +6,16 @@ from __future__ import annotations
 import csv
 import io
 import json
-import sys
 from pathlib import Path
 
 import lakequeue
 import pytest
 from click.testing import CliRunner
+from lake.on_files import Recorded
 from lakequeue.cli import main
 from lakequeue.cli.brokers import _table as brokers_table
 from lakequeue.cli.common import console
 from memory_shell import Engine
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
-from lake.on_files import Recorded
 from rules.harness import Bench, drain
 
 # What a queue's name may be; and, with what is no name, what a consumer's, a reason's, a header's.

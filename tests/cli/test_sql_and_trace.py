@@ -6,19 +6,15 @@ import csv
 import io
 import json
 import re
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
+from lake.on_files import Recorded
 from lakequeue.cli import main
 from lakequeue.lake import open_lake
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
-from lake.on_files import Recorded
 from rules.harness import Bench, drain
 
 

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
+from lake.on_files import Recorded
 from lakequeue.cli import main
 from lakequeue.streaming.tables_lock import TablesLock
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
-from lake.on_files import Recorded
 from rules.harness import Bench
 
 

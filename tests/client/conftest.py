@@ -1,13 +1,6 @@
-"""Fixtures of the client's tests; makes their aids importable."""
-
-import sys
-from pathlib import Path
+"""Fixtures of the client's tests."""
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
-
 from rules.harness import Bench
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -36,9 +37,15 @@ from lakequeue.examples.typed_commands import TypedCommands
 from lakequeue.protocol.errors import LakequeueError
 
 
+@cache
+def flights_of_the_day() -> tuple[bytes, ...]:
+    """Read once: they are chosen among 336,776."""
+    return tuple(load_flights(FLIGHTS).days[0].payloads)
+
+
 def told() -> Told:
     """All as it should be."""
-    flights = load_flights(FLIGHTS).days[0].payloads
+    flights = list(flights_of_the_day())
     full = round(STALL_S * 1000)
     found = Told(flights, written=list(flights))
     lost = len(found.afternoon)

@@ -1,13 +1,8 @@
-"""Makes `lake`, `rules`, `model` and `reference` importable; small active sets for walks (R5)."""
+"""Small active sets for walks (R5)."""
 
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
 from lakequeue.definitions import definition
 from lakequeue.definitions import definition_values as read
 

@@ -1,11 +1,6 @@
-"""Makes `loop.memory` importable; and drivers take their steps when the test says."""
-
-import sys
-from pathlib import Path
+"""Drivers take their steps when the test says."""
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
 
 
 @pytest.fixture(autouse=True)

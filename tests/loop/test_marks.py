@@ -13,8 +13,7 @@ from lakequeue.replica.driver import Driver, Snapshot
 from lakequeue.state import DictStore
 from lakequeue.streaming.cache import PageCache
 from loop.memory import HOME, SIZES, Some, World, clocks
-from loop.test_any_split import DEFINITIONS
-from replica.test_driver import Walk, operations
+from replica.test_driver import QUEUE, Walk, operations
 
 Operation = tuple
 _decode = msgspec.msgpack.Decoder(Snapshot).decode
@@ -43,7 +42,7 @@ class MarkedWalk(Walk):
         self.mark: Snapshot | None = None  # made, and not saved yet
         self.saved: list[tuple[bytes, dict[str, bytes]]] = []
         self.world.command(command="begin", epoch=HOME.epoch)
-        self.world.command(command="define", definition=DEFINITIONS[0])
+        self.world.command(command="define", definition=QUEUE)
         self.step(9)
 
     def step(self, most: int) -> None:

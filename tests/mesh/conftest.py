@@ -1,7 +1,6 @@
-"""Makes `rules` and the helpers here importable."""
+"""Makes the helpers here importable."""
 
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parent))

@@ -114,7 +114,7 @@ def test_M5_Q2_nobody_takes_what_only_another_vpn_captures() -> None:
         assert len(other.browse("takes")) == 1
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", range(4))
 def test_M5_each_record_is_taken_once_whoever_dies_and_whatever_moves(seed: int) -> None:
     """Queues that have only subscribed move while records come, to their reader too."""
     fate = Fate(seed, death=0.1)

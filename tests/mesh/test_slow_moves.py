@@ -82,7 +82,7 @@ class SlowMoves:
                 assert entered == sorted(entered), f"{queue}: what entered at {BROKERS[number]}"
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(5))
 def test_S1_M5_queues_move_however_slowly_it_is_heard(seed: int) -> None:
     walk = SlowMoves(seed)
     walk.go(80)

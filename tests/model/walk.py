@@ -205,15 +205,11 @@ class Walk:
             self.model.define(definition)
 
     def go(self, operations: list[Operation]) -> list[Any]:
-        """Does all of them; what was observed after each.
-
-        Looking is a step of the engine too: a walk that is compared with another, byte for byte,
-        does not look after a restart.
-        """
+        """Does all of them; what was observed after each. Looking is a step of the engine too."""
         for number, (name, *arguments) in enumerate(operations):
             try:
                 getattr(self, "do_" + name)(*arguments)
-                if name not in ("restart", "mark") or self.compare:
+                if name != "restart" or self.compare:
                     self.look()
             except Exception as error:
                 error.add_note(f"operation {number}: {name} {arguments} of {self.orders}")
@@ -392,9 +388,6 @@ class Walk:
         self.orders = {k: v for k, v in (self.orders | change).items() if v is not None}
         self.admin.define(dict(self.orders), replace=True)
         self.model.define(dict(self.orders))
-
-    def do_mark(self) -> None:
-        self.connection.engine.dump()
 
     def do_restart(self) -> None:
         before = self.connection.engine.dump()

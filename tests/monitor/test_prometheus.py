@@ -149,6 +149,8 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]
     one.stop()
     metrics.stop()
     watch.stop()
+    if watch._thread is not None:
+        watch._thread.join(30)  # it may be looking at the engine
     engine.close()
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import deltalake
@@ -20,9 +19,6 @@ from lakequeue.streaming.jars import JARS_XML, S3_XML, _expected
 from lakequeue.streaming.object_store import MANAGER, REPLACES, object_store_jars, place_settings
 from lakequeue.streaming.spark import read_conf
 from lakequeue.streaming.table_care import disk_use
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
 from s3_store import KEYS, bucket
 
 __all__ = ["bucket"]

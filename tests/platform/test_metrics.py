@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import threading
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -302,8 +301,7 @@ def test_the_engine_is_asked_only_while_somebody_reads(engine: Engine) -> None:
         assert time.monotonic() < until
         time.sleep(0.01)
     assert asked == ["default"]  # one connection for all looks
-    watch.stop()
-    _ended("lakequeue-queue-watch")
+    _end(watch)
 
 
 def test_every_broker_is_looked_at() -> None:
@@ -331,8 +329,7 @@ def test_every_broker_is_looked_at() -> None:
     assert [value("spool_bytes", b) for b in ("b-0", "b-1")] == [2, 4]
     alert = places | {"alert": "spool_usage"}
     assert [value("alert", b, **alert) for b in ("b-0", "b-1")] == [None, 1]
-    watch.stop()
-    _ended("lakequeue-queue-watch")
+    _end(watch)
     second.close()
     first.close()
 
@@ -401,14 +398,15 @@ def test_an_engine_that_does_not_answer_is_asked_again(engine: Engine) -> None:
         assert time.monotonic() < until
         time.sleep(0.01)
     assert not failures
+    _end(watch)
+
+
+def _end(watch: QueueWatch) -> None:
+    thread = watch._thread
+    assert thread is not None
     watch.stop()
-    _ended("lakequeue-queue-watch")
-
-
-def _ended(name: str) -> None:
-    for thread in [t for t in threading.enumerate() if t.name == name]:
-        thread.join(5)
-        assert not thread.is_alive()
+    thread.join(30)
+    assert not thread.is_alive()
 
 
 def test_h2_what_holds_a_bridge(engine: Engine) -> None:

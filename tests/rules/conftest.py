@@ -1,12 +1,6 @@
 """Fixtures of the rule tests."""
 
-import sys
-from pathlib import Path
-
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
 from rules.harness import Bench
 
 

@@ -60,7 +60,7 @@ def test_M1_O3_it_waits_for_what_entered_at_any_broker(keys: dict[str, Any]) -> 
     assert sorted(got) == [[2], [2, 3]]
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(5))
 def test_M1_O3_no_message_passes_a_barrier_whoever_dies(seed: int) -> None:
     """One producer, whose broker does not have the queue: what it sends stays in order."""
     fate = Fate(seed, death=0.15)

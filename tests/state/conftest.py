@@ -1,13 +1,8 @@
-"""Makes `rules` and `model` importable, and small active sets allowed (R5)."""
+"""Small active sets are allowed (R5)."""
 
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
 from lakequeue.definitions import definition
 from lakequeue.definitions import definition_values as read
 

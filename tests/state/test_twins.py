@@ -148,7 +148,7 @@ def test_L_B_F_O_X_R5_Q9_batches_that_were_wrong_once(seed: int) -> None:
 @pytest.mark.parametrize("part", range(6))
 def test_L_B_F_O_X_R5_Q9_batches_where_nearly_all_is_cold(part: int) -> None:
     """The naive model says what is right, whatever is live or cold, loaded or not."""
-    for seed in range(14 * TIMES):
+    for seed in range(7 * TIMES):
         batches("storage", part + 6 * seed)
 
 
