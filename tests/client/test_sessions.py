@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 from client.threaded import connect, engine, wait_for
-from lakequeue.client.session.session import requests as broker_requests
+from lakequeue.client.session import requests as broker_requests
 from lakequeue.protocol import ConfigError, Timeout, commands
 
 ORDERS = {"name": "orders", "message_type": "json", "max_per_subscription_backlog": 10}

@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from lakequeue.client.producer.producer import broker_channel as moved_messages
+from lakequeue.client.producer import broker_channel as moved_messages
 from lakequeue.definitions import parse_configuration
 from lakequeue.protocol import commands as c
 from lakequeue.protocol.errors import ConfigError
