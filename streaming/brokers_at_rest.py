@@ -9,7 +9,8 @@ is as it was; whatever does behind it, the next start goes on there. A loop puts
 file into Spark's state in its first batch, so they are committed with it, or not.
 
 Where several brokers have something for each other, their loops are started once more and hear one
-another and the engine, but no client and no captured topic, until nothing is between them.
+another and the engine, but no client and no captured topic, until nothing is between them. Their
+time stands still meanwhile: else there is always one more thing that has just become due.
 """
 
 from __future__ import annotations

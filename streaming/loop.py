@@ -113,7 +113,9 @@ class Loop:
         if saved is not None:
             saved = change_over(home, state, saved, self._logged)
         self._cache = PageCache(state, o.cache_bytes)
-        self.driver = LoopDriver(home, o.code, self._cache, saved, self._log, self._outbox)
+        self.driver = LoopDriver(
+            home, o.code, self._cache, saved, self._log, self._outbox, resting=o.resting
+        )
         self._stepper = Stepper(self.driver, self._cache, self._inputs, self._log, self._outbox, o)
         self._discovery = Discovery(
             o.kafka, self._stepper.found, self._inputs.places, self._inputs.watch

@@ -48,25 +48,29 @@ def wall() -> float:
 
 
 class LoopDriver(Driver):
-    """One broker's steps on the core. saved: the snapshot that the state has; limits: tests
-    make them tiny."""
+    """One broker's steps on the core. saved: the snapshot that the state has; limits: tests make
+    them tiny; resting: its time stands still, for a home comes to rest when brokers only answer
+    what the others have said: nothing becomes due, such as a lane that is tried again each second,
+    and no session ends whose heartbeats nobody reads."""
 
     def __init__(
         self, home: Home, code: str, store: Store, saved: bytes | None, log: Log,
         outbox: OutputWriter, limits: Limits = Limits(),  # noqa: B008 (frozen)
+        resting: bool = False,
     ) -> None:  # fmt: skip
         _check_format(home, store)
         snapshot = Snapshot() if saved is None else _snapshot(saved)
         self._clock = BrokerClock(wall, time.monotonic)
         self._clock.start(snapshot.now)
         self._pace = Pace()
-        clocks = Clocks(self._clock, time.monotonic, time.thread_time)
+        self._time = (lambda: self.now) if resting else self._clock
+        clocks = Clocks(self._time, time.monotonic, time.thread_time)
         super().__init__(home, code, store, snapshot, log, outbox, clocks, limits, neighbours)
 
     def one(self, inputs: Any, timeout_s: float) -> Taken | None:
         """As the driver's. inputs: `LiveInputs`."""
         self._keep_pace(inputs)
-        return super().one(_Inputs(inputs, self._clock, self._pace), timeout_s)
+        return super().one(_Inputs(inputs, self._time, self._pace), timeout_s)
 
     def _keep_pace(self, inputs: Any) -> None:
         """Wait until the next step may begin; meanwhile what the log has by now is sent."""
@@ -100,7 +104,7 @@ class SparkBatch:
 class _Inputs:
     """What comes in now, at a pace."""
 
-    def __init__(self, inputs: Any, clock: BrokerClock, pace: Pace) -> None:
+    def __init__(self, inputs: Any, clock: Callable[[], int], pace: Pace) -> None:
         self._inputs, self._clock, self._pace = inputs, clock, pace
         self.current = inputs.current
 

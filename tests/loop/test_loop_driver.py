@@ -6,6 +6,7 @@ import base64
 import copy
 import json
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -297,6 +298,42 @@ def test_time_goes_on_from_what_the_broker_has_lived_through(
     ahead.until = 10**15
     inputs = loop_driver._Inputs(ahead, driver._clock, Pace())
     assert (inputs.up_to() or 0) < 100_000
+
+
+@pytest.mark.parametrize("resting", [False, True])
+def test_M4_while_a_home_comes_to_rest_nothing_becomes_due(resting: bool) -> None:
+    """Its time stands still, though records are heard, and it does not step in vain."""
+    world: Any = World()
+    world.records, world.notes = 0, []
+    store = DictStore()
+
+    def steps(driver: LoopDriver, seconds: float) -> None:
+        inputs, end = Inputs(world, driver), time.monotonic() + seconds
+        while time.monotonic() < end:
+            driver.one(inputs, 0.01)
+        driver.settle()
+
+    driver = LoopDriver(HOME, "v1", store, None, world, world)
+    driver.learn(SIZES)
+    world.command(command="begin", epoch=7)
+    world.command(command="define", definition={"name": "q", "message_type": "text"})
+    steps(driver, 0.05)
+    world.write(PUBLISH, b"m", to="q", producer="p", seq=1, ttl_ms=driver.now - world.now + 200)
+    steps(driver, 0.05)
+    mark = driver.snapshot(1)
+    driver = LoopDriver(
+        HOME, "v1", store, msgspec.msgpack.encode(mark), world, world, resting=resting
+    )
+    driver.learn(SIZES)
+    driver.replay([], world)
+    before, step = driver.now, driver.step
+    world.command(command="heartbeat", session="s")
+    steps(driver, 0.5)
+    queue = driver._replica.broker.find("default", "q")
+    assert queue is not None
+    assert queue.header.depth == (1 if resting else 0)
+    assert (driver.now == before) == resting
+    assert 0 < driver.step - step < 10
 
 
 def stopped(state: State) -> tuple[bytes, World]:
