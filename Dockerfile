@@ -38,6 +38,7 @@ COPY sinks sinks
 COPY sources sources
 COPY state state
 COPY streaming streaming
+COPY tasks tasks
 RUN pip install --no-cache-dir ".[fast,monitor,sql]"
 
 COPY --chmod=755 deploy/entrypoint.sh /opt/lakequeue/entrypoint.sh

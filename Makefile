@@ -9,7 +9,7 @@ INSTALLED := .venv/.installed
 FETCHED := .venv/.jars
 DIST := dist
 SHIPPED := fast demo monitor sql
-ROOMS := bench cli client conf dataframes definitions examples expressions lake memory mesh monitor protocol replica sinks sources state streaming
+ROOMS := bench cli client conf dataframes definitions examples expressions lake memory mesh monitor protocol replica sinks sources state streaming tasks
 
 .DEFAULT_GOAL := help
 .PHONY: help setup tools demo test soak sim lint lock audit wheel bench clean
@@ -31,7 +31,7 @@ $(INSTALLED): pyproject.toml
 			"apt-get install openjdk-17-jre-headless), or point JAVA_HOME at one." >&2; \
 		exit 1; }
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet -e '.[fast,demo,monitor,otel,sql,test]'
+	$(BIN)/pip install --quiet -e '.[fast,celery,demo,monitor,otel,sql,test]'
 	@touch $@
 
 $(FETCHED): conf/jars.xml $(INSTALLED)

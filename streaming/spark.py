@@ -51,6 +51,7 @@ ROOMS = (
     "sources",
     "state",
     "streaming",
+    "tasks",
 )
 LOCAL_FILES = "com.globalmentor.apache.hadoop.fs.BareLocalFileSystem"
 JAVA_OPTIONS = "spark.driver.extraJavaOptions"

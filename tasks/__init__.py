@@ -1,0 +1,15 @@
+"""Task queues on lakequeue: a transport for kombu, which is what Celery speaks with its broker.
+
+    app = Celery(broker="lakequeue+kafka://host:9092/vpn")
+
+`kombu_transport` and `kombu_channel` are what kombu calls; `flow` is one consumer of one queue;
+`engine_link` is the connection to the engine, which all kombu connections of a process share.
+`bindings` says which topic an exchange and a routing key are, `envelope` how a task travels,
+`alias` makes the name known.
+"""
+
+from .alias import register
+
+__all__ = ["register"]
+
+register()

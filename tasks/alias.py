@@ -1,0 +1,26 @@
+"""Makes `lakequeue+kafka://` and `lakequeue+memory://` known to kombu.
+
+kombu has no entry point for transports, but loads those for serializers as soon as it is imported.
+So the package has one, `SERIALIZER`: JSON, as kombu's own, under a name that nobody accepts unless
+told to. With it an application changes its `broker_url` and imports nothing.
+"""
+
+from __future__ import annotations
+
+import json
+
+from kombu.transport import TRANSPORT_ALIASES
+
+TRANSPORT = "lakequeue.tasks.kombu_transport:KombuTransport"
+# The longer names are for an address behind the first (`url;url`): kombu does not split those.
+NAMES = ("lakequeue", "lakequeue+kafka", "lakequeue+memory")
+SERIALIZER = (json.dumps, json.loads, "application/x-lakequeue-json", "utf-8")
+
+
+def register() -> None:
+    """From now on kombu finds the transport by its name."""
+    for name in NAMES:
+        TRANSPORT_ALIASES[name] = TRANSPORT
+
+
+register()

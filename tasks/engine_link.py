@@ -1,0 +1,187 @@
+"""The connection to the engine: all kombu connections of a process to one address share it.
+
+Celery opens many kombu connections, one for each thread that sends at once. On Kafka each would be
+threads and sockets of its own; here they share a producer, and what is known of queues.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import threading
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import urlsplit
+
+from kombu.exceptions import OperationalError
+
+from ..client import connect
+from ..client.connection import Connection
+from ..protocol import ConfigError, LakequeueError, Reason, Rejected, Timeout
+from ..protocol.bounds import shown
+
+BACKLOG_MAX = 10_000  # as many as the broker lets one consumer hold
+WINDOW = 1_000
+ADDRESSES = "allowed are 'lakequeue+kafka://HOST:PORT[/VPN]' and 'lakequeue+memory://NAME[/VPN]'"
+OPTIONS = ("key", "client_name", "confirm_publish", "queues")
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where the engine is, and how to speak to it. confirms: whether a publish returns when the
+    broker has stored the message, or at once."""
+
+    url: str
+    vpn: str = "default"
+    key: str | None = None
+    client_name: str | None = None
+    confirms: bool = True
+
+    @classmethod
+    def of(cls, url: str, options: dict[str, Any]) -> Address:
+        """Of a kombu connection: what follows `lakequeue+`, and its transport options."""
+        parts = urlsplit(url)
+        if parts.scheme not in ("kafka", "memory") or not parts.netloc:
+            raise ConfigError(f"broker_url: {shown(url)} – {ADDRESSES}")
+        bare = parts._replace(path="").geturl()
+        return cls(
+            bare, parts.path.strip("/") or "default", options.get("key"),
+            options.get("client_name"), bool(options.get("confirm_publish", True)),
+        )  # fmt: skip
+
+    @property
+    def is_memory(self) -> bool:
+        """Whether the engine is in this process."""
+        return self.url.startswith("memory:")
+
+
+@dataclass(eq=False)
+class EngineLink:
+    """Made by `acquire`. declared: the definitions of queues that were declared here."""
+
+    address: Address
+    connection: Connection
+    users: int = 0
+    declared: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.producer = self.connection.producer(window=WINDOW)
+        self.admin = self.connection.admin()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it can be used: not closed, and not of the parent process."""
+        return self.connection.is_open and not self.connection.is_forked
+
+    # ------------------------------------------------------------ queues
+
+    def look(self, queue: str) -> dict[str, Any] | None:
+        """A queue as `describe` shows it; None where there is none."""
+        try:
+            return self.admin.describe(queue)
+        except ConfigError:
+            return None
+
+    def declare(self, queue: str, keys: dict[str, Any], own: bool) -> dict[str, Any]:
+        """Make a queue, unless it is there: then it stays as it is, but for keys of its own that
+        the application gives. Gives what `describe` shows."""
+        there = self.look(queue)
+        if there is None or (own and queue not in self.declared):
+            dead = keys.get("dead_message_queue")
+            if dead is not None and self.look(dead) is None:
+                self.admin.define(_definition(dead, {}))
+            self.admin.define(_definition(queue, keys))
+            there = self.look(queue)
+        self.declared[queue] = keys
+        return there or {}
+
+    def delete(self, queue: str) -> None:
+        """Delete a queue, if it is there."""
+        self.declared.pop(queue, None)
+        with contextlib.suppress(ConfigError):
+            self.admin.delete(queue)
+
+    # ------------------------------------------------------------ messages
+
+    def send(self, destination: str, payload: str, options: dict[str, Any], safe: bool) -> None:
+        """Publish. What no queue takes is gone, as on RabbitMQ; but a queue that was declared here
+        and has been deleted since is made again. safe: it survives the loss of the engine."""
+        if not safe:
+            self.producer.send_async(
+                destination, payload, delivery_mode="non_persistent", **options
+            )
+        elif self.address.confirms:
+            try:
+                self._send_confirmed(destination, payload, options)
+            except Rejected as error:
+                if error.reason != Reason.NO_MATCHING_DESTINATION:
+                    raise
+                keys = self.declared.get(destination)
+                if keys is not None:
+                    self.declare(destination, keys, False)
+                    self._send_confirmed(destination, payload, options)
+        else:
+            self.producer.send_async(destination, payload, **options)
+            self.producer.send_gathered()
+
+    def _send_confirmed(self, destination: str, payload: str, options: dict[str, Any]) -> None:
+        try:
+            self.producer.send(destination, payload, **options)
+        except Timeout as error:  # it is sent again as long as this process lives: nobody else may
+            raise OperationalError(str(error)) from error
+
+
+def _definition(queue: str, keys: dict[str, Any]) -> dict[str, Any]:
+    common = {
+        "name": queue, "message_type": "json", "priority": "/@priority",
+        "max_per_subscription_backlog": BACKLOG_MAX,
+    }  # fmt: skip
+    return common | keys
+
+
+_links: dict[Address, EngineLink] = {}
+_inherited: list[EngineLink] = []  # of the parent process; to end them here would end them there
+_lock = threading.Lock()
+
+
+def acquire(address: Address) -> EngineLink:
+    """The link to this address, opened if there is none. Raises what `lakequeue.connect` does."""
+    with _lock:
+        link = _links.get(address)
+        if link is None or not link.is_open:
+            connection = connect(
+                address.url, vpn=address.vpn, client_name=address.client_name, key=address.key
+            )
+            link = _links[address] = EngineLink(address, connection)
+        link.users += 1
+        return link
+
+
+def release(link: EngineLink) -> None:
+    """A kombu connection is closed; with the last one the link is."""
+    with _lock:
+        link.users -= 1
+        if link.users > 0:
+            return
+        if _links.get(link.address) is link:
+            del _links[link.address]
+    link.connection.close()
+
+
+def _after_fork() -> None:
+    global _lock
+    _lock = threading.Lock()
+    _inherited.extend(_links.values())
+    _links.clear()
+
+
+def _at_exit() -> None:
+    """What was published and not confirmed is sent before the process ends."""
+    for link in list(_links.values()):
+        with contextlib.suppress(LakequeueError):
+            link.producer.flush()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+atexit.register(_at_exit)

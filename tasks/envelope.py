@@ -1,0 +1,90 @@
+"""How a kombu message travels: one JSON object as the payload, and what the broker carries out.
+
+A body that is text stands in it as it is, so that expressions, SQL and the monitor page can read
+it: `/headers/task` is the task's name. Bytes are base64.
+"""
+
+from __future__ import annotations
+
+import base64
+from datetime import UTC, datetime
+from typing import Any
+
+from kombu.utils.json import dumps, loads
+
+from ..client import Message
+
+PRIORITY_MAX = 255
+FIELDS = ("body", "content-type", "content-encoding", "headers", "properties")
+
+
+def encode(message: dict[str, Any]) -> str:
+    """The payload of a message as `prepare_message` gives it. Changes it."""
+    body, properties = message["body"], message["properties"]
+    if isinstance(body, bytes):
+        message["body"] = base64.b64encode(body).decode()
+        properties["body_encoding"] = "base64"
+    else:
+        properties["body_encoding"] = "utf-8"
+    return dumps(message)
+
+
+def decode(message: Message) -> dict[str, Any]:
+    """What `encode` was given, as `kombu.transport.virtual.Message` takes it. What another program
+    wrote into the queue is the body, with the record's headers: the application decides."""
+    try:
+        found = loads(message.payload)
+        if set(found) != set(FIELDS):
+            raise ValueError("no kombu client wrote it")
+        headers, properties = found["headers"], found["properties"]
+        properties["delivery_info"]["priority"] = properties.get("priority", 0)
+    except (ValueError, TypeError, KeyError, AttributeError):
+        headers = message.headers
+        properties = {"delivery_info": {"exchange": "", "routing_key": message.queue}}
+        found = {
+            "body": message.payload.decode("utf-8", "replace"), "headers": headers,
+            "content-type": "application/json", "content-encoding": "utf-8",
+            "properties": {**properties, "body_encoding": "utf-8"},
+        }  # fmt: skip
+    # The broker kept it until then. A worker that saw the time would wait for it once more, by its
+    # own clock, and raise its prefetch meanwhile.
+    if headers.get("eta"):
+        headers["eta"] = None
+    found["properties"]["delivery_info"]["redelivered"] = message.redelivered
+    return found
+
+
+def options_of(message: dict[str, Any]) -> dict[str, Any]:
+    """What the broker is to do with a message: `priority`, `delay` and `ttl` of `Producer.send`."""
+    properties = message["properties"]
+    options: dict[str, Any] = {"priority": _priority(properties.get("priority"))}
+    delay_s = _delay_s(message["headers"].get("eta"))
+    if delay_s > 0:
+        options["delay"] = delay_s
+    expiration = properties.get("expiration")
+    ttl_s = 0.0 if expiration is None else float(expiration) / 1000
+    # What has expired already, or would before its time, goes to a worker all the same: Celery's
+    # notes in the result backend that it was revoked.
+    if ttl_s > max(delay_s, 0):
+        options["ttl"] = ttl_s
+    return options
+
+
+def _priority(value: object) -> int:
+    """As on RabbitMQ the higher is first, and who says nothing is last."""
+    try:
+        return min(max(int(value), 0), PRIORITY_MAX)  # type: ignore[call-overload]
+    except (TypeError, ValueError):
+        return 0
+
+
+def _delay_s(eta: object) -> float:
+    """How long from now on; 0 for what has no time, or one without a zone, which only the worker
+    can read."""
+    if not isinstance(eta, str):
+        return 0.0
+    try:
+        at = datetime.fromisoformat(eta)
+    except ValueError:
+        return 0.0
+    return 0.0 if at.tzinfo is None else (at - datetime.now(UTC)).total_seconds()

@@ -1,0 +1,122 @@
+"""One consumer of one queue, as a kombu channel has it.
+
+It outlives its cancellation while messages of it are unacknowledged: AMQP lets an application
+acknowledge what it got from a consumer that it has cancelled since, and Celery does so at every
+warm shutdown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from ..client import Consumer, Message
+from .engine_link import EngineLink
+
+ACKS_PART = 4  # acks are sent once they are this part of the prefetch
+
+Deliver = Callable[["Flow", Message], Any]
+
+
+class Flow:
+    """prefetch: how many messages it may hold. deliver: takes what has come."""
+
+    def __init__(
+        self, link: EngineLink, queue: str, prefetch: int, no_ack: bool, deliver: Deliver
+    ) -> None:
+        self.queue = queue
+        self.no_ack = no_ack
+        self.deliver = deliver
+        self.held = 0
+        self.retired = False  # cancelled
+        self._prefetch = prefetch
+        self._acked = 0  # of these the engine may not have heard yet
+        mode = "no_ack" if no_ack else "individual"
+        self.consumer: Consumer = link.connection.consumer(
+            queue, ack_mode=mode, max_backlog=prefetch
+        )
+        self._link = link
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether a message waits here, or the news that the queue is gone."""
+        return not self.retired and (self.consumer.has_messages or self.consumer.is_closed)
+
+    def receive(self) -> Message | None:
+        """The next message. Raises NotConnected, once, where its queue was deleted."""
+        if self.consumer.is_closed and not self.retired:
+            self.retired = True
+            self.consumer.check_open()
+        message = self.consumer.receive(0)
+        if message is not None and not self.no_ack:
+            self.held += 1
+        return message
+
+    def settled(self, acknowledged: bool) -> None:
+        """One message less is held. Acks travel together; but who has nothing left to do while they
+        are on their way sends them at once."""
+        self.held -= 1
+        self._acked += acknowledged
+        if self.retired:
+            if self.held <= 0:
+                self.consumer.close()
+        elif self._acked and (
+            not self.consumer.has_messages or self._acked * ACKS_PART >= self._prefetch
+        ):
+            self._acked = 0
+            self.consumer.tick()
+
+    def set_prefetch(self, prefetch: int) -> None:
+        """How many it may hold from now on; more than that it gives back, unless it was given
+        out."""
+        if prefetch != self._prefetch and not self.no_ack:
+            self._prefetch = prefetch
+            self.consumer.set_max_backlog(prefetch)
+
+    def retire(self) -> None:
+        """Cancelled: nothing comes any more; what it holds may still be settled."""
+        if self.retired:
+            return
+        self.retired = True
+        if self.held <= 0:
+            self.consumer.close()
+        else:
+            self.consumer.set_max_backlog(0)
+
+    def close(self) -> None:
+        """Ended: what it holds returns to the queue."""
+        self.retired = True
+        self.consumer.close()
+
+
+class Getter(Flow):
+    """For `basic_get`: takes one message when asked, and none meanwhile."""
+
+    def __init__(self, link: EngineLink, queue: str) -> None:
+        super().__init__(link, queue, 0, False, lambda *_: None)
+
+    @property
+    def is_ready(self) -> bool:
+        return False
+
+    def get(self) -> Message | None:
+        """The next message if there is one. The second question is answered behind what the first
+        one has sent here."""
+        try:
+            self.consumer.set_max_backlog(self.held + 1)
+            found = self._link.look(self.queue)
+            message = self.receive()
+            if message is None and found is not None and found["ready"]:
+                message = self._wait()
+            return message
+        finally:
+            if not self.consumer.is_closed:
+                self.consumer.set_max_backlog(0)
+
+    def _wait(self) -> Message | None:
+        message = self.consumer.receive(GET_S)
+        self.held += message is not None
+        return message
+
+
+GET_S = 0.5

@@ -1,0 +1,306 @@
+"""A kombu channel: what AMQP's methods mean on lakequeue.
+
+What kombu's virtual channels keep in the client is the engine's here: bindings are topic
+subscriptions, unacknowledged messages are leased, what returns keeps its place.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from amqp.protocol import queue_declare_ok_t
+from kombu.exceptions import ChannelError
+from kombu.transport import virtual
+from kombu.transport.base import to_rabbitmq_queue_arguments
+from kombu.utils.uuid import uuid
+
+from ..client import Message
+from ..protocol import LakequeueError, LeaseLost
+from . import envelope
+from .bindings import subscription_of, topic_of
+from .engine_link import BACKLOG_MAX, EngineLink
+from .flow import Flow, Getter
+
+UNLIMITED = 1_000  # the prefetch of who names none
+TURN_MAX = 1_000  # messages that one turn of the event loop hands over at most
+TRANSIENT = 1
+
+log = logging.getLogger("lakequeue.tasks")
+_tags = itertools.count(1)
+
+
+class KombuChannel(virtual.Channel):
+    """See `kombu.transport.virtual.Channel`."""
+
+    supports_fanout = True
+
+    def __init__(self, connection: Any, **options: Any) -> None:
+        super().__init__(connection, **options)
+        self._flows: dict[str, Flow] = {}  # by the consumer's tag
+        self._getters: dict[str, Getter] = {}
+        self._unacked: dict[str, tuple[Flow, Message]] = {}  # by the delivery's tag
+        self._retired: list[Flow] = []
+        self._prefetch = 0
+        self._auto_delete: set[str] = set()
+
+    @property
+    def link(self) -> EngineLink:
+        """The connection to the engine."""
+        return self.connection.link
+
+    # ------------------------------------------------------------ queues and exchanges
+
+    def prepare_queue_arguments(self, arguments: Any, **options: Any) -> Any:
+        """`message_ttl` and others as RabbitMQ names them."""
+        return to_rabbitmq_queue_arguments(arguments or {}, **options)
+
+    def queue_declare(
+        self, queue: str | None = None, passive: bool = False, auto_delete: bool = False,
+        arguments: dict[str, Any] | None = None, **_: Any,
+    ) -> queue_declare_ok_t:  # fmt: skip
+        """Make a queue where there is none."""
+        name = queue or f"amq.gen-{uuid()}"
+        if passive:
+            found = self.link.look(name)
+            if found is None:
+                raise ChannelError(f"no queue {name!r}", (50, 10), "Channel.queue_declare", "404")
+        else:
+            own = _keys(arguments or {})
+            defaults = {} if auto_delete else self.connection.queue_defaults
+            found = self.link.declare(name, defaults | own, bool(own))
+            if auto_delete:
+                self._auto_delete.add(name)
+        return queue_declare_ok_t(name, found.get("ready", 0), 0)
+
+    def queue_bind(
+        self, queue: str, exchange: str | None = None, routing_key: str = "",
+        arguments: Any = None, **_: Any,
+    ) -> None:  # fmt: skip
+        """The queue subscribes to what the binding stands for."""
+        self.link.admin.subscribe_topic(queue, self._subscription(exchange, routing_key))
+
+    def queue_unbind(
+        self, queue: str, exchange: str | None = None, routing_key: str = "",
+        arguments: Any = None, **_: Any,
+    ) -> None:  # fmt: skip
+        """The queue takes no more of it; what it has stays."""
+        self.link.admin.unsubscribe_topic(queue, self._subscription(exchange, routing_key))
+
+    def _subscription(self, exchange: str | None, routing_key: str) -> str:
+        known = self.state.exchanges.get(exchange or "amq.direct")
+        kind = known["type"] if known is not None else "direct"
+        try:
+            return subscription_of(exchange or "amq.direct", kind, routing_key or "")
+        except ValueError as error:
+            raise ChannelError(str(error)) from error
+
+    def exchange_delete(self, exchange: str, if_unused: bool = False, nowait: bool = False) -> None:
+        """Forget its type; queues that are bound to it stay bound."""
+        self.state.exchanges.pop(exchange, None)
+
+    def queue_delete(
+        self, queue: str, if_unused: bool = False, if_empty: bool = False, **_: Any
+    ) -> None:
+        """Delete a queue with its messages."""
+        if if_unused or if_empty:
+            found = self.link.look(queue)
+            if found is None or (if_unused and found["consumers"]) or (if_empty and found["depth"]):
+                return
+        self._drop_flows(queue)
+        self._auto_delete.discard(queue)
+        self.link.delete(queue)
+
+    def _drop_flows(self, queue: str) -> None:
+        """Consumers of a queue that is deleted: they are not news to who deletes it."""
+        for tag in [t for t, flow in self._flows.items() if flow.queue == queue]:
+            self._flows.pop(tag).close()
+        getter = self._getters.pop(queue, None)
+        if getter is not None:
+            getter.close()
+
+    def _size(self, queue: str) -> int:
+        found = self.link.look(queue)
+        return 0 if found is None else found["ready"]
+
+    def _purge(self, queue: str) -> int:
+        return self.link.admin.purge(queue)
+
+    def _has_queue(self, queue: str, **_: Any) -> bool:
+        return self.link.look(queue) is not None
+
+    # ------------------------------------------------------------ publishing
+
+    def basic_publish(
+        self, message: dict[str, Any], exchange: str | None, routing_key: str, **_: Any
+    ) -> None:
+        """Publish; returns when the message is stored (see `EngineLink.send`)."""
+        properties = message["properties"]
+        properties["delivery_info"] = {"exchange": exchange or "", "routing_key": routing_key}
+        options = envelope.options_of(message)
+        safe = properties.get("delivery_mode") != TRANSIENT
+        to = topic_of(exchange, routing_key or "") if exchange else routing_key
+        self.link.send(to, envelope.encode(message), options, safe)
+
+    # ------------------------------------------------------------ consuming
+
+    def basic_qos(
+        self, prefetch_size: int = 0, prefetch_count: int = 0, apply_global: bool = False
+    ) -> None:
+        """How many unacknowledged messages the channel may have; 0: no limit."""
+        self._prefetch = prefetch_count
+        for flow in list(self._flows.values()):
+            flow.set_prefetch(self._flow_prefetch)
+
+    @property
+    def _flow_prefetch(self) -> int:
+        return min(self._prefetch or UNLIMITED, BACKLOG_MAX)
+
+    def basic_consume(
+        self, queue: str, no_ack: bool, callback: Callable[[Any], Any], consumer_tag: str, **_: Any
+    ) -> str:
+        """Subscribe to a queue."""
+
+        def deliver(flow: Flow, message: Message) -> None:
+            callback(self._taken(flow, message))
+
+        flow = Flow(self.link, queue, self._flow_prefetch, bool(no_ack), deliver)
+        self._flows[consumer_tag] = flow
+        self.connection.hear(flow)
+        return consumer_tag
+
+    def basic_cancel(self, consumer_tag: str) -> None:
+        """Take no more; unacknowledged messages may still be acknowledged."""
+        flow = self._flows.pop(consumer_tag, None)
+        if flow is None:
+            return
+        flow.retire()
+        if flow.held > 0:
+            self._retired.append(flow)
+        queue = flow.queue
+        if queue in self._auto_delete and all(f.queue != queue for f in self._flows.values()):
+            self.queue_delete(queue)
+
+    def basic_get(self, queue: str, no_ack: bool = False, **_: Any) -> virtual.Message | None:
+        """The next message of a queue, if there is one."""
+        getter = self._getters.get(queue)
+        if getter is None or getter.consumer.is_closed:
+            getter = self._getters[queue] = Getter(self.link, queue)
+        message = getter.get()
+        if message is None:
+            return None
+        taken = self._taken(getter, message)
+        if no_ack:
+            self.basic_ack(taken.delivery_tag)
+        return taken
+
+    def _taken(self, flow: Flow, message: Message) -> virtual.Message:
+        raw = envelope.decode(message)
+        tag = str(next(_tags))
+        raw["properties"]["delivery_tag"] = tag
+        if not flow.no_ack:
+            self._unacked[tag] = (flow, message)
+        return self.Message(raw, channel=self)
+
+    @property
+    def has_room(self) -> bool:
+        """Whether the prefetch lets another message through."""
+        return not self._prefetch or len(self._unacked) < self._prefetch
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether something waits here that can be handed over."""
+        room = self.has_room
+        return any(f.is_ready and (room or f.no_ack) for f in list(self._flows.values()))
+
+    def hand_over(self) -> int:
+        """Give the application what waits here, a message of each consumer in turn; how many."""
+        count = 0
+        while count < TURN_MAX:
+            before = count
+            for flow in list(self._flows.values()):
+                if not flow.retired and (flow.no_ack or self.has_room):
+                    message = flow.receive()
+                    if message is not None:
+                        count += 1
+                        flow.deliver(flow, message)
+            if count == before:
+                break
+        return count
+
+    # ------------------------------------------------------------ settling
+
+    def basic_ack(self, delivery_tag: str, multiple: bool = False) -> None:
+        """Acknowledge: this message is done."""
+        if multiple:
+            tags = list(self._unacked)
+            for tag in tags[: tags.index(delivery_tag)] if delivery_tag in tags else []:
+                self._settle(tag, Message.ack, True)
+        self._settle(delivery_tag, Message.ack, True)
+
+    def basic_reject(self, delivery_tag: str, requeue: bool = False) -> None:
+        """Back to its place in the queue; or to the dead message queue, where there is one."""
+        self._settle(delivery_tag, Message.cancel if requeue else Message.reject, False)
+
+    def _settle(self, tag: str, how: Callable[[Message], None], acknowledged: bool) -> None:
+        found = self._unacked.pop(tag, None)
+        if found is None:
+            return
+        flow, message = found
+        try:
+            how(message)
+        except LeaseLost as error:  # the connection was lost meanwhile: somebody else has it
+            log.warning("%s", error)
+        flow.settled(acknowledged)
+        self.connection.look_again()
+
+    def basic_recover(self, requeue: bool = False) -> None:
+        """Return everything that is unacknowledged."""
+        if not requeue:
+            raise NotImplementedError("recover: allowed is requeue=True")
+        for tag in list(self._unacked):
+            self.basic_reject(tag, requeue=True)
+
+    # ------------------------------------------------------------ the end
+
+    def close(self) -> None:
+        """Cancel all consumers; what is unacknowledged returns."""
+        if self.closed:
+            return
+        self.closed = True
+        flows = [*self._flows.values(), *self._getters.values(), *self._retired]
+        self._flows.clear()
+        self._getters.clear()
+        self._unacked.clear()
+        try:
+            if self.link.is_open:
+                for flow in flows:
+                    flow.close()
+                for queue in self._auto_delete:
+                    self.link.delete(queue)
+        except LakequeueError as error:  # Kafka is away: the engine misses the heartbeats
+            log.warning("closing a channel: %s", error)
+        finally:
+            self.connection.close_channel(self)
+            self.exchange_types = {}
+
+
+_ARGUMENTS: dict[str, tuple[str, Callable[[Any], Any]]] = {
+    "x-message-ttl": ("expiration", lambda ms: f"{ms}ms"),
+    "x-dead-letter-routing-key": ("dead_message_queue", str),
+    "x-delivery-limit": ("max_deliveries", lambda n: n + 1),
+}
+
+
+def _keys(arguments: dict[str, Any]) -> dict[str, Any]:
+    """What `queue_arguments` say, as keys of a definition: some of RabbitMQ's, and lakequeue's own
+    as they are. A queue that lakequeue cannot delete for lack of use keeps nothing for longer."""
+    found = {k: v for k, v in arguments.items() if not k.startswith("x-")}
+    for name, (key, read) in _ARGUMENTS.items():
+        if arguments.get(name) is not None:
+            found[key] = read(arguments[name])
+    if "x-expires" in arguments:
+        found.setdefault("expiration", f"{arguments['x-expires']}ms")
+    return found

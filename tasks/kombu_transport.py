@@ -1,0 +1,187 @@
+"""The transport that kombu opens for `lakequeue+kafka://` and `lakequeue+memory://`.
+
+Over Kafka the client's threads read; a byte through a pipe tells the worker's event loop that
+something waits. In memory nothing happens unless somebody calls, and the engine's clock stands
+still: so whoever waits here moves it along with the clock on the wall.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+import weakref
+from typing import Any
+
+from kombu.exceptions import ChannelError
+from kombu.transport import virtual
+from kombu.transport.base import Transport as BaseTransport
+
+from ..protocol import NotConnected, Timeout
+from .engine_link import Address, EngineLink, acquire, release
+from .flow import Flow
+from .kombu_channel import KombuChannel
+
+MEMORY_S = 0.01  # how often somebody who waits looks, in memory
+
+_clocks: weakref.WeakKeyDictionary[Any, float] = weakref.WeakKeyDictionary()
+_clock_lock = threading.Lock()
+
+
+class KombuTransport(virtual.Transport):
+    """See `kombu.transport.virtual.Transport`."""
+
+    Channel = KombuChannel
+
+    can_parse_url = True
+    driver_type = "lakequeue"
+    driver_name = "lakequeue"
+    connection_errors: tuple[Any, ...] = (
+        *virtual.Transport.connection_errors, NotConnected, Timeout,
+    )  # fmt: skip
+    channel_errors = (ChannelError,)
+    implements = BaseTransport.implements.extend(
+        asynchronous=True,
+        exchange_type=frozenset(["direct", "topic", "fanout"]),
+        heartbeats=False,
+    )
+
+    def __init__(self, client: Any, **options: Any) -> None:
+        super().__init__(client, **options)
+        self.address = Address.of(_url(client), client.transport_options)
+        self.queue_defaults = dict(client.transport_options.get("queues") or {})
+        self.link: EngineLink
+        self._pipe: tuple[int, int] | None = None
+        self._loop: Any = None
+        if self.address.is_memory:
+            self.implements = self.implements.extend(asynchronous=False)
+
+    def driver_version(self) -> str:
+        """kombu asks for it; there is one package."""
+        return "1"
+
+    def as_uri(self, uri: str, include_password: bool = False, mask: str = "**") -> str:
+        """The address; there is no password in it."""
+        return uri if uri.startswith("lakequeue+") else f"lakequeue+{uri}"
+
+    # ------------------------------------------------------------ opening and closing
+
+    def establish_connection(self) -> KombuTransport:
+        """Connect to the engine."""
+        self.link = acquire(self.address)
+        try:
+            self._pass_time()  # it counts from now on
+            return super().establish_connection()
+        except BaseException:
+            release(self.link)
+            raise
+
+    def close_connection(self, connection: Any) -> None:
+        """Close all channels, and the link with the last connection."""
+        self.unregister_from_event_loop(connection, self._loop)
+        try:
+            super().close_connection(connection)
+        finally:
+            release(self.link)
+
+    def verify_connection(self, connection: Any) -> bool:
+        """Whether it can still be used: a forked child opens its own."""
+        return self.link.is_open
+
+    # ------------------------------------------------------------ waiting
+
+    def hear(self, flow: Flow) -> None:
+        """A consumer began: its messages wake who waits."""
+        if not self.address.is_memory:
+            self.link.connection.on_delivery(flow.consumer, self._signal)
+
+    def look_again(self) -> None:
+        """There may be room for a message that waits here."""
+        if self._is_ready():
+            self.link.connection.wake()
+            self._signal()
+
+    def _is_ready(self) -> bool:
+        return any(channel.is_ready for channel in list(self.channels))
+
+    def _signal(self) -> None:
+        if self._pipe is not None and self._is_ready():
+            with contextlib.suppress(BlockingIOError):  # it is full: the loop knows
+                os.write(self._pipe[1], b".")
+
+    def _hand_over(self) -> int:
+        return sum(channel.hand_over() for channel in list(self.channels))
+
+    def drain_events(self, connection: Any, timeout: float | None = None, **_: Any) -> None:
+        """Hand over what waits here, or what comes first. Raises TimeoutError, which is
+        `socket.timeout`."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while not self._turn():
+            left = None if deadline is None else deadline - time.monotonic()
+            if left is not None and left <= 0:
+                raise TimeoutError("timed out")
+            if self.address.is_memory:
+                time.sleep(MEMORY_S if left is None else min(MEMORY_S, left))
+            elif not self.link.is_open:
+                raise NotConnected("the connection is closed")
+            else:
+                self.link.connection.wait(self._is_ready, left)
+
+    def _turn(self) -> int:
+        self._pass_time()
+        return self._hand_over()
+
+    def _pass_time(self) -> None:
+        """In memory: the engine's clock goes on by as much as has passed for whoever waits."""
+        if not self.address.is_memory:
+            return
+        now_s = time.monotonic()
+        engine = self.link.connection.engine  # type: ignore[attr-defined]
+        with _clock_lock:
+            passed_s = now_s - _clocks.setdefault(engine, now_s)
+            _clocks[engine] = now_s
+        self.link.connection.advance(passed_s)
+
+    # ------------------------------------------------------------ the worker's event loop
+
+    def register_with_event_loop(self, connection: Any, loop: Any) -> None:
+        """From now on the loop hands over what comes."""
+        self.unregister_from_event_loop(connection, self._loop)
+        reader, writer = os.pipe()
+        os.set_blocking(reader, False)
+        os.set_blocking(writer, False)
+        self._pipe, self._loop = (reader, writer), loop
+        loop.add_reader(reader, self.on_readable, connection, loop)
+        self._signal()
+
+    def unregister_from_event_loop(self, connection: Any, loop: Any) -> None:
+        """The loop looks here no more."""
+        if self._pipe is None:
+            return
+        (reader, writer), self._pipe = self._pipe, None
+        if self._loop is not None:
+            self._loop.remove_reader(reader)
+            self._loop = None
+        os.close(reader)
+        os.close(writer)
+
+    def on_readable(self, connection: Any, loop: Any) -> None:
+        """Called by the loop."""
+        if self._pipe is None:
+            return
+        with contextlib.suppress(BlockingIOError):
+            os.read(self._pipe[0], 4096)
+        if not self.link.is_open:
+            raise NotConnected("the connection is closed")
+        self._hand_over()
+        self._signal()
+
+
+def _url(client: Any) -> str:
+    """The address without `lakequeue+`. Of `url;url` kombu takes those behind the first apart."""
+    hostname, name = client.hostname, str(client.transport_cls)
+    if "://" in hostname or not name.startswith("lakequeue+"):
+        return hostname
+    port = f":{client.port}" if client.port else ""
+    return f"{name.removeprefix('lakequeue+')}://{hostname}{port}/{client.virtual_host.strip('/')}"

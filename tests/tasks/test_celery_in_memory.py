@@ -1,0 +1,132 @@
+"""A Celery worker on an engine in the process: threads, no Kafka."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import lakequeue
+import pytest
+from celery import Celery
+from celery.contrib.testing.worker import start_worker
+from celery.exceptions import Reject
+
+_names = itertools.count(1)
+WAIT_S = 30
+
+
+class CeleryBench:
+    """An application, its results, and the engine beneath."""
+
+    def __init__(self, name: str) -> None:
+        self.engine = lakequeue.connect(f"memory://{name}")
+        self.admin = self.engine.admin()
+        self.app = Celery(
+            name, broker=f"lakequeue+memory://{name}", backend="cache+memory://",
+            broker_transport_options={"queues": {"dead_message_queue": "dead"}},
+        )  # fmt: skip
+        self.app.conf.update(task_acks_late=True, worker_prefetch_multiplier=1)
+        self.ran: list[Any] = []
+        self.done = threading.Condition()
+
+    @property
+    def task(self) -> Any:
+        """A task that notes its argument."""
+
+        @self.app.task(name="note")
+        def note(what: Any) -> None:
+            self.note(what)
+
+        return note
+
+    def note(self, what: Any) -> None:
+        with self.done:
+            self.ran.append(what)
+            self.done.notify_all()
+
+    def wait(self, count: int) -> list[Any]:
+        with self.done:
+            assert self.done.wait_for(lambda: len(self.ran) >= count, WAIT_S), self.ran
+            return list(self.ran)
+
+    def worker(self, **options: Any) -> Any:
+        return start_worker(
+            self.app, pool="threads", concurrency=1, perform_ping_check=False,
+            shutdown_timeout=WAIT_S, **options,
+        )  # fmt: skip
+
+
+@pytest.fixture
+def bench() -> Iterator[CeleryBench]:
+    bench = CeleryBench(f"celery-{next(_names)}")
+    yield bench
+    bench.app.close()
+    bench.engine.close()
+
+
+def test_tasks_run_by_priority_and_are_gone(bench: CeleryBench) -> None:
+    note = bench.task
+    for priority in (1, 5, 9):
+        note.apply_async((priority,), priority=priority)
+    with bench.worker():
+        assert bench.wait(3) == [9, 5, 1]
+    assert bench.admin.describe("celery")["depth"] == 0
+
+
+def test_an_eta_waits_in_the_broker_and_not_in_the_worker(bench: CeleryBench) -> None:
+    note = bench.task
+    for n in range(20):
+        note.apply_async((n,), eta=datetime.now(UTC) + timedelta(hours=1))
+    with bench.worker():
+        note.delay("now")
+        bench.wait(1)
+        assert bench.admin.describe("celery")["delayed"] == 20
+        bench.engine.advance("1h")
+        assert sorted(map(str, bench.wait(21))) == sorted(map(str, [*range(20), "now"]))
+
+
+def test_retries_come_back_by_the_broker(bench: CeleryBench) -> None:
+    def flaky(self: Any) -> None:
+        bench.note(self.request.retries)
+        if self.request.retries < 2:
+            raise self.retry(countdown=0.2)
+
+    task = bench.app.task(flaky, name="flaky", bind=True)
+    with bench.worker():
+        task.delay()
+        assert bench.wait(3) == [0, 1, 2]
+
+
+def test_an_expired_task_does_not_run(bench: CeleryBench) -> None:
+    note = bench.task
+    note.apply_async(("late",), expires=60)
+    bench.engine.advance("61s")
+    with bench.worker():
+        note.delay("now")
+        assert bench.wait(1) == ["now"]
+    assert bench.admin.describe("dead")["depth"] == 1  # expired
+
+
+def test_a_rejected_task_is_dead(bench: CeleryBench) -> None:
+    def refuse() -> None:
+        bench.note("refused")
+        raise Reject("no", requeue=False)
+
+    task = bench.app.task(refuse, name="refuse")
+    with bench.worker():
+        task.delay()
+        bench.wait(1)
+    (dead,) = bench.admin.browse("dead")
+    assert dead.headers["lq-dead-reason"] == "rejected"
+
+
+def test_the_worker_answers_remote_control(bench: CeleryBench) -> None:
+    with bench.worker() as worker:
+        inspect = bench.app.control.inspect(timeout=5, destination=[worker.hostname])
+        assert inspect.ping() == {worker.hostname: {"ok": "pong"}}
+        assert [q["name"] for q in inspect.active_queues()[worker.hostname]] == ["celery"]
+    left = {queue["name"] for queue in bench.admin.queues()}
+    assert left == {"celery", "dead"}, "transient queues stay behind"

@@ -1,0 +1,309 @@
+"""The transport as kombu's users see it: queues, exchanges, acknowledgements, in memory."""
+
+from __future__ import annotations
+
+import itertools
+import time
+import tomllib
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import lakequeue
+import lakequeue.tasks
+import pytest
+from kombu import Connection, Consumer, Exchange, Producer, Queue
+from kombu.exceptions import ChannelError
+
+_names = itertools.count(1)
+_kombu = Queue("work", exchange=Exchange("", type="direct"), routing_key="work")
+
+
+class KombuBench:
+    """kombu connections to one engine in the process, and the engine's own faces."""
+
+    def __init__(self, stack: ExitStack) -> None:
+        self._stack = stack
+        name = f"kombu-{next(_names)}"
+        self.engine = stack.enter_context(lakequeue.connect(f"memory://{name}"))
+        self.admin = self.engine.admin()
+        self.url = f"lakequeue+memory://{name}"
+
+    def connect(self, **options: Any) -> Connection:
+        return self._stack.enter_context(Connection(self.url, transport_options=options))
+
+    def publish(self, *bodies: Any, queue: Queue = _kombu, **options: Any) -> None:
+        with self.connect() as connection:
+            producer = Producer(connection.channel())
+            for body in bodies:
+                producer.publish(body, routing_key=queue.name, declare=[queue], **options)
+
+    def describe(self, queue: str = "work") -> dict[str, Any]:
+        return self.admin.describe(queue)
+
+
+@pytest.fixture
+def bench() -> Iterator[KombuBench]:
+    with ExitStack() as stack:
+        yield KombuBench(stack)
+
+
+def drain(connection: Connection) -> None:
+    """Until nothing more comes."""
+    with suppress(TimeoutError):
+        while True:
+            connection.drain_events(timeout=0.05)
+
+
+def consume(
+    connection: Connection, queue: Queue = _kombu, prefetch: int = 0,
+    on_message: Callable[[Any], Any] = lambda message: message.ack(),
+) -> list[Any]:  # fmt: skip
+    """The bodies of what is there."""
+    bodies = []
+    channel = connection.channel()
+    channel.basic_qos(0, prefetch, False)
+
+    def callback(body: Any, message: Any) -> None:
+        bodies.append(body)
+        on_message(message)
+
+    with Consumer(channel, [queue], callbacks=[callback]):
+        drain(connection)
+    channel.close()
+    return bodies
+
+
+def test_the_package_tells_kombu_of_it_without_an_import() -> None:
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())
+    (target,) = project["project"]["entry-points"]["kombu.serializers"].values()
+    module, _, name = target.partition(":")
+    assert len(getattr(import_module(module), name)) == 4  # as kombu's `register` takes them
+    assert Connection("lakequeue+kafka://here:1").transport.driver_type == "lakequeue"
+
+
+def test_what_is_published_is_received_as_it_was(bench: KombuBench) -> None:
+    bench.publish({"a": "ü"}, headers={"k": 1})
+    bench.publish(b"\xff\x00", serializer="pickle")
+    seen: list[Any] = []
+    with bench.connect() as connection:
+        channel = connection.channel()
+        for _ in range(2):
+            message = channel.basic_get("work")
+            message.accept = {"application/json", "application/x-python-serialize"}
+            seen.append((message.payload, message.headers, message.delivery_info["redelivered"]))
+            message.ack()
+        assert channel.basic_get("work") is None
+    assert seen == [({"a": "ü"}, {"k": 1}, False), (b"\xff\x00", {}, False)]
+    assert bench.describe()["depth"] == 0
+
+
+def test_each_task_is_acknowledged_alone(bench: KombuBench) -> None:
+    bench.publish(1, 2, 3)
+    with bench.connect() as connection:
+        held: list[Any] = []
+        consume(connection, on_message=held.append)
+        assert bench.describe()["ready"] == 3  # its channel is closed
+    with bench.connect() as connection:
+        held.clear()
+        channel = connection.channel()
+        with Consumer(channel, [_kombu], callbacks=[lambda _, message: held.append(message)]):
+            connection.drain_events(timeout=1)
+            held[1].ack()
+            assert bench.describe()["leased"] == 2
+
+
+def test_requeue_keeps_the_place_and_reject_goes_to_the_dead(bench: KombuBench) -> None:
+    dead = Queue("work", exchange=Exchange(""), routing_key="work",
+                 queue_arguments={"dead_message_queue": "dead"})  # fmt: skip
+    bench.publish(1, 2, queue=dead)
+    again = iter([True, False, False])
+
+    def settle(message: Any) -> None:
+        if message.payload == 2:
+            message.reject()
+        elif next(again):
+            assert not message.delivery_info["redelivered"]
+            message.requeue()
+        else:
+            assert message.delivery_info["redelivered"]
+            message.ack()
+
+    with bench.connect() as connection:
+        assert consume(connection, dead, prefetch=1, on_message=settle) == [1, 1, 2]
+    assert [m.headers["lq-dead-reason"] for m in bench.admin.browse("dead")] == ["rejected"]
+
+
+def test_a_task_that_kills_each_worker_ends_in_the_dead_message_queue(bench: KombuBench) -> None:
+    options = {"queues": {"max_deliveries": 2, "dead_message_queue": "dead"}}
+    with bench.connect(**options) as connection:
+        Producer(connection.channel()).publish(1, routing_key="work", declare=[_kombu])
+    for _ in range(2):
+        with bench.connect() as connection:
+            assert consume(connection, on_message=lambda _: None) == [1]
+    assert bench.describe()["depth"] == 0
+    assert bench.describe("dead")["depth"] == 1
+
+
+def test_prefetch_counts_over_all_queues_of_a_channel(bench: KombuBench) -> None:
+    other = Queue("other", exchange=Exchange(""), routing_key="other")
+    bench.publish(1, 2, 3)
+    bench.publish(4, 5, 6, queue=other)
+    held: list[Any] = []
+    with bench.connect() as connection:
+        channel = connection.channel()
+        channel.basic_qos(0, 2, False)
+        with Consumer(
+            channel, [_kombu, other], callbacks=[lambda _, message: held.append(message)]
+        ):
+            drain(connection)
+            assert len(held) == 2
+            held[0].ack()
+            connection.drain_events(timeout=1)
+            assert len(held) == 3
+
+
+def test_a_cancelled_consumer_can_still_acknowledge(bench: KombuBench) -> None:
+    bench.publish(1, 2)
+    held: list[Any] = []
+    with bench.connect() as connection:
+        channel = connection.channel()
+        channel.basic_qos(0, 1, False)
+        with Consumer(channel, [_kombu], callbacks=[lambda _, message: held.append(message)]):
+            connection.drain_events(timeout=1)
+        assert bench.describe()["leased"] == 1
+        held[0].ack()
+        assert bench.describe()["depth"] == 1
+        assert bench.describe()["consumers"] == []
+
+
+def test_higher_priorities_are_first(bench: KombuBench) -> None:
+    for priority in (3, 9, None, 6):
+        bench.publish(priority, priority=priority)
+    with bench.connect() as connection:
+        assert consume(connection) == [9, 6, 3, None]
+
+
+def test_expiration_is_a_ttl_and_x_message_ttl_the_queues(bench: KombuBench) -> None:
+    brief = Queue("brief", exchange=Exchange(""), routing_key="brief", message_ttl=5)
+    bench.publish(1, expiration=2)
+    bench.publish(2, queue=brief)
+    bench.engine.advance("3s")
+    assert bench.describe()["depth"] == 0
+    assert bench.describe("brief")["depth"] == 1
+    bench.engine.advance("3s")
+    assert bench.describe("brief")["depth"] == 0
+
+
+@pytest.mark.parametrize(
+    ("kind", "binding", "taken", "not_taken"),
+    [
+        ("direct", "a.b", ["a.b"], ["a", "a.b.c", "a.*"]),
+        ("direct", "", [""], ["a"]),
+        ("fanout", "", ["", "a", "a.b"], []),
+        ("topic", "a.*", ["a.b", "a.x-1@host"], ["a", "a.b.c"]),
+        ("topic", "a.#", ["a", "a.b", "a.b.c"], ["b", "ab"]),
+        ("topic", "#.c", ["c", "a.c", "a.b.c"], ["a.d", "ac"]),
+        ("topic", "#", ["", "a", "a/b.c"], []),
+    ],
+)
+def test_bindings(
+    bench: KombuBench, kind: str, binding: str, taken: list[str], not_taken: list[str]
+) -> None:
+    exchange = Exchange("ex.change/1", type=kind)
+    other = Exchange("other", type=kind)
+    queue = Queue("bound", exchange=exchange, routing_key=binding)
+    with bench.connect() as connection:
+        channel = connection.channel()
+        queue(channel).declare()
+        producer = Producer(channel)
+        for key in taken + not_taken:
+            producer.publish([key], exchange=exchange, routing_key=key, declare=[exchange])
+            producer.publish("other", exchange=other, routing_key=key, declare=[other])
+        assert consume(connection, queue) == [[key] for key in taken]
+        queue(channel).unbind_from(exchange, binding)
+        producer.publish([taken[0]], exchange=exchange, routing_key=taken[0])
+        assert consume(connection, queue) == []
+
+
+def test_fanout_reaches_every_queue_and_transient_queues_go(bench: KombuBench) -> None:
+    exchange = Exchange("all", type="fanout")
+    queues = [Queue(f"q{n}", exchange=exchange, auto_delete=True) for n in range(2)]
+    with bench.connect() as connection:
+        channel = connection.channel()
+        heard: list[Any] = []
+        with Consumer(channel, queues, callbacks=[lambda body, m: heard.append(body)], no_ack=True):
+            Producer(channel, exchange=exchange).publish("x", delivery_mode=1)
+            while len(heard) < 2:
+                connection.drain_events(timeout=1)
+        assert heard == ["x", "x"]
+        assert bench.admin.queues() == []
+
+
+def test_sizes_purge_and_passive_declarations(bench: KombuBench) -> None:
+    bench.publish(1, 2)
+    with bench.connect() as connection:
+        channel = connection.channel()
+        assert channel.queue_declare("work", passive=True).message_count == 2
+        assert channel.queue_purge("work") == 2
+        assert _kombu(channel).queue_declare(passive=True).message_count == 0
+        with pytest.raises(ChannelError, match="no queue 'absent'"):
+            channel.queue_declare("absent", passive=True)
+        channel.queue_delete("work")
+        assert bench.admin.queues() == []
+
+
+def test_a_queue_of_the_operator_stays_as_it_is_defined(bench: KombuBench) -> None:
+    bench.admin.define({"name": "work", "message_type": "json", "max_deliveries": 7})
+    bench.publish(1)
+    kept = bench.describe()["definition"]
+    assert (kept["max_deliveries"], kept["priority"]) == (7, None)
+
+
+def test_a_queue_that_was_deleted_is_made_again_for_a_task(bench: KombuBench) -> None:
+    with bench.connect() as connection:
+        producer = Producer(connection.channel())
+        producer.publish(1, routing_key="work", declare=[_kombu])
+        bench.admin.delete("work")
+        producer.publish(2, routing_key="work")
+        assert bench.describe()["depth"] == 1
+        producer.publish(3, routing_key="nobody's")  # as on RabbitMQ it is gone
+
+
+def test_a_consumer_whose_queue_is_deleted_hears_of_it(bench: KombuBench) -> None:
+    with bench.connect() as connection:
+        with Consumer(connection.channel(), [_kombu], callbacks=[print]):
+            bench.admin.delete("work")
+            with pytest.raises(connection.connection_errors):
+                connection.drain_events(timeout=1)
+            with pytest.raises(TimeoutError):
+                connection.drain_events(timeout=0.05)
+
+
+def test_what_another_program_wrote_is_the_body(bench: KombuBench) -> None:
+    bench.publish(1)
+    bench.engine.producer().send("work", b'{"plain": true}', headers={"h": "v"})
+    with bench.connect() as connection:
+        headers: list[Any] = []
+        assert consume(
+            connection, on_message=lambda m: (headers.append(m.headers), m.ack())
+        ) == [{"plain": True}, 1]  # fmt: skip
+    assert headers[0] == {"h": "v"}
+
+
+def test_time_passes_while_somebody_waits(bench: KombuBench) -> None:
+    bench.publish(1, headers={"eta": "2000-01-01T00:00:00+00:00"})
+    started = bench.engine.now()
+    with bench.connect() as connection:
+        consume(connection)
+        time.sleep(0.2)
+        consume(connection)
+    assert (bench.engine.now() - started).total_seconds() >= 0.2
+
+
+@pytest.mark.parametrize("url", ["kafka://", "rabbit://host", "kafka:host"])
+def test_an_address_that_is_none_is_refused(url: str) -> None:
+    with pytest.raises(lakequeue.ConfigError, match="allowed are 'lakequeue"):
+        Connection(f"lakequeue+{url}" if "://" in url else url, transport="lakequeue").connect()
