@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from ..protocol.errors import LakequeueError
-from ..protocol.messages import HEADER, encode_run
+from ..protocol.messages import HEADER, count_of, encode_run
 from ..protocol.steplog import FORMAT, LivePart, Opened, Range, StepRecord
+from ..protocol.table_format import NO_RUN
 from ..protocol.wire import headers_list
 from ..sources.step_batch import PartitionId, goes_first, to_batch
 from ..state import Batch
@@ -37,7 +38,7 @@ SELECT step, opened FROM (SELECT step, broker, {opened} AS opened FROM steps)
 WHERE broker = $broker AND step > $after AND opened IS NOT NULL ORDER BY step
 """
 _MESSAGES = """
-SELECT "offset", epoch_ms(time), key, payload, lq, headers, {topic_id} FROM messages
+SELECT "offset", epoch_ms(time), key, payload, lq, headers, {topic_id}, item FROM messages
 WHERE topic = $topic AND "partition" = $partition AND "offset" BETWEEN $first AND $last
 ORDER BY "offset", time, 7, item
 """
@@ -275,19 +276,12 @@ def _read(
 def _whole(items: list[Any]) -> _Row:
     """One record of the rows of its messages."""
     first = items[0]
-    if _count(first) != len(items):
-        return first  # no run; or one that was none, and stands there as it came
-    return (*first[:3], encode_run([row[3] for row in items]), *first[4:])
+    if first[7] == NO_RUN or _count(first) != len(items):
+        return first[:7]  # no run; or one that was none, and stands there as it came
+    return (*first[:3], encode_run([row[3] for row in items]), *first[4:7])
 
 
 def _count(row: _Row) -> int:
     """How many messages the record says that it has; 0: it is no run."""
-    _, _, key, _, lq, headers, _ = row
-    if lq is None or '"count"' not in lq or key is not None or headers is not None:
-        return 0
-    try:
-        said = msgspec.json.decode(lq)
-    except msgspec.DecodeError:
-        return 0
-    count = said.get("count") if isinstance(said, dict) else None
-    return count if isinstance(count, int) else 0
+    _, _, key, _, lq, headers, *_ = row
+    return 0 if key is not None or headers is not None else count_of(lq)

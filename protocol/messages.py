@@ -160,6 +160,23 @@ def encode_run(payloads: list[bytes]) -> bytes:
     return b"".join((struct.pack(f">{len(ends)}I", *ends), *payloads))
 
 
+class _Counted(msgspec.Struct):
+    count: int | None = None
+
+
+_counted = msgspec.json.Decoder(_Counted)
+
+
+def count_of(header: bytes | str | None) -> int:
+    """How many messages a record says that it has, by its header `lq`; 0: it says of no run."""
+    if header is None:
+        return 0
+    try:
+        return _counted.decode(header).count or 0
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return 0
+
+
 def decode_run(value: bytes | None, count: int) -> list[bytes]:
     """The payloads of a run; raises ValueError for a value that is none."""
     head = 4 * count

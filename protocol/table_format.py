@@ -22,6 +22,7 @@ REFS = (
     "ARRAY<STRUCT<topic: STRING, `partition`: INT, `first`: LONG, item: INT, `last`: LONG, "
     "count: INT, time: LONG>>"
 )
+NO_RUN = -1  # the `item` of a record that says that it is a run and is none: it stands as it came
 # Columns of what the writers make, as Spark's SQL names them.
 ROWS = {
     MESSAGES: (

@@ -12,12 +12,11 @@ import struct
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-import msgspec
 import numpy as np
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
-from ..protocol.messages import RUN_MAX
+from ..protocol.messages import RUN_MAX, count_of
 from ..protocol.wire import STEP, headers_json
 from ..sources.offset_ranges import Ranges, read_ranges
 from ..sources.step_batch import header_columns
@@ -33,8 +32,8 @@ RECORDS = pa.schema(
     ]
 )  # fmt: skip
 """Of a Kafka record: `lq`, the header of that name; `headers`, the others as JSON; `run`, how many
-messages it holds, null where it is no run; `step`, of a journal record; `topic_id`, Kafka's id of
-its topic, null where it gives none."""
+messages it holds, null where it says of no run, 0 where it is none; `step`, of a journal record;
+`topic_id`, Kafka's id of its topic, null where it gives none."""
 
 
 def records_of(messages: list[Any], ids: Mapping[str, str]) -> pa.RecordBatch:
@@ -72,27 +71,19 @@ def _is_text(value: bytes) -> bool:
     return True
 
 
-class _Counted(msgspec.Struct):
-    count: int | None = None
-
-
-_counted = msgspec.json.Decoder(_Counted)
-
-
 def run_of(meta: bytes | None, value: bytes | None) -> int | None:
-    """How many messages a record holds, by its header `lq`; None: it is no run, whatever that says
-    (`protocol.messages.decode_run`)."""
-    if value is None or meta is None or b'"count"' not in meta:
+    """How many messages a record holds, by its header `lq`; None: it says of no run; 0: it is none,
+    whatever that says (`protocol.messages.decode_run`)."""
+    if meta is None or b'"count"' not in meta:
         return None
-    try:
-        count = _counted.decode(meta).count
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    count = count_of(meta)
+    if not count:
         return None
-    if count is None or not 1 <= count <= min(RUN_MAX, len(value) // 4):
-        return None
+    if value is None or not 1 <= count <= min(RUN_MAX, len(value) // 4):
+        return 0
     ends = struct.unpack_from(f">{count}I", value)
     is_one = ends[-1] == len(value) - 4 * count and list(ends) == sorted(ends)
-    return count if is_one else None
+    return count if is_one else 0
 
 
 # ---------------------------------------------------------------- for Spark

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
+from ..protocol.table_format import NO_RUN
 from .content_references import Array
 
 END_BYTES = 4  # an unsigned number, the highest byte first
@@ -18,8 +20,8 @@ END_BYTES = 4  # an unsigned number, the highest byte first
 def run_items(values: pa.BinaryArray, runs: pa.Int32Array) -> tuple[Array, Array, pa.BinaryArray]:
     """Of each message, in their order: the record it came in, its place there, its payload.
 
-    values: of records; runs: how many messages each holds, null for one that is no run. The runs
-    are taken to be sound, see `batch_files.run_of`.
+    values: of records; runs: see `kafka_records.RECORDS`; they are taken to be sound. The place is
+    `NO_RUN` for a record that says that it is a run and is none.
     """
     n = len(values)
     run = runs.fill_null(0).to_numpy().astype(np.int64)
@@ -27,6 +29,7 @@ def run_items(values: pa.BinaryArray, runs: pa.Int32Array) -> tuple[Array, Array
     record = np.repeat(np.arange(n), counts)
     first = np.cumsum(counts) - counts
     item = np.arange(len(record)) - first[record]
+    item[first[pc.equal(runs, 0).fill_null(False).to_numpy(zero_copy_only=False)]] = NO_RUN
     _, offsets_buffer, data_buffer = values.buffers()
     offsets = np.frombuffer(offsets_buffer, np.int32)[values.offset : values.offset + n + 1]
     if not run.any():

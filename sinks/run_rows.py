@@ -13,10 +13,13 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as f
 
 from ..protocol.messages import RUN_MAX
+from ..protocol.table_format import NO_RUN
 
 # Small, or none: whatever a header says, reckoning with it does not overflow.
-_COUNT = """CASE WHEN lq LIKE '%"count"%' AND key IS NULL AND headers IS NULL
-    THEN try_cast(get_json_object(lq, '$.count') AS TINYINT) END"""
+_SAID = """CASE WHEN key IS NULL AND headers IS NULL
+    AND lq RLIKE '"count"[ \\t\\r\\n]*:[ \\t\\r\\n]*[-0-9]'
+    THEN try_cast(get_json_object(lq, '$.count') AS DOUBLE) END"""
+_COUNT = "CASE WHEN said = floor(said) AND abs(said) <= 100 THEN said::int END"
 # Each payload ends where the next begins: numbers whose bytes sort as they do.
 _ENDS_RISE = " AND ".join(
     f"(count <= {n} OR substring(value, {4 * n - 3}, 4) <= substring(value, {4 * n + 1}, 4))"
@@ -26,7 +29,9 @@ _ENDS_RISE = " AND ".join(
 _RUN = f"""CASE WHEN count BETWEEN 1 AND least({RUN_MAX}, length(value) div 4) AND {_ENDS_RISE}
     AND conv(hex(substring(value, 4 * count - 3, 4)), 16, 10)::bigint = length(value) - 4 * count
     THEN count END"""
-_ITEM = "explode(sequence(0, coalesce(run, 1) - 1)) AS item"
+# One that says that it is a run and is none stands there as it came (`NO_RUN`).
+_FIRST = f"IF(run IS NULL AND said <> 0 AND said = floor(said), {NO_RUN}, 0)"
+_ITEM = f"explode(sequence({_FIRST}, coalesce(run - 1, {_FIRST}))) AS item"
 # Where it begins, in the upper half, and where it ends.
 _BOUNDS = """CASE WHEN run IS NOT NULL
     THEN conv(hex(substring(value, greatest(4 * item - 3, 1), least(4 * item + 4, 8))),
@@ -38,7 +43,10 @@ _PAYLOAD = """CASE WHEN run IS NULL THEN value ELSE substring(value,
 
 def run_rows(records: DataFrame) -> DataFrame:
     """`item` and `payload` instead of `value`. records: with `value`, `key`, `lq` and `headers`."""
-    counted = records.withColumn("count", f.expr(_COUNT)).withColumn("run", f.expr(_RUN))
+    said = records.withColumn("said", f.expr(_SAID))
+    counted = said.withColumn("count", f.expr(_COUNT)).withColumn("run", f.expr(_RUN))
     items = counted.select("*", f.expr(_ITEM))
     bounded = items.withColumn("bounds", f.expr(_BOUNDS))
-    return bounded.withColumn("payload", f.expr(_PAYLOAD)).drop("value", "count", "run", "bounds")
+    return bounded.withColumn("payload", f.expr(_PAYLOAD)).drop(
+        "value", "said", "count", "run", "bounds"
+    )

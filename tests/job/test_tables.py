@@ -30,6 +30,7 @@ from lakequeue.protocol.messages import RUN_MAX, decode_run, encode_run
 from lakequeue.protocol.table_format import (
     COLUMNS,
     MESSAGES,
+    NO_RUN,
     REFS,
     ROWS,
     SCHEMA,
@@ -171,7 +172,7 @@ def test_payload_and_headers_are_kept(job: Job, connection: lakequeue.Connection
 def test_runs_are_taken_apart_as_the_engine_does_it(job: Job) -> None:
     """Values that are runs, nearly runs, and none, with headers that are true, wrong or broken."""
     dice = random.Random(20261123)
-    records, wanted = [], {}
+    records, wanted, first = [], {}, dict.fromkeys(range(600), 0)
     for offset in range(600):
         payloads = [dice.randbytes(dice.choice([0, 1, 3, 300])) for _ in range(dice.randint(1, 9))]
         value: bytes | None = encode_run(payloads)
@@ -189,9 +190,11 @@ def test_runs_are_taken_apart_as_the_engine_does_it(job: Job) -> None:
         lq = dice.choice(['{"count": %s}', '{"to": "q", "count": %s}']) % said
         records.append((offset, key, value, lq, headers))
         wanted[offset] = [value]
-        if key is None and headers is None and isinstance(said, int) and 1 <= said <= RUN_MAX:
-            with contextlib.suppress(ValueError):
-                wanted[offset] = decode_run(value, said)
+        if key is None and headers is None and isinstance(said, int) and said:
+            first[offset] = NO_RUN
+            if 1 <= said <= RUN_MAX:
+                with contextlib.suppress(ValueError):
+                    wanted[offset], first[offset] = decode_run(value, said), 0
     spark = SparkSession.builder.getOrCreate()
     columns = "offset LONG, key BINARY, value BINARY, lq STRING, headers STRING"
     found: dict[int, list[tuple[int, bytes | None]]] = {}
@@ -199,7 +202,7 @@ def test_runs_are_taken_apart_as_the_engine_does_it(job: Job) -> None:
         payload = None if row.payload is None else bytes(row.payload)
         found.setdefault(row.offset, []).append((row.item, payload))
     assert {at: sorted(rows) for at, rows in found.items()} == {
-        at: list(enumerate(payloads)) for at, payloads in wanted.items()
+        at: list(enumerate(payloads, first[at])) for at, payloads in wanted.items()
     }
     alone = [run_of(lq.encode(), v) if k is h is None else None for _, k, v, lq, h in records]
     values = pa.array([value for _, _, value, _, _ in records], pa.binary())
@@ -207,7 +210,9 @@ def test_runs_are_taken_apart_as_the_engine_does_it(job: Job) -> None:
     at = [offset for offset, *_ in records]
     ours = zip([at[n] for n in record], item.tolist(), payloads.to_pylist(), strict=True)
     assert sorted(ours, key=lambda o: o[:2]) == sorted(
-        (offset, n, payload) for offset, rows in wanted.items() for n, payload in enumerate(rows)
+        (offset, n, payload)
+        for offset, rows in wanted.items()
+        for n, payload in enumerate(rows, first[offset])
     )
     runs = sum(len(payloads) > 1 for payloads in wanted.values())
     assert 150 < runs < 450
@@ -235,7 +240,7 @@ def test_a_run_is_a_row_for_each_message(job: Job, connection: lakequeue.Connect
         return sorted(found, key=lambda r: r["item"])
 
     (row,) = until(lambda: find(bad), 60, "the malformed run")
-    assert (row["item"], row["payload"]) == (0, b"no run")
+    assert (row["item"], row["payload"]) == (NO_RUN, b"no run")
     rows = find(good)
     assert [(r["item"], r["payload"]) for r in rows] == list(enumerate(payloads))
     (row,) = find(keyed)

@@ -13,13 +13,14 @@ import pyarrow as pa
 from lake.on_files import MESSAGES, write_table
 from lakequeue.bench.references_in_memory import places_of, references_to
 from lakequeue.protocol import topics
-from lakequeue.protocol.messages import decode_run
 from lakequeue.protocol.table_format import CRC_MODULUS
 from lakequeue.protocol.wire import STEP, headers_json, headers_list
 from lakequeue.replica.driver import Snapshot
 from lakequeue.sinks.batch_files import journal_rows
+from lakequeue.sinks.batch_files import message_rows as rows_of_messages
 from lakequeue.sinks.content_references import REFERENCE
 from lakequeue.sinks.history import STEP_ROWS, step_row
+from lakequeue.sinks.kafka_records import records_of
 from lakequeue.sources.step_batch import goes_first
 from lakequeue.state import DictStore
 from loop.memory import HOME, Message, World
@@ -49,28 +50,7 @@ def place_of(m: Message) -> dict[str, Any]:
 
 def message_rows(m: Message) -> list[dict[str, Any]]:
     """As the tables query does it: a row for each message of a run."""
-    lq = dict(m.headers_ or []).get("lq")
-    try:
-        (lq or b"").decode()
-        own = headers_json([(k, v) for k, v in m.headers_ or [] if k != "lq"])
-    except UnicodeDecodeError:
-        lq, own = None, headers_json(m.headers_ or [])
-    payloads = [m.value_]
-    try:
-        count = json.loads(lq or b"{}").get("count", 0)
-        if count and m.key_ is None and own is None:
-            payloads = decode_run(m.value_, count)
-    except ValueError:
-        pass
-    more = {
-        "key": m.key_,
-        "lq": None if lq is None else lq.decode(),
-        "headers": own,
-    }
-    return [
-        {**place_of(m), **more, "item": item, "payload": payload}
-        for item, payload in enumerate(payloads)
-    ]
+    return rows_of_messages(records_of([m], {})).drop_columns(["topic_id"]).to_pylist()
 
 
 def named(value: bytes) -> dict[str, str | None]:

@@ -240,6 +240,24 @@ def test_R1_a_header_that_is_no_text_is_taken_again(tmp_path: Path) -> None:
     assert (found.store.pages, found.now) == state_behind(walk, walk.driver.step)
 
 
+@pytest.mark.parametrize(
+    "value", [b"no run", b"", None, encode_run([b"1"]), encode_run([b"1"]) + b"x"]
+)
+@pytest.mark.parametrize("count", [b"1", b"1.0", b"true", b'"1"', b"2"])
+def test_R1_what_says_that_it_is_a_run_of_one_is_taken_again(
+    value: bytes, count: bytes, tmp_path: Path
+) -> None:
+    """Whether it is one or none: its bytes are the same."""
+    walk = Lived()
+    walk.world.write(PLACES[1], value)
+    walk.world.topics[PLACES[1]][-1].headers_ = [("lq", b'{"to": "orders", "count": %s}' % count)]
+    walk.go([("go", 9, 1), ("plain", 1), ("go", 9, 1)])
+    home = write_history(walk.world, tmp_path)
+    with open_lake(home) as lake:
+        found = as_of(lake, home, HOME.name)
+    assert (found.store.pages, found.now) == state_behind(walk, walk.driver.step)
+
+
 def test_R1_a_step_says_what_it_said(tmp_path: Path) -> None:
     walk = lived(2)
     said = dict(walk.world.said)

@@ -52,6 +52,12 @@ class Message:
     value_: bytes
     headers_: list[tuple[str, bytes]] | None
 
+    def topic(self) -> str:
+        return self.topic_
+
+    def partition(self) -> int:
+        return self.partition_
+
     def offset(self) -> int:
         return self.offset_
 
