@@ -22,7 +22,7 @@ from ..state.queue.header import Subscription
 from ..state.queue.queue import Queue
 from ..state.rules.fairness import backlog_of
 from .channel import say
-from .facts import Credit, MeshFacts, credit_key, entry_of, is_of_queue, key_of
+from .facts import Credit, MeshFacts, born_of, credit_key, entry_of, is_of_queue, key_of
 from .stand_ins import FRAMING, end_if_idle
 
 Rooms = dict[str | None, int]
@@ -52,8 +52,8 @@ def tell_room(broker: Broker, facts: MeshFacts) -> None:
         for host in hosts:
             changed = _changed(broker, facts, queue, host, rooms, ready)
             if changed:
-                said = Room(broker.vpn_of(queue), queue.definition.name, changed, facts.edition)
-                say(broker, facts, host, said)
+                vpn, name = broker.vpn_of(queue), queue.definition.name
+                say(broker, facts, host, Room(vpn, name, changed, born_of(facts, vpn, name)))
         key = key_of(broker.vpn_of(queue), queue.definition.name)
         if facts.filters.get(key, []) != list(rooms):
             facts.credits_changed = True
@@ -73,7 +73,7 @@ def ask_again(broker: Broker, facts: MeshFacts, host: int) -> None:
             if facts.asked.pop(credit_key(host, vpn, name, text), None) is not None
         ]  # fmt: skip
         if ended:
-            say(broker, facts, host, Room(vpn, name, ended, facts.edition))
+            say(broker, facts, host, Room(vpn, name, ended, born_of(facts, vpn, name)))
         queue.wanted = True
         broker.touch(queue)
     facts.credits_changed = True
@@ -128,14 +128,15 @@ def _changed(
 
 
 def hear_room(broker: Broker, facts: MeshFacts, sender: int, said: Room) -> None:
-    """Another host has room: it subscribes here with that. Who knows more of the directory may mean
-    a queue that this broker has yet to make; who knows less, one that is gone."""
-    if said.edition > facts.edition:
+    """Another host has room: it subscribes here with that. It may know of a queue that this broker
+    has yet to make, or not know yet that one is gone."""
+    entry = entry_of(facts, said.vpn, said.queue)
+    born = facts.edition if entry is None else entry.born
+    if said.born > born:
         facts.early_rooms.append((sender, said))
         return
     queue = broker.find(said.vpn, said.queue)
-    entry = entry_of(facts, said.vpn, said.queue)
-    if queue is None or (entry is not None and 0 < said.edition < entry.move):
+    if queue is None or said.born < born:
         return
     facts.credits_changed = True
     for text, granted in said.granted:

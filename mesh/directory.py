@@ -101,7 +101,8 @@ class Keeper:
             topics = sorted(definition.subscriptions)
             hosts = self._hosts(vpn, definition)
             number = self._facts.edition + 1
-            entry = Entry(definition, hosts, topics, number, made=self._broker.now)
+            made = self._broker.now
+            entry = Entry(definition, hosts, topics, number, made=made, born=number)
         else:
             entry = self._again(before, definition)
             if entry == before and command.reply is None and not self._failed(entry):
@@ -115,9 +116,10 @@ class Keeper:
         before = entry_of(self._facts, vpn, name)
         if entry is not None:
             made, number = self._broker.now, self._facts.edition + 1
+            born = number
             if before is not None:
-                made, number = before.made, before.move
-            entry = msgspec.structs.replace(entry, made=made, move=number)
+                made, number, born = before.made, before.move, before.born
+            entry = msgspec.structs.replace(entry, made=made, move=number, born=born)
         self._change(vpn, name, entry, command)
         return LATER
 
@@ -380,7 +382,7 @@ def said_of(vpn: str, name: str, entry: Entry | None) -> SaidEntry:
     definition, hosts, topics = _encode(entry.definition), list(entry.hosts), list(entry.topics)
     return SaidEntry(
         vpn, name, definition, hosts, topics, entry.move, entry.moves_to, entry.made,
-        entry.ingress, entry.egress, entry.bridge,
+        entry.ingress, entry.egress, entry.bridge, entry.born,
     )  # fmt: skip
 
 
@@ -414,7 +416,7 @@ def hear_entries(
             definition = _definition.decode(one.definition)
             entry = Entry(
                 definition, one.hosts, one.topics, one.move, one.moves_to, one.made, one.ingress,
-                one.egress, one.bridge,
+                one.egress, one.bridge, one.born,
             )  # fmt: skip
         try:
             waited += apply_entry(broker, facts, one.vpn, one.queue, entry, apply_bridge)

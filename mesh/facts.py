@@ -27,7 +27,8 @@ class Entry(msgspec.Struct):
     """A queue of the home. hosts: the numbers of its brokers, ascending; move: a number that counts
     up, of its last move, or of its making; moves_to: a broker where it is to go; made: when, ms;
     ingress, egress: what is not shut down (H5); bridge: of a bridge's end, what it is, as on the
-    wire (H1)."""
+    wire (H1); born: the directory's edition at which it was made, by which brokers tell it from
+    earlier queues of its name."""
 
     definition: QueueDefinition
     hosts: list[int]
@@ -38,6 +39,7 @@ class Entry(msgspec.Struct):
     ingress: bool = True
     egress: bool = True
     bridge: dict[str, Any] | None = None
+    born: int = 0
 
 
 class BegunMove(msgspec.Struct):
@@ -104,7 +106,7 @@ class MeshFacts(msgspec.Struct):
     waiting: list[WaitingAnswer] = []
     untold: list[tuple[str, str]] = []
     rejoined: bool = False
-    early_rooms: list[tuple[int, Room]] = []  # of a later edition, see `credit.hear_room`
+    early_rooms: list[tuple[int, Room]] = []  # of a queue not known yet, see `credit.hear_room`
     credits_changed: bool = False  # since the last mark: asked, lent, filters, refusing
     # Of queues that move, by "vpn/queue" (`moves`):
     moves: dict[str, BegunMove] = {}  # at the keeper
@@ -194,6 +196,12 @@ def key_of(vpn: str, queue: str) -> str:
 def entry_of(facts: MeshFacts, vpn: str, queue: str) -> Entry | None:
     """What is known of a queue."""
     return facts.entries.get(vpn, {}).get(queue)
+
+
+def born_of(facts: MeshFacts, vpn: str, queue: str) -> int:
+    """At which edition a queue was made; 0: there is none, or it is older than the home's mesh."""
+    entry = entry_of(facts, vpn, queue)
+    return 0 if entry is None else entry.born
 
 
 def keeper_of(facts: MeshFacts) -> int:

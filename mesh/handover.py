@@ -26,7 +26,7 @@ from ..state.rules.entry_checks import dead_match, expires_at, refusal
 from ..state.storage.row import DELAYED, IN_MEMORY, NEVER, READY, Row
 from ..state.storage.spool import Content
 from .channel import say
-from .facts import MeshFacts, credit_key, entry_of, key_of
+from .facts import MeshFacts, born_of, credit_key, entry_of, key_of
 from .stand_ins import ELSEWHERE
 
 _rows = msgspec.msgpack.Decoder(list[Row])
@@ -34,28 +34,21 @@ _rows = msgspec.msgpack.Decoder(list[Row])
 
 def handed_over(broker: Broker, facts: MeshFacts, sender: int, said: HandOver) -> None:
     """Take messages in, and say which are stored, and from where on none is."""
-    queue = broker.find(said.vpn, said.queue)
     if said.waiting and facts.refusing.get(_lane_key(sender, said), 0) >= said.attempt:
         return  # it was under way when one before it was refused, and comes again
     rows = _rows.decode(said.rows)
-    entry = entry_of(facts, said.vpn, said.queue)
-    if entry is not None and not said.waiting and 0 < said.edition < entry.move:
-        queue = None  # granted by the queue that had this name before (S7)
-    elif not said.waiting:
-        text = credit_key(sender, said.vpn, said.queue, said.filter)
-        if text in facts.asked:
-            facts.asked[text].used += len(rows)
-            facts.credits_changed = True
-    if queue is None or (said.waiting and key_of(said.vpn, said.queue) in facts.leaving):
+    queue = _queue_of(broker, facts, said)
+    if queue is None:
         _without_queue(broker, facts, sender, said, rows)
         return
+    _count_used(facts, sender, said, len(rows))
     done: list[int] = []
     entered: list[int] = []
     why = ""
     for row, content in zip(rows, said.contents, strict=True):
         reason = _refusal(broker, said.vpn, queue, row) if said.waiting else None
-        is_new = said.waiting and not row.extras  # its first time in this queue
-        was_here = said.again and is_new and is_remembered(queue.header.taken, row.id)
+        is_known = said.again and is_remembered(queue.header.taken, row.id)
+        was_here = is_known and said.waiting and _is_first_time(row)
         if was_here or queue.holds(row.id):
             dead = dead_part(row.extras)
             if dead is not None:  # it died here, or at another broker, as well
@@ -77,51 +70,91 @@ def handed_over(broker: Broker, facts: MeshFacts, sender: int, said: HandOver) -
     keep_last(broker, queue)
     queue.spill_over()
     if done:
-        say(broker, facts, sender, Stored(said.vpn, said.queue, said.waiting, done))
+        say(broker, facts, sender, Stored(said.vpn, said.queue, said.waiting, done, said.born))
     if why:
         rejected = queue.header.rejected
         rejected[why] = rejected.get(why, 0) + 1
         broker.touch(queue)
-        _refuse(broker, facts, sender, said, why)
+        _refuse(broker, facts, sender, said, why, rows)
+
+
+def _queue_of(broker: Broker, facts: MeshFacts, said: HandOver) -> Queue | None:
+    """The queue that is meant, and not another of its name; None: it is not here, or leaves."""
+    queue = broker.find(said.vpn, said.queue)
+    if born_of(facts, said.vpn, said.queue) != said.born:
+        return None
+    if said.waiting and key_of(said.vpn, said.queue) in facts.leaving:
+        return None
+    return queue
+
+
+def _is_first_time(row: Row) -> bool:
+    """Whether a message was published to this queue. A dead one, or one that is moved or redriven,
+    may have been here before, and comes again."""
+    return dead_part(row.extras) is None and "own_only" not in (row.extras or {}).get(WAY, {})
+
+
+def _count_used(facts: MeshFacts, sender: int, said: HandOver, n: int) -> None:
+    """Messages that were asked for have come. Their owner counts them when it hears what became of
+    them (`stand_ins.stored`, `stand_ins.refused`), so both count the same."""
+    credit = facts.asked.get(credit_key(sender, said.vpn, said.queue, said.filter))
+    if credit is not None and not said.waiting:
+        credit.used += n
+        facts.credits_changed = True
 
 
 def _lane_key(sender: int, said: HandOver) -> str:
     return f"{sender}/{said.vpn}/{said.queue}"
 
 
-def _refuse(broker: Broker, facts: MeshFacts, sender: int, said: HandOver, why: str) -> None:
-    """Nothing more of this attempt is taken: what of it is still under way is passed over."""
+def _refuse(
+    broker: Broker, facts: MeshFacts, sender: int, said: HandOver, why: str, rows: list[Row]
+) -> None:
+    """Of what waited nothing more of this attempt is taken: what is still under way is passed over.
+    Of what was granted only these messages are not taken."""
+    ids: list[int] = []
     if said.waiting:
         facts.refusing[_lane_key(sender, said)] = said.attempt
         facts.credits_changed = True
-    say(broker, facts, sender, NotTaken(said.vpn, said.queue, said.waiting, said.attempt, why))
+    else:
+        ids = [row.id for row in rows]
+    about = said.vpn, said.queue, said.waiting, said.attempt
+    say(broker, facts, sender, NotTaken(*about, why, ids, said.born))
 
 
 def _without_queue(
     broker: Broker, facts: MeshFacts, sender: int, said: HandOver, rows: list[Row]
 ) -> None:
-    """The queue was deleted: what waited for it is gone (S7). Or it is elsewhere, or this broker
-    has not heard of it yet: then the sender will find it."""
-    elsewhere = entry_of(facts, said.vpn, said.queue) is not None or said.edition > facts.edition
-    if said.waiting and elsewhere:
-        _refuse(broker, facts, sender, said, ELSEWHERE)
-    elif said.waiting:
+    """The queue was deleted: what waited for it is gone (S7), and what was granted goes with the
+    sender's. Or it is elsewhere, or this broker has not heard of it yet: then the sender will find
+    it."""
+    entry = entry_of(facts, said.vpn, said.queue)
+    is_gone = said.born <= facts.edition if entry is None else said.born < entry.born
+    if not said.waiting:
+        if not is_gone:
+            _refuse(broker, facts, sender, said, "no_such_queue", rows)
+    elif is_gone:
         ids = [row.id for row in rows]
-        say(broker, facts, sender, Stored(said.vpn, said.queue, True, ids))
+        say(broker, facts, sender, Stored(said.vpn, said.queue, True, ids, said.born))
         broker.event("arrived_for_deleted", said.vpn, said.queue, messages=len(ids))
     else:
-        _refuse(broker, facts, sender, said, "no_such_queue")
+        _refuse(broker, facts, sender, said, ELSEWHERE, rows)
 
 
 def failed(broker: Broker, facts: MeshFacts, sender: int, said: HandOver) -> None:
-    """Taking messages in failed, and nothing of it was done. Those that waited are tried one by
-    one, and one that fails alone is gone: it stands in `<vpn>.rejected`, and would hold its lane
-    for ever."""
+    """Taking messages in failed, and nothing of it was done. They are tried one by one. Of those
+    that waited, one that fails alone is gone: it stands in `<vpn>.rejected`, and would hold its
+    lane for ever."""
     rows = _rows.decode(said.rows)
     if said.waiting and len(rows) == 1:
-        say(broker, facts, sender, Stored(said.vpn, said.queue, True, [rows[0].id]))
+        say(broker, facts, sender, Stored(said.vpn, said.queue, True, [rows[0].id], said.born))
         return
-    _refuse(broker, facts, sender, said, Reason.MALFORMED.value)
+    if len(rows) == 1:  # several come again, one by one
+        _count_used(facts, sender, said, 1)
+        queue = broker.find(said.vpn, said.queue)
+        if queue is not None:  # its consumers have room still
+            broker.touch(queue)
+    _refuse(broker, facts, sender, said, Reason.MALFORMED.value, rows)
 
 
 def _refusal(broker: Broker, vpn: str, queue: Queue, row: Row) -> Reason | None:

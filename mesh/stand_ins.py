@@ -17,6 +17,7 @@ import msgspec
 
 from ..definitions import QueueDefinition
 from ..definitions.definition_values import WAITING_PREFIX
+from ..protocol.errors import Reason
 from ..protocol.mesh_envelope import slices
 from ..protocol.mesh_messages import HandOver, NotTaken, Stored
 from ..state.queue.broker import Broker
@@ -26,12 +27,22 @@ from ..state.queue.queue import Queue
 from ..state.queue.table import Event
 from ..state.rules.dead import died_since
 from ..state.rules.edits import AGAIN, WAY
+from ..state.rules.returned_leases import cannot_be_sent
 from ..state.rules.routing import forget_found
-from ..state.storage.row import MOVING, NEVER, Row
+from ..state.storage.row import MOVING, NEVER, READY, Row
 from ..state.storage.spool import Content
 from . import in_transit_commands
 from .channel import say
-from .facts import Entry, MeshFacts, OutLane, credit_key, entry_of, hosts_of, key_of
+from .facts import (
+    Entry,
+    MeshFacts,
+    OutLane,
+    born_of,
+    credit_key,
+    entry_of,
+    hosts_of,
+    key_of,
+)
 
 LANE_BYTES = 500_000_000  # that wait for one queue of another broker
 LANE_MESSAGES = 1_000_000
@@ -144,15 +155,16 @@ def send(
     """Hand messages over, in as many records as they need. again: it may have been said before."""
     lane = facts.lanes.get(queue.number)
     assert subscription.broker is not None
+    vpn, name = broker.vpn_of(queue), queue.header.stands_for or queue.definition.name
     for part in slices(
         [len(content[0]) + row.size for row, content in zip(rows, contents, strict=True)]
     ):
         say(
             broker, facts, subscription.broker,
             HandOver(
-                broker.vpn_of(queue), queue.header.stands_for or queue.definition.name,
-                lane is not None, 0 if lane is None else lane.attempt, subscription.filter,
-                _encode(rows[part]), contents[part], facts.edition, again,
+                vpn, name, lane is not None, 0 if lane is None else lane.attempt,
+                subscription.filter, _encode(rows[part]), contents[part],
+                born_of(facts, vpn, name), again,
             ),
         )  # fmt: skip
 
@@ -167,44 +179,68 @@ def send_again(broker: Broker, facts: MeshFacts, to: int) -> None:
             if lane is not None:
                 lane.attempt += 1
             rows = [r for r in queue.leases[one.number].values() if r.state == MOVING]
-            contents = broker.spool.contents(rows)
-            kept = [(r, own) for r, own in zip(rows, contents, strict=True) if own is not None]
-            own = [content for _, content in kept]
-            send(broker, facts, queue, one, [row for row, _ in kept], own, again=True)
+            _hand_over_again(broker, facts, queue, one, [rows])
 
 
-def _source(broker: Broker, vpn: str, name: str, waiting: bool) -> Queue | None:
-    return find(broker, vpn, name) if waiting else broker.find(vpn, name)
+def _hand_over_again(
+    broker: Broker, facts: MeshFacts, queue: Queue, one: Subscription, parts: list[list[Row]]
+) -> None:
+    """The same messages once more, each part in records of its own."""
+    for rows in parts:
+        contents = broker.spool.contents(rows)
+        kept = [(r, own) for r, own in zip(rows, contents, strict=True) if own is not None]
+        own = [content for _, content in kept]
+        send(broker, facts, queue, one, [row for row, _ in kept], own, again=True)
+
+
+def _source(broker: Broker, facts: MeshFacts, said: Stored | NotTaken) -> Queue | None:
+    """The queue that handed messages over; None: it is gone, though one of its name may be here."""
+    if born_of(facts, said.vpn, said.queue) != said.born:
+        return None
+    if said.waiting:
+        return find(broker, said.vpn, said.queue)
+    return broker.find(said.vpn, said.queue)
+
+
+def _moving_to(queue: Queue, sender: int, ids: list[int]) -> dict[int, list[Row]]:
+    """Those of these messages that are on their way to a broker, by its subscription here."""
+    found: dict[int, list[Row]] = {}
+    own = {one.number for one in queue.header.subscriptions if one.broker == sender}
+    for number in ids:
+        row = queue.live.get(number)
+        if row is not None and row.state == MOVING and row.holder in own:
+            found.setdefault(row.holder, []).append(row)
+    return found
+
+
+def _count_used(facts: MeshFacts, said: Stored | NotTaken, one: Subscription, n: int) -> None:
+    """Messages that were granted have come, or never will. The broker that asked for them has
+    counted them as it heard of them, so both count the same (`handover.handed_over`)."""
+    assert one.broker is not None
+    credit = facts.lent.get(credit_key(one.broker, said.vpn, said.queue, one.filter))
+    if credit is not None:
+        credit.used += n
+        one.max_backlog = max(credit.granted - credit.used, 0)
+        facts.credits_changed = True
 
 
 def stored(broker: Broker, facts: MeshFacts, sender: int, said: Stored) -> None:
     """Messages have another owner: here they go."""
-    queue = _source(broker, said.vpn, said.queue, said.waiting)
+    queue = _source(broker, facts, said)
     if queue is None:
         return
-    own = {s.number: s for s in queue.header.subscriptions if s.broker == sender}
-    rows = []
-    for number in said.ids:
-        row = queue.live.get(number)
-        if row is not None and row.state == MOVING and row.holder in own:
-            rows.append(row)
+    moving = _moving_to(queue, sender, said.ids)
+    rows = [row for some in moving.values() for row in some]
     again = [row for row in rows if died_since(row)]
     if again:
         apply(broker, queue, again, Event.REFUSE, reason="died in one more queue")
         rows = [row for row in rows if row.state == MOVING]
-    holders = [row.holder for row in rows]
     apply(broker, queue, rows, Event.TRANSFER, reason=f"to broker {facts.peers[sender].name}")
     in_transit_commands.forget(facts, queue, [row.id for row in rows])
     lane = facts.lanes.get(queue.number)
     if lane is None:
-        for number in holders:
-            one = own[number]
-            credit = facts.lent.get(credit_key(sender, said.vpn, said.queue, one.filter))
-            if credit is not None:
-                credit.used += 1
-                one.max_backlog = max(credit.granted - credit.used, 0)
-                facts.credits_changed = True
-        for one in own.values():
+        for one in [one for one in queue.header.subscriptions if one.broker == sender]:
+            _count_used(facts, said, one, len(moving.get(one.number, ())))
             end_if_idle(queue, one)
     else:
         if rows:
@@ -237,23 +273,18 @@ def end_if_idle(queue: Queue, one: Subscription) -> None:
 
 def refused(broker: Broker, facts: MeshFacts, sender: int, said: NotTaken) -> None:
     """The far queue takes nothing more: what was under way is here again, in its place."""
-    queue = _source(broker, said.vpn, said.queue, said.waiting)
+    queue = _source(broker, facts, said)
     if queue is None:
         return
     lane = facts.lanes.get(queue.number)
-    if lane is not None and lane.attempt != said.attempt:
-        return
-    for one in queue.header.subscriptions:
-        if one.broker == sender:
-            rows = list(queue.leases.get(one.number, {}).values())
-            for row in rows:  # they are handed over once more as they are now
-                (row.extras or {}).get(WAY, {}).pop(AGAIN, None)
-            apply(broker, queue, rows, Event.REFUSE, subscription=one.id, reason=said.why)
-            in_transit_commands.refused(broker, facts, queue, [row.id for row in rows])
-            one.max_backlog = 0
-            end_if_idle(queue, one)
     if lane is None:
+        _not_granted(broker, facts, queue, sender, said)
         return
+    if lane.attempt != said.attempt:
+        return
+    one = queue.header.subscriptions[0]
+    _take_back(broker, facts, queue, one, list(queue.leases.get(one.number, {}).values()), said.why)
+    one.max_backlog = 0
     lane.attempt += 1
     if said.why == ELSEWHERE:  # the directory will say where it is
         facts.retries[queue.number] = broker.now + LOOK_AGAIN_MS
@@ -268,6 +299,41 @@ def refused(broker: Broker, facts: MeshFacts, sender: int, said: NotTaken) -> No
             waiting=queue.header.depth,
         )  # fmt: skip
     lane.why = said.why
+
+
+def _take_back(
+    broker: Broker, facts: MeshFacts, queue: Queue, one: Subscription, rows: list[Row], why: str
+) -> None:
+    """Messages are ready again here, and handed over once more as they are now."""
+    for row in rows:
+        (row.extras or {}).get(WAY, {}).pop(AGAIN, None)
+    apply(broker, queue, rows, Event.REFUSE, subscription=one.id, reason=why)
+    in_transit_commands.refused(broker, facts, queue, [row.id for row in rows])
+
+
+def _not_granted(
+    broker: Broker, facts: MeshFacts, queue: Queue, sender: int, said: NotTaken
+) -> None:
+    """These messages were granted, and cannot be taken in over there; whatever else is under way
+    is. Where taking in several failed they are tried one by one. One that fails alone would fail
+    wherever it goes, so it is dead."""
+    fails = said.why == Reason.MALFORMED.value
+    moving = _moving_to(queue, sender, said.ids)
+    for one in list(queue.header.subscriptions):
+        rows = moving.get(one.number, [])
+        if not rows:
+            continue
+        if fails and len(said.ids) > 1:
+            _hand_over_again(broker, facts, queue, one, [[row] for row in rows])
+            continue
+        _take_back(broker, facts, queue, one, rows, said.why)
+        _count_used(facts, said, one, len(rows))
+        end_if_idle(queue, one)
+        if fails:
+            left = [row for row in rows if row.state == READY]
+            cannot_be_sent(broker, queue, left, said.why, f"to broker {facts.peers[sender].name}")
+    queue.wanted = True
+    broker.touch(queue)
 
 
 def retry(broker: Broker, facts: MeshFacts) -> None:

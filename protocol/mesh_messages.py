@@ -20,9 +20,9 @@ Contents = list[tuple[bytes, bytes | None, bytes | None]]  # payload, key, heade
 class HandOver(MeshMessage, frozen=True, array_like=True):
     """Messages for a queue of the other broker. waiting: they wait in a stand-in and have no owner
     yet; else they are granted, and the ack moves the ownership. attempt: of the stand-in's lane;
-    filter: of the subscription that asked; rows: of the queue here, packed; edition: of the
-    directory here, since one that is behind may not know the queue yet; again: it may have been
-    heard and answered before (R3)."""
+    filter: of the subscription that asked; rows: of the queue here, packed; born: the directory's
+    edition at which the queue was made, which tells it from others of its name; again: it may have
+    been heard and answered before (R3)."""
 
     kind: ClassVar[str] = "hand_over"
 
@@ -33,7 +33,7 @@ class HandOver(MeshMessage, frozen=True, array_like=True):
     filter: Text | None
     rows: bytes
     contents: Contents
-    edition: Count = 0
+    born: Count = 0
     again: bool = False
 
 
@@ -46,11 +46,12 @@ class Stored(MeshMessage, frozen=True, array_like=True):
     queue: Name
     waiting: bool
     ids: list[int]
+    born: Count = 0
 
 
 class NotTaken(MeshMessage, frozen=True, array_like=True):
-    """A queue does not take what was handed over with this attempt, from the first message on that
-    was not said to be stored."""
+    """A queue does not take what was handed over. What waited: all of this attempt, from the first
+    message on that was not said to be stored. What was granted: these messages, and no others."""
 
     kind: ClassVar[str] = "not_taken"
 
@@ -59,25 +60,26 @@ class NotTaken(MeshMessage, frozen=True, array_like=True):
     waiting: bool
     attempt: Count
     why: str
+    ids: list[int]
+    born: Count = 0
 
 
 class Room(MeshMessage, frozen=True, array_like=True):
     """How many messages of a queue consumers here can take, in all since the beginning: by filter.
-    A smaller number takes back what was not used. edition: of the directory there, which says which
-    queue of this name is meant."""
+    A smaller number takes back what was not used. born: which queue of this name is meant."""
 
     kind: ClassVar[str] = "room"
 
     vpn: Name
     queue: Name
     granted: list[tuple[Text | None, Count]]
-    edition: Count = 0
+    born: Count = 0
 
 
 class SaidEntry(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """A queue: its definition as on the wire (None: it is gone), its hosts, its topics; the number
     of its last move, where it is to go, when it was made, and what is not shut down. bridge: of a
-    bridge's end, what it is, as on the wire."""
+    bridge's end, what it is, as on the wire. born: the edition at which it was made."""
 
     vpn: Name
     queue: Name
@@ -90,6 +92,7 @@ class SaidEntry(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fie
     ingress: bool = True
     egress: bool = True
     bridge: dict[str, Any] | None = None
+    born: Count = 0
 
 
 class SaidTopic(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):

@@ -141,3 +141,60 @@ def test_H4_a_deleted_queue_takes_no_room_from_one_whose_name_begins_alike() -> 
     keeper.end()
     sent = mesh.send("c", queue="orders/eu")
     assert [m.id for m in drain(consumer)] == [sent]
+
+
+NEWS = {"subscriptions": ["news"], "max_per_subscription_backlog": 9}
+
+
+@pytest.mark.parametrize("late", ["b", "c"])
+def test_S7_M2_a_queue_on_one_broker_is_made_anew_while_messages_cross(late: str) -> None:
+    """Nothing of the old one comes into the new one, and nothing of the new one is lost with the
+    old one: whichever hears of it last, the broker that has the queue or the one that sends."""
+    one = {"name": "new", "message_type": "json", "type": "LocalQueue", "broker": "b"} | NEWS
+    mesh = Mesh(queues=[one])
+    keeper = LateKeeper(mesh, late)
+    keeper.tell(c.Delete(queue="new"))
+    keeper.tell(c.Define(definition=one))
+    sent = [mesh.send("a", queue="news")]
+    old = mesh.send("c", queue="news") if late == "c" else ""
+    if late == "b":
+        sent.append(mesh.send("c", queue="news"))
+    mesh.advance("5s")
+    keeper.end()
+    mesh.advance("5s")
+    sent.append(mesh.send("c", queue="news"))
+    consumer = mesh.consumer("b", 9, "new")
+    found = []
+    for _ in range(5):
+        for message in drain(consumer):
+            message.ack()
+            found.append(message.id)
+        mesh.advance("1s")
+    assert sorted(found) == sorted(sent)
+    assert old not in found
+
+
+def test_S7_an_answer_about_an_earlier_queue_takes_nothing_back(monkeypatch: Any) -> None:
+    """A broker refuses what waited for the old queue; the new one, whose stand-in was made in the
+    same moment, has messages under way of its own."""
+    one = {"name": "new", "message_type": "json", "type": "LocalQueue", "broker": "b"} | NEWS
+    full = one | {"max_spool_messages": 1}
+    mesh = Mesh(queues=[full])
+    for _ in range(3):
+        mesh.send("c", queue="news")
+    keeper = LateKeeper(mesh, "c")
+    keeper.tell(c.Delete(queue="new"))
+    keeper.tell(c.Define(definition=one))
+    for _ in range(3):
+        mesh.advance("1s")
+    keeper.end()
+    sent = [mesh.send("c", queue="news") for _ in range(3)]
+    mesh.advance("1s")
+    consumer = mesh.consumer("b", 9, "new")
+    found = []
+    for _ in range(5):
+        for message in drain(consumer):
+            message.ack()
+            found.append(message.id)
+        mesh.advance("1s")
+    assert found == sent

@@ -11,6 +11,7 @@ from lakequeue.memory import MemoryConnection
 from lakequeue.memory.memory_broker import MemoryBroker
 from lakequeue.protocol import commands as c
 from lakequeue.protocol import mesh_envelope
+from mesh.test_bridges_of_several import Several
 from rules.harness import drain
 from rules.mortal import MortalEngine
 
@@ -80,3 +81,62 @@ def test_R3_what_a_lost_word_was_about_is_said_again(
     assert not at["a"].admin().usage()["lanes"]
     assert at["a"].admin().describe("other")["depth"] == 0
     assert "mesh_gap" in [e["event"] for e in at["a"].admin().events()]
+
+
+class Losing:
+    """Of the words of this kind the first `n` are lost. Put in the place of `MemoryBroker.tell`."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, kind: str, n: int) -> None:
+        self.left, heard = n, MemoryBroker.tell
+
+        def tell(broker: Any, record: Any) -> None:
+            if self.left and mesh_envelope.decode(record.value).kind == kind:
+                self.left -= 1
+            else:
+                heard(broker, record)
+
+        monkeypatch.setattr(MemoryBroker, "tell", tell)
+
+
+@pytest.mark.parametrize("options", [{}, {"delay": "1s"}, {"ttl": "60s"}])
+def test_P1_R3_a_message_is_stored_once_though_the_answer_is_lost(
+    options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was taken and acknowledged long before it is said again."""
+    engine = MortalEngine(parse_configuration({"brokers": ["a", "b"], "queues": QUEUES}))
+    at = {name: MemoryConnection(engine, "default", name, name) for name in "ab"}
+    losing = Losing(monkeypatch, "stored", 1)
+    producer = at["a"].producer()
+    consumer = at["b"].consumer("far", ack_mode="individual", max_backlog=3)
+    got = []
+    for n in range(3):
+        producer.send("t/far", b"%d" % n, **options)
+        for _ in range(3):
+            engine.advance("1s")
+            for message in drain(consumer):
+                message.ack()
+                got.append(message.payload)
+    assert losing.left == 0
+    assert got == [b"0", b"1", b"2"]
+    assert not at["a"].admin().usage()["lanes"]
+
+
+@pytest.mark.parametrize("far", ["one", "three"])
+@pytest.mark.parametrize("kind", ["stored", "hand_over"])
+def test_H1_R3_what_a_bridge_carries_comes_once_though_a_word_is_lost(
+    kind: str, far: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = Several("one", far)
+    home.define("q", "a/>")
+    losing = Losing(monkeypatch, kind, 1)
+    producers = [home.a(broker, f"p{broker}").producer() for broker in ("one", "two")]
+    got = []
+    for n in range(6):
+        producers[n % 2].send("a/b", b"%d" % n)
+        home.engine.advance("2s")
+        got += home.bodies("q")
+    for _ in range(40):
+        home.engine.advance("30s")
+        got += home.bodies("q")
+    assert losing.left == 0
+    assert sorted(got) == ["0", "1", "2", "3", "4", "5"]

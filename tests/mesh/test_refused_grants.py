@@ -1,0 +1,90 @@
+"""A broker that was granted messages of a distributed queue cannot take some of them in (H4)."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from lakequeue.mesh import handover
+from rules.harness import drain
+from rules.mesh import Mesh
+from rules.mortal import Fate
+
+
+class Failing:
+    """Taking in fails at these brokers, at messages of these numbers."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, brokers: str, numbers: set[int]) -> None:
+        self.failures = 0
+        take_in = handover.take_in
+
+        def fails(broker: Any, queue: Any, row: Any, content: Any, waiting: bool) -> None:
+            said = json.loads(content[0])
+            if broker.header.name in brokers and not waiting and said.get("n") in numbers:
+                self.failures += 1
+                raise RuntimeError("a bug")
+            take_in(broker, queue, row, content, waiting)
+
+        monkeypatch.setattr(handover, "take_in", fails)
+
+
+@pytest.mark.parametrize("seed", [None, 1, 2, 3])
+@pytest.mark.parametrize("together", [True, False])
+def test_H4_what_cannot_be_taken_in_takes_nothing_else_along(
+    seed: int | None, together: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All other messages are delivered once, and consumers go on to get messages."""
+    mesh = Mesh(Fate(seed) if seed else None)
+    failing = Failing(monkeypatch, "bc", {3, 11})
+    consumers = {name: mesh.consumer(name, 4) for name in "bc"}
+    got: list[int] = []
+    again: list[int] = []
+
+    def consume() -> None:
+        for consumer in consumers.values():
+            for message in drain(consumer):
+                (again if message.redelivered else got).append(json.loads(message.payload)["n"])
+                message.ack()
+
+    for n in range(40):
+        mesh.send("a", {"n": n})
+        if not together or n % 7 == 6:
+            consume()
+    for _ in range(30):
+        mesh.advance("1s")
+        consume()
+    assert sorted(got) == [n for n in range(40) if n not in (3, 11)]
+    assert mesh.depths() == [0, 0, 0]
+    assert 2 <= failing.failures <= 30
+    counters = mesh.seen("a")["counters"]
+    assert counters["expired"] == counters["discarded"] == 2
+
+
+def test_H4_a_failure_at_one_broker_leaves_the_others_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What it could not take in goes to the dead message queue, with the reason; its consumers are
+    given the next messages."""
+    one: dict[str, Any] = {"message_type": "json", "max_per_subscription_backlog": 100}
+    dead_queue = {"name": "dead", "type": "LocalQueue", "broker": "a"}
+    mesh = Mesh(queues=[one | {"name": "orders", "dead_message_queue": "dead"}, one | dead_queue])
+    Failing(monkeypatch, "b", {0, 1, 2})
+    first, second = mesh.consumer("b", 3), None
+    for n in range(3):
+        mesh.send("a", {"n": n})
+    second = mesh.consumer("c", 3)
+    for n in range(3, 12):
+        mesh.send("a", {"n": n})
+    got: list[int] = []
+    for _ in range(10):
+        for consumer in (first, second):
+            for message in drain(consumer):
+                assert not message.redelivered
+                got.append(json.loads(message.payload)["n"])
+                message.ack()
+        mesh.advance("1s")
+    dead = mesh.at["a"].consumer("dead", ack_mode="individual", max_backlog=9)
+    found = drain(dead)
+    assert sorted(got + [json.loads(m.payload)["n"] for m in found]) == list(range(12))
+    assert {m.headers["lq-dead-reason"] for m in found} <= {"malformed"}
