@@ -172,8 +172,12 @@ def _own(params: list[click.Parameter]) -> list[click.Parameter]:
     return left
 
 
+#: Commands whose arguments, environment or states need more than the first paragraph of the help.
+WHOLE = ("lakequeue", "lakequeue consume", "lakequeue define", "lakequeue bridges", "lakequeue at")
+
+
 def _help(command: click.Command, name: str) -> str:
-    """Usage as the heading, then the text and the command's own options."""
+    """Usage as the heading, what the command does, and its own options."""
     command = copy.copy(command)
     command.params = _own(command.params)
     command.add_help_option = False
@@ -184,7 +188,11 @@ def _help(command: click.Command, name: str) -> str:
     text = re.sub(r"  (?:Examples?|Start here):.*\n(?:    .*\n?)*\n?", "", text)
     if name == "lakequeue":  # each command has its heading
         text = re.sub(r"\nCommands:\n(?:  .*\n?)*", "", text)
-    return f"## `{f'{name} {usage}'.strip()}`\n\n```text\n{text.rstrip()}\n```"
+    about, options, rest = text.partition("\nOptions:\n" if "\nOptions:" in text else "\nCommands:")
+    if name not in WHOLE:
+        about = about.split("\n\n")[0].rstrip() + "\n"
+    text = f"{about}{options}{rest}".rstrip()
+    return f"## `{f'{name} {usage}'.strip()}`\n\n```text\n{text}\n```"
 
 
 def failures() -> str:

@@ -113,10 +113,9 @@ def written(field: msgspec.structs.FieldInfo) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-@pytest.mark.parametrize(
-    ("name", "schema"), table_format.COLUMNS.items(), ids=list(table_format.COLUMNS)
-)
-def test_columns_of_tables(name: str, schema: str, table: Table) -> None:
+@pytest.mark.parametrize("name", ["messages", "journal", "commands"])
+def test_columns_of_tables(name: str, table: Table) -> None:
+    schema = table_format.COLUMNS[name]
     columns = [
         column.replace("`", "").split(maxsplit=1) for column in re.split(r", (?![^<]*>)", schema)
     ]
