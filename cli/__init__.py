@@ -1,7 +1,7 @@
 """The command `lakequeue`.
 
-Each command has a file of its own, imported when it is called: `lakequeue --help` reads the table
-below and nothing else, so that it answers at once.
+A command's module is imported when the command is called. `lakequeue --help` reads only the table
+below, so it answers at once.
 """
 
 from __future__ import annotations
@@ -11,34 +11,37 @@ from .group import LazyGroup
 # Name → where it is, and the line that `lakequeue --help` shows.
 COMMANDS = {
     "demo": ("lakequeue.examples.demo:demo", "Four stories on queues, on real data."),
-    "up": ("lakequeue.cli.up:up", "Start an embedded Kafka and the engine."),
-    "run": ("lakequeue.cli.run:run", "Start the engine on your Kafka and Spark."),
+    "up": ("lakequeue.cli.start_engine:up", "Start an embedded Kafka and the engine."),
+    "run": ("lakequeue.cli.start_engine:run", "Start the engine on your Kafka and Spark."),
     "submit": ("lakequeue.cli.submit:submit", "Start the engine through spark-submit."),
     "publish": ("lakequeue.cli.publish:publish", "Send files, lines or standard input."),
     "consume": ("lakequeue.cli.consume:consume", "Receive messages: print them, or run a command."),
     "queues": ("lakequeue.cli.queues:queues", "Show queues and their consumers."),
     "define": ("lakequeue.cli.define:define", "Define queues, or change them."),
-    "delete": ("lakequeue.cli.delete:delete", "Delete a queue with its messages."),
-    "shutdown": ("lakequeue.cli.shutdown:shutdown", "Shut down or open ingress or egress."),
-    "events": ("lakequeue.cli.events:events", "Show alerts and other events."),
-    "usage": ("lakequeue.cli.usage:usage", "Show usage of the limits of VPN and broker."),
+    "delete": ("lakequeue.cli.define:delete", "Delete a queue with its messages."),
+    "shutdown": ("lakequeue.cli.define:shutdown", "Shut down or open ingress or egress."),
+    "events": ("lakequeue.cli.queues:events", "Show alerts and other events."),
+    "usage": ("lakequeue.cli.queues:usage", "Show usage of the limits of VPN and broker."),
     "brokers": ("lakequeue.cli.brokers:brokers", "Show, add or remove brokers."),
-    "bridges": ("lakequeue.cli.bridge_list:bridges", "Show, define or delete bridges."),
-    "move-queue": ("lakequeue.cli.move_queue:move_queue", "Move a queue to another broker."),
+    "bridges": ("lakequeue.cli.brokers:bridges", "Show, define or delete bridges."),
+    "move-queue": ("lakequeue.cli.brokers:move_queue", "Move a queue to another broker."),
     "browse": ("lakequeue.cli.browse:browse", "Look at messages without taking them."),
-    "purge": ("lakequeue.cli.purge:purge", "Remove messages from a queue."),
-    "move": ("lakequeue.cli.move:move", "Move messages to another queue."),
-    "edit": ("lakequeue.cli.edit:edit", "Change headers of messages."),
-    "replay": ("lakequeue.cli.replay:replay", "Publish past messages once more."),
-    "redrive": ("lakequeue.cli.redrive:redrive", "Send dead messages back to their queues."),
+    "purge": ("lakequeue.cli.change_messages:purge", "Remove messages from a queue."),
+    "move": ("lakequeue.cli.change_messages:move", "Move messages to another queue."),
+    "edit": ("lakequeue.cli.change_messages:edit", "Change headers of messages."),
+    "replay": ("lakequeue.cli.change_messages:replay", "Publish past messages once more."),
+    "redrive": (
+        "lakequeue.cli.change_messages:redrive",
+        "Send dead messages back.",
+    ),
     "sql": ("lakequeue.cli.sql:sql", "Ask the Delta tables in SQL."),
-    "trace": ("lakequeue.cli.trace:trace", "Show the life of a message."),
-    "at": ("lakequeue.cli.at:at", "Show the queues as they were at any time."),
-    "tables": ("lakequeue.cli.whole_tables:tables", "Check and repair the Delta tables."),
-    "rebuild": ("lakequeue.cli.rebuild:rebuild", "Make a home from the Delta tables."),
+    "trace": ("lakequeue.cli.sql:trace", "Show the life of a message."),
+    "at": ("lakequeue.cli.browse:at", "Show the queues as they were at any time."),
+    "tables": ("lakequeue.cli.repair_tables:tables", "Check and repair the Delta tables."),
+    "rebuild": ("lakequeue.cli.repair_tables:rebuild", "Make a home from the Delta tables."),
     "monitor": ("lakequeue.cli.monitor:monitor", "Show the queues on a web page."),
-    "top": ("lakequeue.cli.top:top", "Show the queues in this terminal."),
-    "doctor": ("lakequeue.cli.checks:doctor", "Check that everything needed is here."),
+    "top": ("lakequeue.cli.monitor:top", "Show the queues in this terminal."),
+    "doctor": ("lakequeue.cli.doctor:doctor", "Check that everything needed is here."),
     "bench": ("lakequeue.bench:command", "Measure latency, throughput and more."),
 }
 

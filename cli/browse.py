@@ -1,14 +1,24 @@
-"""`lakequeue browse`: look at messages without taking them."""
+"""`lakequeue browse`: look at messages without taking them.
+
+`lakequeue at`: the queues as they were at any moment, made again from the Delta tables (R1).
+"""
 
 from __future__ import annotations
 
 from dataclasses import asdict
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from ..client.values import time_ms
+from ..lake import past
+from ..lake.queries_at import admin_of
+from ..monitor.queue_details import explained
 from ..protocol.bounds import datetime_of
+from ..protocol.errors import ConfigError
+from ..protocol.wire import WireRecord, headers_list
 from .common import (
     cell,
     connect,
@@ -23,6 +33,8 @@ from .common import (
     payload_fields,
     say_json,
 )
+from .queues import shown
+from .sql import asked, home_option
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -124,3 +136,176 @@ def browsed_fields(message: BrowsedMessage) -> dict[str, Any]:
 def _preview(fields: dict[str, Any]) -> str:
     text = " ".join(str(fields["payload"]).split())
     return text if len(text) <= PREVIEW_MAX else text[: PREVIEW_MAX - 1] + "…"
+
+
+WHATS = ("queues", "describe", "browse", "events", "step")
+VALUE_MAX = 120
+LAST = "last"
+
+
+@click.command()
+@click.argument("words", nargs=-1, metavar="[TIME] WHAT [QUEUE]")
+@option("--step", type=click.IntRange(min=1), help="Behind this step, instead of at a time.")
+@option("--broker", help="Of several brokers: which one.")
+@option("--where", metavar="EXPRESSION", help="browse: only such messages: '/price > 10'.")
+@option(
+    "--state", type=click.Choice(("ready", "leased", "delayed")),
+    help="browse: only those in this state.",
+)  # fmt: skip
+@option("--limit", type=click.IntRange(1, 10_000), default=20, show_default=True,
+        help="browse, events: at most.")  # fmt: skip
+@option("--vpn", default="default", show_default=True, help="The message VPN.")
+@home_option
+@json_option
+def at(
+    words: tuple[str, ...],
+    step: int | None,
+    broker: str | None,
+    where: str | None,
+    state: str | None,
+    limit: int,
+    vpn: str,
+    home: Path,
+    as_json: bool,
+) -> None:
+    """Look at the queues as they were at TIME, with the engine running or without it.
+
+    WHAT is `queues`, `describe QUEUE`, `browse QUEUE`, `events`, or `step`: what that step took in
+    and said. TIME is ISO-8601 with a time zone, or `last`, about a minute behind the engine.
+
+    \b
+    Examples:
+      lakequeue at 2026-11-21T10:00:00Z queues
+      lakequeue at 2026-11-21T10:00:00Z browse orders --where '/price > 10'
+      lakequeue at last describe orders --json
+      lakequeue at --step 4711 step
+    """
+    when, what, queue = _parsed(words, step)
+    with asked(home) as lake:
+        if step is not None or what == "step":
+            found = [past.as_of(lake, home, _broker(lake, broker), step=step, at=when)]
+        else:
+            found = past.all_as_of(lake, home, [broker] if broker else past.brokers(lake), when)
+        for one in found:
+            _tell(one)
+        if what == "step":
+            _show_step(found[0], as_json)
+            return
+        now = datetime_of(max(one.now for one in found))
+        _look(admin_of(*found, vpn=vpn), now, what, queue, where, state, limit, as_json)
+
+
+def _tell(found: past.Moment) -> None:
+    """Which moment it is, and what is to be known of it."""
+    for note in found.notes:
+        click.echo(note, err=True)
+    told = local_time(datetime_of(found.now)).isoformat(" ", "milliseconds")
+    click.echo(
+        f"Broker {found.broker} behind step {found.step:,}, {told} ({_again(found)})", err=True
+    )
+
+
+def _parsed(words: tuple[str, ...], step: int | None) -> tuple[datetime | None, str, str | None]:
+    """Time, what, and of which queue."""
+    rest = list(words)
+    when = None
+    if step is None:
+        if not rest:
+            raise click.UsageError("Say when: a TIME, 'last', or --step N.")
+        said = rest.pop(0)
+        if said != LAST:
+            when = datetime_of(time_ms(said, "time"))
+    if not rest or rest[0] not in WHATS:
+        raise click.UsageError(f"Say what to look at: one of {', '.join(WHATS)}.")
+    what, *names = rest
+    needs = what in ("describe", "browse")
+    if len(names) > (what in ("queues", "describe", "browse")) or (needs and not names):
+        raise click.UsageError(f"{what} takes {'a QUEUE' if needs else 'nothing else'}.")
+    return when, what, names[0] if names else None
+
+
+def _broker(lake: Any, named: str | None) -> str:
+    if named is not None:
+        return named
+    there = past.brokers(lake)
+    if len(there) == 1:
+        return there[0]
+    known = ", ".join(there) or "none: no step is in the tables yet"
+    raise ConfigError(f"broker: say which one with --broker – the tables know of {known}")
+
+
+def _again(found: past.Moment) -> str:
+    steps = found.step - found.snapshot
+    since = f"the snapshot of step {found.snapshot:,}" if found.snapshot else "the beginning"
+    return f"{since} and {steps:,} step{'' if steps == 1 else 's'} after it"
+
+
+def _look(
+    admin: Any, now: datetime, what: str, queue: str | None, where: str | None, state: str | None,
+    limit: int, as_json: bool,
+) -> None:  # fmt: skip
+    if what == "browse":
+        show_browsed(admin.browse(queue, where=where, state=state, limit=limit), as_json)
+    elif what == "events":
+        for event in admin.events(limit):
+            say_json(event) if as_json else click.echo(_event(event))
+    elif as_json:
+        say_json(admin.describe(queue) if queue else admin.queues())
+    else:
+        rows = [explained(admin, queue, now)[0]] if queue else admin.queues()
+        console().print(shown(rows, admin.usage(), alone=bool(queue)))
+
+
+def _event(event: dict[str, Any]) -> str:
+    shown = {k: v for k, v in event.items() if k not in ("time", "event") and v not in ("", None)}
+    when = local_time(event["time"]).strftime("%Y-%m-%d %H:%M:%S.%f")[:-3]
+    return one_line(f"{when}  {event['event']}  " + ", ".join(f"{k}={v}" for k, v in shown.items()))
+
+
+# ---------------------------------------------------------------- a step
+
+
+def _show_step(found: past.Moment, as_json: bool) -> None:
+    """What the step took in, and what it said."""
+    if found.step == found.snapshot:
+        raise ConfigError(
+            f"step: {found.step} – it is that of a snapshot, and was not taken again; allowed are "
+            "those between two snapshots"
+        )
+    took = [
+        {"topic": m.topic(), "partition": m.place[1], "offset": m.offset(),
+         "time": datetime_of(m.timestamp()[1]),
+         "headers": _headers(m.headers() or []), **_value(m.value())}
+        for m in found.took
+    ]  # fmt: skip
+    said = [_said(record) for record in found.said]
+    if as_json:
+        say_json({"step": found.step, "took": took, "said": said})
+        return
+    click.echo(f"It took {len(took):,} records:")
+    for record in took:
+        click.echo("  " + _line(record, f"{record['partition']} @ {record['offset']}"))
+    click.echo(f"It said {len(said):,}:")
+    for record in said:
+        click.echo("  " + _line(record, str(record["partition"] or "")))
+
+
+def _said(record: WireRecord) -> dict[str, Any]:
+    return {
+        "topic": record.topic, "partition": record.partition,
+        "key": (record.key or b"").decode("utf-8", "replace"),
+        "headers": _headers(headers_list(record.headers)), **_value(record.value),
+    }  # fmt: skip
+
+
+def _headers(pairs: list[tuple[str, bytes]]) -> dict[str, str]:
+    return {key: value.decode("utf-8", "replace") for key, value in pairs}
+
+
+def _value(value: bytes | None) -> dict[str, Any]:
+    return payload_fields(value or b"") | {"bytes": len(value or b"")}
+
+
+def _line(record: dict[str, Any], place: str) -> str:
+    text = one_line(f"{record['topic']} {place}  {record['payload']}")
+    return text if len(text) <= VALUE_MAX else text[: VALUE_MAX - 1] + "…"

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 from click.core import ParameterSource
 
-from .environment_fault import EnvironmentFault
+from .group import EnvironmentFault
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -1,7 +1,32 @@
-"""`lakequeue consume`: print messages, or give each to a command and ack by its exit status."""
+"""Giving messages to a command, whose exit status acks or cancels (`consume --exec`, C7, L11).
+
+A command that fails comes again after a pause, so that one that is down for a minute does not use
+up a message's attempts in a second: the pause that was asked for, else the queue's own back-off,
+else one of ours.
+
+Who reads what a command prints, and how much of it has been taken.
+
+A pipe holds 64 KB that nobody has read. What was written to it without an error is not yet in
+anybody's hands: `lakequeue consume orders | head -1` would fill it with messages that `head` never
+sees. So a message counts as taken when the reader has taken all of it out of the pipe, which Linux
+tells of either end (FIONREAD). Elsewhere, and where standard output is a file or a terminal, it
+counts once it is flushed.
+
+`lakequeue consume`: print messages, or give each to a command and ack by its exit status.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
+import os
+import select
+import signal
+import stat
+import struct
+import subprocess
+import sys
+import termios
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -24,9 +49,154 @@ from .common import (
     say_json,
     stop_on_signals,
 )
-from .executor import Executor
 from .group import EXIT_FAILED
-from .stdout_reader import StdoutReader
+
+BACKOFF_S, BACKOFF_S_MAX = 1.0, 60.0
+# What a kernel takes as a program's environment: Linux 128 KiB for one, some 2 MB for all.
+HEADER_BYTES_MAX, HEADERS_BYTES_MAX = 64_000, 500_000
+
+
+class Executor:
+    """Runs a command for each message. retry_delay: the pause after a failure; None: the queue's
+    own where ``queue_backs_off``, else 1 s, doubled with each attempt, 60 s at most."""
+
+    def __init__(self, command: str, retry_delay: str | None, queue_backs_off: bool) -> None:
+        self._command = command
+        self._retry_delay = retry_delay
+        self._queue_backs_off = queue_backs_off
+        self.given = 0
+        self.failed = 0
+
+    def __call__(self, message: Any) -> None:
+        """Run it with one message."""
+        self.given += 1
+        status = _run(self._command, message)
+        self.failed += status != 0
+        try:
+            if status == 0:
+                message.ack()
+            else:
+                message.cancel(delay=self._delay(message.delivery_count))
+        except LeaseLost:
+            note(f"Message {message.id} took longer than its lease; it will be delivered again.")
+
+    def _delay(self, attempt: int) -> str | float | None:
+        if self._retry_delay is not None or self._queue_backs_off:
+            return self._retry_delay
+        return min(BACKOFF_S * 2.0 ** min(attempt - 1, 10), BACKOFF_S_MAX)
+
+
+def _run(command: str, message: Any) -> int:
+    """Its exit status. In a process group of its own: Ctrl-C is for `consume`, which lets the
+    command end; a second one ends it too."""
+    environment = {**os.environ, **message_environment(message)}
+    process = subprocess.Popen(
+        command, shell=True, stdin=subprocess.PIPE, env=environment, process_group=0
+    )
+    try:
+        process.communicate(message.payload)
+    except BaseException:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGTERM)
+        process.wait()
+        raise
+    return process.returncode
+
+
+def message_environment(message: Any) -> dict[str, str]:
+    """What a command learns of its message, besides the payload."""
+    out = {
+        "LAKEQUEUE_MESSAGE_ID": message.id,
+        "LAKEQUEUE_QUEUE": message.queue,
+        "LAKEQUEUE_DELIVERY_COUNT": str(message.delivery_count),
+        "LAKEQUEUE_REDELIVERED": "1" if message.redelivered else "0",
+        "LAKEQUEUE_PRIORITY": str(message.priority),
+    }
+    room, left_out = HEADERS_BYTES_MAX, 0
+    for name, value in (message.headers or {}).items():
+        plain = "".join(c if c.isascii() and c.isalnum() else "_" for c in name).upper()
+        text = value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
+        size = len(plain) + len(text.encode("utf-8", "surrogateescape"))
+        if size > min(HEADER_BYTES_MAX, room):  # or no command could be started with it, ever
+            left_out += 1
+            continue
+        room -= size
+        out[f"LAKEQUEUE_HEADER_{plain}"] = text.replace("\0", "")
+    return {**out, "LAKEQUEUE_HEADERS_LEFT_OUT": str(left_out)} if left_out else out
+
+
+LOOK_S_MIN, LOOK_S_MAX = 0.00002, 0.01  # a reader that keeps up is waited for in microseconds
+WRITABLE_MS = 100  # how long a full pipe is waited for before the signals are looked at
+
+
+class StdoutReader:
+    """Standard output. stopped: tells that waiting for the reader should end."""
+
+    def __init__(self, stopped: Callable[[], bool]) -> None:
+        self._stopped = stopped
+        self._pipe = _pipe_of_stdout()
+        self._poll = select.poll()
+        if self._pipe is not None:
+            self._poll.register(self._pipe, select.POLLOUT)
+
+    def give(self, line: bytes) -> bool:
+        """Print a line; whether it was taken. False: told to stop before that.
+
+        Raises BrokenPipeError when nobody reads any more and it was not taken.
+        """
+        if self._pipe is None:
+            sys.stdout.buffer.write(line)
+            sys.stdout.buffer.flush()
+            return True
+        return self._write(self._pipe, line) and self._wait_until_taken(self._pipe)
+
+    def check(self) -> None:
+        """Raise BrokenPipeError when nobody reads any more."""
+        if self._pipe is not None and any(e & ~select.POLLOUT for _, e in self._poll.poll(0)):
+            raise BrokenPipeError
+
+    def _write(self, pipe: int, line: bytes) -> bool:
+        """In pieces that a writable pipe takes at once, so that no write outlasts a signal."""
+        left = memoryview(line)
+        while left:
+            ready = self._poll.poll(WRITABLE_MS)
+            if ready:
+                left = left[os.write(pipe, left[: select.PIPE_BUF]) :]  # raises when it is broken
+            elif self._stopped():
+                return False
+        return True
+
+    def _wait_until_taken(self, pipe: int) -> bool:
+        pause_s = LOOK_S_MIN
+        while _unread(pipe):
+            try:
+                self.check()
+            except BrokenPipeError:
+                if _unread(pipe):
+                    raise
+                break  # it was read between the two looks, by who then went
+            if self._stopped():
+                return False
+            time.sleep(pause_s)
+            pause_s = min(pause_s * 2, LOOK_S_MAX)
+        return True
+
+
+def _pipe_of_stdout() -> int | None:
+    """The file number of standard output if it is a pipe that tells what is unread in it."""
+    if sys.platform != "linux":
+        return None
+    try:
+        number = sys.stdout.fileno()
+        sys.stdout.flush()
+    except (OSError, ValueError):  # io.UnsupportedOperation: in tests it is no file
+        return None
+    return number if stat.S_ISFIFO(os.fstat(number).st_mode) else None
+
+
+def _unread(pipe: int) -> int:
+    return struct.unpack("i", fcntl.ioctl(pipe, termios.FIONREAD, bytes(4)))[0]
+
 
 POLL_S = 0.5
 ANSWER_S_MIN, ANSWER_S_MAX = 5.0, 30.0

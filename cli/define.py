@@ -1,4 +1,9 @@
-"""`lakequeue define`: queues from a file, or one from its keys (Q7, Q9)."""
+"""`lakequeue define`: queues from a file, or one from its keys (Q7, Q9).
+
+`lakequeue delete`: a queue with all that is in it (S7).
+
+`lakequeue shutdown`: close a queue's entrance or exit, and open them again (H5).
+"""
 
 from __future__ import annotations
 
@@ -10,7 +15,17 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..protocol.errors import ConfigError, LakequeueError
-from .common import connect, connection_options, json_option, note, say, say_json
+from .common import (
+    connect,
+    connection_options,
+    counted,
+    json_option,
+    note,
+    one_line,
+    option,
+    say,
+    say_json,
+)
 
 if TYPE_CHECKING:
     from ..definitions import Configuration
@@ -138,3 +153,78 @@ def _report(names: list[str], there: set[str], as_json: bool) -> None:
         return
     for name in names:
         say(f"{name} defined{' again' if name in there else ''}")
+
+
+@click.command()
+@click.argument("queue")
+@option("--yes", "-y", is_flag=True, help="Do not ask.")
+@connection_options
+@json_option
+def delete(
+    queue: str, yes: bool, url: str | None, home: Path | None, vpn: str, as_json: bool
+) -> None:
+    """Delete QUEUE; its messages are gone, not delivered. Asks first.
+
+    If the engine's --config file still names it, the next start defines it again.
+
+    \b
+    Examples:
+      lakequeue delete orders
+      lakequeue delete orders-dmq --yes
+    """
+    with connect(url, home, vpn, "delete") as connection:
+        admin = connection.admin()
+        found = admin.describe(queue)
+        depth, consumers = found["depth"], len(found["consumers"])
+        if not yes:
+            held, bound = counted(depth, "message"), counted(consumers, "consumer")
+            question = f"{queue} holds {held} and has {bound}. Delete it?"
+            click.confirm(one_line(question), abort=True, err=as_json)
+        admin.delete(queue)
+    if as_json:
+        say_json({"queue": queue, "deleted": True, "messages": depth})
+    else:
+        say(f"{queue} deleted with {counted(depth, 'message')}")
+
+
+@click.command()
+@click.argument("queue")
+@option("--ingress/--open-ingress", default=None, help="Take no message in, or take them again.")
+@option("--egress/--open-egress", default=None, help="Deliver none, or deliver again.")
+@connection_options
+@json_option
+def shutdown(
+    queue: str,
+    ingress: bool | None,
+    egress: bool | None,
+    url: str | None,
+    home: Path | None,
+    vpn: str,
+    as_json: bool,
+) -> None:
+    """Shut down or open QUEUE's ingress or egress.
+
+    While ingress is shut down, messages are discarded, or refused if the queue has
+    reject_msg_to_sender_on_discard: including-when-shutdown. While egress is, consumers may settle
+    what they hold and get nothing new.
+
+    \b
+    Examples:
+      lakequeue shutdown orders --ingress
+      lakequeue shutdown orders --open-ingress --egress
+    """
+    if ingress is None and egress is None:
+        raise click.UsageError("say what: --ingress, --egress, --open-ingress, --open-egress")
+    with connect(url, home, vpn, "shutdown") as connection:
+        admin = connection.admin()
+        found = admin.describe(queue)
+        closed = {
+            "ingress": not found["ingress"] if ingress is None else ingress,
+            "egress": not found["egress"] if egress is None else egress,
+        }
+        admin.shutdown(queue, **closed)
+    if as_json:
+        say_json({"queue": queue, "shut_down": closed})
+        return
+    states = (f"{side} {'shut down' if shut else 'open'}" for side, shut in closed.items())
+    say(f"{queue}: {', '.join(states)}")

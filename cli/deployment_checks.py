@@ -15,7 +15,7 @@ from typing import Any
 from ..protocol import commands, topics
 from ..protocol.errors import LakequeueError
 from ..protocol.kafka_settings import for_kafka_python, kafka_settings
-from .doctor import Check
+from .machine_checks import Check
 
 CLOCKS_S_MAX = 5.0  # a heartbeat is younger when it is heard, if the clocks agree
 ANSWER_S = 5.0

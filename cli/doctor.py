@@ -1,219 +1,119 @@
-"""What lakequeue needs from a machine, and what is there: the checks of `lakequeue doctor`.
-
-Each check is a function that looks and changes nothing: it fetches no jar and starts no broker.
-A check that fails says what to do. What is merely useful (a faster Kafka library, Docker) never
-fails; it carries its advice with ``ok`` true.
-"""
+"""`lakequeue doctor`: what is needed, what was found."""
 
 from __future__ import annotations
 
-import contextlib
-import os
-import re
-import shutil
-import sys
-from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from ..protocol.errors import LakequeueError
+import click
 
-PYTHON_MIN = (3, 11)
-DISK_BYTES_MIN = 2 * 1024**3  # jars 0.1 GB, Kafka's logs and the tables of a first day
-MEMORY_BYTES_MIN = 5 * 1024**3  # Spark's driver 3 GB, broker 0.7 GB, Python workers
-CORES_MIN = 2
-# Distribution, and the versions that pyproject.toml allows, as [from, before).
-PACKAGES: tuple[tuple[str, str, str], ...] = (
-    ("pyspark", "4.2.0", "4.2.1"),
-    ("delta-spark", "4.4.0", "4.4.1"),
-    ("kafka-python", "3.0", "4"),
-    ("pyarrow", "18", ""),
-    ("pandas", "2.2", ""),
+from .common import (
+    connection_options,
+    console,
+    find_url,
+    json_option,
+    nearest_home,
+    option,
+    say_json,
 )
+from .group import EXIT_FAILED, EnvironmentFault
+from .start_engine import PACKAGE_CONFIGURATION
+
+if TYPE_CHECKING:
+    from .machine_checks import Check
+
+KAFKA = "kafka://"
 
 
-@dataclass(frozen=True, slots=True)
-class Check:
-    """One thing that was looked at.
+@click.command()
+@option("--queue", help="Also whether this queue is there.")
+@option(
+    "--config", type=click.Path(dir_okay=False, path_type=Path), default=PACKAGE_CONFIGURATION,
+    envvar="LAKEQUEUE_CONFIG",
+    help="The queues, as a YAML file.  [default: conf/queues.yaml of the package]",
+)  # fmt: skip
+@option(
+    "--master", envvar="LAKEQUEUE_MASTER",
+    help="The Spark that the engine is to run on.  [default: local, with slots for all]",
+)  # fmt: skip
+@connection_options
+@json_option
+@click.pass_context
+def doctor(
+    ctx: click.Context,
+    queue: str | None,
+    config: Path,
+    master: str | None,
+    url: str | None,
+    home: Path | None,
+    vpn: str,
+    as_json: bool,
+) -> None:
+    """Check that everything is here that lakequeue needs; exit status 1 if something is not.
 
-    ok: whether lakequeue can work with what was found; advice: what to do, empty when nothing;
-    required: False for what is merely useful, and then ``ok`` is true in any case.
+    Checks this machine, the home's checkpoint, Spark's task slots, Kafka (topics, retention,
+    copies, rights, room), the engine, clocks and versions. With --url, or --home of a running
+    engine, Kafka and the engine must answer.
+
+    \b
+    Examples:
+      lakequeue doctor
+      lakequeue doctor --home .lakequeue --queue orders
+      lakequeue doctor --url kafka-1:9092 --config queues.yaml --master 'local[4]' --json
     """
+    from .deployment_checks import deployment_checks
+    from .engine_checks import brokers_of, load_configuration, look, vpns_of
+    from .machine_checks import diagnose
+    from .presence import engine_lives
 
-    name: str
-    ok: bool
-    found: str
-    wanted: str
-    advice: str = ""
-    required: bool = True
-
-
-def diagnose(home: Path | str | None = None) -> list[Check]:
-    """Look at this machine and, when one is named, at the place of a home (1 s at most); what the
-    engine needs besides is in `engine_checks`."""
-    place = Path(home).expanduser().absolute() if home is not None else Path.cwd()
-    return [
-        python_check(sys.version_info[:3]),
-        java_check(),
-        *(package_check(*package) for package in PACKAGES),
-        jars_check(),
-        home_check(place),
-        disk_check(place),
-        memory_check(memory_bytes()),
-        cores_check(cores()),
-        port_check(),
-        confluent_check(),
-        docker_check(),
-    ]
+    presence, bootstrap = _presence(url, home, vpn, queue)
+    checks = diagnose(home)
+    configuration, wrong = load_configuration(config)
+    checks += [*wrong, *look(home, configuration, master, bootstrap), *presence]
+    if bootstrap is not None:
+        brokers = 1 if configuration is None else len(brokers_of(configuration, home))
+        vpns, lives = vpns_of(configuration) | {vpn}, engine_lives(presence)
+        checks += deployment_checks(bootstrap, vpns, brokers, vpn, lives)
+    if as_json:
+        names = ("name", "ok", "found", "wanted", "advice")
+        say_json([{name: getattr(check, name) for name in names} for check in checks])
+    else:
+        _show(checks)
+    if not all(check.ok for check in checks):
+        ctx.exit(EXIT_FAILED)
 
 
-def python_check(version: tuple[int, ...]) -> Check:
-    """Whether this Python is new enough."""
-    ok = version[:2] >= PYTHON_MIN
-    wanted = ".".join(map(str, PYTHON_MIN))
-    advice = "" if ok else f"Install Python {wanted} or newer and make the environment anew."
-    return Check("Python", ok, ".".join(map(str, version)), f"{wanted} or newer", advice)
+def _show(checks: list[Check]) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for column in ("", "check", "found", "wanted", "what to do"):
+        table.add_column(column, overflow="fold")
+    for check in checks:
+        good = "–" if check.advice and not check.required else "[green]ok[/green]"
+        sign = good if check.ok else "[red]no[/red]"
+        table.add_row(sign, *map(Text, (check.name, check.found, check.wanted, check.advice)))
+    console().print(table)
 
 
-def java_check() -> Check:
-    """Whether there is a Java that Spark and Kafka run on."""
-    from ..streaming.jars import JAVA_MAJOR_MIN, java_executable, java_version
+def _presence(
+    url: str | None, home: Path | None, vpn: str, queue: str | None
+) -> tuple[list[Check], str | None]:
+    """What runs where it was said, or where it would be (a home need not have been started yet);
+    and Kafka's address where one answers that was meant."""
+    from .presence import presence_checks
 
-    wanted = f"{JAVA_MAJOR_MIN} or newer"
+    named = bool(url or queue)
     try:
-        java = java_executable()
-    except LakequeueError as error:
-        return Check("Java", False, "none", wanted, str(error))
-    return Check("Java", True, f"{java_version(java)} ({java})", wanted)
+        address = find_url(url, home)
+    except EnvironmentFault as fault:
+        from .machine_checks import Check
 
-
-def package_check(name: str, lowest: str, before: str) -> Check:
-    """Whether a Python package is there in a version from ``lowest`` to below ``before``."""
-    exact = before == f"{lowest.rpartition('.')[0]}.{_numbers(lowest)[-1] + 1}"
-    wanted = lowest if exact else f"{lowest} or newer" + (f", below {before}" if before else "")
-    span = f"=={lowest}" if exact else f">={lowest}" + (f",<{before}" if before else "")
-    advice = f"Run `pip install '{name}{span}'` in this environment."
-    try:
-        found = metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return Check(name, False, "not installed", wanted, advice)
-    numbers = _numbers(found)
-    ok = numbers >= _numbers(lowest) and not (before and numbers >= _numbers(before))
-    return Check(name, ok, found, wanted, "" if ok else advice)
-
-
-def jars_check() -> Check:
-    """Whether the jars of Spark's connectors and of the broker are in the cache."""
-    from ..streaming.jars import cache_directory, cached_jars
-
-    jars = cached_jars()
-    if jars is not None:
-        count = len(jars.spark) + len(jars.broker)
-        return Check("jars", True, f"{count} in {cache_directory()}", "all in the cache")
-    return Check(
-        "jars",
-        False,
-        f"not all in {cache_directory()}",
-        "all in the cache",
-        "Run `python -m lakequeue.streaming.jars` once with a network (40 s), or let the first "
-        "`lakequeue up` fetch them.",
-    )
-
-
-def home_check(home: Path) -> Check:
-    """Whether the home, or the nearest directory above that exists, can be written."""
-    place = _existing(home)
-    ok = place.is_dir() and os.access(place, os.W_OK | os.X_OK)
-    advice = "" if ok else "Choose another home with --home, or change the directory's owner."
-    return Check("home", ok, f"{home} {'can' if ok else 'cannot'} be written", "writable", advice)
-
-
-def disk_check(home: Path) -> Check:
-    """Whether the disk of the home has room."""
-    free = shutil.disk_usage(_existing(home)).free
-    ok = free >= DISK_BYTES_MIN
-    advice = "" if ok else "Make room, or choose a home on another disk with --home."
-    return Check("free disk", ok, _size(free), f"{_size(DISK_BYTES_MIN)} or more", advice)
-
-
-def memory_check(total_bytes: int | None) -> Check:
-    """Whether the machine, or the container that this runs in, has the memory."""
-    wanted = f"{_size(MEMORY_BYTES_MIN)} or more"
-    if total_bytes is None:
-        return Check("memory", True, "unknown", wanted, required=False)
-    ok = total_bytes >= MEMORY_BYTES_MIN
-    advice = "" if ok else "Give it more memory, or lower spark.driver.memory to 1g."
-    return Check("memory", ok, _size(total_bytes), wanted, advice)
-
-
-def cores_check(count: int) -> Check:
-    """Whether there are cores enough; with one it works, but Kafka and Spark share it."""
-    advice = "" if count >= CORES_MIN else "It works, with delays: Kafka and Spark share one core."
-    return Check("cores", True, str(count), f"{CORES_MIN} or more", advice, required=False)
-
-
-def port_check() -> Check:
-    """Whether this machine lets the broker listen on 127.0.0.1."""
-    from ..streaming.kafka_broker import free_port
-
-    try:
-        port = free_port()
-    except LakequeueError as error:
-        return Check("free port", False, "none", "one on 127.0.0.1", str(error))
-    return Check("free port", True, f"{port} and others", "one on 127.0.0.1")
-
-
-def confluent_check() -> Check:
-    """Whether the faster Kafka library is there."""
-    try:
-        found = metadata.version("confluent-kafka")
-        advice = ""
-    except metadata.PackageNotFoundError:
-        found = "not installed"
-        advice = "`pip install confluent-kafka` sends about 25 times faster."
-    return Check("confluent-kafka", True, found, "useful, not needed", advice, required=False)
-
-
-def docker_check() -> Check:
-    """Whether the `docker` command is there (docker-compose.yml, some tests)."""
-    docker = shutil.which("docker")
-    advice = "" if docker else "Needed only for the docker-compose.yml example."
-    return Check(
-        "Docker", True, docker or "not installed", "useful, not needed", advice, required=False
-    )
-
-
-def cores() -> int:
-    """The cores that this process may use, which can be fewer than the machine has."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
-def memory_bytes() -> int | None:
-    """The memory of the machine or, when that is less, of the container; None when unknown."""
-    sizes: list[int] = []
-    with contextlib.suppress(ValueError, OSError):
-        sizes.append(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
-    for limit in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
-        try:
-            sizes.append(int(Path(limit).read_text()))
-        except (OSError, ValueError):  # no such file, or "max"
-            continue
-    return min(sizes, default=None)
-
-
-def _existing(path: Path) -> Path:
-    while not path.exists() and path != path.parent:
-        path = path.parent
-    return path
-
-
-def _numbers(version: str) -> tuple[int, ...]:
-    """The leading numbers of a version; what follows them (rc1, +local) does not count."""
-    leading = re.match(r"\d+(?:\.\d+)*", version)
-    return tuple(map(int, leading.group().split("."))) if leading else ()
-
-
-def _size(count_bytes: int) -> str:
-    return f"{count_bytes / 1024**3:.1f} GB"
+        found, advice = str(fault).split(": ", 1)
+        return [Check("Kafka", not named, found, "a broker that answers", advice, named)], None
+    required = named or home is not None
+    nearest = None if url else nearest_home(home)
+    checks = presence_checks(address, nearest, vpn, queue, required)
+    meant = required and bool(checks) and checks[0].ok
+    return checks, address.removeprefix(KAFKA) if meant else None

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..protocol.errors import ConfigError, LakequeueError
 from ..protocol.kafka_settings import for_kafka_python, kafka_settings
-from .doctor import Check
+from .machine_checks import Check
 
 if TYPE_CHECKING:
     from ..definitions import Configuration

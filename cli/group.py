@@ -1,4 +1,7 @@
-"""The group of commands: imports a command when it is called, and turns errors into sentences."""
+"""What a command raises where not lakequeue is at fault, but what it stands on.
+
+The group of commands: imports a command when it is called, and turns errors into sentences.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,11 @@ from typing import Any
 import click
 
 from ..protocol.errors import ConfigError, LakequeueError, NotConnected, Timeout
-from .environment_fault import EnvironmentFault
+
+
+class EnvironmentFault(LakequeueError):
+    """Something around lakequeue is missing: Kafka, Java, a free port, a package (exit 3)."""
+
 
 EXIT_FAILED = 1
 EXIT_CONFIGURATION = 2

@@ -19,9 +19,9 @@ from ..protocol import topics
 from ..protocol.errors import LakequeueError, NotConnected, Timeout
 from ..protocol.home_places import ABOUT, TABLES
 from .deployment_checks import clocks_check, versions_check
-from .doctor import Check
 from .engine_checks import home_problem
-from .environment_fault import EnvironmentFault
+from .group import EnvironmentFault
+from .machine_checks import Check
 
 HEARTBEAT_WAIT_S = 7.0  # it comes every 2 s; a machine with too much to do is late
 KAFKA = "kafka://"

@@ -1,8 +1,13 @@
-"""`lakequeue queues`: what is in the queues, and who consumes them."""
+"""`lakequeue usage`: how much of their limits the VPN and the broker use (S3, S8, S9, B4).
+
+`lakequeue queues`: what is in the queues, and who consumes them.
+
+`lakequeue events`: what happened to queues, consumers and limits; alerts among it (S9).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,20 +15,97 @@ import click
 
 from ..monitor.formatting import size
 from ..monitor.queue_details import described
+from ..protocol.outputs import is_alert
 from .common import (
     cell,
     connect,
     connection_options,
     console,
     json_option,
+    json_text,
+    local_time,
     number,
     one_line,
     option,
     percent,
+    say,
     say_json,
     stop_on_signals,
 )
-from .usage import alerts_of
+
+# Scope, what is used, its limit, the name of its alert, and how it is shown.
+ROWS: tuple[tuple[str, str, str, str, Callable[[Any], str]], ...] = (
+    ("vpn", "spool_bytes", "max_spool_usage", "spool_usage", size),
+    ("broker", "spool_bytes", "max_spool_usage", "spool_usage", size),
+    ("broker", "spool_files", "max_spool_files", "spool_files", number),
+    ("broker", "delivered_unacked", "max_delivered_unacked", "delivered_unacked", number),
+)
+
+
+@click.command()
+@connection_options
+@json_option
+def usage(url: str | None, home: Path | None, vpn: str, as_json: bool) -> None:
+    """Show what the VPN and each broker use of their limits, the alerts that are set, and what was
+    refused without a queue. Limits hold for each broker.
+
+    \b
+    Examples:
+      lakequeue usage
+      lakequeue usage --json | jq .broker
+    """
+    with connect(url, home, vpn, "usage") as connection:
+        found = connection.admin().usage()
+    if as_json:
+        say_json(found)
+        return
+    from rich.table import Table
+
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for column, side in (("of", "left"), ("what", "left"), ("used", "right"), ("limit", "right"),
+                         ("%", "right"), ("alert", "left")):  # fmt: skip
+        table.add_column(column, justify=side)  # type: ignore[arg-type]
+    for of, mine, used, limit, alert, shown in _rows(found):
+        table.add_row(
+            of, used, shown(mine[used]),
+            "none" if mine[limit] is None else shown(mine[limit]),
+            percent(mine[used], mine[limit]), "set" if alert in mine["alerts"] else "",
+        )  # fmt: skip
+    console().print(table)
+    for one in each(found):
+        for reason, count in one["vpn"]["refused"].items():
+            say(f"{count:,} refused: {reason}{_at(one, found)}")
+
+
+def each(found: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """What every broker that runs says."""
+    return list(found.get("brokers", {}).values()) or [found]
+
+
+def _at(one: Mapping[str, Any], found: Mapping[str, Any]) -> str:
+    """Where, with several brokers."""
+    return f" (broker {one['broker']['name']})" if len(each(found)) > 1 else ""
+
+
+def _rows(found: Mapping[str, Any]) -> Iterator[tuple[Any, ...]]:
+    for one in each(found):
+        for scope, used, limit, alert, shown in ROWS:
+            mine = one[scope]
+            at = _at(one, found) if scope == "vpn" else ""
+            yield f"{scope} {mine['name']}{at}", mine, used, limit, alert, shown
+
+
+def alerts_of(found: Mapping[str, Any]) -> list[str]:
+    """The alerts of a VPN and its brokers that are set, a sentence each."""
+    out = []
+    for of, mine, used, limit, alert, shown in _rows(found):
+        if alert in mine["alerts"]:
+            share = percent(mine[used], mine[limit])
+            out.append(
+                f"Alert {alert} of {of}: {shown(mine[used])} of {shown(mine[limit])}, {share} %"
+            )
+    return out
+
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -192,3 +274,82 @@ def _one(queue: dict[str, Any]) -> RenderableType:
             )
         parts.append(consumers)
     return Group(*parts)
+
+
+EVENTS_MAX = 1000  # as many as the engine keeps
+COMMON = ("event", "vpn", "queue", "time")
+
+
+@click.command()
+@option("--follow", "-f", is_flag=True, help="Then wait for more, until Ctrl-C.")
+@option(
+    "--every", type=click.FloatRange(min=0.2), default=2.0, show_default=True, metavar="SECONDS",
+    help="With --follow: how often to look.",
+)  # fmt: skip
+@option("--queue", help="Only those of this queue.")
+@option("--alerts", is_flag=True, help="Only alerts: ..._high and ..._cleared.")
+@option(
+    "--limit", type=click.IntRange(0, EVENTS_MAX), default=50, show_default=True,
+    help="The newest so many.",
+)  # fmt: skip
+@connection_options
+@json_option
+def events(
+    follow: bool,
+    every: float,
+    queue: str | None,
+    alerts: bool,
+    limit: int,
+    url: str | None,
+    home: Path | None,
+    vpn: str,
+    as_json: bool,
+) -> None:
+    """Show the newest notable events, oldest first. The engine keeps 1,000.
+
+    The events of single messages are in the Delta table `journal`.
+
+    \b
+    Examples:
+      lakequeue events
+      lakequeue events --follow --alerts
+      lakequeue events --json --limit 1000 | jq 'select(.queue == "orders")'
+    """
+
+    def wanted(event: dict[str, Any]) -> bool:
+        if alerts and not is_alert(event["event"]):
+            return False
+        return not queue or event["queue"] == queue
+
+    with connect(url, home, vpn, "events") as connection, stop_on_signals() as stop:
+        admin = connection.admin()
+        seen = admin.events(EVENTS_MAX)
+        shown = [event for event in seen if wanted(event)]
+        _show(shown[len(shown) - min(limit, len(shown)) :], as_json)
+        while follow and not stop.wait(every):
+            found = admin.events(EVENTS_MAX)
+            _show([event for event in newer(seen, found) if wanted(event)], as_json)
+            seen = found
+
+
+def newer(before: list[dict[str, Any]], now: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What has come since: the engine's list grows at its end and is cut at its beginning, so
+    the longest end of the one that begins the other was seen."""
+    for start in range(len(before)):
+        kept = len(before) - start
+        if before[start:] == now[:kept]:
+            return now[kept:]
+    return now
+
+
+def _show(found: list[dict[str, Any]], as_json: bool) -> None:
+    for line in map(json_text if as_json else _line, found):
+        click.echo(line)
+
+
+def _line(event: dict[str, Any]) -> str:
+    """One event for people: when, what, of which queue, and the details that say something."""
+    details = {k: v for k, v in event.items() if k not in COMMON and v not in (None, "")}
+    text = " ".join(f"{key}={value}" for key, value in details.items())
+    time = local_time(event["time"]).strftime("%Y-%m-%d %H:%M:%S")
+    return one_line(f"{time}  {event['event']}  {event['queue'] or '–'}  {text}".rstrip())

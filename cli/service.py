@@ -1,4 +1,12 @@
-"""Running an engine in the foreground until a signal: what `up` and `run` share."""
+"""The engine's log: an event a line, for people, or for programs (`lakequeue.log_format=json`).
+
+Levels mean what somebody has to do: ERROR, something does not go on by itself; WARNING, it does,
+and you want to know; INFO, it is as it should be. What an event is of stands in fields of its own
+(`broker`, `vpn`, `queue`, `message_id`, …), which whoever logs gives as `extra={"fields": …}`, so
+a message's or a queue's lines are found by equality and not by words.
+
+Running an engine in the foreground until a signal: what `up` and `run` share.
+"""
 
 from __future__ import annotations
 
@@ -10,16 +18,54 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from ..protocol.errors import ConfigError, LakequeueError
-from .common import ADDRESS_FILE, console, interrupt_on_sigterm, note, say_json
-from .environment_fault import EnvironmentFault
-from .group import forget_standard_output
-from .log_lines import TEXT, PlainLines, line_format
+from .common import ADDRESS_FILE, console, interrupt_on_sigterm, json_text, note, one_line, say_json
+from .group import EnvironmentFault, forget_standard_output
+
+TEXT, JSON = "text", "json"
+
+
+class PlainLines(logging.Formatter):
+    """`12:00:00 what happened`: a line, whatever somebody named or sent; a traceback follows it."""
+
+    def __init__(
+        self, form: str = "%(asctime)s %(message)s", time: str | None = "%H:%M:%S"
+    ) -> None:
+        super().__init__(form, time)
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        """The line."""
+        return one_line(super().formatMessage(record))
+
+
+class JsonLines(logging.Formatter):
+    """One JSON object a line, a traceback among it; times are UTC."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The line."""
+        fields: dict[str, Any] = getattr(record, "fields", {})
+        line = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname,
+            "logger": record.name,
+            "message": record.getMessage(),
+            **fields,
+        }
+        if record.exc_info:
+            line["error"] = self.formatException(record.exc_info)
+        return json_text(line)
+
+
+def line_format(name: str) -> logging.Formatter:
+    """The format of this name."""
+    return JsonLines() if name == JSON else PlainLines()
+
 
 if TYPE_CHECKING:
     from ..streaming import Engine

@@ -22,10 +22,9 @@ from typing import IO, TYPE_CHECKING
 
 import click
 
-from .before_running import check_master
 from .common import option
-from .engine_options import engine_options, engine_settings
-from .environment_fault import EnvironmentFault
+from .group import EnvironmentFault
+from .start_engine import check_master, engine_options, engine_settings
 
 if TYPE_CHECKING:
     import psutil

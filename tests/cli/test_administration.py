@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from lakequeue.cli.events import newer
+from lakequeue.cli.queues import newer
 from memory_shell import Engine
 
 FILE = """

@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
-from lakequeue.cli import before_running, main
-from lakequeue.cli.before_running import check_alone, check_ports
-from lakequeue.cli.environment_fault import EnvironmentFault
+from lakequeue.cli import main
+from lakequeue.cli import start_engine as before_running
+from lakequeue.cli.group import EnvironmentFault
+from lakequeue.cli.start_engine import check_alone, check_ports
 from lakequeue.definitions import parse_configuration
 from lakequeue.protocol import NotConnected
 from lakequeue.streaming.home import ABOUT

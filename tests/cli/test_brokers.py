@@ -8,8 +8,8 @@ from typing import Any
 
 import lakequeue
 import pytest
-from lakequeue.cli.brokers import _table
-from lakequeue.cli.usage import _rows
+from lakequeue.cli.brokers import _broker_table
+from lakequeue.cli.queues import _rows
 from lakequeue.client.admin import Admin
 from memory_shell import Engine
 from rich.console import Console
@@ -31,7 +31,7 @@ def test_groups_are_shown_where_there_are_some(shell: Engine) -> None:
         found = connection.admin().brokers()
         assert [one["group"] for one in found] == ["east", ""]
         table = StringIO()
-        Console(file=table, width=120).print(_table(found))
+        Console(file=table, width=120).print(_broker_table(found))
         rows = [line.split() for line in table.getvalue().splitlines()]
         assert [row[:4] for row in rows] == [
             ["broker", "number", "group", "state"],

@@ -18,7 +18,8 @@ from typing import Any
 import lakequeue
 import pytest
 from click.testing import CliRunner, Result
-from lakequeue.cli import main, stdout_reader
+from lakequeue.cli import consume as stdout_reader
+from lakequeue.cli import main
 
 PROCESS = [sys.executable, str(Path(__file__).with_name("consuming_process.py"))]
 BROKEN_PIPE = 141

@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 from lakequeue.cli import main
 from lakequeue.cli.common import find_url
-from lakequeue.cli.engine_options import engine_settings
+from lakequeue.cli.start_engine import engine_settings
 from lakequeue.protocol import ConfigError
 from lakequeue.streaming.engine_settings import EngineSettings
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 from lakequeue.cli import main
-from lakequeue.cli.run import run
+from lakequeue.cli.start_engine import run
 from lakequeue.cli.submit import PROGRAM, Submission, words
 
 JARS = [Path("/jars/delta.jar"), Path("/jars/kafka.jar")]

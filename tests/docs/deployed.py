@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from lakequeue.cli.run import run
+from lakequeue.cli.start_engine import run
 
 ROOT = Path(__file__).resolve().parents[2]
 PINNED = re.compile(r"[\w./-]+:v?\d+\.\d+\.\d+(-[\w.-]+)?")

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 from lakequeue.cli import main
-from lakequeue.cli.environment_fault import EnvironmentFault
+from lakequeue.cli.group import EnvironmentFault
 from lakequeue.cli.monitor import _life
 from lakequeue.cli.service import page_shown
 from lakequeue.definitions import parse_configuration

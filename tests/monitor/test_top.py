@@ -13,7 +13,7 @@ import lakequeue
 import pytest
 from click.testing import CliRunner
 from lakequeue.cli import main
-from lakequeue.cli.top import keyboard, read_key, show
+from lakequeue.cli.monitor import keyboard, read_key, show
 from lakequeue.monitor import terminal
 from lakequeue.monitor.snapshot import VpnMonitor, VpnSnapshot
 from lakequeue.monitor.terminal import BARS, Screen, pressed, spark

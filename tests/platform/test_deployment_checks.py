@@ -23,7 +23,7 @@ from lakequeue.cli.deployment_checks import (
     states_check,
     versions_check,
 )
-from lakequeue.cli.doctor import Check
+from lakequeue.cli.machine_checks import Check
 from lakequeue.monitor.broker_status import _ask_known
 from lakequeue.streaming.broker_query import FAILED, RESTARTING, RUNNING, BrokerQuery
 from lakequeue.streaming.broker_records import BrokerRecords

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from lakequeue.cli import doctor
-from lakequeue.cli.doctor import Check, diagnose
+from lakequeue.cli import machine_checks as doctor
+from lakequeue.cli.machine_checks import Check, diagnose
 
 GIB = 1024**3
 

@@ -21,7 +21,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 ROOMS = [name.partition(".")[2] for name in PROJECT["tool"]["setuptools"]["packages"]]
 ROUND_TRIP = """
 import lakequeue, lakequeue.aio
-from lakequeue.cli.engine_options import PACKAGE_CONFIGURATION
+from lakequeue.cli.start_engine import PACKAGE_CONFIGURATION
 from lakequeue.conf import load
 from lakequeue.streaming.jars import JARS_XML
 from lakequeue.streaming.spark import read_conf

@@ -1,0 +1,325 @@
+"""What `purge`, `move` and `edit` share: which messages, and the question before.
+
+`lakequeue purge`: remove messages from a queue.
+
+`lakequeue move`: put messages into another queue.
+
+`lakequeue edit`: change headers of messages.
+
+`lakequeue redrive`: dead messages go back to where they came from.
+
+`lakequeue replay`: messages of the past once more, into one queue (R4).
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import click
+
+from .common import (
+    DEFAULT_HOME,
+    connect,
+    connection_options,
+    counted,
+    json_option,
+    local_time,
+    nearest_home,
+    note,
+    number,
+    one_line,
+    option,
+    pairs,
+    payload_fields,
+    say,
+    say_json,
+)
+
+
+def which_options(command: Any) -> Any:
+    """Add --where, --ids, --all, --dry-run, --yes and --why."""
+    for add in (
+        option("--why", default="", metavar="TEXT", help="For the journal, beside who you are."),
+        option("--yes", "-y", is_flag=True, help="Do not ask."),
+        option("--dry-run", is_flag=True, help="Change nothing; say how many it would be."),
+        option("--all", "everything", is_flag=True, help="Every message."),
+        option("--ids", metavar="RANGES", help="These messages: '17,20-25'."),
+        option("--where", metavar="EXPRESSION", help="Such messages: '/price > 10'."),
+    ):
+        command = add(command)
+    return command
+
+
+def which(where: str | None, ids: str | None, everything: bool) -> dict[str, Any]:
+    """Which messages are meant, as `Admin` takes it; everything must be said."""
+    if everything == (where is not None or ids is not None):
+        raise click.UsageError("say which messages: --where EXPRESSION, --ids RANGES or --all")
+    return {"where": where, "ids": ids}
+
+
+def asked_first(count: int, question: str, yes: bool, as_json: bool) -> None:
+    """Ask, unless --yes is given or nothing would happen."""
+    if not yes and count:
+        click.confirm(one_line(question.format(counted(count, "message"))), abort=True, err=as_json)
+
+
+def left(why: dict[str, int]) -> str:
+    """Why others were left, for people."""
+    return ", ".join(f"{number(n)} {reason}" for reason, n in sorted(why.items()))
+
+
+@click.command()
+@click.argument("queue")
+@which_options
+@connection_options
+@json_option
+def purge(
+    queue: str,
+    where: str | None,
+    ids: str | None,
+    everything: bool,
+    dry_run: bool,
+    yes: bool,
+    why: str,
+    url: str | None,
+    home: Path | None,
+    vpn: str,
+    as_json: bool,
+) -> None:
+    """Remove messages of QUEUE for good, leased ones too. Asks first.
+
+    \b
+    Examples:
+      lakequeue purge orders --where "/state = 'test'"
+      lakequeue purge orders --ids 17,20-25 --dry-run
+      lakequeue purge orders-dmq --all --yes
+    """
+    chosen = which(where, ids, everything)
+    with connect(url, home, vpn, "purge") as connection:
+        admin = connection.admin()
+        removed = admin.purge(queue, **chosen, dry_run=True)
+        if not dry_run:
+            asked_first(removed, f"Remove {{}} from {queue} for good?", yes, as_json)
+            removed = admin.purge(queue, **chosen, why=why)
+    if dry_run:
+        told = {"queue": queue, "would_remove": removed}
+        say_json(told) if as_json else say(f"{removed:,} would be removed from {queue}")
+    elif as_json:
+        say_json({"queue": queue, "removed": removed})
+    elif isinstance(removed, int):
+        say(f"{removed:,} removed from {queue}")
+    else:
+        say(f"Removed from {queue}.")
+
+
+@click.command()
+@click.argument("queue")
+@click.argument("to")
+@which_options
+@connection_options
+@json_option
+def move(
+    queue: str,
+    to: str,
+    where: str | None,
+    ids: str | None,
+    everything: bool,
+    dry_run: bool,
+    yes: bool,
+    why: str,
+    url: str | None,
+    home: Path | None,
+    vpn: str,
+    as_json: bool,
+) -> None:
+    """Put messages of QUEUE into the queue TO. Asks first.
+
+    They keep their ids, payloads and headers, and come behind what is there. What a consumer holds
+    stays, and so does what TO does not take; that is told.
+
+    \b
+    Examples:
+      lakequeue move orders orders-2 --where "/region = 'west'" --dry-run
+      lakequeue move orders orders-2 --ids 17,20-25 --yes --why "wrong address"
+    """
+    chosen = which(where, ids, everything)
+    with connect(url, home, vpn, "move") as connection:
+        admin = connection.admin()
+        done = admin.move(queue, to, **chosen, dry_run=True, why=why)
+        if not dry_run:
+            asked_first(done.count, f"Move {{}} from {queue} to {to}?", yes, as_json)
+            done = admin.move(queue, to, **chosen, why=why)
+    if as_json:
+        say_json({"queue": queue, "to": to, "dry_run": dry_run, **asdict(done)})
+        return
+    say(f"{done.count:,} {'would be moved' if dry_run else 'moved'} to {to}")
+    if done.stayed:
+        say(f"{done.stayed:,} {'would stay' if dry_run else 'stayed'}: {left(done.why)}")
+
+
+@click.command()
+@click.argument("queue")
+@option("--header", "-H", "headers", multiple=True, metavar="NAME=TEXT", help="Set this header.")
+@option("--remove", multiple=True, metavar="NAME", help="Remove this header.")
+@which_options
+@connection_options
+@json_option
+def edit(
+    queue: str,
+    headers: tuple[str, ...],
+    remove: tuple[str, ...],
+    where: str | None,
+    ids: str | None,
+    everything: bool,
+    dry_run: bool,
+    yes: bool,
+    why: str,
+    url: str | None,
+    home: Path | None,
+    vpn: str,
+    as_json: bool,
+) -> None:
+    """Change headers of messages of QUEUE. Asks first.
+
+    The same message in another queue stays as it is. Who holds one sees it at the next delivery.
+
+    \b
+    Examples:
+      lakequeue edit orders --header checked=yes --where '/price > 10' --dry-run
+      lakequeue edit orders --remove trace --ids 17-23 --yes
+    """
+    chosen = which(where, ids, everything)
+    new: dict[str, str | None] = {**pairs(headers, "--header"), **dict.fromkeys(remove)}
+    with connect(url, home, vpn, "edit") as connection:
+        admin = connection.admin()
+        done = admin.edit(queue, new, **chosen, dry_run=True, why=why)
+        if not dry_run:
+            asked_first(done.count, f"Change the headers of {{}} of {queue}?", yes, as_json)
+            done = admin.edit(queue, new, **chosen, why=why)
+    if as_json:
+        say_json({"queue": queue, "dry_run": dry_run, **asdict(done)})
+        return
+    say(f"{done.count:,} {'would be edited' if dry_run else 'edited'} in {queue}")
+    if done.stayed:
+        say(f"{done.stayed:,} not: {left(done.why)}")
+
+
+@click.command()
+@click.argument("queue")
+@option("--where", metavar="EXPRESSION", help="Such messages: '/price > 10'.")
+@option("--ids", metavar="RANGES", help="These messages: '17,20-25'.")
+@connection_options
+@json_option
+def redrive(
+    queue: str,
+    where: str | None,
+    ids: str | None,
+    url: str | None,
+    home: Path | None,
+    vpn: str,
+    as_json: bool,
+) -> None:
+    """Send the dead messages of QUEUE back to the queues they died in.
+
+    They keep their ids, payloads and headers. What cannot go back (its queue is gone, full or shut
+    down) stays, and is told; then the exit status is 1.
+
+    \b
+    Examples:
+      lakequeue redrive orders-dmq
+      lakequeue redrive orders-dmq --where "/price > 10"
+      lakequeue browse orders-dmq --json | jq -r .id | head -3
+      lakequeue redrive orders-dmq --ids 17,20-25
+    """
+    with connect(url, home, vpn, "redrive") as connection:
+        done = connection.admin().redrive(queue, where=where, ids=ids)
+    if as_json:
+        answer = {"moved": done.moved, "stayed": done.stayed, "queues": done.queues}
+        say_json({"queue": queue, **answer, "why": done.why})
+    else:
+        to = ", ".join(f"{n:,} to {name}" for name, n in sorted(done.queues.items()))
+        say(f"{done.moved:,} moved{f': {to}' if to else ''}")
+        why = ", ".join(f"{n:,} {reason}" for reason, n in sorted(done.why.items()))
+        if done.stayed:
+            say(f"{done.stayed:,} stayed in {queue}: {why}")
+    if done.stayed:
+        click.get_current_context().exit(1)
+
+
+PREVIEW_MAX = 80
+
+
+@click.command()
+@click.argument("queue")
+@option("--since", metavar="TIME", help="Published then or later; or a message id: from it on.")
+@option("--until", metavar="TIME", help="Published then or before.")
+@option("--where", metavar="EXPRESSION", help="Such messages: '/price > 10'.")
+@option("--ids", metavar="RANGES", help="These messages: '17,20-25'.")
+@option("--rate", type=float, metavar="N", help="At most so many a second.")
+@option("--dry-run", is_flag=True, help="Publish nothing; say how many, and show some.")
+@option("--yes", "-y", is_flag=True, help="Do not ask.")
+@connection_options
+@json_option
+def replay(
+    queue: str,
+    since: str | None,
+    until: str | None,
+    where: str | None,
+    ids: str | None,
+    rate: float | None,
+    dry_run: bool,
+    yes: bool,
+    url: str | None,
+    home: Path | None,
+    vpn: str,
+    as_json: bool,
+) -> None:
+    """Publish messages of the past once more, to QUEUE alone. Asks first.
+
+    Chooses among messages that came for the queue and are no longer in it: acknowledged, expired,
+    discarded, purged. They are read from the Delta tables of --home and get new ids and the headers
+    lq-replay-of, lq-replay-time and lq-replay-by.
+
+    \b
+    Examples:
+      lakequeue replay orders --since 2026-11-21T12:00:00Z --until 2026-11-21T18:00:00Z --dry-run
+      lakequeue replay orders --since 4711 --where "/region = 'west'" --rate 100 --yes
+    """
+    if since is None and until is None and where is None and ids is None:
+        raise click.UsageError("say which messages: --since, --until, --where or --ids")
+    tables = nearest_home(home) or Path(DEFAULT_HOME)
+    chosen = {"since": since, "until": until, "where": where, "ids": ids, "home": tables}
+    with connect(url, home, vpn, "replay") as connection:
+        admin = connection.admin()
+        done = admin.replay(queue, **chosen, dry_run=True)
+        if not as_json:
+            _tell(done)
+        if not dry_run:
+            if not yes and done.count:
+                question = f"Publish {counted(done.count, 'message')} to {queue} once more?"
+                click.confirm(one_line(question), abort=True, err=as_json)
+            done = admin.replay(
+                queue, **chosen, rate=rate, progress=lambda n: note(f"{n:,} published")
+            )
+    if as_json:
+        examples = [{**one, **payload_fields(one["payload"])} for one in done.examples]
+        say_json({"queue": queue, "dry_run": dry_run, **asdict(done), "examples": examples})
+    elif not dry_run:
+        say(f"{done.count:,} published to {queue}")
+        for reason, count in sorted(done.refused.items()):
+            say(f"{count:,} refused: {reason}")
+
+
+def _tell(found: object) -> None:
+    """How many would come, and some of them."""
+    count, begins = found.count, found.begins  # type: ignore[attr-defined]
+    if found.left:  # type: ignore[attr-defined]
+        note(found.left)  # type: ignore[attr-defined]
+    reach = "hold no message" if begins is None else f"begin {local_time(begins):%Y-%m-%d %H:%M}"
+    say(f"{counted(count, 'message')} to publish once more; the tables {reach}")
+    for one in found.examples:  # type: ignore[attr-defined]
+        when = local_time(one["time"]).strftime("%Y-%m-%d %H:%M:%S")
+        text = one_line(payload_fields(one["payload"])["payload"])[:PREVIEW_MAX]
+        say(f"  {one['id'] or '–':>6}  {when}  {one['event']}  {text}")

@@ -1,0 +1,308 @@
+"""The options that `up` and `run` share: where, which queues, and how the engine is set.
+
+What must be so before `up`, `run` and `submit` start an engine, said at once.
+
+Spark tries for a minute to reach a master that is not there, and says it in a stack trace. And a
+home that has no state yet, on topics that an engine serves, would begin their steps anew beside it:
+whoever forgets --home does that. A port that another program has would be noticed when everything
+has started, and end it.
+
+`lakequeue up`: an embedded Kafka broker and the engine, in one directory.
+
+`lakequeue run`: the engine on a Kafka and a Spark that are there already.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ..protocol.errors import LakequeueError
+from .common import DEFAULT_HOME, json_option, option, pairs
+from .group import EnvironmentFault
+from .presence import heartbeat, who
+from .service import Progress, environment_faults, in_the_foreground, run_engine
+
+PACKAGE_CONFIGURATION = Path(__file__).resolve().parent.parent / "conf" / "queues.yaml"
+TRIGGERS = ("real-time", "micro-batch")
+
+
+def engine_options(home_help: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Add --home, --config, --trigger, --set, --accept-other-kafka and --json."""
+    options = (
+        option(
+            "--home", type=click.Path(file_okay=False, path_type=Path), default=DEFAULT_HOME,
+            show_default=True, envvar="LAKEQUEUE_HOME", help=home_help,
+        ),
+        option(
+            "--config", type=click.Path(dir_okay=False, path_type=Path),
+            default=PACKAGE_CONFIGURATION, envvar="LAKEQUEUE_CONFIG",
+            help="The queues, as a YAML file.  [default: conf/queues.yaml of the package]",
+        ),
+        option(
+            "--trigger", type=click.Choice(TRIGGERS), envvar="LAKEQUEUE_TRIGGER",
+            help="How the engine steps: in a loop of its own, or once in each of Spark's batches."
+            "  [default: real-time]",
+        ),
+        option(
+            "--set", "settings", multiple=True, metavar="KEY=VALUE",
+            help="A setting of Spark or, where KEY begins with `lakequeue.`, of the engine; may be "
+            "given many times.",
+        ),
+        option(
+            "--accept-other-kafka", "accept", is_flag=True, envvar="LAKEQUEUE_ACCEPT_OTHER_KAFKA",
+            help="Start on a Kafka that is not the one that this home was on, or that went back in "
+            "time: the queues are kept, and what it has is read from the beginning.",
+        ),
+        json_option,
+    )  # fmt: skip
+
+    def add(command: Callable[..., Any]) -> Callable[..., Any]:
+        for one in reversed(options):
+            command = one(command)
+        return command
+
+    return add
+
+
+def engine_settings(
+    settings: tuple[str, ...], trigger: str | None, accept: bool = False
+) -> dict[str, str]:
+    """What the options say, as the engine takes it; `--trigger` and `--accept-other-kafka` are
+    short forms of longer names. Raises ConfigError for a setting that is not allowed."""
+    found = pairs(settings, "--set")
+    if trigger is not None and found.setdefault("lakequeue.trigger", trigger) != trigger:
+        other = found["lakequeue.trigger"]
+        raise click.UsageError(
+            f"--trigger {trigger} and --set lakequeue.trigger={other} contradict each other."
+        )
+    if accept:
+        found["lakequeue.other_kafka"] = "accept"
+    from ..streaming.engine_settings import EngineSettings
+
+    EngineSettings(found)  # what is wrong with them is said before anything starts
+    return found
+
+
+def log_format(settings: dict[str, str]) -> str:
+    """Of the lines that the engine says."""
+    return settings.get("lakequeue.log_format", "text")
+
+
+if TYPE_CHECKING:
+    from ..definitions import Configuration
+
+CONNECT_SECONDS_MAX = 5.0
+HEARTBEAT_S = 5.0  # one comes every 2 s
+SPARK = "spark://"
+
+
+def check_kafka(bootstrap: str) -> None:
+    """Refuse at once what nobody listens on; Spark would try for minutes."""
+    if reasons := _silent(bootstrap.split(","), "--bootstrap", "127.0.0.1:9092"):
+        raise EnvironmentFault(
+            f"No Kafka broker answers ({reasons}): start one, name another with "
+            "--bootstrap, or let `lakequeue up` start its own."
+        )
+
+
+def check_master(master: str | None) -> None:
+    """The same of Spark's own master; of other clusters Spark says it itself."""
+    if master is None or not master.startswith(SPARK):
+        return
+    places = master.removeprefix(SPARK).split(",")
+    if reasons := _silent(places, "--master", "spark://spark:7077"):
+        raise EnvironmentFault(
+            f"No Spark master answers ({reasons}): start one, or name another with --master."
+        )
+
+
+def check_alone(bootstrap: str, home: Path, configuration: Configuration) -> None:
+    """Refuse a new home on a Kafka where an engine serves one of its VPNs."""
+    from ..streaming.home import ABOUT
+
+    if (home / ABOUT).exists():  # it knows its topics, and its locks keep two from it
+        return
+    for vpn in sorted({*configuration.vpns, *(queue.vpn for queue in configuration.queues)}):
+        heard = None
+        with contextlib.suppress(LakequeueError):  # nobody has ever served it
+            heard = heartbeat(bootstrap, vpn, HEARTBEAT_S)
+        if heard is not None:
+            raise EnvironmentFault(
+                f"An engine serves the VPN {vpn!r} on this Kafka already ({who(heard)}, home "
+                f"{heard.get('home', 'unknown')}), and {home} is a new home: stop that one and "
+                "start with its --home, or name other VPNs and brokers in the configuration."
+            )
+
+
+def check_ports(settings: Mapping[str, str], *names: str) -> None:
+    """Refuse ports of this machine that were asked for and that another program has."""
+    for name in names:
+        key = f"lakequeue.{name}"
+        port = int(settings.get(key, 0))
+        if port <= 0:
+            continue
+        try:
+            socket.create_server(("127.0.0.1", port)).close()
+        except OSError as error:
+            raise EnvironmentFault(
+                f"{key}: {port} cannot be served ({error.strerror or error}): choose another, or 0 "
+                "for a free one"
+            ) from error
+
+
+def _silent(addresses: Iterable[str], option: str, example: str) -> str:
+    """Why none of these addresses answers; empty when one does."""
+    reasons: list[str] = []
+    for address in addresses:
+        host, _, port = address.strip().rpartition(":")
+        if not host or not port.isdecimal():
+            problem = f"{address!r} is not host:port, such as {example}"
+            raise click.BadParameter(problem, param_hint=option)
+        try:
+            with socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS_MAX):
+                return ""
+        except (OSError, OverflowError) as error:
+            reasons.append(f"{address.strip()}: {getattr(error, 'strerror', None) or error}")
+    return "; ".join(reasons)
+
+
+if TYPE_CHECKING:
+    from ..definitions import Configuration
+
+PORT = 9092
+KAFKA_STOP_S = 2.0  # behind the engine's own end there is nothing left that it must write
+
+
+@click.command()
+@engine_options("Directory for everything: broker data, checkpoint, tables, logs.")
+@option(
+    "--port", type=click.IntRange(0, 65_535), envvar="LAKEQUEUE_PORT",
+    help=f"Kafka's port; 0 takes a free one.  [default: the one this home had, else {PORT}]",
+)  # fmt: skip
+def up(
+    home: Path,
+    config: Path,
+    trigger: str | None,
+    settings: tuple[str, ...],
+    accept: bool,
+    as_json: bool,
+    port: int | None,
+) -> None:
+    """Start an embedded Kafka broker and the engine, and run until SIGTERM or Ctrl-C.
+
+    Everything is kept in the home directory: started again, it continues where it stopped. If
+    Kafka or Spark dies, it is restarted.
+
+    \b
+    Examples:
+      lakequeue up
+      lakequeue up --home /var/lib/lakequeue --config queues.yaml --port 0
+      lakequeue up --set spark.driver.memory=4g --set lakequeue.metrics_port=9400
+      lakequeue up --json | head -1      # the addresses, for programs
+    """
+    from ..conf import load
+
+    configuration = load(config)  # Q7: a broken file starts nothing
+    given = engine_settings(settings, trigger, accept)
+    home = home.expanduser().absolute()
+    check_ports(given, "monitor_port", "metrics_port")
+    with in_the_foreground(home, as_json, log_format(given)) as progress:
+        _run(home, configuration, _port(home, port), given, as_json, progress)
+
+
+def _port(home: Path, port: int | None) -> int:
+    """The port to ask for; 0 lets the broker take the one that its home had before."""
+    if port is not None:
+        return port
+    return 0 if (home / "kafka" / "ports.json").is_file() else PORT
+
+
+def _page_port(settings: dict[str, str]) -> int | None:
+    """Of the page: `lakequeue.monitor_port`; -1 for none."""
+    port = int(settings.get("lakequeue.monitor_port", 0))
+    return port if port >= 0 else None
+
+
+def _run(
+    home: Path,
+    configuration: Configuration,
+    port: int,
+    settings: dict[str, str],
+    as_json: bool,
+    progress: Progress,
+) -> None:
+    from ..streaming import Engine
+    from ..streaming.home import HomeFolder
+    from ..streaming.kafka_broker import EmbeddedKafka
+    from ..streaming.kafka_watch import KafkaWatch
+
+    with environment_faults():
+        HomeFolder(home).open()  # what the engine would refuse, before Kafka starts
+        progress("Starting Kafka …")
+        kafka = EmbeddedKafka(home / "kafka", port, progress=progress)
+        kafka.start()
+    watch = KafkaWatch(kafka, progress.note)
+    watch.start()
+    try:
+        engine = Engine(
+            kafka.bootstrap_servers, home, configuration, settings=settings, progress=progress
+        )
+        run_engine(
+            engine, home, kafka.bootstrap_servers, as_json, progress, lambda: watch.failure,
+            _page_port(settings), [kafka.archive],
+        )  # fmt: skip
+    finally:
+        watch.stop(KAFKA_STOP_S)
+
+
+@click.command()
+@engine_options("Directory for checkpoint, tables, logs.")
+@option(
+    "--bootstrap", default="127.0.0.1:9092", show_default=True, envvar="LAKEQUEUE_BOOTSTRAP",
+    help="Kafka's addresses, host:port, separated by commas.",
+)  # fmt: skip
+@option(
+    "--master", envvar="LAKEQUEUE_MASTER",
+    help="Spark's master, such as local[4] or spark://host:7077.  [default: conf/spark.conf's]",
+)  # fmt: skip
+def run(
+    home: Path,
+    config: Path,
+    trigger: str | None,
+    settings: tuple[str, ...],
+    accept: bool,
+    as_json: bool,
+    bootstrap: str,
+    master: str | None,
+) -> None:
+    """Run the engine on an existing Kafka and Spark until SIGTERM or Ctrl-C.
+
+    \b
+    Examples:
+      lakequeue run --bootstrap kafka-1:9092,kafka-2:9092 --config queues.yaml
+      lakequeue run --bootstrap kafka:9092 --master spark://spark:7077 \\
+          --set spark.executor.memory=4g --home /data/lakequeue
+    """
+    from ..conf import load
+
+    configuration = load(config)
+    given = engine_settings(settings, trigger, accept)
+    home = home.expanduser().absolute()
+    check_kafka(bootstrap)
+    check_master(master)
+    check_alone(bootstrap, home, configuration)
+    check_ports(given, "metrics_port")
+    with in_the_foreground(home, as_json, log_format(given)) as progress:
+        from ..streaming import Engine
+
+        engine = Engine(
+            bootstrap, home, configuration,
+            master=master, settings=given, progress=progress,
+        )  # fmt: skip
+        run_engine(engine, home, bootstrap, as_json, progress)
