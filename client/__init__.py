@@ -1,4 +1,4 @@
-"""What applications import: `connect` gives a connection, over Kafka or in memory."""
+"""What applications import: `connect` returns a connection, over Kafka or in memory."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from ..protocol.bounds import shown
 from .admin import Admin, Redriven
 from .connection import Connection, credentials
 from .consumer.consumer import Consumer
+from .kafka import connect_kafka
 from .message import BrowsedMessage, Message
 from .producer.producer import Producer, Receipt
 from .values import text_of
@@ -32,7 +33,7 @@ __all__ = [
 ADDRESSES = "allowed are 'kafka://HOST:PORT' and 'memory://NAME'"
 URL_MAX = KEY_MAX = 100_000  # characters
 
-# A library does not print by itself; without this, Python's last resort would write to stderr.
+# A library does not print. Without this, Python's last-resort handler would write to stderr.
 logging.getLogger("lakequeue").addHandler(logging.NullHandler())
 
 
@@ -48,12 +49,15 @@ def connect(
     """Connect to an engine.
 
     url: ``kafka://host:port[,host:port]``, or ``memory://[name][?config=FILE][&keep=true]`` for an
-    engine in this process: connections to one name share it, and the last close ends it unless it
-    is kept; without a name it is a new one. broker: the name of the broker to talk to; None for the
-    first. key: ``NAME:KEY``, to sign commands where the engine asks for it; by default what
-    ``$LAKEQUEUE_CLIENT_KEY`` says, or the file that ``$LAKEQUEUE_CLIENT_KEY_FILE`` names. config
-    (memory only): a configuration as a mapping or a file's path. Raises ConfigError for an address
-    that is not understood and a broker that is not there, NotConnected when Kafka does not answer.
+    engine in this process. Connections to the same memory name share one engine, which ends with
+    the last close unless it is kept; without a name each call makes a new one. vpn: the message VPN
+    (tenant). client_name: shown to administrators; by default ``client-PID``. broker: the name of
+    the broker to talk to; None for the first. config (memory only): a configuration as a mapping,
+    or the path of a file. key: ``NAME:KEY``, to sign commands if the engine requires it; by default
+    ``$LAKEQUEUE_CLIENT_KEY``, or the content of the file ``$LAKEQUEUE_CLIENT_KEY_FILE``.
+
+    Raises ConfigError for an address it does not understand or an unknown broker, NotConnected
+    (within about 5 s) if Kafka does not answer.
     """
     try:
         parts = urlsplit(text_of(url, "url", URL_MAX))
@@ -63,15 +67,15 @@ def connect(
         raise ConfigError(f"config: {shown(config)} – allowed are a mapping and the path of a file")
     signed_by = credentials(None if key is None else text_of(key, "key", KEY_MAX))
     if parts.scheme == "memory":
-        # By name: the engine in the process stands above the client, and imports it.
+        # By name: `memory/` is a layer above the client and imports it.
         memory = importlib.import_module("..memory", __package__)
         return memory.open_memory(
             parts.netloc, parts.query, vpn, client_name, config, broker, signed_by
         )
     if parts.scheme == "kafka" and parts.netloc:
         if config is not None:
-            raise ConfigError("config: only for memory://; over Kafka the engine has its own")
-        from .kafka import connect_kafka
-
+            raise ConfigError(
+                "config: works on memory:// only; over Kafka, give it to `lakequeue up`"
+            )
         return connect_kafka(parts.netloc, vpn, client_name, broker, signed_by)
     raise ConfigError(f"url: {shown(url)} – {ADDRESSES}")

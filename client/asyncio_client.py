@@ -8,10 +8,10 @@
             await work(message)
             message.ack()
 
-A thin layer: every rule is kept by `client/`, nothing is done twice. Calls that may wait for Kafka
-or the engine run in a thread; what only waits for messages waits on an event. `Message` is the same
-object; its methods wait for nothing. On ``memory://`` nothing waits, as in the other API: receive
-gives None at once, and iteration ends when there is nothing more.
+A thin layer over the synchronous client, which keeps all rules. Calls that may wait for Kafka or
+the engine run in a thread; waiting for messages is waiting on an event. `Message` is the same
+class, and its methods do not block. On ``memory://`` nothing waits, as in the synchronous API:
+`receive` returns None at once, and iteration ends when no message is left.
 """
 
 from __future__ import annotations
@@ -38,51 +38,52 @@ from .values import function_of, wait_s, whole
 
 __all__ = ["AsyncAdmin", "AsyncConnection", "AsyncConsumer", "AsyncProducer", "connect"]
 
-LOOK_S = 0.5  # how soon a close from elsewhere is noticed
+LOOK_S = 0.5  # how soon a close in another thread is noticed
 LOOK_MEMORY_S = 0.001
 
 
 async def connect(url: str, **options: Any) -> AsyncConnection:
-    """`lakequeue.connect`, awaited; the same options and errors."""
+    """`lakequeue.connect`, awaited, with the same options and errors."""
     return AsyncConnection(await asyncio.to_thread(partial(_connect, url, **options)))
 
 
 class AsyncConnection:
-    """`lakequeue.Connection` for asyncio; ``sync`` is the connection beneath."""
+    """`lakequeue.Connection` for asyncio. ``sync`` is the synchronous connection."""
 
     def __init__(self, sync: Connection) -> None:
         self.sync = sync
         self.waits = sync.runner.waits
-        # One thread for sends: what is sent one after the other stays in order.
+        # One thread for sends keeps them in order.
         self._sends = ThreadPoolExecutor(1, thread_name_prefix="lakequeue-aio")
         self._consumers: weakref.WeakSet[AsyncConsumer] = weakref.WeakSet()
 
     def producer(self, **options: Any) -> AsyncProducer:
-        """A producer; the options of `lakequeue.Connection.producer`."""
+        """Make a producer, with the options of `lakequeue.Connection.producer`."""
         return AsyncProducer(self, self.sync.producer(**options))
 
     async def consumer(self, queue: str, **options: Any) -> AsyncConsumer:
-        """A consumer of a queue; the options of `lakequeue.Connection.consumer`."""
+        """Make a consumer of a queue, with the options of `lakequeue.Connection.consumer`."""
         sync = await self.call(partial(self.sync.consumer, queue, **options))
         consumer = AsyncConsumer(self, sync)
         self._consumers.add(consumer)
         return consumer
 
     def forget(self, consumer: AsyncConsumer) -> None:
-        """It was closed."""
+        """The consumer was closed."""
         self._consumers.discard(consumer)
 
     def admin(self) -> AsyncAdmin:
-        """The administrator's face: each call is awaited."""
+        """The administration interface; every call is awaited."""
         return AsyncAdmin(self)
 
     async def close(self) -> None:
-        """Flush producers, return what consumers hold, end the session."""
+        """Flush producers, return what consumers hold, end the session. Raises as
+        `Connection.close`."""
         errors: list[Exception] = []
-        for consumer in list(self._consumers):  # those that nobody closed
+        for consumer in list(self._consumers):  # those the application did not close
             try:
                 await consumer.close()
-            except Exception as error:  # the others have something to say as well
+            except Exception as error:  # the others still have to be closed
                 errors.append(error)
         try:
             await self.call(self.sync.close)
@@ -92,14 +93,14 @@ class AsyncConnection:
             raise errors[0]
 
     async def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Run what may wait; on ``memory://`` at once, where nothing does."""
+        """Run a call that may wait, in a thread; on `memory://`, where nothing waits, at once."""
         if not self.waits:
             return function(*arguments)
         return await asyncio.to_thread(function, *arguments)
 
     async def send(self, function: Callable[..., Any]) -> Any:
-        """Run a send, after those that were called before it."""
-        if not self.waits or not self.sync.is_open:  # closed: it says so
+        """Run a send, after the sends that were called before it."""
+        if not self.waits or not self.sync.is_open:  # closed: the call raises that
             return function()
         return await asyncio.get_running_loop().run_in_executor(self._sends, function)
 
@@ -111,7 +112,7 @@ class AsyncConnection:
 
 
 class AsyncAdmin:
-    """`lakequeue.Admin`, each of its methods awaited."""
+    """`lakequeue.Admin` for asyncio: the same methods, awaited."""
 
     def __init__(self, connection: AsyncConnection) -> None:
         self._connection = connection
@@ -133,40 +134,40 @@ class AsyncAdmin:
 
 
 class AsyncProducer:
-    """`lakequeue.Producer` for asyncio; ``sync`` is the producer beneath."""
+    """`lakequeue.Producer` for asyncio. ``sync`` is the synchronous producer."""
 
     def __init__(self, connection: AsyncConnection, sync: Producer) -> None:
         self._connection = connection
         self.sync = sync
 
     async def send(self, destination: str, payload: bytes | str, **options: Any) -> Receipt:
-        """Send; in mode `persistent` returns when it is stored, else when it is on its way.
+        """Send a message; arguments and errors as for `lakequeue.Producer.send`.
 
-        Raises Rejected, and Timeout after ``timeout`` seconds (default 60). While the window is
-        full it waits, and so do other sends of this connection, in their order (P5).
+        While the window is full it waits, and later sends of this connection wait behind it (P5).
         """
         timeout = wait_s(options.pop("timeout", 60.0))
         mode = options.get("delivery_mode") or self.sync.delivery_mode
         future = await self.send_async(destination, payload, **options)
         if mode != "persistent":
             return self.sync.receipt_of(future)
-        try:  # shielded: the future is the producer's, and stays when this wait is given up
+        try:  # shielded: the future is the producer's and outlives this wait
             return await asyncio.wait_for(asyncio.shield(asyncio.wrap_future(future)), timeout)
         except TimeoutError:
             text = f"no answer to a message for {destination!r} within {timeout} s"
             raise Timeout(text) from None
 
     async def send_async(self, destination: str, payload: bytes | str, **options: Any) -> Pending:
-        """As `lakequeue.Producer.send_async`: the future has the receipt, or raises Rejected."""
+        """Send without waiting for the receipt, as `lakequeue.Producer.send_async`: the future
+        gives the `Receipt` or raises Rejected."""
         call = partial(self.sync.send_async, destination, payload, **options)
         return await self._connection.send(call)
 
     async def flush(self, timeout: float | None = 30.0) -> None:
-        """Wait until every sent message is answered; raises Timeout if some are not."""
+        """Wait until every sent message has an answer; raises as `lakequeue.Producer.flush`."""
         await self._connection.call(self.sync.flush, timeout)
 
     def unacknowledged(self) -> list[bytes]:
-        """Payloads of messages that are not known to be stored (P6)."""
+        """Payloads of messages not known to be stored (P6)."""
         return self.sync.unacknowledged()
 
     async def close(self, timeout: float = 30.0) -> None:
@@ -181,8 +182,8 @@ class AsyncProducer:
 
 
 class AsyncConsumer:
-    """`lakequeue.Consumer` for asyncio; ``sync`` is the consumer beneath, for what waits for
-    nothing. One task at a time receives."""
+    """`lakequeue.Consumer` for asyncio. ``sync`` is the synchronous consumer, for calls that do not
+    wait. Receive from one task at a time."""
 
     def __init__(self, connection: AsyncConnection, sync: Consumer) -> None:
         self._connection = connection
@@ -195,7 +196,7 @@ class AsyncConsumer:
 
     @property
     def is_closed(self) -> bool:
-        """Whether nothing is received any more."""
+        """True once nothing more is received."""
         return self.sync.is_closed
 
     def _wake(self) -> None:
@@ -203,7 +204,8 @@ class AsyncConsumer:
             self._loop.call_soon_threadsafe(self._arrived.set)
 
     async def _wait(self, timeout: float | None) -> None:
-        """Wait until a message is here, or the consumer is closed; on ``memory://`` for nothing."""
+        """Wait until a message is here or the consumer is closed; on `memory://` only yield to the
+        loop."""
         if not self._connection.waits:
             await asyncio.sleep(0)
             return
@@ -219,8 +221,7 @@ class AsyncConsumer:
                 await asyncio.wait_for(self._arrived.wait(), left)
 
     async def receive(self, timeout: float | None = None) -> Message | None:
-        """See `lakequeue.Consumer.receive`. A task that is cancelled while it waits has taken
-        nothing."""
+        """See `lakequeue.Consumer.receive`. A task canceled while it waits has taken no message."""
         found = await self.receive_many(1, timeout)
         return found[0] if found else None
 
@@ -234,8 +235,8 @@ class AsyncConsumer:
         return self.sync.receive_many(most, 0)
 
     async def __aiter__(self) -> AsyncIterator[Message]:
-        """Messages as they come, until the consumer is closed; on ``memory://`` while there are.
-        Raises NotConnected when its queue is deleted."""
+        """Messages as they come, until the consumer is closed; on `memory://` until none is left.
+        Raises NotConnected when the queue is deleted."""
         while not self.sync.is_closed:
             await self._wait(None)
             if self.sync.is_closed:
@@ -248,10 +249,11 @@ class AsyncConsumer:
         self.sync.check_why()
 
     def on_message(self, callback: Callable[[Message], Any]) -> None:
-        """Call a function or coroutine function for each message, one after the other, in a task of
-        its own. All else is as with `lakequeue.Consumer.on_message` (C4): called again it replaces
-        the callback, and a callback that is cancelled has failed. `sys.exit()` ends the loop too.
-        On ``memory://`` the task looks again whenever the loop has nothing else to do for a moment.
+        """Call a function or coroutine function with each message, one after the other, in a task.
+
+        Otherwise like `lakequeue.Consumer.on_message` (C4): another call replaces the callback. A
+        canceled callback has failed. SystemExit also ends the event loop. On `memory://` the task
+        looks again whenever the loop is idle for a moment.
         """
         self.sync.check_open()
         self.sync.serving.use(function_of(callback, "callback"), self._begin)
@@ -265,7 +267,7 @@ class AsyncConsumer:
         while not self.sync.is_closed:
             try:
                 message = serving.begin()
-            except LakequeueError as error:  # what cannot be said to Kafka now ends no consumer
+            except LakequeueError as error:  # failing to reach Kafka must not end the consumer
                 self._connection.sync.report(str(error))
                 message = None
             if message is not None:
@@ -287,15 +289,15 @@ class AsyncConsumer:
             self._connection.sync.report(str(error))
 
     async def set_max_backlog(self, max_backlog: int) -> None:
-        """Change this subscription's backlog (B3)."""
+        """Change this subscription's backlog (B3), see `lakequeue.Consumer.set_max_backlog`."""
         await self._connection.call(self.sync.set_max_backlog, max_backlog)
 
     async def ack(self, *which: Any, **named: Any) -> None:
-        """Acknowledge by ``ids``, ``up_to`` or ``where`` (L13)."""
+        """Acknowledge by ``ids``, ``up_to`` or ``where`` (L13), see `lakequeue.Consumer.ack`."""
         await self._connection.call(partial(self.sync.ack, *which, **named))
 
     async def close(self) -> None:
-        """Wait up to 5 s for the callback that runs, send acks, return the rest."""
+        """Wait up to 5 s for the running callback, send acks, return the rest."""
         working, task = self._working, self._task
         current = asyncio.current_task()
         if task is not None:

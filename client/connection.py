@@ -1,16 +1,5 @@
-"""A connection: a session as applications see it. Gives producers, consumers, the administrator.
-
-A replay that a consumer asks for: `connection.consumer("orders", replay_from=…)` (R4).
-
-It is the administrator's replay, begun behind the consumer's subscription: those messages are
-published once more, to this queue alone, and come to whoever consumes it. What is asked for is
-looked at before the consumer subscribes, so what is wrong with it is raised there; then it goes on
-beside the consumer, who may receive at once. A consumer that subscribes again after a failure asks
-for nothing again.
-
-A client's credentials, for engines that ask for signed commands: ``NAME:KEY``, given to
-`connect`, or in the environment, or in a file that the environment names.
-"""
+"""The connection that `lakequeue.connect` returns: a session, with producers, consumers and
+`Admin`."""
 
 from __future__ import annotations
 
@@ -38,7 +27,8 @@ FLUSH_S = 10.0
 
 
 class Connection(Session):
-    """Made by `lakequeue.connect`. Gives producers, consumers and the administrator's face."""
+    """A connection to an engine, made by `lakequeue.connect`. Safe to use from several threads.
+    Close it, or use it in a ``with`` statement."""
 
     def __init__(
         self,
@@ -52,7 +42,7 @@ class Connection(Session):
         super().__init__(transport, runner or Threads(), vpn, client_name, number, credentials)
 
     def producer(self, **options: Any) -> Producer:
-        """A producer; see `Producer` for the options."""
+        """Make a producer; see `Producer` for the options and errors."""
         self.check_open()
         return Producer(self, **options)
 
@@ -64,11 +54,13 @@ class Connection(Session):
         replay_home: Path | str | None = None,
         **options: Any,
     ) -> Consumer:
-        """A consumer of a queue; see `Consumer` for the options.
+        """Make a consumer of a queue; see `Consumer` for the options and errors.
 
-        replay_from: what came for the queue since then and is not in it any more comes once more
-        (R4): a time, a message id, or `epoch`; replay_home: as `home` of `Admin.replay`, which says
-        what is raised. See `consumer_replay`.
+        replay_from: also deliver past messages of the queue that are not in it any more (R4): those
+        published since this time (an aware datetime or ISO-8601 text), from this message id on, or
+        all of them (`epoch`). The replay runs beside the consumer, and its outcome is the future
+        `consumer.replay`. A wrong request raises here, as `Admin.replay` does. replay_home: the
+        engine's home, like `home` of `Admin.replay`.
         """
         self.check_open()
         asked = (
@@ -83,34 +75,44 @@ class Connection(Session):
         return consumer
 
     def admin(self) -> Admin:
-        """The administrator's face."""
+        """The administration interface; see `Admin`."""
         self.check_open()
         return Admin(self)
 
     def now(self) -> datetime:
-        """The engine's time; over Kafka this machine's."""
+        """The engine's time as an aware datetime; over Kafka this machine's."""
         return datetime.fromtimestamp(self.now_ms() / 1000, UTC)
 
     def trace(self, tracer_provider: Any = None) -> None:
-        """From now on OpenTelemetry hears of each publish and each delivery here: a span for each,
-        linked by the message's header `traceparent`. tracer_provider: the process's by default.
-        Raises ConfigError where the packages of the extra `otel` are not installed."""
+        """Report each publish and each delivery to OpenTelemetry from now on.
+
+        Each gets a span; the message header `traceparent` links them. tracer_provider: a
+        TracerProvider; by default the process's. Raises ConfigError if the packages of the extra
+        `otel` are missing.
+        """
         self.spans = Spans(tracer_provider)
 
     def advance(self, duration: str | float) -> None:
-        """On ``memory://``: move the clock, stopping at every deadline on the way."""
-        raise ConfigError("advance: only on memory://")
+        """On `memory://`: move the clock forward, stopping at every deadline. Elsewhere raises
+        ConfigError."""
+        raise ConfigError("advance: works on memory:// only")
 
     def publish_raw(
         self, topic: str, value: bytes, key: bytes | None = None,
         headers: dict[str, bytes] | None = None, timestamp: int | None = None,
     ) -> None:  # fmt: skip
-        """On ``memory://``: a plain record on a topic, as any Kafka producer would write it."""
-        raise ConfigError("publish_raw: only on memory://")
+        """On `memory://`: put a plain record on a topic, as any Kafka producer would write it.
+        timestamp: epoch ms. Elsewhere raises ConfigError."""
+        raise ConfigError(
+            "publish_raw: works on memory:// only; over Kafka, use any Kafka producer"
+        )
 
     def close(self) -> None:
-        """Close producers and consumers, say goodbye, close the transport. Then raises the first
-        error: Timeout, Rejected for what nobody was told of, or what could not be said to Kafka."""
+        """Close producers and consumers, end the session, close the transport.
+
+        Closes everything, then raises the first error: Timeout for unanswered messages, Rejected
+        for refused messages nobody was told of, NotConnected if Kafka could not be reached.
+        """
         if not self.is_open:
             return
         errors: list[LakequeueError] = []
@@ -118,7 +120,7 @@ class Connection(Session):
         def attempt(step: Callable[[], None]) -> None:
             try:
                 step()
-            except LakequeueError as error:  # the others have something to say as well
+            except LakequeueError as error:  # the others still have to be closed
                 errors.append(error)
 
         try:
@@ -145,7 +147,13 @@ class Connection(Session):
 
 
 class ConsumerReplay:
-    """Of one consumer. done: what became of it. Raises as `Admin.replay`."""
+    """The replay of `connection.consumer("orders", replay_from=…)` (R4).
+
+    It is the administrator's replay, started after the consumer has subscribed. The messages are
+    published again to this queue only, and go to whoever consumes it. The request is checked before
+    the consumer subscribes. A consumer that subscribes again after a failure does not repeat the
+    replay. done: a future with the outcome.
+    """
 
     def __init__(
         self, session: Session, queue: str, since: datetime | str, home: Path | str | None
@@ -161,7 +169,7 @@ class ConsumerReplay:
             session.report(f"replay_from {since} of queue {queue!r}: {found.left}")
 
     def begin(self) -> None:
-        """Publish it, beside whoever calls."""
+        """Publish the messages, in a thread if calls may wait."""
         if self._waits:
             threading.Thread(target=self._go, name="lakequeue-replay", daemon=True).start()
         else:  # in memory nobody works beside the caller
@@ -177,21 +185,21 @@ class ConsumerReplay:
             self.done.set_exception(error)
 
 
-KEY, KEY_FILE = "LAKEQUEUE_CLIENT_KEY", "LAKEQUEUE_CLIENT_KEY_FILE"
+KEY_VARIABLE, KEY_FILE_VARIABLE = "LAKEQUEUE_CLIENT_KEY", "LAKEQUEUE_CLIENT_KEY_FILE"
 
 
 def credentials(key: str | None = None) -> Credentials | None:
-    """What is given, or what the environment says; None: commands are not signed. Raises
-    ConfigError."""
+    """The client's key for signing commands: the given ``NAME:KEY``, else from the environment;
+    None if there is none. Raises ConfigError."""
     if key is not None:
         return Credentials.parse(key)
-    if text := os.environ.get(KEY):
-        return Credentials.parse(text, KEY)
-    file = os.environ.get(KEY_FILE)
+    if text := os.environ.get(KEY_VARIABLE):
+        return Credentials.parse(text, KEY_VARIABLE)
+    file = os.environ.get(KEY_FILE_VARIABLE)
     if not file:
         return None
     try:
-        return Credentials.parse(Path(file).read_text(), KEY_FILE)
+        return Credentials.parse(Path(file).read_text(), KEY_FILE_VARIABLE)
     except (OSError, UnicodeDecodeError) as error:
-        why = getattr(error, "strerror", None) or "it is no text"
-        raise ConfigError(f"{KEY_FILE}: {file} cannot be read: {why}") from error
+        why = getattr(error, "strerror", None) or "it is not text"
+        raise ConfigError(f"{KEY_FILE_VARIABLE}: {file} cannot be read: {why}") from error

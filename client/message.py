@@ -1,4 +1,4 @@
-"""A received message."""
+"""A received message (`Message`) and a message that was only looked at (`BrowsedMessage`)."""
 
 from __future__ import annotations
 
@@ -11,17 +11,20 @@ from ..protocol import bounds, wire
 
 
 def moment(ms: int) -> datetime | None:
-    """Epoch ms as an aware datetime; 0 is never."""
+    """Epoch milliseconds as an aware datetime; None for 0, which means never."""
     return bounds.datetime_of(ms) if ms else None
 
 
 @dataclass(frozen=True, slots=True)
 class BrowsedMessage:
-    """A message as it stands in the queue; looking does not take it (R6).
+    """A message as it is in the queue. Browsing does not lease or remove it (R6).
 
-    state: `ready`, `leased` or `delayed`; holder: name of the consumer that leases it; cut: what of
-    `payload`, `key` and `headers` is not here as a whole, since 4 MB of a message are shown;
-    broker: the one that owns it, where the queue is on several.
+    id: the message id, as text. state: `ready`, `leased` or `delayed`. payload and key: bytes, as
+    published. priority: 0 to 2^64-1. delivery_count: deliveries so far. entered: when it entered
+    the queue. expires_at, lease_expires_at, ready_at: aware datetimes; None for never. holder: name
+    of the consumer that leases it. cut: which of `payload`, `key` and `headers` are incomplete,
+    because an answer holds at most 4 MB of a message. broker: the owner, if the queue is on several
+    brokers.
     """
 
     id: str
@@ -43,12 +46,12 @@ class BrowsedMessage:
 
     @property
     def redelivered(self) -> bool:
-        """Whether it was delivered more than once."""
+        """True if the message was delivered more than once."""
         return self.delivery_count > 1
 
     @classmethod
     def of(cls, queue: str, row: dict[str, Any]) -> BrowsedMessage:
-        """From the engine's answer."""
+        """Read one row of the engine's answer."""
         raw = {k: None if row[k] is None else base64.b64decode(row[k]) for k in _BINARY}
         pairs = wire.application_headers(raw["headers"]) + wire.dead_headers(row["dead"])
         return cls(
@@ -71,7 +74,7 @@ def _text(pairs: list[tuple[str, bytes]]) -> dict[str, str]:
 
 
 class Holder(Protocol):
-    """Who holds messages for an application: a consumer."""
+    """The owner of the messages an application holds: a consumer's `Settling`."""
 
     def ack_message(self, message: Message) -> None:
         """Acknowledge."""
@@ -93,9 +96,11 @@ class Holder(Protocol):
 class Message:
     """A message that a consumer holds.
 
-    id: text; payload: bytes, unchanged; headers: the application's and, on a dead message, the
-    ``lq-dead-`` ones; key: the Kafka record key; delivery_count: 1 at the first delivery; delivery:
-    the number that names this delivery of it (C2); offset: of the record in which it came here.
+    id: the message id, as text. payload: bytes, as published. headers: the application's headers,
+    as text; a dead message also has the `lq-dead-` headers. key: the Kafka record key, or None.
+    priority: 0 to 2^64-1. delivery_count: 1 at the first delivery. is_barrier: True for a barrier
+    message, which needs no ack. delivery: the number of this delivery (C2). offset: Kafka offset of
+    the record that brought it.
     """
 
     __slots__ = (
@@ -118,11 +123,11 @@ class Message:
         self._headers = headers
         self.delivery_count = count
         self.priority = priority
-        self.lease_ends = 0.0  # by the session's clock, which only grows; 0: it has no end
-        self.lease_ms = 0.0  # how long the lease was when it began, or was renewed last
-        self._lease_at = 0  # its end by the clock on the wall, for people
-        self.life_ends = 0.0  # as lease_ends
-        self.since = 0.0  # when it came here, and then when it was handed over
+        self.lease_ends = 0.0  # by the session's monotonic clock, ms; 0: no end
+        self.lease_ms = 0.0  # length of the lease when it began or was last renewed
+        self._lease_at = 0  # its end by the wall clock, for people
+        self.life_ends = 0.0  # when it expires; clock as for lease_ends
+        self.since = 0.0  # when it arrived, later when it was handed over
         self._expires = expires
         self._time = time
         self.is_barrier = barrier
@@ -148,83 +153,92 @@ class Message:
 
     @property
     def redelivered(self) -> bool:
-        """Whether it was delivered before, to anyone (L7)."""
+        """True if any consumer got this message before (L7)."""
         return self.delivery_count > 1
 
     @property
     def published_at(self) -> datetime | None:
-        """When the publisher sent it."""
+        """When the publisher sent it, as an aware datetime."""
         return moment(self._time)
 
     @property
     def lease_expires_at(self) -> datetime | None:
-        """When the lease ends, by this machine's clock (on ``memory://`` the engine's); None: not
-        while the consumer is connected (L4)."""
+        """When the lease ends, by this machine's clock (on `memory://` the engine's). None: the
+        lease lasts as long as the consumer is connected (L4)."""
         return moment(self._lease_at)
 
     def settle(self, outcome: str) -> None:
-        """It is acknowledged, canceled or rejected here. For the consumer."""
+        """Mark as acknowledged, canceled or rejected. Called by the consumer."""
         self.settled = True
         if self.span is not None:
             self.end_span(outcome)
 
     def end_span(self, outcome: str) -> None:
-        """What became of this delivery, if anybody traces it. For the consumer."""
+        """End the tracing span of this delivery, if there is one. Called by the consumer."""
         span, self.span = self.span, None
         if span is not None:
             span.set_attribute("lakequeue.outcome", outcome)
             span.end()
 
     def lease(self, left_ms: float, clock_ms: float, now_ms: int) -> None:
-        """The lease ends in so long from now on; 0: it has no end. For the consumer."""
+        """Let the lease end in ``left_ms`` from now; 0 for no end. Called by the consumer."""
         self.lease_ends = clock_ms + left_ms if left_ms else 0.0
         self.lease_ms = left_ms
         self._lease_at = round(now_ms + left_ms) if left_ms else 0
 
     def live(self, sent_ms: int, clock_ms: float) -> None:
-        """It has come, in a record of this time. How much of its life was left then is counted from
-        now on, so no clocks are compared. For the consumer."""
+        """Note the arrival, and when the message expires. The rest of its life is counted from now
+        on, so no clocks are compared. Called by the consumer."""
         self.since = clock_ms
         left_ms = self._expires - sent_ms
-        # Without a time in the record, or with clocks that differ: the engine sent what was alive.
+        # A record without a time, or clocks that differ: the engine sends only live messages.
         self.life_ends = clock_ms + left_ms if self._expires and sent_ms > 0 < left_ms else 0.0
 
     def lease_state(self) -> tuple[float, float, int]:
-        """The lease, for `restore_lease`. For the consumer."""
+        """The lease, for `restore_lease`. Called by the consumer."""
         return self.lease_ends, self.lease_ms, self._lease_at
 
     def restore_lease(self, lease: tuple[float, float, int]) -> None:
-        """The lease is what it was before a renewal that was refused. For the consumer."""
+        """Restore the lease after a refused renewal. Called by the consumer."""
         self.lease_ends, self.lease_ms, self._lease_at = lease
 
     @property
     def expires_at(self) -> datetime | None:
-        """When the message expires; None: never (X1)."""
+        """When the message expires, as an aware datetime; None for never (X1)."""
         return moment(self._expires)
 
     def ack(self) -> None:
         """Acknowledge this message **and, in mode `client`, every message received before it**.
 
-        Mode `client`, the default, is cumulative as in JMS: who acks the fifth message removes the
-        first to the fifth from the queue. In mode `individual` it is this message alone (C4).
-        Raises LeaseLost where it is known here that the message is no longer this consumer's: its
-        lease has ended, or the consumer was closed.
+        Mode `client`, the default, is cumulative as in JMS: acking the fifth message also removes
+        the first four. Mode `individual` acknowledges only this message (C4). Returns at once; the
+        ack is sent with the next batch of acks. Raises LeaseLost if this consumer is known to have
+        lost the message: its lease has ended, or the consumer was closed.
         """
         self._holder.ack_message(self)
 
     def cancel(self, delay: str | float | None = None) -> None:
-        """Return the message to the queue, after a delay if one is given (L6, L11)."""
+        """Return the message to the queue (L6).
+
+        delay: how long the queue waits before it delivers the message again (L11), such as `'30s'`,
+        or seconds as a number. None: the queue's own back-off. Raises LeaseLost as `ack` does, and
+        ConfigError for a wrong duration.
+        """
         self._holder.cancel_message(self, delay)
 
     def reject(self, reason: str | BaseException = "") -> None:
-        """Send the message to the dead message queue (C7). reason: a text, or the exception that
-        is the reason; of more than 10,000 characters the first are kept."""
+        """Send the message to the dead message queue (C7).
+
+        reason: text, or the exception that caused it; at most 10,000 characters are kept. Raises
+        LeaseLost as `ack` does.
+        """
         self._holder.reject_message(self, reason)
 
     def renew(self, period: str | float | None = None) -> None:
-        """Extend the lease, counted from now: by ``period``, or by the queue's lease period (L10).
+        """Extend the lease, counted from now (L10).
 
-        Does not wait for the engine. Raises LeaseLost where the lease is known to have ended. If
-        the engine refuses, the lease is again what it was, and a warning is logged that says why.
+        period: a duration such as `'30s'`, or seconds as a number; None for the queue's
+        `lease_period`. Does not wait for the engine. If the engine refuses, the old lease stays and
+        a warning is logged. Raises LeaseLost if the lease has already ended.
         """
         self._holder.renew_message(self, period)

@@ -1,11 +1,10 @@
-"""OpenTelemetry: a span for each publish and each delivery, and what links them (extra `otel`).
+"""OpenTelemetry: a span for each publish and each delivery, and a link between them (extra `otel`).
 
-A message carries where it comes from in its header `traceparent` (W3C Trace Context), like any
-other header: the engine reads nothing of it, and it stays with the message through moves, the dead
-message queue, redrives, bridges and replays. A queue is no call: the publisher has long gone on
-when the message is delivered, and it may be delivered often. So a delivery begins a span that
-*links* to the publish and is no child of it. It ends when the application has settled the message,
-or has lost it.
+A message carries its origin in the header `traceparent` (W3C Trace Context). The engine does not
+read it, so it survives moves, the dead message queue, redrives, bridges and replays. A queue is not
+a call: the publisher has gone on long before the delivery, and there may be several deliveries. So
+a delivery's span *links* to the publish and is not its child. It ends when the application has
+settled or lost the message.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ Headers = Mapping[str, str | bytes]
 
 
 class Handed(Protocol):
-    """A message that is handed over, as far as its span is concerned. span: while it lasts."""
+    """A message handed to the application, as far as its span is concerned."""
 
     queue: str
     payload: bytes
@@ -41,13 +40,13 @@ class Handed(Protocol):
         ...
 
     def end_span(self, outcome: str) -> None:
-        """Nothing more happens to this delivery."""
+        """End the span: nothing more happens to this delivery."""
         ...
 
 
 class Spans:
-    """Of one connection. provider: a TracerProvider; None: the process's. Raises ConfigError where
-    OpenTelemetry is not installed."""
+    """The spans of one connection. provider: a TracerProvider; None for the process's. Raises
+    ConfigError if OpenTelemetry is not installed."""
 
     def __init__(self, provider: Any = None) -> None:
         try:
@@ -65,8 +64,8 @@ class Spans:
         self._propagator = TraceContextTextMapPropagator()
 
     def published(self, destination: str, headers: Headers | None) -> dict[str, str | bytes]:
-        """The headers of a message that is published now. One that has a `traceparent` of its own
-        keeps it: somebody passes on what began elsewhere."""
+        """Record a publish; returns the message's headers. A message that already has a
+        `traceparent` keeps it."""
         kept = dict(headers or {})
         kind, parent = self._trace.SpanKind.PRODUCER, None
         if PARENT in kept:
@@ -81,7 +80,7 @@ class Spans:
         return kept
 
     def begin(self, message: Handed, tracked: bool) -> None:
-        """A message is handed over. tracked: the engine waits for what becomes of it."""
+        """A message is handed over. tracked: the engine waits for it to be settled."""
         sent = self._trace.get_current_span(self._context(message.headers)).get_span_context()
         links = [self._trace.Link(sent)] if sent.is_valid else []
         attributes = _about(message.queue, "process") | {
@@ -97,7 +96,7 @@ class Spans:
             message.end_span("removed")
 
     def current(self, message: Handed) -> AbstractContextManager[Any]:
-        """While a callback runs its spans are children of the delivery's."""
+        """Make the delivery's span current, so that a callback's spans are its children."""
         if message.span is None:
             return nullcontext()
         return self._trace.use_span(message.span, end_on_exit=False)
@@ -105,7 +104,7 @@ class Spans:
     def _context(self, headers: Headers) -> Any:
         carrier = {
             name: _text(headers[name]) for name in (PARENT, STATE) if name in headers
-        }  # what is no trace context is passed over by the propagator
+        }  # the propagator ignores what is no trace context
         return self._propagator.extract(carrier)
 
 

@@ -1,7 +1,7 @@
-"""What the Python API takes, checked: texts, numbers, times, durations, ids.
+"""Checks for what applications pass to the Python API: texts, numbers, times, durations, ids.
 
-Each public method checks what it is given before it changes anything, with these. What is not
-understood raises ConfigError that names the option, the value and what is allowed.
+Each public method checks its arguments with these before it changes anything. A wrong one raises
+ConfigError with the option, the value and what is allowed.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ _NUMBER = re.compile(r"[0-9]{1,20}", re.ASCII)
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _ONE_MS = timedelta(milliseconds=1)
 CUT = "…"
-WAIT_S_MAX = threading.TIMEOUT_MAX / 2  # a clock's reading is added to it
+WAIT_S_MAX = threading.TIMEOUT_MAX / 2  # so that a clock's reading can be added
 
 # ---------------------------------------------------------------- texts and numbers
 
 
 def text_of(value: object, what: str, most: int) -> str:
-    """A text of 1 to ``most`` characters that can be sent."""
+    """Text of 1 to ``most`` characters."""
     if not isinstance(value, str) or not 0 < len(value) <= most or not is_utf8(value):
         raise ConfigError(f"{what}: {shown(value)} – allowed is text of 1 to {most:,} characters")
     return str.__str__(value)
 
 
 def whole(value: object, what: str, least: int, most: int) -> int:
-    """A whole number within bounds."""
+    """An integer from ``least`` to ``most``."""
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
         raise ConfigError(f"{what}: {shown(value)} – allowed are {least} to {most:,}")
     return value
@@ -68,33 +68,33 @@ def one_of(value: object, what: str, allowed: tuple[str, ...]) -> str:
 
 
 def function_of(value: object, what: str) -> Callable[..., Any]:
-    """Something that can be called."""
+    """A callable."""
     if not callable(value):
         raise ConfigError(f"{what}: {shown(value)} – allowed is a function of one value")
     return value
 
 
 def content(value: object, what: str) -> bytes:
-    """Bytes, or text as UTF-8."""
+    """Bytes; text is encoded as UTF-8."""
     if isinstance(value, str) and is_utf8(value):
         return value.encode()
     if isinstance(value, bytes | bytearray | memoryview):
         try:
             return bytes(value)
-        except ValueError:  # a memoryview that was released
+        except ValueError:  # a released memoryview
             pass
     raise ConfigError(f"{what}: {shown(value)} – allowed are bytes, and text that is UTF-8")
 
 
 def reason_of(value: object) -> str:
-    """Why a message is rejected: a text, or an exception, as a text that can be sent. Much of it is
-    a traceback, so what is too long is cut and what is not UTF-8 escaped: the message goes."""
+    """The reason of a rejection: text, or an exception. A reason must never keep a message from
+    being rejected, so long text is cut and what is not UTF-8 is escaped."""
     if value is None:
         return ""
     if isinstance(value, BaseException):
         try:
             value = f"{type(value).__name__}: {value}"
-        except Exception:  # it cannot even say what it is
+        except Exception:  # its own __str__ fails
             value = type(value).__name__
     if not isinstance(value, str):
         raise ConfigError(f"reason: {shown(value)} – allowed are text and exceptions")
@@ -108,7 +108,7 @@ def reason_of(value: object) -> str:
 
 
 def wait_s(value: object, what: str = "timeout") -> float | None:
-    """How long a call may wait, in seconds; None: for ever."""
+    """A timeout in seconds; None for ever."""
     if value is None:
         return None
     # NaN is not itself. `math.isnan` would not take an int beyond a float's range.
@@ -118,8 +118,8 @@ def wait_s(value: object, what: str = "timeout") -> float | None:
 
 
 def duration_ms(value: object, what: str) -> int:
-    """A duration as text (``"500ms"``, ``"30s"``) or seconds, in ms: rounded, but never from
-    something to nothing."""
+    """A duration in ms, from text (`"500ms"`, `"30s"`) or seconds. Rounded, but never to zero from
+    more."""
     exact = _exact_ms(value)
     if exact is None or exact > DURATION_MS_MAX:
         raise ConfigError(f"{what}: {shown(value)} – {_DURATIONS}")
@@ -136,7 +136,7 @@ def _exact_ms(value: object) -> Decimal | float | None:
 
 
 def time_ms(value: object, what: str) -> int:
-    """A moment as an aware datetime or ISO-8601 text, in epoch ms."""
+    """A moment in epoch ms, from an aware datetime or ISO-8601 text."""
     moment = value
     if isinstance(moment, str):
         try:
@@ -151,13 +151,13 @@ def time_ms(value: object, what: str) -> int:
         raise ConfigError(
             f"{what}: {shown(value)} – a time needs a time zone: '2026-01-31T12:00:00Z'"
         )
-    # Not `astimezone`: the first and the last day there is have no such hour elsewhere.
+    # Not `astimezone`: it fails on the first and the last day of the calendar.
     return round((moment - _EPOCH) / _ONE_MS)
 
 
 def delivery_ms(deliver_at: object, delay: object, now_ms: int) -> int | None:
-    """The delivery time that these options of a message name (L12), epoch ms; None: at once, as for
-    a moment that is over."""
+    """The delivery time of a message in epoch ms, from `deliver_at` or `delay` (L12); None for at
+    once or a moment in the past."""
     if delay is None:
         if deliver_at is None:
             return None
@@ -173,7 +173,7 @@ def delivery_ms(deliver_at: object, delay: object, now_ms: int) -> int | None:
 
 
 def id_of(value: object, what: str) -> int:
-    """A message id, as a number or as text."""
+    """A message id, from a number or text."""
     if isinstance(value, str) and _NUMBER.fullmatch(value):
         value = int(value)
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= ID_MAX:
@@ -182,7 +182,7 @@ def id_of(value: object, what: str) -> int:
 
 
 def ids_text(ids: object) -> str:
-    """Message ids as ranges in text: such text itself, or an iterable of ids."""
+    """Message ids as ranges in text, from such text or an iterable of ids."""
     if isinstance(ids, str):
         text = str.__str__(ids)
     elif isinstance(ids, Iterable) and not isinstance(ids, bytes | bytearray | memoryview):
@@ -192,14 +192,14 @@ def ids_text(ids: object) -> str:
     if len(text) > IDS_CHARACTERS_MAX:
         raise ConfigError(
             f"ids: {len(text):,} characters as ranges – allowed are {IDS_CHARACTERS_MAX:,} in one "
-            "command: name fewer at a time"
+            "command: pass fewer ids at a time"
         )
     ranges_of(text)
     return text
 
 
 def ranges_of(text: str) -> Ranges:
-    """The ranges that a text names."""
+    """Parse ranges of ids."""
     try:
         return parse_ranges(text)
     except ValueError as error:

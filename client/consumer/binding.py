@@ -1,7 +1,7 @@
-"""A binding: one consumer's flow bound to a queue, and what can be said of its messages.
+"""A binding: one consumer's subscription to a queue, and the commands about its messages.
 
-Commands that name messages carry the epoch of the home in which they got their ids: another home,
-begun on the same Kafka, must not take them for its own messages.
+Commands that name messages carry the epoch of the home that gave the ids. A new home on the same
+Kafka must not take them for its own.
 """
 
 from __future__ import annotations
@@ -30,9 +30,11 @@ class Wanted:
 
 
 class Binding:
-    """Made anew whenever a consumer binds. What the engine answered: removes_on_send, backlog (the
-    one that holds, B2), lease_ms (the queue's lease period, None without end), epoch; and which
-    broker it was."""
+    """A subscription, made anew whenever a consumer binds.
+
+    From the engine's answer: removes_on_send, backlog (the effective one, B2), lease_ms (the
+    queue's lease period; None for no end), epoch, broker.
+    """
 
     def __init__(self, session: Session, queue: str, wanted: Wanted) -> None:
         self._session = session
@@ -46,7 +48,7 @@ class Binding:
         self.removes_on_send = wanted.acks == "none"
 
     def bind(self) -> None:
-        """Ask the engine for it; raises what it answers. Where it does not answer, nothing may be
+        """Subscribe; raises the engine's error. If no answer comes, unsubscribe, so that nothing is
         leased to this binding later."""
         session, wanted = self._session, self._wanted
         answer, self.broker = session.request_where_it_is(
@@ -72,28 +74,29 @@ class Binding:
         session.heartbeat_within(answer["heartbeat_timeout_ms"] / 1000)
 
     def unbind(self) -> None:
-        """End it; what it holds returns (L1)."""
+        """End the subscription; what it holds returns (L1)."""
         self.say(self._end())
 
     def _end(self) -> commands.Unsubscribe:
         return commands.Unsubscribe(queue=self.queue, subscription=self.id)
 
     def say(self, command: commands.Command) -> None:
-        """Say something to the broker with which it is bound. Where the queue has left that one,
-        the binding is over; nobody else knows it."""
+        """Send a command to the broker it is bound to. If the queue has left that broker, the
+        subscription has ended, and no other broker knows it."""
         self._session.command(command, self.broker)
 
     @property
     def place(self) -> int | None:
-        """The broker to ask about it, while it hosts the queue; None: whoever has the queue now."""
+        """The broker to ask: the one it is bound to while that hosts the queue, else None for
+        whoever has the queue now."""
         return self.broker if self.broker in self._session.hosts_of(self.queue).values() else None
 
     def ack(self, **which: Any) -> commands.Ack:
-        """An acknowledgement, to be sent or asked."""
+        """An acknowledgement, to be sent or requested."""
         return commands.Ack(queue=self.queue, subscription=self.id, epoch=self.epoch, **which)
 
     def say_arrived(self, received: int) -> None:
-        """Everything up to this number of the flow has come (C1)."""
+        """Report that everything up to this number of the flow has arrived (C1)."""
         self.say(
             commands.TransportAck(
                 queue=self.queue, subscription=self.id, epoch=self.epoch, received=received
@@ -101,13 +104,13 @@ class Binding:
         )
 
     def cancel(self, ids: str, delay_ms: int | None) -> commands.Cancel:
-        """Messages come back, after a delay (L6, L11)."""
+        """A cancel: the messages come back, after a delay (L6, L11)."""
         return commands.Cancel(
             queue=self.queue, subscription=self.id, epoch=self.epoch, ids=ids, delay_ms=delay_ms
         )
 
     def reject(self, ids: str, reason: str) -> commands.Reject:
-        """Messages go to the dead message queue (C7)."""
+        """A reject: the messages go to the dead message queue (C7)."""
         return commands.Reject(
             queue=self.queue, subscription=self.id, epoch=self.epoch, ids=ids, reason=reason
         )
@@ -120,15 +123,15 @@ class Binding:
         self._session.ask(command, told, self.broker)
 
     def hand_back(self, ids: str) -> None:
-        """Messages return untouched: nobody has seen them (L5)."""
+        """Return messages untouched: the application has not seen them (L5)."""
         self.say(self.untouched(ids))
 
     def untouched(self, ids: str) -> commands.Returned:
-        """That nobody has seen these messages, to be said or asked."""
+        """The command that returns messages untouched, to be sent or requested."""
         return commands.Returned(queue=self.queue, subscription=self.id, epoch=self.epoch, ids=ids)
 
     def set_backlog(self, max_backlog: int, timeout: float | None = None) -> None:
-        """Change its backlog (B3); returns when nothing more is on its way here than fits."""
+        """Change the backlog (B3). Returns when no more deliveries are on their way than fit."""
         command = commands.SetBacklog(
             queue=self.queue, subscription=self.id, max_backlog=max_backlog
         )

@@ -1,9 +1,9 @@
-"""Callbacks: one after the other, never one in another (C4).
+"""Callbacks: one at a time, never nested (C4).
 
-In mode `auto` a message is acknowledged when its callback returns, canceled when it raises. A
-message whose callback has failed is not given to it again before time has passed by the session's
-clock: over Kafka that clock always moves, on ``memory://`` when the test moves it. So a callback
-that always fails does not keep a test for ever.
+In mode `auto` a message is acknowledged when its callback returns and canceled when it raises. A
+failed message is not given to the callback again before the session's clock has moved. Over Kafka
+the clock always moves; on `memory://` the test moves it, so a callback that always fails cannot
+block a test for ever.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Serve = Callable[[Callable[[], bool], Callable[[], bool]], Join]  # see `Runner.
 
 
 class CallbackRunner:
-    """One consumer's callback. over: whether the consumer is closed."""
+    """One consumer's callback. over: tells whether the consumer is closed."""
 
     def __init__(
         self,
@@ -48,12 +48,12 @@ class CallbackRunner:
         self._calling = False
         self._failed: set[int] = set()  # ids, at the moment `_failed_at`
         self._failed_at = -1.0
-        self._alone = False  # callbacks run in a thread that nobody waits for
+        self._alone = False  # callbacks run in a thread of their own
         self._join: Join = lambda _: None
 
     def use(self, callback: Callback, serve: Serve | None = None) -> None:
-        """From now on call this one; what failed is tried once more. serve: who calls, of the first
-        callback; the session's runner by default."""
+        """Call this callback from now on; failed messages are tried once more. serve: who calls the
+        first callback, by default the session's runner."""
         first, self._callback = self._callback is None, callback
         self._failed.clear()
         if first:
@@ -62,19 +62,20 @@ class CallbackRunner:
             self._join = serve(self.ready, self.work)
         else:
             self._session.wake()
-            self._session.wait(lambda: True, 0)  # in memory it is called now
+            self._session.wait(lambda: True, 0)  # on memory:// this calls it now
 
     def join(self, timeout_s: float) -> None:
-        """Wait until the callback that runs has returned and no more will be called."""
+        """Wait until the running callback has returned and no more will be called."""
         self._join(timeout_s)
 
     def ready(self) -> bool:
-        """Whether it is worth looking."""
+        """True if there may be something to do."""
         return self._prefetch.has_next or self._over()
 
     def work(self) -> bool:
-        """Call for each message that is here; False when the consumer is closed."""
-        if self._calling:  # in memory: the callback itself let the engine run
+        """Call the callback for each message that is here. Returns False when the consumer is
+        closed."""
+        if self._calling:  # on memory:// the callback itself ran the engine
             return True
         self._calling = True
         try:
@@ -90,10 +91,12 @@ class CallbackRunner:
 
     @contextlib.contextmanager
     def attempt(self, message: Message) -> Iterator[Callback]:
-        """Gives the callback to be called with this message; what it returns or raises ends the
-        attempt. asyncio's CancelledError is an error like any. What ends a program (`sys.exit()`,
-        Ctrl-C) is one too, and raised again, unless this is a thread of its own: nobody would hear
-        it there, and the next message would wait for ever."""
+        """Yields the callback for this message; leaving the block ends the attempt.
+
+        Every exception fails the attempt, also asyncio's CancelledError. SystemExit and
+        KeyboardInterrupt are raised again, except in the runner's own thread: nobody would notice
+        them there, and the next message would wait for ever.
+        """
         assert self._callback is not None
         spans = self._session.spans
         try:
@@ -107,7 +110,7 @@ class CallbackRunner:
             self._returned(message)
 
     def begin(self) -> Message | None:
-        """The next message for a callback; None when there is none."""
+        """The next message for a callback; None if there is none."""
         if self._failed and self._session.clock_ms() != self._failed_at:
             self._failed.clear()
         message = self._prefetch.hand_over(self._failed)
@@ -123,7 +126,7 @@ class CallbackRunner:
         return message
 
     def _failed_on(self, message: Message, error: BaseException) -> None:
-        """The callback raised: logged with its traceback, and in some modes the message returns."""
+        """Log the error with its traceback; in modes `auto` and `dups_ok` cancel the message."""
         self._settling.working = None
         log.error(
             "callback failed on message %s of queue %r, delivery %d",
@@ -135,11 +138,11 @@ class CallbackRunner:
             self._failed_at = now_ms
         self._failed.add(message.number)
         if self._rule.mode in ("auto", "dups_ok") and self._prefetch.holds(message):
-            with contextlib.suppress(LeaseLost):  # it has come back by itself
+            with contextlib.suppress(LeaseLost):  # its lease ended meanwhile
                 self._settling.cancel_message(message, None)
 
     def _returned(self, message: Message) -> None:
-        """The callback has returned."""
+        """The callback has returned: acknowledge as the mode says."""
         self._settling.working = None
         if self._rule.mode == "auto" and self._prefetch.holds(message):
             self._settling.settle([message])

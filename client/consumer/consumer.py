@@ -1,8 +1,7 @@
 """Consumers: receive messages and settle them (C1–C7, L5, L8, L10, L11, L13).
 
-A consumer is one subscription (`binding`). Deliveries come into its buffer (`prefetch`); what
-the application was given is settled (`settling`) as its mode says (`acking`); callbacks are
-called in `callbacks`.
+A consumer is one subscription (`binding`). Deliveries enter its buffer (`prefetch`). `settling`
+acknowledges as the mode says, and `callbacks` calls the application.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from .prefetch import LIMIT, WINDOW_PERCENT, FlowArrivals, Leases, Prefetch
 from .settling import Settling, ack_rule
 
 CLOSE_S = 5.0
-RETURN_S = 2.0  # how long a close waits for what is still on its way here
+RETURN_S = 2.0  # how long close waits for deliveries that are still on their way
 PRIORITY_MAX = 255
 CLOSED = "the consumer is closed"
 RETURNED = f"returned to the queue: {CLOSED}"  # what became of its messages
@@ -38,12 +37,23 @@ log = logging.getLogger("lakequeue.client")
 
 
 class Consumer:
-    """Receives from one queue; made by `Connection.consumer`. One thread at a time, except that
-    messages may be settled from any thread.
+    """Receives messages from one queue; made by `Connection.consumer`. Receive from one thread at a
+    time; messages may be settled from any thread.
 
-    ack_mode: `client`, the default, is cumulative: `ack()` acknowledges all that was received
-    before, too; see `acking` for the others. replay: what became of the replay that it was made
-    with (`replay_from`); None where there was none.
+    ack_mode: `client` (default: `ack()` also acknowledges everything received before),
+    `individual`, `auto`, `dups_ok`, `pre_ack` or `no_ack`. max_backlog: the most messages leased to
+    this consumer, 0 to 1,000,000; None for 1. The queue's `max_per_subscription_backlog` may be
+    lower. filter: an expression; other messages go to other consumers. dups_ok_count,
+    dups_ok_interval: in mode `dups_ok`, acknowledge after this many messages or this long. name:
+    shown by `describe` and in events; by default the client's name. transport_ack_window: percent
+    of the backlog after which arrivals are reported, 1 to 100; transport_ack_time: the same as a
+    duration, `'20ms'` to `'1500ms'`. auto_renew: renew leases in the background, for at most
+    auto_renew_limit per message. priority: 0 to 255; a consumer with a higher one is served first.
+
+    replay: a future with the outcome of `replay_from`; None without one.
+
+    Raises ConfigError for a wrong option or an unknown queue, PermissionDenied, and Timeout if the
+    engine does not answer.
     """
 
     replay: Future[Any] | None = None
@@ -75,10 +85,10 @@ class Consumer:
         acks = "none" if ack_mode == "no_ack" else "explicit"
         self._wanted = Wanted(self.name, max_backlog, filter, acks, priority)
         self._lock = threading.RLock()
-        self._closed = False  # nothing is received any more
-        self._closing = False  # a call of `close` is at work
-        self._ended: str | None = None  # nothing is settled any more: what became of its messages
-        self._why: str | None = None  # it was not the application that closed it
+        self._closed = False  # receives nothing more
+        self._closing = False  # `close` is running
+        self._ended: str | None = None  # settles nothing more: what became of its messages
+        self._why: str | None = None  # why it was closed, if not by the application
         self._arrivals = FlowArrivals(
             transport_ack_window, transport_ack_time, session.runner.gather_ms
         )
@@ -91,7 +101,7 @@ class Consumer:
             session, self._prefetch, self._settling, self._rule, lambda: self._closed
         )
         self._subscription: Binding | None = None
-        self._untouched: list[int] = []  # ids that a lost subscription was sent
+        self._untouched: list[int] = []  # ids sent to a lost subscription
         try:
             self.subscribe()
         except BaseException:
@@ -99,8 +109,8 @@ class Consumer:
             raise
 
     def subscribe(self) -> None:
-        """Bind to the queue under a new subscription id; what was held before is lost. Closed, it
-        stays closed: a session that was lost may come upon it later."""
+        """Bind to the queue under a new subscription id. Messages held before are lost. A closed
+        consumer stays closed: the session may call this late."""
         if self._closed:
             return
         session, bound = self._session, self._subscription
@@ -108,7 +118,7 @@ class Consumer:
             self._settling.flush()
         if bound is not None:
             self._report_untouched(bound)
-            bound.unbind()  # it may live on after all: nothing may stay leased to it
+            bound.unbind()  # the engine may still know it, and must not keep messages leased to it
         with self._lock:
             new = Binding(session, self.queue, self._wanted)
             self._prefetch.reset()
@@ -128,17 +138,19 @@ class Consumer:
             raise
 
     def _report_untouched(self, bound: Binding) -> None:
-        """What was sent to a subscription that has ended, and nobody has seen, was no attempt (L5):
-        say so to the broker that has it now, before that gives it to anybody."""
+        """Tell the queue's broker which messages of an ended subscription nobody has seen, so that
+        they do not count as attempts (L5)."""
         self._untouched += [m.number for m in self._prefetch.take_untouched()]
         if not self._untouched:
             return
         try:
             self._session.request(bound.untouched(format_ranges(self._untouched)))
-        except Moved:  # the queue is on its way: nobody has heard it
+        except Moved:  # the queue is moving: no broker has taken it
             raise
-        except LakequeueError as error:  # whether it was heard is not known: it is said once
-            self._session.report(f"what waited for consumer {self.name!r} counts: {error}")
+        except LakequeueError as error:  # it may have been taken: never say it twice
+            self._session.report(
+                f"consumer {self.name!r}: messages it never saw count as delivered: {error}"
+            )
         self._untouched.clear()
 
     @property
@@ -148,30 +160,33 @@ class Consumer:
 
     @property
     def broker(self) -> int | None:
-        """The number of the broker with which it is bound; None until it is."""
+        """The number of the broker it is bound to; None until it is bound."""
         return self._settling.subscription.broker
 
     @property
     def is_closed(self) -> bool:
-        """Whether nothing is received any more."""
+        """True once nothing more is received."""
         return self._closed
 
     @property
     def has_messages(self) -> bool:
-        """Whether a message is here that was not handed over yet."""
+        """True if a message has arrived that was not handed over yet."""
         return self._prefetch.has_next
 
     # ------------------------------------------------------------ receiving
 
     def receive(self, timeout: float | None = None) -> Message | None:
-        """The next message; None when there is none within ``timeout`` seconds (None: for ever;
-        on ``memory://`` no call waits). Raises NotConnected when the consumer is closed, or its
-        queue deleted, also meanwhile."""
+        """The next message; None if none comes within ``timeout`` seconds.
+
+        timeout: None waits for ever, 0 not at all. On `memory://` no call waits. Raises
+        NotConnected if the consumer is closed or its queue is deleted, also while it waits.
+        """
         found = self.receive_many(1, timeout)
         return found[0] if found else None
 
     def receive_many(self, most: int, timeout: float | None = None) -> list[Message]:
-        """At most ``most`` messages: waits for the first, takes what is there of the rest."""
+        """Up to ``most`` messages: waits up to ``timeout`` seconds for the first one, then takes
+        what is already here. Returns an empty list if none comes. Raises as `receive`."""
         timeout = wait_s(timeout)
         whole(most, "most", 0, BACKLOG_MAX)
         self.check_open()
@@ -209,8 +224,8 @@ class Consumer:
         return message
 
     def __iter__(self) -> Iterator[Message]:
-        """Messages as they come, until the consumer is closed; on ``memory://`` while there are.
-        Raises NotConnected when its queue is deleted."""
+        """Messages as they come, until the consumer is closed; on `memory://` until none is left.
+        Raises NotConnected when the queue is deleted."""
         while not self._closed:
             self._wait(None)
             if self._closed:
@@ -223,15 +238,16 @@ class Consumer:
         self.check_why()
 
     def on_message(self, callback: Callable[[Message], Any]) -> None:
-        """Call ``callback`` for each message, one after the other, in a thread of its own (C4).
+        """Call ``callback`` with each message, one after the other, in a thread of its own (C4).
 
-        In mode `auto` the message is acknowledged when the callback returns, canceled when it
-        raises; the traceback is logged. `sys.exit()` is an error like any: the thread goes on with
-        the next message. When the queue is deleted the consumer is closed, and an error logged.
-        On ``memory://`` the callback runs at once for what is there, and for what comes as it
-        comes, and `sys.exit()` or Ctrl-C are raised there too; a message on which it failed comes
-        again when the clock moves, or `on_message` is called again. Called again, it replaces the
-        callback.
+        In mode `auto` a message is acknowledged when the callback returns and canceled when it
+        raises; the traceback is logged. SystemExit is treated like any error. When the queue is
+        deleted, the consumer is closed and an error is logged. Calling `on_message` again replaces
+        the callback.
+
+        On `memory://` the callback runs in the calling thread, for what is there and then for what
+        arrives. SystemExit and KeyboardInterrupt are raised there too. A message whose callback
+        failed comes again when the clock moves, or when `on_message` is called again.
         """
         self.check_open()
         self.serving.use(function_of(callback, "callback"))
@@ -244,7 +260,12 @@ class Consumer:
         up_to: str | int | None = None,
         where: str | None = None,
     ) -> None:
-        """Acknowledge by id, by range, up to an id, or by filter (L13). Exactly one is given."""
+        """Acknowledge by id, up to an id, or by expression (L13). Give exactly one.
+
+        ids: message ids, or ranges as text (`'17,20-25'`). up_to: this message and all before it.
+        where: an expression over messages of the queue. Waits for the engine's answer. Raises
+        ConfigError, LakequeueError, Timeout; NotConnected if the consumer is closed.
+        """
         if self._ended is not None or not self._session.is_open:
             raise self._session.closed(self._why or CLOSED)
         self._settling.ack_named(ids, up_to, where)
@@ -252,9 +273,11 @@ class Consumer:
     # ------------------------------------------------------------ the rest
 
     def set_max_backlog(self, max_backlog: int) -> None:
-        """Change this subscription's backlog (B3); below what it holds, delivery waits; with 0
-        nothing is delivered until it is changed again. What was prefetched beyond it, and never
-        handed over, returns untouched (L5)."""
+        """Change this subscription's backlog, 0 to 1,000,000 (B3).
+
+        If more messages are leased already, delivery waits; 0 stops delivery until the next change.
+        Messages beyond the new limit that were not handed over return untouched (L5).
+        """
         self.check_open()
         before = self._rule.backlog
         self._rule.fit(whole(max_backlog, "max_backlog", 0, BACKLOG_MAX))
@@ -268,13 +291,13 @@ class Consumer:
         self._hand_back(max(max_backlog - len(self._prefetch.held), 0))
 
     def close(self) -> None:
-        """Send what is acknowledged, return the rest to the queue, end the subscription.
+        """Send collected acks, return the rest to the queue, end the subscription.
 
-        Waits up to 5 s for a callback that runs, so that its message can still be acknowledged.
-        What was received and not acknowledged returns (C3); what was never handed over returns
-        untouched: that is no attempt (L5). For what is still on its way here it waits up to 2 s.
-        Where something of that cannot be said to Kafka it raises that, receives nothing any more,
-        and can be called again.
+        Waits up to 5 s for a running callback, so that its message can still be acknowledged.
+        Received messages without an ack return (C3). Messages never handed over return untouched,
+        which is no attempt (L5); waits up to 2 s for those still on their way. If Kafka takes none
+        of this, raises NotConnected; the consumer receives nothing more, and `close` may be called
+        again.
         """
         if self._ended is not None or self._closing:
             return
@@ -293,15 +316,15 @@ class Consumer:
             self._closing = False
 
     def _return_untouched(self) -> None:
-        """Return what nobody has seen. With a backlog of 0 nothing more is sent, and the answer to
-        that comes behind all that was sent before."""
+        """Return messages nobody has seen. A backlog of 0 stops delivery, and the engine's answer
+        to it comes behind everything sent before."""
         session = self._session
         if self._prefetch.removes_on_send:
             return
         if not session.is_silent:
             try:
                 self._settling.subscription.set_backlog(0, RETURN_S)
-            except Timeout:  # the engine is away: other consumers need not wait for it too
+            except Timeout:  # the engine is away: do not let other consumers wait for it too
                 session.is_silent = True
             except LakequeueError:  # the queue is gone
                 return
@@ -318,7 +341,7 @@ class Consumer:
                 self._settling.subscription.hand_back(ids)
 
     def _end(self, what: str = RETURNED) -> None:
-        """The subscription is over: what was held here is not any more."""
+        """End locally: nothing is held any more."""
         with self._lock:
             self._closed, self._ended = True, what
             self._prefetch.clear()
@@ -327,7 +350,7 @@ class Consumer:
             self._session.detach_consumer(self._subscription.id, self)
 
     def kill(self) -> None:
-        """On ``memory://`` only: die silently, as a killed process does. A test aid."""
+        """Die silently, as a killed process does. A test aid for `memory://`."""
         self._session.silence(self.subscription)
         self._end()
 
@@ -338,19 +361,19 @@ class Consumer:
         self.close()
 
     def check_open(self) -> None:
-        """Raise NotConnected once it is closed."""
+        """Raise NotConnected if it is closed."""
         if self._closed or not self._session.is_open:
             raise self._session.closed(self._why or CLOSED)
 
     def check_why(self) -> None:
-        """Raise NotConnected if it was not the application that closed it."""
+        """Raise NotConnected if something other than the application closed it."""
         if self._why is not None:
             raise self._session.closed(self._why)
 
     # ------------------------------------------------------------ called by the session
 
     def on_record(self, record: Record) -> None:
-        """A delivery record: into the buffer, without what was seen already (C2)."""
+        """Put a delivery record into the buffer, without messages seen before (C2)."""
         deliveries = wire.decode_batch(record.value or b"")
         clock_ms, now_ms = self._session.clock_ms(), self._session.now_ms()
         with self._lock:
@@ -361,13 +384,14 @@ class Consumer:
             room = self._rule.backlog - len(self._prefetch.buffer)
             new = self._prefetch.take(deliveries, self._settling, now_ms, record)
             if self._rule.mode == "pre_ack" and not self._closed:
-                # At most a backlog of it waits here; the rest is acknowledged as it is handed over.
+                # Acknowledge at most a backlog ahead; the rest is acknowledged when handed over.
                 self._settling.settle_on_arrival(new[: max(room, 0)])
             if deliveries.lease_ms:
                 self._leases.begun(clock_ms + deliveries.lease_ms, deliveries.lease_ms)
 
     def on_end(self, why: str) -> None:
-        """The subscription is over, and nobody here has asked for that: its queue was deleted."""
+        """The subscription has ended and the application did not ask for it, for example because
+        its queue was deleted."""
         if self._closed:
             return
         self._why = f"{why}; the consumer is closed"
@@ -376,7 +400,7 @@ class Consumer:
         self._session.wake()
 
     def tick(self) -> None:
-        """Called by the session now and then: acks that are due are sent, leases looked after."""
+        """Send acks that are due and look after leases. Called by the session."""
         settling = self._settling
         do_every((
             settling.dups_ok_due, settling.flush, settling.say_what_arrived,
@@ -384,7 +408,7 @@ class Consumer:
         ))  # fmt: skip
 
     def _look_after_leases(self) -> None:
-        """Renew what is to be renewed; hand back what waits here for too long (L5)."""
+        """Renew leases that need it; hand back messages that have waited too long (L5)."""
         clock_ms = self._session.clock_ms()
         if clock_ms < self._leases.look_at:
             return
@@ -398,12 +422,12 @@ class Consumer:
                 self._say_untouched(self._prefetch.take_untouched_from(first))
 
     def due(self) -> int | None:
-        """When the next duty of `tick` is due, by the session's clock; None: none is."""
+        """When `tick` has something to do next, by the session's clock; None for nothing."""
         times = [self._arrivals.due_at(self._rule.backlog), self._settling.dups_ok_at()]
         if self._prefetch.held or self._prefetch.buffer:
             times.append(self._leases.look_at)
         return min((round(t) for t in times if t is not None), default=None)
 
     def forked(self) -> None:
-        """Closed: this is a forked child."""
+        """Close, because this is a forked child."""
         self._closed, self._ended = True, RETURNED

@@ -1,28 +1,21 @@
-"""What has come for a consumer: the buffer of what nobody has seen, and what the application holds.
+"""What has arrived for a consumer: its buffer, its transport acks, its leases.
 
-A delivery has a number of its own, the same when it is sent again: by it what comes twice is
-recognised, and the application sees each delivery once (C2). What is handed over is *held*, in
-order of receipt, until it is settled. What was never handed over can be returned *untouched*, which
-is no attempt (L5). A message whose lease or life has ended in the buffer is dropped: the engine
-gives it to somebody else, or to nobody (C6).
+`Prefetch`. Every delivery has a number, which stays the same when it is sent again. Duplicates are
+recognised by it, so the application sees each delivery once (C2). Messages handed to the
+application are *held*, in order of receipt, until they are settled. Messages never handed over can
+be returned *untouched*, which is no attempt (L5). A message whose lease or life ends in the buffer
+is dropped (C6).
 
-Transport acks of a consumer: what has arrived, and when to say so (C1, C2).
+`FlowArrivals`. The engine numbers what it sends to a subscription. A transport ack names the number
+up to which everything has arrived, so one small command covers many messages (C1, C2). It is sent
+when 60 % of the window (the backlog) has arrived, or 1 s after the first unreported message. Any
+ack of the application carries it too, so a consumer that acknowledges quickly sends nothing extra.
 
-The engine numbers what it sends to a subscription. Said is the number up to which everything has
-arrived, so one small command stands for many messages: when 60 % of the window (the prefetch) has
-arrived or 1 s after the first that was not said yet, whichever is first. Any ack that the
-application causes carries it too, so a consumer that acknowledges quickly says nothing extra.
-
-What becomes of the leases of what is in the client (L5, L10).
-
-The background thread looks at them. A message that waits in the buffer when most of its lease is
-over is handed back *untouched*, with what waits behind it: that is no attempt, and whoever has room
-gets it, with a new lease. So a worker that is long busy with one message costs those behind it
-nothing. With `auto_renew` leases are renewed instead when half is over, of what waits and of what
-the application works on. That stops `auto_renew_limit` after the message came, and is counted anew
-from its hand-over: a callback that never returns must not keep its message for ever, nor those
-behind it. What the application has then ends its lease and comes again, as without renewal; what
-waits is handed back.
+`Leases`. When most of a waiting message's lease is over, the message is handed back untouched, with
+those behind it (L5). So a worker that is busy for long does not delay the messages behind. With
+`auto_renew`, leases are renewed instead at half time, for waiting and held messages alike (L10).
+Renewal stops `auto_renew_limit` after a message arrived, and again after it was handed over, so a
+callback that never returns does not keep its message for ever.
 """
 
 from __future__ import annotations
@@ -40,11 +33,18 @@ from ..message import Holder, Message
 from ..session.transport import Record
 from ..values import duration_ms
 
-SEEN_MAX = 200_000
+SEEN_MAX = 200_000  # delivery numbers that are remembered
+WINDOW_PERCENT = 60
+TIME_MS_MIN, TIME_MS_MAX = 20, 1_500  # the engine sends again after 2 s
+LIMIT = "5m"
+LOOK_MS_MIN = 20
+LOOK_MS_MAX = 60_000
+RENEWED_PART = 0.5  # `auto_renew` renews when this part of the lease is left
+HANDED_BACK_PART = 0.25  # a waiting message is handed back when this part is left
 
 
 class Prefetch:
-    """One consumer's messages, under the consumer's lock. clock_ms: the session's clock."""
+    """A consumer's messages, under the consumer's lock. clock_ms: the session's clock."""
 
     def __init__(self, lock: threading.RLock, clock_ms: Callable[[], float]) -> None:
         self._lock = lock
@@ -56,12 +56,12 @@ class Prefetch:
         self._seen_max = SEEN_MAX
 
     def remember(self, backlog: int) -> None:
-        """How many deliveries are remembered: twice what can be on its way at least."""
+        """Remember the numbers of at least twice as many deliveries as can be on their way."""
         self._seen_max = max(SEEN_MAX, 2 * backlog)
 
     def reset(self) -> None:
-        """A new subscription begins: what was held is lost. What the engine has let go of already
-        (pre_ack, no_ack) stays in the buffer: it comes to nobody else."""
+        """Begin a new subscription: held messages are lost. Messages the engine has already removed
+        (pre_ack, no_ack) stay in the buffer, because nobody else gets them."""
         with self._lock:
             mine = [m for m in self.buffer if not self.tracks(m)]
             self.buffer.clear()
@@ -70,7 +70,7 @@ class Prefetch:
             self._seen.clear()
 
     def clear(self) -> None:
-        """Nothing is here any more."""
+        """Drop everything."""
         with self._lock:
             self.buffer.clear()
             self._lose_held()
@@ -81,18 +81,17 @@ class Prefetch:
         self.held.clear()
 
     def tracks(self, message: Message) -> bool:
-        """Whether the engine waits for what becomes of it."""
+        """True if the engine waits for this message to be settled."""
         return not (self.removes_on_send or message.is_barrier or message.settled)
 
     def holds(self, message: Message) -> bool:
-        """Whether this very delivery is held; not one that came after its lease had ended."""
+        """True if exactly this delivery is held, not a later one of the same message."""
         return self.held.get(message.number) is message
 
     # ------------------------------------------------------------ coming in
 
     def take(self, d: Deliveries, holder: Holder, now_ms: int, record: Record) -> list[Message]:
-        """Put into the buffer what was not seen before; gives that. The lease counts from now.
-        record: in which they came."""
+        """Put new deliveries of a record into the buffer and return them. Leases count from now."""
         clock_ms = self._clock_ms()
         with self._lock:
             if d.again:
@@ -115,7 +114,7 @@ class Prefetch:
                     before.end_span("lost")
                 again = again or message.redelivered
                 new.append(message)
-            if again:  # an older delivery that nobody has seen is over
+            if again:  # it replaces an older, unseen delivery
                 ids = {m.number for m in new}
                 self._remove(m for m in self.buffer if m.number in ids and self.tracks(m))
             self.buffer.extend(new)
@@ -124,7 +123,8 @@ class Prefetch:
             return new
 
     def _remember_held(self, d: Deliveries) -> None:
-        """What is sent again may be held so long that it is forgotten: it is not new (C2)."""
+        """Mark held messages that are sent again as seen: they may have been held so long that
+        their numbers were forgotten (C2)."""
         for number, delivery in zip(d.ids, d.numbers, strict=True):
             held = self.held.get(number)
             if held is not None and held.delivery == delivery:
@@ -133,7 +133,7 @@ class Prefetch:
     # ------------------------------------------------------------ going out
 
     def is_over(self, message: Message, clock_ms: float) -> bool:
-        """Whether a message that waits here is nobody's to work on any more."""
+        """True if a waiting message has expired or lost its lease."""
         if message.life_ends and clock_ms >= message.life_ends:
             return True
         ends = message.lease_ends
@@ -141,7 +141,7 @@ class Prefetch:
 
     @property
     def has_next(self) -> bool:
-        """Whether something is here to be handed over."""
+        """True if a message can be handed over. Drops expired messages at the front."""
         with self._lock:
             buffer, clock_ms = self.buffer, self._clock_ms()
             while buffer and self.is_over(buffer[0], clock_ms):
@@ -149,7 +149,8 @@ class Prefetch:
             return bool(buffer)
 
     def hand_over(self, passed_over: Collection[int] = ()) -> Message | None:
-        """The next message for the application; ids of ``passed_over`` stay where they are."""
+        """The next message for the application, or None. Messages with an id in ``passed_over``
+        stay."""
         with self._lock:
             if not self.has_next:
                 return None
@@ -166,7 +167,7 @@ class Prefetch:
             return None
 
     def up_to(self, message: Message) -> list[Message]:
-        """What is held up to and including this one, in order of receipt."""
+        """The held messages up to and including this one, in order of receipt."""
         with self._lock:
             out = []
             for held in self.held.values():
@@ -181,26 +182,26 @@ class Prefetch:
             return sum(_within(number, ranges) for number in self.held)
 
     def forget(self, ranges: Ranges) -> None:
-        """These ids are not held any more."""
+        """Stop holding these ids."""
         with self._lock:
             for number in [n for n in self.held if _within(n, ranges)]:
                 del self.held[number]
 
     def forget_unseen(self, ranges: Ranges) -> None:
-        """Nobody will see what waits here of these ids, which are ascending: they were acknowledged
-        after they came."""
+        """Drop waiting messages with these ids (ascending ranges): they were acknowledged
+        meanwhile."""
         with self._lock:
             self._remove(m for m in self.buffer if self.tracks(m) and _within(m.number, ranges))
 
     def take_untouched(self, room: int = 0) -> list[Message]:
-        """Take out what the engine waits for and nobody has seen, but for the first ``room``."""
+        """Take out unseen messages that the engine waits for, except the first ``room``."""
         with self._lock:
             taken = [m for m in self.buffer if self.tracks(m)][room:]
             self._remove(taken)
             return taken
 
     def take_untouched_from(self, first: Message) -> list[Message]:
-        """Take out this one, and what waits behind it: so what comes again is in its order."""
+        """Take out this message and those waiting behind it, so that they come back in order."""
         with self._lock:
             waiting = [m for m in self.buffer if self.tracks(m)]
             at = next((i for i, m in enumerate(waiting) if m is first), len(waiting))
@@ -215,17 +216,14 @@ class Prefetch:
 
 
 def _within(number: int, ranges: Ranges) -> bool:
-    """Whether it is in one of these ranges, which are ascending."""
+    """True if the number is in one of these ascending ranges."""
     at = bisect_right(ranges, number, key=lambda one: one[0])
     return at > 0 and number <= ranges[at - 1][1]
 
 
-WINDOW_PERCENT = 60
-TIME_MS_MIN, TIME_MS_MAX = 20, 1_500  # the engine sends again after 2 s
-
-
 class FlowArrivals:
-    """What has arrived in one flow. percent, time: see above; gather_ms: the least time."""
+    """What has arrived of one flow. percent, time: when to send a transport ack; gather_ms: the
+    shortest wait for an ack that can carry it."""
 
     __slots__ = ("_first_at", "_gather_ms", "_next", "_percent", "_time_ms", "_told")
 
@@ -241,14 +239,14 @@ class FlowArrivals:
         self.reset()
 
     def reset(self) -> None:
-        """A new flow begins."""
-        self._next = 1  # the number that is expected
+        """Begin a new flow."""
+        self._next = 1  # the next number expected
         self._told = 0
         self._first_at = 0.0
 
     def take(self, flow: tuple[int, int], count: int, now_ms: float) -> None:
-        """A record has come with ``count`` messages. What is missing before it is not passed over:
-        the engine sends it again."""
+        """Count a record with ``count`` messages. A gap is not skipped: the engine sends the
+        missing messages again."""
         base, first = flow
         start = max(self._next, base)
         if first <= start:
@@ -258,7 +256,7 @@ class FlowArrivals:
         self._next = start
 
     def due_at(self, window: int) -> float | None:
-        """When to say what has arrived, as the connection's clock counts; None: it is said."""
+        """When the next transport ack is due, by the session's clock; None if all is reported."""
         untold = self._next - 1 - self._told
         if not untold:
             return None
@@ -266,23 +264,16 @@ class FlowArrivals:
         return self._first_at + (self._gather_ms if full else self._time_ms)
 
     def tell(self) -> int:
-        """What to say, said from now on; 0 when there is nothing new."""
+        """The number to report, counted as reported from now on; 0 if there is nothing new."""
         if self._told == self._next - 1:
             return 0
         self._told = self._next - 1
         return self._told
 
 
-LIMIT = "5m"
-LOOK_MS_MIN = 20
-LOOK_MS_MAX = 60_000
-RENEWED_PART = 0.5  # of a lease that is left: `auto_renew` renews it
-HANDED_BACK_PART = 0.25  # of a lease that is left: who waits is handed back
-
-
 class Leases:
-    """Which leases to renew, what to hand back, and when to look again. limit: of `auto_renew`;
-    renews: whether it is on."""
+    """Which leases to renew, which messages to hand back, and when to look again. limit: of
+    `auto_renew`; renews: whether it is on."""
 
     def __init__(self, limit: str | float, renews: bool) -> None:
         limit_ms = duration_ms(limit, "auto_renew_limit")
@@ -292,7 +283,7 @@ class Leases:
         self.look_at = 0.0  # by the session's clock
 
     def begun(self, ends: float, period_ms: float) -> None:
-        """A lease has begun, or `auto_renew` has begun to count anew: when to look at it."""
+        """A lease has begun, or `auto_renew` counts anew: plan when to look at it."""
         if ends:
             part = RENEWED_PART if self._limit_ms else HANDED_BACK_PART
             self.look_at = min(self.look_at, ends - period_ms * part)
@@ -300,8 +291,8 @@ class Leases:
     def look(
         self, held: Iterable[Message], waiting: Iterable[Message], now_ms: float
     ) -> tuple[dict[int, list[Message]], Message | None]:
-        """The messages whose lease has to be renewed now, by the period in ms; and the first of
-        those that wait that has to go back."""
+        """The messages whose leases are to be renewed now, by lease period in ms, and the first
+        waiting message that has to go back (or None)."""
         self.look_at = now_ms + LOOK_MS_MAX
         renewed: dict[int, list[Message]] = {}
         if self._limit_ms:
@@ -317,7 +308,7 @@ class Leases:
         return renewed, None
 
     def _renew(self, message: Message, now_ms: float, renewed: dict[int, list[Message]]) -> bool:
-        """Whether `auto_renew` keeps it; it is put to ``renewed`` if it is time."""
+        """Returns True if `auto_renew` keeps the message; adds it to ``renewed`` when it is due."""
         ends, period = message.lease_ends, round(message.lease_ms)
         if not ends or period <= 0 or now_ms >= min(ends, message.since + self._limit_ms):
             return False

@@ -1,4 +1,4 @@
-"""What an acknowledgement mode means (C4).
+"""Settling messages: acknowledge, cancel, reject, renew, as the mode says (C4, C5, L8, L10, L11).
 
 | mode | acknowledged | after an exception in the callback |
 |---|---|---|
@@ -6,16 +6,14 @@
 | client | by `ack()`: this one and all received before it | stays with the consumer |
 | individual | by `ack()`: this one | stays with the consumer |
 | dups_ok | every n messages or k ms, whichever is first | canceled |
-| pre_ack | as it arrives in the client, before the callback or receive() | it is gone |
-| no_ack | never: the engine removes it as it sends it | it is gone |
+| pre_ack | as it arrives in the client, before the callback or receive() | lost |
+| no_ack | never: the engine removes it as it sends it | lost |
 
-A component of `dups_ok` that is 0 is switched off. With n=0 and k=0 the mode *is* client, with n=1
-and k=0 it *is* auto, and both are carried out as such: there is one piece of code for each meaning.
+For `dups_ok`, 0 switches n or k off. With n=0 and k=0 it is treated as mode client, with n=1 and
+k=0 as auto.
 
-Settling what an application holds: acknowledge, cancel, reject, renew (C4, C5, L8, L10, L11).
-
-Acks are collected and sent as ranges. Whatever is not an ack sends them first, so nothing overtakes
-them (C5). When a mode acknowledges is said in `acking`, and done here.
+Acks are collected and sent as ranges. Every other command sends them first, so nothing overtakes an
+ack (C5).
 """
 
 from __future__ import annotations
@@ -43,8 +41,8 @@ DUPS_OK_COUNT = 10
 
 @dataclass(slots=True)
 class AckRule:
-    """How a consumer acknowledges. mode: the meaning, one of `ACK_MODES`; count: dups_ok's n, None
-    for 10 or the prefetch, whichever is lower; interval_ms: dups_ok's k; 0 switches either off."""
+    """How a consumer acknowledges. mode: one of `ACK_MODES`. count: n of dups_ok; None for 10 or
+    the backlog, whichever is lower. interval_ms: k of dups_ok. 0 switches either off."""
 
     mode: str
     count: int | None
@@ -59,18 +57,18 @@ class AckRule:
         return self.count
 
     def fit(self, backlog: int) -> None:
-        """The prefetch is this many (C6). Raises ConfigError where n is more: with k = 0 nothing
-        would ever be acknowledged."""
+        """Set the backlog (C6). Raises ConfigError if n is larger: with k = 0 nothing would ever be
+        acknowledged."""
         if self.mode == "dups_ok" and self.count is not None and self.count > backlog:
             raise ConfigError(
-                f"dups_ok_count: {self.count} – allowed is at most the prefetch, {backlog} "
+                f"dups_ok_count: {self.count} – allowed is at most the backlog, {backlog} "
                 "(the lower of max_backlog and the queue's max_per_subscription_backlog)"
             )
         self.backlog = backlog
 
 
 def ack_rule(ack_mode: str, count: int | None, interval: str | float) -> AckRule:
-    """The rule that these options of a consumer name; raises ConfigError for what is not one."""
+    """The rule for these options of a consumer; raises ConfigError for a wrong one."""
     if ack_mode not in ACK_MODES:
         raise ConfigError(f"ack_mode: {shown(ack_mode)} – allowed are {', '.join(ACK_MODES)}")
     if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < 0):
@@ -84,12 +82,15 @@ def ack_rule(ack_mode: str, count: int | None, interval: str | float) -> AckRule
     return AckRule(mode, count, interval_ms)
 
 
-FRESH_PART = 0.9  # of a lease that is left: what is handed over with less is renewed
+FRESH_PART = 0.9  # with less than this part of the lease left, renew when handing over
 
 
 class Settling:
-    """One consumer's; the `Holder` of its messages. over: what became of its messages as it was
-    closed for good; None while it is not. ``subscription`` is the one that it is bound with now."""
+    """The `Holder` of one consumer's messages.
+
+    over: what became of its messages when it was closed for good; None before. ``subscription``:
+    the current one.
+    """
 
     subscription: Binding
 
@@ -109,7 +110,7 @@ class Settling:
         self._rule = rule
         self._over = over
         self._acks: list[int] = []
-        self.working: Message | None = None  # dups_ok: its callback has not returned
+        self.working: Message | None = None  # dups_ok: the callback is working on it
         self._last_dups_ack = session.clock_ms()
 
     # ------------------------------------------------------------ what messages ask for
@@ -133,8 +134,8 @@ class Settling:
         self._give_up(message, "rejected", said)
 
     def renew_message(self, message: Message, period: str | float | None) -> None:
-        """See `Message.renew`. Until the engine has answered, the client goes by the period that
-        was asked for, or that the queue had when the consumer was bound."""
+        """See `Message.renew`. Until the engine answers, the client counts with the requested
+        period, or with the queue's as of the subscription."""
         ms = None if period is None else duration_ms(period, "period")
         if ms == 0:
             raise ConfigError(f"period: {shown(period)} – allowed is a positive duration")
@@ -143,8 +144,8 @@ class Settling:
             self.renew([message], ms)
 
     def _give_up(self, message: Message, outcome: str, command: commands.Command) -> None:
-        """Nobody answers the command. So it is known that the engine can read it before the message
-        is given up here; and what could not be sent is held again, behind the others."""
+        """Cancel or reject. The engine does not answer these commands, so check first that it can
+        read the command. If it cannot be sent, hold the message again, behind the others."""
         checked(command)
         if not self._check_held(message):
             if not message.is_barrier:
@@ -155,7 +156,7 @@ class Settling:
             return
         with self._lock:
             self.flush()
-            # Before it is sent: in memory the message may be back here before this returns.
+            # Before sending: on memory:// the message may be back before `say` returns.
             self._prefetch.held.pop(message.number, None)
             message.settled = True
             try:
@@ -167,7 +168,8 @@ class Settling:
             message.settle(outcome)
 
     def _check_held(self, message: Message) -> bool:
-        """Whether there is something to settle. Raises LeaseLost where it is known to be lost."""
+        """Returns False if there is nothing to settle. Raises LeaseLost if the message is known to
+        be lost."""
         if self._session.is_forked:
             self._session.check_open()
         if not self._prefetch.tracks(message):
@@ -181,7 +183,7 @@ class Settling:
                 del self._prefetch.held[message.number]
                 message.end_span("lost")
                 ended = message.lease_expires_at
-                if ended is None:  # it had no end: the message has gone from the queue
+                if ended is None:  # it had no end, so the message has left the queue
                     raise LeaseLost(f"message {message.id} is no longer held by this consumer")
                 raise LeaseLost(f"the lease of message {message.id} ended at {ended}")
         return True
@@ -189,7 +191,7 @@ class Settling:
     # ------------------------------------------------------------ acks
 
     def settle(self, messages: Iterable[Message]) -> None:
-        """These are done: they are acknowledged with the next acks."""
+        """Acknowledge these messages with the next acks."""
         with self._lock:
             for message in messages:
                 if self._prefetch.held.pop(message.number, None) is not None:
@@ -200,18 +202,18 @@ class Settling:
             self.flush()
 
     def settle_on_arrival(self, messages: Iterable[Message]) -> None:
-        """Mode pre_ack: these are done before anybody asks for them (C4)."""
+        """Mode pre_ack: acknowledge these before the application sees them (C4)."""
         for message in messages:
             if self._prefetch.tracks(message):
                 message.settled = True
                 self._acks.append(message.number)
 
     def flush(self) -> None:
-        """Send the acks collected so far (C5)."""
+        """Send the collected acks (C5)."""
         with self._lock:
             if not self._acks:
                 return
-            acks, self._acks = self._acks, []  # in memory what is sent leads here again
+            acks, self._acks = self._acks, []  # on memory:// sending leads here again
             received, bound = self._arrivals.tell(), self.subscription
             try:
                 for ids in format_parts(acks):
@@ -221,7 +223,7 @@ class Settling:
                 raise
 
     def reset(self) -> None:
-        """A new subscription begins: what was collected for the last one is void."""
+        """Begin a new subscription: acks collected for the old one are void."""
         with self._lock:
             self._acks.clear()
 
@@ -238,9 +240,9 @@ class Settling:
     def ack_named(
         self, ids: Iterable[str | int] | str | None, up_to: str | int | None, where: str | None
     ) -> None:
-        """Acknowledge by id, by range, up to an id, or by filter (L13)."""
+        """Acknowledge by id, by range, up to an id, or by expression (L13)."""
         if sum(x is not None for x in (ids, up_to, where)) != 1:
-            raise ConfigError("ack: exactly one of ids, up_to, where is given")
+            raise ConfigError("ack: give exactly one of ids, up_to, where")
         self.flush()
         if ids is not None:
             self._ack_ids(ids_text(ids))
@@ -261,13 +263,13 @@ class Settling:
         acknowledge(self._session, bound.ack(**which), bound.broker, None)
 
     def _ack_ids(self, text: str) -> None:
-        """Acknowledge ids and ranges of them, whoever holds them (L13)."""
+        """Acknowledge ids and ranges, whoever holds them (L13)."""
         named, bound = ranges_of(text), self.subscription
         command = bound.ack(ids=text)
 
         def heard() -> None:
-            # What came again before the engine took the ack is not for the application any more;
-            # what comes behind its answer, after a replay, is.
+            # Deliveries ahead of the engine's answer are acknowledged too; later ones, as after a
+            # replay, are new.
             self._prefetch.forget(named)
             self._prefetch.forget_unseen(named)
 
@@ -279,7 +281,7 @@ class Settling:
     # ------------------------------------------------------------ dups_ok
 
     def dups_ok(self) -> None:
-        """Mode dups_ok: after n messages or k ms, whichever is first (C4)."""
+        """Mode dups_ok: acknowledge after n messages or k ms, whichever is first (C4)."""
         n = self._rule.n
         if n and len(self._prefetch.held) >= n:
             self.ack_done()
@@ -287,20 +289,20 @@ class Settling:
             self.dups_ok_due()
 
     def dups_ok_due(self) -> None:
-        """Acknowledge if k ms are over."""
+        """Acknowledge if k ms have passed."""
         due = self.dups_ok_at()
         if due is not None and self._session.clock_ms() >= due:
             self.ack_done()
 
     def dups_ok_at(self) -> float | None:
-        """When k ms are over; None: nothing waits for that."""
+        """When k ms have passed; None if nothing waits for that."""
         interval_ms = self._rule.interval_ms
         if self._rule.mode != "dups_ok" or not interval_ms or not self._prefetch.held:
             return None
         return self._last_dups_ack + interval_ms
 
     def ack_done(self) -> None:
-        """Acknowledge all that was handed over, but not what the callback still works on."""
+        """Acknowledge everything handed over, except what the callback is working on."""
         with self._lock:
             done = [m for m in self._prefetch.held.values() if m is not self.working]
         self.settle(done)
@@ -309,7 +311,8 @@ class Settling:
     # ------------------------------------------------------------ renewing
 
     def freshen(self, messages: Iterable[Message]) -> None:
-        """These were handed over: who has waited long for that gets a whole lease to work in."""
+        """Renew the leases of messages that waited long before they were handed over, so that the
+        application has a whole lease."""
         clock_ms = self._session.clock_ms()
         late = [
             m
@@ -321,7 +324,7 @@ class Settling:
             self.renew(late, None)
 
     def renew(self, messages: list[Message], period_ms: int | None) -> None:
-        """Extend leases. The client counts from before it asks: not longer than the engine does."""
+        """Extend leases. The client counts from before it asks, so never longer than the engine."""
         clock_ms, now_ms = self._session.clock_ms(), self._session.now_ms()
         guess = self.subscription.lease_ms if period_ms is None else period_ms
         for at in range(0, len(messages), RANGES_A_COMMAND):
@@ -349,7 +352,7 @@ class Settling:
         self, messages: list[Message], before: list[tuple[float, float, int]], clock_ms: float,
         now_ms: int, answer: Answer,
     ) -> None:  # fmt: skip
-        """The engine's answer: which leases go on, and for how long (L10)."""
+        """Take the engine's answer: which leases go on, and for how long (L10)."""
         result = answer["result"]
         if answer["error"] is not None or result is None:
             self._put_back(messages, before)

@@ -1,7 +1,8 @@
-"""Which Kafka library a connection uses."""
+"""Kafka transports: confluent-kafka and kafka-python behind one interface."""
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import os
 
@@ -12,15 +13,19 @@ from ..session.queue_directory import known_brokers, number_of
 from ..session.transport import Transport
 
 LIBRARY_VARIABLE = "LAKEQUEUE_KAFKA_LIBRARY"
-LIBRARIES = ("confluent-kafka", "kafka-python")
+TRANSPORTS = {
+    "confluent-kafka": (".confluent", "ConfluentTransport"),
+    "kafka-python": (".kafka_python", "KafkaPythonTransport"),
+}
+LIBRARIES = tuple(TRANSPORTS)
 
 
 def connect_kafka(
     addresses: str, vpn: str, client_name: str | None, broker: str | None = None,
     signed_by: Credentials | None = None,
 ) -> Connection:  # fmt: skip
-    """A connection over Kafka at these addresses, to a broker by its name; None: the first.
-    signed_by: who says its commands; by default as the environment says."""
+    """Connect over Kafka, to a broker by its name; None for the first. signed_by: the key that
+    signs commands; by default from the environment. Raises as `lakequeue.connect`."""
     name = client_name or f"client-{os.getpid()}"
     signed_by = signed_by or credentials()
     transport = open_kafka(addresses, name)
@@ -33,12 +38,11 @@ def connect_kafka(
 
 
 def open_kafka(url_host: str, client_name: str, library: str | None = None) -> Transport:
-    """Connect to Kafka at ``host:port`` (several with commas; port 9092 when left out).
+    """Connect to Kafka at ``host:port`` (several with commas; the port defaults to 9092).
 
-    library: ``confluent-kafka`` or ``kafka-python``; else ``$LAKEQUEUE_KAFKA_LIBRARY``; else
-    confluent-kafka where it is installed, because it is many times faster.
-    Raises NotConnected within about 5 s when no broker answers, ConfigError for a library that
-    is unknown or not installed.
+    library: ``confluent-kafka`` or ``kafka-python``; by default ``$LAKEQUEUE_KAFKA_LIBRARY``, else
+    confluent-kafka if installed, because it is many times faster. Raises NotConnected within about
+    5 s if no broker answers, ConfigError for an unknown library or one that is not installed.
     """
     chosen = library or os.environ.get(LIBRARY_VARIABLE) or None
     where = "" if library else LIBRARY_VARIABLE
@@ -49,9 +53,7 @@ def open_kafka(url_host: str, client_name: str, library: str | None = None) -> T
         allowed = "not installed: pip install confluent-kafka"
         raise ConfigError([Problem(where, "library", chosen, allowed)])
     if chosen == "confluent-kafka" or (chosen is None and installed):
-        from .confluent import ConfluentTransport
-
-        return ConfluentTransport(url_host, client_name)
-    from .kafka_python import KafkaPythonTransport
-
-    return KafkaPythonTransport(url_host, client_name)
+        chosen = "confluent-kafka"
+    # By name: only the library that is used is loaded, and the other may be missing.
+    module, transport = TRANSPORTS[chosen or "kafka-python"]
+    return getattr(importlib.import_module(module, __package__), transport)(url_host, client_name)

@@ -1,7 +1,7 @@
-"""What both Kafka libraries have in common: who may call, bounds, addresses, log lines.
+"""What both Kafka transports share: checks, bounds, addresses, log lines.
 
-`kafka_python` and `confluent` are made to behave alike: the same guarantees, the same errors, the
-same bounds; only their speed differs.
+`confluent` and `kafka_python` give the same guarantees, errors and bounds. Only their speed
+differs.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from . import kafka_bounds as bounds
 LOGGER = logging.getLogger("lakequeue.client")
 
 PORT_DEFAULT = 9092
-SLICE_SECONDS = 0.05  # how long Ctrl-C, close() and a new `listen` wait for a poll under way
-_REPEAT_SECONDS = 30.0  # the same warning of a library is passed on this often
+SLICE_SECONDS = 0.05  # how long Ctrl-C, close() and a new `listen` wait for a running poll
+_REPEAT_SECONDS = 30.0  # a library's repeated warning is logged this often
 
 
 class KafkaTransport(Transport):
-    """What both Kafka transports share: who may call, where a reader begins, and the error of an
-    earlier record."""
+    """The base of both transports: checks every call, tracks what is listened to, and reports the
+    loss of an earlier record."""
 
     def __init__(self, bootstrap: str, client_name: str) -> None:
         self.bootstrap = bootstrap
@@ -45,7 +45,9 @@ class KafkaTransport(Transport):
         self._consuming = threading.Lock()  # the library's consumer has one user at a time
         self._listening = threading.Condition()
         self._listened: set[tuple[str, int]] = set()
-        self._wanted: list[tuple[str, int, int]] = []  # listened to, not yet read: from where
+        self._wanted: list[
+            tuple[str, int, int]
+        ] = []  # not read yet: topic, partition, first offset
         _open.add(self)
 
     def command(self, topic: str, key: bytes, value: bytes, partition: int = 0) -> None:
@@ -53,7 +55,7 @@ class KafkaTransport(Transport):
         self.publish(topic, value, key, [], partition)
 
     def newest(self, topic: str) -> dict[bytes, bytes]:
-        """See `Transport.newest`. A reader of its own: what `listen` asked for goes on."""
+        """See `Transport.newest`. Uses a reader of its own, so listening goes on."""
         self._check()
         found: dict[bytes, bytes] = {}
         for key, value in self._all(topic, self._end(topic, 0)):
@@ -65,7 +67,7 @@ class KafkaTransport(Transport):
 
     @abstractmethod
     def _all(self, topic: str, end: int) -> list[tuple[bytes | None, bytes | None]]:
-        """Keys and values of partition 0 of a topic, up to an offset. Raises NotConnected."""
+        """Keys and values of a topic's partition 0, up to an offset. Raises NotConnected."""
 
     def listen(self, topic: str, partition: int) -> None:
         """See `Transport.listen`."""
@@ -83,7 +85,8 @@ class KafkaTransport(Transport):
 
     @abstractmethod
     def _end(self, topic: str, partition: int) -> int:
-        """The offset behind the last record. Raises NotConnected: no partition, no Kafka."""
+        """The offset behind the last record. Raises NotConnected if the partition or Kafka is
+        missing."""
 
     def poll(self, timeout: float) -> list[Record]:
         """See `Transport.poll`."""
@@ -107,10 +110,10 @@ class KafkaTransport(Transport):
 
     @abstractmethod
     def _take(self, timeout: float) -> list[Record]:
-        """One round of the library's consumer, which only the caller uses meanwhile."""
+        """One round of the library's consumer. The caller has exclusive use of it."""
 
     def _take_wanted(self) -> list[tuple[str, int, int]]:
-        """What `listen` asked for since the last round."""
+        """The partitions that `listen` added since the last round."""
         with self._listening:
             wanted, self._wanted = self._wanted, []
         return wanted
@@ -137,14 +140,14 @@ class KafkaTransport(Transport):
             raise NotConnected(failure)
 
     def _no_room(self, waiting: int) -> NotConnected:
-        """The error of `publish` when nothing moves any more."""
+        """The error of `publish` when the buffer stays full."""
         return NotConnected(
-            f"{waiting:,} records are waiting for Kafka at {self.bootstrap}, and for "
-            f"{bounds.FULL_SECONDS_MAX:.0f} s it took none of them"
+            f"{waiting:,} records are waiting for Kafka at {self.bootstrap}, which has taken none "
+            f"for {bounds.FULL_SECONDS_MAX:.0f} s; is it running? (lakequeue doctor)"
         )
 
     def _begin_close(self) -> bool:
-        """Whether this call is the one that closes."""
+        """Mark as closed; returns True for the first call."""
         if os.getpid() != self._process:
             self._check()
         with self._closing:
@@ -152,12 +155,12 @@ class KafkaTransport(Transport):
         return first
 
     def _handles(self) -> Iterable[object]:
-        """The library's objects, which must never be torn down in a forked child."""
+        """The library's objects, which must never be destroyed in a forked child."""
         return ()
 
     def _forget(self) -> None:
-        # In a forked child. The libraries' threads are not here: their destructors would wait for
-        # them for ever at the end of the child, or send what the parent is sending already.
+        # In a forked child the libraries' threads do not exist. Their destructors would wait for
+        # them for ever, or send again what the parent is sending.
         for handle in self._handles():
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(handle))
 
@@ -176,12 +179,12 @@ if hasattr(os, "register_at_fork"):
 
 
 def servers(bootstrap: str) -> list[tuple[str, int]]:
-    """``host:port,host:port`` as pairs; the port may be left out (9092)."""
+    """Parse ``host:port,host:port``; the port defaults to 9092. Raises NotConnected."""
     found: list[tuple[str, int]] = []
     for part in filter(None, (piece.strip() for piece in bootstrap.split(","))):
         match = re.fullmatch(r"(\[[^\]]+\]|[^:\s]+)(?::(\d{1,5}))?", part)
         if match is None or not 0 < int(match[2] or PORT_DEFAULT) < 65_536:
-            raise NotConnected(f"{part!r} is not a Kafka address, such as 127.0.0.1:9092")
+            raise NotConnected(f"{part!r} is not a Kafka address; write it as 127.0.0.1:9092")
         found.append((match[1].strip("[]"), int(match[2] or PORT_DEFAULT)))
     if not found:
         raise NotConnected("no Kafka address was given, such as 127.0.0.1:9092")
@@ -203,12 +206,12 @@ def reach(bootstrap: str) -> str:
 
 
 def no_answer(bootstrap: str, reason: str) -> NotConnected:
-    """The error when Kafka is not there."""
+    """The error for a Kafka that does not answer."""
     return NotConnected(f"no Kafka broker answers at {bootstrap} – {reason}")
 
 
 def no_kafka(bootstrap: str, said: str) -> NotConnected:
-    """The error when a peer answers a library in another protocol, or not at all."""
+    """The error for a peer that answers in another protocol, or not at all."""
     return no_answer(bootstrap, f"something listens there but does not speak Kafka ({said})")
 
 
@@ -221,9 +224,8 @@ def too_large(value_bytes: int) -> Rejected:
 def require_broker(bootstrap: str, seconds: float = bounds.OPEN_SECONDS_MAX) -> None:
     """Raise NotConnected unless a Kafka broker answers at one of the addresses in time.
 
-    The libraries would try for their whole timeout, and then not say why; with what answers in
-    another protocol they try for longer than that. A broker that wants to know who asks answers
-    the first question only.
+    The libraries would try for their whole timeout without saying why. A broker that requires
+    credentials answers only the first question.
     """
     reason = "no time left"
     addresses = servers(bootstrap)
@@ -252,13 +254,13 @@ def require_broker(bootstrap: str, seconds: float = bounds.OPEN_SECONDS_MAX) -> 
 
 
 def refused(bootstrap: str, reason: str) -> NotConnected:
-    """The error when Kafka does not take our credentials."""
+    """The error for credentials that Kafka does not accept."""
     return NotConnected(f"Kafka at {bootstrap} refuses the credentials in {VARIABLE} – {reason}")
 
 
-# Size, api_key 18 (ApiVersions, which every broker answers to everybody), version 0, correlation
-# id, no client id; the answer begins with its size and the same correlation id. Then api_key 3
-# (Metadata, which it answers to those whom it knows), version 4, of no topic.
+# Size, api_key 18 (ApiVersions, which brokers answer to everybody), version 0, correlation id, no
+# client id. The answer begins with its size and the same correlation id. Then api_key 3 (Metadata,
+# which brokers answer to authenticated peers only), version 4, for no topic.
 _HELLO = struct.pack(">ihhih", 10, 18, 0, 0x6C717565, -1)
 _WHO = struct.pack(">ihhihib", 15, 3, 4, 0x6C717565, -1, 0, 0)
 _ANSWER = struct.Struct(">ii")
@@ -266,7 +268,7 @@ _ANSWER_BYTES_MAX = 100_000
 
 
 def _answers(peer: socket.socket, question: bytes, until: float) -> bool:
-    """Whether a peer answers one of these questions as Kafka does, until then."""
+    """True if the peer answers this request as Kafka does, in time."""
     found = b""
     try:
         peer.sendall(question)
@@ -284,7 +286,7 @@ def _answers(peer: socket.socket, question: bytes, until: float) -> bool:
 
 
 def _received(peer: socket.socket, size: int, until: float) -> bytes:
-    """At most so many bytes, at least one; raises OSError when none come until then."""
+    """At least one byte and at most ``size``; raises OSError if none comes in time."""
     peer.settimeout(max(0.01, until - time.monotonic()))
     if not (part := peer.recv(size)):
         raise ConnectionResetError
@@ -292,15 +294,15 @@ def _received(peer: socket.socket, size: int, until: float) -> bytes:
 
 
 class LibraryLog(logging.Handler):
-    """Passes on what a Kafka library logs: to `lakequeue.client`, as a warning at most, and the
-    same text (numbers aside) once in 30 s, because a broker's restart repeats it endlessly."""
+    """Passes a Kafka library's log on to `lakequeue.client`, at most as warnings. The same text
+    (numbers aside) is logged once in 30 s, because a broker's restart repeats it endlessly."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
         self._told: dict[str, float] = {}
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Pass it on, or not."""
+        """Log the record unless it repeats an earlier one."""
         try:
             text = record.getMessage()
             kind = re.sub(r"\d+", "#", text)[:200]

@@ -68,20 +68,20 @@ class ConfluentTransport(KafkaTransport):
             "log.connection.close": False,
             "log_level": 4,
         }
-        self._unknown: str | None = None  # why Kafka does not take our credentials
+        self._unknown: str | None = None  # why Kafka refuses our credentials
         self._producer: Producer = Producer(
             {
                 **self._shared,
                 "error_cb": _weakly(self._faulty),
-                "enable.idempotence": True,  # and with it acks=all, order, endless retries
+                "enable.idempotence": True,  # implies acks=all, order and endless retries
                 "acks": "all",
                 "linger.ms": bounds.LINGER_MS,
-                "compression.type": "none",  # every client can read it, kafka-python too
+                "compression.type": "none",  # every client can read it, also kafka-python
                 "message.max.bytes": bounds.MESSAGE_BYTES_MAX,
-                # `ProducerBuffer` counts; these bound less than that could ever give.
+                # `ProducerBuffer` keeps the bound; these are never reached.
                 "queue.buffering.max.messages": 2 * bounds.BUFFER_RECORDS_MAX,
                 "queue.buffering.max.kbytes": 2 * bounds.BUFFER_BYTES_MAX // 1024,
-                # No record is given up while Kafka is away: the buffer is the bound, not time.
+                # While Kafka is away no record is given up: the buffer is the bound, not time.
                 "message.timeout.ms": 0,
                 "topic.metadata.propagation.max.ms": int(bounds.FULL_SECONDS_MAX * 1000),
                 "partitioner": "murmur2_random",  # as Java and kafka-python
@@ -91,7 +91,7 @@ class ConfluentTransport(KafkaTransport):
         self._over = ProducerBuffer(self._producer, _weakly(self._lost))
         self._consumer: Consumer | None = None
         self._admin: AdminClient | None = None
-        # Only `poll` uses these: the next offset of each partition, and the watch over it.
+        # Used by `poll` only: each partition's next offset, and the watch for a stalled consumer.
         self._next: dict[tuple[str, int], int] = {}
         self._asked: dict[TopicPartition, Any] = {}
         self._asked_next: dict[tuple[str, int], int] = {}
@@ -105,18 +105,18 @@ class ConfluentTransport(KafkaTransport):
             target=_serve, args=(self._producer, stop), name="lakequeue-kafka", daemon=True
         )
         self._server.start()
-        # A transport that is dropped without close() must not leave its thread behind.
+        # A transport dropped without close() must not leave its thread behind.
         weakref.finalize(self, stop.set)
 
     def _require_answer(self, deadline: float) -> None:
-        """Raise NotConnected unless the library reaches Kafka, and Kafka takes us, until then."""
+        """Raise NotConnected unless Kafka answers, and accepts our credentials, by the deadline."""
         while True:
             left = max(0.5, deadline - time.monotonic())
             try:
                 self._producer.list_topics(timeout=min(left, _TRY_SECONDS))
                 return
             except KafkaException as error:
-                self._producer.poll(0)  # what `_faulty` is told
+                self._producer.poll(0)  # calls `_faulty`
                 if self._unknown is None and time.monotonic() < deadline:
                     continue
                 self._closed = True
@@ -192,8 +192,8 @@ class ConfluentTransport(KafkaTransport):
         place = TopicPartition(topic, partition)
 
         def end(seconds: float) -> int:
-            # Not get_watermark_offsets of the consumer: with 2.16.1 that call never returns,
-            # whatever its timeout, while another thread polls the same consumer.
+            # Not the consumer's get_watermark_offsets: with 2.16.1 it never returns, whatever its
+            # timeout, while another thread polls the same consumer.
             latest = {place: OffsetSpec.latest()}
             asked = self._lookup().list_offsets(latest, request_timeout=seconds)
             return int(asked[place].result(seconds + 1).offset)
@@ -210,11 +210,11 @@ class ConfluentTransport(KafkaTransport):
         return Consumer(
             {
                 **self._shared,
-                # librdkafka wants a name here; nothing joins a group, nothing is committed.
+                # librdkafka requires a name; nothing joins a group or commits.
                 "group.id": self.client_name or "lakequeue",
                 "enable.auto.commit": False,
                 "enable.auto.offset.store": False,
-                "auto.offset.reset": "earliest",  # what was deleted before it was read is skipped
+                "auto.offset.reset": "earliest",  # skip records deleted before they were read
                 "isolation.level": "read_committed",
                 "fetch.min.bytes": 1,
                 "fetch.wait.max.ms": bounds.FETCH_WAIT_MS,
@@ -222,7 +222,7 @@ class ConfluentTransport(KafkaTransport):
                 "fetch.max.bytes": 2 * bounds.FETCH_PARTITION_BYTES_MAX,
                 "fetch.error.backoff.ms": 100,
                 "queued.max.messages.kbytes": 2 * bounds.FETCH_PARTITION_BYTES_MAX // 1024,
-                # With a full queue it would look again after 1 s: a pause in the stream.
+                # When its queue is full it would look again after 1 s only: a gap in the stream.
                 "fetch.queue.backoff.ms": 2,
                 **also,
             },
@@ -245,7 +245,7 @@ class ConfluentTransport(KafkaTransport):
                     found.append((message.key(), message.value()))
                     at = (message.offset() or 0) + 1
                 elif error.code() == KafkaError._PARTITION_EOF:
-                    break  # what stood last was taken away
+                    break  # the last record was deleted
         finally:
             consumer.close()
         return found
@@ -270,18 +270,18 @@ class ConfluentTransport(KafkaTransport):
             size += _collect(more, records)
             if len(more) < count:
                 break
-        # The last record of a partition wins; all have come in order.
+        # Records come in order, so the last one of a partition counts.
         self._next.update({(r.topic, r.partition): r.offset + 1 for r in records})
         return records
 
     def _watch(self) -> None:
-        """Replace a consumer that stands still although there is something to read.
+        """Replace a consumer that has stalled although there is something to read.
 
-        Seen here once in 13 runs of three broker restarts, with librdkafka 2.16.0: it fetched
-        nothing any more, without a word. So: whoever has received nothing looks at the ends
-        every 3 s, and whatever was there at one look and has not come by the next is fetched with
-        a new consumer, from the next offset. Once for each end: behind it may be nothing that a
-        reader gets (marks of transactions).
+        Seen once in 13 runs of three broker restarts, with librdkafka 2.16.0: it stopped fetching
+        without an error. So a transport that has received nothing looks at the partitions' ends
+        every 3 s. Records that were there at one look and have not come by the next are fetched
+        with a new consumer, from the next offset. Once per end, because only transaction markers
+        may be left, which no reader gets.
         """
         now = time.monotonic()
         if now < self._look_at:
@@ -297,7 +297,7 @@ class ConfluentTransport(KafkaTransport):
                 self._helped[key] = end
                 stuck = True
         if stuck and self._consumer is not None:
-            LOGGER.warning("the Kafka consumer stands still: a new one takes over")
+            LOGGER.warning("the Kafka consumer has stalled; a new one takes over")
             self._consumer.close()
             self._consumer = self._open_consumer()
             self._consumer.incremental_assign(
@@ -305,7 +305,7 @@ class ConfluentTransport(KafkaTransport):
             )
         self._asked_next = dict(self._next)
         places = {TopicPartition(*key): OffsetSpec.latest() for key in self._next}
-        # Not longer: librdkafka knocks at a dead leader 4,000 times a second for as long.
+        # Not longer: for this long librdkafka retries a dead leader 4,000 times a second.
         self._asked = dict(self._lookup().list_offsets(places, request_timeout=_LOOK_SECONDS))
 
     def _lost(self, topic: str, reason: str) -> None:
@@ -339,7 +339,8 @@ class ConfluentTransport(KafkaTransport):
 
 
 def _collect(messages: list[Any], records: list[Record]) -> int:
-    """Append what is data; returns its bytes. Errors are logged: librdkafka tries on by itself."""
+    """Append data records; returns their bytes. Errors are logged, because librdkafka retries by
+    itself."""
     size = 0
     for message in messages:
         error = message.error()
@@ -349,7 +350,7 @@ def _collect(messages: list[Any], records: list[Record]) -> int:
         key, value = message.key(), message.value()
         try:
             headers = headers_of(message)
-        except ValueError as problem:  # none of the engine's
+        except ValueError as problem:  # not a record of the engine
             _log.warning("%s [%s] @ %s: %s", *_place(message), problem)
             continue
         size += 100 + (len(value) if value is not None else 0)
@@ -375,13 +376,14 @@ def _serve(producer: Producer, stop: threading.Event) -> None:
     while not stop.is_set():
         try:
             producer.poll(0.2)
-        except Exception:  # of a callback: the service must not end with it
-            LOGGER.exception("what follows a record's arrival in Kafka failed")
+        except Exception:  # a callback's: this thread must go on
+            LOGGER.exception("a callback for a delivered record failed")
             stop.wait(_FAILED_SECONDS)
 
 
 def _weakly(method: Callable[..., None]) -> Callable[..., None]:
-    """The producer lives in a thread: a strong reference would keep the transport for ever."""
+    """Call a method through a weak reference. The producer lives in a thread, and a strong
+    reference would keep the transport for ever."""
     reference = weakref.WeakMethod(method)
 
     def call(*arguments: Any) -> None:

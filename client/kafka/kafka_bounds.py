@@ -1,4 +1,4 @@
-"""What both Kafka libraries are held to: how long, how many, how large."""
+"""Bounds of both Kafka transports: seconds, records, bytes."""
 
 OPEN_SECONDS_MAX = 5.0  # until a connection is refused
 ASK_SECONDS_MAX = 5.0  # for a question to Kafka (partitions, end of a partition)

@@ -1,7 +1,7 @@
-"""The transport that is always there: kafka-python (pure Python).
+"""The pure-Python transport: kafka-python.
 
-Its producer has no bound of its own, so the bound is kept here. Its consumer belongs to one thread
-at a time, so `listen` looks up the end with the admin client and leaves the rest to `poll`.
+Its producer has no bound, so the bound is kept here. Its consumer belongs to one thread at a time,
+so `listen` looks up the end with the admin client and leaves the rest to `poll`.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ _T = TypeVar("_T")
 _BATCH_BYTES = 256 * 1024
 _FOREVER_MS = 2**31 - 1
 _UNKNOWN_TOPIC_CODE = 3
-# In pure Python the checksum costs more than all the rest (5,000 records/s of 1 KB); with the
-# package `crc32c` it costs nothing. A producer must send it; a consumer may leave it to TCP's.
+# In pure Python the checksum costs more than everything else (5,000 records/s of 1 KB); with the
+# package `crc32c` it costs nothing. A producer must send it; a consumer may rely on TCP's.
 _FAST_CHECKSUM = getattr(record_util, "crc32c_c", None) is not None
 
 
 class KafkaPythonTransport(KafkaTransport):
-    """`Transport` on kafka-python. Raises NotConnected within about 5 s when Kafka is away."""
+    """`Transport` on kafka-python. Raises NotConnected (in about 5 s) without Kafka."""
 
     def __init__(self, bootstrap: str, client_name: str) -> None:
         _quiet()
@@ -67,7 +67,7 @@ class KafkaPythonTransport(KafkaTransport):
                     compression_type=None,
                     max_request_size=bounds.MESSAGE_BYTES_MAX,
                     max_block_ms=int(bounds.FULL_SECONDS_MAX * 1000),
-                    # No record is given up while Kafka is away: the buffer is the bound, not time.
+                    # While Kafka is away no record is given up: the buffer is the bound, not time.
                     delivery_timeout_ms=_FOREVER_MS,
                     allow_auto_create_topics=False,
                     metrics_enabled=False,
@@ -107,14 +107,15 @@ class KafkaPythonTransport(KafkaTransport):
             return len(found["partitions"])
 
         found = self._ask(f"topic {topic!r}", count)
-        # The producer keeps records only for topics that it knows. Whoever asked is about to send:
-        # so it can go on sending when Kafka goes away before the first record.
+        # The producer buffers records only for topics it knows. The caller is about to send, so
+        # learn the topic now: sending then works even if Kafka goes away before the first record.
         with contextlib.suppress(kafka_errors.KafkaError):
             self._learn_partitions(topic, found)
         return found
 
     def _learn_partitions(self, topic: str, count: int) -> None:
-        """The producer refuses partitions that it does not know, and asks again in minutes only."""
+        """Wait until the producer knows the topic's partitions. It refuses unknown ones, and asks
+        Kafka again only after minutes."""
         until = time.monotonic() + bounds.MISSING_SECONDS_MAX
         while len(self._producer.partitions_for(topic)) < count and time.monotonic() < until:
             self._producer._metadata.request_update()
@@ -139,7 +140,7 @@ class KafkaPythonTransport(KafkaTransport):
                     self._waiting_records,
                 )
             left = self._waiting_records
-        # Its close would flush first, and raise before it ends anything when that fails.
+        # Its close would flush first, and if that fails raise without closing anything.
         self._producer.flush = lambda timeout=None: None
         self._producer.close(timeout=0 if left else 1)
         with self._asking:
@@ -186,7 +187,7 @@ class KafkaPythonTransport(KafkaTransport):
     def _settled(
         self, topic: str, size: int, acked: Callable[[], None] | None, outcome: object
     ) -> None:
-        """In the producer's thread: this record was acknowledged or given up."""
+        """Called in the producer's thread: the record was acknowledged or given up."""
         if isinstance(outcome, BaseException) and not self._closed:
             self._failure = f"a record for topic {topic!r} is lost: {_said(outcome)}"
             LOGGER.warning(self._failure)
@@ -199,7 +200,7 @@ class KafkaPythonTransport(KafkaTransport):
             return too_large(value_bytes)
         if isinstance(error, kafka_errors.KafkaTimeoutError):
             return NotConnected(
-                f"topic {topic!r} is not known after {bounds.FULL_SECONDS_MAX:.0f} s: it does not "
+                f"topic {topic!r} is unknown after {bounds.FULL_SECONDS_MAX:.0f} s: it does not "
                 f"exist, or no Kafka broker answers at {self.bootstrap}"
             )
         if isinstance(error, kafka_errors.KafkaError | ValueError):
@@ -225,7 +226,7 @@ class KafkaPythonTransport(KafkaTransport):
                         f"{what} does not exist in Kafka at {self.bootstrap}"
                     ) from error
             except kafka_errors.KafkaError as error:
-                # A partition that was just made has no leader for a moment: broker -1.
+                # A new partition has no leader for a moment: broker -1.
                 leaderless = isinstance(error, kafka_errors.UnknownBrokerIdError)
                 if not error.retriable and not leaderless:
                     raise NotConnected(f"{what} cannot be used: {_said(error)}") from error
@@ -234,7 +235,7 @@ class KafkaPythonTransport(KafkaTransport):
             time.sleep(0.05)
 
     def _take(self, timeout: float) -> list[Record]:
-        """One round of the consumer; what `listen` asked for meanwhile comes first."""
+        """One round of the consumer. Partitions added by `listen` are assigned first."""
         if self._consumer is None:
             self._consumer = self._open_consumer()
         wanted = self._take_wanted()
@@ -253,7 +254,7 @@ class KafkaPythonTransport(KafkaTransport):
         except kafka_errors.KafkaError as error:
             if not error.retriable:
                 raise NotConnected(f"Kafka refuses to be read: {_said(error)}") from error
-            # Never faster than asked, however often it fails.
+            # However often it fails, never return faster than asked.
             time.sleep(max(0.0, timeout - (time.monotonic() - started)))
             return []
         return [
@@ -293,12 +294,12 @@ class KafkaPythonTransport(KafkaTransport):
             **self._shared,
             group_id=None,
             enable_auto_commit=False,
-            auto_offset_reset="earliest",  # what was deleted before it was read is skipped
+            auto_offset_reset="earliest",  # skip records deleted before they were read
             isolation_level="read_committed",
             fetch_min_bytes=1,
             fetch_max_wait_ms=bounds.FETCH_WAIT_MS,
             max_partition_fetch_bytes=bounds.FETCH_PARTITION_BYTES_MAX,
-            # Poll counts records only: this bounds its bytes. A larger record comes all the same.
+            # `poll` counts records only; this bounds its bytes. A larger record still comes.
             fetch_max_bytes=bounds.POLL_BYTES_MAX,
             check_crcs=_FAST_CHECKSUM,
             allow_auto_create_topics=False,
@@ -310,14 +311,15 @@ class KafkaPythonTransport(KafkaTransport):
 
     def _forget(self) -> None:
         super()._forget()
-        # The producer would wait at the child's exit for records that the parent sends.
+        # At the child's exit the producer would wait for records that the parent sends.
         getattr(self._producer, "_unregister_cleanup", lambda: None)()
 
 
 @contextlib.contextmanager
 def refusals_told(bootstrap: str) -> Iterator[None]:
-    """Around the making of a client of the library, which tries on for its whole timeout with
-    credentials that Kafka refuses, and says why in its log only."""
+    """Wraps the making of a kafka-python client: raise NotConnected with the reason if Kafka
+    refuses the credentials. The library would retry for its whole timeout and give the reason only
+    in its log."""
     heard = _Refusals(logging.WARNING)
     log = logging.getLogger("kafka.net.manager")
     log.addHandler(heard)
@@ -326,9 +328,9 @@ def refusals_told(bootstrap: str) -> Iterator[None]:
     except kafka_errors.KafkaError as error:
         settings = kafka_settings()
         if heard.why is None and heard.hung_up and authenticated(settings):
-            # It hangs up after it has said why, and the library may see the end first. That it
-            # speaks Kafka is known (`reach`), if we could read what it says.
-            heard.why = None if encrypted(settings) else "it hangs up on who has them"
+            # Kafka gives the reason, then hangs up, and the library may see the end first. `reach`
+            # has checked that it speaks Kafka, unless the connection is encrypted.
+            heard.why = None if encrypted(settings) else "it hangs up after receiving them"
         if heard.why is not None:
             raise refused(bootstrap, heard.why) from error
         raise
@@ -337,7 +339,7 @@ def refusals_told(bootstrap: str) -> Iterator[None]:
 
 
 class _Refusals(logging.Handler):
-    """Hears why Kafka refuses us."""
+    """Hears in the library's log why Kafka refuses us."""
 
     why: str | None = None
     hung_up = False

@@ -1,10 +1,10 @@
-"""What Kafka's library could not send yet waits here, not there.
+"""Records that librdkafka cannot send yet wait here, not in the library.
 
-Of an idempotent producer librdkafka has at most five records of a partition on their way, or one
-batch of more. What else it was given makes its thread ask without end whether it may be sent now
-(`rd_kafka_toppar_producer_serve`, seen with 2.16): a core for each producer that sends much, taken
-from whoever should answer. So it is given what it sends at once: a record while fewer than five are
-on their way, and then all that came meanwhile, up to a batch. A partition's order stays.
+An idempotent librdkafka producer has at most five records of a partition on their way, or one batch
+of more. If it is given more, its thread polls without pause whether it may send
+(`rd_kafka_toppar_producer_serve`, seen with 2.16), which costs a core per busy producer. So it gets
+only what it can send at once: a record while fewer than five are on their way, then everything that
+came meanwhile, up to a batch. Each partition keeps its order.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Failed = Callable[[str, str], None]  # of a record that was accepted: its topic 
 
 
 class _Partition:
-    """Of one partition: how many records the library has, and those that wait for it."""
+    """One partition: how many records the library has, and those waiting for it."""
 
     __slots__ = ("held", "on_way")
 
@@ -42,7 +42,7 @@ class _Partition:
 
 @dataclass(slots=True, eq=False)
 class _BufferedRecord:
-    """One record on its way; the library calls it when it has delivered it, or never will."""
+    """A record on its way. The library calls it when the record is delivered or lost."""
 
     over: ProducerBuffer
     partition: _Partition
@@ -55,10 +55,10 @@ class _BufferedRecord:
 
 
 class ProducerBuffer:
-    """A producer's records, from `give` to their delivery. It knows no transport: the library's
-    thread keeps it.
+    """A producer's records, from `give` to their delivery. It does not know the transport, because
+    the library's thread keeps it alive.
 
-    failed: told of each record that was accepted and is lost.
+    failed: called with topic and reason for each accepted record that is lost.
     """
 
     def __init__(self, producer: Producer, failed: Failed) -> None:
@@ -73,8 +73,8 @@ class ProducerBuffer:
         self, topic: str, value: bytes | None, key: bytes | None, place: int, headers: Headers,
         acked: Acked | None,
     ) -> bool:  # fmt: skip
-        """Accept a record, or say that there is no room. Raises Rejected (message_too_large), and
-        KafkaException when the library does not take it."""
+        """Accept a record; returns False if there is no room. Raises Rejected (message_too_large),
+        and KafkaException if the library refuses it."""
         size = _size(value, key, headers)
         if size > bounds.MESSAGE_BYTES_MAX:
             raise too_large(len(value or b""))
@@ -100,7 +100,7 @@ class ProducerBuffer:
         given.partition.on_way += 1
 
     def ended(self, given: _BufferedRecord, reason: str | None) -> None:
-        """A record that the library had was delivered, or is lost and why."""
+        """The library has delivered the record, or lost it for this reason."""
         with self._changed:
             given.partition.on_way -= 1
             lost = self._hand_over(given.partition)
@@ -110,7 +110,7 @@ class ProducerBuffer:
             self._tell(other, why)
 
     def _hand_over(self, partition: _Partition) -> list[tuple[_BufferedRecord, str]]:
-        """As much as goes at once; returns what the library did not take."""
+        """Give the library as much as it can send at once; returns the records it refused."""
         lost: list[tuple[_BufferedRecord, str]] = []
         if not partition.held or partition.on_way >= AT_ONCE:
             return lost
@@ -143,12 +143,12 @@ class ProducerBuffer:
                 given.acked()
 
     def flush(self, timeout: float) -> bool:
-        """Whether at some moment within so many seconds nothing was on its way."""
+        """Wait until nothing is on its way; returns False after ``timeout`` seconds."""
         with self._changed:
             return self._changed.wait_for(lambda: not self.records, timeout)
 
     def give_up(self) -> int:
-        """Whatever is on its way: how many records that is. Their `acked` are called."""
+        """Give up everything on its way; returns how many records. Their `acked` are called."""
         with self._changed:
             left, self._given_up = self.records, True
             held = [given for partition in self._partitions.values() for given in partition.held]
@@ -164,7 +164,7 @@ class ProducerBuffer:
 
 
 def _size(value: bytes | None, key: bytes | None, headers: Headers) -> int:
-    """At most so much does the library count for a record: what is said later is not heard."""
+    """The most that the library may count for a record; it would refuse a larger one too late."""
     size = RECORD_BYTES + len(value or b"") + len(key or b"")
     for name, content in headers:
         size += HEADER_BYTES + len(content) + (len(name) if name.isascii() else len(name.encode()))

@@ -1,15 +1,13 @@
-"""What a producer sends to one broker: numbers of its own, a window of its own (P1, P5).
+"""A producer's channel to one broker, and its messages for queues that moved to another one.
 
-A broker knows a producer by its name and counts what comes from it. So a producer counts for each
-broker by itself, and a message stays with the broker to which it was sent first, also when it is
-sent again (P2).
+A broker counts a producer's messages (P1). So a producer has sequence numbers and a window per
+broker, and a message is sent again to the broker that it was first sent to (P2).
 
-A producer's messages for a queue that went to another broker.
-
-The broker that had it refuses them (reason ``moved``) and says where it is; or the client learns it
-by itself. They are sent there under that broker's numbers, when none for this queue is without an
-answer at the old one, and what is sent meanwhile waits behind them: so a producer's messages stay
-in order. Refused is not stored, so none comes twice.
+If a queue has moved, its old broker refuses the messages (reason ``moved``) and says where it is
+now; or the client learns it from the directory. `MovedMessages` sends them to the new broker, under
+that broker's numbers, once no message for the queue is unanswered at the old one. Later messages
+wait behind them, so a producer's messages stay in order. A refused message was not stored, so none
+arrives twice.
 """
 
 from __future__ import annotations
@@ -24,12 +22,15 @@ from .options import Template, sent_after
 from .receipts import Pending
 from .window import Batcher, Window
 
-MOVED_MOST = 1_000  # destinations
+MOVED_MOST = 1_000  # destinations that a channel remembers as moved
 
 
 class BrokerChannel:
-    """A producer's channel to one broker, under the producer's lock. sequence: of the next message;
-    moved: by destination the highest sequence that this broker has refused as moved."""
+    """A channel to one broker, under the producer's lock.
+
+    sequence: the next message's number. moved: by destination, the highest sequence that this
+    broker has refused as moved.
+    """
 
     def __init__(
         self, session: Session, producer_id: str, broker: int, lock: threading.RLock,
@@ -45,7 +46,7 @@ class BrokerChannel:
         self, payload: bytes, key: bytes | None, headers: list[tuple[str, bytes]] | None,
         template: Template, persistent: bool, to: str,
     ) -> Pending:  # fmt: skip
-        """A message that is about to be sent, under the next number; 0 where nobody answers."""
+        """Number a message that is about to be sent; 0 if the engine will not answer it."""
         seq = self.sequence if persistent else 0
         template = self._template(template, to)
         sent = Pending(self._changed, seq, (payload, key, headers, template), time.monotonic())
@@ -56,7 +57,7 @@ class BrokerChannel:
         return sent
 
     def renumber(self, sent: Pending) -> None:
-        """A message that another broker has refused gets this one's next number."""
+        """Give a message that another broker refused this broker's next number."""
         sent.seq, sent.at = self.sequence, time.monotonic()
         *content, template = sent.record
         sent.record = (*content, self._template(template, sent.to))
@@ -67,26 +68,29 @@ class BrokerChannel:
         return sent_after(template, self.moved.get(to, 0)) if self.moved else template
 
     def note_moved(self, to: str, seq: int) -> None:
-        """The broker has refused a message as moved: what is sent from now on says so."""
+        """The broker refused a message as moved; later headers say so."""
         self.moved[to] = max(self.moved.pop(to, 0), seq)
         if len(self.moved) > MOVED_MOST:
             del self.moved[next(iter(self.moved))]
 
     def take_back(self, sent: Pending) -> None:
-        """It was not sent after all: its number is the next one's."""
+        """The message was not sent; its number goes to the next one."""
         self.window.remove(sent)
         if sent.seq:
             self.sequence = sent.seq
 
 
-PAUSE_S = 0.1  # the queue is on its way
-KNOWN_MOST = 10_000  # destinations of which it is known where the last message went
+PAUSE_S = 0.1  # while the queue is moving
+KNOWN_MOST = 10_000  # destinations whose last broker is remembered
 
 
 @dataclass(slots=True)
 class _Held:
-    """Of one queue. at: the number of the broker that had it; messages that it refused, and those
-    that were sent since: each with whether nobody has its future; not_before: monotonic, s."""
+    """Messages for one moving queue.
+
+    at: the broker that had it. refused: what that broker refused. behind: what was sent since. Each
+    with whether nobody looks at its future. not_before: monotonic, s.
+    """
 
     at: int
     refused: list[tuple[Pending, bool]] = field(default_factory=list)
@@ -95,12 +99,12 @@ class _Held:
 
     @property
     def messages(self) -> list[tuple[Pending, bool]]:
-        """All of them, in the order in which they were sent."""
+        """All of them, in order of sending."""
         return self.refused + self.behind
 
 
 class MovedMessages:
-    """Of one producer, under its lock. channel: to a broker; broker_of: a destination's."""
+    """One producer's messages for moving queues, under its lock."""
 
     def __init__(
         self, channels: dict[int, BrokerChannel], channel: Callable[[int], BrokerChannel],
@@ -110,20 +114,20 @@ class MovedMessages:
         self._channel = channel
         self._broker_of = broker_of
         self._queues: dict[str, _Held] = {}
-        self._went: dict[str, int] = {}  # to which broker a destination's last message went
-        self._goes_on = self._heard = False  # `go_on` is at work; and was called again meanwhile
+        self._went: dict[str, int] = {}  # broker of each destination's last message
+        self._goes_on = self._heard = False  # `go_on` is running; it was called again meanwhile
 
     def __len__(self) -> int:
         return sum(len(held.messages) for held in self._queues.values())
 
     def holds(self, queue: str) -> int | None:
-        """How many messages for this queue wait; None: it is not on its way."""
+        """How many messages for this queue wait; None if it is not moving."""
         held = self._queues.get(queue)
         return None if held is None else len(held.messages)
 
     def goes_to(self, queue: str, number: int) -> None:
-        """A message for this queue is about to go to that broker: it waits, if one of before is
-        without an answer at another."""
+        """A message for this queue is about to be sent to this broker. It must wait if an earlier
+        one is unanswered at another broker."""
         known = self._went.pop(queue, None)
         self._went[queue] = number
         if len(self._went) > KNOWN_MOST:
@@ -136,18 +140,18 @@ class MovedMessages:
             self._queues[queue] = _Held(at)
 
     def refused(self, at: int, sent: Pending, untold: bool) -> None:
-        """A broker does not have this message's queue any more."""
+        """A broker refused this message because the queue has moved."""
         held = self._queues.setdefault(sent.to, _Held(at))
         if held.at != at:
             held.at = at
         held.refused.append((sent, untold))
 
     def behind(self, sent: Pending) -> None:
-        """This one goes behind those that wait."""
+        """Put a message behind those that wait."""
         self._queues[sent.to].behind.append((sent, False))
 
     def keep_for_flush(self, sent: Pending) -> bool:
-        """Nobody will look at this message's future; False if it does not wait here."""
+        """Nobody looks at this message's future. Returns False if it does not wait here."""
         held = self._queues.get(sent.to)
         for messages in () if held is None else (held.refused, held.behind):
             for at, (one, _) in enumerate(messages):
@@ -157,21 +161,21 @@ class MovedMessages:
         return False
 
     def payloads(self) -> list[bytes]:
-        """What waits."""
+        """Payloads of the waiting messages."""
         return [sent.record[0] for sent in self._pending()]
 
     def _pending(self) -> Iterable[Pending]:
         return [sent for held in self._queues.values() for sent, _ in held.messages]
 
     def take_all(self) -> list[Pending]:
-        """What waits, and waits no more."""
+        """Remove and return all waiting messages."""
         waiting = list(self._pending())
         self._queues.clear()
         return waiting
 
     def go_on(self) -> None:
-        """Send what can be sent where its queue is now. In memory answers come while one sends, and
-        lead here: what they change is looked at when all that was to be sent has been."""
+        """Send what can be sent to its queue's new broker. On `memory://`, answers arrive while
+        sending and lead here again; they are looked at afterwards."""
         if self._goes_on:
             self._heard = True
             return
@@ -185,10 +189,10 @@ class MovedMessages:
             self._goes_on = False
 
     def _send_on(self, tried: set[tuple[str, int]]) -> None:
-        """Once for each queue. tried: which were sent to which broker already, without a pause."""
+        """One attempt for each queue. tried: pairs of queue and broker already used."""
         now = time.monotonic()
         for queue, held in list(self._queues.items()):
-            if self._queues.get(queue) is not held:  # whoever heard an answer has closed
+            if self._queues.get(queue) is not held:  # closed meanwhile
                 continue
             old = self._channels[held.at]
             if now < held.not_before or old.window.waits_for(queue):

@@ -1,12 +1,10 @@
-"""What a publisher may say of a message: checked before anything of it is kept or sent.
+"""What a publisher may set on a message, checked before anything is kept or sent; and its header.
 
-A message that the engine cannot read has no answer, so it would stay in the producer's window and
-be sent again for ever. Whatever is given here is therefore refused at once, or can be read.
+The engine cannot answer a message it cannot read: the message would stay in the producer's window
+and be sent again for ever. So a wrong option is refused here.
 
-The header `lq` of a producer's messages, made once for all that have the same options (P7).
-
-A header's JSON differs from message to message in nothing but the sequence number: a *template* is
-what stands before that number, and what stands behind it.
+The header `lq` is JSON. It is the same for all messages with the same options, except for the
+sequence number (P7). So each producer keeps *templates*: the bytes before and after that number.
 """
 
 from __future__ import annotations
@@ -34,7 +32,7 @@ def destination_of(value: object) -> str:
 
 
 def producer_id_of(value: object) -> str:
-    """The name under which a producer counts (P1)."""
+    """A producer's name (P1)."""
     return text_of(value, "producer_id", NAME_CHARACTERS_MAX)
 
 
@@ -49,7 +47,7 @@ def ttl_ms(value: object) -> int | None:
 
 
 def priority_of(value: object) -> int:
-    """A publisher's own priority."""
+    """A publisher's priority, 0 to 255."""
     return whole(value, "priority", 0, PRIORITY_MAX)
 
 
@@ -63,7 +61,7 @@ def check_outlived(what: str, wait_ms: int, ttl: int | None) -> None:
 
 
 def headers_of(headers: object) -> Pairs | None:
-    """The application's headers as Kafka takes them; None where there are none."""
+    """The application's headers as Kafka takes them; None for none."""
     if headers is None:
         return None
     if not isinstance(headers, Mapping):
@@ -79,21 +77,25 @@ def _name(name: object) -> str:
             f"headers: {shown(name)} – allowed as a name is text without NUL characters"
         )
     if name == HEADER:
-        raise ConfigError(f"headers: {name!r} – is lakequeue's own; allowed is any other name")
+        raise ConfigError(
+            f"headers: {name!r} – is reserved for lakequeue; allowed is any other name"
+        )
     return str.__str__(name)
 
 
 TEMPLATES_MAX = 1_000
-_SEQ = (1 << 61) - 1  # stands where the sequence number goes; no producer gets there
+_SEQ = (1 << 61) - 1  # placeholder for the sequence number; no producer counts that far
 _AFTER = b',"after":'
 
 Template = tuple[bytes, bytes]
 
 
 class HeaderOptions(NamedTuple):
-    """What the header says besides the destination. ttl_ms: None for none; at: epoch ms of
-    delivery, None for at once; persistent: the engine answers; delay_ms: until delivery, from when
-    Kafka has it."""
+    """The header's content besides the destination.
+
+    ttl_ms: None for none. at: delivery time in epoch ms; None for at once. persistent: the engine
+    answers. delay_ms: until delivery, from when Kafka has the record.
+    """
 
     ttl_ms: int | None
     priority: int
@@ -104,8 +106,11 @@ class HeaderOptions(NamedTuple):
 
 
 class Templates:
-    """One producer's templates. reply: the partition of the receipts where it listens; durability:
-    what must have a message before it is answered; start: the producer's name for its start."""
+    """One producer's templates.
+
+    reply: the partition of the receipts topic it reads. durability: what must have a message before
+    the receipt. start: identifies this run of a named producer.
+    """
 
     def __init__(
         self, producer_id: str, reply: int,
@@ -118,7 +123,7 @@ class Templates:
         self._made: dict[tuple[str, HeaderOptions], Template] = {}
 
     def of(self, destination: str, options: HeaderOptions) -> Template:
-        """The template of messages to a destination with these options."""
+        """The template for a destination and options."""
         found = self._made.get((destination, options))
         if found is None:
             found = self._make(destination, options)
@@ -145,7 +150,7 @@ class Templates:
                 start=self._start if persistent else "",
             )
         )
-        try:  # what the engine cannot read it does not answer
+        try:  # the engine does not answer what it cannot read
             decode_publish_header(header)
         except ValueError as error:
             raise ConfigError(str(error)) from error
@@ -154,8 +159,8 @@ class Templates:
 
 
 def sent_after(template: Template, seq: int) -> Template:
-    """A template of messages whose producer has heard that this sequence, to the same destination,
-    was refused as moved; as it is where there was none."""
+    """The template with the highest sequence number that this destination has refused as moved;
+    unchanged for 0."""
     if not seq:
         return template
     before, behind = template
@@ -165,7 +170,7 @@ def sent_after(template: Template, seq: int) -> Template:
 
 
 def header_of(template: Template, seq: int, count: int = 0) -> bytes:
-    """The header of one message, or of a run of ``count`` from ``seq`` on."""
+    """The header of one message, or of a run of ``count`` messages from ``seq`` on."""
     if count:
         return b'%b%d,"count":%d%b' % (template[0], seq, count, template[1])
     return b"%b%d%b" % (template[0], seq, template[1])

@@ -1,7 +1,7 @@
-"""Producers: send messages and know what became of them (P1–P7).
+"""Producers: send messages and report what became of them (P1–P7).
 
-How messages travel is said in `batching`, what their headers say in `headers`, what happens until
-the engine has answered in `window`.
+`options` checks a message and makes its header. `window` keeps messages until the engine has
+answered. `broker_channel` numbers messages per broker.
 """
 
 from __future__ import annotations
@@ -35,23 +35,35 @@ MODES = ("persistent", "non_persistent", "persistent_groupack")
 ON_FULL = ("block", "raise")
 DURABILITIES = ("checkpoint", "delta")
 SEND_TIMEOUT_S = 60.0
-# A commit of the Delta tables comes every few seconds: who asks earlier asks in vain.
+# The Delta tables are committed every few seconds: sending again earlier is useless.
 DELTA_PUB_ACK_S = 15.0
-FIRST_SEQUENCE_MAX = 1 << 60  # many more may follow
+FIRST_SEQUENCE_MAX = 1 << 60  # leaves room for as many again
 WINDOW_MAX = 1_000_000_000
 
 
 class Producer:
     """Sends messages; made by `Connection.producer`. Safe to use from several threads.
 
-    ttl, priority, dmq_eligible, delivery_mode, deliver_at or delay: what holds for messages that
-    say nothing else (P7). durability: ``delta`` answers, and returns from `send`, when the Delta
-    table `messages` has the message, seconds later; its `pub_ack_time` is 15 s at least.
+    delivery_mode: `persistent` (`send` returns when the engine has stored the message),
+    `non_persistent` (no receipt; may be lost), or `persistent_groupack` (`send` does not wait;
+    `flush` does). window: the most messages without an answer, 1 to 1,000,000,000. on_full: what
+    `send` does at that limit, `block` or `raise` WindowFull. group_ack: in mode
+    `persistent_groupack`, the smallest window. pub_ack_time: how long to wait for an answer before
+    a message is sent again, such as `'2s'`.
 
-    producer_id: a name that outlives the program. With its first message a producer takes the name
-    over from any other that has it: its sequences go on behind the last that the engine knows, and
-    the other's messages are refused from then on (P1). first_sequence: it counts by itself, and
-    takes over from nobody: a message with a sequence that the engine had is a `duplicate`.
+    ttl, priority, dmq_eligible, deliver_at, delay: defaults for messages that do not set their own
+    (P7); `send` explains them.
+
+    durability: `checkpoint` (stored by the engine) or `delta`: the receipt comes only when the
+    Delta table `messages` has the message, seconds later. `pub_ack_time` is then at least 15 s.
+
+    producer_id: a name that survives restarts. The first message takes the name over from any other
+    producer that uses it: numbering goes on behind the last message the engine knows, and the other
+    producer is refused from then on (P1). first_sequence: number messages yourself from here on,
+    without taking over. A message whose number the engine already has gets a receipt marked
+    `duplicate`.
+
+    Raises ConfigError for a wrong option.
     """
 
     def __init__(
@@ -84,10 +96,10 @@ class Producer:
         given = session.new_name("producer") if producer_id is None else producer_id
         self.producer_id = producer_id_of(given)
         self._first_sequence = first_sequence or 1
-        # Another start of the program may have used the name.
+        # An earlier run of the program may have used the name.
         named = producer_id is not None and first_sequence is None
         self._start = uuid4().hex if named else ""
-        self._superseded = ""  # what the engine says of it
+        self._superseded = ""  # the engine's text once another producer has the name
         self._deliver_at, self._delay = deliver_at, delay
         now_ms = session.now_ms()
         at = delivery_ms(deliver_at, delay, now_ms)
@@ -108,7 +120,7 @@ class Producer:
         session.attach_producer(self.producer_id, self)
 
     def _channel(self, broker: int) -> BrokerChannel:
-        """The channel to a broker; made when something is sent there first."""
+        """The channel to a broker, made on first use."""
         channel = self._channels.get(broker)
         if channel is None:
             with self._lock:
@@ -138,13 +150,21 @@ class Producer:
         dmq_eligible: bool | None = None,
         timeout: float = SEND_TIMEOUT_S,
     ) -> Receipt:
-        """Send a message to a queue or topic; in mode `persistent` returns when it is stored.
+        """Send a message to a queue or topic. In mode `persistent`, return when it is stored.
 
-        deliver_at: not before this moment; delay: not before so long from now on; 0 is at once
-        (L12). Raises Rejected with the reason and the queue when the message is refused, Timeout
-        when no answer came in ``timeout`` seconds (it is then unknown, not lost: see
-        `unacknowledged`). In mode `persistent_groupack` it does not wait: `flush` raises Rejected.
-        The receipt says `discarded`, with the reason, where a queue's policy threw it away (S4).
+        destination: a queue or topic. payload: bytes, or text that is sent as UTF-8; about 12 MB at
+        most. ttl: how long the message may live, such as `'8s'` or seconds as a number; None for no
+        end. priority: 0 to 255, higher first. headers: names and values, text or bytes. key: the
+        Kafka record key. deliver_at: not before this moment, an aware datetime or ISO-8601 text;
+        delay: not before this long from now (L12). ack_immediately: send at once instead of
+        gathering a batch. dmq_eligible: may go to the dead message queue. timeout: seconds to wait
+        for the receipt.
+
+        Raises Rejected, with reason and queue, if the engine refuses the message. Raises Timeout if
+        no answer came in time: the message may still be stored, see `unacknowledged`. Raises
+        ConfigError for a wrong argument, NotConnected if the producer is closed, WindowFull as set
+        by `on_full`. In mode `persistent_groupack` it does not wait, and `flush` raises Rejected.
+        The receipt is `discarded`, with the reason, if a queue's policy dropped the message (S4).
         """
         timeout_s = wait_s(timeout)
         future = self.send_async(
@@ -161,8 +181,8 @@ class Producer:
         return self.receipt_of(future)
 
     def receipt_of(self, sent: Pending) -> Receipt:
-        """What is known of a sent message by now; without a message id while it is on its way.
-        Should it be refused, `flush` raises that."""
+        """The receipt of a sent message as known by now; without a message id while no answer has
+        come. If the message is refused later, `flush` raises that."""
         with self._lock:
             if self._moved_messages.keep_for_flush(sent):
                 return Receipt(sent.seq, None)
@@ -186,10 +206,11 @@ class Producer:
         delivery_mode: str | None = None,
         dmq_eligible: bool | None = None,
     ) -> Pending:
-        """Send without waiting; the future has the receipt, or raises Rejected.
+        """Send without waiting for the receipt. Arguments as for `send`.
 
-        While `window` messages are without an answer it waits up to 60 s; with
-        ``on_full="raise"`` it raises WindowFull at once, and nothing was sent (P5).
+        Returns a future (`concurrent.futures.Future`) that gives the `Receipt` or raises Rejected.
+        While `window` messages have no answer it blocks for up to 60 s, then raises Timeout. With
+        `on_full="raise"` it raises WindowFull at once, and nothing was sent (P5).
         """
         self._check_open()
         to = destination_of(destination)
@@ -204,7 +225,7 @@ class Producer:
         template = self._templates.of(to, options)
         if ack_immediately is not False:
             truth(ack_immediately, "ack_immediately")
-        # From here on nothing that was given can be wrong.
+        # All arguments are checked now.
         number = self._session.broker_of(to)
         channel = self._channel(number)
         if persistent and self._in_window(channel, to) >= self._window:
@@ -242,7 +263,7 @@ class Producer:
         dmq_eligible: bool | None,
         persistent: bool,
     ) -> HeaderOptions:
-        """What the header says: the message's own options before the producer's (P7)."""
+        """The header's options: the message's own, else the producer's (P7)."""
         options = self._defaults
         if not persistent:
             options = options._replace(persistent=False)
@@ -261,13 +282,13 @@ class Producer:
         if at is not None:
             what = "deliver_at" if delay is None else "delay"
             check_outlived(what, at - now_ms, options.ttl_ms)
-            if delay is not None:  # no matter what this machine's clock says
+            if delay is not None:  # independent of this machine's clock
                 return options._replace(delay_ms=at - now_ms)
         return options._replace(at=at)
 
     def _send_alone(self, channel: BrokerChannel, sent: Pending) -> None:
-        """Send it as a record of its own. What Kafka's library does not take, as it is too large,
-        was not sent."""
+        """Send as a record of its own. Raises Rejected, without sending, if Kafka's client finds it
+        too large."""
         try:
             channel.sends.alone(sent.seq, *sent.record)
         except Rejected:
@@ -275,13 +296,13 @@ class Producer:
             raise
 
     def send_gathered(self) -> None:
-        """Send what was gathered while something else was on its way."""
+        """Send the messages that were gathered while another record was on its way."""
         with self._lock:
             for channel in self._channels.values():
                 channel.sends.send()
 
     def _in_window(self, channel: BrokerChannel, destination: str) -> int:
-        """How many messages on this way are without an answer, with those that wait to go on it."""
+        """How many messages have no answer yet, including those that wait for a moving queue."""
         return len(channel.window) + (self._moved_messages.holds(destination) or 0)
 
     def _wait_for_room(self, channel: BrokerChannel, destination: str) -> None:
@@ -292,23 +313,25 @@ class Producer:
 
         if self._raises_when_full and not self._session.wait(room, 0):
             raise WindowFull(
-                f"{self._window} messages are without an answer, as many as window allows"
+                f"window: {self._window} messages are without an answer, the most it allows; "
+                "wait, call flush(), or make the window larger"
             )
         found = self._session.wait(room, SEND_TIMEOUT_S)
         self._check_open()
         if not found:
             raise Timeout(
-                f"window of {self._window} messages is full, no answer within {SEND_TIMEOUT_S} s"
+                f"window: {self._window} messages are without an answer, and none came within "
+                f"{SEND_TIMEOUT_S:.0f} s; is the engine running? (lakequeue doctor)"
             )
 
     # ------------------------------------------------------------ what became of it
 
     def flush(self, timeout: float | None = 30.0) -> None:
-        """Wait until every sent message is answered; raises Timeout if some are not, NotConnected
-        once the producer is closed.
+        """Wait until every sent message has an answer.
 
-        Raises Rejected, once, for what was refused without anybody told: in mode
-        `persistent_groupack` `send` returns before that is known. `unacknowledged` lists these
+        timeout: seconds; None waits for ever. Raises Timeout if some have none, NotConnected if the
+        producer was closed. Raises Rejected, once, for a refusal nobody was told about: in mode
+        `persistent_groupack`, `send` returns too early to raise it. `unacknowledged` lists these
         messages until the next flush.
         """
         timeout_s = wait_s(timeout)
@@ -322,19 +345,20 @@ class Producer:
             channel.window.raise_refused()
 
     def _waiting(self) -> int:
-        """How many messages are without an answer."""
+        """How many messages have no answer."""
         waiting = sum(len(channel.window) for channel in list(self._channels.values()))
         return waiting + len(self._moved_messages)
 
     def unacknowledged(self) -> list[bytes]:
-        """Payloads of messages that are not known to be stored, for each broker in order of
-        sending: without an answer, or refused when nobody could be told (P6)."""
+        """Payloads of messages not known to be stored (P6): without an answer, or refused when
+        nobody could be told. In order of sending, per broker."""
         with self._lock:
             sent = [p for channel in self._channels.values() for p in channel.window.payloads()]
             return sent + self._moved_messages.payloads()
 
     def close(self, timeout: float = 30.0) -> None:
-        """Flush and close; messages still without an answer raise Timeout."""
+        """Flush and close. Raises Timeout if messages still have no answer after ``timeout``
+        seconds."""
         timeout_s = wait_s(timeout)
         if self._closed:
             return
@@ -365,7 +389,7 @@ class Producer:
     # ------------------------------------------------------------ called by the session
 
     def on_receipt(self, value: Answer) -> None:
-        """An answer of the engine."""
+        """Take an answer of the engine."""
         number = value.get("broker", 0)
         channel = self._channels.get(number)
         if channel is None or value.get("start", "") != self._start:
@@ -386,7 +410,7 @@ class Producer:
                 self._moved_messages.go_on()
 
     def retransmit(self, now_s: float) -> None:
-        """Send again what waits too long (P2)."""
+        """Send again what has waited too long for an answer (P2)."""
         for channel in list(self._channels.values()):
             channel.window.retransmit(now_s)
         if len(self._moved_messages):
@@ -394,7 +418,7 @@ class Producer:
                 self._moved_messages.go_on()
 
     def forked(self) -> None:
-        """Closed: this is a forked child."""
+        """Close, because this is a forked child."""
         self._closed = True
 
 
@@ -402,7 +426,7 @@ def _check(
     delivery_mode: Any, window: Any, group_ack: Any, first_sequence: Any, durability: Any,
     on_full: Any, dmq_eligible: Any,
 ) -> None:  # fmt: skip
-    """Raise ConfigError for an option that is none."""
+    """Raise ConfigError for a wrong option."""
     one_of(delivery_mode, "delivery_mode", MODES)
     whole(window, "window", 1, WINDOW_MAX)
     whole(group_ack, "group_ack", 1, WINDOW_MAX)
@@ -411,7 +435,7 @@ def _check(
     one_of(durability, "durability", DURABILITIES)
     if durability == "delta" and delivery_mode == "non_persistent":
         raise ConfigError(
-            "durability: 'delta' – in mode 'non_persistent' nobody is told; allowed is 'checkpoint'"
+            "durability: 'delta' – mode 'non_persistent' has no receipts; allowed is 'checkpoint'"
         )
     one_of(on_full, "on_full", ON_FULL)
     truth(dmq_eligible, "dmq_eligible")

@@ -1,9 +1,8 @@
-"""A sent message that waits for its answer: the future that `Producer.send_async` gives.
+"""The receipt of a sent message, and the future that `Producer.send_async` returns.
 
-A `concurrent.futures.Future`, so everything that takes one takes this (`wait`, `as_completed`,
-`asyncio.wrap_future`). Python's own makes a lock and two lists for each; here all futures of a
-connection share the connection's condition, and an answer settles thousands of them at once: 2.6 µs
-a message where it was 14.
+`Pending` is a `concurrent.futures.Future`, so `wait`, `as_completed` and `asyncio.wrap_future`
+accept it. Python's own future makes a lock and two lists each. Here all futures of a connection
+share its condition, and one answer settles thousands of them: 2.6 µs a message instead of 14.
 """
 
 from __future__ import annotations
@@ -20,12 +19,13 @@ log = logging.getLogger("lakequeue.client")
 
 
 class Receipt:
-    """What is known of a sent message.
+    """What the engine answered to a sent message.
 
-    message_id: text, None where the engine stored nothing (mode `non_persistent`, or discarded) or
-    has not answered yet; discarded: acknowledged, but thrown away by a queue's policy (S4), and
-    then `reason` and `queue` say why and where. Another queue may have taken it. duplicate: the
-    engine had a message with this sequence already, and says again what became of that one (P1).
+    sequence: the producer's number of the message. message_id: text; None if the engine stored
+    nothing (mode `non_persistent`, or discarded) or has not answered yet. discarded: True if a
+    queue's policy dropped the message (S4); `reason` and `queue` then say why and where. Another
+    queue may have stored it. duplicate: the engine already had a message with this number, and this
+    is that message's receipt (P1).
     """
 
     __slots__ = ("duplicate", "message_id", "queue", "reason", "sequence")
@@ -46,7 +46,7 @@ class Receipt:
 
     @property
     def discarded(self) -> bool:
-        """Whether a queue has thrown the message away, and no error says so."""
+        """True if a queue dropped the message without an error."""
         return self.reason is not None
 
     def __repr__(self) -> str:
@@ -57,13 +57,13 @@ class Receipt:
 
 
 class Pending(Future[Receipt]):
-    """The answer to one message, when there is one.
+    """A sent message whose answer is pending.
 
-    seq: its number; to: the destination; record: what was sent, until it is answered; at: when it
-    was sent last (monotonic, s).
+    seq: its number. to: the destination. record: what was sent, kept until the answer. at: when it
+    was last sent (monotonic, s).
     """
 
-    _state = RUNNING  # sent: it cannot be called back
+    _state = RUNNING  # it has been sent, so it cannot be canceled
     _exception: BaseException | None = None
     to = ""  # the destination
     number = 0
@@ -77,7 +77,7 @@ class Pending(Future[Receipt]):
         self.at = at
 
     def __getattr__(self, name: str) -> Any:
-        # Made when somebody asks for them: `concurrent.futures` does, `add_done_callback` does.
+        # Made on demand: only `concurrent.futures` and `add_done_callback` use them.
         if name in ("_waiters", "_done_callbacks"):
             made: list[Any] = []
             self.__dict__[name] = made
@@ -91,12 +91,12 @@ class Pending(Future[Receipt]):
         return f"<Pending {self.seq} to {self.to!r}: {said}>"
 
     def cancel(self) -> bool:
-        """Always False: the message is on its way."""
+        """Always False: the message has been sent."""
         return False
 
     def result(self, timeout: float | None = None) -> Receipt:
-        """The receipt, once there is an answer. Raises Rejected, or TimeoutError after
-        ``timeout`` s."""
+        """The receipt, once there is an answer. Raises Rejected if the message was refused,
+        TimeoutError after ``timeout`` seconds."""
         error = self.exception(timeout)
         if error is not None:
             raise error
@@ -104,10 +104,10 @@ class Pending(Future[Receipt]):
         return Receipt(self.seq, number, *self.discarded, self.duplicate)
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """Rejected, or None for a message that was stored; waits as `result` does."""
+        """Rejected, or None for a stored message. Waits as `result` does."""
         if self._state != FINISHED:
             with self._condition:
-                # The condition is everybody's: it wakes for other messages' answers too.
+                # The condition is shared: it also wakes for other messages' answers.
                 self._condition.wait_for(self.done, timeout)
         if self._state == FINISHED:
             return self._exception
@@ -115,7 +115,7 @@ class Pending(Future[Receipt]):
 
 
 def settle(pending: Pending, number: int, error: LakequeueError | None = None) -> None:
-    """Give the answer; the first one counts. Whoever waits wakes at the condition's next
+    """Set the answer; only the first one counts. Waiting threads wake at the condition's next
     notification."""
     if pending._state == FINISHED:
         return
@@ -131,5 +131,5 @@ def settle(pending: Pending, number: int, error: LakequeueError | None = None) -
         for told in asked["_done_callbacks"]:
             try:
                 told(pending)
-            except BaseException:  # also `sys.exit()`: others wait for their answers in this thread
+            except BaseException:  # also SystemExit: other messages' answers still need this thread
                 log.exception("a callback of a sent message failed")

@@ -1,19 +1,17 @@
-"""Several messages in a record: when they travel alone, and when together (Nagle's algorithm).
+"""A producer's messages on their way: batching (Nagle's algorithm), and the window of unanswered
+ones.
 
-Most of what a record costs, in Kafka, in Spark and here, it costs whatever is in it. So messages
-that follow each other closely and differ in nothing but their payload travel together, up to
-`RUN_MAX` in a record (a *run*). A message that is alone does not wait for others: it goes at once.
-While a record of this producer is on its way to Kafka the next ones gather, and go when none is any
-more, or when the run is full. So nothing waits for longer than Kafka takes for a record, and who
-sends much sends full runs. `send`, `flush` and `close` do not wait.
+`Batcher`. Most of a record's cost, in Kafka, in Spark and here, does not depend on its content. So
+messages that follow each other closely and differ only in payload travel together, up to `RUN_MAX`
+in a record (a *run*). A message alone is sent at once. While a record is on its way to Kafka, the
+next messages gather; they are sent when it has arrived or the run is full. So no message waits
+longer than Kafka takes for a record. `send`, `flush` and `close` do not wait.
 
-What a producer has sent and has no answer to: the window (P1–P3, P5, P6).
-
-Every persistent message has a sequence number; the engine answers by sequence. A message without
-an answer after `pub_ack_time` is sent again under the same number, and stored once.
-
-Who sends with a future hears there that a message was refused. In mode `persistent_groupack` `send`
-gives none: what is refused then is kept, `flush` raises it, and `unacknowledged` lists it.
+`Window`. Every persistent message has a sequence number, and the engine answers by number. A
+message without an answer after `pub_ack_time` is sent again under the same number, and stored once
+(P1–P3, P5, P6). A refusal is reported by the message's future. In mode `persistent_groupack`, where
+`send` returns no future, refused messages are kept: `flush` raises, and `unacknowledged` lists
+them.
 """
 
 from __future__ import annotations
@@ -33,9 +31,10 @@ RUN_BYTES = 32_000
 
 
 class InFlight:
-    """How many records are on their way. It knows no session: Kafka's library may keep it.
+    """How many records are on their way. It does not know the session, because Kafka's library may
+    keep it.
 
-    notify: called when none is any more and something waits for that.
+    notify: called when none is on its way any more and something waits for that.
     """
 
     __slots__ = ("_lock", "_notify", "count", "waiting")
@@ -55,13 +54,14 @@ class InFlight:
         """Kafka has it, or never will."""
         with self._lock:
             self.count -= 1
-        # Whoever gathers sets `waiting` first and looks at `count` then: one of us sees the other.
+        # `add` sets `waiting` before it reads `count`, so one of the two sees the other.
         if not self.count and self.waiting:
             self._notify()
 
 
 class Batcher:
-    """Sends a producer's messages. Call all of it but `InFlight.end` under the producer's lock."""
+    """Sends a producer's messages. Everything except `InFlight.end` is called under the producer's
+    lock."""
 
     def __init__(self, session: Session, partition: int) -> None:
         self._session = session
@@ -84,8 +84,9 @@ class Batcher:
         self._publish(payload, key, pairs)
 
     def add(self, seq: int, payload: bytes, template: Template) -> None:
-        """Send a message at once if nothing is on its way; else put it into the run, which goes
-        before it where it is of another kind or has no room, and with it when it is full."""
+        """Send a message at once if nothing is on its way; otherwise add it to the run. A run is
+        sent first if the message is of another kind or does not fit, and with it when it is full.
+        """
         run = self._run
         if run and (template != self._template or self._bytes > RUN_BYTES - len(payload)):
             self.send()
@@ -120,13 +121,15 @@ class Batcher:
 
 
 RETRANSMIT_MAX_S = 60.0
-# Of a message, None where it has its answer already, whether nobody has its future; and the nack.
+# The message (None if it was answered already), whether nobody looks at its future, the nack.
 Moved = Callable[[Pending | None, bool, dict[str, Any]], None]
 
 
 class Window:
-    """A producer's messages in flight, under the producer's lock. window: how many refused messages
-    are kept for `flush` at most; report: tells what had to be forgotten."""
+    """A producer's unanswered messages, under the producer's lock.
+
+    window: the most refused messages kept for `flush`. report: logs what had to be dropped.
+    """
 
     def __init__(
         self,
@@ -142,27 +145,27 @@ class Window:
         self._window = window
         self._report = report
         self._waiting: dict[int, Pending] = {}
-        self._untold: set[int] = set()  # nobody has these messages' futures
+        self._untold: set[int] = set()  # nobody looks at these messages' futures
         self._refused: dict[int, tuple[bytes, Rejected]] = {}
-        self._raised: set[int] = set()  # of the refused: `flush` has told of them
-        self._asked = time.monotonic()  # the last receipt, or the last retransmission
-        self._answered = 0  # the highest sequence that was answered
-        self.base = 0  # the producer counts from behind this sequence, as the engine has said
+        self._raised: set[int] = set()  # refused ones that `flush` has raised
+        self._asked = time.monotonic()  # of the last receipt or retransmission
+        self._answered = 0  # the highest answered sequence number
+        self.base = 0  # the engine's last sequence of an earlier run; this run counts behind it
 
     def __len__(self) -> int:
         return len(self._waiting)
 
     def add(self, sent: Pending) -> None:
-        """This one is on its way."""
+        """This message is on its way."""
         self._waiting[sent.seq] = sent
 
     def remove(self, sent: Pending) -> None:
-        """It was not sent after all."""
+        """This message was not sent after all."""
         self._waiting.pop(sent.seq, None)
 
     def keep_for_flush(self, sent: Pending) -> bool:
-        """Nobody will look at this message's future: if it is refused, `flush` has to say so. False
-        if it has its answer already."""
+        """The application does not look at this message's future, so `flush` must report a refusal.
+        Returns False if the message has its answer already."""
         with self._lock:
             waits = self._waiting.get(sent.seq) is sent
             if waits:
@@ -170,7 +173,7 @@ class Window:
             return waits
 
     def raise_refused(self) -> None:
-        """Raise Rejected for what was refused and nobody was told of; once."""
+        """Raise Rejected, once, for refused messages nobody was told of."""
         with self._lock:
             for seq in self._raised:
                 self._refused.pop(seq, None)
@@ -183,23 +186,23 @@ class Window:
             raise Rejected(error.reason, error.queue, (error.detail + more).removeprefix("; "))
 
     def payloads(self) -> list[bytes]:
-        """What is not known to be stored, in order of sending (P6)."""
+        """Payloads not known to be stored, in order of sending (P6)."""
         with self._lock:
             found = {seq: sent.record[0] for seq, sent in self._waiting.items()}
             found |= {seq: payload for seq, (payload, _) in self._refused.items()}
         return [payload for _, payload in sorted(found.items())]
 
     def give_up(self) -> None:
-        """Nobody will answer any more: whoever waits for a future is told. What became of these
-        messages is unknown, and `payloads` still lists them."""
+        """No more answers will come: fail the futures. What became of the messages is unknown;
+        `payloads` still lists them."""
         with self._lock:
             waiting = list(self._waiting.values())
         for sent in waiting:
             settle(sent, 0, NotConnected("closed before the engine answered"))
 
     def on_receipt(self, value: dict[str, Any], moved: Moved) -> None:
-        """An answer of the engine: resolve futures. moved: hears, under the lock, of what was sent
-        to a broker that no longer has the queue."""
+        """Take the engine's answer and resolve futures. moved: called under the lock for messages
+        whose queue has left the broker."""
         settled: list[tuple[Pending, int, Rejected | None]] = []
         with self._lock:
             self._asked, self._patience_s = time.monotonic(), self._pub_ack_s
@@ -233,12 +236,12 @@ class Window:
             if self._untold:
                 self._untold.difference_update(sent.seq for sent, _, _ in settled)
         for sent, number, refused in settled:
-            sent.record = None  # an application may keep its futures
+            sent.record = None  # free the payload: an application may keep its futures
             sent.seq += base
             settle(sent, number, refused)
 
     def waits_for(self, queue: str) -> bool:
-        """Whether a message for this queue is without an answer."""
+        """True if a message for this queue has no answer."""
         return any(sent.to == queue for sent in self._waiting.values())
 
     def _keep_refused(self, sent: Pending, error: Rejected) -> None:
@@ -248,15 +251,15 @@ class Window:
         if len(self._refused) > self._window:
             oldest = next(iter(self._refused))
             del self._refused[oldest]
-            self._report(f"message {oldest} was refused, and nobody has asked: {error}")
+            self._report(f"message {oldest} was refused and flush was not called: {error}")
 
     def retransmit(self, now_s: float) -> None:
         """Send again what has waited longer than `pub_ack_time` (P2).
 
-        The engine takes a producer's messages in order, so one that is unanswered while a later one
-        is answered was lost, or its receipt was: all such are sent again. In silence only the
-        oldest is, as a question, and each time after a longer wait: an engine that works its way
-        through much is not held up by more of the same. Its answer tells of all that followed.
+        The engine takes a producer's messages in order. If a later one is answered, an unanswered
+        one was lost, or its receipt was: all of those are sent again. If nothing is answered, only
+        the oldest is sent, as a question, each time after a longer wait, so that a busy engine does
+        not get more of the same. Its answer covers all that followed.
         """
         if not self._waiting or now_s - self._asked < self._patience_s:
             return
@@ -270,7 +273,7 @@ class Window:
                 late = [oldest]
                 self._patience_s = min(self._patience_s * 2, RETRANSMIT_MAX_S)
             for sent in late:
-                if sent.seq not in self._waiting:  # in memory an answer comes while one sends
+                if sent.seq not in self._waiting:  # on memory:// answers arrive while sending
                     continue
                 sent.at = self._asked = now_s
                 self._sends.alone(sent.seq, *sent.record)

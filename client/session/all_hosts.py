@@ -1,11 +1,9 @@
-"""What is said to every broker that hosts a queue, and what they answer, added up (Q5, H4, R6).
+"""Commands sent to every broker that hosts a queue, with the answers added up (Q5, H4, R6).
 
-Each host of a distributed queue owns some of its messages, and carries out what it is told of
-these. So what means a queue's messages, or the queue itself, is said to all its hosts, one after
-the other. Before an administrator changes anything all of them have to be there; should one not
-answer then, or when a consumer acknowledges, the error says where it was done and where not. What
-is on its way from one broker to another at that moment is at neither, and may be missed: who wants
-to be sure says it again.
+Each host of a distributed queue owns some of its messages. A command about the queue or its
+messages goes to all hosts, one after the other. Before an administrator's change all of them must
+be up. If one then fails to answer, the error says where the change was made and where not. Messages
+on their way between brokers at that moment may be missed; repeat the command to be sure.
 """
 
 from __future__ import annotations
@@ -23,12 +21,12 @@ AWAY = ("failed", "restarting")
 
 
 def change(session: Session, command: Any) -> Any:
-    """Have a change of a queue carried out by all its hosts; their answers added up. Raises
+    """Let all hosts of a queue carry out a change; returns the added answers. Raises
     LakequeueError, ConfigError and Timeout."""
     hosts = session.hosts_of(checked(command).queue)
     if len(hosts) < 2:
         return session.request(command)
-    if not isinstance(command, commands.Ack):  # what is acknowledged is done, wherever it can be
+    if not isinstance(command, commands.Ack):  # acks are taken wherever possible
         _check_hosts(session, command, hosts)
     done: dict[str, Any] = {}
     for name, number in hosts.items():
@@ -42,9 +40,9 @@ def change(session: Session, command: Any) -> Any:
 
 
 def remove(session: Session, command: Any) -> int:
-    """Have all hosts remove messages; how many went. What is removed at one makes room for its
-    consumers, and so what another has may come there in the meantime: they are asked again until
-    none has anything left, or as often as there are hosts."""
+    """Let all hosts remove messages; returns how many. Removing makes room for consumers, so
+    messages may move between hosts meanwhile. Repeats until no host removed any, at most once per
+    host."""
     hosts = len(session.hosts_of(checked(command).queue))
     total = count = int(change(session, command))
     if getattr(command, "dry_run", False) or hosts < 2:
@@ -63,8 +61,8 @@ def _check_hosts(session: Session, command: Any, hosts: dict[str, int]) -> None:
     for name in hosts:
         if states.get(name) in AWAY:
             raise LakequeueError(
-                f"queue {queue!r}: broker {name!r} hosts it too, and is {states[name]}; nothing "
-                "was changed"
+                f"queue {queue!r}: broker {name!r}, one of its hosts, is {states[name]}; nothing "
+                "was changed, try again when it runs (lakequeue brokers)"
             )
     if isinstance(command, commands.Move):
         there = session.hosts_of(command.to)
@@ -72,14 +70,14 @@ def _check_hosts(session: Session, command: Any, hosts: dict[str, int]) -> None:
         if missing:
             raise ConfigError(
                 f"to: {command.to!r} – is not on broker {missing[0]!r}, which hosts {queue!r}; "
-                "messages move within a broker, to a queue that all hosts have"
+                "allowed is a queue on all its hosts, because messages move within a broker"
             )
 
 
 def _half_done(
     queue: str, name: str, error: LakequeueError, hosts: dict[str, int], done: dict[str, Any]
 ) -> LakequeueError:
-    """The error of one host, with what became of it at the others."""
+    """The error of one host, with what happened at the others."""
     kind = Timeout if isinstance(error, Timeout) else LakequeueError
     left = [other for other in hosts if other != name and other not in done]
     parts = [f"it was done at {', '.join(map(repr, done))}"] if done else []
@@ -90,14 +88,14 @@ def _half_done(
 def acknowledge(
     session: Session, command: commands.Ack, own: int | None, heard: Callable[[], None] | None
 ) -> None:
-    """Acknowledge what a command names, whoever of the queue's hosts has it (L13). own: the
-    consumer's broker. It is asked last: what none of them has is for it to say (L8, L9), and what
-    it sent this consumer while the others were asked it removes now.
-    heard: see `BrokerRequests.request`.
+    """Acknowledge messages wherever they are (L13).
+
+    own: the consumer's broker. It is asked last, because it answers for ids that no host has (L8,
+    L9), and it removes what it sent meanwhile. heard: see `BrokerRequests.request`.
     """
     checked(command)
     if len(session.hosts_of(command.queue)) < 2:
-        session.request(command, heard=heard)  # the queue may have moved since
+        session.request(command, heard=heard)  # the queue may have moved meanwhile
         return
     if command.up_to is None:
         quiet = msgspec.structs.replace(command, quiet=True)
@@ -109,7 +107,7 @@ def acknowledge(
 
 
 def added(answers: Sequence[Any]) -> Any:
-    """The answers of several brokers as one: numbers are added, of truths one is enough."""
+    """Several brokers' answers as one: numbers are added, and one True is enough."""
     first = answers[0]
     if isinstance(first, bool):
         return any(answers)
@@ -122,8 +120,8 @@ def added(answers: Sequence[Any]) -> Any:
 
 
 def merged(parts: dict[str, list[dict[str, Any]]]) -> list[dict[str, Any]]:
-    """What brokers, by name, show of their messages, as one list: in the order of each, and between
-    brokers by when a message entered. What is on its way is shown by who has it already."""
+    """Several brokers' messages as one list: each broker's order is kept, and between brokers the
+    order of entry. A message on its way is shown by the broker that has it already."""
     rows = [(name, row) for name, part in parts.items() for row in part]
     if len(parts) < 2:
         return [{**row, "broker": name or None} for name, row in rows]

@@ -1,14 +1,12 @@
-"""Where queues are, as a client knows it: the records `queue/<name>` of `<vpn>.directory`.
+"""Which broker has a queue, and which brokers there are: the client's view of `<vpn>.directory`.
 
-A connection has a home broker, where everything goes that is nobody's in particular: topics, and
-queues that the home hosts too. A queue that others host is found by its name. What is known may be
-out of date: a broker that does not have a queue says where it is (kind ``Moved``), and that is
-believed. Where there is one broker there is nothing to know.
+A connection has a home broker. It handles topics and the queues it hosts. Other queues are found by
+name in the records `queue/<name>`. These may be out of date: a broker that does not have a queue
+answers with its hosts (kind `Moved`), and the client believes that. With one broker there is
+nothing to look up.
 
-Which brokers there are: the records `broker/<name>` of the compacted topic `<vpn>.directory`.
-
-The engine writes them, at its start and whenever a broker's state changes, and with the figures of
-each batch.
+The engine writes a record `broker/<name>` for each broker: at its start, when the broker's state
+changes, and with the figures of each batch.
 """
 
 from __future__ import annotations
@@ -33,8 +31,8 @@ NOT_YET = {
 
 
 class _DirectoryRecord(msgspec.Struct):
-    """Of a queue. hosts: its brokers, by name their numbers; edition: the number of this word among
-    all of its home, which is `epoch`."""
+    """A queue's record. hosts: its brokers' numbers by name; epoch: of the home; edition: counts
+    this home's records of the queue."""
 
     hosts: dict[str, int]
     state: str = ""
@@ -43,16 +41,16 @@ class _DirectoryRecord(msgspec.Struct):
 
 
 class QueueDirectory:
-    """Of one connection. home: the number of its broker."""
+    """One connection's view. home: the number of its home broker."""
 
     def __init__(self, home: int) -> None:
         self.home = home
         self._hosts: dict[str, dict[str, int]] = {}
-        self._said: dict[str, dict[str, int]] = {}  # its brokers by its last record
-        self._heard: dict[str, tuple[int, int]] = {}  # epoch and edition of that
+        self._said: dict[str, dict[str, int]] = {}  # hosts as the last record named them
+        self._heard: dict[str, tuple[int, int]] = {}  # epoch and edition of that record
 
     def broker_of(self, name: str) -> int:
-        """The broker to speak to about a queue, or for a message to this destination."""
+        """The number of the broker that handles this queue or destination."""
         hosts = self._hosts.get(name)
         if hosts is None:
             return self.home
@@ -60,14 +58,17 @@ class QueueDirectory:
         return self.home if self.home in numbers else numbers[self.home % len(numbers)]
 
     def hosts_of(self, name: str) -> dict[str, int]:
-        """A queue's brokers, by name their numbers; none where nothing is known of it."""
+        """The numbers of a queue's brokers, by name; empty if nothing is known."""
         return self._hosts.get(name, {})
 
     def take(self, key: bytes | None, value: bytes | None) -> str | None:
-        """A record of the topic; gives the queue of which it tells something new. The engine may
-        say its last words again after a death: they tell nothing. Nor does it that a queue is about
-        to move: it is where it was, or farther already, as a broker may have said. What a broker
-        has said before is new all the same: whoever is bound where it was hears of it here."""
+        """Read a record of the directory. Returns the queue's name if it says something new.
+
+        A repeated record (the engine repeats its last ones after a crash) says nothing new. Nor
+        does the announcement of a move: the queue is still where it was, or a broker has already
+        said where it went. A record that only confirms what a broker said is new all the same, so
+        that consumers bound to the old broker follow.
+        """
         if key is None or not key.startswith(QUEUE):
             return None
         name = key.removeprefix(QUEUE).decode("utf-8", "replace")
@@ -88,10 +89,10 @@ class QueueDirectory:
                 return None
             return name if self._is_new(name, told.hosts) else None
         except (msgspec.DecodeError, ValueError):
-            return None  # whoever wrote it: the brokers themselves say where a queue is
+            return None  # not the engine's; the brokers themselves say where a queue is
 
     def _is_new(self, name: str, hosts: dict[str, int]) -> bool:
-        """Whether the directory's last word of a queue was another."""
+        """Learn the hosts; returns True if the last record named other hosts."""
         self.learn(name, hosts)
         told, said = self.hosts_of(name), self._said.pop(name, {})
         if told:
@@ -99,7 +100,7 @@ class QueueDirectory:
         return told != said
 
     def learn(self, name: str, hosts: dict[str, int]) -> None:
-        """A queue is on these brokers, by name their numbers."""
+        """The queue is on these brokers (numbers by name)."""
         told = {broker: int(n) for broker, n in sorted(hosts.items(), key=lambda one: one[1])}
         self._hosts.pop(name, None)
         if told:
@@ -107,7 +108,8 @@ class QueueDirectory:
 
 
 def known_brokers(transport: Transport, vpn: str) -> list[dict[str, Any]]:
-    """Each broker as its record says it, with its name, by number."""
+    """All brokers from their records, by number. Raises LakequeueError for a record that cannot be
+    read."""
     found = []
     for key, value in transport.newest(topics.topic(vpn, topics.DIRECTORY)).items():
         if key.startswith(BROKER):
@@ -125,9 +127,9 @@ def known_brokers(transport: Transport, vpn: str) -> list[dict[str, Any]]:
 def ask_for_broker(
     transport: Transport, vpn: str, wish: dict[str, str], name: str, number: str
 ) -> dict[str, Any]:
-    """Put a wish about a broker into the directory, and wait for the answer that stands there
-    then, and is given. number: what tells this wish from others. Raises LakequeueError when it is
-    refused, Timeout."""
+    """Write a request about a broker into the directory and wait for the engine's answer. number:
+    identifies this request. Raises LakequeueError if the engine refuses, Timeout after 5 minutes.
+    """
     directory, key = topics.topic(vpn, topics.DIRECTORY), WISH + name.encode()
     asked = msgspec.json.encode({**wish, "id": number})
     transport.publish(directory, asked, key, [], 0)
@@ -140,13 +142,15 @@ def ask_for_broker(
                 raise LakequeueError(answer["refused"])
             return dict(answer)
         time.sleep(ASK_S)
-    raise Timeout(f"the engine did not answer within {WISH_S_MAX:.0f} s; is it running?")
+    raise Timeout(
+        f"the engine did not answer within {WISH_S_MAX:.0f} s; is it running? (lakequeue doctor)"
+    )
 
 
 def number_of(name: str, known: list[dict[str, Any]]) -> int:
-    """The number of the broker with this name; raises ConfigError when there is none."""
+    """The number of the broker with this name; raises ConfigError if there is none."""
     for one in known:
         if one["name"] == name:
             return one["number"]
     names = ", ".join(repr(one["name"]) for one in known) or "none yet"
-    raise ConfigError(f"broker: {name!r} – it is not there; the brokers are {names}")
+    raise ConfigError(f"broker: {name!r} – there is no such broker; the brokers are {names}")

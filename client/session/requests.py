@@ -1,7 +1,7 @@
-"""What a session says: commands, questions, messages, each to the broker that it is for.
+"""Commands, requests and messages, each sent to the broker that handles it.
 
-Where queues are is read from the directory where there are several brokers (`directory`). Who hears
-that a queue is elsewhere asks there.
+With several brokers the directory says where queues are (`queue_directory`). If a broker answers
+that a queue moved, the request is sent again there.
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ from .transport import Transport
 log = logging.getLogger("lakequeue.client")
 
 REQUEST_TIMEOUT_S = 30.0
-ASKED_MOST = 1_000
+ASKED_MOST = 1_000  # requests without an answer; older ones are dropped
 LOOK_FOR_OTHERS_S = 1.0
-NAME_MAX = 200  # characters; what makes a client's name a session's, or a consumer's, comes behind
-LOOK_AGAIN_S = 0.1  # a queue that is on its way from one broker to another
+NAME_MAX = 200  # characters; a suffix makes the client's name a session's or a consumer's
+LOOK_AGAIN_S = 0.1  # pause while a queue is moving between brokers
 
 Answer = dict[str, Any]
 
 
 class BrokerRequests:
-    """The base of a session. number: of the home broker, where everything goes that is for none in
-    particular."""
+    """The base of a session. number: the home broker, which handles everything that belongs to no
+    queue."""
 
     def __init__(
         self, transport: Transport, runner: Runner, vpn: str, client_name: str, number: int,
@@ -63,7 +63,7 @@ class BrokerRequests:
         self.is_open = True
         self.session = f"{client_name}-{runner.tag}"
         self.changed = threading.Condition()
-        self.epoch = 0  # of the home that gave the newest result that somebody asked for
+        self.epoch = 0  # of the home that gave the newest result
         self._credentials = credentials
         self._signed = itertools.count(1)
         self.spans: Spans | None = None  # see `Connection.trace`
@@ -93,18 +93,19 @@ class BrokerRequests:
     # ------------------------------------------------------------ which broker
 
     def _read_directory(self) -> None:
-        """Know where queues are, from now on. What comes while it is read is told once more."""
+        """Start reading where queues are. Records that arrive meanwhile are read twice, which is
+        harmless."""
         self._transport.listen(self._directory, 0)
         for key, value in self._transport.newest(self._directory).items():
             self._where.take(key, value)
 
     def _block(self, broker: int) -> range:
-        """The partitions of the publish topic that a broker reads: where there are no others, all
-        of them."""
+        """The partitions of the publish topic that a broker reads; all of them if it is the only
+        one."""
         if self._alone:
             return range(self._publish_size)
         block = topics.publish_partitions(broker)
-        if self._publish_size < block.stop:  # as it was before there was this broker
+        if self._publish_size < block.stop:  # read before this broker existed
             self._publish_size = self._transport.partitions(self.publish_topic)
         if self._publish_size <= block.start:
             raise NotConnected(
@@ -113,8 +114,8 @@ class BrokerRequests:
         return range(block.start, min(block.stop, self._publish_size))
 
     def _commands_partition(self, broker: int) -> int:
-        """Where a broker reads commands. Kafka's clients refuse a partition that was made since
-        they looked."""
+        """The partition of the commands topic that a broker reads. Kafka clients refuse partitions
+        made since they last looked, so look again when needed."""
         place = topics.commands_partition(broker)
         if self._commands_size <= place:
             self._commands_size = self._transport.partitions(self._commands)
@@ -124,12 +125,12 @@ class BrokerRequests:
 
     @property
     def publish_partitions(self) -> int:
-        """How many partitions of a broker the producers of this session share."""
+        """How many partitions of the home broker this session's producers share."""
         return len(self._block(self.number))
 
     def publish_partition(self, producer_id: str, broker: int | None = None) -> int:
-        """Where a producer sends what is for a broker, by default the home: one partition, so its
-        messages keep their order, whatever their keys."""
+        """The partition for a producer's messages to a broker (default: home). It is always the
+        same one, so the messages keep their order whatever their keys."""
         block = self._block(self.number if broker is None else broker)
         return block[crc32(producer_id.encode()) % len(block)]
 
@@ -138,20 +139,20 @@ class BrokerRequests:
         return self._where.broker_of(name)
 
     def learn(self, queue: str, hosts: dict[str, int]) -> None:
-        """A broker says where a queue is: names and numbers."""
+        """Note where a broker said a queue is (numbers by name)."""
         if self._alone:
             self._meet_others()
         self._where.learn(queue, hosts)
 
     def _meet_others(self) -> None:
-        """There is a second broker now."""
+        """A second broker has appeared."""
         self._alone = False
         self._publish_size = self._transport.partitions(self.publish_topic)
         self._read_directory()
 
     def _is_alone(self) -> bool:
-        """Whether the home has one broker still. A connection that is older than the second hears
-        of it nowhere, as long as it has no queue there: so who asks all of them looks."""
+        """True if the home still has one broker. A connection older than the second broker is not
+        told of it unless it uses a queue there, so look at most once a second."""
         now_s = time.monotonic()
         if self._alone and (now_s - self._looked_s >= LOOK_FOR_OTHERS_S or not self.runner.waits):
             self._looked_s = now_s
@@ -161,7 +162,8 @@ class BrokerRequests:
         return self._alone
 
     def _taker(self, command: commands.Command) -> int:
-        """Whom a command is for: who keeps the directory, the queue's broker, or the home."""
+        """The broker a command is for: the directory's leader, the queue's broker, or the home
+        broker."""
         if isinstance(command, commands.OF_KEEPER):
             return commands.KEEPER
         queue = getattr(command, "queue", None)
@@ -173,8 +175,7 @@ class BrokerRequests:
         return known_brokers(self._transport, self.vpn)
 
     def wish(self, wish: dict[str, str], broker: str) -> dict[str, Any]:
-        """Ask for a broker more or less, see `Admin.add_broker` and `Admin.remove_broker`; what the
-        engine says to it."""
+        """Ask the engine to add, remove or move, see `Admin.add_broker`; returns its answer."""
         self.check_open()
         text_of(broker, "broker", NAME_CHARACTERS_MAX)
         for name, value in wish.items():
@@ -185,24 +186,24 @@ class BrokerRequests:
     # ------------------------------------------------------------ time and waiting
 
     def now_ms(self) -> int:
-        """What a clock on the wall shows, epoch ms; on ``memory://`` the engine's."""
+        """The wall clock, epoch ms; on `memory://` the engine's clock."""
         return self.runner.now_ms()
 
     def clock_ms(self) -> float:
-        """Milliseconds that only grow, by which leases and intervals are counted."""
+        """A monotonic clock in ms, by which leases and intervals are counted."""
         return self.runner.clock_ms()
 
     def wait(self, condition: Callable[[], bool], timeout: float | None) -> bool:
-        """Wait until a condition holds; in memory nothing waits."""
+        """Wait until a condition holds; on `memory://` nothing waits."""
         return self.runner.wait(condition, timeout)
 
     def wake(self) -> None:
-        """Whoever waits looks again."""
+        """Let waiting calls check their conditions again."""
         with self.changed:
             self.changed.notify_all()
 
     def report(self, text: str) -> None:
-        """Something that the application should hear of."""
+        """Log a warning the application should see."""
         log.warning(text)
 
     def closed(self, text: str) -> NotConnected:
@@ -213,18 +214,18 @@ class BrokerRequests:
 
     @property
     def is_forked(self) -> bool:
-        """Whether this is a child of the process that opened the connection."""
+        """True in a child of the process that opened the connection."""
         return os.getpid() != self._pid
 
     def check_open(self) -> None:
-        """Raise NotConnected once it is closed."""
+        """Raise NotConnected if the connection is closed."""
         if not self.is_open:
             raise self.closed("the connection is closed")
 
     # ------------------------------------------------------------ saying
 
     def new_name(self, base: str) -> str:
-        """A name that no other session gives."""
+        """A name that no other session uses."""
         self._names += 1
         return f"{base}-{self.runner.tag}-{self._names}"
 
@@ -241,9 +242,9 @@ class BrokerRequests:
         self.runner.sent()
 
     def command(self, command: commands.Command, broker: int | None = None) -> None:
-        """Send a command without waiting, to the broker that it is for unless one is named; a
-        session's commands to one keep their order. Raises ConfigError, before anything is sent, for
-        one that the engine could not read."""
+        """Send a command without waiting, to its broker unless another is named. Commands to one
+        broker keep their order. Raises ConfigError before sending if the engine could not read it.
+        """
         value = encode_checked(command)
         number = self._taker(command) if broker is None else broker
         self._spoken_to.add(number)
@@ -254,7 +255,7 @@ class BrokerRequests:
         self.runner.sent()
 
     def _as_said(self, value: bytes, number: int) -> bytes:
-        """The record's value: signed, where there is a key."""
+        """The record's value, signed if the connection has a key."""
         if self._credentials is None:
             return value
         who = Signature(
@@ -265,15 +266,15 @@ class BrokerRequests:
     def ask(
         self, command: commands.Command, told: Callable[[Answer], None], broker: int | None = None
     ) -> str:
-        """Send a command without waiting; ``told`` gets the answer. Gives the question's name."""
+        """Send a command without waiting; ``told`` gets the answer. Returns the request's name."""
         request = self.new_name("request")
-        while len(self._asked) >= ASKED_MOST:  # the engine is away: nobody will be told
+        while len(self._asked) >= ASKED_MOST:  # the engine is away: drop the oldest
             self._asked.pop(next(iter(self._asked)), None)
         self._asked[request] = told
         reply = commands.ReplyTo(self.inbox.topic, self.inbox.partition, request)
         try:
             self.command(msgspec.structs.replace(command, reply=reply), broker)
-        except BaseException:  # it was not asked
+        except BaseException:  # it was not sent
             self._asked.pop(request, None)
             raise
         return request
@@ -282,31 +283,32 @@ class BrokerRequests:
         self, command: commands.Command, timeout: float = REQUEST_TIMEOUT_S,
         broker: int | None = None, heard: Callable[[], None] | None = None,
     ) -> Any:  # fmt: skip
-        """Send a command and wait for its answer; raises what the engine answers.
+        """Send a command and return its result; raises the engine's error.
 
-        heard: called when it has done what it was asked, by who receives: what stands before the
-        answer in the inbox has been given to whom it is for, what stands behind it has not.
+        timeout: seconds. heard: called by the receiving thread when the engine has done it.
+        Deliveries ahead of the answer in the inbox have been handed out by then, later ones have
+        not.
         """
         return self._answer_to(command, timeout, broker, heard)["result"]
 
     def request_where_it_is(
         self, command: commands.Command, undo: commands.Command
     ) -> tuple[Any, int]:
-        """As `request`, of a queue's broker: the answer, and the number of who gave it. undo: said
-        to who gives none, for it may do yet what nobody waits for any more."""
+        """Like `request`, for a queue's broker: returns the answer and the broker's number. undo:
+        sent if no answer comes, because the broker may still carry out the command."""
         answer = self._answer_to(command, REQUEST_TIMEOUT_S, undo=undo)
         return answer["result"], answer["by"]
 
     def hosts_of(self, queue: str) -> dict[str, int]:
-        """The brokers that host a queue, by name their numbers; none where nothing is known."""
+        """The numbers of a queue's brokers, by name; empty if nothing is known."""
         self._is_alone()
-        self.wait(lambda: True, 0)  # in memory: what is known of queues is what has come
+        self.wait(lambda: True, 0)  # on memory:// this reads the directory
         return self._where.hosts_of(queue)
 
     def each_host(self, queue: str, ask: Callable[[int | None], Any]) -> dict[str, Any]:
-        """Ask every broker that hosts a queue, by its number; their answers by name. Where there is
-        only one, its number is None and its name ''. Raises what all of them answer, where none has
-        an answer; where one is silent, which."""
+        """Ask every broker that hosts a queue; returns the answers by broker name. With one broker,
+        ``ask`` gets None and the name is ''. Raises the error if no broker has an answer, and
+        Timeout, with the broker's name, if one is silent."""
         hosts = self.hosts_of(queue)
         if len(hosts) < 2:
             return {"": ask(None)}
@@ -315,7 +317,7 @@ class BrokerRequests:
         for name, number in hosts.items():
             try:
                 answers[name] = ask(number)
-            except (ConfigError, Moved) as refusal:  # it hosts no such queue any more
+            except (ConfigError, Moved) as refusal:  # it does not host the queue any more
                 refusals.append(refusal)
             except Timeout as error:
                 raise Timeout(f"broker {name!r}, a host of queue {queue!r}: {error}") from error
@@ -324,7 +326,7 @@ class BrokerRequests:
         return answers
 
     def request_of_each(self, ask: Callable[[int], list[Any]]) -> list[Any]:
-        """What every broker answers, one after the other, by number; ``ask`` asks one."""
+        """Ask every broker in turn, by number; returns all rows."""
         if self._is_alone():
             return ask(self.number)
         rows: list[Any] = []
@@ -339,10 +341,10 @@ class BrokerRequests:
         self, command: Any, place: str, count: str | None = None, broker: int | None = None,
         timeout: float = REQUEST_TIMEOUT_S,
     ) -> list[Any]:  # fmt: skip
-        """As `request`, for a list that the engine may give in parts.
+        """Like `request`, for a list that the engine may return in parts.
 
-        place: the command's field that says where a part begins; count: the field that says how
-        many are wanted in all; timeout: seconds for each part.
+        place: the command's field that says where a part begins. count: the field that says how
+        many rows are wanted in all. timeout: seconds for each part.
         """
         rows: list[Any] = []
         while True:
@@ -359,7 +361,7 @@ class BrokerRequests:
         self, command: commands.Command, timeout: float, broker: int | None = None,
         heard: Callable[[], None] | None = None, undo: commands.Command | None = None,
     ) -> Answer:  # fmt: skip
-        """The answer, from where the queue is: who hears that it is elsewhere asks there."""
+        """The answer, from the broker that has the queue now."""
         checked(command)
         until = time.monotonic() + timeout
         tried: set[int] = set()
@@ -378,7 +380,7 @@ class BrokerRequests:
                 break
             queue: str = getattr(command, "queue", "")
             self.learn(queue, answer["result"]["hosts"])
-            if self._taker(command) in tried:  # it is on its way, and each may name the other
+            if self._taker(command) in tried:  # it is moving, and each broker may name the other
                 if not self.runner.waits or time.monotonic() > until:
                     break
                 time.sleep(LOOK_AGAIN_S)
@@ -403,7 +405,7 @@ class BrokerRequests:
         return answers[0]
 
     def _checked(self, answer: Answer) -> Answer:
-        """The answer, or its error raised."""
+        """Return the answer, or raise its error."""
         if answer["error"] is None:
             self.epoch = answer.get("epoch", 0) or self.epoch
             return answer

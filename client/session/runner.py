@@ -1,14 +1,12 @@
-"""Who does a session's duties, and by which clock: what else Kafka and memory differ in.
+"""Who does a session's background duties, and by which clock.
 
-Duties are reading what came in, acks and renewals that are due, heartbeats, messages to be sent
-again, callbacks. Over Kafka threads do them (`threads`), and a call may wait. In memory nobody does
-unless somebody calls: each call runs the engine first, and none waits (`lakequeue.memory`).
+Duties are: read what arrived, send acks and renewals that are due, send heartbeats, send messages
+again, call callbacks. Over Kafka, `Threads` does them, and calls may wait. On `memory://`
+(`memory/inline.py`) each call runs the engine first, and nothing waits.
 
-The runner over Kafka: a thread reads and keeps up, one sends what is gathered, one for each
-consumer with a callback calls it.
-
-The threads know their session weakly: a connection that is forgotten without a close leaves none
-of them behind.
+`Threads` runs one thread that reads and does the duties, one that sends gathered messages, and one
+per consumer with a callback. They hold the session weakly, so a connection that is dropped without
+`close` leaves no thread behind.
 """
 
 from __future__ import annotations
@@ -25,6 +23,15 @@ from uuid import uuid4
 
 from ...protocol import ConfigError, LakequeueError
 
+log = logging.getLogger("lakequeue.client")
+
+POLL_S = 0.05
+LOOK_S = 0.5  # how soon a close in another thread is noticed
+STOP_S = 5.0
+PAUSE_S = 0.2  # after a failure
+ACKS_MOST = 500
+GATHER_MS = 50
+
 
 class Duties(Protocol):
     """What a runner asks of a session."""
@@ -34,7 +41,7 @@ class Duties(Protocol):
     changed: threading.Condition
 
     def receive(self, timeout_s: float) -> None:
-        """Take what came in, waiting at most so long for it."""
+        """Take what has arrived; wait at most ``timeout_s`` for it."""
         ...
 
     def upkeep(self) -> None:
@@ -42,11 +49,11 @@ class Duties(Protocol):
         ...
 
     def due(self) -> int | None:
-        """When `upkeep` has something to do next, by the runner's clock; None: nothing."""
+        """When `upkeep` has something to do next, by the runner's clock; None for nothing."""
         ...
 
     def beat(self) -> None:
-        """Heartbeats, where they are this session's own affair."""
+        """Send heartbeats if the session does that itself."""
         ...
 
     def send_gathered(self) -> None:
@@ -54,7 +61,7 @@ class Duties(Protocol):
         ...
 
     def report(self, text: str) -> None:
-        """Something that the application should hear of."""
+        """Log something the application should know."""
         ...
 
     def forked(self) -> None:
@@ -65,9 +72,9 @@ class Duties(Protocol):
 class Runner(Protocol):
     """One for each session.
 
-    tag: makes the session's names unlike all others'; acks_most: how many acks are collected before
-    they are sent; gather_ms: how long a transport ack waits for an ack that can carry it; waits:
-    whether things happen while nobody calls, so that it makes sense to wait for them.
+    tag: makes the session's names unique. acks_most: how many acks are collected before they are
+    sent. gather_ms: how long a transport ack waits for an ack that can carry it. waits: True if
+    work goes on while nobody calls, so that waiting makes sense.
     """
 
     tag: str
@@ -80,19 +87,20 @@ class Runner(Protocol):
         ...
 
     def stop(self) -> None:
-        """The session was closed: end them."""
+        """End them: the session was closed."""
         ...
 
     def now_ms(self) -> int:
-        """What a clock on the wall shows, epoch ms: for people, and for times that they name."""
+        """The wall clock, epoch ms: for times that people see or give."""
         ...
 
     def clock_ms(self) -> float:
-        """Milliseconds that only grow: leases and intervals are counted by them."""
+        """A monotonic clock in ms: leases and intervals are counted by it."""
         ...
 
     def wait(self, condition: Callable[[], bool], timeout: float | None) -> bool:
-        """Whether a condition holds, after waiting for it at most ``timeout`` s."""
+        """Wait for a condition for at most ``timeout`` seconds (None: for ever); returns whether it
+        holds."""
         ...
 
     def sent(self) -> None:
@@ -100,18 +108,18 @@ class Runner(Protocol):
         ...
 
     def gathering(self) -> None:
-        """What producers have gathered may go out now."""
+        """What producers have gathered may be sent now."""
         ...
 
     def serve(self, ready: Callable[[], bool], work: Callable[[], bool]) -> Callable[[float], None]:
-        """Have ``work`` done now and whenever it is ``ready``, until it answers False.
+        """Call ``work`` now and whenever it is ``ready``, until it returns False.
 
-        Gives a function that waits until it has ended, at most so many seconds.
+        Returns a function that waits for the end of that, at most so many seconds.
         """
         ...
 
     def session_of(self, vpn: str, session: str, subscription: str) -> str:
-        """The session whose heartbeats keep a subscription."""
+        """The session whose heartbeats keep a subscription alive."""
         ...
 
     def ended(self, vpn: str, session: str, subscription: str) -> None:
@@ -119,18 +127,9 @@ class Runner(Protocol):
         ...
 
     def silence(self, vpn: str, session: str, subscription: str) -> None:
-        """A subscription's heartbeats stop, as when its process is killed: an aid for tests."""
+        """Stop a subscription's heartbeats, as when its process is killed. A test aid."""
         ...
 
-
-log = logging.getLogger("lakequeue.client")
-
-POLL_S = 0.05
-LOOK_S = 0.5  # how soon a close from elsewhere is noticed
-STOP_S = 5.0
-PAUSE_S = 0.2  # after a failure
-ACKS_MOST = 500
-GATHER_MS = 50
 
 _sessions: weakref.WeakSet[Duties] = weakref.WeakSet()
 
@@ -145,7 +144,7 @@ if hasattr(os, "register_at_fork"):
 
 
 class Threads:
-    """See `Runner`."""
+    """The `Runner` over Kafka: background threads."""
 
     acks_most = ACKS_MOST
     gather_ms = GATHER_MS
@@ -153,14 +152,14 @@ class Threads:
 
     def __init__(self) -> None:
         self.tag = uuid4().hex[:8]
-        self._gathered = threading.Event()  # a producer has messages that may go out now
+        self._gathered = threading.Event()  # a producer has messages to send
         self._reader: threading.Thread | None = None
         self._session: weakref.ref[Duties]
 
     def start(self, session: Duties) -> None:
         """See `Runner.start`."""
         gathered = self._gathered
-        # When the session is forgotten the thread that waits is woken, and ends.
+        # When the session is dropped, wake the waiting thread so that it ends.
         self._session = weakref.ref(session, lambda _: gathered.set())
         _sessions.add(session)
         name = f"lakequeue-{session.client_name}"
@@ -185,7 +184,8 @@ class Threads:
         return time.monotonic() * 1000
 
     def wait(self, condition: Callable[[], bool], timeout: float | None) -> bool:
-        """See `Runner.wait`. The reader itself, in a callback of a future, reads meanwhile."""
+        """See `Runner.wait`. If the reader thread itself waits (in a future's callback), it goes on
+        reading."""
         session = self._session()
         if session is None:
             return condition()
@@ -201,7 +201,7 @@ class Threads:
             return condition()
 
     def sent(self) -> None:
-        """See `Runner.sent`: the reader hears what comes of it."""
+        """See `Runner.sent`: the reader thread gets the answers, so there is nothing to do."""
 
     def gathering(self) -> None:
         """See `Runner.gathering`."""
@@ -224,19 +224,19 @@ class Threads:
         return join
 
     def session_of(self, vpn: str, session: str, subscription: str) -> str:
-        """See `Runner.session_of`: one for all."""
+        """See `Runner.session_of`: one session for all subscriptions."""
         return session
 
     def ended(self, vpn: str, session: str, subscription: str) -> None:
-        """See `Runner.ended`: the session may have others."""
+        """See `Runner.ended`: other subscriptions may need the session."""
 
     def silence(self, vpn: str, session: str, subscription: str) -> None:
         """See `Runner.silence`."""
-        raise ConfigError("kill: only on memory://; kill the process instead")
+        raise ConfigError("kill: works on memory:// only; over Kafka, kill the process")
 
 
 def _worked(reference: weakref.ref[Duties], work: Callable[[], bool]) -> bool:
-    """Do some work; whether to go on. What cannot be said to Kafka now ends no consumer."""
+    """Do some work; returns whether to go on. A failure to reach Kafka does not end a consumer."""
     try:
         return work()
     except Exception as error:
@@ -251,12 +251,12 @@ def _report(session: Duties, error: Exception) -> None:
     if isinstance(error, LakequeueError):
         session.report(str(error))
     else:
-        log.error("something went wrong in the background", exc_info=error)
+        log.error("a background duty of the connection failed", exc_info=error)
     time.sleep(PAUSE_S)
 
 
 def _read(reference: weakref.ref[Duties]) -> None:
-    """The thread that reads; it ends when the session is closed or forgotten."""
+    """The thread that reads; it ends when the session is closed or dropped."""
     while True:
         session = reference()
         if session is None or not session.is_open:
@@ -264,14 +264,14 @@ def _read(reference: weakref.ref[Duties]) -> None:
         for duty in (partial(session.receive, POLL_S), session.upkeep, session.beat):
             try:
                 duty()
-            except Exception as error:  # whatever it was, heartbeats and acks must go on
+            except Exception as error:  # heartbeats and acks must go on all the same
                 if session.is_open:
                     _report(session, error)
         del session, duty
 
 
 def _gather(reference: weakref.ref[Duties], gathered: threading.Event) -> None:
-    """The thread that sends what was gathered while something else was on its way."""
+    """The thread that sends gathered messages."""
     while True:
         gathered.wait()
         gathered.clear()
@@ -280,7 +280,7 @@ def _gather(reference: weakref.ref[Duties], gathered: threading.Event) -> None:
             return
         try:
             session.send_gathered()
-        except Exception as error:  # what is sent next must go out too
+        except Exception as error:  # later messages must still be sent
             if session.is_open:
                 _report(session, error)
         del session

@@ -1,9 +1,8 @@
-"""A session with the engine: what is said to it, and who hears what comes from it.
+"""A session with the engine: one inbox for replies and deliveries, one partition of receipts, one
+name.
 
-One inbox, shared by replies and deliveries, one partition of the receipts, one name whose
-heartbeats keep the subscriptions alive (C3). Consumers and producers are known here only as those
-who listen: to a subscription's deliveries, to a producer's receipts. How it sends requests:
-`broker_requests`.
+The session's heartbeats keep its subscriptions alive (C3). It knows consumers and producers only as
+listeners, to deliveries and receipts. `requests` sends commands.
 """
 
 from __future__ import annotations
@@ -28,25 +27,25 @@ from .transport import Record, Transport
 __all__ = ["Answer", "Consuming", "Producing", "Session"]
 
 HEARTBEAT_S = 4.0
-ENDED = "Ended"  # the kind of a reply that nobody asked for: the engine ended a subscription
+ENDED = "Ended"  # an unrequested reply: the engine has ended a subscription
 
 
 class Consuming(Protocol):
-    """Who listens to a subscription."""
+    """A listener to one subscription."""
 
     queue: str
 
     @property
     def broker(self) -> int | None:
-        """The number of the broker with which it is bound; None until it is."""
+        """The number of the broker it is bound to; None until it is bound."""
         ...
 
     def on_record(self, record: Record) -> None:
-        """A record of deliveries."""
+        """Take a record of deliveries."""
         ...
 
     def on_end(self, why: str) -> None:
-        """The subscription is over, though nobody here has ended it."""
+        """The subscription has ended, and not by this client."""
         ...
 
     def tick(self) -> None:
@@ -54,31 +53,31 @@ class Consuming(Protocol):
         ...
 
     def due(self) -> int | None:
-        """When `tick` has something to do next, by the runner's clock; None: nothing."""
+        """When `tick` has something to do next, by the runner's clock; None for nothing."""
         ...
 
     def subscribe(self) -> None:
-        """Bind again, after the session was lost."""
+        """Bind again after the session was lost."""
         ...
 
     def close(self) -> None:
-        """Return what is held, end the subscription."""
+        """Return held messages and end the subscription."""
         ...
 
     def forked(self) -> None:
-        """Closed: this is a forked child."""
+        """Close, because this is a forked child."""
         ...
 
 
 class Producing(Protocol):
-    """Who listens to receipts."""
+    """A listener to receipts."""
 
     def on_receipt(self, value: Answer) -> None:
-        """The engine's answer to messages."""
+        """Take the engine's answer to messages."""
         ...
 
     def retransmit(self, now_s: float) -> None:
-        """Send again what waits too long."""
+        """Send again what has waited too long."""
         ...
 
     def send_gathered(self) -> None:
@@ -90,13 +89,13 @@ class Producing(Protocol):
         ...
 
     def forked(self) -> None:
-        """Closed: this is a forked child."""
+        """Close, because this is a forked child."""
         ...
 
 
 class Session(BrokerRequests):
-    """One session. Its runner calls `receive`, `upkeep` and `beat`; all else may be called from any
-    thread."""
+    """One session. Its runner calls `receive`, `upkeep` and `beat`; all other methods may be called
+    from any thread."""
 
     def __init__(
         self, transport: Transport, runner: Runner, vpn: str, client_name: str, number: int = 0,
@@ -106,17 +105,17 @@ class Session(BrokerRequests):
         self._consumers: dict[str, Consuming] = {}
         self._producing: dict[str, list[Producing]] = {}  # by their ids
         self._hooks: dict[Consuming, Callable[[], None]] = {}
-        self.is_silent = False  # the last question at a close was not answered
-        self._subscribing = False  # again, after the session was lost
+        self.is_silent = False  # the engine did not answer the last close
+        self._subscribing = False  # consumers are being bound again
         self._lost: set[int] = set()  # brokers that missed its heartbeats
-        self._follow: set[Consuming] = set()  # whose queue is on another broker now
+        self._follow: set[Consuming] = set()  # consumers whose queue moved
         self._last_heartbeat = time.monotonic()
         self._heartbeat_s = HEARTBEAT_S
         runner.start(self)
 
     def forked(self) -> None:
-        """In a forked child: nothing of this connection works here. Its threads are not here, locks
-        may be held for ever by threads that are not here, and what it sent would be sent twice."""
+        """Close in a forked child. The session's threads do not exist there, they may have held
+        locks, and whatever they were sending would be sent twice."""
         self.is_open = False
         for consumer in self._consumers.values():
             consumer.forked()
@@ -126,13 +125,14 @@ class Session(BrokerRequests):
     # ------------------------------------------------------------ who listens
 
     def attach_consumer(self, subscription: str, consumer: Consuming) -> None:
-        """Deliveries for this subscription go to this consumer, and to no earlier one of its."""
+        """Send deliveries of this subscription to this consumer; its earlier subscriptions are
+        forgotten."""
         for name in [n for n, c in self._consumers.items() if c is consumer]:
             self._forget(name)
         self._consumers[subscription] = consumer
 
     def detach_consumer(self, subscription: str, consumer: Consuming) -> None:
-        """No deliveries any more."""
+        """Stop deliveries to this consumer."""
         self._forget(subscription)
         self._hooks.pop(consumer, None)
 
@@ -141,11 +141,11 @@ class Session(BrokerRequests):
         self.runner.ended(self.vpn, self.session, subscription)
 
     def attach_producer(self, producer_id: str, producer: Producing) -> None:
-        """Receipts for producers of this id go to it, as to any other that has it."""
+        """Send receipts for this producer id to this producer too; several may share an id."""
         self._producing[producer_id] = [*self._producing.get(producer_id, ()), producer]
 
     def detach_producer(self, producer_id: str, producer: Producing) -> None:
-        """No receipts any more."""
+        """Stop receipts to this producer."""
         others = [p for p in self._producing.pop(producer_id, ()) if p is not producer]
         if others:
             self._producing[producer_id] = others
@@ -154,15 +154,15 @@ class Session(BrokerRequests):
         return [one for same in list(self._producing.values()) for one in same]
 
     def on_delivery(self, consumer: Consuming, hook: Callable[[], None]) -> None:
-        """Call this when something may have been delivered."""
+        """Call ``hook`` whenever something may have been delivered."""
         self._hooks[consumer] = hook
 
     def session_of(self, subscription: str) -> str:
-        """The session whose heartbeats keep a subscription."""
+        """The session whose heartbeats keep a subscription alive."""
         return self.runner.session_of(self.vpn, self.session, subscription)
 
     def silence(self, subscription: str) -> None:
-        """On ``memory://``: a consumer's heartbeats stop, as when its process is killed."""
+        """Stop a consumer's heartbeats on `memory://`, as when its process is killed."""
         self.runner.silence(self.vpn, self.session, subscription)
 
     def heartbeat_within(self, timeout_s: float) -> None:
@@ -172,7 +172,7 @@ class Session(BrokerRequests):
     # ------------------------------------------------------------ duties, called by the runner
 
     def receive(self, timeout_s: float) -> None:
-        """Take what came in to those whom it concerns."""
+        """Hand what has arrived to its listeners."""
         records = self._transport.poll(timeout_s)
         duties: list[Callable[[], None]] = [partial(self._dispatch, record) for record in records]
         if records:
@@ -210,24 +210,25 @@ class Session(BrokerRequests):
             do_every(partial(producer.on_receipt, receipt) for producer in producers)
 
     def _hear_where(self, record: Record) -> None:
-        """A queue is elsewhere now: its consumers go there."""
+        """Read a directory record; consumers of a queue that moved follow it."""
         name = self._where.take(record.key, record.value)
         for consumer in list(self._consumers.values()) if name is not None else ():
-            # One that is being bound finds it by itself. One that is bound has lost what it held,
-            # also if the queue comes back before this is acted on.
+            # A consumer that is binding finds the queue itself. A bound one has lost what it
+            # held, even if the queue comes back before this is acted on.
             if consumer.queue == name:
                 self.follow_if_gone(consumer)
 
     def follow_if_gone(self, consumer: Consuming) -> None:
-        """Where the queue has gone on while a consumer was bound, it goes there. Where the queue
-        has more hosts, or fewer, and its broker is one of them, it stays, with what it holds."""
+        """Let a consumer follow if its broker does not host the queue any more. If it still does,
+        the consumer stays, with what it holds."""
         hosts = self._where.hosts_of(consumer.queue).values()
         at, to = consumer.broker, self.broker_of(consumer.queue)
         if at is not None and at not in (hosts or (to,)):
             self._follow.add(consumer)
 
     def upkeep(self) -> None:
-        """Acks and renewals that are due, messages without an answer."""
+        """Rebind consumers whose queue moved, send acks and renewals that are due, send unanswered
+        messages again."""
         if self._follow and not self._subscribing:
             left = [c for c in list(self._consumers.values()) if c in self._follow]
             self._follow.clear()
@@ -249,7 +250,7 @@ class Session(BrokerRequests):
             self.report(str(error))
 
     def beat(self) -> None:
-        """Say that the session is alive, if it is time; bind its consumers again if it was lost."""
+        """Send heartbeats if it is time. Rebind consumers if the engine has dropped the session."""
         now_s = time.monotonic()
         if self._consumers and now_s - self._last_heartbeat >= self._heartbeat_s:
             self._last_heartbeat = now_s
@@ -273,7 +274,7 @@ class Session(BrokerRequests):
             self._lost.discard(broker)
 
     def _bind_again(self, consumers: list[Consuming]) -> None:
-        """New subscriptions; in the background, where a call may wait."""
+        """Bind these consumers again, in a thread if calls may wait."""
         self._subscribing = True
         if self.runner.waits:
             threading.Thread(target=self._subscribe_again, args=(consumers,), daemon=True).start()
@@ -281,18 +282,18 @@ class Session(BrokerRequests):
             self._subscribe_again(consumers)
 
     def _subscribe_again(self, lost: list[Consuming]) -> None:
-        """After a pause that was too long, or where the queue went; what was held is lost (C3)."""
+        """Bind consumers again after a lost session or a move. What they held is lost (C3)."""
         try:
             while lost and self.is_open:
                 lost = [c for c in lost if not self._subscribed(c)]
-                if not self.runner.waits:  # next time
+                if not self.runner.waits:  # on memory:// try again at the next call
                     self._follow.update(lost)
                     break
         finally:
             self._subscribing = False
 
     def _subscribed(self, consumer: Consuming) -> bool:
-        """Whether nothing is left to try: it is bound, or it cannot be."""
+        """Bind a consumer again. Returns False if it has to be tried once more."""
         try:
             consumer.subscribe()
         except LakequeueError as error:
