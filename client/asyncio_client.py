@@ -226,7 +226,7 @@ class AsyncConsumer:
         return found[0] if found else None
 
     async def receive_many(self, most: int, timeout: float | None = None) -> list[Message]:
-        """See `lakequeue.Consumer.receive_many`."""
+        """Up to ``most`` messages, see `lakequeue.Consumer.receive_many`."""
         timeout = wait_s(timeout)
         whole(most, "most", 0, BACKLOG_MAX)
         self.sync.check_open()

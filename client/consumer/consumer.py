@@ -273,7 +273,7 @@ class Consumer:
     # ------------------------------------------------------------ the rest
 
     def set_max_backlog(self, max_backlog: int) -> None:
-        """Change this subscription's backlog, 0 to 1,000,000 (B3).
+        """Change the backlog of this subscription (B3). max_backlog: 0 to 1,000,000.
 
         If more messages are leased already, delivery waits; 0 stops delivery until the next change.
         Messages beyond the new limit that were not handed over return untouched (L5).
@@ -373,7 +373,8 @@ class Consumer:
     # ------------------------------------------------------------ called by the session
 
     def on_record(self, record: Record) -> None:
-        """Put a delivery record into the buffer, without messages seen before (C2)."""
+        """Put a delivery record into the buffer, without messages seen before (C2). Called by the
+        session."""
         deliveries = wire.decode_batch(record.value or b"")
         clock_ms, now_ms = self._session.clock_ms(), self._session.now_ms()
         with self._lock:
@@ -391,7 +392,7 @@ class Consumer:
 
     def on_end(self, why: str) -> None:
         """The subscription has ended and the application did not ask for it, for example because
-        its queue was deleted."""
+        its queue was deleted. Called by the session."""
         if self._closed:
             return
         self._why = f"{why}; the consumer is closed"

@@ -389,7 +389,7 @@ class Producer:
     # ------------------------------------------------------------ called by the session
 
     def on_receipt(self, value: Answer) -> None:
-        """Take an answer of the engine."""
+        """Take an answer of the engine. Called by the session."""
         number = value.get("broker", 0)
         channel = self._channels.get(number)
         if channel is None or value.get("start", "") != self._start:
@@ -410,7 +410,7 @@ class Producer:
                 self._moved_messages.go_on()
 
     def retransmit(self, now_s: float) -> None:
-        """Send again what has waited too long for an answer (P2)."""
+        """Send again what has waited too long for an answer (P2). Called by the session."""
         for channel in list(self._channels.values()):
             channel.window.retransmit(now_s)
         if len(self._moved_messages):

@@ -1,0 +1,95 @@
+"""Everything an application can import or call is typed and documented."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import lakequeue
+import pytest
+from lakequeue import aio
+
+# A docstring may leave its arguments to another one: "Arguments as for `send`".
+ELSEWHERE = re.compile(r"\b(as|as for|as set by|like|options of|[Ss]ee) `")
+
+
+def public() -> Iterator[tuple[str, Any]]:
+    """Every public name, and every public method and property of the public classes."""
+    for module in (lakequeue, aio):
+        for name in module.__all__:
+            found = getattr(module, name)
+            yield f"{module.__name__}.{name}", found
+            if not inspect.isclass(found):
+                continue
+            for attribute, member in inspect.getmembers(found):
+                own = any(
+                    attribute in vars(c) for c in found.__mro__ if "lakequeue" in c.__module__
+                )
+                if own and not attribute.startswith("_"):
+                    is_code = inspect.isfunction(member) or isinstance(member, property)
+                    if is_code or isinstance(vars(found).get(attribute), classmethod):
+                        yield f"{module.__name__}.{name}.{attribute}", member
+
+
+NAMES = dict(public())
+
+
+def arguments(found: Any) -> list[inspect.Parameter]:
+    """What a caller passes."""
+    called = found.__init__ if inspect.isclass(found) else found
+    if not inspect.isfunction(inspect.unwrap(called)):
+        return []
+    parameters = inspect.signature(called).parameters.values()
+    return [p for p in parameters if p.name not in ("self", "cls")]
+
+
+def test_the_public_names_are_found() -> None:
+    assert len(NAMES) > 120
+    assert "lakequeue.Producer.send" in NAMES
+    assert "lakequeue.aio.Consumer.receive" in NAMES
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_public_name_says_what_it_does(name: str) -> None:
+    text = inspect.getdoc(NAMES[name]) or ""
+    assert len(text.split()) >= 3, f"{name} has no docstring"
+    assert not re.search(r"\b(TODO|FIXME)\b", text)
+
+
+@pytest.mark.parametrize("name", [n for n, f in NAMES.items() if not isinstance(f, property)])
+def test_arguments_are_typed(name: str) -> None:
+    found = NAMES[name]
+    untyped = [p.name for p in arguments(found) if p.annotation is p.empty]
+    assert untyped == []
+    if inspect.isfunction(found):
+        assert inspect.signature(found).return_annotation is not inspect.Signature.empty
+
+
+# No application makes these itself.
+MADE_BY = {"Admin", "Message"}
+
+
+@pytest.mark.parametrize("name", ["Producer", "Consumer", "Admin", "connect", "Message"])
+def test_arguments_are_explained(name: str) -> None:
+    """Options of these are named in the docstring, or it says whose options they are."""
+    root = getattr(lakequeue, name)
+    todo = {name: root} if name not in MADE_BY else {}
+    if inspect.isclass(root):
+        todo |= {
+            n.removeprefix("lakequeue."): f
+            for n, f in NAMES.items()
+            if n.startswith(f"lakequeue.{name}.")
+        }
+    for which, found in todo.items():
+        text = inspect.getdoc(found) or ""
+        internal = "Called by the" in text  # the session or the consumer calls it
+        if internal or ELSEWHERE.search(text) or isinstance(found, property):
+            continue
+        for argument in arguments(found):
+            if argument.name in ("queue", "name", "session"):  # the last is not the caller's
+                continue
+            assert re.search(rf"\b{argument.name}\b", text), (
+                f"{which} does not explain {argument.name}"
+            )
