@@ -111,15 +111,15 @@ def test_C4_dups_ok_is_client_or_auto_where_k_is_0(n: int, same: str, fails: boo
 def test_C4_C6_n_is_at_most_the_prefetch(empty: Bench) -> None:
     empty.define(max_per_subscription_backlog=5)
     options: dict[str, Any] = {"ack_mode": "dups_ok", "dups_ok_interval": 0}
-    with pytest.raises(ConfigError, match="dups_ok_count: 4 – allowed is at most the prefetch, 3"):
+    with pytest.raises(ConfigError, match="dups_ok_count: 4 – allowed is at most the backlog, 3"):
         empty.connection.consumer("orders", max_backlog=3, dups_ok_count=4, **options)
-    with pytest.raises(ConfigError, match="dups_ok_count: 6 – allowed is at most the prefetch, 5"):
+    with pytest.raises(ConfigError, match="dups_ok_count: 6 – allowed is at most the backlog, 5"):
         empty.connection.consumer("orders", max_backlog=9, dups_ok_count=6, **options)
-    with pytest.raises(ConfigError, match="dups_ok_count: 2 – allowed is at most the prefetch, 1"):
+    with pytest.raises(ConfigError, match="dups_ok_count: 2 – allowed is at most the backlog, 1"):
         empty.connection.consumer("orders", dups_ok_count=2, **options)
     assert empty.seen()["consumers"] == []
     consumer = empty.connection.consumer("orders", max_backlog=5, dups_ok_count=5, **options)
-    with pytest.raises(ConfigError, match="dups_ok_count: 5 – allowed is at most the prefetch, 4"):
+    with pytest.raises(ConfigError, match="dups_ok_count: 5 – allowed is at most the backlog, 4"):
         consumer.set_max_backlog(4)
     for wrong in (-1, True, 1.5):
         with pytest.raises(ConfigError, match="dups_ok_count: "):
@@ -356,7 +356,7 @@ def test_L13_an_ack_says_one_thing(bench: Bench, given: dict[str, str], found: s
     consumer = bench.consumer()
     send(bench, 2)
     command = commands.Ack(queue="orders", subscription=consumer.subscription, **given)
-    with pytest.raises(ConfigError, match=f"ack: {found} – exactly one of ids, up_to, where"):
+    with pytest.raises(ConfigError, match=f"ack: {found} – give exactly one of ids, up_to, where"):
         bench.connection.request(command)
     assert bench.seen()["depth"] == 2
     with pytest.raises(ConfigError, match="exactly one"):

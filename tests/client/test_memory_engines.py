@@ -68,6 +68,6 @@ def test_what_only_memory_can_do_says_so_elsewhere() -> None:
         lambda: connection.publish_raw("orders", b"{}"),
         consumer.kill,
     ):
-        with pytest.raises(ConfigError, match="only on memory://"):
+        with pytest.raises(ConfigError, match="works on memory:// only"):
             call()
     connection.close()

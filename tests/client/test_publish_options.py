@@ -41,7 +41,7 @@ OF_A_MESSAGE: list[tuple[str, dict[str, Any]]] = [
     ("headers: 5 – allowed as a name is text", {"headers": {5: "x"}}),
     ("headers: '\\\\ud800'", {"headers": {"\ud800": "x"}}),
     ("headers: 'a.x00b'", {"headers": {"a\0b": "x"}}),
-    ("headers: 'lq' – is lakequeue's own", {"headers": {"lq": "{}"}}),
+    ("headers: 'lq' – is reserved for lakequeue", {"headers": {"lq": "{}"}}),
     (r"headers: \[\('a', 'b'\)\] – allowed is a dict", {"headers": [("a", "b")]}),
     ("deliver_at: .* ms from now – allowed is less than the ttl",
      {"deliver_at": datetime(2100, 1, 1, tzinfo=UTC), "ttl": "1h"}),
