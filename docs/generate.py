@@ -27,24 +27,22 @@ sys.path.insert(0, str(DOCS.parent / "tests"))  # the tests know what happens wh
 
 def lifecycle() -> str:
     """The life of a message as a table: it is `TABLE`, which runs."""
-    groups: dict[tuple[str, str, str, str], tuple[list[str], list[str]]] = {}
+    groups: dict[tuple[str, str, str], tuple[list[str], list[str]]] = {}
     for (state, event), what in TABLE.items():
         new = event in (Event.ENTER, Event.ENTER_LATER)
         journal = ", ".join(f"`{name}`" for name in what.journal or what.counts)
-        key = (event.value, NAMES[what.to], journal, str(what.match))
+        key = (event.value, NAMES[what.to], journal)
         states, rules = groups.setdefault(key, ([], []))
         states.append("new" if new else NAMES[state])
         if what.rule not in rules:
             rules.append(what.rule)
     rows = [
-        "| before | what happens | after | in the journal | match | rule |",
-        "|---|---|---|---|---|---|",
+        "| before | what happens | after | in the journal | rule |",
+        "|---|---|---|---|---|",
     ]
-    for (event_name, after, journal, match), (states, rules) in groups.items():
+    for (event_name, after, journal), (states, rules) in groups.items():
         before = ", ".join(states)
-        rows.append(
-            f"| {before} | {event_name} | {after} | {journal} | {match} | {', '.join(rules)} |"
-        )
+        rows.append(f"| {before} | {event_name} | {after} | {journal} | {', '.join(rules)} |")
     return "\n".join(rows)
 
 

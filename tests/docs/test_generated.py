@@ -11,6 +11,8 @@ import lakequeue
 import msgspec
 import pytest
 from client.threaded import connect
+from lakequeue.cli import consume
+from lakequeue.client.consumer import settling
 from lakequeue.definitions import bridge, configuration, definition, parse_configuration, units
 from lakequeue.definitions.foreign_words import WORDS
 from lakequeue.lake import create_views
@@ -220,10 +222,11 @@ def test_metrics_of_the_dashboard(root: Path) -> None:
     assert used <= SAMPLES
 
 
-@pytest.mark.parametrize("mode", ["auto", "client", "individual", "dups_ok", "pre_ack", "no_ack"])
+@pytest.mark.parametrize("mode", settling.ACK_MODES)
 def test_acknowledgement_modes(mode: str, root: Path) -> None:
-    from lakequeue.client.consumer.settling import ACK_MODES
-
-    assert mode in ACK_MODES
-    assert len(ACK_MODES) == 6
+    assert mode in consume.ACK_MODES
     assert f"| `{mode}`" in (root / "docs/concepts/acknowledgements.md").read_text()
+
+
+def test_no_acknowledgement_mode_is_only_in_the_command() -> None:
+    assert set(consume.ACK_MODES) == set(settling.ACK_MODES)

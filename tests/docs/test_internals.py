@@ -12,13 +12,19 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = sorted((ROOT / "docs/internals").glob("*.md"))
+PAGES = [ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs/internals").glob("*.md"))]
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 CODE = re.compile(r"`([^`\n]+)`")
 WORD = r"[A-Za-z_]\w*"
 DOTTED = re.compile(rf"{WORD}(?:\.{WORD})+")
-#: Not in the product: a function of Spark's SQL, a file of a home, settings of a test.
-FOREIGN = {"current_timestamp", "lakequeue.json", "LAKEQUEUE_CHAOS_DEATHS", "LAKEQUEUE_CHAOS_SEED"}
+#: Not in the product: a function of Spark's SQL, files, settings of a test.
+FOREIGN = {
+    "current_timestamp",
+    "CHANGELOG.md",
+    "lakequeue.json",
+    "LAKEQUEUE_CHAOS_DEATHS",
+    "LAKEQUEUE_CHAOS_SEED",
+}
 
 
 def modules() -> Iterator[Path]:
