@@ -208,7 +208,9 @@ def test_clients_find_a_broker_by_its_name(kafka: EmbeddedKafka, library: str) -
             ("a", 0, "running"), ("b", 1, ""),
         ]  # fmt: skip
         assert number_of("b", known) == 1
-        with pytest.raises(ConfigError, match=r"'c' – there is no such broker; the brokers are 'a', 'b'"):
+        with pytest.raises(
+            ConfigError, match=r"'c' – there is no such broker; the brokers are 'a', 'b'"
+        ):
             number_of("c", known)
     finally:
         transport.close()
