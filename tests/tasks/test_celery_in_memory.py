@@ -6,9 +6,11 @@ import itertools
 import threading
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
+from importlib import import_module
 from typing import Any
 
 import lakequeue
+import lakequeue.tasks
 import pytest
 from celery import Celery
 from celery.contrib.testing.worker import start_worker
@@ -130,3 +132,17 @@ def test_the_worker_answers_remote_control(bench: CeleryBench) -> None:
         assert [q["name"] for q in inspect.active_queues()[worker.hostname]] == ["celery"]
     left = {queue["name"] for queue in bench.admin.queues()}
     assert left == {"celery", "dead"}, "transient queues stay behind"
+
+
+def test_the_example_application_does_its_work(bench: CeleryBench) -> None:
+    shop = import_module("lakequeue.examples.celery_shop")
+    shop.app.conf.update(broker_url=bench.app.conf.broker_url, result_backend="cache+memory://")
+    bench.app = shop.app
+    shop.make_report.apply_async((0.1,))
+    charged = shop.charge.apply_async((1,), priority=9)
+    reminded = shop.send_reminder.apply_async((1,), countdown=3600)
+    with bench.worker():
+        assert charged.get(timeout=WAIT_S) == "order 1 is paid"
+        assert bench.admin.describe("shop")["delayed"] == 1
+        bench.engine.advance("1h")
+        assert reminded.get(timeout=WAIT_S) == "order 1: how do you like it?"

@@ -1,0 +1,57 @@
+"""A shop's background work, as a Celery application; docs/how-to/celery.md runs it.
+
+Only the address says that the broker is lakequeue.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any
+
+from celery import Celery
+
+app = Celery(
+    "celery_shop", broker=os.environ.get("SHOP_BROKER", "lakequeue+kafka://localhost:9092")
+)
+app.conf.update(
+    task_acks_late=True,  # acknowledged when it is done, however long that takes
+    task_reject_on_worker_lost=True,
+    worker_prefetch_multiplier=1,
+    task_default_queue="shop",
+    broker_transport_options={
+        "queues": {"max_deliveries": 5, "dead_message_queue": "shop-dead"},
+    },
+)
+
+
+@app.task(bind=True, max_retries=5)
+def charge(self: Any, order: int) -> str:
+    """Charge a card. The bank fails at the first attempt; the second is the broker's to time."""
+    if self.request.retries == 0:
+        raise self.retry(countdown=1)
+    return f"order {order} is paid"
+
+
+@app.task
+def send_reminder(order: int) -> str:
+    """Write to a customer, some time later."""
+    return f"order {order}: how do you like it?"
+
+
+@app.task
+def make_report(seconds: float) -> str:
+    """Something long."""
+    time.sleep(seconds)
+    return "the report is made"
+
+
+def main() -> None:
+    """Send one of each: the urgent one goes past the others."""
+    make_report.apply_async((5,), priority=1)
+    charge.apply_async((1,), priority=9)
+    send_reminder.apply_async((1,), countdown=10)
+
+
+if __name__ == "__main__":
+    main()
