@@ -171,7 +171,7 @@ def _own(params: list[click.Parameter]) -> list[click.Parameter]:
 
 
 #: Commands whose arguments, environment or states need more than the first paragraph of the help.
-WHOLE = ("lakequeue", "lakequeue consume", "lakequeue define", "lakequeue bridges", "lakequeue at")
+WHOLE = ("lakequeue", "lakequeue consume", "lakequeue define", "lakequeue at")
 
 
 def _help(command: click.Command, name: str) -> str:
@@ -236,7 +236,7 @@ def words_of(systems: tuple[str, ...]) -> str:
             "|---|---|",
             *rows,
             "",
-            "No key of a definition does it:",
+            "Without a key:",
             "",
             *without,
         ]

@@ -92,7 +92,7 @@ _OF_BATCHES = (
     ),
     Metric(
         "stuck_brokers", COUNTER, _BROKER,
-        "How often a broker took no step any more and was started again", ENGINE,
+        "How often a broker that hung was started again", ENGINE,
     ),
     _count("steps", "steps", "Steps taken"),
     _count("input_bytes", "bytes_in", "Bytes read"),
@@ -106,8 +106,7 @@ _OF_BATCHES = (
     _level("lag_records", "lag_records", "Records in Kafka that no step has taken yet"),
     _level(
         "slow_partitions", "slow_partitions",
-        "Partitions of commands that wait while others send, for most of what they bring is refused"
-        " or settles nothing",
+        "Partitions of commands that wait while others send, since most of theirs achieve nothing",
     ),
     _level("wait_p50_seconds", "wait_p50_ms", "From publish to step, the median of a batch", _MS),
     _level("wait_p99_seconds", "wait_p99_ms", "From publish to step, the 99th percentile", _MS),
@@ -140,8 +139,7 @@ _OF_QUERIES = (
     Metric("table_files", GAUGE, ("table",), "Its files on the disk", QUERY),
     Metric(
         "table_lag_seconds", GAUGE, _QUERY,
-        "How old what the tables got last was: from a batch's begin to its end, longer where the "
-        "batch did not get all that there was", QUERY,
+        "How old the newest rows of the tables were when they were written", QUERY,
     ),
     Metric("tables_stopped", GAUGE, _QUERY, "1 while a query cannot write the tables", QUERY),
     Metric("upkeep_time_seconds", GAUGE, (), "When the tables were tidied last", QUERY),
@@ -229,7 +227,7 @@ _LANE = ("broker", "vpn", "queue", "to")
 _OF_LANES = (
     Metric(
         "lane_waiting", GAUGE, _LANE,
-        "Messages that wait at a broker for a queue of another one, the broker `to`", LANES,
+        "Messages that wait for a queue of the broker `to`", LANES,
         "waiting",
     ),
     Metric("lane_bytes", GAUGE, _LANE, "Bytes of these", LANES, "bytes"),
