@@ -13,7 +13,7 @@ NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
 FENCE = re.compile(r"^( *)```([^\n]*)\n(.*?)^\1```", re.MULTILINE | re.DOTALL)
 README_LINES = 120
 #: How many words all of docs/ may have.
-ALL_WORDS = 45_000
+ALL_WORDS = 45_400
 #: How many words a page may have: more are two pages, or a design that is too complicated.
 WORDS = {
     "CHANGELOG.md": 2500, "CONTRIBUTING.md": 700, "docs/concepts/": 700,
