@@ -1,9 +1,4 @@
-"""`lakequeue brokers`: which brokers there are, where each steps, and how much it has to do.
-
-`lakequeue move-queue`: a queue with its messages to another broker.
-
-`lakequeue bridges`: which there are, what waits for them, and which endpoints hold them (H2).
-"""
+"""`lakequeue brokers`, `move-queue` and `bridges`: brokers of a home, and links to others (H2)."""
 
 from __future__ import annotations
 
@@ -30,10 +25,14 @@ from .define import PAIR, values_of
 
 
 @click.command()
-@option("--add", metavar="NAME", help="Add a broker of this name to the running engine first.")
-@option("--remove", metavar="NAME", help="Remove this broker first; its local queues move away.")
-@option("--to", metavar="NAME", help="Where all of these go; by default as new ones would.")
-@option("--group", metavar="GROUP", help="The group of brokers that it is in; by default none.")
+@option("--add", metavar="NAME", help="Add a broker of this name to the running engine.")
+@option("--remove", metavar="NAME", help="Remove this broker; its local queues move away.")
+@option(
+    "--to",
+    metavar="NAME",
+    help="Move them all to this broker.  [default: spread as new ones]",
+)
+@option("--group", metavar="GROUP", help="The group of the added broker.  [default: none]")
 @connection_options
 @json_option
 def brokers(
@@ -42,10 +41,10 @@ def brokers(
 ) -> None:  # fmt: skip
     """Show every broker: number, state, worker, steps, load.
 
-    States: starting, running, restarting, failed (not restarted, with the reason). Steps and load
-    (the share of the time in which it did not wait for input) are up to half a minute old.
+    States: starting, running, restarting, failed (with the reason; it is not restarted). Steps and
+    load (the share of time spent working) are up to half a minute old.
 
-    With --add or --remove the home rests for some seconds; clients wait.
+    --add and --remove pause the home for some seconds; clients wait.
 
     \b
     Examples:
@@ -56,10 +55,10 @@ def brokers(
       lakequeue brokers --json | jq '.[] | select(.state != "running")'
     """
     if group is not None and add is None:
-        raise click.UsageError(f"--group {group}: is of a broker that --add adds")
+        raise click.UsageError(f"--group {group}: only with --add, for the added broker")
     if to is not None and remove is None:
         raise click.UsageError(
-            f"--to {to}: is where the queues of a broker go that --remove removes"
+            f"--to {to}: only with --remove, for the queues of the removed broker"
         )
     with connect(url, home, vpn, "brokers") as connection:
         if add is not None:
@@ -99,7 +98,7 @@ def _broker_table(found: list[dict[str, Any]]) -> Any:
 @click.command("move-queue")
 @click.argument("queue")
 @click.argument("broker")
-@option("--pause", is_flag=True, help="The home rests meanwhile, for some seconds.")
+@option("--pause", is_flag=True, help="Pause the home for some seconds meanwhile.")
 @connection_options
 @json_option
 def move_queue(
@@ -108,9 +107,9 @@ def move_queue(
 ) -> None:  # fmt: skip
     """Move QUEUE, a LocalQueue, with its messages to BROKER, while it is in use.
 
-    Clients follow by themselves; what consumers hold returns to the queue. Returns when the queue
-    has moved. To cancel a move to a broker that stays away, move the queue to where it is. A queue
-    that captures plain Kafka topics needs --pause.
+    Clients follow by themselves; messages that consumers hold return to the queue. The command
+    returns when the queue has moved. To cancel a move to a broker that stays away, move the queue
+    to where it is. A queue that captures plain Kafka topics needs --pause.
 
     \b
     Examples:
@@ -135,7 +134,7 @@ COLUMNS = (
 
 @click.command()
 @click.argument("pairs", nargs=-1, metavar="[KEY=VALUE...]")
-@option("--delete", metavar="NAME", help="Delete this bridge, and with it what waits for it.")
+@option("--delete", metavar="NAME", help="Delete this bridge and the messages waiting for it.")
 @option("--yes", "-y", is_flag=True, help="Do not ask.")
 @connection_options
 @json_option
@@ -145,10 +144,10 @@ def bridges(
 ) -> None:  # fmt: skip
     """Show every bridge of the VPN: what waits, what is on its way, which endpoints block it.
 
-    KEY=VALUE: define a bridge first; if it exists, other keys stay as they are.
+    KEY=VALUE: define a bridge first; if it exists, keys left out keep their values.
 
-    States: open; blocked (an endpoint at the far end takes nothing); waiting (the other home is not
-    reached, or nothing has come from it yet).
+    States: open; blocked (an endpoint at the far end takes nothing); waiting (the other home cannot
+    be reached, or has not answered yet).
 
     \b
     Examples:
@@ -160,7 +159,7 @@ def bridges(
     """
     given = {found[1]: found[2] for text in pairs if (found := PAIR.fullmatch(text))}
     if len(given) != len(pairs) or (pairs and delete is not None):
-        raise click.UsageError("name each KEY=VALUE of one bridge once, or one to --delete")
+        raise click.UsageError("give each KEY=VALUE of one bridge once, or --delete NAME")
     with connect(url, home, vpn, "bridges") as connection:
         admin = connection.admin()
         if delete is not None:
@@ -178,7 +177,7 @@ def bridges(
 def _delete(admin: Any, name: str, yes: bool, as_json: bool) -> None:
     waiting = admin.describe_bridge(name).get("waiting", 0)
     if waiting and not yes:
-        question = f"For {name} {counted(waiting, 'message')} wait. Delete it, and them?"
+        question = f"{counted(waiting, 'message')} waiting for {name}. Delete the bridge and them?"
         click.confirm(one_line(question), abort=True, err=as_json)
     gone = admin.delete_bridge(name)
     if as_json:

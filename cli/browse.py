@@ -1,7 +1,4 @@
-"""`lakequeue browse`: look at messages without taking them.
-
-`lakequeue at`: the queues as they were at any moment, made again from the Delta tables (R1).
-"""
+"""`lakequeue browse` (messages now, R6) and `lakequeue at` (queues as they were, R1)."""
 
 from __future__ import annotations
 
@@ -64,9 +61,9 @@ def browse(
     vpn: str,
     as_json: bool,
 ) -> None:
-    """Look at the messages of QUEUE, in their places, without taking them.
+    """Look at the messages of QUEUE, in order, without taking them.
 
-    Of dead messages it shows what they died of, in which queue, and when.
+    For dead messages it shows why, in which queue and when they died.
 
     \b
     Examples:
@@ -80,12 +77,12 @@ def browse(
 
 
 def show_browsed(found: list[BrowsedMessage], as_json: bool) -> None:
-    """Messages, for people or a line of JSON each."""
+    """Print messages, for people or as a line of JSON each."""
     if as_json:
         for message in found:
             say_json(browsed_fields(message))
         return
-    console().print(_table([browsed_fields(m) for m in found]) if found else "Nothing to see.")
+    console().print(_table([browsed_fields(m) for m in found]) if found else "No such messages.")
 
 
 def _table(found: list[dict[str, Any]]) -> RenderableType:
@@ -113,14 +110,14 @@ def _table(found: list[dict[str, Any]]) -> RenderableType:
 
 
 def _death(dead: dict[str, Any]) -> tuple[str, str, str]:
-    """What it died of, with the consumer's own words; in which queue; when, to the second."""
+    """Why a dead message died, with the consumer's reason; in which queue; when, to the second."""
     reason, detail = dead.get("reason", ""), dead.get("detail", "")
     time = local_time(dead["time"]).strftime("%Y-%m-%d %H:%M:%S") if "time" in dead else ""
     return (f"{reason}: {detail}" if detail else reason), dead.get("queue", ""), time
 
 
 def browsed_fields(message: BrowsedMessage) -> dict[str, Any]:
-    """A browsed message as a mapping for JSON; ``dead``: its lq-dead- headers, or null, the time as
+    """A browsed message as JSON fields; ``dead``: its lq-dead- headers or null, the time as
     ISO-8601."""
     dead: dict[str, Any] = {
         name.removeprefix(DEAD): text
@@ -145,8 +142,8 @@ LAST = "last"
 
 @click.command()
 @click.argument("words", nargs=-1, metavar="[TIME] WHAT [QUEUE]")
-@option("--step", type=click.IntRange(min=1), help="Behind this step, instead of at a time.")
-@option("--broker", help="Of several brokers: which one.")
+@option("--step", type=click.IntRange(min=1), help="After this step, instead of at a time.")
+@option("--broker", help="Which broker, if there are several.")
 @option("--where", metavar="EXPRESSION", help="browse: only such messages: '/price > 10'.")
 @option(
     "--state", type=click.Choice(("ready", "leased", "delayed")),
@@ -168,10 +165,10 @@ def at(
     home: Path,
     as_json: bool,
 ) -> None:
-    """Look at the queues as they were at TIME, with the engine running or without it.
+    """Look at the queues as they were at TIME, whether the engine runs or not.
 
-    WHAT is `queues`, `describe QUEUE`, `browse QUEUE`, `events`, or `step`: what that step took in
-    and said. TIME is ISO-8601 with a time zone, or `last`, about a minute behind the engine.
+    WHAT is `queues`, `describe QUEUE`, `browse QUEUE`, `events`, or `step` (what that step took in
+    and sent). TIME is ISO-8601 with a time zone, or `last`: about a minute behind the engine.
 
     \b
     Examples:
@@ -196,7 +193,7 @@ def at(
 
 
 def _tell(found: past.Moment) -> None:
-    """Which moment it is, and what is to be known of it."""
+    """Print which moment it is, and its notes."""
     for note in found.notes:
         click.echo(note, err=True)
     told = local_time(datetime_of(found.now)).isoformat(" ", "milliseconds")
@@ -206,17 +203,17 @@ def _tell(found: past.Moment) -> None:
 
 
 def _parsed(words: tuple[str, ...], step: int | None) -> tuple[datetime | None, str, str | None]:
-    """Time, what, and of which queue."""
+    """Time, what to look at, and the queue."""
     rest = list(words)
     when = None
     if step is None:
         if not rest:
-            raise click.UsageError("Say when: a TIME, 'last', or --step N.")
+            raise click.UsageError("The time is missing: give a TIME, 'last', or --step N.")
         said = rest.pop(0)
         if said != LAST:
             when = datetime_of(time_ms(said, "time"))
     if not rest or rest[0] not in WHATS:
-        raise click.UsageError(f"Say what to look at: one of {', '.join(WHATS)}.")
+        raise click.UsageError(f"Name what to look at: one of {', '.join(WHATS)}.")
     what, *names = rest
     needs = what in ("describe", "browse")
     if len(names) > (what in ("queues", "describe", "browse")) or (needs and not names):
@@ -231,7 +228,7 @@ def _broker(lake: Any, named: str | None) -> str:
     if len(there) == 1:
         return there[0]
     known = ", ".join(there) or "none: no step is in the tables yet"
-    raise ConfigError(f"broker: say which one with --broker – the tables know of {known}")
+    raise ConfigError(f"broker: name one with --broker – the tables have {known}")
 
 
 def _again(found: past.Moment) -> str:
@@ -266,11 +263,11 @@ def _event(event: dict[str, Any]) -> str:
 
 
 def _show_step(found: past.Moment, as_json: bool) -> None:
-    """What the step took in, and what it said."""
+    """Print what a step took in and what it sent."""
     if found.step == found.snapshot:
         raise ConfigError(
-            f"step: {found.step} – it is that of a snapshot, and was not taken again; allowed are "
-            "those between two snapshots"
+            f"step: {found.step} – a snapshot followed it, so it cannot be shown; allowed are "
+            "steps between two snapshots"
         )
     took = [
         {"topic": m.topic(), "partition": m.place[1], "offset": m.offset(),
@@ -285,7 +282,7 @@ def _show_step(found: past.Moment, as_json: bool) -> None:
     click.echo(f"It took {len(took):,} records:")
     for record in took:
         click.echo("  " + _line(record, f"{record['partition']} @ {record['offset']}"))
-    click.echo(f"It said {len(said):,}:")
+    click.echo(f"It sent {len(said):,}:")
     for record in said:
         click.echo("  " + _line(record, str(record["partition"] or "")))
 

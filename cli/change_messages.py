@@ -1,15 +1,5 @@
-"""What `purge`, `move` and `edit` share: which messages, and the question before.
-
-`lakequeue purge`: remove messages from a queue.
-
-`lakequeue move`: put messages into another queue.
-
-`lakequeue edit`: change headers of messages.
-
-`lakequeue redrive`: dead messages go back to where they came from.
-
-`lakequeue replay`: messages of the past once more, into one queue (R4).
-"""
+"""`lakequeue purge`, `move`, `edit`, `redrive` and `replay`: change messages of a queue (R4,
+R6)."""
 
 from __future__ import annotations
 
@@ -41,9 +31,9 @@ from .common import (
 def which_options(command: Any) -> Any:
     """Add --where, --ids, --all, --dry-run, --yes and --why."""
     for add in (
-        option("--why", default="", metavar="TEXT", help="For the journal, beside who you are."),
+        option("--why", default="", metavar="TEXT", help="A reason, noted in the journal."),
         option("--yes", "-y", is_flag=True, help="Do not ask."),
-        option("--dry-run", is_flag=True, help="Change nothing; say how many it would be."),
+        option("--dry-run", is_flag=True, help="Change nothing; print how many it would be."),
         option("--all", "everything", is_flag=True, help="Every message."),
         option("--ids", metavar="RANGES", help="These messages: '17,20-25'."),
         option("--where", metavar="EXPRESSION", help="Such messages: '/price > 10'."),
@@ -53,20 +43,20 @@ def which_options(command: Any) -> Any:
 
 
 def which(where: str | None, ids: str | None, everything: bool) -> dict[str, Any]:
-    """Which messages are meant, as `Admin` takes it; everything must be said."""
+    """The chosen messages as `Admin` takes them. Choosing all needs --all."""
     if everything == (where is not None or ids is not None):
-        raise click.UsageError("say which messages: --where EXPRESSION, --ids RANGES or --all")
+        raise click.UsageError("choose messages: --where EXPRESSION, --ids RANGES or --all")
     return {"where": where, "ids": ids}
 
 
 def asked_first(count: int, question: str, yes: bool, as_json: bool) -> None:
-    """Ask, unless --yes is given or nothing would happen."""
+    """Ask for confirmation, unless --yes is given or nothing would change."""
     if not yes and count:
         click.confirm(one_line(question.format(counted(count, "message"))), abort=True, err=as_json)
 
 
 def left(why: dict[str, int]) -> str:
-    """Why others were left, for people."""
+    """Why messages stayed, for people."""
     return ", ".join(f"{number(n)} {reason}" for reason, n in sorted(why.items()))
 
 
@@ -88,7 +78,7 @@ def purge(
     vpn: str,
     as_json: bool,
 ) -> None:
-    """Remove messages of QUEUE for good, leased ones too. Asks first.
+    """Remove messages from QUEUE for good, also leased ones. Asks first.
 
     \b
     Examples:
@@ -134,10 +124,10 @@ def move(
     vpn: str,
     as_json: bool,
 ) -> None:
-    """Put messages of QUEUE into the queue TO. Asks first.
+    """Move messages from QUEUE to the queue TO. Asks first.
 
-    They keep their ids, payloads and headers, and come behind what is there. What a consumer holds
-    stays, and so does what TO does not take; that is told.
+    They keep their ids, payloads and headers, and line up behind the messages of TO. Messages that
+    a consumer holds or that TO refuses stay; the command prints how many and why.
 
     \b
     Examples:
@@ -183,7 +173,8 @@ def edit(
 ) -> None:
     """Change headers of messages of QUEUE. Asks first.
 
-    The same message in another queue stays as it is. Who holds one sees it at the next delivery.
+    The same message in another queue does not change. A consumer that holds one sees the change at
+    the next delivery.
 
     \b
     Examples:
@@ -223,8 +214,8 @@ def redrive(
 ) -> None:
     """Send the dead messages of QUEUE back to the queues they died in.
 
-    They keep their ids, payloads and headers. What cannot go back (its queue is gone, full or shut
-    down) stays, and is told; then the exit status is 1.
+    They keep their ids, payloads and headers. A message that cannot go back (its queue is gone,
+    full or shut down) stays; then the command prints why, and the exit status is 1.
 
     \b
     Examples:
@@ -253,12 +244,16 @@ PREVIEW_MAX = 80
 
 @click.command()
 @click.argument("queue")
-@option("--since", metavar="TIME", help="Published then or later; or a message id: from it on.")
+@option(
+    "--since",
+    metavar="TIME",
+    help="Published then or later; or a message id to begin with.",
+)
 @option("--until", metavar="TIME", help="Published then or before.")
 @option("--where", metavar="EXPRESSION", help="Such messages: '/price > 10'.")
 @option("--ids", metavar="RANGES", help="These messages: '17,20-25'.")
-@option("--rate", type=float, metavar="N", help="At most so many a second.")
-@option("--dry-run", is_flag=True, help="Publish nothing; say how many, and show some.")
+@option("--rate", type=float, metavar="N", help="At most this many messages per second.")
+@option("--dry-run", is_flag=True, help="Publish nothing; print how many, and some of them.")
 @option("--yes", "-y", is_flag=True, help="Do not ask.")
 @connection_options
 @json_option
@@ -276,11 +271,11 @@ def replay(
     vpn: str,
     as_json: bool,
 ) -> None:
-    """Publish messages of the past once more, to QUEUE alone. Asks first.
+    """Publish past messages once more, to QUEUE only. Asks first.
 
     Chooses among messages that came for the queue and are no longer in it: acknowledged, expired,
-    discarded, purged. They are read from the Delta tables of --home and get new ids and the headers
-    lq-replay-of, lq-replay-time and lq-replay-by.
+    discarded, purged. They are read from the Delta tables of --home, and get new ids and the
+    headers lq-replay-of, lq-replay-time and lq-replay-by.
 
     \b
     Examples:
@@ -288,7 +283,7 @@ def replay(
       lakequeue replay orders --since 4711 --where "/region = 'west'" --rate 100 --yes
     """
     if since is None and until is None and where is None and ids is None:
-        raise click.UsageError("say which messages: --since, --until, --where or --ids")
+        raise click.UsageError("choose messages: --since, --until, --where or --ids")
     tables = nearest_home(home) or Path(DEFAULT_HOME)
     chosen = {"since": since, "until": until, "where": where, "ids": ids, "home": tables}
     with connect(url, home, vpn, "replay") as connection:
@@ -313,7 +308,7 @@ def replay(
 
 
 def _tell(found: object) -> None:
-    """How many would come, and some of them."""
+    """Print how many messages would be replayed, and some of them."""
     count, begins = found.count, found.begins  # type: ignore[attr-defined]
     if found.left:  # type: ignore[attr-defined]
         note(found.left)  # type: ignore[attr-defined]

@@ -1,4 +1,5 @@
-"""What commands share: options, the address to connect to, signals, output for programs."""
+"""What commands share: options, the address to connect to, signals, output for people and
+programs."""
 
 from __future__ import annotations
 
@@ -42,18 +43,18 @@ json_option = option(
 
 
 def connection_options(command: Function) -> Function:
-    """Add --url, --home and --vpn, which say where the engine is."""
+    """Add --url, --home and --vpn, which name the engine."""
     command = option(
         "--vpn", default="default", envvar="LAKEQUEUE_VPN", show_default=True,
         help="The message VPN, the tenant's namespace.",
     )(command)  # fmt: skip
     command = option(
         "--home", type=click.Path(file_okay=False, path_type=Path), envvar="LAKEQUEUE_HOME",
-        help="The home of a running `lakequeue up`, to find its address.",
+        help="The home of a running `lakequeue up`, which has its address.",
     )(command)  # fmt: skip
     return option(
         "--url", envvar="LAKEQUEUE_URL",
-        help="Where the engine's Kafka is: kafka://host:port, or host:port alone.  "
+        help="The engine's Kafka: kafka://host:port, or just host:port.  "
         f"[default: that of --home, else {DEFAULT_URL}]",
     )(command)  # fmt: skip
 
@@ -61,8 +62,8 @@ def connection_options(command: Function) -> Function:
 def find_url(url: str | None, home: Path | None) -> str:
     """The address to connect to.
 
-    The command line wins over the environment, and an address over a home; then comes a home that
-    stands in this directory, then the default.
+    The command line wins over the environment, and an address over a home. Then comes a home in
+    this directory, then the default.
     """
     source = click.get_current_context().get_parameter_source
     home_is_nearer = (
@@ -83,14 +84,14 @@ def find_url(url: str | None, home: Path | None) -> str:
 
 
 def nearest_home(home: Path | None) -> Path | None:
-    """The home that is meant: the one that is named, else one that stands in this directory."""
+    """The named home, else one in this directory, else None."""
     here = Path(DEFAULT_HOME)
     return home if home is not None else (here if here.is_dir() else None)
 
 
 @contextlib.contextmanager
 def connect(url: str | None, home: Path | None, vpn: str, client_name: str) -> Iterator[Any]:
-    """A connection to the engine. Where no answer comes, the error says what is not there."""
+    """Connect to the engine. If no answer comes, the error says what is missing."""
     import lakequeue
 
     from .presence import explained
@@ -114,24 +115,24 @@ def pairs(values: tuple[str, ...], option_name: str) -> dict[str, str]:
 
 
 def one_line(text: str) -> str:
-    """What somebody sent, without what would break a line or speak to a terminal."""
+    """Text from elsewhere without line breaks and control characters."""
     return "".join(c if c.isprintable() else " " for c in text)
 
 
 def say(text: str) -> None:
-    """A line for people on standard output, whatever somebody named in it."""
+    """Print a line for people on standard output."""
     click.echo(one_line(text))
 
 
 def cell(text: str) -> Text:
-    """What somebody named or sent, in a table: as it is, whatever rich would read into it."""
+    """Text from elsewhere for a table, without rich's markup."""
     from rich.text import Text
 
     return Text(one_line(text))
 
 
 def console(stderr: bool = False) -> Console:
-    """A console of rich; plain, and wide enough for any table, where it is no terminal."""
+    """A console of rich; plain and wide enough for any table if it is no terminal."""
     from rich.console import Console
 
     out = Console(stderr=stderr, highlight=False)
@@ -141,8 +142,8 @@ def console(stderr: bool = False) -> Console:
 
 
 def json_text(value: object) -> str:
-    """One JSON value on one line. What a terminal might obey, and what no file can hold, stands in
-    it as JSON escapes it: the value is the same."""
+    """A JSON value on one line. Characters that a terminal might obey, or that no file can hold,
+    are escaped; the value is the same."""
     text = json.dumps(value, ensure_ascii=False, default=plain_value)
     if text.isprintable():
         return text
@@ -150,12 +151,12 @@ def json_text(value: object) -> str:
 
 
 def say_json(value: object) -> None:
-    """One JSON value on one line of standard output, at once."""
+    """Print a JSON value on one line of standard output."""
     click.echo(json_text(value))
 
 
 def plain_value(value: Any) -> Any:
-    """What JSON has no word for: bytes as text or base64, times as ISO-8601."""
+    """A JSON form for bytes (text or base64) and times (ISO-8601)."""
     if isinstance(value, bytes | bytearray | memoryview):
         shown = payload_fields(bytes(value))
         return shown["payload"] if "encoding" not in shown else shown
@@ -165,7 +166,7 @@ def plain_value(value: Any) -> Any:
 
 
 def payload_fields(payload: bytes) -> dict[str, str]:
-    """A payload for JSON: text, or base64 with ``encoding`` where it is not UTF-8."""
+    """A payload for JSON: text, or base64 with ``encoding`` if it is not UTF-8."""
     try:
         return {"payload": payload.decode("utf-8")}
     except UnicodeDecodeError:
@@ -173,7 +174,7 @@ def payload_fields(payload: bytes) -> dict[str, str]:
 
 
 def key_fields(key: bytes | None) -> dict[str, str | None]:
-    """A record's key for JSON: text, or base64 with ``key_encoding`` where it is not UTF-8."""
+    """A record's key for JSON: text, or base64 with ``key_encoding`` if it is not UTF-8."""
     if key is None:
         return {"key": None}
     shown = payload_fields(key)
@@ -182,29 +183,29 @@ def key_fields(key: bytes | None) -> dict[str, str | None]:
 
 
 def number(value: int | float | None) -> str:
-    """A number for people: thousands apart; nothing for None."""
+    """A number for people, with thousands separators; – for None."""
     if value is None:
         return "–"
     return f"{value:,}" if isinstance(value, int) else f"{value:,.1f}"
 
 
 def counted(count: int, what: str) -> str:
-    """How many of something: ``1 message``, ``2 messages``."""
+    """A count with its noun: ``1 message``, ``2 messages``."""
     return f"{count:,} {what}{'' if count == 1 else 's'}"
 
 
 def percent(level: float, limit: float | None) -> str:
-    """How much of a limit is used, for people; nothing where there is none."""
+    """The used share of a limit in percent; – without a limit."""
     return f"{level * 100 / limit:.1f}" if limit else "–"
 
 
 @contextlib.contextmanager
 def stop_on_signals() -> Iterator[threading.Event]:
-    """SIGINT and SIGTERM set the event; a second one interrupts at once. `timeout 10 lakequeue …`
-    sends its signal twice, to the process and to its group: that is one.
+    """SIGINT and SIGTERM set the event; a second signal interrupts at once. `timeout 10 lakequeue
+    …` sends its signal twice, to the process and to its group, which counts as one.
 
-    Works in the main thread only; elsewhere the event is just an event. Once a signal has come,
-    this stays: the second half of one signal may come while the command is ending.
+    Works in the main thread only; elsewhere nothing sets the event. After a signal the handlers
+    stay, because its second half may arrive while the command is ending.
     """
     event = threading.Event()
     first = 0.0
@@ -230,7 +231,7 @@ def stop_on_signals() -> Iterator[threading.Event]:
 
 @contextlib.contextmanager
 def interrupt_on_sigterm() -> Iterator[None]:
-    """SIGTERM interrupts like Ctrl-C: for phases that cannot look at an event."""
+    """SIGTERM interrupts like Ctrl-C, for phases that cannot look at an event."""
 
     def handle(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
@@ -247,13 +248,13 @@ def interrupt_on_sigterm() -> Iterator[None]:
 
 
 def note(text: str) -> None:
-    """A line for people on standard error, whatever somebody named in it."""
+    """Print a line for people on standard error."""
     print(one_line(text), file=sys.stderr, flush=True)
 
 
 def local_time(when: datetime, zone: tzinfo | None = None) -> datetime:
-    """A time in a zone, this machine's if none is given; at the ends of the calendar, where a zone
-    may have no such time, as it is."""
+    """A time in a zone, by default this machine's; unchanged at the ends of the calendar, where the
+    zone may not have it."""
     try:
         return when.astimezone(zone)
     except (OverflowError, ValueError, OSError):

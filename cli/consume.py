@@ -1,18 +1,14 @@
-"""Giving messages to a command, whose exit status acks or cancels (`consume --exec`, C7, L11).
+"""`lakequeue consume`: print messages, or give each to a command and ack by its exit status (C7,
+L11).
 
-A command that fails comes again after a pause, so that one that is down for a minute does not use
-up a message's attempts in a second: the pause that was asked for, else the queue's own back-off,
-else one of ours.
+`Executor` runs the command of `--exec`. After a failure the message waits before it comes again, so
+that a command that is down for a minute does not use up a message's attempts in a second: for
+`--retry-delay`, else the queue's own back-off, else our own.
 
-Who reads what a command prints, and how much of it has been taken.
-
-A pipe holds 64 KB that nobody has read. What was written to it without an error is not yet in
-anybody's hands: `lakequeue consume orders | head -1` would fill it with messages that `head` never
-sees. So a message counts as taken when the reader has taken all of it out of the pipe, which Linux
-tells of either end (FIONREAD). Elsewhere, and where standard output is a file or a terminal, it
-counts once it is flushed.
-
-`lakequeue consume`: print messages, or give each to a command and ack by its exit status.
+`StdoutReader` finds out what the reader of a pipe has taken. A pipe holds 64 KB that nobody has
+read: `lakequeue consume orders | head -1` would fill it with messages that `head` never sees. So on
+Linux a message counts as taken when the reader has taken it out of the pipe (FIONREAD); elsewhere,
+and for files and terminals, when it is flushed.
 """
 
 from __future__ import annotations
@@ -52,13 +48,13 @@ from .common import (
 from .group import EXIT_FAILED
 
 BACKOFF_S, BACKOFF_S_MAX = 1.0, 60.0
-# What a kernel takes as a program's environment: Linux 128 KiB for one, some 2 MB for all.
+# What Linux accepts as a program's environment: 128 KiB per variable, about 2 MB in all.
 HEADER_BYTES_MAX, HEADERS_BYTES_MAX = 64_000, 500_000
 
 
 class Executor:
-    """Runs a command for each message. retry_delay: the pause after a failure; None: the queue's
-    own where ``queue_backs_off``, else 1 s, doubled with each attempt, 60 s at most."""
+    """Runs a command for each message. retry_delay: the pause after a failure. If it is None, the
+    queue's own applies (``queue_backs_off``), else 1 s, doubled with each attempt, at most 60 s."""
 
     def __init__(self, command: str, retry_delay: str | None, queue_backs_off: bool) -> None:
         self._command = command
@@ -68,7 +64,7 @@ class Executor:
         self.failed = 0
 
     def __call__(self, message: Any) -> None:
-        """Run it with one message."""
+        """Run the command with one message."""
         self.given += 1
         status = _run(self._command, message)
         self.failed += status != 0
@@ -78,7 +74,7 @@ class Executor:
             else:
                 message.cancel(delay=self._delay(message.delivery_count))
         except LeaseLost:
-            note(f"Message {message.id} took longer than its lease; it will be delivered again.")
+            note(f"Message {message.id} took longer than its lease and will be delivered again.")
 
     def _delay(self, attempt: int) -> str | float | None:
         if self._retry_delay is not None or self._queue_backs_off:
@@ -87,8 +83,8 @@ class Executor:
 
 
 def _run(command: str, message: Any) -> int:
-    """Its exit status. In a process group of its own: Ctrl-C is for `consume`, which lets the
-    command end; a second one ends it too."""
+    """Run the command; returns its exit status. It gets a process group of its own: the first
+    Ctrl-C is for `consume`, which lets the command finish; the second one ends it."""
     environment = {**os.environ, **message_environment(message)}
     process = subprocess.Popen(
         command, shell=True, stdin=subprocess.PIPE, env=environment, process_group=0
@@ -104,7 +100,7 @@ def _run(command: str, message: Any) -> int:
 
 
 def message_environment(message: Any) -> dict[str, str]:
-    """What a command learns of its message, besides the payload."""
+    """Environment variables that describe a message to a command."""
     out = {
         "LAKEQUEUE_MESSAGE_ID": message.id,
         "LAKEQUEUE_QUEUE": message.queue,
@@ -117,7 +113,7 @@ def message_environment(message: Any) -> dict[str, str]:
         plain = "".join(c if c.isascii() and c.isalnum() else "_" for c in name).upper()
         text = value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
         size = len(plain) + len(text.encode("utf-8", "surrogateescape"))
-        if size > min(HEADER_BYTES_MAX, room):  # or no command could be started with it, ever
+        if size > min(HEADER_BYTES_MAX, room):  # or the command could never be started
             left_out += 1
             continue
         room -= size
@@ -125,12 +121,12 @@ def message_environment(message: Any) -> dict[str, str]:
     return {**out, "LAKEQUEUE_HEADERS_LEFT_OUT": str(left_out)} if left_out else out
 
 
-LOOK_S_MIN, LOOK_S_MAX = 0.00002, 0.01  # a reader that keeps up is waited for in microseconds
-WRITABLE_MS = 100  # how long a full pipe is waited for before the signals are looked at
+LOOK_S_MIN, LOOK_S_MAX = 0.00002, 0.01  # a fast reader takes a line within microseconds
+WRITABLE_MS = 100  # wait this long for room in the pipe, then look for signals
 
 
 class StdoutReader:
-    """Standard output. stopped: tells that waiting for the reader should end."""
+    """Standard output. stopped: tells whether to stop waiting for the reader."""
 
     def __init__(self, stopped: Callable[[], bool]) -> None:
         self._stopped = stopped
@@ -140,9 +136,9 @@ class StdoutReader:
             self._poll.register(self._pipe, select.POLLOUT)
 
     def give(self, line: bytes) -> bool:
-        """Print a line; whether it was taken. False: told to stop before that.
+        """Print a line; returns True once it was taken, False if told to stop before.
 
-        Raises BrokenPipeError when nobody reads any more and it was not taken.
+        Raises BrokenPipeError if nobody reads any more.
         """
         if self._pipe is None:
             sys.stdout.buffer.write(line)
@@ -151,17 +147,17 @@ class StdoutReader:
         return self._write(self._pipe, line) and self._wait_until_taken(self._pipe)
 
     def check(self) -> None:
-        """Raise BrokenPipeError when nobody reads any more."""
+        """Raise BrokenPipeError if nobody reads any more."""
         if self._pipe is not None and any(e & ~select.POLLOUT for _, e in self._poll.poll(0)):
             raise BrokenPipeError
 
     def _write(self, pipe: int, line: bytes) -> bool:
-        """In pieces that a writable pipe takes at once, so that no write outlasts a signal."""
+        """Write in pieces that the pipe takes at once, so that no write outlasts a signal."""
         left = memoryview(line)
         while left:
             ready = self._poll.poll(WRITABLE_MS)
             if ready:
-                left = left[os.write(pipe, left[: select.PIPE_BUF]) :]  # raises when it is broken
+                left = left[os.write(pipe, left[: select.PIPE_BUF]) :]  # raises if it is broken
             elif self._stopped():
                 return False
         return True
@@ -174,7 +170,7 @@ class StdoutReader:
             except BrokenPipeError:
                 if _unread(pipe):
                     raise
-                break  # it was read between the two looks, by who then went
+                break  # the reader took it and then left
             if self._stopped():
                 return False
             time.sleep(pause_s)
@@ -183,7 +179,7 @@ class StdoutReader:
 
 
 def _pipe_of_stdout() -> int | None:
-    """The file number of standard output if it is a pipe that tells what is unread in it."""
+    """The file number of standard output, if it is a pipe whose unread bytes can be counted."""
     if sys.platform != "linux":
         return None
     try:
@@ -202,7 +198,7 @@ POLL_S = 0.5
 ANSWER_S_MIN, ANSWER_S_MAX = 5.0, 30.0
 BACKLOG = 100
 ACK_MODES = ("individual", "client", "auto", "dups_ok", "pre_ack", "no_ack")
-AFTER_WORK = ("individual", "client")  # the modes in which this command itself acks
+AFTER_WORK = ("individual", "client")  # modes in which this command acks
 
 
 @click.command()
@@ -210,25 +206,25 @@ AFTER_WORK = ("individual", "client")  # the modes in which this command itself 
 @option("--count", type=click.IntRange(min=1), help="End after this many messages.")
 @option(
     "--timeout", type=click.FloatRange(min=0), metavar="SECONDS",
-    help="End when no message came for so long; an engine has 5 s at least to answer.  [default: "
+    help="End when no message comes for this long; the engine gets at least 5 s.  [default: "
     "wait for ever, 30 s for an engine]",
 )  # fmt: skip
 @option("--filter", "where", metavar="EXPRESSION", help="Only such messages: '/price > 10'.")
 @option(
     "--ack-mode", type=click.Choice(ACK_MODES), default="individual", show_default=True,
-    help="individual and client: acked once the reader has taken it, or the command has ended.",
+    help="individual, client: ack when the reader has taken the message or the command has ended.",
 )  # fmt: skip
 @option(
     "--max-backlog", type=click.IntRange(min=1),
-    help="Most messages held at once; the queue's limit holds too.  [default: 100; --exec: 1]",
+    help="Most messages held at once; the queue has its limit too.  [default: 100; --exec: 1]",
 )  # fmt: skip
 @option(
     "--exec", "command", metavar="COMMAND",
-    help="Run this with each payload on its standard input; status 0 acks, another cancels.",
+    help="Run this with each payload on standard input; status 0 acks, any other cancels.",
 )  # fmt: skip
 @option(
     "--retry-delay", metavar="DURATION",
-    help="With --exec: how long a canceled one waits.  [default: the queue's redelivery_delay, "
+    help="With --exec: how long a canceled message waits.  [default: the queue's redelivery_delay, "
     "else 1s, doubled with each attempt, 1m at most]",
 )  # fmt: skip
 @connection_options
@@ -249,14 +245,14 @@ def consume(
     vpn: str,
     as_json: bool,
 ) -> None:
-    """Receive messages of QUEUE and print their payloads, one a line.
+    """Receive messages of QUEUE and print their payloads, one per line.
 
-    The environment of a command of --exec has LAKEQUEUE_MESSAGE_ID, LAKEQUEUE_QUEUE,
+    A command run by --exec finds in its environment LAKEQUEUE_MESSAGE_ID, LAKEQUEUE_QUEUE,
     LAKEQUEUE_DELIVERY_COUNT, LAKEQUEUE_REDELIVERED, LAKEQUEUE_PRIORITY and
     LAKEQUEUE_HEADER_<NAME>. Headers of more than 64 KB, or beyond 500 KB in all, are left out;
     LAKEQUEUE_HEADERS_LEFT_OUT counts them. Exit status 1 if a command failed.
 
-    At the end unsettled messages return to the queue, also those that the reader of a pipe has not
+    At the end, unsettled messages return to the queue, also those that a pipe's reader has not
     taken. The first Ctrl-C or SIGTERM lets a running command finish, the second stops it.
 
     \b
@@ -268,12 +264,12 @@ def consume(
     """
     if command is not None and ack_mode not in AFTER_WORK:
         raise click.BadParameter(
-            f"with --exec the exit status acks, so it is one of {', '.join(AFTER_WORK)}",
+            f"{ack_mode} – with --exec the exit status acks; allowed are {', '.join(AFTER_WORK)}",
             param_hint="--ack-mode",
         )
     if retry_delay is not None and command is None:
         raise click.UsageError("--retry-delay needs --exec")
-    backlog = max_backlog or (1 if command else BACKLOG)  # a slow command outlives its leases
+    backlog = max_backlog or (1 if command else BACKLOG)  # with more, waiting leases would end
     backlog = min(backlog, count) if count else backlog
     with connect(url, home, vpn, "consume") as connection, stop_on_signals() as stop:
         definition = _definition(connection, queue, timeout)
@@ -292,15 +288,14 @@ def consume(
 
 
 def _definition(connection: Any, queue: str, timeout: float | None) -> dict[str, Any]:
-    """The queue's definition. An engine that is not there is waited for no longer than a message,
-    but long enough for one that is."""
+    """The queue's definition. Waits for the engine as long as for a message, but at least 5 s."""
     wait_s = ANSWER_S_MAX if timeout is None else max(timeout, ANSWER_S_MIN)
     look = connection.request(commands.Describe(queue=queue), timeout=wait_s)
     return look["definition"]
 
 
 def _close(executor: Executor, as_json: bool) -> None:
-    """How many were given to the command, and with how many it failed."""
+    """Report how many messages were given to the command, and how many failed."""
     given, failed = executor.given, executor.failed
     if as_json:
         say_json({"given": given, "failed": failed})
@@ -315,7 +310,8 @@ def _receive(
     timeout: float | None,
     stopped: Callable[[], bool],
 ) -> None:
-    """Receive and work until the count, the silence, a signal, or nobody reads any more."""
+    """Receive and work until the count or the timeout is reached, a signal comes, or nobody
+    reads."""
     done = 0
     quiet_since = time.monotonic()
     while not stopped() and (count is None or done < count):
@@ -338,7 +334,7 @@ def _receive(
 
 
 class Printer:
-    """Prints a message; then acks it where that is this command's business."""
+    """Prints messages and acks them if the mode leaves that to this command."""
 
     def __init__(self, as_json: bool, ack_mode: str, stopped: Callable[[], bool]) -> None:
         self._as_json = as_json
@@ -346,7 +342,7 @@ class Printer:
         self.reader = StdoutReader(stopped)
 
     def __call__(self, message: Any) -> None:
-        """Print one message. Raises BrokenPipeError when nobody reads any more."""
+        """Print one message. Raises BrokenPipeError if nobody reads any more."""
         line = message.payload
         if self._as_json:
             fields = message_fields(message)
@@ -356,11 +352,11 @@ class Printer:
         try:
             message.ack()
         except LeaseLost:
-            note(f"Message {message.id} took longer than its lease; it will be delivered again.")
+            note(f"Message {message.id} took longer than its lease and will be delivered again.")
 
 
 def message_fields(message: Any) -> dict[str, Any]:
-    """A message for JSON; a payload or a key that is not UTF-8 in base64."""
+    """A message as JSON fields; payload and key in base64 if they are not UTF-8."""
     return {
         "id": message.id,
         "queue": message.queue,

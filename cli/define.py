@@ -1,9 +1,4 @@
-"""`lakequeue define`: queues from a file, or one from its keys (Q7, Q9).
-
-`lakequeue delete`: a queue with all that is in it (S7).
-
-`lakequeue shutdown`: close a queue's entrance or exit, and open them again (H5).
-"""
+"""`lakequeue define`, `delete` and `shutdown`: the queues themselves (Q7, Q9, S7, H5)."""
 
 from __future__ import annotations
 
@@ -44,13 +39,13 @@ def define(
     vpn: str,
     as_json: bool,
 ) -> None:
-    """Define queues while the engine runs, or define them again.
+    """Define queues, or change their definitions, while the engine runs.
 
     FILE: a configuration as for `lakequeue up --config`, or - for standard input. KEY=VALUE: one
-    queue; if it exists, other keys stay as they are, and KEY= restores a default.
+    queue; if it exists, keys left out keep their values, and KEY= restores a default.
 
-    If there is a problem, all problems are listed and nothing is defined. At its next start the
-    engine defines the queues of its own --config file again.
+    If a definition is wrong, all problems are listed and nothing is defined. The next start of the
+    engine applies its own --config file again.
 
     \b
     Examples:
@@ -73,7 +68,7 @@ def define(
 
 
 def _pairs(what: tuple[str, ...]) -> dict[str, str]:
-    """The keys of one queue; empty where files are named."""
+    """The keys of one queue; empty if files are named."""
     pairs: dict[str, str] = {}
     files = [text for text in what if PAIR.fullmatch(text) is None]
     for text in what:
@@ -90,15 +85,15 @@ def _pairs(what: tuple[str, ...]) -> dict[str, str]:
 
 
 def _one(given: dict[str, str]) -> dict[str, Any]:
-    """The definition that KEY=VALUE means."""
+    """The definition that KEY=VALUE arguments give."""
     name = given.get("name") or given.get("topic")
     if not name:
-        raise click.UsageError("say which queue: name=NAME")
+        raise click.UsageError("the queue's name is missing: add name=NAME")
     return {**values_of(given), "name": name}
 
 
 def values_of(given: dict[str, str]) -> dict[str, Any]:
-    """Values as YAML reads them, but a text stays what it is; an empty one is the default."""
+    """Values as YAML reads them, but text stays text; an empty value means the default."""
     import yaml
 
     out: dict[str, Any] = {}
@@ -114,13 +109,13 @@ def values_of(given: dict[str, str]) -> dict[str, Any]:
 
 
 def _of_file(file: str, vpn: str) -> list[dict[str, Any]]:
-    """The queues of a file. Those without a VPN are of the connection's."""
+    """The queues of a file. Those without a VPN belong to the connection's."""
     from ..conf import load, load_configuration_text
     from ..definitions import DEFAULT_VPN, to_wire
 
     configuration = load_configuration_text(sys.stdin.read()) if file == "-" else load(file)
     if not configuration.queues:
-        raise ConfigError(f"{file}: there is no queue in it")
+        raise ConfigError(f"{file}: defines no queue – add one under `queues:`")
     _pass_over(file, configuration)
     out = []
     for queue in configuration.queues:
@@ -129,21 +124,21 @@ def _of_file(file: str, vpn: str) -> list[dict[str, Any]]:
             definition.pop("vpn", None)
         elif queue.vpn != vpn:
             raise LakequeueError(
-                f"{file}: queue {queue.name!r} is of the VPN {queue.vpn!r}: say --vpn {queue.vpn}"
+                f"{file}: queue {queue.name!r} is in VPN {queue.vpn!r}; add --vpn {queue.vpn}"
             )
         out.append(definition)
     return out
 
 
 def _pass_over(file: str, configuration: Configuration) -> None:
-    """Say which sections are not read here."""
+    """Tell which sections of the file are not used here."""
     from ..definitions import SystemLimits, VpnLimits
 
     ours = [("system", configuration.system != SystemLimits())]
     ours.append(("vpns", any(v != VpnLimits() for v in configuration.vpns.values())))
     sections = " and ".join(name for name, said in ours if said)
     if sections:
-        note(f"{file}: only its queues are defined; {sections}: read when the engine starts")
+        note(f"{file}: only its queues are defined; {sections} is read when the engine starts")
 
 
 def _report(names: list[str], there: set[str], as_json: bool) -> None:
@@ -163,7 +158,7 @@ def _report(names: list[str], there: set[str], as_json: bool) -> None:
 def delete(
     queue: str, yes: bool, url: str | None, home: Path | None, vpn: str, as_json: bool
 ) -> None:
-    """Delete QUEUE; its messages are gone, not delivered. Asks first.
+    """Delete QUEUE with its messages, which are not delivered. Asks first.
 
     If the engine's --config file still names it, the next start defines it again.
 
@@ -189,8 +184,8 @@ def delete(
 
 @click.command()
 @click.argument("queue")
-@option("--ingress/--open-ingress", default=None, help="Take no message in, or take them again.")
-@option("--egress/--open-egress", default=None, help="Deliver none, or deliver again.")
+@option("--ingress/--open-ingress", default=None, help="Stop taking messages in, or start again.")
+@option("--egress/--open-egress", default=None, help="Stop delivering, or start again.")
 @connection_options
 @json_option
 def shutdown(
@@ -204,9 +199,9 @@ def shutdown(
 ) -> None:
     """Shut down or open QUEUE's ingress or egress.
 
-    While ingress is shut down, messages are discarded, or refused if the queue has
-    reject_msg_to_sender_on_discard: including-when-shutdown. While egress is, consumers may settle
-    what they hold and get nothing new.
+    With ingress shut down, messages are discarded, or refused if the queue has
+    reject_msg_to_sender_on_discard: including-when-shutdown. With egress shut down, consumers get
+    nothing new, but may settle what they hold.
 
     \b
     Examples:
@@ -214,7 +209,7 @@ def shutdown(
       lakequeue shutdown orders --open-ingress --egress
     """
     if ingress is None and egress is None:
-        raise click.UsageError("say what: --ingress, --egress, --open-ingress, --open-egress")
+        raise click.UsageError("name one of --ingress, --egress, --open-ingress, --open-egress")
     with connect(url, home, vpn, "shutdown") as connection:
         admin = connection.admin()
         found = admin.describe(queue)

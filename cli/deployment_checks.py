@@ -1,8 +1,8 @@
-"""What of a deployment's parts do not fit each other: the third part of `lakequeue doctor`.
+"""Checks of how the parts of a deployment fit together: the third part of `lakequeue doctor`.
 
-Topics and brokers of Kafka, this machine and the engine's, its version and ours. What is looked at
-is gathered once (`KafkaLook`, the engine's heartbeat); each check is a function of that, so it is
-tested without a Kafka. Like the others they change nothing.
+Topics and brokers of Kafka, clocks, versions. The facts are gathered once (`KafkaLook`, the
+engine's heartbeat), and each check is a function of them, so it is tested without Kafka. They
+change nothing.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ NEEDED = {topics.PUBLISH: READ_WRITE, topics.COMMANDS: READ_WRITE, topics.DELIVE
 
 @dataclass(frozen=True, slots=True)
 class TopicLook:
-    """settings: as Kafka has them; allowed: what this client may do, None where Kafka tells it to
-    nobody."""
+    """One topic. settings: from Kafka. allowed: what this client may do; None if Kafka does not
+    say."""
 
     partitions: int
     replicas: int
@@ -40,7 +40,7 @@ class TopicLook:
 
 @dataclass(frozen=True, slots=True)
 class KafkaLook:
-    """brokers: how many Kafka has; free: bytes left on the disk of each."""
+    """Kafka. brokers: how many it has. free: bytes free on each broker's disk."""
 
     topics: Mapping[str, TopicLook]
     brokers: int = 1
@@ -48,7 +48,7 @@ class KafkaLook:
 
 
 def kafka_checks(look: KafkaLook, vpns: set[str], numbers: int) -> list[Check]:
-    """Those of Kafka. numbers: how many brokers of ours share its topics."""
+    """The checks of Kafka. numbers: how many of our brokers share its topics."""
     own = {
         name: one for name, one in look.topics.items()
         if (found := topics.split(name)) is not None and (
@@ -62,7 +62,7 @@ def kafka_checks(look: KafkaLook, vpns: set[str], numbers: int) -> list[Check]:
 
 
 def shares_check(own: Mapping[str, TopicLook], vpns: set[str], numbers: int) -> Check:
-    """Whether each broker has its partitions; what nobody reads would stay there for ever."""
+    """Does each broker have its partitions?"""
     name, each = "partitions", {topics.COMMANDS: 1, topics.PUBLISH: topics.PUBLISH_PARTITIONS}
     wanted = f"of {topics.COMMANDS} {numbers}, of {topics.PUBLISH} {numbers * 8} in each VPN"
     if numbers < 2:
@@ -80,7 +80,7 @@ def shares_check(own: Mapping[str, TopicLook], vpns: set[str], numbers: int) -> 
 
 
 def size_check(own: Mapping[str, TopicLook]) -> Check:
-    """Whether the engine's topics take records as large as it writes them."""
+    """Do the engine's topics take records as large as it writes?"""
     from ..streaming.topics_admin import MESSAGE_BYTES_MAX
 
     wanted = f"max.message.bytes of {MESSAGE_BYTES_MAX:,} or more"
@@ -97,7 +97,7 @@ def size_check(own: Mapping[str, TopicLook]) -> Check:
 
 
 def replicas_check(own: Mapping[str, TopicLook], brokers: int) -> Check:
-    """Whether what Kafka acknowledged outlives a broker of Kafka's."""
+    """Do acknowledged messages survive the death of a Kafka broker?"""
     name, wanted = "copies", "replicas > min.insync.replicas > 1, with several Kafka brokers"
     if brokers < 2:
         advice = "One Kafka broker: what it loses is lost. Three, with three copies, lose nothing."
@@ -119,7 +119,7 @@ def replicas_check(own: Mapping[str, TopicLook], brokers: int) -> Check:
 
 
 def rights_check(own: Mapping[str, TopicLook], vpns: set[str]) -> Check:
-    """Whether this client, with its settings, may do what applications do."""
+    """May this client do what applications do?"""
     name, wanted, wrong, told = "rights", "to read and write the VPN's topics", [], 0
     for vpn in sorted(vpns):
         for kind, needed in NEEDED.items():
@@ -138,7 +138,7 @@ def rights_check(own: Mapping[str, TopicLook], vpns: set[str]) -> Check:
 
 
 def kafka_disk_check(free: Mapping[int, int]) -> Check:
-    """Whether Kafka has room; without it nothing can be published or acknowledged."""
+    """Does Kafka have disk space? Without it nothing can be published or acknowledged."""
     wanted = f"{KAFKA_DISK_BYTES_MIN / 1024**3:.0f} GB or more on each Kafka broker"
     if not free:
         return Check("Kafka's disk", True, "Kafka does not tell", wanted, required=False)
@@ -149,7 +149,7 @@ def kafka_disk_check(free: Mapping[int, int]) -> Check:
 
 
 def oldest_check(look: KafkaLook, vpn: str, oldest_s: Mapping[str, float]) -> Check:
-    """Whether Kafka still has what the oldest message came as. oldest_s: age by queue, seconds."""
+    """Does Kafka still have the oldest message's record? oldest_s: age by queue, in seconds."""
     name, publish = "oldest message", topics.topic(vpn, topics.PUBLISH)
     kept_ms = int(look.topics[publish].settings.get("retention.ms", -1)) if (
         publish in look.topics
@@ -172,7 +172,7 @@ def oldest_check(look: KafkaLook, vpn: str, oldest_s: Mapping[str, float]) -> Ch
 
 
 def clocks_check(heard: Mapping[str, Any], now_s: float | None = None) -> Check:
-    """Whether this machine's clock and the engine's agree. Expiry counts across machines (X4)."""
+    """Do this machine's clock and the engine's agree? Expiry counts across machines (X4)."""
     wanted = f"at most {CLOCKS_S_MAX:.0f} s apart"
     said = heard.get("time")
     if not isinstance(said, int | float):
@@ -189,9 +189,8 @@ def clocks_check(heard: Mapping[str, Any], now_s: float | None = None) -> Check:
 
 
 def versions_check(heard: Mapping[str, Any], own: str | None = None) -> Check:
-    """Whether client and engine are of one release, and of the same code. own: as `code_version`
-    has it; other code of one release is told, and does not fail: a client may have other
-    libraries."""
+    """Are client and engine of one release and the same code? own: as `code_version` returns it.
+    Other code of the same release does not fail: a client may have other libraries."""
     from ..streaming.version import code_version
 
     own = own or code_version()
@@ -206,8 +205,8 @@ def versions_check(heard: Mapping[str, Any], own: str | None = None) -> Check:
         )
     elif isinstance(code, str) and code != own:
         advice = (
-            "Another build of the same release, or with other libraries: it runs since before this "
-            "one was installed, or from elsewhere. Where it was to be upgraded, start it again."
+            "Another build of the same release, or other libraries. If the engine was to be "
+            "upgraded, restart it."
         )
     there = code if isinstance(code, str) else engine
     return Check("versions", ok, f"engine {there}, here {own}", "the same", advice)
@@ -219,7 +218,7 @@ def versions_check(heard: Mapping[str, Any], own: str | None = None) -> Check:
 def deployment_checks(
     bootstrap: str, vpns: set[str], numbers: int, vpn: str, lives: bool
 ) -> list[Check]:
-    """All of them that need Kafka. lives: the engine does, so it can be asked for its queues."""
+    """All checks that need Kafka. lives: the engine is there, so ask it for its queues."""
     import lakequeue
 
     try:
@@ -246,7 +245,7 @@ def deployment_checks(
 
 
 def states_check(brokers: list[dict[str, Any]]) -> Check:
-    """Whether the engine's brokers run. brokers: as `Admin.brokers` gives them."""
+    """Do the engine's brokers run? brokers: as `Admin.brokers` returns them."""
     name, wanted = "brokers", "all run"
     away = [one for one in brokers if one["state"] not in ("running", "")]
     if not away:
@@ -255,12 +254,12 @@ def states_check(brokers: list[dict[str, Any]]) -> Check:
         f"{one['name']} is {one['state']}" + (f" ({one['why']})" if one.get("why") else "")
         for one in away
     )
-    advice = "What becomes of them stands in the engine's log, and in spark.log of its home."
+    advice = "See the engine's log, and spark.log in its home."
     return Check(name, False, found, wanted, advice)
 
 
 def look_at_kafka(bootstrap: str) -> KafkaLook:
-    """What Kafka tells. Raises LakequeueError when it does not answer."""
+    """Gather Kafka's facts. Raises LakequeueError if it does not answer."""
     from kafka import KafkaAdminClient
     from kafka.errors import KafkaError
 
@@ -274,14 +273,14 @@ def look_at_kafka(bootstrap: str) -> KafkaLook:
             **for_kafka_python(kafka_settings()),
         )  # fmt: skip
     except KafkaError as error:
-        raise LakequeueError(f"Kafka at {bootstrap} does not tell its topics: {error}") from error
+        raise LakequeueError(f"Kafka at {bootstrap} does not list its topics: {error}") from error
     try:
         settings = topic_settings(admin)
         found = {one["name"]: one["partitions"] for one in admin.describe_topics()}
         brokers = len(admin.describe_cluster()["brokers"])
         free = _free(admin)
     except KafkaError as error:
-        raise LakequeueError(f"Kafka at {bootstrap} does not tell its topics: {error}") from error
+        raise LakequeueError(f"Kafka at {bootstrap} does not list its topics: {error}") from error
     finally:
         admin.close()
     allowed = _allowed(bootstrap, sorted(found))
@@ -298,8 +297,7 @@ def look_at_kafka(bootstrap: str) -> KafkaLook:
 
 
 def _free(admin: Any) -> dict[int, int]:
-    """Bytes left on the fullest disk of each broker; nothing where Kafka, or its rights, do not
-    tell."""
+    """Free bytes on each broker's fullest disk; empty if Kafka does not say."""
     from kafka.errors import KafkaError
 
     found: dict[int, int] = {}
@@ -315,7 +313,7 @@ def _free(admin: Any) -> dict[int, int]:
 
 
 def _allowed(bootstrap: str, names: list[str]) -> dict[str, frozenset[str]]:
-    """What this client may do with each topic; nothing where Kafka has no such notion."""
+    """What this client may do with each topic; empty if Kafka has no access control."""
     from confluent_kafka import KafkaException, TopicCollection
     from confluent_kafka.admin import AdminClient
 

@@ -1,4 +1,4 @@
-"""`lakequeue doctor`: what is needed, what was found."""
+"""`lakequeue doctor`: what is needed, what was found, what to do."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ KAFKA = "kafka://"
 
 
 @click.command()
-@option("--queue", help="Also whether this queue is there.")
+@option("--queue", help="Also check that this queue exists.")
 @option(
     "--config", type=click.Path(dir_okay=False, path_type=Path), default=PACKAGE_CONFIGURATION,
     envvar="LAKEQUEUE_CONFIG",
@@ -34,7 +34,7 @@ KAFKA = "kafka://"
 )  # fmt: skip
 @option(
     "--master", envvar="LAKEQUEUE_MASTER",
-    help="The Spark that the engine is to run on.  [default: local, with slots for all]",
+    help="The Spark that will run the engine.  [default: local, with slots for all]",
 )  # fmt: skip
 @connection_options
 @json_option
@@ -49,7 +49,7 @@ def doctor(
     vpn: str,
     as_json: bool,
 ) -> None:
-    """Check that everything is here that lakequeue needs; exit status 1 if something is not.
+    """Check that everything lakequeue needs is here; exit status 1 if something is missing.
 
     Checks this machine, the home's checkpoint, Spark's task slots, Kafka (topics, retention,
     copies, rights, room), the engine, clocks and versions. With --url, or --home of a running
@@ -100,8 +100,8 @@ def _show(checks: list[Check]) -> None:
 def _presence(
     url: str | None, home: Path | None, vpn: str, queue: str | None
 ) -> tuple[list[Check], str | None]:
-    """What runs where it was said, or where it would be (a home need not have been started yet);
-    and Kafka's address where one answers that was meant."""
+    """The checks of what runs at the named address or home, and Kafka's address if one answers
+    there. A home need not have been started yet."""
     from .presence import presence_checks
 
     named = bool(url or queue)

@@ -1,7 +1,5 @@
-"""What the engine needs of its home, of Spark and of Kafka: the second half of `lakequeue doctor`.
-
-Like the first half these look and change nothing.
-"""
+"""Checks of the home, Spark and Kafka: the second part of `lakequeue doctor`. They change
+nothing."""
 
 from __future__ import annotations
 
@@ -16,7 +14,7 @@ from .machine_checks import Check
 if TYPE_CHECKING:
     from ..definitions import Configuration
 
-RETENTION_H_MIN = 24.0  # a night's downtime, and what a restart takes in once more
+RETENTION_H_MIN = 24.0  # a night's downtime, and what a restart reads again
 INPUTS = ("publish", "commands", "journal")  # of the engine, and of its tables
 STEPS = "steps"
 _HOUR_MS = 3_600_000
@@ -28,7 +26,7 @@ def look(
     master: str | None,
     bootstrap: str | None,
 ) -> list[Check]:
-    """Every check that can be made with what is known."""
+    """Every check that is possible with what is known."""
     from ..streaming.slots import default_master
 
     checks = []
@@ -43,8 +41,8 @@ def look(
 
 
 def home_problem(home: Path) -> str:
-    """Why no engine of this version starts with a home, with what to do; empty when one does, or
-    when there is none yet."""
+    """Why no engine of this version starts with this home, and what to do; empty if one does, or if
+    there is no home yet."""
     from ..streaming.home import ABOUT, HomeFolder
 
     if not home.is_dir() or (not (home / ABOUT).exists() and not (home / "checkpoint").exists()):
@@ -56,7 +54,7 @@ def home_problem(home: Path) -> str:
 
 
 def whole_home_check(home: Path) -> Check:
-    """Whether the home and its checkpoint belong together."""
+    """Do the home and its checkpoint belong together?"""
     from ..streaming.home import ABOUT
 
     name, wanted = "checkpoint", "this home's own"
@@ -68,7 +66,8 @@ def whole_home_check(home: Path) -> Check:
 
 
 def places_checks(home: Path) -> list[Check]:
-    """Whether what the home has elsewhere can be written there; nothing where all is in it."""
+    """Can the home's parts that are elsewhere be written? No checks if everything is in the
+    home."""
     from ..protocol.home_places import places_of
     from ..streaming.home import HomeFolder
 
@@ -87,7 +86,7 @@ def places_checks(home: Path) -> list[Check]:
 
 
 def brokers_of(configuration: Configuration, home: Path | None) -> set[str]:
-    """The brokers that an engine would run: those of its home, and those that are named."""
+    """The brokers that an engine would run: those of its home and those in the configuration."""
     from ..streaming.home import HomeFolder
 
     try:
@@ -101,14 +100,14 @@ def brokers_of(configuration: Configuration, home: Path | None) -> set[str]:
 
 
 def slots_check(master: str, brokers: int) -> Check:
-    """Whether Spark has a slot for each broker and one for the tables."""
+    """Does Spark have a slot for each broker and one for the tables?"""
     from ..streaming.slots import slots, slots_needed
 
     needed = slots_needed(brokers)
     wanted = f"{needed} or more: one for each broker, one for the tables"
     found = slots(master)
     if found is None:
-        advice = f"How many cores {master} gives, its own page says: it is not asked here."
+        advice = f"See the page of {master} for its cores; doctor does not ask it."
         return Check("task slots", True, "unknown", wanted, advice, required=False)
     advice = "" if found >= needed else f"Give Spark more: --master 'local[{needed}]'."
     return Check("task slots", found >= needed, f"{found} ({master})", wanted, advice)
@@ -117,7 +116,7 @@ def slots_check(master: str, brokers: int) -> Check:
 def retention_check(
     bootstrap: str, configuration: Configuration | None, home: Path | None
 ) -> Check:
-    """Whether Kafka keeps what comes in until the engine has it for good."""
+    """Does Kafka keep input until the engine has stored it?"""
     name = "retention"
     wanted = f"inputs kept {RETENTION_H_MIN:.0f} h or more, logs of steps for ever"
     try:
@@ -139,7 +138,7 @@ def retention_check(
 def input_topics(
     there: set[str], configuration: Configuration | None, home: Path | None
 ) -> tuple[set[str], set[str]]:
-    """Of the topics that are there: those that the engine takes in, and its logs of steps."""
+    """The existing topics that the engine reads, and its logs of steps."""
     from ..definitions import DEFAULT_BROKER, is_regex
     from ..protocol import topics
     from ..streaming.home import HomeFolder
@@ -159,20 +158,21 @@ def input_topics(
 
 
 def input_problem(topic: str, settings: dict[str, str]) -> str:
-    """What of a topic's settings loses messages; empty for nothing."""
+    """Which of a topic's settings loses messages; empty for none."""
     if "compact" in settings.get("cleanup.policy", ""):
-        return f"{topic} is compacted, which takes messages with the same key away"
+        return f"{topic} is compacted, which deletes messages with the same key"
     kept_ms = int(settings.get("retention.ms", -1))
     if 0 <= kept_ms < RETENTION_H_MIN * _HOUR_MS:
         return f"{topic} keeps {kept_ms / _HOUR_MS:.3g} h (retention.ms={kept_ms})"
     kept_bytes = int(settings.get("retention.bytes", -1))
     if kept_bytes >= 0:
-        return f"{topic} keeps {kept_bytes:,} bytes however young they are (retention.bytes)"
+        return f"{topic} keeps only {kept_bytes:,} bytes, whatever their age (retention.bytes)"
     return ""
 
 
 def log_problem(topic: str, settings: dict[str, str]) -> str:
-    """The engine cuts its log itself, behind the oldest snapshot; nobody else may."""
+    """Which settings would cut the log of steps. The engine does that itself, behind the oldest
+    snapshot."""
     kept = {k: int(settings.get(k, -1)) for k in ("retention.ms", "retention.bytes")}
     wrong = [f"{k}={v}" for k, v in kept.items() if v >= 0]
     if "compact" in settings.get("cleanup.policy", ""):
@@ -181,7 +181,7 @@ def log_problem(topic: str, settings: dict[str, str]) -> str:
 
 
 def _settings(bootstrap: str) -> dict[str, dict[str, str]]:
-    """Each topic's settings. Raises LakequeueError when Kafka does not answer."""
+    """Each topic's settings. Raises LakequeueError if Kafka does not answer."""
     from kafka import KafkaAdminClient
     from kafka.errors import KafkaError
 
@@ -194,17 +194,17 @@ def _settings(bootstrap: str) -> dict[str, dict[str, str]]:
             **for_kafka_python(kafka_settings()),
         )  # fmt: skip
     except KafkaError as error:
-        raise LakequeueError(f"Kafka at {bootstrap} does not tell its topics: {error}") from error
+        raise LakequeueError(f"Kafka at {bootstrap} does not list its topics: {error}") from error
     try:
         return topic_settings(admin)
     except KafkaError as error:
-        raise LakequeueError(f"Kafka at {bootstrap} does not tell its topics: {error}") from error
+        raise LakequeueError(f"Kafka at {bootstrap} does not list its topics: {error}") from error
     finally:
         admin.close()
 
 
 def topic_settings(admin: Any) -> dict[str, dict[str, str]]:
-    """Each topic's settings, of Kafka's administration. Raises KafkaError."""
+    """Each topic's settings, from Kafka's admin client. Raises KafkaError."""
     from kafka.admin import ConfigResource, ConfigResourceType
 
     names = sorted(admin.list_topics())
@@ -225,7 +225,7 @@ def vpns_of(configuration: Configuration | None) -> set[str]:
 
 
 def load_configuration(config: Path) -> tuple[Configuration | None, list[Check]]:
-    """The configuration that the engine would have; where it has none, what is wrong with it."""
+    """The engine's configuration, or the check that says what is wrong with it."""
     from ..conf import load
 
     try:

@@ -1,7 +1,4 @@
-"""What a command raises where not lakequeue is at fault, but what it stands on.
-
-The group of commands: imports a command when it is called, and turns errors into sentences.
-"""
+"""The command group: imports commands when they are called, and turns errors into sentences."""
 
 from __future__ import annotations
 
@@ -18,7 +15,7 @@ from ..protocol.errors import ConfigError, LakequeueError, NotConnected, Timeout
 
 
 class EnvironmentFault(LakequeueError):
-    """Something around lakequeue is missing: Kafka, Java, a free port, a package (exit 3)."""
+    """Something lakequeue needs is missing: Kafka, Java, a free port, a package (exit status 3)."""
 
 
 EXIT_FAILED = 1
@@ -57,7 +54,7 @@ class LazyGroup(click.Group):
         return list(self._where)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import a command; None when there is none of that name."""
+        """Import a command; None if there is none with that name."""
         if cmd_name not in self._where:
             return None
         module, attribute = self._where[cmd_name][0].split(":")
@@ -96,7 +93,7 @@ def forget_standard_output() -> None:
 
 
 def exit_status(error: BaseException) -> int:
-    """The exit status that an error stands for."""
+    """The exit status for an error."""
     if isinstance(error, ConfigError):
         return EXIT_CONFIGURATION
     if isinstance(error, EnvironmentFault | NotConnected | Timeout):
@@ -105,7 +102,7 @@ def exit_status(error: BaseException) -> int:
 
 
 def sentences(error: BaseException) -> list[str]:
-    """What an error says to a person: one line, or one for each problem of a configuration."""
+    """An error for people: one line, or one per problem of a configuration."""
     if isinstance(error, ConfigError) and error.problems:
         count = len(error.problems)
         head = f"The configuration has {count} problem{'s' if count > 1 else ''}; nothing was done:"

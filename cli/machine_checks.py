@@ -1,8 +1,7 @@
-"""What lakequeue needs from a machine, and what is there: the checks of `lakequeue doctor`.
+"""Checks of this machine: the first part of `lakequeue doctor`.
 
-Each check is a function that looks and changes nothing: it fetches no jar and starts no broker.
-A check that fails says what to do. What is merely useful (a faster Kafka library, Docker) never
-fails; it carries its advice with ``ok`` true.
+Each check only looks: it fetches no jar and starts no broker. A failed check says what to do. What
+is merely useful (a faster Kafka library, Docker) never fails; it has advice and ``ok``.
 """
 
 from __future__ import annotations
@@ -34,10 +33,10 @@ PACKAGES: tuple[tuple[str, str, str], ...] = (
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One thing that was looked at.
+    """One check's result.
 
-    ok: whether lakequeue can work with what was found; advice: what to do, empty when nothing;
-    required: False for what is merely useful, and then ``ok`` is true in any case.
+    ok: True if lakequeue works with what was found. advice: what to do; empty for nothing.
+    required: False for what is merely useful; ``ok`` is then True in any case.
     """
 
     name: str
@@ -49,8 +48,8 @@ class Check:
 
 
 def diagnose(home: Path | str | None = None) -> list[Check]:
-    """Look at this machine and, when one is named, at the place of a home (1 s at most); what the
-    engine needs besides is in `engine_checks`."""
+    """Check this machine and, if one is named, the place of a home (within 1 s). `engine_checks`
+    has what the engine needs."""
     place = Path(home).expanduser().absolute() if home is not None else Path.cwd()
     return [
         python_check(sys.version_info[:3]),
@@ -68,7 +67,7 @@ def diagnose(home: Path | str | None = None) -> list[Check]:
 
 
 def python_check(version: tuple[int, ...]) -> Check:
-    """Whether this Python is new enough."""
+    """Is this Python new enough?"""
     ok = version[:2] >= PYTHON_MIN
     wanted = ".".join(map(str, PYTHON_MIN))
     advice = "" if ok else f"Install Python {wanted} or newer and make the environment anew."
@@ -76,7 +75,7 @@ def python_check(version: tuple[int, ...]) -> Check:
 
 
 def java_check() -> Check:
-    """Whether there is a Java that Spark and Kafka run on."""
+    """Is there a Java that runs Spark and Kafka?"""
     from ..streaming.jars import JAVA_MAJOR_MIN, java_executable, java_version
 
     wanted = f"{JAVA_MAJOR_MIN} or newer"
@@ -88,7 +87,7 @@ def java_check() -> Check:
 
 
 def package_check(name: str, lowest: str, before: str) -> Check:
-    """Whether a Python package is there in a version from ``lowest`` to below ``before``."""
+    """Is a Python package there, from version ``lowest`` to below ``before``?"""
     exact = before == f"{lowest.rpartition('.')[0]}.{_numbers(lowest)[-1] + 1}"
     wanted = lowest if exact else f"{lowest} or newer" + (f", below {before}" if before else "")
     span = f"=={lowest}" if exact else f">={lowest}" + (f",<{before}" if before else "")
@@ -103,7 +102,7 @@ def package_check(name: str, lowest: str, before: str) -> Check:
 
 
 def jars_check() -> Check:
-    """Whether the jars of Spark's connectors and of the broker are in the cache."""
+    """Are the jars of Spark's connectors and of the broker in the cache?"""
     from ..streaming.jars import cache_directory, cached_jars
 
     jars = cached_jars()
@@ -121,7 +120,7 @@ def jars_check() -> Check:
 
 
 def home_check(home: Path) -> Check:
-    """Whether the home, or the nearest directory above that exists, can be written."""
+    """Can the home, or its nearest existing parent, be written?"""
     place = _existing(home)
     ok = place.is_dir() and os.access(place, os.W_OK | os.X_OK)
     advice = "" if ok else "Choose another home with --home, or change the directory's owner."
@@ -129,7 +128,7 @@ def home_check(home: Path) -> Check:
 
 
 def disk_check(home: Path) -> Check:
-    """Whether the disk of the home has room."""
+    """Does the home's disk have room?"""
     free = shutil.disk_usage(_existing(home)).free
     ok = free >= DISK_BYTES_MIN
     advice = "" if ok else "Make room, or choose a home on another disk with --home."
@@ -137,7 +136,7 @@ def disk_check(home: Path) -> Check:
 
 
 def memory_check(total_bytes: int | None) -> Check:
-    """Whether the machine, or the container that this runs in, has the memory."""
+    """Does the machine, or its container, have enough memory?"""
     wanted = f"{_size(MEMORY_BYTES_MIN)} or more"
     if total_bytes is None:
         return Check("memory", True, "unknown", wanted, required=False)
@@ -147,13 +146,13 @@ def memory_check(total_bytes: int | None) -> Check:
 
 
 def cores_check(count: int) -> Check:
-    """Whether there are cores enough; with one it works, but Kafka and Spark share it."""
+    """Are there enough cores? With one it works, but Kafka and Spark share it."""
     advice = "" if count >= CORES_MIN else "It works, with delays: Kafka and Spark share one core."
     return Check("cores", True, str(count), f"{CORES_MIN} or more", advice, required=False)
 
 
 def port_check() -> Check:
-    """Whether this machine lets the broker listen on 127.0.0.1."""
+    """Can the broker listen on 127.0.0.1?"""
     from ..streaming.kafka_broker import free_port
 
     try:
@@ -164,7 +163,7 @@ def port_check() -> Check:
 
 
 def confluent_check() -> Check:
-    """Whether the faster Kafka library is there."""
+    """Is the faster Kafka library there?"""
     try:
         found = metadata.version("confluent-kafka")
         advice = ""
@@ -175,7 +174,7 @@ def confluent_check() -> Check:
 
 
 def docker_check() -> Check:
-    """Whether the `docker` command is there (docker-compose.yml, some tests)."""
+    """Is the `docker` command there (docker-compose.yml, some tests)?"""
     docker = shutil.which("docker")
     advice = "" if docker else "Needed only for the docker-compose.yml example."
     return Check(
@@ -184,14 +183,14 @@ def docker_check() -> Check:
 
 
 def cores() -> int:
-    """The cores that this process may use, which can be fewer than the machine has."""
+    """The cores this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
 def memory_bytes() -> int | None:
-    """The memory of the machine or, when that is less, of the container; None when unknown."""
+    """The memory of the machine or, if less, of the container; None if unknown."""
     sizes: list[int] = []
     with contextlib.suppress(ValueError, OSError):
         sizes.append(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
@@ -210,7 +209,7 @@ def _existing(path: Path) -> Path:
 
 
 def _numbers(version: str) -> tuple[int, ...]:
-    """The leading numbers of a version; what follows them (rc1, +local) does not count."""
+    """The leading numbers of a version, without suffixes (rc1, +local)."""
     leading = re.match(r"\d+(?:\.\d+)*", version)
     return tuple(map(int, leading.group().split("."))) if leading else ()
 

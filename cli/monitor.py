@@ -1,7 +1,5 @@
-"""`lakequeue monitor`: the queues on a web page, and why they do not move.
-
-`lakequeue top`: the queues in a terminal, and why they do not move.
-"""
+"""`lakequeue monitor` (web page) and `lakequeue top` (terminal): the queues, and why they do not
+move."""
 
 from __future__ import annotations
 
@@ -40,14 +38,14 @@ EXTRA = "the page needs Python packages: pip install starlette uvicorn jinja2"
 
 
 @click.command()
-@option("--host", default="127.0.0.1", show_default=True, help="Where to listen; others than this "
-        "machine need a token.")  # fmt: skip
+@option("--host", default="127.0.0.1", show_default=True, help="Where to listen; other than this "
+        "machine only with a token.")  # fmt: skip
 @option("--port", type=click.IntRange(0, 65_535), default=PORT, show_default=True,
         help="0 takes a free one.")  # fmt: skip
-@option("--admin", is_flag=True, help="Dead messages can be redriven from the page. Needs a token.")
+@option("--admin", is_flag=True, help="Allow redriving dead messages from the page. Needs a token.")
 @option("--token-file", type=click.Path(dir_okay=False, path_type=Path),
         help="A file whose first line is the token that the page asks for.")  # fmt: skip
-@option("--metrics", metavar="ADDRESS", help="Where the engine serves its metrics.  "
+@option("--metrics", metavar="ADDRESS", help="The engine's metrics.  "
         "[default: that of --home]")  # fmt: skip
 @connection_options
 @json_option
@@ -64,8 +62,8 @@ def monitor(
 ) -> None:
     """Serve a page that shows the queues, and why they do not move, until Ctrl-C.
 
-    With a home on this machine it also traces messages and shows brokers and streaming queries.
-    Read-only without --admin. `lakequeue up` serves it too.
+    With a home on this machine it also traces messages and shows brokers and streaming queries. It
+    is read-only without --admin. `lakequeue up` serves it too.
 
     \b
     Examples:
@@ -93,7 +91,7 @@ def monitor(
             say_json({"event": "ready", "address": server.address})
         else:
             click.echo(f"{server.address}  (Ctrl-C ends it)")
-        if problem := vpn_monitor.look().problem:  # it may come later: the page says so too
+        if problem := vpn_monitor.look().problem:  # it may be temporary: the page shows it too
             note(problem)
         stop.wait()
         server.stop()
@@ -101,8 +99,8 @@ def monitor(
 
 
 def page_of(engine: Engine, port: int) -> PageServer | None:
-    """The page of an engine in this process, on this machine and for reading; None where its
-    packages are not installed. Raises OSError when the port is taken."""
+    """The page of an engine in this process, local and read-only; None if its packages are not
+    installed. Raises OSError if the port is in use."""
     from prometheus_client import generate_latest
 
     from ..monitor.engine_figures import EngineFigures
@@ -122,7 +120,7 @@ def page_of(engine: Engine, port: int) -> PageServer | None:
 
 
 def _token(file: Path | None) -> str | None:
-    """The first line of a file. Raises ValueError when it cannot be read."""
+    """The first line of a file. Raises ValueError if it cannot be read."""
     if file is None:
         return None
     try:
@@ -132,7 +130,7 @@ def _token(file: Path | None) -> str | None:
 
 
 class _Parts:
-    """What the page is made of."""
+    """What the page needs, from optional packages."""
 
     def __init__(self) -> None:
         from ..monitor.auth import Auth
@@ -152,7 +150,7 @@ def _imported() -> Any:
 
 
 def opener(address: str, vpn: str) -> Callable[[], Any]:
-    """Opens a connection of the page."""
+    """Returns a function that opens a connection for the page."""
 
     def open_connection() -> Any:
         import lakequeue
@@ -163,7 +161,7 @@ def opener(address: str, vpn: str) -> Callable[[], Any]:
 
 
 def _life(home: Path | None) -> Callable[[str], list[str]] | None:
-    """Tells the life of a message in the words of `lakequeue trace`."""
+    """Returns a function that shows a message's life in the words of `lakequeue trace`."""
     if home is None:
         return None
 
@@ -204,7 +202,7 @@ KEYS = {
 @click.command()
 @option(
     "--every", type=click.FloatRange(min=0.5), default=2.0, show_default=True, metavar="SECONDS",
-    help="How often it looks; less often when that takes the engine long.",
+    help="How often to look; less often if the engine answers slowly.",
 )  # fmt: skip
 @connection_options
 def top(every: float, url: str | None, home: Path | None, vpn: str) -> None:
@@ -232,7 +230,7 @@ def top(every: float, url: str | None, home: Path | None, vpn: str) -> None:
 def show(
     vpn_monitor: VpnMonitor, screen: Console, key: Callable[[float], str], every: float
 ) -> None:
-    """Until a key ends it. key: waits so long for one; empty when none came."""
+    """Show the screen until a key ends it. key: waits this long for a key; empty if none came."""
     from rich.live import Live
 
     from ..monitor import terminal
@@ -247,7 +245,7 @@ def show(
 
 @contextlib.contextmanager
 def keyboard(descriptor: int) -> Iterator[Callable[[float], str]]:
-    """Keys as they are pressed, by name; the terminal is as it was afterwards."""
+    """Read keys, by name, as they are pressed; restores the terminal afterwards."""
     import termios
     import tty
 
@@ -260,12 +258,12 @@ def keyboard(descriptor: int) -> Iterator[Callable[[float], str]]:
 
 
 def read_key(descriptor: int, wait_s: float) -> str:
-    """The next key; empty when none comes in time, `q` when nothing can come any more."""
+    """The next key; empty if none comes in time, `q` if the terminal is gone."""
     try:
         if not select.select([descriptor], [], [], wait_s)[0]:
             return ""
         text = os.read(descriptor, 8).decode(errors="replace")
     except OSError:  # the terminal is gone
         return "q"
-    # Of keys that came together the first counts.
+    # If several keys came together, the first counts.
     return (KEYS.get(text) or KEYS.get(text[:3]) or KEYS.get(text[0], text[0])) if text else "q"

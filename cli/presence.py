@@ -1,8 +1,8 @@
-"""What of Kafka, the engine and a queue is there, from what a client can see.
+"""Finds out whether Kafka, the engine and a queue are there, and says what is missing.
 
-Kafka: a broker answers at the address. The engine: its heartbeat comes on `<vpn>.engine`; whether
-one comes now is waited for, so that no clocks are compared. A home on this machine: its lock is
-held while its `lakequeue up` lives. A queue: the engine itself says so.
+Kafka: a broker answers at the address. The engine: a heartbeat arrives on `<vpn>.engine` now, so no
+clocks are compared. A home on this machine: its lock is held while its `lakequeue up` lives. A
+queue: the engine is asked.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from .engine_checks import home_problem
 from .group import EnvironmentFault
 from .machine_checks import Check
 
-HEARTBEAT_WAIT_S = 7.0  # it comes every 2 s; a machine with too much to do is late
+HEARTBEAT_WAIT_S = 7.0  # one comes every 2 s, later on a busy machine
 KAFKA = "kafka://"
 NO_KAFKA = "no Kafka broker answers"
-QUESTION = "; is it running?"  # the client's own advice, which what was seen replaces
+QUESTION = "; is it running?"  # the client's advice; ours replaces it
 
 
 @contextlib.contextmanager
 def explained(address: str, home: Path | None, vpn: str) -> Iterator[None]:
-    """What fails because something is not there says what that is."""
+    """If something fails because it is not there, say what is missing."""
     try:
         yield
     except (NotConnected, Timeout) as error:
@@ -45,7 +45,7 @@ def explained(address: str, home: Path | None, vpn: str) -> Iterator[None]:
 
 
 def what_is_missing(address: str, home: Path | None, vpn: str) -> str:
-    """A sentence for a person: what is there, what is not, and what to do."""
+    """A sentence for people: what is there, what is missing, and what to do."""
     place = address.removeprefix(KAFKA)
     if problem := kafka_problem(place):
         return f"{problem}. {what_to_start(home)}"
@@ -73,7 +73,7 @@ def who(heard: dict[str, Any]) -> str:
 
 
 def kafka_problem(place: str) -> str:
-    """Why no Kafka broker can be reached; empty when one answers."""
+    """Why no Kafka broker can be reached; empty if one answers."""
     from ..client.kafka.base import require_broker
 
     try:
@@ -84,8 +84,8 @@ def kafka_problem(place: str) -> str:
 
 
 def heartbeat(place: str, vpn: str, wait_s: float = HEARTBEAT_WAIT_S) -> dict[str, Any] | None:
-    """The engine's next heartbeat; None when none comes. Raises LakequeueError where no engine
-    has ever served the VPN."""
+    """The engine's next heartbeat; None if none comes. Raises LakequeueError if no engine has ever
+    served the VPN."""
     from ..client.kafka import open_kafka
 
     topic = topics.topic(vpn, topics.ENGINE)
@@ -101,8 +101,8 @@ def heartbeat(place: str, vpn: str, wait_s: float = HEARTBEAT_WAIT_S) -> dict[st
 
 
 def home_is_held(home: Path) -> bool:
-    """Whether a process of this machine holds a lock of a home: that of its embedded Kafka, or, of
-    an engine that has Kafka elsewhere, that of its tables."""
+    """True if a process of this machine holds a lock of the home: its embedded Kafka's, or its
+    tables'."""
     from ..streaming.tables_lock import LOCK
 
     for lock in (home / "kafka" / "home.lock", home / TABLES / LOCK):
@@ -139,8 +139,8 @@ def what_to_start(home: Path | None) -> str:
 def presence_checks(
     address: str, home: Path | None, vpn: str, queue: str | None, required: bool
 ) -> list[Check]:
-    """Kafka, the engine, and a queue if one is named. required: an address was given, so it is a
-    fault when nothing is there; else it only has not been started yet."""
+    """Checks of Kafka, the engine, and a queue if one is named. required: an address was given, so
+    a missing engine is a fault; otherwise it may just not have been started."""
     if not address.startswith(KAFKA):
         return []
     place = address.removeprefix(KAFKA)
@@ -158,7 +158,7 @@ def presence_checks(
 
 
 def engine_lives(checks: list[Check]) -> bool:
-    """Whether one of these is an engine that was heard."""
+    """True if one of these checks heard an engine."""
     return any(check.name == "engine" and check.ok and not check.advice for check in checks)
 
 

@@ -33,9 +33,13 @@ LINE_SUFFIXES = (".jsonl", ".ndjson")
 )  # fmt: skip
 @option("--key", help="The key of each record.")
 @option("--header", "headers", multiple=True, metavar="KEY=VALUE", help="A header; repeatable.")
-@option("--ttl", help="How long a message may wait, such as 30s or 2h.")
+@option("--ttl", help="How long a message may live, such as 30s or 2h.")
 @option("--priority", type=click.IntRange(0, 255), help="The publisher's priority (4 if unset).")
-@option("--rate", type=click.FloatRange(min=0, min_open=True), help="Messages per second at most.")
+@option(
+    "--rate",
+    type=click.FloatRange(min=0, min_open=True),
+    help="At most so many per second.",
+)
 @connection_options
 @json_option
 @click.pass_context
@@ -79,7 +83,7 @@ def publish(
                     time.sleep(max(0.0, started + count / rate - time.monotonic()))
                 tally.sent(producer.send_async(queue, payload, **options))
             producer.flush(timeout=ACK_SECONDS_MAX)
-        except (Timeout, NotConnected):  # what has no answer by now is unknown, not refused
+        except (Timeout, NotConnected):  # messages without an answer are unknown, not refused
             tally.finish()
             tally.report(queue, as_json)
             raise
@@ -95,20 +99,20 @@ def publish(
 
 
 def why_none_takes_it(admin: Any, destination: str) -> str:
-    """What to look at when no queue takes what is sent to a destination (S6)."""
+    """What to look at if no queue takes what is sent to a destination (S6)."""
     names = {queue["name"]: queue for queue in admin.queues()}
     if destination in names:
         captured = names[destination]["definition"]
         if captured["filter"]:
-            return f"{destination} takes only what its filter lets in: {captured['filter']}"
+            return f"{destination} takes only messages that match its filter: {captured['filter']}"
     if not names:
-        return f"No queue is here: lakequeue define name={destination} message_type=json"
+        return f"There are no queues yet: lakequeue define name={destination} message_type=json"
     shown = ", ".join(sorted(names)[:NAMES_MAX]) + (", …" if len(names) > NAMES_MAX else "")
     return f"No queue takes what is sent to {destination!r}. Queues here: {shown}"
 
 
 class Tally:
-    """Counts what became of each message, in the order of sending, without keeping them all."""
+    """Counts what became of messages, in order of sending, without keeping all of them."""
 
     def __init__(self) -> None:
         self.stored = 0
@@ -118,13 +122,13 @@ class Tally:
         self._open: deque[Any] = deque()
 
     def sent(self, future: Any) -> None:
-        """One more message is on its way."""
+        """Count a message that was sent."""
         self._open.append(future)
         while self._open and self._open[0].done():
             self._take()
 
     def finish(self) -> None:
-        """Count those that are left; what has no answer is unknown."""
+        """Count the rest; a message without an answer is unknown."""
         while self._open:
             if self._open[0].done():
                 self._take()
@@ -136,14 +140,16 @@ class Tally:
         try:
             receipt = self._open.popleft().result()
             self.stored += receipt.message_id is not None
-            if receipt.discarded or receipt.message_id is None:  # one queue may, another may not
+            if (
+                receipt.discarded or receipt.message_id is None
+            ):  # one queue may store it, another drop it
                 self.discarded[_why_discarded(receipt)] += 1
         except Rejected as error:
             by = f" by {error.queue}" if error.queue else ""
             self.refused[f"{error.reason}{by}"] += 1
 
     def report(self, queue: str, as_json: bool) -> None:
-        """How many were stored and refused, and why."""
+        """Print how many were stored, refused and discarded, and why."""
         refused, discarded = sum(self.refused.values()), sum(self.discarded.values())
         if as_json:
             say_json(
@@ -166,19 +172,19 @@ class Tally:
 
 
 def _why_discarded(receipt: Any) -> str:
-    """Why a message was acknowledged and thrown away. Without a reason it was sent again so late
-    that its number is no longer remembered."""
+    """Why a message was acknowledged and dropped. Without a reason, it was sent again so late that
+    the engine no longer remembers its number."""
     if not receipt.discarded:
         return "no longer remembered"
     return f"{receipt.reason}{f' by {receipt.queue}' if receipt.queue else ''}"
 
 
 def messages(files: tuple[Path, ...], lines: bool | None) -> Iterator[bytes]:
-    """The payloads of the files, or of standard input when there are none."""
+    """The payloads of the files, or of standard input if there are none."""
     if not files:
         stream = sys.stdin.buffer
         if stream.isatty():
-            note("Reading from the terminal: a line is a message, Ctrl-D ends.")
+            note("Reading from the terminal: each line is a message; Ctrl-D ends.")
         yield from _lines(stream) if lines is not False else [stream.read()]
     for path in files:
         by_line = path.suffix.lower() in LINE_SUFFIXES if lines is None else lines
@@ -196,7 +202,7 @@ def _lines(stream: IO[bytes]) -> Iterator[bytes]:
 
 
 def _progress(payloads: Iterator[bytes], files: tuple[Path, ...], as_json: bool) -> Iterator[bytes]:
-    """The same payloads; on a terminal with a bar that follows them."""
+    """The same payloads; on a terminal, with a progress bar."""
     from .common import console
 
     terminal = console(stderr=True)

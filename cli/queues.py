@@ -1,9 +1,5 @@
-"""`lakequeue usage`: how much of their limits the VPN and the broker use (S3, S8, S9, B4).
-
-`lakequeue queues`: what is in the queues, and who consumes them.
-
-`lakequeue events`: what happened to queues, consumers and limits; alerts among it (S9).
-"""
+"""`lakequeue queues`, `lakequeue usage` and `lakequeue events`: what happens in queues (S3, S8, S9,
+B4)."""
 
 from __future__ import annotations
 
@@ -46,8 +42,8 @@ ROWS: tuple[tuple[str, str, str, str, Callable[[Any], str]], ...] = (
 @connection_options
 @json_option
 def usage(url: str | None, home: Path | None, vpn: str, as_json: bool) -> None:
-    """Show what the VPN and each broker use of their limits, the alerts that are set, and what was
-    refused without a queue. Limits hold for each broker.
+    """Show how much of their limits the VPN and each broker use, which alerts are set, and what was
+    refused without a queue. Limits apply per broker.
 
     \b
     Examples:
@@ -78,12 +74,12 @@ def usage(url: str | None, home: Path | None, vpn: str, as_json: bool) -> None:
 
 
 def each(found: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """What every broker that runs says."""
+    """The figures of every running broker."""
     return list(found.get("brokers", {}).values()) or [found]
 
 
 def _at(one: Mapping[str, Any], found: Mapping[str, Any]) -> str:
-    """Where, with several brokers."""
+    """The broker's name, if there are several."""
     return f" (broker {one['broker']['name']})" if len(each(found)) > 1 else ""
 
 
@@ -96,7 +92,7 @@ def _rows(found: Mapping[str, Any]) -> Iterator[tuple[Any, ...]]:
 
 
 def alerts_of(found: Mapping[str, Any]) -> list[str]:
-    """The alerts of a VPN and its brokers that are set, a sentence each."""
+    """One sentence for each alert that is set."""
     out = []
     for of, mine, used, limit, alert, shown in _rows(found):
         if alert in mine["alerts"]:
@@ -113,7 +109,7 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("queue", required=False)
-@option("--watch", is_flag=True, help="Show it again and again, until Ctrl-C.")
+@option("--watch", is_flag=True, help="Show it repeatedly, until Ctrl-C.")
 @option(
     "--every", type=click.FloatRange(min=0.2), default=2.0, show_default=True, metavar="SECONDS",
     help="With --watch: how often.",
@@ -166,12 +162,12 @@ def _watch(connection: Any, queue: str | None, every: float, wait: Any, as_json:
 
 
 def look(connection: Any, queue: str | None) -> list[dict[str, Any]]:
-    """Describe one queue, with the reasons why it does not move, or all."""
+    """Describe one queue, with the reasons why it does not move, or all queues."""
     return [described(connection, queue)[0]] if queue else connection.admin().queues()
 
 
 def look_and_show(connection: Any, queue: str | None) -> RenderableType:
-    """What people see: the queues, and the alerts of VPN and broker that are set."""
+    """The queues, and the alerts of VPN and broker that are set, for people."""
     found = look(connection, queue)
     return shown(found, connection.admin().usage(), alone=bool(queue))
 
@@ -213,8 +209,8 @@ def _table(described: list[dict[str, Any]]) -> RenderableType:
 
 
 def alerts(queue: Mapping[str, Any]) -> list[str]:
-    """What an operator should hear of a queue: alerts that are set (S9, B4), a quota that the next
-    message exceeds (S3), and what is shut down (H5)."""
+    """What an operator should know of a queue: alerts (S9, B4), `full` if the next message exceeds
+    the quota (S3), and what is shut down (H5)."""
     definition = queue["definition"]
     level, limit = usage_of(queue)
     out = []
@@ -228,7 +224,7 @@ def alerts(queue: Mapping[str, Any]) -> list[str]:
 
 
 def usage_of(queue: Mapping[str, Any]) -> tuple[int, int]:
-    """How much a queue stores and of how much: bytes, or messages where that limit is nearer."""
+    """How much a queue stores, and its limit: in bytes, or in messages if that limit is nearer."""
     definition = queue["definition"]
     limit, most = definition["max_spool_usage"], definition["max_spool_messages"]
     if limit and most is not None and queue["depth"] * limit > queue["spool_bytes"] * most:
@@ -237,7 +233,7 @@ def usage_of(queue: Mapping[str, Any]) -> tuple[int, int]:
 
 
 def counters_of(queue: Mapping[str, Any]) -> dict[str, Any]:
-    """The counters of a described queue, wherever they stand."""
+    """The counters of a described queue."""
     return dict(queue.get("counters") or {})
 
 
@@ -281,16 +277,16 @@ COMMON = ("event", "vpn", "queue", "time")
 
 
 @click.command()
-@option("--follow", "-f", is_flag=True, help="Then wait for more, until Ctrl-C.")
+@option("--follow", "-f", is_flag=True, help="Wait for more, until Ctrl-C.")
 @option(
     "--every", type=click.FloatRange(min=0.2), default=2.0, show_default=True, metavar="SECONDS",
     help="With --follow: how often to look.",
 )  # fmt: skip
-@option("--queue", help="Only those of this queue.")
+@option("--queue", help="Only events of this queue.")
 @option("--alerts", is_flag=True, help="Only alerts: ..._high and ..._cleared.")
 @option(
     "--limit", type=click.IntRange(0, EVENTS_MAX), default=50, show_default=True,
-    help="The newest so many.",
+    help="Show this many of the newest.",
 )  # fmt: skip
 @connection_options
 @json_option
@@ -333,8 +329,8 @@ def events(
 
 
 def newer(before: list[dict[str, Any]], now: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """What has come since: the engine's list grows at its end and is cut at its beginning, so
-    the longest end of the one that begins the other was seen."""
+    """The events that are new since the last look. The engine's list grows at the end and is cut at
+    the beginning, so find the longest end of the old list that begins the new one."""
     for start in range(len(before)):
         kept = len(before) - start
         if before[start:] == now[:kept]:
@@ -348,7 +344,7 @@ def _show(found: list[dict[str, Any]], as_json: bool) -> None:
 
 
 def _line(event: dict[str, Any]) -> str:
-    """One event for people: when, what, of which queue, and the details that say something."""
+    """One event for people: time, event, queue, details."""
     details = {k: v for k, v in event.items() if k not in COMMON and v not in (None, "")}
     text = " ".join(f"{key}={value}" for key, value in details.items())
     time = local_time(event["time"]).strftime("%Y-%m-%d %H:%M:%S")

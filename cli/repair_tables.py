@@ -1,7 +1,5 @@
-"""`lakequeue tables`: are the Delta tables whole, and what mends them.
-
-`lakequeue rebuild`: a working home from the Delta tables (R3).
-"""
+"""`lakequeue tables` (check and repair the Delta tables) and `lakequeue rebuild` (a home from them,
+R3)."""
 
 from __future__ import annotations
 
@@ -21,16 +19,16 @@ from .group import EnvironmentFault
 @click.command()
 @option("--home", type=click.Path(file_okay=False, path_type=Path), envvar="LAKEQUEUE_HOME",
         default=DEFAULT_HOME, show_default=True,
-        help="The home whose tables are looked at.")  # fmt: skip
+        help="The home whose tables are checked.")  # fmt: skip
 @click.option("--repair", is_flag=True, allow_from_autoenv=False,
-              help="Mend what is damaged. Stop the engine first.")  # fmt: skip
+              help="Repair what is damaged. Stop the engine first.")  # fmt: skip
 @json_option
 def tables(home: Path, repair: bool, as_json: bool) -> None:
-    """Check that the Delta tables of a home are whole, also while the engine runs.
+    """Check that a home's Delta tables are undamaged, also while the engine runs.
 
-    --repair makes a damaged table writable again: it puts versions that cannot be read aside, in
-    tables/.aside, and takes lost files out of the table. At its next start the engine writes what
-    is missing at the end of a table, as far as Kafka has it; other lost rows stay lost.
+    --repair makes a damaged table writable again: it moves unreadable versions to tables/.aside and
+    removes lost files from the table. The next start of the engine writes what is missing at the
+    end of a table, if Kafka still has it; other lost rows stay lost.
 
     \b
     Examples:
@@ -59,13 +57,13 @@ def tables(home: Path, repair: bool, as_json: bool) -> None:
 
 
 def _say(home: Path, repair: bool, done: list[str], found: list[Table]) -> None:
-    """For people."""
+    """Print for people."""
     for line in done:
         note(line)
     for table in found:
         click.echo(table.sentence() or f"table {table.place.name!r}: whole, {_size(table)}")
     if repair:
-        click.echo("Start the engine." if done else "Nothing is to be mended.")
+        click.echo("Start the engine." if done else "Nothing to repair.")
     elif not all(table.is_whole for table in found):
         click.echo(f"Stop the engine and run: lakequeue tables --repair --home {home}")
 
@@ -92,9 +90,9 @@ FOLDER = click.Path(file_okay=False, path_type=Path)
 def rebuild(source: Path, home: Path, as_json: bool) -> None:
     """Make a working home from the Delta tables when the checkpoint is gone. Stop the engine first.
 
-    The queues are as the tables last knew them, at most a minute before the loss. The engine takes
-    in again what came since, so a message of that minute may come twice. Leased messages become
-    ready, and deliveries count from nothing.
+    The queues are as the tables last recorded them, at most a minute before the loss. The engine
+    takes in later messages again, so a message of that minute may come twice. Leased messages
+    become ready, and delivery counts start again.
 
     \b
     Examples:
@@ -118,7 +116,7 @@ def rebuild(source: Path, home: Path, as_json: bool) -> None:
         )
         if one.lost:
             click.echo(
-                f"  {counted(one.lost, 'message')} of later steps: Kafka has them, and they come "
-                "in once more"
+                f"  {counted(one.lost, 'message')} of later steps: Kafka still has them; they are "
+                "taken in again"
             )
     click.echo(f"Start the engine with --home {home}")

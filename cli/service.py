@@ -1,11 +1,10 @@
-"""The engine's log: an event a line, for people, or for programs (`lakequeue.log_format=json`).
+"""Running an engine in the foreground until a signal, and its log: what `up` and `run` share.
 
-Levels mean what somebody has to do: ERROR, something does not go on by itself; WARNING, it does,
-and you want to know; INFO, it is as it should be. What an event is of stands in fields of its own
-(`broker`, `vpn`, `queue`, `message_id`, …), which whoever logs gives as `extra={"fields": …}`, so
-a message's or a queue's lines are found by equality and not by words.
-
-Running an engine in the foreground until a signal: what `up` and `run` share.
+The log has one event per line, for people or, with `lakequeue.log_format=json`, for programs.
+ERROR: something has stopped until somebody acts. WARNING: it goes on by itself, but you want to
+know. INFO: normal operation. What an event is about is in fields (`broker`, `vpn`, `queue`,
+`message_id`, …), given as `extra={"fields": …}`, so programs can find a queue's lines without
+parsing text.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ TEXT, JSON = "text", "json"
 
 
 class PlainLines(logging.Formatter):
-    """`12:00:00 what happened`: a line, whatever somebody named or sent; a traceback follows it."""
+    """`12:00:00 what happened`, always on one line; a traceback follows it."""
 
     def __init__(
         self, form: str = "%(asctime)s %(message)s", time: str | None = "%H:%M:%S"
@@ -45,7 +44,7 @@ class PlainLines(logging.Formatter):
 
 
 class JsonLines(logging.Formatter):
-    """One JSON object a line, a traceback among it; times are UTC."""
+    """One JSON object per line, with the traceback inside; times are UTC."""
 
     def format(self, record: logging.LogRecord) -> str:
         """The line."""
@@ -63,7 +62,7 @@ class JsonLines(logging.Formatter):
 
 
 def line_format(name: str) -> logging.Formatter:
-    """The format of this name."""
+    """The formatter with this name."""
     return JsonLines() if name == JSON else PlainLines()
 
 
@@ -76,7 +75,7 @@ PAGE = "monitor"
 
 @contextlib.contextmanager
 def environment_faults() -> Iterator[None]:
-    """What fails while starting is the surroundings' fault, unless it is the configuration's."""
+    """Turn failures while starting into EnvironmentFault, except errors of the configuration."""
     warnings.filterwarnings("ignore", "PySpark does not yet fully support pandas", FutureWarning)
     try:
         yield
@@ -91,13 +90,13 @@ def environment_faults() -> Iterator[None]:
 
 @contextlib.contextmanager
 def in_the_foreground(home: Path, as_json: bool, log_format: str) -> Iterator[Progress]:
-    """Around everything that a command runs until it is asked to end; ends with a goodbye."""
+    """Wraps everything that a command runs until it is told to end; says goodbye at the end."""
     progress = Progress(log_format)
     try:
         with interrupt_on_sigterm():
             yield progress
     except KeyboardInterrupt:
-        pass  # asked to end while it was starting: it ended in order
+        pass  # interrupted while starting
     finally:
         progress.close()
     goodbye(home, as_json)
@@ -113,11 +112,11 @@ def run_engine(
     page_port: int | None = None,
     archives: Sequence[JavaArchive] = (),
 ) -> None:
-    """Start an engine, show where it is, and serve until a signal or a failure.
+    """Start an engine, print its addresses, and serve until a signal or a failure.
 
-    fault: what else must not fail (an embedded Kafka); its error ends the service. page_port: of
-    the page `lakequeue monitor`; 0: the one that it had before, else a free one; None: no page.
-    archives: of Java programs beside Spark, which are to start faster the next time.
+    fault: returns the error of something else that must not fail (an embedded Kafka); it ends the
+    service. page_port: for the page; 0 for the port it had before or a free one, None for no page.
+    archives: of Java programs besides Spark, so that they start faster next time.
     """
     from ..streaming.java_archive import make_later
 
@@ -140,8 +139,8 @@ def run_engine(
 
 @contextlib.contextmanager
 def page_shown(engine: Engine, home: Path, port: int | None) -> Iterator[dict[str, str]]:
-    """The page of an engine, as an address; nothing where there is to be none, or its packages are
-    not installed."""
+    """Serve the page of an engine; yields its address, or nothing if there is no page or its
+    packages are not installed."""
     from ..streaming.home import HomeFolder
     from .monitor import page_of
 
@@ -152,8 +151,8 @@ def page_shown(engine: Engine, home: Path, port: int | None) -> Iterator[dict[st
         except OSError as error:
             if port:
                 raise EnvironmentFault(
-                    f"lakequeue.monitor_port: {port} cannot be served "
-                    f"({error.strerror or error}): choose another, or 0 for a free one"
+                    f"lakequeue.monitor_port: port {port} cannot be used "
+                    f"({error.strerror or error}); choose another, or 0 for a free one"
                 ) from error
             page = page_of(engine, 0)
     if page is None:
@@ -169,9 +168,8 @@ def page_shown(engine: Engine, home: Path, port: int | None) -> Iterator[dict[st
 
 @contextlib.contextmanager
 def logging_to(file: Path, log_format: str = TEXT) -> Iterator[None]:
-    """What the engine says (alerts, dead messages, what ended and is started again) as lines on
-    stderr; what libraries log goes to a file: their tracebacks of a process that ended say less
-    than ours."""
+    """Write the engine's lines (alerts, dead messages, restarts) to stderr, and what libraries log
+    to a file. A library's traceback for a dead process says less than our own line."""
     file.parent.mkdir(parents=True, exist_ok=True)
     lines = logging.StreamHandler(sys.stderr)
     lines.setFormatter(line_format(log_format))
@@ -199,7 +197,7 @@ def logging_to(file: Path, log_format: str = TEXT) -> Iterator[None]:
 
 
 class Progress:
-    """What happens while starting: a line that turns on a terminal, else lines on stderr, of the
+    """Shows progress while starting: a status line on a terminal, otherwise lines on stderr in the
     log's format."""
 
     def __init__(self, log_format: str = TEXT) -> None:
@@ -217,7 +215,7 @@ class Progress:
             self.note(line)
 
     def note(self, line: str) -> None:
-        """A line that stays."""
+        """Print a line that stays."""
         if self._format == TEXT:
             note(line)
             return
@@ -225,14 +223,14 @@ class Progress:
         note(line_format(self._format).format(logging.makeLogRecord(said)))
 
     def close(self) -> None:
-        """Take the line away."""
+        """Remove the status line."""
         if self._status is not None:
             self._status.stop()
             self._status = None
 
 
 def show_addresses(addresses: Mapping[str, str], home: Path, as_json: bool) -> None:
-    """Each address that is served: a table, or one line of JSON."""
+    """Print every address that is served: a table, or one line of JSON."""
     if as_json:
         say_json({"event": "ready", "addresses": dict(addresses), "home": str(home)})
         return
@@ -245,9 +243,9 @@ def show_addresses(addresses: Mapping[str, str], home: Path, as_json: bool) -> N
 
 
 def serve(engine: Any, as_json: bool, fault: Callable[[], LakequeueError | None]) -> None:
-    """Wait until a signal or a failure, then stop the engine.
+    """Wait for a signal or a failure, then stop the engine.
 
-    The engine waits in a thread: the main thread is the one that hears signals.
+    The engine waits in a thread, because only the main thread gets signals.
     """
     failure: list[BaseException] = []
     ended = threading.Event()
@@ -290,7 +288,7 @@ def serve(engine: Any, as_json: bool, fault: Callable[[], LakequeueError | None]
 
 
 def write_address(home: Path, bootstrap_servers: str) -> Path:
-    """Leave the address where `--home` on other commands finds it."""
+    """Write the address where other commands with `--home` find it."""
     home.mkdir(parents=True, exist_ok=True)
     path = home / ADDRESS_FILE
     path.write_text(f"kafka://{bootstrap_servers}\n")
@@ -298,7 +296,7 @@ def write_address(home: Path, bootstrap_servers: str) -> Path:
 
 
 def goodbye(home: Path, as_json: bool) -> None:
-    """The last words; an orderly end also where nobody reads them (`up --json | head -1`)."""
+    """Print the last line; ends normally even if nobody reads it (`up --json | head -1`)."""
     try:
         if as_json:
             say_json({"event": "goodbye", "home": str(home)})

@@ -1,7 +1,4 @@
-"""`lakequeue sql`: questions to the Delta tables of a home (R1), answered without Spark.
-
-`lakequeue trace`: the life of a message, and why it waited.
-"""
+"""`lakequeue sql` and `lakequeue trace`: questions to a home's Delta tables (R1), without Spark."""
 
 from __future__ import annotations
 
@@ -46,7 +43,7 @@ NO_TABLE = re.compile(r"Table with name (\S+) does not exist")
 
 
 def home_option(command: Any) -> Any:
-    """Add --home of commands that read its tables, whether an engine runs or not."""
+    """Add --home to a command that reads the tables, whether an engine runs or not."""
     return option(
         "--home", type=click.Path(file_okay=False, path_type=Path), envvar="LAKEQUEUE_HOME",
         default=DEFAULT_HOME, show_default=True, help="The home whose tables are read.",
@@ -55,7 +52,7 @@ def home_option(command: Any) -> Any:
 
 @contextlib.contextmanager
 def asked(home: Path) -> Iterator[duckdb.DuckDBPyConnection]:
-    """The lake of a home, for a question; what goes wrong is one sentence."""
+    """Open the lake of a home; turn errors into one sentence."""
     try:
         lake = open_lake(home)
     except NoLake as error:
@@ -83,8 +80,8 @@ def _explained(lake: duckdb.DuckDBPyConnection, text: str) -> LakequeueError:
             f"There is no table or view {missing[1]!r}; there are {', '.join(there)}"
         )
     if kind == "Parser Error":
-        return ConfigError(f"The SQL is not understood: {said}")
-    return ConfigError(f"The SQL cannot be answered: {said if colon else first}")
+        return ConfigError(f"The SQL has an error: {said}")
+    return ConfigError(f"The SQL cannot be run: {said if colon else first}")
 
 
 @click.command()
@@ -93,7 +90,7 @@ def _explained(lake: duckdb.DuckDBPyConnection, text: str) -> LakequeueError:
 @option("--csv", "as_csv", is_flag=True, help="CSV with a header, for spreadsheets.")
 @json_option
 def sql(query: str, home: Path, as_csv: bool, as_json: bool) -> None:
-    """Ask the Delta tables of a home a QUERY in SQL, while the engine runs or without one.
+    """Run a SQL QUERY on a home's Delta tables, whether the engine runs or not.
 
     \b
     queued     what is in each queue now
@@ -103,9 +100,9 @@ def sql(query: str, home: Path, as_csv: bool, as_json: bool) -> None:
     changes    each change of a message's state
     journal    everything that happened
     messages   everything that came in
-    commands   what clients and administrators said
+    commands   what clients and administrators sent
 
-    The tables are a few seconds behind the engine. Times are UTC. --json is a row on each line.
+    The tables are a few seconds behind the engine. Times are UTC. --json prints a row per line.
 
     \b
     Examples:
@@ -114,7 +111,7 @@ def sql(query: str, home: Path, as_csv: bool, as_json: bool) -> None:
       lakequeue sql "select * from queues" --json | jq .definition
     """
     if as_csv and as_json:
-        raise click.UsageError("Of --csv and --json only one can be had.")
+        raise click.UsageError("--csv and --json exclude each other: give one of them.")
     with asked(home) as lake:
         for name, sentence in not_written(home).items():
             if re.search(rf"\b{name}\b", query):
@@ -145,7 +142,7 @@ def _show(names: list[str], rows: Iterator[tuple[Any, ...]], as_csv: bool, as_js
 
 
 def _lines(names: list[str], rows: list[list[str]]) -> Iterator[str]:
-    """Columns under their names, as wide as they must be: no terminal hides one."""
+    """Columns as wide as needed, so that no terminal hides one."""
     from rich.cells import cell_len
 
     widths = [max(map(cell_len, column)) for column in zip(names, *rows, strict=True)]
@@ -155,7 +152,7 @@ def _lines(names: list[str], rows: list[list[str]]) -> Iterator[str]:
 
 
 def _cell(value: Any) -> str:
-    """A value as text; nothing for null."""
+    """A value as text; empty for null."""
     if value is None:
         return ""
     shown = plain_value(value) if not isinstance(value, str | list | tuple | dict) else value
@@ -165,15 +162,15 @@ def _cell(value: Any) -> str:
 
 
 def _harmless(text: str) -> str:
-    """A cell that no spreadsheet takes for a formula: what began like one begins with a quote, as
-    such programs have it for text. Numbers stay what they are."""
+    """A cell that no spreadsheet takes for a formula: a leading quote marks it as text. Numbers
+    stay."""
     if text[:1] not in FORMULA or NUMBER.fullmatch(text):
         return text
     return f"'{text}"
 
 
 def _short(value: Any) -> str:
-    """A value for people, on one line, and nothing in it that a terminal would obey."""
+    """A value for people, on one line, without control characters."""
     if isinstance(value, datetime):
         return value.strftime("%Y-%m-%d %H:%M:%S.%f")[:-3]
     text = one_line(_cell(value))
@@ -197,10 +194,10 @@ FROM = {"returned", "lease_ended"}
 @home_option
 @json_option
 def trace(message_id: str, home: Path, as_json: bool) -> None:
-    """Tell the life of the message MESSAGE_ID in all its queues, and why it waited.
+    """Show the life of the message MESSAGE_ID in all its queues, and why it waited.
 
-    Reads the Delta tables: while the engine runs, a few seconds behind it, or without one. Times
-    are local, with --json UTC.
+    Reads the Delta tables, which are a few seconds behind a running engine. Times are local; with
+    --json UTC.
 
     \b
     Examples:
@@ -217,10 +214,10 @@ def trace(message_id: str, home: Path, as_json: bool) -> None:
 
 
 def lines(story: dict[str, Any], zone: tzinfo | None = None) -> Iterator[str]:
-    """A story as people read it; times are of the zone, or of this machine's."""
+    """A story for people; times in the zone, or this machine's."""
     number, published = story["message_id"], story["published"]
     if published is None:
-        yield f"Message {number}; what it was published as is not in the tables"
+        yield f"Message {number}; its publication is not in the tables"
     else:
         yield (
             f"Message {number}, {counted(published['bytes'], 'byte')}, published "
@@ -236,7 +233,7 @@ def lines(story: dict[str, Any], zone: tzinfo | None = None) -> Iterator[str]:
 
 
 def _what(event: dict[str, Any], zone: tzinfo | None) -> str:
-    """One event as people say it."""
+    """One event for people."""
     name, who, reason = event["event"], event["consumer"], event["reason"]
     text = WORDS.get(name, name)
     if who:

@@ -1,15 +1,11 @@
-"""The options that `up` and `run` share: where, which queues, and how the engine is set.
+"""`lakequeue up` (with an embedded Kafka broker) and `lakequeue run` (on an existing Kafka and
+Spark).
 
-What must be so before `up`, `run` and `submit` start an engine, said at once.
-
-Spark tries for a minute to reach a master that is not there, and says it in a stack trace. And a
-home that has no state yet, on topics that an engine serves, would begin their steps anew beside it:
-whoever forgets --home does that. A port that another program has would be noticed when everything
-has started, and end it.
-
-`lakequeue up`: an embedded Kafka broker and the engine, in one directory.
-
-`lakequeue run`: the engine on a Kafka and a Spark that are there already.
+Also what they share with `lakequeue submit`: the engine's options, and checks before the start.
+Without these checks Spark would try for a minute to reach a missing master and then print a stack
+trace, and a port in use would stop the engine after everything has started. A new home on topics
+that another engine serves, as when --home was forgotten, would start a second log of steps beside
+it.
 """
 
 from __future__ import annotations
@@ -18,10 +14,11 @@ import contextlib
 import socket
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
+from ..definitions import Configuration
 from ..protocol.errors import LakequeueError
 from .common import DEFAULT_HOME, json_option, option, pairs
 from .group import EnvironmentFault
@@ -30,6 +27,11 @@ from .service import Progress, environment_faults, in_the_foreground, run_engine
 
 PACKAGE_CONFIGURATION = Path(__file__).resolve().parent.parent / "conf" / "queues.yaml"
 TRIGGERS = ("real-time", "micro-batch")
+CONNECT_SECONDS_MAX = 5.0
+HEARTBEAT_S = 5.0  # the engine sends one every 2 s
+SPARK = "spark://"
+PORT = 9092
+KAFKA_STOP_S = 2.0  # after the engine has ended, Kafka has nothing left to write
 
 
 def engine_options(home_help: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -46,18 +48,17 @@ def engine_options(home_help: str) -> Callable[[Callable[..., Any]], Callable[..
         ),
         option(
             "--trigger", type=click.Choice(TRIGGERS), envvar="LAKEQUEUE_TRIGGER",
-            help="How the engine steps: in a loop of its own, or once in each of Spark's batches."
+            help="How the engine takes steps: in a loop of its own, or once per Spark batch."
             "  [default: real-time]",
         ),
         option(
             "--set", "settings", multiple=True, metavar="KEY=VALUE",
-            help="A setting of Spark or, where KEY begins with `lakequeue.`, of the engine; may be "
-            "given many times.",
+            help="A setting of Spark or, with KEY `lakequeue.…`, of the engine; repeatable.",
         ),
         option(
             "--accept-other-kafka", "accept", is_flag=True, envvar="LAKEQUEUE_ACCEPT_OTHER_KAFKA",
-            help="Start on a Kafka that is not the one that this home was on, or that went back in "
-            "time: the queues are kept, and what it has is read from the beginning.",
+            help="Start on another Kafka than this home's, or on an older copy of it. The queues "
+            "are kept, and Kafka's records are read from the beginning.",
         ),
         json_option,
     )  # fmt: skip
@@ -73,8 +74,8 @@ def engine_options(home_help: str) -> Callable[[Callable[..., Any]], Callable[..
 def engine_settings(
     settings: tuple[str, ...], trigger: str | None, accept: bool = False
 ) -> dict[str, str]:
-    """What the options say, as the engine takes it; `--trigger` and `--accept-other-kafka` are
-    short forms of longer names. Raises ConfigError for a setting that is not allowed."""
+    """The engine's settings from the options; `--trigger` and `--accept-other-kafka` are short
+    forms. Raises ConfigError for a wrong setting."""
     found = pairs(settings, "--set")
     if trigger is not None and found.setdefault("lakequeue.trigger", trigger) != trigger:
         other = found["lakequeue.trigger"]
@@ -85,25 +86,17 @@ def engine_settings(
         found["lakequeue.other_kafka"] = "accept"
     from ..streaming.engine_settings import EngineSettings
 
-    EngineSettings(found)  # what is wrong with them is said before anything starts
+    EngineSettings(found)  # reports wrong settings before anything starts
     return found
 
 
 def log_format(settings: dict[str, str]) -> str:
-    """Of the lines that the engine says."""
+    """The format of the engine's log lines."""
     return settings.get("lakequeue.log_format", "text")
 
 
-if TYPE_CHECKING:
-    from ..definitions import Configuration
-
-CONNECT_SECONDS_MAX = 5.0
-HEARTBEAT_S = 5.0  # one comes every 2 s
-SPARK = "spark://"
-
-
 def check_kafka(bootstrap: str) -> None:
-    """Refuse at once what nobody listens on; Spark would try for minutes."""
+    """Fail at once if nothing listens at Kafka's address; Spark would try for minutes."""
     if reasons := _silent(bootstrap.split(","), "--bootstrap", "127.0.0.1:9092"):
         raise EnvironmentFault(
             f"No Kafka broker answers ({reasons}): start one, name another with "
@@ -112,7 +105,7 @@ def check_kafka(bootstrap: str) -> None:
 
 
 def check_master(master: str | None) -> None:
-    """The same of Spark's own master; of other clusters Spark says it itself."""
+    """The same for a standalone Spark master; other clusters report it themselves."""
     if master is None or not master.startswith(SPARK):
         return
     places = master.removeprefix(SPARK).split(",")
@@ -123,14 +116,14 @@ def check_master(master: str | None) -> None:
 
 
 def check_alone(bootstrap: str, home: Path, configuration: Configuration) -> None:
-    """Refuse a new home on a Kafka where an engine serves one of its VPNs."""
+    """Refuse a new home on a Kafka where an engine already serves one of its VPNs."""
     from ..streaming.home import ABOUT
 
-    if (home / ABOUT).exists():  # it knows its topics, and its locks keep two from it
+    if (home / ABOUT).exists():  # an existing home knows its topics, and its locks keep others out
         return
     for vpn in sorted({*configuration.vpns, *(queue.vpn for queue in configuration.queues)}):
         heard = None
-        with contextlib.suppress(LakequeueError):  # nobody has ever served it
+        with contextlib.suppress(LakequeueError):  # no engine has ever served it
             heard = heartbeat(bootstrap, vpn, HEARTBEAT_S)
         if heard is not None:
             raise EnvironmentFault(
@@ -141,7 +134,7 @@ def check_alone(bootstrap: str, home: Path, configuration: Configuration) -> Non
 
 
 def check_ports(settings: Mapping[str, str], *names: str) -> None:
-    """Refuse ports of this machine that were asked for and that another program has."""
+    """Refuse requested ports of this machine that another program uses."""
     for name in names:
         key = f"lakequeue.{name}"
         port = int(settings.get(key, 0))
@@ -151,13 +144,13 @@ def check_ports(settings: Mapping[str, str], *names: str) -> None:
             socket.create_server(("127.0.0.1", port)).close()
         except OSError as error:
             raise EnvironmentFault(
-                f"{key}: {port} cannot be served ({error.strerror or error}): choose another, or 0 "
-                "for a free one"
+                f"{key}: port {port} cannot be used ({error.strerror or error}); choose another, "
+                "or 0 for a free one"
             ) from error
 
 
 def _silent(addresses: Iterable[str], option: str, example: str) -> str:
-    """Why none of these addresses answers; empty when one does."""
+    """Why none of these addresses answers; empty if one does."""
     reasons: list[str] = []
     for address in addresses:
         host, _, port = address.strip().rpartition(":")
@@ -170,13 +163,6 @@ def _silent(addresses: Iterable[str], option: str, example: str) -> str:
         except (OSError, OverflowError) as error:
             reasons.append(f"{address.strip()}: {getattr(error, 'strerror', None) or error}")
     return "; ".join(reasons)
-
-
-if TYPE_CHECKING:
-    from ..definitions import Configuration
-
-PORT = 9092
-KAFKA_STOP_S = 2.0  # behind the engine's own end there is nothing left that it must write
 
 
 @click.command()
@@ -196,8 +182,8 @@ def up(
 ) -> None:
     """Start an embedded Kafka broker and the engine, and run until SIGTERM or Ctrl-C.
 
-    Everything is kept in the home directory: started again, it continues where it stopped. If
-    Kafka or Spark dies, it is restarted.
+    Everything is kept in the home directory, and the next start continues there. If Kafka or
+    Spark dies, it is restarted.
 
     \b
     Examples:
@@ -208,7 +194,7 @@ def up(
     """
     from ..conf import load
 
-    configuration = load(config)  # Q7: a broken file starts nothing
+    configuration = load(config)  # Q7: a wrong file starts nothing
     given = engine_settings(settings, trigger, accept)
     home = home.expanduser().absolute()
     check_ports(given, "monitor_port", "metrics_port")
@@ -217,14 +203,14 @@ def up(
 
 
 def _port(home: Path, port: int | None) -> int:
-    """The port to ask for; 0 lets the broker take the one that its home had before."""
+    """The port to ask for; 0 lets the broker take the one its home had before."""
     if port is not None:
         return port
     return 0 if (home / "kafka" / "ports.json").is_file() else PORT
 
 
 def _page_port(settings: dict[str, str]) -> int | None:
-    """Of the page: `lakequeue.monitor_port`; -1 for none."""
+    """The page's port, `lakequeue.monitor_port`; None (from -1) for no page."""
     port = int(settings.get("lakequeue.monitor_port", 0))
     return port if port >= 0 else None
 
@@ -243,7 +229,7 @@ def _run(
     from ..streaming.kafka_watch import KafkaWatch
 
     with environment_faults():
-        HomeFolder(home).open()  # what the engine would refuse, before Kafka starts
+        HomeFolder(home).open()  # raises what the engine would, before Kafka starts
         progress("Starting Kafka …")
         kafka = EmbeddedKafka(home / "kafka", port, progress=progress)
         kafka.start()

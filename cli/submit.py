@@ -1,9 +1,9 @@
 """`lakequeue submit`: the engine through spark-submit, on standalone, YARN or Kubernetes.
 
-Spark's Java process begins before Python here, so what concerns it (memory, Java's options, jars
-for its class path) has to be said to spark-submit: a session that is made later cannot change it.
-In client mode the driver is a child of this command, which stands for it: a signal that ends this
-one is passed on to the Python process, which ends in order, and not to Java, which would not.
+Spark's Java process starts before Python here, so its memory, options and jars must be given to
+spark-submit; a session made later cannot change them. In client mode the driver is a child of this
+command. A signal that ends this command is passed on to the driver's Python process, which ends
+properly, and not to Java, which would not.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ LAST_WORDS_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Submission:
-    """What is submitted. jars: of the connectors; package: the package's own code as a zip, for
-    drivers elsewhere; settings: Spark's and the engine's; arguments: of `lakequeue run`."""
+    """What is submitted. jars: of the connectors. package: our code as a zip, for drivers
+    elsewhere. settings: Spark's and the engine's. arguments: for `lakequeue run`."""
 
     master: str
     mode: str
@@ -94,7 +94,7 @@ def submit(
     from ..streaming.jars import ensure_jars
     from ..streaming.object_store import object_store_jars
 
-    load(config)  # Q7: a broken file starts nothing, wherever that would be
+    load(config)  # Q7: a wrong file starts nothing
     given = engine_settings(settings, trigger, accept)
     if deploy_mode == "cluster" and master.startswith(("spark://", "local")):
         raise click.UsageError(
@@ -151,21 +151,21 @@ def words(what: Submission) -> Iterator[str]:
 
 
 def spark_submit() -> Path:
-    """The program. Raises EnvironmentFault where there is none."""
+    """The path of spark-submit. Raises EnvironmentFault if there is none."""
     import pyspark
 
     home = os.environ.get("SPARK_HOME") or str(Path(pyspark.__file__).parent)
     program = Path(home) / "bin" / "spark-submit"
     if not program.is_file():
         raise EnvironmentFault(
-            f"{program} is not there: let SPARK_HOME name a Spark of version "
-            f"{pyspark.__version__}, or unset it to take PySpark's own"
+            f"{program} does not exist: set SPARK_HOME to a Spark of version "
+            f"{pyspark.__version__}, or unset it to use PySpark's own"
         )
     return program
 
 
 def _package() -> Path:
-    """The package's own code, for drivers elsewhere."""
+    """Our code as a zip, for drivers elsewhere."""
     from ..streaming.jars import cache_directory
     from ..streaming.spark import package_zip
 
@@ -173,11 +173,11 @@ def _package() -> Path:
 
 
 def _run(command: list[str], as_json: bool, log: Path | None) -> int:
-    """Run it; its exit status. In a process group of its own: a Ctrl-C must not reach Java. log:
-    of a driver here, for what Java says beside it.
+    """Run spark-submit; returns its exit status. It gets a process group of its own, because Ctrl-C
+    must not reach Java. log: where Java's output of a local driver goes.
 
-    spark-submit writes what Python says on standard error to standard output; programs read only
-    what is JSON there.
+    spark-submit writes Python's standard error to standard output; programs read only the JSON
+    lines.
     """
     import pyspark
 
@@ -187,7 +187,7 @@ def _run(command: list[str], as_json: bool, log: Path | None) -> int:
     process = subprocess.Popen(
         command, env=environment, process_group=0, stdout=output, stderr=subprocess.PIPE, text=True
     )
-    # Nobody waits for it behind the end of the process: others may hold the pipe open.
+    # Not waited for after the process has ended: others may hold the pipe open.
     errors = threading.Thread(target=_pass_on, args=(process.stderr, process.pid, log), daemon=True)
     errors.start()
 
@@ -206,11 +206,12 @@ def _run(command: list[str], as_json: bool, log: Path | None) -> int:
 
 
 def _pass_on(errors: IO[str] | None, pid: int, log: Path | None) -> None:
-    """What Java says on standard error, without what it says at each start and nobody can change:
-    Spark's launcher asks for that module, and Java has no option to be silent about it.
+    """Pass on what Java writes to standard error, without the line of Spark's launcher that no
+    option silences.
 
-    As with `run`, it goes to the home's log once the driver's Python runs, which says in sentences
-    what its user has to know: a batch that is cut off at the end is a thousand lines to Java.
+    Once the driver's Python runs, Java's output goes to the home's log, as with `run`: the driver
+    reports what its user must know, while Java prints a thousand lines for a batch cut off at the
+    end.
     """
     with contextlib.ExitStack() as closing:
         file: IO[str] | None = None
@@ -224,7 +225,7 @@ def _pass_on(errors: IO[str] | None, pid: int, log: Path | None) -> None:
 
 
 def _end(pid: int) -> None:
-    """Ask the driver's Python process to end in order; before there is one, all of it."""
+    """Let the driver's Python process end properly; before there is one, end everything."""
     import psutil
 
     with contextlib.suppress(psutil.Error):
@@ -235,7 +236,7 @@ def _end(pid: int) -> None:
 
 
 def _drivers(pid: int) -> list[psutil.Process]:
-    """The Python processes below that run the driver."""
+    """The Python processes that run the driver."""
     import psutil
 
     drivers = []
