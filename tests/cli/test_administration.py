@@ -84,7 +84,7 @@ def test_what_a_file_says_besides_is_told(shell: Engine, tmp_path: Path) -> None
     file.write_text(FILE + "system:\n  max_spool_usage: 1GB\n")
     result = shell.run("define", str(file))
     assert result.exit_code == 0
-    assert "system: read when the engine starts" in result.stderr
+    assert "system is read when the engine starts" in result.stderr
 
 
 def test_a_file_for_another_vpn_is_refused(shell: Engine, tmp_path: Path) -> None:
@@ -92,7 +92,7 @@ def test_a_file_for_another_vpn_is_refused(shell: Engine, tmp_path: Path) -> Non
     file.write_text(FILE.replace("    max_deliveries: 3", "    vpn: east"))
     result = shell.run("define", str(file))
     assert result.exit_code == 1
-    assert "say --vpn east" in result.stderr
+    assert "add --vpn east" in result.stderr
     assert shell.admin.queues() == []
 
 

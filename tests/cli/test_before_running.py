@@ -71,7 +71,7 @@ def test_a_port_that_another_program_has(
     result = run(command, *at)
     assert result.exit_code == 3
     (line,) = result.stderr.splitlines()
-    assert line.startswith(f"lakequeue.{name}: {port} cannot be served (")
+    assert line.startswith(f"lakequeue.{name}: port {port} cannot be used (")
     assert line.endswith("choose another, or 0 for a free one")
     assert command == "run" or not home.exists()
 

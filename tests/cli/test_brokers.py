@@ -45,7 +45,7 @@ def test_groups_are_shown_where_there_are_some(shell: Engine) -> None:
         ]
     refused = shell.run("brokers", "--group", "east")
     assert refused.exit_code == 2
-    assert "--group east: is of a broker that --add adds" in refused.stderr
+    assert "--group east: only with --add, for the added broker" in refused.stderr
     refused = shell.run("brokers", "--add", "west", "--to", "east")
     assert refused.exit_code == 2
     assert "--to east: is where the queues of a broker go that --remove removes" in refused.stderr

@@ -60,12 +60,14 @@ def test_s6_publish_names_the_queues_that_are_there(dead: Engine) -> None:
 def test_s6_publish_says_that_a_filter_refuses(shell: Engine) -> None:
     shell.run("define", "name=dear", "message_type=json", "filter=/price > 100")
     result = shell.run("publish", "dear", stdin='{"price": 1}\n')
-    assert result.stderr == "dear takes only what its filter lets in: /price > 100\n"
+    assert result.stderr == "dear takes only messages that match its filter: /price > 100\n"
 
 
 def test_s6_publish_without_any_queue_says_how_to_define_one(shell: Engine) -> None:
     result = shell.run("publish", "orders", stdin="1\n")
-    assert result.stderr == "No queue is here: lakequeue define name=orders message_type=json\n"
+    assert (
+        result.stderr == "There are no queues yet: lakequeue define name=orders message_type=json\n"
+    )
 
 
 def test_s4_publish_says_what_was_discarded(shell: Engine) -> None:

@@ -83,7 +83,7 @@ def test_which_messages_must_be_said(orders: Engine, command: tuple[str, ...]) -
     for more in ((), ("--all", "--ids", "1")):
         result = orders.run(*command, *more, "--yes")
         assert result.exit_code == 2
-        assert "say which messages: --where EXPRESSION, --ids RANGES or --all" in result.stderr
+        assert "choose messages: --where EXPRESSION, --ids RANGES or --all" in result.stderr
 
 
 def test_r4_replay(orders: Engine, tmp_path: Path) -> None:
@@ -154,7 +154,7 @@ def test_r3_rebuild(home: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ((), "Say when"), (("last",), "Say what to look at"), (("last", "browse"), "a QUEUE"),
+        ((), "The time is missing"), (("last",), "Name what to look at"), (("last", "browse"), "a QUEUE"),
         (("last", "queues", "a", "b"), "takes"), (("yesterday", "queues"), "time: 'yesterday'"),
         (("2001-01-01T00:00:00Z", "queues"), "before what the tables have"),
         (("last", "describe", "nobody"), "there was no such queue"),

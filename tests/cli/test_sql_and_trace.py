@@ -93,14 +93,14 @@ def test_csv(home: Path) -> None:
 @pytest.mark.parametrize(
     ("query", "status", "said"),
     [
-        ("selec 1", 2, 'The SQL is not understood: syntax error at or near "selec"'),
+        ("selec 1", 2, 'The SQL has an error: syntax error at or near "selec"'),
         (
             "select * from orders", 2,
             "There is no table or view 'orders'; there are changes, commands, consumers, journal, "
             "lifecycle, messages, queued, queues, snapshots, steps",
         ),
-        ("select no from queued", 2, 'The SQL cannot be answered: Referenced column "no"'),
-        ("select 'x'::int", 2, "The SQL cannot be answered: Could not convert string 'x'"),
+        ("select no from queued", 2, 'The SQL cannot be run: Referenced column "no"'),
+        ("select 'x'::int", 2, "The SQL cannot be run: Could not convert string 'x'"),
         ("", 2, "The SQL is empty"),
     ],
 )  # fmt: skip
@@ -128,7 +128,7 @@ def test_no_variable_of_ours_is_a_table(home: Path) -> None:
 def test_of_csv_and_json_one(home: Path) -> None:
     done = run(home, "sql", "select 1", "--csv", "--json")
     assert done.exit_code == 2
-    assert "Of --csv and --json only one" in done.stderr
+    assert "--csv and --json exclude each other" in done.stderr
 
 
 @pytest.mark.parametrize("words", [("sql", "select 1"), ("trace", "1")])

@@ -107,7 +107,7 @@ def test_a_spark_that_is_not_there(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     monkeypatch.setenv("SPARK_HOME", str(tmp_path))
     done = CliRunner().invoke(main, ["submit", "--master", "yarn", "--print"])
     assert done.exit_code == 3
-    assert "let SPARK_HOME name a Spark of version 4.2.0" in done.output
+    assert "set SPARK_HOME to a Spark of version 4.2.0" in done.output
 
 
 def test_what_java_says_at_each_start_is_left_out_and_nothing_else(tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ def test_R1_whole_tables(home: Path) -> None:
     assert done.exit_code == 0
     assert "table 'messages': whole, version " in done.stdout
     assert "table 'journal': whole" in done.stdout
-    assert run(home, "--repair").stdout.endswith("Nothing is to be mended.\n")
+    assert run(home, "--repair").stdout.endswith("Nothing to repair.\n")
     said = json.loads(run(home, "--json").stdout)
     assert {t["table"]: t["problem"] for t in said["tables"]} == {"messages": None, "journal": None}
 

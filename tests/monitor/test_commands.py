@@ -108,7 +108,7 @@ def test_a_port_that_another_took_is_exchanged_or_said(engine: Any, tmp_path: Pa
         HomeFolder(tmp_path).remember_port("monitor", port)
         with page_shown(engine, tmp_path, 0) as shown:
             assert f":{port}/" not in shown["monitor"]
-        with pytest.raises(EnvironmentFault, match=f"monitor_port: {port} cannot be served"):
+        with pytest.raises(EnvironmentFault, match=f"monitor_port: port {port} cannot be used"):
             with page_shown(engine, tmp_path, port):
                 pass
 

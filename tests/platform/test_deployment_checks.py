@@ -145,7 +145,7 @@ def test_another_build_of_the_same_release_is_told() -> None:
     """As behind an upgrade whose engine was not started again: no failure, a client may differ."""
     check = versions_check({"version": "0.1.0", "code": "0.1.0+bb"}, "0.1.0+aa")
     assert (check.ok, check.found) == (True, "engine 0.1.0+bb, here 0.1.0+aa")
-    assert "start it again" in check.advice
+    assert "restart it" in check.advice
 
 
 @pytest.fixture(scope="module")

@@ -124,7 +124,7 @@ def test_which_topics_are_inputs() -> None:
         ({"retention.ms": str(168 * HOUR), "retention.bytes": "-1"}, ""),
         ({"retention.ms": "-1"}, ""),
         ({"retention.ms": str(HOUR)}, "t keeps 1 h"),
-        ({"retention.bytes": "1000"}, "t keeps 1,000 bytes"),
+        ({"retention.bytes": "1000"}, "t keeps only 1,000 bytes"),
         ({"cleanup.policy": "compact,delete"}, "t is compacted"),
     ],
 )
