@@ -48,7 +48,7 @@ def test_groups_are_shown_where_there_are_some(shell: Engine) -> None:
     assert "--group east: only with --add, for the added broker" in refused.stderr
     refused = shell.run("brokers", "--add", "west", "--to", "east")
     assert refused.exit_code == 2
-    assert "--to east: is where the queues of a broker go that --remove removes" in refused.stderr
+    assert "--to east: only with --remove, for the queues of the removed broker" in refused.stderr
 
 
 def test_what_moved_away_from_a_removed_broker_is_said_beside_the_table(

@@ -154,7 +154,8 @@ def test_r3_rebuild(home: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ((), "The time is missing"), (("last",), "Name what to look at"), (("last", "browse"), "a QUEUE"),
+        ((), "The time is missing"), (("last",), "Name what to look at"),
+        (("last", "browse"), "a QUEUE"),
         (("last", "queues", "a", "b"), "takes"), (("yesterday", "queues"), "time: 'yesterday'"),
         (("2001-01-01T00:00:00Z", "queues"), "before what the tables have"),
         (("last", "describe", "nobody"), "there was no such queue"),
