@@ -275,7 +275,7 @@ class KombuChannel(virtual.Channel):
         self._getters.clear()
         self._unacked.clear()
         try:
-            if self.link.is_open:
+            if self.connection.verify_connection(self.connection):
                 for flow in flows:
                     flow.close()
                 for queue in self._auto_delete:

@@ -51,7 +51,7 @@ class KombuTransport(virtual.Transport):
         super().__init__(client, **options)
         self.address = Address.of(_url(client), client.transport_options)
         self.queue_defaults = dict(client.transport_options.get("queues") or {})
-        self.link: EngineLink
+        self._link: EngineLink | None = None
         self._pipe: tuple[int, int] | None = None
         self._loop: Any = None
         if self.address.is_memory:
@@ -69,12 +69,13 @@ class KombuTransport(virtual.Transport):
 
     def establish_connection(self) -> KombuTransport:
         """Connect to the engine."""
-        self.link = acquire(self.address)
+        self._let_go()  # of one that was lost
+        self._link = acquire(self.address)
         try:
             self._pass_time()  # it counts from now on
             return super().establish_connection()
         except BaseException:
-            release(self.link)
+            self._let_go()
             raise
 
     def close_connection(self, connection: Any) -> None:
@@ -83,11 +84,23 @@ class KombuTransport(virtual.Transport):
         try:
             super().close_connection(connection)
         finally:
-            release(self.link)
+            self._let_go()
+
+    def _let_go(self) -> None:
+        link, self._link = self._link, None
+        if link is not None:
+            release(link)
+
+    @property
+    def link(self) -> EngineLink:
+        """The connection to the engine. Raises NotConnected where there is none."""
+        if self._link is None:
+            raise NotConnected("the connection is closed")
+        return self._link
 
     def verify_connection(self, connection: Any) -> bool:
         """Whether it can still be used: a forked child opens its own."""
-        return self.link.is_open
+        return self._link is not None and self._link.is_open
 
     # ------------------------------------------------------------ waiting
 

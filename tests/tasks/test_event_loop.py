@@ -1,0 +1,141 @@
+"""The transport as it is over Kafka: the client's threads read, a pipe wakes the worker's loop."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from celery import Celery
+from celery.contrib.testing.worker import start_worker
+from kombu import Connection, Consumer, Exchange, Producer, Queue
+from kombu.asynchronous import Hub
+from lakequeue.tasks import engine_link
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from client import threaded
+
+WAIT_S = 30.0
+WORK = Queue("work", exchange=Exchange(""), routing_key="work")
+_numbers = itertools.count(1)
+
+
+class LoopBench:
+    """An engine, and kombu's way to it with threads."""
+
+    def __init__(self) -> None:
+        self.engine = threaded.engine()
+        self.admin = threaded.connect(self.engine, "admin")[0].admin()
+        self.opened: list[Any] = []
+        self.url = f"lakequeue+kafka://bench-{next(_numbers)}:1"
+
+    def open(self, *_: Any, **__: Any) -> Any:
+        connection, _wire = threaded.connect(self.engine)
+        self.opened.append(connection)
+        return connection
+
+
+@pytest.fixture
+def bench(monkeypatch: pytest.MonkeyPatch) -> LoopBench:
+    bench = LoopBench()
+    monkeypatch.setattr(engine_link, "connect", bench.open)
+    return bench
+
+
+def turn(hub: Hub, until: Any) -> None:
+    """Turn the loop until something holds."""
+    deadline = time.monotonic() + WAIT_S
+    loop = hub.create_loop()
+    hub.call_repeatedly(0.05, lambda: None)  # it looks at its timers
+    while not until():
+        assert time.monotonic() < deadline
+        next(loop)
+
+
+def test_a_message_wakes_the_loop_and_so_does_room(bench: LoopBench) -> None:
+    held: list[Any] = []
+    with Connection(bench.url) as sender, Connection(bench.url) as connection:
+        hub = Hub()
+        channel = connection.channel()
+        channel.basic_qos(0, 2, False)
+        connection.register_with_event_loop(hub)
+        with Consumer(channel, [WORK], callbacks=[lambda _, message: held.append(message)]):
+            producer = Producer(sender.channel())
+            sending = threading.Thread(
+                target=lambda: [producer.publish(n, routing_key="work") for n in range(6)]
+            )
+            sending.start()
+            turn(hub, lambda: len(held) == 2)
+            sending.join()
+            assert [message.payload for message in held] == [0, 1]
+            for n in range(2, 6):
+                # From another thread, as the pool's: the loop hears of the room.
+                threading.Thread(target=held[n - 2].ack).start()
+                turn(hub, lambda n=n: len(held) == n + 1)
+            for message in held[4:]:
+                message.ack()
+        connection.transport.unregister_from_event_loop(connection, hub)
+        hub.close()
+    assert bench.admin.describe("work")["depth"] == 0
+
+
+def test_connections_of_a_process_share_one_and_a_fork_opens_its_own(bench: LoopBench) -> None:
+    with Connection(bench.url) as one, Connection(bench.url) as two:
+        one.connect(), two.connect()
+        assert len(bench.opened) == 1
+        reader, writer = os.pipe()
+        if (child := os.fork()) == 0:
+            try:
+                said = f"{one.transport.verify_connection(one)} {len(engine_link._links)}"
+                os.write(writer, said.encode())
+            finally:
+                os._exit(0)
+        os.waitpid(child, 0)
+        assert os.read(reader, 100) == b"False 0"
+        os.close(reader), os.close(writer)
+    assert not bench.opened[0].is_open
+
+
+def test_without_confirmation_a_publish_is_sent_before_the_end(bench: LoopBench) -> None:
+    options = {"confirm_publish": False}
+    with Connection(bench.url, transport_options=options) as connection:
+        producer = Producer(connection.channel())
+        for n in range(50):
+            producer.publish(n, routing_key="work", declare=[WORK])
+    assert bench.admin.describe("work")["depth"] == 50
+
+
+def test_a_lost_connection_is_an_error_that_kombu_knows(bench: LoopBench) -> None:
+    with Connection(bench.url) as connection:
+        with Consumer(connection.channel(), [WORK], callbacks=[print]):
+            bench.opened[0].close()
+            with pytest.raises(connection.connection_errors):
+                connection.drain_events(timeout=1)
+        connection.close()
+        Producer(connection.channel()).publish(1, routing_key="work")  # on a new one
+        assert bench.admin.describe("work")["depth"] == 1
+
+
+def test_a_worker_runs_on_the_event_loop(bench: LoopBench) -> None:
+    app = Celery("loop", broker=bench.url, backend="cache+memory://")
+    app.conf.update(task_acks_late=True, worker_prefetch_multiplier=1)
+    ran: list[int] = []
+
+    @app.task(name="note")
+    def note(n: int) -> None:
+        ran.append(n)
+
+    with start_worker(app, pool="solo", perform_ping_check=False, shutdown_timeout=WAIT_S):
+        for n in range(20):
+            note.delay(n)
+        threaded.wait_for(lambda: len(ran) == 20, WAIT_S)
+        assert app.control.ping(timeout=2)
+        threaded.wait_for(lambda: not bench.admin.describe("celery")["depth"], WAIT_S)
+    assert sorted(ran) == list(range(20))
+    app.close()
