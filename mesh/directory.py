@@ -442,6 +442,9 @@ def apply_topic(broker: Broker, facts: MeshFacts, said: SaidTopic) -> None:
     queue = broker.find(said.vpn, said.queue)
     if queue is not None and broker.header.number in hosts_of(facts, said.vpn, said.queue, entry):
         (drop_topic if said.is_gone else add_topic)(broker, queue, said.topic)
+        if is_there == said.is_gone:
+            event = "topic_unsubscribed" if said.is_gone else "topic_subscribed"
+            broker.event(event, said.vpn, said.queue, topic=said.topic)
     forget_found(broker)
 
 

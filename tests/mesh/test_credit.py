@@ -198,3 +198,14 @@ def test_S7_an_answer_about_an_earlier_queue_takes_nothing_back(monkeypatch: Any
             found.append(message.id)
         mesh.advance("1s")
     assert found == sent
+
+
+def test_Q2_each_host_of_a_queue_says_which_topics_it_takes() -> None:
+    mesh = Mesh()
+    admin = mesh.at["c"].admin()
+    assert admin.subscribe_topic("orders", "news") is True
+    assert admin.subscribe_topic("orders", "news") is False
+    admin.unsubscribe_topic("orders", "news")
+    events = [(e["event"], e.get("topic")) for e in admin.events()]
+    for event in ("topic_subscribed", "topic_unsubscribed"):
+        assert events.count((event, "news")) == len(BROKERS)
