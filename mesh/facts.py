@@ -14,13 +14,15 @@ from ..state.storage.store import Store
 class Peer(msgspec.Struct):
     """Another broker. said, heard: numbers of the last records, to it and from it; lost_words:
     [first, last] number from it of steps that are lost (R3); again: up to this number all that was
-    said and is under way has been said again."""
+    said and is under way has been said again; is_behind: a word from it was lost, and what is under
+    way from it has yet to be said again."""
 
     name: str
     said: int = 0
     heard: int = 0
     lost_words: list[list[int]] = []
     again: int = 0
+    is_behind: bool = False
 
 
 class Entry(msgspec.Struct):

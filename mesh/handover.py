@@ -36,6 +36,8 @@ def handed_over(broker: Broker, facts: MeshFacts, sender: int, said: HandOver) -
     """Take messages in, and say which are stored, and from where on none is."""
     if said.waiting and facts.refusing.get(_lane_key(sender, said), 0) >= said.attempt:
         return  # it was under way when one before it was refused, and comes again
+    if said.waiting and facts.peers[sender].is_behind:
+        return  # one before it may be lost; all come again, in their order
     rows = _rows.decode(said.rows)
     queue = _queue_of(broker, facts, said)
     if queue is None:

@@ -149,10 +149,13 @@ class Mesh:
 
     def _missed(self, sender: int, number: int) -> None:
         """Words from there are lost: also answers to what is under way."""
+        self.facts.peers[sender].is_behind = True
         self.say(sender, Heard(self.facts.edition, missed=number))
         self._say_again(sender)
 
     def _heard(self, sender: int, said: Heard) -> None:
+        if said.again:
+            self.facts.peers[sender].is_behind = False
         if said.missed > self.facts.peers[sender].again:
             self._say_again(sender)
         self._keeper.heard(sender, said)
@@ -161,6 +164,7 @@ class Mesh:
         """What is under way to a broker: messages, what consumers have room for, the directory."""
         broker, facts = self._broker, self.facts
         facts.peers[to].again = facts.peers[to].said
+        self.say(to, Heard(facts.edition, again=True))
         moves.expect_again(broker, facts, to)
         if facts.brokers and keeper_of(facts) == broker.header.number:
             self._keeper.say_all(to)

@@ -121,7 +121,7 @@ class Entries(MeshMessage, frozen=True, array_like=True):
 class Heard(MeshMessage, frozen=True, array_like=True):
     """Up to this edition the directory is known here. error: what was wrong with the last one;
     waited: how many messages a bridge had that was deleted with it; missed: the number of the last
-    word that was lost on the way here."""
+    word that was lost on the way here; again: behind this all is said again that is under way."""
 
     kind: ClassVar[str] = "heard"
 
@@ -129,6 +129,7 @@ class Heard(MeshMessage, frozen=True, array_like=True):
     error: str = ""
     waited: Count = 0
     missed: Count = 0
+    again: bool = False
 
 
 class Forward(MeshMessage, frozen=True, array_like=True):

@@ -140,3 +140,28 @@ def test_H1_R3_what_a_bridge_carries_comes_once_though_a_word_is_lost(
         got += home.bodies("q")
     assert losing.left == 0
     assert sorted(got) == ["0", "1", "2", "3", "4", "5"]
+
+
+@pytest.mark.parametrize("key", [None, "/k"])
+def test_O1_O4_R3_a_lane_keeps_its_order_though_a_word_is_lost(
+    key: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those behind the lost one are not taken before it comes again."""
+    far = {"name": "far", "message_type": "json", "type": "LocalQueue", "broker": "b"}
+    far |= {"subscriptions": ["t"], "max_per_subscription_backlog": 9}
+    queues = [far | ({"partition_key": key} if key else {})]
+    engine = MortalEngine(parse_configuration({"brokers": ["a", "b"], "queues": queues}))
+    at = {name: MemoryConnection(engine, "default", name, name) for name in "ab"}
+    losing = Losing(monkeypatch, "hand_over", 1)
+    producer = at["a"].producer()
+    consumer = at["b"].consumer("far", ack_mode="individual", max_backlog=9)
+    got = []
+    for n in range(6):
+        producer.send("t", b'{"n":%d,"k":1}' % n)
+    for _ in range(10):
+        for message in drain(consumer):
+            message.ack()
+            got.append(message.payload[5:6])
+        engine.advance("1s")
+    assert losing.left == 0
+    assert got == [b"0", b"1", b"2", b"3", b"4", b"5"]
