@@ -14,7 +14,7 @@ from lakequeue.protocol.journal import Journal, JournalSegment
 
 from .kafka import Kafka
 
-OUT = "#out/"
+OUT, BRIDGED = "#out/", "#bridge/"
 STAYING = frozenset({"expired", "consumer_rejected"})  # they may die into another queue
 
 read_journal = msgspec.msgpack.Decoder(Journal).decode
@@ -278,7 +278,8 @@ class Lives:
         what = f"{queue}: {key} ({number}) {event}, and nobody asked for it"
         if event == "acknowledged":
             asked = (queue, number) in a.acked or "up_to" in a.happened
-            must(asked or subscription.startswith("take-") or queue == "once", what)
+            fine = subscription.startswith("take-") or queue == "once" or queue.startswith(BRIDGED)
+            must(asked or fine, what)
         elif event == "consumer_rejected":
             must((queue, number) in a.rejected, what)
         elif event == "expired":

@@ -71,7 +71,7 @@ class Producer:
             payload = {"p": self.name, "s": self._seq, "n": n + at, "k": (n + at) % 3}
             payloads.append(json.dumps(payload).encode() + b" " * rng.choice((0, 0, 30)))
             self._accounts.sent[self.name, self._seq] = Sent(
-                to, n + at, "ttl_ms" in given, "delay_ms" in given, at
+                to, n + at, bool({"ttl_ms", "priority"} & given.keys()), "delay_ms" in given, at
             )
         value = encode_run(payloads) if count > 1 else payloads[0]
         first = topics.publish_partitions(self.broker)[0]

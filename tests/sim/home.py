@@ -1,6 +1,5 @@
 """A whole home in one process, from one seed: its brokers, Kafka, the store, clients, and what goes
-wrong. Everything that happens is a list of happenings, each with a number from which it draws; so a
-failure can be repeated, and made smaller by leaving happenings out.
+wrong (`do_…`).
 
 While faults go on the judges look at safety. Then faults end, and all that is left must drain in a
 bounded number of rounds: nothing may wait for ever.
@@ -10,27 +9,25 @@ from __future__ import annotations
 
 import json
 import random
-import re
 from collections.abc import Callable
 from typing import Any
-from unittest.mock import patch
 
-import msgspec
 from lakequeue.definitions import parse_configuration
 from lakequeue.definitions.as_commands import configure_commands
 from lakequeue.protocol import commands as c
-from lakequeue.protocol import journal, topics
+from lakequeue.protocol import mesh_envelope, topics
+from lakequeue.protocol.home_bridges import COPIER_PREFIX
+from lakequeue.protocol.mesh_messages import WORDS
 from lakequeue.replica.driver import StepPutAside
 from lakequeue.state import Limits
 
-from .accounts import Accounts, Sent, Wrong, must
+from .accounts import Accounts, Sent, must
 from .clients import INBOX, RECEIPTS, VPN, Admin, Consumer, Net, Producer
-from .kafka import Fenced, Kafka
-from .poison import POISONED_LIMIT, POISONED_PRIORITY, poisoned
+from .kafka import Fenced, Kafka, Record
+from .poison import POISONED_GRANT, POISONED_LIMIT, POISONED_PRIORITY
 from .rehoming import change_brokers
 from .worker import POINTS, Died, Site, Worker
 
-HAPPENINGS = 120
 PLAIN = "orders"
 ROUNDS = 300  # in which a home whose faults ended must be empty
 IDLE = 4  # rounds without news, before it is called empty
@@ -62,6 +59,7 @@ SMALL = Limits(
     memory_bytes=300, blocks_cached=1, merge_rows=3, due_rows=3, delivery_rows=5, command_rows=4,
     bulk_rows=3, due_names=2, looks=5, again_rows=3,
 )  # fmt: skip
+OF_BROKER = topics.MESH, topics.INSTRUCTIONS, topics.BRIDGE_OUT
 LIMITS = (
     Limits(),
     Limits(live_rows=4, segment_rows=2, block_bytes=40, file_bytes=200, store_slack_bytes=100),
@@ -69,7 +67,7 @@ LIMITS = (
 )
 
 
-class World:
+class Home:
     """One home, and everybody around it."""
 
     def __init__(self, seed: int) -> None:
@@ -86,7 +84,7 @@ class World:
         )
         self.kafka = Kafka()
         self.kafka.sizes = self.sizes()
-        limits = rng.choice(LIMITS)
+        self.limits = limits = rng.choice(LIMITS)
         self.sites = {name: Site(name, n, limits) for n, name in enumerate(self.names)}
         self.zombies: list[Worker] = []
         self.net = Net(self.kafka, rng)
@@ -105,6 +103,10 @@ class World:
         self.last_beat = self.kafka.now
         self._begin()
 
+    def destinations(self) -> list[str]:
+        """Where messages are sent."""
+        return [*self.accounts.takes, *TOPICS]
+
     def brokers_of(self, rng: random.Random) -> int:
         return rng.choice((1, 1, 2, 3))
 
@@ -113,8 +115,9 @@ class World:
         sizes = {topics.topic(VPN, kind): 1 for kind in ("journal", "rejected", "directory")}
         sizes |= {topics.topic(VPN, topics.COMMANDS): 16, topics.topic(VPN, topics.PUBLISH): 128}
         sizes |= {INBOX: 512, RECEIPTS: 8, PLAIN: 2}
+        sizes |= {topics.topic(VPN, kind): 1 for kind in (topics.BRIDGE_IN, topics.BRIDGE_ANSWERS)}
         for name in self.names:
-            sizes |= {topics.topic(name, topics.MESH): 1, topics.topic(name, "instructions"): 1}
+            sizes |= {topics.topic(name, kind): 1 for kind in OF_BROKER}
         return sizes
 
     def _begin(self) -> None:
@@ -135,13 +138,22 @@ class World:
             queues.append(one)
         system = {"heartbeat_timeout": f"{BEAT_MS}ms"}
         configuration = parse_configuration(
-            {"brokers": list(self.names), "queues": queues, "system": system}
+            {
+                "brokers": list(self.names),
+                "queues": queues,
+                "system": system,
+                "bridges": self.bridges(),
+            }
         )
         numbers = {one: n for n, one in enumerate(self.names)}
         for name, site in self.sites.items():
             self.begin_site(site, configure_commands(configuration, name, numbers))
         for _ in range(12):
             self._let_work(self.rng)
+
+    def bridges(self) -> list[dict[str, Any]]:
+        """Those of the configuration."""
+        return []
 
     def begin_site(self, site: Site, instructions: list[tuple[str, bytes]]) -> None:
         """A broker begins: the engine tells it what it has to know."""
@@ -202,8 +214,7 @@ class World:
 
     def do_send(self, rng: random.Random) -> None:
         for _ in range(rng.choice((1, 1, 2, 6))):
-            queues = [*self.accounts.takes]
-            to = rng.choice([*queues, *TOPICS])
+            to = rng.choice(self.destinations())
             given: dict[str, Any] = {}
             if rng.random() < 0.08:
                 given["ttl_ms"] = rng.choice((50, 2_000))
@@ -339,8 +350,33 @@ class World:
             self.admin.tell(self._site(rng).number, c.Browse(queue="dead", limit=POISONED_LIMIT))
             return
         self.n += 4
-        to = rng.choice([*self.accounts.takes, *TOPICS])
+        to = rng.choice(self.destinations())
         rng.choice(self.producers).send(to, self.n, rng, priority=POISONED_PRIORITY)
+
+    def do_poison_grant(self, rng: random.Random) -> None:
+        """A message at which another broker fails to which it is granted."""
+        if "spread" in self.queues:
+            self.n += 4
+            rng.choice(self.producers).send("spread", self.n, rng, priority=POISONED_GRANT)
+
+    def do_lose(self, rng: random.Random) -> None:
+        """Kafka loses what one broker said to another, before it is heard."""
+        site = self._site(rng)
+        place = topics.topic(site.name, topics.MESH), 0
+        log = self.kafka.partitions.get(place, [])
+        for at in range(self._taken(site, place), len(log)):
+            record = log[at]
+            if record is not None and may_be_lost(record):
+                log[at] = None
+                return
+
+    def _taken(self, site: Site, place: tuple[str, int]) -> int:
+        """Up to where somebody who runs a broker, or ran it, has read."""
+        workers = [one for one in [site.worker, *self.zombies] if one and one.site is site]
+        read = [worker.driver.offsets.get(place, 0) for worker in workers]
+        for ranges in site.log.ever.values():
+            read += [r.last + 1 for r in ranges if (r.topic, r.partition) == place]
+        return max(read, default=0)
 
     def do_haunt(self, rng: random.Random) -> None:
         """Zombies go on."""
@@ -413,8 +449,21 @@ class World:
 
     def drain(self) -> None:
         """Faults end; what is left is taken, in a bounded number of rounds."""
-        self.calm = True
         rng = random.Random(self.seed)
+        self.end_faults(rng)
+        quiet = 0
+        for n in range(ROUNDS):
+            if self.round(n, rng):
+                quiet = 0
+                continue
+            quiet += 1
+            if quiet >= IDLE and not self.left():
+                break
+        must(not self.left(), f"in {ROUNDS} rounds it did not drain: {self.left()}")
+
+    def end_faults(self, rng: random.Random) -> None:
+        """All go on, and somebody takes what there is."""
+        self.calm = True
         self.net.lost = self.net.twice = 0.0
         for site in self.sites.values():
             site.is_cut, site.dies_at, site.skew = False, None, 0.0
@@ -433,17 +482,6 @@ class World:
             for site in self.sites.values():
                 self.admin.tell(site.number, c.Shutdown(queue=queue))
             self._consume(queue, rng, "auto")
-        quiet = 0
-        for n in range(ROUNDS):
-            if n % 10 == 0:
-                self._mend_queues()
-            if self._round(rng):
-                quiet = 0
-                continue
-            quiet += 1
-            if quiet >= IDLE and not self._left():
-                break
-        must(not self._left(), f"in {ROUNDS} rounds it did not drain: {self._left()}")
 
     def _mend_queues(self) -> None:
         """Somebody defines the queues again that failed."""
@@ -457,8 +495,10 @@ class World:
     def _keeper(self) -> int:
         return min(site.number for site in self.sites.values())
 
-    def _round(self, rng: random.Random) -> int:
+    def round(self, n: int, rng: random.Random) -> int:
         """Half a second of everybody's life; how much happened in it."""
+        if n % 10 == 0:
+            self._mend_queues()
         self.kafka.now += 500
         self._beat()
         heard = 0
@@ -473,7 +513,7 @@ class World:
         self.admin.listen()
         return heard
 
-    def _left(self) -> str:
+    def left(self) -> str:
         """What is still there; empty if nothing is."""
         for producer in self.producers:
             if producer.waits:
@@ -509,80 +549,12 @@ class World:
                 due[place] = r.last + 1
 
 
-WEIGHTS = {
-    "step": 30, "send": 16, "receipts": 6, "consume": 8, "listen": 10, "settle": 12, "leave": 3,
-    "wait": 8, "mark": 5, "commit": 6, "die": 6, "kill": 2, "replace": 2, "haunt": 3, "lag": 4,
-    "cut": 2, "freeze": 2, "clock": 1, "hole": 1, "retain": 2, "admin": 4, "go_back": 1, "plain": 3,
-    "move": 2, "rehome": 4, "poison": 1,
-}  # fmt: skip
-Happening = tuple[str, int]
-
-
-def happenings(seed: int) -> list[Happening]:
-    """What happens in the world of this seed."""
-    rng = random.Random(f"happenings {seed}")
-    kinds = rng.choices(list(WEIGHTS), list(WEIGHTS.values()), k=HAPPENINGS)
-    return [(kind, rng.getrandbits(32)) for kind in kinds]
-
-
-class Failed(AssertionError):
-    """A judge found something."""
-
-    def __init__(self, seed: int, at: str, cause: BaseException, told: list[str]) -> None:
-        self.seed, self.at, self.cause, self.told = seed, at, cause, told
-        words = re.findall("[a-z_]{3,}", str(cause))
-        self.kind = type(cause), at == "drain", words[:4]
-        super().__init__(f"seed {seed}, {at}: {type(cause).__name__}: {cause}")
-
-
-def run(seed: int, todo: list[Happening] | None = None) -> World:
-    """Let the world of a seed live. Raises Failed. The journal's columns are no part of it."""
-    with patch.object(journal, "encode", msgspec.msgpack.encode), poisoned():
-        return _run(seed, todo)
-
-
-def _run(seed: int, todo: list[Happening] | None) -> World:
-    world, at = None, "beginning"
-    try:
-        world = World(seed)
-        for kind, number in happenings(seed) if todo is None else todo:
-            at = kind
-            world.told.append(f"{kind} {number}")
-            getattr(world, f"do_{kind}")(random.Random(number))
-        at = "drain"
-        world.drain()
-        at = "judge"
-        world.judge()
-    except Exception as cause:
-        raise Failed(seed, at, cause, world.told if world else []) from cause
-    return world
-
-
-def shrink(seed: int, tries: int = 400) -> tuple[list[Happening], Failed]:
-    """The fewest happenings with which the world of a seed still fails in the same way."""
-
-    def fails(todo: list[Happening]) -> Failed | None:
-        try:
-            run(seed, todo)
-        except Failed as failed:
-            return failed
-        return None
-
-    todo = happenings(seed)
-    failed = fails(todo)
-    assert failed is not None, f"seed {seed} does not fail"
-    kind, size = failed.kind, len(todo) // 2
-    while size and tries > 0:
-        at = 0
-        while at < len(todo) and tries > 0:
-            tries -= 1
-            found = fails(less := todo[:at] + todo[at + size :])
-            if found is not None and found.kind == kind:
-                todo, failed = less, found
-            else:
-                at += size
-        size //= 2
-    return todo, failed
-
-
-__all__ = ["Failed", "World", "Wrong", "happenings", "run", "shrink"]
+def may_be_lost(record: Record) -> bool:
+    """What is said of messages, where they are no dead ones: these have ids that come again."""
+    if (record.own_key or b"").startswith(COPIER_PREFIX):
+        return False
+    envelope = mesh_envelope.decode(record.own_value)
+    if envelope.kind not in ("hand_over", "stored", "not_taken", "room"):
+        return False
+    said: Any = mesh_envelope.decode_body(envelope, WORDS[envelope.kind])
+    return envelope.kind != "stored" or (said.waiting and said.queue != "dead")

@@ -7,11 +7,12 @@ until one fails, and says which one did.
 from __future__ import annotations
 
 import sys
+import traceback
 from collections.abc import Callable
 from typing import Any
 from unittest.mock import patch
 
-from lakequeue.mesh import channel, directory, moves, rehome, stand_ins
+from lakequeue.mesh import channel, directory, handover, moves, rehome, stand_ins
 from lakequeue.mesh.mesh import Mesh
 from lakequeue.replica import driver as driving
 from lakequeue.replica.driver import Driver, Taken
@@ -45,7 +46,10 @@ def hunt(name: str, seeds: int, first: int = 0) -> int | None:
         for seed in range(first, first + seeds):
             try:
                 run(seed)
-            except Failed:
+            except Failed as failed:
+                where = traceback.extract_tb(failed.cause.__traceback__)[-1].filename
+                if where == __file__:  # it is no bug of the product's that was found
+                    raise AssertionError(f"mutant {name} is broken") from failed.cause
                 return seed
     return None
 
@@ -359,11 +363,11 @@ def a_dead_message_is_left_where_it_died() -> Any:
 @mutant
 def a_word_is_heard_twice() -> Any:
     def heard(original: Any, broker: Any, facts: Any, vpn: str, value: Any) -> Any:
-        envelope = channel.mesh.decode(value)
+        envelope = channel.mesh_envelope.decode(value)
         peer = facts.peers.get(envelope.sender)
         if peer is not None and envelope.number == peer.heard:
             peer.heard -= 1
-        yield from original(broker, facts, vpn, value)
+        return original(broker, facts, vpn, value)
 
     return around(channel, "_heard", heard)
 
@@ -384,7 +388,7 @@ def what_was_said_is_not_counted() -> Any:
 @mutant
 def a_far_refusal_loses_what_was_under_way() -> Any:
     def refused(original: Any, broker: Any, facts: Any, sender: int, said: Any) -> None:
-        queue = stand_ins._source(broker, said.vpn, said.queue, said.waiting)
+        queue = stand_ins._source(broker, facts, said)
         if queue is not None and said.waiting:
             for one in queue.header.subscriptions:
                 rows = list(queue.leases.get(one.number, {}).values())
@@ -427,6 +431,50 @@ def a_queue_that_moves_counts_deliveries_anew() -> Any:
         original(broker, queue, rows, contents, peer)
 
     return around(moves, "_take_in", take_in)
+
+
+@mutant
+def what_fails_at_another_broker_takes_all_back() -> Any:
+    """All that is under way there, which is stored over there as well."""
+
+    def not_granted(
+        original: Any, broker: Any, facts: Any, queue: Any, sender: int, said: Any
+    ) -> None:
+        for one in list(queue.header.subscriptions):
+            if one.broker == sender:
+                rows = list(queue.leases.get(one.number, {}).values())
+                stand_ins._take_back(broker, facts, queue, one, rows, said.why)
+        queue.wanted = True
+        broker.touch(queue)
+
+    return around(stand_ins, "_not_granted", not_granted)
+
+
+@mutant
+def what_failed_at_another_broker_is_not_counted() -> Any:
+    """So its consumers seem to have room for less and less."""
+
+    def failed(original: Any, *said: Any) -> None:
+        with patch.object(handover, "_count_used", lambda *counted: None):
+            original(*said)
+
+    return around(handover, "failed", failed)
+
+
+@mutant
+def what_is_said_again_is_stored_again() -> Any:
+    """The answer to it was lost."""
+    return around(handover, "_is_first_time", lambda original, row: False)
+
+
+@mutant
+def what_is_delayed_is_stored_again() -> Any:
+    return around(handover, "_is_first_time", lambda original, row: not row.extras)
+
+
+@mutant
+def a_missing_word_is_not_noticed() -> Any:
+    return around(Mesh, "_missed", lambda original, self, sender, number: None)
 
 
 def msgspec_replace(said: Any, **changed: Any) -> Any:

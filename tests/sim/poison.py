@@ -9,12 +9,14 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest.mock import patch
 
+from lakequeue.mesh import handover
 from lakequeue.state.commands import intake
 from lakequeue.state.phases import admission, delivery
 from lakequeue.state.queue.broker import Broker
 
 POISONED_LIMIT = 666  # of a browse
 POISONED_PRIORITY = 66  # of a message
+POISONED_GRANT = 67  # the priority of a message that no other broker can be given
 POISONED_STEPS = 150  # in each of these the queue below cannot be served
 POISONED_QUEUE = "slow"
 
@@ -33,6 +35,7 @@ def spoil(broker: Broker) -> None:
 def poisoned() -> Iterator[None]:
     """The core fails at some records, and at a queue now and then."""
     judge, one, serve = admission.judge, intake._one, delivery._serve
+    take_in = handover.take_in
 
     def judged(broker: Broker, vpn: str, matches: Any, messages: Any) -> Any:
         if messages.header.priority == POISONED_PRIORITY:
@@ -53,7 +56,14 @@ def poisoned() -> Iterator[None]:
             raise Poison("a queue")
         serve(broker, queue, *rest)
 
+    def taken_in(broker: Broker, queue: Any, row: Any, content: Any, waiting: bool) -> None:
+        take_in(broker, queue, row, content, waiting)
+        if not waiting and row.priority == POISONED_GRANT:
+            spoil(broker)
+            raise Poison("a message that was granted")
+
     with ExitStack() as stack:
+        stack.enter_context(patch.object(handover, "take_in", taken_in))
         stack.enter_context(patch.object(admission, "judge", judged))
         stack.enter_context(patch.object(intake, "_one", carried_out))
         stack.enter_context(patch.object(delivery, "_serve", served))

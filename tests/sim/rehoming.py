@@ -18,7 +18,7 @@ from lakequeue.state import Limits
 from .worker import VPN, Saved, Site, digest
 
 if TYPE_CHECKING:
-    from .world import World
+    from .home import Home
 
 BROKERS_MAX = 4
 
@@ -31,7 +31,7 @@ class _Header(msgspec.Struct):
 _header = msgspec.msgpack.Decoder(_Header).decode
 
 
-def change_brokers(world: World, rng: random.Random) -> None:
+def change_brokers(world: Home, rng: random.Random) -> None:
     """Add a broker, or remove one, if the home comes to rest."""
     if len(world.sites) < 2 and rng.random() < 0.5:
         return
@@ -66,7 +66,7 @@ def change_brokers(world: World, rng: random.Random) -> None:
     _take(world, found, {name: own for name, (own, _) in known.items()})
 
 
-def _end(world: World, site: Site) -> bool:
+def _end(world: Home, site: Site) -> bool:
     """A broker's loop ends in good order, and its state has all steps."""
     worker = site.worker
     if worker is None or worker.is_over or worker.is_frozen or site.is_cut:
@@ -86,7 +86,7 @@ def _resting(site: Site) -> tuple[Snapshot, Resting]:
     )  # fmt: skip
 
 
-def _take(world: World, found: Rehomed, before: dict[str, Snapshot]) -> None:
+def _take(world: Home, found: Rehomed, before: dict[str, Snapshot]) -> None:
     """The home is the new one from now on."""
     for site in world.sites.values():
         assert site.worker is not None
@@ -103,7 +103,8 @@ def _take(world: World, found: Rehomed, before: dict[str, Snapshot]) -> None:
             limits = next(iter(world.sites.values())).limits
             site = Site(one.name, one.number, limits)
             world.kafka.sizes |= {
-                topics.topic(one.name, kind): 1 for kind in ("mesh", "instructions")
+                topics.topic(one.name, kind): 1
+                for kind in (topics.MESH, topics.INSTRUCTIONS, topics.BRIDGE_OUT)
             }
         else:
             site = world.sites[one.name]

@@ -10,6 +10,7 @@ SEEDS, A_TEST = 400, 40
 EXPECTED = {
     "granted", "transferred", "lane_blocked", "lane_flows", "went", "arrived", "dead_lettered",
     "rejected", "session_lost", "lease_ended", "expired", "redriven", "consumer_rejected",
+    "far",
 }  # fmt: skip
 
 

@@ -76,6 +76,7 @@ class Site:
     captured: list[str] = field(default_factory=list)  # plain topics that all brokers read
     speaks_for: list[int] = field(default_factory=list)  # removed brokers
     epoch: int = 7
+    doors: list[PartitionId] = field(default_factory=list)  # where other homes come in
 
     def directory(self) -> int:
         """Which edition of the directory it knows; 0 where it is alone."""
@@ -91,7 +92,7 @@ class Site:
             found.append((topics.topic(VPN, topics.COMMANDS), number))
             first = topics.publish_partitions(number)[0]
             found += [(topics.topic(VPN, topics.PUBLISH), first + n) for n in range(PUBLISH_USED)]
-        return found + [(topic, n) for topic in self.captured for n in range(2)]
+        return found + self.doors + [(topic, n) for topic in self.captured for n in range(2)]
 
 
 class Worker:

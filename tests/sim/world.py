@@ -1,0 +1,159 @@
+"""The world of a seed: a home, in some a second one with a bridge to it, and what goes wrong.
+Everything that happens is a list of happenings, each with a number from which it draws; so a
+failure can be repeated, and made smaller by leaving happenings out.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from typing import Any
+from unittest.mock import patch
+
+import msgspec
+from lakequeue.protocol import journal
+
+from .accounts import Wrong
+from .far_home import ENDPOINT, FAR_TOPICS, Copier, FarHome, near_end
+from .home import Home
+from .poison import poisoned
+
+HAPPENINGS = 120
+
+
+class World(Home):
+    """A home, and what it knows of another. far: the other home; None: there is none."""
+
+    far: FarHome | None = None
+
+    def bridges(self) -> list[dict[str, Any]]:
+        if self.rng.random() < 0.7:
+            return []
+        self.far = FarHome(self.seed, self.limits, self)
+        self.copier = Copier(self, self.far)
+        self.accounts.takes[ENDPOINT] = set(FAR_TOPICS)
+        return [near_end(self.rng.choice(self.names))]
+
+    def destinations(self) -> list[str]:
+        found = [to for to in super().destinations() if to != ENDPOINT]
+        return found if self.far is None else [*found, *FAR_TOPICS, *FAR_TOPICS]
+
+    def do_far(self, rng: random.Random) -> None:
+        """Something happens in the other home."""
+        if self.far is None:
+            self.do_step(rng)
+        else:
+            self.far.happen(rng)
+
+    def do_copy(self, rng: random.Random) -> None:
+        """Records go from home to home, or the link is cut."""
+        if self.far is None:
+            self.do_step(rng)
+        else:
+            self.copier.happen(rng)
+
+    def end_faults(self, rng: random.Random) -> None:
+        super().end_faults(rng)
+        if self.far is not None:
+            self.far.end_faults(rng)
+            self.copier.is_cut = False
+
+    def round(self, n: int, rng: random.Random) -> int:
+        happened = super().round(n, rng)
+        if self.far is not None:
+            if n % 60 == 0:
+                self.copier.begin_again()
+            self.copier.open()
+            happened += self.copier.copy(1000)
+            self.far.kafka.now = self.kafka.now
+            happened += self.far.round(n, rng)
+            self.kafka.now = self.far.kafka.now
+        return happened
+
+    def left(self) -> str:
+        return super().left() or ("" if self.far is None else self.far.left())
+
+    def judge(self) -> None:
+        super().judge()
+        if self.far is not None:
+            self.far.judge()
+            self.events["far"] += 1
+
+
+WEIGHTS = {
+    "step": 30, "send": 16, "receipts": 6, "consume": 8, "listen": 10, "settle": 12, "leave": 3,
+    "wait": 8, "mark": 5, "commit": 6, "die": 6, "kill": 2, "replace": 2, "haunt": 3, "lag": 4,
+    "cut": 2, "freeze": 2, "clock": 1, "hole": 1, "retain": 2, "admin": 4, "go_back": 1, "plain": 3,
+    "move": 2, "rehome": 4, "poison": 1, "poison_grant": 2, "lose": 2, "far": 12, "copy": 8,
+}  # fmt: skip
+Happening = tuple[str, int]
+
+
+def happenings(seed: int) -> list[Happening]:
+    """What happens in the world of this seed."""
+    rng = random.Random(f"happenings {seed}")
+    kinds = rng.choices(list(WEIGHTS), list(WEIGHTS.values()), k=HAPPENINGS)
+    return [(kind, rng.getrandbits(32)) for kind in kinds]
+
+
+class Failed(AssertionError):
+    """A judge found something."""
+
+    def __init__(self, seed: int, at: str, cause: BaseException, told: list[str]) -> None:
+        self.seed, self.at, self.cause, self.told = seed, at, cause, told
+        words = re.findall("[a-z_]{3,}", str(cause))
+        self.kind = type(cause), at == "drain", words[:4]
+        super().__init__(f"seed {seed}, {at}: {type(cause).__name__}: {cause}")
+
+
+def run(seed: int, todo: list[Happening] | None = None) -> World:
+    """Let the world of a seed live. Raises Failed. The journal's columns are no part of it."""
+    with patch.object(journal, "encode", msgspec.msgpack.encode), poisoned():
+        return _run(seed, todo)
+
+
+def _run(seed: int, todo: list[Happening] | None) -> World:
+    world, at = None, "beginning"
+    try:
+        world = World(seed)
+        for kind, number in happenings(seed) if todo is None else todo:
+            at = kind
+            world.told.append(f"{kind} {number}")
+            getattr(world, f"do_{kind}")(random.Random(number))
+        at = "drain"
+        world.drain()
+        at = "judge"
+        world.judge()
+    except Exception as cause:
+        raise Failed(seed, at, cause, world.told if world else []) from cause
+    return world
+
+
+def shrink(seed: int, tries: int = 400) -> tuple[list[Happening], Failed]:
+    """The fewest happenings with which the world of a seed still fails in the same way."""
+
+    def fails(todo: list[Happening]) -> Failed | None:
+        try:
+            run(seed, todo)
+        except Failed as failed:
+            return failed
+        return None
+
+    todo = happenings(seed)
+    failed = fails(todo)
+    assert failed is not None, f"seed {seed} does not fail"
+    kind, size = failed.kind, len(todo) // 2
+    while size and tries > 0:
+        at = 0
+        while at < len(todo) and tries > 0:
+            tries -= 1
+            found = fails(less := todo[:at] + todo[at + size :])
+            if found is not None and found.kind == kind:
+                todo, failed = less, found
+            else:
+                at += size
+        size //= 2
+    return todo, failed
+
+
+__all__ = ["Failed", "World", "Wrong", "happenings", "run", "shrink"]
