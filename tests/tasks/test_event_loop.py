@@ -118,7 +118,8 @@ def test_a_lost_connection_is_an_error_that_kombu_knows(bench: LoopBench) -> Non
             with pytest.raises(connection.connection_errors):
                 connection.drain_events(timeout=1)
         connection.close()
-        Producer(connection.channel()).publish(1, routing_key="work")  # on a new one
+        connection.connect()
+        Producer(connection.channel()).publish(1, routing_key="work", declare=[WORK])
         assert bench.admin.describe("work")["depth"] == 1
 
 
