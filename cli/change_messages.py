@@ -89,19 +89,19 @@ def purge(
     chosen = which(where, ids, everything)
     with connect(url, home, vpn, "purge") as connection:
         admin = connection.admin()
-        removed = admin.purge(queue, **chosen, dry_run=True)
+        if dry_run or not yes:  # counting reads every message, as removing does
+            removed = admin.purge(queue, **chosen, dry_run=True)
         if not dry_run:
-            asked_first(removed, f"Remove {{}} from {queue} for good?", yes, as_json)
+            if not yes:
+                asked_first(removed, f"Remove {{}} from {queue} for good?", yes, as_json)
             removed = admin.purge(queue, **chosen, why=why)
     if dry_run:
         told = {"queue": queue, "would_remove": removed}
         say_json(told) if as_json else say(f"{removed:,} would be removed from {queue}")
     elif as_json:
         say_json({"queue": queue, "removed": removed})
-    elif isinstance(removed, int):
-        say(f"{removed:,} removed from {queue}")
     else:
-        say(f"Removed from {queue}.")
+        say(f"{removed:,} removed from {queue}")
 
 
 @click.command()
