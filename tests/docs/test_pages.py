@@ -139,4 +139,5 @@ def test_every_decision_is_listed() -> None:
         assert page.name in listed
         for heading in ("**Context.**", "**Decision.**", "**Consequences.**"):
             assert heading in page.read_text(), page.name
+        assert not page.read_text().rstrip().endswith("**"), f"{page.name}: nothing after a heading"
         assert len(page.read_text().split()) <= 400, page.name
