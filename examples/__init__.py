@@ -1,7 +1,11 @@
-"""Examples that are run: `lakequeue demo` tells two stories on real Kafka and Spark.
+"""Programs to copy, one file each, and in `demo/` the applications of `lakequeue demo`.
 
-They are applications like anybody's: they speak to the engine through `lakequeue.connect` and start
-it through the command `lakequeue up`, so they may import every room, and no room imports them. Each
-breaks something on the way and ends with accounts that compare what was sent with what the tables
-in Delta say.
+| file | shows |
+|---|---|
+| `worker.py` | handle messages, try again later, reject, stop on a signal |
+| `publisher.py` | publish fast, and know what became of each message |
+| `request_reply.py` | ask a server over queues, and wait for its answer |
+| `plain_kafka.py` | use a queue with nothing but a Kafka client |
+| `spark_job.py` | read a queue in a Spark job |
+| `celery_shop.py` | run Celery tasks on lakequeue |
 """

@@ -1,165 +1,68 @@
-"""A worker process of the demo: consumes queues, fails at times, and reports what it did.
+"""A worker: handles the messages of a queue until SIGTERM or Ctrl-C.
 
-Started as ``python -m lakequeue.examples.worker``. Each job (queue and ack mode) has a thread and a
-connection of its own. Twice a second a line of JSON on standard output says the counts so far.
-SIGTERM ends it in order; the demo also kills one with SIGKILL, which cannot be answered.
+    python examples/worker.py kafka://127.0.0.1:9092 orders
+
+- Handled: the message is acknowledged and leaves the queue.
+- `TryAgain`: the message comes again after 30 s, at most `max_deliveries` times.
+- Any other exception: the message goes to the dead message queue, with the reason.
+
+After a crash a message comes again, so handling it twice must do no harm. Start as many workers as
+you like: each message goes to one of them.
 """
 
 from __future__ import annotations
 
 import json
-import random
+import signal
+import sys
 import threading
-from dataclasses import asdict, dataclass
 from typing import Any
 
-import click
-
-from ..cli.common import stop_on_signals
-from ..protocol.errors import LakequeueError, LeaseLost
-
-REPORT_S = 0.5
-CANCEL_SHARE = 0.01
-BACKLOG = 500
+import lakequeue
 
 
-@dataclass(slots=True)
-class Counts:
-    """What a worker did. wrong: messages that the queue should not have held."""
-
-    ready: bool = False
-    received: int = 0
-    redelivered: int = 0
-    acknowledged: int = 0
-    canceled: int = 0
-    barriers: int = 0
-    lost: int = 0
-    wrong: int = 0
+class TryAgain(Exception):
+    """The order cannot be handled now, but later."""
 
 
-class Canceled(Exception):
-    """What the demo's callback raises at times: the client then cancels the message."""
+def handle(order: dict[str, Any]) -> None:
+    """Your work goes here."""
+    print(f"order {order['id']}: {order['amount']}", flush=True)
 
 
-def fits(queue: str, payload: bytes) -> bool:
-    """Whether this message belongs into this queue of conf/demo.yaml."""
-    flight = json.loads(payload)
-    if queue == "delayed":
-        return (flight.get("dep_delay") or 0) > 60
-    if queue == "united":
-        return flight.get("carrier") == "UA"
-    return True
+def work(connection: lakequeue.Connection, queue: str, stop: threading.Event) -> None:
+    """Handle messages one after the other. The backlog of 10 keeps the next ones ready."""
+    with connection.consumer(queue, ack_mode="individual", max_backlog=10) as consumer:
+        while not stop.is_set():
+            message = consumer.receive(timeout=0.5)
+            if message is None:
+                continue
+            try:
+                settle(message)
+            except lakequeue.LeaseLost:
+                print(f"message {message.id} took longer than its lease and comes again")
 
 
-class Job:
-    """One queue, consumed in one ack mode."""
-
-    def __init__(self, queue: str, ack_mode: str, counts: Counts, seed: int) -> None:
-        self.queue, self.ack_mode, self.counts = queue, ack_mode, counts
-        self._random = random.Random(seed)
-        self._lock = threading.Lock()
-
-    def run(self, url: str, name: str, stop: threading.Event) -> None:
-        """Consume until told to stop."""
-        import lakequeue
-
-        with (
-            lakequeue.connect(url, client_name=name) as connection,
-            connection.consumer(
-                self.queue, ack_mode=self.ack_mode, max_backlog=BACKLOG
-            ) as consumer,
-        ):
-            self.counts.ready = True
-            if self.ack_mode == "auto":
-                consumer.on_message(self._callback)
-                stop.wait()
-                return
-            while not stop.is_set():
-                message = consumer.receive(timeout=0.2)
-                if message is not None:
-                    self._handle(message)
-
-    def _look(self, message: Any) -> bool:
-        """Count a message; whether this worker is going to fail with it."""
-        counts = self.counts
-        counts.received += 1
-        counts.redelivered += bool(message.redelivered)
-        if message.is_barrier:
-            counts.barriers += 1
-            return False
-        counts.wrong += not fits(self.queue, message.payload)
-        return self._random.random() < CANCEL_SHARE
-
-    def _handle(self, message: Any) -> None:
-        """Individual acknowledgments, by hand."""
-        fails = self._look(message)
-        if message.is_barrier:
-            return
-        try:
-            if fails:
-                message.cancel()
-                self.counts.canceled += 1
-            else:
-                message.ack()
-                self.counts.acknowledged += 1
-        except LeaseLost:
-            self.counts.lost += 1
-
-    def _callback(self, message: Any) -> None:
-        """Automatic acknowledgments: an exception cancels."""
-        with self._lock:
-            fails = self._look(message)
-            if fails:
-                self.counts.canceled += 1
-            elif not message.is_barrier:
-                self.counts.acknowledged += 1
-        if fails:
-            raise Canceled(message.id)
+def settle(message: lakequeue.Message) -> None:
+    """Handle one message and tell the queue what became of it."""
+    try:
+        handle(json.loads(message.payload))
+    except TryAgain:
+        message.cancel(delay="30s")
+    except Exception as error:
+        message.reject(error)
+    else:
+        message.ack()
 
 
-@click.command()
-@click.option("--url", required=True)
-@click.option("--name", required=True)
-@click.option("--job", "jobs", multiple=True, required=True, metavar="QUEUE:ACK_MODE")
-@click.option("--seed", type=int, default=0)
-def main(url: str, name: str, jobs: tuple[str, ...], seed: int) -> None:
-    """Consume each QUEUE in its ACK_MODE until SIGTERM."""
-    counts: list[Counts] = []
-    failures: list[str] = []
-    with stop_on_signals() as stop:
-        threads: list[threading.Thread] = []
-        for at, job in enumerate(jobs):
-            queue, _, ack_mode = job.partition(":")
-            counts.append(Counts())
-            work = Job(queue, ack_mode, counts[-1], seed + at)
-
-            def run(work: Job = work) -> None:
-                try:
-                    work.run(url, name, stop)
-                except LakequeueError as error:
-                    failures.append(f"{work.queue}: {error}")
-                    stop.set()
-
-            threads.append(threading.Thread(target=run, name=job, daemon=True))
-            threads[-1].start()
-        while not stop.wait(REPORT_S):
-            report(name, counts)
-        for thread in threads:
-            thread.join(timeout=20)
-    report(name, counts, failures)
-    raise SystemExit(1 if failures else 0)
-
-
-def report(name: str, counts: list[Counts], failures: list[str] | None = None) -> None:
-    """One line of JSON with the sums."""
-    total: dict[str, Any] = {}
-    for one in counts:
-        for key, value in asdict(one).items():
-            total[key] = min(total.get(key, True), value) if key == "ready" else (
-                total.get(key, 0) + value
-            )  # fmt: skip
-    print(json.dumps({"worker": name, **total, "failures": failures or []}), flush=True)
+def main(url: str, queue: str) -> None:
+    """Work until a signal; unfinished messages return to the queue."""
+    stop = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: stop.set())
+    with lakequeue.connect(url, client_name="order-worker") as connection:
+        work(connection, queue, stop)
 
 
 if __name__ == "__main__":
-    main()
+    main(*sys.argv[1:])

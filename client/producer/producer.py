@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 from uuid import uuid4
@@ -141,7 +142,7 @@ class Producer:
         *,
         ttl: str | float | None = None,
         priority: int | None = None,
-        headers: dict[str, str | bytes] | None = None,
+        headers: Mapping[str, str | bytes] | None = None,
         key: bytes | str | None = None,
         deliver_at: datetime | str | None = None,
         delay: str | float | None = None,
@@ -198,7 +199,7 @@ class Producer:
         *,
         ttl: str | float | None = None,
         priority: int | None = None,
-        headers: dict[str, str | bytes] | None = None,
+        headers: Mapping[str, str | bytes] | None = None,
         key: bytes | str | None = None,
         deliver_at: datetime | str | None = None,
         delay: str | float | None = None,

@@ -14,7 +14,7 @@ import lakequeue
 import pytest
 from lakequeue.memory import MemoryEngine
 
-EXAMPLE = Path(__file__).resolve().parents[2] / "docs" / "examples" / "plain_kafka.py"
+EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "plain_kafka.py"
 
 
 class Place(NamedTuple):

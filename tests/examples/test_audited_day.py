@@ -16,8 +16,8 @@ from click.testing import CliRunner
 from lakequeue.cli import main
 from lakequeue.cli.common import console
 from lakequeue.conf import load
-from lakequeue.examples import demo as demo_module
-from lakequeue.examples.audited_day import (
+from lakequeue.examples.demo import demo as demo_module
+from lakequeue.examples.demo.audited_day import (
     BACKLOG,
     CONFIGURATION,
     FINDINGS,
@@ -32,8 +32,8 @@ from lakequeue.examples.audited_day import (
     AuditDemo,
     Told,
 )
-from lakequeue.examples.flight_data import load_flights
-from lakequeue.examples.typed_commands import TypedCommands
+from lakequeue.examples.demo.flight_data import load_flights
+from lakequeue.examples.demo.typed_commands import TypedCommands
 from lakequeue.protocol.errors import LakequeueError
 
 

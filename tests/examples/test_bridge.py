@@ -5,7 +5,7 @@ from itertools import pairwise
 
 from click.testing import CliRunner
 from lakequeue.cli import main
-from lakequeue.examples.blocked_bridge import CONSUMER_BACK_S, RATE
+from lakequeue.examples.demo.blocked_bridge import CONSUMER_BACK_S, RATE
 
 
 def test_h2_h3_the_picture_of_rates_with_one_lane_and_with_lanes() -> None:

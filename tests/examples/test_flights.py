@@ -9,10 +9,10 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from lakequeue.conf import load
-from lakequeue.examples.accounts import balance, check_barriers
-from lakequeue.examples.flight_data import load_flights
-from lakequeue.examples.flights import CONFIGURATION, JOBS, share_jobs
-from lakequeue.examples.worker import fits
+from lakequeue.examples.demo.accounts import balance, check_barriers
+from lakequeue.examples.demo.demo_worker import fits
+from lakequeue.examples.demo.flight_data import load_flights
+from lakequeue.examples.demo.flights import CONFIGURATION, JOBS, share_jobs
 
 NO_COUNTS = {"spooled": 0, "delivered": 0, "redelivered": 0, "acknowledged": 0}
 

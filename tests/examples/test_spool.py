@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 from lakequeue.cli import main
 from lakequeue.conf import load
-from lakequeue.examples.full_spool import (
+from lakequeue.examples.demo.full_spool import (
     CONFIGURATION,
     DEAD,
     FILL,

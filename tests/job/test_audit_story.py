@@ -8,7 +8,14 @@ import lakequeue
 import pytest
 import yaml
 from job.conftest import Job, in_real_time
-from lakequeue.examples.audited_day import CONFIGURATION, FINDINGS, LATE, NEW, OLD, AuditDemo
+from lakequeue.examples.demo.audited_day import (
+    CONFIGURATION,
+    FINDINGS,
+    LATE,
+    NEW,
+    OLD,
+    AuditDemo,
+)
 
 pytestmark = [pytest.mark.job, in_real_time]
 

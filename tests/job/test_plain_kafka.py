@@ -14,7 +14,7 @@ from kafka import KafkaConsumer, KafkaProducer
 
 pytestmark = pytest.mark.job
 
-EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "plain_kafka.py"
+EXAMPLE = Path(__file__).parents[2] / "examples" / "plain_kafka.py"
 
 
 @in_real_time

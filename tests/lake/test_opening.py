@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 from lake.on_files import Recorded
 from lakequeue import LakequeueError
-from lakequeue.examples.audited_day import WHICH
+from lakequeue.examples.demo.audited_day import WHICH
 from lakequeue.lake import HISTORY, create_views, open_lake
 from lakequeue.lake.opening import not_written
 from lakequeue.lake.past import brokers

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from ..cli.group import EnvironmentFault
+from ...cli.group import EnvironmentFault
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from ..cli.common import number
+from ...cli.common import number
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType

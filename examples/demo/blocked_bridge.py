@@ -12,10 +12,10 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from ..cli.common import console, say_json
-from ..definitions import parse_configuration
-from ..definitions.bridge import NONE, PER_DESTINATION
-from ..memory import MemoryConnection, MemoryEngine
+from ...cli.common import console, say_json
+from ...definitions import parse_configuration
+from ...definitions.bridge import NONE, PER_DESTINATION
+from ...memory import MemoryConnection, MemoryEngine
 
 TOPICS = {"queue1": "a/b/c", "queue2": "d/e/f", "queue3": "g/h/i"}
 RATE = 4  # messages a second to each topic

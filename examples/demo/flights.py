@@ -13,9 +13,9 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..cli.common import console, say_json
-from ..cli.publish import Tally
-from ..protocol.errors import LakequeueError
+from ...cli.common import console, say_json
+from ...cli.publish import Tally
+from ...protocol.errors import LakequeueError
 from .child_processes import until
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from .flight_data import Flights
     from .view import View
 
-CONFIGURATION = Path(__file__).resolve().parent.parent / "conf" / "demo.yaml"
+CONFIGURATION = Path(__file__).resolve().parents[2] / "conf" / "demo.yaml"
 JOBS = ("flights:individual", "flights:auto", "delayed:individual", "united:auto")
 FLIGHTS = 20_000
 WINDOW = 4000

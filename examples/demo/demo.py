@@ -9,9 +9,9 @@ from pathlib import Path
 import click
 from click.core import ParameterSource
 
-from ..cli.common import interrupt_on_sigterm, json_option, option
-from ..cli.group import EXIT_FAILED
-from ..protocol.errors import LakequeueError
+from ...cli.common import interrupt_on_sigterm, json_option, option
+from ...cli.group import EXIT_FAILED
+from ...protocol.errors import LakequeueError
 from .audited_day import AuditDemo
 from .blocked_bridge import BridgeDemo
 from .flights import FLIGHTS, FlightsDemo

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..protocol.errors import LakequeueError
+from ...protocol.errors import LakequeueError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -50,7 +50,7 @@ class TypedCommands:
 
     def _run(self, *words: str) -> str:
         """What a command prints. Raises LakequeueError with what it says when it fails."""
-        from ..cli import main
+        from ...cli import main
 
         printed, said = io.StringIO(), io.StringIO()
         given = [*words, "--home", str(self._home)]

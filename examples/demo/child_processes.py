@@ -21,8 +21,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-from ..cli.group import EXIT_ENVIRONMENT, EnvironmentFault
-from ..protocol.errors import LakequeueError
+from ...cli.group import EXIT_ENVIRONMENT, EnvironmentFault
+from ...protocol.errors import LakequeueError
 
 START_SECONDS_MAX = 180.0
 STOP_SECONDS_MAX = 60.0
@@ -140,7 +140,7 @@ class WorkerProcess:
         cls, name: str, jobs: list[str], url: str, seed: int, errors: IO[str]
     ) -> WorkerProcess:
         """Start a worker with jobs ``queue:ack_mode``; what it says on stderr goes to a file."""
-        arguments = ["lakequeue.examples.worker", "--url", url, "--name", name]
+        arguments = ["lakequeue.examples.demo.demo_worker", "--url", url, "--name", name]
         arguments += ["--seed", str(seed)]
         for job in jobs:
             arguments += ["--job", job]

@@ -18,13 +18,13 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from ..cli.common import console, say_json
-from ..protocol.errors import LakequeueError
+from ...cli.common import console, say_json
+from ...protocol.errors import LakequeueError
 from .child_processes import EngineProcess, until
 from .flight_data import load_flights
 from .typed_commands import TypedCommands
 
-CONFIGURATION = Path(__file__).resolve().parent.parent / "conf" / "demo-audit.yaml"
+CONFIGURATION = Path(__file__).resolve().parents[2] / "conf" / "demo-audit.yaml"
 QUEUE = "departures"
 FLIGHTS = 842  # of the first day
 NOON = 1200  # as the data write times

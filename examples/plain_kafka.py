@@ -1,6 +1,6 @@
 """A queue used with nothing but a Kafka client.
 
-    python docs/examples/plain_kafka.py 127.0.0.1:9092 orders
+    python examples/plain_kafka.py 127.0.0.1:9092 orders
 
 Asks the engine about the queue, makes the queue's underlying topic where nobody has made it,
 subscribes, publishes messages to that topic without any header, reads the deliveries, acknowledges

@@ -19,14 +19,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..cli.common import console, number, say_json
-from ..protocol.errors import LakequeueError, LeaseLost, Rejected
+from ...cli.common import console, number, say_json
+from ...protocol.errors import LakequeueError, LeaseLost, Rejected
 from .child_processes import EngineProcess, until
 
 if TYPE_CHECKING:
     import pandas as pd
 
-CONFIGURATION = Path(__file__).resolve().parent.parent / "conf" / "demo-spool.yaml"
+CONFIGURATION = Path(__file__).resolve().parents[2] / "conf" / "demo-spool.yaml"
 ORDERS, DEAD = "orders", "orders-dead"
 PAYLOAD_BYTES = 1000
 FILL = 2_600  # more than the spool takes: some are refused

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..cli.delta_reader import read_table
+from ...cli.delta_reader import read_table
 
 if TYPE_CHECKING:
     import numpy as np

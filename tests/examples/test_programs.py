@@ -1,0 +1,138 @@
+"""The programs that people copy from examples/, run on the engine in memory."""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import lakequeue
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+QUEUES = {
+    "queues": [
+        {
+            "name": "orders", "message_type": "json", "max_per_subscription_backlog": 100,
+            "dead_message_queue": "dead", "filter": "/id IS NULL OR /id > 0",
+        },
+        {"name": "dead", "message_type": "json"},
+        {"name": "prices", "message_type": "text", "max_per_subscription_backlog": 100},
+    ]
+}  # fmt: skip
+
+
+def program(name: str) -> ModuleType:
+    """A program as somebody runs it: from its file."""
+    spec = importlib.util.spec_from_file_location(
+        f"copied_{name}", ROOT / "examples" / f"{name}.py"
+    )
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses and pickle look there
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def connection() -> Iterator[lakequeue.Connection]:
+    with lakequeue.connect("memory://", config=QUEUES) as connection:
+        yield connection
+
+
+def test_the_worker_settles_by_what_happened(
+    connection: lakequeue.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker, stop = program("worker"), threading.Event()
+    handled: list[int | None] = []
+
+    def handle(order: dict[str, int]) -> None:
+        handled.append(order.get("id"))
+        if len(handled) == 4:
+            stop.set()
+        print(order["id"])
+        if order["id"] == 2:
+            raise worker.TryAgain
+
+    monkeypatch.setattr(worker, "handle", handle)
+    with connection.producer() as producer:
+        for order in ('{"id": 1}', '{"id": 2}', '{"number": 3}', '{"id": 4}'):
+            producer.send("orders", order)
+    worker.work(connection, "orders", stop)
+    assert handled == [1, 2, None, 4]
+    left = connection.admin().browse("orders")
+    assert [(m.payload, m.state) for m in left] == [(b'{"id": 2}', "delayed")]
+    (dead,) = connection.admin().browse("dead")
+    assert dead.payload == b'{"number": 3}'
+    assert dead.headers["lq-dead-detail"].startswith("KeyError")
+
+
+def test_the_publisher_tells_what_was_not_stored(
+    connection: lakequeue.Connection, capsys: pytest.CaptureFixture[str]
+) -> None:
+    publisher = program("publisher")
+    lines = ['{"id": 1}', '{"id": 0}', '{"id": 2}']
+    assert publisher.publish(connection, "orders", lines) == 2
+    assert connection.admin().describe("orders")["depth"] == 2
+    told = capsys.readouterr().err
+    assert """refused: '{"id": 0}'""" in told
+    assert told.count("\n") == 1
+
+
+def test_the_publisher_reads_lines(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    publisher = program("publisher")
+    with lakequeue.connect("memory://lines", config=QUEUES) as connection:
+        monkeypatch.setattr(sys, "stdin", io.StringIO('{"id": 1}\n\n{"id": 2}\n'))
+        assert publisher.main("memory://lines", "orders") == 0
+        assert capsys.readouterr().out == "2 of 2 stored\n"
+        assert connection.admin().describe("orders")["depth"] == 2
+
+
+def test_a_reply_finds_its_request(connection: lakequeue.Connection) -> None:
+    example = program("request_reply")
+    with example.Requester(connection) as one, example.Requester(connection) as other:
+        first, second, third = one.send("apples"), other.send("pears"), one.send("plums")
+        assert example.serve(connection, timeout=0) == 3
+        assert other.receive(second) == "1.60"
+        assert one.receive(third) == "unknown", "a reply to another request is passed over"
+        late = one.send("pears")
+        with pytest.raises(TimeoutError, match="no reply within 10"):
+            one.receive(late)
+        assert first != third
+    names = {queue["name"] for queue in connection.admin().queues()}
+    assert names == {"orders", "dead", "prices"}, "queues for replies are deleted"
+
+
+def test_a_request_of_a_client_that_has_gone_is_rejected(connection: lakequeue.Connection) -> None:
+    example = program("request_reply")
+    with example.Requester(connection) as gone:
+        gone.send("apples")
+    assert example.serve(connection, timeout=0) == 0
+    assert connection.admin().describe("prices")["depth"] == 0
+
+
+def test_the_spark_job_is_the_one_of_the_documentation() -> None:
+    """A job test runs the page's code on a real engine."""
+    page = (ROOT / "docs" / "how-to" / "spark-jobs.md").read_text()
+    printed = page.partition("```python job\n")[2].partition("```")[0]
+    text = (ROOT / "examples" / "spark_job.py").read_text()
+    assert printed.strip(), "the page has a job"
+    assert text.partition('"""\n\n')[2] == printed
+
+
+def test_programs_are_small_and_say_how_to_run_them() -> None:
+    programs = sorted(path.stem for path in (ROOT / "examples").glob("[a-z]*.py"))
+    assert programs == [
+        "celery_shop", "plain_kafka", "publisher", "request_reply", "spark_job", "worker",
+    ]  # fmt: skip
+    for name in programs:
+        text = (ROOT / "examples" / f"{name}.py").read_text()
+        assert f"python examples/{name}.py" in text or "docs/how-to/celery.md runs it" in text
+        assert len(text.splitlines()) <= (220 if name == "plain_kafka" else 130)
