@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from ..lake import open_lake, trace
 from ..protocol.journal import Journal, JournalSegment, encode
-from ..sinks.batch_files import journal_rows
+from ..sinks.table_batch import journal_rows
 
 TOGETHER, COMMIT = 10_000, 100
 START_MS, STEP_MS = 1_760_000_000_000, 1_000

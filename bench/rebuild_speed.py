@@ -29,9 +29,8 @@ from ..protocol.messages import HEADER, RUN_MAX, PublishHeader, encode_publish_h
 from ..protocol.table_format import CRC_MODULUS
 from ..protocol.wire import STEP, WireRecord, headers_list
 from ..replica.driver import Clocks, Driver, Snapshot
-from ..sinks.batch_files import journal_rows
 from ..sinks.content_references import PLACE, REFERENCE
-from ..sinks.history import STEP_ROWS, step_row
+from ..sinks.table_batch import STEP_ROWS, journal_rows, step_row
 from ..sources.step_batch import PartitionId, Taken, to_batch
 from ..state import FORMAT, DictStore, Home
 from .harness import Say

@@ -1,13 +1,12 @@
-"""The Delta tables of a home: their columns, their version, and that they are there (R1).
+"""The Delta tables of a home: creating them, adding missing columns, appending rows (R1).
 
-Each table says in its properties which version of its columns it has. One of an earlier version
-gets the columns that it lacks; one of a later version is refused: what this version would write
-there, nobody could rely on.
+A table's properties have the version of its columns. A table of an earlier version gets the columns
+that it lacks. A table of a later version is refused: nobody could rely on what this version would
+write there.
 
-A table is partitioned by `date`, the day of its rows, so a day's files hold nothing else: upkeep
-joins files of one day, and what retention deletes are whole files, not parts of files that have to
-be written anew. Delta cannot partition a table that it has: an older one is written on as it is.
-"""
+A table is partitioned by `date`, the day of its rows. So upkeep joins the files of one day, and
+retention deletes whole files instead of rewriting them. Delta cannot partition an existing table,
+so older ones stay as they are."""
 
 from __future__ import annotations
 
@@ -34,12 +33,12 @@ from ..protocol.table_format import (
     refusal_of,
 )
 
-# Whose day it is. A clock that is wrong makes no partition of its own: a day far off is the nearest
-# of the last days, so whatever comes in, a batch writes a few files at most.
-_DAY_OF = {MESSAGES: "time", JOURNAL: "time", COMMANDS: "time", STEPS: "now", SNAPSHOTS: "now"}
+# The column that says a row's day. A wrong clock must not make partitions: a day out of range
+# becomes the nearest one that is allowed, so a batch writes a few files at most.
+DAY_OF = {MESSAGES: "time", JOURNAL: "time", COMMANDS: "time", STEPS: "now", SNAPSHOTS: "now"}
 DAYS_BACK = 7
 DAY_S = 86_400
-# Minimum and maximum per file only of what people search by.
+# Minimum and maximum per file are kept only for columns that people search by.
 SKIPPING = {
     MESSAGES: "topic,partition,offset,time",
     JOURNAL: "step,queue,event,message_id,time",
@@ -52,8 +51,8 @@ SKIPPING = {
 def create_tables(
     spark: SparkSession, folder: Folder | str, names: Iterable[str] = (MESSAGES, JOURNAL)
 ) -> None:
-    """Create the tables that are not there, and give those of an earlier version the columns that
-    they lack: what stands in them has no value there. Raises LakequeueError for a later one."""
+    """Create tables that do not exist, and add the columns that older ones lack; their rows have no
+    value there. Raises LakequeueError for a table of a later version."""
     for name in names:
         table = f"delta.`{folder}/{name}`"
         _forget_half_made(spark, f"{folder}/{name}")
@@ -78,26 +77,26 @@ def create_tables(
 
 
 def _forget_half_made(spark: SparkSession, path: str) -> None:
-    """Take away what a process left that was killed while it created a table: the folder of a log
-    without a commit. Delta takes it for a table when it creates one, and for none ever after."""
+    """Remove the log without a commit that a process leaves if it is killed while it creates a
+    table. Delta would see a table there when it creates one, and none ever after."""
     jvm: Any = spark._jvm
     log = jvm.org.apache.hadoop.fs.Path(f"{path}/_delta_log")
     files = log.getFileSystem(spark._jsparkSession.sessionState().newHadoopConf())
     delta = jvm.io.delta.tables.DeltaTable
     if files.exists(log) and not delta.isDeltaTable(spark._jsparkSession, path):
         inside = [file.getPath().getName() for file in files.listStatus(log.getParent())]
-        if inside == [log.getName()]:  # else there was data: it is not ours to take away
+        if inside == [log.getName()]:  # a folder with data is not ours to delete
             files.delete(log, True)
 
 
 def append(folder: str, table: str, rows: DataFrame) -> None:
-    """Append rows to a table, in one file for each of their days."""
-    dated = rows.withColumn(DATE, _day(_DAY_OF[table], time.time()))
+    """Append a data frame to a table, one file per day."""
+    dated = rows.withColumn(DATE, _day(DAY_OF[table], time.time()))
     dated.coalesce(1).write.format("delta").mode("append").save(f"{folder}/{table}")
 
 
 def _day(column: str, now_s: float) -> Column:
-    """The day of a timestamp, in UTC, at most `DAYS_BACK` days ago and not after tomorrow."""
+    """The day of a timestamp, in UTC: at most `DAYS_BACK` days ago, and not after tomorrow."""
     today = int(now_s // DAY_S)
     day = f"CAST(unix_micros({column}) DIV {DAY_S * 1_000_000} AS INT)"
     return f.expr(f"date_from_unix_date(greatest({today - DAYS_BACK}, least({today + 1}, {day})))")
@@ -106,9 +105,9 @@ def _day(column: str, now_s: float) -> Column:
 def stored_rows(
     spark: SparkSession, folder: Folder | str, table: str
 ) -> dict[tuple[str, int], dict[str, tuple[int, int]]]:
-    """Of each partition what is in a table, see `topics_read.Rows`."""
+    """What a table has of each partition, see `topics_read.Rows`."""
     found = spark.read.format("delta").load(f"{folder}/{table}")
-    if table == STEPS:  # it names brokers
+    if table == STEPS:  # its rows name a broker instead of a topic
         topic = f.concat("broker", f.lit(f".{topics.STEPS}"))
         found = found.select(
             topic.alias("topic"), f.lit(0).alias("partition"), "offset", "time",

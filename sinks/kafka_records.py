@@ -1,27 +1,32 @@
-"""Records of Kafka as rows, read where nothing that somebody wrote can end a query (R1).
+"""Records of Kafka as Arrow columns, whatever somebody wrote into them (R1).
 
-Anybody may write to the topics that the tables are made of: times in nanoseconds, headers whose
-names are no text, values of any bytes. Spark's own reader ends its query at some of them, at each
-start again. So Spark plans what a batch takes (`offset_ranges`), and a Python worker reads it, with
-the same library as the brokers' loops, and makes columns of it that every reader knows.
+Anybody may write to the topics behind the tables: times in nanoseconds, header names that are not
+text, values of any bytes. Spark's own reader ends its query at some of them, and again at each
+restart. So Spark only plans the offsets (`offset_ranges`). A Python worker reads them with the
+library that the brokers' loops use, and makes columns that every reader of Delta understands.
+
+A *run* is one record with several messages: the ends of their payloads, then the payloads. So the
+bytes of a column of runs are already the bytes of a column of payloads. `run_items` needs no copy,
+only other offsets.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from pyspark.sql import DataFrame, SparkSession
+import pyarrow.compute as pc
 
 from ..protocol.messages import RUN_MAX, count_of
+from ..protocol.table_format import NO_RUN
 from ..protocol.wire import STEP, headers_json
-from ..sources.offset_ranges import Ranges, read_ranges
 from ..sources.step_batch import header_columns
+from .content_references import Array
 
-# Whole years, the first and the last that every reader of a timestamp knows: 1 and 9999.
+# Every reader of timestamps knows the years 1 to 9999.
 TIME_MS_BEGIN, TIME_MS_END = -62_135_596_800_000, 253_402_300_799_999
 RECORDS = pa.schema(
     [
@@ -31,18 +36,20 @@ RECORDS = pa.schema(
         ("topic_id", pa.string()),
     ]
 )  # fmt: skip
-"""Of a Kafka record: `lq`, the header of that name; `headers`, the others as JSON; `run`, how many
-messages it holds, null where it says of no run, 0 where it is none; `step`, of a journal record;
-`topic_id`, Kafka's id of its topic, null where it gives none."""
+"""lq: the header of that name. headers: the other headers, as JSON. run: how many messages the
+record holds, see `run_of`. step: of a journal record. topic_id: Kafka's id of the topic, null if
+Kafka gives none."""
+
+END_BYTES = 4  # the end of a payload in a run: unsigned, big-endian
 
 
 def records_of(messages: list[Any], ids: Mapping[str, str]) -> pa.RecordBatch:
-    """Messages of Kafka's client as columns (`RECORDS`). ids: of their topics."""
+    """Messages of Kafka's client as columns (`RECORDS`). ids: the topics' ids."""
     metas, rests, steps, runs = [], [], [], []
     keys, values = [m.key() for m in messages], [m.value() for m in messages]
     for m, key, value in zip(messages, keys, values, strict=True):
         meta, rest, headers = header_columns(m)
-        if meta is not None and not _is_text(meta):  # as it is it stands among the others
+        if meta is not None and not _is_text(meta):  # keep it, as one of the other headers
             meta, rest = None, headers_json([(k, v or b"") for k, v in headers])
         step = None if rest is None else next((v for k, v in headers if k == STEP), None)
         metas.append(None if meta is None else meta.decode())
@@ -72,8 +79,8 @@ def _is_text(value: bytes) -> bool:
 
 
 def run_of(meta: bytes | None, value: bytes | None) -> int | None:
-    """How many messages a record holds, by its header `lq`; None: it says of no run; 0: it is none,
-    whatever that says (`protocol.messages.decode_run`)."""
+    """How many messages a record holds by its header `lq`. None: the header does not say that it is
+    a run. 0: it does, but the value is not a sound run (`protocol.messages.decode_run`)."""
     if meta is None or b'"count"' not in meta:
         return None
     count = count_of(meta)
@@ -86,22 +93,41 @@ def run_of(meta: bytes | None, value: bytes | None) -> int | None:
     return count if is_one else 0
 
 
-# ---------------------------------------------------------------- for Spark
+def run_items(values: pa.BinaryArray, runs: pa.Int32Array) -> tuple[Array, Array, pa.BinaryArray]:
+    """Returns for each message, in order: the number of its record, its index there, its payload.
 
-_COLUMNS = (
-    "topic STRING, `partition` INT, `offset` LONG, time TIMESTAMP, key BINARY, value BINARY, "
-    "lq STRING, headers STRING, run INT, step STRING, topic_id STRING"
-)
-
-
-def records_frame(
-    spark: SparkSession, kafka: dict[str, Any], ranges: Ranges, ids: Mapping[str, str]
-) -> DataFrame:
-    """The records of these offsets (`RECORDS`), read by a worker each time that it is carried
-    out. kafka: how that is reached; ids: of their topics."""
-
-    def read(rows: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        list(rows)  # who leaves some of it unread ends the worker
-        yield from (records_of(some, ids) for some in read_ranges(kafka, ranges))
-
-    return spark.range(0, 1, 1, 1).mapInArrow(read, _COLUMNS)
+    values: of the records. runs: see `run_of`; they must be sound. The index is `NO_RUN` for a record
+    that says that it is a run and is not.
+    """
+    n = len(values)
+    run = runs.fill_null(0).to_numpy().astype(np.int64)
+    counts = np.maximum(run, 1)
+    record = np.repeat(np.arange(n), counts)
+    first = np.cumsum(counts) - counts
+    item = np.arange(len(record)) - first[record]
+    item[first[pc.equal(runs, 0).fill_null(False).to_numpy(zero_copy_only=False)]] = NO_RUN
+    _, offsets_buffer, data_buffer = values.buffers()
+    offsets = np.frombuffer(offsets_buffer, np.int32)[values.offset : values.offset + n + 1]
+    if not run.any():
+        return record, item, values
+    data = np.frombuffer(data_buffer, np.uint8)
+    begin, head = offsets[:-1].astype(np.int64), END_BYTES * run
+    in_run = run[record] > 0
+    ends = offsets[1:].astype(np.int64)[record]
+    at = (begin[record] + END_BYTES * item)[in_run]
+    said = np.zeros(len(at), np.int64)
+    for byte in range(END_BYTES):
+        said = said << 8 | data[at + byte]
+    ends[in_run] = (begin + head)[record[in_run]] + said
+    # Before each record's first message there is one part that is not a message: the ends, or
+    # nothing.
+    place = np.arange(len(record)) + record + 1
+    cuts = np.empty(len(record) + n + 1, np.int32)
+    cuts[0] = offsets[0]
+    cuts[first + np.arange(n) + 1] = begin + head
+    cuts[place + 1] = ends
+    parts = pa.BinaryArray.from_buffers(
+        pa.binary(), len(cuts) - 1, [None, pa.py_buffer(cuts), data_buffer]
+    )
+    known = values.is_valid().to_numpy(zero_copy_only=False)[record]
+    return record, item, parts.take(pa.array(place, mask=~known))

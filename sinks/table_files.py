@@ -1,9 +1,8 @@
-"""The Parquet files of a batch of `messages` and `journal`, written where Python has the rows (R1).
+"""The Parquet files of one batch, written with Arrow where Python has the rows (R1).
 
-Spark writes Parquet row by row and column by column in Java code: 200,000 messages with their
-events took 9 s of CPU. Here Arrow writes whole columns. What a batch adds to the tables is then
-committed by Delta itself (`file_commit`): until then nobody sees the files, and those that are
-never committed, upkeep removes as what is no part of a table.
+Spark writes Parquet row by row in Java; Arrow writes whole columns (decision 0019). Nobody sees a
+file until Delta has committed it (`table_writer`). Files that are never committed belong to no
+version of the table, so upkeep removes them.
 """
 
 from __future__ import annotations
@@ -23,59 +22,67 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from ..protocol.table_format import DATE, JOURNAL, MESSAGES
-from .delta_tables import DAY_S, DAYS_BACK, SKIPPING
+from ..protocol.folders import Folder, files_of
+from ..protocol.table_format import COMMANDS, DATE, JOURNAL, MESSAGES, STEPS
+from .delta_tables import DAY_OF, DAY_S, DAYS_BACK, SKIPPING
 
-GROUP_BYTES = 32_000_000  # of a file's rows in memory; what readers may have to hold at once
+GROUP_BYTES = 32_000_000  # of a row group: what writers, and some readers, hold in memory
+TEXT_CHARS_MAX = 32  # a longer text is no minimum or maximum in Delta's log, as with Spark
 DAY_US = DAY_S * 1_000_000
 _EPOCH = date(1970, 1, 1)
-# Times that everybody can write down: from year 1 to year 9999.
+# Times, in µs, that every reader can represent: from year 1 to year 9999.
 _TIMES = range(-62_135_596_800_000_000, 253_402_300_800_000_000)
-# Few values, many times. Of the others a hash of each would shorten nothing.
+# Columns of few values, many times. A dictionary of the others would save nothing.
 _REPEATED = {
     MESSAGES: ["topic", "partition", "item", "time", "lq", "headers", "topic_id"],
     JOURNAL: [
         "broker", "part", "vpn", "queue", "event", "subscription", "reason", "deliveries", "topic",
         "partition", "item", "time", "until", "step",
     ],
+    COMMANDS: ["topic", "partition", "time", "command", "queue", "topic_id"],
+    STEPS: ["broker", "code"],
 }  # fmt: skip
-_PAGE_ROWS = 64  # after so many is looked how long a page is: payloads may be large
+_PAGE_ROWS = 64  # the page's size is checked after so many rows, since payloads may be large
 
 
 class TableFiles:
-    """Of one batch. tables: the folder that holds them; partitioned: those that are by day."""
+    """The files of one batch, one for each table and day.
 
-    def __init__(self, tables: Path, partitioned: frozenset[str], now_s: float) -> None:
+    tables: the folder of the tables. partitioned: the tables that are partitioned by day; in the
+    files of all others the day is a column.
+    """
+
+    def __init__(self, tables: Folder, partitioned: frozenset[str], now_s: float) -> None:
         self._tables, self._partitioned = tables, partitioned
         self._today = int(now_s // DAY_S)
         self._files: dict[tuple[str, int], _OneFile] = {}
 
     def add(self, table: str, rows: pa.Table) -> None:
-        """Rows for a table, with all its columns but `date`."""
+        """Add rows to a table. They have all its columns except `date`."""
         if not len(rows):
             return
-        last = self._today + 1  # also of who says no time
-        times = rows["time"].cast(pa.int64()).fill_null(last * DAY_US).to_numpy()
+        last = self._today + 1  # also the day of a row without a time
+        times = rows[DAY_OF[table]].cast(pa.int64()).fill_null(last * DAY_US).to_numpy()
         days = np.clip(times // DAY_US, self._today - DAYS_BACK, last)
         different = np.unique(days).tolist()
         for day in different:
-            theirs = rows.filter(pa.array(days == day)) if len(different) > 1 else rows
-            self._file(table, day).add(theirs)
+            of_day = rows.filter(pa.array(days == day)) if len(different) > 1 else rows
+            self._file(table, day).add(of_day)
 
     def close(self) -> Iterator[tuple[str, dict[str, Any]]]:
-        """End all files; of each its table and what Delta is to say of it."""
+        """Complete all files. Yields each one's table and the fields of Delta's `add` action."""
         for (table, _), file in self._files.items():
             yield table, file.close()
 
     def discard(self) -> None:
-        """Take them away again."""
+        """Remove all files."""
         for file in self._files.values():
             file.discard()
 
     def _file(self, table: str, day: int) -> _OneFile:
         if (table, day) not in self._files:
-            said = _EPOCH + timedelta(days=day)
-            made = _OneFile(self._tables / table, table, said, table in self._partitioned)
+            date_of = _EPOCH + timedelta(days=day)
+            made = _OneFile(self._tables / table, table, date_of, table in self._partitioned)
             self._files[table, day] = made
         return self._files[table, day]
 
@@ -83,11 +90,13 @@ class TableFiles:
 class _OneFile:
     """A file of one table and day. by_day: the table is partitioned."""
 
-    def __init__(self, place: Path, table: str, day: date, by_day: bool) -> None:
+    def __init__(self, place: Folder, table: str, day: date, by_day: bool) -> None:
         folder = f"{DATE}={day}/" if by_day else ""
         self._name = f"{folder}part-00000-{uuid.uuid4()}.c000.snappy.parquet"
-        self._path = place / self._name
-        self._path.parent.mkdir(parents=True, exist_ok=True)
+        self._local = place / self._name if isinstance(place, Path) else None
+        if self._local is not None:
+            self._local.parent.mkdir(parents=True, exist_ok=True)
+        self._system = files_of(place)
         self._table, self._day, self._by_day = table, day, by_day
         self._figures = _Figures(SKIPPING[table].split(","))
         self._waiting: list[pa.Table] = []
@@ -111,19 +120,21 @@ class _OneFile:
             rows = rows.append_column(DATE, days)
         if self._writer is None:
             self._writer = pq.ParquetWriter(
-                self._path, rows.schema, compression="snappy", store_schema=False,
-                use_dictionary=_REPEATED[self._table],
+                self._name, rows.schema, filesystem=self._system, compression="snappy",
+                store_schema=False, use_dictionary=_REPEATED[self._table],
                 write_statistics=SKIPPING[self._table].split(","),
                 write_batch_size=_PAGE_ROWS if self._table == MESSAGES else None,
             )  # fmt: skip
         self._writer.write_table(rows, row_group_size=len(rows))
-        self._to_disk()
+        self._sync()
 
-    def _to_disk(self) -> None:
-        """What is written so far, and out of memory: Kafka's logs need that, nobody reads this
-        soon, and memory that is used again costs less than new (decision 0027). So what Delta
-        commits has been on the disk before."""
-        file = os.open(self._path, os.O_RDONLY)
+    def _sync(self) -> None:
+        """Bring what is written to the disk, and out of memory: Kafka's logs need that memory, and
+        nobody reads this file soon (decision 0027). So a file is on the disk before Delta commits
+        it. An object store needs nothing of the kind."""
+        if self._local is None:
+            return
+        file = os.open(self._local, os.O_RDONLY)
         try:
             os.fsync(file)
             if hasattr(os, "posix_fadvise"):
@@ -132,15 +143,15 @@ class _OneFile:
             os.close(file)
 
     def close(self) -> dict[str, Any]:
-        """End the file; what Delta is to say of it: an `add` action's fields, sizes in bytes."""
+        """Complete the file. Returns the fields of Delta's `add` action; sizes are in bytes."""
         self._write()
         assert self._writer is not None
         self._writer.close()
-        self._to_disk()
+        self._sync()
         return {
             "path": self._name,
             "partitionValues": {DATE: str(self._day)} if self._by_day else {},
-            "size": self._path.stat().st_size,
+            "size": self._system.get_file_info(self._name).size,
             "modificationTime": round(time.time() * 1000),
             "dataChange": True,
             "stats": self._figures.text(),
@@ -151,11 +162,11 @@ class _OneFile:
             if self._writer is not None:
                 self._writer.close()
         with contextlib.suppress(OSError):
-            os.unlink(self._path)
+            self._system.delete_file(self._name)
 
 
 class _Figures:
-    """What Delta knows of a file without reading it, as its protocol says."""
+    """The statistics of a file in Delta's log: rows, and of each column minimum, maximum, nulls."""
 
     def __init__(self, columns: list[str]) -> None:
         self._rows = 0
@@ -177,7 +188,7 @@ class _Figures:
                 self._ends[name] = min(least, found["min"]), max(most, found["max"])
 
     def text(self) -> str:
-        ends = {n: (_times(e) if n in self._times else e) for n, e in self._ends.items()}
+        ends = {n: (_times(e) if n in self._times else _short(e)) for n, e in self._ends.items()}
         known = {name: both for name, both in ends.items() if both is not None}
         return json.dumps({
             "numRecords": self._rows,
@@ -187,8 +198,14 @@ class _Figures:
         })  # fmt: skip
 
 
+def _short(ends: tuple[Any, Any]) -> tuple[Any, Any] | None:
+    """Minimum and maximum; None if one is a text that is too long for Delta's log."""
+    too_long = any(isinstance(end, str) and len(end) > TEXT_CHARS_MAX for end in ends)
+    return None if too_long else ends
+
+
 def _times(ends: tuple[int, int]) -> tuple[str, str] | None:
-    """Two times, in µs, as Delta has them there: to the ms. None: one cannot be written down."""
+    """Two times, in µs, as Delta's log has them, to the ms; None if one is out of range."""
     least, most = ends[0] // 1000, -(-ends[1] // 1000)
     if least * 1000 not in _TIMES or most * 1000 not in _TIMES:
         return None

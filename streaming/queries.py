@@ -98,8 +98,8 @@ def start_tables(
     interval_s: int,
 ) -> StreamingQuery:
     """Start the query that writes the Delta tables, every so many seconds."""
-    from ..sinks.delta import TableWriter
     from ..sinks.delta_tables import create_tables
+    from ..sinks.table_writer import TableWriter
     from ..sources import kafka_source as source
     from ..sources.live import kafka_client
 
@@ -130,8 +130,8 @@ def start_history(
     """Start the query that writes what steps took and were, every so many seconds. brokers: with
     the checkpoint of each; said: topics where others speak to them; snapshots_s: 0 writes no
     snapshots."""
-    from ..sinks.history import HistoryWriter
     from ..sinks.snapshots import SnapshotWriter
+    from ..sinks.table_writer import HistoryWriter
     from ..sources import kafka_source as source
     from ..sources.live import kafka_client
 

@@ -16,11 +16,10 @@ from lakequeue.protocol import topics
 from lakequeue.protocol.table_format import CRC_MODULUS
 from lakequeue.protocol.wire import STEP, headers_json, headers_list
 from lakequeue.replica.driver import Snapshot
-from lakequeue.sinks.batch_files import journal_rows
-from lakequeue.sinks.batch_files import message_rows as rows_of_messages
 from lakequeue.sinks.content_references import REFERENCE
-from lakequeue.sinks.history import STEP_ROWS, step_row
 from lakequeue.sinks.kafka_records import records_of
+from lakequeue.sinks.table_batch import STEP_ROWS, journal_rows, step_row
+from lakequeue.sinks.table_batch import message_rows as rows_of_messages
 from lakequeue.sources.step_batch import goes_first
 from lakequeue.state import DictStore
 from loop.memory import HOME, Message, World

@@ -11,8 +11,8 @@ import deltalake
 import pyarrow as pa
 from lakequeue.protocol.messages import decode_run
 from lakequeue.protocol.wire import STEP
-from lakequeue.sinks.batch_files import journal_rows
 from lakequeue.sinks.kafka_records import TIME_MS_BEGIN, TIME_MS_END
+from lakequeue.sinks.table_batch import journal_rows
 from lakequeue.sources.step_batch import goes_first
 
 MESSAGES = pa.schema(

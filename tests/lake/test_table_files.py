@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
@@ -15,11 +16,12 @@ import pyarrow.parquet as pq
 import pytest
 from lake.on_files import MESSAGES
 from lakequeue.lake.opening import open_lake
+from lakequeue.protocol import steplog
 from lakequeue.protocol.journal import Journal, JournalSegment, encode
-from lakequeue.protocol.messages import decode_run, encode_run
-from lakequeue.sinks.batch_files import BatchFiles, message_rows
-from lakequeue.sinks.kafka_records import RECORDS, records_of, run_of
-from lakequeue.sinks.run_items import run_items
+from lakequeue.protocol.messages import RUN_MAX, decode_run, encode_run
+from lakequeue.protocol.table_format import NO_RUN
+from lakequeue.sinks.kafka_records import RECORDS, records_of, run_items, run_of
+from lakequeue.sinks.table_batch import TableBatch, message_rows
 from lakequeue.sinks.table_files import TableFiles
 
 NOW = datetime(2026, 3, 5, 12, tzinfo=UTC)
@@ -47,7 +49,9 @@ def written(
     last: dict | None = None, stored: dict | None = None,
 ) -> list[tuple[str, Any]]:  # fmt: skip
     """What the worker says of these batches."""
-    work = BatchFiles(str(home / "tables"), by_day, NOW.timestamp(), last or {}, stored or {})
+    work = TableBatch(
+        str(home / "tables"), by_day, NOW.timestamp(), last=last or {}, stored=stored or {}
+    )
     return [(table, json.loads(said)) for table, said in work.write(batches)]
 
 
@@ -147,8 +151,10 @@ def test_R1_a_message_that_is_there_is_not_written_again(tmp_path: Path) -> None
 class Heard:
     """A message of Kafka's client."""
 
-    def __init__(self, value: bytes | None, headers: Any, key: bytes | None = None) -> None:
-        self._value, self._headers, self._key = value, headers, key
+    def __init__(
+        self, value: bytes | None, headers: Any, key: bytes | None = None, offset: int = 7
+    ) -> None:
+        self._value, self._headers, self._key, self._offset = value, headers, key, offset
 
     def topic(self) -> str:
         return "default.publish"
@@ -157,7 +163,7 @@ class Heard:
         return 3
 
     def offset(self) -> int:
-        return 7
+        return self._offset
 
     def timestamp(self) -> tuple[int, int]:
         return 1, round(NOW.timestamp() * 1000)
@@ -201,6 +207,40 @@ def test_a_record_of_kafka_is_a_row() -> None:
     }
 
 
+def test_runs_are_taken_apart_as_the_engine_does_it() -> None:
+    """Values that are runs, nearly runs, and none, with headers that are true, wrong or broken."""
+    dice = random.Random(20261123)
+    records, wanted, first = [], {}, dict.fromkeys(range(600), 0)
+    for offset in range(600):
+        payloads = [dice.randbytes(dice.choice([0, 1, 3, 300])) for _ in range(dice.randint(1, 9))]
+        value: bytes | None = encode_run(payloads)
+        said: Any = len(payloads) if dice.random() < 0.8 else dice.randint(-1, 9)
+        match dice.randrange(8):
+            case 0:
+                at = dice.randrange(4 * len(payloads))
+                value = value[:at] + dice.randbytes(1) + value[at + 1 :]
+            case 1:
+                value = dice.choice([value[:-1], value + b"x", b"", b"abc", None])
+            case 2:
+                said = dice.choice([2**31 - 1, -(2**31), 2**40, '"x"', "null", 1.5])
+        key = b"k" if dice.random() < 0.1 else None
+        lq = dice.choice(['{"count": %s}', '{"to": "q", "count": %s}']) % said
+        headers = [("lq", lq.encode()), *([("a", b"1")] if dice.random() < 0.1 else [])]
+        records.append(Heard(value, headers, key, offset))
+        wanted[offset] = [value]
+        if key is None and len(headers) == 1 and isinstance(said, int) and said:
+            first[offset] = NO_RUN
+            if 1 <= said <= RUN_MAX:
+                with contextlib.suppress(ValueError):
+                    wanted[offset], first[offset] = decode_run(value, said), 0
+    found: dict[int, list[bytes | None]] = {}
+    for row in message_rows(records_of(records, {})).to_pylist():
+        found.setdefault(row["offset"], []).append(row["payload"])
+        assert row["item"] == first[row["offset"]] + len(found[row["offset"]]) - 1
+    assert found == wanted
+    assert 150 < sum(len(payloads) > 1 for payloads in wanted.values()) < 450
+
+
 @pytest.mark.parametrize("lq", ["{", '{"count":"2"}', '{"count":2.5}', '{"count":0}', '"count"'])
 def test_what_says_no_count_is_no_run(lq: str) -> None:
     assert run_of(lq.encode(), encode_run([b"a", b"b"])) is None
@@ -224,7 +264,7 @@ def test_a_batch_that_fails_leaves_no_files(tmp_path: Path) -> None:
         yield batch(message(1, b"one"), record(1))
         raise OSError("Kafka is away")
 
-    work = BatchFiles(str(tmp_path / "tables"), BOTH, NOW.timestamp())
+    work = TableBatch(str(tmp_path / "tables"), BOTH, NOW.timestamp())
     with pytest.raises(OSError, match="Kafka is away"):
         work.write(broken())
     assert [p for p in (tmp_path / "tables").rglob("*") if p.is_file()] == []
@@ -280,3 +320,38 @@ def test_the_files_are_a_table_that_everybody_reads(tmp_path: Path) -> None:
         assert lake.execute(asked).fetchone() == (1,)
         asked = "SELECT count(*) FROM journal WHERE event = 'spooled' AND message_id = '2'"
         assert lake.execute(asked).fetchone() == (1,)
+
+
+def test_commands_and_steps_are_rows_of_their_own_tables(tmp_path: Path) -> None:
+    """What a stranger wrote to the log of steps is no row, and neither is what the table has. A
+    long text is no minimum or maximum."""
+    now = round(NOW.timestamp() * 1000)
+    step = steplog.encode(steplog.StepRecord(steplog.FORMAT, 7, now, 1, 0, 0, "code"))
+    common = {"partition": 0, "time": NOW}
+    queue = "q" * 100
+    rows = batch(
+        {**common, "topic": "default.commands", "offset": 1, "value": b"there"},
+        {**common, "topic": "default.commands", "offset": 2,
+         "value": b'{"command": "ack", "queue": "%s"}' % queue.encode()},
+        {**common, "topic": "default.commands", "offset": 3, "value": b"nonsense"},
+        {**common, "topic": "b.steps", "offset": 1, "value": step},
+        {**common, "topic": "b.steps", "offset": 2, "value": b"nonsense"},
+    )  # fmt: skip
+    by_day = frozenset({"commands", "steps"})
+    stored = {("default.commands", 0): (1, 1 << 62)}
+    work = TableBatch(str(tmp_path), by_day, NOW.timestamp(), history=True, stored=stored)
+    files = dict(work.write([rows]))
+    read, _ = json.loads(files.pop(""))
+    assert (read, sorted(files)) == (5, ["commands", "steps"])
+    found = {
+        table: pq.ParquetFile(tmp_path / table / json.loads(file)["path"]).read().to_pylist()
+        for table, file in files.items()
+    }
+    assert [(r["offset"], r["command"], r["queue"]) for r in found["commands"]] == [
+        (2, "ack", queue), (3, None, None),
+    ]  # fmt: skip
+    assert [(r["broker"], r["step"], r["now"], r["acked"]) for r in found["steps"]] == [
+        ("b", 7, NOW, 1)
+    ]
+    least = json.loads(json.loads(files["commands"])["stats"])["minValues"]
+    assert (least["offset"], "queue" in least) == (2, False)

@@ -20,7 +20,7 @@ from lakequeue.protocol.signing import (
     sign,
     unseal,
 )
-from lakequeue.sinks.history import named
+from lakequeue.sinks.table_batch import named
 from lakequeue.state.commands import permissions
 
 KEYS = {name: f"{name}-0123456789abcdef" for name in ("owner", "app", "other", "ops")}

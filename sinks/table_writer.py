@@ -1,0 +1,172 @@
+"""Writes Kafka's records into the Delta tables, exactly once (R1).
+
+Two streaming queries call a `TableWriter` for each of their batches:
+
+    tables query     publish topics, journal          ─▶ `messages`, `journal`
+    history query    commands, mesh, logs of steps    ─▶ `commands`, `steps`, then `snapshots`
+
+The history query is slower (`lakequeue.history_interval_s`): each heartbeat is a command and a
+step, and an idle engine must not commit to Delta every few seconds. From its tables any past moment
+can be rebuilt: the engine is a pure step, `messages` and `commands` are its inputs, and `steps`
+says which of them each step took, and when. Snapshots shorten the way from the first step.
+
+A batch runs in three stages. Spark plans the offsets. A Python worker reads them and writes Parquet
+files (`table_batch`). The driver commits the files with Delta's own Java code, so that one process
+writes a table's log: upkeep and snapshots are Spark's too (decision 0019).
+
+What a table already has is left out, and the table itself says what that is: the last offset of
+each partition, the last step of each broker. Both only grow. So it does no harm if a batch is
+repeated, if the engine takes a step again and its journal record comes twice, or if the query's
+checkpoint is lost. Delta's own mark for repeated batches (`txnAppId`) costs three times as much as
+the append."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
+
+from ..protocol.folders import Folder, folder
+from ..protocol.table_format import COMMANDS, DATE, JOURNAL, MESSAGES, SNAPSHOTS, STEPS
+from ..sources.offset_ranges import scan_of
+from .delta_tables import create_tables, stored_rows
+from .table_batch import TableBatch
+from .topics_read import TopicsRead
+
+WRITER_VERSION = 2  # up to this version Delta's protocol asks nothing of rows that ours could break
+STORE_PREFIX = "AWS_"  # variables that say how an object store is reached
+
+
+class TableWriter:
+    """The `foreachBatch` function of a table query. Runs in the driver, one call at a time.
+
+    query: the query's name. kafka: how a worker reaches Kafka. history: which tables, see above.
+
+    What the tables have is read when the writer is created, so every start begins with the truth.
+    """
+
+    def __init__(
+        self, spark: SparkSession, tables: Folder | str, query: str, kafka: dict[str, Any],
+        history: bool = False,
+    ) -> None:  # fmt: skip
+        self._spark, self._folder, self._query = spark, str(tables), query
+        self._kafka, self._history = kafka, history
+        names = (COMMANDS, STEPS) if history else (MESSAGES, JOURNAL)
+        self._tables = {name: _Table(spark, f"{tables}/{name}") for name in names}
+        self._last: dict[tuple[str, str], tuple[int, int]] = {}
+        if history:
+            stored = stored_rows(spark, tables, STEPS) | stored_rows(spark, tables, COMMANDS)
+        else:
+            stored = stored_rows(spark, tables, MESSAGES)
+            journal = spark.read.format("delta").load(f"{tables}/{JOURNAL}")
+            newest = f.max(f.struct("step", "part")).alias("last")
+            rows = journal.groupBy("broker", "vpn").agg(newest).collect()
+            self._last = {(r.broker, r.vpn): (r.last.step, r.last.part) for r in rows}
+        self._topics = TopicsRead.of(kafka, stored)
+
+    def __call__(self, batch: DataFrame, batch_id: int) -> None:
+        """batch: what Spark planned. It is never computed."""
+        scan = scan_of(self._spark, self._query)
+        ranges = self._topics.plan(scan)
+        takes_files = {name: table.takes_files() for name, table in self._tables.items()}
+        by_day = (n for n, table in self._tables.items() if takes_files[n] and table.is_by_day())
+        work = TableBatch(
+            self._folder, frozenset(by_day), time.time(), self._history, dict(self._last),
+            self._topics.may_be_stored(ranges), self._kafka, ranges, self._topics.ids,
+            {key: value for key, value in os.environ.items() if key.startswith(STORE_PREFIX)},
+        )  # fmt: skip
+        done = self._spark.sparkContext.parallelize([0], 1).mapPartitions(work).collect()
+        files: dict[str, list[dict[str, Any]]] = {name: [] for name in self._tables}
+        for name, text in done[:-1]:
+            files[name].append(json.loads(text))
+        read, last = json.loads(done[-1][1])
+        scan.count(read)
+        self._topics.read(ranges)
+        for name, table in self._tables.items():
+            if takes_files[name]:
+                table.commit(files[name])
+            else:
+                table.insert(files[name])
+        self._last = {(broker, vpn): (step, part) for broker, vpn, step, part in last}
+
+
+class HistoryWriter:
+    """The `foreachBatch` function of the history query.
+
+    snapshots: called after each batch; it writes the snapshots that are due. The tables are created
+    with the first batch, so that the engine's start does not wait for them.
+    """
+
+    def __init__(
+        self, spark: SparkSession, tables: Folder | str, query: str, kafka: dict[str, Any],
+        snapshots: Callable[[], None] | None = None,
+    ) -> None:  # fmt: skip
+        self._given = spark, tables, query, kafka
+        self._snapshots = snapshots
+        self._writer: TableWriter | None = None
+
+    def __call__(self, batch: DataFrame, batch_id: int) -> None:
+        if self._writer is None:
+            spark, tables, *_ = self._given
+            create_tables(spark, tables, (COMMANDS, STEPS, SNAPSHOTS))
+            self._writer = TableWriter(*self._given, history=True)
+        self._writer(batch, batch_id)
+        if self._snapshots is not None:
+            self._snapshots()
+
+
+class _Table:
+    """A Delta table to which files are added, in one commit of Delta's own.
+
+    Delta checks rows when Spark inserts them, and nobody checks those of a file. The tables as we
+    create them need no check. If somebody altered a table (a constraint, a computed column), its
+    protocol version is higher, and Spark inserts the rows of our files.
+    """
+
+    def __init__(self, spark: SparkSession, place: str) -> None:
+        jvm: Any = spark._jvm
+        delta = jvm.org.apache.spark.sql.delta
+        self._spark, self._jvm, self._place = spark, jvm, place
+        self._log = delta.DeltaLog.forTable(spark._jsparkSession, place)
+        self._from_json = getattr(getattr(delta.actions, "Action$"), "MODULE$").fromJson
+        none = jvm.scala.Option.empty()
+        append = jvm.org.apache.spark.sql.SaveMode.Append
+        self._operation = delta.DeltaOperations.Write(append, *[none] * 8)
+
+    def takes_files(self) -> bool:
+        """Whether rows need no check, in the newest version of the table that was seen."""
+        protocol = self._log.unsafeVolatileSnapshot().protocol()
+        return bool(protocol.minWriterVersion() <= WRITER_VERSION)
+
+    def is_by_day(self) -> bool:
+        """Whether the table is partitioned by day."""
+        columns = self._log.unsafeVolatileSnapshot().metadata().partitionColumns()
+        return bool(columns.contains(DATE))
+
+    def commit(self, files: Iterable[dict[str, Any]]) -> None:
+        """Add files. Each has the fields of an `add` action of Delta's protocol."""
+        actions = self._jvm.java.util.ArrayList()
+        for file in files:
+            actions.add(self._from_json(json.dumps({"add": file})))
+        if actions.size():
+            sequence = self._jvm.PythonUtils.toSeq(actions)
+            self._log.startTransaction().commit(sequence, self._operation)
+
+    def insert(self, files: Iterable[dict[str, Any]]) -> None:
+        """Insert the rows of files, which Delta checks, and remove the files."""
+        paths = [f"{self._place}/{file['path']}" for file in files]
+        if not paths:
+            return
+        try:
+            rows = self._spark.read.parquet(*paths)
+            rows.coalesce(1).write.format("delta").mode("append").save(self._place)
+        finally:
+            for path in paths:
+                with suppress(OSError):
+                    folder(path).unlink()
