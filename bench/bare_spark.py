@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..protocol.errors import LakequeueError
-from ..streaming.tied_child import start_tied
+from ..streaming.java import start_tied
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -48,7 +48,7 @@ def _query(home: Path) -> None:
     from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
     from ..streaming.jars import ensure_jars
-    from ..streaming.spark import spark_session
+    from ..streaming.spark.spark_session import spark_session
 
     class First(StatefulProcessor):
         def init(self, handle: Any) -> None:

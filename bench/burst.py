@@ -25,7 +25,7 @@ from ..client.kafka import open_kafka
 from ..protocol.errors import LakequeueError, Timeout
 from ..sinks.kafka_sink import OBSERVATION
 from ..streaming import Engine
-from ..streaming.topics_admin import ensure_topics
+from ..streaming.kafka.topics_admin import ensure_topics
 from .harness import PAYLOAD, Say, percentile, process, running, url, wait_for
 from .os_processes import PeakMemory
 from .steady import Traffic, traffic

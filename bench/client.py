@@ -22,7 +22,7 @@ from ..protocol import topics, wire
 from ..protocol.messages import HEADER, decode_publish_header
 from ..protocol.outputs import Deliveries, Receipts, Reply
 from ..streaming import EmbeddedKafka
-from ..streaming.topics_admin import ensure_topics
+from ..streaming.kafka.topics_admin import ensure_topics
 from .harness import BACKLOG, PAYLOAD, QUEUE, Say, _spawn, process
 
 VPN = "default"

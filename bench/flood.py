@@ -8,7 +8,7 @@ before.
 
 Who sends a flood, and Kafka that takes it, need processor time too, and on a small machine all that
 is left. So there is a control before it: the same records from a process like that one, to a topic
-that nobody reads. The engine lets useless commands wait (`sources.slow_lanes`), so it goes on with
+that nobody reads. The engine lets useless commands wait (`sources.input_pace`), so it goes on with
 them when all are sent: both times are shown apart, the first to be held against the control.
 """
 
@@ -24,7 +24,7 @@ from ..client.kafka import open_kafka
 from ..protocol import commands as c
 from ..protocol import topics
 from ..protocol.errors import LakequeueError, Timeout
-from ..streaming.topics_admin import ensure_topics
+from ..streaming.kafka.topics_admin import ensure_topics
 from .harness import Say, percentile, process, running, url, wait_for
 from .os_processes import PeakMemory
 from .steady import traffic

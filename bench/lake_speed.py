@@ -23,7 +23,7 @@ from ..client import connect
 from ..lake.rebuilding import rebuild
 from ..protocol.errors import LakequeueError
 from ..streaming import Engine
-from ..streaming.table_care import disk_use
+from ..streaming.tables.table_care import disk_use
 from .harness import QUEUE, Say, cpu_s, process, running, url, wait_for
 from .questions import asked_once
 from .throughput import await_empty, consumers

@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 
 from ..protocol.errors import LakequeueError
-from ..streaming.worker_daemon import DAEMON
+from ..streaming.loop.worker_daemon import DAEMON
 
 START_S_MAX = 180.0
 

@@ -11,7 +11,7 @@ import time
 from typing import Any
 
 from ..client.kafka import open_kafka
-from ..streaming.topics_admin import ensure_topics
+from ..streaming.kafka.topics_admin import ensure_topics
 from .harness import PAYLOAD, Say, _spawn, broker, percentile, process
 from .steady import at_rate, made_at
 

@@ -29,7 +29,7 @@ from ..protocol.messages import HEADER, RUN_MAX, PublishHeader, encode_publish_h
 from ..protocol.table_format import CRC_MODULUS
 from ..protocol.wire import STEP, WireRecord, headers_list
 from ..replica.driver import Clocks, Driver, Snapshot
-from ..sinks.content_references import PLACE, REFERENCE
+from ..sinks.block_references import PLACE, REFERENCE
 from ..sinks.table_batch import STEP_ROWS, journal_rows, step_row
 from ..sources.step_batch import PartitionId, Taken, to_batch
 from ..state import FORMAT, DictStore, Home

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ..sinks.content_references import PLACE, contents_of, digest_of, references_by_content
+from ..sinks.block_references import PLACE, contents_of, digest_of, references_by_content
 from ..state.storage.blocks import head_bytes
 
 

@@ -18,7 +18,7 @@ from typing import Any
 import psutil
 
 from ..client import connect
-from ..streaming.worker_daemon import DAEMON
+from ..streaming.loop.worker_daemon import DAEMON
 from .harness import BACKLOG, PAYLOAD, Say, _spawn, process, running, url
 
 LANES = 4

@@ -22,7 +22,7 @@ from ..protocol.messages import HEADER, Records
 from ..protocol.outputs import Deadline
 from ..sources.step_batch import goes_first
 from ..state import Batch, Broker, DictStore, Home, Limits, step
-from ..streaming.topics_admin import ensure_topics
+from ..streaming.kafka.topics_admin import ensure_topics
 
 POLL_S = 0.02
 VPN = "default"

@@ -81,7 +81,7 @@ def shares_check(own: Mapping[str, TopicLook], vpns: set[str], numbers: int) -> 
 
 def size_check(own: Mapping[str, TopicLook]) -> Check:
     """Do the engine's topics take records as large as it writes?"""
-    from ..streaming.topics_admin import MESSAGE_BYTES_MAX
+    from ..streaming.kafka.topics_admin import MESSAGE_BYTES_MAX
 
     wanted = f"max.message.bytes of {MESSAGE_BYTES_MAX:,} or more"
     small = {

@@ -27,7 +27,7 @@ def look(
     bootstrap: str | None,
 ) -> list[Check]:
     """Every check that is possible with what is known."""
-    from ..streaming.slots import default_master
+    from ..streaming.spark.spark_session import default_master
 
     checks = []
     if home is not None:
@@ -43,7 +43,7 @@ def look(
 def home_problem(home: Path) -> str:
     """Why no engine of this version starts with this home, and what to do; empty if one does, or if
     there is no home yet."""
-    from ..streaming.home import ABOUT, HomeFolder
+    from ..streaming.home.home_folder import ABOUT, HomeFolder
 
     if not home.is_dir() or (not (home / ABOUT).exists() and not (home / "checkpoint").exists()):
         return ""
@@ -55,7 +55,7 @@ def home_problem(home: Path) -> str:
 
 def whole_home_check(home: Path) -> Check:
     """Do the home and its checkpoint belong together?"""
-    from ..streaming.home import ABOUT
+    from ..streaming.home.home_folder import ABOUT
 
     name, wanted = "checkpoint", "this home's own"
     if problem := home_problem(home):
@@ -69,7 +69,7 @@ def places_checks(home: Path) -> list[Check]:
     """Can the home's parts that are elsewhere be written? No checks if everything is in the
     home."""
     from ..protocol.home_places import places_of
-    from ..streaming.home import HomeFolder
+    from ..streaming.home.home_folder import HomeFolder
 
     folder = HomeFolder(home)
     found = {"tables": folder.tables, "checkpoints": folder.checkpoints}
@@ -87,7 +87,7 @@ def places_checks(home: Path) -> list[Check]:
 
 def brokers_of(configuration: Configuration, home: Path | None) -> set[str]:
     """The brokers that an engine would run: those of its home and those in the configuration."""
-    from ..streaming.home import HomeFolder
+    from ..streaming.home.home_folder import HomeFolder
 
     try:
         return (
@@ -101,7 +101,7 @@ def brokers_of(configuration: Configuration, home: Path | None) -> set[str]:
 
 def slots_check(master: str, brokers: int) -> Check:
     """Does Spark have a slot for each broker and one for the tables?"""
-    from ..streaming.slots import slots, slots_needed
+    from ..streaming.spark.spark_session import slots, slots_needed
 
     needed = slots_needed(brokers)
     wanted = f"{needed} or more: one for each broker, one for the tables"
@@ -141,7 +141,7 @@ def input_topics(
     """The existing topics that the engine reads, and its logs of steps."""
     from ..definitions import DEFAULT_BROKER, is_regex
     from ..protocol import topics
-    from ..streaming.home import HomeFolder
+    from ..streaming.home.home_folder import HomeFolder
 
     vpns, brokers, captured = {"default"}, {DEFAULT_BROKER}, set[str]()
     if configuration is not None:

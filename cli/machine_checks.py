@@ -153,7 +153,7 @@ def cores_check(count: int) -> Check:
 
 def port_check() -> Check:
     """Can the broker listen on 127.0.0.1?"""
-    from ..streaming.kafka_broker import free_port
+    from ..streaming.kafka.embedded_kafka import free_port
 
     try:
         port = free_port()

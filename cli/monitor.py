@@ -177,7 +177,7 @@ def _life(home: Path | None) -> Callable[[str], list[str]] | None:
 
 def _figures(metrics: str | None, home: Path | None) -> EngineFigures:
     from ..monitor.engine_figures import EngineFigures
-    from ..streaming.home import HomeFolder
+    from ..streaming.home.home_folder import HomeFolder
 
     if metrics is not None:
         if not metrics.startswith(("http://", "https://")):

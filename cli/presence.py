@@ -103,7 +103,7 @@ def heartbeat(place: str, vpn: str, wait_s: float = HEARTBEAT_WAIT_S) -> dict[st
 def home_is_held(home: Path) -> bool:
     """True if a process of this machine holds a lock of the home: its embedded Kafka's, or its
     tables'."""
-    from ..streaming.tables_lock import LOCK
+    from ..streaming.tables.table_repair import LOCK
 
     for lock in (home / "kafka" / "home.lock", home / TABLES / LOCK):
         try:

@@ -39,7 +39,7 @@ def tables(home: Path, repair: bool, as_json: bool) -> None:
     place, done = tables_place(home), []
     try:
         if repair:
-            from ..streaming.table_repair import repair as mended
+            from ..streaming.tables.table_repair import repair as mended
 
             done = mended(home)
         found = look_at_tables(place)

@@ -68,7 +68,7 @@ def line_format(name: str) -> logging.Formatter:
 
 if TYPE_CHECKING:
     from ..streaming import Engine
-    from ..streaming.java_archive import JavaArchive
+    from ..streaming.java import JavaArchive
 
 PAGE = "monitor"
 
@@ -118,7 +118,7 @@ def run_engine(
     service. page_port: for the page; 0 for the port it had before or a free one, None for no page.
     archives: of Java programs besides Spark, so that they start faster next time.
     """
-    from ..streaming.java_archive import make_later
+    from ..streaming.java import make_later
 
     try:
         with logging_to(home / "spark.log", engine.log_format):
@@ -141,7 +141,7 @@ def run_engine(
 def page_shown(engine: Engine, home: Path, port: int | None) -> Iterator[dict[str, str]]:
     """Serve the page of an engine; yields its address, or nothing if there is no page or its
     packages are not installed."""
-    from ..streaming.home import HomeFolder
+    from ..streaming.home.home_folder import HomeFolder
     from .monitor import page_of
 
     folder, page = HomeFolder(home), None

@@ -117,7 +117,7 @@ def check_master(master: str | None) -> None:
 
 def check_alone(bootstrap: str, home: Path, configuration: Configuration) -> None:
     """Refuse a new home on a Kafka where an engine already serves one of its VPNs."""
-    from ..streaming.home import ABOUT
+    from ..streaming.home.home_folder import ABOUT
 
     if (home / ABOUT).exists():  # an existing home knows its topics, and its locks keep others out
         return
@@ -224,9 +224,9 @@ def _run(
     progress: Progress,
 ) -> None:
     from ..streaming import Engine
-    from ..streaming.home import HomeFolder
-    from ..streaming.kafka_broker import EmbeddedKafka
-    from ..streaming.kafka_watch import KafkaWatch
+    from ..streaming.home.home_folder import HomeFolder
+    from ..streaming.kafka.embedded_kafka import EmbeddedKafka
+    from ..streaming.kafka.kafka_watch import KafkaWatch
 
     with environment_faults():
         HomeFolder(home).open()  # raises what the engine would, before Kafka starts

@@ -91,8 +91,7 @@ def submit(
     from ..conf import load
     from ..protocol.folders import folder
     from ..protocol.home_places import CHECKPOINTS, TABLES, places_of
-    from ..streaming.jars import ensure_jars
-    from ..streaming.object_store import object_store_jars
+    from ..streaming.jars import ensure_jars, object_store_jars
 
     load(config)  # Q7: a wrong file starts nothing
     given = engine_settings(settings, trigger, accept)
@@ -120,7 +119,7 @@ def submit(
 
 def words(what: Submission) -> Iterator[str]:
     """The arguments of spark-submit; pure."""
-    from ..streaming.spark import spark_settings
+    from ..streaming.spark.spark_session import spark_settings
 
     here = what.mode == "client"
     spark = {k: v for k, v in what.settings.items() if not k.startswith("lakequeue.")}
@@ -167,7 +166,7 @@ def spark_submit() -> Path:
 def _package() -> Path:
     """Our code as a zip, for drivers elsewhere."""
     from ..streaming.jars import cache_directory
-    from ..streaming.spark import package_zip
+    from ..streaming.spark.spark_session import package_zip
 
     return package_zip(cache_directory() / PACKAGE)
 

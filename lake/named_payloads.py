@@ -2,7 +2,7 @@
 
 A reference is `count` rows of `messages` that follow each other, from an offset and item on, none
 of them younger than its time, or, without a topic, as many empty contents: see
-`sinks/content_references.py`, which writes them. All that is named is read at once. A block of
+`sinks/block_references.py`, which writes them. All that is named is read at once. A block of
 which a row is missing is left out, and the sum that closes the snapshot tells so, as it tells of a
 row that was altered.
 """

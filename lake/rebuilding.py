@@ -46,7 +46,7 @@ from ..protocol.home_places import (
 from ..protocol.table_format import CRC_MODULUS
 from ..state import FORMAT
 from ..streaming.earlier.pages import FORMAT as EARLIER_FORMAT
-from ..streaming.rebuilt import FOLDER, QUEUES, state_file, write_state
+from ..streaming.home.state_files import FOLDER, QUEUES, state_file, write_state
 from .opening import delta_table, open_lake, tables_of
 from .past import Moment, as_of, brokers
 from .past_replica import move_ahead, next_counter

@@ -19,12 +19,12 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from numpy.typing import NDArray
 
 from ..protocol.messages import RUN_MAX, count_of
 from ..protocol.table_format import NO_RUN
 from ..protocol.wire import STEP, headers_json
 from ..sources.step_batch import header_columns
-from .content_references import Array
 
 # Every reader of timestamps knows the years 1 to 9999.
 TIME_MS_BEGIN, TIME_MS_END = -62_135_596_800_000, 253_402_300_799_999
@@ -40,6 +40,7 @@ RECORDS = pa.schema(
 record holds, see `run_of`. step: of a journal record. topic_id: Kafka's id of the topic, null if
 Kafka gives none."""
 
+Array = NDArray[Any]
 END_BYTES = 4  # the end of a payload in a run: unsigned, big-endian
 
 
@@ -96,8 +97,8 @@ def run_of(meta: bytes | None, value: bytes | None) -> int | None:
 def run_items(values: pa.BinaryArray, runs: pa.Int32Array) -> tuple[Array, Array, pa.BinaryArray]:
     """Returns for each message, in order: the number of its record, its index there, its payload.
 
-    values: of the records. runs: see `run_of`; they must be sound. The index is `NO_RUN` for a record
-    that says that it is a run and is not.
+    values: of the records. runs: see `run_of`; they must be sound. The index is `NO_RUN` for a
+    record that says that it is a run and is not.
     """
     n = len(values)
     run = runs.fill_null(0).to_numpy().astype(np.int64)

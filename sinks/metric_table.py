@@ -1,8 +1,8 @@
 """Every metric that the engine serves: one table, which runs and which the docs show.
 
 A row names what it shows: `figure` is the key of that number where it comes from (`source`): a
-batch's figures (`streaming.figures`), Spark's progress of a query, what `describe` says of a queue,
-what `usage` says of a VPN and of a broker, or the journal. Names end in their unit.
+batch's figures (`streaming.loop.figures`), Spark's progress of a query, what `describe` says of a
+queue, what `usage` says of a VPN and of a broker, or the journal. Names end in their unit.
 
 How many series there are is bounded: brokers, queries and VPNs are few; of the queues only some
 have series of their own, see `queue_figures`; the other labels have values from fixed lists.

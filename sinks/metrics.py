@@ -1,7 +1,7 @@
 """Prometheus metrics of the engine; `metric_table` says which, and where each comes from.
 
 A scrape reads what is in memory and asks nobody: batches and queries come with Spark's progress,
-queues with a look that `streaming.queue_watch` takes now and then, times of messages with the
+queues with a look that `streaming.watch.queue_watch` takes now and then, times of messages with the
 journal.
 """
 
@@ -20,7 +20,10 @@ from . import metric_table as table
 from .message_times import MessageTimes
 from .queue_figures import QueueFigures
 
-_TABLES = ("lakequeue-tables", "lakequeue-history")  # queries, as `streaming.queries` calls them
+_TABLES = (
+    "lakequeue-tables",
+    "lakequeue-history",
+)  # names of queries
 _BROKER = "broker-0"  # of a micro-batch, which does not say whose it is
 _STEP_PHASE = table.BY_NAME["step_seconds"]
 

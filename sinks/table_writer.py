@@ -58,7 +58,7 @@ class TableWriter:
         self._spark, self._folder, self._query = spark, str(tables), query
         self._kafka, self._history = kafka, history
         names = (COMMANDS, STEPS) if history else (MESSAGES, JOURNAL)
-        self._tables = {name: _Table(spark, f"{tables}/{name}") for name in names}
+        self._tables = {name: _FilesTable(spark, f"{tables}/{name}") for name in names}
         self._last: dict[tuple[str, str], tuple[int, int]] = {}
         if history:
             stored = stored_rows(spark, tables, STEPS) | stored_rows(spark, tables, COMMANDS)
@@ -121,7 +121,7 @@ class HistoryWriter:
             self._snapshots()
 
 
-class _Table:
+class _FilesTable:
     """A Delta table to which files are added, in one commit of Delta's own.
 
     Delta checks rows when Spark inserts them, and nobody checks those of a file. The tables as we

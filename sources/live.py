@@ -28,10 +28,9 @@ from ..protocol import topics
 from ..protocol.errors import LakequeueError
 from ..protocol.kafka_settings import kafka_settings
 from ..protocol.steplog import Opened, Range
-from .captured_pace import CapturedPace
+from .input_pace import CapturedPace, SlowLanes
 from .live_reader import InputLimits, Reader, consumer_settings
 from .same_topic import ANEW, BACK, Start, TopicsNow, go_on
-from .slow_lanes import SlowLanes
 from .step_batch import PartitionId, Taken, goes_first, is_command, to_batch
 
 log = logging.getLogger("lakequeue.loop")

@@ -1,4 +1,13 @@
-"""The job: session, stateful processor, state store adapter, listener, supervisor."""
+"""The Spark job: what runs an engine on one home.
+
+engine, application   starts and stops everything: Spark, one query per broker, the tables'
+queries loop/                 what runs in a Python worker: reads Kafka, takes steps, writes
+snapshots home/                 the folder with checkpoints and state; repairs after a crash or
+a move brokers/              the brokers of a home: adding, removing, moving queues tables/
+upkeep and repair of the Delta tables bridges/              copies messages to other homes
+watch/                restarts what ends or hangs; tells the operator spark/, kafka/        the
+Spark session; the embedded Kafka earlier/              reads homes of state format 7, once
+"""
 
 from __future__ import annotations
 
@@ -6,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .engine import Engine
-    from .kafka_broker import EmbeddedKafka
-    from .tables import open_tables
+    from .kafka.embedded_kafka import EmbeddedKafka
+    from .tables.tables_session import open_tables
 
 __all__ = ["EmbeddedKafka", "Engine", "open_tables"]
 
@@ -19,11 +28,11 @@ def __getattr__(name: str) -> Any:
 
         return Engine
     if name == "EmbeddedKafka":
-        from .kafka_broker import EmbeddedKafka
+        from .kafka.embedded_kafka import EmbeddedKafka
 
         return EmbeddedKafka
     if name == "open_tables":
-        from .tables import open_tables
+        from .tables.tables_session import open_tables
 
         return open_tables
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -21,15 +21,14 @@ from ..protocol import LakequeueError, topics
 from ..sources.live import kafka_client
 from ..sources.live_reader import InputLimits
 from ..state import Home
-from .broker_query import BrokerQuery, first_of, query_name
+from .brokers.broker_query import BrokerQuery, first_of, query_name
 from .captured import CapturedTopics
 from .engine_settings import EngineSettings
-from .home import HISTORY_CHECKPOINT, TABLES_CHECKPOINT, HomeFolder
-from .jars import ensure_jars
-from .java_archive import JavaArchive
-from .loop_options import Options
-from .object_store import object_store_jars, place_settings
-from .queries import (
+from .home.home_folder import HISTORY_CHECKPOINT, TABLES_CHECKPOINT, HomeFolder
+from .jars import ensure_jars, object_store_jars, place_settings
+from .java import JavaArchive
+from .loop.loop_options import Options
+from .spark.queries import (
     HISTORY_QUERY,
     REAL_TIME,
     TABLES_QUERY,
@@ -39,7 +38,7 @@ from .queries import (
     start_loop,
     start_tables,
 )
-from .slots import check_slots, default_master
+from .spark.spark_session import check_slots, default_master
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -128,7 +127,7 @@ class SparkApplication:
             time.sleep(0.1)
 
     def _session(self) -> SparkSession:
-        from .spark import is_local, package_zip, spark_session
+        from .spark.spark_session import is_local, package_zip, spark_session
 
         jars = ensure_jars(self._progress)
         master = self._master
@@ -296,7 +295,7 @@ class SparkApplication:
 
     def start_again(self) -> None:
         """Spark's Java process is gone: a new one, with the queries that were started."""
-        from .spark import forget_session
+        from .spark.spark_session import forget_session
 
         assert self.spark is not None
         forget_session(self.spark)
@@ -312,7 +311,7 @@ class SparkApplication:
     def executors(self) -> list[str]:
         """Where brokers may step; empty without Java, and on this machine alone, where none comes
         or goes."""
-        from .spark import executors
+        from .spark.spark_session import executors
 
         if self.spark is None or str(self.spark.sparkContext.master).startswith("local["):
             return []
@@ -323,13 +322,13 @@ class SparkApplication:
 
     def java_ended(self) -> str:
         """How Spark's Java process ended; empty while it lives, or was never started."""
-        from .spark import java_ended
+        from .spark.spark_session import java_ended
 
         return java_ended(self.spark, wait_s=2.0) if self.spark is not None else ""
 
     def stop(self, batch_s: float) -> None:
         """End the queries and Spark in order. batch_s: what the batches that run may take."""
-        from .spark import await_java_at_exit, forget_session, java_ended
+        from .spark.spark_session import await_java_at_exit, forget_session, java_ended
 
         assert self.spark is not None
         if java_ended(self.spark):
@@ -344,7 +343,7 @@ class SparkApplication:
 
     def kill(self) -> None:
         """End Spark at once."""
-        from .spark import forget_session, halt_java_at_exit, kill_java
+        from .spark.spark_session import forget_session, halt_java_at_exit, kill_java
 
         assert self.spark is not None
         if kill_java():

@@ -29,9 +29,9 @@ from ..protocol.bounds import RECORD_BYTES_MAX
 from ..sinks.record_limits import limits_of
 from ..sources.discovery import Discovery, captured_topics, said_topics
 from ..sources.live import quiet_client
-from .broker_query import BrokerQuery
-from .home import HomeFolder
-from .topics_admin import ensure_topics
+from .brokers.broker_query import BrokerQuery
+from .home.home_folder import HomeFolder
+from .kafka.topics_admin import ensure_topics
 
 log = logging.getLogger("lakequeue.engine")
 

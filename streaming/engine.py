@@ -34,31 +34,26 @@ from ..protocol.home_places import TABLES
 from ..sinks.metrics import Metrics
 from ..sources.live import quiet_client
 from ..sources.same_topic import TopicsNow
-from .alert_watch import AlertWatch
 from .application import SparkApplication
-from .batch_notes import LOST, BatchNotes
-from .bridge_watch import BridgeWatch
-from .broker_change_requests import ChangeRequests, await_partition, check_new
-from .broker_query import STARTING, BrokerQuery, broker_of, first_of
-from .broker_records import BrokerRecords
-from .brokers_at_rest import EngineRehoming
+from .bridges.bridge_watch import BridgeWatch
+from .brokers.broker_query import STARTING, BrokerQuery, BrokerRecords, broker_of, first_of
+from .brokers.change_requests import ChangeRequests, await_partition, check_new
+from .brokers.engine_rehoming import EngineRehoming
 from .captured import CapturedTopics
 from .engine_settings import EngineSettings, engine_conf
-from .engine_watch import EngineWatch
-from .event_lines import EventLines
-from .heartbeat import EngineHeartbeat
-from .home import HomeFolder, Moves
-from .kafka_answers import KafkaAnswers
-from .losses import LossWatch, notes_of_topics, notices
-from .queries import HISTORY_QUERY, MICRO_BATCH, REAL_TIME, TABLES_QUERY
-from .queue_watch import QueueWatch
-from .step_watch import StepWatch
-from .supervision import within
-from .table_care import TableCare, rules_of, upkeep_s
-from .tables_lock import TablesLock
-from .tables_marks import TablesMarks
-from .tables_watch import TablesWatch
-from .ticker import Ticker
+from .home.home_folder import HomeFolder, Moves
+from .kafka.kafka_watch import KafkaAnswers
+from .spark.queries import HISTORY_QUERY, MICRO_BATCH, REAL_TIME, TABLES_QUERY
+from .tables.table_care import TableCare, rules_of, upkeep_s
+from .tables.table_repair import TablesLock
+from .tables.tables_watch import TablesMarks, TablesWatch
+from .watch.batch_notes import LOST, BatchNotes, LossWatch, notes_of_topics, notices
+from .watch.heartbeat import EngineHeartbeat, Ticker
+from .watch.journal_watch import AlertWatch, EventLines
+from .watch.query_watch import EngineWatch
+from .watch.queue_watch import QueueWatch
+from .watch.restarts import within
+from .watch.step_watch import StepWatch
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -349,7 +344,7 @@ class Engine:
             self._folder.said_last()
 
     def _listener(self) -> StreamingQueryListener:
-        from .progress import ProgressListener
+        from .spark.progress import ProgressListener
 
         return ProgressListener(
             lambda query: broker_of(query, self.brokers), self._notes, self._on_batch,

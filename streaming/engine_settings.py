@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple, TypeVar
 
 from ..protocol import ConfigError, Problem
-from .queries import REAL_TIME, TRIGGERS
+from .spark.queries import REAL_TIME, TRIGGERS
 
 LOG_FORMATS = ("text", "json")
 _PREFIX, _SPARK = "lakequeue.", "spark."
@@ -55,7 +55,7 @@ _PLACES = ("tables", "checkpoints")
 
 def engine_conf() -> dict[str, str]:
     """The settings of `conf/engine.conf`."""
-    from .spark import CONF, read_conf
+    from .spark.spark_session import CONF, read_conf
 
     return read_conf(CONF / "engine.conf")
 

@@ -1,10 +1,14 @@
-"""The jars of Spark's connectors and of the embedded broker, fetched once per user.
+"""The jars of Spark's connectors and of the embedded Kafka, fetched once per user.
 
 `conf/jars.xml` pins every jar; Ivy, which comes with PySpark, fetches them. So nothing but PySpark
-and Java is needed, and no Maven pom is walked (`spark.jars.packages` walks them and fails where one
-revision is missing). The cache folder is named after the hash of the list: another list, another
-folder. Run as a program (``python -m lakequeue.streaming.jars``) it fills the cache, for `make`.
-"""
+and Java is needed. (`spark.jars.packages` reads all Maven poms, and fails if one is missing.) The
+cache folder has the hash of the list in its name. `python -m lakequeue.streaming.jars` fills the
+cache; `make` calls it.
+
+A home on an S3 store needs the jars of `conf/jars-s3.xml` as well (`object_store_jars`), and
+another way to write checkpoints (`place_settings`): the fast one of `conf/spark.conf` renames a
+file over another. Only a local disk can do that. Elsewhere the first attempt's file would stay when
+a batch is repeated. Jars for other stores must come with the cluster."""
 
 from __future__ import annotations
 
@@ -17,12 +21,13 @@ import shutil
 import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from ..protocol.errors import LakequeueError
+from ..protocol.folders import S3A, Folder, RemoteFolder, s3_settings
 
 CONF = Path(__file__).resolve().parent.parent / "conf"
 JARS_XML = CONF / "jars.xml"
@@ -220,3 +225,28 @@ def main() -> int:
 
 if __name__ == "__main__":
     sys.exit(main())
+
+
+MANAGER = "spark.sql.streaming.checkpointFileManagerClass"
+REPLACES = (
+    "org.apache.spark.sql.execution.streaming.checkpointing.FileContextBasedCheckpointFileManager"
+)
+
+
+def object_store_jars(
+    places: Iterable[Folder], progress: Callable[[str], None] | None = None
+) -> list[Path]:
+    """The jars beside the usual ones. Raises LakequeueError, as `ensure_jars`."""
+    return ensure_jars(progress, S3_XML).spark if any(map(_on_s3, places)) else []
+
+
+def place_settings(places: Iterable[Folder], checkpoints: Folder | None = None) -> dict[str, str]:
+    """Spark's settings for these places, of which one may be that of the checkpoints."""
+    found = s3_settings() if any(map(_on_s3, places)) else {}
+    if isinstance(checkpoints, RemoteFolder):
+        found[MANAGER] = REPLACES
+    return found
+
+
+def _on_s3(place: Folder) -> bool:
+    return isinstance(place, RemoteFolder) and place.uri.startswith(f"{S3A}:")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from lakequeue.streaming.jars import ensure_jars
-from lakequeue.streaming.kafka_broker import JAVA_OPTIONS, EmbeddedKafka
+from lakequeue.streaming.kafka.embedded_kafka import JAVA_OPTIONS, EmbeddedKafka
 
 # Brokers of tests live for seconds: compiling them well would take longer than they do.
 os.environ.setdefault(JAVA_OPTIONS, "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")

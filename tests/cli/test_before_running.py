@@ -16,8 +16,8 @@ from lakequeue.cli.group import EnvironmentFault
 from lakequeue.cli.start_engine import check_alone, check_ports
 from lakequeue.definitions import parse_configuration
 from lakequeue.protocol import NotConnected
-from lakequeue.streaming.home import ABOUT
-from lakequeue.streaming.kafka_broker import free_port
+from lakequeue.streaming.home.home_folder import ABOUT
+from lakequeue.streaming.kafka.embedded_kafka import free_port
 
 TWO_VPNS = {"queues": [{"name": "a", "message_type": "json", "vpn": "one"},
                        {"name": "b", "message_type": "json", "vpn": "two"}]}  # fmt: skip

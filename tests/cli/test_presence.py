@@ -18,11 +18,11 @@ from lakequeue.client.kafka import open_kafka
 from lakequeue.protocol import topics
 from lakequeue.protocol.home_places import ABOUT
 from lakequeue.streaming.earlier.pages import FORMAT as EARLIER_FORMAT
-from lakequeue.streaming.heartbeat import EngineHeartbeat
-from lakequeue.streaming.home import HomeFolder
-from lakequeue.streaming.kafka_broker import EmbeddedKafka, free_port
-from lakequeue.streaming.tables_lock import TablesLock
-from lakequeue.streaming.topics_admin import ensure_topics
+from lakequeue.streaming.home.home_folder import HomeFolder
+from lakequeue.streaming.kafka.embedded_kafka import EmbeddedKafka, free_port
+from lakequeue.streaming.kafka.topics_admin import ensure_topics
+from lakequeue.streaming.tables.table_repair import TablesLock
+from lakequeue.streaming.watch.heartbeat import EngineHeartbeat
 
 _numbers = count()
 

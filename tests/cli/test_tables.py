@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner, Result
 from lake.on_files import Recorded
 from lakequeue.cli import main
-from lakequeue.streaming.tables_lock import TablesLock
+from lakequeue.streaming.tables.table_repair import TablesLock
 from rules.harness import Bench
 
 

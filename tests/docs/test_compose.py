@@ -162,7 +162,9 @@ def test_kafkas_environment_is_known_to_kafka(compose: dict[str, Any]) -> None:
 
 def test_the_images_environment_is_read(image: str) -> None:
     names = set(re.findall(r"^(?:ENV|   ) (\w+)=", image, re.MULTILINE))
-    code = (ROOT / "streaming/jars.py").read_text() + (ROOT / "streaming/spark.py").read_text()
+    code = (ROOT / "streaming/jars.py").read_text() + (
+        ROOT / "streaming/spark/spark_session.py"
+    ).read_text()
     scripts = (_spark_jars()[0].parents[1] / "sbin" / "spark-daemon.sh").read_text()
     assert {name for name in names if name not in code + scripts} == set()
     assert names >= {"LAKEQUEUE_CACHE", "SPARK_HOME", "PYSPARK_PYTHON"}

@@ -23,7 +23,7 @@ from lakequeue.protocol.journal import SCHEMA
 from lakequeue.protocol.outputs import Deliveries
 from lakequeue.sinks.metric_table import SAMPLES
 from lakequeue.state import Limits
-from lakequeue.streaming.topics_admin import PARTITIONS
+from lakequeue.streaming.kafka.topics_admin import PARTITIONS
 
 Table = Callable[[str, str], dict[str, list[str]]]
 PARTS = (

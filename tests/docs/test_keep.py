@@ -18,8 +18,8 @@ import psutil
 import pytest
 from kafka import KafkaAdminClient
 from kafka.admin import ConfigResource, ConfigResourceType
-from lakequeue.streaming.kafka_broker import EmbeddedKafka
-from lakequeue.streaming.topics_admin import MESSAGE_BYTES_MAX, ensure_topics
+from lakequeue.streaming.kafka.embedded_kafka import EmbeddedKafka
+from lakequeue.streaming.kafka.topics_admin import MESSAGE_BYTES_MAX, ensure_topics
 
 HOW_TO = Path(__file__).resolve().parents[2] / "docs" / "how-to"
 QUEUES = """

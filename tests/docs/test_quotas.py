@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from lakequeue.streaming.jars import ensure_jars, java_executable
-from lakequeue.streaming.kafka_broker import EmbeddedKafka
+from lakequeue.streaming.kafka.embedded_kafka import EmbeddedKafka
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "concepts" / "floods.md"
 TOOL = "kafka-configs.sh --bootstrap-server …"

@@ -8,7 +8,7 @@ import lakequeue
 import psutil
 from job.processes import loop_workers
 from job.traffic import Traffic
-from lakequeue.streaming.realtime import ENVIRONMENT
+from lakequeue.streaming.loop.realtime import ENVIRONMENT
 
 SEED = 7
 BROKERS = ("a", "b", "c", "d")

@@ -23,9 +23,9 @@ from client.failures import DEADLY, MODES, definition
 from job.scenarios import chosen, queue_name, queues_of
 from lakequeue.definitions import Configuration, parse_configuration
 from lakequeue.streaming import EmbeddedKafka, Engine
-from lakequeue.streaming.java_archive import make_later
-from lakequeue.streaming.queries import REAL_TIME, TRIGGERS
-from lakequeue.streaming.topics_admin import ensure_topics
+from lakequeue.streaming.java import make_later
+from lakequeue.streaming.kafka.topics_admin import ensure_topics
+from lakequeue.streaming.spark.queries import REAL_TIME, TRIGGERS
 
 BATCH_S = 4.0  # what the driver hears comes with the end of a batch
 ENGINE = pytest.StashKey[contextlib.ExitStack]()

@@ -24,10 +24,9 @@ from lakequeue.protocol.steplog import StepRecord
 from lakequeue.protocol.wire import WireRecord, headers_list
 from lakequeue.replica.driver import Snapshot
 from lakequeue.sources.live import kafka_client
-from lakequeue.sources.log_reader import read_steps
-from lakequeue.sources.replay_inputs import ReplayInputs
+from lakequeue.sources.replay_inputs import ReplayInputs, read_steps
 from lakequeue.state import DictStore, Home
-from lakequeue.streaming.topics_admin import PARTITIONS
+from lakequeue.streaming.kafka.topics_admin import PARTITIONS
 
 UNTRIMMED = ("--set", "spark.sql.streaming.minBatchesToRetain=100000")
 SAID = (topics.DELIVERIES, topics.RECEIPTS, topics.JOURNAL, topics.REJECTED)

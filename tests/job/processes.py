@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from lakequeue.streaming.realtime import ENVIRONMENT
-from lakequeue.streaming.worker_daemon import DAEMON
+from lakequeue.streaming.loop.realtime import ENVIRONMENT
+from lakequeue.streaming.loop.worker_daemon import DAEMON
 
 START_S_MAX = 150.0
 STOP_S_MAX = 90.0
@@ -177,6 +177,6 @@ def until(condition: Callable[[], Any], seconds: float, what: str) -> Any:
 
 def free_port() -> int:
     """A port that nobody listens on."""
-    from lakequeue.streaming.kafka_broker import free_port as find
+    from lakequeue.streaming.kafka.embedded_kafka import free_port as find
 
     return find()

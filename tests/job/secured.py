@@ -20,7 +20,7 @@ from confluent_kafka.admin import (
     UserScramCredentialUpsertion,
 )
 from lakequeue.streaming import EmbeddedKafka
-from lakequeue.streaming.kafka_broker import free_port
+from lakequeue.streaming.kafka.embedded_kafka import free_port
 
 USER, PASSWORD = "engine", 'a "quoted\\ secret'
 LITERAL, PREFIX = ResourcePatternType.LITERAL, ResourcePatternType.PREFIXED

@@ -20,8 +20,8 @@ import pyspark
 from job.hosts import Host
 from job.processes import _adopts, free_port, until
 from lakequeue.streaming.jars import ensure_jars, java_executable
-from lakequeue.streaming.spark import LOCAL_FILES
-from lakequeue.streaming.worker_daemon import DAEMON
+from lakequeue.streaming.loop.worker_daemon import DAEMON
+from lakequeue.streaming.spark.spark_session import LOCAL_FILES
 
 SPARK = Path(pyspark.__file__).parent
 JAVA = ("-Xmx160m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")

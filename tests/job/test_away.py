@@ -22,7 +22,7 @@ import pytest
 from job.processes import EngineProcess, until
 from job.traffic import Traffic, judge
 from lakequeue.sources.live import kafka_client
-from lakequeue.sources.log_reader import read_steps
+from lakequeue.sources.replay_inputs import read_steps
 from lakequeue.streaming import EmbeddedKafka
 
 pytestmark = pytest.mark.job

@@ -13,7 +13,7 @@ from confluent_kafka.admin import AdminClient
 from job.conftest import FAR_VPN, Job, in_real_time
 from job.processes import until
 from lakequeue.protocol import topics
-from lakequeue.streaming.home_copier import HomeCopier
+from lakequeue.streaming.bridges.home_copier import HomeCopier
 
 pytestmark = [pytest.mark.job, in_real_time]
 

@@ -23,7 +23,7 @@ from lakequeue.lake.queries_at import admin_of
 from lakequeue.lake.rebuilding import rebuild
 from lakequeue.sinks.table_damage import damage
 from lakequeue.streaming import EmbeddedKafka
-from lakequeue.streaming.table_repair import repair
+from lakequeue.streaming.tables.table_repair import repair
 
 pytestmark = pytest.mark.job
 

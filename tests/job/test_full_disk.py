@@ -14,7 +14,7 @@ import pytest
 from job.processes import EngineProcess, until
 from lakequeue.cli.delta_reader import read_table
 from lakequeue.streaming import EmbeddedKafka
-from lakequeue.streaming.table_care import MARK
+from lakequeue.streaming.tables.table_care import MARK
 
 pytestmark = pytest.mark.job
 

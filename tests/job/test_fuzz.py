@@ -24,7 +24,7 @@ from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 from lakequeue.protocol import commands
 from lakequeue.protocol.messages import decode_publish_header
 from lakequeue.streaming import EmbeddedKafka
-from lakequeue.streaming.topics_admin import ensure_topics
+from lakequeue.streaming.kafka.topics_admin import ensure_topics
 
 pytestmark = pytest.mark.job
 

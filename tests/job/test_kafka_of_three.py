@@ -13,8 +13,8 @@ from confluent_kafka.admin import AdminClient
 from job.output_audit import UNTRIMMED, judge_what_was_said
 from job.processes import EngineProcess, until
 from job.traffic import Traffic, drain
-from lakequeue.streaming.kafka_broker import EmbeddedKafka
-from lakequeue.streaming.kafka_cluster import EmbeddedCluster
+from lakequeue.streaming.kafka.embedded_kafka import EmbeddedKafka
+from lakequeue.streaming.kafka.kafka_cluster import EmbeddedCluster
 
 pytestmark = pytest.mark.job
 

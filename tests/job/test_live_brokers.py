@@ -24,9 +24,9 @@ from kafka import KafkaProducer
 from lakequeue.monitor.snapshot import VpnMonitor
 from lakequeue.protocol.errors import LakequeueError
 from lakequeue.sources.live import kafka_client
-from lakequeue.sources.log_reader import read_steps
+from lakequeue.sources.replay_inputs import read_steps
 from lakequeue.streaming import EmbeddedKafka
-from lakequeue.streaming.topics_admin import ensure_topics
+from lakequeue.streaming.kafka.topics_admin import ensure_topics
 
 pytestmark = pytest.mark.job
 

@@ -16,7 +16,7 @@ from lakequeue.protocol import commands
 from lakequeue.protocol.errors import LakequeueError, Rejected
 from lakequeue.protocol.steplog import StepRecord
 from lakequeue.sources.live import kafka_client
-from lakequeue.sources.log_reader import read_steps
+from lakequeue.sources.replay_inputs import read_steps
 from lakequeue.streaming import EmbeddedKafka
 
 pytestmark = pytest.mark.job

@@ -14,7 +14,7 @@ from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, C
 from job.conftest import Job, in_real_time
 from job.processes import until
 from lakequeue.protocol.errors import LakequeueError, Rejected
-from lakequeue.streaming.queries import MICRO_BATCH
+from lakequeue.streaming.spark.queries import MICRO_BATCH
 
 pytestmark = pytest.mark.job
 

@@ -7,8 +7,8 @@ import re
 import pytest
 from job.conftest import Job, in_real_time
 from job.processes import until
-from lakequeue.streaming.planning import QUERY_SETTINGS
-from lakequeue.streaming.spark import executors
+from lakequeue.streaming.spark.queries import QUERY_SETTINGS
+from lakequeue.streaming.spark.spark_session import executors
 
 pytestmark = [pytest.mark.job, in_real_time]
 

@@ -12,7 +12,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import pytest
 from job.conftest import Job, in_real_time
 from job.scenarios import GROUPS, chosen, queue_name, rule_of
-from lakequeue.streaming.queries import MICRO_BATCH, REAL_TIME
+from lakequeue.streaming.spark.queries import MICRO_BATCH, REAL_TIME
 from rules.scenario import Clock, Runner
 
 pytestmark = pytest.mark.job

@@ -19,7 +19,7 @@ from lakequeue.client.kafka import LIBRARIES
 from lakequeue.definitions.bridge import parse_bridge
 from lakequeue.protocol.errors import LakequeueError
 from lakequeue.protocol.kafka_settings import FOLDER_VARIABLE, VARIABLE, kafka_settings
-from lakequeue.streaming.home_copier import HomeCopier
+from lakequeue.streaming.bridges.home_copier import HomeCopier
 
 pytestmark = pytest.mark.job
 

@@ -114,7 +114,7 @@ DRIVER = """
 import json, sys
 from lakequeue.dataframes import LakequeueDataSource
 from lakequeue.streaming.jars import ensure_jars
-from lakequeue.streaming.spark import spark_session
+from lakequeue.streaming.spark.spark_session import spark_session
 
 options, folder = json.loads(sys.argv[1]), sys.argv[2]
 spark = spark_session("job", master="local[2]", jars=ensure_jars().spark)

@@ -41,8 +41,8 @@ from lakequeue.sinks.table_writer import TableWriter
 from lakequeue.sinks.upkeep import Rules, Upkeep
 from lakequeue.sources.kafka_source import read_stream
 from lakequeue.sources.live import kafka_client
-from lakequeue.streaming.queries import REAL_TIME
-from lakequeue.streaming.topics_admin import ensure_topics
+from lakequeue.streaming.kafka.topics_admin import ensure_topics
+from lakequeue.streaming.spark.queries import REAL_TIME
 from pyspark.sql import SparkSession
 
 pytestmark = pytest.mark.job

@@ -16,7 +16,7 @@ from lakequeue.protocol import topics
 from lakequeue.protocol.table_format import CRC_MODULUS
 from lakequeue.protocol.wire import STEP, headers_json, headers_list
 from lakequeue.replica.driver import Snapshot
-from lakequeue.sinks.content_references import REFERENCE
+from lakequeue.sinks.block_references import REFERENCE
 from lakequeue.sinks.kafka_records import records_of
 from lakequeue.sinks.table_batch import STEP_ROWS, journal_rows, step_row
 from lakequeue.sinks.table_batch import message_rows as rows_of_messages

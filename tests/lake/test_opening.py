@@ -19,7 +19,7 @@ from lakequeue.lake import HISTORY, create_views, open_lake
 from lakequeue.lake.opening import not_written
 from lakequeue.lake.past import brokers
 from lakequeue.protocol.table_format import SCHEMA
-from lakequeue.streaming.tables_lock import TablesLock
+from lakequeue.streaming.tables.table_repair import TablesLock
 from rules.harness import Bench
 
 

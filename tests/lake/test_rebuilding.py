@@ -29,8 +29,8 @@ from lakequeue.mesh.facts import MeshFacts, Peer, peers_of
 from lakequeue.mesh.rejoining import next_word
 from lakequeue.replica.driver import Snapshot
 from lakequeue.state import FORMAT, DictStore, Home, check
-from lakequeue.streaming.home import HomeFolder
-from lakequeue.streaming.rebuilt import restore, state_file, write_state
+from lakequeue.streaming.home.home_folder import HomeFolder
+from lakequeue.streaming.home.state_files import restore, state_file, write_state
 from loop.memory import HOME, Some
 
 

@@ -13,10 +13,10 @@ from lakequeue.mesh.neighbours import neighbours
 from lakequeue.mesh.rehome import HomeChange, Resting, rehome
 from lakequeue.replica.driver import Driver
 from lakequeue.state import Broker, DictStore, Home, Limits
-from lakequeue.streaming import home as of_home
-from lakequeue.streaming.brokers_at_rest import _BrokerState, _snapshot, _States
-from lakequeue.streaming.home import HomeFolder
-from lakequeue.streaming.rebuilt import is_newer, restore, state_file, write_state
+from lakequeue.streaming.brokers.engine_rehoming import _BrokerState, _snapshot, _States
+from lakequeue.streaming.home import home_folder as of_home
+from lakequeue.streaming.home.home_folder import HomeFolder
+from lakequeue.streaming.home.state_files import is_newer, restore, state_file, write_state
 from loop.memory import HOME, LIMITS, SIZES, Some, World, clocks
 
 QUEUE = {"name": "orders", "message_type": "json", "type": "LocalQueue"}

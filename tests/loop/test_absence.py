@@ -17,7 +17,7 @@ from job.processes import until
 from lakequeue.client.kafka import open_kafka
 from lakequeue.protocol import commands
 from lakequeue.streaming import EmbeddedKafka
-from lakequeue.streaming.topics_admin import ensure_topics
+from lakequeue.streaming.kafka.topics_admin import ensure_topics
 from loop.test_on_kafka import QUEUE, LoopOnKafka, answers, begin
 
 pytestmark = pytest.mark.job

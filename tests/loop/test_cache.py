@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from lakequeue.state import DictStore
-from lakequeue.streaming import cache as module
-from lakequeue.streaming.cache import PAGE_BYTES, GivenUp, PageCache
+from lakequeue.streaming.loop import page_cache as module
+from lakequeue.streaming.loop.page_cache import PAGE_BYTES, GivenUp, PageCache
 
 
 class State(DictStore):

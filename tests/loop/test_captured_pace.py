@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from lakequeue.sources.captured_pace import BYTES_PER_S, RECENT_S, SAVED_S, CapturedPace
+from lakequeue.sources.input_pace import BYTES_PER_S, RECENT_S, SAVED_S, CapturedPace
 
 MB = 1_000_000
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from lakequeue.protocol.messages import Records
 from lakequeue.sources.discovery import captured_topics
-from lakequeue.sources.records import in_parts
+from lakequeue.sources.kafka_source import in_parts
 from lakequeue.sources.step_batch import to_batch
 from lakequeue.state import Batch
 from loop.memory import Message

@@ -11,13 +11,13 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException, Producer, TopicPartition
 from lakequeue.protocol import topics
 from lakequeue.sources import live
-from lakequeue.sources.captured_pace import BYTES_PER_S, SAVED_S, CapturedPace
+from lakequeue.sources.input_pace import BYTES_PER_S, SAVED_S, CapturedPace
 from lakequeue.sources.live import LiveInputs, kafka_client
 from lakequeue.sources.live_reader import InputLimits, Reader
 from lakequeue.sources.same_topic import Found, Start
 from lakequeue.sources.step_batch import PartitionId, Taken
 from lakequeue.streaming import EmbeddedKafka
-from lakequeue.streaming.topics_admin import PARTITIONS, ensure_topics
+from lakequeue.streaming.kafka.topics_admin import PARTITIONS, ensure_topics
 from loop.memory import Message
 
 NOWHERE = {"bootstrap.servers": "127.0.0.1:1", "log_level": 0}

@@ -23,13 +23,12 @@ from lakequeue.sources.step_batch import to_batch
 from lakequeue.state import Broker as CoreBroker
 from lakequeue.state import DictStore
 from lakequeue.state.phases import admission
-from lakequeue.streaming import loop_driver
-from lakequeue.streaming.cache import PageCache
-from lakequeue.streaming.figures import Figures
-from lakequeue.streaming.loop import _encode
-from lakequeue.streaming.loop_driver import BATCH_LIMITS, LoopDriver, SparkBatch, change_over
-from lakequeue.streaming.loop_options import Options
-from lakequeue.streaming.stepper import Mark, Stepper
+from lakequeue.streaming.loop.figures import Figures
+from lakequeue.streaming.loop.loop import _encode, loop_driver
+from lakequeue.streaming.loop.loop_driver import BATCH_LIMITS, LoopDriver, SparkBatch, change_over
+from lakequeue.streaming.loop.loop_options import Options
+from lakequeue.streaming.loop.page_cache import PageCache
+from lakequeue.streaming.loop.stepper import Mark, Stepper
 from loop.memory import COMMANDS, HOME, LIMITS, SIZES, Some, World
 from loop.test_stepper import Inputs, State, Transactions, until
 

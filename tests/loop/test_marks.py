@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from lakequeue.replica.driver import Driver, Snapshot
 from lakequeue.state import DictStore
-from lakequeue.streaming.cache import PageCache
+from lakequeue.streaming.loop.page_cache import PageCache
 from loop.memory import HOME, SIZES, Some, World, clocks
 from replica.test_driver import QUEUE, Walk, operations
 

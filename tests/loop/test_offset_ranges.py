@@ -14,7 +14,7 @@ from lakequeue.sources import offset_ranges
 from lakequeue.sources.live import quiet_client
 from lakequeue.sources.offset_ranges import BEGINNING, read_ranges
 from lakequeue.streaming import EmbeddedKafka
-from lakequeue.streaming.topics_admin import ensure_topics
+from lakequeue.streaming.kafka.topics_admin import ensure_topics
 
 pytestmark = pytest.mark.job
 

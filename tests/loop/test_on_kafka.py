@@ -31,9 +31,9 @@ from lakequeue.protocol.errors import LakequeueError
 from lakequeue.sinks.log_writer import CERTAIN_S, StepLog
 from lakequeue.sources.live import LiveInputs, kafka_client, quiet_client
 from lakequeue.sources.live_reader import InputLimits
-from lakequeue.sources.log_reader import read_steps
+from lakequeue.sources.replay_inputs import read_steps
 from lakequeue.streaming import EmbeddedKafka
-from lakequeue.streaming.topics_admin import PARTITIONS, ensure_topics
+from lakequeue.streaming.kafka.topics_admin import PARTITIONS, ensure_topics
 
 pytestmark = pytest.mark.job
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from lakequeue.protocol.outputs import Deliveries
 from lakequeue.sources import planned_source
+from lakequeue.sources.kafka_source import to_batch
 from lakequeue.sources.offset_ranges import BEGINNING
 from lakequeue.sources.planned_source import (
     PlannedReader,
@@ -17,8 +18,7 @@ from lakequeue.sources.planned_source import (
     places_of,
     ranges_of,
 )
-from lakequeue.sources.records import to_batch
-from lakequeue.streaming.losses import made_anew, notes_of_topics, went_back
+from lakequeue.streaming.watch.batch_notes import made_anew, notes_of_topics, went_back
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 from rules.steps import Steps, define, subscribe
 

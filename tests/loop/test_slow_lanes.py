@@ -14,22 +14,22 @@ from hypothesis import strategies as st
 from lakequeue.protocol import commands as c
 from lakequeue.protocol.steplog import Range
 from lakequeue.replica.replica import Replica, sorted_out
-from lakequeue.sources.live import LiveInputs, kafka_client
-from lakequeue.sources.live_reader import InputLimits, Reader
-from lakequeue.sources.slow_lanes import (
+from lakequeue.sources.input_pace import (
     AGAIN_S,
     MANY,
+    OTHERS_RECENT_S,
     PART,
-    RECENT_S,
     REST,
     REST_S_MAX,
     REST_S_MIN,
     SlowLanes,
 )
+from lakequeue.sources.live import LiveInputs, kafka_client
+from lakequeue.sources.live_reader import InputLimits, Reader
 from lakequeue.sources.step_batch import PartitionId, Taken
 from lakequeue.state import DictStore, Home, Limits
 from lakequeue.streaming import EmbeddedKafka
-from lakequeue.streaming.topics_admin import ensure_topics
+from lakequeue.streaming.kafka.topics_admin import ensure_topics
 from loop.test_live_inputs import NOWHERE, record
 
 FLOOD: PartitionId = ("a.commands", 0)
@@ -114,7 +114,7 @@ def test_when_nobody_else_is_there_it_is_taken_like_any_other() -> None:
     assert steps.lanes.rest_s() == 0.0
     steps.take((OTHER, 1))
     assert steps.lanes.part() is not None
-    steps.now += RECENT_S + 0.01
+    steps.now += OTHERS_RECENT_S + 0.01
     steps.take((FLOOD, 2_000), useless=2_000, cost_s=0.05)
     assert steps.lanes.part() is None
 
@@ -238,7 +238,7 @@ def test_beside_a_flood_steps_are_short_and_nothing_of_it_is_lost(loop: Loop) ->
         first = False
     assert len(loop.taken[FLOOD]) < 2_000
     assert loop.inputs.notes == ["slow:a.commands/0"]
-    loop.now += RECENT_S + 1
+    loop.now += OTHERS_RECENT_S + 1
     steps = 0
     while loop.step():
         steps += 1

@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 from lakequeue.protocol import commands
 from lakequeue.replica.driver import Refused, Taken
-from lakequeue.sources.slow_lanes import SlowLanes
+from lakequeue.sources.input_pace import SlowLanes
 from lakequeue.state import DictStore
-from lakequeue.streaming.cache import PageCache
-from lakequeue.streaming.figures import Figures
-from lakequeue.streaming.loop import _encode
-from lakequeue.streaming.loop_driver import LoopDriver
-from lakequeue.streaming.loop_options import Options
-from lakequeue.streaming.stepper import Mark, Stepper
+from lakequeue.streaming.loop.figures import Figures
+from lakequeue.streaming.loop.loop import _encode
+from lakequeue.streaming.loop.loop_driver import LoopDriver
+from lakequeue.streaming.loop.loop_options import Options
+from lakequeue.streaming.loop.page_cache import PageCache
+from lakequeue.streaming.loop.stepper import Mark, Stepper
 from loop.memory import COMMANDS, HOME, SIZES, Some, World
 
 ALONE_S = 0.6

@@ -14,8 +14,8 @@ from pathlib import Path
 
 from lakequeue.sources.live import kafka_client
 from lakequeue.sources.live_reader import InputLimits
-from lakequeue.streaming.loop import Loop
-from lakequeue.streaming.loop_options import Options
+from lakequeue.streaming.loop.loop import Loop
+from lakequeue.streaming.loop.loop_options import Options
 
 BROKER = "broker-0"
 

@@ -21,7 +21,7 @@ from lakequeue.cli.service import page_shown
 from lakequeue.definitions import parse_configuration
 from lakequeue.protocol import LakequeueError
 from lakequeue.sinks.metrics import Metrics
-from lakequeue.streaming.home import HomeFolder
+from lakequeue.streaming.home.home_folder import HomeFolder
 
 
 def invoke(*arguments: str) -> Any:

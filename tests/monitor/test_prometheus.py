@@ -22,7 +22,7 @@ import pytest
 import yaml
 from lakequeue.sinks.metric_table import BY_NAME, SAMPLES, TABLE
 from lakequeue.sinks.metrics import Metrics
-from lakequeue.streaming.queue_watch import QueueWatch
+from lakequeue.streaming.watch.queue_watch import QueueWatch
 from monitor.cases import CASES, prepared
 
 CONF = Path(__file__).resolve().parents[2] / "conf"

@@ -10,7 +10,7 @@ from lakequeue.protocol.journal import JournalSegment
 from lakequeue.protocol.messages import Records
 from lakequeue.protocol.wire import WireRecord, headers_list
 from lakequeue.state import Batch, Broker, DictStore, Home, Limits, step
-from lakequeue.streaming.alert_watch import AlertReader, alerts_in, decoded
+from lakequeue.streaming.watch.journal_watch import AlertReader, alerts_in, decoded
 
 CONFIG = {
     "vpns": {"east": {"max_spool_usage": 10}},

@@ -21,12 +21,12 @@ from lakequeue.replica.driver import Snapshot
 from lakequeue.state import DictStore, Home, Limits
 from lakequeue.state.queue.broker import Broker
 from lakequeue.streaming import Engine
-from lakequeue.streaming import brokers_at_rest as at_rest
-from lakequeue.streaming import home as home_module
-from lakequeue.streaming.broker_change_requests import ChangeRequests
-from lakequeue.streaming.broker_query import BrokerQuery
-from lakequeue.streaming.home import HomeFolder
-from lakequeue.streaming.rebuilt import is_newer, restore
+from lakequeue.streaming.brokers import engine_rehoming as at_rest
+from lakequeue.streaming.brokers.broker_query import BrokerQuery
+from lakequeue.streaming.brokers.change_requests import ChangeRequests
+from lakequeue.streaming.home import home_folder as home_module
+from lakequeue.streaming.home.home_folder import HomeFolder
+from lakequeue.streaming.home.state_files import is_newer, restore
 
 NUMBERS = {"a": 0, "b": 1, "c": 2}
 STEP = 7

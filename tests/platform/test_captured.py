@@ -16,9 +16,9 @@ from lakequeue.replica.replica import Decided, sorted_out
 from lakequeue.sources.discovery import captured_topics
 from lakequeue.sources.kafka_source import publish_topics, tables_topics
 from lakequeue.streaming import captured
-from lakequeue.streaming.batch_notes import BatchNotes
 from lakequeue.streaming.captured import CapturedTopics
-from lakequeue.streaming.home import HomeFolder
+from lakequeue.streaming.home.home_folder import HomeFolder
+from lakequeue.streaming.watch.batch_notes import BatchNotes
 
 OWN = {"default.publish": 8, "default.commands": 1, "broker-0.steps": 1}
 QUEUES = [

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from lakequeue.protocol.errors import LakequeueError
-from lakequeue.streaming.checkpoint_mending import set_back, set_back_or_drop
+from lakequeue.streaming.home.checkpoints import set_back, set_back_or_drop
 
 CHUNK = 512
 LAST = 7  # the newest batch that is done

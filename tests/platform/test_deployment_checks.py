@@ -25,9 +25,14 @@ from lakequeue.cli.deployment_checks import (
 )
 from lakequeue.cli.machine_checks import Check
 from lakequeue.monitor.broker_status import _ask_known
-from lakequeue.streaming.broker_query import FAILED, RESTARTING, RUNNING, BrokerQuery
-from lakequeue.streaming.broker_records import BrokerRecords
-from lakequeue.streaming.kafka_broker import EmbeddedKafka
+from lakequeue.streaming.brokers.broker_query import (
+    FAILED,
+    RESTARTING,
+    RUNNING,
+    BrokerQuery,
+    BrokerRecords,
+)
+from lakequeue.streaming.kafka.embedded_kafka import EmbeddedKafka
 from lakequeue.streaming.version import code_version
 
 BIG = {"max.message.bytes": "12000000", "min.insync.replicas": "2"}
@@ -160,7 +165,7 @@ def test_on_a_real_kafka_and_with_an_engines_words(kafka: EmbeddedKafka, tmp_pat
     import threading
 
     from lakequeue.client.kafka import open_kafka
-    from lakequeue.streaming.topics_admin import ensure_topics
+    from lakequeue.streaming.kafka.topics_admin import ensure_topics
 
     ensure_topics(kafka.bootstrap_servers, ["default"], [], ["a"])
     look = look_at_kafka(kafka.bootstrap_servers)

@@ -17,8 +17,8 @@ import pytest
 from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 from kafka.errors import KafkaError
 from lakequeue.protocol import LakequeueError
-from lakequeue.streaming import kafka_broker
-from lakequeue.streaming.kafka_broker import EmbeddedKafka, free_port, port_is_free
+from lakequeue.streaming.kafka import embedded_kafka as kafka_broker
+from lakequeue.streaming.kafka.embedded_kafka import EmbeddedKafka, free_port, port_is_free
 
 job = pytest.mark.job
 
@@ -136,7 +136,7 @@ def test_a_home_has_one_user(kafka: EmbeddedKafka, monkeypatch: pytest.MonkeyPat
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends a child with its parent")
 def test_it_dies_with_its_parent(tmp_path: Path) -> None:
     code = (
-        "import sys, time; from lakequeue.streaming.kafka_broker import EmbeddedKafka\n"
+        "import sys, time; from lakequeue.streaming.kafka.embedded_kafka import EmbeddedKafka\n"
         "print(EmbeddedKafka(sys.argv[1]).start().pid, flush=True); time.sleep(600)"
     )
     command = [sys.executable, "-c", code, str(tmp_path / "home")]

@@ -22,9 +22,9 @@ from lakequeue.cli.engine_checks import (
 )
 from lakequeue.definitions import parse_configuration
 from lakequeue.protocol import folders
-from lakequeue.streaming.home import HomeFolder
-from lakequeue.streaming.kafka_broker import EmbeddedKafka
-from lakequeue.streaming.slots import slots
+from lakequeue.streaming.home.home_folder import HomeFolder
+from lakequeue.streaming.kafka.embedded_kafka import EmbeddedKafka
+from lakequeue.streaming.spark.spark_session import slots
 
 CONFIGURATION = parse_configuration(
     {

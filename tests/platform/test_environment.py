@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from lakequeue.cli.group import EXIT_ENVIRONMENT
-from lakequeue.streaming.kafka_broker import free_port
+from lakequeue.streaming.kafka.embedded_kafka import free_port
 
 pytestmark = pytest.mark.job
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from lakequeue.streaming.error_causes import cause_of
+from lakequeue.streaming.spark.error_causes import cause_of
 
 SPARKS = """An error occurred while calling o199.collectToPython.
 : org.apache.spark.SparkException: [FAILED_READ_FILE.FILE_NOT_EXIST] Error

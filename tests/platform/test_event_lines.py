@@ -8,7 +8,7 @@ import lakequeue
 import pytest
 from lakequeue.protocol import journal
 from lakequeue.protocol.journal import Journal, JournalSegment
-from lakequeue.streaming.event_lines import LINES_MAX, EventLines
+from lakequeue.streaming.watch.journal_watch import LINES_MAX, EventLines
 
 Said = list[tuple[str, dict[str, Any]]]
 

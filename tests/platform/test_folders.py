@@ -14,11 +14,18 @@ from lakequeue.protocol import ConfigError, LakequeueError, folders
 from lakequeue.protocol.folders import RemoteFolder, delta_options, folder, s3_settings
 from lakequeue.protocol.home_places import tables_place
 from lakequeue.streaming.engine_settings import EngineSettings
-from lakequeue.streaming.home import HomeFolder
-from lakequeue.streaming.jars import JARS_XML, S3_XML, _expected
-from lakequeue.streaming.object_store import MANAGER, REPLACES, object_store_jars, place_settings
-from lakequeue.streaming.spark import read_conf
-from lakequeue.streaming.table_care import disk_use
+from lakequeue.streaming.home.home_folder import HomeFolder
+from lakequeue.streaming.jars import (
+    JARS_XML,
+    MANAGER,
+    REPLACES,
+    S3_XML,
+    _expected,
+    object_store_jars,
+    place_settings,
+)
+from lakequeue.streaming.spark.spark_session import read_conf
+from lakequeue.streaming.tables.table_care import disk_use
 from s3_store import KEYS, bucket
 
 __all__ = ["bucket"]

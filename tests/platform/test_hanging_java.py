@@ -9,8 +9,8 @@ from typing import Any
 from unittest.mock import MagicMock
 
 import pytest
-from lakequeue.streaming import spark
 from lakequeue.streaming.application import SparkApplication
+from lakequeue.streaming.spark import spark_session as spark
 from pyspark import SparkContext
 
 

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 from lakequeue.protocol import NotConnected
-from lakequeue.streaming.heartbeat import EngineHeartbeat
+from lakequeue.streaming.watch.heartbeat import EngineHeartbeat
 
 
 def test_it_beats_until_its_end_whatever_kafka_does(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from lakequeue.definitions.as_commands import vpns_of
 from lakequeue.protocol.errors import LakequeueError
 from lakequeue.state import FORMAT
 from lakequeue.streaming import Engine
-from lakequeue.streaming.home import EPOCH_MAX, HomeFolder
+from lakequeue.streaming.home.home_folder import EPOCH_MAX, HomeFolder
 
 NOBODY = "127.0.0.1:1"
 

@@ -13,7 +13,7 @@ from lakequeue.definitions import parse_configuration
 from lakequeue.definitions.bridge import parse_bridge
 from lakequeue.memory import MemoryConnection, MemoryEngine
 from lakequeue.protocol.wire import WireRecord
-from lakequeue.streaming.home_copier import HomeCopier
+from lakequeue.streaming.bridges.home_copier import HomeCopier
 
 EVERY_S_MAX = 60.0
 TOPICS = ("near.bridge-out", "near.mesh", "default.bridge-in", "default.bridge-answers")

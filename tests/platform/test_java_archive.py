@@ -10,11 +10,11 @@ import time
 from pathlib import Path
 
 import pytest
-from lakequeue.streaming import java_archive as module
+from lakequeue.streaming import java as module
 from lakequeue.streaming.jars import cache_directory, ensure_jars
-from lakequeue.streaming.java_archive import JavaArchive, make_later
-from lakequeue.streaming.kafka_broker import EmbeddedKafka
-from lakequeue.streaming.spark import _add_archive, spark_settings
+from lakequeue.streaming.java import JavaArchive, make_later
+from lakequeue.streaming.kafka.embedded_kafka import EmbeddedKafka
+from lakequeue.streaming.spark.spark_session import _add_archive, spark_settings
 
 CLASSES = "java/lang/Object id: 0\njava/lang/String id: 1\njava/lang/Hal"
 
@@ -208,8 +208,8 @@ SESSION = """
 import sys
 from pathlib import Path
 from lakequeue.streaming.jars import ensure_jars
-from lakequeue.streaming.java_archive import JavaArchive
-from lakequeue.streaming.spark import spark_session
+from lakequeue.streaming.java import JavaArchive
+from lakequeue.streaming.spark.spark_session import spark_session
 archive = JavaArchive("spark", Path(sys.argv[1]))
 spark = spark_session("test", master="local[1]", jars=ensure_jars().spark, archive=archive)
 assert spark.range(3).count() == 3

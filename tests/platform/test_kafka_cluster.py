@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 from confluent_kafka import Consumer, KafkaError, Message, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
-from lakequeue.streaming.kafka_cluster import EmbeddedCluster
+from lakequeue.streaming.kafka.kafka_cluster import EmbeddedCluster
 
 pytestmark = pytest.mark.job
 

@@ -13,13 +13,12 @@ import lakequeue
 import pyarrow as pa
 import pytest
 from lakequeue.protocol import journal
-from lakequeue.sinks.bridge_figures import bridge_families
 from lakequeue.sinks.message_times import QUEUES_MAX, ROOM
 from lakequeue.sinks.metric_table import BRIDGE, LANES, PHASES, SAMPLES, TABLE
 from lakequeue.sinks.metrics import Metrics
-from lakequeue.sinks.queue_figures import OTHER, Look
-from lakequeue.streaming.figures import NAMES
-from lakequeue.streaming.queue_watch import QueueWatch
+from lakequeue.sinks.queue_figures import OTHER, Look, bridge_families
+from lakequeue.streaming.loop.figures import NAMES
+from lakequeue.streaming.watch.queue_watch import QueueWatch
 from prometheus_client.parser import text_string_to_metric_families
 
 _names = itertools.count()

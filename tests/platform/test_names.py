@@ -7,9 +7,9 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from lakequeue.streaming import spark
+from lakequeue.streaming.spark import spark_session as spark
 
-ROOT = Path(spark.__file__).parents[1]
+ROOT = Path(spark.__file__).parents[2]
 
 
 def modules() -> Iterator[Path]:

@@ -6,13 +6,13 @@ import os
 import subprocess
 import sys
 
-from lakequeue.streaming.priority import BELOW
+from lakequeue.streaming.loop.worker_process import BELOW
 
 # A process with a thread stands for Java; its child for the daemon; that one's child is the worker.
 _WORKER = """
 import os
-from lakequeue.streaming.priority import share_out
-print(share_out({alone}), share_out({alone}), os.getpriority(os.PRIO_PROCESS, 0))
+from lakequeue.streaming.loop.worker_process import set_priorities
+print(set_priorities({alone}), set_priorities({alone}), os.getpriority(os.PRIO_PROCESS, 0))
 """
 _DAEMON = "import subprocess, sys; subprocess.run([sys.executable, '-c', {worker!r}], check=True)"
 _JAVA = """

@@ -12,8 +12,8 @@ from types import SimpleNamespace
 
 import pytest
 from lakequeue.protocol import LakequeueError
-from lakequeue.streaming import spark
-from lakequeue.streaming.spark import (
+from lakequeue.streaming.spark import spark_session as spark
+from lakequeue.streaming.spark.spark_session import (
     executors,
     package_zip,
     read_conf,
@@ -21,7 +21,7 @@ from lakequeue.streaming.spark import (
     spark_settings,
 )
 
-ROOT = Path(spark.__file__).parents[1]
+ROOT = Path(spark.__file__).parents[2]
 
 
 def test_rooms_are_those_of_the_project() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pyspark
 import pytest
 from lakequeue.streaming.jars import java_executable
-from lakequeue.streaming.spark import spark_settings
+from lakequeue.streaming.spark.spark_session import spark_settings
 from py4j.java_gateway import JavaGateway, launch_gateway
 
 NOISE = "org.apache.hadoop.util.NativeCodeLoader"

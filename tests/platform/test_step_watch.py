@@ -14,9 +14,9 @@ from lakequeue.protocol import NotConnected, commands
 from lakequeue.sources.live import LiveInputs
 from lakequeue.sources.live_reader import InputLimits
 from lakequeue.sources.step_batch import PartitionId
-from lakequeue.streaming import step_watch
-from lakequeue.streaming.broker_query import RESTARTING, RUNNING, BrokerQuery
-from lakequeue.streaming.step_watch import (
+from lakequeue.streaming.brokers.broker_query import RESTARTING, RUNNING, BrokerQuery
+from lakequeue.streaming.watch import step_watch
+from lakequeue.streaming.watch.step_watch import (
     IS_STUCK,
     LOOK_S,
     NOTHING,
@@ -206,7 +206,7 @@ def test_a_step_that_does_not_end_leaves_its_stacks(tmp_path: os.PathLike[str]) 
     """Though another thread has Python's own lock."""
     code = (
         "import time\n"
-        "from lakequeue.streaming import stack_dump\n"
+        "from lakequeue.streaming.loop import worker_process as stack_dump\n"
         "stack_dump.DUMP_S = 0.2\n"
         "dump = stack_dump.StackDump()\n"
         "def step():\n"

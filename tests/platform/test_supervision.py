@@ -11,10 +11,12 @@ from typing import Any
 import pytest
 from lakequeue.definitions import Configuration
 from lakequeue.protocol.errors import LakequeueError, NotConnected
-from lakequeue.streaming import Engine, engine_watch, supervision
-from lakequeue.streaming.kafka_answers import KafkaAnswers
-from lakequeue.streaming.losses import Loss, LossWatch, losses, missing
-from lakequeue.streaming.supervision import RESTARTS_MAX, Restarts, passes, within
+from lakequeue.streaming import Engine
+from lakequeue.streaming.kafka.kafka_watch import KafkaAnswers
+from lakequeue.streaming.watch import query_watch as engine_watch
+from lakequeue.streaming.watch import restarts as supervision
+from lakequeue.streaming.watch.batch_notes import Loss, LossWatch, losses, missing
+from lakequeue.streaming.watch.restarts import RESTARTS_MAX, Restarts, passes, within
 from py4j.protocol import Py4JError
 
 

@@ -15,7 +15,14 @@ from lakequeue.sinks.metrics import Metrics
 from lakequeue.sinks.queue_figures import Look
 from lakequeue.sinks.upkeep import Rules
 from lakequeue.streaming.engine_settings import EngineSettings, engine_conf
-from lakequeue.streaming.table_care import MARGIN_S, MARK, TableCare, disk_use, rules_of, upkeep_s
+from lakequeue.streaming.tables.table_care import (
+    MARGIN_S,
+    MARK,
+    TableCare,
+    disk_use,
+    rules_of,
+    upkeep_s,
+)
 
 
 def care(tables: Path, metrics: Metrics | None = None, **look: Any) -> TableCare:

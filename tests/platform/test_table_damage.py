@@ -12,8 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from lakequeue.protocol.errors import LakequeueError
 from lakequeue.sinks.table_damage import damage, look_at_tables, mend
-from lakequeue.streaming.table_repair import repair
-from lakequeue.streaming.tables_lock import TablesLock
+from lakequeue.streaming.tables.table_repair import TablesLock, repair
 
 VERSIONS = 6
 

@@ -11,10 +11,10 @@ import msgspec
 import pytest
 from lakequeue.protocol.errors import LakequeueError
 from lakequeue.sinks.metrics import Metrics
-from lakequeue.streaming import tables_watch
-from lakequeue.streaming.home import HomeFolder
-from lakequeue.streaming.queries import TABLES_QUERY
-from lakequeue.streaming.tables_watch import PAUSE_S_MAX, TablesWatch
+from lakequeue.streaming.home.home_folder import HomeFolder
+from lakequeue.streaming.spark.queries import TABLES_QUERY
+from lakequeue.streaming.tables import tables_watch
+from lakequeue.streaming.tables.tables_watch import PAUSE_S_MAX, TablesWatch
 
 
 class Query:

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 from kafka.errors import TopicAuthorizationFailedError
-from lakequeue.streaming import topics_admin
-from lakequeue.streaming.topics_admin import _sizes
+from lakequeue.streaming.kafka import topics_admin
+from lakequeue.streaming.kafka.topics_admin import _sizes
 
 
 def test_what_was_just_made_counts_though_kafka_does_not_describe_it_yet() -> None:

@@ -18,7 +18,7 @@ import lakequeue
 import psutil
 import pytest
 from kafka import KafkaProducer
-from lakequeue.streaming.topics_admin import ensure_topics
+from lakequeue.streaming.kafka.topics_admin import ensure_topics
 
 pytestmark = pytest.mark.job
 

@@ -15,9 +15,9 @@ from lakequeue.client.session.queue_directory import QueueDirectory, known_broke
 from lakequeue.protocol import LakequeueError, steplog, table_format, topics
 from lakequeue.protocol.table_format import SCHEMA, SCHEMA_VERSION, refusal_of
 from lakequeue.state import FORMAT
-from lakequeue.streaming import home as home_module
 from lakequeue.streaming.earlier.pages import FORMAT as EARLIER_FORMAT
-from lakequeue.streaming.home import HomeFolder
+from lakequeue.streaming.home import home_folder as home_module
+from lakequeue.streaming.home.home_folder import HomeFolder
 
 CONFIG = {"queues": [{"name": "orders", "message_type": "text"}]}
 INBOX = {"topic": "default.deliveries", "partition": 0, "request": "r-1"}

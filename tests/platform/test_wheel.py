@@ -24,7 +24,7 @@ import lakequeue, lakequeue.aio
 from lakequeue.cli.start_engine import PACKAGE_CONFIGURATION
 from lakequeue.conf import load
 from lakequeue.streaming.jars import JARS_XML
-from lakequeue.streaming.spark import read_conf
+from lakequeue.streaming.spark.spark_session import read_conf
 
 with lakequeue.connect(f"memory://?config={PACKAGE_CONFIGURATION}") as connection:
     producer = connection.producer()

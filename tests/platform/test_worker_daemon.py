@@ -9,7 +9,7 @@ import pytest
 
 FORKS = """
 import os, sys, threading
-from lakequeue.streaming.worker_daemon import load
+from lakequeue.streaming.loop.worker_daemon import load
 load()
 before = set(sys.modules)
 assert threading.active_count() == 1, threading.enumerate()
@@ -25,7 +25,7 @@ for _ in range(20):
         Producer(kafka_client("127.0.0.1:1", "forked")).flush(0.01)
         os._exit(0)
     assert os.waitpid(child, 0)[1] == 0
-assert "lakequeue.streaming.loop" in before and "pyspark.worker" in before
+assert "lakequeue.streaming.loop.loop" in before and "pyspark.worker" in before
 print("done")
 """
 
@@ -40,8 +40,8 @@ def test_what_is_forked_after_the_imports_works() -> None:
 
 LETS_GO = """
 import psutil
-from lakequeue.streaming.worker_daemon import load
-from lakequeue.streaming.worker_memory import give_back
+from lakequeue.streaming.loop.worker_daemon import load
+from lakequeue.streaming.loop.worker_process import return_free_memory
 load()
 before = psutil.Process().memory_info().rss
 kept = []
@@ -51,9 +51,9 @@ for _ in range(3):
         blocks.append(b"x" * 1_000_000)
         kept.append(b"y" * (600 + n))  # what comes to stand between them
     del blocks
-give_back()
+return_free_memory()
 kept_mb = (psutil.Process().memory_info().rss - before) // 1_000_000
-give_back(0.0)
+return_free_memory(0.0)
 print(kept_mb, (psutil.Process().memory_info().rss - before) // 1_000_000)
 """
 
@@ -71,7 +71,7 @@ def test_memory_that_is_let_go_is_used_again_and_then_given_back() -> None:
 WHAT_STATE = """
 import sys
 import pyspark.sql.streaming.transform_with_state_driver_worker
-from lakequeue.streaming.realtime import LoopProcessor
+from lakequeue.streaming.loop.realtime import LoopProcessor
 heavy = {"pandas", "numpy", "pyarrow", "confluent_kafka", "lakequeue.client", "lakequeue.state"}
 print(sorted(heavy & set(sys.modules)))
 """

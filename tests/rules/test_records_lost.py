@@ -12,7 +12,7 @@ from lakequeue.protocol.journal import Journal
 from lakequeue.state import Batch
 from lakequeue.state.commands.administration import OF_TOPICS
 from lakequeue.streaming import Engine
-from lakequeue.streaming.losses import Loss
+from lakequeue.streaming.watch.batch_notes import Loss
 from rules.steps import REPLY, Steps, define, replies
 
 QUEUES: list[dict[str, Any]] = [

@@ -55,7 +55,7 @@ def _fail_for_records() -> None:
 
 
 def _set_the_clock(at: Path) -> None:
-    from lakequeue.streaming import loop_driver
+    from lakequeue.streaming.loop import loop_driver
 
     def wall() -> float:
         try:

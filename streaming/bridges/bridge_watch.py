@@ -1,0 +1,142 @@
+"""Which bridges between homes there are, and that each has its topics and who copies (H1).
+
+The state says them in the directories of its VPNs (`bridge/<name>`, compacted); so a driver that
+begins anew finds all of them there. What another home left in these topics is passed over, by its
+epoch. A bridge that arrives needs its door, one that leaves a thread that copies.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+import time
+from functools import partial
+from typing import Any
+
+from confluent_kafka import Consumer, KafkaException, TopicPartition
+from confluent_kafka.admin import AdminClient
+
+from ...definitions.bridge import BridgeDefinition, parse_bridge
+from ...protocol import LakequeueError, topics
+from ...protocol.duties import do_every
+from ...sources.live import quiet_client
+from ..kafka.topics_admin import MESH_CONFIG, STEPS_CONFIG, ensure_own
+from .far_home import READER
+from .home_copier import HomeCopier
+
+log = logging.getLogger("lakequeue.engine")
+
+POLL_S = 0.5
+TRIM_S = 30.0
+ASK_S_MAX = 10.0
+PREFIX = topics.DIRECTORY_BRIDGE.encode()
+
+
+class BridgeWatch(threading.Thread):
+    """Of one engine. open: from when on it reads."""
+
+    def __init__(self, bootstrap: str, vpns: list[str]) -> None:
+        super().__init__(daemon=True, name="lakequeue-bridges")
+        self._servers = bootstrap
+        self._kafka = quiet_client(bootstrap, "lakequeue-bridges")
+        self._places = [TopicPartition(topics.topic(vpn, topics.DIRECTORY), 0, 0) for vpn in vpns]
+        self._epoch = 0
+        self._wanted: dict[tuple[str, str], tuple[BridgeDefinition, int]] = {}
+        self._copiers: dict[tuple[str, str], HomeCopier] = {}
+        self._changed: set[tuple[str, str]] = set()
+        self._trimmed_at = time.monotonic()
+        self._stopping = threading.Event()
+
+    def open(self, epoch: int) -> None:
+        """Begin. epoch: the home's."""
+        self._epoch = epoch
+        self.start()
+
+    def stop(self) -> None:
+        """End the thread and all that copies, soon."""
+        self._stopping.set()
+        for copier in list(self._copiers.values()):
+            copier.stop()
+
+    def run(self) -> None:
+        """The thread."""
+        consumer = Consumer({**self._kafka, **READER, "group.id": "lakequeue-engine"})
+        consumer.assign(self._places)
+        while not self._stopping.is_set():
+            message = consumer.poll(POLL_S)
+            if message is not None and message.error() is None:
+                self.read(message.topic() or "", message.key(), message.value())
+                continue
+            try:
+                do_every((self._follow, self._trim))
+            except (LakequeueError, KafkaException, TimeoutError) as error:  # away: again, soon
+                log.warning("bridges: %s", error)
+        consumer.close()
+
+    def read(self, topic: str, key: bytes | None, value: bytes | None) -> None:
+        """One record of a directory; what is no bridge's is passed over."""
+        if key is None or not key.startswith(PREFIX):
+            return
+        name = key.decode("utf-8", "replace").removeprefix(topics.DIRECTORY_BRIDGE)
+        place = (topic.rpartition(".")[0], name)
+        try:
+            entry: dict[str, Any] = {} if value is None else json.loads(value)
+            if not entry or entry["epoch"] != self._epoch:
+                self._wanted.pop(place, None)
+            else:
+                self._wanted[place] = (parse_bridge(entry["definition"]), int(entry["broker"]))
+        except (ValueError, KeyError, TypeError) as error:
+            log.warning("%s: %r is not a bridge's record: %s", topic, key, error)
+            return
+        self._changed.add(place)
+
+    def _follow(self) -> None:
+        """Make of the bridges what they are to be now."""
+        do_every(partial(self._follow_one, place) for place in sorted(self._changed))
+
+    def _follow_one(self, place: tuple[str, str]) -> None:
+        bridge, number = self._wanted.get(place, (None, 0))
+        running = self._copiers.get(place)
+        if running is not None and running.bridge != bridge:
+            running.stop()
+            running.join(ASK_S_MAX)
+            del self._copiers[place]
+        if bridge is not None:
+            ensure_own(self._servers, _topics_of(bridge, number))
+            if bridge.leaves and place not in self._copiers and not self._stopping.is_set():
+                copier = HomeCopier(self._servers, self._epoch, bridge)
+                self._copiers[place] = copier
+                copier.start()
+        self._changed.discard(place)
+
+    def _trim(self) -> None:
+        """Remove what has its answer: nobody reads that again."""
+        if time.monotonic() - self._trimmed_at < TRIM_S:
+            return
+        self._trimmed_at = time.monotonic()
+        at: dict[str, list[int | None]] = {}
+        for copier in self._copiers.values():
+            at.setdefault(copier.bridge.origin, []).append(copier.position)
+        before = [
+            TopicPartition(topics.topic(broker, topics.BRIDGE_OUT), 0, min(filter(None, known)))
+            for broker, known in at.items()
+            if all(known)
+        ]
+        if before:
+            admin = AdminClient(self._kafka)
+            for done in admin.delete_records(before, request_timeout=ASK_S_MAX).values():
+                done.result(ASK_S_MAX)
+
+
+def _topics_of(bridge: BridgeDefinition, number: int) -> dict[str, tuple[int, dict[str, str]]]:
+    """The topics of a bridge's end at the broker with this number, in the order in which they are
+    made: who sees the last one sees all."""
+    if bridge.arrives:
+        count = topics.bridge_partition(number) + 1
+        kinds = (topics.BRIDGE_ANSWERS, topics.BRIDGE_IN)
+        return {topics.topic(bridge.vpn, kind): (count, MESH_CONFIG) for kind in kinds}
+    return {
+        topics.topic(bridge.origin, topics.BRIDGE_OUT): (1, STEPS_CONFIG),
+        topics.topic(bridge.origin, topics.MESH): (1, MESH_CONFIG),
+    }

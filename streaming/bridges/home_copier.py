@@ -1,0 +1,232 @@
+"""Copies what a bridge says to another home, and the answers back (H1).
+
+    <broker>.bridge-out ─▶ far <vpn>.bridge-in    far <vpn>.bridge-answers ─▶ <broker>.mesh
+
+A thread of the engine for each bridge that leads to another Kafka. It copies the bytes in their
+order and keeps nothing that counts: what it copies twice is heard once, and what did not arrive is
+copied again with all behind it. It begins at the oldest record that has no answer yet: where that
+stands, and how far the answers were read, is the position of a consumer group in its own Kafka. So
+whatever fails is met in one way: begin again there, after a pause, and say in a sentence why.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+import time
+from collections import deque
+from typing import Any
+
+from confluent_kafka import (
+    OFFSET_BEGINNING,
+    Consumer,
+    KafkaError,
+    KafkaException,
+    Producer,
+    TopicPartition,
+)
+
+from ...definitions.bridge import BridgeDefinition
+from ...definitions.far_address import KAFKA, FarAddress, far_address
+from ...protocol import LakequeueError, NotConnected, topics
+from ...protocol import home_bridges as said
+from ...protocol.kafka_settings import credentials
+from ...sources.live import quiet_client
+from .far_home import READER, WRITER, FarHome, taken
+
+log = logging.getLogger("lakequeue.engine")
+
+PAUSE_S, PAUSE_S_MAX = 1.0, 30.0
+SILENCE_S, SILENCE_S_MAX = 30.0, 600.0  # without an answer, until all is copied once more
+SENT_S_MAX = 10.0
+KEPT_S = 1.0  # how often the position is kept, while it changes
+KEPT_AGAIN_S = 3_600.0  # and while it does not: Kafka forgets it after a week
+
+
+class HomeCopier(threading.Thread):
+    """Of one bridge. position: the oldest record of its broker's topic that has no answer; None:
+    not known yet."""
+
+    def __init__(self, bootstrap: str, epoch: int, bridge: BridgeDefinition) -> None:
+        super().__init__(daemon=True, name=f"lakequeue-bridge-{bridge.name}")
+        self.bridge = bridge
+        self.position: int | None = None
+        self._epoch = epoch
+        self._near = quiet_client(bootstrap, f"lakequeue-bridge-{bridge.name}")
+        self._key = said.bridge_key(bridge.vpn, bridge.name)
+        self._mesh = topics.topic(bridge.origin, topics.MESH)
+        self._stopping = threading.Event()
+        self._told: said.CopierState | None = None
+        self._pause_s = PAUSE_S
+        self._silence_s = SILENCE_S
+
+    def stop(self) -> None:
+        """End the thread, soon."""
+        self._stopping.set()
+
+    def run(self) -> None:
+        """The thread."""
+        self._writer = Producer({**self._near, **WRITER})
+        while not self._stopping.is_set():
+            try:
+                self._copy()
+            except LakequeueError as error:
+                self._wait(str(error))
+            except KafkaException as error:
+                self._wait(f"{self.bridge.to}: {error.args[0].str()}")
+            except Exception as error:
+                log.exception("bridge %r", self.bridge.name)
+                self._wait(f"{type(error).__name__}: {error}")
+        self._writer.flush(KEPT_S)
+        del self._writer
+
+    def _wait(self, why: str) -> None:
+        self._tell(said.WAITING, why)
+        self._stopping.wait(self._pause_s)
+        self._pause_s = min(2 * self._pause_s, PAUSE_S_MAX)
+
+    def _tell(self, state: str, why: str) -> None:
+        """Tell the near broker, and the log, how it is with the way, where that is new."""
+        told = said.CopierState(state, why[:900])  # type: ignore[arg-type]
+        if told == self._told:
+            return
+        self._told = told
+        if why:
+            log.warning("bridge %r waits: %s", self.bridge.name, why)
+        else:
+            log.info("bridge %r is open", self.bridge.name)
+        self._writer.produce(self._mesh, said.encode(told), self._key, 0)
+        self._writer.poll(0)
+
+    # ------------------------------------------------------------ copying
+
+    def _copy(self) -> None:
+        """Copy until something fails, or it is time to stop."""
+        address = far_address(self.bridge.to)
+        if address.scheme != KAFKA:
+            raise NotConnected(f"{self.bridge.to}: an engine on Kafka reaches kafka:// only")
+        name = self.bridge.credentials
+        kafka = {
+            **{k: v for k, v in self._near.items() if not k.startswith(("sasl.", "ssl."))},
+            "security.protocol": "PLAINTEXT",
+            **({} if name is None else credentials(name)),
+            "bootstrap.servers": address.place,
+        }
+        with FarHome(kafka, self.bridge, address, self._epoch) as far:
+            self._tell(said.OPEN, "")
+            with _CopyAttempt(self, far, address) as attempt:
+                while not self._stopping.is_set():
+                    attempt.turn()
+
+
+class _CopyAttempt:
+    """One try: from the position that was kept, until something fails."""
+
+    def __init__(self, copier: HomeCopier, far: FarHome, address: FarAddress) -> None:
+        self._copier, self._far = copier, far
+        bridge = copier.bridge
+        self._out = topics.topic(bridge.origin, topics.BRIDGE_OUT)
+        group = f"lakequeue.bridge.{copier._epoch}.{bridge.vpn}.{bridge.name}"
+        self._reader = Consumer({**copier._near, **READER, "group.id": group})
+        self._own = said.answers_key(copier._epoch, bridge.name)
+        self._unanswered: deque[tuple[tuple[int, int], int]] = deque()  # (link, number), offset
+        self._place = [address.place, far.number]  # what the kept position of answers is for
+        self._kept: tuple[int, int] | None = None
+        self._kept_at = 0.0
+        self._heard_at = time.monotonic()
+        self._failures: list[KafkaError] = []
+
+    def __enter__(self) -> _CopyAttempt:
+        try:
+            (found,) = self._reader.committed([TopicPartition(self._out, 0)], SENT_S_MAX)
+            self._next, self._answers_at = OFFSET_BEGINNING, OFFSET_BEGINNING
+            if found.offset >= 0:
+                self._next = found.offset
+                about = json.loads(found.metadata or "{}")
+                if about.get("place") == self._place:
+                    self._answers_at = about["at"]
+            self._reader.assign([TopicPartition(self._out, 0, self._next)])
+            self._far.listen(self._answers_at)
+        except BaseException:
+            self._reader.close()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._reader.close()
+
+    def turn(self) -> None:
+        """Copy what there is, both ways."""
+        self._bring()
+        self._answer()
+        self._far.poll()
+        self._keep()
+        if self._unanswered and time.monotonic() - self._heard_at > self._copier._silence_s:
+            silent_s, self._copier._silence_s = (
+                self._copier._silence_s, min(2 * self._copier._silence_s, SILENCE_S_MAX),
+            )  # fmt: skip
+            raise NotConnected(
+                f"{self._copier.bridge.to}: has answered nothing for {silent_s:.0f} s; is its "
+                f"engine running, and bridge {self._copier.bridge.name!r} defined there, with "
+                "an address as its `from`?"
+            )
+
+    def _bring(self) -> None:
+        """What the near broker said, to the far home's door."""
+        for message in taken(self._reader):
+            self._next = message.offset() + 1
+            if message.key() != self._copier._key:
+                continue
+            try:
+                sent = said.decode_send(message.value()).send
+            except ValueError as error:
+                log.error("bridge %r, offset %d: %s", self._copier.bridge.name, message.offset(),
+                          error)  # fmt: skip
+                continue
+            if not self._unanswered:
+                self._heard_at = time.monotonic()
+            self._unanswered.append(((sent.link, sent.number), message.offset()))
+            self._far.bring(message.value())
+
+    def _answer(self) -> None:
+        """The far end's answers, to the near broker."""
+        writer, newest = self._copier._writer, None
+        for message in self._far.answers():
+            self._answers_at = message.offset() + 1
+            if message.key() != self._own:
+                continue
+            try:
+                answer = said.decode_copied(message.value())
+            except ValueError as error:
+                to = self._copier.bridge.to
+                raise NotConnected(f"{to}: its answer is none: {error}") from error
+            if not isinstance(answer, said.HomeAnswer):
+                continue
+            writer.produce(self._copier._mesh, message.value(), self._copier._key, 0,
+                           on_delivery=self._written)  # fmt: skip
+            newest = (answer.receipt.link, answer.receipt.number)
+        if newest is None:
+            return
+        if writer.flush(SENT_S_MAX) or self._failures:
+            raise NotConnected("Kafka does not take the answers of a bridge; they come again")
+        self._heard_at = time.monotonic()
+        self._copier._pause_s, self._copier._silence_s = PAUSE_S, SILENCE_S
+        while self._unanswered and self._unanswered[0][0] <= newest:
+            self._unanswered.popleft()
+
+    def _written(self, error: KafkaError | None, _: Any) -> None:
+        if error is not None:
+            self._failures.append(error)
+
+    def _keep(self) -> None:
+        """Keep the position, where it changed."""
+        at = self._unanswered[0][1] if self._unanswered else self._next
+        now = time.monotonic()
+        old = now - self._kept_at
+        if at < 0 or old < KEPT_S or ((at, self._answers_at) == self._kept and old < KEPT_AGAIN_S):
+            return
+        about = json.dumps({"place": self._place, "at": self._answers_at})
+        self._reader.commit(offsets=[TopicPartition(self._out, 0, at, about)], asynchronous=False)
+        self._kept, self._kept_at = (at, self._answers_at), now
+        self._copier.position = at

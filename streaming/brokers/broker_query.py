@@ -1,0 +1,128 @@
+"""A broker as the driver sees it: its number, its query, its state, and its public record.
+
+Each broker has its own query, with its own checkpoint, task and loop. So each is restarted by
+itself, and one that cannot be restarted does not affect the others.
+
+Its record `broker/<name>` in `<vpn>.directory` tells clients its number, and `lakequeue brokers`
+how it does. It is written at the start, when the broker's state changes, and with each batch's
+figures."""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from ...protocol import LakequeueError
+
+if TYPE_CHECKING:
+    from pyspark.sql.streaming import StreamingQuery
+
+QUERY = "lakequeue"  # of a broker that is alone
+STARTING, RUNNING, RESTARTING, FAILED = "starting", "running", "restarting", "failed"
+
+
+@dataclass(eq=False)
+class BrokerQuery:
+    """One broker of an engine.
+
+    group: of brokers, that it is in; none: empty; run: the loop's, as it is named to end it; ended:
+    set when the loop has ended its last batch; failure: why it is not started again; hangs: why it
+    is, though its query has not failed; resting: the home comes to rest, see `brokers_at_rest`.
+    """
+
+    name: str
+    number: int
+    query: StreamingQuery | None = None
+    state: str = STARTING
+    run: str = ""
+    ended: threading.Event = field(default_factory=threading.Event)
+    failure: str = ""
+    hangs: str = ""
+    group: str = ""
+    resting: bool = False
+
+    @property
+    def is_active(self) -> bool:
+        """Whether its query runs."""
+        return self.query is not None and bool(self.query.isActive)
+
+    def begin(self) -> None:
+        """Before its query is started: a new run."""
+        self.run = uuid.uuid4().hex
+        self.ended.clear()
+
+
+def first_of(brokers: dict[str, BrokerQuery]) -> BrokerQuery:
+    """The one with the lowest number; it reads on for those that are no more."""
+    return min(brokers.values(), key=lambda broker: broker.number)
+
+
+def query_name(broker: str, alone: bool) -> str:
+    """The name of a broker's query; Spark and its page show it."""
+    return QUERY if alone else f"{QUERY}:{broker}"
+
+
+def broker_of(query: str, brokers: dict[str, BrokerQuery]) -> str | None:
+    """Whose query has this name; None: nobody's."""
+    if query == QUERY:
+        return next(iter(brokers), None)
+    prefix, _, name = query.partition(":")
+    return name if prefix == QUERY and name in brokers else None
+
+
+log = logging.getLogger("lakequeue.engine")
+
+PREFIX = "broker/"
+
+
+class BrokerRecords:
+    """Of one engine. send: puts a key and a value on the directory of each VPN; None takes the
+    record of this key back. It may raise LakequeueError."""
+
+    def __init__(self, send: Callable[[bytes, bytes | None], None]) -> None:
+        self._send = send
+        self._lock = threading.Lock()
+        self._known: dict[str, dict[str, Any]] = {}
+        self.epoch = 0
+
+    def state(self, broker: BrokerQuery, state: str) -> None:
+        """A broker is in this state now."""
+        broker.state = state
+        self._say(broker, {"state": state, "why": broker.failure or broker.hangs})
+
+    def worker(self, broker: BrokerQuery, worker: str) -> None:
+        """A broker steps in this worker now; its next figures say so too."""
+        with self._lock:
+            self._known.setdefault(broker.name, {})["worker"] = worker
+
+    def batch(self, broker: BrokerQuery, progress: dict[str, Any]) -> None:
+        """A batch of a broker is done. progress: Spark's, as in its JSON."""
+        seen = progress.get("observedMetrics", {}).get("engine") or {}
+        lasted_ms = int(progress["durationMs"].get("triggerExecution", 0))
+        if "steps" not in seen or not lasted_ms:
+            return
+        with self._lock:
+            steps = self._known.get(broker.name, {}).get("steps", 0) + seen["steps"]
+        load = round(min(1.0, seen["busy_ms"] / lasted_ms), 3)
+        self._say(broker, {"steps": steps, "load": load, "batch": progress["batchId"]})
+
+    def gone(self, broker: str) -> None:
+        """A broker was removed."""
+        with self._lock:
+            self._known.pop(broker, None)
+        self._send((PREFIX + broker).encode(), None)
+
+    def _say(self, broker: BrokerQuery, news: dict[str, Any]) -> None:
+        with self._lock:
+            about = self._known.setdefault(broker.name, {})
+            about.update(news, number=broker.number, epoch=self.epoch, group=broker.group)
+            value = json.dumps(about).encode()
+        try:
+            self._send((PREFIX + broker.name).encode(), value)
+        except LakequeueError as error:  # Kafka is away; the next record says it all
+            log.debug("the directory was not written: %s", error)

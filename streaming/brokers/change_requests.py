@@ -1,0 +1,188 @@
+"""A broker more in a home, or one less: asked for in a VPN's directory, answered there.
+
+Whoever may write `<vpn>.directory` may ask: key `wish/<name>`, JSON `{"id": …, "wish": "add"}`, and
+`"group"` where it is to be in one; or `"wish": "remove"`, and `"to"` where one broker is to have
+all its local queues. `wish/<queue>`, `"wish": "move"` and `"to"` move a queue of this VPN. The
+engine does it while the home rests (`brokers_at_rest`) and answers under the same key, with the
+same id: `done`, and `moved` (VPN, queue, broker of each), or `refused` with a sentence. If it died
+before, its next start answers: the home says what was done.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from confluent_kafka import Consumer, KafkaException, TopicPartition
+
+from ...client.session.transport import Transport
+from ...definitions.broker_changes import check_added
+from ...protocol import LakequeueError, NotConnected, topics
+from ...sources.live import quiet_client
+from ..application import SparkApplication
+from ..home.home_folder import HomeFolder, Moves
+from .broker_query import BrokerQuery
+
+log = logging.getLogger("lakequeue.engine")
+
+PREFIX = "wish/"
+POLL_S = 0.5
+MOVED_TOLD = 1_000  # queues that an answer names
+ASK_S_MAX = 10.0
+
+
+def check_new(
+    new: BrokerQuery, application: SparkApplication, folder: HomeFolder, vpns: list[str]
+) -> None:
+    """Raise LakequeueError where this broker cannot be added."""
+    groups = {broker.name: broker.group for broker in application.brokers.values()}
+    check_added(new.name, new.group, groups, folder.removed(), vpns)
+    application.check_slots(len(groups) + 1)
+
+
+def await_partition(transport: Transport, topic: str, partition: int) -> None:
+    """Until this client of Kafka knows a partition that was just made; without that it refuses to
+    write there. Raises NotConnected."""
+    deadline = time.monotonic() + ASK_S_MAX
+    while transport.partitions(topic) <= partition:
+        if time.monotonic() > deadline:
+            raise NotConnected(f"partition {partition} of topic {topic!r} is not there yet")
+        time.sleep(0.1)
+
+
+class ChangeRequest(NamedTuple):
+    """What somebody asks for. id: tells it from others; name: of a broker, or of a queue."""
+
+    id: str
+    what: str
+    vpn: str
+    name: str
+    group: str
+    to: str
+
+
+def wish_of(key: bytes | None, value: bytes | None, vpn: str) -> ChangeRequest | None:
+    """A record of a VPN's directory; None: it is no wish, such as an answer."""
+    if key is None or value is None or not key.startswith(PREFIX.encode()):
+        return None
+    try:
+        asked = json.loads(value)
+        what, number = str(asked["wish"]), str(asked["id"])[:100]
+        group, to = (str(asked.get(key) or "")[:100] for key in ("group", "to"))
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return None
+    name = key.decode("utf-8", "replace").removeprefix(PREFIX)
+    return ChangeRequest(number, what, vpn, name, group, to)
+
+
+def became(wish: ChangeRequest, folder: HomeFolder) -> dict[str, Any]:
+    """The answer to a wish that an engine has left behind which is no more."""
+    moved = folder.moved()
+    match wish.what:
+        case "add" if wish.name in folder.brokers(()):
+            return {"done": True}
+        case "remove" if wish.name in folder.removed():
+            return {"done": True, "moved": moved[:MOVED_TOLD]}
+        case "move" if (wish.vpn, wish.name, wish.to) in moved:
+            return {"done": True, "moved": moved[:MOVED_TOLD]}
+    return {"refused": "the engine ended before this was done: ask again"}
+
+
+class ChangeRequests(threading.Thread):
+    """Reads what is asked for, from now on. add, remove, move: carry it out; answer: puts a key and
+    a value on the directory of each VPN."""
+
+    def __init__(
+        self,
+        bootstrap: str,
+        vpns: list[str],
+        add: Callable[[str, str], None],
+        answer: Callable[[bytes, bytes], None],
+        remove: Callable[[str, str], Moves],
+        move: Callable[[str, str, str], Moves],
+    ) -> None:
+        super().__init__(daemon=True, name="lakequeue-wishes")
+        self._kafka = quiet_client(bootstrap, "lakequeue-wishes")
+        self._places = [TopicPartition(topics.topic(vpn, topics.DIRECTORY), 0) for vpn in vpns]
+        self._add, self._answer = add, answer
+        self._remove, self._move = remove, move
+        self._over: set[str] = set()  # ids that were answered before the thread came to them
+        self._stopping = threading.Event()
+
+    def open(self, newest: Callable[[str], dict[bytes, bytes]], folder: HomeFolder) -> None:
+        """From now on every wish is heard; the thread reads them. Those from before are answered.
+        newest: what a topic has under each key. Raises LakequeueError."""
+        self._consumer = Consumer(
+            {
+                **self._kafka,
+                "group.id": "lakequeue-engine",  # asked for, and not used
+                "enable.auto.commit": False,
+                "auto.offset.reset": "latest",
+            }
+        )
+        try:
+            for place in self._places:  # now: an end that is looked up later is behind a wish
+                place.offset = self._consumer.get_watermark_offsets(place, ASK_S_MAX)[1]
+        except KafkaException as error:
+            raise LakequeueError(f"the directory cannot be read: {error}") from error
+        self._consumer.assign(self._places)
+        for place in self._places:
+            self.answer_old(newest(str(place.topic)), str(place.topic), folder)
+        self.start()
+
+    def answer_old(self, records: dict[bytes, bytes], topic: str, folder: HomeFolder) -> None:
+        """Whoever asked an engine that has died since still waits."""
+        for key, value in records.items():
+            wish = wish_of(key, value, topics.vpn_of(topic) or "")
+            if wish is not None:
+                self._over.add(wish.id)
+                self._say(key, {"id": wish.id, **became(wish, folder)})
+
+    def run(self) -> None:
+        """The thread."""
+        consumer = self._consumer
+        while not self._stopping.is_set():
+            message = consumer.poll(POLL_S)
+            if message is not None and message.error() is None:
+                vpn = topics.vpn_of(str(message.topic())) or ""
+                self.read(message.key(), message.value(), vpn)
+        consumer.close()
+
+    def read(self, key: bytes | None, value: bytes | None, vpn: str = "") -> None:
+        """One record of a VPN's directory; whatever is no wish is passed over."""
+        wish = wish_of(key, value, vpn)
+        if wish is None or wish.id in self._over:
+            return
+        assert key is not None
+        said: dict[str, Any] = {"id": wish.id, "done": True}
+        try:
+            match wish.what:
+                case "add":
+                    self._add(wish.name, wish.group)
+                case "remove":
+                    said["moved"] = self._remove(wish.name, wish.to)[:MOVED_TOLD]
+                case "move":
+                    said["moved"] = self._move(vpn, wish.name, wish.to)
+                case _:
+                    allowed = "allowed are 'add', 'move' and 'remove'"
+                    raise LakequeueError(f"wish: {wish.what[:100]!r} – {allowed}")
+        except LakequeueError as error:
+            said = {"id": wish.id, "refused": str(error)}
+        except Exception as error:  # of Java, say: the watch looks after the queries
+            log.exception("broker %r: this could not be done: %s", wish.name, wish.what)
+            said = {"id": wish.id, "refused": f"{type(error).__name__}: {error}"[:500]}
+        self._say(key, said)
+
+    def _say(self, key: bytes, said: dict[str, Any]) -> None:
+        try:
+            self._answer(key, json.dumps(said).encode())
+        except LakequeueError as error:
+            log.warning("an answer was not sent: %s", error)
+
+    def stop(self) -> None:
+        """End the thread, soon."""
+        self._stopping.set()

@@ -1,0 +1,324 @@
+"""The brokers of a home on the core change while it is at rest (M4).
+
+    end all loops ─▶ their states ─▶ `mesh.rehome` ─▶ files beside the checkpoints
+    ── the home says who its brokers are, and names these files ──
+    start all loops: whose state is older than its file begins with the file
+
+The line is one file that is written whole or not at all. Whatever fails or dies before it, the home
+is as it was; whatever does behind it, the next start goes on there. A loop puts the pages of its
+file into Spark's state in its first batch, so they are committed with it, or not.
+
+Where several brokers have something for each other, their loops are started once more and hear one
+another and the engine, but no client and no captured topic, until nothing is between them. Their
+time stands still meanwhile: else there is always one more thing that has just become due.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import psutil
+
+from ...definitions.broker_changes import check_removed
+from ...mesh.reading_positions import of_removed
+from ...mesh.rehome import HomeChange, NotAtRest, Rehomed, Resting, rehome
+from ...protocol import LakequeueError, NotConnected, topics
+from ...protocol.folders import Folder
+from ...protocol.journal import Journal, JournalSegment
+from ...replica.driver import Snapshot
+from ...sources.live import kafka_client
+from ...sources.replay_inputs import read_steps
+from ...state import FORMAT, Limits
+from ..application import END_S_MAX, SparkApplication
+from ..captured import CapturedTopics
+from ..home.home_folder import HomeFolder, Moves, Removed
+from .broker_query import BrokerQuery
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+log = logging.getLogger("lakequeue.engine")
+
+REST_S_MAX = 60.0
+# Spark brings a broker's pages in so many parts: one must be small enough for its
+# `spark.driver.maxResultSize`, 1 GB by default, and each costs a job.
+PARTS = 8
+# What a change takes, told in the bytes of all pages: the old ones, new ones, and messages as
+# objects while they move.
+MEMORY_SHARE = 3
+HEAR_S = 2.0  # that loops step before it is looked again whether all is heard
+
+_snapshot = msgspec.msgpack.Decoder(Snapshot).decode
+
+
+class _Header(msgspec.Struct):
+    format: int = 0
+    time: int = 0
+    step: int = 0
+
+
+_header = msgspec.msgpack.Decoder(_Header).decode
+
+
+class EngineRehoming:
+    """Adds and removes brokers of one engine, and moves queues. begin: tells a broker what it is to
+    be, before it starts; tell_peers: says to all which brokers there are; gone: a broker is no
+    more."""
+
+    def __init__(
+        self, bootstrap: str, application: SparkApplication, captured: CapturedTopics,
+        folder: HomeFolder, begin: Callable[[BrokerQuery], None], tell_peers: Callable[[], None],
+        gone: Callable[[str], None],
+    ) -> None:  # fmt: skip
+        self._bootstrap = bootstrap
+        self._application, self._captured, self._folder = application, captured, folder
+        self._begin, self._tell_peers, self._gone = begin, tell_peers, gone
+
+    def add(self, name: str, group: str = "") -> None:
+        """One broker more. Raises LakequeueError, and the home is as it was."""
+        brokers = self._application.brokers
+        new = BrokerQuery(name, self._folder.brokers([*brokers, name])[name], group=group)
+        self._require_all_run()
+        self._change([*brokers.values(), new])
+
+    def remove(self, name: str, to: str = "") -> Moves:
+        """One broker less; gives which queues that have one place are where now. to: a broker for
+        all of them. Raises LakequeueError, and the home is as it was."""
+        brokers = self._application.brokers
+        check_removed(name, to, brokers, self._folder.removed())
+        stay = [broker for broker in brokers.values() if broker.name != name]
+        self._require_all_run()
+        return self._change(stay, to)
+
+    def move(self, vpn: str, queue: str, to: str) -> Moves:
+        """A queue goes to another broker, also one that captures plain Kafka topics (M5). Raises
+        LakequeueError, and it is where it was."""
+        brokers = self._application.brokers
+        if to not in brokers:
+            known = ", ".join(map(repr, brokers))
+            raise LakequeueError(f"broker: {to!r} – allowed are the home's brokers: {known}")
+        if len(brokers) == 1:  # it is there
+            return []
+        self._require_all_run()
+        return self._change(list(brokers.values()), moves={(vpn, queue): to})
+
+    def _require_all_run(self) -> None:
+        """A broker that stays stopped has steps that its state does not know."""
+        for broker in self._application.brokers.values():
+            if broker.failure:
+                raise LakequeueError(
+                    f"brokers: broker {broker.name!r} has failed ({broker.failure}), and they are "
+                    "changed only while all of them run"
+                )
+
+    def _change(
+        self, there: list[BrokerQuery], to: str = "",
+        moves: dict[tuple[str, str], str] | None = None,
+    ) -> Moves:  # fmt: skip
+        """The home has these brokers from here on."""
+        brokers = self._application.brokers
+        before = dict(brokers)
+        change = HomeChange(_numbers(there), _groups(there), to, moves or {})
+        try:
+            found = self._rehomed(list(before.values()), change)
+            _set(brokers, there)
+            try:
+                self._share_out()
+                self._folder.rehome(
+                    found.states, _numbers(there), _groups(there), found.removed, found.last,
+                    found.moved,
+                )  # fmt: skip
+            except BaseException:
+                _set(brokers, before.values())
+                raise
+            self._tell(before)
+        finally:
+            for broker in brokers.values():
+                broker.resting = False
+            self._application.start_queries(list(brokers.values()))
+        self._captured.ask_again(list(brokers))
+        self._folder.remember_checkpoints()
+        self._application.end_history()
+        return found.moved
+
+    def _share_out(self) -> None:
+        """Partitions for all of them. A new number is given before: whoever starts the old home
+        again, should this die here, then expects the partitions that it finds."""
+        before = self._folder.numbers
+        numbers = [broker.number for broker in self._application.brokers.values()]
+        self._folder.give_numbers(max(before, 1 + max(numbers)))
+        try:
+            self._captured.share_out(before)
+        except NotConnected:
+            raise
+        except LakequeueError:  # they cannot be shared out, and none was made
+            self._folder.give_numbers(before)
+            raise
+
+    def _tell(self, before: dict[str, BrokerQuery]) -> None:
+        """What has changed, to whom it concerns. What fails here the next start does."""
+        brokers = self._application.brokers
+        for broker in brokers.values():
+            if broker.name not in before:
+                self._begin(broker)
+                _say("broker_added", broker, "is number %d of this home", broker.number)
+        self._tell_peers()
+        for broker in before.values():
+            if broker.name not in brokers:
+                self._captured.forget(broker.name)
+                self._gone(broker.name)
+                _say("broker_removed", broker, "is removed from this home")
+
+    def _rehomed(self, brokers: list[BrokerQuery], change: HomeChange) -> _States:
+        """The states that they are to begin with; all queries have ended."""
+        until = time.monotonic() + REST_S_MAX
+        while True:
+            self._application.end(brokers, END_S_MAX)
+            room = psutil.virtual_memory().available // MEMORY_SHARE
+            known: list[_BrokerState] = []
+            for broker in brokers:
+                known.append(self._read(broker, room))
+                room -= known[-1].size
+            try:
+                for one in known:
+                    self._check_ended(one)
+                return _States.of(known, self._rehome(known, change))
+            except NotAtRest as error:
+                if time.monotonic() > until:
+                    raise LakequeueError(f"the home does not come to rest: {error}") from error
+                log.info("the home is not at rest yet: %s", error)
+            for broker in brokers:
+                broker.resting = True
+            self._application.start_queries(brokers)
+            time.sleep(HEAR_S)
+
+    def _check_ended(self, known: _BrokerState) -> None:
+        """Raise NotAtRest where the log has steps that the state has not."""
+        name, own = known.resting.name, known.own
+        client = kafka_client(self._bootstrap, "lakequeue-rehome")
+        logged = read_steps(client, topics.topic(name, topics.STEPS), own.log_at)
+        if any(record.step > own.step for _, record in logged):
+            raise NotAtRest(f"broker {name!r} did not end in good order")
+
+    def _rehome(self, known: list[_BrokerState], change: HomeChange) -> Rehomed:
+        secret, epoch = self._folder.secret, self._folder.epoch
+        return rehome([one.resting for one in known], change, epoch, secret, Limits())
+
+    def _read(self, broker: BrokerQuery, room: int) -> _BrokerState:
+        assert self._application.spark is not None
+        path = self._folder.checkpoint / broker.name
+        return _BrokerState.read(self._application.spark, path, broker.name, broker.number, room)
+
+
+def _set(brokers: dict[str, BrokerQuery], there: Iterable[BrokerQuery]) -> None:
+    """These are the brokers, in the same mapping: others have it."""
+    now = {broker.name: broker for broker in there}
+    brokers.clear()
+    brokers.update(now)
+
+
+def _say(event: str, broker: BrokerQuery, what: str, *values: Any) -> None:
+    fields = {"event": event, "broker": broker.name, "number": broker.number}
+    log.info("broker %r " + what, broker.name, *values, extra={"fields": fields})
+
+
+def _numbers(brokers: Iterable[BrokerQuery]) -> dict[str, int]:
+    return {broker.name: broker.number for broker in brokers}
+
+
+def _groups(brokers: Iterable[BrokerQuery]) -> dict[str, str]:
+    return {broker.name: broker.group for broker in brokers if broker.group}
+
+
+class _BrokerState(msgspec.Struct):
+    """A broker's state, as Spark has it. size: bytes of its pages."""
+
+    own: Snapshot
+    resting: Resting
+    size: int = 0
+
+    @classmethod
+    def read(
+        cls, spark: SparkSession, checkpoint: Folder, name: str, number: int, room: int
+    ) -> _BrokerState:
+        """Read it. room: bytes that its pages may have. Raises LakequeueError where they have more,
+        or it is none of the core's."""
+        rows = _state(spark, checkpoint, name, "snapshot").select("value.*").collect()
+        if not rows:
+            raise LakequeueError(f"broker {name!r} has no state yet: try again when it runs")
+        found = _state(spark, checkpoint, name, "pages")
+        found = found.select("user_map_key.key", "user_map_value.page").repartition(PARTS, "key")
+        pages = {}
+        for key, page in found.toLocalIterator():
+            pages[key] = bytes(page)
+            room -= len(page)
+            if room < 0:
+                raise LakequeueError(_too_much(name, pages))
+        if _header(pages["broker"]).format != FORMAT:
+            raise LakequeueError(
+                f"broker {name!r} is on the earlier core: start the engine again, so that it is "
+                "carried over"
+            )
+        own = _snapshot(bytes(rows[0][0]))
+        return cls(own, Resting(
+            name, number, pages, {(topic, at): offset for topic, at, offset in own.offsets},
+            {(topic, at): one for topic, at, one in own.ids}, list(own.captured),
+        ), _size(pages))  # fmt: skip
+
+
+def _size(pages: dict[str, bytes]) -> int:
+    return sum(map(len, pages.values()))
+
+
+def _too_much(name: str, pages: dict[str, bytes]) -> str:
+    return (
+        f"broker {name!r}: its state does not fit: brokers are changed in the engine's memory, and "
+        f"that was full after {_size(pages) // 1_000_000} MB of it. Nothing has changed: give the "
+        "machine more memory, or wait until its queues hold less"
+    )
+
+
+def _state(spark: SparkSession, checkpoint: Folder, broker: str, variable: str) -> DataFrame:
+    reader: Any = spark.read.format("statestore").option("stateVarName", variable)
+    return reader.load(str(checkpoint)).where(f"key.broker = '{broker}'")
+
+
+class _States(msgspec.Struct):
+    """states: by broker, the loop's snapshot and the pages; removed: brokers that are no more, as
+    the home knows them; last: what these have yet to say; moved: see `Rehomed`."""
+
+    states: dict[str, tuple[bytes, dict[str, bytes]]]
+    removed: Removed
+    last: list[Journal]
+    moved: Moves
+
+    @classmethod
+    def of(cls, known: list[_BrokerState], found: Rehomed) -> _States:
+        """What each loop is to begin with."""
+        before = {one.resting.name: one.own for one in known}
+        states = {}
+        for one in found.brokers:
+            header, own = _header(one.pages["broker"]), before.get(one.name, Snapshot())
+            told = own.rehomed(
+                header.step, header.time, one.offsets, one.ids, one.captures, one.journal
+            )
+            states[one.name] = msgspec.msgpack.encode(told), one.pages
+        gone = [one for one in known if one.resting.name in found.last]
+        removed = {one.resting.name: (one.resting.number, _of_clients(one)) for one in gone}
+        last = [_last(one, found.last[one.resting.name]) for one in gone]
+        return cls(states, removed, last, found.moved)
+
+
+def _of_clients(known: _BrokerState) -> list[tuple[str, int, int]]:
+    """Up to where a broker had read what clients say."""
+    return [(*place, at) for place, at in of_removed([known.resting.offsets]).items()]
+
+
+def _last(known: _BrokerState, segments: list[JournalSegment]) -> Journal:
+    """What a removed broker has yet to say; its last step is the change."""
+    own = known.own
+    return Journal(known.resting.name, own.step + 1, own.now, [*own.journal, *segments])

@@ -1,0 +1,230 @@
+"""Repairs a query's checkpoint before Spark reads it: after a power loss, or after a move.
+
+    offsets/N   what batch N takes, written before it runs
+    state/…/V   the state after batch V - 1: `V.changelog`, on top of an earlier `V.zip`
+    commits/N   batch N is done
+
+After a power loss the newest of these files may be empty or cut, and Spark would end each start
+with a Java error. `set_back` goes back to the newest whole batch: it removes the damaged files and
+all that was built on them. Spark then runs that batch again, and the loop takes the logged steps
+again. An object store has a file whole or not at all, so nothing is done there.
+
+Spark writes one absolute path into a stateful query's checkpoint, that of the state's schema, in
+`<broker>/state/<operator>/_metadata/v2/<batch>`: a line with the version, then JSON. If the home
+was moved, that path leads nowhere, and in a copy it leads to the original. `follow` corrects it.
+Nothing else in a home depends on its path."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import shutil
+import zipfile
+from collections.abc import Iterable
+from pathlib import Path
+
+from ...protocol.errors import LakequeueError
+from ...protocol.file_sums import damage_of, remove
+from ...protocol.folders import Folder
+
+log = logging.getLogger("lakequeue.engine")
+
+METADATA = "metadata"
+_STATE_FILE = re.compile(r"(\d+)\.(changelog|zip)")
+_CHANGES, _WHOLE = "changelog", "zip"
+
+
+def set_back(checkpoint: Path, number: str = "") -> str:
+    """Set a query's checkpoint back as far as it has to be; what was done, empty: nothing. number:
+    the query's own, as far as it is known. Raises LakequeueError where no batch is whole."""
+    done = []
+    about = checkpoint / METADATA
+    if about.exists() and (why := damage_of(about) or _is_no_json(about)):
+        done.append(f"{METADATA} {why}")
+        remove(about)
+        if number:
+            about.write_text(json.dumps({"id": number}))
+    while problem := _problem(checkpoint):
+        file, why, batch = problem
+        if batch < 0:
+            raise LakequeueError(
+                f"{checkpoint / file} {why}, and no earlier batch is whole: put the checkpoint "
+                "back from a backup of the whole home, or make a new home of the tables with "
+                f"`lakequeue rebuild --from {checkpoint.parent.parent} --home ANOTHER`"
+            )
+        done.append(f"{file} {why}")
+        _forget(checkpoint, file, batch)
+    return "; ".join(done)
+
+
+def set_back_or_drop(checkpoint: Path) -> str:
+    """The same for a query of tables: what stands in these says where it goes on, so one whose
+    checkpoint cannot be used is begun anew."""
+    try:
+        fixed = [*checkpoint.glob("sources/*/[0-9]*"), *checkpoint.glob(METADATA)]
+        for file in fixed:
+            if why := damage_of(file):
+                raise LakequeueError(f"{file.relative_to(checkpoint)} {why}")
+        return set_back(checkpoint)
+    except LakequeueError as error:
+        shutil.rmtree(checkpoint)
+        return f"{error}: it is made anew"
+
+
+def _problem(checkpoint: Path) -> tuple[str, str, int] | None:
+    """A file that keeps Spark from going on: its name, what is wrong with it, and the batch that
+    is to run again; -1: there is none that could."""
+    offsets, commits = _numbers(checkpoint / "offsets"), _committed(checkpoint)
+    for number in offsets[-1:-3:-1]:  # Spark reads these two
+        if why := _damage_of_lines(checkpoint / f"offsets/{number}"):
+            return f"offsets/{number}", why, number
+    if commits and (why := _damage_of_lines(checkpoint / f"commits/{commits[-1]}")):
+        return f"commits/{commits[-1]}", why, commits[-1]
+    behind = commits[-1] + 1 if commits else offsets[-1] if offsets else 0
+    for store in sorted(checkpoint.glob("state/[0-9]*/[0-9]*")):
+        if found := _damage_of_state(store, behind):
+            file, why, version = found
+            can_run = version >= 0 and (version in offsets or version - 1 in commits)
+            return str(file.relative_to(checkpoint)), why, version if can_run else -1
+    return None
+
+
+def _damage_of_state(store: Path, version: int) -> tuple[Path, str, int] | None:
+    """What keeps a version of the state from being loaded, and the newest one that can be without
+    it; -1: none."""
+    files: dict[str, set[int]] = {_CHANGES: set(), _WHOLE: set()}
+    for file in store.iterdir():
+        if named := _STATE_FILE.fullmatch(file.name):
+            files[named[2]].add(int(named[1]))
+    if not any(files.values()):  # another layout of the user's: Spark says what is wrong with it
+        return None
+    first: tuple[Path, str] | None = None
+    for wanted in range(version, 0, -1):
+        for base in (*sorted((n for n in files[_WHOLE] if n <= wanted), reverse=True), 0):
+            bad = _damage_of_parts(store, base, wanted)
+            if bad is None:
+                return None if first is None else (*first, wanted)
+            first = first or bad
+    return None if first is None else (*first, 0 if 1 in files[_CHANGES] | files[_WHOLE] else -1)
+
+
+def _damage_of_parts(store: Path, base: int, version: int) -> tuple[Path, str] | None:
+    """The first damaged file of those that make a version from a base; None: all are well."""
+    if base:
+        file = store / f"{base}.{_WHOLE}"
+        if why := _damage_of_whole(store, file):
+            return file, why
+    for n in range(base + 1, version + 1):
+        file = store / f"{n}.{_CHANGES}"
+        if why := damage_of(file):
+            return file, why
+    return None
+
+
+def _damage_of_whole(store: Path, file: Path) -> str:
+    """Of a state that was written whole: a list of RocksDB's files, most of them beside it."""
+    if why := damage_of(file):
+        return why
+    try:
+        with zipfile.ZipFile(file) as inside:
+            said = inside.read(METADATA).decode().partition("\n")[2]
+        for one in json.loads(said)["sstFiles"]:
+            there = store / "SSTs" / one["dfsSstFileName"]
+            if not there.exists() or there.stat().st_size != one["sizeBytes"]:
+                return f"names {there.name}, which is missing or cut"
+    except (zipfile.BadZipFile, ValueError, KeyError, TypeError):
+        return "is cut or damaged"
+    return ""
+
+
+def _forget(checkpoint: Path, file: str, batch: int) -> None:
+    """Let a batch run again: take away a damaged file, and what was made of it."""
+    remove(checkpoint / file)
+    for number in _committed(checkpoint):
+        if number >= batch:
+            remove(checkpoint / f"commits/{number}")
+    for number in _numbers(checkpoint / "offsets"):
+        if number > batch:
+            remove(checkpoint / f"offsets/{number}")
+    for one in checkpoint.glob("state/[0-9]*/[0-9]*/*"):
+        named = _STATE_FILE.fullmatch(one.name)
+        if named and int(named[1]) > batch:
+            remove(one)
+
+
+def _damage_of_lines(file: Path) -> str:
+    """Of a file of Spark's logs: its version, and JSON."""
+    if why := damage_of(file):
+        return why
+    version, _, rest = file.read_text(errors="replace").partition("\n")
+    lines = [line for line in rest.splitlines() if line != "-"]  # a source without an offset
+    sound = version.startswith("v") and bool(lines) and all(map(_parses, lines))
+    return "" if sound else "is cut or damaged"
+
+
+def _is_no_json(file: Path) -> str:
+    return "" if _parses(file.read_text(errors="replace")) else "is cut or damaged"
+
+
+def _parses(text: str) -> bool:
+    try:
+        json.loads(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _committed(checkpoint: Path) -> list[int]:
+    return _numbers(checkpoint / "commits")
+
+
+def _numbers(folder: Path) -> list[int]:
+    names: Iterable[Path] = folder.iterdir() if folder.is_dir() else ()
+    return sorted(int(file.name) for file in names if file.name.isdecimal())
+
+
+STATE_METADATA = "*/state/*/_metadata/v2/*"
+SCHEMA = "_stateSchema"
+LOCAL = "file:"
+DRAFT = "moved.draft"
+
+
+def follow(checkpoint: Folder) -> int:
+    """Let the brokers' checkpoints name themselves; gives how many files did not. Each is written
+    whole or not at all, so it may be interrupted. Raises OSError, and ValueError and KeyError for
+    what is not Spark's."""
+    if not isinstance(checkpoint, Path):
+        return 0
+    return sum(
+        _follow(file, checkpoint / DRAFT)
+        for file in checkpoint.glob(STATE_METADATA)
+        if file.name.isdigit()
+    )
+
+
+def _follow(file: Path, draft: Path) -> bool:
+    """draft: not beside the file, where Spark would take it for another batch's."""
+    version, _, text = file.read_text().partition("\n")
+    about = json.loads(text)
+    operator = file.parents[2].absolute()
+    follows = False
+    for store in about["stateStoreInfo"]:
+        said = store["stateSchemaFilePaths"]
+        store["stateSchemaFilePaths"] = [_here(path, operator) for path in said]
+        follows = follows or store["stateSchemaFilePaths"] != said
+    if not follows:
+        return False
+    file.with_name(f".{file.name}.crc").unlink(missing_ok=True)  # else Spark finds it damaged
+    draft.write_text(f"{version}\n{json.dumps(about, separators=(',', ':'), ensure_ascii=False)}")
+    draft.replace(file)
+    return True
+
+
+def _here(path: str, operator: Path) -> str:
+    """Where a schema is now; as it was said where that is the same file."""
+    said = Path(path.removeprefix(LOCAL))
+    here = operator / SCHEMA / path.rpartition(f"/{SCHEMA}/")[2]
+    if not here.exists() or (said.exists() and said.samefile(here)):
+        return path
+    return f"{LOCAL}{here}"

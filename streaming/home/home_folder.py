@@ -1,0 +1,476 @@
+"""The home: the folder that holds what must outlive the process, and what says that it is whole.
+
+A home is the checkpoint (the queues themselves), the Delta tables, and `lakequeue.json`, which says
+who they are: the layout of the state, the home's *epoch*, which checkpoint the engine ran with
+last, and where both stand when that is elsewhere (an object store, `protocol.folders`). The epoch
+is drawn once, when the home is made. Ids are given anew in each home, so a command that names ids
+is for one epoch only; what a client says of another home's messages is refused.
+
+The checkpoint is the one thing that nothing else can replace. Spark begins anew in silence where
+it is missing: what was acknowledged would come again, and ids would be given twice. So the engine
+notes the number that Spark gave to each checkpoint, and starts with no other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import secrets
+import shutil
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from ...definitions import DEFAULT_BROKER
+from ...protocol.errors import LakequeueError
+from ...protocol.folders import Folder, RemoteFolder, folder, remove
+from ...protocol.home_places import (
+    ABOUT,
+    CHECKPOINTS,
+    KAFKA,
+    OF_TABLES,
+    PLACES,
+    TABLES,
+    checkpoints_place,
+    places_of,
+    tables_place,
+)
+from ...protocol.journal import Journal
+from ...protocol.signing import ENGINE_CLIENT, Credentials, engines_key
+from ...state import FORMAT
+from ..earlier.pages import FORMAT as EARLIER_FORMAT
+from .checkpoints import follow, set_back, set_back_or_drop
+from .home_notes import HomeNotes, write_whole
+from .state_files import FOLDER, QUEUES, SUFFIX, state_file, write_state
+
+log = logging.getLogger("lakequeue.engine")
+
+SECRET, SECRET_BYTES = "secret", 32
+CHECKPOINT = "checkpoint"
+REHOMED, LAST_WORDS = "rehomed", "last-words"
+TABLES_CHECKPOINT, HISTORY_CHECKPOINT = "tables-checkpoint", "history-checkpoint"
+PROBE, PROBE_BYTES = ".probe", 1_000_000  # less room than that is none
+# Brokers that are no more: each one's number, and up to where it had read what clients say: topic,
+# partition, offset.
+Removed = dict[str, tuple[int, list[tuple[str, int, int]]]]
+Moves = list[tuple[str, str, str]]  # VPN, queue, broker where it is now
+MICRO_BATCH = "micro-batch"  # of homes that do not say theirs: it was the only trigger
+EPOCH_MAX = 2**53 - 1  # whole in every language that reads JSON numbers as floats
+NUMBERS_MAX = 65_536  # a broker's number is the top 16 bits of its message ids
+# Of the engine's queries, however many there are; the tables' own checkpoint may be lost: what
+# stands in the tables says where they go on.
+_METADATA = ("metadata", "*/metadata")
+
+
+class HomeFolder(HomeNotes):
+    """One home. `open` before anything else; it raises LakequeueError with what to do.
+
+    tables, checkpoints: paths or URIs, where these are to be elsewhere; empty: where the home says.
+    """
+
+    def __init__(self, path: Path, tables: str = "", checkpoints: str = "") -> None:
+        self.path = path
+        given = {TABLES: tables, CHECKPOINTS: checkpoints}
+        self._given = {name: str(folder(place)) for name, place in given.items() if place}
+        places = places_of(path) | self._given
+        self.tables = tables_place(path, places)
+        self.checkpoints = checkpoints_place(path, places)
+        self.epoch = 0  # until it is open
+
+    def open(self, trigger: str | None = None) -> None:
+        """Make the folder what it must be, or refuse it.
+
+        trigger: a checkpoint can be read only by the trigger that wrote it; None does not ask.
+        """
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            (self.path / TABLES).mkdir(exist_ok=True)  # wherever they are: who writes them is here
+            self._make_tables()
+            self.checkpoints.mkdir(parents=True, exist_ok=True)
+            problem = self.problem(trigger)
+            if problem:
+                raise LakequeueError(problem)
+            if follow(self.checkpoint):
+                log.info("home %s stood elsewhere when its checkpoint was written", self.path)
+            self._drop_rebuilt()
+            self._drop_rehomed()
+            about = self._about()
+            self.epoch = about.get("epoch") or secrets.randbelow(EPOCH_MAX) + 1
+            whole = {"format": FORMAT, **about, "epoch": self.epoch}
+            if trigger is not None:
+                whole["trigger"] = trigger
+            if self._given:
+                whole[PLACES] = places_of(self.path) | self._given
+            if whole != about:
+                write_whole(self.path / ABOUT, whole)
+        except (OSError, ValueError, KeyError, AttributeError) as error:
+            raise LakequeueError(f"home {self.path} cannot be used: {error}") from error
+
+    def _make_tables(self) -> None:
+        """A home that has worked starts without them: the queues are not in them."""
+        try:
+            self.tables.mkdir(parents=True, exist_ok=True)
+        except OSError:
+            if not (self.path / ABOUT).exists():
+                raise
+
+    def problem(self, trigger: str | None = None) -> str:
+        """Why this home must not be started, with what to do; empty when it may. Changes nothing.
+        Of an open one: why its queries must not be started again.
+
+        Raises OSError and ValueError for what cannot be read.
+        """
+        about = self._about()
+        found = self._checkpoints()
+        if self.epoch and about.get("epoch") != self.epoch:  # it was open, so it was there
+            return (
+                f"{self.path / ABOUT} is gone, or that of another home: give the home back as it "
+                "was, and start again"
+            )
+        if not about:
+            if not found:
+                return ""
+            return (
+                f"{self.path / ABOUT} is missing beside {self.checkpoint}: it says which "
+                "home this is; put it back, or use another --home"
+            )
+        if about["format"] not in (EARLIER_FORMAT, FORMAT):
+            return (
+                f"{self.path} was written by a version with state format {about['format']}; this "
+                f"version reads {EARLIER_FORMAT} and {FORMAT}: use that version, or another --home"
+            )
+        if about["format"] == EARLIER_FORMAT and len(about.get("brokers", ())) > 1:
+            return (
+                f"{self.path} was written by a version with state format {EARLIER_FORMAT} and has "
+                f"{len(about['brokers'])} brokers; this version reads that of one broker alone. "
+                "Start the earlier version, remove brokers until one is left (`lakequeue brokers "
+                "--remove NAME`), and stop it in good order; then start this version and add them "
+                "under other names (`lakequeue brokers --add NAME`)"
+            )
+        if moved := self._moved():
+            return moved
+        before = about.get("trigger", MICRO_BATCH) if found else trigger
+        if trigger is not None and before != trigger:
+            return (
+                f"{self.path} was made with the trigger {before!r}, whose checkpoint {trigger!r} "
+                f"cannot read: say --trigger {before}, or use another --home"
+            )
+        for place, number in about.get("checkpoints", {}).items():
+            if place not in found:
+                return self._missing(f"{self.checkpoints / place} is gone")
+            if found[place] != number:
+                return self._missing(
+                    f"{self.checkpoints / place} belongs to another home (it has the number "
+                    f"{found[place]}, not {number})"
+                )
+        if not found and not self._is_rebuilt() and any(self.tables.glob("*/_delta_log")):
+            return self._missing(f"{self.checkpoint} is gone")
+        return ""
+
+    @property
+    def checkpoint(self) -> Folder:
+        """The folder of the brokers' checkpoints."""
+        return self.checkpoints / CHECKPOINT
+
+    def _moved(self) -> str:
+        """Whether tables or checkpoints are elsewhere than it is said now."""
+        known, here = places_of(self.path), {TABLES: self.path / TABLES, CHECKPOINTS: self.path}
+        sign = {TABLES: "*/_delta_log", CHECKPOINTS: f"{CHECKPOINT}/*"}
+        for name, now in self._given.items():
+            lived = any(here[name].glob(sign[name]))
+            before = known.get(name, str(here[name]) if lived else now)
+            if now != before:
+                return (
+                    f"{self.path} has its {name} in {before}, not in {now}: leave lakequeue.{name} "
+                    "as it was, or use another --home"
+                )
+        return ""
+
+    def unwritable(self, folder: Folder | None = None) -> str:
+        """Why nothing can be written into a folder now, by default beside the checkpoint; empty
+        when it can be."""
+        folder = folder or self.checkpoint
+        if isinstance(folder, Path) and not folder.is_dir():
+            folder = self.checkpoints  # no query has begun
+        probe = folder / PROBE
+        try:
+            _try(probe)
+        except OSError as error:
+            return f"{folder} cannot be written ({error.strerror or error})"
+        finally:
+            with contextlib.suppress(OSError):
+                probe.unlink()
+        return ""
+
+    def _missing(self, what: str) -> str:
+        return (
+            f"{what}: the queues were in it, and without it acknowledged messages would come "
+            "again and ids be given twice. Put it back from a backup of the whole home, or make a "
+            "new home of the tables with `lakequeue rebuild`. Or begin anew with an empty --home "
+            "and a Kafka with fresh topics; everything that ever came in and what became of it "
+            f"stands in {self.tables}"
+        )
+
+    def remember_checkpoints(self) -> None:
+        """Note the checkpoints that the queries run with now: no others from here on. Their state
+        is the core's by now, which earlier versions cannot read."""
+        about = self._about()
+        whole = {**about, "checkpoints": self._checkpoints(), "format": FORMAT}
+        if about and whole != about:
+            write_whole(self.path / ABOUT, whole)
+
+    def _is_rebuilt(self) -> bool:
+        """Whether a state waits that was made of its tables."""
+        return any(self.path.glob(f"{FOLDER}/*{SUFFIX}"))
+
+    @property
+    def secret(self) -> bytes:
+        """What seals clients' keys in the state; drawn once, and for the home's owner alone. Who
+        loses it gives the keys again at the next start. Raises LakequeueError."""
+        file = self.path / SECRET
+        try:
+            if not file.exists():
+                draft = file.with_suffix(".draft")
+                draft.touch(0o600)
+                with draft.open("wb") as drawn:
+                    drawn.write(secrets.token_bytes(SECRET_BYTES))
+                    drawn.flush()
+                    os.fsync(drawn.fileno())
+                draft.replace(file)
+            return file.read_bytes()
+        except OSError as error:
+            raise LakequeueError(f"{file} cannot be used: {error.strerror or error}") from error
+
+    @property
+    def credentials(self) -> Credentials:
+        """Of the engine's own connections."""
+        return Credentials(ENGINE_CLIENT, engines_key(self.secret))
+
+    def require_kafka(self, cluster: str, address: str, accepts_other: bool) -> None:
+        """The home is on this cluster of Kafka, and on no other from now on, unless that is wanted:
+        what it has read, it has read there. Raises LakequeueError."""
+        about = self._about()
+        cluster = cluster or about.get(KAFKA, "")  # it does not say
+        known = about.get(KAFKA, cluster)
+        if known != cluster and not accepts_other:
+            raise LakequeueError(
+                f"home {self.path} was on the Kafka cluster {known}, and at {address} is "
+                f"{cluster}: give it its own Kafka, or start with --accept-other-kafka: the queues "
+                "are kept with their messages, and all that the other Kafka has in their topics is "
+                "read from the beginning"
+            )
+        if accepts_other and about.get("trigger") == MICRO_BATCH:
+            raise LakequeueError(
+                "--accept-other-kafka: with the trigger 'micro-batch' Spark keeps the offsets, and "
+                "cannot begin anew; make a new home with `lakequeue rebuild`"
+            )
+        if accepts_other:
+            for name in OF_TABLES:  # where they go on stands in the tables
+                remove(self.checkpoints / name)
+        if about.get(KAFKA) != cluster:
+            write_whole(self.path / ABOUT, {**about, KAFKA: cluster})
+
+    def mend(self) -> None:
+        """Set back what a power loss has damaged to the newest whole batch. For the one engine that
+        runs on this home, before its queries start. Raises LakequeueError where there is none."""
+        if not isinstance(self.checkpoints, Path):
+            return
+        for place, number in self._checkpoints().items():
+            if done := set_back(self.checkpoints / place, number):
+                log.warning(
+                    "%s was damaged (%s): the query goes back to its newest whole batch, and what "
+                    "came after it is done again", self.checkpoints / place, done,
+                )  # fmt: skip
+        for name in (TABLES_CHECKPOINT, HISTORY_CHECKPOINT):
+            tables = self.checkpoints / name
+            if tables.is_dir() and (done := set_back_or_drop(tables)):
+                log.warning("%s was damaged: %s", tables, done)
+
+    # ------------------------------------------------------------ what was rebuilt (R3)
+
+    def rebuilt(self, broker: str) -> str:
+        """The file of a broker's rebuilt state, which no checkpoint has taken the place of; empty:
+        there is none."""
+        named = self._about().get("rehomed", {}).get(broker)
+        file = state_file(self.path, broker) if named is None else self.path / named
+        return str(file) if file.is_file() else ""
+
+    def rehome(
+        self, states: Mapping[str, tuple[bytes, Mapping[str, bytes]]], brokers: dict[str, int],
+        groups: Mapping[str, str], removed: Removed, last: list[Journal], moved: Moves,
+    ) -> None:  # fmt: skip
+        """The home has these brokers from here on, and each begins with this state: its loop's
+        snapshot and pages. removed: brokers that are no more; last: what these have yet to say;
+        moved: queues with one place that have another broker. Written whole or not at all (M4)."""
+        about = self._about()
+        at = int(about.get("rehomings", 0)) + 1
+        named = {name: f"{REHOMED}/{at}/{name}{SUFFIX}" for name in states}
+        for name, (snapshot, pages) in states.items():
+            write_state(self.path / named[name], snapshot, sorted(pages.items()))
+        kept = [one for one in [*self.last_words(), *last] if one.segments]
+        (self.path / REHOMED / str(at) / LAST_WORDS).write_bytes(msgspec.msgpack.encode(kept))
+        numbers = max(self.numbers, *(number + 1 for number in brokers.values()))
+        told = {"brokers": brokers, "numbers": numbers, "groups": dict(groups), "moved": moved}
+        gone = {name: {"number": number, "read": read} for name, (number, read) in removed.items()}
+        told["removed"] = {**about.get("removed", {}), **gone}
+        write_whole(self.path / ABOUT, {**about, **told, "rehomings": at, "rehomed": named})
+        self._drop_rehomed()
+
+    def moved(self) -> Moves:
+        """What the last change of brokers has moved."""
+        return [(vpn, queue, to) for vpn, queue, to in self._about().get("moved", [])]
+
+    def last_words(self) -> list[Journal]:
+        """What removed brokers have yet to say: it is said, then forgotten (`said_last`), and who
+        hears a step's journal twice drops it."""
+        file = self.path / REHOMED / str(self._about().get("rehomings", 0)) / LAST_WORDS
+        if not file.exists():
+            return []
+        return msgspec.msgpack.decode(file.read_bytes(), type=list[Journal])
+
+    def said_last(self) -> None:
+        """All last words were said."""
+        number = str(self._about().get("rehomings", 0))
+        (self.path / REHOMED / number / LAST_WORDS).unlink(missing_ok=True)
+
+    def _drop_rehomed(self) -> None:
+        """States that are of no use any more: of an earlier change, or of one that did not come to
+        an end."""
+        kept = str(self._about().get("rehomings", 0))
+        for place in (self.path / REHOMED).glob("*"):
+            if place.name != kept:
+                shutil.rmtree(place, ignore_errors=True)
+
+    def rebuilt_queues(self) -> list[tuple[str, str]]:
+        """VPN and name of every queue in a rebuilt state."""
+        if not any(self.path.glob(f"{FOLDER}/*{SUFFIX}")):
+            return []
+        found = json.loads((self.path / FOLDER / QUEUES).read_text())
+        return [(vpn, queue) for vpn, queue in found]
+
+    def _drop_rebuilt(self) -> None:
+        """A rebuilt state is of no use once Spark has committed a state after it."""
+        for file in self.path.glob(f"{FOLDER}/*{SUFFIX}"):
+            broker = file.name.removesuffix(SUFFIX)
+            if any(self.checkpoint.glob(f"{broker}/commits/[0-9]*")):
+                file.unlink()
+
+    def _about(self) -> dict[str, Any]:
+        file = self.path / ABOUT
+        return dict(json.loads(file.read_text())) if file.exists() else {}
+
+    def _checkpoints(self) -> dict[str, str]:
+        """Each query's folder, as told from the home, and the number that Spark gave it."""
+        known = self._about().get("checkpoints", {})
+        found = {}
+        for pattern in _METADATA:
+            for file in self.checkpoint.glob(pattern):
+                place = f"{CHECKPOINT}/{file.parent.name}" if "/" in pattern else CHECKPOINT
+                try:
+                    found[place] = str(json.loads(file.read_text())["id"])
+                except (ValueError, KeyError, TypeError):  # damaged, see `mend`
+                    found[place] = str(known.get(place, ""))
+        return found
+
+    # ------------------------------------------------------------ brokers
+
+    def brokers(self, names: Iterable[str]) -> dict[str, int]:
+        """The home's brokers with their numbers, and those of these names that are new, each with
+        the next number. A number is given once: ids that begin with it are for ever its broker's.
+
+        Raises LakequeueError when there are no numbers left. Writes nothing.
+        """
+        about = self._about()
+        known: dict[str, int] = about.get("brokers", {})
+        if not known:  # a home of one broker, which did not say its name
+            places = about.get("checkpoints", {})
+            known = {p.partition("/")[2]: 0 for p in places if p.startswith(f"{CHECKPOINT}/")}
+        asked = list(names)
+        if known and asked == [DEFAULT_BROKER]:  # the configuration names none
+            asked = []
+        found, following = dict(known), max(self.numbers, len(known))
+        for name in asked:
+            if name not in found and name not in self.removed():
+                found[name] = following
+                following += 1
+        if following > NUMBERS_MAX:
+            raise LakequeueError(f"home {self.path}: all {NUMBERS_MAX} numbers of brokers are used")
+        return found
+
+    def require_brokers(self, names: Iterable[str]) -> None:
+        """Raise LakequeueError where the home does not have all of these: to those that it has, a
+        new one is added while it rests (M4)."""
+        known = self.brokers(())
+        new = [name for name in names if name not in known]
+        if known and new:
+            raise LakequeueError(
+                f"brokers: {', '.join(map(repr, new))} – the home {self.path} has "
+                f"{', '.join(map(repr, known))}: start the engine with these, and add others with "
+                "`lakequeue brokers --add NAME`"
+            )
+
+    def removed(self) -> Removed:
+        """The brokers that are no more."""
+        found: dict[str, Any] = self._about().get("removed", {})
+        return {
+            name: (one["number"], [(topic, at, offset) for topic, at, offset in one["read"]])
+            for name, one in found.items()
+        }
+
+    @property
+    def numbers(self) -> int:
+        """How many numbers were given to brokers so far; 0: none, or one to a broker that did not
+        say its name."""
+        return int(self._about().get("numbers", 0))
+
+    def give_numbers(self, numbers: int) -> None:
+        """So many numbers are given to brokers from here on."""
+        about = self._about()
+        if numbers != about.get("numbers"):
+            write_whole(self.path / ABOUT, {**about, "numbers": numbers})
+
+    def groups(self, given: Mapping[str, str], brokers: Iterable[str]) -> dict[str, str]:
+        """The group of each of these brokers that is in one: as the home knows it, and for those
+        that are new as it is given. Raises LakequeueError where a broker is to change its group:
+        queues of a group are on its brokers, with their messages."""
+        about = self._about()
+        known: dict[str, str] = about.get("groups", {})
+        numbered = self.brokers(())
+        found = {}
+        for name in brokers:
+            before, now = known.get(name, ""), given.get(name, "")
+            if name in numbered and name in given and now != before:
+                was = f"in group {before!r}" if before else "in no group"
+                raise LakequeueError(
+                    f"broker {name!r}: group {now!r} – it is {was} in home {self.path}, and stays "
+                    "there; add a broker with another name"
+                )
+            if group := before or now:
+                found[name] = group
+        return found
+
+    def remember_brokers(
+        self, brokers: dict[str, int], groups: Mapping[str, str] | None = None
+    ) -> None:
+        """Keep the brokers with their numbers, and the groups of those that are in one."""
+        about = self._about()
+        numbers = max(self.numbers, *(number + 1 for number in brokers.values()))
+        whole = {**about, "brokers": brokers, "numbers": numbers}
+        if groups is not None and groups != about.get("groups", {}):
+            whole["groups"] = dict(groups)
+        if whole != about:
+            write_whole(self.path / ABOUT, whole)
+
+
+def _try(probe: Folder) -> None:
+    """Write a file that has room only where there is some. An object store is never full."""
+    if isinstance(probe, RemoteFolder):
+        probe.write_bytes(b"?")
+        return
+    with probe.open("wb") as file:
+        file.write(bytes(PROBE_BYTES))
+        os.fsync(file.fileno())

@@ -1,0 +1,123 @@
+"""A state that was made again from the Delta tables, on its way into a new checkpoint (R3).
+
+A rebuild writes a file for each broker; the loop that finds no state in the operator begins with
+the pages in that file, and Spark commits them with the first batch. Until then the file is what
+counts, so it stays; the home removes it when a checkpoint has taken its place.
+
+The file is frames, each with its length before it: the loop's snapshot, then key and page by turns,
+and an empty frame at the end.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import IO, Protocol
+
+import msgspec
+
+from ...protocol.errors import LakequeueError
+
+FOLDER, SUFFIX, QUEUES = "rebuilt", ".state", "queues.json"
+_LENGTH = 4
+
+
+class State(Protocol):
+    """Where pages go."""
+
+    def put(self, key: str, value: bytes) -> None:
+        """Write a page."""
+
+    def delete(self, key: str) -> None:
+        """Remove a page."""
+
+    def keys(self) -> set[str]:
+        """Every page's key."""
+
+    def save(self, snapshot: bytes) -> None:
+        """Save the loop's own snapshot."""
+
+
+def state_file(home: Path, broker: str) -> Path:
+    """Where a broker's rebuilt state stands."""
+    return home / FOLDER / f"{broker}{SUFFIX}"
+
+
+def write_state(file: Path, snapshot: bytes, pages: Iterable[tuple[str, bytes]]) -> None:
+    """Write a state, whole or not at all."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    draft = file.with_suffix(".draft")
+    with draft.open("wb") as out:
+        _frame(out, snapshot)
+        for key, page in pages:
+            _frame(out, key.encode())
+            _frame(out, page)
+        _frame(out, b"")
+        out.flush()
+        os.fsync(out.fileno())  # what names it may be the truth from the next moment on
+    draft.replace(file)
+
+
+def restore(file: Path, state: State, replaces: bool = False) -> bytes:
+    """Put a state into the operator's; gives the loop's snapshot. replaces: in place of another
+    one (M4)."""
+    before = state.keys() if replaces else set()
+    with _opened(file) as found:
+        frames = _frames(file, found)
+        snapshot = next(frames)
+        for key in frames:
+            if not key:
+                break
+            state.put(key.decode(), next(frames))
+            before.discard(key.decode())
+        else:
+            raise _cut(file)
+    for gone in sorted(before):
+        state.delete(gone)
+    state.save(snapshot)
+    return snapshot
+
+
+class _StepOf(msgspec.Struct):
+    step: int = 0
+
+
+def is_newer(file: Path, saved: bytes) -> bool:
+    """Whether a state in a file is to take the place of one whose snapshot is this (M4)."""
+    with _opened(file) as found:
+        own = next(_frames(file, found))
+    return _position(own).step > _position(saved).step
+
+
+_position = msgspec.msgpack.Decoder(_StepOf).decode
+
+
+def _opened(file: Path) -> IO[bytes]:
+    """The file, to be read. Raises LakequeueError: a worker may be where the home is not."""
+    try:
+        return file.open("rb")
+    except OSError as error:
+        raise LakequeueError(
+            f"{file} cannot be read on {socket.gethostname()} ({error.strerror or error}), and the "
+            "broker begins with it: workers need the home's folder under the same path. Share it "
+            "with all machines of the cluster, or start the engine with a local master"
+        ) from error
+
+
+def _frame(out: IO[bytes], content: bytes) -> None:
+    out.write(len(content).to_bytes(_LENGTH, "big"))
+    out.write(content)
+
+
+def _frames(file: Path, found: IO[bytes]) -> Iterator[bytes]:
+    while head := found.read(_LENGTH):
+        content = found.read(int.from_bytes(head, "big"))
+        if len(head) < _LENGTH or len(content) < int.from_bytes(head, "big"):
+            raise _cut(file)
+        yield content
+
+
+def _cut(file: Path) -> LakequeueError:
+    return LakequeueError(f"{file} is cut off: make it again with `lakequeue rebuild`")

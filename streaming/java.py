@@ -1,0 +1,181 @@
+"""Java processes: an archive of their classes, and an end together with this process.
+
+Until the first message is delivered, Spark loads about 18,000 classes. At each start Java finds
+each in a jar, reads, checks and links it. Class data sharing does that once:
+
+    no archive   Java lists the classes that it loads. A minute later a process with low priority
+                 makes the archive from that list.
+    archive      Java maps it
+
+An archive belongs to one Java and one class path, which its name says. Java checks that again, and
+runs without an archive that is damaged or does not fit. Archives lie in the cache, beside the jars.
+If anything fails here, only the time that it would have saved is lost.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import fcntl
+import hashlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from .jars import cache_directory
+
+AFTER_S = 60.0  # until then the tables have had their first batches, whose classes count too
+MAKE_S_MAX = 900.0
+MEMORY_BYTES_MIN = 2_000_000_000  # free; making takes a little more than half of that
+UNUSED_S_MAX = 30 * 86_400.0
+# The first to go when memory is short, and the last to get a core.
+_HUMBLY = 'echo 1000 >/proc/self/oom_score_adj; exec nice -n 19 "$@"'
+
+
+class JavaArchive:
+    """Of one program, such as `spark`. record: where Java writes the list of classes while there is
+    no archive; None: it writes none. Whoever starts Java says in `class_path` which it has."""
+
+    def __init__(self, program: str, record: Path | None = None) -> None:
+        self._program, self._record = program, record
+        self._java = Path()
+        self.path: Path | None = None
+        self.class_path = ""
+
+    def options(self, java: Path, files: Iterable[Path], words: Sequence[str] = ()) -> list[str]:
+        """For the start of Java. files: of the class path; words: what else decides over it."""
+        self._java = java
+        self.path = _folder() / f"{self._program}-{_digest(java, files, words)}.jsa"
+        if self.path.is_file():
+            with contextlib.suppress(OSError):
+                os.utime(self.path)  # it is in use
+            return [
+                f"-XX:SharedArchiveFile={self.path}",
+                "-XX:+VerifySharedSpaces",
+                "-Xlog:cds*=off",
+            ]
+        if self._record is None:
+            return []
+        return ["-XX:+IgnoreUnrecognizedVMOptions", f"-XX:DumpLoadedClassList={self._record}"]
+
+    def make(self) -> None:
+        """Make it of what was loaded so far, where there is none; another process may be at it."""
+        with contextlib.suppress(OSError, subprocess.SubprocessError, UnicodeError):
+            if self._wanted() and psutil.virtual_memory().available >= MEMORY_BYTES_MIN:
+                _folder().mkdir(parents=True, exist_ok=True)
+                with (_folder() / "lock").open("a") as file:
+                    fcntl.flock(file, fcntl.LOCK_EX)
+                    if self._wanted():
+                        self._make()
+                        _remove_unused()
+
+    def _wanted(self) -> bool:
+        if self.path is None or self._record is None or not self.class_path:
+            return False
+        return self._record.is_file() and not self.path.is_file()
+
+    def _make(self) -> None:
+        assert self.path is not None
+        assert self._record is not None
+        # Java is still writing it.
+        classes = self._record.read_text().rpartition("\n")[0]
+        listed, partial = (self.path.with_suffix(end) for end in (".classes", ".partial"))
+        try:
+            listed.write_text(classes + "\n")
+            command = [str(self._java), "-Xshare:dump", "-Xmx512m", "-cp", self.class_path]
+            command += [f"-XX:SharedClassListFile={listed}", f"-XX:SharedArchiveFile={partial}"]
+            humbly = ["sh", "-c", _HUMBLY, "sh", *command]
+            null = subprocess.DEVNULL
+            child = start_tied(humbly, stdin=null, stdout=null, stderr=null)
+            try:
+                made = child.wait(MAKE_S_MAX) == 0
+            finally:
+                child.kill()
+            if made:
+                with partial.open("rb") as file:  # a machine that dies must not leave its name only
+                    os.fsync(file.fileno())
+                partial.replace(self.path)
+                self._record.unlink()
+        finally:
+            for path in (listed, partial):
+                path.unlink(missing_ok=True)
+
+
+def make_later(archives: Iterable[JavaArchive], after_s: float = AFTER_S) -> None:
+    """Make them in a thread that nobody waits for; what it started ends with this process."""
+
+    def make() -> None:
+        time.sleep(after_s)
+        for archive in archives:
+            archive.make()
+
+    threading.Thread(target=make, name="java-archives", daemon=True).start()
+
+
+def _folder() -> Path:
+    return cache_directory() / "classes"
+
+
+def _digest(java: Path, files: Iterable[Path], words: Sequence[str]) -> str:
+    """Java's own look is finer; what this leaves out costs an archive that Java does not take."""
+    digest = hashlib.sha256("\0".join(words).encode())
+    for path in (java.resolve(), *files):
+        with contextlib.suppress(OSError):
+            state = path.stat()
+            digest.update(f"\0{path}\0{state.st_size}\0{state.st_mtime_ns}".encode())
+    return digest.hexdigest()[:16]
+
+
+def _remove_unused() -> None:
+    """Archives of jars or a Java that have been replaced. Who has one mapped keeps it."""
+    for path in _folder().glob("*.jsa"):
+        if path.stat().st_mtime < time.time() - UNUSED_S_MAX:
+            path.unlink()
+
+
+_PR_SET_PDEATHSIG = 1
+
+
+def start_tied(command: list[str], **options: Any) -> subprocess.Popen[bytes]:
+    """Start a child that the kernel kills when this process dies, however it dies.
+
+    Linux ties that promise to the THREAD that forked: the child would die as soon as a short-lived
+    thread that called this ended. So the fork is done by a thread that lives as long as the
+    child does. Elsewhere than on Linux there is no such promise.
+    """
+    libc = ctypes.CDLL(None) if sys.platform == "linux" else None
+    parent = os.getpid()
+
+    def die_with_parent() -> None:
+        if libc is not None:
+            libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+            if os.getppid() != parent:  # it died between the fork and the call
+                os._exit(1)
+
+    outcome: list[subprocess.Popen[bytes] | BaseException] = []
+    started = threading.Event()
+
+    def keep() -> None:
+        try:
+            child = subprocess.Popen(command, preexec_fn=die_with_parent, **options)
+        except BaseException as error:
+            outcome.append(error)
+            started.set()
+            return
+        outcome.append(child)
+        started.set()
+        child.wait()
+
+    threading.Thread(target=keep, name="child-keeper", daemon=True).start()
+    started.wait()
+    if isinstance(outcome[0], BaseException):
+        raise outcome[0]
+    return outcome[0]

@@ -1,0 +1,442 @@
+"""A real Apache Kafka broker as a child process, for the embedded default and for tests.
+
+Applications meet the same Kafka as in production. It is one node (KRaft) on 127.0.0.1, with all its
+files in one directory, its home. A test can start several nodes, see `kafka_cluster`.
+
+- It never outlives this process, even after `kill -9` (`start_tied`).
+- A home has one user at a time. The broker itself holds the lock too (`home.lock`).
+- A home keeps its port, so clients find the broker again after a restart.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import fcntl
+import json
+import os
+import random
+import re
+import signal
+import socket
+import struct
+import subprocess
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from ...protocol.errors import LakequeueError
+from ..jars import CONF, ensure_jars, java_executable
+from ..java import JavaArchive, start_tied
+
+START_SECONDS_MAX = 90.0
+STOP_SECONDS_MAX = 20.0
+# Java's options, where Kafka's own scripts look for them; how much memory it has is said by `heap`.
+JAVA_OPTIONS = "KAFKA_JVM_PERFORMANCE_OPTS"
+LOCK_SECONDS_MAX = 5.0
+# Below the range from which systems take ports for outgoing connections: a connection of some
+# other program must not sit on our port while the broker restarts.
+_PORTS = range(20_000, 32_000)
+
+
+class EmbeddedKafka:
+    """One Kafka broker in ``home``; a context manager, started on entry and stopped on exit.
+
+    home: directory for data, configuration and logs, made when it is not there.
+    port: 0 takes the port that this home had before, or a free one at the first start.
+    heap: of the Java process, such as ``512m``.
+    host: the address to listen on; 127.0.0.1 keeps the broker on this machine.
+    member: its part in a cluster (`kafka_cluster.py`); None is a broker alone.
+    Every failure to start raises LakequeueError, whose sentence ends with the log's last useful
+    line. The object is not made for several threads at once.
+    """
+
+    def __init__(
+        self,
+        home: Path | str,
+        port: int = 0,
+        heap: str = "512m",
+        *,
+        host: str = "127.0.0.1",
+        member: Member | None = None,
+        progress: Callable[[str], None] | None = None,
+    ) -> None:
+        self.home = Path(home).expanduser().absolute()
+        self.port = port
+        self.host = host
+        self.heap = heap
+        self._member = member
+        self._progress = progress
+        self._process: subprocess.Popen[bytes] | None = None
+        self._lock: IO[str] | None = None
+        self._log_start_bytes = 0
+        self.archive = JavaArchive("kafka", self.home / "kafka.classes")
+
+    @property
+    def bootstrap_servers(self) -> str:
+        """What clients are given, such as ``127.0.0.1:23456``. Fixed from the first start on."""
+        return f"{self.host}:{self.port}"
+
+    @property
+    def pid(self) -> int | None:
+        """The process id while it runs, else None."""
+        return self._process.pid if self._process is not None and self.running else None
+
+    @property
+    def running(self) -> bool:
+        """Whether the process is there. It may have died by itself."""
+        return self._process is not None and self._process.poll() is None
+
+    @property
+    def ended(self) -> str:
+        """How the process ended by itself, such as "by signal 9"; empty while it runs."""
+        status = self._process.poll() if self._process is not None else None
+        if status is None:
+            return ""
+        return f"by signal {-status}" if status < 0 else f"with status {status}"
+
+    @property
+    def log(self) -> Path:
+        """The broker's log file."""
+        return self.home / "kafka.log"
+
+    def start(self) -> EmbeddedKafka:
+        """Start and wait until clients can work (2–5 s). Does nothing while it runs."""
+        if self.running:
+            return self
+        java = java_executable()
+        classpath = ":".join(map(str, ensure_jars(self._progress).broker))
+        try:
+            self.home.mkdir(parents=True, exist_ok=True)
+            self._take_home()
+            self._configure()
+        except OSError as error:
+            self._release_home()
+            raise LakequeueError(
+                f"The home {self.home} cannot be written ({error.strerror or error}): choose "
+                "another directory or make room there."
+            ) from error
+        except LakequeueError:
+            self._release_home()
+            raise
+        try:
+            self._format(java, classpath)
+            self._launch(java, classpath)
+            self._wait_until_ready()
+        except BaseException:
+            self.kill()
+            raise
+        return self
+
+    def stop(self, seconds: float = STOP_SECONDS_MAX) -> None:
+        """End it in order (SIGTERM, and SIGKILL after so many seconds), and free the home."""
+        self._end(signal.SIGTERM, seconds)
+
+    def kill(self) -> None:
+        """End it as a crash would (SIGKILL), and free the home. Acknowledged records stay."""
+        self._end(signal.SIGKILL)
+
+    def abort(self) -> None:
+        """Kill the process from another thread: a `start` that is under way there fails."""
+        process = self._process
+        if process is not None and process.poll() is None:
+            process.kill()
+
+    def restart(self) -> EmbeddedKafka:
+        """Stop it when it runs, and start it with the same port and data."""
+        self.stop()
+        return self.start()
+
+    def __enter__(self) -> EmbeddedKafka:
+        return self.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def _end(self, how: signal.Signals, seconds: float = STOP_SECONDS_MAX) -> None:
+        process = self._process
+        if process is not None:
+            if process.poll() is None:
+                process.send_signal(how)
+            try:
+                process.wait(max(seconds, 0.0))
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+            self._process = None
+        self._release_home()
+
+    def _take_home(self) -> None:
+        # flock, not lockf: it belongs to the open file, so a second object in this process is
+        # kept out too, and the broker, which inherits the file, keeps it while it lives.
+        path = self.home / "home.lock"
+        file = path.open("a+")
+        deadline = time.monotonic() + LOCK_SECONDS_MAX  # a killed broker needs a moment to go
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() < deadline:
+                    time.sleep(0.1)
+                    continue
+                file.seek(0)
+                owner = file.read().strip() or "unknown"
+                file.close()
+                raise LakequeueError(
+                    f"The home {self.home} is in use by another engine (process {owner}): stop "
+                    "that one or choose another home."
+                ) from None
+        file.truncate(0)
+        file.write(f"{os.getpid()}\n")
+        file.flush()
+        self._lock = file
+
+    def _release_home(self) -> None:
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
+    def _configure(self) -> None:
+        """Choose the ports and write server.properties."""
+        memory = self.home / "ports.json"
+        known: dict[str, int] = {}
+        with contextlib.suppress(OSError, ValueError):
+            known = dict(json.loads(memory.read_text()))
+        port = self.port or known.get("port") or free_port(self.host)
+        if not port_is_free(port, self.host):
+            told = "was given" if self.port else f"belongs to the home {self.home}"
+            raise LakequeueError(
+                f"Port {port} on {self.host}, which {told}, is taken by another program: stop "
+                "that one or choose another port."
+            )
+        # Nobody but the broker itself uses the controller's port: it may change.
+        controller_port = known.get("controller_port", 0)
+        if self._member is not None:
+            controller_port = self._member.controller_ports[self._member.node - 1]
+        elif not controller_port or controller_port == port or not port_is_free(controller_port):
+            controller_port = free_port(besides=port)
+        self.port = port
+        data = self.home / "data"
+        (self.home / "server.properties").write_text(
+            properties(self.host, port, controller_port, data, self._member)
+        )
+        memory.write_text(json.dumps({"port": port, "controller_port": controller_port}) + "\n")
+
+    def _format(self, java: Path, classpath: str) -> None:
+        """Write the cluster's id into an empty data directory, once."""
+        if (self.home / "data" / "meta.properties").is_file():
+            return
+        cluster = self._member.cluster if self._member else cluster_id()
+        command = [str(java), "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", *self._logging()]
+        command += ["-cp", classpath, "kafka.tools.StorageTool", "format", "-t", cluster]
+        command += ["-c", str(self.home / "server.properties")]
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace")
+        if done.returncode != 0:
+            said = done.stdout + done.stderr
+            raise LakequeueError(
+                f"Kafka could not prepare {self.home / 'data'}: "
+                f"{_cause(said) or _last_line(said) or 'it gave no reason'}"
+            )
+
+    def _logging(self) -> list[str]:
+        config = (CONF / "kafka-log4j2.xml").as_uri()
+        return [f"-Dlog4j2.configurationFile={config}", f"-Dlakequeue.log={self.log}"]
+
+    def _launch(self, java: Path, classpath: str) -> None:
+        options = os.environ.get(JAVA_OPTIONS, "-XX:+UseSerialGC").split()
+        files = map(Path, classpath.split(":"))
+        command = [str(java), *self.archive.options(java, files), *options]
+        self.archive.class_path = classpath
+        command += [f"-Xmx{self.heap}", "-Xms64m"]
+        command += ["-XX:+ExitOnOutOfMemoryError", *self._logging(), "-cp", classpath]
+        command += ["kafka.Kafka", str(self.home / "server.properties")]
+        assert self._lock is not None
+        self._log_start_bytes = self.log.stat().st_size if self.log.exists() else 0
+        # What Java itself says (no memory, a bad option) comes before any log; it has its own
+        # file, which the next start empties.
+        with (self.home / "kafka.out").open("wb") as output:
+            self._process = start_tied(
+                command,
+                cwd=self.home,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                pass_fds=(self._lock.fileno(),),
+                # Ctrl-C in the terminal is for the engine, not for it. No session of its own: Linux
+                # may share out time by session, and it stood still for seconds (decision 0028).
+                process_group=0,
+            )
+
+    def _wait_until_ready(self) -> None:
+        deadline = time.monotonic() + START_SECONDS_MAX
+        while not _answers(self.host, self.port):
+            if not self.running:
+                raise LakequeueError(f"Kafka died while starting: {self._last_words()}")
+            if time.monotonic() > deadline:
+                raise LakequeueError(
+                    f"Kafka did not answer on {self.bootstrap_servers} within "
+                    f"{START_SECONDS_MAX:.0f} s: {self._last_words()}"
+                )
+            time.sleep(0.05)
+
+    def _last_words(self) -> str:
+        """Why this start failed: an error in the log, else what Java said, else the last line."""
+        log = _tail(self.log, self._log_start_bytes)
+        said = _tail(self.home / "kafka.out", 0)
+        words = _cause(log) or _cause(said) or _last_line(said) or _last_line(log)
+        return f"{words or 'it gave no reason'} (the whole log: {self.log})"
+
+
+def cluster_id() -> str:
+    """A new cluster's id, as Kafka writes them."""
+    text = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
+    return "A" + text[1:] if text.startswith("-") else text  # else it is taken for an option
+
+
+def free_port(host: str = "127.0.0.1", besides: int = 0) -> int:
+    """A port that nobody listens on, outside the range for outgoing connections."""
+    for port in random.sample(_PORTS, 200):
+        if port != besides and port_is_free(port, host):
+            return port
+    raise LakequeueError(f"No free port between {_PORTS.start} and {_PORTS.stop} on {host}.")
+
+
+def port_is_free(port: int, host: str = "127.0.0.1") -> bool:
+    """Whether a server could listen there now (connections that linger do not count)."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+            probe.listen(1)
+        except OSError:
+            return False
+    return True
+
+
+def _answers(host: str, port: int) -> bool:
+    """Whether a Metadata request names at least one broker.
+
+    An open port is not enough: the broker listens before the controller has admitted it, and
+    topics created in between fail. Metadata version 4, the fields of the Kafka protocol guide.
+    """
+    request = struct.pack(">hhih", 3, 4, 1, 4) + b"lqup" + struct.pack(">ib", 0, 0)
+    try:
+        with socket.create_connection((host, port), timeout=2) as connection:
+            connection.sendall(struct.pack(">i", len(request)) + request)
+            head = _exactly(connection, 16)  # size, correlation id, throttle time, broker count
+    except OSError:
+        return False
+    return len(head) == 16 and struct.unpack(">iiii", head)[3] >= 1
+
+
+def _exactly(connection: socket.socket, count: int) -> bytes:
+    data = b""
+    while len(data) < count and (more := connection.recv(count - len(data))):
+        data += more
+    return data
+
+
+def _tail(path: Path, start_bytes: int) -> str:
+    """The file from there on, at most its last 64 KB; nothing when it cannot be read."""
+    with contextlib.suppress(OSError), path.open("rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        file.seek(max(min(start_bytes, size), size - 65_536))
+        return file.read().decode("utf-8", "replace")
+    return ""
+
+
+def _cause(text: str) -> str:
+    """The line of a log that says most: the last cause, else the last error; else nothing."""
+    lines = [line.strip() for line in text.splitlines()]
+    for pattern in (r"^Caused by: ", r"(Exception|Error)\b.*:", r"\b(FATAL|ERROR)\b"):
+        for line in reversed(lines):
+            if re.search(pattern, line) and not line.startswith("at "):
+                return line.removeprefix("Caused by: ")
+    return ""
+
+
+def _last_line(text: str) -> str:
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1] if lines else ""
+
+
+MESSAGE_BYTES_MAX = 12 * 1024 * 1024  # 10 MiB of payload (10,485,760), and room for headers
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A node's part in a cluster: its number from 1, every node's controller port, and the
+    cluster's id, which all of them are formatted with."""
+
+    node: int
+    controller_ports: tuple[int, ...]
+    cluster: str
+
+
+def properties(
+    host: str, port: int, controller_port: int, data: Path, member: Member | None
+) -> str:
+    """The file's text."""
+    ports = member.controller_ports if member else (controller_port,)
+    nodes = len(ports)
+    return _PROPERTIES.format(
+        node=member.node if member else 1,
+        voters=",".join(f"{i}@127.0.0.1:{p}" for i, p in enumerate(ports, 1)),
+        host=host,
+        port=port,
+        controller_port=controller_port,
+        data=str(data).replace("\\", "\\\\"),
+        message_bytes_max=MESSAGE_BYTES_MAX,
+        copies=nodes,
+        copies_min=max(1, nodes - 1),
+        # A cluster needs the empty records: followers see by them that the leader lives.
+        idle_ms=0 if nodes == 1 else 500,
+    )
+
+
+_PROPERTIES = """\
+# Written by lakequeue at every start; changes here are lost.
+process.roles=broker,controller
+node.id={node}
+controller.quorum.voters={voters}
+controller.listener.names=CONTROLLER
+listeners=PLAINTEXT://{host}:{port},CONTROLLER://127.0.0.1:{controller_port}
+advertised.listeners=PLAINTEXT://{host}:{port}
+listener.security.protocol.map=PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT
+log.dirs={data}
+# A misspelt topic must be an error, not a new topic.
+auto.create.topics.enable=false
+# 10 MiB payloads.
+message.max.bytes={message_bytes_max}
+replica.fetch.max.bytes={message_bytes_max}
+replica.fetch.response.max.bytes={message_bytes_max}
+# Few internal partitions: the first consumer starts sooner.
+default.replication.factor={copies}
+min.insync.replicas={copies_min}
+offsets.topic.replication.factor={copies}
+offsets.topic.num.partitions=4
+transaction.state.log.replication.factor={copies}
+transaction.state.log.min.isr={copies_min}
+transaction.state.log.num.partitions=4
+share.coordinator.state.topic.replication.factor={copies}
+share.coordinator.state.topic.min.isr={copies_min}
+share.coordinator.state.topic.num.partitions=4
+group.initial.rebalance.delay.ms=0
+# An idle broker should be idle: no empty metadata record every half second.
+metadata.max.idle.interval.ms={idle_ms}
+# After a crash the controller waits this long before it admits the broker again, so it is the
+# price of every restart after `kill -9` (default 9 s). With one node nothing else hangs on it:
+# a broker that was fenced after a long pause is back with its next heartbeat.
+broker.session.timeout.ms=4000
+broker.heartbeat.interval.ms=1000
+num.network.threads=2
+num.io.threads=4
+background.threads=2
+num.recovery.threads.per.data.dir=2
+# 128 MB of the heap by default.
+log.cleaner.dedupe.buffer.size=16777216
+"""

@@ -1,0 +1,113 @@
+"""Restarts an embedded Kafka that died, and tells the operator when any Kafka is away.
+
+`KafkaWatch`: the embedded broker is a process of its own, which may run out of memory or be killed.
+It comes back at the same address with the same data; clients and Spark wait for it.
+
+`KafkaAnswers`: whatever needs Kafka waits for it, often in silence. This thread asks Kafka every
+few seconds, and logs one line when it does not answer, and one when it answers again."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+
+from ...client.kafka.base import require_broker
+from ...protocol.errors import LakequeueError, NotConnected
+from ..watch.restarts import Restarts
+from .embedded_kafka import EmbeddedKafka
+
+LOOK_S = 0.25
+
+
+class KafkaWatch:
+    """Starts a broker again that died by itself; say gets each sentence about it.
+
+    ``failure`` is set, and the watch ends, when starting it again does not help.
+    """
+
+    def __init__(self, kafka: EmbeddedKafka, say: Callable[[str], None]) -> None:
+        self._kafka = kafka
+        self._say = say
+        self._stopping = threading.Event()
+        self._restarts = Restarts(self._stopping, say)
+        self._thread = threading.Thread(target=self._run, name="kafka-watch", daemon=True)
+        self.failure: LakequeueError | None = None
+
+    def start(self) -> None:
+        """Begin to watch a broker that runs."""
+        self._thread.start()
+
+    def stop(self, seconds: float) -> None:
+        """End the watch, and the broker: in order if it does that in so many seconds."""
+        self._stopping.set()
+        while self._thread.is_alive():  # it may be in the middle of a start, which ends with it
+            self._kafka.abort()
+            self._thread.join(0.1)
+        self._kafka.stop(seconds)
+
+    def _run(self) -> None:
+        try:
+            while not self._stopping.wait(LOOK_S):
+                if not self._kafka.running:
+                    self._start_again()
+        except LakequeueError as error:
+            self.failure = error
+
+    def _start_again(self) -> None:
+        why = self._kafka.ended
+        while not self._stopping.is_set():
+            self._restarts.again("Kafka", why, str(self._kafka.log))
+            if self._stopping.is_set():
+                return
+            self._kafka.stop()  # frees the home
+            try:
+                self._kafka.start()
+            except LakequeueError as error:
+                why = str(error)
+                continue
+            self._say("Kafka runs again")
+            return
+
+
+log = logging.getLogger("lakequeue.engine")
+
+EVERY_S = 5.0
+ANSWER_S = 3.0
+
+
+class KafkaAnswers(threading.Thread):
+    """ask raises NotConnected when Kafka does not answer."""
+
+    def __init__(
+        self, bootstrap: str, every_s: float = EVERY_S, ask: Callable[[], None] | None = None
+    ) -> None:
+        super().__init__(daemon=True, name="lakequeue-kafka")
+        self._ask = ask or (lambda: require_broker(bootstrap, ANSWER_S))
+        self._every_s = every_s
+        self._stopping = threading.Event()
+        self._away_since: float | None = None
+
+    def run(self) -> None:
+        """The thread."""
+        while not self._stopping.wait(self._every_s):
+            self.look()
+
+    def look(self) -> None:
+        """Once."""
+        try:
+            self._ask()
+        except NotConnected as error:
+            if self._away_since is None:
+                self._away_since = time.monotonic()
+                log.error("%s; what is sent waits meanwhile, and nothing is lost", error)
+            return
+        if self._away_since is not None:
+            away_s = time.monotonic() - self._away_since
+            self._away_since = None
+            log.info("Kafka answers again, after %.0f s", away_s)
+
+    def stop(self) -> None:
+        """End the thread; it may be in the middle of a question."""
+        self._stopping.set()

@@ -1,0 +1,180 @@
+"""The topics that the engine needs, made if they are missing."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Collection, Iterable
+from typing import Any
+
+from kafka import KafkaAdminClient
+from kafka.admin import ConfigResource, ConfigResourceType, NewTopic
+from kafka.errors import InvalidPartitionsError, KafkaError, TopicAlreadyExistsError
+
+from ...client.kafka.kafka_python import refusals_told
+from ...protocol import LakequeueError, NotConnected, topics
+from ...protocol.bounds import RECORD_BYTES_MAX
+from ...protocol.kafka_settings import for_kafka_python, kafka_settings
+
+log = logging.getLogger("lakequeue.engine")
+
+PARTITIONS = {
+    # A producer writes to one: what it sends stands before few others' messages only.
+    topics.PUBLISH: topics.PUBLISH_PARTITIONS,  # of each broker
+    topics.COMMANDS: 1,  # of each broker
+    topics.DELIVERIES: 8,
+    topics.RECEIPTS: 8,
+    topics.JOURNAL: 1,
+    topics.REJECTED: 1,
+    topics.ENGINE: 1,
+    topics.DIRECTORY: 1,
+}
+SHARED = (topics.COMMANDS, topics.PUBLISH)  # each broker has partitions of its own
+MESSAGE_BYTES_MAX = RECORD_BYTES_MAX
+ASK_S_MAX = 10.0
+# A step's record is removed when no snapshot needs it, and never because it is old.
+STEPS_CONFIG = {"retention.ms": "-1", "retention.bytes": "-1", "cleanup.policy": "delete"}
+# What one broker says to another may wait for a week, and is not taken away for its size.
+MESH_CONFIG = {"retention.ms": "604800000", "retention.bytes": "-1", "cleanup.policy": "delete"}
+INSTRUCTIONS_CONFIG = MESH_CONFIG  # and so may what the engine says
+CONTROL_CONFIG = {"retention.ms": "3600000"}
+HEARTBEATS_CONFIG = {"retention.ms": "3600000"}  # only the newest record is read
+# A TTL and a delay count from when Kafka has a message, whatever the publisher's clock says (X4).
+PUBLISH_CONFIG = {"message.timestamp.type": "LogAppendTime"}
+DIRECTORY_CONFIG = {"cleanup.policy": "compact"}
+
+
+def ensure_topics(
+    bootstrap: str,
+    vpns: Collection[str],
+    others: Iterable[str],
+    brokers: Iterable[str] = (),
+    count: int = 1,
+    before: int = 0,
+) -> dict[str, int]:
+    """Make the VPNs' and the brokers' topics, and others with one partition, where they are
+    missing. What queues capture is not among them: who writes to such a topic makes it.
+    count: numbers that brokers were given; with more than one each gets its partitions.
+    before: as many brokers ran on these topics; 0: none did.
+
+    Returns all topics of the cluster, each with its number of partitions.
+
+    Raises NotConnected in one sentence when Kafka does not answer, and LakequeueError for topics
+    that cannot be shared out.
+    """
+    shared = {topics.topic(vpn, k): n * count for vpn in vpns for k, n in PARTITIONS.items()
+              if k in SHARED}  # fmt: skip
+    wanted = {topics.topic(vpn, kind): n for vpn in vpns for kind, n in PARTITIONS.items()} | shared
+    own = {topics.topic(b, topics.STEPS): STEPS_CONFIG for b in brokers}
+    own |= {topics.topic(b, topics.CONTROL): CONTROL_CONFIG for b in brokers}
+    own |= {topics.topic(b, topics.INSTRUCTIONS): INSTRUCTIONS_CONFIG for b in brokers}
+    if count > 1:
+        own |= {topics.topic(b, topics.MESH): MESH_CONFIG for b in brokers}
+    wanted |= dict.fromkeys(own, 1)
+    own |= {topics.topic(vpn, topics.ENGINE): HEARTBEATS_CONFIG for vpn in vpns}
+    own |= {topics.topic(vpn, topics.DIRECTORY): DIRECTORY_CONFIG for vpn in vpns}
+    own |= {topics.topic(vpn, topics.PUBLISH): PUBLISH_CONFIG for vpn in vpns}
+    wanted |= {t: 1 for t in others if t not in wanted}
+    try:
+        with refusals_told(bootstrap):
+            admin = KafkaAdminClient(
+                bootstrap_servers=bootstrap, client_id="lakequeue-engine",
+                bootstrap_timeout_ms=int(ASK_S_MAX * 1000), **for_kafka_python(kafka_settings()),
+            )  # fmt: skip
+    except KafkaError as error:
+        raise NotConnected(
+            f"no Kafka broker answers at {bootstrap} – start it, or name another with --bootstrap"
+        ) from error
+    try:
+        missing = sorted(set(wanted) - set(admin.list_topics()))
+        made_before = sorted({topics.topic(vpn, topics.PUBLISH) for vpn in vpns} - set(missing))
+        _have_kafkas_time(admin, made_before)
+        for name in missing:
+            config = {"max.message.bytes": str(MESSAGE_BYTES_MAX), **own.get(name, {})}
+            try:
+                admin.create_topics([NewTopic(name, wanted[name], -1, topic_configs=config)])
+            except TopicAlreadyExistsError:
+                continue
+        names = sorted({*admin.list_topics(), *missing})
+        sizes = _sizes(admin.describe_topics(names), {name: wanted[name] for name in missing})
+        if count == 1:
+            return sizes
+        for name, size in shared.items():
+            most = size // count * before if 0 < before < count else size
+            if sizes[name] > most:
+                raise LakequeueError(_too_many(name, sizes[name], most))
+        return sizes | _extended(admin, sizes, shared)
+    finally:
+        admin.close()
+
+
+def ensure_own(bootstrap: str, wanted: dict[str, tuple[int, dict[str, str]]]) -> None:
+    """Make these topics of the engine's, one after the other, or give them more partitions. wanted:
+    numbers of partitions and settings. Raises NotConnected."""
+    try:
+        with refusals_told(bootstrap):
+            admin = KafkaAdminClient(
+                bootstrap_servers=bootstrap, client_id="lakequeue-engine",
+                bootstrap_timeout_ms=int(ASK_S_MAX * 1000), **for_kafka_python(kafka_settings()),
+            )  # fmt: skip
+    except KafkaError as error:
+        raise NotConnected(f"no Kafka broker answers at {bootstrap}") from error
+    try:
+        there = set(admin.list_topics())
+        for name, (count, settings) in wanted.items():
+            config = {"max.message.bytes": str(MESSAGE_BYTES_MAX), **settings}
+            if name not in there:
+                with contextlib.suppress(TopicAlreadyExistsError):
+                    admin.create_topics([NewTopic(name, count, -1, topic_configs=config)])
+        known = sorted(there & wanted.keys())
+        _extended(admin, _sizes(admin.describe_topics(known), {}) if known else {},
+                  {name: wanted[name][0] for name in known})  # fmt: skip
+    except KafkaError as error:
+        raise NotConnected(f"topics of bridges cannot be made: {error}") from error
+    finally:
+        admin.close()
+
+
+def _have_kafkas_time(admin: Any, names: list[str]) -> None:
+    """Topics of earlier versions, or that an operator made, get Kafka's time too, where the engine
+    may say so."""
+    for name in names:
+        resource = ConfigResource(ConfigResourceType.TOPIC, name, PUBLISH_CONFIG)
+        try:
+            told = admin.alter_configs([resource], raise_on_unknown=False)
+            why = next((w for of in told.values() for w in of.values() if w != "OK"), None)
+        except KafkaError as error:
+            why = str(error)
+        if why is not None:
+            log.warning(
+                "topic %r: message.timestamp.type cannot be set to LogAppendTime, so times to live "
+                "and delays count by publishers' clocks: %s", name, why,
+            )  # fmt: skip
+
+
+def _extended(admin: Any, sizes: dict[str, int], shared: dict[str, int]) -> dict[str, int]:
+    """Give the topics that brokers share the partitions that they lack."""
+    short = {name: count for name, count in shared.items() if sizes[name] < count}
+    for name, count in short.items():
+        # A Kafka with much to do describes a topic as it was before.
+        with contextlib.suppress(InvalidPartitionsError):
+            admin.create_partitions({name: count})
+    return short
+
+
+def _too_many(name: str, size: int, most: int) -> str:
+    """Nobody would read what is in the others, or a new broker would read what was read before."""
+    return (
+        f"topic {name!r} has {size} partitions, and these brokers share {most}: several brokers "
+        "need topics that lakequeue made itself; use a Kafka without them, or stay with one broker"
+    )
+
+
+def _sizes(described: Iterable[dict[str, Any]], made: dict[str, int]) -> dict[str, int]:
+    """Topics with their numbers of partitions: as Kafka describes them, or as they were just made.
+
+    A busy broker describes a topic that was made a moment ago without partitions, or not at all.
+    The engine would then answer nobody there as long as it runs: receipts went to `<vpn>.rejected`.
+    """
+    found = {topic["name"]: len(topic["partitions"]) for topic in described}
+    return found | {name: found.get(name) or count for name, count in made.items()}

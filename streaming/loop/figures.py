@@ -1,0 +1,66 @@
+"""What a batch of the loop did, as the columns that Spark observes: true counts, per broker.
+
+The tick source tells Spark of one row a batch. What went through is told here: Spark's progress
+shows it as observed metrics, and Prometheus has it from there (`sinks.metrics`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, fields
+
+NOTE = "note"
+
+
+@dataclass(slots=True)
+class Figures:
+    """A batch in numbers.
+
+    records_in, records_out: of Kafka; wait: from a message's Kafka time to its step, of the oldest
+    message of each step; gap_ms: without steps, for the sake of a snapshot or the lack of a
+    batch; replayed: steps taken again, which took replay_ms and spanned replayed_life_ms when they
+    were taken first; step_max_ms: the longest step, from its input to its outputs; busy_ms: not
+    waiting for input; step_ms: the core's part; lag_records: in Kafka, and not taken yet, as of the
+    last look for topics; slow_partitions: of commands, see `sources.input_pace`; state_*: what the
+    state was given.
+    """
+
+    steps: int = 0
+    records_in: int = 0
+    bytes_in: int = 0
+    records_out: int = 0
+    refused: int = 0
+    replayed: int = 0
+    replay_ms: int = 0
+    replayed_life_ms: int = 0
+    wait_p50_ms: int = 0
+    wait_p99_ms: int = 0
+    gap_ms: int = 0
+    busy_ms: int = 0
+    step_ms: int = 0
+    step_max_ms: int = 0
+    save_ms: int = 0
+    lag_records: int = 0
+    slow_partitions: int = 0
+    cache_pages_read: int = 0
+    cache_bytes: int = 0
+    state_pages: int = 0
+    state_bytes: int = 0
+
+    def waited(self, ages_ms: list[int]) -> None:
+        """Set the percentiles of the waiting times."""
+        if ages_ms:
+            ages = sorted(ages_ms)
+            self.wait_p50_ms = ages[len(ages) // 2]
+            self.wait_p99_ms = ages[min(len(ages) * 99 // 100, len(ages) - 1)]
+
+
+NAMES = tuple(f.name for f in fields(Figures))
+SCHEMA = f"{NOTE} STRING, " + ", ".join(f"{name} LONG" for name in NAMES)
+
+
+def rows(figures: Figures, notes: list[str]) -> dict[str, list]:
+    """The operator's output: a row of figures, and a row for each note."""
+    columns: dict[str, list] = {NOTE: [None, *notes]}
+    for name, value in asdict(figures).items():
+        columns[name] = [value] + [0] * len(notes)
+    return columns

@@ -1,0 +1,167 @@
+"""The core in the loop: what `replica.Driver` needs of Kafka, of Spark's state and of clocks.
+
+Other brokers of the home are met when the engine names them, or when they speak
+(`mesh.neighbours`).
+
+A step that fails ends the loop, and with it the batch: since the last mark, pages went into the
+state that only this attempt knows, and Spark throws those away. It starts the batch again, and the
+next loop begins from the state, with a log that says what to leave out.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from ...mesh.neighbours import neighbours
+from ...protocol.steplog import StepRecord
+from ...replica.clock import BrokerClock
+from ...replica.driver import Clocks, Driver, Log, OutputWriter, Refused, Snapshot, Taken
+from ...replica.micro_batch import MicroBatch
+from ...replica.pace import Pace
+from ...state import FORMAT, Home, Limits, Store
+from ..earlier.carry_over import carry_over
+from ..earlier.pages import FORMAT as EARLIER_FORMAT
+from .page_cache import Pages
+from .state_store import StatePages
+
+Logged = tuple[int, StepRecord]
+
+
+class _Layout(msgspec.Struct):
+    """What the broker's page has in every format."""
+
+    format: int = 0
+
+
+BATCH_LIMITS = Limits(beside=1)  # a batch takes 100 ms and more, whatever little its steps do
+_snapshot = msgspec.msgpack.Decoder(Snapshot).decode
+_layout = msgspec.msgpack.Decoder(_Layout).decode
+
+
+def wall() -> float:
+    """Epoch ms; may jump."""
+    return time.time() * 1000
+
+
+class LoopDriver(Driver):
+    """One broker's steps on the core. saved: the snapshot that the state has; limits: tests make
+    them tiny; resting: its time stands still, for a home comes to rest when brokers only answer
+    what the others have said: nothing becomes due, such as a lane that is tried again each second,
+    and no session ends whose heartbeats nobody reads."""
+
+    def __init__(
+        self, home: Home, code: str, store: Store, saved: bytes | None, log: Log,
+        outbox: OutputWriter, limits: Limits = Limits(),  # noqa: B008 (frozen)
+        resting: bool = False,
+    ) -> None:  # fmt: skip
+        _check_format(home, store)
+        snapshot = Snapshot() if saved is None else _snapshot(saved)
+        self._clock = BrokerClock(wall, time.monotonic)
+        self._clock.start(snapshot.now)
+        self._pace = Pace()
+        self._time = (lambda: self.now) if resting else self._clock
+        clocks = Clocks(self._time, time.monotonic, time.thread_time)
+        super().__init__(home, code, store, snapshot, log, outbox, clocks, limits, neighbours)
+
+    def one(self, inputs: Any, timeout_s: float) -> Taken | None:
+        """As the driver's. inputs: `LiveInputs`."""
+        self._keep_pace(inputs)
+        return super().one(_Inputs(inputs, self._time, self._pace), timeout_s)
+
+    def _keep_pace(self, inputs: Any) -> None:
+        """Wait until the next step may begin; meanwhile what the log has by now is sent."""
+        begun = time.monotonic()
+        while (rest := self._pace.rest_s(time.monotonic())) > 0:
+            if self._unsaid:
+                self._send_written(rest)
+            else:
+                time.sleep(rest)
+            inputs.waited_s += time.monotonic() - begun
+            begun = time.monotonic()
+
+    def replay(self, logged: list[tuple[int, StepRecord]], again: Any) -> list[int]:
+        """As the driver's, from `ReplayInputs`; the broker has lived through all of it then."""
+        spoken = super().replay(logged, again)
+        self._clock.start(self.now)
+        return spoken
+
+
+class SparkBatch:
+    """A micro-batch. Pages of the earlier core become the core's in it."""
+
+    def __init__(self, home: Home, store: Pages) -> None:
+        if _format_of(store) == EARLIER_FORMAT:
+            _turn(home, store)
+        _check_format(home, store)
+        self._work = MicroBatch(home, store, BATCH_LIMITS, neighbours)
+        self.take, self.end = self._work.take, self._work.end
+
+
+class _Inputs:
+    """What comes in now, at a pace."""
+
+    def __init__(self, inputs: Any, clock: Callable[[], int], pace: Pace) -> None:
+        self._inputs, self._clock, self._pace = inputs, clock, pace
+        self.current = inputs.current
+
+    def take(self, timeout_s: float) -> Taken | None:
+        taken: Taken | None = self._inputs.take(timeout_s)
+        if taken is not None:
+            self._pace.began(time.monotonic(), sum(r.count for r in taken.ranges))
+        return taken
+
+    def up_to(self) -> int | None:
+        """Kafka stamps with the wall clock, and that may have jumped ahead."""
+        at: int | None = self._inputs.up_to()
+        return None if at is None else min(at, self._clock())
+
+
+def _format_of(store: Store) -> int | None:
+    page = store.get("broker")
+    return None if page is None else _layout(page).format
+
+
+def _check_format(home: Home, store: Store) -> None:
+    """Raise Refused for the pages of another core."""
+    found = _format_of(store)
+    if found not in (None, FORMAT):
+        raise Refused(
+            f"the state of broker {home.name!r} has format {found}, and the core reads "
+            f"{FORMAT}: use the version that wrote it, or begin with an empty home"
+        )
+
+
+def change_over(
+    home: Home, pages: StatePages, saved: bytes, log_from: Callable[[int], list[Logged]]
+) -> bytes:
+    """A home of the earlier core goes on here: its pages become the core's, in the same batch.
+    saved: the snapshot that goes with them; log_from: reads the log from an offset on. Gives the
+    new snapshot, the same where the pages are the core's already. Raises Refused where the
+    home was not stopped in good order: nobody here can take its last steps."""
+    if _format_of(pages) != EARLIER_FORMAT:
+        return saved
+    own = _snapshot(saved)  # the earlier core knew a digest more
+    if any(record.step > own.step for _, record in log_from(own.log_at)):
+        raise Refused(
+            f"broker {home.name!r} did not stop in good order, and this version cannot take the "
+            "last steps of the earlier core again: start the version that took them once more and "
+            "stop it"
+        )
+    _turn(home, pages)
+    changed: bytes = msgspec.msgpack.encode(own)
+    pages.save(changed)
+    return changed
+
+
+def _turn(home: Home, pages: Pages) -> None:
+    """Pages of the earlier core become the core's. Raises Refused, and changes nothing."""
+    keys = pages.keys()
+    found = carry_over(pages, keys, home, Limits())
+    for key in sorted(keys - found.pages.keys()):
+        pages.delete(key)
+    for key, page in found.pages.items():
+        pages.put(key, page)

@@ -1,0 +1,324 @@
+"""Pages in the worker's memory, over the operator's state.
+
+A batch is long, and most pages are written again and again in it: the state gets each once. Three
+sorts of pages are here: *dirty* ones, which the state does not have; *leaving* ones, which a thread
+is writing; *clean* ones, as in the state. Clean pages go first when there is no room. A dirty page
+that rests is written early, so that the end of the batch has little to write. Large pages hold
+payloads: what nobody asks for by then is let go, for it is most of what a deep queue would fill
+memory with (1 KB a message, where all else takes 33 to 66 bytes). Where they take more than an
+eighth they are the first to go: a million messages that come in would push out all that a step
+needs to find those before them.
+
+Between two batches there is no state to ask: steps go on with what is here, and one that needs
+another page waits for the next batch. Two threads meet here. The batch's calls `attach`, `settle`,
+`call` and `detach`; all else belongs to the thread that steps.
+
+What is here counts only as long as the state is what this cache wrote: see `loop.Loop`.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from typing import Protocol
+
+from ...protocol.errors import LakequeueError
+from ...state import Store
+
+REST_S = 5.0  # a page that nobody wrote for so long has settled: most messages are gone by then
+LEAVING_BYTES_MAX = 8_000_000
+LARGE_BYTES = 100_000
+LARGE_SHARE = 8  # of all room, what large pages have for themselves
+LARGE_KEPT_S = 10.0  # a clean large page that nobody reads for so long is let go
+PAGE_BYTES = 200  # what a page takes in memory beside its content
+
+
+class GivenUp(LakequeueError):
+    """The cache was closed while a page was waited for."""
+
+
+class Pages(Store, Protocol):
+    """The state below, whose pages can be listed; it takes one call at a time."""
+
+    def keys(self) -> set[str]:
+        """Every page's key."""
+
+
+class PageCache:
+    """A store over ``below``. bytes_max: for all pages; dirty ones alone may pass it, until they
+    are written.
+
+    written_bytes, written_pages: since `count_anew`, what the state was given.
+    """
+
+    def __init__(self, below: Pages, bytes_max: int) -> None:
+        self._max = bytes_max
+        self._there = below.keys()
+        self._clean: OrderedDict[str, bytes] = OrderedDict()
+        self._clean_bytes = 0
+        self._large: OrderedDict[str, float] = OrderedDict()  # clean ones, and when last used
+        self._large_bytes = 0
+        self._dirty: dict[str, tuple[bytes | None, float]] = {}  # the longest unwritten first
+        self.dirty_bytes = 0
+        self.misses = 0
+        self._writer = Writer()
+        self.count_anew()
+        self.attach(below)
+
+    def attach(self, below: Pages) -> None:
+        """A batch begins: the same pages, behind a new handle."""
+        self._writer.attach(below)
+
+    def detach(self) -> None:
+        """A batch ends: its handle is not touched any more."""
+        self._writer.detach()
+
+    def count_anew(self) -> None:
+        """What the state was given is counted from here on."""
+        self.written_bytes = self.written_pages = 0
+
+    @property
+    def waited_s(self) -> float:
+        """How long pages were waited for until there was a batch."""
+        return self._writer.waited_s
+
+    @property
+    def held_bytes(self) -> int:
+        """What the cache holds."""
+        return self._clean_bytes + self.dirty_bytes
+
+    # ------------------------------------------------------------ the store
+
+    def get(self, key: str) -> bytes | None:
+        """The page, or None."""
+        found = self._dirty.get(key)
+        if found is not None:
+            return found[0]
+        value = self._clean.get(key)
+        if value is not None:
+            self._clean.move_to_end(key)
+            self._used(key, value)
+            return value
+        if key not in self._there:
+            return None
+        self.misses += 1
+        value = self._writer.get(key)
+        if value is not None:
+            self._keep(key, value)
+        return value
+
+    def put(self, key: str, value: bytes) -> None:
+        """Write a page."""
+        self._forget(key)
+        self._dirty[key] = (value, time.monotonic())
+        self.dirty_bytes += len(value) + PAGE_BYTES
+
+    def delete(self, key: str) -> None:
+        """Remove a page; one that is not there is no error."""
+        self._forget(key)
+        if key in self._there:
+            self._dirty[key] = (None, time.monotonic())
+            self.dirty_bytes += PAGE_BYTES
+
+    def _forget(self, key: str) -> None:
+        dirty = self._dirty.pop(key, None)
+        if dirty is not None:
+            self.dirty_bytes -= len(dirty[0] or b"") + PAGE_BYTES
+            return
+        if key in self._clean:
+            self._let_go(key)
+
+    def _let_go(self, key: str) -> None:
+        size = len(self._clean.pop(key)) + PAGE_BYTES
+        self._clean_bytes -= size
+        if self._large.pop(key, None) is not None:
+            self._large_bytes -= size
+
+    def _used(self, key: str, value: bytes) -> None:
+        if len(value) >= LARGE_BYTES:
+            self._large[key] = time.monotonic()
+            self._large.move_to_end(key)
+
+    def _keep(self, key: str, value: bytes) -> None:
+        size = len(value) + PAGE_BYTES
+        self._clean[key] = value
+        self._clean_bytes += size
+        if len(value) >= LARGE_BYTES:
+            self._large_bytes += size
+        self._used(key, value)
+        while self._clean and self.held_bytes > self._max:
+            large = self._large_bytes > self._max // LARGE_SHARE
+            self._let_go(next(iter(self._large if large else self._clean)))
+
+    # ------------------------------------------------------------ writing
+
+    def write_behind(self) -> None:
+        """Hand on what has rested, and what there is no room for; let go what nobody reads.
+        Between two steps."""
+        now = time.monotonic()
+        while self._large and now - self._large[key := next(iter(self._large))] > LARGE_KEPT_S:
+            self._let_go(key)
+        rested = now - REST_S
+        while self._dirty and self._writer.bytes < LEAVING_BYTES_MAX:
+            key = next(iter(self._dirty))
+            if self._dirty[key][1] > rested and self.dirty_bytes < self._max // 2:
+                break
+            self._leave(key)
+
+    def _leave(self, key: str) -> None:
+        value, _ = self._dirty.pop(key)
+        size = len(value or b"") + PAGE_BYTES
+        self.dirty_bytes -= size
+        self.written_bytes += size
+        self.written_pages += 1
+        if value is None:
+            self._there.discard(key)
+        else:
+            self._there.add(key)
+            self._keep(key, value)
+        self._writer.write(key, value)
+
+    def put_to_state(self, key: str, value: bytes) -> None:
+        """Write a page of what was handed over already: the state gets it, whatever is written
+        here and not handed over."""
+        self.put(key, value)
+        self._leave(key)
+
+    def hand_over(self) -> None:
+        """Everything as it is now goes to the state; between two steps."""
+        for key in list(self._dirty):
+            self._leave(key)
+
+    def settle(self) -> None:
+        """Wait until all that was handed over is in the state; raises what went wrong."""
+        self._writer.finish()
+
+    def call(self, what: Callable[[], None]) -> None:
+        """Call the handle for something else than a page."""
+        self._writer.call(what)
+
+    def close(self) -> None:
+        """Give up: what is not written is not written."""
+        self._writer.abandon()
+
+
+class Writer:
+    """Writes pages in a thread of its own, in the order in which they come, while steps go on."""
+
+    def __init__(self) -> None:
+        self._below: Pages | None = None
+        self._calls = threading.Condition()  # a handle takes one call at a time
+        self._changed = threading.Condition()
+        self._queue: deque[tuple[str, bytes | None]] = deque()
+        self._newest: dict[str, bytes | None] = {}
+        self._thread: threading.Thread | None = None
+        self._end = self._closed = False
+        self._reads = False  # somebody waits for a page: before what only has to be written
+        self._failure: BaseException | None = None
+        self.bytes = 0
+        self.waited_s = 0.0
+
+    def attach(self, below: Pages) -> None:
+        """There is a state to write to."""
+        self._end = False
+        with self._calls:
+            self._below = below
+            self._calls.notify_all()
+
+    def detach(self) -> None:
+        """There is none; whoever reads waits."""
+        with self._calls:
+            self._below = None
+
+    def get(self, key: str) -> bytes | None:
+        """A page that the state has, or will have."""
+        with self._changed:
+            if key in self._newest:
+                return self._newest[key]
+        self._reads = True
+        with self._calls:
+            try:
+                return self._there().get(key)
+            finally:
+                self._reads = False
+                self._calls.notify_all()
+
+    def call(self, what: Callable[[], None]) -> None:
+        """Let somebody else have the handle for a moment."""
+        with self._calls:
+            what()
+
+    def _there(self) -> Pages:
+        begun = time.monotonic()
+        while self._below is None:
+            if self._closed:
+                raise GivenUp("the state is gone: the engine begins again from its snapshot")
+            self._calls.wait()
+            self.waited_s += time.monotonic() - begun
+            begun = time.monotonic()
+        return self._below
+
+    def write(self, key: str, value: bytes | None) -> None:
+        """Write a page, or remove it (None), soon."""
+        with self._changed:
+            if self._failure is not None:
+                raise self._failure
+            self._queue.append((key, value))
+            self._newest[key] = value
+            self.bytes += len(value or b"")
+            self._changed.notify()
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, daemon=True, name="lakequeue-state")
+            self._thread.start()
+
+    def finish(self) -> None:
+        """Wait until all is written; raises what went wrong."""
+        self._end_thread()
+        if self._failure is not None:
+            raise self._failure
+
+    def abandon(self) -> None:
+        """End the thread; what is waiting is dropped."""
+        with self._changed:
+            self._queue.clear()
+        with self._calls:
+            self._closed = True
+            self._below = None
+            self._calls.notify_all()
+        self._end_thread()
+
+    def _end_thread(self) -> None:
+        with self._changed:
+            self._end = True
+            self._changed.notify()
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            thread.join()
+
+    def _run(self) -> None:
+        try:
+            while True:
+                with self._changed:
+                    while not self._queue:
+                        if self._end:
+                            return
+                        self._changed.wait()
+                    key, value = self._queue[0]
+                with self._calls:
+                    while self._reads:
+                        self._calls.wait()
+                    below = self._there()
+                    if value is None:
+                        below.delete(key)
+                    else:
+                        below.put(key, value)
+                with self._changed:
+                    if self._queue:
+                        self._queue.popleft()
+                    self.bytes -= len(value or b"")
+                    if self._newest.get(key) is value:
+                        self._newest.pop(key, None)
+        except BaseException as error:
+            self._failure = error

@@ -1,0 +1,74 @@
+"""The stateful operator that steps in real time: one row a batch, and a loop inside.
+
+The streaming query of a broker has a source that only keeps it going; Spark places the operator,
+keeps its state and starts it again. What happens inside says `worker_loops`.
+
+When a query starts, Spark first asks the operator which state it has, in a Python process of its
+own that ends with the answer, and everything waits for that. So what this module imports is little.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
+
+from .figures import NAMES, NOTE, SCHEMA
+from .state_store import StatePages
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from pyspark.sql import DataFrame, SparkSession
+
+    from .loop_options import Options
+
+OBSERVATION = "engine"
+ENVIRONMENT = "LAKEQUEUE_BROKER"
+
+
+class LoopProcessor(StatefulProcessor):
+    """Runs the loop of one broker."""
+
+    def __init__(self, options: Options) -> None:
+        self._options = pickle.dumps(options)  # who only looks what state there is needs none
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        """Called by Spark before the rows of a batch."""
+        self._state = StatePages(handle)
+
+    def handleInputRows(
+        self, key: Any, rows_in: Iterator[pd.DataFrame], timerValues: Any
+    ) -> Iterator[pd.DataFrame]:
+        """One batch of one broker."""
+        from .loop import batch_rows
+
+        for _ in rows_in:
+            pass
+        yield batch_rows(pickle.loads(self._options), self._state)
+
+    def close(self) -> None:
+        """Called by Spark after the batch."""
+
+
+def loop_rows(spark: SparkSession, options: Options) -> DataFrame:
+    """The query's rows: figures and notes of each batch, observed."""
+    from pyspark.sql import functions as f
+
+    ticks = (
+        spark.readStream.format("rate-micro-batch")
+        .option("rowsPerBatch", 1)
+        .option("numPartitions", 1)
+        .load()
+    )
+    rows_in = ticks.select(f.lit(options.broker).alias("broker"), f.col("value"))
+    out = (
+        rows_in.coalesce(1)
+        .groupBy("broker")
+        .transformWithStateInPandas(LoopProcessor(options), SCHEMA, "append", "None")
+    )
+    figures = [f.sum(name).alias(name) for name in NAMES]
+    notes = f.collect_list(f.col(NOTE)).alias("notes")
+    broker = f.max(f.lit(options.broker)).alias("broker")
+    return out.observe(OBSERVATION, notes, broker, *figures)

@@ -1,0 +1,310 @@
+"""The stepping thread: a broker's steps, also while Spark is between two batches.
+
+    batch:  visit ──────────▶ mark: save, commit, plan ─▶ visit ─────────▶ mark …
+    steps:  ─1─2─3─4─5─6─7─8─┤9─10─11─12─13─14─15─16─17─18─19─20─21─22─23─┤24─25 …
+
+A batch *visits*: it brings the state. When the visit was long enough, the thread makes a *mark*
+between two steps: everything as it is then, to be saved by the batch. Steps go on meanwhile, in the
+page cache alone, for Spark's next visit finds the same worker. When none comes, they end after
+a while (`alone_s`), or when taking them again would take too long. That nobody else runs this
+broker is not known here, nor by a batch: the log's fence knows, see `sinks.log_writer`.
+
+A visit ends after `batch_s`, or when enough was written, or when taking the steps since the last
+mark again would take more than `replay_s`, whichever comes first; what was replayed at the start is
+among them, so that the next death does not take as long again. Or it ends at once when the engine
+stops: then its mark is the end, and no step follows.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from confluent_kafka import KafkaException
+
+from ...replica.driver import Refused, Snapshot
+from ...sinks.log_writer import StepLog
+from ...sinks.outbox import Outbox
+from ...sources.discovery import captured_topics
+from ...sources.live import LiveInputs, own_places, places_of, resting_places
+from ...sources.step_batch import PartitionId
+from .figures import Figures
+from .loop_driver import LoopDriver
+from .loop_options import Options
+from .page_cache import PageCache
+from .worker_process import StackDump
+
+log = logging.getLogger("lakequeue.loop")
+
+IDLE_S = 0.5  # how often a loop without work looks whether pages have settled
+MARK_ROWS, ALL_ROWS = 10_000, 1 << 62  # that are written between two steps, of a mark
+JOIN_S = 3.0  # a thread that Kafka holds up is not waited for longer: it is fenced
+
+
+def went_back(broker: str, places: list[PartitionId]) -> str:
+    """Why a broker does not begin on a Kafka that has lost what the broker has read of it."""
+    (topic, partition), more = places[0], len(places) - 1
+    also = f" and {more} more" if more else ""
+    return (
+        f"Kafka went back in time: broker {broker!r} has read more of partition {partition} of "
+        f"topic {topic!r}{also} than there is now, of the same topic; a copy that is older than "
+        "this home was put in its place. Give Kafka back its newest data, or start with "
+        "--accept-other-kafka: the queues are kept, and what comes to Kafka from now on is read"
+    )
+
+
+@dataclass(slots=True)
+class Mark:
+    """What a batch saves and tells: the state between two steps."""
+
+    snapshot: Snapshot
+    figures: Figures
+    notes: list[str]
+
+
+@dataclass(slots=True)
+class _Counts:
+    """Sums at the last mark: figures are what came since."""
+
+    step: int
+    records_in: int
+    bytes_in: int
+    records_out: int
+    misses: int
+    cost_s: float
+    idle_s: float
+    stood_s: float
+    at: float
+
+
+class Stepper(threading.Thread):
+    """Takes the steps of one broker."""
+
+    def __init__(
+        self,
+        driver: LoopDriver,
+        cache: PageCache,
+        inputs: LiveInputs,
+        step_log: StepLog,
+        outbox: Outbox,
+        options: Options,
+    ) -> None:
+        super().__init__(daemon=True, name="lakequeue-steps")
+        self._driver, self._cache, self._inputs = driver, cache, inputs
+        self._log, self._outbox, self._options = step_log, outbox, options
+        self._changed = threading.Condition()
+        self._visited = False
+        self._since = -1e9  # the visit's begin, or the last mark
+        self._mark: Mark | None = None
+        self._coming: Mark | None = None  # some of its pages are still to be written
+        self._failure: BaseException | None = None
+        self._closing = False
+        self._news: dict[str, int] | None = None
+        self._paused_s = 0.0
+        self._longest_s = 0.0
+        self._dump = StackDump()
+        self._saved_s = 0.0  # what the steps that the state has cost; the replay begins behind them
+
+    # ------------------------------------------------------------ the batch's thread
+
+    def begin(self, figures: Figures, look: Callable[[], None]) -> None:
+        """Start. figures: of the replay; look: called when queues capture more."""
+        self._opened, self._look = figures, look
+        self._learn()
+        if self._inputs.went_back and not self._options.accepts_other_kafka:
+            raise Refused(went_back(self._options.broker, self._inputs.went_back))
+        self._counts = self._count()
+        self.start()
+
+    def visit(self) -> Mark:
+        """Let it step until it is time for a mark, and have that. Raises what ended the thread."""
+        with self._changed:
+            self._visited, self._since = True, time.monotonic()
+            self._changed.notify_all()
+            while self._mark is None:
+                if self._failure is not None:
+                    raise self._failure
+                self._changed.wait()
+            mark, self._mark = self._mark, None
+            return mark
+
+    def found(self, sizes: dict[str, int]) -> None:
+        """All topics, with their numbers of partitions. From any thread."""
+        self._news = sizes
+        self._inputs.arrived.set()
+
+    def close(self) -> None:
+        """End the thread; it may be in a step that Kafka holds up."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+        self._inputs.arrived.set()
+        self._cache.close()
+        if self.is_alive():
+            self.join(JOIN_S)
+
+    # ------------------------------------------------------------ the thread
+
+    def run(self) -> None:
+        """Step, and make marks."""
+        try:
+            self._log.begin()
+            while self._may_step():
+                self._dump.wind()
+                if self._coming is not None:
+                    self._write_more(MARK_ROWS)
+                if self._over():
+                    self._make_mark()
+                else:
+                    self._one()
+        except BaseException as error:
+            with self._changed:
+                self._failure = error
+                self._changed.notify_all()
+        finally:
+            self._dump.stop()
+
+    def _may_step(self) -> bool:
+        """Wait while nobody is there to save what a step would do; False: it is over."""
+        begun = time.monotonic()
+        if not (self._closing or self._visited or self._alone()):
+            if self._coming is not None:
+                self._write_more(ALL_ROWS)
+            self._driver.settle()
+            self._dump.stop()
+        with self._changed:
+            while not (self._closing or self._visited or self._alone()):
+                self._changed.wait()
+        self._paused_s += time.monotonic() - begun
+        return not self._closing
+
+    def _alone(self) -> bool:
+        """Whether steps go on between two batches."""
+        o, dirty = self._options, self._cache.dirty_bytes
+        return (
+            not self._inputs.stopped
+            and time.monotonic() - self._since < o.alone_s
+            and self._driver.cost_s - self._saved_s < o.replay_s
+            and dirty < o.batch_bytes
+        )
+
+    def _over(self) -> bool:
+        """Whether it is time for a mark."""
+        o, cache = self._options, self._cache
+        return self._visited and (
+            self._inputs.stopped
+            or self._inputs.wants_mark
+            or time.monotonic() - self._since >= o.batch_s
+            or cache.written_bytes + cache.dirty_bytes >= o.batch_bytes
+            or self._driver.cost_s - self._saved_s >= o.replay_s
+        )
+
+    def _one(self) -> None:
+        driver, inputs = self._driver, self._inputs
+        if self._news is not None:
+            self._learn()
+        self._outbox.acked()  # also where nothing comes in: Kafka may have refused something
+        captured = len(driver.captured)
+        room = self._options.batch_bytes - self._cache.dirty_bytes
+        inputs.room_bytes = None if self._visited else room  # nobody takes what it brings
+        at, idle = time.monotonic(), inputs.waited_s
+        left = self._since + self._options.batch_s - at if self._visited else IDLE_S
+        if self._coming is not None:
+            left = 0.0  # it has something to do
+        cost = driver.cost_s
+        taken = driver.one(inputs, min(IDLE_S, max(0.0, left)))
+        ranges, in_vain = ((), {}) if taken is None else (taken.ranges, driver.in_vain)
+        inputs.took(ranges, in_vain, driver.cost_s - cost)
+        took = time.monotonic() - at - (inputs.waited_s - idle)
+        self._longest_s = max(self._longest_s, took)
+        if self._visited:
+            self._cache.write_behind()
+        if len(driver.captured) != captured:
+            self._look()
+
+    def _learn(self) -> None:
+        """Topics as they are now: for replies, and to be read."""
+        sizes, self._news = self._news or {}, None
+        driver = self._driver
+        driver.learn(sizes)
+        o, read = self._options, driver.offsets
+        if o.resting:
+            places = resting_places(sizes, o.broker)
+        else:
+            places = own_places(sizes, o.vpns, o.broker, o.number, o.alone, o.removed)
+            places += places_of(sizes, captured_topics(sizes, driver.captured))
+        # It may have read there before, when it was alone: another broker has read on since.
+        at = {p: max(read.get(p, 0), o.read.get(p, 0)) for p in places}
+        try:
+            self._inputs.also(at, driver.ids)
+        except KafkaException as error:  # it is away: at the next look
+            log.info("%s: new topics are not read yet: %s", o.broker, error)
+            self._news = self._news or sizes
+
+    # ------------------------------------------------------------ marks
+
+    def _make_mark(self) -> None:
+        begun = time.monotonic()
+        self._inputs.wants_mark = False
+        self._driver.settle()
+        self._log.mark()  # raises for one who was fenced: its mark is of no use
+        snapshot = self._driver.snapshot(self._options.keep, self._cache.put_to_state)
+        self._cache.hand_over()
+        self._paused_s += time.monotonic() - begun
+        self._coming = Mark(snapshot, self._figures(), self._notes())
+        self._cache.count_anew()
+        self._saved_s = self._driver.cost_s
+        self._visited, self._since = False, time.monotonic()
+        self._write_more(MARK_ROWS)
+
+    def _write_more(self, rows: int) -> None:
+        """About so many rows more of the mark; when all are written the batch gets it, to save
+        it."""
+        begun = time.monotonic()
+        more = self._driver.pack(rows)
+        self._paused_s += time.monotonic() - begun
+        if not more:
+            with self._changed:
+                self._mark, self._coming = self._coming, None
+                self._changed.notify_all()
+
+    def _count(self) -> _Counts:
+        inputs, driver = self._inputs, self._driver
+        return _Counts(
+            driver.step, inputs.records, inputs.bytes, self._outbox.records, self._cache.misses,
+            driver.cost_s, inputs.waited_s, self._paused_s + self._cache.waited_s,
+            time.monotonic(),
+        )  # fmt: skip
+
+    def _figures(self) -> Figures:
+        before, now = self._counts, self._count()
+        self._counts = now
+        figures, self._opened = self._opened, Figures()
+        figures.steps = now.step - before.step
+        figures.records_in = now.records_in - before.records_in
+        figures.bytes_in = now.bytes_in - before.bytes_in
+        figures.records_out = now.records_out - before.records_out
+        figures.cache_pages_read = now.misses - before.misses
+        stood, idle = now.stood_s - before.stood_s, now.idle_s - before.idle_s
+        figures.busy_ms = round(1000 * (now.at - before.at - stood - idle))
+        figures.step_ms = round(1000 * (now.cost_s - before.cost_s))
+        figures.step_max_ms, self._longest_s = round(1000 * self._longest_s), 0.0
+        figures.gap_ms = round(1000 * stood)
+        figures.lag_records = self._inputs.behind
+        figures.slow_partitions = len(self._inputs.slow.places)
+        figures.cache_bytes = self._cache.held_bytes
+        figures.state_pages = self._cache.written_pages
+        figures.state_bytes = self._cache.written_bytes
+        figures.waited(self._inputs.ages_ms)
+        self._inputs.ages_ms.clear()
+        return figures
+
+    def _notes(self) -> list[str]:
+        notes = self._driver.notes + self._outbox.notes + self._inputs.notes
+        self._driver.notes, self._outbox.notes, self._inputs.notes = [], [], []
+        if self._inputs.stopped:
+            notes.append(f"stopped:{self._options.broker}")
+        return notes

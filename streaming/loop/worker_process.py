@@ -1,0 +1,117 @@
+"""The worker's process: its memory, its priority, and its stacks if a step hangs.
+
+**Memory** (decision 0027). Payloads come and go in blocks of up to a megabyte. If each block went
+back to the system at once, the kernel would clear the same memory again and again, which on some
+virtual machines costs 15 times as much as writing to it. So freed memory is kept and used again,
+and all of it is returned once a minute. Larger blocks go back at once. This needs glibc
+(mallopt(3), malloc_trim(3)); elsewhere nothing is done.
+
+**Priority** (decision 0028). Clients wait for steps, and nobody waits for the tables, which Java
+writes beside them on all cores. So each thread of Java gets a lower priority than the worker. Java
+gives way while the worker computes, and has the cores to itself while the worker waits for it. That
+is done only for a broker that is alone. A process may lower its priorities but not raise them, and
+children inherit them. So with several brokers Java keeps its priority, and a worker that was
+preferred before lowers its own to the same.
+
+**Stacks.** A C timer writes the stacks of all threads to Spark's log if a step takes too long. It
+needs no Python lock, so it also shows a thread that holds that lock. The stepping thread resets it
+every few seconds, and stops it while it waits for others.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import faulthandler
+import os
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8
+KEPT_BYTES = 128 << 20  # free at a heap's end
+LARGE_BYTES = 4 << 20
+HEAPS = 2
+RETURN_EVERY_S = 60.0
+
+_given_back_at = time.monotonic()
+
+
+def _glibc(name: str) -> Any:
+    return getattr(ctypes.CDLL(None), name, None)
+
+
+def keep_free_memory() -> None:
+    """From now on. Before the first thread: what is set belongs to the process and its forks."""
+    if (mallopt := _glibc("mallopt")) is not None:
+        mallopt(M_TRIM_THRESHOLD, KEPT_BYTES)
+        mallopt(M_MMAP_THRESHOLD, LARGE_BYTES)
+        mallopt(M_ARENA_MAX, HEAPS)
+
+
+def return_free_memory(every_s: float = RETURN_EVERY_S) -> None:
+    """All that is free, if the last time was so long ago. Between two pieces of work: it takes some
+    milliseconds, in which others wait for memory."""
+    global _given_back_at
+    now = time.monotonic()
+    if now - _given_back_at >= every_s and (trim := _glibc("malloc_trim")) is not None:
+        _given_back_at = now
+        trim(0)
+
+
+BELOW = 5  # a worker then has three times the weight of a thread of Java, where both compute
+NICE_MAX = 19
+
+
+def set_priorities(alone: bool) -> int:
+    """Called in a broker's worker, at each batch: threads come and go. alone: there is no other
+    broker, and the Java process yields to this worker; else this worker gets Java's priority.
+    Returns how many threads were lowered; where the system has no `/proc`, or its threads are not
+    ours to lower, none is."""
+    with suppress(OSError, ValueError):
+        java = _parent(os.getppid())  # ours is the daemon that forks workers
+        if alone:
+            return _lower(java, os.getpriority(os.PRIO_PROCESS, 0) + BELOW)
+        return _lower(os.getpid(), os.getpriority(os.PRIO_PROCESS, java))
+    return 0
+
+
+def _lower(process: int, nice: int) -> int:
+    lowered = 0
+    for thread in map(int, os.listdir(f"/proc/{process}/task")):
+        with suppress(OSError):  # it ended meanwhile
+            if os.getpriority(os.PRIO_PROCESS, thread) < min(nice, NICE_MAX):
+                os.setpriority(os.PRIO_PROCESS, thread, min(nice, NICE_MAX))
+                lowered += 1
+    return lowered
+
+
+def _parent(process: int) -> int:
+    stat = Path(f"/proc/{process}/stat").read_text()
+    return int(stat.rpartition(")")[2].split()[1])
+
+
+DUMP_S = 20.0  # before `step_watch` starts the worker again
+WIND_S = 2.0
+
+
+class StackDump:
+    """Of one thread that must not stand still."""
+
+    def __init__(self) -> None:
+        self._wound = float("-inf")
+
+    def wind(self) -> None:
+        """It goes on."""
+        now = time.monotonic()
+        if now - self._wound >= WIND_S:
+            self._wound = now
+            # A worker's standard error is Spark's; what stands in its place in a test may be none.
+            faulthandler.dump_traceback_later(DUMP_S, file=sys.__stderr__ or 2)
+
+    def stop(self) -> None:
+        """It waits for others now."""
+        if self._wound > float("-inf"):
+            self._wound = float("-inf")
+            faulthandler.cancel_dump_traceback_later()

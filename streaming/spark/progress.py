@@ -1,0 +1,89 @@
+"""What the driver learns from a batch: deadlines, captured topics, rates.
+
+Spark tells its listeners of every batch. PySpark's own listener reads that field by field from the
+Java process, some 200 calls a batch, among them searches for classes through all jars: two fifths
+of the Java process's time in short batches. Here it is one call, for the same as JSON.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+from pyspark import SparkContext
+from pyspark.sql.streaming.listener import StreamingQueryListener
+
+from ...sinks.kafka_sink import OBSERVATION
+
+
+class ProgressListener(StreamingQueryListener):
+    """Calls back with the notes and the figures of each batch of a broker's query, each with the
+    broker. broker_of: whose query has this name; None: nobody's.
+
+    on_batch gets Spark's progress as it stands in its JSON: ``numInputRows``, ``durationMs``, …
+    on_any gets that of every query.
+    """
+
+    def __init__(
+        self,
+        broker_of: Callable[[str], str | None],
+        on_note: Callable[[str, str], None],
+        on_batch: Callable[[str, dict[str, Any]], None],
+        on_any: Callable[[dict[str, Any]], None] = lambda progress: None,
+    ) -> None:
+        self._broker_of = broker_of
+        self._on_note = on_note
+        self._on_batch = on_batch
+        self._on_any = on_any
+
+    @property
+    def _jlistener(self) -> Any:
+        """What PySpark registers for this listener: our own receiver in place of its own."""
+        if not hasattr(self, "_java"):
+            jvm = SparkContext._jvm
+            self._java = jvm.PythonStreamingQueryListenerWrapper(_Receiver(self))  # type: ignore[union-attr]
+        return self._java
+
+    def onQueryStarted(self, event: Any) -> None:
+        """Nothing to do."""
+
+    def onQueryIdle(self, event: Any) -> None:
+        """Nothing to do."""
+
+    def onQueryTerminated(self, event: Any) -> None:
+        """Nothing to do; the supervisor watches the query itself."""
+
+    def onQueryProgress(self, event: Any) -> None:
+        """A batch is done. event: Java's."""
+        progress = json.loads(event.progress().json())
+        self._on_any(progress)
+        broker = self._broker_of(progress["name"])
+        if broker is None:
+            return
+        observed = progress.get("observedMetrics", {}).get(OBSERVATION) or {}
+        for note in observed.get("notes") or ():
+            self._on_note(broker, note)
+        self._on_batch(broker, progress)
+
+
+class _Receiver:
+    """Hands Java's events on as they are."""
+
+    def __init__(self, listener: ProgressListener) -> None:
+        self._listener = listener
+
+    def onQueryStarted(self, event: Any) -> None:
+        self._listener.onQueryStarted(event)
+
+    def onQueryProgress(self, event: Any) -> None:
+        self._listener.onQueryProgress(event)
+
+    def onQueryIdle(self, event: Any) -> None:
+        self._listener.onQueryIdle(event)
+
+    def onQueryTerminated(self, event: Any) -> None:
+        self._listener.onQueryTerminated(event)
+
+    class Java:
+        implements = ("org.apache.spark.sql.streaming.PythonStreamingQueryListener",)

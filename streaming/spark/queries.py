@@ -1,0 +1,238 @@
+"""Builds and starts the streaming queries: one per broker, and two for the Delta tables.
+
+With the trigger *real-time* the operator takes steps in a loop as long as a batch lasts (`loop/`).
+With *micro-batch* Spark plans what a batch takes, which is one step or a few. Both run the same
+core, and clients see no difference. Their checkpoints differ, so a home keeps its trigger. The
+tables have queries of their own, since a commit to Delta takes longer than a delivery may.
+
+Spark plans every batch anew, and for a small batch that is most of its work. The plan has one shape
+and its rows go to Python, so `QUERY_SETTINGS` turns off what finds nothing here (decision 0008):
+code generation, checks of the plan after each rule, full plans for the web page, and rules without
+use."""
+
+from __future__ import annotations
+
+import re
+import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from ...protocol.bounds import RECORD_BYTES_MAX
+from .error_causes import cause_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from pyspark.sql import SparkSession
+    from pyspark.sql.streaming import DataStreamWriter, StreamingQuery
+
+    from ...protocol.folders import Folder
+    from ...state import Home
+    from ..loop.loop_options import Options
+
+REAL_TIME, MICRO_BATCH = "real-time", "micro-batch"
+TRIGGERS = (REAL_TIME, MICRO_BATCH)
+TABLES_QUERY = "lakequeue-tables"
+HISTORY_QUERY = "lakequeue-history"
+TABLES_RECORDS = 25_000  # up to eight messages in each
+HISTORY_RECORDS = 200_000
+# What the loop says when it must not go on.
+_REFUSED = re.compile(r"(?:Refused|Gone): (.+)")
+
+
+def start_loop(
+    spark: SparkSession, options: Options, name: str, checkpoint: Folder, given: Mapping[str, str]
+) -> StreamingQuery:
+    """Start a broker's query in real time. given: settings of the user, which win."""
+    from ..loop.realtime import ENVIRONMENT, loop_rows
+
+    # A part of the key under which Spark keeps idle workers: the broker finds its own again.
+    spark.sparkContext.environment[ENVIRONMENT] = options.broker
+    try:
+        rows = loop_rows(spark, options)
+        writer = rows.writeStream.format("noop").outputMode("append")
+        return _start(spark, writer, name, checkpoint, given)
+    finally:
+        del spark.sparkContext.environment[ENVIRONMENT]
+
+
+def start_batches(
+    spark: SparkSession,
+    bootstrap: str,
+    home: Home,
+    vpns: list[str],
+    captured: list[str],
+    partitions: dict[str, int],
+    limits: dict[str, int],
+    records_per_batch: int,
+    name: str,
+    checkpoint: Folder,
+    given: Mapping[str, str],
+) -> StreamingQuery:
+    """Start a broker's query in micro-batches. limits: how large a record those topics take that
+    take less than by default."""
+    from ...sinks.kafka_sink import OUTPUT_SCHEMA, write_kafka
+    from ...sources import kafka_source as source
+    from ..loop.processor import BrokerProcessor
+
+    commands_in = source.read_planned(spark, bootstrap, source.commands_topics(vpns, home.name))
+    publishes = source.read_planned(
+        spark, bootstrap, source.publish_topics(vpns, captured), records_per_batch
+    )
+    rows = source.input_rows(commands_in, publishes, home.name)
+    outputs = (
+        rows.coalesce(1)
+        .groupBy("broker")
+        .transformWithStateInPandas(
+            BrokerProcessor({home.name: home}, partitions, limits), OUTPUT_SCHEMA, "append", "None",
+        )
+    )  # fmt: skip
+    writer = write_kafka(outputs, bootstrap, min(limits.values(), default=RECORD_BYTES_MAX))
+    return _start(spark, writer, name, checkpoint, given)
+
+
+def start_tables(
+    spark: SparkSession,
+    bootstrap: str,
+    vpns: list[str],
+    captured: list[str],
+    tables: Folder,
+    checkpoint: Folder,
+    interval_s: int,
+) -> StreamingQuery:
+    """Start the query that writes the Delta tables, every so many seconds."""
+    from ...sinks.delta_tables import create_tables
+    from ...sinks.table_writer import TableWriter
+    from ...sources import kafka_source as source
+    from ...sources.live import kafka_client
+
+    create_tables(spark, tables)
+    where = source.tables_topics(vpns, captured)
+    stream = source.read_stream(spark, bootstrap, where, TABLES_RECORDS, committed=True)
+    writer = TableWriter(spark, tables, TABLES_QUERY, kafka_client(bootstrap, TABLES_QUERY))
+    return (
+        stream.writeStream.foreachBatch(writer)
+        .queryName(TABLES_QUERY)
+        .option("checkpointLocation", str(checkpoint))
+        .trigger(processingTime=f"{interval_s} seconds")
+        .start()
+    )
+
+
+def start_history(
+    spark: SparkSession,
+    bootstrap: str,
+    vpns: list[str],
+    brokers: Mapping[str, Folder],
+    said: list[str],
+    tables: Folder,
+    checkpoint: Folder,
+    interval_s: int,
+    snapshots_s: int,
+) -> StreamingQuery:
+    """Start the query that writes what steps took and were, every so many seconds. brokers: with
+    the checkpoint of each; said: topics where others speak to them; snapshots_s: 0 writes no
+    snapshots."""
+    from ...sinks.snapshots import SnapshotWriter
+    from ...sinks.table_writer import HistoryWriter
+    from ...sources import kafka_source as source
+    from ...sources.live import kafka_client
+
+    # Without its checkpoint, tables may have been mended or brought back from a backup.
+    anew = not any(checkpoint.glob("commits/[0-9]*"))
+    snapshots = None
+    if snapshots_s:
+        snapshots = SnapshotWriter(spark, tables, brokers, snapshots_s, anew=anew)
+    stream = source.read_stream(
+        spark, bootstrap, source.history_topics(vpns, brokers, said), HISTORY_RECORDS
+    )
+    kafka = kafka_client(bootstrap, HISTORY_QUERY)
+    writer = HistoryWriter(spark, tables, HISTORY_QUERY, kafka, snapshots)
+    return (
+        stream.writeStream.foreachBatch(writer)
+        .queryName(HISTORY_QUERY)
+        .option("checkpointLocation", str(checkpoint))
+        .trigger(processingTime=f"{interval_s} seconds")
+        .start()
+    )
+
+
+def end_between_batches(query: StreamingQuery, wait_s: float) -> None:
+    """Stop a query between two batches; in the middle of one that takes longer."""
+    until = time.monotonic() + wait_s
+    while query.isActive and query.status["isTriggerActive"] and time.monotonic() < until:
+        time.sleep(0.01)
+    query.stop()
+
+
+def reason(query: StreamingQuery) -> str:
+    """What a query failed with."""
+    return cause_of(query.exception())
+
+
+def refusal(query: StreamingQuery) -> str:
+    """Why the loop must not go on, when that ended its query; else empty."""
+    found = _REFUSED.search(str(query.exception()))
+    return found[1] if found else ""
+
+
+def _start(
+    spark: SparkSession,
+    writer: DataStreamWriter,
+    name: str,
+    checkpoint: Folder,
+    given: Mapping[str, str],
+) -> StreamingQuery:
+    spark.sparkContext.setLocalProperty("spark.scheduler.pool", "engine")
+    try:
+        with _settings_set(spark, {k: v for k, v in QUERY_SETTINGS.items() if k not in given}):
+            named = writer.queryName(name).option("checkpointLocation", str(checkpoint))
+            return named.start()
+    finally:
+        spark.sparkContext.setLocalProperty("spark.scheduler.pool", "tables")
+
+
+@contextmanager
+def _settings_set(spark: SparkSession, settings: Mapping[str, str]) -> Iterator[None]:
+    """Settings of the session while a query is started, which keeps a copy of them."""
+    before = {key: spark.conf.get(key, None) for key in settings}
+    try:
+        for key, value in settings.items():
+            spark.conf.set(key, value)
+        yield
+    finally:
+        for key, old in before.items():
+            if old is None:
+                spark.conf.unset(key)
+            else:
+                spark.conf.set(key, old)
+
+
+# In the order of their cost, together 8 of a batch's 200 ms on a slow machine.
+_RULES_WITHOUT_USE = (
+    "catalyst.optimizer.RemoveRedundantAliases",
+    "delta.metric.OptimizeConditionalIncrementMetric",
+    "catalyst.optimizer.ConvertToLocalRelation",
+    "catalyst.optimizer.FoldablePropagation",
+    "delta.stats.PrepareDeltaScan",
+    "catalyst.optimizer.RemoveNoopOperators",
+    "catalyst.optimizer.OptimizeUpdateFields",
+    "catalyst.optimizer.OptimizeCsvJsonExprs",
+    "delta.optimizer.RangePartitionIdRewrite",
+    "catalyst.optimizer.SimplifyConditionals",
+    "catalyst.optimizer.NullPropagation",
+    "catalyst.optimizer.OptimizeOneRowRelationSubquery",
+    "catalyst.optimizer.ConstantFolding",
+    "catalyst.optimizer.RewriteCorrelatedScalarSubquery",
+)
+QUERY_SETTINGS = {
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+    "spark.sql.subexpressionElimination.enabled": "false",
+    "spark.sql.constraintPropagation.enabled": "false",
+    "spark.sql.lightweightPlanChangeValidation": "false",
+    "spark.sql.ui.explainMode": "simple",
+    "spark.sql.optimizer.excludedRules": ",".join(
+        f"org.apache.spark.sql.{rule}" for rule in _RULES_WITHOUT_USE
+    ),
+}

@@ -1,0 +1,439 @@
+"""The Spark session: `conf/spark.conf`, and settings that depend on the machine.
+
+A file cannot hold paths (Python, log configuration, jars) and addresses; all other settings are
+lines of that file, each with its reason. `package_zip` makes the zip from which a cluster's
+executors import this package.
+
+A broker is one long task, so it holds a task slot for good, and the tables' queries need another.
+`check_slots` refuses a master that has too few.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import hashlib
+import importlib.util
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+import warnings
+import zipfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ...protocol.errors import LakequeueError
+from ..jars import CONF, java_executable
+from ..java import JavaArchive
+from ..loop.worker_daemon import DAEMON
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+# The packages of pyproject.toml; a test compares the two.
+ROOMS = (
+    "bench",
+    "cli",
+    "client",
+    "conf",
+    "dataframes",
+    "definitions",
+    "examples",
+    "expressions",
+    "lake",
+    "memory",
+    "mesh",
+    "monitor",
+    "protocol",
+    "replica",
+    "sinks",
+    "sources",
+    "state",
+    "streaming",
+    "tasks",
+)
+LOCAL_FILES = "com.globalmentor.apache.hadoop.fs.BareLocalFileSystem"
+JAVA_OPTIONS = "spark.driver.extraJavaOptions"
+# Variables by which Spark's scripts add to the class path.
+_CLASS_PATHS = ("SPARK_CONF_DIR", "SPARK_DIST_CLASSPATH", "HADOOP_CONF_DIR", "YARN_CONF_DIR")
+JAVA_END_S_MAX = 10.0  # its hooks remove temporary files; it is waited for no longer
+_PRINTED = (1, 2)  # standard output and standard error
+_DATA_SUFFIXES = {".py", ".lark", ".yaml", ".xml", ".properties", ".conf", ".json"}
+_ZIP_TIME = (1980, 1, 1, 0, 0, 0)
+
+
+def read_conf(path: Path = CONF / "spark.conf") -> dict[str, str]:
+    """The settings of a file in Spark's own format: ``key value`` lines and ``#`` comments."""
+    settings: dict[str, str] = {}
+    for number, line in enumerate(path.read_text().splitlines(), start=1):
+        text = line.strip()
+        if not text or text.startswith("#"):
+            continue
+        key, _, value = text.partition(" ")
+        if not value.strip():
+            raise LakequeueError(f"{path}, line {number}: {key!r} has no value.")
+        settings[key] = value.strip()
+    return settings
+
+
+def spark_settings(
+    *,
+    master: str | None,
+    jars: Sequence[Path],
+    extra: Mapping[str, str] | None = None,
+    ui_port: int | None = None,
+    shuffle_partitions: int | None = None,
+    log_level: str = "ERROR",
+    log_format: str = "text",
+) -> dict[str, str]:
+    """All settings of a session; pure. See `spark_session` for the parameters."""
+    settings = read_conf()
+    if master is not None:
+        settings["spark.master"] = master
+    if jars:
+        settings["spark.jars"] = ",".join(map(str, jars))
+    if shuffle_partitions is not None:
+        settings["spark.sql.shuffle.partitions"] = str(shuffle_partitions)
+    settings["spark.ui.enabled"] = "false" if ui_port is None else "true"
+    if ui_port is not None:
+        settings["spark.ui.port"] = str(ui_port)
+    logging = f"-Dlog4j2.configurationFile={(CONF / 'spark-log4j2.xml').as_uri()}"
+    logging += f" -Dlakequeue.log.level={log_level} -Dlakequeue.log.format={log_format}"
+    given = {key: str(value) for key, value in (extra or {}).items()}
+    options = (settings.get(JAVA_OPTIONS), logging, given.pop(JAVA_OPTIONS, None))
+    settings[JAVA_OPTIONS] = " ".join(filter(None, options))
+    if is_local(master):  # this machine's paths and address mean something to all processes
+        settings["spark.driver.host"] = "127.0.0.1"
+        settings["spark.driver.bindAddress"] = "127.0.0.1"
+        settings["spark.executor.extraJavaOptions"] = logging
+        settings["spark.python.daemon.module"] = DAEMON
+        for jar in jars:
+            if jar.name.startswith("hadoop-bare-naked-local-fs"):  # see conf/jars.xml
+                settings["spark.driver.extraClassPath"] = str(jar)
+                settings["spark.executor.extraClassPath"] = str(jar)
+                settings["spark.hadoop.fs.file.impl"] = LOCAL_FILES
+    settings.update(given)
+    return settings
+
+
+def spark_session(
+    app_name: str,
+    *,
+    master: str | None = None,
+    jars: Sequence[Path],
+    extra: Mapping[str, str] | None = None,
+    ui_port: int | None = None,
+    shuffle_partitions: int | None = None,
+    log_file: Path | None = None,
+    log_format: str = "text",
+    archive: JavaArchive | None = None,
+) -> SparkSession:
+    """Start Spark, or take the session that is already there.
+
+    master: such as ``local[2]`` or ``spark://host:7077``; None is ``local[*]``, or what
+    `spark-submit` was given when it started this program.
+    jars: `ensure_jars().spark`; on a cluster that has them, an empty list.
+    extra: any setting by its name; it wins over everything else. Java options of the driver are
+    put behind ours: of two that contradict each other Java takes the last.
+    ui_port: of Spark's web page; None means no page. With a local master it, like all of Spark's
+    ports, listens on 127.0.0.1.
+    shuffle_partitions: tasks of a stateful batch; fixed by a query's first checkpoint.
+    log_file: takes what the Java process and the Python workers print, at WARN; without it they
+    print errors to standard error.
+    log_format: `text`, or `json` for a line of JSON an event.
+    archive: takes note of the classes that Java loads, where there is no archive of them yet; one
+    that is there is used in any case.
+    Raises LakequeueError when there is no Java or Spark does not start.
+    """
+    submitted = "PYSPARK_GATEWAY_PORT" in os.environ
+    if master is None and not submitted:
+        master = (extra or {}).get("spark.master", "local[*]")
+    settings = spark_settings(
+        master=master,
+        jars=jars,
+        extra=extra,
+        ui_port=ui_port,
+        shuffle_partitions=shuffle_partitions,
+        log_level="ERROR" if log_file is None else "WARN",
+        log_format=log_format,
+    )
+    archive = archive or JavaArchive("spark")
+    if not submitted:
+        java = _prepare_environment(settings.get("spark.master"))
+        _add_archive(settings, archive, java)
+    # The versions that are pinned here were tested together; users cannot act on it.
+    warnings.filterwarnings("ignore", message="PySpark does not yet fully support pandas")
+    from pyspark.errors import PySparkRuntimeError
+    from pyspark.sql import SparkSession
+
+    builder = SparkSession.builder.appName(app_name)
+    for key, value in settings.items():
+        builder = builder.config(key, value)
+    try:
+        with _output_to(log_file):
+            spark = builder.getOrCreate()
+    except PySparkRuntimeError as error:
+        where = f"see {log_file}" if log_file else "its reason is printed above"
+        raise LakequeueError(f"Spark's Java process did not start: {where}.") from error
+    jvm: Any = spark._jvm
+    archive.class_path = str(jvm.java.lang.System.getProperty("java.class.path"))
+    # When the Java process dies, this server of PySpark's prints a traceback of its own.
+    server = getattr(spark.sparkContext, "_accumulatorServer", None)
+    if server is not None:
+        server.handle_error = lambda *_: None
+    return spark
+
+
+def java_ended(spark: SparkSession, wait_s: float = 0.0) -> str:
+    """How Spark's Java process ended, such as "by signal 9"; empty while it lives.
+
+    wait_s: who was just cut off asks a moment before the kernel tells. Under `spark-submit` the
+    Java process is our parent and ends us too.
+    """
+    process = _java_process()
+    if process is None:
+        return ""
+    try:
+        status = process.wait(wait_s)
+    except subprocess.TimeoutExpired:
+        return ""
+    return f"by signal {-status}" if status < 0 else f"with status {status}"
+
+
+def executors(spark: SparkSession) -> list[str]:
+    """The addresses of the driver and of each executor that it knows; none after its end."""
+    java = spark.sparkContext._jsc
+    if java is None:
+        return []
+    known = java.sc().getExecutorMemoryStatus()
+    return sorted(known.keySet().mkString(" ").split())
+
+
+def kill_java() -> bool:
+    """End Spark's Java process at once; what waits for it in Python is cut off. False: nothing is
+    done, since it is our parent, as under `spark-submit`."""
+    process = _java_process()
+    if process is None:
+        return False
+    if process.poll() is None:
+        process.kill()
+        process.wait()
+    return True
+
+
+def halt_java_at_exit() -> None:
+    """A Java process that is our parent and hangs, with us at the latest: until then it passes on
+    what we print, and behind it threads that do not end would keep it."""
+    from pyspark import SparkContext
+
+    gateway = SparkContext._gateway
+    if gateway is not None:
+        atexit.register(_halt, gateway.jvm.java.lang.Runtime.getRuntime())
+
+
+def await_java_at_exit() -> None:
+    """A Java process that is our child ends when we do, and still writes into the home then: with
+    us, so that whoever waits for our end may copy it."""
+    process = _java_process()
+    if process is not None:
+        atexit.register(_await, process)
+
+
+def _await(process: subprocess.Popen[bytes]) -> None:
+    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+        if process.stdin is not None:
+            process.stdin.close()  # Java ends when nobody can write to it any more
+        process.wait(JAVA_END_S_MAX)
+
+
+def _halt(runtime: Any) -> None:
+    with contextlib.suppress(Exception):  # it ends before it answers
+        runtime.halt(0)
+
+
+def forget_session(spark: SparkSession) -> None:
+    """Let go of a session whose Java process is gone, so that the next one gets its own.
+
+    PySpark keeps the process's address in its classes; its own `stop` needs the process for that.
+    """
+    from pyspark import SparkContext
+    from pyspark.sql import SparkSession as Session
+    from pyspark.sql import SQLContext
+
+    gateway = SparkContext._gateway
+    with warnings.catch_warnings(), contextlib.suppress(Exception):
+        warnings.simplefilter("ignore")  # that it cannot be stopped in order
+        spark.sparkContext.stop()
+    if gateway is not None:
+        with contextlib.suppress(Exception):
+            gateway.shutdown_callback_server()
+        with contextlib.suppress(Exception):
+            gateway.close()
+    SparkContext._active_spark_context = None
+    SparkContext._gateway = None
+    SparkContext._jvm = None
+    Session._instantiatedSession = None
+    Session._activeSession = None
+    SQLContext._instantiatedContext = None
+
+
+def _java_process() -> subprocess.Popen[bytes] | None:
+    from pyspark import SparkContext
+
+    return getattr(SparkContext._gateway, "proc", None)
+
+
+def is_local(master: str | None) -> bool:
+    """Whether all of Spark runs on this machine (``local[…]`` or ``local-cluster[…]``)."""
+    return master is not None and master.startswith("local")
+
+
+def package_zip(directory: Path) -> Path:
+    """Write the package as ``lakequeue-<hash>.zip`` into ``directory``, for `addPyFile`.
+
+    The same files give the same bytes and the same name: executors fetch it again only when the
+    code has changed. Code that runs from it reads data files with `importlib.resources`.
+    """
+    root = CONF.parent
+    files = {"lakequeue/__init__.py": root / "__init__.py"}
+    for room in ROOMS:
+        for path in sorted((root / room).rglob("*")):
+            if path.suffix in _DATA_SUFFIXES and "__pycache__" not in path.parts:
+                files[f"lakequeue/{path.relative_to(root).as_posix()}"] = path
+    contents = {name: path.read_bytes() for name, path in sorted(files.items())}
+    digest = hashlib.sha256()
+    for name, data in contents.items():
+        digest.update(f"{name}\0{len(data)}\0".encode() + data)
+    directory.mkdir(parents=True, exist_ok=True)
+    target = directory / f"lakequeue-{digest.hexdigest()[:16]}.zip"
+    if not target.exists():
+        partial = target.with_suffix(f".{os.getpid()}")
+        with zipfile.ZipFile(partial, "w", zipfile.ZIP_DEFLATED) as archive:
+            for name, data in contents.items():
+                entry = zipfile.ZipInfo(name, _ZIP_TIME)
+                entry.external_attr = 0o644 << 16
+                entry.compress_type = zipfile.ZIP_DEFLATED
+                archive.writestr(entry, data)
+        partial.replace(target)
+    return target
+
+
+def _prepare_environment(master: str | None) -> Path:
+    """What Spark's start scripts and workers read from the environment; which Java they take."""
+    java = java_executable()
+    home = os.environ.get("JAVA_HOME")
+    if home and java != Path(home) / "bin" / "java":
+        del os.environ["JAVA_HOME"]  # Spark prefers it to the PATH, whatever is there
+    if is_local(master):
+        os.environ["SPARK_HOME"] = str(_spark_home(master))
+        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")  # the web page has no other switch
+        os.environ["PYSPARK_PYTHON"] = sys.executable
+        os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    else:
+        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+        os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+    return java
+
+
+def _add_archive(settings: dict[str, str], archive: JavaArchive, java: Path) -> None:
+    """To the driver's Java options, behind which those of the user stand. Only for ``local[…]``:
+    elsewhere Spark's home, and so the class path, is another at each start, or not known here."""
+    if not settings.get("spark.master", "").startswith("local["):
+        return
+    before = settings.get("spark.driver.extraClassPath", "")
+    own = Path(os.environ["SPARK_HOME"]) / "jars"
+    files = [*map(Path, filter(None, before.split(":"))), *sorted(own.iterdir())]
+    words = [before, *(os.environ.get(name, "") for name in _CLASS_PATHS)]
+    options = archive.options(java, files, words)
+    settings[JAVA_OPTIONS] = f"{shlex.join(options)} {settings[JAVA_OPTIONS]}".strip()
+
+
+def _spark_home(master: str | None) -> Path:
+    """PySpark's own Spark, even where SPARK_HOME names another version.
+
+    The workers of ``local-cluster[…]`` unpack 20 MB per executor and run into ``$SPARK_HOME/work``
+    and never clean up. PySpark lives in site-packages, so they get a home of links instead, which
+    goes away with this process.
+    """
+    spec = importlib.util.find_spec("pyspark")
+    if spec is None or not spec.submodule_search_locations:
+        raise LakequeueError("pyspark is not installed: ask `lakequeue doctor`.")
+    pyspark = Path(spec.submodule_search_locations[0])
+    if master is None or not master.startswith("local-cluster"):
+        return pyspark
+    home = Path(tempfile.mkdtemp(prefix="lakequeue-spark-"))
+    atexit.register(shutil.rmtree, home, ignore_errors=True)
+    for entry in pyspark.iterdir():
+        if entry.name not in ("work", "__pycache__"):
+            (home / entry.name).symlink_to(entry)
+    return home
+
+
+@contextlib.contextmanager
+def _output_to(path: Path | None) -> Iterator[None]:
+    """Let child processes that start meanwhile write what they print to this file.
+
+    The Java process prints before any log configuration counts, and VACUUM prints how much it
+    deleted; PySpark hands it our own streams, and ours may be read as JSON. So they are exchanged
+    for the moment of the start.
+    """
+    if path is None:
+        yield
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    ours = (sys.stdout, sys.stderr)
+    for stream in ours:
+        stream.flush()
+    kept = [os.dup(number) for number in _PRINTED]
+    with path.open("ab") as file:
+        for number in _PRINTED:
+            os.dup2(file.fileno(), number)
+    try:
+        yield
+    finally:
+        for number, copy in zip(_PRINTED, kept, strict=True):
+            os.dup2(copy, number)
+            os.close(copy)
+
+
+SLOTS_MIN = 4
+_LOCAL = re.compile(r"local(?:\[(?P<threads>\d+|\*)(?:,\s*\d+)?\])?")
+_LOCAL_CLUSTER = re.compile(r"local-cluster\[(\d+),\s*(\d+),\s*\d+\]")
+
+
+def slots(master: str) -> int | None:
+    """The tasks that run at once; None where only the cluster knows."""
+    if found := _LOCAL.fullmatch(master):
+        threads = found["threads"] or "1"
+        return os.cpu_count() or 1 if threads == "*" else int(threads)
+    if found := _LOCAL_CLUSTER.fullmatch(master):
+        return int(found[1]) * int(found[2])
+    return None
+
+
+def default_master(brokers: int) -> str:
+    """Of an engine that is told nothing else. More tasks than cores: most wait for each other. A
+    task whose worker died is tried again three times, which is faster than to start its query
+    again."""
+    return f"local[{max(SLOTS_MIN, slots_needed(brokers))},4]"
+
+
+def check_slots(master: str, brokers: int, tables: bool) -> None:
+    """Raise LakequeueError where one of several brokers would never have its turn."""
+    found, needed = slots(master), slots_needed(brokers, tables)
+    if brokers > 1 and found is not None and found < needed:
+        raise LakequeueError(
+            f"Spark's master {master} runs {found} tasks at once, and {brokers} brokers"
+            f"{' and the tables' if tables else ''} need {needed}: give it more, such as "
+            f"local[{needed}]"
+        )
+
+
+def slots_needed(brokers: int, tables: bool = True) -> int:
+    """One for each broker, and one for the tables where there are any."""
+    return brokers + tables

@@ -1,0 +1,145 @@
+"""Cares for the Delta tables beside the queries that write them: upkeep on a schedule, and figures.
+
+    lakequeue.upkeep_hours     how often, 24 by default; 0: never
+    lakequeue.retention_days   how long rows are kept; 0, the default: for ever
+    lakequeue.vacuum_hours     how long files that left a table, and Delta's log, are kept; 48
+
+What an upkeep does is said in `sinks.upkeep`. When the last one was stands beside the tables, so an
+engine that is started every night does not begin with one. What fails is logged and tried again an
+hour later: nothing of the engine waits for it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import os
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ...protocol.folders import Folder, RemoteFolder
+from ...sinks.metrics import Metrics
+from ...sinks.queue_figures import Look
+from ...sinks.upkeep import Rules, Upkeep
+from ..engine_settings import EngineSettings
+from ..spark.error_causes import cause_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+log = logging.getLogger("lakequeue.tables")
+
+MARK = ".upkeep"
+FIRST_S, FIGURES_S = 5.0, 60.0
+AGAIN_S = 3_600.0
+HOUR_S, DAY_S = 3_600.0, 86_400.0
+MARGIN_S = 3_600.0  # between a message's place in a queue and its record: clocks, slow readers
+
+
+def rules_of(settings: EngineSettings) -> Rules:
+    """What a user wants."""
+    default = Rules()
+    return Rules(
+        settings.value("retention_days", default.retention_s / DAY_S) * DAY_S,
+        settings.value("vacuum_hours", default.vacuum_hours),
+    )
+
+
+def upkeep_s(settings: EngineSettings) -> float:
+    """Seconds between two upkeeps; 0: none."""
+    return settings.value("upkeep_hours", 24.0) * HOUR_S
+
+
+class TableCare(threading.Thread):
+    """Of one engine. beside: a folder of the home's own, wherever the tables are; every_s: between
+    two upkeeps; session: Spark's, while it runs; look: looks at all queues."""
+
+    def __init__(
+        self, tables: Folder, beside: Path, rules: Rules, every_s: float,
+        session: Callable[[], SparkSession | None], look: Callable[[], Look], metrics: Metrics,
+    ) -> None:  # fmt: skip
+        super().__init__(daemon=True, name="lakequeue-tables")
+        self._tables, self._rules, self._every_s = tables, rules, every_s
+        self._mark = beside / MARK
+        self._session, self._look, self._metrics = session, look, metrics
+        self._stopping = threading.Event()
+
+    def stop(self) -> None:
+        """End the thread, soon; a statement that runs is not waited for."""
+        self._stopping.set()
+
+    def run(self) -> None:
+        """The thread."""
+        due, look_at = self._due(time.time()), time.time() + FIRST_S
+        while not self._stopping.wait(max(1.0, min(look_at, due) - time.time())):
+            begun = time.time()
+            if begun >= look_at:
+                self.measure()
+                look_at = begun + max(FIGURES_S, 50 * (time.time() - begun))
+            if begun >= due:
+                due = begun + (self._every_s if self.tidy() else min(AGAIN_S, self._every_s))
+
+    def _due(self, now: float) -> float:
+        mark = self._mark
+        if not self._every_s:
+            return math.inf
+        if not mark.exists():  # a home that is new has nothing to tidy
+            with contextlib.suppress(OSError):  # the disk is full: the next start has the time
+                mark.touch()
+            return now + self._every_s
+        self._metrics.tidied(mark.stat().st_mtime)
+        return mark.stat().st_mtime + self._every_s
+
+    def tidy(self) -> bool:
+        """One upkeep, now; whether it succeeded."""
+        spark = self._session()
+        if spark is None:
+            return False
+        begun = time.time()
+        try:
+            spark.sparkContext.setLocalProperty("spark.scheduler.pool", "tables")
+            upkeep = Upkeep(spark, self._tables, self._rules, self._stopping.is_set)
+            upkeep.run(begun, self._oldest(begun) if self._rules.retention_s else None)
+            self._mark.touch()
+        except Exception as error:  # Spark ended, the disk is full, a query was in the way
+            if not self._stopping.is_set():
+                log.warning("the tables were not tidied, it is tried again: %s", cause_of(error))
+            return False
+        self._metrics.tidied(time.time())
+        log.info("the tables were tidied in %.0f s", time.time() - begun)
+        return True
+
+    def _oldest(self, now: float) -> float | None:
+        """When the oldest message came that is in a queue, epoch s."""
+        ages = [q["oldest_age_s"] for q in self._look().queues if q["oldest_age_s"] is not None]
+        return now - max(ages) - MARGIN_S if ages else None
+
+    def measure(self) -> None:
+        """What each table takes on the disk, into the metrics."""
+        try:
+            for log_folder in self._tables.glob("*/_delta_log"):
+                table = log_folder.parent
+                self._metrics.table(table.name, *disk_use(table))
+        except OSError as error:  # an object store refuses; the next time
+            log.debug("the tables cannot be looked at: %s", error)
+
+
+def disk_use(folder: Folder) -> tuple[int, int]:
+    """Bytes and files in a folder and all below it."""
+    size = files = 0
+    if isinstance(folder, RemoteFolder):
+        for size_of_one in folder.sizes():
+            size, files = size + size_of_one, files + 1
+        return size, files
+    for place, _, names in os.walk(folder):
+        for name in names:
+            try:
+                size += os.stat(os.path.join(place, name)).st_size
+                files += 1
+            except OSError:  # it was deleted meanwhile
+                continue
+    return size, files

@@ -1,0 +1,102 @@
+"""One writer for a home's Delta tables, and their repair while no engine runs (R1).
+
+`TablesLock`: an engine reads once, at its start, what the tables still lack. Two engines would
+write everything twice, so the second is refused. The operating system holds the lock, on a file
+beside the tables, so it is released however a process ends.
+
+`repair`: mends damaged tables (`sinks.table_damage`) and removes the checkpoints of the queries
+that write them. The tables say where to continue, and what is missing at their end is written again
+if Kafka still has it. A history that starts anew writes a whole snapshot first (`sinks.snapshots`),
+so every moment from then on can be rebuilt."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import socket
+from pathlib import Path
+from typing import IO
+
+from ...protocol.errors import LakequeueError
+from ...protocol.folders import Folder
+from ...protocol.home_places import TABLES, checkpoints_place, places_of, tables_place
+from ...sinks.table_damage import look_at_tables, mend
+from ..home.home_folder import HISTORY_CHECKPOINT, TABLES_CHECKPOINT
+
+LOCK = ".writer"
+
+
+class TablesTaken(LakequeueError):
+    """Another process has the tables. owner: who it is, as far as it said so."""
+
+    def __init__(self, tables: Path, owner: str) -> None:
+        super().__init__(
+            f"The tables {tables} are written by another engine ({owner}): stop that one, or use "
+            "another --home"
+        )
+        self.owner = owner
+
+
+class TablesLock:
+    """Of one engine. tables: the folder that holds them."""
+
+    def __init__(self, tables: Path) -> None:
+        self._tables = tables
+        self._file: IO[str] | None = None
+
+    def take(self) -> None:
+        """Have the tables for oneself; raises TablesTaken where another engine has them, OSError
+        where the file beside them cannot be written."""
+        if self._file is not None:
+            return
+        file = (self._tables / LOCK).open("a+")
+        try:
+            # flock, not lockf: a second engine in this process is kept out too.
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.seek(0)
+            owner = file.read().strip() or "an unknown process"
+            file.close()
+            raise TablesTaken(self._tables, owner) from None
+        file.truncate(0)
+        file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
+        file.flush()
+        self._file = file
+
+    def release(self) -> None:
+        """Let go of them."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+def repair(home: Path) -> list[str]:
+    """Mend what is damaged; what was done, a sentence each. Raises LakequeueError where an engine
+    runs, OSError for what cannot be written."""
+    places = places_of(home)
+    tables, checkpoints = tables_place(home, places), checkpoints_place(home, places)
+    lock = TablesLock(home / TABLES)
+    try:
+        lock.take()
+    except TablesTaken as taken:
+        raise LakequeueError(
+            f"The engine of home {home} is running ({taken.owner}) and has its tables open: stop "
+            "it, run this command again, and start it. The queues do not need the repair: they "
+            "go on meanwhile"
+        ) from taken
+    try:
+        if all(table.is_whole for table in look_at_tables(tables)):
+            return []
+        for name in (TABLES_CHECKPOINT, HISTORY_CHECKPOINT):
+            _remove(checkpoints / name)  # first: who is interrupted repairs once more
+        return list(mend(tables))
+    finally:
+        lock.release()
+
+
+def _remove(place: Folder) -> None:
+    if isinstance(place, Path):
+        shutil.rmtree(place, ignore_errors=True)
+    else:
+        place.remove()

@@ -1,0 +1,47 @@
+"""A Spark session to look into the Delta tables with, beside the engine or without one.
+
+Spark takes `delta.<path>` only for an absolute path, and Delta's jars have to be there: here both
+are seen to. Whoever reads a Delta table sees one of its versions, whole, also while the engine
+writes.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ...lake import HISTORY, TABLES, create_views, tables_of
+from ...lake.opening import is_there
+from ...protocol.table_format import COLUMNS
+from ..jars import ensure_jars, object_store_jars, place_settings
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+CORES = 2  # an engine beside it needs the others
+
+
+def open_tables(home: Path | str) -> SparkSession:
+    """A session with views of a home's tables (R1): `messages` and `journal`, those over them
+    (`queued`, `lifecycle`, `queues`, `consumers`, `changes`), and `commands`, `steps` and
+    `snapshots`, which are empty until the engine has written them.
+
+    home: as for `lakequeue up --home`. Raises LakequeueError when it has no tables.
+    """
+    tables = tables_of(home)
+    from ..spark.spark_session import spark_session
+
+    settings = {"spark.sql.warehouse.dir": str(Path(home).absolute() / "spark-warehouse")}
+    jars = [*ensure_jars().spark, *object_store_jars((tables,))]
+    spark = spark_session(
+        "lakequeue-tables", master=f"local[{CORES}]", jars=jars,
+        extra=settings | place_settings((tables,)),
+    )  # fmt: skip
+    for name in TABLES + HISTORY:
+        if name in TABLES or is_there(tables / name):
+            rows = spark.read.format("delta").load(str(tables / name))
+        else:
+            rows = spark.createDataFrame([], COLUMNS[name])
+        rows.createOrReplaceTempView(name)
+    create_views(spark.sql, "spark")
+    return spark

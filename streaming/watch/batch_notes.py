@@ -1,0 +1,247 @@
+"""What a batch reports to the driver beside its figures: notes, and records that Kafka lost.
+
+A *note* is a word, a colon, and the rest. Broker and loop write notes; they are not part of the
+state and may be lost. Whoever must know asks the engine.
+
+Spark's Kafka source skips missing records in silence (`failOnDataLoss` is false, since an engine
+that refuses to start helps nobody). A batch with fewer rows than its offsets span is a hint, and
+Kafka's first offset of the partition tells whether retention deleted them. (Transaction markers
+span offsets too, but behind that first offset.) Nothing can bring such records back, so the
+operator is told."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from kafka import KafkaConsumer, TopicPartition
+
+from ...protocol import topics
+from ...protocol.commands import RecordsLost, encode_command
+from ...protocol.kafka_settings import for_kafka_python, kafka_settings
+from ...sinks.metrics import Metrics
+from ...sources.same_topic import changed, gone_back, ids_of
+from ...sources.step_batch import PartitionId
+from ..captured import CapturedTopics
+from .heartbeat import Ticker
+
+log = logging.getLogger("lakequeue.engine")
+
+FirstOffsets = Callable[[list[PartitionId]], dict[PartitionId, int]]
+_THREAD = "lakequeue-losses"
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """Records of a partition that are gone, from `start` up to but not including `end`."""
+
+    topic: str
+    partition: int
+    start: int
+    end: int
+    query: str = ""
+
+    @property
+    def count(self) -> int:
+        """How many they are."""
+        return self.end - self.start
+
+
+def missing(progress: dict[str, Any]) -> dict[PartitionId, tuple[int, int]]:
+    """The offsets that a batch of Spark spans, of those sources that brought fewer rows."""
+    found: dict[PartitionId, tuple[int, int]] = {}
+    for source in progress.get("sources", ()):
+        spans = _spans(source.get("startOffset"), source.get("endOffset"))
+        width = sum(end - start for start, end in spans.values())
+        if width > source.get("numInputRows", 0):
+            found |= spans
+    return found
+
+
+def _spans(start: Any, end: Any) -> dict[PartitionId, tuple[int, int]]:
+    if not isinstance(start, dict) or not isinstance(end, dict):
+        return {}  # no Kafka source, or its first batch
+    return {
+        (topic, int(partition)): (start[topic][partition], at)
+        for topic, partitions in end.items()
+        if isinstance(partitions, dict)
+        for partition, at in partitions.items()
+        if partition in start.get(topic, {})
+    }
+
+
+def made_anew(progress: dict[str, Any]) -> dict[str, int]:
+    """Of a batch's progress, as Spark has it: the topics that were made anew, and how many records
+    it read of each."""
+    found = {}
+    for source in progress.get("sources") or ():
+        start, end = source.get("startOffset"), source.get("endOffset")
+        if isinstance(start, dict) and isinstance(end, dict):
+            for topic in changed(ids_of(start), ids_of(end)):
+                found[topic] = sum(end.get(topic, {}).values())
+    return found
+
+
+def went_back(progress: dict[str, Any]) -> dict[str, int]:
+    """The same of topics that are the same, and of which Kafka lost records that were read."""
+    found: dict[str, int] = {}
+    for source in progress.get("sources") or ():
+        start, end = source.get("startOffset"), source.get("endOffset")
+        spans = _spans(start, end)
+        known = ids_of(start) if spans else {}
+        other = changed(known, ids_of(end)) if spans else set()
+        before = {place: at for place, (at, _) in spans.items() if place[0] not in other}
+        after = {place: spans[place][1] for place in before}
+        for place in gone_back(before, after, known):
+            found[place[0]] = found.get(place[0], 0) + before[place] - after[place]
+    return found
+
+
+def notes_of_topics(progress: dict[str, Any]) -> list[str]:
+    """What a batch tells of its topics, as a loop says it."""
+    told = {"anew": made_anew(progress), "back": went_back(progress)}
+    return [f"{kind}:{topic}:{n}" for kind, found in told.items() for topic, n in found.items()]
+
+
+def losses(spans: dict[PartitionId, tuple[int, int]], first: dict[PartitionId, int]) -> list[Loss]:
+    """What of these offsets lies before Kafka's first."""
+    found = []
+    for (topic, partition), (start, end) in sorted(spans.items()):
+        gone = min(first.get((topic, partition), 0), end)
+        if gone > start:
+            found.append(Loss(topic, partition, start, gone))
+    return found
+
+
+class LossWatch:
+    """Looks at each batch's progress; `on_loss` gets what was lost, after it was logged."""
+
+    def __init__(
+        self, bootstrap: str, on_loss: Callable[[Loss], None], first: FirstOffsets | None = None
+    ) -> None:
+        self._first = first or (lambda places: first_offsets(bootstrap, places))
+        self._on_loss = on_loss
+
+    def batch(self, progress: dict[str, Any]) -> None:
+        """A batch is done. Asks Kafka only where rows are missing, in a thread of its own."""
+        spans = missing(progress)
+        if spans:
+            work = threading.Thread(
+                target=self._look, args=(progress["name"], spans), name=_THREAD, daemon=True
+            )
+            work.start()
+
+    def _look(self, query: str, spans: dict[PartitionId, tuple[int, int]]) -> None:
+        try:
+            found = losses(spans, self._first(list(spans)))
+        except Exception as error:
+            log.warning("whether records are lost cannot be seen: %s", error)
+            return
+        for loss in found:
+            log.error(
+                "%s records of %s, partition %d (offsets %d to %d) are lost to the query %s: Kafka "
+                "deleted them before they were read; raise the topic's retention.ms or "
+                "retention.bytes",
+                f"{loss.count:,}", loss.topic, loss.partition, loss.start, loss.end - 1, query,
+                extra={"fields": {"event": "records_lost", "topic": loss.topic, "query": query}},
+            )  # fmt: skip
+            self._on_loss(replace(loss, query=query))
+
+
+def notices(
+    topic: str, records: int, reader: str, vpns: list[str], event: str = "records_lost"
+) -> list[tuple[str, bytes]]:
+    """The commands, each with its VPN, that make a loss an event: of the topic's own VPN, and of a
+    captured topic to all, since the state knows who captures it."""
+    own = topics.split(topic)
+    command = encode_command(RecordsLost(topic=topic, records=records, reader=reader, event=event))
+    return [(vpn, command) for vpn in vpns if own is None or own[0] == vpn]
+
+
+def first_offsets(bootstrap: str, places: list[PartitionId]) -> dict[PartitionId, int]:
+    """The first offset that Kafka still has, of each partition."""
+    consumer = KafkaConsumer(
+        bootstrap_servers=bootstrap, client_id="lakequeue-losses",
+        **for_kafka_python(kafka_settings()),
+    )  # fmt: skip
+    try:
+        found = consumer.beginning_offsets([TopicPartition(*place) for place in places])
+        return {(p.topic, p.partition): offset for p, offset in found.items()}
+    finally:
+        consumer.close()
+
+
+# What happened to a topic under the loop: an event, and a sentence.
+LOST, ANEW, BACK = "records_lost", "topic_made_anew", "kafka_went_back"
+_OF_TOPIC = {
+    "lost": (
+        LOST, "%s records of topic %r are gone before they were read: Kafka's retention is shorter "
+        "than the engine's rest",
+    ),
+    "anew": (
+        ANEW, "%s records are in topic %r, which was deleted and made anew: it is read from its "
+        "beginning; what of the old one was not read yet is gone",
+    ),
+    "back": (
+        BACK, "%s records that were read of topic %r are not in Kafka any more: it lost them, and "
+        "what comes next is read",
+    ),
+}  # fmt: skip
+
+
+class BatchNotes:
+    """Hands each note to the one that it is for. on_loss: told a broker, a topic, how many records
+    are meant, and which event it is; on_word: told what a broker says of itself, `stopped` when its
+    loop has ended its last batch, `worker` where it steps, `read` up to where it had read its
+    clients."""
+
+    def __init__(
+        self,
+        captured: CapturedTopics,
+        metrics: Metrics,
+        ticker: Ticker,
+        on_loss: Callable[[str, str, int, str], None],
+        on_word: Callable[[str, str, str], None],
+    ) -> None:
+        self._captured = captured
+        self._metrics = metrics
+        self._ticker = ticker
+        self._on_loss = on_loss
+        self._on_word = on_word
+
+    def __call__(self, broker: str, note: str) -> None:
+        """One note of a broker."""
+        kind, _, rest = note.partition(":")
+        match kind:
+            case "capture":
+                self._captured.heard(rest)
+            case "deadline":
+                name, _, at = rest.rpartition(":")
+                self._ticker.set(name, int(at))
+            case "lost" | "anew" | "back":
+                self._of_topic(broker, kind, *_counted(rest))
+            case "malformed":
+                self._metrics.malformed(*_counted(rest))
+            case "slow":
+                log.warning(
+                    "%s: most of what comes there is refused or settles nothing: while others "
+                    "send, a step takes little of it", rest,
+                )  # fmt: skip
+            case "refused":
+                log.error("Kafka does not take records for %s", rest)
+            case "stopped" | "worker":
+                self._on_word(broker, kind, rest)
+
+    def _of_topic(self, broker: str, kind: str, topic: str, count: int) -> None:
+        event, text = _OF_TOPIC[kind]
+        fields = {"event": event, "broker": broker, "topic": topic, "records": count}
+        log.error(text, count, topic, extra={"fields": fields})
+        self._on_loss(broker, topic, count, event)
+
+
+def _counted(text: str) -> tuple[str, int]:
+    name, _, count = text.rpartition(":")
+    return name, int(count)

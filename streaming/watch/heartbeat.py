@@ -1,0 +1,115 @@
+"""Two threads that send at the right time: the engine's heartbeat, and ticks of micro-batches.
+
+**Heartbeat**: a record on `<vpn>.engine` every two seconds. A client that gets no answer wants to
+know what is missing. An answer from Kafka says nothing about the engine, and a lock in the home
+says nothing on another machine. Whoever looks waits for the next record instead of comparing
+clocks; only `lakequeue doctor` compares its time. It says that the process lives, not that its
+queries answer.
+
+**Ticks**: with micro-batches no batch runs while nothing happens. Each batch says when the broker
+must be woken. The thread sleeps until then and sends a tick. An extra tick does no harm."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from ...protocol import LakequeueError
+from ..version import code_version, release
+
+log = logging.getLogger("lakequeue.engine")
+
+EVERY_S = 2.0
+
+
+class EngineHeartbeat:
+    """``send`` puts one record on the topic of each VPN; it may raise LakequeueError."""
+
+    def __init__(self, send: Callable[[bytes], None], home: Path, every_s: float = EVERY_S) -> None:
+        self._send = send
+        self._every_s = every_s
+        self._about: dict[str, object] = {
+            "host": socket.gethostname(), "process": os.getpid(), "home": str(home),
+            "version": release(), "code": code_version(),
+        }  # fmt: skip
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True, name="lakequeue-heartbeat")
+
+    def start(self) -> None:
+        """Begin, with the first record at once."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """From now on nothing is said."""
+        self._stopping.set()
+        if self._thread.is_alive():
+            self._thread.join(timeout=1)
+
+    def _run(self) -> None:
+        while not self._stopping.is_set():
+            about = {**self._about, "time": round(time.time() * 1000)}
+            try:
+                self._send(json.dumps(about).encode())
+            except LakequeueError as error:  # Kafka is away: who asks cannot hear anything either
+                log.debug("a heartbeat was not sent: %s", error)
+            self._stopping.wait(self._every_s)
+
+
+GRACE_S = 0.005
+REPEAT_S = 2.0
+
+
+class Ticker:
+    """``send`` puts one tick record on the commands topic."""
+
+    def __init__(self, send: Callable[[], None]) -> None:
+        self._send = send
+        self._deadlines: dict[str, int] = {}
+        self._changed = threading.Condition()
+        self._stopped = False
+        self._thread = threading.Thread(target=self._run, daemon=True, name="lakequeue-ticker")
+
+    def start(self) -> None:
+        """Begin; the first tick goes out at once, for what came due while nobody watched."""
+        self._thread.start()
+
+    def set(self, broker: str, at_ms: int) -> None:
+        """A broker's next deadline, epoch ms; 0 for none."""
+        with self._changed:
+            if at_ms:
+                self._deadlines[broker] = at_ms
+            else:
+                self._deadlines.pop(broker, None)
+            self._changed.notify()
+
+    def stop(self) -> None:
+        """End the thread."""
+        with self._changed:
+            self._stopped = True
+            self._changed.notify()
+        if self._thread.is_alive():
+            self._thread.join(timeout=5)
+
+    def _run(self) -> None:
+        self._send()
+        while True:
+            with self._changed:
+                if self._stopped:
+                    return
+                now = time.time()
+                due = min(self._deadlines.values(), default=0) / 1000
+                if not due or due + GRACE_S > now:
+                    self._changed.wait(due + GRACE_S - now if due else None)
+                    continue
+                # Until the batch with this tick reports, the deadline stands; tick again only
+                # if that takes long.
+                for broker, at in self._deadlines.items():
+                    if at / 1000 <= now:
+                        self._deadlines[broker] = int((now + REPEAT_S) * 1000)
+            self._send()

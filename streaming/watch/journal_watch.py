@@ -1,0 +1,209 @@
+"""Logs alerts (S9, B4) and the end of single messages (X5, C7, S4), from the journal topics.
+
+A loop reports at the end of its batch, which may be half a minute later: too late for a queue that
+fills up. The journal has everything at once. Of each record only the dictionary of events is read,
+and the rows only if one of the wanted events is in it. Events from before the engine's start are
+not logged.
+
+The journal has every event of every message. The log has those after which somebody will look for
+the message: it died, or was discarded or rejected. Some of these per second get a line each, and
+the others are counted in one line."""
+
+from __future__ import annotations
+
+import logging
+import re
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from confluent_kafka import OFFSET_END, Consumer, TopicPartition
+
+from ...protocol import journal, topics
+from ...protocol.kafka_headers import headers_of
+from ...protocol.outputs import Alert, is_alert
+from ...protocol.wire import STEP
+from ...sources.live import quiet_client
+
+log = logging.getLogger("lakequeue.engine")
+
+POLL_S = 0.25
+Heard = Callable[[str, pa.Table], None]
+Say = Callable[[str, str, Alert], None]  # a sentence, the broker, what it is of
+# Of an event's details, as the journal has them: `key=value, key=value`.
+_DETAIL = re.compile(r"(?:^|, )(scope|consumer|limit|percent|time_to_react_s)=(.*?)(?=, \w+=|$)")
+_SAID = {"scope", "limit", "percent"}  # of every alert
+
+
+def decoded(value: bytes) -> pa.Table | None:
+    """A journal record; None for what is none."""
+    try:
+        table = journal.decode(value)
+    except (pa.ArrowInvalid, OSError):
+        return None
+    return table if table.schema == journal.SCHEMA else None
+
+
+def alerts_in(table: pa.Table) -> list[Alert]:
+    """The alerts of a journal record."""
+    found: list[Alert] = []
+    for batch in table.to_batches():
+        names = batch["event"].dictionary.to_pylist()
+        codes = [code for code, name in enumerate(names) if is_alert(name)]
+        if codes:
+            mask = pc.is_in(batch["event"].indices, value_set=pa.array(codes, pa.int32()))
+            found += filter(None, map(_alert, batch.filter(mask).to_pylist()))
+    return found
+
+
+def _alert(row: dict[str, Any]) -> Alert | None:
+    """None: no engine wrote that, whoever may write to the topic."""
+    details: dict[str, Any] = dict(_DETAIL.findall(row["reason"] or ""))
+    left = details.pop("time_to_react_s", "None")
+    try:
+        details["time_to_react_s"] = None if left == "None" else float(left)
+    except ValueError:
+        return None
+    if not details.keys() >= _SAID:
+        return None
+    return Alert(row["event"], row["vpn"], row["queue"], row["time"], details)
+
+
+def told(text: str, broker: str, alert: Alert) -> None:
+    """Into the log: one that is cleared is as it should be."""
+    level = logging.INFO if alert.event.endswith("_cleared") else logging.WARNING
+    fields = {"event": alert.event, "broker": broker, "vpn": alert.vpn, "queue": alert.queue}
+    log.log(level, "%s", text, extra={"fields": fields | alert.details})
+
+
+class AlertReader:
+    """Says each alert once: a journal record that was written twice is the same one. heard: gets
+    the broker and the events of each record, alerts or not."""
+
+    def __init__(self, say: Say, heard: Heard = lambda broker, events: None):
+        self._say, self._heard = say, heard
+        self._last: dict[tuple[str, str], tuple[int, int]] = {}  # broker, topic → step, part
+
+    def read(
+        self, topic: str, key: bytes | None, value: bytes | None, headers: Iterable[tuple[str, Any]]
+    ) -> None:
+        """One record of a journal topic; whatever else is there is passed over."""
+        step = re.fullmatch(r"(\d+)\.(\d+)", (dict(headers).get(STEP) or b"").decode("latin-1"))
+        if step is None or key is None or value is None:
+            return
+        broker = key.decode(errors="replace")
+        at = int(step[1]), int(step[2])
+        if at <= self._last.get((broker, topic), (-1, 0)):
+            return
+        self._last[broker, topic] = at
+        if (events := decoded(value)) is None:
+            return
+        self._heard(broker, events)
+        for alert in alerts_in(events):
+            self._say(f"{broker}: {alert.text()}", broker, alert)
+
+
+class AlertWatch(threading.Thread):
+    """Reads the journals of these VPNs from now on; say gets a sentence for each alert, heard all
+    that happened."""
+
+    def __init__(
+        self,
+        bootstrap: str,
+        vpns: list[str],
+        heard: Heard,
+        say: Say = told,
+    ) -> None:
+        super().__init__(daemon=True, name="lakequeue-alerts")
+        self._kafka = quiet_client(bootstrap, "lakequeue-alerts")
+        self._topics = [topics.topic(vpn, topics.JOURNAL) for vpn in vpns]
+        self._reader = AlertReader(say, heard)
+        self._stopping = threading.Event()
+
+    def run(self) -> None:
+        """The thread. While Kafka is away it waits."""
+        consumer = Consumer(
+            {
+                **self._kafka,
+                "group.id": "lakequeue-engine",  # asked for, and not used
+                "enable.auto.commit": False,
+                "auto.offset.reset": "latest",
+                "queued.max.messages.kbytes": 8_192,
+            }
+        )
+        consumer.assign([TopicPartition(topic, 0, OFFSET_END) for topic in self._topics])
+        while not self._stopping.is_set():
+            message = consumer.poll(POLL_S)
+            if message is not None and message.error() is None:
+                with suppress(ValueError):  # no journal has such headers
+                    headers: Any = headers_of(message)
+                    self._reader.read(
+                        message.topic() or "", message.key(), message.value(), headers
+                    )
+        consumer.close()
+
+    def stop(self) -> None:
+        """End the thread, soon; with a Kafka that hangs it is not waited for."""
+        self._stopping.set()
+
+
+LOGGED = ("dead_lettered", "discarded", "rejected")
+LINES_MAX = 20  # in each second
+SayLine = Callable[[str, dict[str, Any]], None]
+
+
+def _to_log(text: str, fields: dict[str, Any]) -> None:
+    log.info("%s", text, extra={"fields": fields})
+
+
+class EventLines:
+    """say: gets a line and its fields."""
+
+    def __init__(self, say: SayLine = _to_log, clock: Callable[[], float] = time.monotonic) -> None:
+        self._say, self._clock = say, clock
+        self._begun, self._said = 0.0, 0
+        self._more: Counter[tuple[str, str, str]] = Counter()
+        self._lock = threading.Lock()
+
+    def heard(self, broker: str, events: pa.Table) -> None:
+        """The events of one journal record."""
+        with self._lock:
+            now = self._clock()
+            if now - self._begun >= 1.0:
+                self._tell_more()
+                self._begun, self._said = now, 0
+            for batch in events.to_batches():
+                names = batch["event"].dictionary.to_pylist()
+                codes = [code for code, name in enumerate(names) if name in LOGGED]
+                if codes:
+                    mask = pc.is_in(batch["event"].indices, value_set=pa.array(codes, pa.int32()))
+                    self._lines(broker, batch.filter(mask))
+
+    def _lines(self, broker: str, batch: pa.RecordBatch) -> None:
+        room = max(0, LINES_MAX - self._said)
+        for row in batch.slice(0, room).to_pylist():
+            event, queue, number = row["event"], row["queue"], str(row["message_id"] or "")
+            record = f"{row['topic']} {row['partition']}/{row['offset']}" if row["topic"] else ""
+            what = f"message {number}" if number else f"the record {record}"
+            text = f"{broker}: {event}: {what}" + (f" of queue {queue!r}" if queue else "")
+            to = "to " if event == "dead_lettered" else ""  # that event's reason is the queue
+            text += f": {to}{row['reason']}" if row["reason"] else ""
+            self._say(text, {
+                "event": event, "broker": broker, "vpn": row["vpn"], "queue": queue,
+                "message_id": number, "reason": row["reason"], "record": record,
+            })  # fmt: skip
+        self._said += min(room, batch.num_rows)
+        for row in batch.slice(room).select(["event", "vpn", "queue"]).to_pylist():
+            self._more[row["event"], row["vpn"], row["queue"]] += 1
+
+    def _tell_more(self) -> None:
+        for (event, vpn, queue), count in self._more.items():
+            text = f"{event}: {count:,} more messages of queue {queue!r}; the journal has each"
+            fields = {"event": event, "vpn": vpn, "queue": queue, "count": count}
+            self._say(text, fields)
+        self._more.clear()

@@ -1,0 +1,290 @@
+"""Looks after what runs in Spark: starts again what failed, and says when that does not help.
+
+    a query fails ─▶ refused by the loop, or the checkpoint is gone ─▶ it is given up, and why
+                     Kafka does not answer, or the disk is full     ─▶ wait, however long
+                     it writes the tables ─▶ see `tables_watch`
+                     anything else ─▶ start it again, five times in five minutes
+    a broker hangs ─▶ `step_watch` says so: its query is ended, and started again
+    Java ends     ─▶ a new one, with all queries
+
+What is started again goes on from its checkpoint, so nothing is lost on the way. A broker that is
+given up leaves the others alone; with the last one the engine ends. No broker waits for another's
+pause.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import TYPE_CHECKING
+
+from py4j.protocol import Py4JError
+
+from ...client.kafka.base import require_broker
+from ...protocol import LakequeueError, NotConnected, Timeout
+from ..application import SparkApplication
+from ..brokers.broker_query import FAILED, RESTARTING, RUNNING, BrokerQuery
+from ..captured import CapturedTopics
+from ..home.home_folder import HomeFolder
+from ..spark.queries import reason, refusal
+from .restarts import Restarts, passes, puts_aside, within
+
+if TYPE_CHECKING:
+    from pyspark.sql.streaming import StreamingQuery
+
+log = logging.getLogger("lakequeue.engine")
+
+START_TIMEOUT_S, START_EACH_S = 120.0, 20.0  # of one broker, and of each one more
+ASK_TIMEOUT_S = 30.0
+LOOK_S = 0.25
+CALLS_LOST_MAX = 5  # one after the other
+END_HANGING_S = 20.0
+JAVA = "Spark's Java process"
+
+
+class EngineWatch:
+    """Of one engine. stopping ends every pause; told gets a broker and its new state;
+    look_at_tables: looks after the queries of the tables, which are nobody else's fault."""
+
+    def __init__(
+        self,
+        bootstrap: str,
+        application: SparkApplication,
+        captured: CapturedTopics,
+        folder: HomeFolder,
+        trigger: str,
+        stopping: threading.Event,
+        told: Callable[[BrokerQuery, str], None],
+        look_at_tables: Callable[[], None],
+    ) -> None:
+        self._bootstrap = bootstrap
+        self._folder, self._trigger = folder, trigger
+        self._application = application
+        self._captured = captured
+        self._stopping = stopping
+        self._told = told
+        self._look_at_tables = look_at_tables
+        self._see = str(folder.path / "spark.log")  # what a sentence points to
+        self._restarts: dict[str, Restarts] = {}
+        self._due: dict[str, float] = {}  # what is started again, and when
+        self._asking: threading.Thread | None = None
+        self._waits_for = ""
+
+    @property
+    def _brokers(self) -> list[BrokerQuery]:
+        """Those that were not given up."""
+        return [b for b in self._application.brokers.values() if not b.failure]
+
+    # ------------------------------------------------------------ while starting
+
+    @contextlib.contextmanager
+    def java_lives(self) -> Iterator[None]:
+        """While starting: what fails because Spark's Java process ended is told as that."""
+        try:
+            yield
+        except Exception as error:
+            ended = self._application.java_ended()
+            if not ended:
+                raise
+            raise LakequeueError(f"{JAVA} ended {ended} while starting: see {self._see}") from error
+
+    def wait_until_up(self) -> None:
+        """The engine answers: its definitions have been read."""
+        start_s = START_TIMEOUT_S + START_EACH_S * (len(self._brokers) - 1)
+        deadline = time.monotonic() + start_s
+        self._captured.ask_again(b.name for b in self._brokers)
+        while self._captured.unasked:
+            self.restart_if_passing()
+            try:
+                self._captured.ask(2.0)
+            except Timeout as error:
+                if time.monotonic() > deadline:
+                    raise LakequeueError(
+                        f"the first batch did not end within {start_s:.0f} s: see {self._see}"
+                    ) from error
+            self._tell_who_runs()
+
+    def restart_if_passing(self) -> None:
+        """A cause that passes is no reason to end a start, any other is."""
+        with self.java_lives():
+            for broker in self._brokers:
+                if broker.query is not None and not broker.query.isActive:
+                    with self._alone(broker):
+                        self._start_if_passing(broker)
+
+    def _start_if_passing(self, broker: BrokerQuery) -> None:
+        assert broker.query is not None
+        if refused := refusal(broker.query):
+            raise LakequeueError(refused)
+        why = reason(broker.query)
+        if not passes(str(broker.query.exception())):
+            raise LakequeueError(f"the engine's query failed: {why}; see {self._see}")
+        self._recover(broker.query, partial(self._start, broker))
+
+    # ------------------------------------------------------------ while it runs
+
+    def watch(self, lock: threading.RLock) -> None:
+        """Until the engine stops; raises when starting again does not help. lock: held while
+        something is started again."""
+        lost = 0
+        while not self._stopping.wait(LOOK_S):
+            with lock:
+                if self._stopping.is_set():
+                    return
+                try:
+                    self.look_after()
+                    lost = 0
+                except Exception as error:
+                    if self._stopping.is_set():
+                        return
+                    if self._application.java_ended():
+                        self._restart_java()
+                    elif isinstance(error, Py4JError) and lost < CALLS_LOST_MAX:
+                        lost += 1  # a connection to it was cut: the next call has another
+                        log.warning("%s did not answer: %s", JAVA, error)
+                    else:
+                        raise
+
+    def look_after(self) -> None:
+        """Once: read what is captured by now, and start again what has ended."""
+        self._ask()
+        try:
+            if self._captured.more:
+                self._captured.learn()
+                self._application.read_more()
+        except (NotConnected, OSError) as error:  # the next time
+            log.warning("captured topics are not known yet: %s", error)
+            self._stopping.wait(1.0)
+        self._end_hanging()
+        for broker in self._brokers:
+            if broker.query is not None and not broker.query.isActive:
+                with self._alone(broker):
+                    self._recover(broker.query, partial(self._start, broker))
+        self._tell_who_runs()
+        self._look_at_tables()
+
+    def restart(self, broker: BrokerQuery, why: str) -> None:
+        """Start a broker again whose query has not ended by itself. From any thread."""
+        broker.hangs = why
+
+    def _end_hanging(self) -> None:
+        for broker in self._brokers:
+            query = broker.query
+            if broker.hangs and broker.state == RUNNING and query is not None and query.isActive:
+                self._told(broker, RESTARTING)
+                # Spark kills a worker that does not end by itself.
+                if not within(END_HANGING_S, query.stop, "end-hanging"):
+                    log.warning("broker %r: its query does not end", broker.name)
+
+    def _ask(self) -> None:
+        """Ask what is captured, beside the watch: a broker that is being started again answers
+        late, and another may end meanwhile."""
+        if self._captured.unasked and (self._asking is None or not self._asking.is_alive()):
+            self._asking = threading.Thread(
+                target=self._ask_once, name="lakequeue-ask", daemon=True
+            )
+            self._asking.start()
+
+    def _ask_once(self) -> None:
+        try:
+            self._captured.ask(ASK_TIMEOUT_S)
+        except (LakequeueError, OSError) as error:  # the next time
+            log.warning("captured topics are not known yet: %s", error)
+            self._stopping.wait(1.0)
+
+    def _tell_who_runs(self) -> None:
+        waiting = {broker for broker, _ in self._captured.unasked}
+        for broker in self._brokers:
+            if broker.state != RUNNING and broker.name not in waiting and broker.is_active:
+                broker.hangs = ""
+                self._told(broker, RUNNING)
+
+    # ------------------------------------------------------------ starting again
+
+    @contextlib.contextmanager
+    def _alone(self, broker: BrokerQuery) -> Iterator[None]:
+        """What ends a broker for good does not end the others."""
+        try:
+            yield
+        except LakequeueError as error:
+            if len(self._brokers) == 1:
+                raise
+            broker.failure = str(error)
+            self._captured.forget(broker.name)
+            self._told(broker, FAILED)
+            fields = {"event": "broker_failed", "broker": broker.name}
+            log.error(
+                "broker %r stays stopped, the others go on: %s", broker.name, error,
+                extra={"fields": fields},
+            )  # fmt: skip
+
+    def _start(self, broker: BrokerQuery) -> None:
+        self._application.start_query(broker)
+        self._captured.ask_again([broker.name])
+
+    def _recover(self, query: StreamingQuery, restart: Callable[[], None]) -> None:
+        name, now = query.name, time.monotonic()
+        if now < self._due.get(name, 0.0):
+            return
+        if refused := refusal(query):
+            raise LakequeueError(refused)
+        try:
+            gone, unknown = self._folder.problem(self._trigger), ""
+        except OSError as error:  # an object store that does not answer
+            gone, unknown = "", f"{self._folder.checkpoint} cannot be looked at ({error})"
+        if gone:  # Spark would begin anew, in silence
+            raise LakequeueError(gone)
+        missing, self._waits_for = self._waits_for, unknown or self._missing()
+        if self._waits_for:  # no fault of the query's: wait, however long it takes
+            if self._waits_for != missing:
+                log.error("the query %r ended: %s", name, self._waits_for)
+            self._stopping.wait(1.0)
+            return
+        if name not in self._due:
+            hangs = ""
+            for broker in self._brokers:
+                if broker.query is query:
+                    hangs = broker.hangs
+                    self._told(broker, RESTARTING)
+            self._due[name] = now + self._pause_s(name, hangs or reason(query))
+        if now >= self._due[name] and not self._stopping.is_set():
+            del self._due[name]
+            restart()
+
+    def _pause_s(self, name: str, why: str) -> float:
+        """Say why a query ended; how long until it is started again."""
+        if puts_aside(why):
+            log.error("the query %r begins again: %s", name, why)
+            return 0.0
+        restarts = self._restarts.setdefault(name, Restarts(self._stopping))
+        return restarts.pause_s(f"the query {name!r}", why, self._see)
+
+    def _missing(self) -> str:
+        """What the queries need and is not there now; empty when all is."""
+        try:
+            require_broker(self._bootstrap)
+        except NotConnected as error:
+            return f"{error}; it goes on when Kafka answers"
+        unwritable = self._folder.unwritable()
+        return f"{unwritable}; it goes on when there is room" if unwritable else ""
+
+    def _restart_java(self) -> None:
+        """Spark's Java process is gone: what it had committed stands in the checkpoint."""
+        restarts = self._restarts.setdefault(JAVA, Restarts(self._stopping))
+        while ended := self._application.java_ended():
+            restarts.again(JAVA, ended, self._see)
+            if self._stopping.is_set():
+                return
+            try:
+                self._application.start_again()
+                log.info("Spark runs again")
+                break
+            except Exception:
+                if not self._application.java_ended():
+                    raise
+        self._due.clear()
+        self._captured.ask_again(b.name for b in self._brokers)

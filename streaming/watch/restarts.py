@@ -1,0 +1,79 @@
+"""How often something may be restarted, and a time limit for work at the end.
+
+A query that failed, Spark's Java process or an embedded Kafka is restarted, each time after a
+longer pause. If it ends more than five times in five minutes, a restart does not help, so the
+engine ends with a message. A step that put something aside does not count: the next start leaves
+that out, so it begins at once."""
+
+from __future__ import annotations
+
+import logging
+import re
+import threading
+import time
+from collections.abc import Callable
+
+from ...protocol.errors import LakequeueError
+
+log = logging.getLogger("lakequeue.engine")
+
+RESTARTS_MAX = 5
+RESTART_WINDOW_S = 300.0
+PAUSE_S_MAX = 10.0
+# A machine with too much to do: the worker is there a moment later.
+_PASSING = re.compile(r"Python worker (failed to connect back|exited unexpectedly)")
+_PUT_ASIDE = re.compile(r"\bStepPutAside: ")  # see `replica.driver`
+
+
+class Restarts:
+    """Counts what was started again, whatever it was; `stopping` ends a pause, and say gets the
+    sentences (by default the log)."""
+
+    def __init__(self, stopping: threading.Event, say: Callable[[str], None] = log.error) -> None:
+        self._stopping = stopping
+        self._say = say
+        self._times: list[float] = []
+
+    def again(self, what: str, why: str, see: str = "") -> None:
+        """Say what ended and why, and pause; raises LakequeueError when it ended too often."""
+        self._stopping.wait(self.pause_s(what, why, see))
+
+    def pause_s(self, what: str, why: str, see: str = "") -> float:
+        """As `again`, for one who has something else to do meanwhile: how long the pause is."""
+        now = time.monotonic()
+        self._times = [t for t in self._times if now - t < RESTART_WINDOW_S] + [now]
+        count = len(self._times)
+        where = f" (see {see})" if see else ""
+        if count > RESTARTS_MAX:
+            raise LakequeueError(
+                f"{what} ended, {why}: the {count}th end within {RESTART_WINDOW_S / 60:.0f} "
+                f"minutes, so it is not started again{where}"
+            )
+        self._say(f"{what} ended, {why}; it is started again")
+        return min(2.0**count / 2, PAUSE_S_MAX)
+
+
+def passes(reason: str) -> bool:
+    """Whether a failure is likely gone when the same is tried again."""
+    return _PASSING.search(reason) is not None or puts_aside(reason)
+
+
+def puts_aside(reason: str) -> bool:
+    """Whether a step failed, and stands in the log without what failed."""
+    return _PUT_ASIDE.search(reason) is not None
+
+
+def within(seconds: float, work: Callable[[], object], name: str) -> bool:
+    """Do something in a thread of its own; whether it was done in time. What it raises is logged:
+    at the end nobody can mend it."""
+
+    def run() -> None:
+        try:
+            work()
+        except Exception as error:
+            log.debug("%s: %s", name, error)
+
+    thread = threading.Thread(target=run, name=name, daemon=True)
+    thread.start()
+    thread.join(max(seconds, 0.0))
+    return not thread.is_alive()

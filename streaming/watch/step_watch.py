@@ -1,0 +1,148 @@
+"""Notices a broker that takes no step any more, from outside: nothing in it has to work for that.
+
+Every step writes to the broker's log, and so does every mark. A log that does not grow for a while
+may be one of a broker that has nothing to do: then the broker is told something, and must take a
+step for it. Where Kafka has what it was told, and the log still does not grow, it hangs: it is said
+(a line, the event `broker_stuck`, a metric, the broker's state) and the broker's worker is started
+again. What hung is fenced by the log, as any worker that was given up.
+
+Where an executor came or went, all are given their time anew: a broker may just have begun to start
+elsewhere, and who ends it then makes it later.
+
+Its stacks stand in the log of Spark by then: each worker dumps them when a step takes that long,
+see `stack_dump`.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+
+from confluent_kafka import KafkaException
+from confluent_kafka.admin import OffsetSpec
+from py4j.protocol import Py4JError
+
+from ...protocol import LakequeueError, topics
+from ...protocol.commands import Stuck, Tick, encode_command
+from ...protocol.duties import do_every
+from ...sources.live import quiet_client
+from ...sources.same_topic import TopicsNow
+from ...sources.step_batch import PartitionId
+from ..brokers.broker_query import RUNNING, BrokerQuery
+
+log = logging.getLogger("lakequeue.engine")
+
+LOOK_S = 5.0
+PROBE_S, STUCK_S = 10.0, 30.0
+# One that hangs again soon is given longer each time: it may be slow, and no start mends that.
+STUCK_S_MAX, FORGET_S = 480.0, 900.0
+NOTHING, PROBE, IS_STUCK = "", "probe", "stuck"
+
+
+@dataclass(slots=True)
+class Pulse:
+    """Of one broker. since: when its log grew last; told: where its instructions ended when it was
+    told something for us; limit_s: how long its log may stand still."""
+
+    log_end: int = -1
+    since: float = 0.0
+    told: int | None = None
+    limit_s: float = STUCK_S
+    stuck_at: float = float("-inf")
+
+    def look(self, now: float, log_end: int, told_end: int) -> str:
+        """What is to be done. now: seconds."""
+        if log_end != self.log_end:
+            self.log_end, self.since, self.told = log_end, now, None
+            return NOTHING
+        silent_s = now - self.since
+        if self.told is None:
+            if silent_s < PROBE_S:
+                return NOTHING
+            self.told = told_end
+            return PROBE
+        if told_end <= self.told:  # Kafka did not take it: nothing is known
+            self.since, self.told = now, None
+            return NOTHING
+        if silent_s < self.limit_s:
+            return NOTHING
+        again = now - self.stuck_at < FORGET_S
+        self.limit_s = min(2 * self.limit_s, STUCK_S_MAX) if again else STUCK_S
+        self.stuck_at, self.since, self.told = now, now, None
+        return IS_STUCK
+
+
+class StepWatch(threading.Thread):
+    """Of one engine. tell: says something to a broker; stuck: is given one that hangs, and what is
+    known of it in a sentence; executors: where brokers may step."""
+
+    def __init__(
+        self,
+        bootstrap: str,
+        brokers: Mapping[str, BrokerQuery],
+        tell: Callable[[BrokerQuery, bytes], None],
+        stuck: Callable[[BrokerQuery, str], None],
+        executors: Callable[[], list[str]],
+    ) -> None:
+        super().__init__(daemon=True, name="lakequeue-step-watch")
+        self._address = bootstrap
+        self._brokers, self._tell, self._stuck = brokers, tell, stuck
+        self._executors = executors
+        self._where: list[str] = []
+        self._stopping = threading.Event()
+        self._pulses: dict[str, Pulse] = {}
+        self._looked = 0.0
+
+    def run(self) -> None:
+        """The thread."""
+        look = TopicsNow(quiet_client(self._address, "lakequeue-step-watch"))
+        while not self._stopping.wait(LOOK_S):
+            try:
+                self.look(time.monotonic(), lambda places: look.ends(places, OffsetSpec.latest()))
+            except (KafkaException, LakequeueError, Py4JError, OSError) as error:
+                # Kafka is away, or Java ends and does not say which queries run: others say so.
+                log.debug("steps cannot be watched: %s", error)
+
+    def stop(self) -> None:
+        """End the thread, soon."""
+        self._stopping.set()
+
+    def look(self, now: float, ends: Callable[[list[PartitionId]], dict[PartitionId, int]]) -> None:
+        """Once, at all that run."""
+        where = self._executors()
+        # Or this process stood still, and others may have too.
+        if where != self._where or now - self._looked > 3 * LOOK_S:
+            self._pulses.clear()
+        self._looked, self._where = now, where
+        running = [b for b in list(self._brokers.values()) if b.state == RUNNING and b.is_active]
+        places = {b: ((topics.topic(b.name, topics.STEPS), 0),
+                      (topics.topic(b.name, topics.INSTRUCTIONS), 0)) for b in running}  # fmt: skip
+        found = ends([place for both in places.values() for place in both])
+        do_every(
+            partial(self._look_at, broker, now, found[steps], found[told])
+            for broker, (steps, told) in places.items()
+            if steps in found and told in found
+        )
+
+    def _look_at(self, broker: BrokerQuery, now: float, log_end: int, told_end: int) -> None:
+        what = self._pulses.setdefault(broker.name, Pulse()).look(now, log_end, told_end)
+        if what == PROBE:
+            self._tell(broker, encode_command(Tick()))
+        elif what == IS_STUCK:
+            self._say(broker)
+
+    def _say(self, broker: BrokerQuery) -> None:
+        why = (
+            "it has taken no step for half a minute or longer, though it was told something; the "
+            "stacks of its worker stand in the log of Spark"
+        )
+        log.error(
+            "broker %r hangs: %s; it is started again", broker.name, why,
+            extra={"fields": {"event": "broker_stuck", "broker": broker.name}},
+        )  # fmt: skip
+        stuck = encode_command(Stuck(why=why))
+        do_every((partial(self._stuck, broker, why), partial(self._tell, broker, stuck)))
