@@ -1,6 +1,5 @@
-# The image of the engine and of Spark's master and workers: Python with lakequeue, which brings
-# PySpark, and Java. Driver and executors need the same Python and the same packages, so they are
-# one image.
+# One image for the engine, Spark's master and its workers: Python with lakequeue (which brings
+# PySpark) and Java. Driver and executors need the same Python and the same packages.
 FROM python:3.11.11-slim-bookworm
 
 RUN apt-get update \
@@ -13,7 +12,7 @@ ENV LAKEQUEUE_CACHE=/opt/lakequeue/cache \
     SPARK_HOME=/usr/local/lib/python3.11/site-packages/pyspark \
     SPARK_NO_DAEMONIZE=1
 
-# Nobody of this number is known elsewhere; volumes take over who owns /data.
+# No other image uses this user id. A new volume takes its owner from /data.
 RUN useradd --uid 10001 --create-home --shell /usr/sbin/nologin lakequeue \
     && mkdir -p /data /opt/lakequeue/cache \
     && chown lakequeue:lakequeue /data /opt/lakequeue/cache

@@ -1,8 +1,8 @@
-"""Configuration files: YAML text to a checked `Configuration` (Q7).
+"""Configuration files: YAML text becomes a checked `Configuration` (Q7).
 
-Theory. A file is read as plain data (text, numbers, lists, mappings; a time stays text) and handed
-to `definitions`, which knows what it means. What is wrong with the file itself (missing,
-empty, no YAML, a key written twice) is one sentence with the file and the line.
+A file is read as plain data (text, numbers, lists, mappings; times stay text). `definitions` knows
+what it means. If the file itself is wrong (missing, empty, not YAML, a key twice), the error is one
+sentence with file and line.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class _Plain:
 
 
 class _Loader(_Plain, yaml.SafeLoader):
-    """PyYAML's own parser: what is wrong it says best."""
+    """PyYAML's own parser, whose messages are the clearest."""
 
 
 # Where PyYAML was built with libyaml: 10,000 queues are read in 0.7 s, and not in 3.5.

@@ -1,4 +1,4 @@
-"""The keys of clients, read from where the configuration says that they stand; never shown."""
+"""Reads clients' keys from where the configuration says. They are never shown."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from ..protocol.signing import derived, seal
 
 
 def clients_command(configuration: Configuration, secret: bytes) -> bytes:
-    """What the engine tells its brokers of who may speak, the keys sealed with the home's secret.
-    Raises ConfigError for a key that is not there."""
+    """What the engine tells its brokers about clients: their keys, sealed with the home's secret.
+    Raises ConfigError for a missing key."""
     told = []
     for client in configuration.clients:
         where = f"clients: {client.name!r}: {client.place} {client.key!r}"

@@ -1,11 +1,11 @@
 #!/bin/sh
-# The image's entry point. What is given is run; `executor` is what Spark on Kubernetes gives to the
-# pods of its executors, with all else in the environment.
+# The image's entry point. It runs its arguments. Spark on Kubernetes passes `executor` to the pods of
+# its executors, with everything else in the environment.
 set -eu
 if [ "${1:-}" != executor ]; then
     exec "$@"
 fi
-# SPARK_JAVA_OPT_0, _1, …: a Java option each, which may hold spaces.
+# SPARK_JAVA_OPT_0, _1, …: one Java option each, which may contain spaces.
 set --
 for name in $(env | sed -n 's/^\(SPARK_JAVA_OPT_[0-9]*\)=.*/\1/p' | sort -t_ -k4 -n); do
     set -- "$@" "$(printenv "$name")"

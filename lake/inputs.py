@@ -1,8 +1,8 @@
-"""Steps and what they took, from the tables: records as Kafka gave them, byte for byte (R1).
+"""Steps and their inputs, read from the tables: the records as Kafka gave them, byte for byte (R1).
 
-`messages` has a row for each message of a run, `commands` has records as they are. Rows become
-records again with the face of Kafka's client, so that the loop's own code makes the step's input of
-them.
+`messages` has a row for each message of a run; `commands` has records as they are. The rows become
+records again that look like those of Kafka's client, so the loop's own code builds the step's input
+from them.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ NextOffsets = dict[PartitionId, tuple[int, str]]
 
 
 class Lost(LakequeueError):
-    """The tables do not have what a step took."""
+    """The tables lack what a step took."""
 
 
 @dataclass(slots=True)
@@ -94,16 +94,16 @@ class StoredRecord:
 
 @dataclass(slots=True)
 class _Taker:
-    """A step that took a range. now: its time; topic_id: of the topic that it took it for, empty
-    where nobody knows; next_id: of the one that the broker read next under this name."""
+    """A step that took a range. now: its time. topic_id: of the topic that it read, empty if
+    unknown. next_id: of the topic that the broker read next under this name."""
 
     now: int
     topic_id: str
     next_id: str = ""
 
     def took(self, there: list[StoredRecord]) -> StoredRecord | None:
-        """Which of the records at one offset. Of those that do not say of which topic they are, or
-        where nobody knows it, the one that was there at this time."""
+        """Which of several records at one offset a step took. If neither says its topic, it is the
+        one that was newest at that time."""
         if self.topic_id:
             of = {topic_id: [one for one in there if one.topic_id() == topic_id]
                   for topic_id in (self.topic_id, "", self.next_id)}  # fmt: skip
@@ -134,7 +134,7 @@ def steps_between(
 def opened_behind(
     lake: duckdb.DuckDBPyConnection, broker: str, step: int
 ) -> list[tuple[int, Opened]]:
-    """Which topics a broker read anew behind a step, and the step of each."""
+    """The topics that a broker opened anew after a step, and the step of each."""
     newer = _newer(lake, "steps", "opened")
     rows = lake.execute(_OPENED.format(**newer), {"broker": broker, "after": step}).fetchall()
     return [(at, one) for at, opened in rows for one in _opened(opened)]
@@ -147,15 +147,15 @@ def _newer(lake: duckdb.DuckDBPyConnection, table: str, *names: str) -> dict[str
 
 
 class FromTables:
-    """What steps took, see `driver.Again`: for steps that follow each other.
+    """What consecutive steps took, see `driver.Again`.
 
-    A topic that was deleted and made anew has two records at one offset. A step took the one of
-    the topic that it read; that is the next topic, where the tables have none of this one: the
-    broker had not noticed yet. Where rows or steps do not say which that was (those of earlier
-    versions), it took the one that was the newest by then.
+    A topic that was deleted and created again has two records at one offset. A step took the one of
+    the topic that it read. If the tables have none of that topic, it is the next topic's: the
+    broker had not noticed yet. If rows or steps do not name their topic (those of earlier
+    versions), it is the one that was newest then.
 
-    known: as of before the first step; then it is as of behind the last one. later: which topics
-    the broker read anew behind the last step.
+    known: the topics before the first step, and at the end those after the last one. later: the
+    topics that the broker opened anew after the last step.
     """
 
     def __init__(
@@ -206,15 +206,15 @@ class FromTables:
         if len(found) != r.count:
             raise Lost(
                 f"a step took {r.count:,} records, {r.first} to {r.last}, of partition "
-                f"{r.partition} of topic {r.topic!r}, and the table {_table(r.topic)!r} has "
+                f"{r.partition} of topic {r.topic!r}, but the table {_table(r.topic)!r} has "
                 f"{len(found):,} of them"
             )
         return found
 
     def until_the_end(self, records: list[StepRecord]) -> list[StepRecord]:
-        """The steps before the first that took what lies behind the end of a table: each table is
-        written by itself, and that of the steps may be ahead. What is missing before such an end
-        is lost, and told where it is taken."""
+        """The steps before the first one that took something beyond the end of a table. Each table
+        is written by itself, so `steps` may be ahead. A gap before such an end is a loss, and is
+        reported where the step is taken."""
         for n, record in enumerate(records):
             if any(self._is_behind(r) for r in record.ranges):
                 return records[:n]
@@ -255,7 +255,7 @@ def _table(topic: str) -> str:
 def _read(
     lake: duckdb.DuckDBPyConnection, place: PartitionId, first: int, last: int
 ) -> dict[int, list[StoredRecord]]:
-    """By offset; of several at one the oldest first."""
+    """The records by offset; of several at one offset the oldest first."""
     topic, partition = place
     given = {"topic": topic, "partition": partition, "first": first, "last": last}
     if goes_first(topic):
@@ -277,7 +277,7 @@ def _whole(items: list[Any]) -> _Row:
     """One record of the rows of its messages."""
     first = items[0]
     if first[7] == NO_RUN or _count(first) != len(items):
-        return first[:7]  # no run; or one that was none, and stands there as it came
+        return first[:7]  # not a run, or a broken one that was stored as it came
     return (*first[:3], encode_run([row[3] for row in items]), *first[4:7])
 
 

@@ -1,10 +1,9 @@
-"""Blocks of payloads that a snapshot only names, made again of `messages` (R1).
+"""Payload blocks that a snapshot only refers to, read from `messages` (R1).
 
-A reference is `count` rows of `messages` that follow each other, from an offset and item on, none
-of them younger than its time, or, without a topic, as many empty contents: see
-`sinks/block_references.py`, which writes them. All that is named is read at once. A block of
-which a row is missing is left out, and the sum that closes the snapshot tells so, as it tells of a
-row that was altered.
+A reference is `count` consecutive rows of `messages`, from an offset and item on, none of them
+newer than its time. Without a topic it is that many empty contents (`sinks/block_references.py`
+writes them). All references are read at once. A block with a missing row is left out; the sum that
+closes the snapshot then shows the damage, as it does if a row was altered.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ class _Rows:
         self._rows: list[_Row] = []
 
     def offer(self, row: _Row) -> None:
-        """A row of the partition, in any order: it is kept if somebody names it."""
+        """Take a row of the partition, in any order, and keep it if a reference needs it."""
         at = bisect_right(self._first, row[0]) - 1
         if at >= 0 and row[0] <= self._last[at]:
             self._rows.append(row)

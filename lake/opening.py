@@ -1,12 +1,12 @@
-"""Opening the lake: a DuckDB over the Delta tables of a home, without Spark and without an engine.
+"""Opens the lake: DuckDB over the Delta tables of a home, without Spark and without an engine.
 
-`deltalake` reads the Delta log and gives the table's newest version as an Arrow dataset; DuckDB
-reads of it what a query needs. So what one sees is one version of each table, whole, whatever the
-engine writes meanwhile. Why not Spark: decision 0024.
+`deltalake` reads the Delta log and gives the table's newest version as an Arrow dataset, from which
+DuckDB reads what a query needs. So a query sees one whole version of each table, whatever the
+engine writes meanwhile. Decision 0024 says why this is not Spark.
 
-The files are read by Arrow's own file systems. `deltalake`'s is Python to Arrow: who asked with a
-LIMIT leaves threads behind that read ahead; as they come back to a Python that ends, the process
-dies of a signal, with its answer given.
+Arrow's own file systems read the files. With that of `deltalake`, which calls back into Python, a
+query with a LIMIT leaves threads that read ahead; if Python ends meanwhile, the process dies from a
+signal.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 TABLES = ("messages", "journal")
 HISTORY = ("commands", "steps", "snapshots")  # there where steps are taken in real time
 WHEN_WRITTEN = (
-    "an engine in real time writes it a minute after its start (lakequeue.history_interval_s is "
-    "not 0)"
+    "an engine with the trigger real-time writes it a minute after its start, unless "
+    "lakequeue.history_interval_s is 0"
 )
 _LIST = re.compile(r"ARRAY<STRUCT<(.*?)>>")
 NEEDED = {"messages": "item", "journal": "line"}  # the column that came last: older ones lack it
@@ -93,7 +93,7 @@ def tables_of(home: Path | str) -> Folder:
     try:
         missing = [name for name in TABLES if not is_there(tables / name)]
     except OSError as error:
-        raise NoLake(f"The tables {tables} cannot be looked at: {_line(error)}") from error
+        raise NoLake(f"The tables {tables} cannot be read: {_line(error)}") from error
     if missing:
         raise NoLake(
             f"{tables} has no table {' and no table '.join(missing)}: is {home} the home of an "

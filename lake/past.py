@@ -1,12 +1,11 @@
-"""A broker as it was behind any step: the nearest snapshot, and the steps after it once more (R1).
+"""A broker as it was after any step: the nearest snapshot, and the steps after it taken again (R1).
 
     snapshots ─▶ pages as of step s ─▶ steps s+1 … n, from `steps`, `messages`, `commands` ─▶ step n
 
-The engine is a pure step, so what comes out is what was; and it is checked: the pages of a
-snapshot against the sum that closes it, each step against the digests that stand in the record of
-the next. A snapshot that is damaged is told, and the one before it is taken. A step that comes out
-differently is an error, for nothing behind it could be relied on: the tables were altered, or the
-code that reads them decides otherwise than the code that wrote them.
+The engine is a pure step, so the result is what was. It is checked: the pages against the sum that
+closes the snapshot, and each step against the digests in the next step's record. If a snapshot is
+damaged, that is reported and the one before it is used. If a step differs, that is an error: either
+the tables were altered, or this code decides otherwise than the code that wrote them.
 """
 
 from __future__ import annotations
@@ -48,8 +47,8 @@ _CLOSED = """
 SELECT step, crc FROM snapshots
 WHERE broker = $broker AND page = '' AND step <= $step ORDER BY step DESC
 """
-# Of each page of the chain, and of the row that closes it, the newest; what stands there is read by
-# itself, row by row: a query that sorts or groups payloads copies each several times.
+# The newest row of each page of the chain, and of the row that closes it. Values are read
+# separately, row by row: a query that sorts or groups payloads copies each several times.
 _NEWEST = """
 SELECT page, max(step), arg_max(struct_pack(crc := crc), step) FROM snapshots
 WHERE broker = $broker AND step <= $step AND step >= (
@@ -65,9 +64,9 @@ WHERE broker = $broker AND (value IS NOT NULL OR {refs} IS NOT NULL)
 
 @dataclass
 class Moment:
-    """A broker behind a step. now: the step's time, epoch ms; snapshot: the step of the snapshot
-    that it was made from, 0: from nothing; own: what the loop knew; notes: what a person should be
-    told; took, said: of the last step, where it was taken again."""
+    """A broker after a step. now: the step's time, epoch ms. snapshot: the step of the snapshot
+    that it was made from, 0 for none. own: the loop's own state. notes: what a person should know.
+    took, said: input and output of the last step, if it was taken again."""
 
     broker: str
     home: Home
@@ -114,7 +113,7 @@ def as_of(
 def all_as_of(
     lake: duckdb.DuckDBPyConnection, home: Path, names: list[str], at: datetime | None
 ) -> list[Moment]:
-    """As `as_of`, of several brokers: those that there were then, at least one."""
+    """Like `as_of`, for several brokers: those that existed then, at least one."""
     found, refusals = [], []
     for name in names:
         try:
@@ -134,7 +133,7 @@ def _require_history(lake: duckdb.DuckDBPyConnection) -> None:
 def _target(
     lake: duckdb.DuckDBPyConnection, broker: str, step: int | None, at: datetime | None
 ) -> tuple[int, list[str]]:
-    """The step that is meant, and what is to be told of it."""
+    """The step that is meant, and what to tell about it."""
     ms = 1 << 62 if at is None else round(at.timestamp() * 1000)
     found = lake.execute(_KNOWN, {"broker": broker, "at": ms}).fetchone()
     first, last, begun, ended, meant = found or (None,) * 5
@@ -147,7 +146,7 @@ def _target(
             raise ConfigError(f"step: {step} – the tables have {reach}")
         return step, []
     if meant is None:
-        raise ConfigError(f"time: {at} – it is before what the tables have: {reach}")
+        raise ConfigError(f"time: {at} – the tables begin later: {reach}")
     late = at is not None and ms > ended
     return meant, [f"{_ENDED}{_told(ended)}"] if late else []
 
@@ -174,13 +173,13 @@ def _start(
             is_earlier = past_replica.is_earlier(there)
             store = past_replica.carried_over(whose, there) if is_earlier else DictStore(there)
             return Moment(broker, whose, store, own.step, own.now, step, own, notes)
-        notes.append(f"The snapshot of step {step:,} does not match its digest and is passed over")
+        notes.append(f"The snapshot of step {step:,} does not match its digest and is skipped")
     whose = Home(broker, *_who(lake, home, broker), _secret(home))
     return Moment(broker, whose, DictStore(), 0, 0, 0, Snapshot(), notes)
 
 
 def _secret(home: Path) -> bytes:
-    """What seals clients' keys: without it, what was signed is not understood again."""
+    """The secret that seals clients' keys. Without it, signed commands are not understood."""
     with contextlib.suppress(OSError):
         return (home / "secret").read_bytes()
     return b""
@@ -210,8 +209,8 @@ def _read(
     lake: duckdb.DuckDBPyConnection, broker: str, steps: tuple[int, int], wanted: dict[str, int],
     found: dict[str, tuple[int, bytes | None]], named: Named,
 ) -> None:  # fmt: skip
-    """The newest value, in snapshots of these steps, of each page up to a step of its own; no
-    value of one that is only named there."""
+    """The newest value of each page in snapshots of these steps, up to a step per page. No value
+    for a page that is only a reference there."""
     columns = [name for name, *_ in lake.execute("SELECT * FROM snapshots LIMIT 0").description]
     values = _VALUES.format(refs="refs" if "refs" in columns else "NULL")  # version 2 has none
     rows = lake.execute(values, {"broker": broker, "first": steps[0], "last": steps[1]})
@@ -225,7 +224,7 @@ def _read(
 
 
 def _who(lake: duckdb.DuckDBPyConnection, home: Path, broker: str) -> tuple[int, int]:
-    """A broker's number and the home's epoch: as its folder says, else as the engine said last."""
+    """A broker's number and the home's epoch: from its folder, else as the engine last said."""
     about: dict[str, Any] = {}
     with contextlib.suppress(OSError, ValueError):
         about = json.loads((home / "lakequeue.json").read_text())
@@ -242,8 +241,9 @@ def _who(lake: duckdb.DuckDBPyConnection, home: Path, broker: str) -> tuple[int,
 
 
 def _replay(lake: duckdb.DuckDBPyConnection, moment: Moment, target: int, exactly: bool) -> None:
-    """Take the steps behind the snapshot again, up to the target. The last one is heard. exactly:
-    the target is meant, and not the last step before it whose records the tables have."""
+    """Take the steps after the snapshot again, up to the target, and captures the last one.
+    exactly: the target itself is meant, not the last step before it whose records the tables
+    have."""
     ear = StepCapture()
     steps = Steps(moment.home, moment.store, moment.own, ear, moment.now)
     ids = {(topic, partition): topic_id for topic, partition, topic_id in moment.own.ids}
@@ -254,9 +254,9 @@ def _replay(lake: duckdb.DuckDBPyConnection, moment: Moment, target: int, exactl
         records = list(steps_between(lake, moment.broker, after, last))
         if [r.step for r in records] != list(range(after + 1, last + 1)):
             raise LakequeueError(
-                f"The table 'steps' has {len(records):,} of the steps {after + 1:,} to {last:,} of "
-                f"broker {moment.broker!r}: what came after the snapshot of step "
-                f"{moment.snapshot:,} cannot be made again"
+                f"The table 'steps' has {len(records):,} of the steps {after + 1:,} to {last:,} "
+                f"of broker {moment.broker!r}: what came after the snapshot of step "
+                f"{moment.snapshot:,} cannot be rebuilt"
             )
         _require_own(moment, records)
         later = [one for step, one in opened if step > last]
@@ -293,7 +293,7 @@ def _checked(steps: Steps, records: list[StepRecord], inputs: FromTables) -> Non
 
 
 def _check_last(lake: duckdb.DuckDBPyConnection, moment: Moment) -> None:
-    """The last step's digest stands in the next record, if the tables have that already."""
+    """Check the last step against the digest in the next record, if the tables have that."""
     for record in steps_between(lake, moment.broker, moment.step, moment.step + 1):
         if record.outputs != moment.own.outputs:
             raise LakequeueError(

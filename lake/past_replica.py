@@ -22,7 +22,7 @@ from ..streaming.earlier.carry_over import carry_over
 from ..streaming.earlier.pages import FORMAT as EARLIER_FORMAT
 
 LIMITS = Limits()
-_CODE = "tables"  # which code took a step is told, and does not matter: its digests do
+_CODE = "tables"  # its code's version does not matter, only its digests do
 _encode = msgspec.msgpack.encode
 _header = msgspec.msgpack.Decoder(BrokerHeader).decode
 _queue = msgspec.msgpack.Decoder(QueuePage).decode
@@ -31,7 +31,7 @@ own_of = msgspec.msgpack.Decoder(Snapshot).decode
 
 
 class StepCapture:
-    """The log and the outbox of steps that only whoever asks for them hears."""
+    """The log and the outbox of replayed steps. It keeps what they say for the caller."""
 
     def __init__(self) -> None:
         self.records: list[WireRecord] = []
@@ -44,7 +44,7 @@ class StepCapture:
 
     def append(self, value: bytes) -> None:
         raise LakequeueError(
-            "the last step that the tables have failed, and they do not have yet what it left out: "
+            "the last step in the tables failed, and they do not have its second attempt yet: "
             "ask again in a minute"
         )
 

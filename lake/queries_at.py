@@ -1,7 +1,7 @@
-"""Questions to a moment of the past, by the commands that clients ask a running engine (R1, R6).
+"""Questions about a past moment, with the commands that clients send to a running engine (R1, R6).
 
-A moment answers with the code of the engine's own inspections, straight from the pages: no step is
-taken, so nothing is due, delivered or written.
+The engine's own inspections answer straight from the pages. No step is taken, so nothing expires,
+is delivered or is written.
 """
 
 from __future__ import annotations
@@ -29,24 +29,24 @@ class _PastSession:
         self.epoch = moments[0].home.epoch
 
     def request(self, command: commands.Command, broker: int | None = None) -> Any:
-        """As `Session.request`."""
+        """Like `Session.request`."""
         return self._answer(command, broker)["result"]
 
     def each_host(self, queue: str, ask: Callable[[int | None], Any]) -> dict[str, Any]:
-        """As `Session.each_host`."""
+        """Like `Session.each_host`."""
         hosts = self._hosts(queue)
         if len(self._moments) == 1:
             return {"": ask(None)}
         return {m.broker: ask(m.home.number) for m in hosts}
 
     def request_of_each(self, ask: Callable[[int], list[Any]]) -> list[Any]:
-        """As `Session.request_of_each`."""
+        """Like `Session.request_of_each`."""
         return [row for m in self._moments for row in ask(m.home.number)]
 
     def request_list(
         self, command: Any, place: str, count: str | None = None, broker: int | None = None
     ) -> list[Any]:
-        """As `Session.request_list`."""
+        """Like `Session.request_list`."""
         rows: list[Any] = []
         while True:
             answer = self._answer(command, broker)
@@ -70,7 +70,7 @@ class _PastSession:
     def _answer(self, command: Any, number: int | None) -> Any:
         kind = type(command)
         if kind not in INSPECTIONS:
-            raise ConfigError(f"{kind.__name__}: the past can only be looked at")
+            raise ConfigError(f"{kind.__name__}: the past is read-only")
         hosts = self._hosts(getattr(command, "queue", None))
         moment = next((m for m in hosts if m.home.number == number), hosts[0])
         result, more = past_replica.answer(
@@ -84,6 +84,6 @@ class _PastSession:
 
 
 def admin_of(*moments: Moment, vpn: str = "default") -> Admin:
-    """An administrator who looks at moments of different brokers, at one at least: `queues`,
-    `describe`, `browse`, `usage`, `events`."""
+    """An administrator that looks at moments of one or several brokers: `queues`, `describe`,
+    `browse`, `usage`, `events`."""
     return Admin(cast(Session, _PastSession(list(moments), vpn)))

@@ -1,18 +1,18 @@
-"""Rebuild: a working home from the Delta tables, when checkpoint and log of steps are gone (R3).
+"""Rebuilds a working home from the Delta tables when checkpoint and log of steps are lost (R3).
 
-    tables ─▶ each broker as the tables know it last ─▶ NEW/rebuilt/<broker>.state ─▶ first batch
+    tables ─▶ each broker's last known state ─▶ NEW/rebuilt/<broker>.state ─▶ first batch
 
-The new home is the old one, with its epoch, so clients go on with what they hold. It continues in
-Kafka behind the last step that the tables have: what came after it is taken in again, in new steps.
-As nobody knows which ids and step numbers those lost steps gave, the new ones are far behind them;
-what the journal knows of messages that only the lost steps stored is closed with `lost`, and those
-messages, still in Kafka, come in once more under new ids.
+The new home keeps the old one's epoch, so clients go on with what they have. It continues in Kafka
+after the last step in the tables: later records are taken in again, in new steps. Nobody knows
+which ids and step numbers the lost steps used, so the new ones start far beyond them. A message
+that only lost steps stored gets the event `lost` in the journal; it is still in Kafka, and comes in
+again under a new id.
 
-Brokers of one home are made again as of steps that go together, and pass over what they said to
-each other in lost ones (`mesh/rejoining.py`).
+The brokers of a home are rebuilt at steps that belong together, and skip what they said to each
+other in lost steps (`mesh/rejoining.py`).
 
-Leases become ready and deliveries count from nothing: the engine says so with a command for each
-queue, when it starts on the new home.
+Leased messages become ready and deliveries count from zero: at its start on the new home, the
+engine sends a command for that to each queue.
 """
 
 from __future__ import annotations
@@ -87,14 +87,14 @@ class Rebuilt:
 
 
 def rebuild(tables_home: Path, home: Path) -> list[Rebuilt]:
-    """Make a home of the tables of another, or of the same whose checkpoint is gone. Raises
-    LakequeueError where that cannot be."""
+    """Build a home from the tables of another one, or of the same one if its checkpoint is gone.
+    Raises LakequeueError if that cannot be done."""
     tables_of(tables_home)
     checkpoints = checkpoints_place(home)
     if any((checkpoints / "checkpoint").glob("*/commits/*")):
         raise LakequeueError(
-            f"{checkpoints} has a checkpoint: nothing is to be rebuilt there; choose another "
-            "--home, or move the checkpoint away"
+            f"{checkpoints} has a checkpoint: it needs no rebuild. Choose another --home, or move "
+            "the checkpoint away"
         )
     about = _about(tables_home)
     if home.resolve() != tables_home.resolve():
@@ -192,7 +192,7 @@ def _link_tables(source: Path, home: Path) -> None:
 
 
 def _about(source: Path) -> dict[str, Any]:
-    """What the home said of itself; where that is lost as well, what is known without it."""
+    """What the home says about itself; if that is lost too, what is known without it."""
     file = source / "lakequeue.json"
     about: dict[str, Any] = {"format": FORMAT, "trigger": "real-time"}
     if file.is_file():
@@ -239,8 +239,8 @@ def _one(
 
 
 def _keep_snapshot(tables: Folder, moment: Moment, step: int, own: bytes) -> None:
-    """What the new home begins with, as a snapshot: its steps follow on no step that the tables
-    have, so without it nobody could go back to them before the engine writes its first."""
+    """Write the new home's initial state as a snapshot. Its steps follow no step in the tables, so
+    without it nobody could go back to them before the engine writes its first snapshot."""
     import deltalake
     import pyarrow as pa
 
@@ -263,7 +263,7 @@ def _keep_snapshot(tables: Folder, moment: Moment, step: int, own: bytes) -> Non
 def _close(
     tables: Folder, broker: str, step: int, now: int, phantoms: list[tuple[str, str, str]]
 ) -> None:
-    """The journal says of messages that only lost steps knew that they are lost."""
+    """Write to the journal that messages which only lost steps stored are lost."""
     import deltalake
     import pyarrow as pa
 
@@ -274,7 +274,7 @@ def _close(
         {
             "broker": broker, "step": step, "part": 0, "vpn": vpn, "queue": queue, "event": "lost",
             "message_id": number, "subscription": "", "deliveries": 0, "topic": "",
-            "reason": "of a step that is lost; what came in comes in again", "line": line,
+            "reason": "its step is lost; the message comes in again under a new id", "line": line,
             "time": time, "date": time.date(),
         }
         for line, (vpn, queue, number) in enumerate(phantoms)

@@ -1,10 +1,10 @@
-"""Replay: messages of the past once more, into one queue (R4).
+"""Replay: publishes messages of the past again, to one queue (R4).
 
-What came for a queue stands in `journal` (`spooled`, and `discarded` where the queue did not take
-it), with the place of the message in `messages`. Those that the queue does not hold any more are
-published again, to that queue alone, with their payload, key, headers and priority. They get new
-ids, and say with headers what they are: `lq-replay-of` (the earlier id, where it had one),
-`lq-replay-time` (when it was published first) and `lq-replay-by`.
+`journal` says what arrived for a queue (`spooled`, or `discarded` if the queue did not take it),
+and where the message is in `messages`. Messages that the queue no longer has are published again,
+to that queue alone, with payload, key, headers and priority. They get new ids and three headers:
+`lq-replay-of` (the earlier id, if there was one), `lq-replay-time` (when it was first published)
+and `lq-replay-by`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 TOGETHER = 1_000
 EXAMPLES = 5
 OF, TIME, BY = "lq-replay-of", "lq-replay-time", "lq-replay-by"
-# A topic that was made anew has two records at one offset: the newest by then was meant.
+# A topic that was created again has two records at one offset: the newest at that time is meant.
 _CAME = """
 SELECT came.message_id, came.event, epoch_ms(m.time), m.payload, m.key, m.lq, m.headers
 FROM (
@@ -95,12 +95,13 @@ def replay(
     rate: float | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> Replayed:
-    """See `Admin.replay`. progress: told how many were published, now and then."""
+    """See `Admin.replay`. progress: called from time to time with the number of published
+    messages."""
     if rate is not None and (
         isinstance(rate, bool) or not isinstance(rate, int | float) or not rate > 0
     ):
         raise ConfigError(f"rate: {shown(rate)} – allowed are messages a second, more than 0")
-    _ = connection.admin().describe(queue)  # a queue that is not there is said
+    _ = connection.admin().describe(queue)  # raises for a queue that does not exist
     chosen = _Chosen(connection.vpn, queue, since, until, where, ids)
     with open_lake(home) as lake:
         (first,) = lake.execute(_BEGINS).fetchone() or (None,)
@@ -209,7 +210,7 @@ class _Chosen:
 
 
 def _said(lq: str | None) -> tuple[int, bool]:
-    """Priority and DMQ eligibility, as the publisher said."""
+    """Priority and DMQ eligibility, as published."""
     try:
         header = msgspec.json.decode(lq or "{}")
         return int(header.get("priority", PRIORITY_DEFAULT)), bool(header.get("dmq", True))
@@ -221,7 +222,7 @@ def _publish(
     connection: Any, queue: str, rows: Iterator[_Row], rate: float | None,
     progress: Callable[[int], None] | None,
 ) -> tuple[int, dict[str, int], list[dict[str, Any]]]:  # fmt: skip
-    """Publish them again, at most so many a second."""
+    """Publish them again, at most so many per second."""
     count, refused, examples = 0, dict[str, int](), list[dict[str, Any]]()
     begun = time.monotonic()
     with connection.producer() as producer:
@@ -243,7 +244,7 @@ def _publish(
 
 
 def _settle(producer: Any, sent: list[Any], refused: dict[str, int]) -> None:
-    """Wait for the answers; count what the queue did not take."""
+    """Wait for the receipts, and count what the queue refused."""
     with contextlib.suppress(Rejected):  # each says so itself
         producer.flush()
     for future in sent:

@@ -1,8 +1,7 @@
-"""The life of one message over all its queues, from the journal (R1).
+"""The life of one message in all its queues, from the journal (R1).
 
-Each event stands with the state that it led to, how long that lasted, and for a ready message why
-it waited (`waits`). What the message was published as stands in `messages`, as long as it is kept
-there.
+Each event is shown with the state after it, how long that lasted, and why a ready message waited
+(`why_waited`). What was published is in `messages`, as long as it is kept there.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from .why_waited import Period, WaitReasons
 if TYPE_CHECKING:
     import duckdb
 
-ID_SHOWN = 40  # characters of what is no id
+ID_SHOWN = 40  # characters of a wrong id
 
 _EVENTS = """
 SELECT j.vpn, j.queue, j.step, j.part, j.line, j.time, j.event,
@@ -29,7 +28,7 @@ FROM journal AS j LEFT JOIN (
 WHERE j.message_id = $id ORDER BY j.step, j.part, j.line
 """
 _CHANGES = "SELECT * FROM changes WHERE message_id = $id"
-# A topic that was made anew has two records at one offset: the newest by then was meant.
+# A topic that was created again has two records at one offset: the newest at that time is meant.
 _PUBLISHED = """
 SELECT m.time, m.topic, m.partition, m.offset, m.item, octet_length(m.payload) AS bytes
 FROM messages AS m JOIN (
@@ -42,13 +41,15 @@ ORDER BY m.time > j.time, CASE WHEN m.time <= j.time THEN m.time END DESC, m.tim
 
 
 def trace(lake: duckdb.DuckDBPyConnection, message_id: str) -> dict[str, Any]:
-    """The life of a message: ``published`` (when, where, how large; None: not kept) and ``queues``,
-    in the order in which it came to them, each with its ``life``.
+    """The life of a message: ``published`` (when, where, how large; None if not kept) and
+    ``queues``, in the order in which it reached them, each with its ``life``.
 
-    An event has ``time``, ``event``, ``consumer``, ``deliveries``, ``reason``, ``until`` (a lease's
-    or a delay's) and ``then``: the ``state`` that it led to, ``since`` and ``until`` when, ``ms``
-    (both None: it lasts), and ``why`` a ready message waited, in parts. Raises ConfigError for
-    what is no message id, LakequeueError when the tables do not have the message.
+    An event has ``time``, ``event``, ``consumer``, ``deliveries``, ``reason``, ``until`` (of a
+    lease or a delay) and ``then``: the ``state`` after it, its ``since`` and ``until``, its length
+    in ``ms`` (both None while it lasts), and ``why`` a ready message waited, in parts.
+
+    Raises ConfigError for an id that is not a message id, LakequeueError if the tables do not have
+    the message.
     """
     if not re.fullmatch("[0-9]{1,20}", message_id) or not 0 < int(message_id) < 1 << 64:
         raise ConfigError(
@@ -59,8 +60,8 @@ def trace(lake: duckdb.DuckDBPyConnection, message_id: str) -> dict[str, Any]:
     events = _rows(lake, _EVENTS, number)
     if not events:
         raise LakequeueError(
-            f"The tables know no message {number}. They are a few seconds behind the engine; what "
-            "was refused got no id"
+            f"The tables know no message {number}. They are a few seconds behind the engine; "
+            "refused messages have no id"
         )
     changes = {_place(row): row for row in _rows(lake, _CHANGES, number)}
     waits = _waits(lake, list(changes.values()))

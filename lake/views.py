@@ -1,13 +1,13 @@
-"""The views over the tables `messages` and `journal`: one definition for every engine (R1, R6).
+"""The views over `messages` and `journal`: one definition for Spark and DuckDB (R1, R6).
 
-All follows from `changes`: each row of the journal that changed a message's place in a queue, with
-the state after it and when the next change came. Which events those are, and what state they lead
-to, is read from the transition table that runs, not copied; where an event leads to *ready* or to
-*delayed*, the row says until when the message is delayed. A message that went and came back to a
-queue (a redrive) has several *stays* there, each from a `spooled` on. Steps are each broker's own,
-so a message of a distributed queue has its changes at each broker that had it.
+All views follow from `changes`: each row of the journal that changed a message's state in a queue,
+with the new state and the time of the next change. The transition table that the engine runs says
+which events those are. If an event leads to *ready* or *delayed*, the row says until when the
+message is delayed. A message that came back to a queue (a redrive) has several *stays* there, each
+starting with `spooled`. Each broker numbers its own steps, so a message of a distributed queue has
+its changes at each broker that had it.
 
-The text is SQL that Spark and DuckDB both understand; in what they differ stands in `DIALECTS`.
+Spark and DuckDB both understand the SQL. Where they differ, see `DIALECTS`.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Why a ready message waited, as far as the journal can tell (B1–B4, H5, O3, L12).
 
-The journal is played again for one queue, over one period: who is subscribed with what backlog, how
-many each holds, whether egress is shut down, which barriers stand before the message. After each
-step the first obstacle is named, in the order in which the engine itself looks for it (`blocked` of
-a queue). What the journal does not say (whose key is busy, whose filter takes what) is *waiting*.
+The journal of one queue is played again for a period: who is subscribed with which backlog, how
+many messages each holds, whether egress is shut down, which barriers precede the message. After
+each step the first obstacle is named, in the order in which the engine looks for it (`blocked` of a
+queue). What the journal does not tell (a busy key, a filter) is called *waiting*.
 """
 
 from __future__ import annotations

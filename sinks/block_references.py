@@ -1,22 +1,19 @@
-"""Which blocks of contents stand in `messages` already, so that a snapshot only names them (R1).
+"""Payload blocks of a snapshot as references to `messages`, so that payloads are stored once (R1).
 
     head of a block ─▶ where its contents lie ─▶ their digests ◀─ rows of `messages`
 
-A block is a head and contents of messages, one behind the other. The head follows from the
-contents, but where compaction moved some in: such a block stays inline. Every other content is
-looked for by its digest in what the journal says was stored meanwhile; which of several equal
-messages it was does not matter.
+A block is a head and the contents of messages, one after the other. The head follows from the
+contents unless compaction moved some in; such a block stays inline. Every other content is looked
+up by its digest among the messages that the journal says were stored meanwhile. If several messages
+are equal, any of them will do.
 
-A *reference* names rows of `messages` that follow each other; a block is named by references in the
-order of its contents. Only a block of which all contents are found is named. A reference without a
-topic names contents that are empty: what died before the block was written, or came without a
-payload. Topics can be deleted and made again, with offsets from 0: so a reference says the newest
-time of its rows, and what stands twice at its place when it is written is not named.
+A *reference* names consecutive rows of `messages`. A block becomes references in the order of its
+contents, if all of them are found. A reference without a topic stands for empty contents: messages
+that died before the block was written, or had no payload. A topic can be deleted and created again
+with offsets from 0, so a reference has the newest time of its rows, and a place that occurs twice
+is not used.
 
-A snapshot's new blocks of payloads by reference to `messages`, as far as that has them (R1).
-
-What is asked of the tables is places and digests: no payload leaves Spark's Java process. Which
-block can be named, `content_references` decides.
+Only places and digests leave Spark's Java process, no payloads.
 """
 
 from __future__ import annotations
@@ -59,7 +56,7 @@ class Contents(NamedTuple):
 
 
 def contents_of(heads: Mapping[int, bytes]) -> Contents:
-    """The contents of the blocks that can be named, by their heads."""
+    """The contents of the blocks that can be referred to, by their heads."""
     blocks, begins, sizes = [], [], []
     for number, head in sorted(heads.items()):
         ends = ends_of(head)
@@ -74,17 +71,17 @@ def contents_of(heads: Mapping[int, bytes]) -> Contents:
 
 
 def digest_of(content: bytes) -> int:
-    """What a content is known by."""
+    """The digest of a content."""
     return int(hashlib.sha256(content).hexdigest()[:DIGEST_CHARS], 16)
 
 
 def references_by_content(
     contents: Contents, digests: Array, messages: pa.Table
 ) -> dict[int, list[dict[str, Any]]]:
-    """The blocks that can be named, each with its references.
+    """The blocks that can be replaced by references, with these references.
 
-    digests: of each content; messages: place, `digest` and `time`, in µs, of rows, all there are
-    between the first and the last place of a partition.
+    digests: of each content. messages: place, `digest` and `time`, in µs, of all rows between the
+    first and the last place of a partition.
     """
     there = messages.sort_by([(name, "ascending") for name in PLACE])
     partition, alone = _places(there)
@@ -107,8 +104,8 @@ def _rows_of(
     contents: Contents, digests: list[int], known: list[int], first: dict[int, int],
     follows: list[bool],
 ) -> list[int]:  # fmt: skip
-    """The row of each content: the one behind that of the content before, else the first. known:
-    the digests of the rows; first: of each digest the first row."""
+    """The row of each content: the one after the row of the content before, else the first with its
+    digest. known: the digests of the rows. first: the first row of each digest."""
     rows, row = [], MISSING
     for digest, size in zip(digests, contents.size.tolist(), strict=True):
         if not size:
@@ -122,7 +119,7 @@ def _rows_of(
 
 
 def _places(there: pa.Table) -> tuple[Array, Array]:
-    """Of each row its partition, as a number, and whether its place is no other row's."""
+    """Each row's partition, as a number, and whether no other row has its place."""
     n = len(there)
     if not n:
         return np.zeros(0, np.int64), np.zeros(0, bool)
@@ -139,7 +136,7 @@ def _places(there: pa.Table) -> tuple[Array, Array]:
 def _runs(
     blocks: list[int], rows: list[int], follows: list[bool]
 ) -> Iterator[tuple[int, list[_Run]]]:
-    """Each block with its rows; those that follow each other are one run."""
+    """Each block with its rows; consecutive ones are one run."""
     runs: list[_Run] = []
     of, before = blocks[0] if blocks else 0, MISSING
     for block, row in zip(blocks, rows, strict=True):
@@ -187,16 +184,16 @@ _BY_COLUMNS = "spark.sql.parquet.enableVectorizedReader"
 
 
 class BlockReferences:
-    """Of one set of tables."""
+    """The references of one set of tables."""
 
     def __init__(self, spark: SparkSession, tables: Folder | str) -> None:
         self._spark, self._tables = spark, str(tables)
-        self._by_rows = spark.newSession()  # its settings are nobody else's
+        self._by_rows = spark.newSession()  # nobody else uses its settings
         self._by_rows.conf.set(_BY_COLUMNS, "false")
 
     def __call__(self, broker: str, rows: DataFrame, steps: tuple[int, int]) -> DataFrame:
         """Rows of a snapshot with their `refs`, and without the values of blocks that have some.
-        steps: what changed in them, the first of them not one of them."""
+        steps: of the snapshot before, and of this one."""
         inline = rows.withColumn("refs", f.expr(f"CAST(NULL AS {REFS})"))
         if not all(self._there(name) for name in (MESSAGES, JOURNAL)):
             return inline
@@ -241,7 +238,7 @@ class BlockReferences:
         return references_by_content(contents, digests, self._messages(spans))
 
     def _stored(self, broker: str, steps: tuple[int, int]) -> pa.Table:
-        """From where to where these steps took messages, of each partition."""
+        """The first and last place, in each partition, of the messages that these steps stored."""
         spooled = self._read(self._spark, JOURNAL).where(
             (f.col("broker") == broker) & (f.col("step") > steps[0]) & (f.col("step") <= steps[1])
             & (f.col("event") == "spooled") & (f.col("topic") != "")

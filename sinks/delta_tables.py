@@ -6,7 +6,8 @@ write there.
 
 A table is partitioned by `date`, the day of its rows. So upkeep joins the files of one day, and
 retention deletes whole files instead of rewriting them. Delta cannot partition an existing table,
-so older ones stay as they are."""
+so older ones stay as they are.
+"""
 
 from __future__ import annotations
 

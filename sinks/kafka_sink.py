@@ -1,4 +1,4 @@
-"""Output to Kafka: the processor's flat rows as Kafka records, and what the driver observes."""
+"""Writes the micro-batch processor's rows to Kafka, and tells Spark what to observe."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from ..protocol.kafka_settings import for_spark, kafka_settings
 
 OUTPUT_SCHEMA = "topic STRING, partition INT, key BINARY, value BINARY, headers STRING, note STRING"
 OBSERVATION = "engine"
-# Of what is gathered; a larger record travels alone. Java's client cuts what a topic refuses for
-# its size into parts of just this size (kafka-clients 3.9): where the topic takes less, for ever.
+# The size of a batch of records; a larger record travels alone. If a topic refuses a batch for its
+# size, Java's client splits it into parts of exactly this size (kafka-clients 3.9), and so never
+# ends if the topic takes less.
 BATCH_BYTES = 65_536
 _HEADERS = "array<struct<key:string,value:binary>>"
 

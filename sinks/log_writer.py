@@ -1,9 +1,10 @@
-"""Writing the log of steps: the fence between two attempts of one broker.
+"""Writes the log of steps, which fences earlier workers of the same broker.
 
-The producer is transactional, and one transaction stays open for about a batch. Not for atomicity:
-the log is read uncommitted. But who opens the same broker anew raises the producer's epoch, and
-from then on Kafka refuses whatever the one before appends. As a step's outputs go out only after
-its record was taken, a worker that was cut off or frozen can never say what is not in the log.
+The producer is transactional, and one transaction stays open for about a batch. That is not for
+atomicity, since the log is read uncommitted. But a new worker for the broker raises the producer's
+epoch, and from then on Kafka refuses records from the earlier one. A step's outputs are sent only
+after Kafka has its record. So a worker that was cut off or frozen can never send what is not in the
+log.
 """
 
 from __future__ import annotations
@@ -20,16 +21,17 @@ from ..protocol.bounds import RECORD_BYTES_MAX
 from ..protocol.errors import LakequeueError
 
 OPEN_S_MAX = 30.0
-# A transaction is open for a batch; beside it three more, for its end and for a machine that stands
-# still, within these bounds.
+# A transaction stays open for a batch. Its timeout has room for three more, for its end and for a
+# machine that stands still, within these bounds.
 MARGIN_S_MIN, MARGIN_S_MAX = 30.0, 90.0
-# Kafka took a record so lately: nobody else had opened the log by then. Ending a transaction says
-# the same of now, and costs some tens of milliseconds in which no step is taken.
+# If Kafka took a record so recently, nobody else had opened the log by then. Ending a transaction
+# proves the same for now, but costs some tens of milliseconds without steps.
 CERTAIN_S = 0.5
 
 
 class Stopping(LakequeueError):
-    """The engine stops, and Kafka does not answer: what is not written will be taken again."""
+    """The engine stops, and Kafka does not answer. Steps that are not written will be taken
+    again."""
 
 
 def transaction_s(batch_s: float) -> float:
@@ -38,8 +40,8 @@ def transaction_s(batch_s: float) -> float:
 
 
 class StepLog:
-    """The log of one broker, for whoever opened it last. stop: whether to give up waiting;
-    batch_s: how long a transaction is open when all goes well."""
+    """The log of one broker, for the worker that opened it last. stop: whether to give up waiting.
+    batch_s: how long a transaction usually stays open."""
 
     def __init__(
         self, kafka: dict[str, Any], topic: str, stop: Callable[[], bool], batch_s: float = 30.0
@@ -72,7 +74,7 @@ class StepLog:
             self._failure = error
 
     def fenced(self) -> None:
-        """Wait until nobody else can write here. Raises what Kafka said."""
+        """Wait until nobody else can write here. Raises Kafka's error."""
         self._fencing.join()
         if self._failure is not None:
             raise self._failure
@@ -113,8 +115,9 @@ class StepLog:
         return offsets
 
     def mark(self) -> None:
-        """A snapshot is taken of all that is written. Raises for one who was fenced: it must not be
-        saved. Several of a busy broker may fall into one transaction."""
+        """End the transaction for a snapshot of all that is written. Raises if this worker was
+        fenced: the snapshot must not be saved. Several marks of a busy broker may fall into one
+        transaction."""
         now = time.monotonic()
         if now - self._took > CERTAIN_S or now - self._begun >= self._batch_s:
             self.commit()

@@ -1,11 +1,10 @@
-"""How long messages wait and how long consumers need, as histograms, from the journal.
+"""Histograms of how long messages wait and how long consumers need, from the journal.
 
-The journal says when a message came, was delivered and was acknowledged; the times between are
-those of a sample. Of each queue as many messages are followed as there is room for: while few are
-under way that is every one; when there are too many, every second of those followed is let go (by
-a hash of its id, so that no rhythm of the publishers is in it), and each of the others counts for
-two. So the sums stay right, whatever the load, and the work is bounded. Followed is what comes
-after the engine's start.
+The journal says when a message came, was delivered and was acknowledged. Each queue follows a
+sample of its messages. While few are under way, that is all of them. If there are too many, half of
+them are dropped (by a hash of the id, so a rhythm of the publishers does not matter) and each of
+the others counts twice. So the sums stay right and the work is bounded. Only messages from after
+the engine's start are followed.
 """
 
 from __future__ import annotations
@@ -54,13 +53,14 @@ class _Histogram:
 
 @dataclass(slots=True)
 class _Followed:
-    """Of a queue: id → since when it waits, when it was delivered (0: not yet), weight."""
+    """The sample of a queue: id → since when it waits, when it was delivered (0: not yet),
+    weight."""
 
     level: int = 0
     messages: dict[int, list[int]] = field(default_factory=dict)
 
     def of(self, ids: Any) -> list[int]:
-        """Those that the sample is of."""
+        """Those of these messages that are in the sample."""
         if not self.level:
             return ids.tolist()
         hashed = (ids * _GOLDEN) >> _SHIFT
@@ -146,7 +146,7 @@ class MessageTimes:
     def _observe(self, metric: table.Metric, place: QueueKey, ms: int, weight: int) -> None:
         key = metric.name, place
         found = self._histograms.get(key)
-        if found is None and len(self._histograms) >= 2 * QUEUES_MAX:  # nobody has asked yet
+        if found is None and len(self._histograms) >= 2 * QUEUES_MAX:  # not asked yet
             key = metric.name, (*place[:2], OTHER)
             found = self._histograms.get(key)
         if found is None:

@@ -1,8 +1,7 @@
-"""Prometheus metrics of the engine; `metric_table` says which, and where each comes from.
+"""Prometheus metrics of the engine. `metric_table` lists them, with their sources.
 
-A scrape reads what is in memory and asks nobody: batches and queries come with Spark's progress,
-queues with a look that `streaming.watch.queue_watch` takes now and then, times of messages with the
-journal.
+A scrape reads memory only: batches and queries come with Spark's progress, queues from a look that
+`streaming.watch.queue_watch` takes from time to time, times of messages from the journal.
 """
 
 from __future__ import annotations
@@ -67,7 +66,7 @@ class Metrics:
             self._made["state_memory_bytes"].labels(broker).set(operator["memoryUsedBytes"])
 
     def _loop(self, broker: str, seen: dict[str, Any]) -> None:
-        """What a batch in real time said of itself."""
+        """Take the figures of a real-time batch."""
         for metric in table.of(table.BATCH):
             if metric is _STEP_PHASE:
                 continue
@@ -94,8 +93,8 @@ class Metrics:
         made["query_last_batch_time_seconds"].labels(name).set_to_current_time()
 
     def _lag(self, name: str, progress: dict[str, Any], behind: int) -> None:
-        """Of a query that writes tables: how old what it wrote last was. What is left behind grows
-        old from the batch on that left it first."""
+        """A table query's lag: how old the last record is that it wrote. What it left behind ages
+        from the batch on that left it first."""
         if name not in _TABLES or "timestamp" not in progress:
             return
         begun = datetime.fromisoformat(str(progress["timestamp"])).timestamp()

@@ -1,8 +1,8 @@
 """A step's outputs on their way to Kafka, and which of them have arrived.
 
-Idempotent, acknowledged by all, without an end to trying: while Kafka is away, outputs wait. A
-record that Kafka will never take (its topic is gone, it is too large, it is not allowed) is
-counted and told, and nobody waits for it.
+The producer is idempotent, waits for all replicas and never stops trying: while Kafka is away,
+outputs wait. A record that Kafka will never take (no topic, too large, not allowed) is counted and
+reported, and nobody waits for it.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class _Step:
 
 @dataclass(slots=True)
 class _Narrow:
-    """A topic that refused a record. limit: its `max.message.bytes`, None where nobody knows."""
+    """A topic that refused a record. limit: its `max.message.bytes`, None if unknown."""
 
     until: float
     limit: int | None
@@ -65,15 +65,15 @@ LOOK_S = 0.005
 
 
 class Outbox:
-    """Writes outputs; what `driver.OutputWriter` asks for. stop: whether to give up waiting;
+    """Writes outputs, as `driver.OutputWriter` asks. stop: whether to give up waiting.
     instructions: the topic in which the broker is told what Kafka refused.
 
-    Records travel together where they can. Kafka refuses all that do for the sake of one, so what
-    came back goes once more, alone, and in halves as long as it is larger than the topic allows.
-    What it refuses then it will always refuse: of deliveries the broker is told which messages
-    cannot be sent, else they would come back with the end of their leases for ever.
+    Records travel in batches, and Kafka refuses a whole batch because of one record. So a refused
+    record is sent again alone, and in halves while it is larger than the topic allows. What Kafka
+    then refuses, it always will. If that is a delivery, the broker is told which messages cannot be
+    sent; otherwise they would come back for ever when their leases end.
 
-    Two threads come here: the one that steps, and the batch's, which waits for what was said.
+    Two threads use it: the one that steps, and the batch's, which waits for the outputs.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class Outbox:
         self._alone: Producer | None = None
         self._narrow: dict[str, _Narrow] = {}
         self._back: deque[tuple[_Step, WireRecord, KafkaError, bool]] = deque()
-        self._told: dict[str, float] = {}  # topics of which the event was told, and when
+        self._told: dict[str, float] = {}  # topics whose event was sent, and when
         self._steps: deque[_Step] = deque()
         self._lock = threading.Lock()  # callbacks run in whichever thread looks
         self.failure: KafkaError | None = None
@@ -168,7 +168,7 @@ class Outbox:
             self.failure = self.failure or error
 
     def _send_back(self) -> None:
-        """What came back goes once more, or the broker is told."""
+        """Send a refused record once more, or tell the broker."""
         while self._back:
             one, record, error, alone = self._back.popleft()
             if not alone and error.code() in _OF_RECORD:

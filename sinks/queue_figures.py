@@ -1,15 +1,13 @@
-"""What is known of the bridges, as metrics: what waits, what is on its way, who holds it (H2).
+"""Metrics of queues and bridges: the most important ones by name, the others as a sum.
 
-A bridge may be held by any number of endpoints, and their names are the far end's: so many of them
-as hold it for longest have series of their own.
+An engine may have ten thousand queues, and Prometheus keeps a series for each name it ever saw. So
+only some queues have series of their own: half of them the deepest, half those with the most
+traffic since the look before. The others are `_other`. A counter must never fall. So `_other` grows
+by what its queues counted while they were in it, and a queue that gets its own name takes nothing
+away.
 
-What is known of the queues, as metrics: of those with most in them, and the rest in a sum.
-
-An engine may have ten thousand queues, and Prometheus keeps a series for each name that it ever
-saw. So only so many queues have series of their own: half of them those that are deepest, half
-those through which most went since the look before. The rest is `_other`. A counter must never
-fall: what is added to `_other` is what its queues counted while they were in it, so a queue that
-gets a name of its own takes nothing away from it.
+Any number of endpoints may block a bridge (H2), and the other home names them. Those that block it
+longest have series.
 """
 
 from __future__ import annotations
@@ -55,7 +53,7 @@ def _place(bridge: Mapping[str, Any]) -> tuple[str, str, str]:
 
 
 def _value(bridge: Mapping[str, Any], figure: str) -> float | None:
-    """None: this end of a bridge has no such figure."""
+    """A figure of a bridge; None if this end does not have it."""
     if figure == "state":
         return float(bridge["state"] == "waiting")
     if figure == "unanswered_s":
@@ -75,9 +73,12 @@ _BLOCKED, _REFUSED = table.BY_NAME["queue_blocked"], table.BY_NAME["queue_refuse
 
 @dataclass(slots=True)
 class Look:
-    """What one look at the engine saw. queues: as `describe` gives them, with `broker` where it is
-    not the first one; usage: of each VPN of each broker; seconds: what it took; time: epoch s;
-    bridges: as `describe_bridge` gives them; missing: what did not answer, and why."""
+    """One look at the engine.
+
+    queues: as `describe` gives them, with `broker` if it is not the first one. usage: of each VPN
+    of each broker. seconds: how long it took. time: epoch s. bridges: as `describe_bridge` gives
+    them. missing: what did not answer, and why.
+    """
 
     queues: list[Mapping[str, Any]] = field(default_factory=list)
     usage: list[Mapping[str, Any]] = field(default_factory=list)
@@ -88,7 +89,7 @@ class Look:
 
 
 class QueueFigures:
-    """most: how many queues have series of their own."""
+    """The metrics of queues. most: how many have series of their own."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -100,13 +101,13 @@ class QueueFigures:
         self._lock = threading.Lock()
 
     def place(self, broker: str, vpn: str, queue: str) -> QueueKey:
-        """Under which labels a queue is shown; before the first look each under its own."""
+        """The labels of a queue. Before the first look each has its own."""
         place = broker, vpn, queue
         known = self._look.usage and place not in self._named
         return (broker, vpn, OTHER) if known else place
 
     def seen(self, look: Look) -> None:
-        """Take in a look."""
+        """Take a look."""
         broker = _broker_of(look)
         found = {(str(q.get("broker", broker)), q["vpn"], q["name"]): q for q in look.queues}
         counts = {place: _counted(queue) for place, queue in found.items()}
@@ -137,8 +138,8 @@ class QueueFigures:
         return frozenset(deepest + busiest[: self._most - len(deepest)])
 
     def _add(self, place: QueueKey, now: _Counts) -> None:
-        """To `_other`, what a queue counted since the last look. One that is seen for the first
-        time, or was deleted and defined again, counted all of it."""
+        """Add to `_other` what a queue counted since the last look. A queue that is new, or was
+        deleted and defined again, counts completely."""
         before = self._counts.get(place, {})
         if any(now.get(key, 0) < n for key, n in before.items()):
             before = {}
@@ -149,8 +150,8 @@ class QueueFigures:
     # ------------------------------------------------------------ as metrics
 
     def families(self) -> Iterator[Family]:
-        """What the last look saw; nothing before the first. They were made then: a scrape is
-        cheap."""
+        """The metrics of the last look; none before the first. They are built with the look, so a
+        scrape is cheap."""
         yield from self._families
 
     def _made(self, look: Look) -> Iterator[Family]:

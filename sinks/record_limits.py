@@ -1,8 +1,8 @@
-"""How large a record a topic takes, and what a broker is told of one that is larger.
+"""How large a record each topic takes, and what a broker is told about a larger one.
 
-Our topics take `RECORD_BYTES_MAX`; somebody may have lowered a topic's `max.message.bytes` since,
-or made a client's inbox without it. Such a record would come round for ever: a delivery with the
-end of its lease, and in micro-batches the whole batch, which fails.
+Our topics take `RECORD_BYTES_MAX`. But somebody may have lowered a topic's `max.message.bytes`, or
+made a client's inbox with less. Such a record would come back for ever: a delivery at the end of
+its lease, and with micro-batches the whole failing batch.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def limits_of(kafka: dict[str, Any], names: Iterable[str]) -> dict[str, int]:
     limits: dict[str, int] = {}
     if not asked:
         return limits
-    admin = AdminClient(kafka)  # one that nobody holds takes its questions along
+    admin = AdminClient(kafka)  # without a reference to it, its requests would be dropped
     for resource, answer in admin.describe_configs(asked, request_timeout=ASK_S).items():
         try:
             limits[resource.name] = int(answer.result(ASK_S)["max.message.bytes"].value)
@@ -42,8 +42,8 @@ def limits_of(kafka: dict[str, Any], names: Iterable[str]) -> dict[str, int]:
 
 
 def undeliverable(record: WireRecord, why: str, is_size: bool) -> Undeliverable | None:
-    """What a broker is told of a delivery that a topic will never take; None: it is another
-    record. is_size: for its size."""
+    """What to tell a broker about a delivery that a topic will never take; None for another record.
+    is_size: whether its size is the reason."""
     found = delivered(record)
     if found is None:
         return None
@@ -61,7 +61,7 @@ def refusal(record: WireRecord, error: str, limit: int | None) -> str:
 
 
 def instruction(topic: str, about: str, command: Command) -> WireRecord:
-    """What a broker is told, in the topic of its instructions. about: the topic of the record."""
+    """A command for a broker, in the topic of its instructions. about: the topic of the record."""
     vpn = topics.vpn_of(about) or DEFAULT_VPN
     return WireRecord(topic, 0, vpn.encode(), encode_command(command))
 
@@ -69,9 +69,8 @@ def instruction(topic: str, about: str, command: Command) -> WireRecord:
 def within_limits(
     records: Iterable[WireRecord], limits: Mapping[str, int], instructions: str, notes: list[str]
 ) -> Iterator[WireRecord]:
-    """The records, cut until each topic takes them; instead of one that cannot be cut, what the
-    broker is told of it. limits: of topics that take less than ours do; notes: told of each topic
-    once."""
+    """The records, split until each topic takes them. For one that cannot be split, a command tells
+    the broker. limits: of topics that take less than ours. notes: one note is added per topic."""
     told: set[str] = set()
     for record in records:
         limit = limits.get(record.topic, RECORD_BYTES_MAX)

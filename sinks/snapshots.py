@@ -1,16 +1,14 @@
-"""The Delta table `snapshots`: a broker's state as it was behind a step, page by page (R1).
+"""The Delta table `snapshots`: a broker's state after a step, page by page (R1).
 
-Spark has committed that state already, so nobody asks the operator for it: Spark's `statestore`
-source reads the checkpoint, beside the query that runs on it. A snapshot holds the pages that
-changed since the one before, which the state's changelog says; the first of a *chain* is whole, and
-so is each after a while. What a state was: of each page the newest row of its chain, up to its step
-(no value and no `crc`: the page was removed). Payloads stand in blocks that are written once and
-never changed, so a whole snapshot does not repeat them: of a block that an earlier one has it says
-only the `crc`, and its value is the newest before.
+Spark has committed that state already, so its `statestore` source reads it from the checkpoint,
+beside the running query. A snapshot has the pages that changed since the one before, which the
+state's changelog tells. The first of a *chain* is whole, and so is another one after a while. To
+rebuild a state, take each page's newest row in the chain up to the step; a row with neither value
+nor `crc` means that the page was removed. Payload blocks never change, so a whole snapshot has only
+the `crc` of a block that an earlier one has, and the value is the newest before.
 
-The row without a page's name closes a snapshot: its value is the loop's own snapshot, and its `crc`
-the sum over all pages of the state then. Who reads it counts again, so a chain that somebody has
-damaged is not taken for a state.
+The row without a page name closes a snapshot. Its value is the loop's own snapshot, and its `crc`
+the sum over all pages. Readers check the sum, so a damaged chain is never taken for a state.
 """
 
 from __future__ import annotations
@@ -57,9 +55,9 @@ class _Last:
 
 
 class SnapshotWriter:
-    """Writes a snapshot of each broker whenever one is due. checkpoints: of the brokers' queries;
-    interval_s: between two snapshots of a broker; anew: the first of each builds on none that is in
-    the table, since that may have lost something."""
+    """Writes a snapshot of each broker when it is due. checkpoints: of the brokers' queries.
+    interval_s: between two snapshots of a broker. anew: whether each broker's first snapshot
+    ignores those in the table, which may have lost something."""
 
     def __init__(
         self,
@@ -78,7 +76,7 @@ class SnapshotWriter:
         self._last: dict[str, _Last | None] = {}
 
     def __call__(self) -> None:
-        """Write what is due."""
+        """Write the snapshots that are due."""
         if self._clock() < self._due:
             return
         self._due = self._clock() + self._interval_s
@@ -176,7 +174,7 @@ class SnapshotWriter:
             return pages
         except Exception as error:
             log.warning(
-                "%s: what changed in the batches %d to %d is not known any more (%s): the whole "
+                "%s: Spark no longer knows what changed in batches %d to %d (%s), so the whole "
                 "state is written", broker, first, last, str(error).splitlines()[0],
             )  # fmt: skip
             return None
@@ -204,8 +202,8 @@ class SnapshotWriter:
             own = self._own(broker, newest.batch)
         except Exception as error:  # Spark has let go of that batch, or it is another home's
             log.info(
-                "%s: the newest snapshot's batch %d is not known any more (%s): the whole state is "
-                "written", broker, newest.batch, f"{error}".partition("\n")[0],
+                "%s: Spark no longer knows batch %d of the newest snapshot (%s), so the whole "
+                "state is written", broker, newest.batch, f"{error}".partition("\n")[0],
             )  # fmt: skip
             return None
         if own is None or _position(own).step != newest.step:

@@ -1,18 +1,18 @@
-"""Delta tables that lack something: what it is, and how a table goes on without it (R1).
+"""Finds out what a damaged Delta table lacks, and repairs it (R1).
 
     _delta_log/N.json              version N: files that are added and removed
-    _delta_log/N.checkpoint.…      all that versions up to N say, so that earlier ones may go
+    _delta_log/N.checkpoint.…      the sum of all versions up to N, so that earlier ones may go
     _delta_log/_last_checkpoint    where a reader begins
 
-Somebody's clean-up takes files that a table still names; a power loss or a full disk leaves the
-newest commit cut. Delta then refuses the whole table. So its log is read here, without Spark, by
-the rules of Delta's protocol, and a table is mended as little as possible:
+Somebody may delete files that a table still refers to. A power loss or a full disk may cut the
+newest commit. Delta then refuses the whole table. So the log is read here without Spark, by the
+rules of Delta's protocol, and the table is repaired with the smallest change:
 
-    a version that cannot be read         it and all behind it are put aside
-    files of rows that are not there      a version more says that they are removed
-    no version from which to begin        the table is put aside, and made anew
+    a version that cannot be read    it and all later ones are set aside
+    data files that are missing      a new version says that they are removed
+    no version to begin with         the table is set aside and created anew
 
-What is put aside is kept, in `.aside/` beside the tables.
+What is set aside is kept in `.aside/`, beside the tables.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ _VERSION = re.compile(r"(\d{20})\.")
 
 @dataclass
 class Table:
-    """What a table's log says, as far as it can be read. version: the newest that can be, -1: none;
-    broken: the first file of its log that cannot be, and what is wrong with it; files: of rows, by
-    path, with the action that added each; lost: those of them that are not there, and why."""
+    """What a table's log says, as far as it can be read. version: the newest readable one, -1 for
+    none. broken: the first unreadable file of the log, and what is wrong with it. files: data files
+    by path, with the action that added each. lost: those that are missing, and why."""
 
     place: Folder
     version: int = -1
@@ -58,23 +58,23 @@ class Table:
         return self.broken is None and not self.lost
 
     def sentence(self) -> str:
-        """What is wrong with it; empty: nothing."""
+        """What is wrong with it; empty for nothing."""
         if self.broken is not None:
             return f"table {self.place.name!r}: {self.broken[0]} {self.broken[1]}"
         if not self.lost:
             return ""
         path, why = next(iter(self.lost.items()))
-        more = f", and {len(self.lost) - 1:,} more files are so" if len(self.lost) > 1 else ""
+        more = f", and so are {len(self.lost) - 1:,} more files" if len(self.lost) > 1 else ""
         return f"table {self.place.name!r}: {path} {why}{more}"
 
 
 def look_at_tables(tables: Folder) -> list[Table]:
-    """All tables that are there. Raises OSError where the place itself cannot be looked at."""
+    """All existing tables. Raises OSError if the folder cannot be read."""
     return [_look(tables / name) for name in COLUMNS if any((tables / name).glob(LOG))]
 
 
 def damage(tables: Folder) -> str:
-    """What is wrong with tables, and what mends it; empty: nothing that can be seen."""
+    """What is wrong with the tables, and the remedy; empty for nothing."""
     found = [table.sentence() for table in look_at_tables(tables) if not table.is_whole]
     if not found:
         return ""
@@ -115,7 +115,7 @@ def _is_known(name: str) -> bool:
 
 
 def _from_checkpoint(table: Table, names: list[str]) -> int | None:
-    """Take what the newest checkpoint says; its version, None: there is none that can be read."""
+    """Read the newest checkpoint. Returns its version, None if none can be read."""
     parts: dict[int, list[str]] = {}
     whole: dict[int, int] = {}
     for name in names:
@@ -143,13 +143,13 @@ def _from_checkpoint(table: Table, names: list[str]) -> int | None:
 
 
 def _json_action(row: dict[str, Any]) -> dict[str, Any]:
-    """An `add` of a checkpoint, whose maps Arrow gives as pairs."""
+    """An `add` action of a checkpoint, whose maps Arrow gives as pairs."""
     values = row.get("partitionValues") or []
     return {**row, "partitionValues": dict(values)}
 
 
 def _read_commit(table: Table, place: Folder, name: str, is_there: bool) -> str:
-    """Take what a version says; why it cannot be read."""
+    """Read a version. Returns why it cannot be read, empty if it was."""
     file = place / name
     if not is_there:
         return "is missing"
@@ -184,7 +184,8 @@ def _find_lost(table: Table, there: dict[str, int]) -> None:
 
 
 def mend(tables: Folder) -> Iterator[str]:
-    """Mend all tables; what was done to each that was damaged. For one who has them for himself."""
+    """Repair all tables. Yields one sentence per damaged table. The caller must be their only
+    user."""
     stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
     for table in look_at_tables(tables):
         if table.is_whole:
@@ -193,7 +194,7 @@ def mend(tables: Folder) -> Iterator[str]:
         said = table.sentence()
         if table.version < 0:
             move(table.place, aside)
-            yield f"{said}: the table was put aside, {aside}, and is made anew"
+            yield f"{said}: the table was set aside in {aside}, and is created anew"
             continue
         done = []
         if table.broken is not None:
@@ -214,7 +215,10 @@ def _put_versions_aside(table: Table, aside: Folder) -> str:
         if file.name in (LAST, f".{LAST}.crc") or is_broken or is_later:
             move(file, aside / LOG / file.name)  # without LAST readers look for themselves
             moved += bool(_COMMIT.fullmatch(file.name))
-    return f"it is now as in version {table.version:,}, {moved:,} later put aside, {aside}"
+    return (
+        f"it is back at version {table.version:,}; {moved:,} later versions were set aside in "
+        f"{aside}"
+    )
 
 
 def _commit_removal(table: Table, aside: Folder) -> str:

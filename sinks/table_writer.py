@@ -18,7 +18,8 @@ What a table already has is left out, and the table itself says what that is: th
 each partition, the last step of each broker. Both only grow. So it does no harm if a batch is
 repeated, if the engine takes a step again and its journal record comes twice, or if the query's
 checkpoint is lost. Delta's own mark for repeated batches (`txnAppId`) costs three times as much as
-the append."""
+the append.
+"""
 
 from __future__ import annotations
 

@@ -1,16 +1,17 @@
-"""From where each batch of the tables reads its topics, and what of them the tables have (R1).
+"""Where each batch of a table query reads its topics, and which of those records the tables have
+(R1).
 
-A topic is not its name: one that was deleted and made anew begins at offset 0 once more. Spark
-plans batches by names, and would leave out what the new one has before the old offset. So Kafka's
-id of its topic stands beside each row, and the topics' ids are asked with each batch:
+A topic that was deleted and created again starts at offset 0. Spark plans batches by names, and
+would skip what the new topic has before the old offset. So each row has Kafka's id of its topic,
+and the ids are asked with each batch:
 
-    another id than before, or than the rows have   the new topic is read from its beginning
-    the id that the rows have                       what stands behind the last row is read
-    no id (Kafka before 2.8), and an end that is
-    before what was read                            as another id
+    the id differs from before, or from the rows    the new topic is read from its beginning
+    the id is that of the rows                      what follows the last row is read
+    no id (Kafka before 2.8), and the topic ends
+    before what was read                            as if the id differed
 
-What is read within a batch has one id: a topic that is made anew meanwhile ends it, and the next
-start reads it again.
+One batch reads one topic of a name. If the topic is created anew meanwhile, the batch fails, and
+the next start reads the new one.
 """
 
 from __future__ import annotations
@@ -42,19 +43,19 @@ class Topics(Protocol):
     """Asks Kafka, see `same_topic.TopicsNow`."""
 
     def ids(self, names: Iterable[str]) -> dict[str, str]:
-        """Of the topics that are there."""
+        """The ids of the existing topics."""
 
     def ends(
         self, places: Iterable[PartitionId], spec: Any, committed: bool = False
     ) -> dict[PartitionId, int]:
-        """Of the partitions that answer."""
+        """Where the partitions that answer end."""
 
 
 class TopicsRead:
-    """Of one query, from one of its starts on. rows: what the table has then.
+    """The topics of one query, from its start on. rows: what the table has then.
 
-    stored: of each partition the last offset that the table has of this very topic; where that is
-    not known, also the newest time: then a record that is younger is not there.
+    stored: the last offset of each partition that the table has of the same topic. If that topic is
+    unknown, also the newest time: a newer record is not in the table.
     """
 
     @classmethod
@@ -70,7 +71,7 @@ class TopicsRead:
         self.stored: dict[PartitionId, At] = {}
 
     def plan(self, scan: Scan) -> Ranges:
-        """What the next batch reads. Raises NotConnected where Kafka does not answer."""
+        """What the next batch reads. Raises NotConnected if Kafka does not answer."""
         self.ids = self._ask(topic for topic, _ in scan.ends)
         ends = {place: end for place, end in scan.ends.items() if place[0] in self.ids}
         anew = {place for place, end in ends.items() if self._is_other(place, scan, end)}
@@ -83,19 +84,22 @@ class TopicsRead:
         return {p: (self._next[p], end) for p, end in ends.items() if max(0, self._next[p]) < end}
 
     def read(self, ranges: Ranges) -> None:
-        """They were read. Raises NotConnected where one is of another topic by now."""
+        """Take note that these were read. Raises NotConnected if a topic was meanwhile created
+        anew."""
         now = self._ask(topic for topic, _ in ranges)
         for topic in {topic for topic, _ in ranges}:
             if now.get(topic) != self.ids[topic]:
-                raise NotConnected(f"topic {topic!r} was deleted or made anew while it was read")
+                raise NotConnected(
+                    f"topic {topic!r} was deleted or created again while it was read"
+                )
         self._next |= {place: end for place, (_, end) in ranges.items()}
 
     def may_be_stored(self, ranges: Ranges) -> dict[PartitionId, At]:
-        """`stored`, of those partitions of which a range has some of it."""
+        """The part of `stored` that concerns these ranges."""
         return {p: at for p, at in self.stored.items() if p in ranges and ranges[p][0] <= at[0]}
 
     def _is_other(self, place: PartitionId, scan: Scan, end: int) -> bool:
-        """Whether a partition is of another topic than what was read of it so far."""
+        """Whether a partition now belongs to another topic than what was read of it."""
         now = self.ids[place[0]]
         if place in self._known:
             known = self._known[place]
@@ -120,8 +124,8 @@ class TopicsRead:
                 self.stored.pop(place, None)
         for topic in sorted({topic for topic, _ in places}):
             log.warning(
-                "topic %r was deleted and made anew: the tables have it from its beginning; what "
-                "they had not read of the old one is lost", topic,
+                "topic %r was deleted and created again: the tables read it from its beginning; "
+                "what they had not read of the old one is lost", topic,
             )  # fmt: skip
 
     def _ask(self, names: Iterable[str]) -> dict[str, str]:
@@ -131,5 +135,5 @@ class TopicsRead:
                 return self._now.ids(asked)
             except KafkaException as error:
                 if time.monotonic() > until:
-                    raise NotConnected(f"the ids of topics are not answered: {error}") from error
+                    raise NotConnected(f"Kafka does not tell the topics' ids: {error}") from error
                 time.sleep(AGAIN_S)

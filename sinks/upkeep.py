@@ -1,18 +1,17 @@
-"""Upkeep of the Delta tables: what is too old goes, small files become large ones (R1).
+"""Upkeep of the Delta tables: deletes what is too old, and joins small files (R1).
 
-What is older than the retention is deleted, and never what somebody still needs:
+Rows older than the retention are deleted, but never rows that somebody still needs:
 
-    the queues       nothing that is younger than the oldest message in any of them
-    at, rebuild      begin with a whole snapshot: the last one before that time stays, with the
-                     steps behind it, and all in `messages` and `commands` that those steps took;
-                     and the blocks of payloads of before that it only names, and of `messages`
-                     what snapshots have payloads of by reference
-    the tables       of each partition the last record: it says where they go on
-    the views        definitions of queues, subscriptions: all that is no message's event
+    queues           nothing newer than the oldest message in any of them
+    `at`, `rebuild`  start with a whole snapshot, so the last one before that time stays, with all
+                     steps after it, the rows of `messages` and `commands` that those took, and the
+                     payloads that snapshots refer to
+    the tables       the last record of each partition, which says where to continue
+    the views        definitions of queues and subscriptions: all that is no message's event
 
-So a broker that has no such snapshot yet keeps everything. Small files are joined (OPTIMIZE), files
-that left a table are deleted some days later (VACUUM), since who began to read before still needs
-them; Delta's own log is cleaned up by Delta itself, as the table's properties say.
+So a broker without such a snapshot keeps everything. OPTIMIZE joins small files. VACUUM deletes
+files that left a table some days ago, since earlier readers may still need them. Delta itself
+cleans up its log, as the table's properties say.
 """
 
 from __future__ import annotations
@@ -30,9 +29,10 @@ from ..sources.step_batch import goes_first
 
 log = logging.getLogger("lakequeue.tables")
 
-# A file of that size is left as it is: each upkeep joins what came since the last one only. And a
-# deletion writes files anew: who reads without Spark knows no deletion vectors. VACUUM lists a
-# table in as many tasks as the last one says, by default 10,000: 20 s for an empty table.
+# OPTIMIZE leaves files of the minimum size alone, so each upkeep joins only what came since the
+# last one. Deletions rewrite files, since readers without Spark do not know deletion vectors.
+# VACUUM lists a table in this many tasks; with the default, 10,000, it takes 20 s for an empty
+# table.
 SETTINGS = {
     "spark.databricks.delta.delete.deletionVectors.persistent": "false",
     "spark.databricks.delta.optimize.minFileSize": "64000000",
@@ -48,28 +48,28 @@ _KEPT = ("delta.logRetentionDuration", "delta.deletedFileRetentionDuration")
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What an upkeep does. retention_s: rows are kept that long, 0: for ever; vacuum_hours: how
-    long files, and entries of Delta's log, stay when they are of no use any more."""
+    """What an upkeep does. retention_s: how long rows are kept, 0 for ever. vacuum_hours: how long
+    unused files, and entries of Delta's log, are kept."""
 
     retention_s: float = 0.0
     vacuum_hours: float = 48.0
 
 
 class Upkeep:
-    """Of one set of tables. stopped: asked between two statements."""
+    """The upkeep of one set of tables. stopped: asked between two statements."""
 
     def __init__(
         self, spark: SparkSession, folder: Folder | str, rules: Rules,
         stopped: Callable[[], bool] = lambda: False,
     ) -> None:  # fmt: skip
-        self._spark = spark.newSession()  # its settings are nobody else's
+        self._spark = spark.newSession()  # nobody else uses its settings
         self._folder, self._rules, self._stopped = str(folder), rules, stopped
         for key, value in SETTINGS.items():
             self._spark.conf.set(key, value)
 
     def run(self, now_s: float, oldest_s: float | None) -> None:
-        """Do it once. now_s: epoch s; oldest_s: when the oldest message came that is in a queue;
-        None: there is none."""
+        """Do it once. now_s: epoch s. oldest_s: when the oldest message in any queue arrived; None
+        if there is none."""
         rules = self._rules
         if rules.retention_s:
             before = now_s - rules.retention_s
@@ -88,7 +88,7 @@ class Upkeep:
         time = f"timestamp_millis({round(before_s * 1000)})"
         own = f"time < {time} AND (message_id IS NOT NULL OR event IN ('rejected', 'discarded'))"
         history = self._there((COMMANDS, STEPS, SNAPSHOTS))
-        if len(history) < 3:  # micro-batches: nothing is made again of them
+        if len(history) < 3:  # micro-batches have no history
             self._sql(f"DELETE FROM {self._table(JOURNAL)} WHERE {own}")
             self._sql(f"DELETE FROM {self._table(MESSAGES)} WHERE time < {time}")
             return
@@ -96,7 +96,7 @@ class Upkeep:
         if not bases:
             return
         taken = self._taken(bases)
-        # In this order: who is killed in between leaves nothing of which a part is missing.
+        # In this order, a crash in between leaves nothing that lacks a part.
         for broker, step in sorted(bases.items()):
             whose = f"broker = '{broker}' AND step"
             self._sql(f"DELETE FROM {self._table(STEPS)} WHERE {whose} <= {step}")
@@ -116,8 +116,8 @@ class Upkeep:
         self._sql(f"DELETE FROM {self._table(JOURNAL)} WHERE {own}")
 
     def _bases(self, before_s: float) -> dict[str, int]:
-        """Of each broker the step of the whole snapshot with which its past begins; none where a
-        broker has no such snapshot, since it may have read anything."""
+        """The step of the whole snapshot with which each broker's past begins. Empty if a broker
+        has no such snapshot, since it may have read anything."""
         at = f.timestamp_millis(f.lit(round(before_s * 1000)))
         closed = self._read(SNAPSHOTS).where("page = '' AND whole").where(f.col("now") < at)
         found = {r.broker: r.step for r in closed.groupBy("broker").agg(
@@ -126,7 +126,7 @@ class Upkeep:
         return found if known <= set(found) else {}
 
     def _lowest_block(self, broker: str, step: int) -> int | None:
-        """The first block of payloads that snapshots from this one on find in earlier ones."""
+        """The first payload block that snapshots from this one on take from earlier ones."""
         mine = self._snapshots().where((f.col("broker") == broker) & (f.col("step") >= step))
         named = mine.where("value IS NULL AND refs IS NULL AND crc IS NOT NULL")
         named = named.select(f.expr(_BLOCK).alias("n"))
@@ -134,8 +134,8 @@ class Upkeep:
         return None if row is None or row.n is None else int(row.n)
 
     def _named(self) -> dict[tuple[str, int], list[tuple[int, int]]]:
-        """Of each partition the records of which snapshots have payloads by reference: spans of
-        offsets, those that are not far from each other as one."""
+        """The records of each partition whose payloads snapshots refer to: spans of offsets, with
+        near ones joined."""
         refs = self._snapshots().select(f.explode("refs").alias("r"))
         near = f.expr(f"r.`first` DIV {NEAR}").alias("n")
         spans = refs.groupBy("r.topic", "r.partition", near).agg(
@@ -151,7 +151,7 @@ class Upkeep:
         return found
 
     def _taken(self, bases: dict[str, int]) -> dict[tuple[str, int], int]:
-        """Of each partition the last record that was taken up to these steps."""
+        """The last record of each partition that these steps took."""
         taken: dict[tuple[str, int], int] = {}
         for broker, step in bases.items():
             steps = self._read(STEPS).where((f.col("broker") == broker) & (f.col("step") <= step))
@@ -194,7 +194,7 @@ class Upkeep:
 
 
 def _before(place: tuple[str, int], end: int, kept: list[tuple[int, int]]) -> str:
-    """The records of a partition before an offset, but for some spans, as a condition."""
+    """A condition for the records of a partition before an offset, without some spans."""
     name = place[0].replace("\\", "\\\\").replace("'", "\\'")
     but = "".join(f" AND NOT `offset` BETWEEN {a} AND {b}" for a, b in kept if a < end)
     return f"(topic = '{name}' AND `partition` = {place[1]} AND `offset` < {end}{but})"

@@ -1,9 +1,8 @@
-"""Which topics there are, and which of them a broker reads.
+"""Finds out which topics exist, and which of them a broker reads.
 
-A thread looks every few seconds, and at once when a queue captures a topic: what comes to exist is
-read from then on, new partitions too. No topic is made here: most queues are never written to by
-their topic, and a topic that nobody made costs nothing, however many queues would capture it.
-Expressions are compiled as in the core: what a queue takes and what is read for it cannot differ.
+A thread looks every few seconds, and at once when a queue captures a topic. New topics and new
+partitions are read from then on. No topic is created here, since most queues are never written to
+by their own topic. Expressions are compiled as in the core, so what is read is what a queue takes.
 """
 
 from __future__ import annotations
@@ -31,13 +30,13 @@ _unheard.addHandler(logging.NullHandler())
 
 EVERY_S = 10.0
 ASK_S_MAX = 10.0
-# Of what is asked of a partition's leader: while that is dead and no other one is known, librdkafka
-# 2.16 knocks at it 4,000 times a second, until the question has been too long.
+# For requests to a partition's leader: while that is dead and no other is known, librdkafka 2.16
+# tries to connect 4,000 times per second until the request times out.
 LEADER_S_MAX = 2.0
 
 
 def captured_topics(known: Iterable[str], captured: Collection[str]) -> list[str]:
-    """Those of the known topics that queues capture (Q2); never the engine's own, nor Kafka's."""
+    """The known topics that queues capture (Q2); never the engine's own, nor Kafka's."""
     names = {t for t in known if not t.startswith("__") and topics.split(t) is None}
     found: set[str] = names.intersection(captured)
     for text in filter(is_regex, captured):
@@ -47,16 +46,16 @@ def captured_topics(known: Iterable[str], captured: Collection[str]) -> list[str
 
 
 def said_topics(vpns: Iterable[str], brokers: Iterable[str], there: Collection[str]) -> list[str]:
-    """Where other brokers and other homes speak to these brokers, of the topics that there are: a
-    broker that is alone has no such topic before its first bridge."""
+    """The existing topics in which other brokers and homes send to these brokers. A broker that is
+    alone has none before its first bridge."""
     names = [topics.topic(b, topics.MESH) for b in sorted(brokers)]
     names += [topics.topic(vpn, topics.BRIDGE_IN) for vpn in sorted(vpns)]
     return [name for name in names if name in there]
 
 
 class Discovery(threading.Thread):
-    """Looks for topics. All in this thread: found is told all topics and their sizes; watch, if
-    there is one, where each of the places ends."""
+    """Looks for topics, in a thread. found: called with all topics and their sizes. watch: called
+    with the ends of the partitions that `places` gives."""
 
     def __init__(
         self,
@@ -86,7 +85,7 @@ class Discovery(threading.Thread):
         self._now.set()
 
     def trim(self, topic: str, before: int) -> None:
-        """Records of the log before this offset are of no use any more: remove them, some time."""
+        """Removes, some time later, the records of the log before this offset."""
         self._trim = topic, before
 
     def run(self) -> None:

@@ -1,28 +1,21 @@
-"""How fast comes in what queues capture, while producers publish as well.
+"""Two kinds of input that are slowed down for the sake of others: captured records, useless
+commands.
 
-What others' programs wrote to a captured topic may have waited for a night: gigabytes, and nobody
-waits for one record of it. Each of its bytes is written to the spool, to the state's log and to the
-tables; taken in as fast as steps can, that fills the processors and what the disk still has to
-write, and who publishes something just then stands behind it: Kafka too, which shares both. So
-while messages were published lately, captured bytes have a rate, and when nobody else is there they
-have none. Records as small as messages mostly are never come near it.
+**Captured topics** (`CapturedPace`, decision 0027). Other programs may have written gigabytes to
+one, and nobody waits for a single record. Each byte is written to the spool, the state's log and
+the tables. Read as fast as possible, that would fill processors and disk, and producers would wait.
+So while messages were published lately, captured bytes have a rate; otherwise they have none.
+Records of a usual size never reach it.
 
-What a step took is in its log, so this may follow the clock.
+**Slow partitions** (`SlowLanes`, decision 0026). Nonsense, refused commands and acks that settle
+nothing cost a broker as much as real work. A commands partition is *slow* if many of its commands,
+and most, changed nothing lately. While other partitions are active, it gets a small part of a step,
+and pauses after each such step for several times its cost. If nobody else is active, it is read
+like any other. Nothing is refused or lost: the commands wait in Kafka. Deadlines do not wait for
+them (`LiveInputs.up_to`), or a flood would delay everybody's. A client that shares the partition
+waits too.
 
-Partitions of commands that wait, since most of what they bring is of no use.
-
-Who floods a broker with nonsense, with what is refused, or with acks that settle nothing, costs it
-as much time as one who does real work. So a partition of commands of which much, and most, changed
-nothing lately is *slow*: while any other has brought something within some seconds, it gives a
-small part of what a step may take, and rests after each such step for several times what that cost.
-When nobody else is there, it is taken like any other.
-
-Nothing is refused for that, and nothing lost: its commands wait in Kafka. Time does not wait for
-them as it does for others' (`LiveInputs.up_to`), else a flood would hold up everybody's deadlines.
-A client that shares the partition with who floods it waits too, and longer for all this.
-
-What a step took is in its log, so all this may be learnt, from the clock too, and forgotten: after
-a restart each begins as an ordinary one.
+The log says what each step took. So both may follow the clock, and both start anew after a restart.
 """
 
 from __future__ import annotations
@@ -42,18 +35,18 @@ Clock = Callable[[], float]
 
 
 class CapturedPace:
-    """Of one broker. clock: seconds, monotonic."""
+    """The pace of a broker. clock: seconds, monotonic."""
 
     def __init__(self, clock: Clock = time.monotonic) -> None:
         self._clock = clock
         self._published_at = self._free_at = float("-inf")
 
     def rest_s(self) -> float:
-        """How long what is captured waits still, seconds."""
+        """How long captured records still wait, in seconds."""
         return max(0.0, min(self._free_at, self._published_at + RECENT_S) - self._clock())
 
     def took(self, published: int, captured: int) -> None:
-        """A step takes so many bytes of each."""
+        """Note how many bytes of each a step took."""
         now = self._clock()
         if published:
             self._published_at = now
@@ -63,13 +56,13 @@ class CapturedPace:
             self._free_at = max(self._free_at, now - SAVED_S) + captured / BYTES_PER_S
 
 
-MANY = 256  # useless commands, counted with the half-life below: less than that hurts nobody
+MANY = 256  # useless commands, counted with the half-life below; fewer hurt nobody
 HALF_LIFE_S = 1.0
 PART = 1 / 64  # of a step's limits, of all slow ones together
 REST = 4.0  # seconds for each second of a step with something of a slow one
 REST_S_MIN, REST_S_MAX = 0.04, 0.2  # a step costs more than its decisions
 OTHERS_RECENT_S = 5.0
-AGAIN_S = 60.0  # how soon the same partition is told of again
+AGAIN_S = 60.0  # until the same partition is reported again
 
 
 class SlowLanes:
@@ -86,13 +79,14 @@ class SlowLanes:
         self._told: dict[PartitionId, float] = {}
 
     def part(self) -> float | None:
-        """What part of a step's limits slow ones may take now; None: as all others."""
+        """The part of a step's limits that slow partitions may take now; None: no limit of their
+        own."""
         if not self.places or self._clock() - self._others_at > OTHERS_RECENT_S:
             return None
         return 0.0 if self.rest_s() else PART
 
     def rest_s(self) -> float:
-        """How long they rest still, seconds."""
+        """How long they still pause, in seconds."""
         if not self.places:
             return 0.0
         now = self._clock()
@@ -102,8 +96,8 @@ class SlowLanes:
     def took(
         self, ranges: Iterable[Range], in_vain: Mapping[PartitionId, int], seconds: float
     ) -> list[PartitionId]:
-        """A step took these, of which so many were of no use, and so much processor time. Returns
-        partitions that became slow, to be told of."""
+        """Note what a step took, how many of those commands were useless, and its processor time.
+        Returns the partitions that became slow and must be reported."""
         if not (self.places or in_vain or self._lately):  # as ever: on the way of every step
             return []
         now, is_slow = self._clock(), False
@@ -136,7 +130,7 @@ class SlowLanes:
         slow = set()
         for place in list(self._lately):
             taken, useless = self._then(place, now)
-            was = place in self.places  # who was is believed a little later
+            was = place in self.places  # a slow partition must improve more to lose that state
             if useless >= (MANY / 4 if was else MANY) and useless > taken / (4 if was else 2):
                 slow.add(place)
             elif taken < 1:

@@ -1,10 +1,8 @@
-"""Where input comes from: which topics are read, how, and a Kafka row as a flat row.
+"""Spark's input from Kafka: which topics each query reads, and rows as batches for micro-batches.
 
-Two Kafka sources make the input. Commands are taken whole in every batch: acks never wait behind
-publishes, and definitions come before the messages that they are for. Publishes are taken up to a
-limit, so that a batch stays small however much has piled up.
-
-Rows of the job's input as the step's batch: columns, in their one fixed order.
+A micro-batch has two sources. Commands are taken whole in every batch: acks never wait behind
+publishes, and definitions come before the messages that need them. Publishes are limited, so that a
+batch stays small however many are waiting.
 """
 
 from __future__ import annotations
@@ -27,13 +25,13 @@ RECORDS_PER_BATCH = 5_000
 
 
 def publish_topics(vpns: Iterable[str], captured: Iterable[str]) -> dict[str, str]:
-    """The Kafka source's option that names where messages come from: the VPNs' publish topics and
-    the topics that are there and that queues capture (Q2)."""
+    """The Kafka source's option that names the topics with messages: the VPNs' publish topics and
+    the existing captured ones (Q2)."""
     return _list([topics.topic(vpn, topics.PUBLISH) for vpn in sorted(vpns)], captured)
 
 
 def tables_topics(vpns: Iterable[str], captured: Iterable[str]) -> dict[str, str]:
-    """What the Delta tables are written from: messages and journals."""
+    """The topics of `messages` and `journal`."""
     kinds = (topics.PUBLISH, topics.JOURNAL)
     return _list([topics.topic(vpn, k) for vpn in sorted(vpns) for k in kinds], captured)
 
@@ -41,23 +39,23 @@ def tables_topics(vpns: Iterable[str], captured: Iterable[str]) -> dict[str, str
 def history_topics(
     vpns: Iterable[str], brokers: Iterable[str], said: Iterable[str]
 ) -> dict[str, str]:
-    """What the history's tables are written from: commands, what the engine, brokers and other
-    homes say to brokers, and the logs of steps. A batch is planned up to the end of each, for the
-    transactions of the logs are a fence and stay open for long; what is read of it, see
-    `offset_ranges.read_ranges`. said: see `discovery.said_topics`."""
+    """The topics of `commands` and `steps`: what clients, the engine, other brokers and other homes
+    send to brokers, and the logs of steps. A batch is planned up to the end of each, since the
+    logs' transactions are a fence and stay open for long; `offset_ranges.read_ranges` says what is
+    read. said: see `discovery.said_topics`."""
     names = [topics.topic(vpn, topics.COMMANDS) for vpn in sorted(vpns)]
     kinds = (topics.STEPS, topics.INSTRUCTIONS)
     return _list(names + [topics.topic(b, kind) for b in sorted(brokers) for kind in kinds], said)
 
 
 def commands_topics(vpns: Iterable[str], broker: str) -> dict[str, str]:
-    """What the engine says to a broker, and the commands topics of the VPNs."""
+    """A broker's instructions and the VPNs' commands topics."""
     names = [topics.topic(vpn, topics.COMMANDS) for vpn in sorted(vpns)]
     return _list([topics.topic(broker, topics.INSTRUCTIONS), *names], ())
 
 
 def _list(own: list[str], captured: Iterable[str]) -> dict[str, str]:
-    """Never a pattern: with one, Spark lists all topics for each batch."""
+    """The topics as a list. With a pattern, Spark would list all topics for each batch."""
     return {"subscribe": ",".join([*own, *sorted(captured)])}
 
 
@@ -90,7 +88,8 @@ def read_stream(
 def read_planned(
     spark: SparkSession, bootstrap: str, where: dict[str, str], records_per_batch: int = 0
 ) -> DataFrame:
-    """The same for micro-batches, see `planned_source`: its columns, committed records alone."""
+    """Like `read_stream` for micro-batches, with the columns of `planned_source` and committed
+    records only."""
     spark.dataSource.register(PlannedRecords)
     return (
         spark.readStream.format(FORMAT)
@@ -142,9 +141,8 @@ def to_batch(frames: Iterable[pd.DataFrame]) -> tuple[Batch, int]:
 
 
 def in_parts(batch: Batch, bytes_max: int, rows_max: int) -> Iterator[Batch]:
-    """The same in steps of at most so many records and bytes (one record may be larger), commands
-    and messages each. Commands come first: acks make room, and messages need definitions.
-    """
+    """The batch in steps with at most so many records and bytes, commands and messages each; one
+    record may be larger. Commands come first: acks make room, and messages need definitions."""
     commands = list(_cut(batch.commands, bytes_max, rows_max))
     publishes = list(_cut(batch.publishes, bytes_max, rows_max))
     for part in commands[:-1]:

@@ -1,15 +1,15 @@
-"""The loop's Kafka readers: what comes in now.
+"""Reads a broker's input from Kafka in real time.
 
-Three consumers, each with a thread that reads ahead into memory up to a limit: one for commands and
-for what other brokers say, so that acks never wait behind publishes; one for what producers
-publish; and where queues capture topics, one for those: whatever others' programs write there, in
-Kafka's client it does not stand before what producers publish. A step takes commands, messages and
-what is captured, each within its limits in records and in bytes, from the
-partitions by turns: what one of them holds, in large records or in very many, does not stand before
-another's. At the start, commands wait until what the engine told the broker was read to its end
-(its peers, its limits), and messages until the commands were: definitions come before the messages
-that they are for. Offsets are the loop's own, kept in its snapshot; Kafka's
-groups are not used.
+Three consumers, each with a thread that reads ahead up to a limit: one for commands and for what
+other brokers say, so that acks never wait behind publishes; one for the publish topics; and one for
+captured topics, so that other programs' records cannot get in front of those that producers
+publish.
+
+A step takes from each of the three, within limits in records and bytes, from their partitions in
+turns, so that no partition delays another. At the start, commands wait until the engine's
+instructions (peers, limits) were read to their end, and messages wait for the commands: definitions
+come before the messages that need them. The loop keeps the offsets in its snapshot; Kafka's
+consumer groups are not used.
 """
 
 from __future__ import annotations
@@ -35,20 +35,20 @@ from .step_batch import PartitionId, Taken, goes_first, is_command, to_batch
 
 log = logging.getLogger("lakequeue.loop")
 
-# While there is little room for what messages bring, a step takes a part of it: large records wait
-# then, small ones go on.
+# While there is little room for messages, a step takes one part in this many of it: large records
+# wait then, and small ones go on.
 ROOM_SHARE = 8
-ROOM_S = 0.01  # how often a loop without room looks whether there is some again
-# What is captured may be records of a megabyte, thousands, that waited for a night: a step takes of
-# its bytes so small a part, for whoever sent something just now waits for all of the step.
+ROOM_S = 0.01  # how often a loop without room checks for some
+# Captured topics may have thousands of records of a megabyte, from a whole night. A step takes only
+# this part of its bytes from them, since whoever sends something now waits for the whole step.
 CAPTURED_SHARE = 4
 ASK_S = 1.0
 ARRIVES_S = 0.2
 FRESH_S = 0.5
 READER_S = 60.0
-# How often it is asked whether topics are still the same ones. Kafka's client reads on at the old
-# offset of one that was made anew, without a word: what comes until it is noticed comes again.
-IDS_S, IDS_SHARE = 1.0, 50  # asking takes one part in so many of the time, at most
+# How often to ask whether topics are still the same. If one was created again, Kafka's client
+# silently reads on at the old offset; records until that is noticed are read again.
+IDS_S, IDS_SHARE = 1.0, 50  # asking takes at most one part in this many of the time
 
 
 def kafka_client(bootstrap: str, name: str) -> dict[str, Any]:
@@ -68,16 +68,14 @@ def kafka_client(bootstrap: str, name: str) -> dict[str, Any]:
 
 
 def quiet_client(bootstrap: str, name: str) -> dict[str, Any]:
-    """As `kafka_client`, in the process that people see: that Kafka is away the engine says itself,
-    once, and not a library dozens of times a second."""
+    """Like `kafka_client`, for the process that people see: the engine reports once that Kafka is
+    away, instead of a library dozens of times per second."""
     return {**kafka_client(bootstrap, name), "log_level": 0}
 
 
 class LiveInputs:
-    """What comes in now, see `driver.Inputs`.
-
-    control: the broker's topic on which the engine says that it stops; run: its name there.
-    """
+    """A broker's input, see `driver.Inputs`. control: the topic on which the engine says that it
+    stops. run: its name there."""
 
     def __init__(self, kafka: dict[str, Any], limits: InputLimits, control: str, run: str) -> None:
         self._control, self._run = control, run.encode()
@@ -96,8 +94,8 @@ class LiveInputs:
             PartitionId, int
         ] = {}  # of each partition that is read, the next offset
         self._later: set[PartitionId] = set()  # read when the engine's instructions are
-        self._opened: list[Opened] = []  # what the next step's record has to say
-        self.went_back: list[PartitionId] = []  # where Kafka has lost what was read
+        self._opened: list[Opened] = []  # for the next step's record
+        self.went_back: list[PartitionId] = []  # where Kafka lost records that were read
         self.wants_mark = False  # steps that were taken can hardly be taken again
         self.notes: list[str] = []
         self._ready = False
@@ -126,8 +124,9 @@ class LiveInputs:
     def also(
         self, places: dict[PartitionId, int], ids: Mapping[PartitionId, str] | None = None
     ) -> None:
-        """Read these too, those that are not read yet. ids: of the topics that the offsets are of,
-        where they are known; None: nobody asks which topics these are. Raises KafkaException."""
+        """Read these partitions too, unless they are read already. ids: of the topics that the
+        offsets belong to, if known; None: do not ask which topics these are. Raises
+        KafkaException."""
         new = {place: at for place, at in places.items() if place not in self._expected}
         own: dict[PartitionId, str] = {}
         if ids is not None and new:
@@ -149,13 +148,14 @@ class LiveInputs:
         self._read_captured()
 
     def _read_captured(self) -> None:
-        """Begin with topics of others; where there are none, nothing is connected for them."""
+        """Start the reader of captured topics with the first of them; before, nothing is connected
+        for it."""
         wanted = any(self._reader(topic) is self._captured for topic, _ in self._expected)
         if wanted and self._started and self._captured.ident is None:
             self._captured.start()
 
     def _reader(self, topic: str) -> Reader:
-        """Who reads a topic."""
+        """The reader of a topic."""
         if topics.split(topic) is None:
             return self._captured
         return self._commands if goes_first(topic) else self._messages
@@ -166,7 +166,7 @@ class LiveInputs:
         self._require_readers()
         slow_part, rest_s = self.slow.part(), self.pace.rest_s()
         if not self._has_something(slow_part, rest_s):
-            if self._commands.ahead:  # only what is slow is there
+            if self._commands.ahead:  # only slow partitions have something
                 timeout_s = min(timeout_s, self.slow.rest_s())
             if self._captured.ahead and rest_s:
                 timeout_s = min(timeout_s, rest_s)
@@ -204,8 +204,8 @@ class LiveInputs:
         return taken
 
     def _require_readers(self) -> None:
-        """A reader looks round every second or two. One that does not hangs in Kafka's client, and
-        what waits for it would wait for ever: then the loop ends, and another begins."""
+        """Check that each reader has looked round lately. One that has not hangs in Kafka's client,
+        and whatever waits for it would wait for ever. So the loop ends, and another begins."""
         now = time.monotonic()
         if now - self._looked > READER_S / 2:  # this process stood still
             self._awake_since = now
@@ -214,7 +214,9 @@ class LiveInputs:
             silent_s = now - max(reader.looked, self._awake_since)
             if silent_s > READER_S and reader.is_alive():
                 faulthandler.dump_traceback(sys.__stderr__ or 2)
-                raise LakequeueError(f"{reader.name} has not looked for {silent_s:.0f} s: it hangs")
+                raise LakequeueError(
+                    f"{reader.name} has shown no sign of life for {silent_s:.0f} s: it hangs"
+                )
 
     def _has_something(self, slow_part: float | None, rest_s: float) -> bool:
         """Whether there is something that a step may take."""
@@ -234,8 +236,8 @@ class LiveInputs:
     def took(
         self, ranges: Iterable[Range], in_vain: Mapping[PartitionId, int], seconds: float
     ) -> None:
-        """The step took these, so many commands of which changed nothing, and so much processor
-        time: the next one may bring less, or less of some."""
+        """Note what a step took, how many of those commands changed nothing, and its processor
+        time. The next step may bring less of some."""
         for reader in self._readers:
             reader.ahead.took(seconds)
         if self._ready:  # before, messages wait for all commands, useless ones too
@@ -244,7 +246,7 @@ class LiveInputs:
             self._commands.ahead.slow = self.slow.places
 
     def _read_the_others(self) -> None:
-        """Read commands too, once all that the engine had told before was taken."""
+        """Read commands too, once all earlier instructions of the engine were taken."""
         if not self._later:  # as ever after the start: this is on the way of every step
             return
         told = {place for place in self._expected if topics.is_instruction(place[0])}
@@ -258,7 +260,7 @@ class LiveInputs:
         self.waited_s += time.monotonic() - begun
 
     def _most(self) -> int | None:
-        """Of messages, the bytes that a step may take; None: as many as ever."""
+        """How many bytes of messages a step may take; None for the usual limit."""
         return None if self.room_bytes is None else max(0, self.room_bytes // ROOM_SHARE)
 
     def _all_commands_read(self) -> bool:
@@ -269,8 +271,8 @@ class LiveInputs:
         return self._ready
 
     def up_to(self) -> int | None:
-        """Commands that are still to be taken came after this time; None: there are none. Slow ones
-        are not asked: else a flood would hold up everybody's time."""
+        """A time before which no untaken command arrived; None if there is none. Slow partitions do
+        not count, or a flood would hold up the time of all."""
         waiting, slow = self._commands.ahead.next_of_each(), self.slow.places
         times = [
             m.timestamp()[1]
@@ -285,8 +287,8 @@ class LiveInputs:
         return min(now, *times) if times else None
 
     def current(self) -> bool:
-        """Whether all commands that are in Kafka by now were taken, as far as Kafka says; False
-        while it does not answer: deadlines wait, for who keeps one cannot say so either."""
+        """Whether all commands in Kafka were taken, as far as Kafka says. False while Kafka does
+        not answer: deadlines wait, since a client that kept one could not say so either."""
         if not self._all_commands_read():
             self._wait(ARRIVES_S)
             return False
@@ -303,7 +305,7 @@ class LiveInputs:
         return not self._commands.ahead.has_others()
 
     def _end_offset(self, place: PartitionId) -> int | None:
-        """Where a partition ends now; None: Kafka does not answer."""
+        """Where a partition ends now; None if Kafka does not answer."""
         try:
             ends = self._asked.get_watermark_offsets(TopicPartition(*place), timeout=ASK_S)
         except (KafkaException, RuntimeError):
@@ -311,8 +313,8 @@ class LiveInputs:
         return ends[1] if ends else None
 
     def _hear_starts(self) -> None:
-        """What readers found to begin elsewhere than expected, before what they read there is
-        taken: nothing can bring lost records back, but it must not happen in silence."""
+        """Reports where readers continue elsewhere than expected, before records from there are
+        taken. Lost records cannot be brought back, but must not be lost in silence."""
         for reader in self._readers:
             while reader.starts:
                 place, start = reader.starts.popleft()
@@ -328,7 +330,7 @@ class LiveInputs:
         self.wants_mark = self.wants_mark or start.why in (ANEW, BACK)
 
     def _note(self, what: str, records: int) -> None:
-        """Once of a topic, however many partitions it has."""
+        """Add a note, one per topic however many partitions it has."""
         before = next((note for note in self.notes if note.startswith(what)), None)
         if before is not None:
             self.notes.remove(before)
@@ -336,7 +338,7 @@ class LiveInputs:
         self.notes.append(f"{what}{records}")
 
     def _told(self, found: dict[PartitionId, list[Any]]) -> None:
-        """Take out what the engine said on the control topic, and see when commands came."""
+        """Take out what the engine said on the control topic, and note the commands' times."""
         said = found.pop((self._control, 0), ())
         self.stopped = self.stopped or any(m.value() == self._run for m in said)
         for place, messages in found.items():
@@ -344,7 +346,7 @@ class LiveInputs:
                 self._command_ms[place] = messages[-1].timestamp()[1]
 
     def watch(self, ends: dict[PartitionId, int]) -> None:
-        """Partitions end here now: see `Reader.watch`."""
+        """Take the current ends of partitions, see `Reader.watch`."""
         expected = dict(self._expected)
         self.behind = sum(
             max(0, end - max(expected.get(place, end), self._reader(place[0]).passed(place)))
@@ -354,7 +356,7 @@ class LiveInputs:
             reader.watch(ends)
 
     def _watch_ids(self) -> None:
-        """The thread that asks for topics' ids."""
+        """Ask for the topics' ids, in a thread."""
         rest_s, missing = IDS_S, set[str]()
         while not self._closing.wait(rest_s):
             begun = time.monotonic()
@@ -388,7 +390,7 @@ def _waits(topic: str) -> bool:
 
 
 def places_of(sizes: dict[str, int], inputs: list[str]) -> list[PartitionId]:
-    """The partitions of topics, those that are there."""
+    """The existing partitions of topics."""
     return [(t, p) for t in inputs for p in range(sizes.get(t, 0))]
 
 
@@ -396,10 +398,10 @@ def own_places(
     sizes: dict[str, int], vpns: list[str], broker: str, number: int, alone: bool,
     removed: Collection[int] = (),
 ) -> list[PartitionId]:  # fmt: skip
-    """What a broker reads beside captured topics, of those partitions that are there: its own of
-    its VPNs' topics, what the engine and other brokers say to it, and what other homes do. One that
-    is alone reads all of its VPNs' topics, for others' programs may have made these. removed:
-    numbers of brokers that are no more, whose partitions it reads on."""
+    """The existing partitions that a broker reads beside captured topics: its own of its VPNs'
+    topics, and those in which the engine, other brokers and other homes send to it. A broker that
+    is alone reads all partitions of its VPNs' topics, since other programs may have created these.
+    removed: numbers of removed brokers, whose partitions it reads on."""
     inputs = [topics.topic(v, k) for v in vpns for k in (topics.COMMANDS, topics.PUBLISH)]
     mesh = resting_places(sizes, broker)
     door = topics.bridge_partition(number)

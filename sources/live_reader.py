@@ -1,12 +1,12 @@
 """One Kafka consumer with a thread that reads ahead into memory, up to a limit.
 
-What is here is taken by turns (`read_ahead`). What must not be fetched yet is paused in Kafka's
-client: topics that are held until others were read, partitions that hold much while there is no
-room, and slow ones (`slow_lanes`) of which enough is here.
+`read_ahead` says in which order records are taken. What must not be fetched yet is paused in
+Kafka's client: topics that wait for others, partitions with much in memory while there is no room,
+and slow ones (`input_pace`) with enough in memory.
 
-Kafka's client is called by the reader's own thread alone: whoever asks a consumer while another
-thread polls it may wait for ever (librdkafka 2.16). So this thread also finds out what became of a
-partition that is not as it was (`_doubts`): `same_topic` says where it goes on.
+Only the reader's own thread calls Kafka's client, since a call may block for ever while another
+thread polls (librdkafka 2.16). So this thread also checks a partition that has changed (`_doubts`),
+and `same_topic` says where it continues.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ FETCH_BYTES = 1_000_000
 POLL_S = 1.0
 HOLDING_S = 0.02  # how soon a reader notices that what it holds back is wanted
 FULL_S = 0.1  # when there is no room for so long, what holds much waits in Kafka, and others go on
-SLOW_SHARE = 4  # one of so many parts of the room is for slow partitions, in all
+SLOW_SHARE = 4  # slow partitions together get one part in this many of the room
 DOUBT_S, DRAINED_S = 1.0, 0.05  # how soon a partition in doubt is looked at again
 _AWAY = (KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN, KafkaError._TIMED_OUT)
 
-# An offset that Kafka does not have, or a topic that it does not know: retention took what was
-# there, or the topic was deleted, made anew, cut off.
+# Kafka does not have the offset, or does not know the topic: retention deleted the records, or the
+# topic was deleted, created again or truncated.
 _DOUBTS = (
     KafkaError._AUTO_OFFSET_RESET,
     KafkaError._LOG_TRUNCATION,
@@ -56,8 +56,8 @@ Look = Callable[[list[PartitionId]], dict[PartitionId, Found]]
 
 @dataclass(frozen=True)
 class InputLimits:
-    """Of a step: records and bytes, of commands and of messages each; of what is captured see
-    `live.CAPTURED_SHARE`."""
+    """The limits of a step in records and bytes, for commands and messages each; captured records
+    see `live.CAPTURED_SHARE`."""
 
     records: int = 2_000
     bytes: int = 4_000_000
@@ -99,15 +99,16 @@ class Reader(threading.Thread):
         self._told_doubts: deque[PartitionId] = deque()
         self._doubts: dict[
             PartitionId, float
-        ] = {}  # what is not read, and when it is looked at again
-        self.starts: deque[tuple[PartitionId, Start]] = deque()  # what is read from elsewhere now
+        ] = {}  # partitions that are not read, and when to check them again
+        # partitions that are now read from elsewhere
+        self.starts: deque[tuple[PartitionId, Start]] = deque()
         self._consumer: Consumer
         self._arrived = arrived
         self._max = 2 * limits.bytes
         self._room = threading.Event()
         self._closing = False
         self._more: deque[TopicPartition] = deque()
-        self._holding: set[PartitionId] = set()  # what is known to Kafka's client and not read yet
+        self._holding: set[PartitionId] = set()  # known to Kafka's client and not read yet
         self._wanted: deque[PartitionId] = deque()
         self.ahead: ReadAhead[Any] = ReadAhead(size_of, limits.records, limits.bytes)
         self.failure: BaseException | None = None
@@ -123,8 +124,8 @@ class Reader(threading.Thread):
     def assign(
         self, places: dict[PartitionId, int], ids: Mapping[PartitionId, str] = MappingProxyType({})
     ) -> None:
-        """Read these too, from these offsets on, of topics of these ids. Before the start, or from
-        any thread."""
+        """Read these too, from these offsets on, of topics with these ids. Before the start, or
+        from any thread."""
         self._ids |= ids
         self._more.extend(TopicPartition(*place, at) for place, at in places.items())
 
@@ -137,8 +138,8 @@ class Reader(threading.Thread):
         self.assign(places, ids)
 
     def compare(self, ids: Mapping[str, str]) -> None:
-        """Topics have these ids now: look at the partitions of those that had another, or that are
-        not there: they may be made anew. From any thread, but one at a time."""
+        """Take the current ids of topics, and check the partitions of those that changed or are
+        missing: they may have been created anew. From any thread, but one at a time."""
         self._ids |= {
             place: ids[place[0]]
             for place in list(self._next)
@@ -162,7 +163,7 @@ class Reader(threading.Thread):
     def take(
         self, most: int | None, slow_part: float | None = None
     ) -> tuple[dict[PartitionId, list[Any]], int]:
-        """A step's worth of what is there, see `ReadAhead.take`, and its bytes."""
+        """A step's worth of records, see `ReadAhead.take`, and their bytes."""
         found, size = self.ahead.take(most, slow_part)
         if not self._room.is_set() and self.ahead.bytes < self._max:
             self._room.set()
@@ -187,12 +188,10 @@ class Reader(threading.Thread):
             self._consumer.close()
 
     def watch(self, ends: dict[PartitionId, int]) -> None:
-        """Replace a consumer that stands still although there is something to read.
-
-        Seen with librdkafka 2.16.0 after restarts of a broker: it fetched nothing any more, without
-        a word. What was there at one look and has not come by the next is fetched by a new one.
-        Once for each end: behind it may be nothing that a reader gets (marks of transactions).
-        """
+        """Replace a consumer that stands still although there is something to read. After restarts
+        of a Kafka broker, librdkafka 2.16.0 was seen to fetch nothing more, without a word. If what
+        was there at one look has not come by the next, a new consumer fetches it. That is done once
+        for each end, since the rest may be transaction markers that no reader gets."""
         now = dict(self._next)
         for place, at in now.items():
             end = ends.get(place, 0)
@@ -205,7 +204,7 @@ class Reader(threading.Thread):
     def _read(self) -> None:
         if self._anew:
             self._anew = False
-            log.warning("%s: the consumer stands still: a new one takes over", self.name)
+            log.warning("%s: the consumer stands still, and is replaced", self.name)
             self._consumer.close()
             self._consumer = Consumer(self._settings)
             self._held.clear()
@@ -257,9 +256,9 @@ class Reader(threading.Thread):
             self._holding.difference_update(wanted)
 
     def _has_room(self) -> bool:
-        """Whether to read on. Steps take what is here within milliseconds, but between two batches
-        they may have no room for large records: then partitions that hold much are paused, for
-        others stand behind them."""
+        """Whether to read on. Steps take records within milliseconds, but between two batches they
+        may have no room for large ones. Then partitions with much in memory are paused, since
+        others wait behind them."""
         ahead, most = self.ahead.bytes, self._max
         if ahead < most // 2 and self._held:
             self._consumer.resume([TopicPartition(*place) for place in self._held])
@@ -280,8 +279,8 @@ class Reader(threading.Thread):
         return ahead < 2 * most
 
     def _hold_slow(self) -> None:
-        """Of slow partitions a part of the room is enough: the rest waits in Kafka, and costs no
-        time to be fetched before it is wanted."""
+        """Pauses slow partitions with enough in memory. The rest waits in Kafka until it is
+        wanted."""
         slow = self.ahead.slow
         if not slow and not self._enough:
             return
@@ -303,7 +302,7 @@ class Reader(threading.Thread):
             error, place = m.error(), (m.topic(), m.partition())
             if error.code() == KafkaError._PARTITION_EOF:
                 self.at_end.add(place)
-                if place in self._next:  # marks of transactions may stand before the end
+                if place in self._next:  # transaction markers may precede the end
                     self._next[place] = max(self._next[place], m.offset())
             elif error.code() in _DOUBTS and place in self._next:
                 self._told_doubts.append(place)
@@ -314,9 +313,9 @@ class Reader(threading.Thread):
     # ------------------------------------------------------------ doubts
 
     def _settle_doubts(self) -> None:
-        """Partitions that are not as they were are not read until it is known what became of them;
-        then they are, from where `same_topic.go_on` says. What of them was read before is taken
-        first: offsets of two topics do not stand in one step."""
+        """Find out what became of partitions that have changed. Until then they are not read; then
+        they continue where `same_topic.go_on` says. What was read of them before is taken first: a
+        step never has offsets of two topics."""
         while self._told_doubts:
             place = self._told_doubts.popleft()
             if place in self._next and place not in self._doubts:

@@ -1,9 +1,9 @@
-"""What a batch of Spark's Kafka source spans, read where Python has the rows.
+"""Reads in Python what a batch of Spark's Kafka source spans.
 
-Spark plans which offsets a batch takes, and keeps them in its checkpoint; its own reader then makes
-a Java row of each record, which goes to Python by way of Arrow. A worker that wants whole columns
-reads these offsets itself (`read_ranges`), with the same library as the brokers' loops, and the
-driver tells Spark how many there were (`Scan.count`), so that its progress says what is true.
+Spark plans which offsets a batch takes, and keeps them in its checkpoint. Its own reader would make
+a Java row of each record and pass that on to Python. Instead a worker reads the offsets itself
+(`read_ranges`), with the same library as the brokers' loops. The driver tells Spark how many
+records there were (`Scan.count`), so that Spark's progress is right.
 """
 
 from __future__ import annotations
@@ -37,21 +37,22 @@ AHEAD_KB = 16_000  # of records, in Kafka's client
 
 @dataclass(frozen=True)
 class Scan:
-    """What Spark's Kafka source spans in one batch, by the names of topics: of each partition the
-    first offset, none of a new one, and that behind the last."""
+    """What Spark's Kafka source spans in one batch, by topic name: the first offset of each
+    partition (none for a new one), and the one after the last."""
 
     begins: Mapping[PartitionId, int]
     ends: Mapping[PartitionId, int]
     _rows: Any
 
     def count(self, records: int) -> None:
-        """So many records were read: `numInputRows` of the batch's progress, and Spark's page."""
+        """Tell Spark how many records were read: `numInputRows` of its progress, and its web
+        page."""
         self._rows.add(records)
 
 
 def scan_of(spark: SparkSession, query: str) -> Scan:
-    """Of the batch that a query is in, asked from its `foreachBatch`. query: its name. Raises
-    LakequeueError where none of this name reads Kafka."""
+    """The current batch of a query, asked from its `foreachBatch`. query: its name. Raises
+    LakequeueError if no query of this name reads Kafka."""
     found = [q for q in spark.streams.active if q.name == query]
     for one in found:
         execution: Any = one._jsq.streamingQuery().lastExecution()
@@ -61,7 +62,7 @@ def scan_of(spark: SparkSession, query: str) -> Scan:
                 begin, end = json.loads(leaf.start().json()), json.loads(leaf.end().json())
                 rows = leaf.metrics().apply("numOutputRows")
                 return Scan(_places(begin), _places(end), rows)
-    raise LakequeueError(f"query {query!r}: no batch of it reads Kafka")
+    raise LakequeueError(f"query {query!r}: none of its batches reads Kafka")
 
 
 def _places(offsets: dict[str, dict[str, int]]) -> dict[PartitionId, int]:
@@ -72,12 +73,11 @@ def _places(offsets: dict[str, dict[str, int]]) -> dict[PartitionId, int]:
 
 
 def read_ranges(kafka: dict[str, Any], ranges: Ranges) -> Iterator[list[Any]]:
-    """The records of these offsets, some at a time, of each partition in their order: what a
-    broker's loop gets of them. Those that Kafka has removed are left out, and those that a
-    transaction took back; a transaction that is open is waited for. kafka: how it is reached.
-    Raises NotConnected after 30 s without any.
+    """The records of these offsets in chunks, each partition's in order, as a broker's loop gets
+    them: without records that Kafka deleted or a transaction aborted. An open transaction is waited
+    for. kafka: how to reach it. Raises NotConnected after 30 s without a record.
 
-    Logs of steps are read uncommitted: their transactions are a fence (`sinks.log_writer`).
+    Logs of steps are read uncommitted, since their transactions are a fence (`sinks.log_writer`).
     """
     logs = {place: ends for place, ends in ranges.items() if _is_log(place[0])}
     rest = {place: ends for place, ends in ranges.items() if place not in logs}
@@ -123,7 +123,7 @@ def _read(kafka: dict[str, Any], ranges: Ranges, level: str) -> Iterator[list[An
                     and _is_there(consumer, place)
                 }  # fmt: skip
                 if left:
-                    raise NotConnected(f"{_some(left)} did not come within {WAIT_S_MAX:.0f} s")
+                    raise NotConnected(f"{_some(left)} did not arrive within {WAIT_S_MAX:.0f} s")
     finally:
         consumer.close()
 
@@ -131,11 +131,12 @@ def _read(kafka: dict[str, Any], ranges: Ranges, level: str) -> Iterator[list[An
 def _is_wanted(
     message: Any, left: dict[PartitionId, tuple[int, int]], ended: set[PartitionId]
 ) -> bool:
-    """Whether it is a record of what is left of its partition's range; notes where that goes on.
+    """Whether a record belongs to the rest of its partition's range. Notes how far the range was
+    read.
 
-    Behind the last record may be marks of transactions: then the partition's end is its end. A
-    partition that ends before was made anew: what it had is lost, and nothing to wait for. But a
-    broker that has just begun to lead may say so too, so it has its time to say something else.
+    Transaction markers may follow the last record; then the partition's end is the range's end. A
+    partition that ends earlier was created anew, and there is nothing to wait for. But a new leader
+    may briefly say so too, so it gets time to correct itself.
     """
     place = message.topic(), message.partition()
     error, at = message.error(), message.offset()
@@ -155,7 +156,7 @@ def _is_wanted(
 
 
 def _is_open(consumer: Consumer, place: PartitionId, end: int) -> bool:
-    """Whether a partition that ended before goes on, behind a transaction that is open."""
+    """Whether a partition that ended early goes on behind an open transaction."""
     ends = consumer.get_watermark_offsets(TopicPartition(*place), cached=True)
     return bool(ends and ends[1] >= end)
 

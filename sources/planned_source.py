@@ -1,15 +1,15 @@
-"""Kafka as a source of micro-batches, read where nothing that somebody wrote can end a query.
+"""Kafka as a source of micro-batches, which no record can break.
 
-Anybody may write to a captured topic: Spark's own source makes a Java row of each record, and ends
-its query at a time in nanoseconds, at each start again. Here the driver plans what a batch takes,
-up to the first transaction that is open, and a Python worker reads it as the tables' does
-(`offset_ranges`): what a batch gets of a record is what a loop gets.
+Anybody may write to a captured topic. Spark's own source makes a Java row of each record, and a
+time in nanoseconds ends its query, again at each start. Here the driver plans what a batch takes,
+up to the first open transaction, and a Python worker reads it (`offset_ranges`), so a batch sees
+the same record as a loop.
 
-Offsets are kept in the form of Spark's source, ``{"topic": {"0": 123}}``: a home that began with
-that one goes on. Beside them stand the ids of their topics, ``{"": [["topic", "id"]]}``: one that
-was deleted and made anew is read from its beginning. Where Kafka gives no ids, only one that ends
-before what was read is noticed. With the same id that is a Kafka that lost records: it is told, and
-read on from that end.
+Offsets have the form of Spark's source, `{"topic": {"0": 123}}`, so a home that began with that one
+continues. The topics' ids are stored beside them, `{"": [["topic", "id"]]}`. A topic that was
+deleted and created again is read from its beginning. If Kafka gives no ids, that is noticed only if
+the topic ends before what was read. If the id is the same, Kafka lost records: that is reported,
+and reading continues at the new end.
 """
 
 from __future__ import annotations
@@ -98,19 +98,20 @@ class PlannedReader(DataSourceStreamReader):
         try:
             self._look()
         except KafkaException as error:
-            raise NotConnected(f"the topics to be read do not answer: {error}") from error
+            raise NotConnected(f"the topics cannot be read: {error}") from error
         first = self._now.ends(self._places, OffsetSpec.earliest())
         missing = [place for place in self._places if place not in first]
         if missing:
-            raise NotConnected(f"where partition {missing[0]} begins is not answered")
+            raise NotConnected(f"Kafka does not tell where partition {missing[0]} begins")
         return as_offsets(first, self._ids)
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        """As the option says."""
+        """The option's limit."""
         return ReadMaxRows(self._most) if self._most else ReadAllAvailable()
 
     def latestOffset(self, start: Offsets, limit: ReadLimit) -> dict[str, Any]:
-        """Where the next batch ends; where it starts, when there is nothing, or nobody answers."""
+        """Where the next batch ends; where it starts if there is nothing, or Kafka does not
+        answer."""
         before, known = places_of(start), ids_of(start)
         try:
             self._look()
@@ -132,7 +133,7 @@ class PlannedReader(DataSourceStreamReader):
         return as_offsets(before | limited(begins, ends, most), ids)
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
-        """Up to where there was something, for the batch's progress."""
+        """Up to where records exist, for the batch's progress."""
         return as_offsets(self._ends) if self._ends else None
 
     def partitions(self, start: Offsets, end: Offsets) -> Sequence[InputPartition]:
@@ -154,9 +155,9 @@ class PlannedReader(DataSourceStreamReader):
     def _believed(
         self, before: dict[PartitionId, int], ends: dict[PartitionId, int]
     ) -> dict[PartitionId, int]:
-        """The ends, but those that are before what was read: these only when they stay so. Then
-        Kafka gives no ids and the topic was made anew: it is read from its beginning, as a loop
-        does that knows no id. Or it is the same, and Kafka lost records: see `gone_back`."""
+        """The ends, without those before what was read unless they stay so. Such an end means that
+        the topic was created anew and Kafka gives no ids: it is read from its beginning, as a loop
+        without ids does. Or Kafka lost records, see `gone_back`."""
         now = time.monotonic()
         behind = {p for p, at in ends.items() if at < before.get(p, 0)}
         self._behind = {p: self._behind.get(p, now) for p in behind}
@@ -184,8 +185,8 @@ def columns_of(messages: list[Any]) -> pa.RecordBatch:
 
 
 def ranges_of(before: Mapping[PartitionId, int], after: Mapping[PartitionId, int]) -> Ranges:
-    """What a batch reads. A partition that is new is read from its beginning, and so is one that
-    became shorter (see `PlannedReader.latestOffset`)."""
+    """What a batch reads. A new partition is read from its beginning, and so is one that became
+    shorter (see `PlannedReader.latestOffset`)."""
     found = {}
     for place, end in after.items():
         begin = before.get(place, BEGINNING)
@@ -212,15 +213,15 @@ def as_offsets(
 
 
 def without(places: Mapping[PartitionId, int], names: set[str]) -> dict[PartitionId, int]:
-    """Without the partitions of these topics."""
+    """The places without those of these topics."""
     return {place: at for place, at in places.items() if place[0] not in names}
 
 
 def limited(
     begins: Mapping[PartitionId, int], ends: Mapping[PartitionId, int], most: int | None
 ) -> dict[PartitionId, int]:
-    """Ends of a batch of about so many records, of each partition its share, one at least: nobody's
-    backlog keeps others out. Both of the same places."""
+    """End of a batch of about so many records. Each partition gets its share, at least one record,
+    so no backlog keeps others out. Both mappings have the same partitions."""
     waiting = {p: max(0, at - begins[p]) for p, at in ends.items()}
     total = sum(waiting.values())
     if most is None or total <= most:

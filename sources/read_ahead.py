@@ -1,24 +1,23 @@
-"""What was read and is not taken yet, by partition, taken by turns (deficit round robin).
+"""Records that were read and not yet taken, by partition, taken in turns (deficit round robin).
 
-A step takes so many records and bytes at most. Were they taken as they came, a partition full of
-large records, or of very many, would stand before every other one. So each partition has a *lane*.
-In its turn a lane may use up a grant, is granted as much again, and goes to the end of the line;
-what a record costs beyond the grant it saves up for, over turns and steps. So lanes that always
-hold something get the same share, whatever the size of their records; one that holds little gets
-all of it; and within a partition the order stays.
+A step takes a limited number of records and bytes. In order of arrival, a partition with large or
+very many records would delay all others. So each partition has a *lane*. In its turn a lane uses up
+its grant, gets another one, and goes to the end of the line. If a record costs more than the grant,
+the lane saves up for it over several turns and steps. So busy lanes get equal shares whatever the
+size of their records, a lane with little in it is emptied, and the order in a partition is kept.
 
-A record's price is its size, and at least the step's bytes over the step's records: one budget
-keeps both limits. The last record of a step may overdraw it, so one of any size is taken; but not
-where a step may take less than usual since nobody saves what it brings: then what is too large
+A record's price is its size, and at least the step's bytes divided by the step's records, so that
+one budget keeps both limits. A step's last record may overdraw the budget, so records of any size
+are taken. But if a step may take less than usual since there is no room, a record that is too large
 waits, and others pass it.
 
-How long a step takes depends on what it brings, too: a thousand subscriptions are more work than a
-thousand messages. So there is a third limit, which is learnt: where a step took most of what it
-may, and long, the next one takes half, down to a `SHARES`th, and later ones more again where they
-do not. What is taken is written to the log, so no decision depends on the time.
+The time of a step also depends on its content: a thousand subscriptions are more work than a
+thousand messages. So there is a third limit, which is learnt. After a long step that took most of
+what it may, the next one takes half, down to one of `SHARES` parts, and later ones more again. The
+log says what each step took, so no decision depends on the time.
 
-Partitions that are *slow* (`slow_lanes`) may be told to stand aside: then they share a small part
-of a step, or get nothing of it.
+*Slow* partitions (`input_pace`) can be told to stand aside: they share a small part of a step, or
+get nothing.
 """
 
 from __future__ import annotations
@@ -32,14 +31,14 @@ from .step_batch import PartitionId
 
 TURNS = 64  # in a step, where every lane is full
 LONG_S = 0.05  # of processor time, a step
-SHARES = 8  # one of so many parts of its limits a step may always take
+SHARES = 8  # a step may always take one part in this many of its limits
 
 T = TypeVar("T")
 
 
 class _Lane(Generic[T]):
-    """Of one partition: what waits, with its size, the sums of that, and what the lane may still
-    use."""
+    """The waiting records of one partition, each with its size; their sums; and what the lane may
+    still use."""
 
     __slots__ = ("bytes", "grant", "price", "waiting")
 
@@ -50,10 +49,10 @@ class _Lane(Generic[T]):
 
 
 class ReadAhead(Generic[T]):
-    """Of two threads: one puts, one takes. records, bytes: what a step takes at most.
+    """The records of two threads: one puts, one takes. records, bytes_max: a step's limits.
 
-    bytes: what is here; share: the part of these limits that a step takes, as it was learnt; slow:
-    partitions that can be told to stand aside.
+    bytes: the size of all waiting records. share: the learnt part of the limits that a step takes.
+    slow: partitions that can be told to stand aside.
     """
 
     def __init__(self, size_of: Callable[[T], int], records: int, bytes_max: int) -> None:
@@ -67,7 +66,7 @@ class ReadAhead(Generic[T]):
         self._lock = threading.Lock()
         self._lanes: OrderedDict[PartitionId, _Lane[T]] = (
             OrderedDict()
-        )  # none is empty; who is next
+        )  # none is empty; the first one is next
         self._price = 0  # of all that is here
         self.bytes = 0
 
@@ -97,21 +96,21 @@ class ReadAhead(Generic[T]):
             return {place: lane.waiting[0][1] for place, lane in self._lanes.items()}
 
     def holding(self, least: int) -> list[PartitionId]:
-        """Partitions of which so many bytes or more are here."""
+        """Partitions with at least so many waiting bytes."""
         with self._lock:
             return [place for place, lane in self._lanes.items() if lane.bytes >= least]
 
     def has_others(self) -> bool:
-        """Whether something is here of a partition that is not slow."""
+        """Whether a partition that is not slow has something."""
         with self._lock:
             return any(place not in self.slow for place in self._lanes)
 
     def take(
         self, most: int | None = None, slow_part: float | None = None
     ) -> tuple[dict[PartitionId, list[T]], int]:
-        """A step's worth, each partition's in its order; and its bytes. most: of these, and not one
-        more; slow_part: what part of a step's limits slow ones may take, in all; None: as others.
-        """
+        """A step's records, each partition's in order, and their bytes. most: a strict limit in
+        bytes. slow_part: the part of a step's limits for all slow partitions together; None: no
+        limit of their own."""
         usual = int(self._budget * self.share)
         budget = usual if most is None else min(most, usual)
         firm = budget < usual
@@ -141,7 +140,7 @@ class ReadAhead(Generic[T]):
         return found, size
 
     def took(self, seconds: float) -> None:
-        """The step took so much processor time: learn from it."""
+        """Learns from a step's processor time."""
         if seconds > LONG_S:
             if self._taken > self._budget * self.share / 2:
                 self.share = max(self.share / 2, 1 / SHARES)

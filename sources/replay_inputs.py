@@ -1,9 +1,9 @@
-"""Reading the log of steps, uncommitted: its transactions are a fence, see `sinks.log_writer`.
+"""Reads the log of steps, and the inputs of logged steps again from their offsets.
 
-Logged steps' inputs once more: the same records, from the offsets in the log.
+The log is read uncommitted, since its transactions are only a fence (`sinks.log_writer`).
 
-One consumer, read until each partition is where the log's last step left it, and not further: a
-partition that is done is paused, so that a large backlog behind it is not read into memory.
+One consumer reads the inputs until each partition is where the last logged step left it. It then
+pauses the partition, so that a large backlog behind it is not read into memory.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ WAIT_S_MAX = 30.0
 
 
 def read_steps(kafka: dict[str, Any], topic: str, start: int) -> list[tuple[int, StepRecord]]:
-    """The records from an offset on, each with its own, to the log's end."""
+    """The log's records from an offset to its end, each with its offset."""
     consumer = Consumer(
         consumer_settings(kafka)
         | {
@@ -86,7 +86,7 @@ class ReplayInputs:
             self._consumer.assign([TopicPartition(*place, at) for place, at in first.items()])
 
     def take(self, ranges: tuple[Range, ...]) -> Batch:
-        """The records of these ranges. Raises Gone after 30 s without one of them."""
+        """The records of these ranges. Raises Gone if none comes for 30 s."""
         found = {}
         for r in ranges:
             place = r.topic, r.partition

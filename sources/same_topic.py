@@ -1,8 +1,7 @@
-"""Whether what stands at an offset is still what is meant by it.
+"""Whether an offset still means what it meant: topics can be deleted and created again.
 
-A topic is not its name: one that was deleted and made anew has offsets that mean something else.
-So Kafka's own id of a topic is kept beside each offset, and where a partition begins and ends is
-asked when there is a doubt. `go_on` decides where a reader goes on; `TopicsNow` asks.
+So Kafka's id of a topic is kept beside each offset. If in doubt, Kafka is asked where a partition
+begins and ends. `go_on` decides where a reader continues; `TopicsNow` asks Kafka.
 """
 
 from __future__ import annotations
@@ -24,10 +23,10 @@ from .step_batch import PartitionId
 
 CLUSTER_S = 10.0
 ASK_S = 2.0  # of a partition's leader; one that is dead is knocked at all that time
-_NO_ID = "A" * 22  # what a Kafka before 2.8 gives
+_NO_ID = "A" * 22  # the id from a Kafka before 2.8
 _UNTOLD = (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError.TOPIC_AUTHORIZATION_FAILED)
 ANEW, LOST, BACK = "anew", "lost", "back"
-IDS = ""  # in Spark's form of offsets, where the ids of their topics stand: no topic has this name
+IDS = ""  # the key of the topics' ids in Spark's form of offsets; no topic has this name
 
 
 class Found(NamedTuple):
@@ -39,9 +38,11 @@ class Found(NamedTuple):
 
 
 class Start(NamedTuple):
-    """Where a partition is read from now on. why: ``anew``, the topic was made anew; ``lost``,
-    records were deleted before they were read; ``back``, Kafka lost records that had been read;
-    empty: nothing happened. records: how many are meant."""
+    """Where to read a partition from now on. records: how many are concerned. why:
+
+    ``anew``: the topic was created anew; ``lost``: records were deleted before they were read;
+    ``back``: Kafka lost records that had been read; empty: nothing happened.
+    """
 
     at: int
     topic_id: str
@@ -50,8 +51,8 @@ class Start(NamedTuple):
 
 
 def go_on(following: int, known_id: str, found: Found) -> Start:
-    """Where a partition is to be read whose next offset was this one, of the topic of this id.
-    known_id: empty: not known."""
+    """Where to continue a partition whose next offset was `following`, of the topic with this id;
+    empty if the id is unknown."""
     topic_id = found.topic_id or known_id
     other = bool(known_id) and topic_id != known_id
     behind = following > found.end
@@ -67,21 +68,21 @@ def go_on(following: int, known_id: str, found: Found) -> Start:
 
 
 def ids_of(offsets: Mapping[str, Any]) -> dict[str, str]:
-    """Of offsets in Spark's form the ids of their topics, as far as they are known."""
+    """The ids of the topics, as far as known, in offsets of Spark's form."""
     return dict(offsets.get(IDS, ()))
 
 
 def changed(before: Mapping[str, str], now: Mapping[str, str]) -> set[str]:
-    """The topics that were made anew."""
+    """The topics that were created anew."""
     return {topic for topic, known in before.items() if now.get(topic, known) != known}
 
 
 def gone_back(
     before: Mapping[PartitionId, int], after: Mapping[PartitionId, int], known: Mapping[str, str]
 ) -> set[PartitionId]:
-    """Partitions of the same topic that end before what was read: Kafka lost records. From its
-    beginning all that others wrote would come twice; as in a loop, what comes from now on is read.
-    known: the topics' ids, before."""
+    """Partitions of the same topic that end before what was read: Kafka lost records. Reading from
+    the beginning would repeat everything else, so reading continues with what comes from now on, as
+    in a loop. known: the ids before."""
     return {p for p, at in after.items() if known.get(p[0]) and at < before.get(p, 0)}
 
 
@@ -124,8 +125,8 @@ class TopicsNow:
     def ends(
         self, places: Iterable[PartitionId], spec: OffsetSpec, committed: bool = False
     ) -> dict[PartitionId, int]:
-        """Where those partitions begin, or end, that answer. committed: where the first transaction
-        begins that is open, as an end."""
+        """Where partitions begin or end, those that answer. committed: an open transaction counts
+        as the end."""
         asked = {TopicPartition(*place): spec for place in places}
         if not asked:
             return {}
@@ -138,7 +139,7 @@ class TopicsNow:
         return found
 
     def places(self, places: Iterable[PartitionId]) -> dict[PartitionId, Found]:
-        """These partitions, those that answer. A topic that changes while it is asked for does not
+        """These partitions, those that answer. A topic that changes meanwhile does not count as an
         answer."""
         asked = list(places)
         before = self.ids(name for name, _ in asked)

@@ -1,7 +1,7 @@
-"""Messages of the Kafka client as the step's batch: columns, in their one fixed order.
+"""Messages of Kafka's client as the input of a step: columns in one fixed order.
 
-A step sees records sorted by topic, partition and offset, however they came in, the engine's
-instructions first; so do logged steps that are taken again.
+A step sees records sorted by topic, partition and offset, the engine's instructions first, in
+whatever order they arrived. The same holds when a logged step is taken again.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ def goes_first(topic: str) -> bool:
 
 
 def in_order(topic: str) -> tuple[bool, str]:
-    """By what a step's topics are sorted: what the engine says comes before all commands."""
+    """The sort key of a step's topics: the engine's instructions come before all commands."""
     return not topics.is_instruction(topic), topic
 
 
 def to_batch(found: dict[PartitionId, list[Any]]) -> Taken:
-    """The batch of what was read of each partition, and where it stands."""
+    """The batch of the records of each partition, and their ranges."""
     batch = Batch()
     ranges = []
     for place in sorted(found, key=lambda place: (in_order(place[0]), place[1])):
@@ -79,7 +79,8 @@ def _append(records: Records, messages: list[Any]) -> None:
 
 
 def header_columns(message: Any) -> tuple[bytes | None, str | None, list[tuple[str, bytes | None]]]:
-    """Of a message of Kafka's client its header `lq`, the others as JSON, and all of them."""
+    """The header `lq` of a message of Kafka's client, the other headers as JSON, and all
+    headers."""
     try:
         headers = headers_of(message)
     except ValueError:

@@ -1,12 +1,14 @@
 """The Spark job: what runs an engine on one home.
 
-engine, application   starts and stops everything: Spark, one query per broker, the tables'
-queries loop/                 what runs in a Python worker: reads Kafka, takes steps, writes
-snapshots home/                 the folder with checkpoints and state; repairs after a crash or
-a move brokers/              the brokers of a home: adding, removing, moving queues tables/
-upkeep and repair of the Delta tables bridges/              copies messages to other homes
-watch/                restarts what ends or hangs; tells the operator spark/, kafka/        the
-Spark session; the embedded Kafka earlier/              reads homes of state format 7, once
+engine, application   start and stop everything: Spark, the brokers' and tables' queries
+loop/                 in a Python worker: reads Kafka, takes steps, makes snapshots
+home/                 the folder with checkpoints and state; repairs after a crash or a move
+brokers/              the brokers of a home: adding, removing, moving queues
+tables/               upkeep and repair of the Delta tables
+bridges/              copies messages to other homes
+watch/                restarts what ends or hangs; tells the operator
+spark/, kafka/        the Spark session; the embedded Kafka
+earlier/              reads homes of state format 7, once
 """
 
 from __future__ import annotations

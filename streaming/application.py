@@ -1,7 +1,7 @@
-"""The engine's Spark application: one session, a query for each broker, the query of the tables.
+"""The engine's Spark application: one session, a query per broker, the tables' queries.
 
-The application may end at any time, with its Java process or in order, and be started again: all
-that counts stands in the checkpoints, and what is started again goes on from there.
+It may end at any time, with its Java process or in order, and be started again. All that counts is
+in the checkpoints, from which the queries continue.
 """
 
 from __future__ import annotations
@@ -56,12 +56,13 @@ HISTORY_INTERVAL_S = 60  # heartbeats are commands too: an idle engine commits s
 SNAPSHOTS_INTERVAL_S = 60
 LOG_KEPT_S = 3_600.0  # the log of steps, until it is in the tables
 END_S_MAX = 60.0
-TABLES_END_S_MAX = 5.0  # a batch of theirs that is cut off is written anew, each row once
+TABLES_END_S_MAX = 5.0  # a batch that is cut off is written again, each row once
 PLAN_S_MAX = 20.0
 
 
 class SparkApplication:
-    """Of one engine. brokers: by name; progress is told what takes time while starting."""
+    """The Spark application of an engine. brokers: by name. progress: called with a line about what
+    takes time at the start."""
 
     def __init__(
         self,
@@ -89,7 +90,7 @@ class SparkApplication:
         self.archive = JavaArchive("spark", folder.path / "spark.classes")
         self.table_queries: dict[str, StreamingQuery] = {}  # by name; see `tables_watch`
         self._tables_lock = threading.Lock()
-        self._ended_tables = 0  # how often what reads for tables was ended, to begin anew
+        self._ended_tables = 0  # how often the tables' queries were ended to begin anew
 
     # ------------------------------------------------------------ start
 
@@ -157,8 +158,8 @@ class SparkApplication:
         return spark
 
     def check_slots(self, brokers: int, master: str | None = None) -> None:
-        """Raise LakequeueError where one of so many would never have its turn. master: Spark's; by
-        default the one that runs."""
+        """Raises LakequeueError if a master has too few task slots for this many brokers. master:
+        by default Spark's running one."""
         if master is None:
             assert self.spark is not None
             master = self.spark.sparkContext.master
@@ -198,7 +199,7 @@ class SparkApplication:
         default = Options({}, "", 0, 0, [], "", "")
         retained = spark.conf.get("spark.sql.streaming.minBatchesToRetain", None) or "100"
         mb, value = 1_000_000, self._settings.value
-        # The first broker hears who spoke to those that are no more.
+        # The first broker gets the records that were sent to removed ones.
         is_first = first_of(self.brokers).number == home.number
         removed = list(self._folder.removed().values()) if is_first else []
         return Options(
@@ -233,8 +234,8 @@ class SparkApplication:
             ))  # fmt: skip
 
     def _start_of_tables(self, name: str, start: Callable[[SparkSession], StreamingQuery]) -> None:
-        """Start a query of tables, and forget it where it was to begin anew meanwhile: who watches
-        them starts it once more."""
+        """Start a query of tables. If it was meanwhile ended to begin anew, stops it again;
+        `tables_watch` then starts it once more."""
         assert self.spark is not None
         ended = self._ended_tables
         self.spark.sparkContext.setLocalProperty("spark.scheduler.pool", "tables")
@@ -255,7 +256,7 @@ class SparkApplication:
         snapshots_s = self._settings.value("snapshots_interval_s", SNAPSHOTS_INTERVAL_S)
 
         def start(spark: SparkSession) -> StreamingQuery:
-            # Of a broker that is no more, what is not in the tables yet is still to be written.
+            # The history of a removed broker may not be in the tables yet.
             names = [*self.brokers, *self._folder.removed()]
             checkpoints = {b: self._folder.checkpoint / b for b in names}
             return start_history(
@@ -267,11 +268,11 @@ class SparkApplication:
         self._start_of_tables(HISTORY_QUERY, start)
 
     def end_history(self) -> None:
-        """There are other brokers: what writes their history is to begin anew."""
+        """End the history query after the brokers changed; `tables_watch` starts it anew."""
         self._end_tables(HISTORY_QUERY)
 
     def _end_tables(self, name: str) -> None:
-        """End a query of tables, between two batches where that is soon; who watches them starts it
+        """End a query of tables, between two batches if that is soon; `tables_watch` starts it
         anew."""
         with self._tables_lock:
             self._ended_tables += 1
@@ -285,7 +286,7 @@ class SparkApplication:
         return value("history_interval_s", HISTORY_INTERVAL_S) if tables else 0
 
     def read_more(self) -> None:
-        """There are more topics: the queries that do not find them themselves begin anew."""
+        """Restart the queries that do not find new topics themselves."""
         if not self._real_time:
             for broker in self.brokers.values():
                 self._end_batches(broker.query, END_S_MAX)
@@ -303,14 +304,14 @@ class SparkApplication:
             broker.query = None
         with self._tables_lock:
             self._ended_tables += 1
-            self.table_queries.clear()  # who watches them starts them
+            self.table_queries.clear()  # `tables_watch` starts them
         self._start()
 
     # ------------------------------------------------------------ stop
 
     def executors(self) -> list[str]:
-        """Where brokers may step; empty without Java, and on this machine alone, where none comes
-        or goes."""
+        """The executors on which brokers may run. Empty without Java, and with a local master,
+        where executors do not change."""
         from .spark.spark_session import executors
 
         if self.spark is None or str(self.spark.sparkContext.master).startswith("local["):
@@ -327,7 +328,7 @@ class SparkApplication:
         return java_ended(self.spark, wait_s=2.0) if self.spark is not None else ""
 
     def stop(self, batch_s: float) -> None:
-        """End the queries and Spark in order. batch_s: what the batches that run may take."""
+        """End the queries and Spark in order. batch_s: the time that running batches may take."""
         from .spark.spark_session import await_java_at_exit, forget_session, java_ended
 
         assert self.spark is not None
@@ -376,7 +377,7 @@ class SparkApplication:
                 control = topics.topic(broker.name, topics.CONTROL)
                 self._transport.command(control, b"engine", broker.run.encode())
         except LakequeueError as error:
-            log.warning("the loops are cut off, the next start takes their steps again: %s", error)
+            log.warning("the loops are cut off; the next start replays their steps: %s", error)
             return
         for broker in brokers:
             while broker.is_active and time.monotonic() < until:
@@ -384,6 +385,6 @@ class SparkApplication:
                     break
             if broker.is_active and not broker.ended.is_set():
                 log.warning(
-                    "the last batch of broker %r did not end, the next start takes its steps again",
+                    "the last batch of broker %r did not end; the next start replays its steps",
                     broker.name,
                 )

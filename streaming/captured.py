@@ -1,16 +1,16 @@
-"""The topics that queues capture beside their VPN's own (Q2), of those that there are.
+"""Which existing topics the queues capture, beside their VPN's own (Q2).
 
-A queue may capture a topic at any time, by its name or by an expression, and a topic may come to
-exist at any time. A broker's loop finds the topics itself; Spark's Kafka source reads a list that
-is fixed when a query starts. So the engine hears of each capture with the progress of a batch,
-looks which topics there are, and starts anew the queries that must read more. A driver that died
-before it heard would never: the state knows, and is asked at each start.
+A queue may capture a topic at any time, by name or by an expression, and a topic may be created at
+any time. A broker's loop finds new topics itself. Spark's Kafka source has a fixed list, so the
+engine hears of each capture with a batch's progress, looks which topics exist, and restarts the
+queries that must read more. A driver that died before it heard of one asks the brokers at its
+start.
 
-Micro-batches also know how large a record each topic takes (`low_limits`): where somebody changes
-that, their query is started anew too.
+Micro-batches also know how large a record each topic takes (`low_limits`); if that changes, their
+query is restarted too.
 
-Most queues capture a topic that nobody ever makes, for clients write to `<vpn>.publish`. Nothing is
-made, read, or started again for these.
+Most queues capture a topic that never exists, since clients write to `<vpn>.publish`. Nothing is
+created, read or restarted for those.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ log = logging.getLogger("lakequeue.engine")
 
 
 class CapturedTopics:
-    """Of one engine. brokers: names and numbers; partitions: of each topic that there is; reads:
-    the captured ones of these, as the queries that were started last read them; unasked: VPNs of a
-    broker whose queues may capture more than is known."""
+    """The captured topics of an engine. brokers: by name. partitions: of each existing topic.
+    reads: the captured topics that the running queries read. unasked: brokers and VPNs whose queues
+    may capture more than is known."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class CapturedTopics:
         self.partitions: dict[str, int] = {}
         self.reads: list[str] = []
         self.unasked: set[tuple[str, str]] = set()  # broker, VPN
-        self.more = False  # the queries do not read yet what there is, or what is gone
+        self.more = False  # the queries' topics are out of date
 
     def open(self) -> None:
         """Make the engine's own topics, and begin to look for others."""
@@ -112,7 +112,8 @@ class CapturedTopics:
             self.more = True
 
     def said(self) -> list[str]:
-        """Where others speak to the brokers, of the topics that queries read that start now."""
+        """The existing topics in which others send to the brokers, for the queries that start
+        now."""
         return self._said(self.partitions)
 
     def _said(self, sizes: Collection[str]) -> list[str]:
@@ -146,7 +147,7 @@ class CapturedTopics:
     # ------------------------------------------------------------ asking the state
 
     def ask_again(self, brokers: Iterable[str]) -> None:
-        """These brokers' queries began anew: what they had to say may be lost."""
+        """Ask these brokers again: their queries were restarted, so their notes may be lost."""
         self.unasked |= {(broker, vpn) for broker in brokers for vpn in self._vpns}
 
     def forget(self, broker: str) -> None:

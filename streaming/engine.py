@@ -1,12 +1,12 @@
 """The engine: one home, one Kafka, one configuration, and all that runs for them.
 
-    home (`home`)         what must outlive the process: checkpoints, tables, who they are
-    captured (`captured`) which topics are read
-    application           Spark: a query for each broker, one for the tables
-    watch (`engine_watch`)  starts again what failed
-    heartbeat, ticker, alerts, metrics  what others need to hear of it
+    home_folder           what must outlive the process: checkpoints, tables, identity
+    captured              which topics are read
+    application           Spark: a query per broker, and those of the tables
+    query_watch           restarts what failed
+    heartbeat, ticker, alerts, metrics  what others need to hear
 
-It starts them in this order and stops them in the other.
+It starts them in this order and stops them in the reverse order.
 """
 
 from __future__ import annotations
@@ -61,9 +61,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("lakequeue.engine")
 
-# What a stop may take, of the 10 s that a `lakequeue up` has with its Kafka: until the batch that
-# runs is done, until Spark has ended in order, and until what is not sent yet is given up. What is
-# cut off runs again at the next start.
+# How long a stop may take, of the 10 s that `lakequeue up` has for itself and its Kafka: for the
+# running batch, for Spark's end, and for unsent records. What is cut off runs again at the next
+# start.
 STOP_BATCH_S, STOP_SPARK_S, STOP_SEND_S = 4.0, 6.0, 1.0
 
 
@@ -191,8 +191,8 @@ class Engine:
         if self.trigger == MICRO_BATCH and len(self.brokers) > 1:
             names = ", ".join(map(repr, self.brokers))
             raise ConfigError(
-                f"the trigger {MICRO_BATCH!r} runs one broker, and these are {len(self.brokers)}: "
-                f"{names}; name one, or use the trigger {REAL_TIME!r}"
+                f"the trigger {MICRO_BATCH!r} runs one broker, but there are {len(self.brokers)}: "
+                f"{names}. Name one, or use the trigger {REAL_TIME!r}"
             )
 
     # ------------------------------------------------------------ start
@@ -203,20 +203,21 @@ class Engine:
         self._number_brokers()
         transport = self._require_its_kafka()
         self.captured.open()
-        if self.application.tables_interval_s():  # who writes none may succeed one that is frozen
+        # an engine without tables may succeed one that is frozen
+        if self.application.tables_interval_s():
             with contextlib.suppress(OSError):  # no rights, no room: the tables' watch tells it
                 self._lock_of_tables.take()
         self._folder.mend()
         numbers, groups = self._numbers_and_groups()
         self._folder.remember_brokers(numbers, groups)
-        for name in self._folder.removed():  # an engine that died may not have said so
+        for name in self._folder.removed():  # an engine that died may not have sent them
             self._records.gone(name)
         self._progress("starting Spark")
         for broker in self.brokers.values():
             self._begin(broker)
             for vpn, queue in self._folder.rebuilt_queues():
                 self._tell(vpn, broker, commands.encode_command(commands.BeginAgain(queue=queue)))
-        transport.flush(10.0)  # a loop takes no command before what was said by then
+        transport.flush(10.0)  # a loop takes no client's command before these instructions
         self._heartbeat.start()
         self._alerts.start()
         self._answers.start()
@@ -257,8 +258,8 @@ class Engine:
         named = set(self.brokers) - {DEFAULT_BROKER}  # that one where the configuration names none
         for name in sorted(named & set(self._folder.removed())):
             log.warning(
-                "broker %r of the configuration was removed from this home, and is not started: "
-                "take its name out", name,
+                "broker %r was removed from this home and is not started: remove its name from "
+                "the configuration", name,
             )  # fmt: skip
         numbers = self._folder.brokers(self.brokers)
         self._folder.require_brokers(numbers)
@@ -378,7 +379,7 @@ class Engine:
                     f"lakequeue.metrics_port: {port} cannot be served "
                     f"({error.strerror or error}): choose another, or 0 for a free one"
                 ) from error
-            log.warning("the metrics' port %d is taken by another program: another is used", port)
+            log.warning("another program uses the metrics' port %d, so another port is used", port)
             address = self.metrics.serve(0)
         self._folder.remember_port("metrics", urlsplit(address).port or 0)
         return address

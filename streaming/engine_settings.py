@@ -1,7 +1,7 @@
-"""What a user set: settings of Spark's under their own names, and the engine's, `lakequeue.…`.
+"""The user's settings: Spark's under their own names, the engine's under `lakequeue.…` (Q7).
 
-A name that nobody reads would be a wish that nobody hears: it is refused, as is a value that the
-engine cannot take (Q7)."""
+A setting that nobody reads, or a value that the engine cannot use, is refused.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _Value = TypeVar("_Value", int, float, str)
 
 
 class _Number(NamedTuple):
-    """What is allowed; also: what a number means that looks odd."""
+    """An allowed range. also: what an odd-looking number means."""
 
     kind: type[int] | type[float]
     least: float
@@ -79,15 +79,15 @@ class EngineSettings:
 
     @property
     def places(self) -> tuple[str, str]:
-        """Where tables and checkpoints are to be; empty: where the home says."""
+        """Where tables and checkpoints shall be; empty: where the home says."""
         return self.text("tables"), self.text("checkpoints")
 
     def text(self, name: str) -> str:
-        """What the user said of it; empty: nothing."""
+        """The user's value; empty if there is none."""
         return self._own.get(_PREFIX + name, "")
 
     def has(self, name: str) -> bool:
-        """Whether the user said anything of it."""
+        """Whether the user set it."""
         return _PREFIX + name in self._own
 
 

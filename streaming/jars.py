@@ -8,7 +8,8 @@ cache; `make` calls it.
 A home on an S3 store needs the jars of `conf/jars-s3.xml` as well (`object_store_jars`), and
 another way to write checkpoints (`place_settings`): the fast one of `conf/spark.conf` renames a
 file over another. Only a local disk can do that. Elsewhere the first attempt's file would stay when
-a batch is repeated. Jars for other stores must come with the cluster."""
+a batch is repeated. Jars for other stores must come with the cluster.
+"""
 
 from __future__ import annotations
 

@@ -41,8 +41,8 @@ _HUMBLY = 'echo 1000 >/proc/self/oom_score_adj; exec nice -n 19 "$@"'
 
 
 class JavaArchive:
-    """Of one program, such as `spark`. record: where Java writes the list of classes while there is
-    no archive; None: it writes none. Whoever starts Java says in `class_path` which it has."""
+    """The archive of one program, such as `spark`. record: where Java lists its classes while there
+    is no archive; None: nowhere. Whoever starts Java sets `class_path`."""
 
     def __init__(self, program: str, record: Path | None = None) -> None:
         self._program, self._record = program, record
@@ -67,7 +67,7 @@ class JavaArchive:
         return ["-XX:+IgnoreUnrecognizedVMOptions", f"-XX:DumpLoadedClassList={self._record}"]
 
     def make(self) -> None:
-        """Make it of what was loaded so far, where there is none; another process may be at it."""
+        """Make the archive if it is missing. Another process may be doing the same."""
         with contextlib.suppress(OSError, subprocess.SubprocessError, UnicodeError):
             if self._wanted() and psutil.virtual_memory().available >= MEMORY_BYTES_MIN:
                 _folder().mkdir(parents=True, exist_ok=True)
@@ -110,7 +110,7 @@ class JavaArchive:
 
 
 def make_later(archives: Iterable[JavaArchive], after_s: float = AFTER_S) -> None:
-    """Make them in a thread that nobody waits for; what it started ends with this process."""
+    """Make them in a thread. What that starts ends with this process."""
 
     def make() -> None:
         time.sleep(after_s)

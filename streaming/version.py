@@ -1,4 +1,4 @@
-"""Which code took a step: its name stands in the log, for only the same may take it again."""
+"""Which code took a step. The log has this, since only the same code may replay the step."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-# What decides, and what writes down what was decided.
+# The code that decides, and the code that writes decisions down.
 _ROOMS = ("definitions", "expressions", "mesh", "protocol", "replica", "state")
 _LIBRARIES = ("google-re2", "lark", "msgspec", "numpy", "pyarrow")
 

@@ -232,7 +232,7 @@ class AuditDemo:
         def reached() -> bool:
             try:
                 (row,) = self._commands.rows("sql", query)
-            except LakequeueError:  # a table is not there yet
+            except LakequeueError:  # a table does not exist yet
                 return False
             return bool((row["n"] or 0) >= wanted)
 

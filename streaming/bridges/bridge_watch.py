@@ -1,8 +1,9 @@
-"""Which bridges between homes there are, and that each has its topics and who copies (H1).
+"""Follows which bridges between homes exist, and gives each its topics and a copier (H1).
 
-The state says them in the directories of its VPNs (`bridge/<name>`, compacted); so a driver that
-begins anew finds all of them there. What another home left in these topics is passed over, by its
-epoch. A bridge that arrives needs its door, one that leaves a thread that copies.
+The state writes them to the directories of their VPNs (`bridge/<name>`, a compacted topic), so a
+driver that starts finds all of them there. Records that another home left in these topics are
+ignored, by their epoch. A bridge that arrives needs topics; one that leaves needs a thread that
+copies.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ PREFIX = topics.DIRECTORY_BRIDGE.encode()
 
 
 class BridgeWatch(threading.Thread):
-    """Of one engine. open: from when on it reads."""
+    """The bridges of an engine. It reads the directories from `open` on."""
 
     def __init__(self, bootstrap: str, vpns: list[str]) -> None:
         super().__init__(daemon=True, name="lakequeue-bridges")
@@ -75,7 +76,7 @@ class BridgeWatch(threading.Thread):
         consumer.close()
 
     def read(self, topic: str, key: bytes | None, value: bytes | None) -> None:
-        """One record of a directory; what is no bridge's is passed over."""
+        """Read one record of a directory. Records that are not a bridge's are ignored."""
         if key is None or not key.startswith(PREFIX):
             return
         name = key.decode("utf-8", "replace").removeprefix(topics.DIRECTORY_BRIDGE)
@@ -111,7 +112,7 @@ class BridgeWatch(threading.Thread):
         self._changed.discard(place)
 
     def _trim(self) -> None:
-        """Remove what has its answer: nobody reads that again."""
+        """Remove records that have their answer; nobody reads them again."""
         if time.monotonic() - self._trimmed_at < TRIM_S:
             return
         self._trimmed_at = time.monotonic()
@@ -131,7 +132,7 @@ class BridgeWatch(threading.Thread):
 
 def _topics_of(bridge: BridgeDefinition, number: int) -> dict[str, tuple[int, dict[str, str]]]:
     """The topics of a bridge's end at the broker with this number, in the order in which they are
-    made: who sees the last one sees all."""
+    created: if the last one exists, all do."""
     if bridge.arrives:
         count = topics.bridge_partition(number) + 1
         kinds = (topics.BRIDGE_ANSWERS, topics.BRIDGE_IN)

@@ -1,6 +1,6 @@
-"""The far end's Kafka, as a bridge reaches it: its door, its answers, and which home it is (H1).
+"""The Kafka of the home at the other end of a bridge: its topics, its answers, its identity (H1).
 
-All that may be wrong there is a sentence: it does not answer, it refuses the credentials, nobody
+Each problem there becomes one sentence: it does not answer, it refuses the credentials, nobody
 expects the bridge, it is this home itself.
 """
 
@@ -55,8 +55,8 @@ BROKER_PREFIX = b"broker/"
 
 
 class FarHome:
-    """Of one try of a bridge. kafka: how its Kafka is reached; epoch: of the near home; number: of
-    the far broker, by its home."""
+    """One attempt of a bridge to reach the other home. kafka: how to reach its Kafka. epoch: the
+    near home's. number: the far broker's, in its home."""
 
     def __init__(
         self, kafka: dict[str, Any], bridge: BridgeDefinition, address: FarAddress, epoch: int
@@ -103,7 +103,7 @@ class FarHome:
                 self._writer.list_topics(timeout=TRY_S)
                 return
             except KafkaException as error:
-                self._writer.poll(0)  # what `_hear` is told
+                self._writer.poll(0)  # calls `_hear`
                 if self._unknown:
                     name = self._bridge.credentials
                     raise self._say(

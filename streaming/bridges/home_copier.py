@@ -1,12 +1,12 @@
-"""Copies what a bridge says to another home, and the answers back (H1).
+"""Copies a bridge's messages to another home, and the answers back (H1).
 
     <broker>.bridge-out ─▶ far <vpn>.bridge-in    far <vpn>.bridge-answers ─▶ <broker>.mesh
 
-A thread of the engine for each bridge that leads to another Kafka. It copies the bytes in their
-order and keeps nothing that counts: what it copies twice is heard once, and what did not arrive is
-copied again with all behind it. It begins at the oldest record that has no answer yet: where that
-stands, and how far the answers were read, is the position of a consumer group in its own Kafka. So
-whatever fails is met in one way: begin again there, after a pause, and say in a sentence why.
+Each bridge to another Kafka has a thread. It copies bytes in their order and keeps no state that
+counts: what it copies twice is accepted once, and what did not arrive is copied again with all that
+follows. It begins at the oldest record without an answer. The position of a consumer group in its
+own Kafka says where that is, and how far the answers were read. So every failure has one remedy:
+begin again there after a pause, and log the reason.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ KEPT_AGAIN_S = 3_600.0  # and while it does not: Kafka forgets it after a week
 
 
 class HomeCopier(threading.Thread):
-    """Of one bridge. position: the oldest record of its broker's topic that has no answer; None:
-    not known yet."""
+    """Copies for one bridge. position: the oldest record of its broker's topic without an answer;
+    None: not known yet."""
 
     def __init__(self, bootstrap: str, epoch: int, bridge: BridgeDefinition) -> None:
         super().__init__(daemon=True, name=f"lakequeue-bridge-{bridge.name}")
@@ -131,7 +131,8 @@ class _CopyAttempt:
         self._reader = Consumer({**copier._near, **READER, "group.id": group})
         self._own = said.answers_key(copier._epoch, bridge.name)
         self._unanswered: deque[tuple[tuple[int, int], int]] = deque()  # (link, number), offset
-        self._place = [address.place, far.number]  # what the kept position of answers is for
+        # the topic that the kept position of answers belongs to
+        self._place = [address.place, far.number]
         self._kept: tuple[int, int] | None = None
         self._kept_at = 0.0
         self._heard_at = time.monotonic()
@@ -173,7 +174,7 @@ class _CopyAttempt:
             )
 
     def _bring(self) -> None:
-        """What the near broker said, to the far home's door."""
+        """Copy the near broker's records to the far home."""
         for message in taken(self._reader):
             self._next = message.offset() + 1
             if message.key() != self._copier._key:
@@ -209,7 +210,7 @@ class _CopyAttempt:
         if newest is None:
             return
         if writer.flush(SENT_S_MAX) or self._failures:
-            raise NotConnected("Kafka does not take the answers of a bridge; they come again")
+            raise NotConnected("Kafka does not take a bridge's answers; they are sent again")
         self._heard_at = time.monotonic()
         self._copier._pause_s, self._copier._silence_s = PAUSE_S, SILENCE_S
         while self._unanswered and self._unanswered[0][0] <= newest:

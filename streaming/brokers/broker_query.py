@@ -5,7 +5,8 @@ itself, and one that cannot be restarted does not affect the others.
 
 Its record `broker/<name>` in `<vpn>.directory` tells clients its number, and `lakequeue brokers`
 how it does. It is written at the start, when the broker's state changes, and with each batch's
-figures."""
+figures.
+"""
 
 from __future__ import annotations
 
@@ -68,7 +69,7 @@ def query_name(broker: str, alone: bool) -> str:
 
 
 def broker_of(query: str, brokers: dict[str, BrokerQuery]) -> str | None:
-    """Whose query has this name; None: nobody's."""
+    """The broker whose query has this name; None if it is no broker's."""
     if query == QUERY:
         return next(iter(brokers), None)
     prefix, _, name = query.partition(":")
@@ -81,8 +82,8 @@ PREFIX = "broker/"
 
 
 class BrokerRecords:
-    """Of one engine. send: puts a key and a value on the directory of each VPN; None takes the
-    record of this key back. It may raise LakequeueError."""
+    """The public records of an engine's brokers. send: puts a key and a value on the directory of
+    each VPN; the value None removes the record. It may raise LakequeueError."""
 
     def __init__(self, send: Callable[[bytes, bytes | None], None]) -> None:
         self._send = send

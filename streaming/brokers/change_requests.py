@@ -1,11 +1,14 @@
-"""A broker more in a home, or one less: asked for in a VPN's directory, answered there.
+"""Requests to add or remove a broker or to move a queue, in a VPN's directory.
 
-Whoever may write `<vpn>.directory` may ask: key `wish/<name>`, JSON `{"id": …, "wish": "add"}`, and
-`"group"` where it is to be in one; or `"wish": "remove"`, and `"to"` where one broker is to have
-all its local queues. `wish/<queue>`, `"wish": "move"` and `"to"` move a queue of this VPN. The
-engine does it while the home rests (`brokers_at_rest`) and answers under the same key, with the
-same id: `done`, and `moved` (VPN, queue, broker of each), or `refused` with a sentence. If it died
-before, its next start answers: the home says what was done.
+Whoever may write `<vpn>.directory` may ask:
+
+    wish/<name>    {"id": …, "wish": "add"}, with "group" to put it into one
+    wish/<name>    {"id": …, "wish": "remove"}, with "to" to name the broker for its local queues
+    wish/<queue>   {"id": …, "wish": "move", "to": …}, for a queue of this VPN
+
+The engine does it while the home rests (`engine_rehoming`) and answers under the same key, with the
+same id: `done` and `moved` (VPN, queue and broker of each), or `refused` with a sentence. If it
+dies before the answer, its next start answers, since the home says what was done.
 """
 
 from __future__ import annotations
@@ -50,12 +53,12 @@ def await_partition(transport: Transport, topic: str, partition: int) -> None:
     deadline = time.monotonic() + ASK_S_MAX
     while transport.partitions(topic) <= partition:
         if time.monotonic() > deadline:
-            raise NotConnected(f"partition {partition} of topic {topic!r} is not there yet")
+            raise NotConnected(f"partition {partition} of topic {topic!r} does not exist yet")
         time.sleep(0.1)
 
 
 class ChangeRequest(NamedTuple):
-    """What somebody asks for. id: tells it from others; name: of a broker, or of a queue."""
+    """A request. id: tells it from others. name: of a broker, or of a queue."""
 
     id: str
     what: str
@@ -66,7 +69,8 @@ class ChangeRequest(NamedTuple):
 
 
 def wish_of(key: bytes | None, value: bytes | None, vpn: str) -> ChangeRequest | None:
-    """A record of a VPN's directory; None: it is no wish, such as an answer."""
+    """The request in a record of a VPN's directory; None if it is something else, such as an
+    answer."""
     if key is None or value is None or not key.startswith(PREFIX.encode()):
         return None
     try:
@@ -89,12 +93,12 @@ def became(wish: ChangeRequest, folder: HomeFolder) -> dict[str, Any]:
             return {"done": True, "moved": moved[:MOVED_TOLD]}
         case "move" if (wish.vpn, wish.name, wish.to) in moved:
             return {"done": True, "moved": moved[:MOVED_TOLD]}
-    return {"refused": "the engine ended before this was done: ask again"}
+    return {"refused": "the engine ended before it did this: ask again"}
 
 
 class ChangeRequests(threading.Thread):
-    """Reads what is asked for, from now on. add, remove, move: carry it out; answer: puts a key and
-    a value on the directory of each VPN."""
+    """Reads requests from now on. add, remove, move: carry them out. answer: puts a key and a value
+    on the directory of each VPN."""
 
     def __init__(
         self,
@@ -114,8 +118,8 @@ class ChangeRequests(threading.Thread):
         self._stopping = threading.Event()
 
     def open(self, newest: Callable[[str], dict[bytes, bytes]], folder: HomeFolder) -> None:
-        """From now on every wish is heard; the thread reads them. Those from before are answered.
-        newest: what a topic has under each key. Raises LakequeueError."""
+        """Begin to read requests in a thread. Earlier ones get their answer now. newest: the newest
+        record of each key of a topic. Raises LakequeueError."""
         self._consumer = Consumer(
             {
                 **self._kafka,

@@ -1,16 +1,17 @@
-"""The brokers of a home on the core change while it is at rest (M4).
+"""Changes the brokers of a home while it is at rest (M4).
 
-    end all loops ─▶ their states ─▶ `mesh.rehome` ─▶ files beside the checkpoints
-    ── the home says who its brokers are, and names these files ──
-    start all loops: whose state is older than its file begins with the file
+    stop all loops ─▶ their states ─▶ `mesh.rehome` ─▶ files beside the checkpoints
+    ── the home names its new brokers and these files ──
+    start all loops: each begins with its file if its state is older
 
-The line is one file that is written whole or not at all. Whatever fails or dies before it, the home
-is as it was; whatever does behind it, the next start goes on there. A loop puts the pages of its
-file into Spark's state in its first batch, so they are committed with it, or not.
+The line in the middle is one file that is written whole or not at all. If something fails or dies
+before it, the home is as it was. If it dies after it, the next start continues there. A loop puts
+the pages of its file into Spark's state in its first batch, so they are committed with it or not at
+all.
 
-Where several brokers have something for each other, their loops are started once more and hear one
-another and the engine, but no client and no captured topic, until nothing is between them. Their
-time stands still meanwhile: else there is always one more thing that has just become due.
+If brokers still have messages for each other, their loops are started once more. They then hear one
+another and the engine, but no client and no captured topic, until nothing is between them.
+Their time stands still meanwhile, or something new would always become due.
 """
 
 from __future__ import annotations
@@ -44,10 +45,10 @@ if TYPE_CHECKING:
 log = logging.getLogger("lakequeue.engine")
 
 REST_S_MAX = 60.0
-# Spark brings a broker's pages in so many parts: one must be small enough for its
-# `spark.driver.maxResultSize`, 1 GB by default, and each costs a job.
+# Spark delivers a broker's pages in this many parts. Each must fit into
+# `spark.driver.maxResultSize`, 1 GB by default, and costs a job.
 PARTS = 8
-# What a change takes, told in the bytes of all pages: the old ones, new ones, and messages as
+# The memory for a change, as a multiple of all pages: the old ones, the new ones, and messages as
 # objects while they move.
 MEMORY_SHARE = 3
 HEAR_S = 2.0  # that loops step before it is looked again whether all is heard
@@ -65,9 +66,9 @@ _header = msgspec.msgpack.Decoder(_Header).decode
 
 
 class EngineRehoming:
-    """Adds and removes brokers of one engine, and moves queues. begin: tells a broker what it is to
-    be, before it starts; tell_peers: says to all which brokers there are; gone: a broker is no
-    more."""
+    """Adds and removes an engine's brokers, and moves queues. begin: prepares a broker before its
+    query starts. tell_peers: tells all brokers which brokers there are. gone: called with a removed
+    broker."""
 
     def __init__(
         self, bootstrap: str, application: SparkApplication, captured: CapturedTopics,
@@ -79,15 +80,15 @@ class EngineRehoming:
         self._begin, self._tell_peers, self._gone = begin, tell_peers, gone
 
     def add(self, name: str, group: str = "") -> None:
-        """One broker more. Raises LakequeueError, and the home is as it was."""
+        """Add a broker. Raises LakequeueError; the home is then as it was."""
         brokers = self._application.brokers
         new = BrokerQuery(name, self._folder.brokers([*brokers, name])[name], group=group)
         self._require_all_run()
         self._change([*brokers.values(), new])
 
     def remove(self, name: str, to: str = "") -> Moves:
-        """One broker less; gives which queues that have one place are where now. to: a broker for
-        all of them. Raises LakequeueError, and the home is as it was."""
+        """Remove a broker. Returns where queues with one place are now. to: a broker that takes all
+        of them. Raises LakequeueError; the home is then as it was."""
         brokers = self._application.brokers
         check_removed(name, to, brokers, self._folder.removed())
         stay = [broker for broker in brokers.values() if broker.name != name]
@@ -95,8 +96,8 @@ class EngineRehoming:
         return self._change(stay, to)
 
     def move(self, vpn: str, queue: str, to: str) -> Moves:
-        """A queue goes to another broker, also one that captures plain Kafka topics (M5). Raises
-        LakequeueError, and it is where it was."""
+        """Move a queue to another broker, also one that captures plain Kafka topics (M5). Raises
+        LakequeueError; the queue is then where it was."""
         brokers = self._application.brokers
         if to not in brokers:
             known = ", ".join(map(repr, brokers))
@@ -107,19 +108,20 @@ class EngineRehoming:
         return self._change(list(brokers.values()), moves={(vpn, queue): to})
 
     def _require_all_run(self) -> None:
-        """A broker that stays stopped has steps that its state does not know."""
+        """Raises LakequeueError if a broker stays stopped: its log has steps that its state does
+        not know."""
         for broker in self._application.brokers.values():
             if broker.failure:
                 raise LakequeueError(
-                    f"brokers: broker {broker.name!r} has failed ({broker.failure}), and they are "
-                    "changed only while all of them run"
+                    f"brokers: broker {broker.name!r} has failed ({broker.failure}), and brokers "
+                    "can change only while all of them run"
                 )
 
     def _change(
         self, there: list[BrokerQuery], to: str = "",
         moves: dict[tuple[str, str], str] | None = None,
     ) -> Moves:  # fmt: skip
-        """The home has these brokers from here on."""
+        """Change the home to these brokers."""
         brokers = self._application.brokers
         before = dict(brokers)
         change = HomeChange(_numbers(there), _groups(there), to, moves or {})
@@ -146,8 +148,8 @@ class EngineRehoming:
         return found.moved
 
     def _share_out(self) -> None:
-        """Partitions for all of them. A new number is given before: whoever starts the old home
-        again, should this die here, then expects the partitions that it finds."""
+        """Give all brokers their partitions. A new number is remembered before: if this process
+        dies here, the next start of the old home expects the partitions that it finds."""
         before = self._folder.numbers
         numbers = [broker.number for broker in self._application.brokers.values()]
         self._folder.give_numbers(max(before, 1 + max(numbers)))
@@ -160,7 +162,7 @@ class EngineRehoming:
             raise
 
     def _tell(self, before: dict[str, BrokerQuery]) -> None:
-        """What has changed, to whom it concerns. What fails here the next start does."""
+        """Tell everybody concerned what has changed. If that fails, the next start does it."""
         brokers = self._application.brokers
         for broker in brokers.values():
             if broker.name not in before:
@@ -174,7 +176,7 @@ class EngineRehoming:
                 _say("broker_removed", broker, "is removed from this home")
 
     def _rehomed(self, brokers: list[BrokerQuery], change: HomeChange) -> _States:
-        """The states that they are to begin with; all queries have ended."""
+        """The states with which the brokers are to begin. All queries have ended."""
         until = time.monotonic() + REST_S_MAX
         while True:
             self._application.end(brokers, END_S_MAX)
@@ -197,7 +199,7 @@ class EngineRehoming:
             time.sleep(HEAR_S)
 
     def _check_ended(self, known: _BrokerState) -> None:
-        """Raise NotAtRest where the log has steps that the state has not."""
+        """Raises NotAtRest if the log has steps that the state does not know."""
         name, own = known.resting.name, known.own
         client = kafka_client(self._bootstrap, "lakequeue-rehome")
         logged = read_steps(client, topics.topic(name, topics.STEPS), own.log_at)
@@ -215,7 +217,7 @@ class EngineRehoming:
 
 
 def _set(brokers: dict[str, BrokerQuery], there: Iterable[BrokerQuery]) -> None:
-    """These are the brokers, in the same mapping: others have it."""
+    """Replace the brokers in the mapping, which others hold too."""
     now = {broker.name: broker for broker in there}
     brokers.clear()
     brokers.update(now)
@@ -276,9 +278,9 @@ def _size(pages: dict[str, bytes]) -> int:
 
 def _too_much(name: str, pages: dict[str, bytes]) -> str:
     return (
-        f"broker {name!r}: its state does not fit: brokers are changed in the engine's memory, and "
-        f"that was full after {_size(pages) // 1_000_000} MB of it. Nothing has changed: give the "
-        "machine more memory, or wait until its queues hold less"
+        f"broker {name!r}: its state does not fit into the engine's memory, which was full after "
+        f"{_size(pages) // 1_000_000} MB of it. Nothing has changed: give the machine more "
+        "memory, or wait until the queues hold less"
     )
 
 
@@ -314,11 +316,11 @@ class _States(msgspec.Struct):
 
 
 def _of_clients(known: _BrokerState) -> list[tuple[str, int, int]]:
-    """Up to where a broker had read what clients say."""
+    """How far a broker had read its clients' records."""
     return [(*place, at) for place, at in of_removed([known.resting.offsets]).items()]
 
 
 def _last(known: _BrokerState, segments: list[JournalSegment]) -> Journal:
-    """What a removed broker has yet to say; its last step is the change."""
+    """What a removed broker still has to send. Its last step is the change."""
     own = known.own
     return Journal(known.resting.name, own.step + 1, own.now, [*own.journal, *segments])

@@ -12,7 +12,8 @@ again. An object store has a file whole or not at all, so nothing is done there.
 Spark writes one absolute path into a stateful query's checkpoint, that of the state's schema, in
 `<broker>/state/<operator>/_metadata/v2/<batch>`: a line with the version, then JSON. If the home
 was moved, that path leads nowhere, and in a copy it leads to the original. `follow` corrects it.
-Nothing else in a home depends on its path."""
+Nothing else in a home depends on its path.
+"""
 
 from __future__ import annotations
 
@@ -36,8 +37,8 @@ _CHANGES, _WHOLE = "changelog", "zip"
 
 
 def set_back(checkpoint: Path, number: str = "") -> str:
-    """Set a query's checkpoint back as far as it has to be; what was done, empty: nothing. number:
-    the query's own, as far as it is known. Raises LakequeueError where no batch is whole."""
+    """Set a query's checkpoint back as far as needed. Returns what was done, empty for nothing.
+    number: the query's own, if known. Raises LakequeueError if no batch is whole."""
     done = []
     about = checkpoint / METADATA
     if about.exists() and (why := damage_of(about) or _is_no_json(about)):
@@ -59,8 +60,8 @@ def set_back(checkpoint: Path, number: str = "") -> str:
 
 
 def set_back_or_drop(checkpoint: Path) -> str:
-    """The same for a query of tables: what stands in these says where it goes on, so one whose
-    checkpoint cannot be used is begun anew."""
+    """Like `set_back`, for a query of tables: the tables say where to continue, so a checkpoint
+    that cannot be used is removed."""
     try:
         fixed = [*checkpoint.glob("sources/*/[0-9]*"), *checkpoint.glob(METADATA)]
         for file in fixed:
@@ -73,8 +74,8 @@ def set_back_or_drop(checkpoint: Path) -> str:
 
 
 def _problem(checkpoint: Path) -> tuple[str, str, int] | None:
-    """A file that keeps Spark from going on: its name, what is wrong with it, and the batch that
-    is to run again; -1: there is none that could."""
+    """A file that keeps Spark from continuing: its name, what is wrong with it, and the batch that
+    must run again; -1 if there is none."""
     offsets, commits = _numbers(checkpoint / "offsets"), _committed(checkpoint)
     for number in offsets[-1:-3:-1]:  # Spark reads these two
         if why := _damage_of_lines(checkpoint / f"offsets/{number}"):
@@ -97,7 +98,8 @@ def _damage_of_state(store: Path, version: int) -> tuple[Path, str, int] | None:
     for file in store.iterdir():
         if named := _STATE_FILE.fullmatch(file.name):
             files[named[2]].add(int(named[1]))
-    if not any(files.values()):  # another layout of the user's: Spark says what is wrong with it
+    # another layout, chosen by the user: Spark reports what is wrong with it
+    if not any(files.values()):
         return None
     first: tuple[Path, str] | None = None
     for wanted in range(version, 0, -1):
@@ -123,7 +125,8 @@ def _damage_of_parts(store: Path, base: int, version: int) -> tuple[Path, str] |
 
 
 def _damage_of_whole(store: Path, file: Path) -> str:
-    """Of a state that was written whole: a list of RocksDB's files, most of them beside it."""
+    """What is wrong with a state that was written whole: a list of RocksDB's files, most of them
+    beside it."""
     if why := damage_of(file):
         return why
     try:
@@ -139,7 +142,7 @@ def _damage_of_whole(store: Path, file: Path) -> str:
 
 
 def _forget(checkpoint: Path, file: str, batch: int) -> None:
-    """Let a batch run again: take away a damaged file, and what was made of it."""
+    """Let a batch run again: removes a damaged file and what was built on it."""
     remove(checkpoint / file)
     for number in _committed(checkpoint):
         if number >= batch:
@@ -154,7 +157,7 @@ def _forget(checkpoint: Path, file: str, batch: int) -> None:
 
 
 def _damage_of_lines(file: Path) -> str:
-    """Of a file of Spark's logs: its version, and JSON."""
+    """What is wrong with a file of Spark's logs, which has its version and JSON."""
     if why := damage_of(file):
         return why
     version, _, rest = file.read_text(errors="replace").partition("\n")
@@ -191,9 +194,9 @@ DRAFT = "moved.draft"
 
 
 def follow(checkpoint: Folder) -> int:
-    """Let the brokers' checkpoints name themselves; gives how many files did not. Each is written
-    whole or not at all, so it may be interrupted. Raises OSError, and ValueError and KeyError for
-    what is not Spark's."""
+    """Correct the paths in the brokers' checkpoints. Returns the number of files that changed. Each
+    is written whole or not at all. Raises OSError, and ValueError and KeyError for files that are
+    not Spark's."""
     if not isinstance(checkpoint, Path):
         return 0
     return sum(
@@ -222,7 +225,7 @@ def _follow(file: Path, draft: Path) -> bool:
 
 
 def _here(path: str, operator: Path) -> str:
-    """Where a schema is now; as it was said where that is the same file."""
+    """Where a schema is now; the path as it was if that is the same file."""
     said = Path(path.removeprefix(LOCAL))
     here = operator / SCHEMA / path.rpartition(f"/{SCHEMA}/")[2]
     if not here.exists() or (said.exists() and said.samefile(here)):

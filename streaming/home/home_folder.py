@@ -1,14 +1,14 @@
-"""The home: the folder that holds what must outlive the process, and what says that it is whole.
+"""The home: the folder with all that must outlive the process, and the checks that it is whole.
 
-A home is the checkpoint (the queues themselves), the Delta tables, and `lakequeue.json`, which says
-who they are: the layout of the state, the home's *epoch*, which checkpoint the engine ran with
-last, and where both stand when that is elsewhere (an object store, `protocol.folders`). The epoch
-is drawn once, when the home is made. Ids are given anew in each home, so a command that names ids
-is for one epoch only; what a client says of another home's messages is refused.
+A home has the checkpoint (the queues themselves), the Delta tables, and `lakequeue.json`: the
+format of the state, the home's *epoch*, the checkpoints of the last run, and where checkpoints and
+tables are if they are elsewhere (`protocol.folders`). The epoch is drawn once, when the home is
+created. Each home gives its own ids, so a command with ids is for one epoch only; commands about
+another home's messages are refused.
 
-The checkpoint is the one thing that nothing else can replace. Spark begins anew in silence where
-it is missing: what was acknowledged would come again, and ids would be given twice. So the engine
-notes the number that Spark gave to each checkpoint, and starts with no other.
+Nothing can replace the checkpoint. If it is missing, Spark starts anew in silence: acknowledged
+messages would come again, and ids would be given twice. So the engine remembers the number that
+Spark gave each checkpoint, and starts with no other.
 """
 
 from __future__ import annotations
@@ -88,14 +88,14 @@ class HomeFolder(HomeNotes):
         """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            (self.path / TABLES).mkdir(exist_ok=True)  # wherever they are: who writes them is here
+            (self.path / TABLES).mkdir(exist_ok=True)  # its lock is here, wherever the tables are
             self._make_tables()
             self.checkpoints.mkdir(parents=True, exist_ok=True)
             problem = self.problem(trigger)
             if problem:
                 raise LakequeueError(problem)
             if follow(self.checkpoint):
-                log.info("home %s stood elsewhere when its checkpoint was written", self.path)
+                log.info("home %s was moved after its checkpoint was written", self.path)
             self._drop_rebuilt()
             self._drop_rehomed()
             about = self._about()
@@ -128,7 +128,7 @@ class HomeFolder(HomeNotes):
         found = self._checkpoints()
         if self.epoch and about.get("epoch") != self.epoch:  # it was open, so it was there
             return (
-                f"{self.path / ABOUT} is gone, or that of another home: give the home back as it "
+                f"{self.path / ABOUT} is gone, or belongs to another home: restore the home as it "
                 "was, and start again"
             )
         if not about:
@@ -177,7 +177,7 @@ class HomeFolder(HomeNotes):
         return self.checkpoints / CHECKPOINT
 
     def _moved(self) -> str:
-        """Whether tables or checkpoints are elsewhere than it is said now."""
+        """Why the home is refused: its tables or checkpoints are not where the settings say."""
         known, here = places_of(self.path), {TABLES: self.path / TABLES, CHECKPOINTS: self.path}
         sign = {TABLES: "*/_delta_log", CHECKPOINTS: f"{CHECKPOINT}/*"}
         for name, now in self._given.items():
@@ -209,10 +209,10 @@ class HomeFolder(HomeNotes):
     def _missing(self, what: str) -> str:
         return (
             f"{what}: the queues were in it, and without it acknowledged messages would come "
-            "again and ids be given twice. Put it back from a backup of the whole home, or make a "
-            "new home of the tables with `lakequeue rebuild`. Or begin anew with an empty --home "
-            "and a Kafka with fresh topics; everything that ever came in and what became of it "
-            f"stands in {self.tables}"
+            "again and ids be given twice. Restore it from a backup of the whole home, or build "
+            "a new home from the tables with `lakequeue rebuild`. Or begin anew with an empty "
+            "--home and a Kafka with fresh topics; all messages and events are still in "
+            f"{self.tables}"
         )
 
     def remember_checkpoints(self) -> None:
@@ -247,7 +247,7 @@ class HomeFolder(HomeNotes):
 
     @property
     def credentials(self) -> Credentials:
-        """Of the engine's own connections."""
+        """For the engine's own connections."""
         return Credentials(ENGINE_CLIENT, engines_key(self.secret))
 
     def require_kafka(self, cluster: str, address: str, accepts_other: bool) -> None:
@@ -269,21 +269,22 @@ class HomeFolder(HomeNotes):
                 "cannot begin anew; make a new home with `lakequeue rebuild`"
             )
         if accepts_other:
-            for name in OF_TABLES:  # where they go on stands in the tables
+            for name in OF_TABLES:  # the tables say where to continue
                 remove(self.checkpoints / name)
         if about.get(KAFKA) != cluster:
             write_whole(self.path / ABOUT, {**about, KAFKA: cluster})
 
     def mend(self) -> None:
-        """Set back what a power loss has damaged to the newest whole batch. For the one engine that
-        runs on this home, before its queries start. Raises LakequeueError where there is none."""
+        """Set checkpoints that a power loss damaged back to their newest whole batch. Only the one
+        engine of this home may call it, before its queries start. Raises LakequeueError if there is
+        no whole batch."""
         if not isinstance(self.checkpoints, Path):
             return
         for place, number in self._checkpoints().items():
             if done := set_back(self.checkpoints / place, number):
                 log.warning(
-                    "%s was damaged (%s): the query goes back to its newest whole batch, and what "
-                    "came after it is done again", self.checkpoints / place, done,
+                    "%s was damaged (%s): the query goes back to its newest whole batch, and "
+                    "does what came after it again", self.checkpoints / place, done,
                 )  # fmt: skip
         for name in (TABLES_CHECKPOINT, HISTORY_CHECKPOINT):
             tables = self.checkpoints / name
@@ -325,15 +326,15 @@ class HomeFolder(HomeNotes):
         return [(vpn, queue, to) for vpn, queue, to in self._about().get("moved", [])]
 
     def last_words(self) -> list[Journal]:
-        """What removed brokers have yet to say: it is said, then forgotten (`said_last`), and who
-        hears a step's journal twice drops it."""
+        """Records that removed brokers still have to send. They are sent and then forgotten
+        (`said_last`). A reader drops a journal record that comes twice."""
         file = self.path / REHOMED / str(self._about().get("rehomings", 0)) / LAST_WORDS
         if not file.exists():
             return []
         return msgspec.msgpack.decode(file.read_bytes(), type=list[Journal])
 
     def said_last(self) -> None:
-        """All last words were said."""
+        """All of them were sent."""
         number = str(self._about().get("rehomings", 0))
         (self.path / REHOMED / number / LAST_WORDS).unlink(missing_ok=True)
 
@@ -364,7 +365,7 @@ class HomeFolder(HomeNotes):
         return dict(json.loads(file.read_text())) if file.exists() else {}
 
     def _checkpoints(self) -> dict[str, str]:
-        """Each query's folder, as told from the home, and the number that Spark gave it."""
+        """Each query's folder, relative to the home, and the number that Spark gave it."""
         known = self._about().get("checkpoints", {})
         found = {}
         for pattern in _METADATA:
@@ -379,11 +380,9 @@ class HomeFolder(HomeNotes):
     # ------------------------------------------------------------ brokers
 
     def brokers(self, names: Iterable[str]) -> dict[str, int]:
-        """The home's brokers with their numbers, and those of these names that are new, each with
-        the next number. A number is given once: ids that begin with it are for ever its broker's.
-
-        Raises LakequeueError when there are no numbers left. Writes nothing.
-        """
+        """The home's brokers with their numbers, and the new ones of these names, each with the
+        next number. A number is given once, since ids that begin with it are its broker's for ever.
+        Raises LakequeueError if no number is left. Writes nothing."""
         about = self._about()
         known: dict[str, int] = about.get("brokers", {})
         if not known:  # a home of one broker, which did not say its name
@@ -402,8 +401,8 @@ class HomeFolder(HomeNotes):
         return found
 
     def require_brokers(self, names: Iterable[str]) -> None:
-        """Raise LakequeueError where the home does not have all of these: to those that it has, a
-        new one is added while it rests (M4)."""
+        """Raises LakequeueError if the home lacks one of these: a new broker is added while the
+        home rests (M4)."""
         known = self.brokers(())
         new = [name for name in names if name not in known]
         if known and new:
@@ -428,15 +427,15 @@ class HomeFolder(HomeNotes):
         return int(self._about().get("numbers", 0))
 
     def give_numbers(self, numbers: int) -> None:
-        """So many numbers are given to brokers from here on."""
+        """Remember how many numbers were given to brokers."""
         about = self._about()
         if numbers != about.get("numbers"):
             write_whole(self.path / ABOUT, {**about, "numbers": numbers})
 
     def groups(self, given: Mapping[str, str], brokers: Iterable[str]) -> dict[str, str]:
-        """The group of each of these brokers that is in one: as the home knows it, and for those
-        that are new as it is given. Raises LakequeueError where a broker is to change its group:
-        queues of a group are on its brokers, with their messages."""
+        """The group of each of these brokers, if it has one: as the home knows it, or as given for
+        a new broker. Raises LakequeueError if a broker would change its group: the group's queues,
+        with their messages, are on its brokers."""
         about = self._about()
         known: dict[str, str] = about.get("groups", {})
         numbered = self.brokers(())

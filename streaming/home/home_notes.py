@@ -1,4 +1,4 @@
-"""Conveniences of a home: files that save time at the next start, and may be lost."""
+"""Small files of a home that save time at the next start. They may be lost."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ CAPTURED, PORTS = "captured.json", "ports.json"
 
 
 class HomeNotes:
-    """Of the home at a path."""
+    """The notes of the home at a path."""
 
     path: Path
 
@@ -33,7 +33,7 @@ class HomeNotes:
         return int(self._kept(PORTS, {}).get(name, 0))
 
     def remember_port(self, name: str, port: int) -> None:
-        """Keep a port, so that who looks there finds it again after a restart."""
+        """Keep a port, so that it is the same after a restart."""
         ports = self._kept(PORTS, {})
         if ports.get(name) != port:
             write_whole(self.path / PORTS, {**ports, name: port})

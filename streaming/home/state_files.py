@@ -1,11 +1,11 @@
-"""A state that was made again from the Delta tables, on its way into a new checkpoint (R3).
+"""A broker's state as a file, on its way into a new checkpoint (R3, M4).
 
-A rebuild writes a file for each broker; the loop that finds no state in the operator begins with
-the pages in that file, and Spark commits them with the first batch. Until then the file is what
-counts, so it stays; the home removes it when a checkpoint has taken its place.
+A rebuild writes a file per broker, and so does a change of brokers. A loop that finds no state, or
+an older one, begins with the pages in the file, and Spark commits them with the first batch. Until
+then the file is the truth, so it stays; the home removes it once a checkpoint has replaced it.
 
-The file is frames, each with its length before it: the loop's snapshot, then key and page by turns,
-and an empty frame at the end.
+A file consists of frames, each preceded by its length: the loop's snapshot, then a key and a page
+in turn, and an empty frame at the end.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _LENGTH = 4
 
 
 class State(Protocol):
-    """Where pages go."""
+    """Where the pages are written."""
 
     def put(self, key: str, value: bytes) -> None:
         """Write a page."""
@@ -41,7 +41,7 @@ class State(Protocol):
 
 
 def state_file(home: Path, broker: str) -> Path:
-    """Where a broker's rebuilt state stands."""
+    """The path of a broker's rebuilt state."""
     return home / FOLDER / f"{broker}{SUFFIX}"
 
 
@@ -85,7 +85,7 @@ class _StepOf(msgspec.Struct):
 
 
 def is_newer(file: Path, saved: bytes) -> bool:
-    """Whether a state in a file is to take the place of one whose snapshot is this (M4)."""
+    """Whether the state in a file is newer than the one with this snapshot (M4)."""
     with _opened(file) as found:
         own = next(_frames(file, found))
     return _position(own).step > _position(saved).step
@@ -120,4 +120,4 @@ def _frames(file: Path, found: IO[bytes]) -> Iterator[bytes]:
 
 
 def _cut(file: Path) -> LakequeueError:
-    return LakequeueError(f"{file} is cut off: make it again with `lakequeue rebuild`")
+    return LakequeueError(f"{file} is cut off: run `lakequeue rebuild` again")

@@ -34,7 +34,7 @@ from ..java import JavaArchive, start_tied
 
 START_SECONDS_MAX = 90.0
 STOP_SECONDS_MAX = 20.0
-# Java's options, where Kafka's own scripts look for them; how much memory it has is said by `heap`.
+# Java options, in the variables of Kafka's own scripts. `heap` sets the memory.
 JAVA_OPTIONS = "KAFKA_JVM_PERFORMANCE_OPTS"
 LOCK_SECONDS_MAX = 5.0
 # Below the range from which systems take ports for outgoing connections: a connection of some

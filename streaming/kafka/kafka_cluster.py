@@ -1,8 +1,8 @@
-"""Several embedded Kafka nodes on this machine, for tests of what one node's death means.
+"""Several embedded Kafka nodes on this machine, for tests of a node's death.
 
-Every node is broker and controller (KRaft); each keeps a copy of every record, and a producer with
-`acks=all` is answered when all but one have it (`min.insync.replicas`). So one node of three may
-die in the middle of traffic: what was acknowledged is there, and what comes is taken.
+Every node is broker and controller (KRaft) and keeps a copy of every record. A producer with
+`acks=all` is answered when all but one node have the record (`min.insync.replicas`). So one of
+three nodes may die under traffic: acknowledged records are kept, and new ones are taken.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class EmbeddedCluster:
         return self
 
     def stop(self) -> None:
-        """End all nodes in order, at once: the last of them could not hand over any more."""
+        """End all nodes at once: the last one alone could not hand over its partitions."""
         with ThreadPoolExecutor(len(self.nodes)) as pool:
             list(pool.map(lambda node: node.stop(5.0), self.nodes))
 

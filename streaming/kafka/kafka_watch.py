@@ -4,7 +4,8 @@
 It comes back at the same address with the same data; clients and Spark wait for it.
 
 `KafkaAnswers`: whatever needs Kafka waits for it, often in silence. This thread asks Kafka every
-few seconds, and logs one line when it does not answer, and one when it answers again."""
+few seconds, and logs one line when it does not answer, and one when it answers again.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +41,7 @@ class KafkaWatch:
         self._thread.start()
 
     def stop(self, seconds: float) -> None:
-        """End the watch, and the broker: in order if it does that in so many seconds."""
+        """End the watch, and the broker: in order if that takes at most this many seconds."""
         self._stopping.set()
         while self._thread.is_alive():  # it may be in the middle of a start, which ends with it
             self._kafka.abort()
@@ -101,7 +102,7 @@ class KafkaAnswers(threading.Thread):
         except NotConnected as error:
             if self._away_since is None:
                 self._away_since = time.monotonic()
-                log.error("%s; what is sent waits meanwhile, and nothing is lost", error)
+                log.error("%s; messages wait meanwhile, and nothing is lost", error)
             return
         if self._away_since is not None:
             away_s = time.monotonic() - self._away_since

@@ -1,4 +1,4 @@
-"""The topics that the engine needs, made if they are missing."""
+"""The topics that the engine needs. Missing ones are created."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ...protocol.kafka_settings import for_kafka_python, kafka_settings
 log = logging.getLogger("lakequeue.engine")
 
 PARTITIONS = {
-    # A producer writes to one: what it sends stands before few others' messages only.
+    # A producer writes to one partition, so that its messages delay few others.
     topics.PUBLISH: topics.PUBLISH_PARTITIONS,  # of each broker
     topics.COMMANDS: 1,  # of each broker
     topics.DELIVERIES: 8,
@@ -36,7 +36,7 @@ ASK_S_MAX = 10.0
 STEPS_CONFIG = {"retention.ms": "-1", "retention.bytes": "-1", "cleanup.policy": "delete"}
 # What one broker says to another may wait for a week, and is not taken away for its size.
 MESH_CONFIG = {"retention.ms": "604800000", "retention.bytes": "-1", "cleanup.policy": "delete"}
-INSTRUCTIONS_CONFIG = MESH_CONFIG  # and so may what the engine says
+INSTRUCTIONS_CONFIG = MESH_CONFIG  # and so may the engine's records
 CONTROL_CONFIG = {"retention.ms": "3600000"}
 HEARTBEATS_CONFIG = {"retention.ms": "3600000"}  # only the newest record is read
 # A TTL and a delay count from when Kafka has a message, whatever the publisher's clock says (X4).
@@ -52,15 +52,14 @@ def ensure_topics(
     count: int = 1,
     before: int = 0,
 ) -> dict[str, int]:
-    """Make the VPNs' and the brokers' topics, and others with one partition, where they are
-    missing. What queues capture is not among them: who writes to such a topic makes it.
-    count: numbers that brokers were given; with more than one each gets its partitions.
-    before: as many brokers ran on these topics; 0: none did.
+    """Create missing topics: those of the VPNs and the brokers, and others with one partition.
+    Captured topics are not created; whoever writes to them does that.
 
-    Returns all topics of the cluster, each with its number of partitions.
+    count: how many numbers brokers were given; with more than one, each gets its own partitions.
+    before: with how many brokers these topics were used; 0: none.
 
-    Raises NotConnected in one sentence when Kafka does not answer, and LakequeueError for topics
-    that cannot be shared out.
+    Returns all topics of the cluster with their numbers of partitions. Raises NotConnected if Kafka
+    does not answer, and LakequeueError for topics whose partitions cannot be shared.
     """
     shared = {topics.topic(vpn, k): n * count for vpn in vpns for k, n in PARTITIONS.items()
               if k in SHARED}  # fmt: skip
@@ -163,7 +162,8 @@ def _extended(admin: Any, sizes: dict[str, int], shared: dict[str, int]) -> dict
 
 
 def _too_many(name: str, size: int, most: int) -> str:
-    """Nobody would read what is in the others, or a new broker would read what was read before."""
+    """Why partitions cannot be shared: nobody would read some of them, or a new broker would read
+    what was read before."""
     return (
         f"topic {name!r} has {size} partitions, and these brokers share {most}: several brokers "
         "need topics that lakequeue made itself; use a Kafka without them, or stay with one broker"
@@ -171,10 +171,8 @@ def _too_many(name: str, size: int, most: int) -> str:
 
 
 def _sizes(described: Iterable[dict[str, Any]], made: dict[str, int]) -> dict[str, int]:
-    """Topics with their numbers of partitions: as Kafka describes them, or as they were just made.
-
-    A busy broker describes a topic that was made a moment ago without partitions, or not at all.
-    The engine would then answer nobody there as long as it runs: receipts went to `<vpn>.rejected`.
-    """
+    """Topics with their numbers of partitions, as Kafka describes them or as they were just
+    created. A busy broker may describe a new topic without partitions, or not at all; receipts
+    there would go to `<vpn>.rejected`."""
     found = {topic["name"]: len(topic["partitions"]) for topic in described}
     return found | {name: found.get(name) or count for name, count in made.items()}

@@ -1,7 +1,7 @@
-"""What a batch of the loop did, as the columns that Spark observes: true counts, per broker.
+"""The figures of a loop's batch, as columns that Spark observes for each broker.
 
-The tick source tells Spark of one row a batch. What went through is told here: Spark's progress
-shows it as observed metrics, and Prometheus has it from there (`sinks.metrics`).
+The tick source gives Spark one row per batch, so Spark's own counts say nothing. Spark's progress
+has these figures as observed metrics, and Prometheus gets them from there (`sinks.metrics`).
 """
 
 from __future__ import annotations

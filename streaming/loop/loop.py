@@ -10,7 +10,8 @@ is thrown away, and the next loop starts from the state and the log.
 
 Spark gives a broker's next batch to the same worker as long as that lives, since each query has its
 own entry in the workers' environment. So `_loops` outlives a batch. A loop is used again only if
-the state is what it saved last."""
+the state is what it saved last.
+"""
 
 from __future__ import annotations
 
@@ -89,8 +90,8 @@ class Loop:
         return mark.figures, mark.notes
 
     def _trim(self, before: int) -> None:
-        """No snapshot needs the log before this offset; who writes it to the tables may, for a
-        while."""
+        """Trim the log up to this offset, which no snapshot needs. The tables may still need it for
+        a while (`log_kept_s`)."""
         now = time.monotonic()
         self._unneeded.append((now, before))
         while now - self._unneeded[0][0] >= self.options.log_kept_s:
@@ -125,7 +126,7 @@ class Loop:
         )
         self._parts = [self._stepper, self._inputs, self._discovery, self._cache]
         figures = Figures()
-        self._replay(figures)  # what stands there, while others are fenced
+        self._replay(figures)  # what the log has, while others are being fenced
         self._log.fenced()
         self._replay(figures)  # what they still wrote until then
         self._stepper.found(self._discovery.sizes())

@@ -1,11 +1,10 @@
-"""The core in the loop: what `replica.Driver` needs of Kafka, of Spark's state and of clocks.
+"""The core in the loop: `replica.Driver` with Kafka, Spark's state and real clocks.
 
-Other brokers of the home are met when the engine names them, or when they speak
-(`mesh.neighbours`).
+Other brokers are met when the engine names them, or when they speak (`mesh.neighbours`).
 
-A step that fails ends the loop, and with it the batch: since the last mark, pages went into the
-state that only this attempt knows, and Spark throws those away. It starts the batch again, and the
-next loop begins from the state, with a log that says what to leave out.
+A step that fails ends the loop and the batch. Pages that were written since the last mark belong to
+this attempt alone, and Spark throws them away. It starts the batch again, and the next loop begins
+from the state, with a log that says what to leave out.
 """
 
 from __future__ import annotations
@@ -68,12 +67,12 @@ class LoopDriver(Driver):
         super().__init__(home, code, store, snapshot, log, outbox, clocks, limits, neighbours)
 
     def one(self, inputs: Any, timeout_s: float) -> Taken | None:
-        """As the driver's. inputs: `LiveInputs`."""
+        """Like the driver's. inputs: `LiveInputs`."""
         self._keep_pace(inputs)
         return super().one(_Inputs(inputs, self._time, self._pace), timeout_s)
 
     def _keep_pace(self, inputs: Any) -> None:
-        """Wait until the next step may begin; meanwhile what the log has by now is sent."""
+        """Wait until the next step may begin, and send what the log has by then."""
         begun = time.monotonic()
         while (rest := self._pace.rest_s(time.monotonic())) > 0:
             if self._unsaid:
@@ -84,7 +83,8 @@ class LoopDriver(Driver):
             begun = time.monotonic()
 
     def replay(self, logged: list[tuple[int, StepRecord]], again: Any) -> list[int]:
-        """As the driver's, from `ReplayInputs`; the broker has lived through all of it then."""
+        """Like the driver's, with `ReplayInputs`. The broker's clock then continues from the last
+        step."""
         spoken = super().replay(logged, again)
         self._clock.start(self.now)
         return spoken
@@ -138,10 +138,10 @@ def _check_format(home: Home, store: Store) -> None:
 def change_over(
     home: Home, pages: StatePages, saved: bytes, log_from: Callable[[int], list[Logged]]
 ) -> bytes:
-    """A home of the earlier core goes on here: its pages become the core's, in the same batch.
-    saved: the snapshot that goes with them; log_from: reads the log from an offset on. Gives the
-    new snapshot, the same where the pages are the core's already. Raises Refused where the
-    home was not stopped in good order: nobody here can take its last steps."""
+    """Carry a home of the earlier core over: its pages become the core's, in the same batch. saved:
+    its snapshot. log_from: reads the log from an offset on. Returns the new snapshot, or the same
+    one if the pages are the core's already. Raises Refused if the home did not stop in order:
+    nobody here can take its last steps."""
     if _format_of(pages) != EARLIER_FORMAT:
         return saved
     own = _snapshot(saved)  # the earlier core knew a digest more

@@ -1,4 +1,4 @@
-"""What the engine tells a broker's loop, once for the life of its query."""
+"""What the engine tells a broker's loop when its query starts."""
 
 from __future__ import annotations
 
@@ -11,13 +11,15 @@ from ...sources.step_batch import PartitionId
 
 @dataclass(frozen=True)
 class Options:
-    """What the engine tells the loop. keep: batches that Spark may go back to; run: the engine's
-    name on the control topic; secret: of the home, see `Home`; alone: there is no other broker;
-    alone_s: how long steps go on when no batch follows; rebuilt: a file with the state to begin
-    with where there is none, see `rebuilt`; log_kept_s: how long the log is kept beyond what
-    snapshots need, for the tables; resting: nothing of clients is read, the home comes to rest;
-    removed: numbers of brokers that are no more, whose partitions this one reads on; read: up to
-    where they had; accepts_other_kafka: also one that went back in time."""
+    """The options of one query.
+
+    run: the engine's name on the control topic. alone: whether there is no other broker. keep: how
+    many batches Spark may go back. alone_s: how long steps go on if no batch follows. rebuilt: a
+    file with the state to begin with, see `state_files`. log_kept_s: how long the tables need the
+    log after snapshots do not. resting: whether the home comes to rest, so nothing of clients is
+    read. removed: numbers of removed brokers, whose partitions this one reads on. read: how far
+    they had read. accepts_other_kafka: also one that went back in time.
+    """
 
     kafka: dict[str, Any]
     broker: str

@@ -1,19 +1,18 @@
-"""Pages in the worker's memory, over the operator's state.
+"""Pages in the worker's memory, in front of the operator's state.
 
-A batch is long, and most pages are written again and again in it: the state gets each once. Three
-sorts of pages are here: *dirty* ones, which the state does not have; *leaving* ones, which a thread
-is writing; *clean* ones, as in the state. Clean pages go first when there is no room. A dirty page
-that rests is written early, so that the end of the batch has little to write. Large pages hold
-payloads: what nobody asks for by then is let go, for it is most of what a deep queue would fill
-memory with (1 KB a message, where all else takes 33 to 66 bytes). Where they take more than an
-eighth they are the first to go: a million messages that come in would push out all that a step
-needs to find those before them.
+A batch is long, and most pages change many times in it; the state gets each once. A page is *dirty*
+if the state does not have it, *leaving* while a thread writes it, and *clean* if it equals the
+state. A dirty page that has not changed for a while is written early, so that the end of the batch
+has little to write. When room is short, clean pages go first. Large pages hold payloads, which
+would take most of the memory of a deep queue (1 KB per message, where all else takes 33 to 66
+bytes). They are dropped if nobody reads them for a while, and go first if they take more than an
+eighth. Otherwise a million new messages would push out what a step needs to find the earlier ones.
 
-Between two batches there is no state to ask: steps go on with what is here, and one that needs
-another page waits for the next batch. Two threads meet here. The batch's calls `attach`, `settle`,
-`call` and `detach`; all else belongs to the thread that steps.
+Between two batches there is no state to read. Steps go on with the pages in memory, and a step that
+needs another one waits for the next batch. Two threads use this class: the batch calls `attach`,
+`settle`, `call` and `detach`, the stepping thread everything else.
 
-What is here counts only as long as the state is what this cache wrote: see `loop.Loop`.
+The content is valid only while the state is what this cache wrote, see `loop.Loop`.
 """
 
 from __future__ import annotations
@@ -27,12 +26,12 @@ from typing import Protocol
 from ...protocol.errors import LakequeueError
 from ...state import Store
 
-REST_S = 5.0  # a page that nobody wrote for so long has settled: most messages are gone by then
+REST_S = 5.0  # a page that has not changed for so long has settled: most messages are gone by then
 LEAVING_BYTES_MAX = 8_000_000
 LARGE_BYTES = 100_000
 LARGE_SHARE = 8  # of all room, what large pages have for themselves
-LARGE_KEPT_S = 10.0  # a clean large page that nobody reads for so long is let go
-PAGE_BYTES = 200  # what a page takes in memory beside its content
+LARGE_KEPT_S = 10.0  # a clean large page is dropped after this time without a read
+PAGE_BYTES = 200  # memory of a page beside its content
 
 
 class GivenUp(LakequeueError):
@@ -40,17 +39,17 @@ class GivenUp(LakequeueError):
 
 
 class Pages(Store, Protocol):
-    """The state below, whose pages can be listed; it takes one call at a time."""
+    """The state below, which can list its pages. It takes one call at a time."""
 
     def keys(self) -> set[str]:
         """Every page's key."""
 
 
 class PageCache:
-    """A store over ``below``. bytes_max: for all pages; dirty ones alone may pass it, until they
-    are written.
+    """A store in front of ``below``. bytes_max: for all pages; dirty ones alone may exceed it until
+    they are written.
 
-    written_bytes, written_pages: since `count_anew`, what the state was given.
+    written_bytes, written_pages: what the state was given since `count_anew`.
     """
 
     def __init__(self, below: Pages, bytes_max: int) -> None:
@@ -155,8 +154,8 @@ class PageCache:
     # ------------------------------------------------------------ writing
 
     def write_behind(self) -> None:
-        """Hand on what has rested, and what there is no room for; let go what nobody reads.
-        Between two steps."""
+        """Write pages that have not changed for a while, or that there is no room for, and drop
+        what nobody reads. Called between two steps."""
         now = time.monotonic()
         while self._large and now - self._large[key := next(iter(self._large))] > LARGE_KEPT_S:
             self._let_go(key)
@@ -181,8 +180,8 @@ class PageCache:
         self._writer.write(key, value)
 
     def put_to_state(self, key: str, value: bytes) -> None:
-        """Write a page of what was handed over already: the state gets it, whatever is written
-        here and not handed over."""
+        """Write a page of what was already handed over: the state gets it, whatever else is
+        dirty."""
         self.put(key, value)
         self._leave(key)
 
@@ -200,7 +199,7 @@ class PageCache:
         self._writer.call(what)
 
     def close(self) -> None:
-        """Give up: what is not written is not written."""
+        """Give up: what is not written stays unwritten."""
         self._writer.abandon()
 
 
@@ -228,7 +227,7 @@ class Writer:
             self._calls.notify_all()
 
     def detach(self) -> None:
-        """There is none; whoever reads waits."""
+        """The state is gone; readers wait."""
         with self._calls:
             self._below = None
 
@@ -246,7 +245,7 @@ class Writer:
                 self._calls.notify_all()
 
     def call(self, what: Callable[[], None]) -> None:
-        """Let somebody else have the handle for a moment."""
+        """Call something else that uses the handle."""
         with self._calls:
             what()
 
@@ -280,7 +279,7 @@ class Writer:
             raise self._failure
 
     def abandon(self) -> None:
-        """End the thread; what is waiting is dropped."""
+        """End the thread and drop what waits."""
         with self._changed:
             self._queue.clear()
         with self._calls:

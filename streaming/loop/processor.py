@@ -1,8 +1,7 @@
-"""The stateful operator of the micro-batch trigger: a broker per key, a few steps per batch.
+"""The stateful operator of the micro-batch trigger: a few steps per batch.
 
-Spark bounds a batch in messages alone, and takes commands whole; so it is cut into steps that are
-bounded in records and in bytes. The cuts depend on the records, so a batch that is run again is cut
-in the same places.
+Spark limits a batch in messages only, and takes commands whole. So a batch is cut into steps with
+limits in records and bytes. The cuts depend only on the records, so a repeated batch is cut alike.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from .state_store import MapPages
 
 ROWS_PER_FRAME = 5_000
 BYTES_PER_FRAME = 4_000_000  # Kafka writes the first while the next is made
-BYTES_PER_STEP = 32_000_000  # a step costs a little: only what is large is cut
+BYTES_PER_STEP = 32_000_000  # a step has a cost, so only large batches are cut
 RECORDS_PER_STEP = 10_000
 _COLUMNS = ("topic", "partition", "key", "value", "headers", "note")  # as in `sinks.kafka_sink`
 

@@ -1,10 +1,10 @@
-"""The stateful operator that steps in real time: one row a batch, and a loop inside.
+"""The stateful operator of the real-time trigger: one row per batch, and a loop inside.
 
-The streaming query of a broker has a source that only keeps it going; Spark places the operator,
-keeps its state and starts it again. What happens inside says `worker_loops`.
+The source of a broker's query only keeps it running. Spark places the operator, keeps its state and
+restarts it; `loop` says what happens inside.
 
-When a query starts, Spark first asks the operator which state it has, in a Python process of its
-own that ends with the answer, and everything waits for that. So what this module imports is little.
+When a query starts, Spark asks the operator for its state variables, in a Python process that ends
+with the answer, and everything waits for that. So this module imports little.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ class LoopProcessor(StatefulProcessor):
     """Runs the loop of one broker."""
 
     def __init__(self, options: Options) -> None:
-        self._options = pickle.dumps(options)  # who only looks what state there is needs none
+        # not needed when Spark only asks for the state variables
+        self._options = pickle.dumps(options)
 
     def init(self, handle: StatefulProcessorHandle) -> None:
         """Called by Spark before the rows of a batch."""

@@ -1,7 +1,7 @@
 """The state store adapter: the only place that touches a Spark state handle.
 
-`MapPages` is the operator's map state: what a micro-batch writes at its end. `StatePages` is that
-of the loop, with its own snapshot beside it; the page cache stands above it.
+`MapPages` is the operator's map state, which a micro-batch writes at its end. `StatePages` adds the
+loop's own snapshot; the page cache is in front of it.
 """
 
 from __future__ import annotations

@@ -1,18 +1,18 @@
-"""The stepping thread: a broker's steps, also while Spark is between two batches.
+"""The thread that takes a broker's steps, also while Spark is between two batches.
 
     batch:  visit ──────────▶ mark: save, commit, plan ─▶ visit ─────────▶ mark …
     steps:  ─1─2─3─4─5─6─7─8─┤9─10─11─12─13─14─15─16─17─18─19─20─21─22─23─┤24─25 …
 
-A batch *visits*: it brings the state. When the visit was long enough, the thread makes a *mark*
-between two steps: everything as it is then, to be saved by the batch. Steps go on meanwhile, in the
-page cache alone, for Spark's next visit finds the same worker. When none comes, they end after
-a while (`alone_s`), or when taking them again would take too long. That nobody else runs this
-broker is not known here, nor by a batch: the log's fence knows, see `sinks.log_writer`.
+A batch *visits*: it brings Spark's state. At the end of a visit the thread makes a *mark* between
+two steps: everything as it is then, for the batch to save. Steps go on meanwhile, in the page cache
+alone, since Spark's next visit finds the same worker. If no visit comes, they end after `alone_s`,
+or when replaying them would take too long. Neither this thread nor a batch knows whether another
+worker runs this broker. The log's fence does (`sinks.log_writer`).
 
-A visit ends after `batch_s`, or when enough was written, or when taking the steps since the last
-mark again would take more than `replay_s`, whichever comes first; what was replayed at the start is
-among them, so that the next death does not take as long again. Or it ends at once when the engine
-stops: then its mark is the end, and no step follows.
+A visit ends after `batch_s`, when enough was written, or when replaying all steps since the last
+mark would take more than `replay_s`. What was replayed at the start counts, so that the next crash
+does not take as long again. When the engine stops, the visit ends at once, and no step follows its
+mark.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ JOIN_S = 3.0  # a thread that Kafka holds up is not waited for longer: it is fen
 
 
 def went_back(broker: str, places: list[PartitionId]) -> str:
-    """Why a broker does not begin on a Kafka that has lost what the broker has read of it."""
+    """Why a broker refuses a Kafka that has lost records which the broker has read."""
     (topic, partition), more = places[0], len(places) - 1
     also = f" and {more} more" if more else ""
     return (
@@ -106,7 +106,7 @@ class Stepper(threading.Thread):
         self._paused_s = 0.0
         self._longest_s = 0.0
         self._dump = StackDump()
-        self._saved_s = 0.0  # what the steps that the state has cost; the replay begins behind them
+        self._saved_s = 0.0  # the cost of the steps in the state; a replay begins after them
 
     # ------------------------------------------------------------ the batch's thread
 
@@ -168,7 +168,7 @@ class Stepper(threading.Thread):
             self._dump.stop()
 
     def _may_step(self) -> bool:
-        """Wait while nobody is there to save what a step would do; False: it is over."""
+        """Wait while nobody could save what a step would do. False: it is over."""
         begun = time.monotonic()
         if not (self._closing or self._visited or self._alone()):
             if self._coming is not None:
@@ -209,7 +209,7 @@ class Stepper(threading.Thread):
         self._outbox.acked()  # also where nothing comes in: Kafka may have refused something
         captured = len(driver.captured)
         room = self._options.batch_bytes - self._cache.dirty_bytes
-        inputs.room_bytes = None if self._visited else room  # nobody takes what it brings
+        inputs.room_bytes = None if self._visited else room  # nobody takes its records
         at, idle = time.monotonic(), inputs.waited_s
         left = self._since + self._options.batch_s - at if self._visited else IDLE_S
         if self._coming is not None:
@@ -250,7 +250,7 @@ class Stepper(threading.Thread):
         begun = time.monotonic()
         self._inputs.wants_mark = False
         self._driver.settle()
-        self._log.mark()  # raises for one who was fenced: its mark is of no use
+        self._log.mark()  # raises if this worker was fenced: its mark is useless
         snapshot = self._driver.snapshot(self._options.keep, self._cache.put_to_state)
         self._cache.hand_over()
         self._paused_s += time.monotonic() - begun
@@ -261,8 +261,8 @@ class Stepper(threading.Thread):
         self._write_more(MARK_ROWS)
 
     def _write_more(self, rows: int) -> None:
-        """About so many rows more of the mark; when all are written the batch gets it, to save
-        it."""
+        """Write about this many more rows of the mark. Once all are written, the batch gets it to
+        save."""
         begun = time.monotonic()
         more = self._driver.pack(rows)
         self._paused_s += time.monotonic() - begun

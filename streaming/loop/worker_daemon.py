@@ -1,16 +1,15 @@
-"""Spark's Python daemon with its imports done: a worker that is started anew is there at once.
+"""Spark's Python daemon with all imports done, so that a new worker is ready at once.
 
-Spark forks Python workers from a daemon, one for a task that finds none idle: at the start, and
-when a worker died. PySpark's own daemon imports nothing first, so each new worker takes a second
-for its imports, and a broker stands still meanwhile. This one imports what every worker of ours
-needs, and then is PySpark's.
+Spark forks a Python worker from a daemon if no idle one is left: at the start, and after a worker
+died. PySpark's own daemon imports nothing first, so each new worker needs a second for its imports,
+while its broker stands still. This one imports what our workers need, and then runs PySpark's.
 
-PySpark forks first because libraries may begin threads when they are imported, and a fork takes
-only its own thread along. Of these libraries two do, jemalloc in pyarrow and OpenBLAS in numpy;
-both know of forks and begin theirs anew. Kafka's client begins its threads with its first use.
+PySpark forks first since libraries may start threads when they are imported, and a fork copies only
+its own thread. Two of ours do, jemalloc in pyarrow and OpenBLAS in numpy, and both handle forks.
+Kafka's client starts its threads when it is first used.
 
-Only where driver and workers have one Python: on a cluster the package comes with the application,
-after the daemon.
+This works only if driver and workers use the same Python. On a cluster the package arrives with the
+application, after the daemon.
 """
 
 from __future__ import annotations

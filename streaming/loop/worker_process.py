@@ -43,7 +43,7 @@ def _glibc(name: str) -> Any:
 
 
 def keep_free_memory() -> None:
-    """From now on. Before the first thread: what is set belongs to the process and its forks."""
+    """Set this for the process and its forks. Call it before the first thread starts."""
     if (mallopt := _glibc("mallopt")) is not None:
         mallopt(M_TRIM_THRESHOLD, KEPT_BYTES)
         mallopt(M_MMAP_THRESHOLD, LARGE_BYTES)
@@ -97,7 +97,7 @@ WIND_S = 2.0
 
 
 class StackDump:
-    """Of one thread that must not stand still."""
+    """Watches one thread that must not stand still."""
 
     def __init__(self) -> None:
         self._wound = float("-inf")
@@ -107,7 +107,8 @@ class StackDump:
         now = time.monotonic()
         if now - self._wound >= WIND_S:
             self._wound = now
-            # A worker's standard error is Spark's; what stands in its place in a test may be none.
+            # A worker's standard error goes to Spark's log. A test may have replaced it with
+            # something that is no file.
             faulthandler.dump_traceback_later(DUMP_S, file=sys.__stderr__ or 2)
 
     def stop(self) -> None:

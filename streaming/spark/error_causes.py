@@ -1,7 +1,7 @@
-"""What a failure of Spark, Delta or a Python worker comes from, in one line.
+"""The cause of an error of Spark, Delta or a Python worker, in one line.
 
-An error that went through Java and Python carries all that it went through: its first line says
-"An error occurred while calling o123.save". What helps is the innermost cause.
+An error that passed through Java and Python carries everything on its way; its first line says "An
+error occurred while calling o123.save". The innermost cause is what helps.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 
 DEPTH_MAX = 20
-# The last line of a traceback in Python, also of one that stands in an error of Java's.
+# The last line of a Python traceback, also of one inside a Java error.
 _PYTHON = re.compile(
     r"^((?:\w+\.)*\w*(?:Error|Exception|Stopping|PutAside)(?:: .*)?)$", re.MULTILINE
 )

@@ -1,8 +1,8 @@
-"""What the driver learns from a batch: deadlines, captured topics, rates.
+"""What the driver learns from each batch: deadlines, captured topics, rates.
 
-Spark tells its listeners of every batch. PySpark's own listener reads that field by field from the
-Java process, some 200 calls a batch, among them searches for classes through all jars: two fifths
-of the Java process's time in short batches. Here it is one call, for the same as JSON.
+Spark tells its listeners of every batch. PySpark's own listener reads that field by field from
+Java: about 200 calls per batch, some of which search all jars for classes, and two fifths of Java's
+time in short batches. Here it is one call that gets the same as JSON.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from ...sinks.kafka_sink import OBSERVATION
 
 
 class ProgressListener(StreamingQueryListener):
-    """Calls back with the notes and the figures of each batch of a broker's query, each with the
-    broker. broker_of: whose query has this name; None: nobody's.
+    """Calls back with the notes and figures of each batch of a broker's query. broker_of: the
+    broker of a query's name, or None.
 
-    on_batch gets Spark's progress as it stands in its JSON: ``numInputRows``, ``durationMs``, …
-    on_any gets that of every query.
+    on_batch gets Spark's progress as in its JSON: ``numInputRows``, ``durationMs``, … on_any gets
+    that of every query.
     """
 
     def __init__(

@@ -8,7 +8,8 @@ tables have queries of their own, since a commit to Delta takes longer than a de
 Spark plans every batch anew, and for a small batch that is most of its work. The plan has one shape
 and its rows go to Python, so `QUERY_SETTINGS` turns off what finds nothing here (decision 0008):
 code generation, checks of the plan after each rule, full plans for the web page, and rules without
-use."""
+use.
+"""
 
 from __future__ import annotations
 
@@ -100,7 +101,7 @@ def start_tables(
     checkpoint: Folder,
     interval_s: int,
 ) -> StreamingQuery:
-    """Start the query that writes the Delta tables, every so many seconds."""
+    """Start the query that writes `messages` and `journal`, every interval_s seconds."""
     from ...sinks.delta_tables import create_tables
     from ...sinks.table_writer import TableWriter
     from ...sources import kafka_source as source
@@ -130,8 +131,8 @@ def start_history(
     interval_s: int,
     snapshots_s: int,
 ) -> StreamingQuery:
-    """Start the query that writes what steps took and were, every so many seconds. brokers: with
-    the checkpoint of each; said: topics where others speak to them; snapshots_s: 0 writes no
+    """Start the query that writes the history, every interval_s seconds. brokers: with the
+    checkpoint of each. said: topics in which others send to them. snapshots_s: 0 writes no
     snapshots."""
     from ...sinks.snapshots import SnapshotWriter
     from ...sinks.table_writer import HistoryWriter
@@ -194,7 +195,7 @@ def _start(
 
 @contextmanager
 def _settings_set(spark: SparkSession, settings: Mapping[str, str]) -> Iterator[None]:
-    """Settings of the session while a query is started, which keeps a copy of them."""
+    """The session's settings while a query starts, which keeps a copy of them."""
     before = {key: spark.conf.get(key, None) for key in settings}
     try:
         for key, value in settings.items():

@@ -190,11 +190,9 @@ def spark_session(
 
 
 def java_ended(spark: SparkSession, wait_s: float = 0.0) -> str:
-    """How Spark's Java process ended, such as "by signal 9"; empty while it lives.
-
-    wait_s: who was just cut off asks a moment before the kernel tells. Under `spark-submit` the
-    Java process is our parent and ends us too.
-    """
+    """How Spark's Java process ended, such as "by signal 9"; empty while it lives. wait_s: after a
+    lost connection it may take a moment until the kernel tells. Under `spark-submit` Java is our
+    parent, and its end is ours too."""
     process = _java_process()
     if process is None:
         return ""
@@ -237,8 +235,8 @@ def halt_java_at_exit() -> None:
 
 
 def await_java_at_exit() -> None:
-    """A Java process that is our child ends when we do, and still writes into the home then: with
-    us, so that whoever waits for our end may copy it."""
+    """Wait at exit for a Java child, which still writes into the home then: after our end the home
+    may be copied."""
     process = _java_process()
     if process is not None:
         atexit.register(_await, process)
@@ -247,7 +245,7 @@ def await_java_at_exit() -> None:
 def _await(process: subprocess.Popen[bytes]) -> None:
     with contextlib.suppress(OSError, subprocess.TimeoutExpired):
         if process.stdin is not None:
-            process.stdin.close()  # Java ends when nobody can write to it any more
+            process.stdin.close()  # Java ends when its input closes
         process.wait(JAVA_END_S_MAX)
 
 
@@ -257,10 +255,8 @@ def _halt(runtime: Any) -> None:
 
 
 def forget_session(spark: SparkSession) -> None:
-    """Let go of a session whose Java process is gone, so that the next one gets its own.
-
-    PySpark keeps the process's address in its classes; its own `stop` needs the process for that.
-    """
+    """Forget a session whose Java process is gone, so that the next one gets its own. PySpark keeps
+    the process's address in its classes, and its own `stop` needs the process."""
     from pyspark import SparkContext
     from pyspark.sql import SparkSession as Session
     from pyspark.sql import SQLContext
@@ -341,8 +337,8 @@ def _prepare_environment(master: str | None) -> Path:
 
 
 def _add_archive(settings: dict[str, str], archive: JavaArchive, java: Path) -> None:
-    """To the driver's Java options, behind which those of the user stand. Only for ``local[…]``:
-    elsewhere Spark's home, and so the class path, is another at each start, or not known here."""
+    """Add the archive to the driver's Java options, before the user's. Only for ``local[…]``:
+    otherwise Spark's home, and so the class path, differs at each start or is unknown."""
     if not settings.get("spark.master", "").startswith("local["):
         return
     before = settings.get("spark.driver.extraClassPath", "")
@@ -417,9 +413,8 @@ def slots(master: str) -> int | None:
 
 
 def default_master(brokers: int) -> str:
-    """Of an engine that is told nothing else. More tasks than cores: most wait for each other. A
-    task whose worker died is tried again three times, which is faster than to start its query
-    again."""
+    """The master if none is given. It has more task slots than cores, since most tasks wait. A task
+    whose worker died is tried three more times, which is faster than restarting its query."""
     return f"local[{max(SLOTS_MIN, slots_needed(brokers))},4]"
 
 

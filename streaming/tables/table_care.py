@@ -1,12 +1,12 @@
-"""Cares for the Delta tables beside the queries that write them: upkeep on a schedule, and figures.
+"""Upkeep of the Delta tables on a schedule, and figures about them.
 
     lakequeue.upkeep_hours     how often, 24 by default; 0: never
     lakequeue.retention_days   how long rows are kept; 0, the default: for ever
     lakequeue.vacuum_hours     how long files that left a table, and Delta's log, are kept; 48
 
-What an upkeep does is said in `sinks.upkeep`. When the last one was stands beside the tables, so an
-engine that is started every night does not begin with one. What fails is logged and tried again an
-hour later: nothing of the engine waits for it.
+`sinks.upkeep` says what an upkeep does. A file beside the tables has the time of the last one, so
+an engine that is started every night does not begin with one. A failure is logged and tried again
+an hour later. Nothing else in the engine waits for it.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ def upkeep_s(settings: EngineSettings) -> float:
 
 
 class TableCare(threading.Thread):
-    """Of one engine. beside: a folder of the home's own, wherever the tables are; every_s: between
-    two upkeeps; session: Spark's, while it runs; look: looks at all queues."""
+    """The upkeep of an engine's tables. beside: a folder of the home, wherever the tables are.
+    every_s: between two upkeeps. session: Spark's, while it runs. look: looks at all queues."""
 
     def __init__(
         self, tables: Folder, beside: Path, rules: Rules, every_s: float,
@@ -107,10 +107,12 @@ class TableCare(threading.Thread):
             self._mark.touch()
         except Exception as error:  # Spark ended, the disk is full, a query was in the way
             if not self._stopping.is_set():
-                log.warning("the tables were not tidied, it is tried again: %s", cause_of(error))
+                log.warning(
+                    "the upkeep of the tables failed and is tried again: %s", cause_of(error)
+                )
             return False
         self._metrics.tidied(time.time())
-        log.info("the tables were tidied in %.0f s", time.time() - begun)
+        log.info("the upkeep of the tables took %.0f s", time.time() - begun)
         return True
 
     def _oldest(self, now: float) -> float | None:

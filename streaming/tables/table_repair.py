@@ -7,7 +7,8 @@ beside the tables, so it is released however a process ends.
 `repair`: mends damaged tables (`sinks.table_damage`) and removes the checkpoints of the queries
 that write them. The tables say where to continue, and what is missing at their end is written again
 if Kafka still has it. A history that starts anew writes a whole snapshot first (`sinks.snapshots`),
-so every moment from then on can be rebuilt."""
+so every moment from then on can be rebuilt.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ LOCK = ".writer"
 
 
 class TablesTaken(LakequeueError):
-    """Another process has the tables. owner: who it is, as far as it said so."""
+    """Another process has the tables. owner: which one, if it said so."""
 
     def __init__(self, tables: Path, owner: str) -> None:
         super().__init__(
@@ -39,7 +40,7 @@ class TablesTaken(LakequeueError):
 
 
 class TablesLock:
-    """Of one engine. tables: the folder that holds them."""
+    """An engine's lock. tables: the folder of the tables."""
 
     def __init__(self, tables: Path) -> None:
         self._tables = tables
@@ -65,15 +66,15 @@ class TablesLock:
         self._file = file
 
     def release(self) -> None:
-        """Let go of them."""
+        """Release the lock."""
         if self._file is not None:
             self._file.close()
             self._file = None
 
 
 def repair(home: Path) -> list[str]:
-    """Mend what is damaged; what was done, a sentence each. Raises LakequeueError where an engine
-    runs, OSError for what cannot be written."""
+    """Repair what is damaged. Returns one sentence per repair. Raises LakequeueError while an
+    engine runs, OSError if something cannot be written."""
     places = places_of(home)
     tables, checkpoints = tables_place(home, places), checkpoints_place(home, places)
     lock = TablesLock(home / TABLES)
@@ -89,7 +90,7 @@ def repair(home: Path) -> list[str]:
         if all(table.is_whole for table in look_at_tables(tables)):
             return []
         for name in (TABLES_CHECKPOINT, HISTORY_CHECKPOINT):
-            _remove(checkpoints / name)  # first: who is interrupted repairs once more
+            _remove(checkpoints / name)  # first, so that an interrupted repair is done again
         return list(mend(tables))
     finally:
         lock.release()

@@ -1,8 +1,7 @@
-"""A Spark session to look into the Delta tables with, beside the engine or without one.
+"""A Spark session to query the Delta tables, beside the engine or without one.
 
-Spark takes `delta.<path>` only for an absolute path, and Delta's jars have to be there: here both
-are seen to. Whoever reads a Delta table sees one of its versions, whole, also while the engine
-writes.
+Spark needs Delta's jars, and takes `delta.<path>` only for an absolute path; both are taken care of
+here. A reader sees one whole version of a table, also while the engine writes.
 """
 
 from __future__ import annotations

@@ -17,7 +17,8 @@ own thread.
 `TablesMarks`: for `durability: delta`. Spark reports where a batch ended after Delta's commit. Each
 broker is told what moved in its own partitions: one short command per commit that had messages. If
 a report is lost in a crash, the next commit covers it; a waiting producer sends again and causes
-one."""
+one.
+"""
 
 from __future__ import annotations
 
@@ -47,13 +48,13 @@ PAUSE_S_MAX = 30.0
 FIRST_S_MAX, START_S_MAX = 20.0, 1.0  # that a start is waited for: the engine's own, and later
 LOOK_S = 1.0
 WHY_CHARACTERS_MAX = 500
-TOLD = ".stopped-"  # the file of a query of which was told that it stopped
+TOLD = ".stopped-"  # the file that says that the operator was told about a query
 
 
 @dataclass(slots=True)
 class Down:
-    """A query that does not run. tries: how often it ended since it last wrote; due: when it is
-    looked at again, monotonic; alerted: somebody was told; full: since its disk is."""
+    """A query that does not run. tries: how often it ended since it last wrote. due: when to look
+    again, monotonic. alerted: whether the operator was told. full: whether its disk is full."""
 
     why: str = ""
     tries: int = 0
@@ -79,8 +80,8 @@ class TablesStart(threading.Thread):
 
 
 class TablesWatch:
-    """Of one engine. tell: gives a command to the first broker, in each VPN; take: has the tables
-    for this engine, see `tables_lock`."""
+    """Watches an engine's table queries. tell: sends a command to the first broker, in each VPN.
+    take: takes the lock of the tables, see `TablesLock`."""
 
     def __init__(
         self, application: SparkApplication, folder: HomeFolder, metrics: Metrics,
@@ -91,10 +92,10 @@ class TablesWatch:
         self._down: dict[str, Down] = {}
         self._wanted: dict[str, Callable[[], None]] = {}
         self._starts: dict[str, TablesStart] = {}
-        self._told: set[str] = set()  # of which was told that they stopped
+        self._told: set[str] = set()  # queries that the operator was told about
 
     def begin(self) -> None:
-        """Start what is to run."""
+        """Start the queries."""
         application = self._application
         if application.tables_interval_s():
             self._wanted[TABLES_QUERY] = application.start_tables
@@ -107,7 +108,7 @@ class TablesWatch:
             self._try(name, start, FIRST_S_MAX)
 
     def look(self) -> None:
-        """Once: start again what has ended and may run."""
+        """Start what has ended and may run again."""
         for name, start in self._wanted.items():
             if name in self._starts and not self._has_started(name, 0.0):
                 continue
@@ -169,8 +170,8 @@ class TablesWatch:
             down.alerted = True
             down.why = ((not lacks and self._damage()) or down.why)[:WHY_CHARACTERS_MAX]
             log.error(
-                "the query %r does not write the tables: %s; the queues go on, and what is missed "
-                "is written later", name, down.why,
+                "the query %r does not write the tables: %s; the queues go on, and the missing "
+                "rows are written later", name, down.why,
             )  # fmt: skip
             self._metrics.tables_stopped(name, True)
             self._told.add(name)
@@ -201,7 +202,7 @@ class TablesWatch:
 
 
 class TablesMarks:
-    """Of one engine. brokers: by name; tell: gives a broker a command."""
+    """Tells the brokers of an engine. brokers: by name. tell: sends a broker a command."""
 
     def __init__(
         self, brokers: Mapping[str, BrokerQuery], tell: Callable[[BrokerQuery, bytes], None]
@@ -238,7 +239,8 @@ class TablesMarks:
 
 
 def ends_of(progress: dict[str, Any]) -> dict[tuple[str, int], int]:
-    """To where a batch has read each partition of the publish topics: not this offset any more."""
+    """Where a batch ended in each partition of the publish topics: the first offset that it did not
+    read."""
     found: dict[tuple[str, int], int] = {}
     for source in progress.get("sources") or ():
         ends = source.get("endOffset")

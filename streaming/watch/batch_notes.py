@@ -7,7 +7,8 @@ Spark's Kafka source skips missing records in silence (`failOnDataLoss` is false
 that refuses to start helps nobody). A batch with fewer rows than its offsets span is a hint, and
 Kafka's first offset of the partition tells whether retention deleted them. (Transaction markers
 span offsets too, but behind that first offset.) Nothing can bring such records back, so the
-operator is told."""
+operator is told.
+"""
 
 from __future__ import annotations
 
@@ -74,7 +75,7 @@ def _spans(start: Any, end: Any) -> dict[PartitionId, tuple[int, int]]:
 
 
 def made_anew(progress: dict[str, Any]) -> dict[str, int]:
-    """Of a batch's progress, as Spark has it: the topics that were made anew, and how many records
+    """The topics that were deleted and created again, by a batch's progress, and how many records
     it read of each."""
     found = {}
     for source in progress.get("sources") or ():
@@ -107,7 +108,7 @@ def notes_of_topics(progress: dict[str, Any]) -> list[str]:
 
 
 def losses(spans: dict[PartitionId, tuple[int, int]], first: dict[PartitionId, int]) -> list[Loss]:
-    """What of these offsets lies before Kafka's first."""
+    """The part of these offsets that lies before Kafka's first one."""
     found = []
     for (topic, partition), (start, end) in sorted(spans.items()):
         gone = min(first.get((topic, partition), 0), end)
@@ -117,7 +118,7 @@ def losses(spans: dict[PartitionId, tuple[int, int]], first: dict[PartitionId, i
 
 
 class LossWatch:
-    """Looks at each batch's progress; `on_loss` gets what was lost, after it was logged."""
+    """Looks at each batch's progress. `on_loss` is called after a loss was logged."""
 
     def __init__(
         self, bootstrap: str, on_loss: Callable[[Loss], None], first: FirstOffsets | None = None
@@ -154,8 +155,8 @@ class LossWatch:
 def notices(
     topic: str, records: int, reader: str, vpns: list[str], event: str = "records_lost"
 ) -> list[tuple[str, bytes]]:
-    """The commands, each with its VPN, that make a loss an event: of the topic's own VPN, and of a
-    captured topic to all, since the state knows who captures it."""
+    """The commands, each with its VPN, that make a loss an event: in the topic's own VPN, or in all
+    VPNs for a captured topic, since the state knows which queues capture it."""
     own = topics.split(topic)
     command = encode_command(RecordsLost(topic=topic, records=records, reader=reader, event=event))
     return [(vpn, command) for vpn in vpns if own is None or own[0] == vpn]
@@ -178,25 +179,24 @@ def first_offsets(bootstrap: str, places: list[PartitionId]) -> dict[PartitionId
 LOST, ANEW, BACK = "records_lost", "topic_made_anew", "kafka_went_back"
 _OF_TOPIC = {
     "lost": (
-        LOST, "%s records of topic %r are gone before they were read: Kafka's retention is shorter "
-        "than the engine's rest",
+        LOST, "Kafka deleted %s records of topic %r before they were read: its retention is "
+              "shorter than the engine was down",
     ),
     "anew": (
-        ANEW, "%s records are in topic %r, which was deleted and made anew: it is read from its "
-        "beginning; what of the old one was not read yet is gone",
+        ANEW, "%s records are in topic %r, which was deleted and created again: it is read from "
+              "its beginning; what was not read of the old one is gone",
     ),
     "back": (
-        BACK, "%s records that were read of topic %r are not in Kafka any more: it lost them, and "
-        "what comes next is read",
+        BACK, "Kafka lost %s records of topic %r that had been read; reading continues with what "
+              "comes next",
     ),
 }  # fmt: skip
 
 
 class BatchNotes:
-    """Hands each note to the one that it is for. on_loss: told a broker, a topic, how many records
-    are meant, and which event it is; on_word: told what a broker says of itself, `stopped` when its
-    loop has ended its last batch, `worker` where it steps, `read` up to where it had read its
-    clients."""
+    """Passes each note on. on_loss: called with a broker, a topic, a number of records and an
+    event. on_word: called with what a broker reports of itself: `stopped` after the last batch of
+    its loop, `worker` with its process, `read` with how far it had read its clients."""
 
     def __init__(
         self,
@@ -227,8 +227,8 @@ class BatchNotes:
                 self._metrics.malformed(*_counted(rest))
             case "slow":
                 log.warning(
-                    "%s: most of what comes there is refused or settles nothing: while others "
-                    "send, a step takes little of it", rest,
+                    "%s: most of its commands are refused or settle nothing, so a step takes few "
+                    "of them while others send", rest,
                 )  # fmt: skip
             case "refused":
                 log.error("Kafka does not take records for %s", rest)

@@ -7,7 +7,8 @@ clocks; only `lakequeue doctor` compares its time. It says that the process live
 queries answer.
 
 **Ticks**: with micro-batches no batch runs while nothing happens. Each batch says when the broker
-must be woken. The thread sleeps until then and sends a tick. An extra tick does no harm."""
+must be woken. The thread sleeps until then and sends a tick. An extra tick does no harm.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +47,7 @@ class EngineHeartbeat:
         self._thread.start()
 
     def stop(self) -> None:
-        """From now on nothing is said."""
+        """End the heartbeats."""
         self._stopping.set()
         if self._thread.is_alive():
             self._thread.join(timeout=1)
@@ -56,7 +57,7 @@ class EngineHeartbeat:
             about = {**self._about, "time": round(time.time() * 1000)}
             try:
                 self._send(json.dumps(about).encode())
-            except LakequeueError as error:  # Kafka is away: who asks cannot hear anything either
+            except LakequeueError as error:  # Kafka is away, so nobody can read it either
                 log.debug("a heartbeat was not sent: %s", error)
             self._stopping.wait(self._every_s)
 
@@ -76,7 +77,7 @@ class Ticker:
         self._thread = threading.Thread(target=self._run, daemon=True, name="lakequeue-ticker")
 
     def start(self) -> None:
-        """Begin; the first tick goes out at once, for what came due while nobody watched."""
+        """Begins. The first tick is sent at once, for deadlines that passed before."""
         self._thread.start()
 
     def set(self, broker: str, at_ms: int) -> None:
@@ -107,8 +108,8 @@ class Ticker:
                 if not due or due + GRACE_S > now:
                     self._changed.wait(due + GRACE_S - now if due else None)
                     continue
-                # Until the batch with this tick reports, the deadline stands; tick again only
-                # if that takes long.
+                # The deadline stays until the batch with this tick reports. Tick again only if that
+                # takes long.
                 for broker, at in self._deadlines.items():
                     if at / 1000 <= now:
                         self._deadlines[broker] = int((now + REPEAT_S) * 1000)

@@ -7,7 +7,8 @@ not logged.
 
 The journal has every event of every message. The log has those after which somebody will look for
 the message: it died, or was discarded or rejected. Some of these per second get a line each, and
-the others are counted in one line."""
+the others are counted in one line.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +42,7 @@ _SAID = {"scope", "limit", "percent"}  # of every alert
 
 
 def decoded(value: bytes) -> pa.Table | None:
-    """A journal record; None for what is none."""
+    """A journal record as a table; None if it is something else."""
     try:
         table = journal.decode(value)
     except (pa.ArrowInvalid, OSError):
@@ -62,7 +63,7 @@ def alerts_in(table: pa.Table) -> list[Alert]:
 
 
 def _alert(row: dict[str, Any]) -> Alert | None:
-    """None: no engine wrote that, whoever may write to the topic."""
+    """An alert; None if the engine did not write it, since anybody may write to the topic."""
     details: dict[str, Any] = dict(_DETAIL.findall(row["reason"] or ""))
     left = details.pop("time_to_react_s", "None")
     try:
@@ -109,8 +110,8 @@ class AlertReader:
 
 
 class AlertWatch(threading.Thread):
-    """Reads the journals of these VPNs from now on; say gets a sentence for each alert, heard all
-    that happened."""
+    """Reads the journals of these VPNs from now on. say: gets a sentence for each alert. heard:
+    gets all events."""
 
     def __init__(
         self,
@@ -140,7 +141,7 @@ class AlertWatch(threading.Thread):
         while not self._stopping.is_set():
             message = consumer.poll(POLL_S)
             if message is not None and message.error() is None:
-                with suppress(ValueError):  # no journal has such headers
+                with suppress(ValueError):  # the engine writes no such headers
                     headers: Any = headers_of(message)
                     self._reader.read(
                         message.topic() or "", message.key(), message.value(), headers

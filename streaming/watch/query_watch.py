@@ -1,15 +1,15 @@
-"""Looks after what runs in Spark: starts again what failed, and says when that does not help.
+"""Restarts what failed in Spark, and gives up if that does not help.
 
-    a query fails ─▶ refused by the loop, or the checkpoint is gone ─▶ it is given up, and why
-                     Kafka does not answer, or the disk is full     ─▶ wait, however long
-                     it writes the tables ─▶ see `tables_watch`
-                     anything else ─▶ start it again, five times in five minutes
-    a broker hangs ─▶ `step_watch` says so: its query is ended, and started again
-    Java ends     ─▶ a new one, with all queries
+    a query fails ─▶ the loop refused, or the checkpoint is gone   ─▶ give up, with the reason
+                     Kafka does not answer, or the disk is full    ─▶ wait, however long
+                     it writes the tables                          ─▶ see `tables_watch`
+                     anything else                                 ─▶ restart, up to five times in
+                                                                       five minutes
+    a broker hangs ─▶ `step_watch` reports it: its query is stopped and started
+    Java ends      ─▶ start a new one, with all queries
 
-What is started again goes on from its checkpoint, so nothing is lost on the way. A broker that is
-given up leaves the others alone; with the last one the engine ends. No broker waits for another's
-pause.
+A restarted query continues from its checkpoint, so nothing is lost. A broker that is given up does
+not affect the others; after the last one the engine ends. No broker waits for another's pause.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ JAVA = "Spark's Java process"
 
 
 class EngineWatch:
-    """Of one engine. stopping ends every pause; told gets a broker and its new state;
-    look_at_tables: looks after the queries of the tables, which are nobody else's fault."""
+    """Watches an engine's queries. stopping: ends every pause. told: called with a broker and its
+    new state. look_at_tables: looks after the queries of the tables."""
 
     def __init__(
         self,
@@ -68,22 +68,22 @@ class EngineWatch:
         self._stopping = stopping
         self._told = told
         self._look_at_tables = look_at_tables
-        self._see = str(folder.path / "spark.log")  # what a sentence points to
+        self._see = str(folder.path / "spark.log")  # where a message points to
         self._restarts: dict[str, Restarts] = {}
-        self._due: dict[str, float] = {}  # what is started again, and when
+        self._due: dict[str, float] = {}  # what will be restarted, and when
         self._asking: threading.Thread | None = None
         self._waits_for = ""
 
     @property
     def _brokers(self) -> list[BrokerQuery]:
-        """Those that were not given up."""
+        """The brokers that were not given up."""
         return [b for b in self._application.brokers.values() if not b.failure]
 
     # ------------------------------------------------------------ while starting
 
     @contextlib.contextmanager
     def java_lives(self) -> Iterator[None]:
-        """While starting: what fails because Spark's Java process ended is told as that."""
+        """While starting: a failure because Spark's Java process ended is reported as that."""
         try:
             yield
         except Exception as error:
@@ -150,7 +150,7 @@ class EngineWatch:
                         raise
 
     def look_after(self) -> None:
-        """Once: read what is captured by now, and start again what has ended."""
+        """Once: reads newly captured topics, and restarts what has ended."""
         self._ask()
         try:
             if self._captured.more:
@@ -168,7 +168,7 @@ class EngineWatch:
         self._look_at_tables()
 
     def restart(self, broker: BrokerQuery, why: str) -> None:
-        """Start a broker again whose query has not ended by itself. From any thread."""
+        """Restart a broker whose query has not ended by itself. From any thread."""
         broker.hangs = why
 
     def _end_hanging(self) -> None:
@@ -181,8 +181,8 @@ class EngineWatch:
                     log.warning("broker %r: its query does not end", broker.name)
 
     def _ask(self) -> None:
-        """Ask what is captured, beside the watch: a broker that is being started again answers
-        late, and another may end meanwhile."""
+        """Ask the brokers what is captured, in a thread: a starting broker answers late, and
+        another one may end meanwhile."""
         if self._captured.unasked and (self._asking is None or not self._asking.is_alive()):
             self._asking = threading.Thread(
                 target=self._ask_once, name="lakequeue-ask", daemon=True
@@ -235,7 +235,7 @@ class EngineWatch:
         try:
             gone, unknown = self._folder.problem(self._trigger), ""
         except OSError as error:  # an object store that does not answer
-            gone, unknown = "", f"{self._folder.checkpoint} cannot be looked at ({error})"
+            gone, unknown = "", f"{self._folder.checkpoint} cannot be read ({error})"
         if gone:  # Spark would begin anew, in silence
             raise LakequeueError(gone)
         missing, self._waits_for = self._waits_for, unknown or self._missing()
@@ -270,10 +270,10 @@ class EngineWatch:
         except NotConnected as error:
             return f"{error}; it goes on when Kafka answers"
         unwritable = self._folder.unwritable()
-        return f"{unwritable}; it goes on when there is room" if unwritable else ""
+        return f"{unwritable}; it continues when there is room" if unwritable else ""
 
     def _restart_java(self) -> None:
-        """Spark's Java process is gone: what it had committed stands in the checkpoint."""
+        """Restart Spark's Java process. What it had committed is in the checkpoint."""
         restarts = self._restarts.setdefault(JAVA, Restarts(self._stopping))
         while ended := self._application.java_ended():
             restarts.again(JAVA, ended, self._see)

@@ -1,10 +1,10 @@
-"""Looks at all queues now and then, while somebody reads the metrics.
+"""Looks at all queues from time to time, while somebody reads the metrics.
 
-Asking is a command like any other: the engine answers in a step, in parts, so that nobody waits
-behind it. It costs what the number of queues makes it cost; so the time between two looks is
-stretched until looking takes at most a fiftieth of it. Where nobody reads the metrics, nobody asks.
+A look is a command like any other: the engine answers in a step, in parts, so nobody waits behind
+it. Its cost grows with the number of queues, so the time between looks is stretched until they take
+at most a fiftieth of it. While nobody reads the metrics, there are no looks.
 
-A broker or a VPN that does not answer is missing in a look, and the others are in it.
+If a broker or a VPN does not answer, a look has the others.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from ...sinks.queue_figures import Look, QueueFigures
 log = logging.getLogger("lakequeue.queue_watch")
 
 EVERY_S = 5.0
-SHARE = 50  # of the time, a look may take one part in so many
+SHARE = 50  # a look may take one part in this many of the time
 REST_S_MAX = 300.0
 UNWANTED_S = 90.0  # after the last scrape, until it ends; Prometheus asks every minute by default
 FIRST_S = 2.0  # the first scrape waits for the first look
 CLIENT = "lakequeue-metrics"
 
-ANSWER_S = 10.0  # who does not answer by then keeps the others waiting for no longer
+ANSWER_S = 10.0  # a broker that does not answer delays the others no longer
 BROKERS_S = 60.0  # how often it asks which brokers there are
 
 Connect = Callable[[str, str | None], Any]
@@ -37,8 +37,8 @@ Open = dict[tuple[str, str | None], Any]
 
 
 class QueueWatch:
-    """Of one engine. connect: gives a connection to a VPN of a broker; None: the first one.
-    credentials: the engine's own, once its home is open."""
+    """Looks at an engine's queues. connect: opens a connection to a VPN of a broker; None: the
+    first broker. credentials: the engine's own, once its home is open."""
 
     def __init__(
         self,
@@ -101,12 +101,12 @@ class QueueWatch:
             wanted = time.monotonic() - self._wanted_at < UNWANTED_S
             if not wanted:
                 self._thread = None
-                self._seen.clear()  # what is known then is old
+                self._seen.clear()  # the figures are old by then
             return wanted
 
     def look(self) -> Look:
-        """Look once, at all of them, whoever reads. Raises LakequeueError where one is missing: it
-        may have the oldest message."""
+        """Look at all queues once. Raises LakequeueError if one is missing, since it may have the
+        oldest message."""
         open_ones: Open = {}
         try:
             look = self._look(open_ones)
@@ -120,11 +120,12 @@ class QueueWatch:
         look, errors = Look(), list[LakequeueError]()
 
         def attempt(vpn: str, broker: str | None, what: Callable[[Any], None]) -> bool:
-            """Whether it could be asked; if not, why stands in the look."""
+            """Ask one broker. False: it did not answer, and the look says why."""
             begun = time.monotonic()
             try:
                 what(self._opened(open_ones, vpn, broker))
-                look.seconds += time.monotonic() - begun  # who is waited for costs nobody anything
+                # only a broker that answers costs anything
+                look.seconds += time.monotonic() - begun
                 return True
             except LakequeueError as error:
                 errors.append(error)

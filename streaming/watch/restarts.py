@@ -3,7 +3,8 @@
 A query that failed, Spark's Java process or an embedded Kafka is restarted, each time after a
 longer pause. If it ends more than five times in five minutes, a restart does not help, so the
 engine ends with a message. A step that put something aside does not count: the next start leaves
-that out, so it begins at once."""
+that out, so it begins at once.
+"""
 
 from __future__ import annotations
 
@@ -26,8 +27,8 @@ _PUT_ASIDE = re.compile(r"\bStepPutAside: ")  # see `replica.driver`
 
 
 class Restarts:
-    """Counts what was started again, whatever it was; `stopping` ends a pause, and say gets the
-    sentences (by default the log)."""
+    """Counts restarts of one thing. `stopping` ends a pause. say: gets the sentences, by default
+    the log."""
 
     def __init__(self, stopping: threading.Event, say: Callable[[str], None] = log.error) -> None:
         self._stopping = stopping
@@ -39,7 +40,8 @@ class Restarts:
         self._stopping.wait(self.pause_s(what, why, see))
 
     def pause_s(self, what: str, why: str, see: str = "") -> float:
-        """As `again`, for one who has something else to do meanwhile: how long the pause is."""
+        """Like `again`, but returns the length of the pause, for a caller that does something else
+        meanwhile."""
         now = time.monotonic()
         self._times = [t for t in self._times if now - t < RESTART_WINDOW_S] + [now]
         count = len(self._times)
@@ -59,13 +61,13 @@ def passes(reason: str) -> bool:
 
 
 def puts_aside(reason: str) -> bool:
-    """Whether a step failed, and stands in the log without what failed."""
+    """Whether a step failed and the log now says what to leave out."""
     return _PUT_ASIDE.search(reason) is not None
 
 
 def within(seconds: float, work: Callable[[], object], name: str) -> bool:
-    """Do something in a thread of its own; whether it was done in time. What it raises is logged:
-    at the end nobody can mend it."""
+    """Do something in a thread. Returns whether it was done in time. An exception is only
+    logged."""
 
     def run() -> None:
         try:

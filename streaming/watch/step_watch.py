@@ -1,16 +1,13 @@
-"""Notices a broker that takes no step any more, from outside: nothing in it has to work for that.
+"""Notices from outside that a broker no longer takes steps, and has it restarted.
 
-Every step writes to the broker's log, and so does every mark. A log that does not grow for a while
-may be one of a broker that has nothing to do: then the broker is told something, and must take a
-step for it. Where Kafka has what it was told, and the log still does not grow, it hangs: it is said
-(a line, the event `broker_stuck`, a metric, the broker's state) and the broker's worker is started
-again. What hung is fenced by the log, as any worker that was given up.
+Every step and every mark writes to the broker's log. If the log does not grow for a while, the
+broker may have nothing to do. So it is sent something for which it must take a step. If Kafka has
+that record and the log still does not grow, the broker hangs. That is reported (a log line, the
+event `broker_stuck`, a metric, the broker's state), and its worker is restarted. The log fences the
+hanging worker, like any earlier one. By then its stacks are in Spark's log (`StackDump`).
 
-Where an executor came or went, all are given their time anew: a broker may just have begun to start
-elsewhere, and who ends it then makes it later.
-
-Its stacks stand in the log of Spark by then: each worker dumps them when a step takes that long,
-see `stack_dump`.
+When an executor came or went, every broker gets its full time again, since it may be starting on
+another machine.
 """
 
 from __future__ import annotations
@@ -45,8 +42,8 @@ NOTHING, PROBE, IS_STUCK = "", "probe", "stuck"
 
 @dataclass(slots=True)
 class Pulse:
-    """Of one broker. since: when its log grew last; told: where its instructions ended when it was
-    told something for us; limit_s: how long its log may stand still."""
+    """A broker's signs of life. since: when its log grew last. told: where its instructions ended
+    after our probe. limit_s: how long its log may stand still."""
 
     log_end: int = -1
     since: float = 0.0
@@ -77,8 +74,8 @@ class Pulse:
 
 
 class StepWatch(threading.Thread):
-    """Of one engine. tell: says something to a broker; stuck: is given one that hangs, and what is
-    known of it in a sentence; executors: where brokers may step."""
+    """Watches an engine's brokers. tell: sends a broker a command. stuck: called with a hanging
+    broker and a sentence. executors: where brokers may run."""
 
     def __init__(
         self,
@@ -137,11 +134,11 @@ class StepWatch(threading.Thread):
 
     def _say(self, broker: BrokerQuery) -> None:
         why = (
-            "it has taken no step for half a minute or longer, though it was told something; the "
-            "stacks of its worker stand in the log of Spark"
+            "it has taken no step for half a minute or longer, although it was sent a command; "
+            "the stacks of its worker are in Spark's log"
         )
         log.error(
-            "broker %r hangs: %s; it is started again", broker.name, why,
+            "broker %r hangs: %s; it is restarted", broker.name, why,
             extra={"fields": {"event": "broker_stuck", "broker": broker.name}},
         )  # fmt: skip
         stuck = encode_command(Stuck(why=why))

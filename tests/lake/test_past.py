@@ -317,7 +317,7 @@ def test_R6_the_past_is_looked_at_as_the_present(home: Path) -> None:
     assert found.store.pages == before
     with pytest.raises(ConfigError, match="there was no such queue in VPN 'default'"):
         admin.describe("nobody")
-    with pytest.raises(ConfigError, match="the past can only be looked at"):
+    with pytest.raises(ConfigError, match="the past is read-only"):
         admin._session.request(commands.Purge(queue="orders"))
 
 
@@ -339,7 +339,7 @@ def test_a_damaged_snapshot_is_passed_over_and_said(home: Path) -> None:
     assert found.store.pages == good.store.pages
     assert found.snapshot < good.snapshot
     assert found.notes == [
-        f"The snapshot of step {good.snapshot:,} does not match its digest and is passed over"
+        f"The snapshot of step {good.snapshot:,} does not match its digest and is skipped"
     ]
 
 

@@ -253,7 +253,7 @@ def test_the_new_home_may_be_started(tmp_path: Path) -> None:
     (commits / "0").write_text("v1")
     HomeFolder(home).open("real-time")
     assert HomeFolder(home).rebuilt(HOME.name) == ""
-    with pytest.raises(LakequeueError, match="has a checkpoint: nothing is to be rebuilt there"):
+    with pytest.raises(LakequeueError, match="has a checkpoint: it needs no rebuild"):
         rebuild(tmp_path / "old", home)
 
 

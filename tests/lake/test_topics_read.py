@@ -117,7 +117,9 @@ def test_R1_a_topic_that_is_made_anew_while_it_is_read_is_read_again() -> None:
     topics = TopicsRead(kafka, {})
     ranges = topics.plan(scan(0, 50))
     kafka.topics["t"] = "B", 50
-    with pytest.raises(NotConnected, match="topic 't' was deleted or made anew while it was read"):
+    with pytest.raises(
+        NotConnected, match="topic 't' was deleted or created again while it was read"
+    ):
         topics.read(ranges)
 
 
@@ -134,5 +136,5 @@ def test_a_kafka_that_is_away_is_asked_again(monkeypatch: pytest.MonkeyPatch) ->
     kafka.is_away = True
     monkeypatch.setattr(topics_read.time, "sleep", lambda s: None)
     monkeypatch.setattr(topics_read, "WAIT_S_MAX", 0.01)
-    with pytest.raises(NotConnected, match="the ids of topics are not answered"):
+    with pytest.raises(NotConnected, match="Kafka does not tell the topics' ids"):
         TopicsRead(kafka, {}).plan(scan(0, 5))

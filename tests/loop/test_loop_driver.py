@@ -23,8 +23,9 @@ from lakequeue.sources.step_batch import to_batch
 from lakequeue.state import Broker as CoreBroker
 from lakequeue.state import DictStore
 from lakequeue.state.phases import admission
+from lakequeue.streaming.loop import loop_driver
 from lakequeue.streaming.loop.figures import Figures
-from lakequeue.streaming.loop.loop import _encode, loop_driver
+from lakequeue.streaming.loop.loop import _encode
 from lakequeue.streaming.loop.loop_driver import BATCH_LIMITS, LoopDriver, SparkBatch, change_over
 from lakequeue.streaming.loop.loop_options import Options
 from lakequeue.streaming.loop.page_cache import PageCache

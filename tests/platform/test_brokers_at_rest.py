@@ -314,7 +314,7 @@ def test_M4_who_asked_an_engine_that_died_is_answered_by_the_next(
         b"broker/b": {"number": 1},
     }
     wishes.answer_old({k: json.dumps(v).encode() for k, v in asked.items()}, "v.directory", again)
-    refused = "the engine ended before this was done: ask again"
+    refused = "the engine ended before it did this: ask again"
     assert said == {
         b"wish/c": {"id": "1", "done": True, "moved": []},
         b"wish/b": {"id": "2", "done": True},

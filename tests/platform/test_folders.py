@@ -129,7 +129,7 @@ def test_a_store_that_does_not_answer_is_no_empty_home(
         tables_of(tmp_path)
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
     folders._s3.cache_clear()
-    with pytest.raises(NoLake, match=f"The tables {bucket}/tables cannot be looked at"):
+    with pytest.raises(NoLake, match=f"The tables {bucket}/tables cannot be read"):
         tables_of(tmp_path)
 
 

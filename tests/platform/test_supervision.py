@@ -143,7 +143,7 @@ def test_what_the_queries_need_is_waited_for(
     for _ in range(2 * RESTARTS_MAX):
         engine.watch.look_after()
     assert caplog.messages[1:] == [
-        "the query 'lakequeue' ended: no room; it goes on when there is room"
+        "the query 'lakequeue' ended: no room; it continues when there is room"
     ]
     assert not started
     monkeypatch.setattr(engine._folder, "unwritable", lambda: "")
@@ -190,7 +190,7 @@ def test_a_store_that_does_not_answer_is_waited_for(
     for _ in range(2 * RESTARTS_MAX):
         engine.watch.look_after()
     (sentence,) = caplog.messages
-    assert sentence.endswith("checkpoint cannot be looked at (connection refused)")
+    assert sentence.endswith("checkpoint cannot be read (connection refused)")
     assert not started
     monkeypatch.setattr(engine._folder, "problem", lambda trigger: "")
     engine.watch.look_after()
@@ -212,7 +212,7 @@ def test_kafka_that_is_away_is_said_once(caplog: pytest.LogCaptureFixture) -> No
         for _ in range(5):
             watch.look()
     assert caplog.messages == [
-        "no Kafka broker answers at host:1 – connection refused; what is sent waits meanwhile, "
+        "no Kafka broker answers at host:1 – connection refused; messages wait meanwhile, "
         "and nothing is lost",
         "Kafka answers again, after 0 s",
     ]

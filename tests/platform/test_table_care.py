@@ -70,7 +70,7 @@ def test_what_fails_is_tried_again_and_nobody_hears_more(
     assert not one.tidy(), "Spark does not run"
     one._session = lambda: SimpleNamespace()  # type: ignore[assignment, return-value]
     assert not one.tidy()
-    assert "were not tidied" in caplog.text
+    assert "upkeep of the tables failed" in caplog.text
 
 
 def test_sizes_are_metrics(tmp_path: Path) -> None:
