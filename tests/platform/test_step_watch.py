@@ -197,7 +197,7 @@ def test_a_reader_that_hangs_ends_the_loop(
     reader = inputs._messages
     monkeypatch.setattr(reader, "is_alive", lambda: True)
     reader.looked = inputs._awake_since = time.monotonic() - 100
-    with pytest.raises(Exception, match="lakequeue-messages has not looked for 100 s"):
+    with pytest.raises(Exception, match="lakequeue-messages has shown no sign of life for 100 s"):
         inputs.take(0.0)
     inputs._asked.close()
 

@@ -163,7 +163,7 @@ def test_a_checkpoint_that_went_away_is_not_begun_anew(
     engine._folder.remember_checkpoints()
     place.rename(tmp_path / "elsewhere")
     failed(engine)
-    with pytest.raises(LakequeueError, match=r"broker-0 is gone.*Put it back"):
+    with pytest.raises(LakequeueError, match=r"broker-0 is gone.*Restore it"):
         engine.watch.look_after()
     for file in tmp_path.glob("lakequeue.json"):
         file.unlink()

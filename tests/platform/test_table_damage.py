@@ -77,7 +77,7 @@ def test_R1_a_commit_that_was_cut_is_put_aside(tables: Path, left: int) -> None:
     file.write_bytes(file.read_bytes()[:left])
     assert f"{file.name} is " in damage(tables)
     (said,) = mend(tables)
-    assert f"as in version {VERSIONS - 2}, 1 later versions were set aside" in said
+    assert f"back at version {VERSIONS - 2}; 1 later versions were set aside" in said
     assert offsets(tables / "messages") == [*range(VERSIONS - 1)]
     assert damage(tables) == ""
     assert [*(tables / ".aside").rglob(file.name)]
