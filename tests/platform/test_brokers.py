@@ -96,13 +96,13 @@ def test_M4_a_configuration_adds_no_broker_to_a_home(tmp_path: Path) -> None:
 
 def test_micro_batches_are_for_one_broker(tmp_path: Path) -> None:
     batches = {"lakequeue.trigger": "micro-batch"}
-    with pytest.raises(ConfigError, match=r"runs one broker, and these are 3: 'a', 'b', 'c'"):
+    with pytest.raises(ConfigError, match=r"runs one broker, but there are 3: 'a', 'b', 'c'"):
         Engine(NOBODY, tmp_path, THREE, settings=batches)
     home = HomeFolder(tmp_path)
     home.open("micro-batch")
     home.remember_brokers({"a": 0, "b": 1})
     engine = Engine(NOBODY, tmp_path, Configuration(), settings=batches)
-    with pytest.raises(ConfigError, match=r"these are 2: 'a', 'b'"):
+    with pytest.raises(ConfigError, match=r"there are 2: 'a', 'b'"):
         engine.start()
 
 
