@@ -11,7 +11,7 @@ from pathlib import Path
 
 from lakequeue.dataframes import LakequeueDataSource
 from lakequeue.streaming.jars import ensure_jars
-from lakequeue.streaming.spark import spark_session
+from lakequeue.streaming.spark.spark_session import spark_session
 
 folder = Path(sys.argv[1]).absolute()
 spark = spark_session("orders", master="local[2]", jars=ensure_jars().spark)
