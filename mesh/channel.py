@@ -80,6 +80,8 @@ def _heard(
     if envelope.epoch != broker.header.epoch:
         broker.count_refused(vpn, "other_home")
         return None
+    if envelope.sender in facts.removed:  # all that it said was heard before it left
+        return None
     peer = facts.peers.get(envelope.sender)
     if peer is None:
         peer = facts.peers[envelope.sender] = Peer(envelope.name)

@@ -92,7 +92,8 @@ class MeshFacts(msgspec.Struct):
     lent: those of others here, both by `credit_key`; filters: "vpn/queue" → those for which others
     were asked last; edition: of the directory as it is known here; untold:
     VPNs and queues whose hosts changed at rest, which clients have yet to hear; rejoined: the
-    broker was made again, and what it last said may be lost (`rejoining`)."""
+    broker was made again, and what it last said may be lost (`rejoining`); removed: numbers of
+    brokers that left the home, whose words may still come again."""
 
     brokers: dict[str, int] = {}
     groups: dict[str, str] = {}
@@ -108,6 +109,7 @@ class MeshFacts(msgspec.Struct):
     waiting: list[WaitingAnswer] = []
     untold: list[tuple[str, str]] = []
     rejoined: bool = False
+    removed: list[int] = []
     early_rooms: list[tuple[int, Room]] = []  # of a queue not known yet, see `credit.hear_room`
     credits_changed: bool = False  # since the last mark: asked, lent, filters, refusing
     # Of queues that move, by "vpn/queue" (`moves`):

@@ -70,6 +70,7 @@ class Mesh:
     def __init__(self, broker: Broker, facts: MeshFacts) -> None:
         self._broker, self.facts = broker, facts
         self._keeper = directory.Keeper(broker, facts)
+        self._send_bridges_again: Callable[[int], None] = lambda to: None
         self._tables: dict[str, _Table] = {}  # by VPN
         self._directory_written = facts.edition
         self.commands: Mapping[type, Callable[[str, Any], Any]] = {
@@ -170,6 +171,7 @@ class Mesh:
             self._keeper.say_all(to)
         stand_ins.send_again(broker, facts, to)
         credit.ask_again(broker, facts, to)
+        self._send_bridges_again(to)
 
     def leave(self, queue: Queue, task: Task, budget: Budget) -> bool:
         """See `MeshInterface`."""
@@ -195,9 +197,10 @@ class Mesh:
 
     # ----------------------------------------------------- bridges (`bridges.bridged_broker`)
 
-    def with_bridges(self, apply: directory.ApplyBridge) -> None:
-        """Bridges are in the directory, and this is what becomes of them here."""
-        self._keeper.apply_bridge = apply
+    def with_bridges(self, apply: directory.ApplyBridge, send_again: Callable[[int], None]) -> None:
+        """Bridges are in the directory, and this is what becomes of them here. send_again: to a
+        broker, what bridges have on their way to it."""
+        self._keeper.apply_bridge, self._send_bridges_again = apply, send_again
 
     def enter_bridge(self, vpn: str, name: str, entry: Entry | None, command: c.Command) -> Any:
         """The keeper enters a bridge's end, which has been looked at; None: it is gone."""

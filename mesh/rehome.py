@@ -326,6 +326,7 @@ class _Rehoming:
             for name, number in self._change.brokers.items()
             if number != own or own in facts.peers
         }  # fmt: skip
+        facts.removed = sorted({*facts.removed, *self._removed})
         facts.edition = self._edition
         facts.refusing = {
             key: n for key, n in facts.refusing.items() if int(key.split("/")[0]) in facts.peers

@@ -21,7 +21,8 @@ Rows = Annotated[int, msgspec.Meta(ge=1, lt=1 << 31)]
 class BridgeSend(MeshMessage, frozen=True):
     """Messages. lanes: how many messages each has; the columns behind it have a row for each
     message, lanes one after the other. to: place in `destinations`; ttl_ends, due: epoch ms, 0 for
-    none; vpn: of the far end; came_from: the near end's where that is another one."""
+    none; vpn: of the far end; came_from: the near end's where that is another one; oldest: the
+    first number without an answer as this was said."""
 
     kind: ClassVar[str] = "bridge_send"
     link: Count
@@ -40,6 +41,7 @@ class BridgeSend(MeshMessage, frozen=True):
     dmq: list[bool]
     due: list[Count]
     came_from: Name = ""
+    oldest: Count = 0
 
 
 class BridgeReceipt(MeshMessage, frozen=True):

@@ -88,11 +88,19 @@ class HeardHome(msgspec.Struct, array_like=True):
     missed: int = 0
 
 
+class Answers(msgspec.Struct, array_like=True):
+    """What was answered to the newest link of somebody, by number: as long as it may be asked
+    again. refused: as in `BridgeReceipt`."""
+
+    link: int
+    refused: dict[int, list[tuple[int, int, str, str]]] = {}
+
+
 class Arrival(msgspec.Struct):
     """The far end of a bridge from another home or VPN. is_open: False where it is deleted; peer:
     epoch and broker of who comes over it, once one did; taken: messages, refused: lanes, repeated:
     records, since it was first made; last: when something was heard; failed: digests of
-    messages whose taking in failed."""
+    messages whose taking in failed; answers: to whom, see `far_end`."""
 
     name: str
     origin: str
@@ -105,6 +113,7 @@ class Arrival(msgspec.Struct):
     repeated: int = 0
     last: int = 0
     failed: list[int] = []
+    answers: dict[str, Answers] = {}
 
     def may_bring(self, to: str) -> bool:
         """Whether a message may go there."""

@@ -33,7 +33,7 @@ from ...state.storage.spool import Content
 from ..mesh import Mesh
 from . import bridge_commands, endpoint, far_end
 from .bridge_facts import ELSEWHERE, BridgeFacts, Link, left
-from .link import cross, forward_all, receipt, say_home, set_way
+from .link import cross, forward_all, receipt, say_home, send_again, set_way
 
 Meeting = Callable[[Broker], Mesh] | None
 
@@ -71,7 +71,7 @@ class BridgedBroker:
         """There are other brokers: their directory has all bridges, and says who carries them."""
         self._others = others
         self.commands = {**others.commands, **self._own}
-        others.with_bridges(self._apply)
+        others.with_bridges(self._apply, self._send_again)
         for vpn, entries in others.facts.entries.items():
             for entry in entries.values():
                 if entry.bridge is not None:  # a broker that is loaded is what it was
@@ -80,7 +80,7 @@ class BridgedBroker:
         others.handlers[BridgeSend.kind] = self._brought
         others.handlers[BridgeReceipt.kind] = self._answered
         others.failures[BridgeSend.kind] = lambda sender, sent: others.say(
-            sender, far_end.across_failed(self.facts, sent)
+            sender, far_end.across_failed(self.facts, sent, sender)
         )
         return others
 
@@ -247,7 +247,13 @@ class BridgedBroker:
     def _brought(self, sender: int, sent: BridgeSend) -> None:
         """Another broker of the home brings messages for a VPN."""
         assert self._others is not None
-        self._others.say(sender, far_end.bring_across(self._broker, self.facts, sent))
+        self._others.say(sender, far_end.bring_across(self._broker, self.facts, sent, sender))
+
+    def _send_again(self, to: int) -> None:
+        """What a broker was sent, or answered, may be lost."""
+        for link in self.facts.links.values():
+            if link.to == to:
+                send_again(self._broker, link, self._say)
 
     def _answered(self, sender: int, answer: BridgeReceipt) -> None:
         link = self.facts.links.get(answer.link)

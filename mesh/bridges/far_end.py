@@ -7,7 +7,8 @@ first over a bridge is who it is for; another one is refused until the bridge is
 again.
 
 Records may come again, and one may be missing until it does (`protocol.home_bridges`): the numbers
-are taken one after the other. A bridge that is deleted keeps its numbers, so that nothing that was
+are taken one after the other. What comes again is answered again, since the answer may be
+lost. A bridge that is deleted keeps its numbers, so that nothing that was
 taken in is ever taken in again.
 
 What comes from another VPN of this home is that VPN's to allow, in the same way.
@@ -26,7 +27,7 @@ from ...protocol.errors import Reason
 from ...protocol.home_bridges import HomeAnswer, HomeSend, answers_key, decode_send
 from ...protocol.outputs import BridgeEntry, HomeRecord
 from ...state.queue.broker import Broker
-from .bridge_facts import Arrival, BridgeFacts, HeardHome
+from .bridge_facts import Answers, Arrival, BridgeFacts, HeardHome
 from .bridge_intake import all_refused, taken
 
 HOMES_MAX = 8  # of which a bridge remembers numbers
@@ -55,21 +56,53 @@ def close_door(broker: Broker, vpn: str, arrival: Arrival) -> None:
     broker.event("bridge_deleted", vpn, bridge=arrival.name, messages=0)
 
 
-def bring_across(broker: Broker, facts: BridgeFacts, sent: BridgeSend) -> BridgeReceipt:
-    """Take in what another VPN of this home brings, if it may; the answer. Raises ValueError, and
-    then `across_failed` gives the answer."""
+def bring_across(
+    broker: Broker, facts: BridgeFacts, sent: BridgeSend, sender: int | None = None
+) -> BridgeReceipt:
+    """Take in what another VPN of this home brings, if it may; the answer. sender: the broker that
+    sends it, where that is another one. Raises ValueError, and then `across_failed` gives the
+    answer."""
     arrival = facts.arrival(sent.vpn, sent.bridge)
     if arrival is None or not arrival.is_open or not _is_from(arrival.origin, sent.came_from):
         return all_refused(sent, Reason.PERMISSION_DENIED)
-    return _take(broker, arrival, sent)
+    if sender is None:  # of the same broker: no answer is lost
+        return _take(broker, arrival, sent)
+    known = _answered(arrival, f"broker {sender}", sent, sent.oldest)
+    if known is not None:
+        return known
+    return _keep(arrival, f"broker {sender}", _take(broker, arrival, sent))
 
 
-def across_failed(facts: BridgeFacts, sent: BridgeSend) -> BridgeReceipt:
+def across_failed(facts: BridgeFacts, sent: BridgeSend, sender: int) -> BridgeReceipt:
     """Taking it in failed: its lanes are held. A message that fails alone is not taken again."""
     arrival = facts.arrival(sent.vpn, sent.bridge)
-    if arrival is not None:
-        _remember(arrival, sent)
-    return all_refused(sent)
+    if arrival is None:
+        return all_refused(sent)
+    _remember(arrival, sent)
+    return _keep(arrival, f"broker {sender}", all_refused(sent))
+
+
+def _answered(arrival: Arrival, sender: str, sent: BridgeSend, oldest: int) -> BridgeReceipt | None:
+    """What was answered to this number, which comes again since the answer may be lost."""
+    answers = arrival.answers.get(sender)
+    if answers is None or answers.link < sent.link:
+        arrival.answers.pop(sender, None)
+        answers = arrival.answers[sender] = Answers(sent.link)
+        for old in list(arrival.answers)[:-HOMES_MAX]:
+            del arrival.answers[old]
+    for number in [number for number in answers.refused if number < oldest]:
+        del answers.refused[number]
+    if sent.link != answers.link or sent.number not in answers.refused:
+        return None
+    return BridgeReceipt(sent.link, sent.number, answers.refused[sent.number])
+
+
+def _keep(arrival: Arrival, sender: str, answer: BridgeReceipt) -> BridgeReceipt:
+    """Remember an answer."""
+    answers = arrival.answers.get(sender)
+    if answers is not None and answers.link == answer.link:
+        answers.refused[answer.number] = answer.refused
+    return answer
 
 
 def _remember(arrival: Arrival, sent: BridgeSend) -> None:
@@ -107,7 +140,11 @@ def hear(
     if peer != (said.epoch, said.broker):
         theirs = f"broker {peer[1]!r} of home {peer[0]}"
         raise ValueError(f"bridge: {name!r} – is for {theirs}; {who} sends it")
+    home = f"home {said.epoch}"
+    known = _answered(arrival, home, said.send, said.oldest)
     if not _is_next(broker, vpn, arrival, said):
+        if known is not None:
+            _answer(broker, vpn, partition, said, known)
         return
     sent = msgspec.structs.replace(said.send, vpn=vpn)
     try:
@@ -117,9 +154,9 @@ def hear(
         answer = _take(broker, arrival, sent)
     except ValueError:
         arrival.last = broker.now
-        _answer(broker, vpn, partition, said, all_refused(sent))
+        _answer(broker, vpn, partition, said, _keep(arrival, home, all_refused(sent)))
         raise
-    _answer(broker, vpn, partition, said, answer)
+    _answer(broker, vpn, partition, said, _keep(arrival, home, answer))
 
 
 def _digest(sent: BridgeSend) -> int:

@@ -187,7 +187,21 @@ def _said(
         ttl_ends=[0 if row.ttl_ends == NEVER else row.ttl_ends for row in rows],
         priorities=[row.priority for row in rows], dmq=[row.dmq for row in rows],
         due=[due for _, due in about], came_from=link.vpn if link.far_vpn else "",
+        oldest=min(link.flights),
     )  # fmt: skip
+
+
+def send_again(broker: Broker, link: Link, say: Say) -> None:
+    """All that is on its way, under its numbers: it may be lost, or the answer. The far end passes
+    over what it had, and answers as it did."""
+    queue = broker.queue(link.queue)
+    for number, flight in link.flights.items() if queue is not None else ():
+        assert queue is not None
+        lanes = [(lane, _moving(queue, ids)) for lane, ids in flight.lanes]
+        rows = [row for _, part in lanes for row in part]
+        contents = broker.spool.contents(rows)
+        if len(rows) == flight.rows and None not in contents:
+            say(link, _said(link, number, lanes, rows, contents))
 
 
 def _lose(broker: Broker, queue: Queue, rows: list[Row], contents: list[Content | None]) -> None:

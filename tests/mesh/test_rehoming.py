@@ -179,6 +179,35 @@ def test_M4_who_is_removed_is_heard_by_the_first_that_stays() -> None:
     assert engine.connect().admin().describe("q")["depth"] == 9
 
 
+def test_M4_what_a_removed_broker_said_may_come_once_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A predecessor of its last worker had it on its way to Kafka still: all of it was heard."""
+    engine = home([{"name": "q", "type": "LocalQueue", "broker": "a"}])
+    said: list[wire.WireRecord] = []
+    tell = MemoryBroker.tell
+
+    def heard(broker: MemoryBroker, record: wire.WireRecord) -> None:
+        if broker.home.name == "b":
+            said.append(record)
+        tell(broker, record)
+
+    monkeypatch.setattr(MemoryBroker, "tell", heard)
+    admin = engine.connect("a").admin()
+    admin.subscribe_topic("q", "news")
+    other = {"name": "other", "type": "LocalQueue", "broker": "a", "message_type": "json"}
+    admin.define(other)
+    engine.change(remove="a")
+    monkeypatch.setattr(MemoryBroker, "tell", tell)
+    for record in said[-2:]:
+        tell(engine.broker("b"), record)
+    engine.advance("1s")
+    producer = engine.connect("b").producer()
+    for queue in ("q", "other"):
+        producer.send(queue, b"{}")
+        assert engine.connect("b").admin().describe(queue)["depth"] == 1
+    events = [one["event"] for one in engine.connect("b").admin().events()]
+    assert "mesh_gap" not in events
+
+
 def test_L9_an_ack_that_came_early_waits_where_its_queue_is() -> None:
     engine = home([{"name": "q", "type": "LocalQueue", "broker": "b"}])
     at_b = engine.connect("b")

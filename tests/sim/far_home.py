@@ -27,6 +27,7 @@ from .worker import Site
 BRIDGE = "over"
 ENDPOINT = f"#bridge/{BRIDGE}"
 BRIDGE_IN = topics.topic(VPN, topics.BRIDGE_IN)
+ANSWERS = topics.topic(VPN, topics.BRIDGE_ANSWERS)
 NEAR_EPOCH, FAR_EPOCH = 7, 8
 FAR = "z"
 FAR_TOPICS = {"far/one": ["narrow", "wide"], "far/two": ["wide"]}
@@ -145,6 +146,8 @@ class Copier:
             self.is_cut = not self.is_cut
         elif what < 0.3:
             self._at = {topic: rng.randint(0, at) for topic, at in self._at.items()}
+        elif what < 0.36:
+            self._lose_an_answer()
         if not self.is_cut:
             self.copy(rng.choice((1, 2, 5)), rng.random() < 0.1)
 
@@ -159,8 +162,7 @@ class Copier:
                 at = self.far.kafka.append((BRIDGE_IN, 0), value, BRIDGE.encode())
                 self.far.came[at] = value or b""
                 copied += 1
-        answers = topics.topic(VPN, topics.BRIDGE_ANSWERS)
-        for record in self._next(self.far.kafka, answers, most + leaves_out)[leaves_out:]:
+        for record in self._next(self.far.kafka, ANSWERS, most + leaves_out)[leaves_out:]:
             must(record.own_key == home_bridges.answers_key(NEAR_EPOCH, BRIDGE), "another's answer")
             for name in self.near.sites:
                 self._tell(name, record.own_value)
@@ -168,6 +170,13 @@ class Copier:
         if leaves_out:
             self._at = {}
         return copied
+
+    def _lose_an_answer(self) -> None:
+        """One that was not copied yet; it is said again when what it answers comes again."""
+        at = self._at.get(ANSWERS, 0)
+        log = self.far.kafka.partitions.get((ANSWERS, 0), [])
+        if at < len(log):
+            log[at] = None
 
     def begin_again(self) -> None:
         """As it does when nothing is answered."""

@@ -13,6 +13,7 @@ from typing import Any
 from unittest.mock import patch
 
 from lakequeue.mesh import channel, directory, handover, moves, rehome, stand_ins
+from lakequeue.mesh.bridges import far_end
 from lakequeue.mesh.mesh import Mesh
 from lakequeue.replica import driver as driving
 from lakequeue.replica.driver import Driver, Taken
@@ -475,6 +476,48 @@ def what_is_delayed_is_stored_again() -> Any:
 @mutant
 def a_missing_word_is_not_noticed() -> Any:
     return around(Mesh, "_missed", lambda original, self, sender, number: None)
+
+
+@mutant
+def what_comes_again_over_a_bridge_is_not_answered_again() -> Any:
+    return around(far_end, "_answered", lambda original, *said: None)
+
+
+@mutant
+def what_comes_again_over_a_bridge_is_taken_again() -> Any:
+    def is_next(original: Any, broker: Any, vpn: str, arrival: Any, said: Any) -> bool:
+        return original(broker, vpn, arrival, said) or said.send.number == arrival.repeated
+
+    return around(far_end, "_is_next", is_next)
+
+
+@mutant
+def a_missing_number_of_a_bridge_is_passed_over() -> Any:
+    def is_next(original: Any, broker: Any, vpn: str, arrival: Any, said: Any) -> bool:
+        home = arrival.homes.get(said.epoch)
+        if home is not None:
+            home.heard = max(home.heard, said.send.number - 1)
+        return bool(original(broker, vpn, arrival, said))
+
+    return around(far_end, "_is_next", is_next)
+
+
+@mutant
+def words_behind_a_lost_one_are_taken() -> Any:
+    def missed(original: Any, self: Mesh, sender: int, number: int) -> None:
+        original(self, sender, number)
+        self.facts.peers[sender].is_behind = False
+
+    return around(Mesh, "_missed", missed)
+
+
+@mutant
+def a_removed_broker_is_heard_again() -> Any:
+    def know(original: Any, self: Any, broker: Broker) -> None:
+        original(self, broker)
+        rehome._facts(broker).removed = []
+
+    return around(rehome._Rehoming, "_know", know)
 
 
 def msgspec_replace(said: Any, **changed: Any) -> Any:
