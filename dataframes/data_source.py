@@ -1,8 +1,8 @@
-"""The format `lakequeue` of Spark: what it is called, its columns, who reads and writes.
+"""The Spark format `lakequeue`: its name, its columns, its readers and writers.
 
 Objects of this module are pickled and sent to Spark's Python processes: the driver's reader lives
-in one of them as long as the query does, tasks get copies. So nothing here holds a connection but
-the driver's `QueueTaker`, which is not sent along.
+in one of them as long as the query, and tasks get copies. So only the driver's `QueueTaker` holds a
+connection, and it is not pickled.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ SCHEMA = """
 
 
 class LakequeueDataSource(DataSource):
-    """Registered with ``spark.dataSource.register(LakequeueDataSource)``; then
+    """Register it with ``spark.dataSource.register(LakequeueDataSource)``. Then
     ``format("lakequeue")`` reads a queue as a stream, and writes rows as messages."""
 
     @classmethod
     def name(cls) -> str:
-        """What it is called in `format`."""
+        """The name in `format`."""
         return "lakequeue"
 
     def schema(self) -> str:
-        """The columns of a queue that is read. Raises ConfigError for options that are none: here,
-        and not when the query runs."""
+        """The columns of a queue. Raises ConfigError for wrong options here, before the query
+        runs."""
         read_options(self.options)
         return SCHEMA
 
@@ -74,7 +74,7 @@ class QueuePartition(InputPartition):
 
 
 class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """A queue as a stream: see `taking` for what makes it exact."""
+    """A queue as a stream; `taking` explains why each message comes once."""
 
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
         self._options = options
@@ -85,19 +85,19 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {"_options": self._options, "_schema": self._schema}
 
     def initialOffset(self) -> dict[str, Any]:
-        """Before the first batch."""
+        """The offset before the first batch."""
         return TakenBatch(self._options.queue).as_offset()
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        """As the option says."""
+        """The option's limit."""
         return ReadMaxRows(self._options.most)
 
     def prepareForTriggerAvailableNow(self) -> None:
-        """What is in the queue now is what there is."""
+        """End with what is in the queue now."""
         self._taker.take_what_is_there()
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        """Take a batch; what stands before it is acknowledged first."""
+        """Take a batch; the one before is acknowledged first."""
         last = TakenBatch.of(start, self._options.queue)
         most = limit.max_rows if isinstance(limit, ReadMaxRows) else None
         batch = self._taker.take(last, most)
@@ -109,7 +109,7 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return [QueuePartition(batch.topic, batch.partition, part) for part in batch.parts]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """In a task: its rows."""
+        """Read a task's rows, in the task."""
         assert isinstance(partition, QueuePartition)
         addresses, queue = self._options.connecting.addresses, self._options.queue
         schema = to_arrow_schema(self._schema, timezone="UTC")
@@ -125,13 +125,13 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._taker.settle(TakenBatch.of(end, self._options.queue))
 
     def stop(self) -> None:
-        """The query ends. A copy in a task has nothing to close."""
+        """The query ends. A task's copy has nothing to close."""
         if "_taker" in self.__dict__:
             self._taker.close()
 
 
 def _row(message: Message) -> tuple[Any, ...]:
-    """In the order of `SCHEMA`."""
+    """A row in the order of `SCHEMA`."""
     return (
         message.id, message.queue, message.payload, message.key, list(message.headers.items()),
         message.priority, message.delivery_count, message.redelivered, message.published_at,

@@ -1,8 +1,8 @@
 """The executors' side of a job: reads a part of a batch from the topic of deliveries.
 
-The same offsets and numbers give the same messages, in any process, as long as Kafka keeps the
-records. Where it does not, the batch is incomplete, and that is an error: to leave out what is
-missing would lose it, since the whole batch is acknowledged.
+The same offsets and numbers give the same messages in any process, as long as Kafka keeps the
+records. If it does not, that is an error: skipping them would lose them, because the whole batch is
+acknowledged.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ RECORDS = 500
 def read_part(
     addresses: str, queue: str, topic: str, partition: int, part: BatchPart
 ) -> Iterator[list[Message]]:
-    """The messages of a part, those of one record together. Raises LakequeueError if some are no
-    longer in Kafka, NotConnected when it does not answer."""
+    """The messages of a part, those of one record together. Raises LakequeueError if Kafka no
+    longer has some of them, NotConnected if it does not answer."""
     ranges, found = parse_ranges(part.numbers), 0
     seen: set[int] = set()
     for value, offset in _records(
@@ -58,7 +58,7 @@ def read_part(
 
 
 def _message(d: Any, i: int, offset: int) -> Message:
-    """As a consumer sees it, but held by nobody here."""
+    """A message as a consumer sees it, but not held here."""
     return Message(
         _NOBODY, d.queue, d.ids[i], d.numbers[i], d.payloads[i], d.keys[i], d.headers[i],
         d.counts[i], d.priorities[i], d.expires[i], d.times[i], d.barrier, d.dead.get(i), offset,
@@ -69,16 +69,16 @@ _NOBODY: Any = None
 
 
 def _records(addresses: str, start: TopicPartition, last: int) -> Iterator[tuple[bytes, int]]:
-    """The delivery records up to an offset, or to the end where that comes first."""
+    """The delivery records up to an offset, or to the end if that comes first."""
     consumer = Consumer(
         {
             **kafka_settings(),
             "bootstrap.servers": addresses,
             "client.id": "lakequeue-job",
-            "group.id": "lakequeue-job",  # asked for, and not used
+            "group.id": "lakequeue-job",  # required but unused
             "enable.auto.commit": False,
             "enable.auto.offset.store": False,
-            "auto.offset.reset": "earliest",  # of what is kept: `read_part` sees what is missing
+            "auto.offset.reset": "earliest",  # `read_part` notices what is missing
             "isolation.level": "read_committed",
             "allow.auto.create.topics": False,
             "fetch.wait.max.ms": 100,
@@ -102,7 +102,7 @@ def _records(addresses: str, start: TopicPartition, last: int) -> Iterator[tuple
                 offset = record.offset() or 0
                 if offset > last:
                     return
-                with suppress(ValueError):  # none of the engine's has such headers
+                with suppress(ValueError):  # not a record of the engine
                     if (wire.FRAMING, b"batch") in headers_of(record):
                         yield record.value() or b"", offset
                 if offset == last:

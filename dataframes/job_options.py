@@ -1,4 +1,4 @@
-"""The options of `format("lakequeue")`: what is allowed where, said all at once (Q7)."""
+"""The options of `format("lakequeue")`: checked together, all problems reported at once (Q7)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ..protocol import ConfigError, Problem
 
 MESSAGES, MESSAGES_MAX = 10_000, 100_000
 NAME = "spark"
-# Spark's own, which come along.
+# Spark's own options, which are passed too.
 _SPARKS = ("checkpointLocation", "queryName", "path")
 _READING = ("connection", "vpn", "queue", "consumer", "filter", "maxMessagesPerBatch")
 _WRITING = ("connection", "vpn", "queue", "orderBy", "writeId")
@@ -18,7 +18,7 @@ _WRITING = ("connection", "vpn", "queue", "orderBy", "writeId")
 
 @dataclass(frozen=True, slots=True)
 class Connecting:
-    """Where the engine is. url: as for `lakequeue.connect`; name: of the client, for people."""
+    """Where the engine is. url: as for `lakequeue.connect`. name: the client's name."""
 
     url: str
     vpn: str
@@ -32,7 +32,7 @@ class Connecting:
 
 @dataclass(frozen=True, slots=True)
 class ReadOptions:
-    """Of `readStream`. filter: the consumer's (F5); most: messages in a batch."""
+    """Options of `readStream`. filter: the consumer's (F5). most: messages per batch."""
 
     connecting: Connecting
     queue: str
@@ -42,8 +42,8 @@ class ReadOptions:
 
 @dataclass(frozen=True, slots=True)
 class WriteOptions:
-    """Of `write` and `writeStream`. queue: where rows go that name none; order: the columns that
-    order the rows of a partition; write_id: names a `write`, so that it happens once."""
+    """Options of `write` and `writeStream`. queue: for rows that name none. order: the columns that
+    order the rows of a partition. write_id: names a `write`, so that it happens once."""
 
     connecting: Connecting
     queue: str | None
@@ -52,7 +52,7 @@ class WriteOptions:
 
 
 def read_options(given: Mapping[str, str]) -> ReadOptions:
-    """Raises ConfigError with everything that is wrong."""
+    """Check the options; raises ConfigError with every problem."""
     options, problems = _known(given, _READING)
     queue = options.get("queue", "")
     if not queue:
@@ -67,7 +67,7 @@ def read_options(given: Mapping[str, str]) -> ReadOptions:
 
 
 def write_options(given: Mapping[str, str]) -> WriteOptions:
-    """Raises ConfigError with everything that is wrong."""
+    """Check the options; raises ConfigError with every problem."""
     options, problems = _known(given, _WRITING)
     columns = (name.strip() for name in options.get("orderby", "").split(","))
     order = tuple(name for name in columns if name)
@@ -79,7 +79,7 @@ def write_options(given: Mapping[str, str]) -> WriteOptions:
 def _known(
     given: Mapping[str, str], names: tuple[str, ...]
 ) -> tuple[dict[str, str], list[Problem]]:
-    """The options, their names in small letters as Spark does not tell them apart."""
+    """The options by lower-case name, because Spark ignores case."""
     options = {name.lower(): value for name, value in given.items()}
     known = {name.lower() for name in names + _SPARKS}
     problems = [

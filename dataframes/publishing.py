@@ -1,14 +1,14 @@
 """Rows as messages: `df.write` and `df.writeStream` with `format("lakequeue")` (P1, P2, P6).
 
-A task publishes the rows of its partition as a producer and returns when all are stored. Spark may
-run a task twice: after a failure, speculatively, or with its whole batch once more after a crash.
-So the producer has the same name each time, and the n-th row the same sequence number: the engine
-stores it once (P1). For that the rows have to come in the same order each time, which Spark does
-not promise behind a shuffle: they are sorted, by the columns that the user names, then by all.
+A task publishes the rows of its partition as a producer, and returns when all are stored. Spark may
+run a task twice: after a failure, speculatively, or with its whole batch after a crash. So the
+producer has the same name each time and the n-th row the same sequence number, and the engine
+stores it once (P1). This needs the same order of rows each time, which Spark does not promise
+behind a shuffle. So rows are sorted, by the columns that the user names, then by all.
 
-Of a stream the name says query and partition, and the sequences begin anew, higher, for each batch.
-The engine remembers the numbers that are left out between two batches, so another name begins
-every `BATCHES` batches.
+For a stream, the producer's name contains query and partition, and each batch has higher sequence
+numbers. The engine remembers the numbers left out between batches, so every `BATCHES` batches the
+name changes.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ _BATCH, _QUERY = "streaming.sql.batchId", "sql.streaming.queryId"  # as Spark ca
 
 
 class Published(WriterCommitMessage):
-    """What a task says in the end: how many messages it published."""
+    """A task's result: how many messages it published."""
 
     def __init__(self, count: int) -> None:
         self.count = count
 
 
 class RowPublisher(DataSourceWriter):
-    """Of `df.write`: rows of a failed job may be published; with the option `writeId` the same
-    rows, written again, are published once all the same."""
+    """`df.write`. Rows of a failed job may be published. With the option `writeId`, writing the
+    same rows again publishes them once."""
 
     def __init__(self, options: WriteOptions, schema: StructType, overwrite: bool) -> None:
         _check(options, schema, overwrite)
@@ -57,46 +57,46 @@ class RowPublisher(DataSourceWriter):
         self._id = options.write_id or uuid.uuid4().hex
 
     def write(self, iterator: Iterator[Row]) -> WriterCommitMessage:
-        """In a task."""
+        """Publish a partition, in the task."""
         name = f"{self._options.connecting.name}-{self._id}-{_task().partitionId()}"
         return Published(publish(self._options, iterator, name, 1))
 
 
 class RowStreamPublisher(DataSourceStreamWriter):
-    """Of `df.writeStream`: each row of each batch once."""
+    """`df.writeStream`: each row of each batch once."""
 
     def __init__(self, options: WriteOptions, schema: StructType, overwrite: bool) -> None:
         _check(options, schema, overwrite)
         self._options = options
 
     def write(self, iterator: Iterator[Row]) -> WriterCommitMessage:
-        """In a task."""
+        """Publish a partition, in the task."""
         task = _task()
         batch, query = task.getLocalProperty(_BATCH), task.getLocalProperty(_QUERY)
         if batch is None or query is None:
-            raise LakequeueError("the task does not say which query and batch it is of")
+            raise LakequeueError("Spark names no query or batch for this task; use writeStream")
         turn, place = divmod(int(batch), BATCHES)
         name = f"{self._options.connecting.name}-{query}-{task.partitionId()}-{turn}"
         return Published(publish(self._options, iterator, name, (place << ROWS_BITS) + 1))
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """The batch is published: there is nothing to do."""
+        """Nothing to do: the batch is published."""
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """The batch failed: what is published stays, and is not published twice when it runs
+        """The batch failed. What is published stays, and is not published twice when it runs
         again."""
 
 
 def _task() -> TaskContext:
     task = TaskContext.get()
     if task is None:
-        raise LakequeueError("rows are written in tasks of Spark only")
+        raise LakequeueError("rows can be written in Spark tasks only")
     return task
 
 
 def publish(options: WriteOptions, rows: Iterable[Row], name: str, first: int) -> int:
-    """Publish the rows of a partition; returns how many, when all are stored. Raises what the
-    engine refused first: then the task fails."""
+    """Publish the rows of a partition; returns how many, once all are stored. Raises the engine's
+    first refusal, which fails the task."""
     where = options.connecting
     given = [row.asDict(recursive=True) for row in rows]
     if not given:
@@ -115,9 +115,9 @@ def _message(options: WriteOptions, row: dict[str, Any]) -> dict[str, Any]:
     """The arguments of `Producer.send_async`."""
     destination = row.get("queue") or options.queue
     if not destination:
-        raise ConfigError("queue: a row names none, and neither does the option; give one of them")
+        raise ConfigError("queue: a row has none and the option is not set – give one of them")
     if row["payload"] is None:
-        raise ConfigError("payload: a row has none; allowed are bytes and text")
+        raise ConfigError("payload: a row has none – allowed are bytes and text")
     told = {"destination": destination, "payload": _plain(row["payload"])}
     for name in COLUMNS[2:]:
         if row.get(name) is not None:
@@ -126,14 +126,15 @@ def _message(options: WriteOptions, row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """As a producer takes it. Spark's times are without a zone in Python, and of this machine's."""
+    """A value as a producer takes it. In Python, Spark's times have no zone and are this
+    machine's."""
     if isinstance(value, datetime):
         return value.astimezone(UTC)
     return bytes(value) if isinstance(value, bytearray) else value
 
 
 def _order(row: dict[str, Any], first: tuple[str, ...]) -> list[tuple[bool, Any]]:
-    """What a row is sorted by: nothing first, maps by their pairs."""
+    """The sort key of a row: nulls first, maps by their pairs."""
     names = [*first, *sorted(set(row) - set(first))]
     return [(row[n] is not None, "" if row[n] is None else _comparable(row[n])) for n in names]
 
@@ -145,7 +146,7 @@ def _comparable(value: Any) -> Any:
 
 
 def _check(options: WriteOptions, schema: StructType, overwrite: bool) -> None:
-    """Raise ConfigError with everything that is wrong with what is to be written."""
+    """Raise ConfigError with every problem of what is to be written."""
     names = schema.fieldNames()
     allowed = {*COLUMNS, *options.order}
     problems = [

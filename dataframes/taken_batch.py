@@ -1,10 +1,9 @@
 """A batch of a job: which messages, and where Kafka keeps their deliveries.
 
-This is what Spark calls an offset, and writes into its log before the batch runs. It says all that
-is needed to make the batch again in another process: the deliveries stand in the inbox's topic, and
-each has a number of its own (L5). A *part* is what one task reads: a range of Kafka's offsets and
-the numbers of the deliveries in it. No delivery is in two parts, so one that was sent again (C2),
-and stands in the topic twice, is read once.
+Spark calls this an offset and writes it into its log before the batch runs. It is enough to make
+the batch again in another process: the deliveries are in the inbox's topic, and each has its own
+number (L5). A *part* is what one task reads: a range of Kafka offsets and the numbers of the
+deliveries in it. No delivery is in two parts, so one that was sent twice (C2) is read once.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ PART_BYTES = 8_000_000
 
 @dataclass(frozen=True, slots=True)
 class BatchPart:
-    """What one task reads. first, last: offsets; numbers: of the deliveries, as ranges."""
+    """What one task reads. first, last: offsets. numbers: of the deliveries, as ranges."""
 
     first: int
     last: int
@@ -33,8 +32,8 @@ class BatchPart:
 
 @dataclass(frozen=True, slots=True)
 class TakenBatch:
-    """number: of the batch, counted from 1; 0 stands before the first. epoch: of the home that gave
-    the ids; topic, partition: the inbox; ids: as ranges, for the acknowledgement."""
+    """number: of the batch, from 1; 0 before the first. epoch: of the home that gave the ids.
+    topic, partition: the inbox. ids: as ranges, for the acknowledgement."""
 
     queue: str
     number: int = 0
@@ -45,7 +44,7 @@ class TakenBatch:
     parts: tuple[BatchPart, ...] = ()
 
     def as_offset(self) -> dict[str, Any]:
-        """For Spark's log, as JSON."""
+        """JSON for Spark's log."""
         told: dict[str, Any] = {"queue": self.queue, "batch": self.number}
         if self.number:
             told |= {
@@ -57,7 +56,7 @@ class TakenBatch:
 
     @classmethod
     def of(cls, offset: dict[str, Any], queue: str) -> TakenBatch:
-        """From Spark's log. Raises ConfigError if it is another queue's."""
+        """Read it from Spark's log. Raises ConfigError if it belongs to another queue."""
         if offset["queue"] != queue:
             raise ConfigError(
                 f"queue: {queue!r} – the checkpoint of this query is that of the queue "
@@ -74,7 +73,7 @@ class TakenBatch:
     def next(
         self, messages: Iterable[Message], epoch: int, topic: str, partition: int
     ) -> TakenBatch:
-        """The batch of these messages, which follows this one."""
+        """The batch with these messages that follows this one."""
         messages = list(messages)
         return replace(
             self, number=self.number + 1, epoch=epoch, topic=topic, partition=partition,
@@ -83,7 +82,7 @@ class TakenBatch:
 
 
 def _parts(messages: list[Message]) -> Iterable[BatchPart]:
-    """Cut between records: what one record holds is one task's."""
+    """Cut between records: one record's messages go to one task."""
     part: list[Message] = []
     size = 0
     for message in sorted(messages, key=lambda m: m.offset):

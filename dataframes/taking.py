@@ -1,14 +1,14 @@
-"""The driver's side of a job: takes messages for a batch, acknowledges them when it is done.
+"""The driver's side of a job: takes messages for a batch and acknowledges them when it is done.
 
-It is a consumer (C3, L4) like any other. What makes a batch and its acknowledgement one:
+It is a consumer (C3, L4) like any other. This makes a batch and its acknowledgement one unit:
 
-- the batch is in Spark's log, with ids and places, before it runs: a batch that runs again has the
+- the batch is in Spark's log, with ids and offsets, before it runs. A batch that runs again has the
   same rows, whoever holds the messages by then;
-- the ids of the last batch are acknowledged, and the engine has said so, before anything is taken
-  for the next one; at a start that is before the consumer is bound, so what came back to the queue
-  while the job was away is gone before it can come again;
-- what came again while the batch ran (a lease ended, a session was lost) is forgotten with the
-  engine's answer, see `Prefetch.forget_unseen`.
+- the last batch is acknowledged, and the engine has confirmed that, before the next one is taken.
+  At a start this happens before the consumer binds, so messages that returned to the queue while
+  the job was away are removed before they can come again;
+- messages that came again while the batch ran (a lease ended, a session was lost) are forgotten
+  with the engine's answer, see `Prefetch.forget_unseen`.
 """
 
 from __future__ import annotations
@@ -25,23 +25,22 @@ from .taken_batch import TakenBatch
 log = logging.getLogger("lakequeue.dataframes")
 
 LOOK_S = 0.1  # how long Spark waits for an answer when the queue is empty
-QUIET_S = 5.0  # "what is there now" has ended when nothing has come for so long
-RENEW_LIMIT = "1h"  # of the leases of one batch
+QUIET_S = 5.0  # `availableNow` ends when nothing has come for this long
+RENEW_LIMIT = "1h"  # leases of a batch are renewed for this long at most
 
 
 class QueueTaker:
-    """One query's. Opened when it is first needed."""
+    """One query's consumer, opened on first use."""
 
     def __init__(self, options: ReadOptions) -> None:
         self._options = options
         self._connection: Connection | None = None
         self._consumer: Consumer | None = None
-        self._settled = 0  # the number of the last batch whose messages are acknowledged
-        self._left: int | None = None  # of what was there at the start; None: no end
+        self._settled = 0  # number of the last acknowledged batch
+        self._left: int | None = None  # of the messages there at the start; None for no end
 
     def take(self, last: TakenBatch, most: int | None) -> TakenBatch:
-        """The batch that follows, or ``last`` itself where nothing has come. Where the engine does
-        not answer, nothing has come."""
+        """The next batch, or ``last`` itself if nothing has come or the engine does not answer."""
         if not self.settle(last):
             time.sleep(LOOK_S)
             return last
@@ -64,15 +63,14 @@ class QueueTaker:
             return []
         timeout = LOOK_S
         while len(found) < room and (message := consumer.receive(timeout)) is not None:
-            # The first of two: its session was lost meanwhile, and it came again.
+            # The first of two deliveries: the session was lost, and the message came again.
             found.setdefault(message.number, message)
             timeout = 0.0
         return list(found.values())
 
     def settle(self, batch: TakenBatch) -> bool:
-        """Acknowledge a batch that is done; whether it is. An ack may be sent again: it speaks of
-        messages that are gone then, and has no effect. Raises LakequeueError if they are another
-        home's."""
+        """Acknowledge a finished batch; returns whether it is acknowledged. Repeating an ack is
+        harmless: its messages are gone. Raises LakequeueError if they belong to another home."""
         if batch.number <= self._settled:
             return True
         try:
@@ -83,7 +81,7 @@ class QueueTaker:
                 connection.request(
                     commands.Ack(queue=batch.queue, epoch=batch.epoch, ids=batch.ids)
                 )
-        except (Timeout, NotConnected) as error:  # nothing is lost: it is tried again
+        except (Timeout, NotConnected) as error:  # nothing is lost: it will be retried
             log.warning("batch %d of queue %r: %s", batch.number, batch.queue, error)
             return False
         self._settled = batch.number
@@ -95,7 +93,7 @@ class QueueTaker:
         self._left = seen["ready"] + seen["leased"]
 
     def _waits_for_the_rest(self, consumer: Consumer) -> bool:
-        """Wait until something has come; False when nothing more is there, or comes."""
+        """Wait until something comes; returns False if nothing more is there or will come."""
         deadline = time.monotonic() + QUIET_S
         while not consumer.has_messages:
             seen = self._connected().admin().describe(self._options.queue)
@@ -122,8 +120,8 @@ class QueueTaker:
         return self._consumer
 
     def close(self) -> None:
-        """End the consumer: what is not acknowledged returns, and what a batch of Spark's log has
-        of it is acknowledged by that batch when it has run again."""
+        """End the consumer. Unacknowledged messages return; those of a batch in Spark's log are
+        acknowledged when that batch has run again."""
         connection, self._connection, self._consumer = self._connection, None, None
         if connection is not None:
             with contextlib.suppress(NotConnected):

@@ -1,4 +1,5 @@
-"""The engine in the process, and the client's way to it: ``memory://`` (see `registry`)."""
+"""The engine inside this process, and the client's connection to it: ``memory://`` (see
+`registry`)."""
 
 from .in_process import MemoryEngine
 from .inline import Inline

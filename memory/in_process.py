@@ -1,12 +1,13 @@
-"""The engine in the process: the same `state` step, no Kafka, no Spark, a clock that one moves.
+"""The engine inside this process: the same `state` step, without Kafka and Spark, with a clock to
+move.
 
-Records are encoded as for Kafka, so that codecs are used as they are in the job. Applications test
-against this; every rule is tested here first.
+Records are encoded as for Kafka, so the same codecs are used. Applications test against this
+engine, and every rule is tested here first.
 
-An engine has one broker, or several under one clock (a mesh), each with its own state and its own
-share of commands and publishes, as on Kafka. What they say to each other is carried at once: steps
-go round the brokers, in the order of their numbers, until none has anything left to do at this
-time. So the home is at rest between two calls, and its brokers can change (M4).
+An engine has one broker, or several under one clock (a mesh). Each has its own state and its own
+share of commands and publishes, as on Kafka. Messages between brokers are delivered at once:
+brokers step in the order of their numbers until none has anything left to do at this time. So the
+home is at rest between two calls, and its brokers can change (M4).
 """
 
 from __future__ import annotations
@@ -43,15 +44,15 @@ TICKS_MAX = 100_000
 
 
 class AttendedClient(Protocol):
-    """Whose duties are done as time passes: due acks, reading of an inbox, callbacks."""
+    """A client whose duties are done as time passes: due acks, reading an inbox, callbacks."""
 
     @property
     def is_open(self) -> bool:
-        """Whether it still has duties."""
+        """True while it has duties."""
         ...
 
     def due(self) -> int | None:
-        """When it has one next, by the engine's clock; None: it has none."""
+        """When it has one next, by the engine's clock; None for none."""
         ...
 
     def attend(self) -> None:
@@ -60,8 +61,8 @@ class AttendedClient(Protocol):
 
 
 class MemoryEngine:
-    """One engine; steps run in the caller's thread, one at a time. BROKER: what a broker is made
-    of, for tests in which brokers die."""
+    """One engine; steps run in the caller's thread, one at a time. BROKER: the class of its
+    brokers, which tests of dying brokers replace."""
 
     BROKER = MemoryBroker
 
@@ -73,18 +74,18 @@ class MemoryEngine:
         self.checking = False
         self.secret = secrets.token_bytes(32)
         self.brokers = [self._broker(DEFAULT_BROKER, 0)]  # by number
-        self.removed: dict[int, str] = {}  # brokers that were; the first speaks for them
+        self.removed: dict[int, str] = {}  # removed brokers; the first answers for them
         self._lock = threading.RLock()
         self.groups: dict[str, str] = {}
         self._offsets: dict[tuple[str, int], int] = {}
         self._inboxes: list[tuple[str, deque[Record]]] = []
-        self._ends: dict[str, int] = {}  # of what the engine writes: the next offset
+        self._ends: dict[str, int] = {}  # next offset of each topic the engine writes
         self._journal: list[dict[str, Any]] = []
         self._directories: dict[str, dict[bytes, bytes]] = {}  # the newest record of each key
         self._tags = 0
         self._sessions: dict[tuple[str, str], None] = {}
         self._clients: list[weakref.ref[AttendedClient]] = []
-        self.homes = JoinedHomes(self, lambda name: None)  # who else is in this process
+        self.homes = JoinedHomes(self, lambda name: None)  # other engines in this process
         self._asks = False  # for signed commands
         if configuration is not None:
             self.configure(configuration)
@@ -92,14 +93,14 @@ class MemoryEngine:
     # ------------------------------------------------------------ definitions
 
     def configure(self, configuration: Configuration) -> None:
-        """Define what a configuration says."""
+        """Apply a configuration."""
         self._add_brokers(configuration)
         names = tuple(broker.home.name for broker in self.brokers)
         complete = msgspec.structs.replace(configuration, brokers=names, groups=self.groups)
         asks, self._asks = self._asks, configuration.auth
         if asks or configuration.auth:
             told = clients_command(configuration, self.secret)
-            for broker in self.brokers:  # all, before one has another carry out something
+            for broker in self.brokers:  # all of them, before one sends to another
                 self.instruct(DEFAULT_VPN, told, broker.home.name)
         numbers = {broker.home.name: broker.home.number for broker in self.brokers}
         for broker in self.brokers:
@@ -107,7 +108,7 @@ class MemoryEngine:
                 self.instruct(vpn, command, broker.home.name)
 
     def instruct(self, vpn: str, command: bytes, broker: str | None = None) -> None:
-        """What only the engine may say, to a broker by its name; the first where none is named."""
+        """Give a broker (by name; default the first) a command only the engine may give."""
         taker = self.broker(broker)
         topic = topics.topic(taker.home.name, topics.INSTRUCTIONS)
         with self._lock:
@@ -116,7 +117,7 @@ class MemoryEngine:
             self._settle()
 
     def _add_brokers(self, configuration: Configuration) -> None:
-        """Brokers that a configuration names; those that are there stay."""
+        """Add the brokers that a configuration names; existing ones stay."""
         names, groups = configuration.brokers, self.groups | configuration.groups
         if all(broker.is_new for broker in self.brokers):
             self.brokers = [self._broker(name, number) for number, name in enumerate(names)]
@@ -133,8 +134,8 @@ class MemoryEngine:
         return self.BROKER(Home(name, number, secret=self.secret), self.limits)
 
     def rehome(self, change: HomeChange) -> Rehomed:
-        """The home is this from now on. Until the new brokers take the place of the old ones, in
-        one assignment, it is what it was. Raises LakequeueError."""
+        """Replace the home's brokers in one assignment; until then the home is unchanged. Raises
+        LakequeueError."""
         brokers, groups = change.brokers, change.groups
         with self._lock:
             resting = [
@@ -154,7 +155,7 @@ class MemoryEngine:
     def take_home(
         self, brokers: list[tuple[str, int, dict[str, bytes]]], groups: dict[str, str]
     ) -> None:
-        """The home's brokers are these, with these pages."""
+        """The home has these brokers, with these pages, from now on."""
         taken = []
         for name, number, pages in brokers:
             broker = self._broker(name, number)
@@ -166,20 +167,20 @@ class MemoryEngine:
         self.removed |= {home.number: home.name for home in gone}
 
     def broker(self, name: str | None = None) -> MemoryBroker:
-        """A broker by its name; the first where none is named. Raises ConfigError."""
+        """A broker by its name; by default the first. Raises ConfigError."""
         for broker in self.brokers:
             if name in (None, broker.home.name):
                 return broker
         known = ", ".join(broker.home.name for broker in self.brokers)
-        raise ConfigError(f"broker: {name!r} – allowed are the engine's: {known}")
+        raise ConfigError(f"broker: {name!r} – allowed are the engine's brokers: {known}")
 
     @property
     def numbers(self) -> int:
-        """How many brokers there ever were: a number is given once."""
+        """How many brokers there have ever been: a number is used once."""
         return len(self.brokers) + len(self.removed)
 
     def at(self, number: int) -> MemoryBroker:
-        """The broker with this number; where it was removed, the one that speaks for it."""
+        """The broker with this number; for a removed one, the broker that answers in its place."""
         return next((b for b in self.brokers if b.home.number == number), self.brokers[0])
 
     @property
@@ -198,8 +199,8 @@ class MemoryEngine:
         self, topic: str, value: bytes, key: bytes | None, headers: Headers,
         timestamp: int | None = None, partition: int = 0,
     ) -> None:  # fmt: skip
-        """One record on a topic, taken in by a step of its own: where it is a VPN's publish topic,
-        of the broker whose partition it is; else of each, as any may capture it."""
+        """Take in one record in a step of its own: on a VPN's publish topic by the broker that
+        reads the partition, on other topics by every broker, because any may capture it."""
         meta = next((v for k, v in headers if k == HEADER), None)
         own = wire.headers_json([(k, v) for k, v in headers if k != HEADER])
         found = topics.split(topic)
@@ -218,7 +219,7 @@ class MemoryEngine:
     def command(
         self, topic: str, key: bytes, value: bytes, broker: str | int | None = None
     ) -> None:
-        """One command, carried out by a step of its own, of the broker with this name or number."""
+        """Carry out one command in a step of the broker with this name or number."""
         taker = self.at(broker) if isinstance(broker, int) else self.broker(broker)
         number = broker if isinstance(broker, int) else taker.home.number
         partition = topics.commands_partition(number)
@@ -229,7 +230,7 @@ class MemoryEngine:
         self.homes.carry()
 
     def hear(self, broker: int, record: wire.WireRecord) -> None:
-        """What comes from another home, to the broker with this number."""
+        """Give a record from another home to the broker with this number."""
         with self._lock:
             self.at(broker).tell(record)
             self._settle()
@@ -246,13 +247,13 @@ class MemoryEngine:
     # ------------------------------------------------------------ steps
 
     def _settle(self) -> None:
-        """Steps until no broker has anything left to do at this time."""
+        """Step until no broker has anything left to do at this time."""
         ticks = 0
         while self._tick() and ticks < TICKS_MAX:
             ticks += 1
 
     def _tick(self) -> bool:
-        """A step of each broker that has something to do; whether any had."""
+        """One step of each broker that has something to do; returns False if none had."""
         busy = [broker for broker in self.brokers if broker.is_busy(self.now)]
         for broker in busy:
             self._step(broker, Batch())
@@ -264,14 +265,14 @@ class MemoryEngine:
             broker.check()
 
     def _carry(self, outputs: list[Output]) -> None:
-        """Bring what a step says to who reads it."""
+        """Deliver a step's output to its readers."""
         for output in outputs:
             if isinstance(output, Journal):
                 self._journal += output.rows()
             elif isinstance(output, Alert):
                 log.warning("%s", output.text())
         if not any(topic.endswith(f".{topics.JOURNAL}") for topic, _ in self._inboxes):
-            # nobody reads it as records, and to encode it is most of what a step costs
+            # no client reads it, and encoding it would be most of a step's cost
             outputs = [output for output in outputs if not isinstance(output, Journal)]
         speaking = {broker.mesh_topic: broker for broker in self.brokers}
         for record in wire.encode(outputs):
@@ -295,9 +296,9 @@ class MemoryEngine:
                     )
 
     def advance(self, duration: str | float) -> None:
-        """Move the clock, stopping at every deadline on the way, of the engine and of clients."""
+        """Move the clock, stopping at every deadline of the engine and of clients on the way."""
         target = self.now + duration_ms(duration, "advance")
-        self._let_attend()  # what is due by now is done before time moves
+        self._let_attend()  # do what is due before time moves
         while (stop := self._next_stop()) <= target:
             with self._lock:
                 self.now = max(self.now, stop)
@@ -315,7 +316,7 @@ class MemoryEngine:
         self._let_attend()
 
     def _let_attend(self) -> None:
-        """Clients do their duties; without the lock, since each takes its own."""
+        """Let clients do their duties, without the lock, because each takes its own."""
         do_every(client.attend for client in self._attending())
 
     def _next_stop(self) -> int:
@@ -329,7 +330,7 @@ class MemoryEngine:
         return min(stops, default=1 << 62)
 
     def attend(self, client: AttendedClient) -> None:
-        """Have a client's duties done as time passes, until it is closed or forgotten."""
+        """Have a client's duties done as time passes, until it is closed or dropped."""
         self._clients.append(weakref.ref(client))
 
     def _attending(self) -> list[AttendedClient]:
@@ -338,32 +339,32 @@ class MemoryEngine:
         return [client for _, client in clients if client is not None and client.is_open]
 
     def _heartbeats(self) -> None:
-        """Living sessions send theirs, just before they would be missed; said for them by the
-        engine, for it has no keys."""
+        """Send the heartbeats of living sessions just before they would be missed. The engine sends
+        them itself, because it has no client keys."""
         for broker in self.brokers:
             records = Records()
             topic = topics.topic(broker.home.name, topics.INSTRUCTIONS)
-            for vpn, session in self._sessions:  # who does not know it passes over it
+            for vpn, session in self._sessions:  # brokers that do not know the session ignore it
                 value = commands.encode_command(commands.Heartbeat(session=session))
                 one = self._records(topic, value, vpn.encode(), None, None, None, 0)
                 for name in Records.__slots__:
                     getattr(records, name).extend(getattr(one, name))
             if records:
-                # heartbeats of the living are not late: they come in before time is looked at
+                # heartbeats of living sessions arrive before deadlines are checked
                 self._step(broker, Batch(commands=records), checked=False)
 
     def live(self, vpn: str, session: str) -> None:
-        """A session that sends heartbeats by itself."""
+        """This session sends heartbeats from now on."""
         self._sessions[vpn, session] = None
 
     def silence(self, vpn: str, session: str) -> None:
-        """The session sends no heartbeat any more."""
+        """This session sends no more heartbeats."""
         self._sessions.pop((vpn, session), None)
 
     # ------------------------------------------------------------ looking inside, for tests
 
     def restart(self) -> None:
-        """Write the state to bytes and load it again: a restart of the process."""
+        """Encode the state and load it again, as after a restart of the process."""
         with self._lock:
             for broker in self.brokers:
                 broker.store = DictStore.load(broker.store.dump())
@@ -373,7 +374,7 @@ class MemoryEngine:
         return b"".join(broker.store.dump() for broker in self.brokers)
 
     def check(self) -> None:
-        """Raise AssertionError if an invariant does not hold."""
+        """Raise AssertionError if an invariant is violated."""
         for broker in self.brokers:
             broker.check()
 
@@ -382,7 +383,7 @@ class MemoryEngine:
         return list(self._journal)
 
     def directory(self, topic: str) -> dict[bytes, bytes]:
-        """What a compacted topic says of queues, and of brokers."""
+        """The directory's records of queues and brokers."""
         brokers = {
             f"broker/{broker.home.name}".encode(): json.dumps(
                 {
@@ -396,15 +397,15 @@ class MemoryEngine:
         return {**brokers, **self._directories.get(topic, {})}
 
     def tell_directory(self, topic: str, key: bytes, value: bytes) -> None:
-        """The newest record of a key in a compacted topic is this."""
+        """Write the newest record of a key in a compacted topic."""
         self._directories.setdefault(topic, {})[key] = value
 
     def open_inbox(self, topic: str) -> deque[Record]:
-        """Records written to a topic from now on."""
+        """Collect records written to a topic from now on."""
         inbox: deque[Record] = deque()
         self._inboxes.append((topic, inbox))
         return inbox
 
     def close_inbox(self, inbox: deque[Record]) -> None:
-        """No records any more."""
+        """Stop collecting records."""
         self._inboxes = [(t, i) for t, i in self._inboxes if i is not inbox]

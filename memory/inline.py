@@ -1,7 +1,7 @@
-"""The runner in memory: nobody does a session's duties unless somebody calls.
+"""The runner on memory://: nothing happens between calls.
 
-Each call lets the engine run and takes what came of it; none waits. Time is the engine's, so
-it stands still until somebody moves it, and then duties are done at their time (`advance`).
+Each call lets the engine run and takes the results; none waits. Time is the engine's: it stands
+still until the test moves it (`advance`), and then duties are done at their times.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from .in_process import MemoryEngine
 
 
 class Inline:
-    """See `Runner`. In memory each subscription has a session of its own, so that one consumer can
-    be silenced; the engine sends the heartbeats."""
+    """See `Runner`. Each subscription has a session of its own here, so that one consumer can be
+    silenced; the engine sends the heartbeats."""
 
     acks_most = 1
     gather_ms = 0
@@ -38,7 +38,7 @@ class Inline:
 
     @property
     def is_open(self) -> bool:
-        """Whether the session has duties."""
+        """True while the session has duties."""
         return self._session.is_open
 
     def due(self) -> int | None:
@@ -98,6 +98,6 @@ class Inline:
 
     @staticmethod
     def _own(session: str, subscription: str) -> str:
-        """The part of a session that has one subscription. Its name is bounded, as over Kafka: what
-        both names begin with stands there once."""
+        """The name of a subscription's own session. It is bounded as over Kafka, so what both names
+        begin with appears once."""
         return f"{session}/{subscription.removeprefix(session)}"

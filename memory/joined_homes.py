@@ -1,9 +1,8 @@
-"""Bridges between engines in one process: what copies between two homes, as the job's engine does.
+"""Bridges between engines in one process: what copies records between two homes in the job.
 
-Of each bridge that leads to another home it has the records that the near broker said, copies them
-to the far home's door and the answers back. It remembers nothing that counts: a record that is
-copied twice is heard once. It runs when one of the two engines was called, in the caller's thread,
-and holds neither's lock meanwhile.
+For each bridge to another home it copies what the near broker sent to the far home, and the answers
+back. It keeps no state that matters: a record copied twice takes effect once. It runs in the
+caller's thread after one of the engines was called, and holds neither engine's lock.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from .memory_broker import MemoryBroker
 
 
 class JoinedEngine(Protocol):
-    """An engine in the process, as far as bridges look at it."""
+    """An engine in this process, as bridges see it."""
 
     homes: JoinedHomes
 
@@ -44,18 +43,17 @@ class JoinedEngine(Protocol):
 
 
 class JoinedHomes:
-    """The bridges of one engine that lead to others. find: an engine by its name; None: there is
-    none."""
+    """One engine's bridges to other homes. find: returns an engine by its name, or None."""
 
     def __init__(self, engine: JoinedEngine, find: Callable[[str], JoinedEngine | None]) -> None:
         self.find = find
-        self.neighbours: weakref.WeakSet[JoinedHomes] = weakref.WeakSet()  # who brings us something
+        self.neighbours: weakref.WeakSet[JoinedHomes] = weakref.WeakSet()  # with bridges here
         self._engine = engine
         self._copiers: dict[bytes, MemoryCopier] = {}
         self._copying = threading.Lock()
 
     def said(self, record: WireRecord) -> None:
-        """A record of a step's: of the directory, or for another home."""
+        """Take a record of a step: of the directory, or for another home."""
         assert record.key is not None
         if record.topic.endswith(f".{topics.BRIDGE_OUT}"):
             copier = self._copiers.get(record.key)
@@ -81,15 +79,14 @@ class JoinedHomes:
             self._copiers[key] = MemoryCopier(self._engine, bridge, entry["broker"], said)
 
     def carry(self) -> None:
-        """Copy what there is, here and from those who bring us something, until there is nothing
-        more."""
+        """Copy, here and from homes with bridges to us, until nothing is left."""
         self._carry()
         for other in list(self.neighbours):
             other._carry()
 
     def _carry(self) -> None:
         if not self._copiers or not self._copying.acquire(blocking=False):
-            return  # whoever copies now finds this, too
+            return  # the running copy includes this
         try:
             busy = True
             while busy:
@@ -105,8 +102,8 @@ class JoinedHomes:
 
 
 class MemoryCopier:
-    """Of one bridge. said: what its near broker has said, the first of it not copied yet; is_cut: a
-    test aid, the far home is not reached."""
+    """One bridge. said: what its near broker sent, the oldest not copied yet first. is_cut: a test
+    aid; the far home cannot be reached."""
 
     def __init__(
         self, engine: JoinedEngine, bridge: BridgeDefinition, broker: int, said: deque[bytes]
@@ -119,7 +116,7 @@ class MemoryCopier:
         self._told: CopierState | None = None
 
     def copy(self, homes: JoinedHomes) -> bool:
-        """Copy what there is, both ways; whether there was something."""
+        """Copy both ways; returns False if there was nothing."""
         if self.is_cut:
             return False
         address = far_address(self.bridge.to)
@@ -150,18 +147,18 @@ class MemoryCopier:
         return busy
 
     def bring(self, far: JoinedEngine, vpn: str, broker: int, value: bytes) -> None:
-        """A record to the far home's door."""
+        """Give a record to the far home."""
         place = topics.topic(vpn, topics.BRIDGE_IN), topics.bridge_partition(broker)
         far.hear(broker, WireRecord(*place, self.bridge.name.encode(), value))
 
     def answered(self, value: bytes) -> None:
-        """An answer, or how it is with the way, to the near broker."""
+        """Give the near broker an answer, or the state of the connection."""
         near = self._engine.at(self._broker)
         key = bridge_key(self.bridge.vpn, self.bridge.name)
         self._engine.hear(self._broker, WireRecord(near.mesh_topic, 0, key, value))
 
     def _tell(self, state: str, why: str) -> bool:
-        """Say how it is with the way, where that is new; whether it was."""
+        """Report the state of the connection if it is new; returns whether it was."""
         told = CopierState(state, why)  # type: ignore[arg-type]
         if told == self._told:
             return False

@@ -1,4 +1,4 @@
-"""The transport to an engine in the process: what is published is carried out when it returns."""
+"""The transport to an engine in this process: a publish has been processed when it returns."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .rehoming import answer_wish
 
 
 class MemoryTransport:
-    """A connection's way to a `MemoryEngine`. Partitions are shared out as on Kafka."""
+    """A connection to a `MemoryEngine`. Partitions are distributed as on Kafka."""
 
     def __init__(self, engine: MemoryEngine) -> None:
         self._engine = engine
@@ -22,7 +22,7 @@ class MemoryTransport:
         self, topic: str, value: bytes | None, key: bytes | None, headers: Headers,
         partition: int | None = None, acked: Acked | None = None,
     ) -> None:  # fmt: skip
-        """See `Transport.publish`: the engine has it, and has answered."""
+        """See `Transport.publish`; the engine has already answered when this returns."""
         if key is not None and key.startswith(WISH):
             answer_wish(self._engine, topic, key, value or b"")
             return
@@ -35,7 +35,7 @@ class MemoryTransport:
         self._engine.command(topic, key, value, partition)
 
     def newest(self, topic: str) -> dict[bytes, bytes]:
-        """See `Transport.newest`: the engine has one such topic in each VPN."""
+        """See `Transport.newest`; the engine has one such topic in each VPN."""
         return self._engine.directory(topic)
 
     def listen(self, topic: str, partition: int) -> None:

@@ -1,5 +1,5 @@
-"""A broker of an engine in the process: its replica, what others said to it, and the steps since
-its last mark, by which one that fails is taken again."""
+"""A broker of an engine in this process: its replica, messages to it, and the steps since its last
+mark, from which a failed step is repeated."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class MemoryBroker:
     def __init__(self, home: Home, limits: Limits) -> None:
         self.home = home
         self.deadline = 0
-        self.is_stopped = False  # a test aid: it hears and does nothing
+        self.is_stopped = False  # a test aid: it receives but does nothing
         self._limits = limits
-        self._said: list[wire.WireRecord] = []  # to it, since its last step
+        self._said: list[wire.WireRecord] = []  # received since its last step
         self._heard = 0
         self._begin(DictStore())
 
@@ -32,17 +32,17 @@ class MemoryBroker:
 
     @property
     def is_new(self) -> bool:
-        """Whether it has no state yet."""
+        """True if it has no state yet."""
         return not self._replica.broker.header.step
 
     @property
     def vpns(self) -> list[str]:
-        """The VPNs that it has heard of."""
+        """The VPNs it knows."""
         return list(self._replica.broker.header.vpns)
 
     @property
     def store(self) -> DictStore:
-        """The state, as a mark writes it."""
+        """The state as a mark writes it."""
         if not self.is_new:
             self._mark()
         return self._pages()
@@ -63,19 +63,19 @@ class MemoryBroker:
 
     @property
     def mesh_topic(self) -> str:
-        """Where other brokers speak to it."""
+        """The topic on which other brokers send to it."""
         return topics.topic(self.home.name, topics.MESH)
 
     def tell(self, record: wire.WireRecord) -> None:
-        """Another broker says something, of this home or another; it is heard in the next step."""
+        """Take a message of another broker, of this home or another; the next step reads it."""
         self._said.append(record)
 
     def is_busy(self, now: int) -> bool:
-        """Whether it has something to do at this time."""
+        """True if it has something to do at this time."""
         return not self.is_stopped and (bool(self._said) or 0 < self.deadline <= now)
 
     def step(self, batch: Batch, now: int) -> list[Output]:
-        """Run a step, with all that others said before it."""
+        """Run a step, with everything that other brokers sent before it."""
         said, self._said = self._said, []
         batch.mesh = _as_heard(said, self._heard, now)
         self._heard += len(said)
@@ -102,12 +102,12 @@ class MemoryBroker:
                 self._replica.take(earlier, then)
 
     def check(self) -> None:
-        """Raise AssertionError if an invariant does not hold."""
+        """Raise AssertionError if an invariant is violated."""
         check(self._replica.broker)
 
 
 def _as_heard(said: list[wire.WireRecord], first: int, now: int) -> Records:
-    """What others have said, as it is read from the broker's topic from this offset on."""
+    """Messages of other brokers as read from the broker's topic from this offset on."""
     n = len(said)
     return Records(
         [r.topic for r in said], [r.partition or 0 for r in said], list(range(first, first + n)),

@@ -1,4 +1,4 @@
-"""A pytest plugin: the fixture `lakequeue`, an engine of the test's own in the process.
+"""A pytest plugin: the fixture `lakequeue` gives each test an engine of its own.
 
     def test_orders(lakequeue):
         lakequeue.define("orders", max_cancels=3)
@@ -6,7 +6,7 @@
         lakequeue.advance("30s")
         lakequeue.assert_all_acknowledged()
 
-The marker ``lakequeue`` gives it a configuration, and has it look at the end of the test:
+The marker ``lakequeue`` sets a configuration, and what is checked at the end of the test:
 
     @pytest.mark.lakequeue(config="conf/queues.yaml", all_acknowledged=True)
 """
@@ -31,10 +31,10 @@ _numbers = itertools.count(1)
 
 
 class EngineForTest:
-    """What the fixture gives.
+    """What the fixture returns.
 
-    url: the address for the application; connection: one of the test's own, which keeps the engine
-    alive; admin: its administrator's face; engine: to look inside (`journal`, `restart`, `check`).
+    url: the address for the application. connection: the test's own connection, which keeps the
+    engine alive. admin: its `Admin`. engine: to look inside (`journal`, `restart`, `check`).
     """
 
     def __init__(self, config: Any = None) -> None:
@@ -61,11 +61,11 @@ class EngineForTest:
         return connection
 
     def define(self, name: str, **keys: Any) -> None:
-        """Define a queue; ``message_type`` is `json` unless it says otherwise."""
+        """Define a queue; ``message_type`` is `json` unless given."""
         self.admin.define({"name": name, "message_type": "json", **keys})
 
     def advance(self, duration: str | float) -> None:
-        """Move the clock; each deadline on the way is acted on at its time."""
+        """Move the clock, stopping at each deadline on the way."""
         self.connection.advance(duration)
 
     def now(self) -> datetime:
@@ -73,18 +73,17 @@ class EngineForTest:
         return self.connection.now()
 
     def unacknowledged(self, *queues: str) -> dict[str, int]:
-        """How many messages these queues still hold, all if none is named; only those that hold
-        some."""
+        """How many messages these queues (default: all) still hold; only queues that hold some."""
         found = {q["name"]: q["depth"] for q in self.admin.queues()}
         for name in queues:
             if not isinstance(name, str) or name not in found:
                 there = ", ".join(sorted(found)) or "none"
-                raise ValueError(f"queue: {shown(name)} – there are {there}")
+                raise ValueError(f"queue: {shown(name)} – the queues are {there}")
         return {name: n for name, n in found.items() if n and (not queues or name in queues)}
 
     def assert_all_acknowledged(self, *queues: str) -> None:
-        """Fail if these queues, all if none is named, still hold messages: ready, leased, delayed,
-        or dead in a dead message queue."""
+        """Fail if these queues (default: all) still hold messages: ready, leased, delayed, or dead
+        in a dead message queue."""
         __tracebackhide__ = True
         left = self.unacknowledged(*queues)
         if left:
@@ -96,13 +95,13 @@ class EngineForTest:
             raise AssertionError("\n".join([f"messages are left unacknowledged: {counts}", *lines]))
 
     def close(self) -> None:
-        """Close all connections; with the last one the engine ends."""
+        """Close all connections, which ends the engine."""
         for connection in [*self._opened, self.connection]:
             connection.close()
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Make the marker known."""
+    """Register the marker."""
     config.addinivalue_line(
         "markers",
         "lakequeue(config=None, all_acknowledged=False): configuration of the engine that the "
@@ -113,7 +112,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture
 def lakequeue(request: pytest.FixtureRequest) -> Iterator[EngineForTest]:
-    """An engine of this test's own, in the process: no Kafka, no Spark, a clock to move."""
+    """An engine for this test only, in this process: no Kafka, no Spark, a clock to move."""
     mark = request.node.get_closest_marker("lakequeue")
     options = {"config": None, "all_acknowledged": False}
     for key, value in (mark.kwargs if mark is not None else {}).items():

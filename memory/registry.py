@@ -1,7 +1,7 @@
-"""Connections to engines in the process, and which of them share one.
+"""Connections to engines in this process, and which connections share an engine.
 
-An engine with a name lives as long as a connection to it is open: tests do not find what others
-have left. With ``keep=true`` it outlives them.
+A named engine lives as long as a connection to it is open, so tests do not see what others left.
+With ``keep=true`` it outlives its connections.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ CLIENT_NAME = "client"
 
 @dataclass(slots=True)
 class _SharedEngine:
-    """An engine with a name. users: its open connections."""
+    """A named engine. users: its open connections."""
 
     engine: MemoryEngine
     users: int = 0
@@ -38,12 +38,12 @@ class _SharedEngine:
 
 
 _named: dict[str, _SharedEngine] = {}
-_lock = threading.RLock()  # a forgotten connection is noticed at any moment, here too
+_lock = threading.RLock()  # reentrant: a dropped connection may be noticed while it is held
 
 
 class MemoryConnection(Connection):
-    """A connection to an engine in the process, attached to one of its brokers; ``engine`` is what
-    tests look into."""
+    """A connection to an engine in this process, attached to one of its brokers. ``engine``: for
+    tests that look inside."""
 
     def __init__(
         self, engine: MemoryEngine, vpn: str, client_name: str, broker: str | None = None,
@@ -56,7 +56,8 @@ class MemoryConnection(Connection):
         )
 
     def advance(self, duration: str | float) -> None:
-        """Move the clock, stopping at every deadline on the way."""
+        """Move the clock, stopping at every deadline on the way. duration: such as `'30s'`, or
+        seconds."""
         self.engine.advance(duration)
 
     def publish_raw(
@@ -64,8 +65,8 @@ class MemoryConnection(Connection):
         headers: dict[str, bytes] | None = None, timestamp: int | None = None,
         partition: int = 0,
     ) -> None:  # fmt: skip
-        """A plain record on a topic, as any Kafka producer would write it. timestamp: epoch ms; now
-        where there is none. Raises ConfigError for what is no record."""
+        """Put a plain record on a topic, as any Kafka producer would write it. timestamp: epoch ms,
+        by default now. Raises ConfigError."""
         text_of(topic, "topic", TOPIC_CHARACTERS_MAX)
         payload = content(value, "value")
         own_key = None if key is None else content(key, "key")
@@ -85,12 +86,12 @@ class MemoryConnection(Connection):
         self.runner.sent()
 
     def attend(self) -> None:
-        """Do what the background thread does over Kafka."""
+        """Do the background thread's duties."""
         self.runner.sent()
 
 
 class _NamedConnection(MemoryConnection):
-    """One that keeps a named engine alive until it is closed or forgotten."""
+    """A connection that keeps a named engine alive until it is closed or dropped."""
 
     def __init__(
         self, name: str, engine: MemoryEngine, vpn: str, client_name: str, broker: str | None,
@@ -117,8 +118,8 @@ def open_memory(
     broker: str | None = None,
     signed_by: Credentials | None = None,
 ) -> MemoryConnection:
-    """Connect to the engine of that name, or to a new one. query: of the URL, ``config=FILE`` and
-    ``keep=true``. broker: of the engine's; None for the first."""
+    """Connect to the engine with this name, or to a new one. query: of the URL, ``config=FILE`` and
+    ``keep=true``. broker: by name; None for the first."""
     options = parse_qs(query, keep_blank_values=True)
     for key in options:
         if key not in ("config", "keep"):
@@ -143,7 +144,7 @@ def open_memory(
 
 
 def _find(name: str) -> MemoryEngine | None:
-    """The engine of that name, while it lives."""
+    """The engine with this name, while it lives."""
     with _lock:
         named = _named.get(name)
         return None if named is None else named.engine

@@ -1,5 +1,5 @@
-"""Wishes about brokers of an engine in the process: it is at rest between two calls, so they change
-at once (M4)."""
+"""Requests to add, remove or move brokers of an engine in this process. It is at rest between two
+calls, so they take effect at once (M4)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .in_process import MemoryEngine
 
 
 def answer_wish(engine: MemoryEngine, topic: str, key: bytes, value: bytes) -> None:
-    """A wish about a broker, in a VPN's directory: it is done, and the answer stands there."""
+    """Carry out a request in a VPN's directory and write the answer there."""
     asked = json.loads(value)
     name, said = key.removeprefix(WISH).decode(), {"id": asked["id"]}
     try:
@@ -35,8 +35,8 @@ def change_brokers(
     engine: MemoryEngine, add: str = "", remove: str = "", to: str = "", group: str = "",
     moves: dict[tuple[str, str], str] | None = None,
 ) -> Rehomed:  # fmt: skip
-    """Add a broker, remove one, or both; or move queues. Raises LakequeueError, and the home is as
-    it was."""
+    """Add a broker, remove one, or both; or move queues. Raises LakequeueError, and then the home
+    is unchanged."""
     brokers = {broker.home.name: broker.home.number for broker in engine.brokers}
     was = set(engine.removed.values())
     if add:

@@ -1,1 +1,1 @@
-"""Seeing an engine: why a queue does not move, the page `lakequeue monitor`, `lakequeue top`."""
+"""Watching an engine: why a queue does not move, the page `lakequeue monitor`, `lakequeue top`."""

@@ -1,9 +1,9 @@
-"""Who may do what on the page: sign-in by a token, and forms that only the page itself can send.
+"""Access to the page: sign-in by token, and forms that only the page itself can send.
 
-Without a token the page is for reading, on this machine alone: requests must name a loopback host,
-so that no other site reaches it through a name of its own. With a token everything needs a sign-in,
-wherever it listens. A form carries a word of its session, so another site's form does nothing; the
-cookie is not sent with another site's requests either.
+Without a token the page is read-only and local: requests must name a loopback host, so that no
+other site reaches it through a name of its own. With a token everything needs a sign-in, wherever
+it listens. A form carries a secret of its session, so another site's form does nothing; nor are
+cookies sent with another site's requests.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ HEADERS = {
 
 @dataclass(frozen=True, slots=True)
 class SignIn:
-    """form: the word that its forms carry; until: by the monotonic clock."""
+    """A session. form: the secret in its forms. until: by the monotonic clock."""
 
     form: str
     until: float
@@ -43,7 +43,7 @@ class SignIn:
 
 @dataclass
 class Auth:
-    """token: None for a page without sign-in; host: where it listens."""
+    """token: None for a page without sign-in. host: where it listens."""
 
     token: str | None = None
     admin: bool = False
@@ -53,7 +53,7 @@ class Auth:
     _failures: deque[float] = field(default_factory=lambda: deque(maxlen=FAILURES_MAX))
 
     def __post_init__(self) -> None:
-        """Raises ValueError for what would leave the auth open."""
+        """Raises ValueError for settings that would leave the page open."""
         if self.token is not None and len(self.token) < TOKEN_MIN:
             raise ValueError(f"the token has {len(self.token)} characters: at least {TOKEN_MIN}")
         if self.token is None and self.admin:
@@ -65,11 +65,11 @@ class Auth:
             )
 
     def host_allowed(self, header: str) -> bool:
-        """Whether a request that names this host may come in."""
+        """True if requests to this host name are accepted."""
         return self.token is not None or _name(header) in LOOPBACK
 
     def sign_in(self, given: str) -> str | None:
-        """A new session's cookie for the right token."""
+        """A new session's cookie, for the right token."""
         if self.too_many_failures or self.token is None:
             return None
         if not hmac.compare_digest(given.encode(), self.token.encode()):
@@ -85,7 +85,7 @@ class Auth:
 
     @property
     def too_many_failures(self) -> bool:
-        """Whether the wrong token was given so often that nobody is let in for a while."""
+        """True if wrong tokens came so often that sign-in is closed for a while."""
         failures = self._failures
         return len(failures) == FAILURES_MAX and self.clock() - failures[0] < FAILURES_S
 
@@ -101,7 +101,7 @@ class Auth:
     def form_allowed(
         self, session: SignIn | None, word: str, origin: str | None, host: str
     ) -> bool:
-        """Whether a form may change something: of a session, with its word, from this page."""
+        """True if a form may change something: sent by this page, with its session's secret."""
         if not self.admin or session is None:
             return False
         if origin is not None and origin.partition("://")[2] != host:

@@ -1,8 +1,8 @@
-"""All brokers of an engine, asked at once: what each says of itself, and who does not answer.
+"""The state of all brokers of an engine, asked at the same time, and which do not answer.
 
-A queue is shown whoever has it, so a look asks every broker, and adds up what the hosts of a queue
-say (Q5). A broker that does not run, or not in time, must not hide the others: what it said last
-stays, and the look says whose that is. Brokers that came meanwhile are asked from the next look on.
+A queue is shown wherever it is, so every broker is asked, and the figures of a queue's hosts are
+added up (Q5). A broker that is down or slow must not hide the others: its last answer is shown,
+with a note. Brokers added meanwhile are asked at the next look.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from typing import Any
 
 from ..protocol import LakequeueError, Timeout, commands
 
-ANSWER_S = 2.0  # for one broker's answer; the others have theirs meanwhile
+ANSWER_S = 2.0  # for each broker's answer, at the same time
 SENTENCES_MAX = 3
-RUNNING = ("running", "")  # what is not known is asked
+RUNNING = ("running", "")  # also ask brokers of unknown state
 
 
 @dataclass(slots=True)
 class BrokerLook:
-    """What one broker said. queues: as its `describe`; state: as `Admin.brokers` gives it; silent:
-    why it did not answer, and then what it said before stands here."""
+    """One broker's answer. queues: as `describe` returns them. state: as `Admin.brokers` returns
+    it. silent: why it did not answer; the rest is then its last answer."""
 
     name: str
     state: dict[str, Any]
@@ -36,10 +36,10 @@ class BrokerLook:
 def ask_all(
     connection: Any, before: Mapping[str, BrokerLook], events: int
 ) -> dict[str, BrokerLook]:
-    """Of each broker, by name, in the order of their numbers, its queues, its usage and its newest
-    events. Raises LakequeueError when none answers."""
+    """Queues, usage and newest events of each broker, by name, in the order of their numbers.
+    Raises LakequeueError if none answers."""
     known = connection.brokers()
-    if len(known) < 2:  # as a client sees it that knows of one: it is there, or nothing is
+    if len(known) < 2:  # a single broker: it answers, or nothing does
         one = _ask(connection, connection.number, events, None)
         name = one.usage["broker"]["name"]
         one.name, one.state = name, known[0] if known else {"name": name, "state": ""}
@@ -56,7 +56,7 @@ def ask_all(
 
 
 def silence(looks: Mapping[str, BrokerLook]) -> str:
-    """Who did not answer, and what that means for what is shown; empty when all did."""
+    """Which brokers did not answer, and what that means for the page; empty if all did."""
     silent = [look.silent for look in looks.values() if look.silent]
     return f"{_and_more(silent)}: of it stands here what it said last." if silent else ""
 
@@ -64,8 +64,8 @@ def silence(looks: Mapping[str, BrokerLook]) -> str:
 def ask_hosts(
     connection: Any, ask: Callable[[Any], Any], hosts: Iterable[Mapping[str, Any]]
 ) -> dict[str, Any]:
-    """What these brokers, as `Admin.brokers` gives them, answer to a question, by name. `ask` gets
-    a broker's number; who refuses, or does not answer, is left out."""
+    """These brokers' answers to a question, by name. `ask` gets a broker's number. Brokers that
+    refuse or do not answer are left out."""
 
     def one(host: Mapping[str, Any]) -> tuple[str, Any]:
         try:
@@ -102,7 +102,7 @@ def _ask(connection: Any, number: int, events: int, timeout: float | None) -> Br
 
 
 def _at_once(connection: Any, asked: Sequence[Callable[[], Any]]) -> list[Any]:
-    """In memory one after the other: there nothing waits."""
+    """Ask at the same time; on memory://, where nothing waits, one after the other."""
     if len(asked) < 2 or not connection.runner.waits:
         return [one() for one in asked]
     with ThreadPoolExecutor(len(asked), "lakequeue-look") as pool:

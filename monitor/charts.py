@@ -1,6 +1,6 @@
-"""Small line charts as inline SVG, drawn here: the page needs no library for them.
+"""Small line charts as inline SVG, so the page needs no library.
 
-Colours are the page's (CSS classes `line-0`, `line-1`), so that they follow light and dark.
+Colours are the page's (CSS classes `line-0`, `line-1`), so they follow light and dark mode.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from .formatting import short
 WIDTH, HEIGHT, LEFT, TOP, BOTTOM = 600, 140, 52, 10, 22
 
 
-Values = Sequence[float | None]  # None: nothing is known of then; the line goes on behind it
+Values = Sequence[float | None]  # None: unknown; the line continues after it
 
 
 def chart(title: str, lines: Mapping[str, Values], times: Sequence[float]) -> Markup:
-    """Lines over the same times, seconds. Said in words for who cannot see it."""
+    """Lines over the same times, in seconds; with a text for screen readers."""
     known = [value for values in lines.values() for value in values if value is not None]
     top = nice(max(known, default=0.0))
     last = {

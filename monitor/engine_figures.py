@@ -16,7 +16,7 @@ from ..sinks.metric_table import BATCH, QUERY, of
 
 READ_S = 3.0
 POINTS = 150
-QUEUES_KEPT = 20  # whose waiting times are remembered: those that were looked at last
+QUEUES_KEPT = 20  # queues whose waiting times are kept: those looked at last
 QUANTILES = (0.5, 0.99)
 
 Samples = dict[str, list[tuple[dict[str, str], float]]]
@@ -24,7 +24,7 @@ Buckets = list[tuple[float, float]]  # upper bound, how many up to it
 
 
 class EngineFigures:
-    """read: gives the engine's metrics as Prometheus' text; None: nobody knows them."""
+    """The engine's metrics. read: returns them as Prometheus text; None if they are not known."""
 
     def __init__(
         self,
@@ -37,7 +37,7 @@ class EngineFigures:
 
     @classmethod
     def at(cls, address: str) -> EngineFigures:
-        """Of an engine that serves them at this address."""
+        """Figures of an engine that serves its metrics at this address."""
 
         def read() -> str:
             with urllib.request.urlopen(address, timeout=READ_S) as answer:
@@ -46,7 +46,7 @@ class EngineFigures:
         return cls(read)
 
     def _samples(self) -> Samples | None:
-        """None: nobody knows, or who knows does not answer."""
+        """The samples; None if they are unknown or the engine does not answer."""
         if self._read is None:
             return None
         found: Samples = defaultdict(list)
@@ -60,7 +60,8 @@ class EngineFigures:
         return found
 
     def engine(self) -> dict[str, Any]:
-        """`brokers` and `queries`, each a name with its figures by metric; `known`: whether any."""
+        """`brokers` and `queries`, each a name with its figures by metric; `known`: whether there
+        are any."""
         found = self._samples()
         samples = found or {}
         brokers = _by(samples, "broker", [m.shown for m in of(BATCH)])
@@ -68,9 +69,9 @@ class EngineFigures:
         return {"brokers": brokers, "queries": queries, "known": found is not None}
 
     def times(self, vpn: str, queue: str) -> dict[str, Any]:
-        """Of waiting and of processing the median and the 99th percentile, seconds, of all that is
-        known; and `past`: of waiting lately, each a time and both, of what was delivered since the
-        one before."""
+        """Median and 99th percentile of waiting and processing, in seconds, over everything known;
+        and `past`: recent waiting, each a time and both figures, for messages delivered since the
+        point before."""
         samples = self._samples() or {}
         found = {
             name: _buckets(samples, f"lakequeue_queue_{name}_seconds_bucket", (vpn, queue))
@@ -100,7 +101,7 @@ class EngineFigures:
 
 
 def _buckets(samples: Samples, metric: str, queue: tuple[str, str]) -> Buckets:
-    """Of a queue; where several brokers host it, of all of them together."""
+    """A queue's buckets; added up over the brokers that host it."""
     total: dict[float, float] = defaultdict(float)
     for labels, count in samples.get(metric, ()):
         if (labels["vpn"], labels["queue"]) == queue:
@@ -109,7 +110,7 @@ def _buckets(samples: Samples, metric: str, queue: tuple[str, str]) -> Buckets:
 
 
 def _by(samples: Samples, label: str, names: list[str]) -> dict[str, dict[str, float]]:
-    """The figures of each value of a label; those of a phase stand under `name/phase`."""
+    """The figures by the value of a label; those of a phase are under `name/phase`."""
     found: dict[str, dict[str, float]] = defaultdict(dict)
     for name in names:
         for labels, value in samples.get(name, ()):
@@ -119,7 +120,7 @@ def _by(samples: Samples, label: str, names: list[str]) -> dict[str, dict[str, f
 
 
 def quantile(buckets: Sequence[tuple[float, float]], q: float) -> float | None:
-    """Of cumulative buckets (upper bound, count), as Prometheus does it: even within a bucket."""
+    """A quantile of cumulative buckets (upper bound, count), as Prometheus computes it."""
     total = buckets[-1][1] if buckets else 0
     if not total:
         return None

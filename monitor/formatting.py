@@ -1,4 +1,4 @@
-"""Numbers, times and payloads as people read them, for the page and the terminal."""
+"""Numbers, times and payloads for people, on the page and in the terminal."""
 
 from __future__ import annotations
 
@@ -37,19 +37,19 @@ def size(value: float | None) -> str:
 
 
 def number(value: float | None) -> str:
-    """A number with thousands apart."""
+    """A number with thousands separators."""
     if value is None:
         return "–"
     return f"{value:,.0f}" if value == int(value) else f"{value:,.1f}"
 
 
 def rate(value: float | None) -> str:
-    """A number a second; nothing where nothing moves."""
+    """A rate per second; empty if nothing moves."""
     return f"{short(value)}/s" if value else "0"
 
 
 def age(seconds: float | None) -> str:
-    """How long, in the unit that fits."""
+    """A duration, in the unit that fits."""
     if seconds is None:
         return "–"
     if seconds < 1:
@@ -73,7 +73,7 @@ def preview(payload: bytes) -> str:
 
 
 def death(message: Any) -> dict[str, Any]:
-    """What a dead message says of its death; empty for one that lives."""
+    """Why a dead message died; empty for others."""
     found = {
         name.removeprefix(DEAD): text
         for name, text in message.headers.items()
@@ -85,7 +85,7 @@ def death(message: Any) -> dict[str, Any]:
 
 
 def alerts(seen: Any) -> list[dict[str, str]]:
-    """Every alert that is set, as what it is of, its name, and its queue."""
+    """Every alert that is set, as scope, name and queue."""
     found = []
     for look in seen.brokers.values():
         for scope in ("broker", "vpn") if look.usage else ():
@@ -100,17 +100,17 @@ def alerts(seen: Any) -> list[dict[str, str]]:
 
 
 def dead_queues(seen: Any) -> set[str]:
-    """The queues to which others' dead messages go: nobody consumes them, as a rule."""
+    """The dead message queues of other queues; normally they have no consumers."""
     return {queue["definition"]["dead_message_queue"] for queue in seen.queues}
 
 
 def used(seen: Any, what: str) -> int:
-    """How much of something all brokers use."""
+    """How much of a limit all brokers use."""
     return sum(look.usage["broker"][what] for look in seen.brokers.values() if look.usage)
 
 
 def limit(seen: Any, what: str, shown: str) -> str:
-    """Of how much, in words; a limit holds for each broker."""
+    """A limit in words; it applies per broker."""
     filters: dict[str, Callable[[float], str]] = {"size": size, "number": number}
     limits = {look.usage["broker"][what] for look in seen.brokers.values() if look.usage}
     if not limits:
@@ -120,12 +120,12 @@ def limit(seen: Any, what: str, shown: str) -> str:
 
 
 def state(look: Any) -> str:
-    """Of a broker, as far as anybody told it."""
+    """A broker's state, if known."""
     return look.state["state"] or "running"
 
 
 def waits(queue: Mapping[str, Any]) -> str:
-    """In a word or two, why ready messages wait; the queue's own page says more."""
+    """In a word or two, why ready messages wait; the queue's page has more."""
     if queue["blocked"] or not queue["ready"] or queue.get("out_s"):
         return queue["blocked"] or ""
     room = [c for c in queue["consumers"] if not c["blocked"]]
@@ -133,7 +133,7 @@ def waits(queue: Mapping[str, Any]) -> str:
 
 
 def bridge_waits(bridge: Mapping[str, Any]) -> list[str]:
-    """Why a bridge waits: a line for each endpoint that holds it (H2)."""
+    """Why a bridge waits: a line for each endpoint that blocks it (H2)."""
     lines = [bridge["why"]] if bridge["why"] else []
     for held in bridge["blocked"]:
         who = held["endpoint"] or ", ".join(held["destinations"])
@@ -149,13 +149,13 @@ def bridge_waits(bridge: Mapping[str, Any]) -> list[str]:
 
 
 def details(event: Mapping[str, Any]) -> str:
-    """The rest of an event, beside its name, its queue and its time."""
+    """An event's fields besides its name, queue and time."""
     skip = ("event", "vpn", "queue", "time")
     return ", ".join(f"{k} {v}" for k, v in event.items() if k not in skip and v is not None)
 
 
 def said(request: Any) -> str:
-    """What a redrive did, as its answer's address says."""
+    """The result of a redrive, from the query of its redirect."""
     query = request.query_params
     moved, stayed = (re.fullmatch("[0-9]{1,12}", query.get(k, "")) for k in ("moved", "stayed"))
     if moved is None:

@@ -1,8 +1,8 @@
-"""One queue as people want to see it: what `describe` says, why it does not move, what is first.
+"""One queue in depth: `describe`, why it does not move, and its first messages.
 
-Looking must not be work for the engine: only the first messages are asked for, and fewer of them
-where they are large. Of a queue that several brokers host (Q5) each is asked for its first, and
-each says why its own messages wait; what the same keeps at several is said once.
+Looking must not burden the engine, so only the first messages are asked for, and fewer if they are
+large. If several brokers host a queue (Q5), each is asked for its first messages and says why its
+own wait; a reason that several share is shown once.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ Hosts = Mapping[str, dict[str, Any]]  # what each says of the queue, by name
 
 
 def described(connection: Any, name: str) -> tuple[dict[str, Any], list[BrowsedMessage]]:
-    """`describe`, with `why`: a list of `code`, `text`, `stuck` and `side`; and the first messages.
-    Of brokers that do not run nothing is known here."""
+    """`describe` with `why`, a list of `code`, `text`, `stuck` and `side`; and the first messages.
+    Brokers that do not run are left out."""
     known = connection.brokers()
     if len(known) > 1:
         ask = partial(connection.request, commands.Describe(queue=name), ANSWER_S)
@@ -38,20 +38,20 @@ def described(connection: Any, name: str) -> tuple[dict[str, Any], list[BrowsedM
             queue, first = _of_hosts(connection, name, hosts, numbers)
             return _with_lanes(connection, queue, known), first
         away = [one for one in known if one["state"] not in RUNNING]
-        if away:  # they may have it; they would not answer
+        if away:  # brokers that are away may have it
             said = ", ".join(f"broker {one['name']} is {one['state']}" for one in away)
-            raise LakequeueError(f"no broker that runs has a queue {name!r}; {said}")
+            raise LakequeueError(f"no running broker has a queue {name!r}; {said}")
     return explained(connection.admin(), name, connection.now())
 
 
 def explained(admin: Any, name: str, now: datetime) -> tuple[dict[str, Any], list[BrowsedMessage]]:
-    """As `described`, of a queue that one broker hosts, or that is looked at as a whole."""
+    """Like `described`, for a queue that one broker hosts or that is looked at as a whole."""
     queue = admin.describe(name)
     messages: list[BrowsedMessage] = []
     if queue["depth"]:
         try:
             messages = admin.browse(name, limit=_worth(queue))
-        except LakequeueError:  # it may be gone by now: what is known is said
+        except LakequeueError:  # it may be gone by now: return what is known
             messages = []
     return _with(queue, reasons(queue, messages, now)), messages
 
@@ -77,7 +77,7 @@ def _of_hosts(
 def _with_lanes(
     connection: Any, queue: dict[str, Any], known: list[dict[str, Any]]
 ) -> dict[str, Any]:
-    """The same, with what waits at other brokers until the queue takes it (H2)."""
+    """Add what waits at other brokers until the queue takes it (H2)."""
     ask = partial(connection.request, commands.Usage(), ANSWER_S)
     told = ask_hosts(connection, lambda number: ask(broker=number), known)
     lanes = [lane for lane in lanes_of(told.values()) if lane["queue"] == queue["name"]]
@@ -88,8 +88,8 @@ def _with_lanes(
 def reasons_of_hosts(
     hosts: Hosts, first: Mapping[str, list[BrowsedMessage]], now: datetime
 ) -> list[Waiting]:
-    """Why messages wait at each host, most important first; of several each begins with who says
-    it."""
+    """Why messages wait at each host, most important first. With several hosts, each reason begins
+    with the host's name."""
     said: dict[Waiting, list[str]] = {}
     for name, part in hosts.items():
         for reason in reasons(_among(part, hosts), first.get(name, []), now):
@@ -103,8 +103,8 @@ def reasons_of_hosts(
 
 
 def _among(part: dict[str, Any], hosts: Hosts) -> dict[str, Any]:
-    """What one host says, with the consumers of all where it has none: messages go to whoever has
-    room, so it is the others that its messages wait for (H4)."""
+    """One host's answer, with all hosts' consumers if it has none of its own: messages go wherever
+    there is room, so its messages wait for those (H4)."""
     if part["blocked"] != NO_CONSUMER:
         return part
     consumers = [consumer for one in hosts.values() for consumer in one["consumers"]]

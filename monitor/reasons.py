@@ -1,10 +1,9 @@
 """Why a queue does not move, in words (B1–B4, F5, H5, L12, O3, O4, R5, S3).
 
-Pure: what `describe` says of a queue, and the first of its messages as `browse` shows them, give
-sentences that name who holds what. `describe` knows the obstacle that the engine itself met
-(`blocked`); the messages tell the rest: whose key is busy, what stands before a barrier, whose
-filter takes what, when something is due. With deep queues only the first messages are looked at,
-and the sentence says so.
+Pure functions of `describe` and of the queue's first messages as `browse` returns them. `describe`
+names the obstacle that the engine met (`blocked`). The messages tell the rest: whose key is busy,
+what is before a barrier, which filters match, when something is due. In deep queues only the first
+messages are looked at, and the sentence says so.
 """
 
 from __future__ import annotations
@@ -31,8 +30,8 @@ Messages = Sequence[BrowsedMessage]
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """code: for programs; text: a sentence or two; stuck: whether somebody should do something.
-    side: `out`, why nothing is delivered, or `in`, why nothing enters."""
+    """code: for programs. text: a sentence or two. stuck: True if somebody should act. side: `out`,
+    why nothing is delivered, or `in`, why nothing enters."""
 
     code: str
     text: str
@@ -41,16 +40,16 @@ class Waiting:
 
 
 def reasons(queue: Queue, messages: Messages, now: datetime) -> list[Waiting]:
-    """Why messages of a queue wait, most important first; empty when nothing holds them.
+    """Why messages of a queue wait, most important first; empty if nothing holds them.
 
-    queue: as `describe` gives it; messages: the first in the queue's order, as `browse` gives them.
+    queue: as `describe` returns it. messages: the first ones, as `browse` returns them.
     """
     found = [] if not queue["depth"] else _why_out(queue, messages, now)
     return [replace(r, text=plain(r.text)) for r in found + _why_nothing_enters(queue)]
 
 
 def refused_elsewhere(lane: Mapping[str, Any]) -> Waiting:
-    """Messages wait at another broker, since the queue does not take them (H2)."""
+    """Messages wait at another broker because the queue does not take them (H2)."""
     messages = "message waits" if lane["waiting"] == 1 else "messages wait"
     text = (
         f"{lane['waiting']:,} {messages} at broker {lane['at']} for this queue, which has refused "
@@ -60,7 +59,7 @@ def refused_elsewhere(lane: Mapping[str, Any]) -> Waiting:
 
 
 def plain(text: str) -> str:
-    """What others named, without what would break a line or speak to a terminal."""
+    """Text from elsewhere without line breaks and control characters."""
     return "".join(c if c.isprintable() else " " for c in text)
 
 
@@ -235,8 +234,8 @@ _CODES = {
 
 
 def _not_blocked(queue: Queue, messages: Messages) -> list[Waiting]:
-    """Somebody has room. Either the engine is about to deliver, or no filter of theirs takes what
-    is ready."""
+    """A consumer has room: either the engine is about to deliver, or no such consumer's filter
+    takes what is ready."""
     room = [c for c in queue["consumers"] if not c["blocked"]]
     filters = sorted({c["filter"] for c in room if c["filter"]})
     if not filters or any(not c["filter"] for c in room):
@@ -290,7 +289,7 @@ def _filters(consumers: Iterable[Mapping[str, Any]]) -> str:
 
 
 def _named(parts: Iterable[str]) -> str:
-    """A list for people, not too long."""
+    """A list for people, with a bounded length."""
     found = list(parts)
     more = len(found) - NAMES_MAX
     shown = ", ".join(found[:NAMES_MAX])

@@ -1,4 +1,4 @@
-"""Serving the page: uvicorn in a thread, on an address that is bound before it starts."""
+"""Serves the page: uvicorn in a thread, on an address that is bound before it starts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ AT_ONCE = 100  # requests; more are refused
 
 
 class PageServer:
-    """An application on an address. Raises OSError when that is taken."""
+    """An application on an address. Raises OSError if that is in use."""
 
     def __init__(self, app: Any, host: str, port: int) -> None:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -37,25 +37,25 @@ class PageServer:
 
     @property
     def port(self) -> int:
-        """The port that it has."""
+        """The port it listens on."""
         return self._socket.getsockname()[1]
 
     @property
     def address(self) -> str:
-        """Where a browser finds it."""
+        """Its address for a browser."""
         host = self._socket.getsockname()[0]
         host = f"[{host}]" if ":" in host else host
         return f"http://{host}:{self.port}/"
 
     def start(self) -> None:
-        """Serve; returns when it does."""
+        """Start serving; returns once it does."""
         self._thread.start()
         until = time.monotonic() + START_S
         while not self._server.started and self._thread.is_alive() and time.monotonic() < until:
             time.sleep(0.01)
 
     def stop(self) -> None:
-        """End it, within about a second; what hangs is left to the process's end."""
+        """Stop within about a second; hanging requests end with the process."""
         self._server.should_exit = True
         if self._thread.is_alive():
             self._thread.join(STOP_S)

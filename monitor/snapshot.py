@@ -1,8 +1,8 @@
-"""What is seen of one VPN: the newest look at its queues, on all brokers, and how it went lately.
+"""A VPN at a moment: the newest look at its queues on all brokers, and its recent past.
 
-A look is taken when somebody asks for one and the last is too old; so a page that nobody has open
-costs the engine nothing. How old it may be grows with what a look takes. Rates are between two
-looks. The past of at most `QUEUES_KEPT` queues is kept, for charts.
+A look is taken when somebody asks and the last one is too old, so a page that nobody has open costs
+the engine nothing. The slower a look is, the older it may be. Rates are between two looks. For
+charts, the past of at most `QUEUES_KEPT` queues is kept.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from .broker_status import BrokerLook, ask_all, silence
 from .queue_details import described
 
 EVERY_S = 2.0
-SHARE = 20  # of the time, a look may take one part in so many
+SHARE = 20  # looks may take one part in this many of the time
 WAIT_S = 3.0  # for an answer
 REDRIVE_S = 30.0
 BRIDGE_S = 1.0
@@ -40,7 +40,7 @@ Connect = Callable[[], Any]
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One moment: messages stored, and how many came and went a second; None: not known yet."""
+    """One moment: messages stored, and how many came and went per second; None if not known yet."""
 
     at: float
     depth: float
@@ -50,9 +50,12 @@ class Point:
 
 @dataclass(slots=True)
 class VpnSnapshot:
-    """A look. queues: as `describe` gives them, each with `in_s`, `out_s` and `again_s`; brokers:
-    by name, in the order of their numbers; problem: why there is no newer one; silent: which
-    brokers' part is older; bridges: as `describe_bridge` gives them."""
+    """A look.
+
+    queues: as `describe` returns them, each with `in_s`, `out_s` and `again_s` (per second).
+    brokers: by name, in the order of their numbers. problem: why there is no newer look. silent:
+    which brokers' part is older. bridges: as `describe_bridge` returns them.
+    """
 
     queues: list[dict[str, Any]] = field(default_factory=list)
     brokers: dict[str, BrokerLook] = field(default_factory=dict)
@@ -64,7 +67,7 @@ class VpnSnapshot:
 
 
 class VpnMonitor:
-    """Of one VPN. connect: opens a connection; it is opened when it is needed first."""
+    """Watches one VPN. connect: opens a connection, called on first use."""
 
     def __init__(
         self,
@@ -81,8 +84,8 @@ class VpnMonitor:
         self._past: dict[str, deque[Point]] = {}
 
     def look(self) -> VpnSnapshot:
-        """The newest look, a new one if it is time; where the engine does not answer the last one,
-        with the problem."""
+        """The newest look, taken now if the last is too old. If the engine does not answer: the
+        last look, with the problem."""
         if self._clock() < self._due:
             return self._seen
         try:
@@ -92,16 +95,16 @@ class VpnMonitor:
         return self._seen
 
     def queue(self, name: str) -> tuple[dict[str, Any], list[Any]]:
-        """One queue, as it is now, with why it does not move, and its first messages. Raises
+        """One queue right now, with why it does not move, and its first messages. Raises
         LakequeueError."""
         return self._ask(lambda c: described(c, name))
 
     def redrive(self, name: str, ids: list[str] | None) -> Any:
-        """Send dead messages back, these or all. Raises LakequeueError."""
+        """Send dead messages back: these, or all. Raises LakequeueError."""
         return self._ask(lambda c: _redriven(c.admin(), name, ids), REDRIVE_S)
 
     def past(self, queue: str = TOTAL) -> list[Point]:
-        """How it went lately, oldest first."""
+        """The recent past, oldest first."""
         return list(self._past.get(queue, ()))
 
     def close(self) -> None:
@@ -112,8 +115,8 @@ class VpnMonitor:
     # ------------------------------------------------------------ the engine
 
     def _ask(self, what: Callable[[Any], Any], wait_s: float = WAIT_S) -> Any:
-        """Ask the engine, one question at a time, in a thread: who waits for the page is told soon
-        that there is no answer. Raises LakequeueError."""
+        """Ask the engine, one question at a time, in a thread, so that a reader of the page soon
+        learns that it does not answer. Raises LakequeueError."""
         answer: Future[Any] = Future()
         thread = threading.Thread(
             target=self._answer, args=(what, answer, wait_s), daemon=True, name="lakequeue-monitor"
@@ -126,7 +129,7 @@ class VpnMonitor:
 
     def _answer(self, what: Callable[[Any], Any], answer: Future[Any], wait_s: float) -> None:
         if not self._lock.acquire(timeout=wait_s):
-            return  # nobody waits any more
+            return  # the caller has given up
         try:
             if self._connection is None:
                 self._connection = self._connect()
@@ -146,7 +149,7 @@ class VpnMonitor:
 
     def _take(self, connection: Any) -> None:
         begun = self._clock()
-        if begun < self._due:  # somebody else looked meanwhile
+        if begun < self._due:  # another thread looked meanwhile
             return
         looks = ask_all(connection, self._seen.brokers, EVENTS)
         events = [event for look in looks.values() for event in look.events]
@@ -182,7 +185,7 @@ class VpnMonitor:
 
 
 def _whole(looks: dict[str, BrokerLook]) -> list[dict[str, Any]]:
-    """Every queue of all brokers, by name; what hosts of one say is added up."""
+    """Every queue of all brokers, by name, with its hosts' figures added up."""
     hosts: dict[str, dict[str, dict[str, Any]]] = {}
     for name, look in looks.items():
         for queue in look.queues:
@@ -193,7 +196,7 @@ def _whole(looks: dict[str, BrokerLook]) -> list[dict[str, Any]]:
 def _rates(
     before: tuple[int, int, int] | None, now: tuple[int, int, int], seconds: float
 ) -> tuple[float, float, float]:
-    """A second, since the look before; of a queue that was not there, or defined anew, none."""
+    """Rates per second since the look before; none for a queue that is new or was defined again."""
     if before is None or seconds <= 0 or any(b > n for b, n in zip(before, now, strict=True)):
         return 0.0, 0.0, 0.0
     into, out, again = ((n - b) / seconds for b, n in zip(before, now, strict=True))
@@ -201,7 +204,7 @@ def _rates(
 
 
 def _bridges(connection: Any) -> list[dict[str, Any]]:
-    """The bridges; those of a broker that is away are left out, with all behind them."""
+    """The bridges, without those of a broker that is away."""
     found: list[dict[str, Any]] = []
     with suppress(LakequeueError):
         for name in connection.request(commands.Bridges(), BRIDGE_S)[:BRIDGES]:

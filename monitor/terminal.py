@@ -1,6 +1,6 @@
-"""What `lakequeue top` shows and how keys change it: functions of a look and a view, no terminal.
+"""What `lakequeue top` shows, and what keys do: functions of a look and a view, without a terminal.
 
-The same as the page: all queues, and one of them with why it does not move.
+Like the page: all queues, and one of them with why it does not move.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .snapshot import Point, VpnMonitor, VpnSnapshot
 
 BARS = "▁▂▃▄▅▆▇█"
 SPARK = 40
-FRAME = 8  # lines beside the queues
+FRAME = 8  # lines besides the queues
 MESSAGES = 10
 BROKERS = 6
 SORTS: dict[str, Callable[[dict[str, Any]], Any]] = {
@@ -34,7 +34,7 @@ HELP = "↑ ↓ choose   Enter open   Esc back   s sort   q quit"
 
 @dataclass(frozen=True, slots=True)
 class Screen:
-    """at: the chosen queue; open: it is shown in depth; over: it is time to end."""
+    """The view. at: the chosen queue. open: it is shown in depth. over: time to end."""
 
     at: str = ""
     sort: str = "depth"
@@ -70,7 +70,7 @@ def pressed(view: Screen, key: str, seen: VpnSnapshot) -> Screen:
 
 
 def screen(vpn_monitor: VpnMonitor, view: Screen, height: int) -> RenderableType:
-    """All that is on the screen."""
+    """The whole screen."""
     seen = vpn_monitor.look()
     parts: list[RenderableType] = []
     if seen.problem:
@@ -91,7 +91,7 @@ def spark(values: Sequence[float]) -> str:
 
 
 def known(values: Iterable[float | None]) -> list[float]:
-    """Without those that are not known yet."""
+    """The values without unknown ones."""
     return [value for value in values if value is not None]
 
 
@@ -140,7 +140,8 @@ def _totals(past: Sequence[Point], queues: int) -> RenderableType:
 
 
 def _brokers(seen: VpnSnapshot) -> RenderableType:
-    """Each broker in a word or two, those that do not run first where there is no room for all."""
+    """Each broker in a word or two; those that do not run come first if there is no room for
+    all."""
     shown = sorted(seen.brokers.values(), key=lambda look: not look.silent)
     text = Text("brokers ")
     for look in shown[:BROKERS]:

@@ -1,7 +1,7 @@
-"""The page: routes, and what each shows. All of it is made here; the browser only asks again.
+"""The page: routes, and what each shows. Everything is rendered here.
 
-A page marks its parts that change (`data-live`); a script of a few lines asks for the same address
-every two seconds and exchanges those. Without scripts it is the same page, as of when it was asked.
+A page marks its changing parts (`data-live`). A short script asks for the same address every two
+seconds and replaces those. Without scripts the page shows the moment it was loaded.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ SORTS = {
 
 @dataclass
 class Page:
-    """What the page is of.
+    """What the page shows.
 
-    vpn_monitors: by VPN, the first is shown first; life: tells the life of a message in lines,
-    raises LakequeueError; None: nobody can; figures: of brokers and streaming queries.
+    vpn_monitors: by VPN, the default first. life: returns a message's life in lines, raises
+    LakequeueError; None if the tables are elsewhere. figures: of brokers and streaming queries.
     """
 
     vpn_monitors: Mapping[str, VpnMonitor]
@@ -59,7 +59,7 @@ def make_app(page: Page) -> Any:
 
 
 class _Guard:
-    """Around everything: who may come in at all, and what every answer says to the browser."""
+    """Wraps every request: who may come in, and the headers of every answer."""
 
     def __init__(self, auth: Auth, app: Any) -> None:
         self._auth, self._app = auth, app
@@ -101,7 +101,7 @@ class _Routes:
         self._templates.globals["chart"] = chart
 
     def routes(self) -> list[Any]:
-        """All of them."""
+        """All routes."""
         shown = {
             "/": self.overview, "/queue": self.queue, "/message": self.message,
             "/engine": self.engine, "/events": self.events,
@@ -165,7 +165,7 @@ class _Routes:
         )
 
     def events(self, request: Request) -> Response:
-        """What happened, newest first."""
+        """Events, newest first."""
         return self._show(request, "events.html", seen=self._vpn_monitor(request).look())
 
     # ------------------------------------------------------------ what changes something
@@ -188,7 +188,7 @@ class _Routes:
         return RedirectResponse(f"/queue?{urlencode(back)}", 303)
 
     async def sign_in(self, request: Request) -> Response:
-        """The form, and what it sends."""
+        """The sign-in form and its answer."""
         if self._auth.token is None:
             return RedirectResponse("/", 303)
         if request.method == "GET":
@@ -210,7 +210,7 @@ class _Routes:
     # ------------------------------------------------------------ aids
 
     def _vpn_monitor(self, request: Request, vpn: str | None = None) -> VpnMonitor:
-        """Of the VPN that is asked for; of the first when there is none such."""
+        """The requested VPN's monitor; the first if there is none."""
         vpn_monitors = self._page.vpn_monitors
         return vpn_monitors.get(vpn or request.query_params.get("vpn", "")) or next(
             iter(vpn_monitors.values())
@@ -238,7 +238,7 @@ class _Routes:
 
 
 def _reading(handler: Callable[[Request], Response]) -> Callable[[Request], Awaitable[Response]]:
-    """In a thread: the engine is asked, and that may take a while."""
+    """Ask the engine in a thread, because it may take a while."""
 
     async def endpoint(request: Request) -> Response:
         return await run_in_threadpool(handler, request)
@@ -247,7 +247,7 @@ def _reading(handler: Callable[[Request], Response]) -> Callable[[Request], Awai
 
 
 async def _form(request: Request) -> dict[str, str]:
-    """A form's fields, of a body of bounded size."""
+    """A form's fields; the body's size is bounded."""
     body = b""
     async for part in request.stream():
         body += part
