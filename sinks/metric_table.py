@@ -1,11 +1,11 @@
-"""Every metric that the engine serves: one table, which runs and which the docs show.
+"""Every metric that the engine serves, in one table for the code and the reference page.
 
-A row names what it shows: `figure` is the key of that number where it comes from (`source`): a
-batch's figures (`streaming.loop.figures`), Spark's progress of a query, what `describe` says of a
-queue, what `usage` says of a VPN and of a broker, or the journal. Names end in their unit.
+`figure` is the key of the number at its `source`: a batch's figures (`streaming.loop.figures`),
+Spark's progress of a query, `describe` of a queue, `usage` of a VPN or broker, or the journal.
+Names end in their unit.
 
-How many series there are is bounded: brokers, queries and VPNs are few; of the queues only some
-have series of their own, see `queue_figures`; the other labels have values from fixed lists.
+The number of series is bounded. Brokers, queries and VPNs are few, only some queues have series of
+their own (`queue_figures`), and other labels have values from fixed lists.
 """
 
 from __future__ import annotations

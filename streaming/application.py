@@ -21,7 +21,7 @@ from ..protocol import LakequeueError, topics
 from ..sources.live import kafka_client
 from ..sources.live_reader import InputLimits
 from ..state import Home
-from .brokers.broker_query import BrokerQuery, first_of, query_name
+from .broker_query import BrokerQuery, first_of, query_name
 from .captured import CapturedTopics
 from .engine_settings import EngineSettings
 from .home.home_folder import HISTORY_CHECKPOINT, TABLES_CHECKPOINT, HomeFolder

@@ -29,7 +29,7 @@ from ..protocol.bounds import RECORD_BYTES_MAX
 from ..sinks.record_limits import limits_of
 from ..sources.discovery import Discovery, captured_topics, said_topics
 from ..sources.live import quiet_client
-from .brokers.broker_query import BrokerQuery
+from .broker_query import BrokerQuery
 from .home.home_folder import HomeFolder
 from .kafka.topics_admin import ensure_topics
 

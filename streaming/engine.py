@@ -36,13 +36,14 @@ from ..sources.live import quiet_client
 from ..sources.same_topic import TopicsNow
 from .application import SparkApplication
 from .bridges.bridge_watch import BridgeWatch
-from .brokers.broker_query import STARTING, BrokerQuery, BrokerRecords, broker_of, first_of
+from .broker_query import STARTING, BrokerQuery, BrokerRecords, broker_of, first_of
 from .brokers.change_requests import ChangeRequests, await_partition, check_new
 from .brokers.engine_rehoming import EngineRehoming
 from .captured import CapturedTopics
 from .engine_settings import EngineSettings, engine_conf
 from .home.home_folder import HomeFolder, Moves
 from .kafka.kafka_watch import KafkaAnswers
+from .restarts import within
 from .spark.queries import HISTORY_QUERY, MICRO_BATCH, REAL_TIME, TABLES_QUERY
 from .tables.table_care import TableCare, rules_of, upkeep_s
 from .tables.table_repair import TablesLock
@@ -52,7 +53,6 @@ from .watch.heartbeat import EngineHeartbeat, Ticker
 from .watch.journal_watch import AlertWatch, EventLines
 from .watch.query_watch import EngineWatch
 from .watch.queue_watch import QueueWatch
-from .watch.restarts import within
 from .watch.step_watch import StepWatch
 
 if TYPE_CHECKING:

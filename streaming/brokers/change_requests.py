@@ -27,8 +27,8 @@ from ...definitions.broker_changes import check_added
 from ...protocol import LakequeueError, NotConnected, topics
 from ...sources.live import quiet_client
 from ..application import SparkApplication
+from ..broker_query import BrokerQuery
 from ..home.home_folder import HomeFolder, Moves
-from .broker_query import BrokerQuery
 
 log = logging.getLogger("lakequeue.engine")
 

@@ -35,9 +35,9 @@ from ...sources.live import kafka_client
 from ...sources.replay_inputs import read_steps
 from ...state import FORMAT, Limits
 from ..application import END_S_MAX, SparkApplication
+from ..broker_query import BrokerQuery
 from ..captured import CapturedTopics
 from ..home.home_folder import HomeFolder, Moves, Removed
-from .broker_query import BrokerQuery
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

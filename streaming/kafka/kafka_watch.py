@@ -16,7 +16,7 @@ from collections.abc import Callable
 
 from ...client.kafka.base import require_broker
 from ...protocol.errors import LakequeueError, NotConnected
-from ..watch.restarts import Restarts
+from ..restarts import Restarts
 from .embedded_kafka import EmbeddedKafka
 
 LOOK_S = 0.25

@@ -1,0 +1,1 @@
+"""The Spark session, the streaming queries, and what Spark reports."""

@@ -1,0 +1,1 @@
+"""The Delta tables beside the queries that write them: upkeep, repair, restarts, SQL with Spark."""

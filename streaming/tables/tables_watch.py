@@ -37,7 +37,7 @@ from ...protocol.home_places import TABLES
 from ...sinks.metrics import Metrics
 from ...sinks.table_damage import damage
 from ..application import SparkApplication
-from ..brokers.broker_query import BrokerQuery
+from ..broker_query import BrokerQuery
 from ..home.home_folder import HomeFolder
 from ..spark.error_causes import cause_of
 from ..spark.queries import HISTORY_QUERY, TABLES_QUERY, reason

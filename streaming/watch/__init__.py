@@ -1,0 +1,1 @@
+"""Watches: restart what ended or hangs, and tell the operator."""

@@ -27,11 +27,11 @@ from py4j.protocol import Py4JError
 from ...client.kafka.base import require_broker
 from ...protocol import LakequeueError, NotConnected, Timeout
 from ..application import SparkApplication
-from ..brokers.broker_query import FAILED, RESTARTING, RUNNING, BrokerQuery
+from ..broker_query import FAILED, RESTARTING, RUNNING, BrokerQuery
 from ..captured import CapturedTopics
 from ..home.home_folder import HomeFolder
+from ..restarts import Restarts, passes, puts_aside, within
 from ..spark.queries import reason, refusal
-from .restarts import Restarts, passes, puts_aside, within
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming import StreamingQuery

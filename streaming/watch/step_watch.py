@@ -29,7 +29,7 @@ from ...protocol.duties import do_every
 from ...sources.live import quiet_client
 from ...sources.same_topic import TopicsNow
 from ...sources.step_batch import PartitionId
-from ..brokers.broker_query import RUNNING, BrokerQuery
+from ..broker_query import RUNNING, BrokerQuery
 
 log = logging.getLogger("lakequeue.engine")
 

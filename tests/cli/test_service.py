@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from lakequeue.cli.service import Progress, logging_to, serve
 from lakequeue.protocol.errors import LakequeueError
+from lakequeue.streaming import restarts as supervision
 from lakequeue.streaming.kafka.kafka_watch import KafkaWatch
-from lakequeue.streaming.watch import restarts as supervision
 
 
 def test_alerts_are_lines_for_people_and_libraries_have_the_log(

@@ -120,8 +120,8 @@ PHRASES = {
     r"\bMended:": "Fixed:",
     r"\bthen all is done\b": "returns True",
     r"\bdecides from now on\b": "is the leader from now on",
-    r"(?:^|[.:;] |- )Who (?!\w+[^.]*\?)\w+s\b": "name the actor: a client that ..., an operator who ...",
-    r"(?:^|[.] |- )What (?:is|was|cannot|came|comes|goes) (?![^.]*\?)": "name the thing: messages that ...",
+    r"(?:^|[.:;] |- )Who (?!\w+[^.]*\?)\w+s\b": "name the actor: a client that ...",
+    r"(?:^|[.] |- )What (?:is|was|cannot|came|comes|goes) (?![^.]*\?)": "messages that ...",
 }
 
 

@@ -18,19 +18,13 @@ from lakequeue.protocol.commands import Begin, Clients, Configure, Peers, decode
 from lakequeue.protocol.errors import LakequeueError
 from lakequeue.sources.live import own_places
 from lakequeue.streaming import EmbeddedKafka, Engine
-from lakequeue.streaming.brokers.broker_query import (
-    FAILED,
-    RUNNING,
-    BrokerQuery,
-    broker_of,
-    query_name,
-)
+from lakequeue.streaming import restarts as supervision
+from lakequeue.streaming.broker_query import FAILED, RUNNING, BrokerQuery, broker_of, query_name
 from lakequeue.streaming.brokers.change_requests import ChangeRequests, await_partition
 from lakequeue.streaming.home.home_folder import HomeFolder
 from lakequeue.streaming.kafka.topics_admin import ensure_topics
 from lakequeue.streaming.spark.spark_session import check_slots, default_master, slots
 from lakequeue.streaming.watch import query_watch as engine_watch
-from lakequeue.streaming.watch import restarts as supervision
 
 WISHES = "'add', 'move' and 'remove'"
 NOBODY = "127.0.0.1:1"

@@ -21,8 +21,8 @@ from lakequeue.replica.driver import Snapshot
 from lakequeue.state import DictStore, Home, Limits
 from lakequeue.state.queue.broker import Broker
 from lakequeue.streaming import Engine
+from lakequeue.streaming.broker_query import BrokerQuery
 from lakequeue.streaming.brokers import engine_rehoming as at_rest
-from lakequeue.streaming.brokers.broker_query import BrokerQuery
 from lakequeue.streaming.brokers.change_requests import ChangeRequests
 from lakequeue.streaming.home import home_folder as home_module
 from lakequeue.streaming.home.home_folder import HomeFolder
@@ -265,9 +265,7 @@ def test_M4_a_home_that_memory_cannot_hold_goes_on_as_before(
     monkeypatch.setattr(at_rest.psutil, "virtual_memory", lambda: memory)
     monkeypatch.setattr(rests.engine.application, "spark", object())
     monkeypatch.setattr(rests.engine.rehoming, "_read", rests.read)
-    with pytest.raises(
-        LakequeueError, match=r"'b': its state does not fit .* Nothing has changed"
-    ):
+    with pytest.raises(LakequeueError, match=r"'b': its state does not fit .* Nothing has changed"):
         rests.engine.remove_broker("c")
     assert rests.did[-1] == "start a b c"
     assert rests.folder.brokers(()) == NUMBERS

@@ -25,13 +25,7 @@ from lakequeue.cli.deployment_checks import (
 )
 from lakequeue.cli.machine_checks import Check
 from lakequeue.monitor.broker_status import _ask_known
-from lakequeue.streaming.brokers.broker_query import (
-    FAILED,
-    RESTARTING,
-    RUNNING,
-    BrokerQuery,
-    BrokerRecords,
-)
+from lakequeue.streaming.broker_query import FAILED, RESTARTING, RUNNING, BrokerQuery, BrokerRecords
 from lakequeue.streaming.kafka.embedded_kafka import EmbeddedKafka
 from lakequeue.streaming.version import code_version
 

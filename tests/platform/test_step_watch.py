@@ -14,7 +14,7 @@ from lakequeue.protocol import NotConnected, commands
 from lakequeue.sources.live import LiveInputs
 from lakequeue.sources.live_reader import InputLimits
 from lakequeue.sources.step_batch import PartitionId
-from lakequeue.streaming.brokers.broker_query import RESTARTING, RUNNING, BrokerQuery
+from lakequeue.streaming.broker_query import RESTARTING, RUNNING, BrokerQuery
 from lakequeue.streaming.watch import step_watch
 from lakequeue.streaming.watch.step_watch import (
     IS_STUCK,

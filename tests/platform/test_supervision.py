@@ -12,11 +12,11 @@ import pytest
 from lakequeue.definitions import Configuration
 from lakequeue.protocol.errors import LakequeueError, NotConnected
 from lakequeue.streaming import Engine
+from lakequeue.streaming import restarts as supervision
 from lakequeue.streaming.kafka.kafka_watch import KafkaAnswers
+from lakequeue.streaming.restarts import RESTARTS_MAX, Restarts, passes, within
 from lakequeue.streaming.watch import query_watch as engine_watch
-from lakequeue.streaming.watch import restarts as supervision
 from lakequeue.streaming.watch.batch_notes import Loss, LossWatch, losses, missing
-from lakequeue.streaming.watch.restarts import RESTARTS_MAX, Restarts, passes, within
 from py4j.protocol import Py4JError
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 from lakequeue.protocol import NotConnected
-from lakequeue.streaming.brokers.broker_query import BrokerQuery
+from lakequeue.streaming.broker_query import BrokerQuery
 from lakequeue.streaming.spark.queries import HISTORY_QUERY, TABLES_QUERY
 from lakequeue.streaming.tables.tables_watch import TablesMarks
 

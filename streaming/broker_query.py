@@ -18,7 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ...protocol import LakequeueError
+from ..protocol import LakequeueError
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming import StreamingQuery

@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from ...protocol.errors import LakequeueError
+from ..protocol.errors import LakequeueError
 
 log = logging.getLogger("lakequeue.engine")
 
