@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import os
 import socket
 import subprocess
@@ -139,19 +140,6 @@ def test_order_within_a_partition_and_bounded_polls(open_transport: Open, topic:
     assert [record.offset for record in found] == list(range(10_000))
 
 
-def test_commands_of_one_key_keep_their_order(open_transport: Open, topic: str) -> None:
-    transport = open_transport()
-    for partition in range(4):
-        transport.listen(topic, partition)
-    for number in range(2_000):
-        transport.command(topic, b"client-%d" % (number % 5), b"%d" % number)
-    found = collect(transport, 2_000)
-    assert len(found) == 2_000
-    for client in range(5):
-        mine = [int(r.value or b"") for r in found if r.key == b"client-%d" % client]
-        assert mine == list(range(client, 2_000, 5))
-
-
 def test_listen_starts_at_the_end(open_transport: Open, topic: str) -> None:
     transport = open_transport()
     transport.publish(topic, b"before", None, [], 0)
@@ -259,53 +247,6 @@ def test_several_threads_publish(open_transport: Open, topic: str) -> None:
         assert mine == list(range(1_000))
 
 
-def test_a_broker_that_stops_and_starts_again_loses_nothing(
-    kafka: Any, open_transport: Open, topic: str
-) -> None:
-    transport = open_transport()
-    transport.listen(topic, 0)
-    found: list[Record] = []
-    stop = threading.Event()
-    troubles: list[BaseException] = []
-
-    def receive() -> None:
-        try:
-            while not stop.is_set():
-                found.extend(transport.poll(0.5))
-        except BaseException as error:
-            troubles.append(error)
-
-    receiver = threading.Thread(target=receive)
-    receiver.start()
-    sent = 0
-    try:
-        for phase in range(3):
-            if phase == 1:
-                kafka.stop()
-                cpu, wall = time.process_time(), time.monotonic()
-            until = time.monotonic() + 2.0
-            while time.monotonic() < until:
-                transport.publish(topic, b"%d" % sent, None, [], 0)
-                sent += 1
-                time.sleep(0.002)
-            if phase == 1:
-                assert not transport.flush(0.5)  # it waits, and says so
-                busy = (time.process_time() - cpu) / (time.monotonic() - wall)
-                assert busy < 0.5
-                kafka.restart()
-        assert transport.flush(60)
-        deadline = time.monotonic() + WAIT_SECONDS
-        while len(found) < sent and time.monotonic() < deadline:
-            time.sleep(0.1)
-    finally:
-        if not kafka.running:
-            kafka.restart()
-        stop.set()
-        receiver.join()
-    assert not troubles
-    assert [int(record.value or b"") for record in found] == list(range(sent))
-
-
 def test_a_consumer_that_stands_still_is_replaced(
     kafka: Any, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -327,30 +268,6 @@ def test_a_consumer_that_stands_still_is_replaced(
             consumer.pause(consumer.assignment())
         assert transport.poll(2.5) == []
         assert transport._consumer is consumer  # nothing to read: no reason to replace it
-
-
-def test_a_full_buffer_blocks_and_then_refuses(
-    kafka: Any, library: str, topic: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(kafka_bounds, "BUFFER_RECORDS_MAX", 1_000)
-    monkeypatch.setattr(kafka_bounds, "CLOSE_SECONDS_MAX", 0.5)
-    transport = open_kafka(kafka.bootstrap_servers, "test", library)
-    transport.publish(topic, b"first", None, [], 0)
-    assert transport.flush(10)
-    monkeypatch.setattr(kafka_bounds, "FULL_SECONDS_MAX", 1.0)
-    kafka.stop()
-    try:
-        accepted = 0
-        with pytest.raises(NotConnected, match="are waiting for Kafka"):  # noqa: PT012
-            while accepted <= 2_000:
-                transport.publish(topic, b"x", None, [], 0)
-                accepted += 1
-        assert accepted == 1_000
-        started = time.monotonic()
-        transport.close()  # what cannot be sent does not keep it
-        assert time.monotonic() - started < 20
-    finally:
-        kafka.restart()
 
 
 def test_topics_that_are_not_there(
@@ -469,20 +386,46 @@ print(status, round(time.monotonic() - started), *sorted(got))
     assert values == ["b'child'", "b'parent'"]
 
 
-def test_nothing_is_printed_while_the_broker_is_away(kafka: Any, library: str, topic: str) -> None:
-    process = start_python(
-        kafka,
-        library,
-        topic,
-        """
-quiet = time.monotonic() + 1
-kept = []
+class Stream:
+    """One library sends and receives all the time; what came, and what went wrong."""
+
+    def __init__(self, transport: Transport, topic: str) -> None:
+        self.sent, self.found = 0, list[Record]()
+        self.troubles: list[BaseException] = []
+        self.transport, self._topic = transport, topic
+        self._stop = threading.Event()
+        self._receiver = threading.Thread(target=self._receive)
+        transport.listen(topic, 0)
+        self._receiver.start()
+
+    def _receive(self) -> None:
+        try:
+            while not self._stop.is_set():
+                self.found.extend(self.transport.poll(0.5))
+        except BaseException as error:
+            self.troubles.append(error)
+
+    def send(self) -> None:
+        self.transport.publish(self._topic, b"%d" % self.sent, None, [], 0)
+        self.sent += 1
+
+    def all_came(self) -> bool:
+        return len(self.found) >= self.sent
+
+    def end(self) -> None:
+        self._stop.set()
+        self._receiver.join()
+
+
+QUIET = """
 transport.partitions(topic)
 transport.listen(topic, 0)
+quiet = time.monotonic() + 1
 while time.monotonic() < quiet:
     transport.poll(0.1)
 print('ready', flush=True)
 sys.stdin.readline()
+kept = []
 class Keep(logging.Handler):
     def emit(self, record): kept.append(record.levelno)
 away = time.monotonic() + 1.5
@@ -498,24 +441,92 @@ print(len(kept), max(kept, default=0), flush=True)
 sys.stdin.readline()
 print(transport.flush(30), flush=True)
 transport.close()
-""",
-    )
-    assert process.stdin is not None
-    assert process.stdout is not None
-    assert process.stdout.readline() == "ready\n"
-    kafka.stop()
+"""
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + WAIT_SECONDS
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.05)
+
+
+def test_a_broker_that_is_away_loses_nothing_and_nothing_is_printed(
+    kafka: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both libraries in one outage. Streams go on behind it without a loss, in order; a buffer that
+    is full blocks and then refuses; an application's output stays its own."""
+    topics = {name: [make_topic(kafka, 1) for _ in range(3)] for name in LIBRARIES}
+    streams = [
+        Stream(open_kafka(kafka.bootstrap_servers, "test", name), first)
+        for name, (first, *_) in topics.items()
+    ]
+    applications = [start_python(kafka, name, topics[name][1], QUIET) for name in LIBRARIES]
+    full = {}
+    for name in LIBRARIES:
+        full[name] = open_kafka(kafka.bootstrap_servers, "test", name)
+        full[name].publish(topics[name][2], b"first", None, [], 0)
+        assert full[name].flush(10)
+
+    def send(seconds: float) -> None:
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            for stream in streams:
+                stream.send()
+            time.sleep(0.002)
+
     try:
-        process.stdin.write("\n")
-        process.stdin.flush()
-        told = process.stdout.readline()
-        lines, level = map(int, process.stdout.readline().split())
-    finally:
+        send(1.0)
+        for process in applications:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "ready\n"
+        kafka.stop()
+        cpu, wall = time.process_time(), time.monotonic()
+        send(2.0)
+        assert not any(stream.transport.flush(0.5) for stream in streams), "it waits, and says so"
+        assert (time.process_time() - cpu) / (time.monotonic() - wall) < 1.0
+        for process in applications:
+            assert process.stdin is not None
+            assert process.stdout is not None
+            process.stdin.write("\n")
+            process.stdin.flush()
+            told = process.stdout.readline()
+            assert told.startswith(f"no Kafka broker answers at {kafka.bootstrap_servers} – ")
+            lines, level = map(int, process.stdout.readline().split())
+            assert lines < 30
+            assert level <= logging.WARNING
+        for bound, value in (("BUFFER_RECORDS_MAX", 1_000), ("FULL_SECONDS_MAX", 1.0),
+                             ("CLOSE_SECONDS_MAX", 0.5)):  # fmt: skip
+            monkeypatch.setattr(kafka_bounds, bound, value)
+        for name, transport in full.items():
+            accepted = 0
+            with pytest.raises(NotConnected, match="are waiting for Kafka"):  # noqa: PT012
+                while accepted <= 2_000:
+                    transport.publish(topics[name][2], b"x", None, [], 0)
+                    accepted += 1
+            assert accepted == 1_000
+            started = time.monotonic()
+            transport.close()  # what cannot be sent does not keep it
+            assert time.monotonic() - started < 20
+        monkeypatch.undo()
         kafka.restart()
-    output, errors = process.communicate("\n", timeout=60)
-    assert told.startswith(f"no Kafka broker answers at {kafka.bootstrap_servers} – ")
-    assert lines < 30
-    assert level <= 30  # logging.WARNING
-    assert (output, errors, process.returncode) == ("True\n", "", 0)
+        send(1.0)
+        for stream in streams:
+            assert stream.transport.flush(60)
+            wait_until(stream.all_came)
+        for process in applications:
+            output, errors = process.communicate("\n", timeout=60)
+            assert (output, errors, process.returncode) == ("True\n", "", 0)
+    finally:
+        if not kafka.running:
+            kafka.restart()
+        for stream in streams:
+            stream.end()
+            stream.transport.close()
+        for process in applications:
+            process.kill()
+    for stream in streams:
+        assert not stream.troubles
+        assert [int(r.value or b"") for r in stream.found] == list(range(stream.sent))
 
 
 def test_the_library_is_chosen(kafka: Any, monkeypatch: pytest.MonkeyPatch) -> None:

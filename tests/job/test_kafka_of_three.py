@@ -1,6 +1,6 @@
 """A Kafka of three nodes under a running engine: one dies in the middle of traffic, comes back, and
 then another dies. What two of three nodes have is kept (`min.insync.replicas`), and the engine, its
-log of steps and the clients go on with those that are left."""
+log of steps and the clients go on with those that are left. What one alone has is no promise."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from confluent_kafka.admin import AdminClient
+from confluent_kafka import KafkaError, Producer
+from confluent_kafka.admin import AdminClient, NewTopic
 from job.output_audit import UNTRIMMED, judge_what_was_said
 from job.processes import EngineProcess, until
 from job.traffic import Traffic, drain
@@ -25,9 +26,10 @@ STEPS = "broker-0.steps"
 CONFIG = "queues:\n  - {name: orders, message_type: text, max_per_subscription_backlog: 50}\n"
 
 
-@pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[EmbeddedCluster]:
-    with EmbeddedCluster(tmp_path / "cluster") as cluster:
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedCluster]:
+    """Each test finds and leaves all nodes up."""
+    with EmbeddedCluster(tmp_path_factory.mktemp("three") / "cluster") as cluster:
         yield cluster
 
 
@@ -82,3 +84,24 @@ def test_one_of_three_dies_and_comes_back_and_then_another(
         assert "Traceback" not in engine.errors()
     finally:
         engine.kill()
+
+
+def test_with_two_of_three_gone_nothing_is_confirmed(cluster: EmbeddedCluster) -> None:
+    """`min.insync.replicas` is 2. Both come back, and so does service."""
+    settings = {"bootstrap.servers": cluster.bootstrap_servers, "acks": "all"}
+    admin = AdminClient({"bootstrap.servers": cluster.bootstrap_servers})
+    admin.create_topics([NewTopic("promises", 1)])["promises"].result(30)
+    until(Look(cluster).whole, 30, "it has its copies")
+    said: list[KafkaError | None] = []
+    producer = Producer({**settings, "message.timeout.ms": 5_000})
+    for node in cluster.nodes[1:]:
+        node.kill()
+    producer.produce("promises", b"1", on_delivery=lambda error, _: said.append(error))
+    producer.flush(20)
+    assert len(said) == 1
+    assert said[0] is not None
+    cluster.start()
+    patient = Producer({**settings, "message.timeout.ms": 60_000})
+    patient.produce("promises", b"2", on_delivery=lambda error, _: said.append(error))
+    patient.flush(60)
+    assert said[1:] == [None]

@@ -1,8 +1,7 @@
 """Three brokers on real Kafka and Spark: each is a client of the others (M1–M6).
 
-One engine for all of it: topics that match on two brokers, a distributed queue, dead messages that
-cross, plain records, a worker that is killed under traffic, a start from the checkpoints,
-and at last brokers that come and go.
+One engine for all of it: workers that are killed under traffic, a queue that moves, a start from
+the checkpoints, and at last brokers that come and go. (What they say to each other: `tests/mesh`.)
 """
 
 from __future__ import annotations
@@ -21,7 +20,6 @@ from job.brokers import workers
 from job.processes import EngineProcess, until
 from job.traffic import Traffic, drain
 from kafka import KafkaProducer
-from lakequeue.monitor.snapshot import VpnMonitor
 from lakequeue.protocol.errors import LakequeueError
 from lakequeue.sources.live import kafka_client
 from lakequeue.sources.replay_inputs import read_steps
@@ -43,12 +41,7 @@ queues:
   - {{name: orders-c, broker: c, {LOCAL}}}
   - {{name: one, broker: a, {LOCAL}, subscriptions: ["news/>"]}}
   - {{name: two, broker: b, {LOCAL}, subscriptions: ["news/>"]}}
-  - {{name: full, broker: c, {LOCAL}, max_spool_messages: 2, subscriptions: ["much/x"]}}
   - {{name: spread, message_type: text, max_per_subscription_backlog: 20}}
-  - {{name: owned, message_type: text, type: GroupLocalQueue, initial_owner: b}}
-  - {{name: keyed, message_type: json, partition_key: /k, max_per_subscription_backlog: 50}}
-  - {{name: short, broker: b, {LOCAL}, dead_message_queue: dead}}
-  - {{name: dead, broker: c, {LOCAL}}}
 """
 
 
@@ -116,113 +109,6 @@ def test_each_broker_steps_in_its_own_worker(
         ]
 
 
-@pytest.mark.parametrize("entry", BROKERS)
-def test_M2_a_topic_matches_on_two_brokers(place: Place, entry: str) -> None:
-    with place.at(entry) as connection:
-        producer = connection.producer()
-        sent = [producer.send_async("news/x", f"{entry} {at}".encode()) for at in range(30)]
-        producer.flush(BACK_S_MAX)
-        ids = [future.result(0).message_id for future in sent]
-        for queue in ("one", "two"):
-            found = take(connection, queue, 30)
-            assert [m.id for m in found] == ids
-            assert [m.payload for m in found] == [f"{entry} {at}".encode() for at in range(30)]
-
-
-def test_M1_a_queue_with_an_order_is_at_one_broker(
-    place: Place, connection: lakequeue.Connection
-) -> None:
-    """Wherever its messages come in and its consumers come from, each key is in order."""
-    admin = connection.admin()
-    host = admin.describe("keyed")["broker"]
-    sent: dict[int, list[int]] = {key: [] for key in range(3)}
-    for at in range(60):
-        with_key = at % 3
-        sent[with_key].append(at)
-    with place.at(BROKERS[BROKERS.index(host) - 1]) as other:
-        producer = other.producer()
-        for at in range(60):
-            producer.send_async("keyed", b'{"k": %d, "n": %d}' % (at % 3, at))
-        producer.flush(BACK_S_MAX)
-        got: dict[int, list[int]] = {key: [] for key in range(3)}
-        for message in take(other, "keyed", 60):
-            body = json.loads(message.payload)
-            got[body["k"]].append(body["n"])
-    assert got == sent
-
-
-def test_M2_M3_a_full_queue_elsewhere_holds_back_its_own_lane_only(
-    place: Place, connection: lakequeue.Connection
-) -> None:
-    """Two are stored there, the others wait where they came in, visibly; what goes to other queues
-    of that broker flows. When there is room they come, in order."""
-    with place.at("a") as near:
-        producer = near.producer()
-        sent = [producer.send("much/x", b"%d" % at).message_id for at in range(6)]
-        assert producer.send("orders-c", b"flows").message_id
-        assert [m.payload for m in take(near, "orders-c", 1)] == [b"flows"]
-        admin = near.admin()
-        until(lambda: admin.describe("full")["depth"] == 2, BACK_S_MAX, "two are there")
-        events = until(
-            lambda: [e for e in admin.events() if e["event"] == "lane_blocked"],
-            BACK_S_MAX, "it is told",
-        )  # fmt: skip
-        assert (events[-1]["queue"], events[-1]["why"]) == ("full", "queue_quota")
-        assert [m.id for m in take(near, "full", 6)] == sent
-
-
-@pytest.mark.parametrize("entry", ["a", "c"])
-def test_H4_a_distributed_queue_is_consumed_at_another_broker(place: Place, entry: str) -> None:
-    bodies = [f"{entry} {at}".encode() for at in range(100)]
-    with place.at(entry) as one, place.at("b") as other:
-        producer = one.producer()
-        for body in bodies:
-            producer.send_async("spread", body)
-        producer.flush(BACK_S_MAX)
-        found = take(other, "spread", len(bodies))
-        assert sorted(m.payload for m in found) == sorted(bodies)
-        assert not any(m.redelivered for m in found)
-        until(lambda: one.admin().describe("spread")["depth"] == 0, BACK_S_MAX, "it is empty")
-        assert sorted(one.admin().describe("spread")["brokers"]) == list(BROKERS)
-
-
-def test_Q5_a_message_of_a_group_local_queue_starts_with_its_initial_owner(place: Place) -> None:
-    with place.at("a") as near:
-        sent = near.producer().send("owned", b"x").message_id
-        assert [m.id for m in take(near, "owned", 1)] == [sent]
-
-
-def test_M6_X5_X6_dead_messages_cross_and_are_redriven(
-    place: Place, connection: lakequeue.Connection
-) -> None:
-    admin, producer = connection.admin(), connection.producer()
-    sent = [producer.send("short", b"%d" % at, ttl="300ms").message_id for at in range(10)]
-    until(lambda: admin.describe("dead")["depth"] == 10, BACK_S_MAX, "all are dead")
-    assert [m.id for m in admin.browse("dead")] == sent
-    assert admin.redrive("dead").moved == 10
-    until(lambda: admin.describe("short")["depth"] == 10, BACK_S_MAX, "all are back")
-    assert [m.id for m in take(connection, "short", 10)] == sent
-    assert admin.describe("dead")["depth"] == 0
-
-
-def test_M5_plain_records_of_a_captured_topic_enter_once(
-    place: Place, connection: lakequeue.Connection
-) -> None:
-    """Of a queue at all brokers, each partition is read by one of them."""
-    ensure_topics(place.bootstrap, [], ["plain"])
-    plain = KafkaProducer(bootstrap_servers=place.bootstrap)
-    connection.admin().define({"name": "plain", "message_type": "text"})
-    partitions = sorted(plain.partitions_for("plain") or ())
-    for at in range(60):
-        plain.send("plain", b"%d" % at, partition=partitions[at % len(partitions)])
-    plain.flush()
-    plain.close()
-    admin = connection.admin()
-    until(lambda: admin.describe("plain")["depth"] >= 60, BACK_S_MAX, "all are there")
-    found = Counter(m.payload for m in take(connection, "plain", 60))
-    assert found == Counter({b"%d" % at: 1 for at in range(60)})
-
-
 def test_one_broker_dies_and_the_clients_of_the_others_notice_nothing(place: Place) -> None:
     """Two have traffic of their own, and one of them sends to a queue of the dead one all the
     time: it is told at once that it is stored."""
@@ -277,24 +163,6 @@ def test_H4_S1_nothing_is_lost_and_nothing_doubled_while_two_brokers_die(place: 
             assert [m.id for m in admin.browse(queue, limit=1_000)] == ids
             admin.unsubscribe_topic(queue, "all/x")
             admin.purge(queue)
-
-
-def test_the_page_sees_the_queues_of_all(place: Place) -> None:
-    """All brokers are asked at once, and within what a page waits for."""
-    with place.at("c") as connection:
-        connection.producer().send("orders-c", b"x")
-    vpn_monitor = VpnMonitor(lambda: lakequeue.connect(place.url))
-    seen = vpn_monitor.look()
-    assert (seen.problem, seen.silent) == ("", "")
-    assert {f"orders-{name}" for name in BROKERS} <= {queue["name"] for queue in seen.queues}
-    assert {name: look.usage["broker"]["name"] for name, look in seen.brokers.items()} == {
-        name: name for name in BROKERS
-    }
-    queue, messages = vpn_monitor.queue("orders-c")
-    assert (queue["broker"], queue["why"][0]["code"], len(messages)) == ("c", "no_consumer", 1)
-    vpn_monitor.close()
-    with lakequeue.connect(place.url) as connection:
-        connection.admin().purge("orders-c")
 
 
 def test_M5_a_queue_that_captures_plain_topics_moves_while_the_home_rests(

@@ -53,35 +53,31 @@ def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecuredKafka]:
 
 
 @pytest.mark.parametrize("library", LIBRARIES)
-@pytest.mark.parametrize("case", ["none", "wrong PLAIN", "wrong SCRAM-SHA-512"])
 def test_a_client_without_credentials_is_told(
-    kafka: SecuredKafka, tmp_path: Path, library: str, case: str, monkeypatch: pytest.MonkeyPatch
+    kafka: SecuredKafka, tmp_path: Path, library: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LAKEQUEUE_KAFKA_LIBRARY", library)
     monkeypatch.delenv(VARIABLE, raising=False)
-    said = VARIABLE
-    if case != "none":
-        file = settings_file(tmp_path, case.removeprefix("wrong "), "not it")
-        monkeypatch.setenv(VARIABLE, str(file))
-        said = "refuses the credentials"
-    begun = time.monotonic()
-    with pytest.raises(lakequeue.NotConnected) as caught:
-        lakequeue.connect(f"kafka://{kafka.secured}")
-    assert time.monotonic() - begun < TOLD_S_MAX
-    sentence = str(caught.value)
-    assert said in sentence
-    assert kafka.secured in sentence
-    assert "\n" not in sentence
-    assert len(sentence) < 300
+    for mechanism in (None, "PLAIN", "SCRAM-SHA-512"):
+        said = VARIABLE
+        if mechanism is not None:
+            monkeypatch.setenv(VARIABLE, str(settings_file(tmp_path, mechanism, "not it")))
+            said = "refuses the credentials"
+        begun = time.monotonic()
+        with pytest.raises(lakequeue.NotConnected) as caught:
+            lakequeue.connect(f"kafka://{kafka.secured}")
+        assert time.monotonic() - begun < TOLD_S_MAX
+        sentence = str(caught.value)
+        assert said in sentence, mechanism
+        assert kafka.secured in sentence
+        assert "\n" not in sentence
+        assert len(sentence) < 300
 
 
-@pytest.mark.parametrize("password", [None, "not it"])
-def test_an_engine_without_credentials_is_told(
-    kafka: SecuredKafka, tmp_path: Path, password: str | None, monkeypatch: pytest.MonkeyPatch
+def test_an_engine_with_wrong_credentials_is_told(
+    kafka: SecuredKafka, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delenv(VARIABLE, raising=False)
-    if password is not None:
-        monkeypatch.setenv(VARIABLE, str(settings_file(tmp_path, "SCRAM-SHA-512", password)))
+    monkeypatch.setenv(VARIABLE, str(settings_file(tmp_path, "SCRAM-SHA-512", "not it")))
     config = tmp_path / "queues.yaml"
     config.write_text(CONFIG)
     done = subprocess.run(

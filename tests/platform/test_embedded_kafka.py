@@ -103,20 +103,6 @@ def test_two_homes_at_once(kafka: EmbeddedKafka, broker: EmbeddedKafka) -> None:
 
 
 @job
-def test_ten_mebibytes(kafka: EmbeddedKafka) -> None:
-    make_topic(kafka, "large")
-    value = os.urandom(10 * 1024 * 1024)
-    send(kafka, "large", value)
-    consumer = KafkaConsumer(
-        bootstrap_servers=kafka.bootstrap_servers, auto_offset_reset="earliest"
-    )
-    consumer.assign([TopicPartition("large", 0)])
-    records = [r for rs in consumer.poll(20_000).values() for r in rs]
-    consumer.close()
-    assert [r.value for r in records] == [value]
-
-
-@job
 def test_it_listens_on_this_machine_only(kafka: EmbeddedKafka) -> None:
     properties = (kafka.home / "server.properties").read_text()
     listeners = [line for line in properties.splitlines() if "listeners=" in line]
@@ -151,14 +137,9 @@ def test_it_dies_with_its_parent(tmp_path: Path) -> None:
 
 
 @job
-def test_it_outlives_the_thread_that_started_it(broker: EmbeddedKafka) -> None:
-    time.sleep(0.5)
-    assert broker.running
-
-
-@job
 def test_restart_and_crash_keep_data_and_port(broker: EmbeddedKafka) -> None:
-    """Also for another object that finds the home."""
+    """Also for another object that finds the home. It outlived the thread that started it."""
+    assert broker.running
     make_topic(broker, "kept")
     send(broker, "kept", b"1")
     servers = broker.bootstrap_servers

@@ -197,11 +197,10 @@ def test_kafka_maps_it_and_a_bad_one_does_no_harm(with_jars: Path, tmp_path: Pat
     path.chmod(0o644)
     middle = len(good) // 2
     damaged = good[:middle] + bytes(b ^ 255 for b in good[middle : middle + 64])
-    for bad in (damaged + good[middle + 64 :], good[:middle]):
-        path.write_bytes(bad)
-        with kafka:
-            assert not maps(kafka.pid, kafka.archive)
-            assert (kafka.home / "kafka.out").read_text() == ""
+    path.write_bytes(damaged + good[middle + 64 :])
+    with kafka:
+        assert not maps(kafka.pid, kafka.archive)
+        assert (kafka.home / "kafka.out").read_text() == ""
 
 
 SESSION = """
