@@ -29,6 +29,7 @@ class Flow:
         self.deliver = deliver
         self.held = 0
         self.retired = False  # cancelled
+        self.parked = False  # it has given back what waited here
         self._prefetch = prefetch
         self._acked = 0  # of these the engine may not have heard yet
         mode = "no_ack" if no_ack else "individual"
@@ -70,8 +71,19 @@ class Flow:
         """How many it may hold from now on; more than that it gives back, unless it was given
         out."""
         if prefetch != self._prefetch and not self.no_ack:
-            self._prefetch = prefetch
+            self._prefetch, self.parked = prefetch, False
             self.consumer.set_max_backlog(prefetch)
+
+    def park(self) -> None:
+        """Give back what waits here: other workers can have it."""
+        self.parked = True
+        self.consumer.set_max_backlog(self.held)
+
+    def unpark(self) -> None:
+        """Take messages again."""
+        self.parked = False
+        if not self.retired and not self.consumer.is_closed:
+            self.consumer.set_max_backlog(self._prefetch)
 
     def retire(self) -> None:
         """Cancelled: nothing comes any more; what it holds may still be settled."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -26,6 +27,7 @@ from .flow import Flow, Getter
 
 UNLIMITED = 1_000  # the prefetch of who names none
 TURN_MAX = 1_000  # messages that one turn of the event loop hands over at most
+SHARE_S = 1.0  # how long messages wait here behind tasks of another queue
 TRANSIENT = 1
 
 log = logging.getLogger("lakequeue.tasks")
@@ -45,6 +47,7 @@ class KombuChannel(virtual.Channel):
         self._retired: list[Flow] = []
         self._prefetch = 0
         self._auto_delete: set[str] = set()
+        self._full_since: float | None = None  # while messages wait here that others could have
 
     @property
     def link(self) -> EngineLink:
@@ -213,7 +216,34 @@ class KombuChannel(virtual.Channel):
     def is_ready(self) -> bool:
         """Whether something waits here that can be handed over."""
         room = self.has_room
-        return any(f.is_ready and (room or f.no_ack) for f in list(self._flows.values()))
+        return any(
+            (f.is_ready and (room or f.no_ack)) or (f.parked and room)
+            for f in list(self._flows.values())
+        )
+
+    def share(self) -> bool:
+        """With several queues, each may bring as many messages as the prefetch; those that the
+        prefetch keeps from the application for long go back, for other workers. Whether to look
+        again in `SHARE_S`."""
+        flows = [f for f in list(self._flows.values()) if not f.no_ack and not f.retired]
+        if self.has_room:
+            self._full_since = None
+            for flow in [f for f in flows if f.parked]:
+                flow.unpark()
+            return False
+        waiting = [f for f in flows if f.consumer.has_messages]
+        if not waiting:
+            self._full_since = None
+            return False
+        now_s = time.monotonic()
+        if self._full_since is None:
+            self._full_since = now_s
+        elif now_s - self._full_since >= SHARE_S:
+            self._full_since = None
+            for flow in waiting:
+                flow.park()
+            return False
+        return True
 
     def hand_over(self) -> int:
         """Give the application what waits here, a message of each consumer in turn; how many."""

@@ -21,7 +21,7 @@ from kombu.transport.base import Transport as BaseTransport
 from ..protocol import NotConnected, Timeout
 from .engine_link import Address, EngineLink, acquire, release
 from .flow import Flow
-from .kombu_channel import KombuChannel
+from .kombu_channel import SHARE_S, KombuChannel
 
 MEMORY_S = 0.01  # how often somebody who waits looks, in memory
 
@@ -54,6 +54,7 @@ class KombuTransport(virtual.Transport):
         self._link: EngineLink | None = None
         self._pipe: tuple[int, int] | None = None
         self._loop: Any = None
+        self._look_again = False
         if self.address.is_memory:
             self.implements = self.implements.extend(asynchronous=False)
 
@@ -108,6 +109,7 @@ class KombuTransport(virtual.Transport):
         """A consumer began: its messages wake who waits."""
         if not self.address.is_memory:
             self.link.connection.on_delivery(flow.consumer, self._signal)
+            self._signal()  # of what came before it was heard
 
     def look_again(self) -> None:
         """There may be room for a message that waits here."""
@@ -124,7 +126,11 @@ class KombuTransport(virtual.Transport):
                 os.write(self._pipe[1], b".")
 
     def _hand_over(self) -> int:
-        return sum(channel.hand_over() for channel in list(self.channels))
+        """Hand over what waits here; how many messages. Sets when to look again at the latest."""
+        channels = list(self.channels)
+        count = sum(channel.hand_over() for channel in channels)
+        self._look_again = sum(channel.share() for channel in channels) > 0
+        return count
 
     def drain_events(self, connection: Any, timeout: float | None = None, **_: Any) -> None:
         """Hand over what waits here, or what comes first. Raises TimeoutError, which is
@@ -134,6 +140,8 @@ class KombuTransport(virtual.Transport):
             left = None if deadline is None else deadline - time.monotonic()
             if left is not None and left <= 0:
                 raise TimeoutError("timed out")
+            if self._look_again:
+                left = SHARE_S if left is None else min(left, SHARE_S)
             if self.address.is_memory:
                 time.sleep(MEMORY_S if left is None else min(MEMORY_S, left))
             elif not self.link.is_open:
@@ -189,6 +197,8 @@ class KombuTransport(virtual.Transport):
             raise NotConnected("the connection is closed")
         self._hand_over()
         self._signal()
+        if self._look_again:
+            loop.call_later(SHARE_S, self.on_readable, connection, loop)
 
 
 def _url(client: Any) -> str:

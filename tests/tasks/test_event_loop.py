@@ -14,7 +14,7 @@ import pytest
 from celery import Celery
 from celery.contrib.testing.worker import start_worker
 from kombu import Connection, Consumer, Exchange, Producer, Queue
-from kombu.asynchronous import Hub
+from kombu.asynchronous import Hub, set_event_loop
 from lakequeue.tasks import engine_link
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -85,6 +85,35 @@ def test_a_message_wakes_the_loop_and_so_does_room(bench: LoopBench) -> None:
     assert bench.admin.describe("work")["depth"] == 0
 
 
+def test_what_waits_behind_a_task_of_another_queue_goes_to_other_workers(bench: LoopBench) -> None:
+    other = Queue("other", exchange=Exchange(""), routing_key="other")
+    held: list[Any] = []
+    with Connection(bench.url) as connection:
+        hub = Hub()
+        channel = connection.channel()
+        channel.basic_qos(0, 1, False)
+        connection.register_with_event_loop(hub)
+        producer = Producer(channel)
+        for queue in (WORK, other):
+            producer.publish(queue.name, routing_key=queue.name, declare=[queue])
+        callbacks = [lambda _, message: held.append(message)]
+        with Consumer(channel, [WORK, other], callbacks=callbacks):
+            turn(hub, lambda: held)
+            waiting = "other" if held[0].payload == "work" else "work"
+
+            def free() -> bool:
+                described = bench.admin.describe(waiting)
+                return described["ready"] == 1 and described["consumers"][0]["backlog"] == 0
+
+            turn(hub, free)
+            held[0].ack()
+            turn(hub, lambda: len(held) == 2)
+            assert not held[1].delivery_info["redelivered"]
+            held[1].ack()
+        connection.transport.unregister_from_event_loop(connection, hub)
+        hub.close()
+
+
 def test_connections_of_a_process_share_one_and_a_fork_opens_its_own(bench: LoopBench) -> None:
     with Connection(bench.url) as one, Connection(bench.url) as two:
         one.connect(), two.connect()
@@ -123,20 +152,40 @@ def test_a_lost_connection_is_an_error_that_kombu_knows(bench: LoopBench) -> Non
         assert bench.admin.describe("work")["depth"] == 1
 
 
-def test_a_worker_runs_on_the_event_loop(bench: LoopBench) -> None:
+@pytest.mark.parametrize(
+    "options",
+    [{"pool": "solo"}, {"pool": "prefork", "concurrency": 2}, {"pool": "threads"},
+     {"pool": "prefork", "concurrency": 1, "autoscale": "4,1"}],
+    ids=["solo", "prefork", "threads", "autoscale"],
+)  # fmt: skip
+def test_a_worker_runs_on_the_event_loop(
+    bench: LoopBench, options: dict[str, Any], tmp_path: Path
+) -> None:
     app = Celery("loop", broker=bench.url, backend="cache+memory://")
+    app.set_default()  # for the pool's threads and processes
+    set_event_loop(None)  # Celery would take that of the worker before, which is closed
     app.conf.update(task_acks_late=True, worker_prefetch_multiplier=1)
-    ran: list[int] = []
+    log = tmp_path / "ran"
+    log.touch()
 
     @app.task(name="note")
-    def note(n: int) -> None:
-        ran.append(n)
+    def note(n: int, path: str) -> None:  # Celery keeps the first application of a process
+        time.sleep(0.05)
+        with open(path, "a") as file:
+            file.write(f"{n} {os.getpid()}\n")
 
-    with start_worker(app, pool="solo", perform_ping_check=False, shutdown_timeout=WAIT_S):
+    def ran() -> list[list[str]]:
+        return [line.split() for line in log.read_text().splitlines()]
+
+    with start_worker(app, perform_ping_check=False, shutdown_timeout=WAIT_S, **options):
         for n in range(20):
-            note.delay(n)
-        threaded.wait_for(lambda: len(ran) == 20, WAIT_S)
+            note.delay(n, str(log))
+        threaded.wait_for(lambda: len(ran()) == 20, WAIT_S)
         assert app.control.ping(timeout=2)
         threaded.wait_for(lambda: not bench.admin.describe("celery")["depth"], WAIT_S)
-    assert sorted(ran) == list(range(20))
+    assert sorted(int(n) for n, _ in ran()) == list(range(20))
+    processes = {pid for _, pid in ran()}
+    if options["pool"] == "prefork":
+        assert str(os.getpid()) not in processes
+        assert len(processes) > 1
     app.close()
