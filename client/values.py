@@ -10,12 +10,10 @@ import re
 import threading
 from collections.abc import Callable, Iterable
 from datetime import UTC, datetime, timedelta
-from decimal import Decimal
 from typing import Any
 
 from ..protocol import ConfigError
 from ..protocol.bounds import (
-    DURATION_MS_MAX,
     IDS_CHARACTERS_MAX,
     TEXT_CHARACTERS_MAX,
     YEAR_9999_ENDS_MS,
@@ -23,13 +21,8 @@ from ..protocol.bounds import (
     shown,
 )
 from ..protocol.ids import ID_MAX, Ranges, format_ranges, parse_ranges
+from ..protocol.units import UnitError, parse_duration_ms
 
-_UNITS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
-_DURATION = re.compile(r"([0-9]{1,30}(?:\.[0-9]{1,30})?)\s*(ms|s|m|h|d)", re.ASCII)
-_DURATIONS = (
-    "allowed are durations like '500ms', '30s', '15m', '2h', '1d', or seconds, up to a hundred "
-    "years (36500d)"
-)
 _NUMBER = re.compile(r"[0-9]{1,20}", re.ASCII)
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _ONE_MS = timedelta(milliseconds=1)
@@ -120,19 +113,10 @@ def wait_s(value: object, what: str = "timeout") -> float | None:
 def duration_ms(value: object, what: str) -> int:
     """A duration in ms, from text (`"500ms"`, `"30s"`) or seconds. Rounded, but never to zero from
     more."""
-    exact = _exact_ms(value)
-    if exact is None or exact > DURATION_MS_MAX:
-        raise ConfigError(f"{what}: {shown(value)} – {_DURATIONS}")
-    return max(round(exact), 1) if exact else 0
-
-
-def _exact_ms(value: object) -> Decimal | float | None:
-    if isinstance(value, str):
-        match = _DURATION.fullmatch(value.strip())
-        return Decimal(match[1]) * _UNITS[match[2]] if match else None
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    return value * 1000 if 0 <= value <= DURATION_MS_MAX else None
+    try:
+        return parse_duration_ms(value)
+    except UnitError as error:
+        raise ConfigError(f"{what}: {shown(value)} – allowed is {error.allowed}") from None
 
 
 def time_ms(value: object, what: str) -> int:

@@ -20,9 +20,9 @@ import msgspec
 from ..expressions import ExpressionError, compile_program
 from ..protocol import ConfigError, Problem
 from ..protocol.patterns import REGEX_CHARACTERS, compiled
+from ..protocol.units import format_duration, format_size
 from . import definition_values as read
 from .clients import client_name
-from .units import format_duration, format_size
 
 TYPES = ("Queue", "LocalQueue", "GroupLocalQueue")
 TYPE_TAGS = {**{tag: tag for tag in TYPES}, "QueueDefinition": "Queue"}

@@ -15,8 +15,8 @@ from typing import Any
 
 from ..protocol.messages import QUEUE_ALONE
 from ..protocol.patterns import kind_of
+from ..protocol.units import UnitError, format_size, parse_duration_ms, parse_size
 from .foreign_words import answer, foreign_word
-from .units import UnitError, format_size, parse_duration_ms, parse_size
 
 Reader = Callable[[object], Any]
 

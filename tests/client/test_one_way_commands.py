@@ -76,7 +76,7 @@ def test_L11_a_delay_that_is_none_is_refused_and_the_message_is_still_in_hand(
 ) -> None:
     consumer = bench.consumer()
     message = consumer.receive()
-    with pytest.raises(ConfigError, match=r"delay: .* – allowed are durations"):
+    with pytest.raises(ConfigError, match=r"delay: .* – allowed is a duration"):
         message.cancel(delay)
     message.cancel("36500d")
     assert [m.state for m in bench.admin.browse("orders")] == ["delayed", "leased"]

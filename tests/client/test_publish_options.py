@@ -14,12 +14,12 @@ YEAR_0 = datetime.min.replace(tzinfo=timezone(timedelta(hours=14)))
 YEAR_9999 = datetime.max.replace(tzinfo=timezone(-timedelta(hours=14)))
 
 OPTIONS: list[tuple[str, dict[str, Any]]] = [
-    ("ttl: '10675199d' – allowed are durations .* up to a hundred years", {"ttl": "10675199d"}),
+    ("ttl: '10675199d' – allowed is a duration of at most 100 years", {"ttl": "10675199d"}),
     ("ttl: '999", {"ttl": "9" * 400 + "d"}),
     ("ttl: inf", {"ttl": float("inf")}),
     ("ttl: 0 – allowed is a positive duration", {"ttl": 0}),
     ("ttl: b'5s'", {"ttl": b"5s"}),
-    ("delay: '99999999999d' – allowed are durations", {"delay": "99999999999d"}),
+    ("delay: '99999999999d' – allowed is a duration of at most 100 years", {"delay": "99999999999d"}),
     ("delay: nan", {"delay": float("nan")}),
     ("delay: 7200000 ms from now – allowed is less than the ttl, 3600000 ms",
      {"delay": "2h", "ttl": "1h"}),

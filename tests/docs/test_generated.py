@@ -13,12 +13,12 @@ import pytest
 from client.threaded import connect
 from lakequeue.cli import consume
 from lakequeue.client.consumer import settling
-from lakequeue.definitions import bridge, configuration, definition, parse_configuration, units
+from lakequeue.definitions import bridge, configuration, definition, parse_configuration
 from lakequeue.definitions.foreign_words import WORDS
 from lakequeue.lake import create_views
 from lakequeue.lake.views import VIEWS
 from lakequeue.memory import MemoryEngine
-from lakequeue.protocol import Reason, commands, table_format, wire
+from lakequeue.protocol import Reason, commands, table_format, units, wire
 from lakequeue.protocol.journal import SCHEMA
 from lakequeue.protocol.outputs import Deliveries
 from lakequeue.sinks.metric_table import SAMPLES

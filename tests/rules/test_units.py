@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from lakequeue.definitions.units import (
+from lakequeue.protocol.units import (
     DURATION_MS_MAX,
     SIZE_BYTES_MAX,
     UnitError,

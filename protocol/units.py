@@ -1,9 +1,9 @@
-"""Durations and sizes as people write them (Q8).
+"""Durations and sizes as people write them (Q8): the one place that reads and writes them.
 
-Theory. A duration is whole milliseconds, a size whole bytes; everything inside the engine counts
-in these. Written, a duration is `500ms`, `30s`, `15m`, `2h`, `1d` or a number of seconds; a size
-is `64KB`, `10MB`, `5GB` (powers of ten), `KiB`, `MiB`, `GiB` (powers of two) or a number of bytes.
-What is written here is read back to the same number.
+The engine counts in whole milliseconds and whole bytes. A duration is written `500ms`, `30s`,
+`15m`, `2h`, `1d`, or as a number of seconds. A size is written `64KB`, `10MB`, `5GB` (powers of
+ten), `KiB`, `MiB`, `GiB` (powers of two), or as a number of bytes. What is written here is read
+back to the same number.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import math
 import re
 from decimal import Decimal
 
-from ..protocol.bounds import DURATION_MS_MAX
+from .bounds import DURATION_MS_MAX
 
 SIZE_BYTES_MAX = 2**60
 
@@ -36,7 +36,7 @@ _WRITTEN = re.compile(r"\s*([0-9]{1,30}(?:\.[0-9]{1,30})?)\s*([A-Za-z]*)\s*", re
 
 
 class UnitError(ValueError):
-    """A duration or a size cannot be read; the text names the value and what is allowed (Q7)."""
+    """A value is no duration or size; the text names it and what is allowed (Q7)."""
 
     def __init__(self, value: object, allowed: str) -> None:
         super().__init__(value, allowed)
@@ -50,10 +50,10 @@ class UnitError(ValueError):
 
 
 def parse_duration_ms(value: object) -> int:
-    """Whole milliseconds of a duration: text with a unit, or a number of seconds (Q8).
+    """A duration in whole ms, from text with a unit or a number of seconds (Q8).
 
-    Rounded to the nearest millisecond, but never from something to nothing. Raises `UnitError`
-    for anything else, for what is negative and for more than 100 years.
+    Rounded to the nearest ms, but never to zero from more. Raises `UnitError` for anything else,
+    for negative numbers and for more than 100 years.
     """
     number, unit = _read(value, DURATIONS_ALLOWED)
     if unit == "" and isinstance(value, str):
@@ -68,10 +68,10 @@ def parse_duration_ms(value: object) -> int:
 
 
 def parse_size(value: object) -> int:
-    """Bytes of a size: text with or without a unit, or a whole number of bytes (Q8).
+    """A size in bytes, from text with or without a unit, or a whole number of bytes (Q8).
 
-    Raises `UnitError` for anything else, for what is negative or not whole bytes, and for more
-    than 2**60.
+    Raises `UnitError` for anything else, for negative numbers or parts of a byte, and for more than
+    2**60.
     """
     number, unit = _read(value, SIZES_ALLOWED)
     factor_bytes = _SIZE_UNITS_BYTES.get(unit.lower() or "b")
@@ -86,7 +86,7 @@ def parse_size(value: object) -> int:
 
 
 def _read(value: object, allowed: str) -> tuple[Decimal, str]:
-    """The number and the unit that a value says; the unit of a bare number is empty."""
+    """The number and the unit of a value; the unit of a bare number is empty."""
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         raise UnitError(value, allowed)
     if isinstance(value, str):
