@@ -7,19 +7,14 @@ process (`processes.py`).
 from __future__ import annotations
 
 import contextlib
-import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
 import lakequeue
-from client.failures import DEADLY, MODES, definition
+import pytest
 from job.scenarios import chosen, queue_name, queues_of
 from lakequeue.definitions import Configuration, parse_configuration
 from lakequeue.streaming import EmbeddedKafka, Engine
@@ -39,7 +34,6 @@ QUEUES: list[dict[str, Any]] = [
     {"name": "clock", "message_type": "text", "max_per_subscription_backlog": 50},
     {"name": "to-table", "message_type": "text", "max_per_subscription_backlog": 400},
     {"name": "from-rows", "message_type": "text", "max_per_subscription_backlog": 400},
-    {"name": "producers", "message_type": "json", "max_message_size": 100},
     {
         "name": "late",
         "message_type": "text",
@@ -83,12 +77,11 @@ class Job:
 def configuration() -> Configuration:
     """Every queue of every test, so that none of them makes the engine restart its query."""
     scenarios = [
-        {"name": queue_name(i, queue), "message_type": "json"}
-        for i, scenario in enumerate(chosen())
+        {"name": queue_name(rule, queue), "message_type": "json"}
+        for rule, scenario in chosen().items()
         for queue in queues_of(scenario)
     ]
-    killed = [definition(mode, point) for mode in MODES for point in DEADLY]
-    queues = QUEUES + killed + scenarios
+    queues = QUEUES + scenarios
     return parse_configuration({"queues": queues, "vpns": {"default": None, FAR_VPN: None}})
 
 

@@ -1,6 +1,5 @@
-"""Records of any bytes on any topic: the job goes on, and each stands in `default.rejected`.
-
-What once stopped the job for good is in `test_fuzz.py`.
+"""Records of any bytes on any topic: the job goes on, and each stands in `default.rejected`. So it
+does after well-formed ones that cannot be answered. (Thousands of both, in memory: `tests/fuzz`.)
 """
 
 from __future__ import annotations
@@ -70,6 +69,27 @@ BAD: dict[str, tuple[str, bytes | None, Headers]] = {
     "underlying_name_replaced": ("bad", GOOD, [("\ufffd", b"1")]),
     "command_name_not_utf8": (COMMANDS, NOISE(100), [(NoUtf8(), b"1")]),
 }
+
+
+def reply_to(topic: str, partition: int) -> bytes:
+    return command(command="queues", reply={"topic": topic, "partition": partition, "request": "x"})
+
+
+# Each of these made the engine's query fail in every attempt, restarts included.
+UNANSWERABLE: dict[str, tuple[str, bytes, Headers]] = {
+    "plain_record_with_headers_of_its_own": ("bad", b"{}", [("colour", b"blue")]),
+    "publish_with_headers_and_no_lq": (PUBLISH, b"{}", [("colour", b"blue")]),
+    "command_with_headers": (COMMANDS, command(command="tick"), [("trace", b"1")]),
+    "reply_to_a_partition_that_is_not_there": (COMMANDS, reply_to("default.deliveries", 99), []),
+    "reply_to_a_topic_that_is_not_there": (COMMANDS, reply_to("nobody.there", 0), []),
+    "reply_to_a_partition_of_more_than_32_bits": (
+        COMMANDS, reply_to("default.deliveries", 1 << 40), [],
+    ),
+    "receipt_to_a_partition_that_is_not_there": (
+        PUBLISH, b"{}", lq(to="bad", producer="p", seq=1, reply=99),
+    ),
+    "rejected_record_as_large_as_a_record_may_be": (PUBLISH, b"x" * 11_999_900, []),
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -153,4 +173,25 @@ def test_each_is_counted(job: Job, sent: dict[str, tuple[int, int]], rejected: o
 
 def test_the_job_went_on(job: Job, rejected: object, connection: lakequeue.Connection) -> None:
     send_and_receive(connection)
+    assert not job.failures
+
+
+def test_what_cannot_be_answered_ends_no_query(
+    job: Job, rejected: object, connection: lakequeue.Connection
+) -> None:
+    """The same query goes on, and the worker in it: nothing failed and was begun again."""
+    before = job.query
+    producer = KafkaProducer(
+        bootstrap_servers=job.kafka.bootstrap_servers, max_request_size=12_500_000
+    )
+    for topic, value, headers in UNANSWERABLE.values():
+        producer.send(topic, value, key=b"k", headers=headers).get(30)
+    producer.close()
+    admin = connection.admin()
+    for n in range(3):
+        assert connection.producer().send("bad", f"{n}", timeout=60).message_id, n
+    until(lambda: admin.describe("bad")["depth"] >= 3, 30, "they are stored")
+    admin.purge("bad")
+    assert job.query is before
+    assert before.isActive
     assert not job.failures

@@ -1,6 +1,6 @@
 """What other programs write to a captured topic: with either trigger, what a transaction took back
-is not delivered; and a time in micro- or nanoseconds is delivered as now (S1, L12). And what a
-topic does not take any more."""
+is not delivered; and a time in micro- or nanoseconds is delivered as now (S1, L12). And headers
+that are too large for a topic."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource
 from job.conftest import Job, in_real_time
 from job.processes import until
-from lakequeue.protocol.errors import LakequeueError, Rejected
-from lakequeue.streaming.spark.queries import MICRO_BATCH
+from lakequeue.protocol.errors import Rejected
 
 pytestmark = pytest.mark.job
 
@@ -91,44 +90,3 @@ def test_S3_headers_that_fit_no_delivery_are_refused(job: Job) -> None:
         producer.send("heavy", b"x", headers={"stack": b"s" * 8_700_000})
         with connection.consumer("heavy", ack_mode="auto") as consumer:
             assert until(lambda: consumer.receive(1.0), 60, "a large one").payload == b"x"
-
-
-@pytest.mark.parametrize("job", [MICRO_BATCH], indirect=True)
-def test_X5_what_a_lowered_limit_of_a_topic_refuses_does_not_come_round_for_ever(job: Job) -> None:
-    """In micro-batches; in real time see `tests/loop`. Large ones die, with the limit in the
-    reason, and the others come; when the limit is raised again all is as it was."""
-    with job.connect() as connection:
-        admin = connection.admin()
-        admin.define({"name": "too-large", "message_type": "text"})
-        admin.define({
-            "name": "narrow", "message_type": "text", "dead_message_queue": "too-large",
-            "max_per_subscription_backlog": 1_000,
-        })  # fmt: skip
-        with connection.producer() as producer:
-            for size in [200_000 if n in (3, 40) else 2_000 for n in range(60)]:
-                producer.send_async("narrow", "x" * size)
-            producer.flush()
-        configure(job, "default.deliveries", "max.message.bytes", 100_000)
-        try:
-            with connection.consumer(
-                "narrow", ack_mode="individual", max_backlog=1_000
-            ) as consumer:
-                small = [consumer.receive(60) for _ in range(58)]
-                assert all(m is not None and len(m.payload) == 2_000 for m in small)
-                for message in small:
-                    message.ack()
-                until(lambda: admin.describe("narrow")["depth"] == 0, 60, "the others are dead")
-            with pytest.raises(LakequeueError, match="does not take them"):
-                admin.browse("too-large")
-        finally:
-            configure(job, "default.deliveries", "max.message.bytes", 12_000_000)
-
-        def dead() -> list[lakequeue.Message]:
-            try:
-                return admin.browse("too-large")
-            except LakequeueError:
-                return []
-
-        found = until(dead, 60, "the limit is known to be raised")
-        assert [len(m.payload) for m in found] == [200_000, 200_000]
-        assert all("its max.message.bytes is 100,000" in m.headers["lq-dead-detail"] for m in found)

@@ -1,22 +1,17 @@
-"""Time without traffic: deadlines are acted on, and an engine without work does nothing.
+"""Time without traffic: a deadline is acted on, and an engine without work does nothing.
 
 What happens is read from the topic `default.journal`, which tells the engine nothing: a client that
-asks would be traffic itself. So do heartbeats; the subscriptions here have no session, except
-where a session's end is the point.
+asks would be traffic itself. So do heartbeats; the subscription here has no session.
 """
 
 from __future__ import annotations
 
-import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 
 import lakequeue
 import pytest
 from job.conftest import BATCH_S, Job, in_real_time
-from job.instructing import instruct
 from job.processes import until
 from kafka import KafkaConsumer, TopicPartition
 from lakequeue.protocol import commands, journal
@@ -25,12 +20,6 @@ pytestmark = pytest.mark.job
 
 LATE_MS_MAX = 30_000  # that it comes at all: 1 s and a batch on an idle machine
 JOURNAL = TopicPartition("default.journal", 0)
-HOLDER = """
-import sys, time, lakequeue
-consumer = lakequeue.connect(sys.argv[1], client_name="holder").consumer("clock")
-print(consumer.receive(60).id, flush=True)
-time.sleep(600)
-"""
 
 
 class Watcher:
@@ -108,53 +97,6 @@ def test_a_lease_that_ends(clock: lakequeue.Connection, watcher: Watcher) -> Non
     due_ms = sent["time"] + 3_000
     assert ended["time"] >= due_ms
     assert written_ms - due_ms <= LATE_MS_MAX
-
-
-@in_real_time
-def test_a_message_that_expires(clock: lakequeue.Connection, watcher: Watcher) -> None:
-    message = clock.producer().send("clock", "x", ttl="4s").message_id
-    published, _ = watcher.wait("spooled", message, 10)
-    expired, written_ms = watcher.wait("expired", message, 20)
-    assert expired["reason"] == "expired"
-    assert expired["time"] - published["time"] <= 4_000 + LATE_MS_MAX
-    assert written_ms - published["time"] <= 4_000 + LATE_MS_MAX
-
-
-@in_real_time
-def test_a_client_that_is_killed(job: Job, clock: lakequeue.Connection, watcher: Watcher) -> None:
-    """Its last heartbeat is at most 4 s old; 6 s after that one its messages return (C3)."""
-    instruct(clock, commands.Configure(system={"heartbeat_timeout": "6s"}))
-    message = clock.producer().send("clock", "x").message_id
-    holder = subprocess.Popen(
-        [sys.executable, "-c", HOLDER, job.url], stdout=subprocess.PIPE, text=True
-    )
-    try:
-        assert holder.stdout is not None
-        assert holder.stdout.readline().strip() == message
-        holder.send_signal(signal.SIGKILL)
-        killed_ms = time.time() * 1000
-        returned, written_ms = watcher.wait("returned", message, 30)
-    finally:
-        holder.kill()
-        holder.wait()
-        instruct(clock, commands.Configure(system={"heartbeat_timeout": "15s"}))
-    assert returned["reason"] == "heartbeats missed"
-    assert 1_000 <= written_ms - killed_ms <= 6_000 + LATE_MS_MAX
-    assert clock.admin().describe("clock")["ready"] == 1
-
-
-@in_real_time
-def test_a_consumer_that_was_given_up_comes_back(
-    clock: lakequeue.Connection, watcher: Watcher
-) -> None:
-    """As after a pause (SIGSTOP, sleep, a long outage): the session ended, the client lives on."""
-    with clock.consumer("clock", ack_mode="auto") as consumer:
-        instruct(clock, commands.Configure(system={"heartbeat_timeout": "1s"}))
-        clock.command(commands.Heartbeat(session=clock.session))
-        until(lambda: not clock.admin().describe("clock")["consumers"], 20, "it is given up")
-        instruct(clock, commands.Configure(system={"heartbeat_timeout": "15s"}))
-        clock.producer().send("clock", "x")
-        assert consumer.receive(10) is not None
 
 
 @in_real_time
