@@ -19,7 +19,7 @@ OPTIONS: list[tuple[str, dict[str, Any]]] = [
     ("ttl: inf", {"ttl": float("inf")}),
     ("ttl: 0 – allowed is a positive duration", {"ttl": 0}),
     ("ttl: b'5s'", {"ttl": b"5s"}),
-    ("delay: '99999999999d' – allowed is a duration of at most 100 years", {"delay": "99999999999d"}),
+    ("delay: '99999999999d' – allowed is a duration of at most", {"delay": "99999999999d"}),
     ("delay: nan", {"delay": float("nan")}),
     ("delay: 7200000 ms from now – allowed is less than the ttl, 3600000 ms",
      {"delay": "2h", "ttl": "1h"}),
