@@ -130,7 +130,7 @@ class Copier:
 
     def __init__(self, near: Home, far: FarHome) -> None:
         self.near, self.far = near, far
-        self.is_cut = False
+        self.is_cut = self._loses = False
         self._at: dict[str, int] = {}
 
     def open(self) -> None:
@@ -146,8 +146,8 @@ class Copier:
             self.is_cut = not self.is_cut
         elif what < 0.3:
             self._at = {topic: rng.randint(0, at) for topic, at in self._at.items()}
-        elif what < 0.36:
-            self._lose_an_answer()
+        elif what < 0.4:
+            self._loses = True
         if not self.is_cut:
             self.copy(rng.choice((1, 2, 5)), rng.random() < 0.1)
 
@@ -163,6 +163,10 @@ class Copier:
                 self.far.came[at] = value or b""
                 copied += 1
         for record in self._next(self.far.kafka, ANSWERS, most + leaves_out)[leaves_out:]:
+            if self._loses:  # it is said again when what it answers comes again
+                self._loses = False
+                self.far.kafka.trim((ANSWERS, 0), record.at + 1)
+                continue
             must(record.own_key == home_bridges.answers_key(NEAR_EPOCH, BRIDGE), "another's answer")
             for name in self.near.sites:
                 self._tell(name, record.own_value)
@@ -171,15 +175,9 @@ class Copier:
             self._at = {}
         return copied
 
-    def _lose_an_answer(self) -> None:
-        """One that was not copied yet; it is said again when what it answers comes again."""
-        at = self._at.get(ANSWERS, 0)
-        log = self.far.kafka.partitions.get((ANSWERS, 0), [])
-        if at < len(log):
-            log[at] = None
-
     def begin_again(self) -> None:
         """As it does when nothing is answered."""
+        self._loses = False
         self._at = {}
 
     def _next(self, kafka: Kafka, topic: str, most: int) -> list[Any]:
