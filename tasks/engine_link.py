@@ -24,7 +24,6 @@ from ..protocol.bounds import shown
 BACKLOG_MAX = 10_000  # as many as the broker lets one consumer hold
 WINDOW = 1_000
 ADDRESSES = "allowed are 'lakequeue+kafka://HOST:PORT[/VPN]' and 'lakequeue+memory://NAME[/VPN]'"
-OPTIONS = ("key", "client_name", "confirm_publish", "queues")
 
 
 @dataclass(frozen=True, slots=True)
