@@ -12,7 +12,7 @@ from ..protocol.journal import Journal, JournalSegment
 from ..protocol.messages import PublishHeader, Records, encode_publish_header
 from ..protocol.outputs import Deliveries
 from ..replica.journal_buffer import JournalBuffer
-from ..replica.replica import Decided, Replica, sorted_out
+from ..replica.replica import Decided, Replica, sort_outputs
 from ..state import Batch, DictStore, Home, Limits
 
 PAYLOAD = b"x" * 1000
@@ -61,7 +61,7 @@ class _Broker:
         self._journal = JournalBuffer("bench", [], 0)
 
     def take(self, commands: Records, messages: Records, now: int) -> Decided:
-        return sorted_out(self._replica.take(Batch(commands, messages), now))
+        return sort_outputs(self._replica.take(Batch(commands, messages), now))
 
     def encode(self, decided: Decided, now: int) -> None:
         if decided.journal is not None:

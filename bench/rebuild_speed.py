@@ -208,7 +208,7 @@ class _RecordedLife:
 
     def _save(self, driver: Driver, store: DictStore) -> None:
         """A whole snapshot, as `sinks.snapshots` writes it."""
-        driver.settle()
+        driver.flush()
         own = driver.snapshot(1)
         named = self._named(store)
         pages = [(page, None if page in named else value, zlib.crc32(page.encode() + value),

@@ -16,7 +16,7 @@ from typing import Any
 from ..client.kafka import open_kafka
 from ..client.session.transport import Record, Transport
 from ..definitions import Configuration
-from ..definitions.as_commands import configure_commands
+from ..definitions.configuration import configure_commands
 from ..protocol import NotConnected, topics, wire
 from ..protocol.messages import HEADER, Records
 from ..protocol.outputs import Deadline

@@ -1,9 +1,9 @@
-"""What a user writes down: definitions of queues, limits, configuration files, units (Q1–Q9).
+"""What users write: definitions of queues and bridges, limits, configuration files, units (Q1–Q9).
 
-Pure: a mapping in, a checked and complete value out, or every problem in it at once.
+Pure: a mapping in; a checked and complete value out, or every problem in it at once.
 """
 
-from .broker_section import BROKERS_MAX, DEFAULT_BROKER
+from .brokers import BROKERS_MAX, DEFAULT_BROKER, hosts_of, wrong_hosts
 from .configuration import (
     DEFAULT_VPN,
     Configuration,
@@ -20,7 +20,6 @@ from .definition import (
     redefine,
     to_wire,
 )
-from .hosts import hosts_of, wrong_hosts
 
 __all__ = [
     "BROKERS_MAX",

@@ -1,36 +1,46 @@
-"""What a bridge's definition says (H1–H3), and which bridges would go round in a circle.
+"""The definition of a bridge (H1–H3), and the check that bridges do not form a circle.
 
 Theory. A bridge is an arrow between two brokers of a home that carries the topics of its
-subscriptions. A message that could come back to where it began would go round for ever, so a bridge
-that closes a circle is refused. Whether it does is looked at on the safe side: a circle counts
-where each of its bridges carries some topic that the new one carries too.
+subscriptions. In a circle of bridges a message would go round for ever, so a bridge that closes one
+is refused. The check is conservative: bridges form a circle if each carries some topic that the new
+one carries too.
 
-One of the two ends may be in another home or another VPN, by its address (`far_address`). Such a
-bridge is defined at both ends, under one name: where it leaves (`to` is an address) and where it
-arrives (`from` is one). Nothing comes in that is not expected.
+One end may be in another home or another VPN, given by its address:
+
+    kafka://HOST:PORT[,HOST:PORT…][/VPN][?broker=NAME]    another lakequeue, on another Kafka
+    memory://NAME[/VPN][?broker=NAME]                     another engine in this process
+    vpn://NAME[?broker=NAME]                              another VPN of this home
+
+Without a VPN, the far VPN has the name of the bridge's own. Without a broker, it is the first one
+there; for another VPN of this home, the same broker. Such a bridge is defined at both ends under
+one name: where it leaves (`to` is an address) and where it arrives (`from` is one). So an end
+accepts only bridges that it expects.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
+from urllib.parse import parse_qsl, urlsplit
 
 import msgspec
 
 from ..protocol import ConfigError, Problem
 from ..protocol.patterns import REGEX, TOPIC, kind_of, matches
 from . import definition_values as read
-from .far_address import KAFKA, far_address, is_address, is_vpn
 
 PER_DESTINATION, NONE = "per-destination", "none"
 BRIDGE_NAME_MAX = 150  # its endpoint's name has it behind a prefix
 
 
 class BridgeDefinition(msgspec.Struct, frozen=True, kw_only=True, rename={"origin": "from"}):
-    """A bridge's definition, checked and with every default resolved. origin, to: names of brokers,
-    or one of them the address of another home; `from` on the wire. max_spool_usage: bytes that may
-    wait at the near broker, None: the default of a queue. credentials: the name of a file that only
-    the engine reads."""
+    """A bridge's definition, checked and with every default resolved.
+
+    origin (`from` on the wire), to: names of brokers; one of them may be an address.
+    max_spool_usage: bytes that may wait at the near broker, None: the default of a queue.
+    credentials: the name of a file that only the engine reads.
+    """
 
     name: str
     vpn: str = "default"
@@ -48,24 +58,24 @@ class BridgeDefinition(msgspec.Struct, frozen=True, kw_only=True, rename={"origi
 
     @property
     def far_vpn(self) -> str | None:
-        """The other VPN of this home that it leads to; None: none."""
+        """The other VPN of this home that it leads to, or None."""
         return far_address(self.to).place if is_vpn(self.to) else None
 
     @property
     def far_broker(self) -> str | None:
-        """The broker of this home that it leads to; None: it leads to another home."""
+        """The broker of this home that it leads to; None if it leads to another home."""
         if is_vpn(self.to):
             return far_address(self.to).broker or self.origin
         return None if self.leaves else self.to
 
     @property
     def arrives(self) -> bool:
-        """Whether it is the far end of one from another home or VPN."""
+        """Whether it is the far end of a bridge from another home or VPN."""
         return is_address(self.origin)
 
     @property
     def carrier(self) -> str:
-        """The broker that has its end: the near one, but for a bridge that arrives."""
+        """The broker of this home that has an end: the near one, or the far one if it arrives."""
         return self.to if self.arrives else self.origin
 
 
@@ -77,7 +87,7 @@ def _name(value: object) -> str:
 
 
 def _end(value: object) -> str:
-    """A broker of this home, or the address of another home."""
+    """A broker of this home, or an address."""
     name = read.queue_name(value)
     if is_address(name):
         far_address(name)
@@ -109,7 +119,7 @@ _REQUIRED = ("name", "from", "to", "subscriptions")
 
 
 def try_bridge(mapping: object, where: str = "") -> tuple[BridgeDefinition | None, list[Problem]]:
-    """Read a bridge's definition; gives all that is wrong with it."""
+    """Read a bridge's definition; returns it and its problems."""
     problems: list[Problem] = []
 
     def report(key: str, value: object, allowed: str) -> None:
@@ -133,11 +143,11 @@ def try_bridge(mapping: object, where: str = "") -> tuple[BridgeDefinition | Non
             report(key, None, "is required")
     there = values.get("to", "")
     if is_vpn(there) and far_address(there).place == values.get("vpn", "default"):
-        report("to", there, "is the VPN that it begins in; a bridge joins two VPNs, or two brokers")
+        report("to", there, "is the VPN where it begins; a bridge joins two VPNs, or two brokers")
     if values.get("origin") is not None and values.get("origin") == values.get("to"):
-        report("to", values["to"], "is the broker that it begins at; a bridge joins two brokers")
+        report("to", values["to"], "is the broker where it begins; a bridge joins two brokers")
     elif is_address(values.get("to", "")) and is_address(values.get("origin", "")):
-        report("from", values["origin"], "must be a broker of this home: one end of a bridge is")
+        report("from", values["origin"], "must be a broker of this home, since `to` is an address")
     if "credentials" in values and not values.get("to", "").startswith(f"{KAFKA}://"):
         allowed = f"are for a bridge that leads to another Kafka: to: {KAFKA}://…"
         report("credentials", values["credentials"], allowed)
@@ -145,14 +155,14 @@ def try_bridge(mapping: object, where: str = "") -> tuple[BridgeDefinition | Non
 
 
 def unknown_ends(bridge: BridgeDefinition, brokers: Iterable[str]) -> list[tuple[str, str]]:
-    """Of the ends of a bridge in this home, those that are no broker of it: key and name."""
+    """The ends of a bridge in this home that name no broker of it: key and name."""
     near = None if bridge.arrives else bridge.origin
     ends = (("from", near), ("to", bridge.far_broker))
     return [(key, end) for key, end in ends if end is not None and end not in brokers]
 
 
 def parse_bridge(mapping: object, where: str = "") -> BridgeDefinition:
-    """Read a bridge's definition; raises `ConfigError` with every problem (Q7)."""
+    """Read a bridge's definition. Raises `ConfigError` with all problems (Q7)."""
     definition, problems = try_bridge(mapping, where)
     if definition is None:
         raise ConfigError(problems)
@@ -160,7 +170,7 @@ def parse_bridge(mapping: object, where: str = "") -> BridgeDefinition:
 
 
 def bridge_to_wire(definition: BridgeDefinition) -> dict[str, Any]:
-    """The definition as a mapping that `parse_bridge` reads back to an equal one."""
+    """A mapping from which `parse_bridge` makes an equal definition."""
     given: dict[str, Any] = msgspec.to_builtins(definition)
     return {key: value for key, value in given.items() if value is not None}
 
@@ -169,8 +179,8 @@ def bridge_to_wire(definition: BridgeDefinition) -> dict[str, Any]:
 
 
 def circle(new: BridgeDefinition, others: Iterable[BridgeDefinition]) -> list[str] | None:
-    """The names of bridges that would bring a message of the new one back to where it began, that
-    one first; None where there are none."""
+    """The names of the bridges of a circle that the new one would close, the new one first; None if
+    it closes none."""
     onward: dict[tuple[str, str], list[BridgeDefinition]] = {}
     for one in others:
         itself = (one.vpn, one.name) == (new.vpn, new.name)
@@ -178,34 +188,34 @@ def circle(new: BridgeDefinition, others: Iterable[BridgeDefinition]) -> list[st
             onward.setdefault(_begin(one), []).append(one)
     if new.arrives:
         return None
-    ways = [(_end_of(new), [new.name])]
+    paths = [(_end_of(new), [new.name])]
     seen = {_end_of(new)}
-    while ways:
-        at, names = ways.pop(0)
+    while paths:
+        at, names = paths.pop(0)
         if at == _begin(new):
             return names
         for one in onward.get(at, ()):
             end = _end_of(one)
             if end not in seen:
                 seen.add(end)
-                ways.append((end, [*names, one.name]))
+                paths.append((end, [*names, one.name]))
     return None
 
 
 def _begin(bridge: BridgeDefinition) -> tuple[str, str]:
-    """VPN and broker."""
+    """The VPN and broker where a bridge begins."""
     return bridge.vpn, bridge.origin
 
 
 def _end_of(bridge: BridgeDefinition) -> tuple[str, str]:
-    """VPN and broker; of a bridge to another home nothing that is here."""
+    """The VPN and broker where a bridge ends; for another home, values that match nothing here."""
     return bridge.far_vpn or bridge.vpn, bridge.far_broker or bridge.to
 
 
 def circle_problem(where: str, names: list[str]) -> Problem:
-    """That a bridge closes a circle, as a sentence."""
+    """The problem of a bridge that closes a circle."""
     others = ", ".join(map(repr, names[1:]))
-    allowed = f"would bring messages back to where they began, by way of {others}"
+    allowed = f"would bring messages back to where they began, through {others}"
     return Problem(where, "subscriptions", names[0], allowed)
 
 
@@ -214,8 +224,8 @@ def _share_a_topic(one: BridgeDefinition, other: BridgeDefinition) -> bool:
 
 
 def overlap(one: str, other: str) -> bool:
-    """Whether some topic may match both patterns. Of regular expressions it is taken for granted,
-    unless the other is a plain topic."""
+    """Whether some topic may match both patterns. Two patterns of which one is a regular expression
+    count as overlapping, unless the other is a plain topic."""
     kinds = kind_of(one), kind_of(other)
     if kinds[0] == TOPIC:
         return matches(other, one)
@@ -244,3 +254,60 @@ def _levels_overlap(a: str, b: str) -> bool:
     if b == starts[1]:
         return b.startswith(starts[0])
     return starts[0].startswith(starts[1]) or starts[1].startswith(starts[0])
+
+
+# ---------------------------------------------------------------- addresses
+
+
+KAFKA, MEMORY, VPN = "kafka", "memory", "vpn"
+SHAPE = "kafka://HOST:PORT[/VPN][?broker=NAME]"
+_HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(:[0-9]{1,5})?")
+_NAME = re.compile(r"[A-Za-z0-9._-]+")
+
+
+class FarAddress(NamedTuple):
+    """The parts of an address. place: Kafka's hosts, an engine's name, or a VPN's; vpn, broker:
+    None if not given."""
+
+    scheme: str
+    place: str
+    vpn: str | None
+    broker: str | None
+
+
+def is_address(end: str) -> bool:
+    """Whether an end of a bridge is an address: in another home, or another VPN."""
+    return "://" in end
+
+
+def is_vpn(end: str) -> bool:
+    """Whether an end of a bridge is in another VPN of this home."""
+    return end.startswith(f"{VPN}://")
+
+
+def far_address(text: str) -> FarAddress:
+    """Parse an address. Raises ValueError with what is allowed."""
+    try:
+        parts = urlsplit(text)
+    except ValueError as error:
+        raise ValueError(f"must be {SHAPE} ({error})") from error
+    if parts.scheme not in (KAFKA, MEMORY, VPN) or parts.fragment:
+        raise ValueError(f"must be a broker of this home, {SHAPE} or vpn://NAME")
+    if "@" in parts.netloc:
+        raise ValueError(f"must be {SHAPE}; put credentials into a file, see `credentials`")
+    pattern = _HOST if parts.scheme == KAFKA else _NAME
+    if not all(pattern.fullmatch(one) for one in parts.netloc.split(",")):
+        raise ValueError(f"must be {SHAPE}")
+    vpn = parts.path.removeprefix("/")
+    if vpn and parts.scheme == VPN:
+        raise ValueError("must be vpn://NAME[?broker=NAME]")
+    given = dict(parse_qsl(parts.query, keep_blank_values=True))
+    if given.keys() - {"broker"}:
+        raise ValueError(f"must be {SHAPE}, without any other option")
+    broker = given.get("broker")
+    return FarAddress(
+        parts.scheme,
+        parts.netloc,
+        read.vpn_name(vpn) if vpn else None,
+        None if broker is None else read.broker_name(broker),
+    )

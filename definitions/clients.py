@@ -1,7 +1,7 @@
-"""Who may speak: the sections `auth` and `clients` of a configuration.
+"""The sections `auth` and `clients` of a configuration.
 
-`auth: required` has the engine take no command that is not signed by a client that is named here.
-A key is never written into the file, only where it stands: ``{env: NAME}`` or ``{file: PATH}``
+With `auth: required` the engine accepts only commands that a client named here has signed. The file
+never contains a key, only where to find it: ``{env: NAME}`` or ``{file: PATH}``
 (`conf/client_keys.py` reads it).
 """
 
@@ -21,7 +21,7 @@ _PLACES = ("env", "file")
 
 
 class ClientEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """A client with a key. place, key: where the key stands; admin: has all rights in its VPN."""
+    """A client. place, key: where its key is; admin: it has all rights in its VPN."""
 
     name: str
     vpn: str = "default"
@@ -40,7 +40,7 @@ def read_auth(value: object, report: Report) -> bool:
 
 
 def read_clients(section: object, report: Report) -> tuple[ClientEntry, ...]:
-    """The section `clients`: a list, each name once in its VPN."""
+    """The section `clients`: a list with unique names in each VPN."""
     if section is None:
         return ()
     if not isinstance(section, list | tuple):
@@ -69,9 +69,9 @@ def _entry(mapping: object, where: str, report: Report) -> ClientEntry | None:
         report(where, read.shown_key(other), "…", read.unknown_key(other, _KEYS))
         return None
     place = values.get("key")
-    # The value is not shown: somebody may have written the key itself.
+    # The value is not shown, because somebody may have written the key itself.
     if not (isinstance(place, Mapping) and len(place) == 1 and next(iter(place)) in _PLACES):
-        report(where, "key", "…", "must say where the key stands: {env: NAME} or {file: PATH}")
+        report(where, "key", "…", "must say where the key is: {env: NAME} or {file: PATH}")
         return None
     try:
         ((kind, at),) = place.items()
@@ -85,8 +85,8 @@ def _entry(mapping: object, where: str, report: Report) -> ClientEntry | None:
 
 
 def client_name(value: object) -> str:
-    """A client's name, as `NAME:KEY` has it."""
+    """A client's name, which must fit into `NAME:KEY`."""
     name = read.queue_name(value)
     if ":" in name or name.startswith("#"):
-        raise ValueError("must not hold ':' nor begin with '#'")
+        raise ValueError("must not contain ':' or begin with '#'")
     return name

@@ -1,12 +1,12 @@
-"""What a whole configuration says: the system, its VPNs, brokers and queues (Q7, S8, S9, S10, B4).
+"""A whole configuration: system, VPNs, brokers, queues, bridges, clients (Q7, S8, S9, S10, B4); and
+the commands that apply it.
 
-Theory. A configuration is a mapping with five sections, all of them optional. It is read in one
-pass that collects every problem of every section and queue; only a configuration without any
-becomes a `Configuration` (Q7: nothing starts half-configured). Reading the file is not done here,
-but in `conf`.
+Theory. A configuration is a mapping of optional sections. One pass reads it and collects all
+problems of all sections. Only a configuration without problems becomes a `Configuration` (Q7:
+nothing starts half-configured). `conf` reads the file.
 
-Limits that bound what one process must hold have a number, never "unlimited"; a VPN has no limit
-of its own unless it says one.
+Limits on what one process must keep always have a number, never "unlimited". A VPN has no limits of
+its own unless the configuration sets them.
 """
 
 from __future__ import annotations
@@ -16,10 +16,17 @@ from typing import Any
 
 import msgspec
 
-from ..protocol import ConfigError, Problem
+from ..protocol import ConfigError, Problem, commands
 from . import definition_values as read
-from .bridge import BridgeDefinition, circle, circle_problem, try_bridge, unknown_ends
-from .broker_section import DEFAULT_BROKER, read_brokers
+from .bridge import (
+    BridgeDefinition,
+    bridge_to_wire,
+    circle,
+    circle_problem,
+    try_bridge,
+    unknown_ends,
+)
+from .brokers import DEFAULT_BROKER, read_brokers, wrong_hosts
 from .clients import ClientEntry, read_auth, read_clients
 from .definition import (
     NEEDS_AUTH,
@@ -27,9 +34,9 @@ from .definition import (
     dead_message_ring,
     is_protected,
     name_of,
+    to_wire,
     try_definition,
 )
-from .hosts import wrong_hosts
 
 DEFAULT_VPN = "default"
 
@@ -61,8 +68,8 @@ class VpnLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Configuration(msgspec.Struct, frozen=True, kw_only=True):
-    """A configuration, checked and complete; `vpns` has every VPN that a queue names, `groups` the
-    group of each broker that is in one."""
+    """A configuration, checked and complete. vpns: every VPN that a queue or bridge names; groups:
+    the group of each broker that is in one."""
 
     system: SystemLimits = SystemLimits()
     vpns: dict[str, VpnLimits] = msgspec.field(default_factory=lambda: {DEFAULT_VPN: VpnLimits()})
@@ -96,7 +103,7 @@ SECTIONS = ("system", "vpns", "brokers", "queues", "bridges", "auth", "clients")
 
 
 def parse_configuration(mapping: object) -> Configuration:
-    """Read a configuration; raises `ConfigError` with every problem of the whole file (Q7)."""
+    """Read a configuration. Raises `ConfigError` with all problems of the file (Q7)."""
     problems: list[Problem] = []
 
     def report(where: str, key: str, value: object, allowed: str) -> None:
@@ -116,10 +123,10 @@ def parse_configuration(mapping: object) -> Configuration:
     for index, queue in queues:
         allowed = "must be a broker that the section brokers names"
         for key, value, why in wrong_hosts(queue, brokers, groups, allowed):
-            report(_place(index, queue.name), key, value, why)
+            report(_location(index, queue.name), key, value, why)
     bridges = _bridges(mapping.get("bridges"), brokers, problems, report)
     if vpns:
-        named = [(_place(index, queue.name), queue.vpn) for index, queue in queues]
+        named = [(_location(index, queue.name), queue.vpn) for index, queue in queues]
         named += [(where, vpn) for where, bridge in bridges for vpn in _vpns_of(bridge)]
         for where, vpn in named:
             if vpn not in vpns and vpn != DEFAULT_VPN:
@@ -144,16 +151,16 @@ def parse_configuration(mapping: object) -> Configuration:
 
 
 def _check_auth(auth: bool, queues: list[tuple[int, QueueDefinition]], report: Report) -> None:
-    """Nobody shall think that a queue is protected which is not."""
+    """Report permissions that have no effect, so that nobody believes a queue is protected."""
     for index, queue in queues:
         if not auth and is_protected(queue):
-            report(_place(index, queue.name), "owner", queue.owner, NEEDS_AUTH)
+            report(_location(index, queue.name), "owner", queue.owner, NEEDS_AUTH)
 
 
 def _named(
     queues: list[tuple[int, QueueDefinition]], bridges: list[tuple[str, BridgeDefinition]]
 ) -> list[str]:
-    """The VPNs that queues and bridges name, and the default one, each once and in order."""
+    """The default VPN and the VPNs that queues and bridges name, in order."""
     named = [one.vpn for _, one in queues]
     named += [vpn for _, one in bridges for vpn in _vpns_of(one)]
     return list(dict.fromkeys([DEFAULT_VPN, *named]))
@@ -164,8 +171,8 @@ def _vpns_of(bridge: BridgeDefinition) -> list[str]:
 
 
 def names_within_others(vpns: Iterable[str], brokers: Iterable[str]) -> list[Problem]:
-    """VPNs and brokers whose topics lie within another one's: whom Kafka's ACLs allow all that
-    begins with a VPN's name would reach them too."""
+    """The VPNs and brokers whose topics begin with another one's name. A client whose Kafka ACLs
+    allow the other one's prefix could access them too."""
     names = [("vpns", vpn) for vpn in sorted(set(vpns))] + [("brokers", b) for b in brokers]
     owners = {name: "VPN" if where == "vpns" else "broker" for where, name in reversed(names)}
     problems = []
@@ -184,19 +191,19 @@ def names_within_others(vpns: Iterable[str], brokers: Iterable[str]) -> list[Pro
 def _limits(
     section: object, where: str, kind: type[SystemLimits] | type[VpnLimits], report: Report
 ) -> dict[str, Any]:
-    """The values of a section of limits, by attribute; those that read well."""
-    known = _SYSTEM_KEYS if kind is SystemLimits else _VPN_KEYS
+    """The valid values of a section of limits, by attribute."""
+    keys = _SYSTEM_KEYS if kind is SystemLimits else _VPN_KEYS
     if section is None:
         return {}
     if not isinstance(section, Mapping):
-        report("", where, section, f"must be a mapping of keys: {', '.join(known)}")
+        report("", where, section, f"must be a mapping of keys: {', '.join(keys)}")
         return {}
     values: dict[str, Any] = {}
     for key, value in section.items():
-        if not isinstance(key, str) or key not in known:
-            report(where, read.shown_key(key), value, read.unknown_key(key, known))
+        if not isinstance(key, str) or key not in keys:
+            report(where, read.shown_key(key), value, read.unknown_key(key, keys))
         elif value is not None:
-            attribute, reader = known[key]
+            attribute, reader = keys[key]
             try:
                 values[attribute] = reader(value)
             except ValueError as error:
@@ -212,7 +219,7 @@ def _limits(
 
 
 def _vpns(section: object, report: Report) -> dict[str, VpnLimits]:
-    """The section `vpns`: name to limits."""
+    """The section `vpns`: limits by name."""
     if section is None:
         return {}
     if not isinstance(section, Mapping):
@@ -232,7 +239,7 @@ def _vpns(section: object, report: Report) -> dict[str, VpnLimits]:
 def _queues(
     section: object, problems: list[Problem], report: Report
 ) -> list[tuple[int, QueueDefinition]]:
-    """The section `queues`: (place in the list, definition) of those that read well."""
+    """The valid definitions of the section `queues`, with their indexes."""
     if section is None:
         return []
     if not isinstance(section, list | tuple):
@@ -242,7 +249,7 @@ def _queues(
     first: dict[tuple[str, str], int] = {}
     for index, mapping in enumerate(section):
         identity = name_of(mapping)
-        where = _place(index, identity[1] if identity else None)
+        where = _location(index, identity[1] if identity else None)
         definition, found = try_definition(mapping, where)
         problems += found
         if definition is not None:
@@ -256,8 +263,8 @@ def _queues(
 def _bridges(
     section: object, brokers: tuple[str, ...], problems: list[Problem], report: Report
 ) -> list[tuple[str, BridgeDefinition]]:
-    """The section `bridges`: (place, definition) of those that read well; a name is unique in its
-    VPN, and no message goes in a circle."""
+    """The valid definitions of the section `bridges`, with their locations. Names must be unique in
+    a VPN, and bridges must not form a circle."""
     if section is None:
         return []
     if not isinstance(section, list | tuple):
@@ -284,7 +291,7 @@ def _bridges(
 
 
 def _check_dead_message_queues(queues: list[tuple[int, QueueDefinition]], report: Report) -> None:
-    """X5: dead messages never come back to a queue by way of dead message queues."""
+    """X5: dead message queues must not form a circle."""
     targets = {(q.vpn, q.name): q.dead_message_queue for _, q in queues}
     for index, queue in queues:
 
@@ -293,9 +300,56 @@ def _check_dead_message_queues(queues: list[tuple[int, QueueDefinition]], report
 
         ring = dead_message_ring(queue, target_of)
         if ring:
-            where = _place(index, queue.name)
+            where = _location(index, queue.name)
             report(where, "dead_message_queue", queue.dead_message_queue, ring)
 
 
-def _place(index: int, name: str | None) -> str:
+def _location(index: int, name: str | None) -> str:
     return f"queues[{index}]" + (f" {read.shown(name)!r}" if name else "")
+
+
+# ---------------------------------------------------------------- commands
+
+
+def vpns_of(configuration: Configuration) -> list[str]:
+    """The VPNs that a configuration names."""
+    first = next(iter(configuration.vpns), DEFAULT_VPN)
+    return sorted({first, *configuration.vpns, *(q.vpn for q in configuration.queues)})
+
+
+def configure_commands(
+    configuration: Configuration,
+    broker: str | None = None,
+    numbers: Mapping[str, int] | None = None,
+) -> list[tuple[str, bytes]]:
+    """The commands that apply a configuration to a broker, each with its VPN. Only the first broker
+    gets the queues and bridges: it keeps the directory and places them.
+
+    broker: a broker of the configuration, None for the first; numbers: the brokers' numbers, by
+    default their indexes.
+    """
+
+    def plain(value: Any) -> dict[str, Any]:
+        return {
+            k.removesuffix("_ms"): (f"{v}ms" if k.endswith("_ms") else v)
+            for k, v in msgspec.structs.asdict(value).items()
+            if v is not None
+        }
+
+    system = plain(configuration.system)
+    vpns = {name: plain(limits) for name, limits in configuration.vpns.items()}
+    first = next(iter(configuration.vpns), DEFAULT_VPN)
+    out: list[tuple[str, commands.Command]] = []
+    brokers = configuration.brokers
+    if len(brokers) > 1:
+        given = numbers or {name: number for number, name in enumerate(brokers)}
+        groups = {
+            name: configuration.groups[name] for name in given if name in configuration.groups
+        }
+        out.append((first, commands.Peers(brokers=dict(given), groups=groups)))
+    out.append((first, commands.Configure(system=system, vpns=vpns)))
+    if broker in (None, *brokers[:1]):
+        out += [(q.vpn, commands.Define(definition=to_wire(q))) for q in configuration.queues]
+        for one in configuration.bridges:
+            out.append((one.vpn, commands.Bridge(definition=bridge_to_wire(one))))
+    return [(vpn, commands.encode_command(command)) for vpn, command in out]

@@ -1,9 +1,9 @@
-"""What a queue is: its definition, read from a mapping, checked, and normalized (Q1–Q9, F4, X2).
+"""The definition of a queue: read from a mapping, checked and completed (Q1–Q9, F4, X2).
 
-Theory. A definition is read key by key with one table (`_KEYS`), then the keys that read well are
-checked against each other. Every problem is collected, so that one look at the message mends the
-whole definition (Q7). What comes out is frozen and complete: each default is resolved here, and
-nobody asks again what an absent key means. A key whose value is null counts as absent.
+Theory. One table (`_KEYS`) reads a definition key by key. Then the valid keys are checked against
+each other. All problems are collected, so a user can fix the whole definition from one message
+(Q7). The result is frozen and complete: all defaults are resolved here. A key with the value null
+counts as absent.
 
 Rules: Q1–Q3 names and topics; Q4, Q6, O2, O3, O4 expressions are compiled once to prove them; Q5
 types; Q7 refusals; Q8 units; Q9 `redefine`; F4 fairness by semantics; X2 `max_ttl` and
@@ -34,22 +34,22 @@ PERMISSIONS = ("no-access", "read-only", "consume", "modify-topic", "delete")
 class QueueDefinition(msgspec.Struct, frozen=True, kw_only=True):
     """A queue's definition, checked and with every default resolved.
 
-    Made by `parse_definition`. Times are milliseconds, sizes bytes, thresholds percent; None
-    means no limit, or none. What may change while the queue runs says `redefine` (Q9).
+    Made by `parse_definition`. Times are in milliseconds, sizes in bytes, thresholds in percent.
+    None means no limit, or none. `redefine` says what may change while the queue exists (Q9).
     """
 
     name: str
     vpn: str = "default"
     type: str = "Queue"  # Q5
-    broker: str | None = None  # where a LocalQueue is made; None: where there is least
-    group: tuple[str, ...] = ()  # the brokers that host it, or groups of them (`hosts`, Q5)
+    broker: str | None = None  # the host of a LocalQueue; None: the broker with the fewest queues
+    group: tuple[str, ...] = ()  # the brokers that host it, or groups of them (`brokers`, Q5)
     message_type: str  # Q1
     underlying_topic: str  # Q2
     default_publish_target: str  # Q3
     subscriptions: tuple[str, ...] = ()  # initial topic subscriptions (Q2)
-    owner: str | None = None  # a client that may do everything; these need `auth: required`
-    permission: str = "delete"  # of other clients; with an owner: no-access
-    permissions: tuple[tuple[str, str], ...] = ()  # of some by name, before `permission`
+    owner: str | None = None  # a client with all rights; these three need `auth: required`
+    permission: str = "delete"  # of other clients; the default is no-access with an owner
+    permissions: tuple[tuple[str, str], ...] = ()  # of clients by name; they override `permission`
     filter: str | None = None  # Q4
     initial_owner: str | None = None  # Q5, H4
     group_local_queue_domain: str | None = None
@@ -79,17 +79,17 @@ class QueueDefinition(msgspec.Struct, frozen=True, kw_only=True):
     max_message_size: int = 10_000_000
     reject_low_priority_msg_limit: int | None = None  # S11
     reject_msg_to_sender_on_discard: str = "when-queue-enabled"  # S4
-    on_invalid: str = "keep"  # a payload that is no JSON in a json queue: keep or nack
+    on_invalid: str = "keep"  # for a payload that is not JSON in a json queue: keep or nack
     recovery_point: str = "epoch"  # R2
     target_queue_depth: int | None = None  # R5
-    file_backed_metadata: bool = False  # pages are always in the store; enabled changes nothing
+    file_backed_metadata: bool = False  # accepted, without effect: pages are always in the store
     spool_usage_high_percent: float = 25.0  # S9
     spool_usage_clear_percent: float = 18.0
     delivered_unacked_high_percent: float = 80.0  # B4
     delivered_unacked_clear_percent: float = 60.0
 
 
-# Key as written -> (attribute, how its value is read). The attribute differs where it has a unit.
+# Key as written → (attribute, reader). The names differ if the attribute has a unit.
 _KEYS: dict[str, tuple[str, read.Reader]] = {
     "name": ("name", read.queue_name),
     "vpn": ("vpn", read.vpn_name),
@@ -155,18 +155,18 @@ Report = Callable[[str, object, str], None]
 
 
 class _Values(dict[str, Any]):
-    """The values that read well, by key; `unread` are the keys whose values did not."""
+    """The valid values by key. unread: the keys with invalid values."""
 
     def __init__(self) -> None:
         super().__init__()
         self.unread: set[str] = set()
 
 
-NEEDS_AUTH = "owner, permission and permissions need `auth: required`: else nobody is asked"
+NEEDS_AUTH = "owner, permission and permissions need `auth: required` to have an effect"
 
 
 def is_protected(definition: Any) -> bool:
-    """Whether a definition, or what the directory has of one, says who may do what."""
+    """Whether a definition, or a directory entry, restricts what clients may do."""
     given = (definition.owner, definition.permission, tuple(definition.permissions))
     return given != (None, PERMISSIONS[-1], ())
 
@@ -174,7 +174,7 @@ def is_protected(definition: Any) -> bool:
 def parse_definition(mapping: object, where: str = "") -> QueueDefinition:
     """Read a definition, plain or under a tag such as `{LocalQueue: {...}}` (Q5).
 
-    Raises `ConfigError` with every problem at once (Q7); where: the place that its problems name.
+    Raises `ConfigError` with all problems (Q7). where: the location that they name.
     """
     definition, problems = try_definition(mapping, where)
     if definition is None or problems:
@@ -185,7 +185,7 @@ def parse_definition(mapping: object, where: str = "") -> QueueDefinition:
 def try_definition(
     mapping: object, where: str = ""
 ) -> tuple[QueueDefinition | None, list[Problem]]:
-    """As `parse_definition`, but gives the problems instead of raising them."""
+    """Like `parse_definition`, but returns the problems instead of raising them."""
     problems: list[Problem] = []
 
     def report(key: str, value: object, allowed: str) -> None:
@@ -199,12 +199,12 @@ def try_definition(
         check(values, report)
     if problems:
         return None, problems
-    settled = _settle(values)
-    return QueueDefinition(**{_ATTRIBUTE_OF[key]: value for key, value in settled.items()}), []
+    complete = _fill_defaults(values)
+    return QueueDefinition(**{_ATTRIBUTE_OF[key]: value for key, value in complete.items()}), []
 
 
 def name_of(mapping: object) -> tuple[str, str] | None:
-    """The VPN and the name that a definition seems to have, whatever else is wrong with it."""
+    """The VPN and the name in a definition, even if it has other problems."""
     entries = _untag(mapping, lambda *_: None) or {}
     name, vpn = entries.get("name", entries.get("topic")), entries.get("vpn") or "default"
     return (vpn, name) if isinstance(name, str) and name and isinstance(vpn, str) else None
@@ -216,20 +216,20 @@ def _untag(mapping: object, report: Report) -> Mapping[Any, Any] | None:
         tag, inner = next(iter(mapping.items()))
         if tag in TYPE_TAGS:
             if not isinstance(inner, Mapping):
-                report(tag, inner, "holds the queue's keys, such as name and message_type")
+                report(tag, inner, "must be a mapping of keys, such as name and message_type")
                 return None
             named = inner.get("type")
             if named is not None and TYPE_TAGS.get(str(named)) != TYPE_TAGS[tag]:
                 report("type", named, f"contradicts the tag {tag}; leave one of them out")
             return {**inner, "type": tag}
     if not isinstance(mapping, Mapping):
-        report("queue", mapping, "a queue is a mapping of keys, such as name and message_type")
+        report("queue", mapping, "must be a mapping of keys, such as name and message_type")
         return None
     return mapping
 
 
 def _read_keys(entries: Mapping[Any, Any], report: Report) -> _Values:
-    """The values of the keys that are known and read well, by key."""
+    """The valid values by key."""
     values = _Values()
     seen: set[str] = set()
     for written, value in entries.items():
@@ -257,7 +257,7 @@ def _read_keys(entries: Mapping[Any, Any], report: Report) -> _Values:
     return values
 
 
-# --- Checks of one key against another (each sees the keys that read well) -----------------------
+# --- Checks of one key against another (each sees the valid values) -------------------------------
 
 
 def _check_topics(values: _Values, report: Report) -> None:
@@ -277,14 +277,14 @@ def _check_topics(values: _Values, report: Report) -> None:
         report(key, topic, f"must be a topic name or a regular expression: {error}")
         return
     if target is None and "default_publish_target" not in values.unread:
-        allowed = f"is required, because {key} {topic!r} holds regular expression characters"
+        allowed = f"is required, because {key} {topic!r} is a regular expression"
         report("default_publish_target", None, allowed)
     elif target is not None and not pattern.fullmatch(target):
         report("default_publish_target", target, f"must be a topic that {key} {topic!r} matches")
 
 
 def _check_expressions(values: _Values, report: Report) -> None:
-    """Q1, Q6: expressions compile, and those that read the payload need a json queue."""
+    """Q1, Q6: expressions must compile, and those that read the payload need a json queue."""
     for key in EXPRESSION_KEYS:
         if key not in values:
             continue
@@ -296,7 +296,7 @@ def _check_expressions(values: _Values, report: Report) -> None:
         kind = values.get("message_type", "json")
         if program.needs_payload and kind != "json":
             allowed = f"reads fields, which needs message_type json, not {kind}"
-            report(key, values[key], f"{allowed}; /@priority and @key can be read")
+            report(key, values[key], f"{allowed}; allowed are /@priority and @key")
 
 
 def _check_exclusions(values: _Values, report: Report) -> None:
@@ -313,8 +313,8 @@ def _check_exclusions(values: _Values, report: Report) -> None:
 
 
 def _check_owner(values: _Values, report: Report) -> None:
-    """Q5: `initial_owner` is required for a GroupLocalQueue and an error elsewhere; a LocalQueue
-    has a broker, the others a group of them. Who is in a group is known to `hosts`."""
+    """Q5: `initial_owner` is required for a GroupLocalQueue and an error for other types; a
+    LocalQueue has a broker, the others have a group. `brokers` knows the members of groups."""
     if "type" in values.unread:
         return
     kind = TYPE_TAGS[values.get("type", "Queue")]
@@ -365,25 +365,25 @@ _DEFAULTS = {
 _CHECKS = (_check_topics, _check_expressions, _check_exclusions, _check_owner, _check_policies)
 
 
-def _settle(values: _Values) -> dict[str, Any]:
+def _fill_defaults(values: _Values) -> dict[str, Any]:
     """Resolve the defaults that depend on other keys (Q2, Q3, Q5, F4, X2)."""
-    settled = dict(values)
-    settled["type"] = TYPE_TAGS[values.get("type", "Queue")]
-    settled.setdefault("underlying_topic", values["name"])
-    settled.setdefault("default_publish_target", settled["underlying_topic"])
+    complete = dict(values)
+    complete["type"] = TYPE_TAGS[values.get("type", "Queue")]
+    complete.setdefault("underlying_topic", values["name"])
+    complete.setdefault("default_publish_target", complete["underlying_topic"])
     at_most_once = values.get("semantics") == "at-most-once"
-    settled.setdefault("fairness_model", "round-robin" if at_most_once else "proportional")
+    complete.setdefault("fairness_model", "round-robin" if at_most_once else "proportional")
     if "owner" in values:
-        settled.setdefault("permission", PERMISSIONS[0])
+        complete.setdefault("permission", PERMISSIONS[0])
     if values.get("respect_ttl") is False:
-        settled["expiration_model"] = "queue"
+        complete["expiration_model"] = "queue"
     elif "max_ttl" in values or "respect_ttl" in values:
-        settled["respect_ttl"] = True
-        settled["expiration_model"] = "earliest"
-    return settled
+        complete["respect_ttl"] = True
+        complete["expiration_model"] = "earliest"
+    return complete
 
 
-# --- A definition over one that is there (Q9) ----------------------------------------------------
+# --- Partial definitions (Q9) ---------------------------------------------------------------------
 
 _DERIVED = (
     "default_publish_target", "underlying_topic", "fairness_model", "expiration_model",
@@ -392,8 +392,8 @@ _DERIVED = (
 
 
 def defined_over(old: QueueDefinition, mapping: dict[str, Any]) -> dict[str, Any]:
-    """What defines a queue again so that keys which are not named stay as they are; a key that is
-    None has its default again. What follows from other keys follows from the new ones."""
+    """The full mapping for a partial definition of an existing queue. Keys that it does not name
+    keep their values, a key that is None gets its default, and derived keys follow the new ones."""
     kept = to_wire(old)
     for key in _DERIVED:
         without = {other: value for other, value in kept.items() if other != key}
@@ -405,20 +405,20 @@ def defined_over(old: QueueDefinition, mapping: dict[str, Any]) -> dict[str, Any
     return {**kept, **named}
 
 
-# --- What others ask of a definition --------------------------------------------------------------
+# --- Queries --------------------------------------------------------------------------------------
 
 
 def is_regex(name: str) -> bool:
-    """Whether a topic name is a regular expression; a dot alone does not make it one (Q2)."""
+    """Whether a topic name is a regular expression. A dot alone does not make it one (Q2)."""
     return not REGEX_CHARACTERS.isdisjoint(name)
 
 
 def dead_message_ring(
     definition: QueueDefinition, target_of: Callable[[str], str | None]
 ) -> str | None:
-    """What is wrong with a queue's `dead_message_queue` if its dead messages came back to it (X5).
+    """The problem with a `dead_message_queue` that leads back to the queue itself, or None (X5).
 
-    target_of: the dead message queue of a queue by name, None where it has none or is not known.
+    target_of: returns the dead message queue of a queue by name, or None.
     """
     path = [definition.name]
     name = definition.dead_message_queue
@@ -431,7 +431,7 @@ def dead_message_ring(
 
 
 def redefine(old: QueueDefinition, new: QueueDefinition) -> list[Problem]:
-    """What forbids that `new` replaces `old` while the queue runs (Q9); empty if nothing does."""
+    """The changes from `old` to `new` that are not allowed while the queue exists (Q9)."""
     return [
         Problem(
             f"queue {old.name!r}",
@@ -445,7 +445,7 @@ def redefine(old: QueueDefinition, new: QueueDefinition) -> list[Problem]:
 
 
 def to_wire(definition: QueueDefinition) -> dict[str, Any]:
-    """The definition as a mapping that `parse_definition` reads back to an equal one."""
+    """A mapping from which `parse_definition` makes an equal definition."""
     mapping: dict[str, Any] = {}
     for key, (attribute, reader) in _KEYS.items():
         value = getattr(definition, attribute)

@@ -1,8 +1,8 @@
-"""How the value of one configuration key is read (Q7, Q8).
+"""Readers for the values of configuration keys (Q7, Q8).
 
-Theory. A reader takes what stands in the file and gives the normalized value, or raises a
-`ValueError` whose text is the sentence part that says what is allowed. It knows nothing of other
-keys. Readers are plain functions, so that a table of keys is a table of readers.
+Theory. A reader takes the value from the file and returns the normalized value, or raises a
+`ValueError` with the part of a sentence that says what is allowed. It does not know other keys.
+Readers are plain functions, so a table of keys is a table of readers.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ TEXT_CHARACTERS_MAX = 10_000
 COUNT_MAX = 1_000_000_000
 MULTIPLIER_MAX = 1000
 ENDPOINT_PREFIX = "#bridge/"
-MOVED_PREFIX = "#moved/"  # endpoints that follow a queue
-DEAD_PREFIX = "#dead/"  # ways to dead message queues on other brokers
-WAITING_PREFIX = "#out/"  # where messages wait for queues of other brokers
+MOVED_PREFIX = "#moved/"  # reserved
+DEAD_PREFIX = "#dead/"  # reserved
+WAITING_PREFIX = "#out/"  # stand-ins for queues of other brokers
 PATTERNS_MAX = 1000
-MESSAGE_SIZE_MAX = 11_000_000  # with its headers it has to fit into one Kafka record of 12 MB
+MESSAGE_SIZE_MAX = 11_000_000  # with headers it must fit into one Kafka record of 12 MB
 
 
 def text(value: object) -> str:
@@ -51,17 +51,17 @@ def queue_name(value: object) -> str:
     if len(name) > NAME_CHARACTERS_MAX:
         raise ValueError(f"must have at most {NAME_CHARACTERS_MAX} characters")
     if re.search(r"[\x00-\x1f\x7f-\x9f]", name):
-        raise ValueError("must not hold control characters")
+        raise ValueError("must not contain control characters")
     for prefix in (ENDPOINT_PREFIX, MOVED_PREFIX, DEAD_PREFIX, WAITING_PREFIX):
         if name.startswith(prefix):
-            raise ValueError(f"must not begin with {prefix!r}: so begin brokers' own endpoints")
+            raise ValueError(f"must not begin with {prefix!r}, which is for brokers' own queues")
     if name.startswith(QUEUE_ALONE):
-        raise ValueError(f"must not begin with {QUEUE_ALONE!r}: it means one queue alone")
+        raise ValueError(f"must not begin with {QUEUE_ALONE!r}, which addresses a single queue")
     return name
 
 
 def broker_name(value: object) -> str:
-    """A broker's name; it is the prefix of Kafka topics and the name of a folder."""
+    """A broker's name, which is a prefix of Kafka topics and the name of a folder."""
     name = text(value)
     if not re.fullmatch(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}", name):
         raise ValueError("must be at most 64 letters, digits, '.', '_' or '-', no '.' first")
@@ -69,16 +69,16 @@ def broker_name(value: object) -> str:
 
 
 def broker_names(value: object) -> tuple[str, ...]:
-    """The members of a group: brokers, each once, in the order in which they are named."""
+    """The members of a group: brokers, each once, in the given order."""
     if not isinstance(value, list | tuple):
         raise ValueError("must be a list of brokers' names, such as ['broker-0', 'broker-1']")
     if not value:
-        raise ValueError("has no members; name brokers, or leave it out: then it is all of them")
+        raise ValueError("has no members; name brokers, or leave it out for all of them")
     return tuple(dict.fromkeys(broker_name(name) for name in value))
 
 
 def vpn_name(value: object) -> str:
-    """A VPN's name; it is the prefix of Kafka topic names and keeps to their characters."""
+    """A VPN's name, which is a prefix of Kafka topic names."""
     name = text(value)
     if not re.fullmatch(r"[A-Za-z0-9._-]{1,100}", name):
         raise ValueError("must be at most 100 letters, digits, '.', '_' or '-'")
@@ -99,7 +99,7 @@ def choice(*allowed: str) -> Reader:
 
 
 def by_name(name: Reader, of_each: Reader) -> Reader:
-    """A mapping of names to values, as sorted pairs."""
+    """A mapping of names to values; returns sorted pairs."""
 
     def read(value: object) -> tuple[tuple[str, Any], ...]:
         if not isinstance(value, dict) or len(value) > PATTERNS_MAX:
@@ -130,7 +130,7 @@ def boolean(value: object) -> bool:
 
 
 def enabled(value: object) -> bool:
-    """`enabled`, or true or false."""
+    """`enabled`, true or false."""
     if value == "enabled":
         return True
     if not isinstance(value, bool):
@@ -146,7 +146,7 @@ def percent(value: object) -> float:
 
 
 def multiplier(value: object) -> float:
-    """A factor of a back-off, from 1 (constant) up."""
+    """The factor of a back-off, from 1 (constant) up."""
     bad = isinstance(value, bool) or not isinstance(value, int | float)
     if bad or not 1 <= value <= MULTIPLIER_MAX:  # type: ignore[operator]
         raise ValueError(f"must be a number from 1 to {MULTIPLIER_MAX}")
@@ -172,7 +172,7 @@ def size(value: object) -> int:
 
 
 def message_size(value: object) -> int:
-    """The size of a message in bytes: above 0, and within one Kafka record."""
+    """A message size in bytes: above 0, and small enough for one Kafka record."""
     n = parse_size(value)
     if not 0 < n <= MESSAGE_SIZE_MAX:
         most = format_size(MESSAGE_SIZE_MAX)
@@ -181,7 +181,7 @@ def message_size(value: object) -> int:
 
 
 def topic_patterns(value: object) -> tuple[str, ...]:
-    """A list of topics to subscribe to, each once, sorted (`protocol/patterns.py`)."""
+    """A list of topic patterns; returns them sorted, each once (`protocol/patterns.py`)."""
     if not isinstance(value, list | tuple):
         raise ValueError("must be a list of topics, such as ['a/b', 'a/*/c', 'a/>']")
     for pattern in value:
@@ -194,7 +194,7 @@ def topic_patterns(value: object) -> tuple[str, ...]:
 
 
 def recovery_point(value: object) -> str:
-    """`epoch`, `now`, `creation`, a bookmark (a message id) or an ISO-8601 time, which becomes UTC
+    """`epoch`, `now`, `creation`, a bookmark (a message id) or an ISO-8601 time, converted to UTC
     (R2)."""
     allowed = "must be epoch, now, creation, a bookmark (a message id) or an ISO-8601 time"
     if isinstance(value, datetime.date):
@@ -203,7 +203,7 @@ def recovery_point(value: object) -> str:
         return value
     if not isinstance(value, str):
         raise ValueError(allowed)
-    if value.isascii() and value.isdecimal():  # not a day
+    if value.isascii() and value.isdecimal():  # a bookmark, not a date
         if int(value) >= 1 << 64:
             raise ValueError(allowed)
         return value
@@ -217,12 +217,12 @@ def recovery_point(value: object) -> str:
 
 
 def reason(error: ValueError) -> str:
-    """What is allowed, from the error of a reader."""
+    """What is allowed, from a reader's error."""
     return f"must be {error.allowed}" if isinstance(error, UnitError) else str(error)
 
 
 def shown(value: object) -> object:
-    """A value as a problem shows it: of bounded length, and never an error itself."""
+    """A value for a problem's text: of bounded length, and without raising an error."""
     if isinstance(value, int) and abs(value) > 10**40:
         return "a very large number"
     if value is None or isinstance(value, bool | int | float):
@@ -241,12 +241,13 @@ def _plain(value: object, written: str) -> object:
 
 
 def shown_key(key: object) -> str:
-    """A key as a problem shows it."""
+    """A key for a problem's text."""
     return key if isinstance(key, str) and len(key) <= 200 else str(shown(key))
 
 
 def unknown_key(key: object, known: Iterable[str]) -> str:
-    """The sentence part for a key that does not exist: our word for it, or the nearest there is."""
+    """The sentence part for an unknown key: our word for another system's key, or the most similar
+    key."""
     if not isinstance(key, str):
         return "is not a known key; keys are texts"
     keys = list(known)

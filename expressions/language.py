@@ -1,14 +1,14 @@
 """The expression language of filters, priorities and barriers (Q6, O2, O3, O4, F5).
 
-Theory. An expression is read once, by an LALR parser over `grammar.lark`, into a small tree.
-The expressions that meet the same message are written together as the source of one Python
-function: it decodes the payload once, and of the payload only the top-level fields that they name.
-A value is NULL (None), a bool, a number or a text; a JSON object or array is a value that is not
-NULL but compares with nothing. Logic is SQL's with three values: a comparison with NULL, or of a
-text with a number, is NULL; AND and OR take NULL as "unknown". A bool is not a number.
+Theory. An LALR parser over `grammar.lark` reads an expression once, into a small tree. All
+expressions for the same message are compiled into one Python function. It decodes the payload once,
+and only the top-level fields that they name. A value is NULL (None), a bool, a number or a text. A
+JSON object or array is not NULL but compares with nothing. Logic is SQL's, with three values: a
+comparison with NULL, or of a text with a number, is NULL; AND and OR treat NULL as "unknown". A
+bool is not a number.
 
 Rules: Q6 the language; a payload that is not a JSON object has NULL in every field. O2
-`as_priority`. A program never raises, and its result depends on its arguments alone.
+`as_priority`. A program never raises, and its result depends only on its arguments.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ SHOWN_MAX = 200  # characters of an expression that is refused
 
 
 class ExpressionError(ValueError):
-    """An expression cannot be read; its text is a sentence with what was found and expected (Q7).
+    """An expression cannot be parsed. The message says what was found and what is expected (Q7).
 
-    text: the expression; position: where in it the fault is, counted from 0.
+    text: the expression; position: of the fault, counted from 0.
     """
 
     def __init__(self, text: str, position: int, sentence: str) -> None:
@@ -55,7 +55,7 @@ class ExpressionError(ValueError):
 
 
 class _Fault(Exception):
-    """A fault found while the tree is built; `parse` adds the text."""
+    """A fault found while building the tree; `parse` adds the text."""
 
     def __init__(self, position: int, sentence: str) -> None:
         super().__init__(sentence)
@@ -75,21 +75,21 @@ class Literal:
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """A field of the payload, by the names (or array places) on the way to it."""
+    """A field of the payload, by its path of names and array indexes."""
 
     path: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Attribute:
-    """`/@priority` or `@key`: what the record carries beside its payload."""
+    """`/@priority` or `@key`: an attribute of the record."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """An operator with its operands; `op` is one of those that `_Writer.call` knows."""
+    """An operator with its operands. `op`: see `_Writer.call`."""
 
     op: str
     operands: tuple[Node, ...]
@@ -100,7 +100,7 @@ Node = Literal | Field | Attribute | Call
 
 
 def _number(token: str) -> Value:
-    """The number that a token says: a whole number stays whole."""
+    """The value of a number token. A whole number stays an int."""
     if token.isdecimal():
         return int(token) if len(token) <= 400 else None
     value = float(token)
@@ -109,7 +109,7 @@ def _number(token: str) -> Value:
 
 @lark.v_args(inline=True)
 class _TreeBuilder(lark.Transformer):
-    """Turns what the grammar recognises into nodes; called by the parser, rule by rule."""
+    """Builds nodes. The parser calls a method for each grammar rule."""
 
     def start(self, node: Node) -> Node:
         return node
@@ -202,7 +202,7 @@ def _unquote(token: str) -> str:
 
 @functools.cache
 def _parser() -> lark.Lark:
-    # Read as a resource: on an executor this package is a zip.
+    # Read as a resource, because on an executor this package is a zip.
     grammar = importlib.resources.files(__package__).joinpath("grammar.lark").read_text()
     return lark.Lark(
         grammar,
@@ -213,7 +213,7 @@ def _parser() -> lark.Lark:
 
 
 def parse(text: str) -> Node:
-    """Read one expression into its tree; raises `ExpressionError`."""
+    """Parse one expression. Raises `ExpressionError`."""
     if len(text) > TEXT_CHARACTERS_MAX:
         sentence = f"it has {len(text)} characters, at most {TEXT_CHARACTERS_MAX} are allowed"
         raise ExpressionError(text, TEXT_CHARACTERS_MAX, sentence)
@@ -247,14 +247,15 @@ _INSTEAD = {"&": "AND", "|": "OR", "!": "NOT", "≠": "<>", "≤": "<=", "≥": 
 
 
 def _refuse(text: str, error: lark.exceptions.UnexpectedInput) -> NoReturn:
-    """Say where the parser stopped, what is there, what may stand there, and a likely remedy."""
+    """Raise an error that says where the parser stopped, what it found and expected, and a likely
+    remedy."""
     at_end = isinstance(error, lark.exceptions.UnexpectedToken) and error.token.type == "$END"
     position = len(text) if at_end else int(error.pos_in_stream or 0)
     if isinstance(error, lark.exceptions.UnexpectedToken):
         allowed = set(error.accepts or error.expected)
     else:
         allowed = set(getattr(error, "allowed", None) or ())
-    if {"FIELD", "STRING"} <= allowed:  # an operand may stand here: name it once
+    if {"FIELD", "STRING"} <= allowed:  # an operand is allowed: mention it once
         allowed -= {"STRING", "LPAR", "NULL"}
     if "COMPARE" in allowed:
         allowed -= {"_IN", "_AND", "_OR", "COMMA", "RPAR"}
@@ -276,10 +277,10 @@ def _refuse(text: str, error: lark.exceptions.UnexpectedInput) -> NoReturn:
 
 
 class _Writer:
-    """Writes the statements of one function; every node becomes a local name.
+    """Writes the statements of one function. Every node becomes a local variable.
 
-    Statements are flat, one an operator, so that no tree is too deep for Python's own parser.
-    Everything is evaluated: nothing has a side effect, and a test costs less than a branch.
+    Statements are flat, one per operator, so that no tree is too deep for Python's parser. All
+    operands are evaluated: they have no side effects, and a test costs less than a branch.
     """
 
     def __init__(self) -> None:
@@ -298,26 +299,26 @@ class _Writer:
         }
 
     def assign(self, source: str) -> str:
-        """Write one statement; gives the name that it binds."""
+        """Write one statement; returns the name that it binds."""
         name = f"t{len(self.lines)}"
         self.lines.append(f"    {name} = {source}")
         return name
 
     def constant(self, value: Any) -> str:
-        """A name for a value made now and used in every run."""
+        """A name for a value that is the same in every run."""
         name = f"c{len(self.namespace)}"
         self.namespace[name] = value
         return name
 
     def value(self, node: Node, depth: int = 0) -> str:
-        """Write a node; gives the name that holds its value."""
+        """Write a node; returns the name of its value."""
         if depth > DEPTH_MAX:
             raise _Fault(0, f"it nests deeper than {DEPTH_MAX} levels")
         if isinstance(node, Field | Attribute):
             if node not in self.names:
                 self.names[node] = self.reference(node)
             return self.names[node]
-        if id(node) not in self.written:  # BETWEEN and IN name their operand more than once
+        if id(node) not in self.written:  # BETWEEN and IN use their operand more than once
             if isinstance(node, Literal):
                 name = self.constant(node.value)
             else:
@@ -333,7 +334,7 @@ class _Writer:
         top = self.tops.setdefault(node.path[0], f"f{len(self.tops)}")
         if len(node.path) == 1:
             return top
-        steps = tuple((step, _place(step)) for step in node.path[1:])
+        steps = tuple((step, _index(step)) for step in node.path[1:])
         return self.assign(f"dig({top}, {self.constant(steps)})")
 
     def call(self, node: Call, depth: int) -> str:
@@ -366,14 +367,14 @@ class _Writer:
         return self.assign(templates[op].format(names[0]))
 
     def logic(self, op: str, names: list[str]) -> str:
-        """AND and OR over any number of operands; what is not a bool counts as unknown."""
+        """AND and OR over any number of operands. A value that is not a bool counts as unknown."""
         decisive, other = ("False", "True") if op == "AND" else ("True", "False")
         one = " or ".join(f"{name} is {decisive}" for name in names)
         every = " and ".join(f"{name} is {other}" for name in names)
         return self.assign(f"{decisive} if {one} else {other} if {every} else None")
 
     def compare(self, op: str, left: Node, right: Node, depth: int) -> str:
-        """Write a comparison: in place where a literal tells the type, else through a function."""
+        """Write a comparison: inline if a literal tells the type, else as a function call."""
         first, second = self.value(left, depth), self.value(right, depth)
         for side, name in ((left, second), (right, first)):
             if isinstance(side, Literal) and side.value is not None:
@@ -395,14 +396,14 @@ class _Writer:
         return self.assign(f"like({name}, {other}, {self.constant(node.escape)})")
 
     def scalar(self, node: Node) -> str:
-        """The value that an expression gives: an object or an array is none."""
+        """The result of an expression: NULL for an object or array."""
         name = self.value(node)
         if isinstance(node, Field):
             return self.assign(f"{name} if type({name}) in scalars else None")
         return name
 
     def source(self, results: list[str]) -> str:
-        """The whole function, written after all of its nodes."""
+        """The source of the function, after all nodes were written."""
         head = ["def run(payload, priority, key):"]
         if self.tops:
             quick, patient = runtime.decoders(tuple(self.tops))
@@ -420,8 +421,8 @@ class _Writer:
         return "\n".join([*head, *self.lines, f"    return ({' '.join(r + ',' for r in results)})"])
 
 
-def _place(step: str) -> int:
-    """The place in an array that a step names, or -1."""
+def _index(step: str) -> int:
+    """The array index that a step of a path names, or -1."""
     return int(step) if step.isascii() and step.isdigit() and len(step) <= 9 else -1
 
 
@@ -432,9 +433,9 @@ def _place(step: str) -> int:
 class Program:
     """Several expressions that share one decoding of the payload.
 
-    texts: as given; fields: the top-level fields that are read, in the order in which they are
-    named; needs_payload: whether any is. `run(payload, priority, key)` gives one value for each
-    text (None for a text that is None). It takes any payload and never raises.
+    texts: as given; fields: the top-level fields that are read, in order of appearance;
+    needs_payload: whether there are any. `run(payload, priority, key)` returns one value per text
+    (None for a text that is None). It takes any payload and never raises.
     """
 
     texts: tuple[str | None, ...]
@@ -448,7 +449,7 @@ class Program:
 
 @functools.lru_cache(maxsize=1024)
 def compile_program(texts: tuple[str | None, ...]) -> Program:
-    """Compile expressions that meet the same messages (Q6); raises `ExpressionError`."""
+    """Compile expressions for the same messages (Q6). Raises `ExpressionError`."""
     writer = _Writer()
     results: list[str] = []
     for text in texts:
@@ -465,21 +466,21 @@ def compile_program(texts: tuple[str | None, ...]) -> Program:
 
 
 def is_true(value: Value) -> bool:
-    """Whether a filter lets a message in: only TRUE does, not NULL and not a number (Q6)."""
+    """Whether a filter's value accepts a message: only TRUE does, not NULL, not a number (Q6)."""
     return value is True
 
 
 def as_priority(value: Value) -> int:
-    """The unsigned 64-bit priority that a value stands for (O2); what is no number counts as 0."""
+    """A value as an unsigned 64-bit priority (O2). Anything but a number counts as 0."""
     if type(value) is int:
         return min(max(value, 0), PRIORITY_MAX)
-    if type(value) is not float or not value > 0:  # not a number is not above 0 either
+    if type(value) is not float or not value > 0:  # also NaN
         return 0
     return PRIORITY_MAX if value >= PRIORITY_MAX else int(value)
 
 
 def predicate(name: str, text: str) -> Program:
-    """What an option of this name says; ValueError names the option and the expression."""
+    """Compile the expression of an option. ValueError names the option and the expression."""
     try:
         return compile_program((text,))
     except ExpressionError as error:

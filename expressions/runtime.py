@@ -1,10 +1,11 @@
-"""What the generated code of an expression calls: three-valued operators and payload decoding (Q6).
+"""The functions that generated expression code calls: three-valued operators and payload decoding
+(Q6).
 
-Theory. Every operator takes any value and gives NULL (None) where SQL does: an operand that is
-NULL, of the wrong type, or not comparable with the other. None of them raises. The payload is
-decoded twice as carefully as it must be only when the quick way refuses it; how deep it may nest
-is a number of its own (`DEPTH_MAX`), not what is left of the caller's stack, so that a payload has
-the same value wherever it is read.
+Theory. Every operator takes any value and returns NULL (None) where SQL does: if an operand is
+NULL, has the wrong type, or cannot be compared with the other. None of them raises. A fast decoder
+reads the payload; a careful one reads it only if the fast one fails. The depth of nesting is
+bounded by a constant (`DEPTH_MAX`) and not by the caller's stack, so a payload has the same value
+wherever it is read.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ COMPARABLE = frozenset({bool, int, float, str})
 
 
 def comparer(compare: Callable[[Any, Any], bool]) -> Callable[[Any, Any], bool | None]:
-    """A comparison that is NULL where the two are not of one type, or are no plain values."""
+    """A comparison that is NULL for different types and for values that are not scalars."""
 
     def compared(left: Any, right: Any) -> bool | None:
         if type(left) is type(right):
@@ -38,22 +39,23 @@ def comparer(compare: Callable[[Any, Any], bool]) -> Callable[[Any, Any], bool |
 
 
 def calculator(calculate: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    """An arithmetic operator that is NULL for what is no number, and where there is no result."""
+    """An arithmetic operator that is NULL for operands that are not numbers, and without a
+    result."""
 
     def calculated(left: Any, right: Any) -> Any:
         if type(left) not in NUMBERS or type(right) not in NUMBERS:
             return None
         try:
             result = calculate(left, right)
-        except (ArithmeticError, ValueError):  # division by zero, a float too small for the int
+        except (ArithmeticError, ValueError):  # division by zero, an int too large for a float
             return None
-        return result if result == result else None  # not a number is NULL
+        return result if result == result else None  # NaN is NULL
 
     return calculated
 
 
 def remainder(left: Any, right: Any) -> Any:
-    """As in SQL, the remainder has the sign of the dividend."""
+    """The remainder, with the sign of the dividend as in SQL."""
     if type(left) is int and type(right) is int:
         rest = abs(left) % abs(right)
         return -rest if left < 0 else rest
@@ -71,22 +73,22 @@ def keep(value: Any) -> Any:
 
 
 def dig(value: Any, steps: tuple[tuple[str, int], ...]) -> Any:
-    """Follow a path down through objects and arrays; NULL where it leads nowhere."""
-    for name, place in steps:
+    """Follow a path through objects and arrays; NULL if it does not exist."""
+    for name, index in steps:
         if type(value) is dict:
             value = value.get(name)
-        elif type(value) is list and 0 <= place < len(value):
-            value = value[place]
+        elif type(value) is list and 0 <= index < len(value):
+            value = value[index]
         else:
             return None
     return value
 
 
 def like_pattern(pattern: str, escape: str | None) -> re.Pattern[str]:
-    """A regular expression for a LIKE pattern whose time grows with the text only.
+    """A regular expression for a LIKE pattern, whose time grows only with the text.
 
-    Each part between two `%` is found at its first place and kept (an atomic group): no later
-    place could help, so nothing is ever tried twice.
+    Each part between two `%` matches at its first position and is kept (an atomic group). A later
+    position could not help, so nothing is tried twice.
     """
     parts, literal = [""], False
     for character in pattern:
@@ -109,7 +111,7 @@ like_pattern_kept = functools.lru_cache(maxsize=256)(like_pattern)
 
 
 def like(value: Any, pattern: Any, escape: str | None) -> bool | None:
-    """LIKE with a pattern that is known only now."""
+    """LIKE with a pattern that is not a literal."""
     if type(value) is not str or type(pattern) is not str:
         return None
     compile_pattern = like_pattern_kept if len(pattern) <= 200 else like_pattern
@@ -117,7 +119,8 @@ def like(value: Any, pattern: Any, escape: str | None) -> bool | None:
 
 
 def is_in(value: Any, tables: dict[type, tuple[frozenset[Any], bool | None]]) -> bool | None:
-    """Look a value up among literals of its own type; the others make "not found" unknown."""
+    """Look up a value among the literals of its type. Literals of other types make "not found"
+    unknown."""
     table = tables.get(type(value))
     if table is None:
         return None
@@ -125,17 +128,18 @@ def is_in(value: Any, tables: dict[type, tuple[frozenset[Any], bool | None]]) ->
 
 
 def tables(options: list[Any]) -> dict[type, tuple[frozenset[Any], bool | None]]:
-    """For each type of value: the literals of that type, and what "not among them" means."""
+    """For each type: the literals of that type, and the result for a value that is not among
+    them."""
     tables: dict[type, tuple[frozenset[Any], bool | None]] = {}
     for kinds in ((int, float), (str,), (bool,)):
-        known = frozenset(option for option in options if type(option) in kinds)
-        strangers = any(type(option) not in kinds for option in options)
-        tables.update(dict.fromkeys(kinds, (known, None if strangers else False)))
+        literals = frozenset(option for option in options if type(option) in kinds)
+        has_others = any(type(option) not in kinds for option in options)
+        tables.update(dict.fromkeys(kinds, (literals, None if has_others else False)))
     return tables
 
 
 def shallow(payload: bytes) -> bool:
-    """Whether the payload's brackets nest at most `DEPTH_MAX` deep, whoever asks from how deep."""
+    """Whether the payload's brackets nest at most `DEPTH_MAX` deep."""
     if payload.count(b"[") + payload.count(b"{") <= DEPTH_MAX:
         return True
     bare = re.sub(rb'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)', b"", payload, flags=re.DOTALL)
@@ -146,17 +150,17 @@ def shallow(payload: bytes) -> bool:
 
 
 def decoders(names: tuple[str, ...]) -> tuple[Callable[[Any], Any], Callable[[Any], list[Any]]]:
-    """(quick, patient): both read only these top-level fields of a JSON object.
+    """(quick, patient): decoders of these top-level fields of a JSON object.
 
-    The patient one is for payloads that the quick one refuses: it reads field by field, so that
-    a value that cannot be represented (1e999, a broken text) is NULL and its neighbours are not.
+    The patient one is for payloads that the quick one refuses. It reads field by field, so that a
+    value that cannot be represented (1e999, invalid text) is NULL without affecting the others.
     """
     attributes = [f"f{index}" for index in range(len(names))]
     rename = dict(zip(attributes, names, strict=True))
     raw: Any = dict[str, msgspec.Raw]
     quick: Callable[[Any], Any] = msgspec.json.Decoder(raw).decode
     plain = not any(re.search(r'["\\\x00-\x1f]', name) for name in names)
-    if plain:  # msgspec cannot look for a name that JSON must escape: then all keys are read
+    if plain:  # msgspec cannot find a name that JSON must escape; then all keys are read
         fields = [(attribute, Any, None) for attribute in attributes]
         quick = msgspec.json.Decoder(msgspec.defstruct("Fields", fields, rename=rename)).decode
         unset = [(attribute, msgspec.Raw, msgspec.Raw(b"null")) for attribute in attributes]
@@ -164,7 +168,7 @@ def decoders(names: tuple[str, ...]) -> tuple[Callable[[Any], Any], Callable[[An
     find = msgspec.json.Decoder(raw).decode
 
     def patient(payload: Any) -> list[Any]:
-        """The fields that can be read, each for itself; the others are NULL (Q6)."""
+        """Read each field on its own; fields that cannot be read are NULL (Q6)."""
         values: list[Any] = [None] * len(names)
         try:
             if not shallow(payload):

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from ..mesh.neighbours import neighbours
+from ..mesh.bridges.bridged_broker import load_mesh
 from ..protocol.errors import LakequeueError
 from ..protocol.steplog import StepRecord
 from ..protocol.wire import WireRecord
@@ -70,7 +70,7 @@ class Steps:
         self, home: Home, store: DictStore, own: Snapshot, ear: StepCapture, now: int
     ) -> None:
         clocks = Clocks(lambda: now, time.monotonic, time.thread_time)
-        self._driver = Driver(home, _CODE, store, own, ear, ear, clocks, LIMITS, neighbours)
+        self._driver = Driver(home, _CODE, store, own, ear, ear, clocks, LIMITS, load_mesh)
 
     @property
     def step(self) -> int:
@@ -171,5 +171,5 @@ def answer(
 
 def _load(home: Home, store: DictStore) -> Broker:
     broker = Broker.load(store, home, LIMITS)
-    broker.mesh = neighbours(broker)
+    broker.mesh = load_mesh(broker)
     return broker

@@ -9,7 +9,7 @@ that only lost steps stored gets the event `lost` in the journal; it is still in
 again under a new id.
 
 The brokers of a home are rebuilt at steps that belong together, and skip what they said to each
-other in lost steps (`mesh/rejoining.py`).
+other in lost steps (`mesh/channel.py`).
 
 Leased messages become ready and deliveries count from zero: at its start on the new home, the
 engine sends a command for that to each queue.
@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from ..mesh import rejoining
+from ..mesh import channel
 from ..mesh.facts import Peer, peers_of, put_peers
 from ..protocol.errors import ConfigError, LakequeueError
 from ..protocol.folders import Folder, remove
@@ -128,15 +128,15 @@ def _moments(
     last = {name: moment.step for name, moment in latest.items()}
     met: dict[tuple[str, int], dict[int, Peer] | None] = {}
 
-    def speaker_of(moment: Moment) -> rejoining.RejoiningBroker:
+    def speaker_of(moment: Moment) -> channel.RejoiningBroker:
         at = moment.broker, moment.step
         if at not in met:
             met[at] = peers_of(moment.store)
-        return rejoining.RejoiningBroker(moment.broker, moment.home.number, met[at] or {})
+        return channel.RejoiningBroker(moment.broker, moment.home.number, met[at] or {})
 
     found = {(name, moment.step): moment for name, moment in latest.items()}
 
-    def speaker_at(name: str, step: int) -> rejoining.RejoiningBroker | None:
+    def speaker_at(name: str, step: int) -> channel.RejoiningBroker | None:
         if (name, step) not in found:
             try:
                 found[name, step] = as_of(lake, tables_home, name, step=step)
@@ -145,11 +145,11 @@ def _moments(
         return speaker_of(found[name, step])
 
     try:
-        steps = rejoining.agree(last, speaker_at)
+        steps = channel.agree(last, speaker_at)
     except LookupError as error:
         raise LakequeueError(f"the tables do not reach back far enough: {error}") from error
     moments = [found[name, step] for name, step in steps.items()]
-    rejoining.pass_over(map(speaker_of, moments))
+    channel.skip_lost_steps(map(speaker_of, moments))
     for moment in moments:
         _note_back(moment, last)
         known = met[moment.broker, moment.step]

@@ -27,7 +27,7 @@ from ..client.session.transport import Headers, Record
 from ..client.values import duration_ms
 from ..conf.client_keys import clients_command
 from ..definitions import DEFAULT_BROKER, DEFAULT_VPN, Configuration
-from ..definitions.as_commands import configure_commands
+from ..definitions.configuration import configure_commands
 from ..mesh.rehome import HomeChange, Rehomed, Resting, rehome
 from ..protocol import ConfigError, commands, topics, wire
 from ..protocol.duties import do_every

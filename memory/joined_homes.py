@@ -15,8 +15,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from ..client.session.transport import Record
-from ..definitions.bridge import BridgeDefinition, parse_bridge
-from ..definitions.far_address import MEMORY, far_address
+from ..definitions.bridge import MEMORY, BridgeDefinition, far_address, parse_bridge
 from ..protocol import topics
 from ..protocol.errors import LakequeueError
 from ..protocol.home_bridges import OPEN, WAITING, CopierState, answers_key, bridge_key, encode

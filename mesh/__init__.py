@@ -1,1 +1,1 @@
-"""Brokers of one home that work together, each a client of its neighbours (M1–M6, Q5, H4)."""
+"""The brokers of one home working together, each a client of the others (M1–M6, Q5, H4)."""

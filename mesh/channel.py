@@ -1,42 +1,57 @@
-"""The channel between two brokers: numbers on one side, and on the other what was heard is dropped.
+"""The channel between two brokers, and how rebuilt brokers take it up again.
 
-What is said is an output of the step, and Kafka keeps its order; so it comes at least once, and
-what comes again has a number that was heard. Both numbers stand in the states of the two brokers,
-which are snapshots of their logs. Nothing is sent again, nothing waits for time.
+The sender numbers its records, the receiver drops numbers that it has had. Records are outputs of a
+step, and Kafka keeps their order, so each comes at least once. Both numbers are part of the
+brokers' states. Nothing is repeated, nothing depends on time.
 
-A missing number means that Kafka lost records: that is said (event ``mesh_gap``), both sides say
-again what they have under way, and the channel goes on behind it.
+A missing number means that Kafka lost records. The receiver writes the event ``mesh_gap``, both
+sides repeat everything unconfirmed, and the channel goes on behind the gap.
+
+Rebuilt brokers (R3). Each is rebuilt as of some step. What it sent in later steps is lost, though
+others may have received it. Two things must hold before they go on:
+
+- *Nobody has received what nobody has sent.* No broker may have received more from another than
+  that one, as it is now, has sent. A broker that has goes back to an earlier step, until this holds
+  for all (`agree`). Records that were sent and not received are still in Kafka, and are read then.
+- *Records of lost steps are skipped.* They are in Kafka too. A broker continues its numbers far
+  ahead, and the others know which numbers in between belong to lost steps (`skip_lost_steps`).
+
+On another Kafka, records that were sent and not received are lost too. So each broker greets the
+others. One that misses numbers says so, and both repeat everything unconfirmed
+(`Mesh._repeat_all`). Receivers recognise repeated messages by their ids, as far as a queue
+remembers them.
+
+Then all brokers together are as if only steps had been lost that nobody knows of, and go on as
+after any crash.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
 
 from ..definitions import DEFAULT_VPN
-from ..protocol import mesh_envelope
+from ..protocol import mesh_messages
 from ..protocol.errors import LakequeueError
-from ..protocol.mesh_envelope import MeshMessage
-from ..protocol.mesh_messages import WORDS
+from ..protocol.mesh_messages import WORDS, MeshMessage
 from ..protocol.messages import Records
 from ..protocol.outputs import MeshRecord
 from ..state.commands.answers import reject_record
 from ..state.queue.broker import Broker
 from ..state.queue.broker_facts import RecordPosition
 from .facts import MeshFacts, Peer
-from .rejoining import is_lost, next_word
 
 Handlers = Mapping[str, Callable[[int, Any], None]]
 
 
-def say(broker: Broker, facts: MeshFacts, to: int, said: MeshMessage) -> None:
-    """Say something to another broker; or to itself, which then hears it as from others."""
+def say(broker: Broker, facts: MeshFacts, to: int, message: MeshMessage) -> None:
+    """Send a message to another broker; or to itself, which reads it like any other."""
     header = broker.header
     peer = facts.peers.get(to)
     if peer is None:
         peer = facts.peers[to] = Peer(header.name)
     peer.said += 1
-    broker.emit(MeshRecord(peer.name, header.number, header.name, header.epoch, peer.said, said))
+    broker.emit(MeshRecord(peer.name, header.number, header.name, header.epoch, peer.said, message))
 
 
 def hear(
@@ -48,24 +63,26 @@ def hear(
     failures: Handlers,
     missed: Callable[[int, int], None],
 ) -> None:
-    """Hear what others have said since the last step, each thing once, in their order. failures:
-    what is done where a handler fails, so that nothing is on its way for ever; missed: the same,
-    where records were lost: from whom, and the number of the last."""
-    vpn = next(iter(broker.header.vpns), DEFAULT_VPN)  # where what is refused is told
+    """Handle the records of others, each once, in their order.
+
+    failures: called if a handler fails, so that no message stays in transit for ever; missed:
+    called if records were lost, with the sender and the number of the last one.
+    """
+    vpn = next(iter(broker.header.vpns), DEFAULT_VPN)  # gets the events of refused records
     for at in range(len(records)):
-        broker.at = place = records.topics[at], records.partitions[at], records.offsets[at]
+        broker.at = position = records.topics[at], records.partitions[at], records.offsets[at]
         heard = None
         try:
             heard = _heard(broker, facts, vpn, records.values[at])
             if heard is not None:
                 if heard[2]:
                     missed(heard[0], heard[2])
-                if place in skipped:
-                    raise ValueError(f"it failed: {skipped[place]}")
+                if position in skipped:
+                    raise ValueError(f"it failed: {skipped[position]}")
                 handlers[heard[1].kind](*heard[:2])
         except (LakequeueError, ValueError) as error:
             broker.event("mesh_refused", vpn, why=str(error))
-            reject_record(broker, vpn, *place, records.keys[at], records.values[at], str(error))
+            reject_record(broker, vpn, *position, records.keys[at], records.values[at], str(error))
             if heard is not None and heard[1].kind in failures:
                 failures[heard[1].kind](*heard[:2])
     broker.at = None
@@ -74,13 +91,13 @@ def hear(
 def _heard(
     broker: Broker, facts: MeshFacts, vpn: str, value: bytes | None
 ) -> tuple[int, MeshMessage, int] | None:
-    """Who says it, what a record says, and the number of the last record that was lost before it,
-    0 for none; None where it was heard before, or is another home's. Raises ValueError."""
-    envelope = mesh_envelope.decode(value)
+    """The sender, the message, and the number of the last record lost before it (0: none). None if
+    it was received before or is from another home. Raises ValueError."""
+    envelope = mesh_messages.decode(value)
     if envelope.epoch != broker.header.epoch:
         broker.count_refused(vpn, "other_home")
         return None
-    if envelope.sender in facts.removed:  # all that it said was heard before it left
+    if envelope.sender in facts.removed:  # everything it sent was read before it left
         return None
     peer = facts.peers.get(envelope.sender)
     if peer is None:
@@ -89,8 +106,8 @@ def _heard(
         return None
     missing = envelope.number - next_word(peer)
     if missing > 0:
-        known = [b - a + 1 for a, b in peer.lost_words if peer.heard < a and b < envelope.number]
-        broker.event("mesh_gap", vpn, broker=peer.name, records=missing - sum(known))
+        skipped = [b - a + 1 for a, b in peer.lost_words if peer.heard < a and b < envelope.number]
+        broker.event("mesh_gap", vpn, broker=peer.name, records=missing - sum(skipped))
     peer.heard = envelope.number
     if peer.lost_words and peer.lost_words[0][1] < peer.heard:
         del peer.lost_words[0]
@@ -98,4 +115,96 @@ def _heard(
     if word is None:
         raise ValueError(f"kind: {envelope.kind!r} – allowed are {', '.join(sorted(WORDS))}")
     lost = envelope.number - 1 if missing > 0 else 0
-    return envelope.sender, mesh_envelope.decode_body(envelope, word), lost
+    return envelope.sender, mesh_messages.decode_body(envelope, word), lost
+
+
+# ---------------------------------------------------------------- rejoining
+
+
+WORDS_AHEAD = 1 << 32  # far more records than the lost steps can have sent
+
+
+class RejoiningBroker(NamedTuple):
+    """A broker as of a step. peers: the others as it knows them, by number."""
+
+    name: str
+    number: int
+    peers: dict[int, Peer]
+
+
+SpeakerAt = Callable[[str, int], RejoiningBroker | None]
+
+
+def agree(last: dict[str, int], speaker_at: SpeakerAt) -> dict[str, int]:
+    """The latest steps such that nobody has received what nobody has sent. last: the last known
+    step of each broker; speaker_at: a broker after a step, None for steps before the first known
+    one. Raises LookupError if no known steps fit together."""
+    steps = dict(last)
+    while True:
+        speakers = {name: _speaker_at(speaker_at, name, step) for name, step in steps.items()}
+        ahead = next((s for s in speakers.values() if _has_received_too_much(s, speakers)), None)
+        if ahead is None:
+            return steps
+        steps[ahead.name] = _earlier(ahead.name, steps[ahead.name], speakers, speaker_at)
+
+
+def _speaker_at(speaker_at: SpeakerAt, name: str, step: int) -> RejoiningBroker:
+    speaker = speaker_at(name, step)
+    if speaker is None:
+        raise LookupError(f"broker {name!r}: no known step of it fits the other brokers")
+    return speaker
+
+
+def _has_received_too_much(own: RejoiningBroker, speakers: dict[str, RejoiningBroker]) -> bool:
+    for other in speakers.values():
+        heard, sent = own.peers.get(other.number), other.peers.get(own.number)
+        if heard is not None and heard.heard > (0 if sent is None else sent.said):
+            return True
+    return False
+
+
+def _earlier(
+    name: str, step: int, speakers: dict[str, RejoiningBroker], speaker_at: SpeakerAt
+) -> int:
+    """The last step before this one at which a broker has not received too much. What it has
+    received only grows, so a binary search needs few steps."""
+
+    def fits(at: int) -> bool:
+        return not _has_received_too_much(_speaker_at(speaker_at, name, at), speakers)
+
+    back = 1
+    while not fits(max(step - back, 1)):
+        if step - back <= 1:
+            raise LookupError(f"broker {name!r}: no known step of it fits the other brokers")
+        back *= 2
+    low, high = max(step - back, 1), step
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
+
+
+def skip_lost_steps(speakers: Iterable[RejoiningBroker]) -> None:
+    """Let all brokers skip the records of each other's lost steps."""
+    everybody = list(speakers)
+    for one in everybody:
+        for other in everybody:
+            peer = one.peers.get(other.number)
+            if peer is not None:
+                hearer = other.peers.setdefault(one.number, Peer(one.name))
+                hearer.lost_words.append([peer.said + 1, peer.said + WORDS_AHEAD])
+                peer.said += WORDS_AHEAD
+
+
+def next_word(peer: Peer) -> int:
+    """The number of the next record from a broker."""
+    number = peer.heard + 1
+    for first, last in peer.lost_words:
+        if first <= number <= last:
+            number = last + 1
+    return number
+
+
+def is_lost(peer: Peer, number: int) -> bool:
+    """Whether this number belongs to a lost step."""
+    return any(first <= number <= last for first, last in peer.lost_words)

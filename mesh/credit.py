@@ -1,15 +1,15 @@
-"""Room at neighbours: how a broker with free consumers gets messages of a distributed queue (H4).
+"""Credit: how a broker with free consumers gets messages of a distributed queue (H4).
 
-A host whose consumers have room, and which has nothing to give them, tells the other hosts how many
-messages they could take, by filter. Over there that is a subscription like any other, but it is
-served behind all local ones, only with what no local consumer can take; and what it is given is not
-leased but on its way. When it is stored here, it is owned here.
+A host whose consumers have room, and which has no messages for them, tells the other hosts how many
+messages it can take, by filter. There, this becomes a subscription like any other, but it is served
+after all local ones, and only with messages that no local consumer can take. Its messages are not
+leased but in transit. When they are stored here, this broker owns them.
 
-Room is told as a number that only grows, so that what is under way counts once: a subscription over
-there may take what was granted and not used. It is told again when half of it is used, and taken
-back when messages come that no consumer here can take any more. Then they lie ready here, and who
-has room is given them. Zero says that nobody here has this filter any more: both forget what they
-counted, and what is under way is counted by neither.
+The room is a total that only grows, so messages in transit count once: the subscription may take
+what was granted and not used. The room is sent again when half of it is used. It is taken back if
+messages come that no consumer here can take any more; these are ready here, for whoever has room.
+Zero means that no consumer here has this filter any more: both sides forget their counts, and
+neither counts the messages in transit.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ Rooms = dict[str | None, int]
 
 
 def other_hosts(broker: Broker, facts: MeshFacts, queue: Queue) -> list[int]:
-    """The other hosts of a distributed queue. One that keeps its last message only (S10) is each
-    broker's own."""
+    """The other hosts of a distributed queue. A queue with quota 0 (S10) is separate at each
+    host."""
     definition = queue.definition
     entry = entry_of(facts, definition.vpn, definition.name)
     if entry is None or queue.header.deleted or not definition.max_spool_usage:
@@ -39,7 +39,7 @@ def other_hosts(broker: Broker, facts: MeshFacts, queue: Queue) -> list[int]:
 
 
 def tell_room(broker: Broker, facts: MeshFacts) -> None:
-    """At the end of a step: what consumers here could take of what others have."""
+    """At the end of a step, tell other hosts how much room the consumers here have."""
     for queue in broker.touched.values():
         if queue.dropped or queue.wanted or queue.header.stands_for:
             continue
@@ -63,7 +63,7 @@ def tell_room(broker: Broker, facts: MeshFacts) -> None:
 
 
 def ask_again(broker: Broker, facts: MeshFacts, host: int) -> None:
-    """Both sides forget what was granted, and consumers' room is told anew."""
+    """Reset all credits at a host, and send the consumers' room again."""
     for queue in broker.queues.values():
         if queue.header.stands_for or host not in other_hosts(broker, facts, queue):
             continue
@@ -80,8 +80,7 @@ def ask_again(broker: Broker, facts: MeshFacts, host: int) -> None:
 
 
 def _rooms(queue: Queue) -> Rooms:
-    """How many messages consumers here could still take, by filter; also those that can take
-    none."""
+    """How many more messages consumers here can take, by filter; filters without room included."""
     header, definition = queue.header, queue.definition
     rooms: Rooms = {}
     left = 1 << 62
@@ -91,7 +90,7 @@ def _rooms(queue: Queue) -> Rooms:
         if one.broker is not None or one.ending:
             continue
         room = max(backlog_of(definition, one) - one.held, 0) if header.egress else 0
-        # What the queue may still lease (B1) is each filter's: who knows which has a match?
+        # The queue's remaining leases (B1) count for each filter, since any may have the matches.
         rooms[one.filter] = min(rooms.get(one.filter, 0) + room, left)
     return rooms
 
@@ -99,7 +98,7 @@ def _rooms(queue: Queue) -> Rooms:
 def _changed(
     broker: Broker, facts: MeshFacts, queue: Queue, host: int, rooms: Rooms, ready: int
 ) -> list[tuple[str | None, int]]:
-    """What a host is to be told, and is told from now on."""
+    """Update the credits at a host; returns the changes to send."""
     vpn, name = broker.vpn_of(queue), queue.definition.name
     changed: list[tuple[str | None, int]] = []
     before = facts.filters.get(f"{vpn}/{name}", [])
@@ -127,21 +126,21 @@ def _changed(
     return changed
 
 
-def hear_room(broker: Broker, facts: MeshFacts, sender: int, said: Room) -> None:
-    """Another host has room: it subscribes here with that. It may know of a queue that this broker
-    has yet to make, or not know yet that one is gone."""
-    entry = entry_of(facts, said.vpn, said.queue)
+def hear_room(broker: Broker, facts: MeshFacts, sender: int, message: Room) -> None:
+    """Make or update the subscription of another host that has room. That host may know a queue
+    that this broker has yet to make, or not know yet that one was deleted."""
+    entry = entry_of(facts, message.vpn, message.queue)
     born = facts.edition if entry is None else entry.born
-    if said.born > born:
-        facts.early_rooms.append((sender, said))
+    if message.born > born:
+        facts.early_rooms.append((sender, message))
         return
-    queue = broker.find(said.vpn, said.queue)
-    if queue is None or said.born < born:
+    queue = broker.find(message.vpn, message.queue)
+    if queue is None or message.born < born:
         return
     facts.credits_changed = True
-    for text, granted in said.granted:
+    for text, granted in message.granted:
         one = _subscription(facts, queue, sender, text)
-        key = credit_key(sender, said.vpn, said.queue, text)
+        key = credit_key(sender, message.vpn, message.queue, text)
         if not granted:
             facts.lent.pop(key, None)
             one.max_backlog, one.ending = 0, "no room any more"
@@ -155,24 +154,24 @@ def hear_room(broker: Broker, facts: MeshFacts, sender: int, said: Room) -> None
 
 
 def hear_early(broker: Broker, facts: MeshFacts) -> None:
-    """What was said of queues that this broker may know only now."""
+    """Handle the rooms for queues that this broker did not know before."""
     early, facts.early_rooms = facts.early_rooms, []
-    for sender, said in early:
-        hear_room(broker, facts, sender, said)
+    for sender, message in early:
+        hear_room(broker, facts, sender, message)
 
 
 def forget(facts: MeshFacts, vpn: str, name: str) -> None:
-    """A queue is gone: nobody asks for its messages, or refuses them."""
+    """Forget all credits and refusals of a deleted queue."""
     facts.credits_changed = True
     facts.filters.pop(key_of(vpn, name), None)
-    known: dict[str, Any]
-    for known in (facts.asked, facts.lent, facts.refusing):
-        for key in [one for one in known if is_of_queue(one, vpn, name)]:
-            del known[key]
+    credits: dict[str, Any]
+    for credits in (facts.asked, facts.lent, facts.refusing):
+        for key in [one for one in credits if is_of_queue(one, vpn, name)]:
+            del credits[key]
 
 
 def _subscription(facts: MeshFacts, queue: Queue, sender: int, text: str | None) -> Subscription:
-    """The neighbour's subscription with this filter."""
+    """The other broker's subscription with this filter, made at first use."""
     header = queue.header
     for one in header.subscriptions:
         if one.broker == sender and one.filter == text:

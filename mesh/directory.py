@@ -1,11 +1,11 @@
-"""The directory: which queues the home has, and which brokers host them (Q5, M1).
+"""The directory of a home's queues and their hosts (Q5, M1).
 
-The first broker keeps it. Whoever is asked for a definition passes the command on; the keeper
-checks it, numbers it, tells all others, and answers when all have heard. So a publish behind the
-answer finds the queue at any broker.
+The first broker keeps it. Any other broker forwards definitions to the keeper. The keeper checks a
+definition, numbers it, sends it to all others, and answers when all have confirmed. So a message
+that is published after the answer finds the queue at any broker.
 
 A `Queue` is hosted by all brokers, or by its group; a `GroupLocalQueue` by the group of its initial
-owner (`definitions.hosts`). A `LocalQueue` is on one, and so is whatever has an order that needs
+owner (`definitions.hosts_of`). A `LocalQueue` is on one, and so is whatever has an order that needs
 one place: the broker that its definition names, else that of its dead message queue or of the queue
 whose dead message queue it is, else the one that hosts the fewest such queues (M1).
 """
@@ -43,17 +43,18 @@ from .channel import say
 from .facts import BegunMove, Entry, MeshFacts, Peer, WaitingAnswer, entry_of, hosts_of, key_of
 from .queue_placement import QueuePlacement
 
-SAID_AT_ONCE = 100  # entries of the directory in one record
-ReplyPlace = tuple[str, int, str]  # topic, partition, request
-# A bridge is so, or is gone (None): VPN, name of its endpoint, definition; how many waited for it.
+ENTRIES_MAX = 100  # in one record
+ReplyAddress = tuple[str, int, str]  # topic, partition, request
+# Applies a bridge's definition, or its deletion (None): VPN, endpoint's name, definition → how many
+# messages waited for a deleted bridge.
 ApplyBridge = Callable[[str, str, dict[str, Any] | None], int]
 
 _encode = msgspec.msgpack.encode
 _definition = msgspec.msgpack.Decoder(QueueDefinition)
 
 
-def needs_one_place(definition: QueueDefinition) -> bool:
-    """Whether a queue is hosted by one broker, since its order needs one place (M1)."""
+def needs_one_host(definition: QueueDefinition) -> bool:
+    """Whether a queue must have one host to keep its order (M1)."""
     ordered = definition.barrier_expression is not None or definition.partition_key is not None
     return ordered or definition.type == "LocalQueue"
 
@@ -70,8 +71,8 @@ def check_move(
     if to not in brokers:
         allowed = f"allowed are the home's brokers: {', '.join(brokers)}"
         raise ConfigError([Problem(*problem, allowed)])
-    if not needs_one_place(definition) or definition.initial_owner is not None:
-        raise ConfigError(f"queue: {name!r} – is a {definition.type}; a LocalQueue moves, no other")
+    if not needs_one_host(definition) or definition.initial_owner is not None:
+        raise ConfigError(f"queue: {name!r} – is a {definition.type}; only a LocalQueue can move")
     if definition.type != "LocalQueue":
         may = hosts_of_definition(definition, brokers, groups)
         if to not in may:
@@ -79,8 +80,8 @@ def check_move(
 
 
 class Keeper:
-    """Changes the directory. One broker of the home does. apply_bridge: what becomes of bridges
-    here."""
+    """Changes the directory; only one broker of the home does. apply_bridge: applies changes of
+    bridges here."""
 
     def __init__(self, broker: Broker, facts: MeshFacts) -> None:
         self._broker, self._facts = broker, facts
@@ -88,7 +89,7 @@ class Keeper:
         self._placed: QueuePlacement | None = None
 
     def define(self, vpn: str, command: c.Define) -> Any:
-        """Define a queue, or define it again (Q9). Raises what is wrong."""
+        """Define a queue, or define it again (Q9)."""
         identity = name_of(command.definition)
         before = None if identity is None else entry_of(self._facts, vpn, identity[1])
         mapping = command.definition
@@ -106,13 +107,13 @@ class Keeper:
         else:
             entry = self._again(before, definition)
             if entry == before and command.reply is None and not self._failed(entry):
-                return None  # the configuration says at each start what all know
+                return None  # the configuration repeats it at each start
         self._change(vpn, definition.name, entry, command)
         return LATER
 
     def enter_bridge(self, vpn: str, name: str, entry: Entry | None, command: c.Command) -> Any:
-        """A bridge's endpoint is a queue of the home, so what is published anywhere reaches it. It
-        has been looked at. entry: None: it is gone."""
+        """Enter a checked bridge. Its endpoint is a queue of the home, so messages published
+        anywhere reach it. entry: None to delete it."""
         before = entry_of(self._facts, vpn, name)
         if entry is not None:
             made, number = self._broker.now, self._facts.edition + 1
@@ -130,34 +131,35 @@ class Keeper:
         return LATER
 
     def move(self, vpn: str, command: c.MoveQueue) -> Any:
-        """Move a queue, as soon as the other broker says that it may come (`moves`). Raises what is
-        wrong with that."""
+        """Begin to move a queue (`moves`)."""
         entry, name, facts = self._stays(vpn, command.queue), command.queue, self._facts
         check_move(entry.definition, command.broker, tuple(facts.brokers), facts.groups)
         to = facts.brokers[command.broker]
         if entry.hosts == [to]:
             return None
         number = facts.edition + 1
-        facts.moves[key_of(vpn, name)] = BegunMove(number, to, _place_of(command))
+        facts.moves[key_of(vpn, name)] = BegunMove(number, to, _reply_address(command))
         self._change(vpn, name, msgspec.structs.replace(entry, move=number, moves_to=to), None)
         return LATER
 
-    def moved(self, sender: int, said: HasMoved) -> None:
-        """A queue is where it was to go, or stays where it is."""
-        facts, key = self._facts, key_of(said.vpn, said.queue)
-        move, entry = facts.moves.get(key), entry_of(self._facts, said.vpn, said.queue)
-        if move is None or entry is None or move.number != said.move:
-            return  # it is known
+    def moved(self, sender: int, message: HasMoved) -> None:
+        """Finish a move: the queue is at its new host, or has stayed."""
+        facts, key = self._facts, key_of(message.vpn, message.queue)
+        move, entry = facts.moves.get(key), entry_of(self._facts, message.vpn, message.queue)
+        if move is None or entry is None or move.number != message.move:
+            return  # a repetition
         del facts.moves[key]
-        hosts = entry.hosts if said.error else [move.to]
+        hosts = entry.hosts if message.error else [move.to]
         there = msgspec.structs.replace(entry, hosts=hosts, moves_to=None)
-        # What others still send to where it was goes after it, so nobody has to wait for them.
-        self._change(said.vpn, said.queue, there, move.reply, error=said.error, at_once=True)
+        # The old host forwards messages that others still send there, so the answer need not wait.
+        self._change(
+            message.vpn, message.queue, there, move.reply, error=message.error, at_once=True
+        )
 
     def subscribe_topic(self, vpn: str, command: c.SubscribeTopic) -> Any:
-        """A queue takes what is published to one more topic, wherever that is."""
+        """Add a topic subscription to a queue at all its hosts."""
         kind_of(command.topic)
-        present = self._known(vpn, command.queue).topics
+        present = self._existing(vpn, command.queue).topics
         is_new = not has_topic(present, command.topic)
         if is_new:
             check_room(command.queue, len(present), [command.topic])
@@ -165,16 +167,16 @@ class Keeper:
         return LATER
 
     def unsubscribe_topic(self, vpn: str, command: c.UnsubscribeTopic) -> Any:
-        """What was stored is still delivered (S7)."""
-        present = self._known(vpn, command.queue).topics
+        """Remove a topic subscription. Stored messages are still delivered (S7)."""
+        present = self._existing(vpn, command.queue).topics
         check_subscribed(command.queue, present, command.topic)
         self._change_topic(SaidTopic(vpn, command.queue, command.topic, is_gone=True), command)
         return LATER
 
     def shutdown(self, vpn: str, command: c.Shutdown) -> Any:
-        """Shut a queue down at all its hosts, or open it (H5). Clients tell each host, and the
-        first has had it done already."""
-        entry = self._known(vpn, command.queue)
+        """Shut down or open a queue at all its hosts (H5). Clients tell each host; the first one
+        has done it."""
+        entry = self._existing(vpn, command.queue)
         changed = msgspec.structs.replace(
             entry, ingress=not command.ingress, egress=not command.egress
         )
@@ -183,44 +185,44 @@ class Keeper:
         self._change(vpn, command.queue, changed, command)
         return LATER
 
-    def heard(self, sender: int, said: Heard) -> None:
-        """A broker knows the directory up to here; who waits for the last one is answered. Those
-        that a broker has yet to hear of are the later ones: no other is looked at."""
+    def heard(self, sender: int, message: Heard) -> None:
+        """Note that a broker knows the directory up to an edition, and send the answers that waited
+        for it. A broker's unconfirmed editions are the latest ones, so only these are visited."""
         waiting = self._facts.waiting
         for at in range(_first(waiting, lambda one: sender in one.missing), len(waiting)):
             one = waiting[at]
-            if one.edition > said.edition:
+            if one.edition > message.edition:
                 break
             one.missing.remove(sender)
-            if one.edition == said.edition:
-                one.error = one.error or said.error
-                one.result = said.waited or one.result
-        known = _first(waiting, lambda one: bool(one.missing))
-        for one in waiting[:known]:
+            if one.edition == message.edition:
+                one.error = one.error or message.error
+                one.result = message.waited or one.result
+        confirmed = _first(waiting, lambda one: bool(one.missing))
+        for one in waiting[:confirmed]:
             self._answer(one)
-        del waiting[:known]
+        del waiting[:confirmed]
 
     def _failed(self, entry: Entry) -> bool:
-        """Whether the queue failed here: it is well again when it is defined again."""
+        """Whether the queue failed here. Defining it again repairs it."""
         queue = self._broker.find(entry.definition.vpn, entry.definition.name)
         return queue is not None and bool(queue.header.faulted)
 
-    def _known(self, vpn: str, queue: str) -> Entry:
+    def _existing(self, vpn: str, queue: str) -> Entry:
         entry = entry_of(self._facts, vpn, queue)
         if entry is None:
             raise ConfigError(f"queue: {queue!r} – there is no such queue in VPN {vpn!r}")
         if entry.bridge is not None:
             raise ConfigError(
-                f"queue: {queue!r} – is the endpoint of a bridge: it can be looked at, purged, "
-                "shut down, and goes by itself"
+                f"queue: {queue!r} – is the endpoint of a bridge: you can browse it, purge it and "
+                "shut it down; the engine removes it"
             )
         return entry
 
     def _stays(self, vpn: str, queue: str) -> Entry:
-        """As `_known`, of a queue that does not move just now."""
-        entry = self._known(vpn, queue)
+        """Like `_existing`, but raises LakequeueError for a queue that is moving."""
+        entry = self._existing(vpn, queue)
         if entry.moves_to is not None:
-            raise LakequeueError(f"queue {queue!r}: is moving now")
+            raise LakequeueError(f"queue {queue!r}: is moving now, try again later")
         return entry
 
     def _check(self, vpn: str, definition: QueueDefinition) -> None:
@@ -245,14 +247,14 @@ class Keeper:
     def _again(self, before: Entry, new: QueueDefinition) -> Entry:
         old = before.definition
         problems = redefine(old, new)
-        if len(before.hosts) > 1 and needs_one_place(new):
+        if len(before.hosts) > 1 and needs_one_host(new):
             key = "partition_key" if new.partition_key is not None else "barrier_expression"
-            allowed = "needs one broker, and the queue has several: delete it before"
+            allowed = "needs one broker, but the queue has several: delete the queue first"
             problems.append(Problem(f"queue {new.name!r}", key, getattr(new, key), allowed))
         owner = new.initial_owner
         if owner is not None and self._facts.brokers[owner] not in before.hosts:
             names = ", ".join(n for n, at in self._facts.brokers.items() if at in before.hosts)
-            allowed = f"cannot change so while the queue exists; it is hosted by {names}"
+            allowed = f"must be a host of the existing queue: {names}"
             problems.append(Problem(f"queue {new.name!r}", "initial_owner", owner, allowed))
         if problems:
             raise ConfigError(problems)
@@ -261,7 +263,7 @@ class Keeper:
         return msgspec.structs.replace(before, definition=new, topics=sorted(topics))
 
     def note(self, vpn: str, name: str, before: Entry | None, after: Entry | None) -> None:
-        """The directory changes: it is known for those that are placed next."""
+        """Update the counts for placing queues."""
         if self._placed is not None:
             self._placed.change(vpn, name, before, after)
 
@@ -272,12 +274,12 @@ class Keeper:
         placed = self._placed
         names = hosts_of_definition(definition, tuple(facts.brokers), facts.groups)
         numbers = sorted(facts.brokers[name] for name in names)
-        if not needs_one_place(definition):
+        if not needs_one_host(definition):
             return numbers
         if definition.initial_owner is not None:
             return [facts.brokers[definition.initial_owner]]
         beside = [entry_of(facts, vpn, definition.dead_message_queue or "")]
-        for name in sorted(placed.dying.get((vpn, definition.name), ())):  # it is theirs
+        for name in sorted(placed.dying.get((vpn, definition.name), ())):  # it is their DMQ
             beside.append(entry_of(facts, vpn, name))
         for one in beside:
             if one is not None and len(one.hosts) == 1 and one.hosts[0] in numbers:
@@ -285,66 +287,66 @@ class Keeper:
         return [min(numbers, key=lambda number: (placed.loads[number], number))]
 
     def _change(
-        self, vpn: str, name: str, entry: Entry | None, to: c.Command | ReplyPlace | None,
+        self, vpn: str, name: str, entry: Entry | None, to: c.Command | ReplyAddress | None,
         result: bool | int | None = None, error: str = "", at_once: bool = False,
     ) -> None:  # fmt: skip
-        """Carry a change out here, tell the others, and answer when all have heard, or at once. to:
-        who is answered."""
+        """Apply a change here, send it to the others, and answer when all have confirmed, or at
+        once. to: the command to answer, or its reply address."""
         broker, facts = self._broker, self._facts
         before = entry_of(facts, vpn, name)
         waited = apply_entry(broker, facts, vpn, name, entry, self.apply_bridge)
         self.note(vpn, name, before, entry)
         if entry is None and name.startswith(ENDPOINT_PREFIX):
             result = waited
-        reply = _place_of(to) if isinstance(to, c.Command) else to
+        reply = _reply_address(to) if isinstance(to, c.Command) else to
         facts.edition += 1
-        self._say_where(vpn, name, entry)
-        self._tell([said_of(vpn, name, entry)], None, reply, result, error, at_once)
+        self._emit_entry(vpn, name, entry)
+        self._tell([wire_entry(vpn, name, entry)], None, reply, result, error, at_once)
 
     def _change_topic(
-        self, said: SaidTopic, command: c.Command, result: bool | None = None
+        self, message: SaidTopic, command: c.Command, result: bool | None = None
     ) -> None:
-        """As `_change`, of one topic: the others are not looked at."""
-        apply_topic(self._broker, self._facts, said)
+        """Like `_change`, for one topic subscription of a queue that may have thousands."""
+        apply_topic(self._broker, self._facts, message)
         self._facts.edition += 1
-        self._tell([], said, _place_of(command), result)
+        self._tell([], message, _reply_address(command), result)
 
     def _tell(
-        self, entries: list[SaidEntry], topic: SaidTopic | None, reply: ReplyPlace | None,
+        self, entries: list[SaidEntry], topic: SaidTopic | None, reply: ReplyAddress | None,
         result: bool | int | None, error: str = "", at_once: bool = False,
     ) -> None:  # fmt: skip
-        """Tell the others what has changed, and answer."""
+        """Send a change to the others, and answer."""
         broker, facts = self._broker, self._facts
-        said = Entries(facts.edition, entries, facts.brokers, facts.groups, topic)
+        message = Entries(facts.edition, entries, facts.brokers, facts.groups, topic)
         others = sorted(set(facts.peers) - {broker.header.number})
         for number in others:
-            say(broker, facts, number, said)
+            say(broker, facts, number, message)
         waiting = WaitingAnswer(facts.edition, others, reply, result, error)
         if others and not at_once:
-            if reply is not None:  # thousands of a configuration have nobody to be answered
+            if reply is not None:  # a configuration's definitions need no answers
                 facts.waiting.append(waiting)
         else:
             self._answer(waiting)
 
     def say_all(self, to: int) -> None:
-        """Tell a broker the whole directory: what was said of it may be lost."""
+        """Send the whole directory to a broker that may have lost changes."""
         facts = self._facts
-        said = [
-            said_of(vpn, name, entry) for vpn, entries in sorted(facts.entries.items())
+        message = [
+            wire_entry(vpn, name, entry) for vpn, entries in sorted(facts.entries.items())
             for name, entry in sorted(entries.items())
         ]  # fmt: skip
-        for at in range(0, len(said), SAID_AT_ONCE):
-            part = said[at : at + SAID_AT_ONCE]
+        for at in range(0, len(message), ENTRIES_MAX):
+            part = message[at : at + ENTRIES_MAX]
             say(self._broker, facts, to, Entries(facts.edition, part, facts.brokers, facts.groups))
 
     def say_untold(self) -> None:
-        """Tell clients what has changed while the home was at rest (M4)."""
+        """Publish to clients what has changed while the home was at rest (M4)."""
         untold, self._facts.untold = self._facts.untold, []
         for vpn, name in untold:
-            self._say_where(vpn, name, entry_of(self._facts, vpn, name))
+            self._emit_entry(vpn, name, entry_of(self._facts, vpn, name))
 
-    def _say_where(self, vpn: str, name: str, entry: Entry | None) -> None:
-        if name.startswith(ENDPOINT_PREFIX):  # no client looks for it
+    def _emit_entry(self, vpn: str, name: str, entry: Entry | None) -> None:
+        if name.startswith(ENDPOINT_PREFIX):  # no client uses it
             return
         names = {number: name for name, number in self._facts.brokers.items()}
         hosts = {} if entry is None else {names[number]: number for number in entry.hosts}
@@ -361,22 +363,22 @@ class Keeper:
         self._broker.emit(Reply(*waiting.reply, result, error, kind, epoch=epoch))
 
 
-# ---------------------------------------------------------------- all others
+# ---------------------------------------------------------------- all brokers
 
 
 def _first(waiting: list[WaitingAnswer], holds: Callable[[WaitingAnswer], bool]) -> int:
-    """Where what holds for all later ones begins."""
+    """The index of the first answer for which a condition holds; it holds for all later ones."""
     return bisect_left(waiting, True, key=holds)
 
 
-def _place_of(command: c.Command) -> ReplyPlace | None:
-    """Where the answer to a command goes."""
+def _reply_address(command: c.Command) -> ReplyAddress | None:
+    """The reply address of a command."""
     to = command.reply
     return None if to is None else (to.topic, to.partition, to.request)
 
 
-def said_of(vpn: str, name: str, entry: Entry | None) -> SaidEntry:
-    """An entry as it is said."""
+def wire_entry(vpn: str, name: str, entry: Entry | None) -> SaidEntry:
+    """An entry in its form on the wire."""
     if entry is None:
         return SaidEntry(vpn, name, None)
     definition, hosts, topics = _encode(entry.definition), list(entry.hosts), list(entry.topics)
@@ -386,10 +388,10 @@ def said_of(vpn: str, name: str, entry: Entry | None) -> SaidEntry:
     )  # fmt: skip
 
 
-def know_brokers(
+def set_brokers(
     broker: Broker, facts: MeshFacts, brokers: dict[str, int], groups: dict[str, str]
 ) -> None:
-    """The home's brokers are these."""
+    """Set the home's brokers."""
     if (facts.brokers, facts.groups) == (brokers, groups):
         return
     facts.brokers, facts.groups = dict(brokers), dict(groups)
@@ -400,17 +402,17 @@ def know_brokers(
 
 
 def without_bridges(vpn: str, name: str, bridge: dict[str, Any] | None) -> int:
-    """Bridges are as they are."""
+    """The `ApplyBridge` of a broker without bridges."""
     return 0
 
 
 def hear_entries(
-    broker: Broker, facts: MeshFacts, sender: int, said: Entries, apply_bridge: ApplyBridge
+    broker: Broker, facts: MeshFacts, sender: int, message: Entries, apply_bridge: ApplyBridge
 ) -> None:
-    """Others' definitions, and those of the queues that are hosted here."""
-    know_brokers(broker, facts, said.brokers, said.groups)
+    """Apply the keeper's changes, and confirm them."""
+    set_brokers(broker, facts, message.brokers, message.groups)
     error, waited = "", 0
-    for one in said.entries:
+    for one in message.entries:
         entry = None
         if one.definition is not None:
             definition = _definition.decode(one.definition)
@@ -423,28 +425,30 @@ def hear_entries(
         except (LakequeueError, ValueError) as failed:
             error = str(failed)
             broker.event("definition_refused", one.vpn, one.queue, why=error)
-    if said.topic is not None:
-        apply_topic(broker, facts, said.topic)
-    facts.edition = said.edition
-    say(broker, facts, sender, Heard(said.edition, error, waited))
+    if message.topic is not None:
+        apply_topic(broker, facts, message.topic)
+    facts.edition = message.edition
+    say(broker, facts, sender, Heard(message.edition, error, waited))
 
 
-def apply_topic(broker: Broker, facts: MeshFacts, said: SaidTopic) -> None:
-    """A queue subscribes to one topic more, or to one less; here too, where it is hosted here."""
-    entry = entry_of(facts, said.vpn, said.queue)
+def apply_topic(broker: Broker, facts: MeshFacts, message: SaidTopic) -> None:
+    """Apply one change of a queue's topic subscriptions, also to the queue if it is hosted here."""
+    entry = entry_of(facts, message.vpn, message.queue)
     if entry is None:
-        return  # the word of its making was lost: the whole directory is said again
-    is_there = has_topic(entry.topics, said.topic)
-    if is_there and said.is_gone:
-        del entry.topics[bisect_left(entry.topics, said.topic)]
-    elif not is_there and not said.is_gone:
-        insort(entry.topics, said.topic)
-    queue = broker.find(said.vpn, said.queue)
-    if queue is not None and broker.header.number in hosts_of(facts, said.vpn, said.queue, entry):
-        (drop_topic if said.is_gone else add_topic)(broker, queue, said.topic)
-        if is_there == said.is_gone:
-            event = "topic_unsubscribed" if said.is_gone else "topic_subscribed"
-            broker.event(event, said.vpn, said.queue, topic=said.topic)
+        return  # its creation was lost: the whole directory will be sent again
+    is_there = has_topic(entry.topics, message.topic)
+    if is_there and message.is_gone:
+        del entry.topics[bisect_left(entry.topics, message.topic)]
+    elif not is_there and not message.is_gone:
+        insort(entry.topics, message.topic)
+    queue = broker.find(message.vpn, message.queue)
+    if queue is not None and broker.header.number in hosts_of(
+        facts, message.vpn, message.queue, entry
+    ):
+        (drop_topic if message.is_gone else add_topic)(broker, queue, message.topic)
+        if is_there == message.is_gone:
+            event = "topic_unsubscribed" if message.is_gone else "topic_subscribed"
+            broker.event(event, message.vpn, message.queue, topic=message.topic)
     forget_found(broker)
 
 
@@ -452,8 +456,8 @@ def apply_entry(
     broker: Broker, facts: MeshFacts, vpn: str, name: str, entry: Entry | None,
     apply_bridge: ApplyBridge = without_bridges,
 ) -> int:  # fmt: skip
-    """A queue is as this entry says; here too, where it is hosted here. Raises what is wrong. How
-    many messages waited for a bridge that is gone."""
+    """Apply a queue's entry, also to the queue if it is hosted here; returns how many messages
+    waited for a deleted bridge."""
     own, waited = broker.header.number, 0
     is_bridge = name.startswith(ENDPOINT_PREFIX)
     if is_bridge:
@@ -483,7 +487,7 @@ def apply_entry(
 
 
 def _forget(broker: Broker, facts: MeshFacts, vpn: str, name: str) -> None:
-    """A queue is gone, and what waited for it (S7)."""
+    """Forget a deleted queue and the messages that waited for it (S7)."""
     facts.coming.pop(key_of(vpn, name), None)
     facts.went.pop(key_of(vpn, name), None)
     credit.forget(facts, vpn, name)

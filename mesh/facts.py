@@ -1,4 +1,4 @@
-"""What a broker knows of the others: facts only, packed into one page at a mark."""
+"""What a broker knows about the others: facts only. A mark writes them."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ from ..state.storage.store import Store
 
 
 class Peer(msgspec.Struct):
-    """Another broker. said, heard: numbers of the last records, to it and from it; lost_words:
-    [first, last] number from it of steps that are lost (R3); again: up to this number all that was
-    said and is under way has been said again; is_behind: a word from it was lost, and what is under
-    way from it has yet to be said again."""
+    """Another broker. said, heard: the numbers of the last records to it and from it; lost_words:
+    [first, last] numbers of its lost steps (R3); again: all unconfirmed records up to this number
+    were repeated; is_behind: a record from it was lost, and its repetition has yet to come."""
 
     name: str
     said: int = 0
@@ -26,11 +25,11 @@ class Peer(msgspec.Struct):
 
 
 class Entry(msgspec.Struct):
-    """A queue of the home. hosts: the numbers of its brokers, ascending; move: a number that counts
-    up, of its last move, or of its making; moves_to: a broker where it is to go; made: when, ms;
-    ingress, egress: what is not shut down (H5); bridge: of a bridge's end, what it is, as on the
-    wire (H1); born: the directory's edition at which it was made, by which brokers tell it from
-    earlier queues of its name."""
+    """A queue of the home. hosts: the numbers of its brokers, ascending; move: the number of its
+    last move, or of its creation, which grows; moves_to: the broker it is moving to; made: when it
+    was created, ms; ingress, egress: False if shut down (H5); bridge: for a bridge's endpoint the
+    bridge's definition, as on the wire (H1); born: the directory's edition at which it was created,
+    which tells it from earlier queues of its name."""
 
     definition: QueueDefinition
     hosts: list[int]
@@ -45,7 +44,7 @@ class Entry(msgspec.Struct):
 
 
 class BegunMove(msgspec.Struct):
-    """A move that the keeper has begun; reply: who is told in the end."""
+    """A move that the keeper has begun. reply: whom to answer when it is over."""
 
     number: int
     to: int
@@ -53,10 +52,10 @@ class BegunMove(msgspec.Struct):
 
 
 class OutLane(msgspec.Struct):
-    """A stand-in: here messages wait for one queue of another broker, in order.
+    """The lane of a stand-in: messages for one queue of another broker, in order.
 
-    attempt: counts up with each refusal, so that what was under way then is known as such; why,
-    since: it is refused.
+    attempt: grows with each refusal, to recognise records sent before it; why, since: set while the
+    queue refuses.
     """
 
     vpn: str
@@ -68,15 +67,15 @@ class OutLane(msgspec.Struct):
 
 
 class Credit(msgspec.Struct, array_like=True):
-    """Of one filter at one other host: how many messages may come in all, and have come."""
+    """For one filter and one other host: how many messages were allowed in all, and have come."""
 
     granted: int = 0
     used: int = 0
 
 
 class WaitingAnswer(msgspec.Struct):
-    """A definition whose sender is answered when all brokers know it. reply: topic, partition,
-    request."""
+    """An answer that waits until all brokers have confirmed a change of the directory. missing: the
+    brokers that have not; reply: topic, partition, request."""
 
     edition: int
     missing: list[int]
@@ -86,14 +85,16 @@ class WaitingAnswer(msgspec.Struct):
 
 
 class MeshFacts(msgspec.Struct):
-    """All of it. brokers: the home's, by name; entries: VPN → name → queue; lanes: by the number of
-    the stand-in; retries: of those that were refused, when each is tried again; refusing:
-    "broker/vpn/queue" → the last attempt that was refused here; asked: credits at other hosts,
-    lent: those of others here, both by `credit_key`; filters: "vpn/queue" → those for which others
-    were asked last; edition: of the directory as it is known here; untold:
-    VPNs and queues whose hosts changed at rest, which clients have yet to hear; rejoined: the
-    broker was made again, and what it last said may be lost (`rejoining`); removed: numbers of
-    brokers that left the home, whose words may still come again."""
+    """All facts.
+
+    brokers: the home's, by name; entries: VPN → name → queue; lanes: by the stand-in's number;
+    retries: when each refused lane is tried again; refusing: "broker/vpn/queue" → the last attempt
+    that was refused here; asked: this broker's credits at other hosts, lent: their credits here,
+    both by `credit_key`; filters: "vpn/queue" → the filters of the last credits asked for; edition:
+    of the directory as known here; untold: VPNs and queues whose hosts changed at rest, not yet
+    published to clients; rejoined: the broker was rebuilt, and its last records may be lost
+    (`channel`); removed: numbers of brokers that left the home, whose records may come again.
+    """
 
     brokers: dict[str, int] = {}
     groups: dict[str, str] = {}
@@ -110,20 +111,20 @@ class MeshFacts(msgspec.Struct):
     untold: list[tuple[str, str]] = []
     rejoined: bool = False
     removed: list[int] = []
-    early_rooms: list[tuple[int, Room]] = []  # of a queue not known yet, see `credit.hear_room`
-    credits_changed: bool = False  # since the last mark: asked, lent, filters, refusing
-    # Of queues that move, by "vpn/queue" (`moves`):
+    early_rooms: list[tuple[int, Room]] = []  # for a queue not known yet, see `credit.hear_room`
+    credits_changed: bool = False  # asked, lent, filters or refusing, since the last mark
+    # Moving queues, by "vpn/queue" (`moves`):
     moves: dict[str, BegunMove] = {}  # at the keeper
-    coming: dict[str, tuple[int, int, int]] = {}  # who expects it from here, the move, its room
-    leaving: dict[str, int] = {}  # where it goes from here
-    # By queue and message: commands that mean what is on its way (`in_transit_commands`).
+    coming: dict[str, tuple[int, int, int]] = {}  # the broker that expects it, the move, its room
+    leaving: dict[str, int] = {}  # the broker it is moving to from here
+    # By queue and message: commands for messages in transit (`in_transit_commands`).
     later: dict[int, dict[int, list[bytes]]] = {}
-    arriving: dict[str, int] = {}  # the number of the queue that is made of it here
-    went: dict[str, tuple[int, int]] = {}  # the move that is over, and where it is: see `hosts`
+    arriving: dict[str, int] = {}  # the number of the queue that is being filled here
+    went: dict[str, tuple[int, int]] = {}  # the last finished move, and the host: see `hosts_of`
 
 
 class Credits(msgspec.Struct):
-    """What changes with nearly every message that is granted: a page of its own."""
+    """The facts that change with nearly every granted message, in a page of their own."""
 
     refusing: dict[str, int]
     asked: dict[str, Credit]
@@ -140,20 +141,21 @@ _credits = msgspec.msgpack.Decoder(Credits)
 
 
 def load_facts(store: Store) -> MeshFacts:
-    """What was known at the last mark; nothing where there was none."""
+    """The facts of the last mark; empty without one."""
     data, entries, credits = (store.get(page) for page in (PAGE, DIRECTORY, CREDITS))
     facts = MeshFacts() if data is None else _facts.decode(data)
     if entries is not None:
         facts.entries = _entries.decode(entries)
     if credits is not None:
-        known = _credits.decode(credits)
-        facts.refusing, facts.asked = known.refusing, known.asked
-        facts.lent, facts.filters = known.lent, known.filters
+        read = _credits.decode(credits)
+        facts.refusing, facts.asked = read.refusing, read.asked
+        facts.lent, facts.filters = read.lent, read.filters
     return facts
 
 
 def mark_facts(store: Store, facts: MeshFacts, written: int) -> int:
-    """Write what changed. written: the directory's edition at the last mark; gives that of now."""
+    """Write what changed. written: the directory's edition at the last mark; returns the present
+    one."""
     if facts.edition != written:
         store.put(DIRECTORY, _encode(facts.entries))
     if facts.credits_changed:
@@ -168,13 +170,13 @@ def mark_facts(store: Store, facts: MeshFacts, written: int) -> int:
 
 
 def peers_of(store: Store) -> dict[int, Peer] | None:
-    """The other brokers, as of the last mark; None: this one has never met another."""
+    """The other brokers, as of the last mark; None if this one has never met another."""
     data = store.get(PAGE)
     return None if data is None else _facts.decode(data).peers
 
 
 def put_peers(store: Store, peers: dict[int, Peer]) -> None:
-    """Other numbers from here on: of a broker that is made again, see `rejoining`."""
+    """Replace the peers of a broker that is being rebuilt, see `channel`."""
     data = store.get(PAGE)
     assert data is not None
     facts = msgspec.structs.replace(_facts.decode(data), peers=peers, rejoined=True)
@@ -182,28 +184,30 @@ def put_peers(store: Store, peers: dict[int, Peer]) -> None:
 
 
 def credit_key(broker: int, vpn: str, queue: str, text: str | None) -> str:
-    """Names a credit: of which broker, for which queue, and of which filter."""
+    """The key of a credit: broker, queue and filter."""
     return f"{broker}/{vpn}/{queue}/{'' if text is None else '=' + text}"
 
 
 def is_of_queue(key: str, vpn: str, queue: str) -> bool:
-    """Whether a credit, or a refusal ("broker/vpn/queue"), is of this queue: names may hold a /."""
+    """Whether the key of a credit or refusal ("broker/vpn/queue") is of this queue. Names may
+    contain a "/"."""
     rest = key.partition("/")[2].removeprefix(f"{vpn}/{queue}")
     return rest in ("", "/") or rest.startswith("/=")
 
 
 def key_of(vpn: str, queue: str) -> str:
-    """Names a queue."""
+    """The key of a queue."""
     return f"{vpn}/{queue}"
 
 
 def entry_of(facts: MeshFacts, vpn: str, queue: str) -> Entry | None:
-    """What is known of a queue."""
+    """A queue's entry in the directory."""
     return facts.entries.get(vpn, {}).get(queue)
 
 
 def born_of(facts: MeshFacts, vpn: str, queue: str) -> int:
-    """At which edition a queue was made; 0: there is none, or it is older than the home's mesh."""
+    """The edition at which a queue was created; 0 if there is none, or it is older than the
+    mesh."""
     entry = entry_of(facts, vpn, queue)
     return 0 if entry is None else entry.born
 
@@ -214,8 +218,8 @@ def keeper_of(facts: MeshFacts) -> int:
 
 
 def hosts_of(facts: MeshFacts, vpn: str, queue: str, entry: Entry) -> list[int]:
-    """Where a queue is. Of one that has just moved both brokers know more than the directory, until
-    the keeper has heard of it."""
+    """The hosts of a queue. After a move, both brokers know the new host before the directory
+    does."""
     if entry.moves_to is not None:
         move, to = facts.went.get(key_of(vpn, queue), (0, 0))
         if move == entry.move:

@@ -1,9 +1,8 @@
 """Messages that another broker hands over enter a queue here (M2, M3, M6, H4, X4).
 
-They keep their ids. What waited in a stand-in is a message like a published one, but for its
-receipt, which was given: its queue's checks decide whether it is stored, thrown away (S4), or
-refused for now. What was granted keeps its counts and its life, and is looked at by no check: the
-queue asked for it.
+They keep their ids. A message from a stand-in is like a published one, except that its receipt was
+sent: its queue's checks decide whether it is stored, discarded (S4), or refused for now. A granted
+message keeps its counts and its expiry, and is not checked: the queue asked for it.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from ..state.queue.header import is_remembered
 from ..state.queue.queue import Queue
 from ..state.rules.after_entry import apply_early_ack, keep_last
 from ..state.rules.dead import join
-from ..state.rules.edits import WAY, dead_part
+from ..state.rules.edits import TRANSIT, dead_part
 from ..state.rules.entry_checks import dead_match, expires_at, refusal
 from ..state.storage.row import DELAYED, IN_MEMORY, NEVER, READY, Row
 from ..state.storage.spool import Content
@@ -32,25 +31,25 @@ from .stand_ins import ELSEWHERE
 _rows = msgspec.msgpack.Decoder(list[Row])
 
 
-def handed_over(broker: Broker, facts: MeshFacts, sender: int, said: HandOver) -> None:
-    """Take messages in, and say which are stored, and from where on none is."""
-    if said.waiting and facts.refusing.get(_lane_key(sender, said), 0) >= said.attempt:
-        return  # it was under way when one before it was refused, and comes again
-    if said.waiting and facts.peers[sender].is_behind:
-        return  # one before it may be lost; all come again, in their order
-    rows = _rows.decode(said.rows)
-    queue = _queue_of(broker, facts, said)
+def handed_over(broker: Broker, facts: MeshFacts, sender: int, message: HandOver) -> None:
+    """Store messages; answer which ones, and from which one on they are refused."""
+    if message.waiting and facts.refusing.get(_lane_key(sender, message), 0) >= message.attempt:
+        return  # it was sent before the refusal of an earlier one, and will come again
+    if message.waiting and facts.peers[sender].is_behind:
+        return  # an earlier one may be lost; all will come again, in order
+    rows = _rows.decode(message.rows)
+    queue = _queue_of(broker, facts, message)
     if queue is None:
-        _without_queue(broker, facts, sender, said, rows)
+        _without_queue(broker, facts, sender, message, rows)
         return
-    _count_used(facts, sender, said, len(rows))
+    _count_used(facts, sender, message, len(rows))
     done: list[int] = []
     entered: list[int] = []
     why = ""
-    for row, content in zip(rows, said.contents, strict=True):
-        reason = _refusal(broker, said.vpn, queue, row) if said.waiting else None
-        is_known = said.again and is_remembered(queue.header.taken, row.id)
-        was_here = is_known and said.waiting and _is_first_time(row)
+    for row, content in zip(rows, message.contents, strict=True):
+        reason = _refusal(broker, message.vpn, queue, row) if message.waiting else None
+        is_repeated = message.again and is_remembered(queue.header.taken, row.id)
+        was_here = is_repeated and message.waiting and _is_first_time(row)
         if was_here or queue.holds(row.id):
             dead = dead_part(row.extras)
             if dead is not None:  # it died here, or at another broker, as well
@@ -62,7 +61,7 @@ def handed_over(broker: Broker, facts: MeshFacts, sender: int, said: HandOver) -
             count_discarded(broker, queue, reason)
             broker.record("discarded", queue, [row.id], reason=reason.value)
         else:
-            take_in(broker, queue, row, content, said.waiting)
+            take_in(broker, queue, row, content, message.waiting)
             entered.append(row.id)
         done.append(row.id)
     peer = facts.peers[sender].name
@@ -72,95 +71,106 @@ def handed_over(broker: Broker, facts: MeshFacts, sender: int, said: HandOver) -
     keep_last(broker, queue)
     queue.spill_over()
     if done:
-        say(broker, facts, sender, Stored(said.vpn, said.queue, said.waiting, done, said.born))
+        say(
+            broker,
+            facts,
+            sender,
+            Stored(message.vpn, message.queue, message.waiting, done, message.born),
+        )
     if why:
         rejected = queue.header.rejected
         rejected[why] = rejected.get(why, 0) + 1
         broker.touch(queue)
-        _refuse(broker, facts, sender, said, why, rows)
+        _refuse(broker, facts, sender, message, why, rows)
 
 
-def _queue_of(broker: Broker, facts: MeshFacts, said: HandOver) -> Queue | None:
-    """The queue that is meant, and not another of its name; None: it is not here, or leaves."""
-    queue = broker.find(said.vpn, said.queue)
-    if born_of(facts, said.vpn, said.queue) != said.born:
+def _queue_of(broker: Broker, facts: MeshFacts, message: HandOver) -> Queue | None:
+    """The queue that is meant, not another one with its name; None if it is not here, or
+    leaving."""
+    queue = broker.find(message.vpn, message.queue)
+    if born_of(facts, message.vpn, message.queue) != message.born:
         return None
-    if said.waiting and key_of(said.vpn, said.queue) in facts.leaving:
+    if message.waiting and key_of(message.vpn, message.queue) in facts.leaving:
         return None
     return queue
 
 
 def _is_first_time(row: Row) -> bool:
-    """Whether a message was published to this queue. A dead one, or one that is moved or redriven,
-    may have been here before, and comes again."""
-    return dead_part(row.extras) is None and "own_only" not in (row.extras or {}).get(WAY, {})
+    """Whether a message was published to this queue. A dead, moved or redriven message may have
+    been here before."""
+    return dead_part(row.extras) is None and "own_only" not in (row.extras or {}).get(TRANSIT, {})
 
 
-def _count_used(facts: MeshFacts, sender: int, said: HandOver, n: int) -> None:
-    """Messages that were asked for have come. Their owner counts them when it hears what became of
-    them (`stand_ins.stored`, `stand_ins.refused`), so both count the same."""
-    credit = facts.asked.get(credit_key(sender, said.vpn, said.queue, said.filter))
-    if credit is not None and not said.waiting:
+def _count_used(facts: MeshFacts, sender: int, message: HandOver, n: int) -> None:
+    """Count granted messages that have come. Their owner counts them when it gets the answer
+    (`stand_ins.stored`, `stand_ins.refused`), so both have the same count."""
+    credit = facts.asked.get(credit_key(sender, message.vpn, message.queue, message.filter))
+    if credit is not None and not message.waiting:
         credit.used += n
         facts.credits_changed = True
 
 
-def _lane_key(sender: int, said: HandOver) -> str:
-    return f"{sender}/{said.vpn}/{said.queue}"
+def _lane_key(sender: int, message: HandOver) -> str:
+    return f"{sender}/{message.vpn}/{message.queue}"
 
 
 def _refuse(
-    broker: Broker, facts: MeshFacts, sender: int, said: HandOver, why: str, rows: list[Row]
+    broker: Broker, facts: MeshFacts, sender: int, message: HandOver, why: str, rows: list[Row]
 ) -> None:
-    """Of what waited nothing more of this attempt is taken: what is still under way is passed over.
-    Of what was granted only these messages are not taken."""
+    """Refuse messages. From a stand-in: the rest of this attempt, still in transit, is skipped too.
+    Granted ones: only these."""
     ids: list[int] = []
-    if said.waiting:
-        facts.refusing[_lane_key(sender, said)] = said.attempt
+    if message.waiting:
+        facts.refusing[_lane_key(sender, message)] = message.attempt
         facts.credits_changed = True
     else:
         ids = [row.id for row in rows]
-    about = said.vpn, said.queue, said.waiting, said.attempt
-    say(broker, facts, sender, NotTaken(*about, why, ids, said.born))
+    about = message.vpn, message.queue, message.waiting, message.attempt
+    say(broker, facts, sender, NotTaken(*about, why, ids, message.born))
 
 
 def _without_queue(
-    broker: Broker, facts: MeshFacts, sender: int, said: HandOver, rows: list[Row]
+    broker: Broker, facts: MeshFacts, sender: int, message: HandOver, rows: list[Row]
 ) -> None:
-    """The queue was deleted: what waited for it is gone (S7), and what was granted goes with the
-    sender's. Or it is elsewhere, or this broker has not heard of it yet: then the sender will find
-    it."""
-    entry = entry_of(facts, said.vpn, said.queue)
-    is_gone = said.born <= facts.edition if entry is None else said.born < entry.born
-    if not said.waiting:
+    """Answer for a queue that is not here. If it was deleted, messages that waited for it are gone
+    (S7), and granted ones go with the sender's queue. If it is elsewhere, or this broker does not
+    know it yet, the sender tries again."""
+    entry = entry_of(facts, message.vpn, message.queue)
+    is_gone = message.born <= facts.edition if entry is None else message.born < entry.born
+    if not message.waiting:
         if not is_gone:
-            _refuse(broker, facts, sender, said, "no_such_queue", rows)
+            _refuse(broker, facts, sender, message, "no_such_queue", rows)
     elif is_gone:
         ids = [row.id for row in rows]
-        say(broker, facts, sender, Stored(said.vpn, said.queue, True, ids, said.born))
-        broker.event("arrived_for_deleted", said.vpn, said.queue, messages=len(ids))
+        say(broker, facts, sender, Stored(message.vpn, message.queue, True, ids, message.born))
+        broker.event("arrived_for_deleted", message.vpn, message.queue, messages=len(ids))
     else:
-        _refuse(broker, facts, sender, said, ELSEWHERE, rows)
+        _refuse(broker, facts, sender, message, ELSEWHERE, rows)
 
 
-def failed(broker: Broker, facts: MeshFacts, sender: int, said: HandOver) -> None:
-    """Taking messages in failed, and nothing of it was done. They are tried one by one. Of those
-    that waited, one that fails alone is gone: it stands in `<vpn>.rejected`, and would hold its
-    lane for ever."""
-    rows = _rows.decode(said.rows)
-    if said.waiting and len(rows) == 1:
-        say(broker, facts, sender, Stored(said.vpn, said.queue, True, [rows[0].id], said.born))
+def failed(broker: Broker, facts: MeshFacts, sender: int, message: HandOver) -> None:
+    """Answer for messages that could not be stored because of an error; nothing has changed. The
+    sender tries them one by one. A message of a stand-in that fails alone is dropped, because it
+    would block its lane for ever; it is in `<vpn>.rejected`."""
+    rows = _rows.decode(message.rows)
+    if message.waiting and len(rows) == 1:
+        say(
+            broker,
+            facts,
+            sender,
+            Stored(message.vpn, message.queue, True, [rows[0].id], message.born),
+        )
         return
-    if len(rows) == 1:  # several come again, one by one
-        _count_used(facts, sender, said, 1)
-        queue = broker.find(said.vpn, said.queue)
-        if queue is not None:  # its consumers have room still
+    if len(rows) == 1:  # several will come again, one by one
+        _count_used(facts, sender, message, 1)
+        queue = broker.find(message.vpn, message.queue)
+        if queue is not None:  # its consumers still have room
             broker.touch(queue)
-    _refuse(broker, facts, sender, said, Reason.MALFORMED.value, rows)
+    _refuse(broker, facts, sender, message, Reason.MALFORMED.value, rows)
 
 
 def _refusal(broker: Broker, vpn: str, queue: Queue, row: Row) -> Reason | None:
-    """The first check of S3 that fails."""
+    """The first check of S3 that a message fails; None if it passes."""
     reason = of_broker(broker, vpn, row.size, 0)
     if reason is None and broker.spool.file_room(broker.header.system.max_spool_files) <= 0:
         reason = Reason.SPOOL_FILES
@@ -168,9 +178,9 @@ def _refusal(broker: Broker, vpn: str, queue: Queue, row: Row) -> Reason | None:
 
 
 def take_in(broker: Broker, queue: Queue, row: Row, content: Content, waiting: bool) -> None:
-    """One message is stored here. waiting: it waited in a stand-in, and had no owner."""
+    """Store one message. waiting: it comes from a stand-in, not from another host of the queue."""
     extras: dict[str, Any] = dict(row.extras or {})
-    way = extras.pop(WAY, {})
+    transit = extras.pop(TRANSIT, {})
     payload, key, headers = content
     vpn = queue.header.vpn_number
     row.stored = broker.spool.store(vpn, [(payload, key, headers)], row.size, 1)
@@ -181,13 +191,13 @@ def take_in(broker: Broker, queue: Queue, row: Row, content: Content, waiting: b
         found = dead_match(queue, payload, row.priority, key)
         row.level, row.lane, row.barrier = found.level, found.lane, found.barrier
         row.deliveries = row.cancels = row.number = 0
-        own_only = way.get("own_only", dead_part(row.extras) is not None)
+        own_only = transit.get("own_only", dead_part(row.extras) is not None)
         row.expires = expires_at(queue.definition, broker.now, row.ttl_ends, own_only=own_only)
-        until = way.get("until", NEVER)
+        until = transit.get("until", NEVER)
         if broker.now < until < NEVER:
             row.until = until
         if queue.header.stands_for and broker.mesh is not None:  # a bridge's endpoint
-            broker.mesh.wait(queue, [row], way["to"])
+            broker.mesh.prepare_stand_in(queue, [row], transit["to"])
         elif row.until != NEVER:
             row.state = DELAYED
     enter(broker, queue, [row])

@@ -1,7 +1,7 @@
-"""Commands that mean messages on their way to another broker (R6, L8, L13).
+"""Commands for messages that are in transit to another broker (R6, L8, L13).
 
-Such a message is of nobody. What is asked of it goes behind it at once, and is carried out by the
-other broker as soon as it has stored it; or here, should it be refused there.
+Neither broker owns such a message. The command follows it at once, and the other broker carries it
+out when it has stored the message. If it refuses the message, this broker carries it out.
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ _TAKE_AWAY = (c.Ack, c.Purge, c.Move)
 
 
 def keep(broker: Broker, facts: MeshFacts, queue: Queue, command: Any, ids: list[int]) -> int:
-    """A command means these messages too; how many of them no other one has taken away."""
-    known = facts.later.setdefault(queue.number, {})
-    meant = [number for number in ids if not _is_taken(known.get(number, ()))]
+    """Forward a command for these messages, and keep it; returns how many of them no earlier
+    command removes."""
+    waiting = facts.later.setdefault(queue.number, {})
+    meant = [number for number in ids if not _is_taken(waiting.get(number, ()))]
     changes: dict[str, Any] = {"reply": None, "where": None, "ids": format_ranges(meant)}
     if isinstance(command, c.Ack):
         changes["quiet"] = True
@@ -33,15 +34,15 @@ def keep(broker: Broker, facts: MeshFacts, queue: Queue, command: Any, ids: list
     text = c.encode_command(command)
     holders: dict[int, list[int]] = {}
     for number in meant:
-        known.setdefault(number, []).append(text)
+        waiting.setdefault(number, []).append(text)
         holders.setdefault(queue.live[number].holder, []).append(number)
     name = queue.header.stands_for or queue.definition.name
     for one in queue.header.subscriptions:
         if one.number in holders and one.broker is not None:
             own = format_ranges(holders[one.number])
             there = msgspec.structs.replace(command, queue=name, ids=own)
-            said = Forward(broker.vpn_of(queue), c.encode_command(there))
-            say(broker, facts, one.broker, said)
+            message = Forward(broker.vpn_of(queue), c.encode_command(there))
+            say(broker, facts, one.broker, message)
     return len(meant)
 
 
@@ -50,7 +51,7 @@ def _is_taken(texts: list[bytes] | tuple[()]) -> bool:
 
 
 def refused(broker: Broker, facts: MeshFacts, queue: Queue, ids: list[int]) -> None:
-    """These messages are here again: so is what was asked of them."""
+    """Carry out the kept commands for messages that were refused and are here again."""
     for text, numbers in forget(facts, queue, ids).items():
         command: Any = c.decode_command(text)
         own = msgspec.structs.replace(command, ids=format_ranges(numbers))
@@ -58,15 +59,15 @@ def refused(broker: Broker, facts: MeshFacts, queue: Queue, ids: list[int]) -> N
 
 
 def forget(facts: MeshFacts, queue: Queue, ids: list[int]) -> dict[bytes, list[int]]:
-    """The commands that meant these messages, in their order; they are kept no longer. Where
-    another broker has the messages now, it carries them out."""
-    known = facts.later.get(queue.number)
+    """Drop the kept commands for these messages; returns them in order. If another broker has the
+    messages now, it carries them out."""
+    waiting = facts.later.get(queue.number)
     meant: dict[bytes, list[int]] = {}
-    if known is None:
+    if waiting is None:
         return meant
     for number in ids:
-        for text in known.pop(number, ()):
+        for text in waiting.pop(number, ()):
             meant.setdefault(text, []).append(number)
-    if not known:
+    if not waiting:
         del facts.later[queue.number]
     return meant

@@ -1,10 +1,10 @@
-"""The other brokers of a home, as one of them sees them: it answers `state` (`MeshInterface`).
+"""The other brokers of a home, as one of them sees them: implements `MeshInterface`.
 
-One broker is a client of its neighbours. Whatever crosses is a message of a queue here, given to a
-subscription of the broker over there: what waits for its queue (`stand_ins`), and what a
-distributed queue has for others' consumers (`credit`). Over there it is stored, and said to be
-(`handover`);
-then it goes here. A receipt waits for nobody (M2).
+A broker is a client of the others. Every message that crosses belongs to a queue here and is given
+to a subscription of the other broker: messages that wait for its queue (`stand_ins`), and messages
+of a distributed queue for its consumers (`credit`). The other broker stores the message and
+confirms it (`handover`); then it is removed here. A producer's receipt does not wait for any of
+that (M2).
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from typing import Any
 from ..definitions.definition_values import ENDPOINT_PREFIX
 from ..protocol import commands as c
 from ..protocol.errors import ConfigError, Moved
-from ..protocol.mesh_envelope import MeshMessage
 from ..protocol.mesh_messages import (
     Carry,
     Come,
@@ -24,6 +23,7 @@ from ..protocol.mesh_messages import (
     HandOver,
     HasMoved,
     Heard,
+    MeshMessage,
     NotTaken,
     Room,
     Stored,
@@ -41,7 +41,7 @@ from ..state.queue.broker_facts import RecordPosition
 from ..state.queue.header import Subscription, Task
 from ..state.queue.mesh_interface import LATER
 from ..state.queue.queue import Queue
-from ..state.rules.edits import WAY
+from ..state.rules.edits import TRANSIT
 from ..state.rules.routing import Patterns, has_topic, kind_of_captured
 from ..state.storage.row import NEVER, Row
 from ..state.storage.spool import Content
@@ -51,8 +51,8 @@ from .facts import Entry, MeshFacts, entry_of, keeper_of, load_facts, mark_facts
 
 
 class _Table:
-    """Which queues of a VPN take which topics, by the directory of this edition; they are named by
-    where they stand in `listed`."""
+    """The topics that the queues of a VPN take, by one edition of the directory. Queues are
+    numbered by their index in `listed`."""
 
     def __init__(self, edition: int, listed: list[tuple[str, Entry]]) -> None:
         self.edition, self.listed = edition, listed
@@ -65,14 +65,14 @@ class _Table:
 
 
 class Mesh:
-    """The other brokers. facts: what is known of them."""
+    """The other brokers. facts: what this broker knows about them."""
 
     def __init__(self, broker: Broker, facts: MeshFacts) -> None:
         self._broker, self.facts = broker, facts
         self._keeper = directory.Keeper(broker, facts)
-        self._send_bridges_again: Callable[[int], None] = lambda to: None
         self._tables: dict[str, _Table] = {}  # by VPN
         self._directory_written = facts.edition
+        self._send_bridges_again: Callable[[int], None] = lambda to: None
         self.commands: Mapping[type, Callable[[str, Any], Any]] = {
             c.Peers: self._peers,
             c.Define: self.kept(self._keeper.define),
@@ -84,45 +84,47 @@ class Mesh:
         }
         self.handlers: dict[str, Callable[[int, Any], None]] = {
             HandOver.kind: self._handed_over,
-            Stored.kind: lambda sender, said: stand_ins.stored(broker, facts, sender, said),
-            NotTaken.kind: lambda sender, said: stand_ins.refused(broker, facts, sender, said),
-            Room.kind: lambda sender, said: credit.hear_room(broker, facts, sender, said),
+            Stored.kind: lambda sender, message: stand_ins.stored(broker, facts, sender, message),
+            NotTaken.kind: lambda sender, message: stand_ins.refused(
+                broker, facts, sender, message
+            ),
+            Room.kind: lambda sender, message: credit.hear_room(broker, facts, sender, message),
             Entries.kind: self._hear_entries,
             Heard.kind: self._heard,
             Forward.kind: self._forwarded,
-            Come.kind: lambda sender, said: moves.may_come(broker, facts, sender, said),
-            Carry.kind: lambda sender, said: moves.carried(broker, facts, sender, said),
+            Come.kind: lambda sender, message: moves.may_come(broker, facts, sender, message),
+            Carry.kind: lambda sender, message: moves.carried(broker, facts, sender, message),
             HasMoved.kind: self._keeper.moved,
         }
         self.failures: dict[str, Callable[[int, Any], None]] = {
-            HandOver.kind: lambda sender, said: handover.failed(broker, facts, sender, said)
+            HandOver.kind: lambda sender, message: handover.failed(broker, facts, sender, message)
         }
 
     @classmethod
     def load(cls, broker: Broker) -> Mesh:
-        """As it was packed; a broker that knows no other yet."""
+        """The mesh from the broker's pages; empty if it has met no other broker."""
         return cls(broker, load_facts(broker.store))
 
     def mark(self) -> None:
-        """Write what changed since the last mark."""
+        """Write what has changed since the last mark."""
         self._directory_written = mark_facts(
             self._broker.store, self.facts, self._directory_written
         )
 
     @property
     def brokers(self) -> tuple[str, ...]:
-        """The names of all brokers of the home."""
+        """The names of the home's brokers."""
         return tuple(self.facts.brokers) or (self._broker.header.name,)
 
     @property
     def groups(self) -> Mapping[str, str]:
-        """The groups of those that are in one."""
+        """The group of each broker that is in one."""
         return self.facts.groups
 
     # ------------------------------------------------------------ a step
 
     def hear(self, records: Records, skipped: Mapping[RecordPosition, str]) -> None:
-        """What the others say; what is tried again is tried."""
+        """Read records of the others, and retry refused lanes."""
         if self.facts.rejoined:
             self._greet()
         self._keeper.say_untold()
@@ -130,39 +132,40 @@ class Mesh:
         stand_ins.retry(self._broker, self.facts)
 
     def speak(self) -> None:
-        """What is to be said now that all is delivered."""
+        """Write to the others at the end of a step."""
         if self.facts.peers:
             credit.tell_room(self._broker, self.facts)
 
     def deadline(self) -> int:
-        """When a step is wanted, epoch ms, or NEVER."""
+        """When the mesh needs a step, epoch ms, or NEVER."""
         return 1 if self.facts.untold or self.facts.rejoined else stand_ins.next_retry(self.facts)
 
     def _greet(self) -> None:
-        """This broker was made again. What it said last may be lost, with the Kafka in which it
-        stood: others find out as they hear from it (`rejoining`)."""
+        """Write to all others after this broker was rebuilt. Its last records may be lost with the
+        old Kafka; the others notice the gap in the numbers (`channel`)."""
         facts, own = self.facts, self._broker.header.number
         facts.rejoined = False
         for number in sorted(set(facts.peers) - {own}):
             self.say(number, Heard(facts.edition))
-        if facts.brokers and keeper_of(facts) == own:  # clients' topics may be new ones
+        if facts.brokers and keeper_of(facts) == own:  # the directory topics may be new and empty
             facts.untold = [(v, name) for v in sorted(facts.entries) for name in facts.entries[v]]
 
     def _missed(self, sender: int, number: int) -> None:
-        """Words from there are lost: also answers to what is under way."""
+        """Handle lost records of another broker, which may have been answers to unconfirmed
+        ones."""
         self.facts.peers[sender].is_behind = True
         self.say(sender, Heard(self.facts.edition, missed=number))
-        self._say_again(sender)
+        self._repeat_all(sender)
 
-    def _heard(self, sender: int, said: Heard) -> None:
-        if said.again:
+    def _heard(self, sender: int, message: Heard) -> None:
+        if message.again:
             self.facts.peers[sender].is_behind = False
-        if said.missed > self.facts.peers[sender].again:
-            self._say_again(sender)
-        self._keeper.heard(sender, said)
+        if message.missed > self.facts.peers[sender].again:
+            self._repeat_all(sender)
+        self._keeper.heard(sender, message)
 
-    def _say_again(self, to: int) -> None:
-        """What is under way to a broker: messages, what consumers have room for, the directory."""
+    def _repeat_all(self, to: int) -> None:
+        """Repeat everything unconfirmed to a broker: messages, credits, the directory."""
         broker, facts = self._broker, self.facts
         facts.peers[to].again = facts.peers[to].said
         self.say(to, Heard(facts.edition, again=True))
@@ -177,56 +180,56 @@ class Mesh:
         """See `MeshInterface`."""
         return moves.leave(self._broker, self.facts, queue, task, budget)
 
-    def later(self, queue: Queue, command: Any, ids: list[int]) -> int:
+    def forward_for_moving(self, queue: Queue, command: Any, ids: list[int]) -> int:
         """See `MeshInterface`."""
         return in_transit_commands.keep(self._broker, self.facts, queue, command, ids)
 
     def send(
         self, queue: Queue, subscription: Subscription, rows: list[Row], contents: list[Content]
     ) -> None:
-        """Messages go to the broker whose subscription it is."""
+        """See `MeshInterface`."""
         stand_ins.send(self._broker, self.facts, queue, subscription, rows, contents)
 
-    def _handed_over(self, sender: int, said: HandOver) -> None:
-        handover.handed_over(self._broker, self.facts, sender, said)
+    def _handed_over(self, sender: int, message: HandOver) -> None:
+        handover.handed_over(self._broker, self.facts, sender, message)
 
-    def _hear_entries(self, sender: int, said: Entries) -> None:
+    def _hear_entries(self, sender: int, message: Entries) -> None:
         apply_bridge = self._keeper.apply_bridge
-        directory.hear_entries(self._broker, self.facts, sender, said, apply_bridge)
+        directory.hear_entries(self._broker, self.facts, sender, message, apply_bridge)
         credit.hear_early(self._broker, self.facts)
 
     # ----------------------------------------------------- bridges (`bridges.bridged_broker`)
 
     def with_bridges(self, apply: directory.ApplyBridge, send_again: Callable[[int], None]) -> None:
-        """Bridges are in the directory, and this is what becomes of them here. send_again: to a
-        broker, what bridges have on their way to it."""
+        """Set the functions that apply changes of bridges, and that repeat to a broker what bridges
+        have in transit."""
         self._keeper.apply_bridge, self._send_bridges_again = apply, send_again
 
     def enter_bridge(self, vpn: str, name: str, entry: Entry | None, command: c.Command) -> Any:
-        """The keeper enters a bridge's end, which has been looked at; None: it is gone."""
+        """Let the keeper enter a checked bridge into the directory; None: remove it."""
         return self._keeper.enter_bridge(vpn, name, entry, command)
 
-    def say(self, to: int, said: MeshMessage) -> None:
-        """Say something to another broker."""
-        say(self._broker, self.facts, to, said)
+    def say(self, to: int, message: MeshMessage) -> None:
+        """Send a message to another broker."""
+        say(self._broker, self.facts, to, message)
 
     # ------------------------------------------------------------ commands
 
     def _peers(self, vpn: str, command: c.Peers) -> None:
-        """The home's brokers are these. Raises ConfigError unless this is one of them."""
+        """Set the home's brokers. Raises ConfigError unless this is one of them."""
         header = self._broker.header
         own = command.brokers.get(header.name)
         if own != header.number:
             raise ConfigError(
-                f"brokers: {header.name!r} has number {own} there – it is broker {header.number}"
+                f"brokers: {header.name!r} with number {own} – it has number {header.number}"
             )
-        directory.know_brokers(self._broker, self.facts, command.brokers, command.groups)
+        directory.set_brokers(self._broker, self.facts, command.brokers, command.groups)
 
     def kept(self, carry_out: Callable[[str, Any], Any]) -> Callable[[str, Any], Any]:
-        """A command that the keeper of the directory carries out, and answers."""
+        """A handler for a command that the keeper of the directory carries out."""
 
         def handler(vpn: str, command: Any) -> Any:
-            """Carried out by the directory's keeper alone; any other broker passes it on."""
+            """Carry out the command as the keeper; forward it as any other broker."""
             facts, own = self.facts, self._broker.header.number
             keeper = keeper_of(facts) if facts.brokers else own
             if keeper != own:
@@ -243,7 +246,7 @@ class Mesh:
         return handler
 
     def _move(self, vpn: str, command: c.MoveQueue) -> Any:
-        """Move a queue; to where it is while it has yet to leave: it is to stay."""
+        """Move a queue. Moving it to where it is calls back a move that has not begun."""
         broker, facts, own = self._broker, self.facts, self._broker.header.number
         entry = entry_of(facts, vpn, command.queue)
         is_back = entry is not None and entry.moves_to is not None
@@ -256,7 +259,7 @@ class Mesh:
         return None
 
     def _unsubscribe_topic(self, vpn: str, command: c.UnsubscribeTopic) -> Any:
-        """Clients tell each host, and the first has had it done already."""
+        """Remove a topic subscription. Clients tell each host; the first one has done it."""
         entry = entry_of(self.facts, vpn, command.queue)
         done = entry is not None and not has_topic(entry.topics, command.topic)
         if entry is not None and done and self._broker.header.number != entry.hosts[0]:
@@ -264,30 +267,32 @@ class Mesh:
         return self.kept(self._keeper.unsubscribe_topic)(vpn, command)
 
     def _shutdown(self, vpn: str, command: c.Shutdown) -> Any:
-        """A stand-in is shut down by itself."""
+        """Shut down a queue at all hosts, or a stand-in here."""
         queue = self._broker.find(vpn, command.queue)
         if queue is not None and queue.header.stands_for:
             return shutdown(self._broker, vpn, queue, command)
         entry = entry_of(self.facts, vpn, command.queue)
-        if entry is not None and entry.bridge is not None and self.takes(vpn, command):
+        if entry is not None and entry.bridge is not None and self.forward_command(vpn, command):
             return LATER
         return self.kept(self._keeper.shutdown)(vpn, command)
 
     def forward(self, vpn: str, command: c.Command, to: int) -> None:
-        """Pass a client's command on to the broker that answers it."""
+        """Forward a client's command to the broker that answers it."""
         who = self._broker.speaker
         client, admin = ("", False) if who is None else (who.client, who.admin)
         say(self._broker, self.facts, to, Forward(vpn, c.encode_command(command), client, admin))
 
-    def _forwarded(self, sender: int, said: Forward) -> None:
-        """A command that another broker was given."""
-        command = c.decode_command(said.command)
-        speaker = Speaker(said.client, "", said.admin) if said.client or said.admin else None
-        carry_out(self._broker, said.vpn, command, speaker)
+    def _forwarded(self, sender: int, message: Forward) -> None:
+        """Carry out a command that another broker forwards."""
+        command = c.decode_command(message.command)
+        speaker = (
+            Speaker(message.client, "", message.admin) if message.client or message.admin else None
+        )
+        carry_out(self._broker, message.vpn, command, speaker)
 
-    def takes(self, vpn: str, command: Any) -> bool:
-        """See `MeshInterface`. What nobody waits for was said before the queue went, and goes after
-        it."""
+    def forward_command(self, vpn: str, command: Any) -> bool:
+        """See `MeshInterface`. A command without a reply was sent before the queue moved, so it is
+        forwarded; the sender of any other command must ask there."""
         broker, facts, name = self._broker, self.facts, command.queue
         if not moves.is_away(facts, broker.header.number, vpn, name):
             return False
@@ -304,12 +309,12 @@ class Mesh:
     # ------------------------------------------------------------ routes
 
     def target_of(self, vpn: str, to: str) -> str:
-        """The topic of a destination that is no queue here."""
+        """The topic of a destination that is not a queue here."""
         entry = entry_of(self.facts, vpn, to)
         return to if entry is None else entry.definition.default_publish_target
 
     def with_others(self, vpn: str, to: str, own: list[Queue]) -> list[Queue]:
-        """The queues in which a message is stored here: own ones, and stand-ins for others'."""
+        """The queues that store a message here: own ones, and stand-ins for queues elsewhere."""
         facts = self.facts
         if to.startswith(QUEUE_ALONE):
             name = to.removeprefix(QUEUE_ALONE)
@@ -327,33 +332,33 @@ class Mesh:
     def _stored_here(
         self, vpn: str, matched: list[tuple[str, Entry]], own: list[Queue]
     ) -> list[Queue]:
-        """Own queues, and the stand-ins of those that are elsewhere."""
+        """Own queues, and the stand-ins for matched queues that are elsewhere."""
         facts, number = self.facts, self._broker.header.number
         found = {queue.definition.name: queue for queue in own}
         for name, entry in matched:
             if stand_ins.target(self._broker, facts, vpn, name, entry) != number:
                 found[name] = stand_ins.stand_in(self._broker, facts, vpn, name)
-            else:  # behind what waits here since the queue was elsewhere
+            else:  # messages from when the queue was elsewhere may still wait here: go behind them
                 waiting = stand_ins.find(self._broker, vpn, name)
                 if waiting is not None and waiting.header.depth:
                     found[name] = waiting
         return sorted(found.values(), key=lambda queue: queue.number)
 
     def stand_in(self, vpn: str, name: str) -> Queue | None:
-        """The queue in which messages wait here for one of another broker."""
+        """The stand-in for a queue of another broker."""
         if entry_of(self.facts, vpn, name) is None:
             return None
         return stand_ins.stand_in(self._broker, self.facts, vpn, name)
 
     keeps_directory = True
 
-    def wait(self, queue: Queue, rows: list[Row], to: str) -> None:
-        """What is due later crosses at once, and waits over there. A bridge's lanes are over there
-        too, so it has to know where a message goes."""
+    def prepare_stand_in(self, queue: Queue, rows: list[Row], to: str) -> None:
+        """See `MeshInterface`. A delayed message crosses at once and waits at the other broker. A
+        bridge's endpoint also needs the destination, since its lanes are there."""
         ends_there = (queue.header.stands_for or "").startswith(ENDPOINT_PREFIX)
         for row in rows:
             if row.until != NEVER or ends_there:
-                row.until, row.extras = NEVER, {WAY: {"until": row.until, "to": to}}
+                row.until, row.extras = NEVER, {TRANSIT: {"until": row.until, "to": to}}
 
     def left(self, queue: Queue, rows: list[Row]) -> None:
         """See `MeshInterface`."""
@@ -367,9 +372,9 @@ class Mesh:
         return stand_ins.shown(self._broker, self.facts, vpn)
 
     def of_record(self, vpn: str, topic: str, partition: int, own: list[Queue]) -> list[Queue]:
-        """Each queue that captures the topic has its reader. What has only subscribed to it gets
-        the record from the reader of the one that was made first, wherever it is, once: one that
-        this has had, as its reader was another, they have too."""
+        """See `MeshInterface`. Each queue that captures the topic has its own reader. Queues that
+        only subscribe to it get the record once, from the reader of the oldest capturing queue,
+        wherever they are. If another reader of that queue had the record, so have they."""
         table = self._table(vpn)
         names = {table.listed[at][0] for at in table.captured.find(topic)}
         found = [
@@ -406,7 +411,7 @@ class Mesh:
         return entry.hosts[partition % len(entry.hosts)]
 
     def _matching(self, vpn: str, topic: str) -> list[tuple[str, Entry]]:
-        """The home's queues that take what is published to a topic."""
+        """The home's queues that take messages published to a topic."""
         table = self._table(vpn)
         found = table.captured.find(topic) | table.subscribed.find(topic)
         return [table.listed[at] for at in sorted(found)]

@@ -1,9 +1,9 @@
-"""Messages and what belongs to them go to a queue of another broker while both are at rest (M4).
+"""Moves a queue to another broker while both are at rest (M4).
 
-They keep ids, times, counts, states and their order, and leases their ends: a subscription goes
-with what it holds. A queue that nobody has there is the same queue then. Where the other broker has
-its part of a distributed queue already, what comes stands behind what is there, as what is granted
-does (H4). Quotas are not asked: the home holds as much as before.
+Messages keep their ids, times, counts, states and order, and leases keep their ends: a subscription
+moves with its leased messages. If the other broker has its part of a distributed queue already, the
+messages go behind the ones there, as granted messages do (H4). Quotas are not checked: the home has
+as many bytes as before.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from ..state.rules.routing import drop_route, set_topics
 from ..state.storage.row import IN_MEMORY, LEASED, NEVER, Row
 from .handover import take_in
 
-LOST_BLOCK = (1 << 32) - 1  # there is none with this number: what lies in it is lost
-PART = 1_000  # rows that are put into blocks at once
+LOST_BLOCK = (1 << 32) - 1  # no block has this number: its contents count as lost
+PART = 1_000  # rows that are written to blocks at once
 SUMS = ("counters", "rejected", "discarded")
-# By both brokers and the content's number there: a row that has it, and its VPN. Each holds the
-# content once more until all has moved: a queue may let go at once what the next one needs.
+# By both brokers and the content's number: a row that has the content, and its VPN. Each counts as
+# one more match until all has moved, because a queue may release what the next one still needs.
 Shared = dict[tuple[int, int, int], tuple[Row, int]]
 
 
 def rows_of(queue: Queue) -> list[Row]:
-    """All messages of a queue, in the order of their places."""
+    """All messages of a queue in order of arrival."""
     rows = list(queue.live.values())
     for runs in (queue.cold, queue.later):
         for segment in runs.segments():
@@ -46,8 +46,8 @@ def _seq(row: Row) -> int:
 def move_queue(
     source: Broker, queue: Queue, target: Broker, shared: Shared, into: Queue | None = None
 ) -> Queue:
-    """A queue goes to another broker, or what it has into another queue. The old one is given up
-    with its broker, or by `give_up`. shared: contents that several queues have."""
+    """Move a queue to another broker, or its messages into another queue. The caller removes the
+    old queue, with its broker or by `give_up`. shared: contents of several queues."""
     rows = rows_of(queue)
     holders: dict[int, int] = {}
     if into is None:
@@ -55,7 +55,7 @@ def move_queue(
         holders = {one.number: one.number for one in queue.header.subscriptions}
     else:
         _add(queue.header, into.header)
-        _stand_behind(rows, into.header)
+        _renumber(rows, into.header)
         for one in queue.header.subscriptions:
             holders[one.number] = one.number = into.header.next_subscription
             into.header.next_subscription += 1
@@ -69,7 +69,7 @@ def move_queue(
         if source is not target:
             _store(source, target, part, into.header.vpn_number, shared)
         _admit(into, part)
-    assert before in (None, into.header.leased), "what moves within a broker is leased to nobody"
+    assert before in (None, into.header.leased), "leased messages moved within a broker"
     _take_subscriptions(source, queue, target, into)
     for first, last, until in queue.early.state():
         into.early.put(first, last, until, target.limits.early_acks)
@@ -84,7 +84,7 @@ def move_queue(
 
 
 def arrive(source: Broker, queue: Queue, target: Broker, into: Queue) -> None:
-    """What waited for a queue is in it: it cannot be refused, for there is nobody to wait."""
+    """Put the messages of a stand-in into their queue. Nothing is refused: nothing could wait."""
     rows, before = rows_of(queue), set(into.live)
     arrived = [msgspec.structs.replace(row) for row in rows]
     for row, new in zip(rows, arrived, strict=True):
@@ -92,7 +92,7 @@ def arrive(source: Broker, queue: Queue, target: Broker, into: Queue) -> None:
         if source is target:
             source.spool.release([row], queue.header.vpn_number)
         take_in(target, into, new, content, waiting=True)
-    tell_moved(source, queue, target, into, [row.id for row in rows])
+    journal_move(source, queue, target, into, [row.id for row in rows])
     for new in arrived:
         apply_early_ack(target, into, new)
     keep_later(target, into, before)
@@ -100,20 +100,21 @@ def arrive(source: Broker, queue: Queue, target: Broker, into: Queue) -> None:
 
 
 def give_up(broker: Broker, queue: Queue) -> None:
-    """What a queue had is in another one now."""
+    """Remove a queue whose messages are in another one now."""
     queue.remove(list(queue.live.values()))
     header = queue.header
     header.depth = header.bytes = header.leased = header.delayed = 0
     broker.forget_name(queue)
     broker.touched.pop(queue.number, None)
-    for known in (broker.header.waiting, broker.header.pending):
-        known.pop(queue.number, None)
+    for numbers in (broker.header.waiting, broker.header.pending):
+        numbers.pop(queue.number, None)
     broker.header.merging = [n for n in broker.header.merging if n != queue.number]
     broker.drop_queue(queue)
 
 
 def leave_behind(broker: Broker, queue: Queue, rows: list[Row]) -> None:
-    """A queue is at another broker now, and this one goes on. rows: what it had, as it was here."""
+    """Remove a queue that has moved away from a broker that stays. rows: its rows as they were
+    here."""
     header = queue.header
     if rows:
         broker.spool.release(rows, header.vpn_number)
@@ -133,8 +134,7 @@ def leave_behind(broker: Broker, queue: Queue, rows: list[Row]) -> None:
 
 
 def keep_later(broker: Broker, queue: Queue, before: set[int]) -> None:
-    """Of a queue that keeps its last message (S10) the later one stays. before: ids that were
-    there."""
+    """Apply quota 0 (S10): keep the message that entered last. before: ids that were there."""
     if queue.definition.max_spool_usage or queue.header.depth < 2:
         return
     rows = sorted(queue.live.values(), key=lambda row: (row.entered, row.id in before, row.seq))
@@ -152,7 +152,7 @@ def _header(source: Broker, queue: Queue, target: Broker) -> QueueHeader:
 
 
 def _add(from_: QueueHeader, to: QueueHeader) -> None:
-    """Counts of two parts of a queue are the sum of both (`describe`)."""
+    """Add the counts of one part of a queue to another's (`describe`)."""
     for name in SUMS:
         counts: dict[str, int] = getattr(to, name)
         for what, n in getattr(from_, name).items():
@@ -173,36 +173,35 @@ def _union(ranges: list[list[int]]) -> list[list[int]]:
     return joined[-ENTERED_MAX:]
 
 
-def _stand_behind(rows: list[Row], header: QueueHeader) -> None:
+def _renumber(rows: list[Row], header: QueueHeader) -> None:
     for row in rows:
         row.seq = header.next_seq
         header.next_seq += 1
 
 
 def _free(name: str, queue: Queue, number: int) -> str:
-    """A subscription's id; another where the queue has one of this id already."""
-    known = {one.id for one in queue.header.subscriptions}
-    return name if name not in known else f"{name}@{number}"
+    """A subscription's id, changed if the queue has this id already."""
+    ids = {one.id for one in queue.header.subscriptions}
+    return name if name not in ids else f"{name}@{number}"
 
 
 def _take_subscriptions(source: Broker, queue: Queue, target: Broker, into: Queue) -> None:
-    """Sessions that speak to a removed broker go with their subscriptions, under names of their
-    own: nobody can confuse them with what a client binds here next, and they live as long as they
-    would have."""
+    """Move the sessions of a removed broker with their subscriptions. They get names of their own,
+    so that they are not confused with a client's next session here, and keep their deadlines."""
     if source is target:
         return
     target.unacked += queue.header.leased
     vpn = source.vpn_of(queue)
     for one in queue.header.subscriptions:
-        known = source.sessions.get((vpn, one.session))
-        if known is None:
+        old = source.sessions.get((vpn, one.session))
+        if old is None:
             continue
         one.session = name = f"{one.session}@{source.header.number}"
-        one.max_backlog = 0  # it keeps what it holds; its client binds again where the queue is
+        one.max_backlog = 0  # it keeps its leases; its client binds again where the queue is
         session = target.sessions.get((vpn, name))
         if session is None:
-            session = target.sessions[vpn, name] = KnownSession(known.until)
-            target.watch("s", (vpn, name), known.until)
+            session = target.sessions[vpn, name] = KnownSession(old.until)
+            target.watch("s", (vpn, name), old.until)
         session.bound.append((into.number, one.id))
         target.session_changed((vpn, name))
 
@@ -211,17 +210,17 @@ def _take_subscriptions(source: Broker, queue: Queue, target: Broker, into: Queu
 
 
 def _store(source: Broker, target: Broker, rows: list[Row], vpn: int, shared: Shared) -> None:
-    """Contents go into the other spool, each once for all queues there."""
+    """Store contents in the other spool, once for all queues there."""
     spool = target.spool
     new: list[Row] = []
     for row in rows:
-        known = source.header.number, target.header.number, row.stored
-        first, _ = shared.get(known, (None, vpn))
+        key = source.header.number, target.header.number, row.stored
+        first, _ = shared.get(key, (None, vpn))
         content = None
         if first is None:
             content = source.spool.content(row)
             if source.spool.matches(row.stored) > 1:
-                shared[known] = row, vpn
+                shared[key] = row, vpn
                 new.append(row)
         row.block, row.index, row.length = IN_MEMORY, 0, 0
         if first is not None:
@@ -248,7 +247,7 @@ def _admit(queue: Queue, rows: list[Row]) -> None:
     queue.spill_over()
 
 
-def tell_moved(of: Broker, queue: Queue, to: Broker, target: Queue, ids: list[int]) -> None:
-    """Messages left a queue of one broker, and are in one of another."""
+def journal_move(of: Broker, queue: Queue, to: Broker, target: Queue, ids: list[int]) -> None:
+    """Journal that messages moved from one broker to another."""
     of.record("transferred", queue, ids, reason=f"to broker {to.header.name}")
     to.record("spooled", target, ids, reason=f"from broker {of.header.name}")

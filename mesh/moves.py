@@ -8,14 +8,14 @@
       │ ◀───────────────── HasMoved │ it is here                 │
       │ Entries (where it is) ───▶ │                            │
 
-Until the other broker has said that it may come nothing changes, and who moves it back to where it
-is has it stay. Then its subscriptions end as at a
-disconnect, what was asked of it before is done, and its messages go over with all that they are:
-also their places, so they may cross in any order. What is published meanwhile waits in a stand-in,
-as it does at all other brokers, and crosses behind the queue. The channel says everything once and
-in order, so nothing is lost or doubled, whoever dies when.
+Nothing changes until the other broker is ready (`Come`); until then, moving the queue back calls
+the move off. Then its subscriptions end as at a disconnect, earlier commands are finished, and its
+messages cross with everything they have, including their positions, so they can cross in any order.
+Messages published meanwhile wait in a stand-in, as at all other brokers, and cross behind the
+queue. The channel delivers everything once and in order, so nothing is lost or doubled, whichever
+broker dies.
 
-The queue that arrives has no name until it is whole: nobody finds it.
+The arriving queue has no name until it is complete, so nothing finds it.
 """
 
 from __future__ import annotations
@@ -24,8 +24,7 @@ import msgspec
 
 from ..protocol import commands as c
 from ..protocol.errors import LakequeueError
-from ..protocol.mesh_envelope import slices
-from ..protocol.mesh_messages import Carry, Come, Forward, HasMoved
+from ..protocol.mesh_messages import Carry, Come, Forward, HasMoved, slices
 from ..state.commands.leases import MOVED
 from ..state.commands.multi_step_commands import begin
 from ..state.limits import Budget
@@ -44,7 +43,7 @@ from .facts import Entry, MeshFacts, entry_of, hosts_of, keeper_of, key_of
 
 
 class Whole(msgspec.Struct, array_like=True):
-    """What a queue is besides its messages and its definition."""
+    """A queue's facts besides its messages and definition."""
 
     created: int
     pointed: int
@@ -69,25 +68,25 @@ _whole = msgspec.msgpack.Decoder(Whole)
 
 
 def follow(broker: Broker, facts: MeshFacts, vpn: str, name: str, entry: Entry) -> None:
-    """The directory says this of a queue: does it leave, or come?"""
+    """Begin or end a queue's move here, after its entry in the directory changed."""
     key, own = key_of(vpn, name), broker.header.number
     if entry.moves_to is None:
         facts.went.pop(key, None)
         number = facts.arriving.pop(key, None)
-        if number is not None:  # it stays where it was, and nothing has come
+        if number is not None:  # the move was called off before messages came
             broker.drop_queue(broker.queues[number])
     elif entry.moves_to == own and facts.went.get(key, (0, 0))[0] != entry.move:
         _expect(broker, facts, vpn, name, entry)
-    elif entry.moves_to == own:  # the keeper has not heard it yet
+    elif entry.moves_to == own:  # it is here; the keeper has yet to learn it
         say(broker, facts, keeper_of(facts), HasMoved(vpn, name, entry.move))
     _set_out(broker, facts, vpn, name, entry)
 
 
-# ---------------------------------------------------------------- where it goes
+# ---------------------------------------------------------------- the new host
 
 
 def _expect(broker: Broker, facts: MeshFacts, vpn: str, name: str, entry: Entry) -> None:
-    """A queue is to come here."""
+    """Prepare for a queue that is to move here."""
     key = key_of(vpn, name)
     if key in facts.arriving:
         return
@@ -103,7 +102,7 @@ def _expect(broker: Broker, facts: MeshFacts, vpn: str, name: str, entry: Entry)
 
 
 def _ask(broker: Broker, facts: MeshFacts, vpn: str, name: str, entry: Entry) -> None:
-    """It may come, as far as there is room."""
+    """Tell the old host that the queue may come, and how much room there is."""
     room = broker.header.system.max_spool_usage - broker.spool.bytes
     limits = broker.header.vpn_limits.get(vpn)
     if limits is not None and limits.max_spool_usage is not None:
@@ -113,30 +112,30 @@ def _ask(broker: Broker, facts: MeshFacts, vpn: str, name: str, entry: Entry) ->
 
 
 def expect_again(broker: Broker, facts: MeshFacts, peer: int) -> None:
-    """Queues are to come from there, and may not have been asked."""
+    """Repeat `Come` for queues that are to move here from a broker; the first may be lost."""
     for vpn, entries in facts.entries.items():
         for name, entry in entries.items():
             if key_of(vpn, name) in facts.arriving and entry.hosts[0] == peer:
                 _ask(broker, facts, vpn, name, entry)
 
 
-def carried(broker: Broker, facts: MeshFacts, sender: int, said: Carry) -> None:
-    """Messages of a queue that arrives; with the last ones it is here."""
-    number = facts.arriving.get(key_of(said.vpn, said.queue))
+def carried(broker: Broker, facts: MeshFacts, sender: int, message: Carry) -> None:
+    """Take messages of an arriving queue; with the last ones it is complete."""
+    number = facts.arriving.get(key_of(message.vpn, message.queue))
     queue = None if number is None else broker.queue(number)
     if queue is None:
-        raise ValueError(f"queue: {said.queue!r} – is not expected here")
-    rows = _rows.decode(said.rows)
+        raise ValueError(f"queue: {message.queue!r} – is not moving to this broker")
+    rows = _rows.decode(message.rows)
     if rows:
-        _take_in(broker, queue, rows, said.contents, facts.peers[sender].name)
-    if said.whole:
-        _arrive(broker, facts, said, queue, _whole.decode(said.whole), sender)
+        _take_in(broker, queue, rows, message.contents, facts.peers[sender].name)
+    if message.whole:
+        _arrive(broker, facts, message, queue, _whole.decode(message.whole), sender)
 
 
 def _take_in(
     broker: Broker, queue: Queue, rows: list[Row], contents: list[Content], peer: str
 ) -> None:
-    """Messages are stored here, in the places that they had."""
+    """Store messages at the positions that they had."""
     header = queue.header
     for row, content in zip(rows, contents, strict=True):
         row.stored = broker.spool.store(header.vpn_number, [content], row.size, 1)
@@ -161,11 +160,11 @@ def _take_in(
 
 
 def _arrive(
-    broker: Broker, facts: MeshFacts, said: Carry, queue: Queue, whole: Whole, sender: int
+    broker: Broker, facts: MeshFacts, message: Carry, queue: Queue, whole: Whole, sender: int
 ) -> None:
-    """The queue is here, as it was there."""
-    key, header, own = key_of(said.vpn, said.queue), queue.header, broker.header.number
-    entry = facts.entries[said.vpn][said.queue]
+    """Complete a queue, with the facts that it had at the old host."""
+    key, header, own = key_of(message.vpn, message.queue), queue.header, broker.header.number
+    entry = facts.entries[message.vpn][message.queue]
     counters = dict(whole.counters)
     for name, n in header.counters.items():
         counters[name] = counters.get(name, 0) + n
@@ -177,50 +176,50 @@ def _arrive(
     header.next_seq, header.next_delivery = whole.next_seq, whole.next_delivery
     header.generation, header.taken = whole.generation, whole.taken
     header.ingress, header.egress = entry.ingress, entry.egress
-    if not header.depth or not whole.generation:  # there is no barrier
+    if not header.depth or not whole.generation:  # without messages or barriers
         header.generation, header.generations = 0, {}
     for first, last, until in whole.early:
         queue.early.put(first, last, until, broker.limits.early_acks)
     header.definition, header.arriving = entry.definition, False
     del facts.arriving[key]
-    facts.went[key] = said.move, own
+    facts.went[key] = message.move, own
     broker.name_queue(queue)
     add_route(broker, entry.definition, queue.number)
     set_topics(broker, queue, entry.topics)
     forget_found(broker)
     queue.wanted = True
     broker.touch(queue)
-    stand_ins.turn(broker, facts, said.vpn, said.queue)
+    stand_ins.turn(broker, facts, message.vpn, message.queue)
     peer = facts.peers[sender].name
-    broker.event("arrived", said.vpn, said.queue, came_from=peer, messages=header.depth)
-    say(broker, facts, keeper_of(facts), HasMoved(said.vpn, said.queue, said.move))
+    broker.event("arrived", message.vpn, message.queue, came_from=peer, messages=header.depth)
+    say(broker, facts, keeper_of(facts), HasMoved(message.vpn, message.queue, message.move))
 
 
-# ---------------------------------------------------------------- where it is
+# ---------------------------------------------------------------- the old host
 
 
-def may_come(broker: Broker, facts: MeshFacts, sender: int, said: Come) -> None:
-    """The other broker expects a queue. What the directory says of that may come later."""
-    key = key_of(said.vpn, said.queue)
-    facts.coming[key] = sender, said.move, said.room
-    entry = entry_of(facts, said.vpn, said.queue)
+def may_come(broker: Broker, facts: MeshFacts, sender: int, message: Come) -> None:
+    """Note that the other broker is ready for a queue. The directory's entry may come later."""
+    key = key_of(message.vpn, message.queue)
+    facts.coming[key] = sender, message.move, message.room
+    entry = entry_of(facts, message.vpn, message.queue)
     if entry is not None:
-        _set_out(broker, facts, said.vpn, said.queue, entry)
+        _set_out(broker, facts, message.vpn, message.queue, entry)
 
 
 def stay(broker: Broker, facts: MeshFacts, vpn: str, name: str, entry: Entry) -> None:
-    """A queue that was to go, and has not begun to, is to stay. Raises LakequeueError."""
+    """Call off a move that has not begun. Raises LakequeueError if it has."""
     key = key_of(vpn, name)
     if key in facts.leaving or facts.went.get(key, (0, 0))[0] == entry.move:
-        raise LakequeueError(f"queue {name!r}: is on its way already, and cannot be called back")
+        raise LakequeueError(f"queue {name!r}: is moving already, and cannot be called back")
     facts.coming.pop(key, None)
     facts.went[key] = entry.move, broker.header.number
-    error = f"queue {name!r}: stays where it is: the move was called back"
+    error = f"queue {name!r}: stays, the move was called back"
     say(broker, facts, keeper_of(facts), HasMoved(vpn, name, entry.move, error))
 
 
 def _set_out(broker: Broker, facts: MeshFacts, vpn: str, name: str, entry: Entry) -> None:
-    """The queue leaves, if it is to go and may come."""
+    """Let the queue leave, if the directory says so and the other broker is ready."""
     key = key_of(vpn, name)
     to, move, room = facts.coming.get(key, (-1, -1, 0))
     is_wanted = (move, to) == (entry.move, entry.moves_to)
@@ -243,19 +242,19 @@ def _set_out(broker: Broker, facts: MeshFacts, vpn: str, name: str, entry: Entry
 
 
 def _obstacle(queue: Queue, to: str, room: int) -> str:
-    """Why a queue stays where it is."""
+    """Why a queue cannot move; empty if it can."""
     header, name = queue.header, queue.definition.name
     if header.faulted:
         return f"queue {name!r}: failed ({header.faulted}); define it again"
-    if header.reads_plain:  # where each reader stopped is known only then (M5)
+    if header.reads_plain:  # only at rest is it known where each reader stopped (M5)
         return f"queue {name!r}: takes records of plain Kafka topics; {AT_REST}"
     if header.bytes > room:
-        return f"queue {name!r}: holds {header.bytes} bytes, broker {to!r} has room for {room}"
+        return f"queue {name!r}: has {header.bytes} bytes, broker {to!r} has room for {room}"
     return ""
 
 
 def leave(broker: Broker, facts: MeshFacts, queue: Queue, task: Task, budget: Budget) -> bool:
-    """Hand over what the queue holds, as far as the budget allows; whether it has left."""
+    """Hand over the queue's messages within the budget; returns whether the queue has left."""
     vpn, name = broker.vpn_of(queue), queue.definition.name
     to = facts.leaving[key_of(vpn, name)]
     done = task.done
@@ -263,14 +262,14 @@ def leave(broker: Broker, facts: MeshFacts, queue: Queue, task: Task, budget: Bu
         part = wanted(broker, queue, task, None, None, budget, read=True)
         done["generation"] = queue.header.generation  # an empty queue begins anew
         _hand_over(broker, facts, queue, to, part.rows)
-        if part.last:  # what has entered since it began
+        if part.last:  # begin again with messages that entered since
             task.done = done = {"generation": done["generation"]}
             task.cursor = ""
             if not part.rows:
                 return False
     if queue.header.depth:
         return False
-    _go(broker, facts, queue, task, to)
+    _hand_over_queue(broker, facts, queue, task, to)
     return True
 
 
@@ -289,8 +288,8 @@ def _hand_over(broker: Broker, facts: MeshFacts, queue: Queue, to: int, rows: li
     apply(broker, queue, [row for row, _ in kept], Event.TRANSFER, reason=reason)
 
 
-def _go(broker: Broker, facts: MeshFacts, queue: Queue, task: Task, to: int) -> None:
-    """All messages are there: so is the queue from now on, and what was asked of it meanwhile."""
+def _hand_over_queue(broker: Broker, facts: MeshFacts, queue: Queue, task: Task, to: int) -> None:
+    """Hand over the queue itself, after all its messages, and its waiting commands."""
     vpn, name, header = broker.vpn_of(queue), queue.definition.name, queue.header
     key, move = key_of(vpn, name), facts.entries[vpn][name].move
     whole = Whole(
@@ -315,7 +314,7 @@ def _go(broker: Broker, facts: MeshFacts, queue: Queue, task: Task, to: int) -> 
 
 
 def is_away(facts: MeshFacts, own: int, vpn: str, name: str) -> bool:
-    """Whether a queue leaves, or is not here."""
+    """Whether a queue is leaving or not here."""
     entry = entry_of(facts, vpn, name)
     if entry is None:
         return False
@@ -323,7 +322,7 @@ def is_away(facts: MeshFacts, own: int, vpn: str, name: str) -> bool:
 
 
 def where(facts: MeshFacts, vpn: str, name: str) -> dict[str, int]:
-    """The brokers that have a queue, by name; of one that is on its way, who had it."""
+    """The hosts of a queue by name; the old host while it moves."""
     entry = facts.entries[vpn][name]
     hosts = hosts_of(facts, vpn, name, entry)
     return {broker: number for broker, number in facts.brokers.items() if number in hosts}

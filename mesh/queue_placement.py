@@ -1,4 +1,4 @@
-"""What placing a queue asks of all others (M1), without a look at each."""
+"""Counts over all queues that placing a new one needs (M1), kept up to date."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from .facts import Entry, MeshFacts
 
 
 class QueuePlacement:
-    """How many queues that have one place each broker has, and the names of those with a dead
-    message queue, by VPN and that."""
+    """loads: how many queues with one host each broker has; dying: the names of queues by VPN and
+    dead message queue."""
 
     def __init__(self, facts: MeshFacts) -> None:
         self.loads: Counter[int] = Counter()
@@ -19,7 +19,7 @@ class QueuePlacement:
                 self.change(vpn, name, None, entry)
 
     def change(self, vpn: str, name: str, before: Entry | None, after: Entry | None) -> None:
-        """A queue is so now."""
+        """Update the counts for a queue's change. None: it did not exist, or was deleted."""
         for entry, n in ((before, -1), (after, 1)):
             if entry is None or entry.bridge is not None:
                 continue

@@ -1,8 +1,8 @@
-"""Where brokers read on when the home has others (M4, M5).
+"""The offsets from which brokers read after the home's brokers changed (M4, M5).
 
-Each queue goes on where its reader of a captured topic stopped. A broker that takes over reads from
-the earliest of these places, and its other queues pass over what they have had: their *floors*
-(`QueueHeader.floors`). What clients say to a removed broker the heir reads.
+Each queue continues where its reader of a captured topic stopped. A broker that takes over begins
+at the earliest of these offsets. Its other queues skip the records that they have had, up to their
+*floors* (`QueueHeader.floors`). The heir reads the partitions of a removed broker's clients.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ OF_CLIENTS = (topics.PUBLISH, topics.COMMANDS)
 
 
 def what_was_had(brokers: Mapping[int, Broker], offsets: Mapping[int, Offsets]) -> Had:
-    """How far each queue has had the captured topics. Both by the brokers' numbers. One broker may
-    have found a topic that another has not found yet: its queues have had nothing of it."""
+    """How far each queue has read the captured topics. Both arguments are by broker number. If a
+    broker has not found a topic yet, its queues have read nothing of it."""
     found: Had = {}
     places = sorted({place for one in offsets.values() for place in one})
     for number, broker in brokers.items():
@@ -36,7 +36,7 @@ def what_was_had(brokers: Mapping[int, Broker], offsets: Mapping[int, Offsets]) 
 
 
 def of_removed(offsets: Iterable[Offsets]) -> Offsets:
-    """Where the heir goes on with what clients say to removed brokers."""
+    """The offsets from which the heir reads the clients' partitions of removed brokers."""
     return {
         (topic, at): offset for one in offsets for (topic, at), offset in one.items()
         if (kind := topics.split(topic)) is not None and kind[1] in OF_CLIENTS
@@ -44,7 +44,8 @@ def of_removed(offsets: Iterable[Offsets]) -> Offsets:
 
 
 def of_new(number: int, offsets: Iterable[Offsets]) -> Offsets:
-    """Where a new broker goes on: a broker that was alone may have read its partitions."""
+    """The offsets from which a new broker reads, since a single broker may have read its partitions
+    before."""
     return {
         place: offset for one in offsets for place, offset in one.items()
         if place in _of_clients(place[0], number)
@@ -52,8 +53,8 @@ def of_new(number: int, offsets: Iterable[Offsets]) -> Offsets:
 
 
 def share(broker: Broker, offsets: Offsets, had: Had) -> Offsets:
-    """Where a broker goes on, also with captured topics, for which its queues get floors. offsets:
-    where it was."""
+    """The offsets from which a broker reads, including captured topics, for which it sets its
+    queues' floors. offsets: where it was."""
     offsets = dict(offsets)
     for topic, partition in sorted({at for places in had.values() for at in places}):
         wanted: list[tuple[Queue, int]] = []
@@ -74,7 +75,7 @@ def share(broker: Broker, offsets: Offsets, had: Had) -> Offsets:
 
 
 def _of_clients(topic: str, number: int) -> set[Partition]:
-    """The partitions of a topic that are the broker's of this number."""
+    """The partitions of a topic that belong to the broker with this number."""
     kind = topics.split(topic)
     if kind is None or kind[1] not in OF_CLIENTS:
         return set()
@@ -84,7 +85,7 @@ def _of_clients(topic: str, number: int) -> set[Partition]:
 
 
 def _captured(broker: Broker, topic: str, partition: int) -> Iterator[tuple[str, Queue]]:
-    """Queues for which a broker reads this partition of a captured topic, with their VPNs."""
+    """The queues for which a broker reads this partition of a captured topic, with their VPNs."""
     if topics.split(topic) is not None:
         return
     assert broker.mesh is not None

@@ -1,20 +1,19 @@
-"""Brokers are added to a home and removed from it while it is at rest (M4).
+"""Adds brokers to a home, removes brokers, and moves queues, while the home is at rest (M4).
 
     pages of all brokers ─▶ live objects ─▶ what has to move, moves ─▶ marks: the new pages
 
-Pure: the old pages stay what they are, and the same pages give the same new ones, byte for byte.
-At rest nothing is on its way between brokers (`why_not_at_rest`), so nobody has to be asked.
+Pure: the old pages are not changed, and the same pages give the same new ones, byte for byte. At
+rest nothing is in transit between brokers (`why_not_at_rest`), so no broker needs an answer.
 
-A broker that is added hosts the distributed queues that its place in the home makes it host, and
-nothing else moves: other queues come to it by `move-queue`. A broker that is removed leaves each
-queue that has one place where a new one would be made, together with its dead message queue, or all
-to one broker; what it has of distributed queues goes to the *heir*, the first broker that stays, or
-to the first of their hosts. The heir reads its partitions from then on, and answers its producers
-under its number, so clients may go on speaking to it.
+An added broker hosts the distributed queues that the definitions give it. No other queue moves to
+it; `move-queue` does that. When a broker is removed, each of its queues with one host goes where a
+new one would be placed, together with its dead message queue, or all of them go to one broker. Its
+part of a distributed queue goes to the *heir*, the first broker that stays, if that is a host, else
+to the first host. The heir then reads the removed broker's partitions and answers its producers
+under its number, so its clients can go on.
 
-What waits in a stand-in for a queue goes where the queue is now. Of captured topics each queue goes
-on where its reader stopped: a broker that takes over reads from the earliest of these places, and
-its other queues pass over what they have had (`QueueHeader.floors`).
+Messages in a stand-in go to the queue's new host. Each queue continues with captured topics where
+its reader stopped (`reading_positions`).
 """
 
 from __future__ import annotations
@@ -33,32 +32,32 @@ from ..state.queue.queue import Queue
 from ..state.storage.store import DictStore
 from .bridges.bridge_facts import check_no_bridge
 from .bridges.endpoint import entries_of
-from .directory import Keeper, apply_entry, check_move, entry_of, needs_one_place
+from .channel import next_word
+from .directory import Keeper, apply_entry, check_move, entry_of, needs_one_host
 from .facts import Entry, MeshFacts, Peer
 from .mesh import Mesh
 from .move_at_rest import (
     Shared,
     arrive,
     give_up,
+    journal_move,
     keep_later,
     leave_behind,
     move_queue,
     rows_of,
-    tell_moved,
 )
 from .reading_positions import Partition, of_new, of_removed, share, what_was_had
-from .rejoining import next_word
 from .stand_ins import stand_in, target, turn
 
 
 class NotAtRest(LakequeueError):
-    """Something is on its way between brokers, or a command is."""
+    """Messages or commands are in transit between brokers."""
 
 
 class Resting(msgspec.Struct):
-    """A broker at rest. pages: as its last mark wrote them; offsets: where it reads on; captures:
-    topics and expressions that its queues capture; ids: of the topics, as far as they are known;
-    journal: what the change did, to be said with its next step."""
+    """A broker at rest. pages: of its last mark; offsets: where it continues to read; captures: the
+    topics and expressions that its queues capture; ids: of the topics, as far as known; journal:
+    the events of the change, for its next step."""
 
     name: str
     number: int
@@ -70,10 +69,9 @@ class Resting(msgspec.Struct):
 
 
 class HomeChange(msgspec.Struct):
-    """What the home is to be. brokers: all, by name their numbers; groups: of those that are in
-    one; to: the broker that is to have all queues with one place that removed ones leave; empty:
-    each as a new one; moves: queues that move, by VPN and name, with the broker that is to have
-    each."""
+    """A change of the home. brokers: the numbers of all brokers by name; groups: the group of each
+    broker that is in one; to: the broker that gets all queues with one host of removed brokers,
+    empty: each is placed like a new one; moves: new hosts of queues, by VPN and name."""
 
     brokers: dict[str, int]
     groups: dict[str, str] = {}
@@ -82,8 +80,8 @@ class HomeChange(msgspec.Struct):
 
 
 class Rehomed(msgspec.Struct):
-    """The new home. moved: queues with one place that have another broker now: VPN, queue, broker;
-    last: of removed brokers, what their journals have yet to say."""
+    """The changed home. moved: queues with one host that have another one now: VPN, queue, broker;
+    last: the final journal segments of removed brokers."""
 
     brokers: list[Resting]
     moved: list[tuple[str, str, str]] = []
@@ -93,26 +91,26 @@ class Rehomed(msgspec.Struct):
 def rehome(
     resting: Iterable[Resting], change: HomeChange, epoch: int, secret: bytes, limits: Limits
 ) -> Rehomed:
-    """The home with other brokers. Raises NotAtRest, and ConfigError for what does not fit."""
+    """Change the home. Raises NotAtRest, or ConfigError for an impossible change."""
     return _Rehoming(list(resting), change, epoch, secret, limits).do()
 
 
 def why_not_at_rest(brokers: Mapping[int, Broker], leaving: Iterable[int]) -> str:
-    """What is on its way; empty where nothing is."""
+    """Why the home is not at rest; empty if it is."""
     facts = {number: _facts(broker) for number, broker in brokers.items()}
     for number, own in facts.items():
         name = brokers[number].header.name
         for other, peer in own.peers.items():
             heard = facts[other].peers.get(number) if other in facts else None
             if other in facts and peer.said >= (1 if heard is None else next_word(heard)):
-                return f"{peer.name!r} has not heard all that {name!r} says"
+                return f"{peer.name!r} has yet to read messages of {name!r}"
         if own.moves or own.coming or own.leaving or own.arriving:
-            return f"a queue moves, as {name!r} knows"
+            return f"a queue is moving, says {name!r}"
         if own.waiting or own.later:
-            return f"{name!r} waits for others"
+            return f"{name!r} waits for other brokers"
         for queue in brokers[number].queues.values():
             if any(one.broker in facts and one.held for one in queue.header.subscriptions):
-                return f"messages of queue {queue.definition.name!r} are on their way"
+                return f"messages of queue {queue.definition.name!r} are in transit"
     for number in leaving:
         busy = [*brokers[number].header.pending]
         busy += [n for n, queue in brokers[number].queues.items() if queue.header.deleted]
@@ -133,7 +131,7 @@ class _Rehoming:
     ) -> None:
         self._change, self._limits = change, limits
         self._given = {one.number: one for one in resting}
-        self._brokers: dict[int, Broker] = {}  # those that were
+        self._brokers: dict[int, Broker] = {}  # before the change
         for one in sorted(resting, key=lambda one: one.number):
             self._brokers[one.number] = self._load(one.name, one.number, one.pages, epoch, secret)
         self._edition = 1 + max(_facts(one).edition for one in self._brokers.values())
@@ -142,7 +140,7 @@ class _Rehoming:
         self._added = sorted(staying - self._brokers.keys())
         self._check()
         self._now = max(broker.header.time for broker in self._brokers.values())
-        for broker in self._brokers.values():  # the change is a step of its own, at one time
+        for broker in self._brokers.values():  # the change is a step of each broker, at one time
             broker.header.step += 1
             broker.begin(self._now)
         offsets = {number: one.offsets for number, one in self._given.items()}
@@ -172,7 +170,7 @@ class _Rehoming:
                 raise ConfigError(f"brokers: {name!r} – number {number} is {known.name!r}'s")
         stays = [n for n in self._brokers if n not in self._removed]
         if not stays:
-            raise ConfigError("brokers: none of the home's would stay")
+            raise ConfigError("brokers: none of the home's brokers would stay; keep at least one")
         to = self._change.to
         if to and to not in self._change.brokers:
             allowed = ", ".join(self._change.brokers)
@@ -184,14 +182,14 @@ class _Rehoming:
             raise NotAtRest(why)
 
     def _check_moves(self) -> None:
-        """Raise for a queue that cannot move, or is busy."""
+        """Raise ConfigError or NotAtRest for a queue that cannot move now."""
         change, known = self._change, self._owned()
         for (vpn, name), to in change.moves.items():
             entry = known.get((vpn, name))
             if entry is None:
                 raise ConfigError(f"queue: {name!r} – there is no such queue in VPN {vpn!r}")
             if entry.bridge is not None:
-                raise ConfigError(f"queue: {name!r} – is the endpoint of a bridge, and stays")
+                raise ConfigError(f"queue: {name!r} – is the endpoint of a bridge and cannot move")
             check_move(entry.definition, to, tuple(change.brokers), change.groups)
             for broker in self._brokers.values():
                 queue = broker.find(vpn, name)
@@ -203,13 +201,13 @@ class _Rehoming:
                     raise NotAtRest(f"a command for queue {name!r} is being carried out")
 
     def do(self) -> Rehomed:
-        """Change all brokers, and give what each is from now on."""
+        """Make the change; returns the new home."""
         for broker in self._new.values():
             if broker.header.number in self._added:
                 self._begin(broker)
         before = self._owned()
         for broker in [*self._brokers.values(), *self._new.values()]:
-            _forget_neighbours(broker)
+            _forget_credits(broker)
         for broker in self._new.values():
             self._know(broker)
         for number in self._removed:
@@ -238,7 +236,8 @@ class _Rehoming:
         return self._brokers[min(self._brokers)]
 
     def _owned(self) -> dict[tuple[str, str], Entry]:
-        """The directory before. A broker that was alone has none; its queues say what is there."""
+        """The directory before the change. A single broker has none, so it is made from its
+        queues."""
         facts = _facts(self._keeper())
         found = {} if facts.entries else entries_of(self._keeper())
         found |= {
@@ -255,7 +254,7 @@ class _Rehoming:
         return dict(sorted(found.items()))
 
     def _directory(self) -> dict[tuple[str, str], Entry]:
-        """The new one. Raises ConfigError where a definition names a broker that goes."""
+        """The new directory. Raises ConfigError if a definition names a removed broker."""
         change, before = self._change, self._owned()
         names = tuple(change.brokers)
         found: dict[tuple[str, str], Entry] = {}
@@ -263,8 +262,8 @@ class _Rehoming:
         problems: list[Problem] = []
         keeper = Keeper(self._keeper(), facts)
 
-        def settle(key: tuple[str, str]) -> None:
-            """Where a queue stands from now on; its dead message queue first."""
+        def assign(key: tuple[str, str]) -> None:
+            """Choose the hosts of a queue; of its dead message queue first."""
             if key in found or key not in before:
                 return
             vpn, name = key
@@ -281,10 +280,10 @@ class _Rehoming:
             problems.extend(Problem(f"queue {name!r}", *one) for one in wrong)
             if wrong:
                 return
-            if needs_one_place(definition):
+            if needs_one_host(definition):
                 if not stays:
                     if definition.dead_message_queue:
-                        settle((vpn, definition.dead_message_queue))
+                        assign((vpn, definition.dead_message_queue))
                     to = change.brokers.get(change.to)
                     may = [change.brokers[n] for n in hosts_of(definition, names, change.groups)]
                     stays = [to] if to in may else keeper._hosts(vpn, definition)
@@ -302,13 +301,13 @@ class _Rehoming:
 
         staying = [k for k, e in before.items() if set(e.hosts) & set(change.brokers.values())]
         for key in dict.fromkeys((*staying, *before)):
-            settle(key)
+            assign(key)
         if problems:
             raise ConfigError(problems)
         return dict(sorted(found.items()))
 
     def _begin(self, broker: Broker) -> None:
-        """A new broker knows what the others know."""
+        """Give a new broker the settings of the others."""
         known, header = self._keeper().header, broker.header
         broker.begin(self._now)
         header.time, header.system, header.auth = self._now, known.system, known.auth
@@ -318,7 +317,7 @@ class _Rehoming:
             broker.vpn_number(vpn)
 
     def _know(self, broker: Broker) -> None:
-        """The brokers and the directory are these now."""
+        """Give a broker the new brokers and the new directory."""
         facts, own = _facts(broker), broker.header.number
         facts.brokers, facts.groups = dict(self._change.brokers), dict(self._change.groups)
         facts.peers = {
@@ -335,7 +334,7 @@ class _Rehoming:
         for (vpn, name), entry in self._entries.items():
             facts.entries.setdefault(vpn, {})[name] = entry
             queue = broker.find(vpn, name)
-            if queue is not None and len(entry.hosts) > 1:  # consumers ask the other hosts
+            if queue is not None and len(entry.hosts) > 1:  # send its consumers' room to the hosts
                 queue.header.again = queue.wanted = True
                 broker.touch(queue)
         broker.routes.clear()
@@ -351,7 +350,7 @@ class _Rehoming:
                 self._moved.append((vpn, name, names[hosts[0]]))
 
     def _host(self, broker: Broker) -> None:
-        """Queues that are hosted here from now on, where nothing has come from others."""
+        """Make the queues that this broker hosts now and that no other broker moved here."""
         facts = _facts(broker)
         for (vpn, name), entry in self._entries.items():
             found = broker.find(vpn, name)
@@ -366,12 +365,12 @@ class _Rehoming:
     # ------------------------------------------------------------ queues
 
     def _empty(self, leaving: Broker) -> None:
-        """Its queues go to where they are hosted now, then what waits there for others."""
+        """Move all queues of a removed broker to their new hosts."""
         for queue in [q for _, q in sorted(leaving.queues.items()) if not q.header.stands_for]:
             self._hand_over(leaving, queue)
 
     def _move(self, vpn: str, name: str) -> None:
-        """A queue goes from one broker that stays to another."""
+        """Move a queue between brokers that stay."""
         (host,) = self._entries[vpn, name].hosts
         for source in self._new.values():
             queue = source.find(vpn, name)
@@ -390,11 +389,11 @@ class _Rehoming:
         moved = move_queue(source, queue, target, self._shared, found)
         keep_later(target, moved, before)
         ids = [row.id for row in rows_of(queue)]
-        tell_moved(source, queue, target, moved, ids)
+        journal_move(source, queue, target, moved, ids)
 
     def _redirect(self, holder: Broker, to: Broker) -> None:
-        """What waits for queues of other brokers waits where these are now. to: who has it from
-        now on."""
+        """Redirect the stand-ins of a broker to the queues' new hosts. to: the broker that has the
+        stand-ins from now on."""
         facts, known = _facts(holder), _facts(to)
         for number, lane in sorted(facts.lanes.items()):
             queue = holder.queues[number]
@@ -402,7 +401,7 @@ class _Rehoming:
             if holder is to and entry is not None and lane.broker in entry.hosts:
                 continue
             assert isinstance(to.mesh, Mesh)
-            assert entry is not None, "a queue that is gone has no stand-ins"
+            assert entry is not None, "a deleted queue has no stand-ins"
             host = target(to, known, lane.vpn, lane.queue, entry)
             if holder is to and host != to.header.number:
                 turn(to, known, lane.vpn, lane.queue)
@@ -419,38 +418,39 @@ class _Rehoming:
                 self._count_on(to, into, host)
                 ids = [row.id for row in rows_of(queue)]
                 move_queue(holder, queue, to, self._shared, into)
-                tell_moved(holder, queue, to, into, ids)
+                journal_move(holder, queue, to, into, ids)
             if holder is to:
                 del facts.lanes[number]
                 facts.retries.pop(number, None)
                 give_up(holder, queue)
 
     def _count_on(self, to: Broker, queue: Queue, host: int) -> None:
-        """Attempts of a lane count on from what its new broker has refused."""
+        """Continue a lane's attempts behind those that its new broker has refused."""
         lane = _facts(to).lanes[queue.number]
         key = f"{to.header.number}/{lane.vpn}/{lane.queue}"
         attempt = _facts(self._new[host]).refusing.get(key, 0) + 1
         lane.attempt = max(lane.attempt, attempt)
 
-    # ------------------------------------------------------------ what clients have
+    # ------------------------------------------------------------ state of clients
 
     def _leave_rest(self, leaving: Broker) -> None:
-        """The heir reads the partitions of a broker that is no more, and knows what it knew."""
-        heir, known, header = self._heir, leaving.header, self._heir.header
-        header.speaks_for = sorted({*header.speaks_for, known.number, *known.speaks_for})
+        """Give the heir what a removed broker knew about producers, clients, receipts and
+        events."""
+        heir, old, header = self._heir, leaving.header, self._heir.header
+        header.speaks_for = sorted({*header.speaks_for, old.number, *old.speaks_for})
         for (where, name), producer in sorted(leaving.producers.items()):
-            place = where if "@" in where else f"{where}@{known.number}"
-            heir.producers[place, name] = producer
-            heir.watch("p", (place, name), producer.forgotten_at)
-            heir._change("p", (place, name))
-        for name, sessions in known.heard.items():
-            header.heard[name if "@" in name else f"{name}@{known.number}"] = sessions
-        for vpn, counts in known.refused.items():
+            key = where if "@" in where else f"{where}@{old.number}"
+            heir.producers[key, name] = producer
+            heir.watch("p", (key, name), producer.forgotten_at)
+            heir._change("p", (key, name))
+        for name, sessions in old.heard.items():
+            header.heard[name if "@" in name else f"{name}@{old.number}"] = sessions
+        for vpn, counts in old.refused.items():
             own = header.refused.setdefault(vpn, {})
             for why, n in counts.items():
                 own[why] = own.get(why, 0) + n
         heir.held.extend(leaving.held)
-        for at, offset in known.in_tables.items():
+        for at, offset in old.in_tables.items():
             header.in_tables[at] = max(offset, header.in_tables.get(at, 0))
         events = sorted([*heir.recent, *leaving.recent], key=lambda event: event[3])
         heir.recent.clear()
@@ -485,8 +485,8 @@ class _Rehoming:
         return Resting(header.name, header.number, pages, offsets, ids, list(captures), journal)
 
 
-def _forget_neighbours(broker: Broker) -> None:
-    """Who had room tells it again: rooms are told to other brokers than before."""
+def _forget_credits(broker: Broker) -> None:
+    """Forget all credits. Brokers with room will send it again, to the new hosts."""
     facts = _facts(broker)
     facts.asked, facts.lent, facts.filters, facts.credits_changed = {}, {}, {}, True
     for queue in broker.queues.values():

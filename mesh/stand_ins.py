@@ -1,12 +1,12 @@
-"""Stand-ins: where messages wait for a queue of another broker (M2, M3, M6, H2, H3).
+"""Stand-ins: internal queues for messages to queues of other brokers (M2, M3, M6, H2, H3).
 
-A message that matches a queue elsewhere is stored here with one match more, in the queue's
-stand-in: an internal queue with the far one's filter and message size, and limits of its own. So a
-receipt is decided here, at once, by the same checks as ever: a full stand-in refuses with the far
-queue's name. Its only consumer is the far broker. What that stores leaves; when its queue refuses,
-all that was under way is ready again in its place, and a moment later the first message is tried.
-Every stand-in is a lane of its own: a queue that refuses holds back nothing else, and a broker that
-is away nothing but what goes to it.
+A message that matches a queue of another broker is stored here with one more match, in the queue's
+stand-in. A stand-in has the far queue's filter and message size, and limits of its own. So this
+broker can decide the receipt at once, by the usual checks: a full stand-in refuses with the far
+queue's name. The stand-in's only consumer is the far broker. A message leaves when the far broker
+has stored it. If the far queue refuses, all messages in transit become ready at their positions,
+and a moment later the first one is tried again. Each stand-in is a lane of its own: a queue that
+refuses holds back no other, and a broker that is down only the messages for its queues.
 """
 
 from __future__ import annotations
@@ -18,15 +18,14 @@ import msgspec
 from ..definitions import QueueDefinition
 from ..definitions.definition_values import WAITING_PREFIX
 from ..protocol.errors import Reason
-from ..protocol.mesh_envelope import slices
-from ..protocol.mesh_messages import HandOver, NotTaken, Stored
+from ..protocol.mesh_messages import HandOver, NotTaken, Stored, slices
 from ..state.queue.broker import Broker
 from ..state.queue.change import apply
 from ..state.queue.header import QueueHeader, Subscription
 from ..state.queue.queue import Queue
 from ..state.queue.table import Event
-from ..state.rules.dead import died_since
-from ..state.rules.edits import AGAIN, WAY
+from ..state.rules.dead import take_later_deaths
+from ..state.rules.edits import AGAIN, TRANSIT
 from ..state.rules.returned_leases import cannot_be_sent
 from ..state.rules.routing import forget_found
 from ..state.storage.row import MOVING, NEVER, READY, Row
@@ -44,26 +43,26 @@ from .facts import (
     key_of,
 )
 
-LANE_BYTES = 500_000_000  # that wait for one queue of another broker
+LANE_BYTES = 500_000_000  # in one stand-in
 LANE_MESSAGES = 1_000_000
-WINDOW = 1_000  # messages under way in a lane
+WINDOW = 1_000  # messages of a lane in transit
 RETRY_MS = 1_000
 LOOK_AGAIN_MS = 100
-ELSEWHERE = "elsewhere"  # a broker is not, or not yet, a host of what it is given
+ELSEWHERE = "elsewhere"  # the other broker is not, or not yet, a host of the queue
 FRAMING = "rows"
 LANES_SHOWN = 100
-OUT = WAITING_PREFIX  # and the name of the queue for which a stand-in stands
+OUT = WAITING_PREFIX  # a stand-in's name is this and the name of its queue
 
 _encode = msgspec.msgpack.encode
 
 
 def find(broker: Broker, vpn: str, name: str) -> Queue | None:
-    """The queue in which messages wait for one of another broker."""
+    """The stand-in for a queue of another broker, if it exists."""
     return broker.find(vpn, f"{OUT}{name}")
 
 
 def stand_in(broker: Broker, facts: MeshFacts, vpn: str, name: str) -> Queue:
-    """The same; made when it is first needed."""
+    """The stand-in for a queue of another broker, made at first use."""
     text = f"{OUT}{name}"
     found = broker.find(vpn, text)
     if found is not None:
@@ -88,8 +87,8 @@ def stand_in(broker: Broker, facts: MeshFacts, vpn: str, name: str) -> Queue:
 
 
 def target(broker: Broker, facts: MeshFacts, vpn: str, name: str, entry: Entry) -> int:
-    """The host that takes in what is published here (H4); of a queue that leaves here, where it
-    goes."""
+    """The host that stores messages published here (H4); for a queue that is leaving this broker,
+    its new host."""
     own, owner = broker.header.number, entry.definition.initial_owner
     if owner is not None:
         return facts.brokers[owner]
@@ -101,8 +100,8 @@ def target(broker: Broker, facts: MeshFacts, vpn: str, name: str, entry: Entry) 
 
 
 def turn(broker: Broker, facts: MeshFacts, vpn: str, name: str) -> None:
-    """The queue may be on another broker now: what waits goes there, as soon as it is known what
-    became of all that was under way."""
+    """Redirect a stand-in to the queue's present host, once all messages in transit were
+    answered."""
     queue = find(broker, vpn, name)
     entry = entry_of(facts, vpn, name)
     if queue is None or entry is None:
@@ -114,9 +113,9 @@ def turn(broker: Broker, facts: MeshFacts, vpn: str, name: str) -> None:
     one.max_backlog = 0
     if one.held or key_of(vpn, name) in facts.leaving:
         return
-    known = facts.peers.get(host)
+    peer = facts.peers.get(host)
     lane.broker = one.broker = host
-    one.name = broker.header.name if known is None else known.name
+    one.name = broker.header.name if peer is None else peer.name
     facts.retries.pop(queue.number, None)
     one.max_backlog = WINDOW if not lane.why else 1
     queue.wanted = True
@@ -124,7 +123,8 @@ def turn(broker: Broker, facts: MeshFacts, vpn: str, name: str) -> None:
 
 
 def _definition(far: QueueDefinition, name: str) -> QueueDefinition:
-    """Of the far queue what decides whether a message is taken; nothing ends here."""
+    """A stand-in's definition: the parts of the far queue's that decide whether a message is
+    stored, without expiry."""
     return QueueDefinition(
         name=name, vpn=far.vpn, message_type=far.message_type, type="LocalQueue",
         underlying_topic=name, default_publish_target=name, filter=far.filter,
@@ -135,7 +135,7 @@ def _definition(far: QueueDefinition, name: str) -> QueueDefinition:
 
 
 def follow(broker: Broker, facts: MeshFacts, vpn: str, name: str) -> None:
-    """A far queue was defined again: so are those that stand for it (Q9)."""
+    """Update the stand-in of a far queue that was defined again (Q9)."""
     far = facts.entries[vpn][name].definition
     for number, lane in facts.lanes.items():
         if (lane.vpn, lane.queue) == (vpn, name):
@@ -152,7 +152,8 @@ def send(
     broker: Broker, facts: MeshFacts, queue: Queue, subscription: Subscription, rows: list[Row],
     contents: list[Content], again: bool = False,
 ) -> None:  # fmt: skip
-    """Hand messages over, in as many records as they need. again: it may have been said before."""
+    """Hand messages over, in as many records as they need. again: they may have been sent
+    before."""
     lane = facts.lanes.get(queue.number)
     assert subscription.broker is not None
     vpn, name = broker.vpn_of(queue), queue.header.stands_for or queue.definition.name
@@ -170,7 +171,7 @@ def send(
 
 
 def send_again(broker: Broker, facts: MeshFacts, to: int) -> None:
-    """All that is on its way there, as a new attempt: nobody knows whether it was heard."""
+    """Repeat all messages in transit to a broker as a new attempt, since the first may be lost."""
     for queue in list(broker.queues.values()):
         lane = facts.lanes.get(queue.number)
         for one in queue.header.subscriptions:
@@ -185,7 +186,7 @@ def send_again(broker: Broker, facts: MeshFacts, to: int) -> None:
 def _hand_over_again(
     broker: Broker, facts: MeshFacts, queue: Queue, one: Subscription, parts: list[list[Row]]
 ) -> None:
-    """The same messages once more, each part in records of its own."""
+    """Hand messages over again, each part in records of its own."""
     for rows in parts:
         contents = broker.spool.contents(rows)
         kept = [(r, own) for r, own in zip(rows, contents, strict=True) if own is not None]
@@ -193,17 +194,18 @@ def _hand_over_again(
         send(broker, facts, queue, one, [row for row, _ in kept], own, again=True)
 
 
-def _source(broker: Broker, facts: MeshFacts, said: Stored | NotTaken) -> Queue | None:
-    """The queue that handed messages over; None: it is gone, though one of its name may be here."""
-    if born_of(facts, said.vpn, said.queue) != said.born:
+def _source(broker: Broker, facts: MeshFacts, message: Stored | NotTaken) -> Queue | None:
+    """The queue that handed messages over; None if it was deleted, even if there is a new one of
+    its name."""
+    if born_of(facts, message.vpn, message.queue) != message.born:
         return None
-    if said.waiting:
-        return find(broker, said.vpn, said.queue)
-    return broker.find(said.vpn, said.queue)
+    if message.waiting:
+        return find(broker, message.vpn, message.queue)
+    return broker.find(message.vpn, message.queue)
 
 
 def _moving_to(queue: Queue, sender: int, ids: list[int]) -> dict[int, list[Row]]:
-    """Those of these messages that are on their way to a broker, by its subscription here."""
+    """The messages with these ids that are in transit to a broker, by its subscription here."""
     found: dict[int, list[Row]] = {}
     own = {one.number for one in queue.header.subscriptions if one.broker == sender}
     for number in ids:
@@ -213,25 +215,25 @@ def _moving_to(queue: Queue, sender: int, ids: list[int]) -> dict[int, list[Row]
     return found
 
 
-def _count_used(facts: MeshFacts, said: Stored | NotTaken, one: Subscription, n: int) -> None:
-    """Messages that were granted have come, or never will. The broker that asked for them has
-    counted them as it heard of them, so both count the same (`handover.handed_over`)."""
+def _count_used(facts: MeshFacts, message: Stored | NotTaken, one: Subscription, n: int) -> None:
+    """Count granted messages that were answered. The other broker counted them when it received
+    them, so both have the same count (`handover.handed_over`)."""
     assert one.broker is not None
-    credit = facts.lent.get(credit_key(one.broker, said.vpn, said.queue, one.filter))
+    credit = facts.lent.get(credit_key(one.broker, message.vpn, message.queue, one.filter))
     if credit is not None:
         credit.used += n
         one.max_backlog = max(credit.granted - credit.used, 0)
         facts.credits_changed = True
 
 
-def stored(broker: Broker, facts: MeshFacts, sender: int, said: Stored) -> None:
-    """Messages have another owner: here they go."""
-    queue = _source(broker, facts, said)
+def stored(broker: Broker, facts: MeshFacts, sender: int, message: Stored) -> None:
+    """Remove messages that the other broker has stored."""
+    queue = _source(broker, facts, message)
     if queue is None:
         return
-    moving = _moving_to(queue, sender, said.ids)
+    moving = _moving_to(queue, sender, message.ids)
     rows = [row for some in moving.values() for row in some]
-    again = [row for row in rows if died_since(row)]
+    again = [row for row in rows if take_later_deaths(row)]
     if again:
         apply(broker, queue, again, Event.REFUSE, reason="died in one more queue")
         rows = [row for row in rows if row.state == MOVING]
@@ -240,20 +242,20 @@ def stored(broker: Broker, facts: MeshFacts, sender: int, said: Stored) -> None:
     lane = facts.lanes.get(queue.number)
     if lane is None:
         for one in [one for one in queue.header.subscriptions if one.broker == sender]:
-            _count_used(facts, said, one, len(moving.get(one.number, ())))
+            _count_used(facts, message, one, len(moving.get(one.number, ())))
             end_if_idle(queue, one)
     else:
         if rows:
-            _flows(broker, facts, queue, lane)
-        turn(broker, facts, said.vpn, said.queue)
-        if not queue.header.depth:  # what is published next need not wait behind it
+            _unblock(broker, facts, queue, lane)
+        turn(broker, facts, message.vpn, message.queue)
+        if not queue.header.depth:  # new messages need not wait behind it
             forget_found(broker)
     queue.wanted = True
     broker.touch(queue)
 
 
-def _flows(broker: Broker, facts: MeshFacts, queue: Queue, lane: OutLane) -> None:
-    """The far queue takes messages, perhaps again."""
+def _unblock(broker: Broker, facts: MeshFacts, queue: Queue, lane: OutLane) -> None:
+    """Note that the far queue accepts messages."""
     if lane.why:
         broker.event(
             "lane_flows", lane.vpn, lane.queue, broker=facts.peers[lane.broker].name, why=lane.why,
@@ -264,80 +266,84 @@ def _flows(broker: Broker, facts: MeshFacts, queue: Queue, lane: OutLane) -> Non
 
 
 def end_if_idle(queue: Queue, one: Subscription) -> None:
-    """A neighbour's subscription goes when it has ended and nothing is on its way to it."""
+    """Remove another broker's subscription that has ended, once no message is in transit to it."""
     if one.ending and not one.held:
         queue.header.subscriptions = [s for s in queue.header.subscriptions if s is not one]
         queue.forget_view(one.filter)
         queue.leases.pop(one.number, None)
 
 
-def refused(broker: Broker, facts: MeshFacts, sender: int, said: NotTaken) -> None:
-    """The far queue takes nothing more: what was under way is here again, in its place."""
-    queue = _source(broker, facts, said)
+def refused(broker: Broker, facts: MeshFacts, sender: int, message: NotTaken) -> None:
+    """Take back the messages in transit after the far queue refused."""
+    queue = _source(broker, facts, message)
     if queue is None:
         return
     lane = facts.lanes.get(queue.number)
     if lane is None:
-        _not_granted(broker, facts, queue, sender, said)
+        _not_granted(broker, facts, queue, sender, message)
         return
-    if lane.attempt != said.attempt:
+    if lane.attempt != message.attempt:
         return
     one = queue.header.subscriptions[0]
-    _take_back(broker, facts, queue, one, list(queue.leases.get(one.number, {}).values()), said.why)
+    _take_back(
+        broker, facts, queue, one, list(queue.leases.get(one.number, {}).values()), message.why
+    )
     one.max_backlog = 0
     lane.attempt += 1
-    if said.why == ELSEWHERE:  # the directory will say where it is
+    if message.why == ELSEWHERE:  # the directory's next entry will say where it is
         facts.retries[queue.number] = broker.now + LOOK_AGAIN_MS
-        turn(broker, facts, said.vpn, said.queue)
+        turn(broker, facts, message.vpn, message.queue)
         return
     facts.retries[queue.number] = broker.now + RETRY_MS
-    turn(broker, facts, said.vpn, said.queue)
+    turn(broker, facts, message.vpn, message.queue)
     if not lane.why:
         lane.since = broker.now
         broker.event(
-            "lane_blocked", lane.vpn, lane.queue, broker=facts.peers[sender].name, why=said.why,
+            "lane_blocked", lane.vpn, lane.queue, broker=facts.peers[sender].name, why=message.why,
             waiting=queue.header.depth,
         )  # fmt: skip
-    lane.why = said.why
+    lane.why = message.why
 
 
 def _take_back(
     broker: Broker, facts: MeshFacts, queue: Queue, one: Subscription, rows: list[Row], why: str
 ) -> None:
-    """Messages are ready again here, and handed over once more as they are now."""
+    """Make messages ready again here. They will be handed over again as they are then."""
     for row in rows:
-        (row.extras or {}).get(WAY, {}).pop(AGAIN, None)
+        (row.extras or {}).get(TRANSIT, {}).pop(AGAIN, None)
     apply(broker, queue, rows, Event.REFUSE, subscription=one.id, reason=why)
     in_transit_commands.refused(broker, facts, queue, [row.id for row in rows])
 
 
 def _not_granted(
-    broker: Broker, facts: MeshFacts, queue: Queue, sender: int, said: NotTaken
+    broker: Broker, facts: MeshFacts, queue: Queue, sender: int, message: NotTaken
 ) -> None:
-    """These messages were granted, and cannot be taken in over there; whatever else is under way
-    is. Where taking in several failed they are tried one by one. One that fails alone would fail
-    wherever it goes, so it is dead."""
-    fails = said.why == Reason.MALFORMED.value
-    moving = _moving_to(queue, sender, said.ids)
+    """Handle granted messages that the other broker cannot store; others in transit are not
+    affected. If storing several failed, they are tried one by one. One that fails alone would fail
+    anywhere, so it is dead."""
+    fails = message.why == Reason.MALFORMED.value
+    moving = _moving_to(queue, sender, message.ids)
     for one in list(queue.header.subscriptions):
         rows = moving.get(one.number, [])
         if not rows:
             continue
-        if fails and len(said.ids) > 1:
+        if fails and len(message.ids) > 1:
             _hand_over_again(broker, facts, queue, one, [[row] for row in rows])
             continue
-        _take_back(broker, facts, queue, one, rows, said.why)
-        _count_used(facts, said, one, len(rows))
+        _take_back(broker, facts, queue, one, rows, message.why)
+        _count_used(facts, message, one, len(rows))
         end_if_idle(queue, one)
         if fails:
             left = [row for row in rows if row.state == READY]
-            cannot_be_sent(broker, queue, left, said.why, f"to broker {facts.peers[sender].name}")
+            cannot_be_sent(
+                broker, queue, left, message.why, f"to broker {facts.peers[sender].name}"
+            )
     queue.wanted = True
     broker.touch(queue)
 
 
 def retry(broker: Broker, facts: MeshFacts) -> None:
-    """The first message of a lane that was refused is tried again."""
+    """Try the first message of each refused lane again, when it is time."""
     for number, at in list(facts.retries.items()):
         if at <= broker.now:
             del facts.retries[number]
@@ -348,8 +354,8 @@ def retry(broker: Broker, facts: MeshFacts) -> None:
 
 
 def shown(broker: Broker, facts: MeshFacts, vpn: str) -> list[dict[str, Any]]:
-    """What waits here for queues of other brokers, what is refused first: for which queue of which
-    broker, how many messages and bytes; why it is refused, and since when (H2)."""
+    """The stand-ins with messages, for people: the queue and its broker, messages and bytes, why it
+    refuses and since when (H2). Refused ones come first."""
     found: list[dict[str, Any]] = []
     names = {number: name for name, number in facts.brokers.items()}
     for number, lane in facts.lanes.items():
@@ -367,5 +373,5 @@ def shown(broker: Broker, facts: MeshFacts, vpn: str) -> list[dict[str, Any]]:
 
 
 def next_retry(facts: MeshFacts) -> int:
-    """When a lane is tried again, or NEVER."""
+    """When the next lane is tried again, or NEVER."""
     return min(facts.retries.values(), default=NEVER)

@@ -1,4 +1,4 @@
-"""What is said on the wire: commands, outputs, events, their codecs, limits and error names."""
+"""The wire: commands, outputs, events, their codecs, bounds and error classes."""
 
 from .errors import (
     ConfigError,

@@ -1,8 +1,8 @@
-"""The bounds of what is said on the wire, by type: everything that comes in is decoded with them.
+"""Bounds of values on the wire, as types. Everything that comes in is decoded with them.
 
-A field says with its type what is allowed, so no rule ever meets a number that does not fit into
-its column or a text that is longer than what is sent on. What does not fit is refused with a
-sentence that names the field, the value and what is allowed.
+A field's type says what is allowed, so no rule sees a number that does not fit into its column or a
+text that is too long to be sent on. Anything else is refused with a sentence that names the field,
+the value and what is allowed.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from typing import Annotated, Any
 import msgspec
 
 DURATION_MS_MAX = 100 * 365 * 86_400_000  # 100 years
-YEAR_9999_ENDS_MS = 253_402_300_799_999  # its last millisecond; no calendar here goes farther
+YEAR_9999_ENDS_MS = 253_402_300_799_999  # the last time that calendars here can show
 BACKLOG_MAX = 1_000_000  # messages of one subscription
 NAME_CHARACTERS_MAX = 250
 TOPIC_CHARACTERS_MAX = 1_000
 IDS_CHARACTERS_MAX = 2_000_000
 TEXT_CHARACTERS_MAX = 10_000
 RECORD_BYTES_MAX = 12_000_000  # `max.message.bytes` of our topics
-# Of a delivery record beside the message: ids, counts, and why and where it died.
+# Of a delivery record besides the message: ids, counts, and the data of its death.
 OWN_BYTES_MAX = 200_000
 
-# Of queues, topics, subscriptions, sessions.
+# Names of queues, topics, subscriptions, sessions.
 Name = Annotated[str, msgspec.Meta(max_length=NAME_CHARACTERS_MAX)]
 Topic = Annotated[str, msgspec.Meta(max_length=TOPIC_CHARACTERS_MAX)]
 Ids = Annotated[str, msgspec.Meta(max_length=IDS_CHARACTERS_MAX)]
@@ -39,16 +39,16 @@ SHOWN_CHARACTERS_MAX = 80
 
 
 def shown(value: object) -> str:
-    """A value as an error shows it: short, and whatever it is."""
+    """A value for an error's text: short, and without raising an error."""
     try:
         text = repr(value)
-    except Exception:  # a class of the application's, or a number of more digits than Python writes
+    except Exception:  # an application's class, or a number with too many digits for Python
         return f"a value of type {type(value).__name__}"
     return text if len(text) <= SHOWN_CHARACTERS_MAX else text[:SHOWN_CHARACTERS_MAX] + "…"
 
 
 def is_utf8(text: str) -> bool:
-    """Whether it can be written; half a surrogate cannot."""
+    """Whether a text can be encoded; half a surrogate pair cannot."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -60,19 +60,19 @@ EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def within_calendar(ms: int) -> int:
-    """The nearest time from 1970 to 9999, epoch ms: every calendar can show it."""
+    """The nearest time from 1970 to 9999, epoch ms, which every calendar can show."""
     return min(max(ms, 0), YEAR_9999_ENDS_MS)
 
 
 def datetime_of(ms: int) -> datetime:
-    """Epoch ms as an aware datetime, whatever they are."""
+    """Epoch ms as an aware datetime, clipped to the calendar."""
     return EPOCH + timedelta(milliseconds=within_calendar(ms))
 
 
 def explain(error: msgspec.ValidationError, value: bytes) -> str:
-    """What is wrong with a record, as a sentence with the field and what stood there."""
+    """What is wrong with a record, as a sentence with the field and its value."""
     text = str(error)
-    # Inside a map or a list the error does not say where: then the whole of it is shown.
+    # Inside a map or a list the error does not say where, so the whole value is shown.
     found = re.fullmatch(
         r"(.*) - at `(?:key` in `)?\$((?:\.\w+)+)(?:\[\.\.\.\])*`", text, re.DOTALL
     )

@@ -1,9 +1,10 @@
-"""Commands, checked by who says them: what the engine reads is what was meant, or an error says so.
+"""Checks a command before it is sent: the engine will read exactly this command, or an error says
+why not.
 
-Most commands are not answered. So what the engine would refuse must not be sent: nobody would hear,
-and the client would have acted on it. A command is written and read again, with the decoder that
-the engine uses. JSON would also take what it changes on the way: bytes become base64, a time a
-text, not-a-number nothing at all. Such a value comes back as another, and is refused by name.
+Most commands are not answered. So a command that the engine would refuse must not be sent: the
+client would not notice, and would act as if it had worked. A command is encoded and decoded again
+with the engine's decoder. JSON also changes some values: bytes become base64, a time becomes text,
+NaN becomes null. Such a value is refused by name.
 """
 
 from __future__ import annotations
@@ -18,15 +19,15 @@ from .bounds import is_utf8, shown
 from .commands import Command, decode_command
 from .errors import ConfigError
 
-COMMAND_BYTES_MAX = 8_000_000  # it has to fit into one Kafka record, with its signature
-DEPTH_MAX = 100  # of values within values
+COMMAND_BYTES_MAX = 8_000_000  # with its signature it must fit into one Kafka record
+DEPTH_MAX = 100  # of nested values
 _REFUSED = "not a command: "
 
 _Command = TypeVar("_Command", bound=Command)
 
 
 def _plain(value: object) -> str:
-    """What msgspec does not write by itself: of a class of its own, but text."""
+    """Encode a subclass of str, which msgspec does not."""
     if isinstance(value, str):
         return str.__str__(value)
     raise NotImplementedError
@@ -36,13 +37,13 @@ _encoder = msgspec.json.Encoder(enc_hook=_plain)
 
 
 def checked(command: _Command) -> _Command:
-    """The command, once it is known that the engine can read it; raises ConfigError."""
+    """The command, if the engine can read it. Raises ConfigError."""
     encode_checked(command)
     return command
 
 
 def encode_checked(command: Command) -> bytes:
-    """A command as its record value. Raises ConfigError that names the field, the value and what is
+    """The record value of a command. Raises ConfigError with the field, the value and what is
     allowed."""
     try:
         value = _encoder.encode(command)
@@ -54,23 +55,23 @@ def encode_checked(command: Command) -> bytes:
         _refuse_odd(command)
     if len(value) > COMMAND_BYTES_MAX:
         raise ConfigError(
-            f"{command.__struct_config__.tag}: {len(value)} bytes – allowed are "
-            f"{COMMAND_BYTES_MAX} bytes in one command"
+            f"{command.__struct_config__.tag}: {len(value)} bytes – a command has at most "
+            f"{COMMAND_BYTES_MAX} bytes"
         )
     return value
 
 
 def _refuse_odd(command: Command) -> None:
-    """Raise ConfigError for the first value that JSON has not, or writes as another."""
+    """Raise ConfigError for the first value that JSON does not have, or changes."""
     for name in command.__struct_fields__:
         for where, value, why in _odd(name, getattr(command, name), 0):
             raise ConfigError(f"{where}: {shown(value)} – {why}")
 
 
 def _odd(where: str, value: Any, depth: int) -> Iterator[tuple[str, object, str]]:
-    """Each such value within this one: where it is, it itself, and what is allowed."""
+    """Each such value within this one: its path, the value, and what is allowed."""
     if depth > DEPTH_MAX:
-        yield where, value, f"allowed are {DEPTH_MAX} levels of values within values"
+        yield where, value, f"allowed are {DEPTH_MAX} levels of nested values"
     elif isinstance(value, msgspec.Struct):
         for name in value.__struct_fields__:
             yield from _odd(f"{where}.{name}", getattr(value, name), depth + 1)
@@ -86,11 +87,11 @@ def _odd(where: str, value: Any, depth: int) -> Iterator[tuple[str, object, str]
             yield from _odd(f"{where}[{at}]", inner, depth + 1)
     elif isinstance(value, str):
         if not is_utf8(value):
-            yield where, value, "allowed is text that is UTF-8; this has half a surrogate"
+            yield where, value, "allowed is valid Unicode text; this has half a surrogate pair"
     elif isinstance(value, float):
         if not math.isfinite(value):
-            yield where, value, "allowed are numbers that are finite"
+            yield where, value, "allowed are finite numbers"
     elif isinstance(value, bytes | bytearray | memoryview):
         yield where, value, "allowed is text (str), not bytes"
     elif value is not None and not isinstance(value, int):
-        yield where, value, f"allowed is what JSON has, not a {type(value).__name__}"
+        yield where, value, f"allowed are JSON values, not a {type(value).__name__}"

@@ -1,11 +1,11 @@
-"""Commands: what clients, administrators and the driver say to the engine, as JSON records.
+"""Commands of clients, administrators and the engine, as JSON records.
 
-Each is one JSON object on ``<vpn>.commands``, or, from the engine, on ``<broker>.instructions``,
-where the record's key names the VPN. What only the engine may say (`OF_ENGINE`) is refused on the
-former, to which every client of a VPN may write. The field ``command`` names its kind. Unknown
-fields are refused, so that a typing error is heard. Ids are ranges in text (`ids.py`), times are
-ms.
-A command with ``reply`` is answered by one record in the inbox that it names.
+Each is one JSON object on ``<vpn>.commands`` or, from the engine, on ``<broker>.instructions``,
+where the record's key names the VPN. Commands that only the engine may give (`OF_ENGINE`) are
+refused on the former, to which every client of a VPN may write. The field ``command`` names the
+kind. Unknown fields are refused, so that typing errors are noticed. Ids are ranges in text
+(`ids.py`), times are in ms. A command with ``reply`` is answered by one record in the inbox that it
+names.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from .bounds import Count, DurationMs, Ids, Name, Number, OrderKey, Partition, Text, Topic, explain
-from .mesh_envelope import BrokerNumber
+from .mesh_messages import BrokerNumber
 
 
 class Inbox(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

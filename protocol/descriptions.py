@@ -1,9 +1,9 @@
-"""What the hosts of a distributed queue say of it, added up (Q5, H4).
+"""Combines the descriptions of a distributed queue from its hosts (Q5, H4).
 
-Each host describes what it owns. A message that moved was counted as it came at each of them, and
-as `transferred` where it left; so what came into the queue as a whole is what came less what was
-transferred. A message on its way may stand at both ends, and counts as `moving` only. What each
-host holds stands in ``brokers``.
+Each host describes its own messages. A message that moved was counted as spooled at each host, and
+as `transferred` where it left, so the queue's total is the sum of spooled minus transferred. A
+message in transit may be at both hosts, and counts only as `moving`. ``brokers`` has each host's
+description.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ JOINED = ("alerts", "subscriptions")
 
 
 def add_up(parts: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """One description of what several brokers, by name, say of one queue."""
+    """One description of a queue from those of several brokers, by name."""
     names = list(parts)
     whole = dict(parts[names[0]])
     if len(names) == 1:
@@ -35,16 +35,16 @@ def add_up(parts: dict[str, dict[str, Any]]) -> dict[str, Any]:
         {**consumer, "broker": name} for name in names for consumer in parts[name]["consumers"]
     ]
     for name in ("blocked", "faulted"):
-        said = {broker: one[name] for broker, one in parts.items() if one[name]}
-        whole[name] = ", ".join(f"{broker}: {why}" for broker, why in said.items()) or None
+        reasons = {broker: one[name] for broker, one in parts.items() if one[name]}
+        whole[name] = ", ".join(f"{broker}: {why}" for broker, why in reasons.items()) or None
     counters = _counters([one["counters"] for one in each])
     whole |= {"broker": None, "counters": counters, **counters, "brokers": parts}
     return whole
 
 
 def add_up_usage(each: list[dict[str, Any]]) -> dict[str, Any]:
-    """What several brokers say of their limits, as one. A limit holds for each of them, so these
-    are added too; none of one is none of all."""
+    """One usage from those of several brokers. Limits are added too, since each broker has its own;
+    if one has none, the sum has none."""
     if len(each) == 1:
         return each[0]
     whole: dict[str, Any] = {}
@@ -67,7 +67,7 @@ def add_up_usage(each: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def lanes_of(each: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """What waits at brokers for queues of others, of what they say of their limits; at: where."""
+    """The lanes of stand-ins, from the usage of several brokers. at: the broker's name."""
     found = [{"at": one["broker"]["name"], **lane} for one in each for lane in one.get("lanes", ())]
     return sorted(found, key=lambda lane: (-(lane["for_s"] or 0), -lane["waiting"]))
 
@@ -77,9 +77,9 @@ def _counters(each: list[dict[str, Any]]) -> dict[str, Any]:
     for counters in each:
         for name, value in counters.items():
             if isinstance(value, dict):
-                known = total.setdefault(name, {})
+                reasons = total.setdefault(name, {})
                 for reason, n in value.items():
-                    known[reason] = known.get(reason, 0) + n
+                    reasons[reason] = reasons.get(reason, 0) + n
             else:
                 total[name] = total.get(name, 0) + value
     total["spooled"] -= total["transferred"]

@@ -1,4 +1,4 @@
-"""Duties of which each gets its turn, whatever becomes of the others."""
+"""Runs several duties, each of them even if others fail."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ log = logging.getLogger("lakequeue")
 
 
 def do_every(duties: Iterable[Callable[[], object]]) -> None:
-    """Do all of them, in order. Then raises the first error; further ones are logged."""
+    """Run all duties in order. Then raise the first error; the others are logged."""
     errors: list[Exception] = []
     for duty in duties:
         try:
             duty()
-        except Exception as error:  # what comes behind it concerns somebody else
+        except Exception as error:  # the duties behind it must run all the same
             errors.append(error)
     for other in errors[1:]:
-        log.warning("besides: %s: %s", type(other).__name__, other)
+        log.warning("also failed: %s: %s", type(other).__name__, other)
     if errors:
         raise errors[0]

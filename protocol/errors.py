@@ -1,6 +1,6 @@
-"""Errors that users see, and the reasons that the engine gives.
+"""Error classes that users see, and the reasons of refusals.
 
-The message of an error is a sentence that names the thing, its value and what is allowed.
+An error's message is a sentence that names the thing, its value and what is allowed.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ class LakequeueError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One thing that is wrong in a definition or a configuration file.
+    """One problem in a definition or a configuration file.
 
-    where: the place, such as ``queues[2] 'orders'``; key: the offending key;
-    value: what was found there; allowed: what would have been right, as a sentence part.
+    where: the location, such as ``queues[2] 'orders'``; key: the wrong key; value: its value;
+    allowed: what is allowed, as part of a sentence.
     """
 
     where: str
@@ -41,7 +41,7 @@ class ConfigError(LakequeueError, ValueError):
         )
 
 
-REMEDIES = {  # by reason, for a refusal that comes without a detail
+REMEDIES = {  # by reason, for a refusal without a detail
     "broker_quota": "consume messages, or raise system.max_spool_usage",
     "vpn_quota": "consume messages, or raise max_spool_usage of the VPN",
     "queue_quota": "consume messages, or raise the queue's max_spool_usage or max_spool_messages",
@@ -70,20 +70,20 @@ class LeaseLost(LakequeueError):
 
 
 class Timeout(LakequeueError):
-    """Nothing arrived within the time that was allowed."""
+    """Nothing arrived in time."""
 
 
 class Moved(LakequeueError):
-    """What is asked for is on another broker; clients go there by themselves."""
+    """The queue is on another broker. Clients follow by themselves."""
 
     def __init__(self, sentence: str, hosts: dict[str, int]) -> None:
-        self.hosts = hosts  # of the queue's brokers, by name, the numbers
+        self.hosts = hosts  # the numbers of the queue's brokers, by name
         super().__init__(sentence)
 
 
 class PermissionDenied(LakequeueError):
-    """Who says a command may not, or has not proven who it is; ``reason`` is `permission_denied`,
-    ``queue`` the queue that it is about, if any."""
+    """The client may not give a command, or its signature is missing or invalid. ``reason`` is
+    `permission_denied`; ``queue`` is the command's queue, if any."""
 
     def __init__(self, why: str, queue: str | None = None) -> None:
         self.reason = Reason.PERMISSION_DENIED.value
@@ -92,7 +92,7 @@ class PermissionDenied(LakequeueError):
 
 
 class WindowFull(LakequeueError):
-    """The producer's window is full, and it was told not to wait (P5)."""
+    """The producer's window is full, and the call must not wait (P5)."""
 
 
 class NotConnected(LakequeueError):
@@ -112,11 +112,11 @@ class Reason(enum.StrEnum):
     NO_MATCHING_DESTINATION = "no_matching_destination"
     PERMISSION_DENIED = "permission_denied"
     MALFORMED = "malformed"
-    NO_TABLES = "no_tables"  # it was to be in the Delta tables first, and cannot be
-    SUPERSEDED = "superseded"  # a producer with the same id has started since
+    NO_TABLES = "no_tables"  # its durability needs the Delta tables, which are missing or behind
+    SUPERSEDED = "superseded"  # a newer producer with the same id has started
     MOVED = "moved"  # the queue is on another broker; clients send there by themselves
-    # Why a message is dead (X5).
-    REFUSED_BY_KAFKA = "refused_by_kafka"  # its delivery, for another reason than its size
+    # Reasons of dead messages (X5).
+    REFUSED_BY_KAFKA = "refused_by_kafka"  # Kafka refused its delivery, not because of its size
     EXPIRED = "expired"
     MAX_DELIVERIES = "max_deliveries"
     MAX_CANCELS = "max_cancels"

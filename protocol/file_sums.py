@@ -1,7 +1,7 @@
-"""Whether a file is what was written: Hadoop's checksums, which Spark puts beside its local files.
+"""Checks files by Hadoop's checksums, which Spark writes next to its local files.
 
-A power loss leaves files empty or cut that were closed and renamed before it. Java's readers notice
-by the file ``.NAME.crc`` and raise; here the same is asked beforehand.
+After a power loss, files that were closed and renamed before may be empty or truncated. Java's
+readers notice with the file ``.NAME.crc`` and raise. This module makes the same check in advance.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ def sums_of(file: Path) -> Path:
 
 
 def damage_of(file: Path) -> str:
-    """What is wrong with a file; empty: nothing that can be seen. Raises OSError, but not for a
-    file that is missing."""
+    """What is wrong with a file; empty if nothing is visible. A missing file is a result; other
+    failures raise OSError."""
     try:
         size = file.stat().st_size
     except FileNotFoundError:
@@ -31,7 +31,7 @@ def damage_of(file: Path) -> str:
         sums = sums_of(file).read_bytes()
     except FileNotFoundError:
         return ""
-    if sums[:4] != _MAGIC or len(sums) < _HEAD:  # Java takes that for none, too
+    if sums[:4] != _MAGIC or len(sums) < _HEAD:  # Java ignores such a file, too
         return ""
     (chunk,) = struct.unpack_from(">I", sums, 4)
     wanted = memoryview(sums)[_HEAD:]

@@ -1,14 +1,14 @@
-"""Where a home's tables and checkpoints stand: a folder of this machine, or one on an object store.
+"""Folders for a home's tables and checkpoints, on this machine or on an object store.
 
-A place is a path, or a URI of any file system that Hadoop and Arrow both know: ``file:``, ``s3a:``
-(``s3:``), ``gs:``, ``abfss:``, ``hdfs:``. What is local stays a `pathlib.Path`; for all others
-`RemoteFolder` has those of its methods that are needed here, with the same meaning, so that who
-looks for a checkpoint asks one question of both. Spark gets either as text.
+A location is a path, or a URI of a file system that both Hadoop and Arrow support: ``file:``,
+``s3a:`` (``s3:``), ``gs:``, ``abfss:``, ``hdfs:``. A local folder is a `pathlib.Path`. For all
+others `RemoteFolder` has the methods of `Path` that are needed, with the same meaning, so callers
+need not distinguish the two. Spark gets either as text.
 
-How an S3 store is reached says the environment, in the names that Amazon's own tools read:
+The environment says how to reach an S3 store, in the variables of Amazon's tools:
 ``AWS_ENDPOINT_URL``, ``AWS_REGION``, ``AWS_ACCESS_KEY_ID``, ``AWS_SECRET_ACCESS_KEY``,
-``AWS_SESSION_TOKEN``. So Spark, Arrow and Delta's own library are told once, and no secret stands
-in a setting.
+``AWS_SESSION_TOKEN``. So Spark, Arrow and Delta's library all read them, and no secret is in a
+setting.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):")
 
 @dataclass(frozen=True)
 class RemoteFolder:
-    """A folder, or a file, on another file system. uri: as Spark takes it, without a `/` at its
-    end. Raises OSError, as `pathlib` does."""
+    """A folder or file on another file system. uri: as for Spark, without a `/` at its end. Raises
+    OSError, as `pathlib` does."""
 
     uri: str
 
@@ -48,28 +48,28 @@ class RemoteFolder:
 
     @property
     def name(self) -> str:
-        """The last part."""
+        """The last part of the path."""
         return self.uri.rpartition("/")[2]
 
     @property
     def parent(self) -> RemoteFolder:
-        """The folder that this is in."""
+        """The parent folder."""
         return RemoteFolder(self.uri.rpartition("/")[0])
 
     def exists(self) -> bool:
-        """Whether there is such a file, or anything below such a folder."""
+        """Whether the file exists, or anything below the folder."""
         from pyarrow.fs import FileType
 
         system, path = self._there()
         return bool(system.get_file_info(path).type != FileType.NotFound)
 
-    is_dir = exists  # an object store has no folders of their own
+    is_dir = exists  # an object store has no real folders
 
     def mkdir(self, parents: bool = False, exist_ok: bool = False) -> None:
-        """Nothing: folders come with what is written below them."""
+        """Does nothing: folders appear with the files below them."""
 
     def glob(self, pattern: str) -> Iterator[RemoteFolder]:
-        """What matches, of one name or of several with `/` between them."""
+        """The paths that match a pattern of one or more parts, separated by `/`."""
         head, _, rest = pattern.partition("/")
         found = [n for n in self._names() if fnmatch(n, head)] if "*" in head else [head]
         for name in found:
@@ -80,19 +80,19 @@ class RemoteFolder:
                 yield place
 
     def read_text(self) -> str:
-        """All of a file."""
+        """The text of a file."""
         system, path = self._there()
         with system.open_input_file(path) as file:
             return bytes(file.read()).decode()
 
     def read_bytes(self) -> bytes:
-        """The same, as it is."""
+        """The bytes of a file."""
         system, path = self._there()
         with system.open_input_file(path) as file:
             return bytes(file.read())
 
     def write_bytes(self, data: bytes) -> None:
-        """A file, whole or not at all."""
+        """Write a file, completely or not at all."""
         system, path = self._there()
         with system.open_output_stream(path) as file:
             file.write(data)
@@ -103,13 +103,13 @@ class RemoteFolder:
         system.delete_file(path)
 
     def remove(self) -> None:
-        """Remove a folder and all below it; nothing where it is not there."""
+        """Remove a folder and everything below it, if it exists."""
         system, path = self._there()
         with contextlib.suppress(FileNotFoundError):
             system.delete_dir(path)
 
     def move_to(self, place: RemoteFolder) -> None:
-        """Move a file, or a folder with all below it, which is copied first."""
+        """Move a file, or a folder, which is copied and then removed."""
         from pyarrow.fs import FileType, copy_files
 
         (system, path), (there, target) = self._there(), place._there()
@@ -120,11 +120,11 @@ class RemoteFolder:
             system.move(path, target)
 
     def sizes(self) -> Iterator[int]:
-        """Bytes of each file below it."""
+        """The bytes of each file below the folder."""
         return iter(self.files().values())
 
     def files(self) -> dict[str, int]:
-        """Each file below it, as told from here, with its bytes."""
+        """The files below the folder, by relative path, with their bytes."""
         from pyarrow.fs import FileSelector
 
         system, path = self._there()
@@ -153,7 +153,7 @@ Folder = Path | RemoteFolder
 
 
 def remove(place: Folder) -> None:
-    """Remove a folder and all below it; nothing where it is not there."""
+    """Remove a folder and everything below it, if it exists."""
     if isinstance(place, RemoteFolder):
         place.remove()
     else:
@@ -161,7 +161,7 @@ def remove(place: Folder) -> None:
 
 
 def files_below(place: Folder) -> dict[str, int]:
-    """Each file below a folder, as told from there, with its bytes."""
+    """The files below a folder, by relative path, with their bytes."""
     if isinstance(place, RemoteFolder):
         return place.files()
     found = {}
@@ -174,7 +174,7 @@ def files_below(place: Folder) -> dict[str, int]:
 
 
 def move(source: Folder, target: Folder) -> None:
-    """Move a file or a folder to another place on the same file system."""
+    """Move a file or a folder within a file system."""
     if isinstance(source, RemoteFolder):
         assert isinstance(target, RemoteFolder)
         source.move_to(target)
@@ -185,7 +185,7 @@ def move(source: Folder, target: Folder) -> None:
 
 
 def folder(place: str | Path) -> Folder:
-    """The folder that a path or a URI names. Raises ConfigError for what is neither."""
+    """The folder that a path or a URI names. Raises ConfigError for anything else."""
     text = str(place)
     scheme = _SCHEME.match(text)
     if isinstance(place, Path) or scheme is None:
@@ -195,18 +195,18 @@ def folder(place: str | Path) -> Folder:
         path = PurePosixPath(unquote(parts.path))
         if parts.netloc in ("", "localhost") and path.is_absolute():
             return Path(path)
-        raise ConfigError(f"{text!r} is no address of a file: it must be file:///an/absolute/path")
+        raise ConfigError(f"{text!r} – allowed for a file is file:///an/absolute/path")
     if parts.scheme not in SCHEMES:
         allowed = ", ".join(f"{name}:" for name in ("file", *SCHEMES))
-        raise ConfigError(f"{text!r} is on no file system that is known: allowed are {allowed}")
+        raise ConfigError(f"{text!r} – is on an unknown file system; allowed are {allowed}")
     if not parts.netloc or parts.query or parts.fragment or ".." in parts.path.split("/"):
-        raise ConfigError(f"{text!r} names no place: it must be {parts.scheme}://where/folder")
+        raise ConfigError(f"{text!r} – allowed is {parts.scheme}://BUCKET/FOLDER")
     scheme_name = S3A if parts.scheme == S3 else parts.scheme
     return RemoteFolder(f"{scheme_name}://{parts.netloc}{parts.path.rstrip('/')}")
 
 
 def s3_settings() -> dict[str, str]:
-    """How Spark's S3 file system reaches the store that the environment names; no secrets."""
+    """Spark's settings for the S3 store that the environment names, without secrets."""
     found = {}
     if endpoint := os.environ.get(ENDPOINT):
         found["spark.hadoop.fs.s3a.endpoint"] = endpoint
@@ -219,7 +219,7 @@ def s3_settings() -> dict[str, str]:
 
 
 def files_of(place: Folder) -> Any:
-    """Arrow's own file system with a folder as its root, in which paths are relative to it."""
+    """Arrow's file system with a folder as its root."""
     from pyarrow.fs import LocalFileSystem, SubTreeFileSystem
 
     if isinstance(place, RemoteFolder):
@@ -229,7 +229,7 @@ def files_of(place: Folder) -> Any:
 
 
 def delta_options(place: Folder) -> dict[str, str] | None:
-    """What Delta's own library must know beside the environment."""
+    """The options of Delta's library besides the environment."""
     plain = os.environ.get(ENDPOINT, "").startswith("http:")
     return {"AWS_ALLOW_HTTP": "true"} if plain and isinstance(place, RemoteFolder) else None
 

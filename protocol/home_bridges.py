@@ -1,17 +1,17 @@
-"""What the ends of a bridge between two homes say to each other (H1–H3).
+"""Messages between the ends of a bridge between two homes (H1–H3).
 
-Theory. Each home has its own Kafka, and none of its brokers is a peer of the other's: only the two
-ends of one bridge speak. What the near end says stands in a topic of its own home, and the engine
-copies the bytes to the far home's door, and the far end's answers back. A copy may come again, and
-one that did not arrive is copied later with all behind it. The near end numbers what it says (the
-number in `BridgeSend`), the far end takes the numbers one after the other, and an answer names its
-number; so each is heard once and in order, and whoever copies needs to remember nothing.
+Theory. Each home has its own Kafka, and only the two ends of a bridge exchange messages. The near
+end writes to a topic of its own home. The engine copies the bytes to the far home's topic, and the
+far end's answers back. A copy may be repeated; one that did not arrive is copied later with all
+behind it. The near end numbers its records (`BridgeSend.number`), the far end accepts the numbers
+one after the other, and an answer names its number. So each record is handled once and in order,
+and the copier needs no memory.
 
-`oldest` is the first number without an answer as this was said: there the far end begins that never
-heard of the bridge.
+`oldest` is the first number without an answer when the record was written. A far end that has never
+heard of the bridge begins there.
 
-What the copier itself has to say to the near end comes through the near end's own topic, which
-nobody but the engine writes (`<broker>.mesh`), under the key of the bridge.
+The copier writes its own messages to the near end into the near broker's topic (`<broker>.mesh`),
+to which only the engine writes, under the key of the bridge.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from typing import Annotated, Literal
 import msgspec
 
 from .bounds import Count, Name
-from .bridges import BridgeReceipt, BridgeSend
+from .mesh_messages import BridgeReceipt, BridgeSend
 
 SentenceText = Annotated[str, msgspec.Meta(max_length=1_000)]
-COPIER_PREFIX = b"#bridge/"  # no broker's name begins so
+COPIER_PREFIX = b"#bridge/"  # no broker's name begins with it
 
 OPEN, WAITING = "open", "waiting"
 
@@ -47,7 +47,7 @@ class HomeAnswer(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fi
 class CopierState(
     msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="s"
 ):
-    """How it is with the way to the far end. why: a sentence, where it waits."""
+    """The state of the connection to the far end. why: a sentence, while it waits."""
 
     state: Literal["open", "waiting"]
     why: SentenceText
@@ -59,21 +59,21 @@ _copied = msgspec.msgpack.Decoder(HomeAnswer | CopierState)
 _FAILS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
-def encode(said: HomeSend | HomeAnswer | CopierState) -> bytes:
+def encode(message: HomeSend | HomeAnswer | CopierState) -> bytes:
     """A record's value."""
-    return _pack(said)
+    return _pack(message)
 
 
 def decode_send(value: bytes | None) -> HomeSend:
-    """What comes in at the far end; raises ValueError with a sentence for anything else."""
+    """Decode a record at the far end. Raises ValueError with a sentence for anything else."""
     try:
         return _send.decode(value or b"")
     except _FAILS as e:
-        raise ValueError(f"not what a bridge of another home says: {e}") from e
+        raise ValueError(f"not a record of a bridge of another home: {e}") from e
 
 
 def decode_copied(value: bytes | None) -> HomeAnswer | CopierState:
-    """What the near end is told; raises ValueError with a sentence for anything else."""
+    """Decode a record at the near end. Raises ValueError with a sentence for anything else."""
     try:
         found: HomeAnswer | CopierState = _copied.decode(value or b"")
         return found
@@ -82,12 +82,12 @@ def decode_copied(value: bytes | None) -> HomeAnswer | CopierState:
 
 
 def bridge_key(vpn: str, bridge: str) -> bytes:
-    """The key of what is said of a bridge in its near broker's own topics."""
+    """The key of a bridge's records in its near broker's own topics."""
     return COPIER_PREFIX + f"{vpn}/{bridge}".encode()
 
 
 def of_key(key: bytes) -> tuple[str, str]:
-    """VPN and bridge of such a key. Raises ValueError."""
+    """The VPN and the bridge of such a key. Raises ValueError."""
     vpn, slash, bridge = key.removeprefix(COPIER_PREFIX).decode().partition("/")
     if not (slash and vpn and bridge):
         raise ValueError(f"not the key of a bridge: {key[:100]!r}")
@@ -95,5 +95,5 @@ def of_key(key: bytes) -> tuple[str, str]:
 
 
 def answers_key(epoch: int, bridge: str) -> bytes:
-    """The key of the answers that are for this home's bridge of that name."""
+    """The key of the answers for a home's bridge."""
     return f"{epoch}/{bridge}".encode()

@@ -1,9 +1,8 @@
-"""Where a home says that its tables and checkpoints are, when they are elsewhere than in it.
+"""The locations of a home's tables and checkpoints.
 
-The home itself is a folder of the driver's machine: locks, logs, what was rebuilt, Kafka's files,
-and `lakequeue.json`, which says who it is. What is large and must be there after that machine can
-stand on any file system (`folders`); then `lakequeue.json` says where, so that whoever is given the
-home finds it.
+The home is a folder on the driver's machine: locks, logs, rebuilt state, Kafka's files, and
+`lakequeue.json`, which identifies it. Tables and checkpoints are large and must outlive that
+machine, so they can be on any file system (`folders`). Then `lakequeue.json` says where.
 """
 
 from __future__ import annotations
@@ -21,21 +20,22 @@ OF_TABLES = ("tables-checkpoint", "history-checkpoint")
 
 
 def places_of(home: Path) -> dict[str, str]:
-    """What the home says; empty where it says nothing, or cannot be read: others tell that."""
+    """The locations in `lakequeue.json`; empty if there are none, or the file cannot be read, which
+    is reported elsewhere."""
     try:
-        said = json.loads((home / ABOUT).read_text()).get(PLACES, {})
-        return {name: str(said[name]) for name in (TABLES, CHECKPOINTS) if name in said}
+        stored = json.loads((home / ABOUT).read_text()).get(PLACES, {})
+        return {name: str(stored[name]) for name in (TABLES, CHECKPOINTS) if name in stored}
     except (OSError, ValueError, AttributeError, TypeError):
         return {}
 
 
 def tables_place(home: Path, places: dict[str, str] | None = None) -> Folder:
-    """The folder of the tables. places: what the home says, if that was asked already."""
-    said = places_of(home) if places is None else places
-    return folder(said[TABLES]) if TABLES in said else home / TABLES
+    """The folder of the tables. places: the result of `places_of`, if the caller has it."""
+    stored = places_of(home) if places is None else places
+    return folder(stored[TABLES]) if TABLES in stored else home / TABLES
 
 
 def checkpoints_place(home: Path, places: dict[str, str] | None = None) -> Folder:
-    """The folder in which the folders of all checkpoints are."""
-    said = places_of(home) if places is None else places
-    return folder(said[CHECKPOINTS]) if CHECKPOINTS in said else home
+    """The folder with the checkpoints' folders."""
+    stored = places_of(home) if places is None else places
+    return folder(stored[CHECKPOINTS]) if CHECKPOINTS in stored else home

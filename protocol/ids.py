@@ -1,8 +1,8 @@
-"""Message ids and ranges of them, as they stand on the wire: ``"1-500,503"``.
+"""Message ids and ranges of ids on the wire: ``"1-500,503"``.
 
 A message id is a 64-bit number written as text: the broker's number in the top 16 bits, the
-broker's own counter below. Ranges are inclusive. Parsing never expands a range. What is parsed is
-ascending and without overlap, whatever was written: an id that is named twice is meant once.
+broker's counter below. Ranges are inclusive. Parsing never expands a range. Parsed ranges are
+ascending and do not overlap, whatever the text: an id that is named twice counts once.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ COUNTER_BITS = 48
 COUNTER_MASK = (1 << COUNTER_BITS) - 1
 ID_MAX = (1 << 64) - 1
 RANGES_MAX = 100_000
-RANGES_A_COMMAND = 40_000  # of what a client collects: 42 characters each fit into `bounds.Ids`
-LONG = 10_000  # characters of a text that is kept in mind, one at a time
+RANGES_A_COMMAND = 40_000  # that a client sends at most: 42 characters each fit into `bounds.Ids`
+LONG = 10_000  # the last text with at least this many characters is cached
 
 Ranges = list[tuple[int, int]]
 
@@ -36,7 +36,7 @@ def parse_ranges(text: str) -> Ranges:
 
 @functools.lru_cache(maxsize=1)
 def _long_ranges(text: str) -> Ranges:
-    """A command that names very many is carried out in many steps, and read in each."""
+    """Cached, because a command with very many ids is parsed in each of its many steps."""
     return _ranges(text)
 
 
@@ -94,7 +94,7 @@ def format_ranges(ids: Iterable[int]) -> str:
 
 
 def format_parts(ids: Iterable[int]) -> list[str]:
-    """As `format_ranges`, in as many texts as it takes for each to fit into a command."""
+    """Like `format_ranges`, split into texts that fit into a command each."""
     text = format_ranges(ids)
     if len(text) < LONG:
         return [text] if text else []

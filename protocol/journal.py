@@ -1,8 +1,8 @@
-"""The journal: everything that happened, as one columnar record per broker and step (R1).
+"""The journal: all events, as columnar records of a broker's steps (R1).
 
-A step collects *segments*: one event that happened to many messages for the same reason. They
-become one Arrow IPC stream, one row per message and event. The pair (broker, step) names a
-record: a step that is run again after a crash writes the same record again, and readers drop it.
+A step collects *segments*: one event of many messages with the same reason. They become one Arrow
+IPC stream with one row per message and event. (broker, step) identifies a record: a replayed step
+writes the same record again, and readers drop it.
 """
 
 from __future__ import annotations
@@ -39,13 +39,12 @@ _OPTIONS = pa.ipc.IpcWriteOptions(compression="lz4")
 
 
 class JournalSegment(msgspec.Struct):
-    """One event for many messages; ``counts`` are delivery counts, or one for all.
+    """One event of many messages. counts: their delivery counts, or one for all.
 
-    topic, partitions, offsets, items: where the messages came from, for ``spooled``, ``discarded``
-    and ``rejected``; an item is a message's place in its record, 0 for the first.
-    until: epoch ms, when the lease or the delay that begins with the event ends; one for all, or
-    one each; `NO_END`: it has no end, or none begins.
-    step, time: whose it is, where a journal holds several steps; 0: the journal's own.
+    topic, partitions, offsets, items: the origin of the messages, for ``spooled``, ``discarded``
+    and ``rejected``; an item is a message's index in its record. until: the end of the lease or
+    delay that begins with the event, epoch ms; one for all, or one each; `NO_END`: no end, or none
+    begins. step, time: set if the journal has several steps; 0: the journal's own.
     """
 
     event: str
@@ -65,7 +64,7 @@ class JournalSegment(msgspec.Struct):
 
 
 class Journal(msgspec.Struct):
-    """What one step did, or several in a row up to ``step``: the segments in their order."""
+    """The segments of one step, or of several consecutive ones up to ``step``, in order."""
 
     broker: str
     step: int
@@ -115,31 +114,31 @@ _KINDS = {
 
 
 def _numbers(name: str, given: list[list[int] | int | None], lengths: Any) -> pa.Array:
-    """A column of numbers. given: of each segment its values, one for all, or none; lengths: the
-    segments', an array."""
+    """A column of numbers. given: per segment its values, one for all, or none; lengths: of the
+    segments, an array."""
     dtype, kind = _KINDS[name]
-    are_known = np.array([own is not None and own != [] for own in given], bool)
+    has_values = np.array([own is not None and own != [] for own in given], bool)
     parts = zip(given, lengths.tolist(), strict=True)
     values = [own if isinstance(own, list) else [own] * n for own, n in parts if own is not None]
     column = np.fromiter(chain.from_iterable(values), dtype)
     if name == "until":
         return pa.array(column, kind, mask=column >= NO_END)
-    if are_known.all():
+    if has_values.all():
         return pa.array(column, kind)
-    known = np.repeat(are_known, lengths)
-    spread = np.zeros(len(known), dtype)
-    spread[known] = column
-    return pa.array(spread, kind, mask=~known)
+    is_set = np.repeat(has_values, lengths)
+    spread = np.zeros(len(is_set), dtype)
+    spread[is_set] = column
+    return pa.array(spread, kind, mask=~is_set)
 
 
 def encode(journal: Journal) -> bytes:
-    """The journal as an Arrow IPC stream.
+    """Encode the journal as an Arrow IPC stream.
 
-    Columns become Arrow's once: a record of many small steps has many segments.
+    Builds each column once for all segments, since a record of many small steps has many.
     """
     segments = journal.segments
     lengths = np.array([len(s.ids) or 1 for s in segments], np.int64)
-    # Few segments differ in their texts, so each column's texts are looked up once for all alike.
+    # Few segments differ in their texts, so the texts of equal ones are looked up once.
     kinds: dict[tuple[str, ...], int] = {}
     codes = [
         kinds.setdefault((s.vpn, s.queue, s.event, s.subscription, s.reason, s.topic), len(kinds))
@@ -171,8 +170,8 @@ def encode(journal: Journal) -> bytes:
 
 
 def decode(value: bytes) -> pa.Table:
-    """The rows of a journal record. Those of an earlier version, which may still be in Kafka as a
-    new one starts, say nothing of ends."""
+    """Decode the rows of a journal record. Records of an earlier version, which may still be in
+    Kafka, lack `until`."""
     table = pa.ipc.open_stream(value).read_all()
     if table.schema == _BEFORE:
         table = table.append_column(SCHEMA.field("until"), pa.nulls(len(table), pa.int64()))

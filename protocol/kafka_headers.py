@@ -1,9 +1,9 @@
-"""A record's headers as Kafka's clients read them: names are text, which nobody makes sure of.
+"""Reads a record's headers safely when a name is not UTF-8.
 
-Kafka itself takes any bytes for a header's name. Where they are not UTF-8, Java's client puts
-U+FFFD in their place; the one for Python over the C library fails, and leaves half of a list behind
-that ends the process of whoever looks at it. So headers are read here: such a record is refused
-like any other that is not understood, and the engine knows it by `UNREADABLE` as its header `lq`.
+Kafka accepts any bytes as a header's name. If they are not UTF-8, Java's client replaces them by
+U+FFFD. Python's client over the C library fails and returns a half-built list that crashes the
+process on access. This module refuses such a record like any other malformed one. The engine
+recognises it by `UNREADABLE` as its header `lq`.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from typing import Any, NoReturn
 
 UNREADABLE = b"headers: a name is not UTF-8"
 REPLACED = "\ufffd"
-# Not `message.headers()`: where Python has learnt what is called there, it no longer looks whether
-# a function that gave something failed all the same, and the half list is taken for a whole one.
+# Not `message.headers()`: once Python has specialised that call, it no longer checks whether a
+# function that returned a value has also failed, and the half-built list counts as complete.
 _headers = methodcaller("headers")
 
 
 def headers_of(message: Any) -> list[tuple[str, bytes | None]]:
-    """The headers of a confluent-kafka message. Raises ValueError where a name is not UTF-8, and
-    must not be called again then."""
+    """The headers of a confluent-kafka message. Raises ValueError if a name is not UTF-8; do not
+    call it again for that message."""
     try:
         headers = _headers(message)
     except (SystemError, UnicodeDecodeError):

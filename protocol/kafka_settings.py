@@ -1,7 +1,7 @@
-"""How Kafka is reached, said once, for clients, the loop and Spark.
+"""Kafka's connection settings, for clients, the loop and Spark.
 
-A file of ``name=value`` lines, named by ``$LAKEQUEUE_KAFKA_SETTINGS``, holds what a Kafka asks for,
-under the names of librdkafka, which are Java's where both have one:
+A file of ``name=value`` lines, named by ``$LAKEQUEUE_KAFKA_SETTINGS``, has the settings under the
+names of librdkafka, most of which are Java's too:
 
     security.protocol=SASL_SSL
     sasl.mechanism=SCRAM-SHA-512
@@ -9,8 +9,8 @@ under the names of librdkafka, which are Java's where both have one:
     sasl.password=…
     ssl.ca.location=/etc/kafka/ca.pem
 
-A bridge to another Kafka names such a file by its name in the folder ``$LAKEQUEUE_CREDENTIALS``:
-what it says never stands in a definition, in a topic or in a log.
+A bridge to another Kafka names such a file in the folder ``$LAKEQUEUE_CREDENTIALS``. Its contents
+never appear in a definition, a topic or a log.
 """
 
 from __future__ import annotations
@@ -43,17 +43,17 @@ _VALUES = {"security.protocol": PROTOCOLS, "sasl.mechanism": tuple(MECHANISMS)}
 
 
 def kafka_settings(environment: Mapping[str, str] | None = None) -> dict[str, str]:
-    """What the file says, under librdkafka's names; nothing without a file.
+    """The file's settings under librdkafka's names; empty without a file.
 
-    Raises ConfigError with everything that is wrong with it.
+    Raises ConfigError with all problems.
     """
     name = (os.environ if environment is None else environment).get(VARIABLE)
     return settings_in(name, VARIABLE) if name else {}
 
 
 def credentials(name: str, environment: Mapping[str, str] | None = None) -> dict[str, str]:
-    """What another Kafka asks for: the file of this name in the folder that
-    ``$LAKEQUEUE_CREDENTIALS`` names. Raises ConfigError."""
+    """The settings for another Kafka: the file of this name in the folder
+    ``$LAKEQUEUE_CREDENTIALS``. Raises ConfigError."""
     folder = (os.environ if environment is None else environment).get(FOLDER_VARIABLE)
     if not folder:
         allowed = f"is a file in the folder {FOLDER_VARIABLE}, which is not set"
@@ -61,12 +61,12 @@ def credentials(name: str, environment: Mapping[str, str] | None = None) -> dict
     return settings_in(str(Path(folder, name)), "credentials")
 
 
-def settings_in(name: str, said: str) -> dict[str, str]:
-    """What a file says. said: what named it. Raises ConfigError."""
+def settings_in(name: str, source: str) -> dict[str, str]:
+    """The settings in a file. source: the variable or key that named it. Raises ConfigError."""
     try:
         lines = Path(name).read_text().splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError([Problem("", said, name, f"must name a file ({error})")]) from error
+        raise ConfigError([Problem("", source, name, f"must name a file ({error})")]) from error
     settings: dict[str, str] = {}
     problems = []
     for number, line in enumerate(lines, start=1):
@@ -77,7 +77,7 @@ def settings_in(name: str, said: str) -> dict[str, str]:
         where = f"{name}, line {number}"
         if not equals or key not in NAMES:
             allowed = f"must be name=value, with a name of {', '.join(NAMES)}"
-            shown = key if equals else "this line"  # there may be a password in it
+            shown = key if equals else "this line"  # it may contain a password
             problems.append(Problem(where, shown, "", allowed))
         elif key in _VALUES and value not in _VALUES[key]:
             problems.append(Problem(where, key, value, f"must be {', '.join(_VALUES[key])}"))
@@ -90,17 +90,17 @@ def settings_in(name: str, said: str) -> dict[str, str]:
 
 
 def encrypted(settings: Mapping[str, str]) -> bool:
-    """Whether the first bytes of a connection are TLS's."""
+    """Whether connections use TLS."""
     return settings.get("security.protocol", "").endswith("SSL")
 
 
 def authenticated(settings: Mapping[str, str]) -> bool:
-    """Whether a connection begins with credentials."""
+    """Whether connections need credentials."""
     return settings.get("security.protocol", "").startswith("SASL")
 
 
 def for_java(settings: Mapping[str, str]) -> dict[str, str]:
-    """The same for Java's clients. As options of Spark's source and sink they begin with kafka."""
+    """The settings for Java's clients."""
     out = {NAMES[k][0]: v for k, v in settings.items() if NAMES[k][0]}
     if "sasl.username" in settings:
         module = MECHANISMS[settings.get("sasl.mechanism", "PLAIN")]
@@ -115,12 +115,12 @@ def for_java(settings: Mapping[str, str]) -> dict[str, str]:
 
 
 def for_spark(settings: Mapping[str, str]) -> dict[str, str]:
-    """The same as options of Spark's Kafka source and sink."""
+    """The settings as options of Spark's Kafka source and sink."""
     return {f"kafka.{k}": v for k, v in for_java(settings).items()}
 
 
 def for_kafka_python(settings: Mapping[str, str]) -> dict[str, Any]:
-    """The same as arguments of kafka-python."""
+    """The settings as arguments of kafka-python."""
     return {
         NAMES[k][1]: int(v) if k.endswith(".ms") else v for k, v in settings.items()
     }  # fmt: skip

@@ -1,28 +1,150 @@
-"""What brokers of one home say to each other: the words of `mesh/`.
+"""Messages between brokers of a home: the envelope, the messages of `mesh/` and those of bridges.
 
-The envelope and the channel's numbers are those of `mesh_envelope`. A message crosses as a whole
-row of its queue; what it weighs decides how many cross in one record.
+Theory. Each ordered pair of brokers has one channel. A broker's messages are outputs of its step,
+and inputs of a step of the other; the sender numbers the records from 1. A replayed step writes the
+same bytes under the same numbers, so the receiver recognises a repeated record by its number and
+drops it. So every protocol between brokers can rely on receiving each message exactly once and in
+order (`mesh/channel.py`).
+
+A record is a msgpack array: the sender's number and name, the home's epoch, the number, the kind,
+the body. The body is the array of the fields of a `MeshMessage`, whose types have the bounds.
+Senders split lists of messages (`slices`), so that a record never exceeds what Kafka accepts.
+
+A message crosses as a whole row of its queue. A bridge's near end sends messages lane by lane; a
+lane's messages must keep their order. The far end answers each record with a receipt, which names
+only what was refused. `link` is the number of the bridge's endpoint at the near broker. It is never
+used again, so a bridge that was deleted and made again takes no receipt of its predecessor (H1–H3).
 """
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from collections.abc import Iterator
+from typing import Annotated, Any, ClassVar, TypeVar
 
 import msgspec
 
-from .bounds import Count, Name, Text
-from .bridges import BridgeReceipt, BridgeSend
-from .mesh_envelope import BrokerNumber, MeshMessage
+from .bounds import Count, Name, Text, Topic
+
+BROKERS_MAX = 65_536  # a broker's number is the top 16 bits of its message ids
+PART_BYTES = 500_000  # of the messages in one record; a single message may be larger
+PART_ROWS = 10_000
+
+BrokerNumber = Annotated[int, msgspec.Meta(ge=0, lt=BROKERS_MAX)]
+
+
+class MeshMessage(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """Base of all messages between brokers. kind: its name on the wire."""
+
+    kind: ClassVar[str] = ""
+
+
+class Envelope(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """A record of the channel. sender, name: the sending broker's; epoch: of its home; number: of
+    the record in this channel."""
+
+    sender: BrokerNumber
+    name: Name
+    epoch: Count
+    number: Annotated[int, msgspec.Meta(ge=1, lt=1 << 62)]
+    kind: Name
+    body: msgspec.Raw
+
+
+S = TypeVar("S", bound=MeshMessage)
+
+_pack = msgspec.msgpack.encode
+_decoder = msgspec.msgpack.Decoder(Envelope)
+_decoders: dict[type[MeshMessage], msgspec.msgpack.Decoder[MeshMessage]] = {}
+
+
+def encode(sender: int, name: str, epoch: int, number: int, body: MeshMessage) -> bytes:
+    """A record's value."""
+    return _pack(Envelope(sender, name, epoch, number, body.kind, msgspec.Raw(_pack(body))))
+
+
+def decode(value: bytes | None) -> Envelope:
+    """Decode a record. Raises ValueError with a sentence for anything else."""
+    try:
+        return _decoder.decode(value or b"")
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as e:
+        raise ValueError(f"not a message of a broker: {e}") from e
+
+
+def decode_body(envelope: Envelope, kind: type[S]) -> S:
+    """Decode a record's message. Raises ValueError with a sentence for anything else."""
+    decoder = _decoders.get(kind)
+    if decoder is None:
+        decoder = _decoders[kind] = msgspec.msgpack.Decoder(kind)
+    try:
+        return decoder.decode(envelope.body)  # type: ignore[return-value]
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as e:
+        raise ValueError(f"not {envelope.kind!r}: {e}") from e
+
+
+def slices(sizes: list[int]) -> Iterator[slice]:
+    """Slices of messages with these sizes, so that each slice fits into a record."""
+    start = size = 0
+    for at, one in enumerate(sizes):
+        if at > start and (size + one > PART_BYTES or at - start >= PART_ROWS):
+            yield slice(start, at)
+            start, size = at, 0
+        size += one
+    if sizes:
+        yield slice(start, len(sizes))
+
+
+# ---------------------------------------------------------------- bridges
+
+Rows = Annotated[int, msgspec.Meta(ge=1, lt=1 << 31)]
+
+
+class BridgeSend(MeshMessage, frozen=True):
+    """Messages of a bridge. lanes: the number of messages in each lane; the columns behind it have
+    a row per message, lane after lane. to: index in `destinations`; ttl_ends, due: epoch ms, 0 for
+    none; vpn: the far end's; came_from: the near end's VPN, if it is another one;
+    oldest: the first number without an answer when it was sent."""
+
+    kind: ClassVar[str] = "bridge_send"
+    link: Count
+    bridge: Name
+    vpn: Name
+    number: Count
+    destinations: list[Topic]
+    lanes: list[Rows]
+    to: list[Count]
+    payloads: list[bytes]
+    keys: list[bytes | None]
+    headers: list[bytes | None]
+    times: list[Count]
+    ttl_ends: list[Count]
+    priorities: list[Annotated[int, msgspec.Meta(ge=0, le=255)]]
+    dmq: list[bool]
+    due: list[Count]
+    came_from: Name = ""
+    oldest: Count = 0
+
+
+class BridgeReceipt(MeshMessage, frozen=True):
+    """The answer to the `BridgeSend` with this number. refused: (lane, messages stored before the
+    refusal, reason, refusing queue); the rest of such a lane was not stored."""
+
+    kind: ClassVar[str] = "bridge_receipt"
+    link: Count
+    number: Count
+    refused: list[tuple[Count, Count, Name, Name]]
+
+
+# ---------------------------------------------------------------- the mesh
 
 Contents = list[tuple[bytes, bytes | None, bytes | None]]  # payload, key, headers
 
 
 class HandOver(MeshMessage, frozen=True, array_like=True):
-    """Messages for a queue of the other broker. waiting: they wait in a stand-in and have no owner
-    yet; else they are granted, and the ack moves the ownership. attempt: of the stand-in's lane;
-    filter: of the subscription that asked; rows: of the queue here, packed; born: the directory's
-    edition at which the queue was made, which tells it from others of its name; again: it may have
-    been heard and answered before (R3)."""
+    """Messages for a queue of the other broker. waiting: they are from a stand-in; else they are
+    granted to the other broker's consumers, and its ack moves the ownership. attempt: of the
+    stand-in's lane; filter: of the subscription that asked; rows: packed; born: the directory's
+    edition at which the queue was created, which tells it from others of its name; again: a
+    repetition, which may have been received and answered before (R3)."""
 
     kind: ClassVar[str] = "hand_over"
 
@@ -38,7 +160,7 @@ class HandOver(MeshMessage, frozen=True, array_like=True):
 
 
 class Stored(MeshMessage, frozen=True, array_like=True):
-    """Messages that were handed over have another owner, or are gone by its queue's own rules."""
+    """Messages that were handed over are stored, or were removed by their queue's rules."""
 
     kind: ClassVar[str] = "stored"
 
@@ -50,8 +172,8 @@ class Stored(MeshMessage, frozen=True, array_like=True):
 
 
 class NotTaken(MeshMessage, frozen=True, array_like=True):
-    """A queue does not take what was handed over. What waited: all of this attempt, from the first
-    message on that was not said to be stored. What was granted: these messages, and no others."""
+    """A queue refuses messages. From a stand-in: the whole attempt, from the first message on that
+    was not confirmed by `Stored`. Granted ones: only these messages."""
 
     kind: ClassVar[str] = "not_taken"
 
@@ -65,8 +187,8 @@ class NotTaken(MeshMessage, frozen=True, array_like=True):
 
 
 class Room(MeshMessage, frozen=True, array_like=True):
-    """How many messages of a queue consumers here can take, in all since the beginning: by filter.
-    A smaller number takes back what was not used. born: which queue of this name is meant."""
+    """How many messages of a queue the sender's consumers can take, in total since the beginning,
+    by filter. A smaller number takes back unused room. born: tells queues of one name apart."""
 
     kind: ClassVar[str] = "room"
 
@@ -77,9 +199,8 @@ class Room(MeshMessage, frozen=True, array_like=True):
 
 
 class SaidEntry(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """A queue: its definition as on the wire (None: it is gone), its hosts, its topics; the number
-    of its last move, where it is to go, when it was made, and what is not shut down. bridge: of a
-    bridge's end, what it is, as on the wire. born: the edition at which it was made."""
+    """A directory entry on the wire, see `mesh.facts.Entry`. definition: None if the queue was
+    deleted."""
 
     vpn: Name
     queue: Name
@@ -96,7 +217,7 @@ class SaidEntry(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fie
 
 
 class SaidTopic(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """A queue subscribes to one topic more, or to one less: it may have ten thousand."""
+    """One change of a queue's topic subscriptions, of which there may be ten thousand."""
 
     vpn: Name
     queue: Name
@@ -105,9 +226,9 @@ class SaidTopic(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fie
 
 
 class Entries(MeshMessage, frozen=True, array_like=True):
-    """What the keeper of the directory tells all others. edition: counts up with each change;
-    brokers, groups: of the home, since a definition may name them; topic: one that changes, of a
-    queue that stays as it is else."""
+    """Changes of the directory, from its keeper to all others. edition: grows with each change;
+    brokers, groups: the home's, since a definition may name them; topic: a changed topic
+    subscription."""
 
     kind: ClassVar[str] = "entries"
 
@@ -119,9 +240,9 @@ class Entries(MeshMessage, frozen=True, array_like=True):
 
 
 class Heard(MeshMessage, frozen=True, array_like=True):
-    """Up to this edition the directory is known here. error: what was wrong with the last one;
-    waited: how many messages a bridge had that was deleted with it; missed: the number of the last
-    word that was lost on the way here; again: behind this all is said again that is under way."""
+    """The sender knows the directory up to this edition. error: what was wrong with that edition;
+    waited: the messages of a bridge that it deleted; missed: the number of the last record that was
+    lost on the way to the sender; again: a repetition of everything unconfirmed follows."""
 
     kind: ClassVar[str] = "heard"
 
@@ -133,8 +254,8 @@ class Heard(MeshMessage, frozen=True, array_like=True):
 
 
 class Forward(MeshMessage, frozen=True, array_like=True):
-    """A client's command for another broker, which answers it: the keeper, or a queue's host.
-    client, admin: who has proven to be."""
+    """A client's command for the broker that answers it: the keeper, or a queue's host. client,
+    admin: the client that signed it."""
 
     kind: ClassVar[str] = "forward"
 
@@ -145,8 +266,8 @@ class Forward(MeshMessage, frozen=True, array_like=True):
 
 
 class Come(MeshMessage, frozen=True, array_like=True):
-    """A queue that is to move here may come. move: the number of its move; room: bytes that may be
-    stored here."""
+    """The sender is ready for a queue that is to move to it. move: the move's number; room: the
+    bytes that it can store."""
 
     kind: ClassVar[str] = "come"
 
@@ -157,8 +278,8 @@ class Come(MeshMessage, frozen=True, array_like=True):
 
 
 class Carry(MeshMessage, frozen=True, array_like=True):
-    """Messages of a queue that moves, as they are; and with the last of them `whole`: what else the
-    queue is, packed."""
+    """Messages of a moving queue, unchanged; the last record has `whole`, the queue's packed
+    facts."""
 
     kind: ClassVar[str] = "carry"
 
@@ -171,7 +292,7 @@ class Carry(MeshMessage, frozen=True, array_like=True):
 
 
 class HasMoved(MeshMessage, frozen=True, array_like=True):
-    """To the keeper: a queue is here now. error: why it stays where it is."""
+    """To the keeper: a queue is at the sender now. error: why it did not move."""
 
     kind: ClassVar[str] = "has_moved"
 

@@ -1,16 +1,16 @@
-"""The header ``lq`` of a published record, and the records that come in.
+"""The header ``lq`` of a published record, and incoming records.
 
-A publish is a Kafka record: the value is the payload, unchanged; the key is the record key. All
-that lakequeue needs to know stands in one header, ``lq``, as JSON; every other header is the
-application's and travels with the message. A record on a queue's underlying topic needs no header.
+A publish is a Kafka record: the value is the payload, unchanged; the key is the record key. One
+header, ``lq``, has everything that lakequeue needs, as JSON. All other headers are the
+application's and travel with the message. A record on a queue's underlying topic needs no header.
 
     lq: {"to": "orders", "producer": "app-1", "seq": 17, "ttl_ms": 8000, "priority": 5}
 
-A *run* is several messages in one record: `count` says how many, and they have the sequence numbers
-from `seq` on; all else is the same for each. The value is where each payload ends (`count` 32-bit
-numbers, big-endian, counted from the first payload), then the payloads one after the other. It has
-no key and no other headers, which would be stored once for each message; and it is short, because
-Spark bounds a batch by records.
+A *run* is several messages in one record: `count` messages with the sequences from `seq` on and
+otherwise the same header. The value has the end of each payload (`count` 32-bit numbers,
+big-endian, counted from the first payload), then the payloads. A run has no key and no other
+headers, because they would be stored for each message. It is short, because Spark bounds a batch
+by records.
 """
 
 from __future__ import annotations
@@ -37,22 +37,21 @@ HEADER = "lq"
 PRIORITY_DEFAULT = 4
 PRIORITY_MAX = 255
 RUN_MAX = 8
-# Before a queue's name as destination: that queue alone, whoever else takes its topic.
+# A destination with this prefix: only the queue with this name, not others that take its topic.
 QUEUE_ALONE = "#queue/"
-SEQUENCES = 1 << 61  # of one start; the next one's go on behind it, and have room (P1)
+SEQUENCES = 1 << 61  # of one start; the sequences of the next one continue behind it (P1)
 
 
 class PublishHeader(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What a publisher says of a message.
+    """The header of a published message.
 
-    to: queue or topic, or ``#queue/`` and the name of a queue that alone gets it; producer, seq:
+    to: a queue or topic, or ``#queue/`` and the name of the only queue that gets it; producer, seq:
     for de-duplication and receipts (P1); ttl_ms: from publish (X4); priority: 0–255; deliver_at:
-    epoch ms, delay_ms: from publish (L12); dmq: may go to a dead message queue (P7); reply: the
-    partition of ``<vpn>.receipts`` where the producer listens; count: messages in the record, 0 for
-    one that is no run; durability: ``delta`` where the answer is to wait until the Delta tables
-    have it; after: the highest sequence to this destination of which the producer knows that it was
-    refused as ``moved``; start: a name for this start of the producer's program, which counts from
-    1 again: its sequences go on behind the last that the engine knows (P1).
+    epoch ms; delay_ms: from publish (L12); dmq: it may go to a dead message queue (P7); reply: the
+    partition of ``<vpn>.receipts`` that the producer reads; count: the number of messages of a run,
+    else 0; durability: with ``delta`` the answer waits until the Delta tables have it; after: the
+    highest sequence for this destination that was refused as ``moved``; start: the name of this
+    start of the producer's program, whose sequences begin at 1 again (P1).
     """
 
     to: Topic = ""
@@ -71,9 +70,9 @@ class PublishHeader(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omi
 
 
 class Sender(msgspec.Struct, frozen=True):
-    """Of a header `lq` that is not understood, what is needed to answer it."""
+    """The parts of a malformed header `lq` that are needed to answer it."""
 
-    producer: Text = ""  # longer than a producer's name may be: that is answered too
+    producer: Text = ""  # may be longer than allowed, since that is answered too
     seq: int = 0
     reply: Partition = 0
     count: Any = 0
@@ -81,12 +80,12 @@ class Sender(msgspec.Struct, frozen=True):
 
     @property
     def messages(self) -> int:
-        """How many there are in the record."""
+        """How many messages the record has."""
         return self.count if type(self.count) is int and 0 < self.count <= RUN_MAX else 1
 
     @property
     def has_history(self) -> bool:
-        """Whether what it sent can be remembered; else it is told, and that is all."""
+        """Whether the broker can remember its sequences; else it only answers."""
         return (
             len(self.producer) <= NAME_CHARACTERS_MAX
             and isinstance(self.start, str)
@@ -102,14 +101,14 @@ PLAIN = PublishHeader()
 
 
 def decode_publish_header(value: bytes) -> PublishHeader:
-    """Read the header ``lq``; raises ValueError with a sentence for anything else."""
+    """Decode the header ``lq``. Raises ValueError with a sentence for anything else."""
     if value == UNREADABLE:
         raise ValueError(UNREADABLE.decode())
     try:
         header = _decoder.decode(value)
     except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError, RecursionError) as e:
         why = explain(e, value) if isinstance(e, msgspec.ValidationError) else e
-        raise ValueError(f"header {HEADER!r} is not understood: {why}") from e
+        raise ValueError(f"header {HEADER!r} is malformed: {why}") from e
     if not 0 <= header.priority <= PRIORITY_MAX:
         raise ValueError(f"priority: {header.priority} – allowed are 0 to {PRIORITY_MAX}")
     if header.ttl_ms is not None and not 0 < header.ttl_ms <= DURATION_MS_MAX:
@@ -117,15 +116,13 @@ def decode_publish_header(value: bytes) -> PublishHeader:
     if header.delay_ms is not None and not 0 <= header.delay_ms <= DURATION_MS_MAX:
         raise ValueError(f"delay_ms: {header.delay_ms} – allowed is a number of milliseconds")
     if header.delay_ms is not None and header.deliver_at is not None:
-        raise ValueError("deliver_at, delay_ms: both are given – allowed is one of them")
+        raise ValueError("deliver_at, delay_ms: both are given – give one of them")
     if not 0 <= header.reply < 1 << 31:
         raise ValueError(f"reply: {header.reply} – allowed is a partition of the receipts topic")
     if header.start and not header.producer:
-        raise ValueError(f"start: {header.start!r} – it is a producer's, and 'producer' is missing")
+        raise ValueError(f"start: {header.start!r} – needs 'producer', which is missing")
     if header.seq < 0 or (header.producer and header.seq == 0) or header.seq >= SEQUENCES:
-        raise ValueError(
-            f"seq: {header.seq} – a producer's sequence starts at 1, and is below 2^61"
-        )
+        raise ValueError(f"seq: {header.seq} – allowed for a producer are 1 to below 2^61")
     if not 0 <= header.after < 1 << 62:
         raise ValueError(f"after: {header.after} – allowed is a sequence number, or 0")
     if not 0 <= header.count <= RUN_MAX:
@@ -137,7 +134,7 @@ def decode_publish_header(value: bytes) -> PublishHeader:
 
 
 def sender_of(value: bytes | None) -> Sender | None:
-    """Who sent a record whose header is otherwise not understood; None where it does not say."""
+    """The sender of a record with a malformed header; None if the header does not name one."""
     try:
         sender = _sender_decoder.decode(value or b"")
     except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError, RecursionError):
@@ -151,7 +148,7 @@ def encode_publish_header(header: PublishHeader) -> bytes:
 
 
 def encode_run(payloads: list[bytes]) -> bytes:
-    """The value of a record that holds several messages."""
+    """The value of a record with several messages."""
     ends = []
     end = 0
     for payload in payloads:
@@ -178,10 +175,10 @@ def count_of(header: bytes | str | None) -> int:
 
 
 def decode_run(value: bytes | None, count: int) -> list[bytes]:
-    """The payloads of a run; raises ValueError for a value that is none."""
+    """The payloads of a run. Raises ValueError for a malformed value."""
     head = 4 * count
     if value is None or len(value) < head:
-        raise ValueError(f"a run of {count} has {len(value or b'')} bytes, {head} at least needed")
+        raise ValueError(f"a run of {count} has {len(value or b'')} bytes, at least {head} needed")
     payloads = []
     start = head
     for end in struct.unpack_from(f">{count}I", value):
@@ -197,10 +194,10 @@ def decode_run(value: bytes | None, count: int) -> list[bytes]:
 
 @dataclass(slots=True)
 class Records:
-    """Records as they came in, in columns of one length, in one fixed order.
+    """Incoming records as columns of equal length, in a fixed order.
 
-    timestamps: epoch ms given by Kafka; metas: the header ``lq``; headers: the application's
-    headers as JSON ``[{"key": …, "value": base64}, …]``, None where there are none.
+    timestamps: Kafka's, epoch ms; metas: the header ``lq``; headers: the application's headers as
+    JSON ``[{"key": …, "value": base64}, …]``, or None.
     """
 
     topics: list[str] = field(default_factory=list)

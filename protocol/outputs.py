@@ -1,4 +1,4 @@
-"""Outputs: what a step of the engine says. Data, not actions; sinks write them down."""
+"""The outputs of a step. They are data, not actions; `sinks/` writes them."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ import msgspec
 
 from .home_bridges import HomeAnswer, HomeSend
 from .journal import Journal
-from .mesh_envelope import MeshMessage
+from .mesh_messages import MeshMessage
 
 
 class Deliveries(msgspec.Struct):
-    """Messages for one subscription, in order, in columns of one length.
+    """Messages for one subscription, in order, as columns of equal length.
 
-    lease_ms: what is left of the lease as it is sent, 0 when it has no end: clients count from when
-    they receive it, and never compare clocks; expires: epoch ms, 0 for never; numbers: what names
-    a delivery, unique in the queue as long as the home lasts (L5); dead: what a dead message
-    carries (X5), by position. flow: (base, number of the first message) for a client that sends
-    transport acks; again: sent before under the same numbers (C2).
+    lease_ms: the rest of the lease when it is sent, 0 without an end; clients count from receipt
+    and never compare clocks; expires: epoch ms, 0 for never; numbers: of each delivery, unique in
+    the queue for the life of the home (L5); dead: the data of dead messages (X5), by index; flow:
+    (base, number of the first message) for clients that send transport acks; again: a repetition
+    with the same numbers (C2).
     """
 
     queue: str
@@ -45,14 +45,13 @@ class Deliveries(msgspec.Struct):
 
 
 class Receipts(msgspec.Struct):
-    """To one producer: everything up to ``up_to`` is settled, ``nacks`` are the refused ones.
+    """Receipts for one producer: everything up to ``up_to`` is answered; ``nacks`` are refused.
 
-    runs: ``[first_seq, count, first_id]`` of messages stored; an id of 0 says that the message was
-    acknowledged without being stored (discarded, or stored longer ago than is remembered).
-    nacks: ``(seq, reason, queue, detail)``; discarded: ``(seq, reason, queue)`` of messages that
-    are acknowledged, but that a queue threw away (S4). broker: the number of who says it.
-    repeated: ``[first_seq, last_seq]`` of what is answered once more (P1). start: of the producer,
-    which alone is told; base: it counts from behind this sequence.
+    runs: ``[first_seq, count, first_id]`` of stored messages; an id of 0 means acknowledged without
+    being stored (discarded, or stored too long ago to be remembered). nacks: ``(seq, reason, queue,
+    detail)``. discarded: ``(seq, reason, queue)`` of acknowledged messages that a queue discarded
+    (S4). broker: the number of the answering broker. repeated: ``[first_seq, last_seq]`` of
+    repeated answers (P1). start: of the producer; base: its sequences count from behind this one.
     """
 
     vpn: str
@@ -70,9 +69,9 @@ class Receipts(msgspec.Struct):
 
 @dataclass(slots=True)
 class Reply:
-    """The answer to a command; ``error`` is a sentence, ``result`` JSON-able; ``more``: where the
-    next part of a long result begins, None where this is all; epoch: of the home that answers,
-    whose messages the result is about."""
+    """The answer to a command. error: a sentence; result: JSON-able; more: where the next part of a
+    long result begins, None in the last part; epoch: of the answering home, whose messages the
+    result is about."""
 
     topic: str
     partition: int
@@ -87,7 +86,7 @@ class Reply:
 
 @dataclass(slots=True)
 class RejectedRecord:
-    """A record that could not be understood, for ``<vpn>.rejected``."""
+    """A malformed record, for ``<vpn>.rejected``."""
 
     vpn: str
     topic: str
@@ -99,13 +98,13 @@ class RejectedRecord:
 
 
 class Deadline(msgspec.Struct):
-    """When the broker wants its next tick, epoch ms; 0 for never."""
+    """When the broker needs its next step, epoch ms; 0 for never."""
 
     at: int
 
 
 class InVain(msgspec.Struct):
-    """So many commands of a partition changed nothing: refused, or nothing was there to settle."""
+    """How many commands of a partition changed nothing: refused, or without a message to settle."""
 
     topic: str
     partition: int
@@ -113,7 +112,7 @@ class InVain(msgspec.Struct):
 
 
 class Capture(msgspec.Struct):
-    """A queue captures this topic, or this regular expression, from now on (Q2)."""
+    """A queue has begun to capture this topic or regular expression (Q2)."""
 
     topic: str
 
@@ -122,7 +121,7 @@ ALERTS = frozenset({"spool_usage", "spool_files", "delivered_unacked"})  # S9, B
 
 
 def is_alert(event: str) -> bool:
-    """Whether an event says that an alert was set (``<what>_high``) or cleared."""
+    """Whether an event is an alert that was set (``<what>_high``) or cleared."""
     what, _, end = event.rpartition("_")
     return what in ALERTS and end in ("high", "cleared")
 
@@ -141,7 +140,7 @@ class Alert:
     details: dict[str, Any]
 
     def text(self) -> str:
-        """One sentence."""
+        """The alert as one sentence."""
         d = self.details
         where = f"queue {self.queue!r} of VPN {self.vpn!r}" if self.queue else d["scope"]
         if d["scope"] == "vpn":
@@ -155,8 +154,8 @@ class Alert:
 
 @dataclass(slots=True)
 class MeshRecord:
-    """What a broker says to another (`mesh`): to ``<to>.mesh``. sender, name: the broker's own;
-    number: of this record between these two, from 1."""
+    """A message to another broker (`mesh`), for ``<to>.mesh``. sender, name: the sending broker's;
+    number: of this record between the two, from 1."""
 
     to: str
     sender: int
@@ -168,9 +167,9 @@ class MeshRecord:
 
 @dataclass(slots=True)
 class DirectoryEntry:
-    """Where a queue is now: to the compacted ``<vpn>.directory``, under ``queue/<name>``. hosts: of
-    its brokers, by name, the numbers; without any it is gone. epoch, edition: of the home,
-    and the number of this word in it: what is said again after a death tells nobody anything."""
+    """A queue's entry in the compacted topic ``<vpn>.directory``, key ``queue/<name>``. hosts: the
+    numbers of its brokers by name, empty if it was deleted; epoch: of the home; edition: the number
+    of this change, so that readers ignore repetitions."""
 
     vpn: str
     queue: str
@@ -183,8 +182,8 @@ class DirectoryEntry:
 
 @dataclass(slots=True)
 class HomeRecord:
-    """What an end of a bridge says to another home (`home_bridges`). partition: None where the
-    topic has one."""
+    """A message to another home over a bridge (`home_bridges`). partition: None if the topic has
+    one."""
 
     topic: str
     partition: int | None
@@ -194,8 +193,9 @@ class HomeRecord:
 
 @dataclass(slots=True)
 class BridgeEntry:
-    """A bridge between homes is at this broker: to the compacted ``<vpn>.directory``, under
-    ``bridge/<name>``, for the engine that copies. definition: None where it is gone."""
+    """A bridge between homes that begins or ends at this broker, for the compacted topic
+    ``<vpn>.directory``, key ``bridge/<name>``; the copying engine reads it. definition: None if it
+    was deleted."""
 
     vpn: str
     bridge: str

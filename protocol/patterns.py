@@ -1,15 +1,15 @@
 """Patterns of topic subscriptions: plain topics, wildcards, regular expressions (Q2, S7).
 
-A pattern is read in this order:
+The kinds of patterns, in the order in which they are recognised:
 
-- *topic*: it holds no special character and names one topic;
+- *topic*: it has no special character and names one topic;
 - *wildcard*: its only special characters are ``*`` at the end of a level (``a/*/c`` any one level,
   ``a/re*`` a level that begins so) and ``>`` alone as the last level (``a/>`` one or more levels);
-- *regex*: it holds one of ``^$*+?()[]{}|\\`` and is no wildcard. It matches the whole topic. A dot
-  before a star makes a star regular (``orders.*``), so both ways of writing can be told apart.
+- *regex*: it has one of ``^$*+?()[]{}|\\`` and is not a wildcard. It matches the whole topic. A dot
+  before a star makes it a regular expression (``orders.*``), which tells the two kinds apart.
 
-Anything in between, such as ``a*b/c`` or ``a/>/c``, is refused: it would be taken for something
-else than what was meant. Levels are what stands between slashes.
+Anything else, such as ``a*b/c`` or ``a/>/c``, is refused, because it would probably not do what its
+author meant. Levels are the parts between slashes.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ TOPIC, WILDCARD, REGEX = "topic", "wildcard", "regex"
 
 ALLOWED = (
     "allowed are a topic, a topic with wildcards ('a/*/c', 'a/re*', 'a/>'), or a regular "
-    "expression (one that holds any of ^$+?()[]{}|\\ or '.*')"
+    "expression (with any of ^$+?()[]{}|\\ or '.*')"
 )
 
 
 def kind_of(pattern: str) -> str:
-    """TOPIC, WILDCARD or REGEX. Raises ValueError with a sentence for what is none of them."""
+    """TOPIC, WILDCARD or REGEX. Raises ValueError with a sentence for anything else."""
     if not isinstance(pattern, str) or not pattern.strip():
         raise ValueError(f"topic: {pattern!r} – {ALLOWED}")
     shown = pattern[:200]
@@ -62,16 +62,16 @@ def _check_levels(pattern: str) -> None:
         if not level:
             why = "a level is empty"
         elif "*" in level[:-1]:
-            why = "'*' stands at the end of a level"
+            why = "'*' is allowed only at the end of a level"
         elif ">" in level and not (last and level == ">"):
-            why = "'>' stands alone, as the last level"
+            why = "'>' is allowed only alone, as the last level"
         else:
             continue
         raise ValueError(f"topic: {pattern[:200]!r} – {why}; {ALLOWED}")
 
 
 def wildcard_matches(pattern: list[str], topic: list[str]) -> bool:
-    """Whether a wildcard pattern matches a topic; both as their levels."""
+    """Whether a wildcard pattern matches a topic, both split into levels."""
     n = len(pattern)
     if pattern[-1] == ">":
         n -= 1
@@ -96,10 +96,10 @@ _OPTIONS.max_mem = 1 << 20  # of one compiled expression; a larger one is refuse
 
 @lru_cache(maxsize=10_000)
 def compiled(pattern: str) -> Any:
-    """A regular expression, compiled once per process; `fullmatch(topic)`. Raises ValueError.
+    """A regular expression, compiled once per process; use `fullmatch(topic)`. Raises ValueError.
 
-    The dialect is RE2's everywhere: it takes time in proportion to the topic, whatever the
-    expression. There are no look-arounds and no back-references.
+    The dialect is RE2's, whose time is proportional to the topic for any expression. It has no
+    look-arounds and no back-references.
     """
     try:
         return re2.compile(pattern, _OPTIONS)

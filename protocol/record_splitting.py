@@ -1,7 +1,7 @@
-"""Records that Kafka did not take for their size, as smaller ones that say the same.
+"""Splits records that are too large for Kafka into smaller ones with the same content.
 
-How large a record is follows our own constants; a topic may have a lower limit, since somebody set
-it. Whoever sends to it cuts a record in halves until it fits.
+Our constants bound a record's size, but somebody may have set a lower limit for a topic. Then the
+sender splits a record into halves until it fits.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from . import topics
 from .wire import FRAMING, WireRecord, batches, decode_batch, headers_json, headers_list
 
 TRUNCATED = "lq-truncated"
-BESIDE_MAX = 150  # what Kafka adds to a record and to the batch that it travels in, at most
+BESIDE_MAX = 150  # the most bytes that Kafka adds for a record and its batch
 
 _read, _write = msgspec.json.decode, msgspec.json.encode
 
 
 def size_of(record: WireRecord) -> int:
-    """About so many bytes the record has for Kafka, rather more than less."""
+    """An upper estimate of a record's bytes in Kafka."""
     headers = sum(len(k.encode()) + len(v) + 10 for k, v in headers_list(record.headers))
     return len(record.value or b"") + len(record.key or b"") + headers + BESIDE_MAX
 
 
 def halves(record: WireRecord) -> list[WireRecord]:
-    """Records that are smaller and together say the same, or as much of it as can be said; none
-    where there are none: of one message, of what brokers say to each other, of the journal."""
+    """Smaller records that together have the same content, or as much of it as possible. Empty if
+    the record cannot be split: one message, messages between brokers, the journal."""
     framing = dict(headers_list(record.headers)).get(FRAMING)
     own = topics.split(record.topic)
     if framing == b"batch":
@@ -42,13 +42,13 @@ def halves(record: WireRecord) -> list[WireRecord]:
 
 
 def fitting(record: WireRecord, limit: int | None) -> list[WireRecord]:
-    """The record, or parts of it of which none is larger than that, as far as it has parts."""
+    """The record, or parts of it within the limit, as far as it can be split."""
     parts = halves(record) if limit is not None and size_of(record) > limit else []
     return [small for part in parts for small in fitting(part, limit)] or [record]
 
 
 def delivered(record: WireRecord) -> tuple[str, list[int]] | None:
-    """The queue and the ids of the messages that a record delivers; None: it is no delivery."""
+    """The queue and the ids of the messages in a delivery record; None for any other record."""
     headers = dict(headers_list(record.headers))
     if headers.get(FRAMING) == b"batch":
         found = decode_batch(record.value or b"")
@@ -65,33 +65,33 @@ def _deliveries(record: WireRecord) -> list[WireRecord]:
     found.topic, found.partition = record.topic, record.partition or 0
     columns = zip(found.payloads, found.keys, found.headers, strict=True)
     total = sum(len(p) + len(k or b"") + len(h or b"") for p, k, h in columns)
-    return list(batches(found, total // 2 - 1))  # less than all of it, so it is more than one
+    return list(batches(found, total // 2 - 1))  # less than the total, so more than one record
 
 
 def _receipts(record: WireRecord) -> list[WireRecord]:
-    """As `wire` does where much is refused: no part settles what a later one refuses."""
-    told: dict[str, Any] = _read(record.value or b"")
-    nacks = told["nacks"]
+    """Split the nacks as `wire` does: no part's ``up_to`` covers a nack of a later part."""
+    value: dict[str, Any] = _read(record.value or b"")
+    nacks = value["nacks"]
     if len(nacks) < 2:
         return []
     at = len(nacks) // 2
-    first = told | {"nacks": nacks[:at], "up_to": min(told["up_to"], nacks[at]["seq"] - 1)}
-    second = told | {"nacks": nacks[at:], "runs": [], "discarded": []}
+    first = value | {"nacks": nacks[:at], "up_to": min(value["up_to"], nacks[at]["seq"] - 1)}
+    second = value | {"nacks": nacks[at:], "runs": [], "discarded": []}
     second.pop("repeated", None)
     return [_with(record, _write(part)) for part in (first, second)]
 
 
 def _reply(record: WireRecord) -> list[WireRecord]:
-    """Who asked hears why there is no answer."""
-    told: dict[str, Any] = _read(record.value or b"")
-    if told["result"] is None:
+    """Replace the answer by an error that says why there is none."""
+    value: dict[str, Any] = _read(record.value or b"")
+    if value["result"] is None:
         return []
     error = (
-        f"the answer has {len(record.value or b''):,} bytes, and topic {record.topic!r} does not "
-        "take them: ask for less, or raise its max.message.bytes"
+        f"the answer has {len(record.value or b''):,} bytes, more than topic {record.topic!r} "
+        "allows: ask for less, or raise its max.message.bytes"
     )
     none = {"result": None, "error": error, "kind": "LakequeueError", "more": None}
-    return [_with(record, _write(told | none))]
+    return [_with(record, _write(value | none))]
 
 
 def _rejected(record: WireRecord) -> list[WireRecord]:

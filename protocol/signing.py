@@ -1,4 +1,4 @@
-"""Signed commands: who says a command, proven with a key that only this client and the engine have.
+"""Signed commands: a client proves its identity with a key that only it and the engine have.
 
 A signed command is one record: the word ``signed``, an HMAC-SHA256 in hex, a line of JSON, and the
 command as it is without all this:
@@ -6,12 +6,12 @@ command as it is without all this:
     signed 5f…c2 {"client":"app-1","session":"app-1-7","seq":17,"time":1700000000000,"broker":0}
     {"command":"ack","queue":"orders","ids":"1-5"}
 
-The code covers the VPN, the line and the command, so none of them can be changed, nor carried to
-another VPN or broker. ``session`` and ``seq`` say the same command but once; ``time`` bounds for
-how long that must be remembered (`state/commands/permissions.py`).
+The code covers the VPN, the line and the command, so none of them can be changed or used for
+another VPN or broker. ``session`` and ``seq`` make a command valid only once; ``time`` bounds how
+long the broker must remember them (`state/commands/permissions.py`).
 
-Keys stand nowhere in clear: the engine tells a broker each key *sealed* with a secret of its home,
-and so it stands in topics, in the state and in tables.
+Keys are never stored in clear. The engine sends a broker each key *sealed* with a secret of its
+home, and the sealed form is in topics, state and tables.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import msgspec
 
 from .bounds import Count, Name
 from .errors import ConfigError
-from .mesh_envelope import BrokerNumber
+from .mesh_messages import BrokerNumber
 
 WORD = b"signed "
 KEY_CHARACTERS_MIN = 16
@@ -34,7 +34,7 @@ _NONCE = 16
 
 
 class Signature(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a signed command says beside the command."""
+    """The signature's line of a signed command."""
 
     client: Name
     session: Name
@@ -44,7 +44,7 @@ class Signature(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Speaker(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """A client that has proven who it is. admin: has all rights in its VPN."""
+    """A client whose signature is valid. admin: it has all rights in its VPN."""
 
     client: Name
     session: Name
@@ -64,7 +64,7 @@ class Credentials:
 
     @classmethod
     def parse(cls, text: str, where: str = "key") -> Credentials:
-        """Read ``name:key``. Raises ConfigError, which does not show it."""
+        """Parse ``name:key``. Raises ConfigError, which does not show the key."""
         client, colon, key = text.strip().rpartition(":")
         if not colon or not client:
             raise ConfigError(f"{where}: must be NAME:KEY, a client's name and its key")
@@ -72,7 +72,7 @@ class Credentials:
 
 
 def derived(text: str, where: str) -> bytes:
-    """The key itself, of the text that an operator wrote. Raises ConfigError for a short one."""
+    """The key derived from an operator's text. Raises ConfigError for a short text."""
     if len(text.strip()) < KEY_CHARACTERS_MIN:
         raise ConfigError(
             f"{where}: the key has fewer than {KEY_CHARACTERS_MIN} characters; make one with "
@@ -88,43 +88,43 @@ def engines_key(secret: bytes) -> bytes:
 
 def sign(credentials: Credentials, vpn: str, signature: Signature, command: bytes) -> bytes:
     """A command as a signed record value."""
-    said = _encode(signature) + b"\n" + command
-    return WORD + _mac(credentials.key, vpn, said) + b" " + said
+    signed_part = _encode(signature) + b"\n" + command
+    return WORD + _mac(credentials.key, vpn, signed_part) + b" " + signed_part
 
 
 def split(value: bytes) -> tuple[Signature, bytes, bytes, bytes] | None:
-    """A record's signature, its code, what that covers, and the command; None: it is not signed.
-    Raises ValueError for one that is half a signature."""
+    """A record's signature, its code, the bytes that the code covers, and the command; None if it
+    is not signed. Raises ValueError for an incomplete signature."""
     if not value.startswith(WORD):
         return None
     start = len(WORD) + _MAC
-    code, said = value[len(WORD) : start], value[start + 1 :]
-    line, newline, command = said.partition(b"\n")
+    code, signed_part = value[len(WORD) : start], value[start + 1 :]
+    line, newline, command = signed_part.partition(b"\n")
     try:
         if not newline or value[start : start + 1] != b" ":
             raise ValueError("a line of JSON is missing")
-        return _decoder.decode(line), code, said, command
+        return _decoder.decode(line), code, signed_part, command
     except (msgspec.DecodeError, UnicodeDecodeError, ValueError, RecursionError) as error:
         raise ValueError(f"signature: cannot be read: {error}") from error
 
 
-def is_signed(key: bytes, vpn: str, code: bytes, said: bytes) -> bool:
-    """Whether who wrote this has the key."""
-    return hmac.compare_digest(code, _mac(key, vpn, said))
+def is_signed(key: bytes, vpn: str, code: bytes, signed_part: bytes) -> bool:
+    """Whether the code was made with this key."""
+    return hmac.compare_digest(code, _mac(key, vpn, signed_part))
 
 
-def _mac(key: bytes, vpn: str, said: bytes) -> bytes:
-    whole = b"\n".join((b"lakequeue", vpn.encode(), said))
+def _mac(key: bytes, vpn: str, signed_part: bytes) -> bytes:
+    whole = b"\n".join((b"lakequeue", vpn.encode(), signed_part))
     return hmac.digest(key, whole, "sha256").hex().encode()
 
 
 def seal(secret: bytes, vpn: str, client: str, key: bytes, nonce: bytes) -> bytes:
-    """A key as it may be written down. nonce: 16 random bytes, others for each key."""
+    """A key in its sealed form. nonce: 16 random bytes, different for each key."""
     return nonce + _mixed(secret, vpn, client, key, nonce)
 
 
 def unseal(secret: bytes, vpn: str, client: str, sealed: bytes) -> bytes:
-    """The key again; with another secret, another one."""
+    """The key of a sealed form; with a wrong secret, a wrong key."""
     return _mixed(secret, vpn, client, sealed[_NONCE:], sealed[:_NONCE])
 
 

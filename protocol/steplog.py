@@ -1,16 +1,29 @@
-"""What stands on ``<broker>.steps``: a record for each step, written before its outputs go out.
+"""The log of steps, ``<broker>.steps``: a record for each step, written before its outputs are
+sent.
 
-The log and the inputs that it names are the truth; a snapshot only saves the way. Whoever has a
-snapshot, the records behind it and the inputs can take each step again: the same records in the
-same order, at the same time, and so with the same outcome. The digest of a step stands in the
-record of the *next* one, because a record is written while its step is still being computed.
+The log and the inputs that it names are the truth; a snapshot only shortens the replay. A snapshot,
+the log records behind it and the inputs are enough to replay each step: the same records in the
+same order at the same time, and so with the same result. The digest of a step's outputs is in the
+record of the *next* step, because a record is written while its step is still being computed.
+
+A recreated topic. The engine tells a broker up to which offset the Delta tables have a publish
+topic. That says nothing about a topic that was deleted and created again, and the first news of the
+new one comes after its first messages. So `told_of_anew` puts a command before the step's others:
+the tables have nothing of this partition. The step's record says where topics were opened, so a
+replay gets the same command.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from itertools import pairwise
 
 import msgspec
+
+from . import topics
+from .commands import Tables, encode_command
+from .messages import Records
 
 FORMAT = 1
 
@@ -18,10 +31,10 @@ FORMAT = 1
 class Range(msgspec.Struct, array_like=True, frozen=True):
     """What a step took from one partition: ``count`` records from ``first`` to ``last``.
 
-    Both offsets belong to records; between them may lie what the step did not get: marks of
-    transactions, records that were taken back or compacted away. Then parts says how many offsets
-    are the step's, how many behind them are not, how many behind those are, and so on. Logs of
-    earlier versions do not say it.
+    Both offsets are of records. Between them may be offsets without a record for the step:
+    transaction markers, aborted or compacted records. Then ``parts`` has the lengths of alternating
+    stretches: offsets of the step, offsets that are not, and so on. Logs of earlier versions lack
+    it.
     """
 
     topic: str
@@ -32,7 +45,7 @@ class Range(msgspec.Struct, array_like=True, frozen=True):
     parts: tuple[int, ...] = ()
 
     def offsets(self) -> list[int]:
-        """Those of its records; where it does not say them, all that may be."""
+        """The offsets of its records; all offsets of the range if ``parts`` is missing."""
         found: list[int] = []
         at, is_taken = self.first, True
         for length in self.parts or (self.last - self.first + 1,):
@@ -43,7 +56,7 @@ class Range(msgspec.Struct, array_like=True, frozen=True):
 
 
 def parts_of(offsets: list[int]) -> tuple[int, ...]:
-    """How offsets lie, see `Range`; empty: without gaps."""
+    """The ``parts`` of a `Range` with these offsets; empty without gaps."""
     if offsets[-1] - offsets[0] + 1 == len(offsets):
         return ()
     parts, begin = [], offsets[0]
@@ -55,8 +68,8 @@ def parts_of(offsets: list[int]) -> tuple[int, ...]:
 
 
 class Opened(msgspec.Struct, array_like=True, frozen=True):
-    """From this step on a partition is read from this offset, of the topic of this id: one that is
-    read for the first time, or that was made anew. An offset means nothing without its topic."""
+    """From this step on, a partition is read from this offset of the topic with this id: because it
+    is new, or was recreated."""
 
     topic: str
     partition: int
@@ -65,17 +78,15 @@ class Opened(msgspec.Struct, array_like=True, frozen=True):
 
 
 class StepRecord(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A step, as it can be taken again.
+    """A step, with everything that a replay needs.
 
-    now: epoch ms; acked: all outputs up to this step are in Kafka; pages, outputs: digests of what
-    the step before wrote and said; code: which version took it; sizes: numbers of partitions that
-    became known with this step (a reply to a place that is not there is refused, so they decide
-    too), 0 for a topic that is gone.
-    inputs: digest of the records that it took; marked: a mark was made before this step; skipped:
-    records that it leaves out because they failed, as ``[topic, partition, offset, why]``; faulted:
-    queues that it leaves alone from now on, by number, and why. A record whose step has failed is
-    followed by another one of the same step. core: the format of the state on which the core
-    took the step; 0: the earlier core took it.
+    now: epoch ms; acked: Kafka has all outputs up to this step; pages, outputs: digests of the step
+    before; code: the version that took it; sizes: changed numbers of partitions, 0 for a deleted
+    topic (they matter because a reply to a missing partition is refused); inputs: the digest of its
+    input records; marked: a mark was made before this step; skipped: records that it skips because
+    they failed, as ``[topic, partition, offset, why]``; faulted: queues that failed, by number, and
+    why. If a step fails, another record of the same step follows. core: the state's format; 0: the
+    earlier core took the step.
     """
 
     format: int
@@ -96,8 +107,7 @@ class StepRecord(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class LivePart(msgspec.Struct, omit_defaults=True):
-    """What the record of a step on live objects says beside what all records do: fields of
-    `StepRecord`, as the tables keep them."""
+    """The fields of `StepRecord` that only this core writes, as the tables keep them."""
 
     core: int
     inputs: int = 0
@@ -107,13 +117,13 @@ class LivePart(msgspec.Struct, omit_defaults=True):
 
     @classmethod
     def of(cls, record: StepRecord) -> LivePart | None:
-        """What a record says; None where the earlier core took the step."""
+        """These fields of a record; None if the earlier core took the step."""
         if not record.core:
             return None
         return cls(*(getattr(record, name) for name in cls.__struct_fields__))
 
     def added_to(self, record: StepRecord) -> StepRecord:
-        """A record with what this says."""
+        """A record with these fields."""
         return msgspec.structs.replace(record, **msgspec.structs.asdict(self))
 
 
@@ -127,11 +137,44 @@ def encode(record: StepRecord) -> bytes:
 
 
 def decode(value: bytes | None) -> StepRecord:
-    """Read a record; raises ValueError with a sentence for anything else."""
+    """Decode a record. Raises ValueError with a sentence for anything else."""
     try:
         record = _decoder.decode(value or b"")
     except (msgspec.DecodeError, msgspec.ValidationError) as error:
-        raise ValueError(f"this is no record of a step: {error}") from error
+        raise ValueError(f"not a record of a step: {error}") from error
     if record.format != FORMAT:
         raise ValueError(f"a step record has format {record.format}; allowed is {FORMAT}")
     return record
+
+
+# ---------------------------------------------------------------- recreated topics
+
+
+NOWHERE = -1  # the offset of a command that is in no topic
+
+
+def told_of_anew(
+    commands: Records, broker: str, opened: Iterable[Opened],
+    offsets: Mapping[tuple[str, int], int], ids: Mapping[tuple[str, int], str],
+) -> Records:  # fmt: skip
+    """A step's commands, with one about recreated topics before them if there are any. opened: by
+    the step; offsets, ids: before it."""
+    anew: dict[str, int] = {}
+    for one in opened:
+        partition, own = (one.topic, one.partition), topics.split(one.topic)
+        if own is None or own[1] != topics.PUBLISH or partition not in offsets:
+            continue
+        before = ids.get(partition, "")
+        if one.at < offsets[partition] or (before and before != one.topic_id):
+            anew[f"{one.topic}/{one.partition}"] = 0
+    if not anew:
+        return commands
+    value = encode_command(Tables(written=None, up_to=anew))
+    return replace(
+        commands,
+        topics=[topics.topic(broker, topics.INSTRUCTIONS), *commands.topics],
+        partitions=[0, *commands.partitions], offsets=[NOWHERE, *commands.offsets],
+        timestamps=[0, *commands.timestamps], keys=[b"default", *commands.keys],
+        values=[value, *commands.values], metas=[None, *commands.metas],
+        headers=[None, *commands.headers],
+    )  # fmt: skip

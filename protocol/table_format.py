@@ -1,8 +1,8 @@
-"""The Delta tables' columns, and their version, as it stands in the properties of each table (R1).
+"""The columns of the Delta tables, and their version in the properties of each table (R1).
 
-1: tables without this property; they lack columns, which an engine adds. 2: the first that says so.
-3: with `date`, by which a table is partitioned that was made with it, and `refs` in `snapshots`.
-4: with `topic_id` in `messages` and `commands`.
+1: tables without the property; the engine adds missing columns. 2: the first with the property. 3:
+adds `date`, which partitions tables created with it, and `refs` in `snapshots`. 4: adds `topic_id`
+in `messages` and `commands`.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ CRC_MODULUS = 1 << 62  # of the sum over the pages of a snapshot
 MESSAGES, JOURNAL = "messages", "journal"
 COMMANDS, STEPS, SNAPSHOTS = "commands", "steps", "snapshots"
 
-# What stands in `messages` already: `count` of its rows from record `first`, item `item` on, up to
-# record `last`, none of them younger than `time`, µs since 1970.
+NO_RUN = -1  # the `item` of a record that claims to be a run but is malformed: stored as it came
+# Contents that are in `messages` already: `count` rows from record `first`, item `item` on, up to
+# record `last`, none of them newer than `time`, µs since 1970.
 REFS = (
     "ARRAY<STRUCT<topic: STRING, `partition`: INT, `first`: LONG, item: INT, `last`: LONG, "
     "count: INT, time: LONG>>"
 )
-NO_RUN = -1  # the `item` of a record that says that it is a run and is none: it stands as it came
-# Columns of what the writers make, as Spark's SQL names them.
+# The columns that writers fill, as Spark SQL types.
 ROWS = {
     MESSAGES: (
         "topic STRING, `partition` INT, `offset` LONG, item INT, time TIMESTAMP, key BINARY, "
@@ -54,11 +54,11 @@ COLUMNS = {name: f"{columns}, {DATE} DATE" for name, columns in ROWS.items()}
 
 
 def refusal_of(table: str, properties: Mapping[str, str]) -> str:
-    """Why a table with these properties is left alone; empty where it may be read and written."""
-    said = properties.get(SCHEMA, "1")
-    if said.isdecimal() and 1 <= int(said) <= SCHEMA_VERSION:
+    """Why a table with these properties must not be used; empty if it may be read and written."""
+    version = properties.get(SCHEMA, "1")
+    if version.isdecimal() and 1 <= int(version) <= SCHEMA_VERSION:
         return ""
     return (
-        f"The Delta table {table} has version {said!r} of its columns; this version of lakequeue "
-        f"knows 1 to {SCHEMA_VERSION}: use the version that wrote it, or another --home"
+        f"The Delta table {table} has schema version {version!r}; this version of lakequeue "
+        f"supports 1 to {SCHEMA_VERSION}: use the version that wrote it, or another --home"
     )

@@ -1,13 +1,13 @@
-"""The Kafka topics of a message VPN. The VPN's name is the prefix, so ACLs are tenant borders.
+"""The Kafka topics of VPNs and brokers, and the partitions of each broker.
 
-A broker has four of its own: the log of its steps, what the engine says to its loop, what the
-engine says to the broker itself, and what other brokers say to it. No client of any VPN writes
-there.
+A VPN's name is the prefix of its topics, so ACLs separate tenants. A broker has topics of its own:
+the log of its steps, messages from the engine to its loop, commands from the engine, and messages
+from other brokers and homes. No client of any VPN writes there.
 
-Of the topics that clients write to, partitions are shared out among the brokers of a home by their
-numbers: of a VPN's commands, partition *n* is broker *n*'s; of its publish topic, a block of
-`PUBLISH_PARTITIONS`. So a home with one broker has what it always had, a broker that is added adds
-partitions, and ACLs stay per topic. Nobody else computes this.
+The brokers of a home share the partitions of the topics that clients write to: partition *n* of a
+VPN's commands is broker *n*'s, and each broker has a block of `PUBLISH_PARTITIONS` of the publish
+topic. So an added broker adds partitions, and ACLs stay per topic. Only this module computes
+partitions.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ JOURNAL = "journal"
 REJECTED = "rejected"
 STEPS = "steps"
 CONTROL = "control"
-MESH = "mesh"  # what other brokers say to this one
-BRIDGE_OUT = "bridge-out"  # a broker's: what it says to other homes
-BRIDGE_IN = "bridge-in"  # a VPN's: what other homes say to it
-BRIDGE_ANSWERS = "bridge-answers"  # a VPN's: what it answers them
-INSTRUCTIONS = "instructions"  # what the engine says to this one: peers, limits, queues, time
-ENGINE = "engine"  # heartbeats: the engine says that it lives
+MESH = "mesh"  # a broker's: messages from other brokers
+BRIDGE_OUT = "bridge-out"  # a broker's: messages to other homes
+BRIDGE_IN = "bridge-in"  # a VPN's: messages from other homes
+BRIDGE_ANSWERS = "bridge-answers"  # a VPN's: answers to other homes
+INSTRUCTIONS = "instructions"  # a broker's: commands from the engine (peers, limits, queues, time)
+ENGINE = "engine"  # the engine's heartbeats
 
-DIRECTORY_QUEUE = "queue/"  # keys of the directory: where the queue of this name is
-DIRECTORY_BRIDGE = "bridge/"  # where bridges between homes are
-DIRECTORY = "directory"  # compacted: which brokers there are
+DIRECTORY_QUEUE = "queue/"  # prefix of the directory's keys for queues
+DIRECTORY_BRIDGE = "bridge/"  # prefix of the directory's keys for bridges between homes
+DIRECTORY = "directory"  # compacted: brokers, queues, bridges
 
 OWN = (
     PUBLISH, COMMANDS, DELIVERIES, RECEIPTS, JOURNAL, REJECTED, STEPS, CONTROL, MESH, INSTRUCTIONS,
@@ -41,18 +41,17 @@ PUBLISH_PARTITIONS = 8  # of one broker, in each VPN
 
 
 def commands_partition(broker: int) -> int:
-    """The partition of each VPN's commands topic that the broker with this number takes."""
+    """The partition of each VPN's commands topic that belongs to this broker."""
     return broker
 
 
 def bridge_partition(broker: int) -> int:
-    """The partition of a VPN's topics for bridges between homes that this broker takes, and in
-    which it answers."""
+    """The partition of a VPN's topics for bridges between homes that belongs to this broker."""
     return broker
 
 
 def publish_partitions(broker: int) -> range:
-    """The partitions of each VPN's publish topic that the broker with this number takes."""
+    """The partitions of each VPN's publish topic that belong to this broker."""
     return range(broker * PUBLISH_PARTITIONS, (broker + 1) * PUBLISH_PARTITIONS)
 
 
@@ -62,13 +61,13 @@ def topic(vpn: str, kind: str) -> str:
 
 
 def split(name: str) -> tuple[str, str] | None:
-    """``"default.commands"`` → ``("default", "commands")``; None for a topic that is not ours."""
+    """``"default.commands"`` → ``("default", "commands")``; None for any other topic."""
     vpn, dot, kind = name.rpartition(".")
     return (vpn, kind) if dot and vpn and kind in OWN else None
 
 
 def vpn_of(name: str) -> str | None:
-    """The VPN of one of our topics, clients' inboxes among them; None for a topic that is not."""
+    """The VPN of one of our topics, including clients' inboxes; None for any other topic."""
     own = split(name)
     if own is not None:
         return own[0]
@@ -77,25 +76,24 @@ def vpn_of(name: str) -> str | None:
 
 
 def is_instruction(name: str) -> bool:
-    """Whether a topic holds what the engine says to a broker: commands that no client may give."""
+    """Whether a topic has the engine's commands to a broker, which no client may give."""
     own = split(name)
     return own is not None and own[1] == INSTRUCTIONS
 
 
 def is_mesh(name: str) -> bool:
-    """Whether a topic holds what brokers say to one. It is made before anybody hears of that
-    broker, and no client may name it."""
+    """Whether a topic has the messages of other brokers to one."""
     own = split(name)
     return own is not None and own[1] == MESH
 
 
 def is_within(name: str, owner: str) -> bool:
-    """Whether an ACL for the prefix of an owner's topics, a VPN's or a broker's, opens this one."""
+    """Whether an ACL for the prefix of a VPN's or broker's topics allows this topic."""
     return name.startswith(f"{owner}.")
 
 
 def is_inbox_of(vpn: str, name: str) -> bool:
-    """Whether a VPN's clients may be answered there: in its deliveries topic, or in one of theirs
-    whose name begins with it. Never in another topic of the engine's, this VPN's or another's."""
+    """Whether a topic may be an inbox of a VPN's clients: its deliveries topic, or one whose name
+    begins with that; never another topic of the engine's."""
     own = topic(vpn, DELIVERIES)
     return name == own or (name.startswith(f"{own}.") and split(name) is None)

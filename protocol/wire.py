@@ -1,10 +1,10 @@
-"""Outputs as Kafka records, and delivery records read back. `docs/reference/protocol.md` tells it
-to people.
+"""Encodes outputs as Kafka records, and decodes delivery records. `docs/reference/protocol.md`
+describes the format.
 
-A delivery has one of two framings. *single*: a record per message, the value is the payload, all
-else stands in ``lq-`` headers. *batch*: one record for many messages of one subscription: a 4-byte
-length, a msgpack map of columns, then the payloads one after the other. The record key is the
-subscription in both, so that several can share an inbox.
+A delivery has one of two framings. *single*: a record per message; the value is the payload,
+everything else is in ``lq-`` headers. *batch*: one record for many messages of a subscription: a
+4-byte length, a msgpack map of columns, then the payloads. The record key is the subscription in
+both, so that several can share an inbox.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, assert_never
 
 import msgspec
 
-from . import home_bridges, mesh_envelope, topics
+from . import home_bridges, mesh_messages, topics
 from . import journal as journal_codec
 from .journal import Journal, JournalSegment
 from .outputs import (
@@ -41,11 +41,11 @@ JOURNAL_ROWS = 200_000
 JOURNAL_BYTES = 6_000_000  # of its texts and rows, before they are compressed
 RECEIPT_NACKS = 5_000  # in one record; a refusal has at most about a kilobyte
 ERROR_CHARACTERS_MAX = 2_000
-REJECTED_BYTES = 8_000_000  # a larger rejected record is cut, and says how long it was
+REJECTED_BYTES = 8_000_000  # a larger rejected record is truncated, with its length in a header
 REJECTED_KEY_BYTES = 1_000_000
 FRAMING = "lq-framing"
 STEP = "lq-step"
-OURS, REPLAYED = "lq-", "lq-replay-"  # whose headers these are; a replay publishes its own
+OURS, REPLAYED = "lq-", "lq-replay-"  # prefixes of the engine's headers, and of those of a replay
 
 _pack = msgspec.msgpack.encode
 _unpack = msgspec.msgpack.decode
@@ -53,7 +53,7 @@ _json = msgspec.json.encode
 
 
 class WireRecord(msgspec.Struct):
-    """A Kafka record to be written. headers: JSON ``[{"key", "value": base64}, …]`` or None."""
+    """A Kafka record to write. headers: JSON ``[{"key", "value": base64}, …]`` or None."""
 
     topic: str
     partition: int | None
@@ -63,7 +63,7 @@ class WireRecord(msgspec.Struct):
 
 
 def headers_json(headers: list[tuple[str, bytes]]) -> str | None:
-    """Kafka headers as the JSON text that travels through the engine."""
+    """Kafka headers as JSON, the form in which they pass through the engine."""
     if not headers:
         return None
     return _json(
@@ -72,15 +72,15 @@ def headers_json(headers: list[tuple[str, bytes]]) -> str | None:
 
 
 def headers_list(text: str | bytes | None) -> list[tuple[str, bytes]]:
-    """The Kafka headers that `headers_json` wrote."""
+    """The Kafka headers in the JSON of `headers_json`."""
     if not text:
         return []
     return [(h["key"], base64.b64decode(h.get("value") or "")) for h in msgspec.json.decode(text)]
 
 
 def application_headers(text: str | bytes | None) -> list[tuple[str, bytes]]:
-    """A message's own headers: without names that only the engine uses, so that no publisher says
-    of a message what it is, or that it died. A dead message's come again from `dead_headers`."""
+    """A message's own headers, without the names that only the engine uses. So no publisher can
+    fake a message's origin or death. `dead_headers` adds those of a dead message."""
     pairs = headers_list(text)
     return [(k, v) for k, v in pairs if not k.startswith(OURS) or k.startswith(REPLAYED)]
 
@@ -107,8 +107,8 @@ def encode(outputs: list[Output], partitions: dict[str, int] | None = None) -> I
 
 def _is_there(record: WireRecord, partitions: dict[str, int]) -> bool:
     at = record.partition
-    known = at is None or 0 <= at < partitions.get(record.topic, 0)
-    return known or topics.is_mesh(record.topic)
+    exists = at is None or 0 <= at < partitions.get(record.topic, 0)
+    return exists or topics.is_mesh(record.topic)
 
 
 def _records(outputs: list[Output]) -> Iterator[WireRecord]:
@@ -146,7 +146,7 @@ _REPLY = headers_json([(FRAMING, b"reply")])
 
 
 def batches(d: Deliveries, most: int = BATCH_BYTES) -> Iterator[WireRecord]:
-    """Records of framing *batch* with at most so many bytes of messages, or one message."""
+    """Records of framing *batch* with at most ``most`` bytes of messages, or one message."""
     lengths = list(map(len, d.payloads))
     sizes = lengths
     if any(d.keys) or any(d.headers):
@@ -165,7 +165,7 @@ def batches(d: Deliveries, most: int = BATCH_BYTES) -> Iterator[WireRecord]:
 
 
 def _part(d: Deliveries, start: int, stop: int) -> Deliveries:
-    """Some messages of a delivery that follow each other."""
+    """Consecutive messages of a delivery."""
     columns = ("ids", "numbers", "counts", "priorities", "expires", "times", "payloads", "keys")
     return msgspec.structs.replace(
         d, **{name: getattr(d, name)[start:stop] for name in (*columns, "headers")},
@@ -205,7 +205,7 @@ def _batch(d: Deliveries, lengths: list[int]) -> WireRecord:
 
 
 def _column(values: list[Any]) -> Any:
-    """A column; one value where all are equal, wrapped in a map so that it is told apart."""
+    """A column; if all values are equal, one value in a map, which tells the two forms apart."""
     first = values[0]
     return {"all": first} if values.count(first) == len(values) else values
 
@@ -215,7 +215,7 @@ def _spread(column: Any, n: int) -> list[Any]:
 
 
 def _run(values: list[int]) -> Any:
-    """Numbers that count up by one as the first of them, in a map so that it is told apart."""
+    """A column of numbers; if they are consecutive, the first one in a map."""
     first, n = values[0], len(values)
     if values[-1] - first == n - 1 and (n < 3 or values == list(range(first, first + n))):
         return {"from": first}
@@ -229,7 +229,7 @@ def _sequence(column: Any, n: int) -> list[int]:
 
 
 def decode_batch(value: bytes) -> Deliveries:
-    """Read a delivery record of framing *batch*."""
+    """Decode a delivery record of framing *batch*."""
     size = int.from_bytes(value[:4], "big")
     meta = _unpack(value[4 : 4 + size], strict=False)
     n = meta["n"]
@@ -250,7 +250,7 @@ def decode_batch(value: bytes) -> Deliveries:
 
 
 def dead_headers(dead: dict[str, Any] | None) -> list[tuple[str, bytes]]:
-    """What a dead message carries in its headers (X5)."""
+    """The headers with the data of a dead message (X5)."""
     if not dead:
         return []
     first = dead.get("first") or {}
@@ -295,8 +295,8 @@ def _singles(d: Deliveries) -> Iterator[WireRecord]:
 
 
 def _receipts(r: Receipts) -> Iterator[WireRecord]:
-    """One record, or several where much was refused: what a record says is settled, ``up_to``, is
-    never beyond the first refusal that a later record tells of."""
+    """One record, or several for many nacks. A record's ``up_to`` is never beyond the first nack of
+    a later record."""
     nacks = sorted(r.nacks)
     if len(nacks) <= RECEIPT_NACKS:  # most often
         yield _receipt(r, r.up_to, nacks, True)
@@ -311,7 +311,7 @@ def _receipts(r: Receipts) -> Iterator[WireRecord]:
 def _receipt(
     r: Receipts, up_to: int, nacks: list[tuple[int, str, str, str]], first: bool
 ) -> WireRecord:
-    """first: what is not about refusals is in the first of several records."""
+    """One record. first: it is the first of several, which also has everything but the nacks."""
     value: dict[str, Any] = {"broker": r.broker} if r.broker else {}
     value["producer"] = r.producer
     value["up_to"] = up_to
@@ -339,7 +339,7 @@ def _reply(r: Reply) -> WireRecord:
     }  # fmt: skip
     text = _json(value)
     if len(text) > REJECTED_BYTES:
-        error = f"the answer has {len(text)} bytes, at most {REJECTED_BYTES} fit: ask for less"
+        error = f"the answer has {len(text)} bytes, at most {REJECTED_BYTES} allowed: ask for less"
         text = _json({**value, "result": None, "error": error, "kind": "LakequeueError"})
     return WireRecord(r.topic, r.partition, r.request.encode(), text, _REPLY)
 
@@ -360,13 +360,13 @@ def _rejected(r: RejectedRecord) -> WireRecord:
 
 
 def _mesh(m: MeshRecord) -> WireRecord:
-    """It is one record already: what is said is cut (`slices`) before it gets its number."""
-    value = mesh_envelope.encode(m.sender, m.name, m.epoch, m.number, m.body)
+    """One record: senders split messages (`slices`) before they get a number."""
+    value = mesh_messages.encode(m.sender, m.name, m.epoch, m.number, m.body)
     return WireRecord(topics.topic(m.to, topics.MESH), 0, m.name.encode(), value)
 
 
 def _entry(entry: DirectoryEntry) -> WireRecord:
-    """The newest record of a key counts; one without a value says that the queue is gone."""
+    """The newest record of a key counts; one without a value means that the queue was deleted."""
     value = {
         "hosts": entry.hosts, "type": entry.type, "state": entry.state,
         "epoch": entry.epoch, "edition": entry.edition,
@@ -377,7 +377,7 @@ def _entry(entry: DirectoryEntry) -> WireRecord:
 
 
 def _bridge_entry(entry: BridgeEntry) -> WireRecord:
-    """As `_entry`, of a bridge between homes."""
+    """Like `_entry`, for a bridge between homes."""
     value = {"broker": entry.broker, "epoch": entry.epoch, "definition": entry.definition}
     key = f"{topics.DIRECTORY_BRIDGE}{entry.bridge}".encode()
     text = None if entry.definition is None else _json(value)
@@ -385,10 +385,10 @@ def _bridge_entry(entry: BridgeEntry) -> WireRecord:
 
 
 def _journal(journal: Journal) -> Iterator[WireRecord]:
-    """A record per VPN, and per 200,000 rows or 6 MB; ``lq-step`` names its last row's step, and
-    the part.
+    """A record per VPN, and per 200,000 rows or 6 MB. The header ``lq-step`` has the step of its
+    last row, and the part.
 
-    So the rows themselves say which records are written down already: both only grow.
+    Both only grow, so the rows in the tables show which records were written already.
     """
     by_vpn: dict[str, list[list[JournalSegment]]] = {}
     filled: dict[str, tuple[int, int]] = {}  # rows and bytes of the last part

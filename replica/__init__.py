@@ -1,1 +1,1 @@
-"""What drives a broker: log, step, snapshot. Pure: no Kafka, no Spark, no clock."""
+"""Drives a broker: log, step, snapshot. Pure: no Kafka, no Spark, no clock."""

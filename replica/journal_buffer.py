@@ -1,10 +1,10 @@
-"""The journal of several steps in one record.
+"""Joins the journal segments of several steps into one record.
 
-A record of its own costs a small step half a millisecond, and the Delta tables take seconds anyway.
-So segments are kept until a second has passed or there are enough. Enough is little: one of 20,000
-rows takes a step and Kafka 20 to 40 ms, and deliveries stand behind it. When they go out depends on
-the steps' times and on what they did alone, never on where a batch ends: what is kept is part of
-the snapshot, and a step that is taken again says its journal in the same record.
+A journal record per step would cost a small step half a millisecond, and the Delta tables take
+seconds anyway. So segments are buffered for a second, or until there are enough. Enough is a small
+number: a record of 20,000 rows takes 20 to 40 ms, and deliveries wait behind it. The time of output
+depends only on the steps' times and segments, never on where a batch ends. The buffer is part of
+the snapshot, so a replayed step writes its journal in the same record.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ ROWS_MAX = 2_000
 
 
 class JournalBuffer:
-    """Segments of the steps since the last record. since: the first one's time, epoch ms."""
+    """The segments since the last record. since: the time of the first one, epoch ms."""
 
     def __init__(self, broker: str, segments: list[JournalSegment], since: int) -> None:
         self._broker = broker
@@ -25,7 +25,7 @@ class JournalBuffer:
         self._rows = sum(max(len(s.ids), 1) for s in segments)
 
     def add(self, journal: Journal) -> None:
-        """Keep what a step did."""
+        """Add a step's segments."""
         if not self.segments:
             self.since = journal.time
         for segment in journal.segments:
@@ -34,11 +34,11 @@ class JournalBuffer:
         self.segments += journal.segments
 
     def due(self) -> int:
-        """When it must go out, epoch ms; 0: there is nothing."""
+        """When the record is due, epoch ms; 0 if there are no segments."""
         return self.since + WAIT_MS if self.segments else 0
 
     def take(self, now: int) -> Journal | None:
-        """What goes out with the step of this time, if anything does."""
+        """The record for the step at this time, if it is due."""
         if not self.segments or (now < self.due() and self._rows < ROWS_MAX):
             return None
         last = self.segments[-1]

@@ -1,10 +1,10 @@
-"""Steps of micro-batches: nothing but the state outlives a batch, and it is written at its end.
+"""Steps of micro-batches. Only the state outlives a batch, and it is written at the batch's end.
 
     load ─▶ step, step, … ─▶ mark ─▶ all pages that changed
 
-Spark gives the same batch again when it fails, so there is no log. What steps write on their way is
-a draft above the state: a step that fails throws it away, and the batch's steps are taken again
-without what failed.
+Spark repeats a failed batch, so there is no log. Until the end, steps write to a draft above the
+state. If a step fails, the draft is dropped and the batch's steps are repeated without the record
+or queue that failed.
 """
 
 from __future__ import annotations
@@ -13,34 +13,34 @@ from collections.abc import Callable
 
 from ..state import Batch, Broker, Home, Limits, StepFailed, Store
 from ..state.queue.mesh_interface import MeshInterface
-from .replica import Decided, Replica, put_aside, sorted_out
+from .replica import Decided, Replica, put_aside, sort_outputs
 
 
 class Draft:
-    """Pages that were written since, above a store that does not know of them."""
+    """New pages above a store that does not have them yet."""
 
     def __init__(self, below: Store) -> None:
         self._below = below
         self._changed: dict[str, bytes | None] = {}  # None: deleted
 
     def get(self, key: str) -> bytes | None:
-        """The page as written here, else as it is below."""
+        """The page from the draft, else from the store below."""
         return self._changed[key] if key in self._changed else self._below.get(key)
 
     def put(self, key: str, value: bytes) -> None:
-        """Write a page, here only."""
+        """Write a page to the draft."""
         self._changed[key] = value
 
     def delete(self, key: str) -> None:
-        """Remove a page, here only."""
+        """Delete a page in the draft."""
         self._changed[key] = None
 
     def drop(self) -> None:
-        """Forget what changed."""
+        """Discard all changes."""
         self._changed.clear()
 
     def commit(self) -> None:
-        """Write what changed to the store below, in the order of the keys."""
+        """Write all changes to the store below, in order of the keys."""
         for key, value in sorted(self._changed.items()):
             if value is None:
                 self._below.delete(key)
@@ -50,8 +50,8 @@ class Draft:
 
 
 class MicroBatch:
-    """One broker's batch. store: the state, as the batch before left it; mesh: gives the broker
-    its bridges, and its neighbours."""
+    """One broker's batch. store: the state after the batch before; mesh: makes the broker's
+    `MeshInterface`."""
 
     def __init__(
         self, home: Home, store: Store, limits: Limits,
@@ -62,11 +62,11 @@ class MicroBatch:
         self._taken: list[tuple[Batch, int]] = []
 
     def take(self, batch: Batch, now: int) -> Decided:
-        """Take one step. What fails in it is left out; raises StepFailed where nobody knows what
-        that is."""
+        """Take one step. Skips records and queues that fail; raises StepFailed if the cause is
+        unknown."""
         while True:
             try:
-                decided = sorted_out(self._replica.take(batch, now))
+                decided = sort_outputs(self._replica.take(batch, now))
             except StepFailed as failed:
                 put_aside(batch, failed)
             else:
@@ -78,6 +78,6 @@ class MicroBatch:
                 self._replica.take(earlier, then)
 
     def end(self) -> None:
-        """The batch ends: the state gets what changed."""
+        """End the batch: write the changes to the state."""
         self._replica.mark()
         self._draft.commit()

@@ -1,10 +1,10 @@
-"""A broker that takes steps, and survives one that fails.
+"""A broker that takes steps, and survives a step that fails.
 
-Whoever drives a broker keeps what came in since the last mark: a log of steps in Kafka, a list in
-memory. When a step fails its live state is not to be trusted: it is thrown away, the last mark is
-loaded, the steps since are taken again, and the step that failed leaves out what failed in it. So a
-bad record costs one replay, and never fails twice (`put_aside`); a second one if it failed among
-others (`ONE_OF_SEVERAL`).
+The driver keeps the inputs since the last mark: in a log of steps in Kafka, or in memory. If a step
+fails, the live state cannot be trusted. It is discarded, the last mark is loaded, and the steps
+since are replayed; the failed step then skips the record or queue that failed. So a bad record
+costs one replay and never fails twice (`put_aside`), or two replays if it failed in a group of
+messages (`ONE_OF_SEVERAL`).
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from ..protocol.outputs import (
 from ..state import Batch, Broker, Home, Limits, StepFailed, Store, step
 from ..state.queue.mesh_interface import MeshInterface
 
-TRIES = 16  # records and queues that one step leaves out, before it is given up
+TRIES = 16  # records and queues that one step may skip before it is given up
 
 
 class Decided(msgspec.Struct):
-    """What a step says. said: what is written to Kafka, without the journal; deadline: epoch ms, 0
-    for never; captures: topics and expressions that queues capture from now on; in_vain: of each
-    partition, how many commands changed nothing; notes: what the driver process is told."""
+    """The outputs of a step. said: for Kafka, without the journal; deadline: epoch ms, 0 for never;
+    captures: newly captured topics and expressions; in_vain: per partition, the number of commands
+    that changed nothing; notes: messages for the driver process."""
 
     said: list[Output] = []
     journal: Journal | None = None
@@ -43,8 +43,8 @@ class Decided(msgspec.Struct):
     in_vain: dict[tuple[str, int], int] = {}
 
 
-def sorted_out(outputs: list[Output]) -> Decided:
-    """A step's outputs, by who gets them."""
+def sort_outputs(outputs: list[Output]) -> Decided:
+    """Sort a step's outputs by receiver."""
     decided = Decided()
     malformed: dict[str, int] = {}
     for output in outputs:
@@ -58,8 +58,8 @@ def sorted_out(outputs: list[Output]) -> Decided:
             decided.captures.append(output.topic)
             decided.notes.append(f"capture:{output.topic}")
         elif isinstance(output, InVain):
-            place = output.topic, output.partition
-            decided.in_vain[place] = decided.in_vain.get(place, 0) + output.count
+            partition = output.topic, output.partition
+            decided.in_vain[partition] = decided.in_vain.get(partition, 0) + output.count
         elif not isinstance(output, Alert):
             decided.said.append(output)
             if isinstance(output, RejectedRecord):
@@ -70,20 +70,20 @@ def sorted_out(outputs: list[Output]) -> Decided:
 
 
 def put_aside(batch: Batch, failed: StepFailed) -> None:
-    """Leave out what failed when the step is taken again. Raises what failed, where it is not known
-    or was left out already: going on would repeat it for ever."""
-    known = len(batch.skipped) + len(batch.faulted)
-    if known < TRIES and failed.place is not None and failed.place not in batch.skipped:
+    """Let the batch skip what failed when its step is repeated. Raises the failure if its cause is
+    unknown or was skipped already, since repeating the step would fail for ever."""
+    n = len(batch.skipped) + len(batch.faulted)
+    if n < TRIES and failed.place is not None and failed.place not in batch.skipped:
         batch.skipped[failed.place] = failed.why
-    elif known < TRIES and failed.queue is not None and failed.queue not in batch.faulted:
+    elif n < TRIES and failed.queue is not None and failed.queue not in batch.faulted:
         batch.faulted[failed.queue] = failed.why
     else:
         raise failed
 
 
 class Replica:
-    """One broker. store: what its last mark wrote, and where the next one is written; mesh: gives
-    it its neighbours."""
+    """One broker. store: the pages of its last mark, and of the next; mesh: makes its
+    `MeshInterface`."""
 
     def __init__(
         self, home: Home, store: Store, limits: Limits,
@@ -94,13 +94,13 @@ class Replica:
         self.reload()
 
     def reload(self) -> None:
-        """Throw the live state away, and load the last mark."""
+        """Discard the live state and load the last mark."""
         self.broker = Broker.load(self.store, self.home, self.limits)
         if self._mesh is not None:
             self.broker.mesh = self._mesh(self.broker)
 
     def take(self, batch: Batch, now: int) -> list[Output]:
-        """Take one step. Raises StepFailed: the live state is spoiled then, see `put_aside`."""
+        """Take one step. After StepFailed the live state is invalid, see `put_aside`."""
         return step(self.broker, batch, now)
 
     def mark(self) -> None:
@@ -108,9 +108,9 @@ class Replica:
         self.broker.mark()
 
     def begin_mark(self, put: Callable[[str, bytes], None]) -> None:
-        """Begin a mark of what is now: its queues are written by `put`, part by part (`pack`)."""
+        """Begin a mark of the present state; `pack` then writes its queues with ``put``."""
         self.broker.begin_mark(put)
 
     def pack(self, rows: int) -> bool:
-        """Write about so many rows of the mark that was begun; whether there are more."""
+        """Write about this many rows of the current mark; returns whether there are more."""
         return self.broker.pack(rows)

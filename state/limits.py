@@ -89,10 +89,10 @@ def beside(limits: Limits, records: int) -> Limits:
     """
     most = max(limits.due_rows // (16 * records), 1) if records else limits.alone
     by = min(limits.beside, most)
-    known = _divided.get((id(limits), by))
-    if known is None or known[0] is not limits:
-        known = _divided[id(limits), by] = limits, _divide(limits, by)
-    return known[1]
+    cached = _divided.get((id(limits), by))
+    if cached is None or cached[0] is not limits:
+        cached = _divided[id(limits), by] = limits, _divide(limits, by)
+    return cached[1]
 
 
 # By identity: hashing all limits would cost more than many a step.

@@ -27,7 +27,7 @@ from ..client.kafka import open_kafka
 from ..client.session.transport import Transport
 from ..conf.client_keys import clients_command
 from ..definitions import DEFAULT_BROKER, Configuration
-from ..definitions.as_commands import configure_commands, vpns_of
+from ..definitions.configuration import configure_commands, vpns_of
 from ..protocol import ConfigError, LakequeueError, NotConnected, commands, topics, wire
 from ..protocol.duties import do_every
 from ..protocol.home_places import TABLES

@@ -1,5 +1,5 @@
-"""Commands about bridges: made, defined again, deleted, shown (H1). All that may be wrong is looked
-at before anything is done."""
+"""Commands about bridges: define, delete, describe (H1, H2). Everything is checked before anything
+changes."""
 
 from __future__ import annotations
 
@@ -10,53 +10,54 @@ from ...definitions.bridge import (
     bridge_to_wire,
     circle,
     circle_problem,
+    is_address,
+    is_vpn,
     parse_bridge,
     unknown_ends,
 )
-from ...definitions.far_address import is_address, is_vpn
 from ...protocol import commands as c
 from ...protocol.errors import ConfigError, Problem
+from ...protocol.home_bridges import OPEN, WAITING
 from ...protocol.outputs import BridgeEntry
 from ...state.commands.administration import delete
 from ...state.commands.multi_step_commands import resume
 from ...state.queue.broker import Broker
 from . import endpoint, far_end
-from .bridge_description import describe, describe_arrival
-from .bridge_facts import ELSEWHERE, BridgeFacts, Link
+from .bridge_facts import ELSEWHERE, Arrival, BridgeFacts, HeldLane, Link
 
 BRIDGES_MAX = 1_000  # of a VPN
 
 
-def agree(
+def check_definition(
     broker: Broker, facts: BridgeFacts, vpn: str, command: c.Bridge
 ) -> BridgeDefinition:  # fmt: skip
-    """A bridge that is to be made, or defined again: then keys that are not named stay as they are,
-    unless it is to be replaced. Raises ConfigError for one that cannot be."""
-    known = _known(facts, vpn)
+    """Check a bridge's definition; returns it complete. Unless it replaces the old one, keys that
+    it does not name keep their values."""
+    existing = _definitions_of(facts, vpn)
     name = command.definition.get("name")
-    old = None if command.replace or not isinstance(name, str) else known.get(name)
+    old = None if command.replace or not isinstance(name, str) else existing.get(name)
     before = {} if old is None else bridge_to_wire(old)
     given = {"vpn": vpn, "from": broker.header.name, **before, **command.definition}
     where = f"bridge {str(name or '')[:200]!r}"
     new = parse_bridge(given, where)
     if new.vpn != vpn:
         raise ValueError(
-            f"vpn: {new.vpn!r} – allowed is {vpn!r}, the VPN of this connection; "
-            "connect to the other one for that"
+            f"vpn: {new.vpn!r} – allowed is {vpn!r}, the VPN of this connection; connect to "
+            f"{new.vpn!r} to define a bridge there"
         )
     _check(broker, facts, where, new)
     return new
 
 
 def begin(broker: Broker, facts: BridgeFacts, new: BridgeDefinition, to: int) -> None:
-    """A bridge is so, as was agreed: every broker of the home knows it, and its carrier makes it.
-    to: the number of the broker that it leads to, where that is of this home."""
-    broker.vpn_number(new.vpn)  # it is among the VPNs from now on
+    """Apply a checked definition. Every broker of the home remembers it; its carrier makes it. to:
+    the number of the far broker, if it is in this home."""
+    broker.vpn_number(new.vpn)  # make the VPN known
     facts.definitions.setdefault(new.vpn, {})[new.name] = bridge_to_wire(new)
     if new.carrier != broker.header.name:
         return
     if new.arrives:
-        far_end.open_door(broker, facts, new)
+        far_end.open_arrival(broker, facts, new)
     else:
         _make(broker, facts, new, to)
 
@@ -69,7 +70,7 @@ def names(facts: BridgeFacts, vpn: str) -> list[str]:
 def describe_bridge(
     broker: Broker, facts: BridgeFacts, vpn: str, command: c.DescribeBridge
 ) -> dict[str, Any]:
-    """What is shown of a bridge. Raises ConfigError where there is none."""
+    """Describe a bridge. Raises ConfigError if there is none."""
     find(facts, vpn, command.name)
     arrival = facts.arrival(vpn, command.name)
     if arrival is not None and arrival.is_open:
@@ -78,13 +79,13 @@ def describe_bridge(
 
 
 def end(broker: Broker, facts: BridgeFacts, vpn: str, name: str) -> int:
-    """A bridge is no more; gives how many messages waited here."""
-    known = facts.definitions.get(vpn, {}).pop(name, None)
-    if known is None or parse_bridge(known).carrier != broker.header.name:
+    """Delete a bridge; returns how many messages waited here."""
+    existing = facts.definitions.get(vpn, {}).pop(name, None)
+    if existing is None or parse_bridge(existing).carrier != broker.header.name:
         return 0
     arrival = facts.arrival(vpn, name)
     if arrival is not None and arrival.is_open:
-        far_end.close_door(broker, vpn, arrival)
+        far_end.close_arrival(broker, vpn, arrival)
         return 0
     link = _link(facts, vpn, name)
     queue = broker.queues[link.queue]
@@ -97,21 +98,21 @@ def end(broker: Broker, facts: BridgeFacts, vpn: str, name: str) -> int:
     return waiting
 
 
-# ---------------------------------------------------------------- what is there
+# ---------------------------------------------------------------- checks
 
 
-def _known(facts: BridgeFacts, vpn: str) -> dict[str, BridgeDefinition]:
+def _definitions_of(facts: BridgeFacts, vpn: str) -> dict[str, BridgeDefinition]:
     given = facts.definitions.get(vpn, {})
     return {name: parse_bridge(definition) for name, definition in given.items()}
 
 
 def find(facts: BridgeFacts, vpn: str, name: str) -> BridgeDefinition:
-    """A bridge of this name. Raises ConfigError where there is none."""
+    """The definition of a bridge. Raises ConfigError if there is none."""
     found = facts.definitions.get(vpn, {}).get(name)
     if found is None:
-        known = ", ".join(map(repr, names(facts, vpn)[:20])) or "none"
+        existing = ", ".join(map(repr, names(facts, vpn)[:20])) or "none"
         raise ConfigError(
-            f"bridge: {name!r} – there is no such bridge in VPN {vpn!r}, which has {known}"
+            f"bridge: {name!r} – there is no such bridge in VPN {vpn!r}, which has {existing}"
         )
     return parse_bridge(found)
 
@@ -121,7 +122,7 @@ def _link(facts: BridgeFacts, vpn: str, name: str) -> Link:
 
 
 def _check(broker: Broker, facts: BridgeFacts, where: str, new: BridgeDefinition) -> None:
-    """Raise ConfigError for a bridge that cannot be."""
+    """Raise ConfigError for a bridge that conflicts with the home or with other bridges."""
     brokers = (broker.header.name,) if broker.mesh is None else broker.mesh.brokers
     for key, name in unknown_ends(new, brokers):
         there = ", ".join(map(repr, brokers))
@@ -129,27 +130,29 @@ def _check(broker: Broker, facts: BridgeFacts, where: str, new: BridgeDefinition
             [Problem(where, key, name, f"must be a broker of this home, which has {there}")]
         )
     if new.far_broker is not None and new.far_vpn is None and not new.arrives:
-        allowed = "is another broker of this home, which gets what its queues take without a bridge"
+        allowed = "is a broker of this home, whose queues get their messages without a bridge"
         raise ConfigError([Problem(where, "to", new.to, allowed)])
-    known = _known(facts, new.vpn)
-    old = known.get(new.name)
-    if old is None and len(known) >= BRIDGES_MAX:
+    existing = _definitions_of(facts, new.vpn)
+    old = existing.get(new.name)
+    if old is None and len(existing) >= BRIDGES_MAX:
         raise ConfigError(f"{where}: a VPN has at most {BRIDGES_MAX} bridges")
     for key, before, now in (
         ("from", (old or new).origin, new.origin),
         ("to", (old or new).to, new.to),
     ):
         if before != now and not (_is_far(before) and _is_far(now)):
-            allowed = f"cannot change while the bridge exists; it is {before!r}: delete it before"
+            allowed = f"cannot change while the bridge exists; it is {before!r}: delete it first"
             raise ConfigError([Problem(where, key, now, allowed)])
-    others = [one for vpn in sorted(facts.definitions) for one in _known(facts, vpn).values()]
+    others = [
+        one for vpn in sorted(facts.definitions) for one in _definitions_of(facts, vpn).values()
+    ]
     found = circle(new, others)
     if found:
         raise ConfigError([circle_problem(where, found)])
 
 
 def _is_far(end: str) -> bool:
-    """Whether it is in another home, whose address may change."""
+    """Whether an end is in another home, whose address may change."""
     return is_address(end) and not is_vpn(end)
 
 
@@ -157,7 +160,7 @@ def _is_far(end: str) -> bool:
 
 
 def _make(broker: Broker, facts: BridgeFacts, bridge: BridgeDefinition, to: int) -> None:
-    """Make the bridge's endpoint and its link, or change them; the same again changes nothing."""
+    """Make or change the bridge's endpoint and link. The same definition again changes nothing."""
     if bridge.leaves:
         _enter(broker, bridge.vpn, bridge.name, bridge_to_wire(bridge))
     definition = endpoint.definition_of(bridge)
@@ -185,6 +188,97 @@ def _make(broker: Broker, facts: BridgeFacts, bridge: BridgeDefinition, to: int)
 
 
 def _enter(broker: Broker, vpn: str, name: str, definition: dict[str, Any] | None) -> None:
-    """Tell the engine of a bridge that leads to another home, or of its end."""
+    """Tell the engine about a bridge to another home, or its deletion."""
     header = broker.header
     broker.emit(BridgeEntry(vpn, name, header.number, header.epoch, definition))
+
+
+# ---------------------------------------------------------------- description
+
+
+DESTINATIONS_SHOWN = 10
+
+
+def describe(broker: Broker, link: Link) -> dict[str, Any]:
+    """Everything about one bridge, for people and programs. For each refusing queue: since when,
+    and how many messages wait for it, including refused ones."""
+    queue = broker.queues[link.queue]
+    header, limits = queue.header, broker.limits
+    rows, size = link.in_transit()
+    oldest = min((flight.at for flight in link.flights.values()), default=None)
+    blocked = _blocked(broker, link)
+    return {
+        "name": link.bridge,
+        "vpn": link.vpn,
+        "from": broker.header.name,
+        "to": link.to_name,
+        "subscriptions": list(queue.definition.subscriptions),
+        "lanes": link.lanes,
+        "endpoint": queue.definition.name,
+        "waiting": header.depth - rows,
+        "spool_bytes": header.bytes,
+        "max_spool_usage": queue.definition.max_spool_usage,
+        "on_its_way": rows,
+        "bytes_on_its_way": size,
+        "window_rows": limits.bridge_rows,
+        "window_bytes": limits.bridge_bytes,
+        "unanswered_s": None if oldest is None else (broker.now - oldest) / 1000,
+        "egress": header.egress,
+        "state": _state(link, bool(blocked)),
+        "why": link.why if link.to == ELSEWHERE else "",
+        "blocked": blocked,
+        "sent": link.sent,
+        "taken": link.taken,
+        "refused": link.refused,
+    }
+
+
+def _state(link: Link, blocked: bool) -> str:
+    """`open`, `blocked` if a far queue holds lanes back, `waiting` if the far home cannot be
+    reached."""
+    if link.to == ELSEWHERE and link.way != OPEN:
+        return WAITING
+    return "blocked" if blocked else OPEN
+
+
+def describe_arrival(broker: Broker, vpn: str, arrival: Arrival) -> dict[str, Any]:
+    """Describe the far end of a bridge from another home."""
+    peer = arrival.peer
+    return {
+        "name": arrival.name,
+        "vpn": vpn,
+        "from": arrival.origin,
+        "to": broker.header.name,
+        "subscriptions": list(arrival.subscriptions),
+        "state": WAITING if peer is None else OPEN,
+        "why": "" if peer else "nothing has come over it yet",
+        "home": None if peer is None else {"epoch": peer[0], "broker": peer[1]},
+        "heard_s": (broker.now - arrival.last) / 1000 if arrival.last else None,
+        "taken": arrival.taken,
+        "refused": arrival.refused,
+        "repeated": arrival.repeated,
+        "blocked": [],
+    }
+
+
+def _blocked(broker: Broker, link: Link) -> list[dict[str, Any]]:
+    """The far queues that hold lanes back, the longest first."""
+    by_endpoint: dict[str, list[tuple[int, HeldLane]]] = {}
+    for lane, held in link.held.items():
+        by_endpoint.setdefault(held.endpoint, []).append((lane, held))
+    shown = []
+    for refusing, lanes in by_endpoint.items():
+        since = min(held.since for _, held in lanes)
+        shown.append(
+            {
+                "endpoint": refusing or None,
+                "reason": lanes[0][1].reason,
+                "since": since,
+                "for_s": (broker.now - since) / 1000,
+                "waiting": sum(link.waiting.get(lane, 0) for lane, _ in lanes),
+                "lanes": len(lanes),
+                "lanes_counted": len(lanes),
+                "destinations": sorted({h.destination for _, h in lanes})[:DESTINATIONS_SHOWN],
+            }
+        )
+    return sorted(shown, key=lambda one: (one["since"], one["endpoint"] or ""))

@@ -1,5 +1,5 @@
-"""What a broker knows of its bridges: facts only. Each link has a page of its own, since what is on
-its way may be long; the rest is in one."""
+"""A broker's facts about its bridges. Each link has its own page, because its list of messages in
+transit may be long; all other facts are in one page."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ ELSEWHERE = -1  # the number of the far broker, where that is in another home
 
 
 class HeldLane(msgspec.Struct, array_like=True):
-    """A lane that is held. destination: of its first message; endpoint: the queue that refuses, ""
-    where it is none; since: epoch ms; tries: refused in a row."""
+    """A lane that the far end holds back. destination: of its first message; endpoint: the refusing
+    queue, or ""; since: epoch ms; tries: refusals in a row; opening: see `endpoint`."""
 
     destination: str
     endpoint: str
@@ -32,7 +32,8 @@ class HeldLane(msgspec.Struct, array_like=True):
 
 
 class Flight(msgspec.Struct, array_like=True):
-    """A record on its way. at: when it was sent; size: bytes; lanes: of each the ids, in order."""
+    """A record in transit. at: when it was sent; size: bytes; lanes: the ids of each lane, in
+    order."""
 
     at: int
     size: int
@@ -45,12 +46,15 @@ class Flight(msgspec.Struct, array_like=True):
 
 
 class Link(msgspec.Struct):
-    """The near end of a bridge, but for its endpoint. queue: the endpoint's number; to: of the far
-    broker; far_vpn: where that is another one; flights: by number; held: the first
-    `Limits.bridge_holds` lanes that are; waiting: how many messages each lane has; sent, taken,
-    refused: messages since the bridge was made; way, why, way_since: how it is with the way to
-    another home, as the engine says; wanted: a budget ended; crossing: it hands over to another VPN
-    of this broker in the next step."""
+    """The near end of a bridge, besides its endpoint.
+
+    queue: the endpoint's number; to: the far broker's number; far_vpn: the far VPN, if it is
+    another one; flights: records in transit, by number; held: the first `Limits.bridge_holds` held
+    lanes; waiting: the number of messages of each lane; sent, taken, refused: messages since the
+    bridge was made; way, why, way_since: the state of the connection to another home, as the engine
+    says; wanted: a budget ended sending; crossing: the next step hands over to another VPN of this
+    broker.
+    """
 
     vpn: str
     bridge: str
@@ -73,15 +77,15 @@ class Link(msgspec.Struct):
     wanted: bool = False
     crossing: bool = False
 
-    def on_its_way(self) -> tuple[int, int]:
-        """Rows and bytes."""
+    def in_transit(self) -> tuple[int, int]:
+        """Rows and bytes in transit."""
         flights = self.flights.values()
         return sum(flight.rows for flight in flights), sum(flight.size for flight in flights)
 
 
 class HeardHome(msgspec.Struct, array_like=True):
-    """A home that came over a bridge. link: the newest number of its bridge; heard: the last
-    number that was taken; missed: the number at which one was found missing."""
+    """Another home that sends over a bridge. link: the newest number of its link; heard: the last
+    accepted record number; missed: the number that was last found missing."""
 
     link: int
     heard: int
@@ -89,18 +93,18 @@ class HeardHome(msgspec.Struct, array_like=True):
 
 
 class Answers(msgspec.Struct, array_like=True):
-    """What was answered to the newest link of somebody, by number: as long as it may be asked
-    again. refused: as in `BridgeReceipt`."""
+    """The answers to the newest link of a sender, by number, as long as it may ask again. refused:
+    as in `BridgeReceipt`."""
 
     link: int
     refused: dict[int, list[tuple[int, int, str, str]]] = {}
 
 
 class Arrival(msgspec.Struct):
-    """The far end of a bridge from another home or VPN. is_open: False where it is deleted; peer:
-    epoch and broker of who comes over it, once one did; taken: messages, refused: lanes, repeated:
-    records, since it was first made; last: when something was heard; failed: digests of
-    messages whose taking in failed; answers: to whom, see `far_end`."""
+    """The far end of a bridge from another home or VPN. is_open: False once it is deleted; peer:
+    the epoch and broker of the first sender; taken: messages, refused: lanes, repeated: records,
+    since it was first made; last: when a record came; failed: digests of messages that failed;
+    answers: by sender, see `far_end`."""
 
     name: str
     origin: str
@@ -116,13 +120,13 @@ class Arrival(msgspec.Struct):
     answers: dict[str, Answers] = {}
 
     def may_bring(self, to: str) -> bool:
-        """Whether a message may go there."""
+        """Whether the bridge may bring messages for a destination."""
         return any(matches(pattern, to) for pattern in self.subscriptions)
 
 
 class _Kept(msgspec.Struct):
-    """The page of all but the links. definitions: VPN → name → as on the wire; arrivals: VPN → name
-    → far end; links: the numbers of those that have a page."""
+    """The page of everything but the links. definitions: VPN → name → wire form; arrivals: VPN →
+    name → far end; links: the numbers of the links with a page."""
 
     definitions: dict[str, dict[str, dict[str, Any]]] = {}
     arrivals: dict[str, dict[str, Arrival]] = {}
@@ -135,17 +139,17 @@ _link = msgspec.msgpack.Decoder(Link)
 
 
 class BridgeFacts:
-    """All of it. links: by the number of the endpoint."""
+    """All facts. links: by the endpoint's number."""
 
     def __init__(self) -> None:
         self.definitions: dict[str, dict[str, dict[str, Any]]] = {}
         self.arrivals: dict[str, dict[str, Arrival]] = {}
         self.links: dict[int, Link] = {}
-        self._written: dict[str, bytes] = {}  # pages, as they are in the store
+        self._written: dict[str, bytes] = {}  # the pages in the store
 
     @classmethod
     def load(cls, broker: Broker) -> BridgeFacts:
-        """As they were packed."""
+        """The facts from the broker's pages."""
         facts = cls()
         data = broker.store.get(PAGE)
         if data is None:
@@ -155,13 +159,13 @@ class BridgeFacts:
         facts.definitions, facts.arrivals = kept.definitions, kept.arrivals
         for number in kept.links:
             page = broker.store.get(_page_of(number))
-            assert page is not None, f"the page of link {number} is gone"
+            assert page is not None, f"the page of link {number} is missing"
             facts._written[_page_of(number)] = page
             facts.links[number] = _link.decode(page)
         return facts
 
     def mark(self, broker: Broker) -> None:
-        """Write what changed since the last mark."""
+        """Write what has changed since the last mark."""
         pages = {_page_of(number): _encode(link) for number, link in self.links.items()}
         if self.definitions or self.arrivals or PAGE in self._written:
             kept = _Kept(self.definitions, self.arrivals, sorted(self.links))
@@ -174,16 +178,16 @@ class BridgeFacts:
         self._written = pages
 
     def link_of(self, queue: Queue) -> Link | None:
-        """The link that empties a queue."""
+        """The link of an endpoint, or None."""
         return self.links.get(queue.number)
 
     def arrival(self, vpn: str, name: str) -> Arrival | None:
-        """The far end of this name, also of a deleted one."""
+        """The far end with this name, even if it is deleted."""
         return self.arrivals.get(vpn, {}).get(name)
 
 
 def check_no_bridge(broker: Broker) -> None:
-    """Raise ConfigError for a broker that is an end of a bridge: it cannot be removed."""
+    """Raise ConfigError if a broker is an end of a bridge and so cannot be removed."""
     own, found = broker.header.name, []
     for vpn, bridges in sorted(BridgeFacts.load(broker).definitions.items()):
         for name, given in bridges.items():
@@ -192,7 +196,7 @@ def check_no_bridge(broker: Broker) -> None:
                 found.append(f"bridge {name!r} of VPN {vpn!r}")
     if found:
         raise ConfigError(
-            f"broker: {own!r} – is an end of {', '.join(found[:10])}: delete it before"
+            f"broker: {own!r} – is an end of {', '.join(found[:10])}: delete that first"
         )
 
 
@@ -201,7 +205,7 @@ def _page_of(number: int) -> str:
 
 
 def left(link: Link, rows: list[Row]) -> None:
-    """Messages have left the endpoint."""
+    """Count messages that have left the endpoint."""
     waiting = link.waiting
     for row in rows:
         n = waiting[row.lane] - 1

@@ -1,12 +1,17 @@
-"""A bridge's endpoint: a queue of the near broker's own, where messages wait for the link (H1).
+"""A bridge's endpoint: the internal queue at the near broker where messages wait for the link (H1).
 
-It is an internal queue by the name `#bridge/<name>` that takes what is published to the bridge's
-subscriptions. A message waits there in its *lane*: what must keep its order. With
-`lanes: per-destination` that is its destination (H3), with `none` all are in one (H2). Lanes are
-those of partition keys (O4), so what can be sent next is found without a look at what waits.
+Its name is `#bridge/<name>`, and it takes messages that are published to the bridge's
+subscriptions. A message waits in its *lane*, whose messages keep their order. With `lanes:
+per-destination` a lane is a destination (H3), with `none` there is one lane (H2). They are the
+lanes of partition keys (O4), so the next messages to send are found without searching.
 
-What only the far end needs stands beside the row: the destination, and a time of delivery in the
-future (L12), which is the far end's to wait for.
+The row's extras have what only the far end needs: the destination, and a future delivery time
+(L12), for which the far end waits.
+
+Held lanes (H2, H3). `bridge_blocked` is written when the first lane is held by a queue at the far
+end, `bridge_cleared` when the last one gets through. After its first message got through, a held
+lane is *opening*: it is sent like others, and counts as held until all messages sent of it are
+stored. So a queue that accepts a message now and then causes one event.
 """
 
 from __future__ import annotations
@@ -23,19 +28,20 @@ from ...definitions.bridge import (
     parse_bridge,
 )
 from ...definitions.definition_values import ENDPOINT_PREFIX
+from ...protocol.errors import Reason
 from ...state.queue.broker import Broker
 from ...state.queue.header import QueueHeader, Subscription
 from ...state.queue.queue import Queue
-from ...state.rules.edits import WAY
+from ...state.rules.edits import TRANSIT
 from ...state.rules.entry_checks import lane_of
 from ...state.rules.routing import set_topics
 from ...state.storage.row import NEVER, Row
 from ..facts import Entry
-from .bridge_facts import ELSEWHERE, BridgeFacts, Link
+from .bridge_facts import ELSEWHERE, BridgeFacts, HeldLane, Link
 
 ONE_LANE = 1
-SUBSCRIPTION = "#link"  # what the journal says of who has them
-NUMBER = 1  # of that subscription
+SUBSCRIPTION = "#link"  # the holder in the journal
+NUMBER = 1  # the number of that subscription
 
 
 def endpoint_name(bridge: str) -> str:
@@ -58,15 +64,15 @@ def definition_of(bridge: BridgeDefinition) -> QueueDefinition:
 
 
 def entry_of(bridge: BridgeDefinition, brokers: Mapping[str, int]) -> Entry:
-    """A bridge in the home's directory: its endpoint is a queue of its carrier, so what is
-    published at any broker reaches it. One that arrives has none, and takes nothing."""
+    """A bridge's entry in the directory. Its endpoint is a queue of its carrier, so messages
+    published at any broker reach it. An arriving bridge has no endpoint and takes nothing."""
     definition = definition_of(bridge)
     topics = [] if bridge.arrives else list(definition.subscriptions)
     return Entry(definition, [brokers[bridge.carrier]], topics, bridge=bridge_to_wire(bridge))
 
 
 def entries_of(broker: Broker) -> dict[tuple[str, str], Entry]:
-    """Those of a broker that is alone, by VPN and name."""
+    """The entries of a single broker's bridges, by VPN and name."""
     own = {broker.header.name: broker.header.number}
     return {
         (vpn, endpoint_name(name)): entry_of(parse_bridge(bridge), own)
@@ -76,7 +82,7 @@ def entries_of(broker: Broker) -> dict[tuple[str, str], Entry]:
 
 
 def subscription_of(to_name: str) -> Subscription:
-    """The link's: nothing is delivered to it, it takes (`link.forward`)."""
+    """The link's subscription. Nothing is delivered to it; the link fetches (`link.forward`)."""
     return Subscription(
         id=SUBSCRIPTION, number=NUMBER, name=to_name, session="", topic="", partition=0,
         framing="", removes_on_send=False, filter=None, max_backlog=0, broker=ELSEWHERE,
@@ -84,7 +90,7 @@ def subscription_of(to_name: str) -> Subscription:
 
 
 def make(broker: Broker, bridge: BridgeDefinition) -> Queue:
-    """An endpoint that did not exist."""
+    """Make an endpoint."""
     definition = definition_of(bridge)
     number = broker.header.next_queue
     broker.header.next_queue += 1
@@ -100,24 +106,102 @@ def make(broker: Broker, bridge: BridgeDefinition) -> Queue:
 
 
 def change(broker: Broker, queue: Queue, definition: QueueDefinition) -> None:
-    """It is defined again."""
+    """Give an endpoint a new definition."""
     queue.header.definition = definition
     set_topics(broker, queue, definition.subscriptions)
     broker.touch(queue)
 
 
-def wait(link: Link, rows: list[Row], to: str) -> None:
-    """Messages with this destination are about to enter."""
+def prepare(link: Link, rows: list[Row], to: str) -> None:
+    """Prepare messages with this destination that are about to enter."""
     lane = lane_of(to) if link.lanes == PER_DESTINATION else ONE_LANE
     for row in rows:
         row.lane = lane
-        row.extras = {WAY: {"to": to, "due": 0 if row.until == NEVER else row.until}}
+        row.extras = {TRANSIT: {"to": to, "due": 0 if row.until == NEVER else row.until}}
         row.until = NEVER
     link.waiting[lane] = link.waiting.get(lane, 0) + len(rows)
 
 
-def beside(row: Row) -> tuple[str, int]:
-    """Where a message goes, and when it is to be delivered there; 0 for at once."""
+def destination_and_due(row: Row) -> tuple[str, int]:
+    """A message's destination, and its delivery time there; 0 for at once."""
     assert row.extras is not None
-    way = row.extras[WAY]
-    return way["to"], way["due"]
+    transit = row.extras[TRANSIT]
+    return transit["to"], transit["due"]
+
+
+# ---------------------------------------------------------------- held lanes
+
+
+RETRY_MS = 500  # the first delay of a held lane; it doubles each time
+RETRY_MAX_MS = 5_000
+
+
+def held_ms(held: HeldLane | None) -> int:
+    """How long a held lane waits before the next attempt."""
+    if held is None:  # beyond `Limits.bridge_holds`
+        return RETRY_MAX_MS
+    return int(min(RETRY_MS << min(held.tries - 1, 10), RETRY_MAX_MS))
+
+
+def hold_lane(
+    broker: Broker, link: Link, lane: int, destination: str, reason: str, endpoint: str,
+    progress: bool,
+) -> HeldLane | None:  # fmt: skip
+    """Hold a lane that was refused. progress: some of its messages were stored before."""
+    held = link.held.get(lane)
+    if held is None:
+        if len(link.held) >= broker.limits.bridge_holds:
+            return None
+        is_told = any(h.endpoint == endpoint for h in link.held.values())
+        held = link.held[lane] = HeldLane(destination, endpoint, reason, broker.now)
+        if not is_told:
+            _tell_blocked(broker, link, lane, held)
+        return held
+    soon = progress or held.opening or reason == Reason.MOVED  # a moving queue arrives soon
+    held.tries = 1 if soon else held.tries + 1
+    held.opening = False
+    held.destination, held.reason = destination, reason
+    if held.endpoint != endpoint:
+        others = {h.endpoint for key, h in link.held.items() if key != lane}
+        before, since = held.endpoint, held.since
+        held.endpoint, held.since = endpoint, broker.now
+        if before not in others:
+            _tell_cleared(broker, link, before, since)
+        if endpoint not in others:
+            _tell_blocked(broker, link, lane, held)
+    return held
+
+
+def went_through(broker: Broker, link: Link, lane: int) -> None:
+    """Note that all messages sent of a held lane were stored."""
+    held = link.held[lane]
+    if held.opening or lane not in link.waiting:
+        _clear(broker, link, lane)
+    else:
+        held.opening, held.tries = True, 1
+
+
+def forget_empty(broker: Broker, link: Link) -> None:
+    """Clear held lanes without waiting messages."""
+    for lane in [lane for lane in link.held if lane not in link.waiting]:
+        _clear(broker, link, lane)
+
+
+def _clear(broker: Broker, link: Link, lane: int) -> None:
+    held = link.held.pop(lane)
+    if not any(h.endpoint == held.endpoint for h in link.held.values()):
+        _tell_cleared(broker, link, held.endpoint, held.since)
+
+
+def _tell_blocked(broker: Broker, link: Link, lane: int, held: HeldLane) -> None:
+    broker.event(
+        "bridge_blocked", link.vpn, held.endpoint, bridge=link.bridge, to=link.to_name,
+        reason=held.reason, destination=held.destination, waiting=link.waiting.get(lane, 0),
+    )  # fmt: skip
+
+
+def _tell_cleared(broker: Broker, link: Link, endpoint: str, since: int) -> None:
+    broker.event(
+        "bridge_cleared", link.vpn, endpoint, bridge=link.bridge, to=link.to_name,
+        after_s=(broker.now - since) / 1000,
+    )  # fmt: skip

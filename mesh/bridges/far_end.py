@@ -1,44 +1,53 @@
-"""The far end's door: who comes in here, and what of it is heard (H1, C4).
+"""The far end of a bridge: accepts senders, and stores their messages lane by lane (H1–H3, C4, X4).
 
-A record of `<vpn>.bridge-in` is from a broker of another home. It is none of this home's, whatever
-it says of itself: all that it may do is bring messages, over a bridge that is defined here (with an
-address as its `from`), to what that bridge is for, in the VPN whose topic it is. Whoever comes
-first over a bridge is who it is for; another one is refused until the bridge is deleted and defined
-again.
+Senders. A record of `<vpn>.bridge-in` is from a broker of another home and is not trusted. It can
+only bring messages over a bridge that is defined here (with an address as its `from`), for that
+bridge's subscriptions, into the VPN of the topic. The first sender of a bridge is its only one;
+others are refused until the bridge is deleted and defined again. Records may be repeated, and one
+may be missing for a while (`protocol.home_bridges`), so numbers are accepted one after the other.
+A repeated record is answered again, since its answer may be lost. A
+deleted bridge keeps its numbers, so no message is ever stored twice. Messages from another VPN of
+this home need a bridge in the same way.
 
-Records may come again, and one may be missing until it does (`protocol.home_bridges`): the numbers
-are taken one after the other. What comes again is answered again, since the answer may be
-lost. A bridge that is deleted keeps its numbers, so that nothing that was
-taken in is ever taken in again.
-
-What comes from another VPN of this home is that VPN's to allow, in the same way.
+Storing. Each message meets the checks of any publish (S3–S6), under the rules of this broker. If
+one is refused, nothing behind it in its lane is stored, which keeps the lane's order. The receipt
+says how far each lane came, and which queue stopped it. A discarded message counts as stored, as
+for a producer (S4). A message without a matching queue is refused while `on_no_match` is `nack`, so
+it waits at the near end. A message that all filters refuse is counted and accepted, because it
+would hold its lane for ever.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import msgspec
 from crc32c import crc32c
 
-from ...definitions.bridge import BridgeDefinition, bridge_to_wire
-from ...definitions.far_address import far_address, is_vpn
+from ...definitions.bridge import BridgeDefinition, bridge_to_wire, far_address, is_vpn
 from ...protocol import topics
-from ...protocol.bridges import BridgeReceipt, BridgeSend
 from ...protocol.errors import Reason
 from ...protocol.home_bridges import HomeAnswer, HomeSend, answers_key, decode_send
+from ...protocol.mesh_messages import BridgeReceipt, BridgeSend
+from ...protocol.messages import PublishHeader
 from ...protocol.outputs import BridgeEntry, HomeRecord
+from ...state.phases.admission import Admission
+from ...state.phases.incoming import Incoming
 from ...state.queue.broker import Broker
+from ...state.queue.broker_facts import RecordPosition
+from ...state.queue.queue import Queue
+from ...state.rules.routing import queues_of_destination
 from .bridge_facts import Answers, Arrival, BridgeFacts, HeardHome
-from .bridge_intake import all_refused, taken
 
-HOMES_MAX = 8  # of which a bridge remembers numbers
-FAILED_MAX = 100  # messages that failed; a step that fails is taken again, which costs a replay
+HOMES_MAX = 8  # homes whose numbers a bridge remembers
+FAILED_MAX = 100  # failed messages that it remembers, since each failure costs a replay
 
 
-def open_door(broker: Broker, facts: BridgeFacts, bridge: BridgeDefinition) -> None:
-    """The bridge is defined here, or defined again."""
-    known = facts.arrival(bridge.vpn, bridge.name)
-    arrival = known or Arrival(bridge.name, bridge.origin, bridge.subscriptions)
-    again = known is not None and known.is_open
+def open_arrival(broker: Broker, facts: BridgeFacts, bridge: BridgeDefinition) -> None:
+    """Open a bridge that is defined here, or defined again."""
+    existing = facts.arrival(bridge.vpn, bridge.name)
+    arrival = existing or Arrival(bridge.name, bridge.origin, bridge.subscriptions)
+    again = existing is not None and existing.is_open
     arrival.origin, arrival.subscriptions = bridge.origin, bridge.subscriptions
     arrival.is_open, arrival.failed = True, []
     facts.arrivals.setdefault(bridge.vpn, {})[bridge.name] = arrival
@@ -48,8 +57,8 @@ def open_door(broker: Broker, facts: BridgeFacts, bridge: BridgeDefinition) -> N
     broker.event("bridge_made", bridge.vpn, bridge=bridge.name, to=bridge.to, again=again)
 
 
-def close_door(broker: Broker, vpn: str, arrival: Arrival) -> None:
-    """The bridge is deleted; its numbers stay."""
+def close_arrival(broker: Broker, vpn: str, arrival: Arrival) -> None:
+    """Close a deleted bridge; its numbers stay."""
     arrival.is_open, arrival.peer = False, None
     if not is_vpn(arrival.origin):
         broker.emit(BridgeEntry(vpn, arrival.name, broker.header.number, broker.header.epoch, None))
@@ -59,22 +68,22 @@ def close_door(broker: Broker, vpn: str, arrival: Arrival) -> None:
 def bring_across(
     broker: Broker, facts: BridgeFacts, sent: BridgeSend, sender: int | None = None
 ) -> BridgeReceipt:
-    """Take in what another VPN of this home brings, if it may; the answer. sender: the broker that
-    sends it, where that is another one. Raises ValueError, and then `across_failed` gives the
-    answer."""
+    """Store messages from another VPN of this home, if a bridge allows it; returns the receipt.
+    After ValueError, `across_failed` makes the receipt."""
     arrival = facts.arrival(sent.vpn, sent.bridge)
     if arrival is None or not arrival.is_open or not _is_from(arrival.origin, sent.came_from):
         return all_refused(sent, Reason.PERMISSION_DENIED)
-    if sender is None:  # of the same broker: no answer is lost
+    if sender is None:  # the same broker: no answer can be lost
         return _take(broker, arrival, sent)
-    known = _answered(arrival, f"broker {sender}", sent, sent.oldest)
-    if known is not None:
-        return known
+    earlier = _answered(arrival, f"broker {sender}", sent, sent.oldest)
+    if earlier is not None:
+        return earlier
     return _keep(arrival, f"broker {sender}", _take(broker, arrival, sent))
 
 
 def across_failed(facts: BridgeFacts, sent: BridgeSend, sender: int) -> BridgeReceipt:
-    """Taking it in failed: its lanes are held. A message that fails alone is not taken again."""
+    """The receipt after a failure, which holds all lanes. A message that fails alone is remembered,
+    and not tried again."""
     arrival = facts.arrival(sent.vpn, sent.bridge)
     if arrival is None:
         return all_refused(sent)
@@ -83,7 +92,7 @@ def across_failed(facts: BridgeFacts, sent: BridgeSend, sender: int) -> BridgeRe
 
 
 def _answered(arrival: Arrival, sender: str, sent: BridgeSend, oldest: int) -> BridgeReceipt | None:
-    """What was answered to this number, which comes again since the answer may be lost."""
+    """The earlier answer to a repeated record, or None."""
     answers = arrival.answers.get(sender)
     if answers is None or answers.link < sent.link:
         arrival.answers.pop(sender, None)
@@ -118,7 +127,7 @@ def _take(broker: Broker, arrival: Arrival, sent: BridgeSend) -> BridgeReceipt:
     arrival.last = broker.now
     if len(sent.payloads) == 1 and _digest(sent) in arrival.failed:
         return all_refused(sent)
-    answer = taken(broker, sent, arrival.may_bring)
+    answer = store_messages(broker, sent, arrival.may_bring)
     back = sum(sent.lanes[lane] - before for lane, before, _, _ in answer.refused)
     arrival.taken += len(sent.payloads) - back
     arrival.refused += len(answer.refused)
@@ -128,25 +137,25 @@ def _take(broker: Broker, arrival: Arrival, sent: BridgeSend) -> BridgeReceipt:
 def hear(
     broker: Broker, facts: BridgeFacts, vpn: str, partition: int, value: bytes | None, failed: str
 ) -> None:
-    """One record. failed: why it must not be taken in, empty where it may. Raises ValueError for
-    what is refused, and nothing has changed then but what was answered."""
-    said = decode_send(value)
-    name = said.send.bridge
+    """Handle one record. failed: why it must be skipped, or empty. Raises ValueError for a refused
+    record, which changes nothing but may have been answered."""
+    message = decode_send(value)
+    name = message.send.bridge
     arrival = facts.arrival(vpn, name)
-    who = f"broker {said.broker!r} of home {said.epoch}"
+    who = f"broker {message.broker!r} of home {message.epoch}"
     if arrival is None or not arrival.is_open or is_vpn(arrival.origin):
         raise ValueError(f"bridge: {name!r} – no bridge of this name arrives here; {who} sends it")
-    peer = arrival.peer = arrival.peer or (said.epoch, said.broker)
-    if peer != (said.epoch, said.broker):
+    peer = arrival.peer = arrival.peer or (message.epoch, message.broker)
+    if peer != (message.epoch, message.broker):
         theirs = f"broker {peer[1]!r} of home {peer[0]}"
         raise ValueError(f"bridge: {name!r} – is for {theirs}; {who} sends it")
-    home = f"home {said.epoch}"
-    known = _answered(arrival, home, said.send, said.oldest)
-    if not _is_next(broker, vpn, arrival, said):
-        if known is not None:
-            _answer(broker, vpn, partition, said, known)
+    home = f"home {message.epoch}"
+    earlier = _answered(arrival, home, message.send, message.oldest)
+    if not _accept_number(broker, vpn, arrival, message):
+        if earlier is not None:
+            _answer(broker, vpn, partition, message, earlier)
         return
-    sent = msgspec.structs.replace(said.send, vpn=vpn)
+    sent = msgspec.structs.replace(message.send, vpn=vpn)
     try:
         if failed:
             _remember(arrival, sent)
@@ -154,23 +163,23 @@ def hear(
         answer = _take(broker, arrival, sent)
     except ValueError:
         arrival.last = broker.now
-        _answer(broker, vpn, partition, said, _keep(arrival, home, all_refused(sent)))
+        _answer(broker, vpn, partition, message, _keep(arrival, home, all_refused(sent)))
         raise
-    _answer(broker, vpn, partition, said, _keep(arrival, home, answer))
+    _answer(broker, vpn, partition, message, _keep(arrival, home, answer))
 
 
 def _digest(sent: BridgeSend) -> int:
-    """Of a message alone."""
+    """The digest of a record's only message."""
     return crc32c(sent.payloads[0], crc32c(sent.destinations[0].encode()))
 
 
-def _is_next(broker: Broker, vpn: str, arrival: Arrival, said: HomeSend) -> bool:
-    """Whether this is the next number, which counts as heard then."""
-    link, number = said.send.link, said.send.number
-    home = arrival.homes.get(said.epoch)
+def _accept_number(broker: Broker, vpn: str, arrival: Arrival, message: HomeSend) -> bool:
+    """Accept a record's number if it is the next one; returns whether it is."""
+    link, number = message.send.link, message.send.number
+    home = arrival.homes.get(message.epoch)
     if home is None or link > home.link:
-        arrival.homes.pop(said.epoch, None)
-        home = arrival.homes[said.epoch] = HeardHome(link, min(said.oldest, number) - 1)
+        arrival.homes.pop(message.epoch, None)
+        home = arrival.homes[message.epoch] = HeardHome(link, min(message.oldest, number) - 1)
         for old in list(arrival.homes)[:-HOMES_MAX]:
             del arrival.homes[old]
     if link < home.link or number <= home.heard:
@@ -187,8 +196,131 @@ def _is_next(broker: Broker, vpn: str, arrival: Arrival, said: HomeSend) -> bool
 
 
 def _answer(
-    broker: Broker, vpn: str, partition: int, said: HomeSend, receipt: BridgeReceipt
+    broker: Broker, vpn: str, partition: int, message: HomeSend, receipt: BridgeReceipt
 ) -> None:
     topic = topics.topic(vpn, topics.BRIDGE_ANSWERS)
-    key = answers_key(said.epoch, said.send.bridge)
+    key = answers_key(message.epoch, message.send.bridge)
     broker.emit(HomeRecord(topic, partition, key, HomeAnswer(receipt)))
+
+
+# ---------------------------------------------------------------- storing
+
+
+COLUMNS = ("to", "payloads", "keys", "headers", "times", "ttl_ends", "priorities", "dmq", "due")
+Refused = tuple[int, str, str]  # taken before, reason, queue
+
+
+class Outcome:
+    """The outcome of messages: the refusal, if any."""
+
+    refusal: tuple[str, str] | None = None
+
+    def take(self, seq: int, count: int = 1) -> None:
+        """See `Answerable`."""
+
+    def stored(self, seq: int, number: int, count: int = 1) -> None:
+        """See `Answerable`."""
+
+    def discarded(self, seq: int, reason: str, queue: str) -> None:
+        """See `Answerable`."""
+
+    def refused(self, seq: int, reason: str, queue: str, detail: str) -> None:
+        """See `Answerable`."""
+        self.refusal = reason, queue
+
+
+def store_messages(
+    broker: Broker, sent: BridgeSend, may_bring: Callable[[str], bool]
+) -> BridgeReceipt:
+    """Store a bridge's messages; returns the receipt. may_bring: whether a destination is allowed.
+    Raises ValueError for columns of different lengths, and for malformed headers."""
+    n = len(sent.payloads)
+    if any(len(getattr(sent, name)) != n for name in COLUMNS) or sum(sent.lanes) != n:
+        raise ValueError(f"bridge {sent.bridge!r}: columns of different lengths")
+    if n and max(sent.to) >= len(sent.destinations):
+        raise ValueError(f"bridge {sent.bridge!r}: a destination that is not named")
+    for text in filter(None, sent.headers):
+        msgspec.json.decode(text)  # check now: in the middle of a lane it would be too late
+    admission = Admission(broker)
+    kept_out = {at for at, to in enumerate(sent.destinations) if not may_bring(to)}
+    refused: list[tuple[int, int, str, str]] = []
+    start = 0
+    for lane, rows in enumerate(sent.lanes):
+        stopped = _take_lane(broker, admission, sent, start, start + rows, kept_out)
+        if stopped is not None:
+            refused.append((lane, *stopped))
+        start += rows
+    admission.close()
+    return BridgeReceipt(sent.link, sent.number, refused)
+
+
+def all_refused(sent: BridgeSend, reason: Reason = Reason.MALFORMED) -> BridgeReceipt:
+    """A receipt that refuses all lanes, after a failure that stored nothing. Held lanes are then
+    tried message by message, so in the end only the failing one stays held."""
+    refused = [(lane, 0, reason.value, "") for lane in range(len(sent.lanes))]
+    return BridgeReceipt(sent.link, sent.number, refused)
+
+
+def _take_lane(
+    broker: Broker, admission: Admission, sent: BridgeSend, at: int, end: int, kept_out: set[int]
+) -> Refused | None:
+    """Store a lane's messages until one is refused. kept_out: destinations that are not allowed."""
+    start = at
+    while at < end:
+        if sent.to[at] in kept_out:
+            return (at - start, Reason.PERMISSION_DENIED.value, "")
+        n = _alike(sent, at, end)
+        if n > 1 and admission.offer(sent.vpn, _incoming(broker, sent, at, at + n), Outcome()):
+            at += n
+            continue
+        for row in range(at, at + n):
+            outcome = Outcome()
+            admission.offer(sent.vpn, _incoming(broker, sent, row, row + 1), outcome)
+            if outcome.refusal is not None and not _is_kept_out(broker, sent, row, outcome):
+                return (row - start, *outcome.refusal)
+        at += n
+    return None
+
+
+def _is_kept_out(broker: Broker, sent: BridgeSend, row: int, outcome: Outcome) -> bool:
+    """Whether its destination has queues, but their filters refuse it."""
+    assert outcome.refusal is not None
+    nowhere = outcome.refusal[0] == Reason.NO_MATCHING_DESTINATION
+    to = sent.destinations[sent.to[row]]
+    queues: list[Queue] = queues_of_destination(broker, sent.vpn, to) if nowhere else []
+    return bool(queues)
+
+
+def _alike(sent: BridgeSend, at: int, end: int) -> int:
+    """How many messages from here on differ only in payload and time."""
+    to, priority, dmq = sent.to[at], sent.priorities[at], sent.dmq[at]
+    n = at
+    while n < end and (
+        sent.to[n] == to and sent.priorities[n] == priority and sent.dmq[n] == dmq
+        and not sent.due[n] and not sent.ttl_ends[n]
+        and sent.keys[n] is None and sent.headers[n] is None
+    ):  # fmt: skip
+        n += 1
+    return max(n - at, 1)
+
+
+def _incoming(broker: Broker, sent: BridgeSend, at: int, end: int) -> Incoming:
+    """Messages as their producer sent them. A time to live counts from the publish (X4)."""
+    (topic, partition, offset), n = _position(broker), end - at
+    ends = sent.ttl_ends[at]
+    header = PublishHeader(
+        to=sent.destinations[sent.to[at]], priority=sent.priorities[at], dmq=sent.dmq[at],
+        ttl_ms=ends - sent.times[at] if ends else None, deliver_at=sent.due[at] or None,
+    )  # fmt: skip
+    texts = [None if text is None else text.decode() for text in sent.headers[at:end]]
+    return Incoming(
+        topic, header, 0, sent.keys[at:end], texts, sent.payloads[at:end], [partition] * n,
+        [offset] * n, sent.times[at:end], list(range(at, end)),
+    )  # fmt: skip
+
+
+def _position(broker: Broker) -> RecordPosition:
+    """The record that is being handled."""
+    place = broker.at
+    assert isinstance(place, tuple)
+    return place

@@ -1,22 +1,22 @@
-"""The link of a bridge: what waits at its endpoint goes to the far end, lane by lane (H1–H3).
+"""The link of a bridge: sends the messages of its endpoint to the far end, lane by lane (H1–H3).
 
-Theory. A message that is sent is on its way (`MOVING`) until the far end's receipt says what was
-taken: nothing else can happen to it, so it never ends at both ends. What was taken leaves. What was
-refused is ready again, with all that follows it in its lane, and the lane is *held*: its first
-message is delayed, longer each time, and then tried alone. A held lane is nothing but a row that is
-delayed, so any number of them costs nothing; all others go on (H3). With one lane for all, the
-first that is refused holds the link (H2).
+Theory. A sent message is in transit (`MOVING`) until the far end's receipt. Nothing else can happen
+to it, so it never ends at both ends. Messages that the far end stored leave. A refused message is
+ready again with all that follow it in its lane, and the lane is *held*: its first message is
+delayed, longer each time, and then tried alone. A held lane is only a delayed row, so any number of
+them costs nothing, and all other lanes go on (H3). With a single lane, the first refusal holds the
+whole link (H2).
 
-Of a lane one record at most is on its way, with as many messages as are there: a lane in which one
-message at a time waited for its receipt would be slow.
+At most one record of a lane is in transit, with as many messages as there are. A lane that waited
+for a receipt after each message would be slow.
 
-Where the bridge leads to another VPN of the same broker, the next step hands over what it sends,
-and has the receipt at once (`cross`). To a VPN's end at another broker of the home it goes over the
-channel between the two, which says everything once. Where it leads to another home, what it sends
-is copied there by the engine, and comes at least once; so it carries the link's own numbers
-(`protocol.home_bridges`). Nothing is sent before the engine has said that the way is open.
+If the bridge leads to another VPN of the same broker, the next step hands the messages over and has
+the receipt at once (`cross`). To another broker of the home, they go over the channel between the
+two, which delivers once. To another home, the engine copies them, at least once, so they carry the
+link's own numbers (`protocol.home_bridges`). Nothing is sent before the engine has said that the
+connection is open.
 
-What is on its way is bounded by a window in rows and bytes (`Limits.bridge_rows`, `bridge_bytes`).
+A window in rows and bytes bounds the messages in transit (`Limits.bridge_rows`, `bridge_bytes`).
 """
 
 from __future__ import annotations
@@ -24,9 +24,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ...protocol import topics
-from ...protocol.bridges import BridgeReceipt, BridgeSend
 from ...protocol.home_bridges import OPEN, HomeSend, bridge_key
-from ...protocol.mesh_envelope import PART_BYTES, PART_ROWS
+from ...protocol.mesh_messages import PART_BYTES, PART_ROWS, BridgeReceipt, BridgeSend
 from ...protocol.outputs import HomeRecord
 from ...state.limits import Budget
 from ...state.phases.selection import Search
@@ -37,17 +36,24 @@ from ...state.queue.table import Event
 from ...state.rules.edits import edited
 from ...state.storage.row import MOVING, NEVER, READY, Row
 from ...state.storage.spool import Content
-from . import held_lanes
 from .bridge_facts import ELSEWHERE, BridgeFacts, Flight, Link
-from .endpoint import NUMBER, SUBSCRIPTION, beside
+from .endpoint import (
+    NUMBER,
+    SUBSCRIPTION,
+    destination_and_due,
+    forget_empty,
+    held_ms,
+    hold_lane,
+    went_through,
+)
 
-Say = Callable[[Link, BridgeSend], None]  # to the far end
+Say = Callable[[Link, BridgeSend], None]  # sends to the far end
 Lanes = list[tuple[int, list[Row]]]
-HEADS = 1_000  # lanes that one record looks at
+HEADS = 1_000  # the most lanes in one record
 
 
 def forward_all(broker: Broker, facts: BridgeFacts, say: Say) -> None:
-    """At the end of a step: send what may go now."""
+    """At the end of a step, send what can be sent."""
     limits = broker.limits
     budget = Budget(limits.delivery_rows, limits.delivery_bytes)
     for number, link in facts.links.items():
@@ -59,7 +65,7 @@ def forward_all(broker: Broker, facts: BridgeFacts, say: Say) -> None:
 def cross(
     broker: Broker, facts: BridgeFacts, here: Callable[[BridgeSend], BridgeReceipt]
 ) -> None:  # fmt: skip
-    """Hand over what bridges bring to other VPNs of this broker. here: takes it in."""
+    """Hand over messages of bridges to other VPNs of this broker. here: stores them."""
     limits = broker.limits
     budget = Budget(limits.delivery_rows, limits.delivery_bytes)
     for link in facts.links.values():
@@ -68,7 +74,7 @@ def cross(
         link.crossing = False
 
         def told(link: Link, sent: BridgeSend) -> None:
-            broker.at = (f"#{link.queue}", 0, sent.number)  # what the journal says of where it was
+            broker.at = (f"#{link.queue}", 0, sent.number)  # their origin in the journal
             answer = here(sent)
             broker.at = broker.queue(link.queue)
             receipt(broker, link, answer)
@@ -88,9 +94,9 @@ def _of_queue(broker: Broker, link: Link, budget: Budget, say: Say, crosses: boo
 def forward(
     broker: Broker, queue: Queue, link: Link, budget: Budget, say: Say, crosses: bool
 ) -> None:
-    """Send what may go now. crosses: to another VPN of this broker; else what is for that waits for
-    the next step."""
-    held_lanes.forget_empty(broker, link)
+    """Send what can be sent. crosses: to another VPN of this broker; otherwise such messages wait
+    for the next step."""
+    forget_empty(broker, link)
     link.wanted = False
     if not queue.header.egress or not _has_next(queue):
         return
@@ -101,7 +107,7 @@ def forward(
         return
     sent: list[BridgeSend] = []
     limits = broker.limits
-    rows, size = link.on_its_way()
+    rows, size = link.in_transit()
     room = Budget(limits.bridge_rows - rows, limits.bridge_bytes - size)
     looks = Budget(limits.looks, limits.look_bytes)
     while not room.spent and not budget.spent:
@@ -118,7 +124,7 @@ def forward(
 
 
 def _has_next(queue: Queue) -> bool:
-    """Whether a message may be sent: one that waits for no other of its lane."""
+    """Whether there is a message that waits for no other of its lane."""
     header = queue.header
     if header.depth == header.leased + header.delayed:
         return False
@@ -126,7 +132,7 @@ def _has_next(queue: Queue) -> bool:
 
 
 def _next_record(broker: Broker, queue: Queue, link: Link, most: int, looks: Budget) -> Lanes:
-    """Lanes, and messages of each, for one record: of each lane the first ones, a fair share."""
+    """Lanes for one record, with a fair share of the first messages of each."""
     most = min(most, PART_ROWS)
     search = Search(broker, queue, Budget(most, 1 << 62), looks)
     heads = search.take(None, min(most, HEADS), False)
@@ -154,12 +160,12 @@ def _next_record(broker: Broker, queue: Queue, link: Link, most: int, looks: Bud
 def _send(
     broker: Broker, queue: Queue, link: Link, lanes: Lanes, sent: list[BridgeSend]
 ) -> tuple[int, int]:
-    """These messages are on their way now; gives rows and bytes. sent: what is to be said."""
+    """Put messages in transit, and append their record to ``sent``; returns rows and bytes."""
     rows = [row for _, part in lanes for row in part]
     contents = broker.spool.contents(rows)
     if None in contents:
         _lose(broker, queue, rows, contents)
-        return len(rows), 0  # what is left of these lanes goes in the next record
+        return len(rows), 0  # the rest of these lanes goes into the next record
     (holder,) = (one for one in queue.header.subscriptions if one.number == NUMBER)
     apply(broker, queue, rows, Event.GRANT, holder=holder, subscription=SUBSCRIPTION)
     number, size = link.next_send, sum(row.size for row in rows)
@@ -167,16 +173,16 @@ def _send(
     link.sent += len(rows)
     ids = [(lane, [row.id for row in part]) for lane, part in lanes]
     link.flights[number] = Flight(broker.now, size, ids)
-    sent.append(_said(link, number, lanes, rows, contents))
+    sent.append(_bridge_send(link, number, lanes, rows, contents))
     return len(rows), size
 
 
-def _said(
+def _bridge_send(
     link: Link, number: int, lanes: Lanes, rows: list[Row], contents: list[Content | None]
 ) -> BridgeSend:
-    """Messages, as they are said."""
+    """The record of messages."""
     own = [edited(row, content) for row, content in zip(rows, contents, strict=True) if content]
-    about = [beside(row) for row in rows]
+    about = [destination_and_due(row) for row in rows]
     places = {name: at for at, name in enumerate(dict.fromkeys(to for to, _ in about))}
     return BridgeSend(
         link=link.queue, bridge=link.bridge, vpn=link.far_vpn or link.vpn, number=number,
@@ -192,8 +198,8 @@ def _said(
 
 
 def send_again(broker: Broker, link: Link, say: Say) -> None:
-    """All that is on its way, under its numbers: it may be lost, or the answer. The far end passes
-    over what it had, and answers as it did."""
+    """Repeat all records in transit under their numbers: they may be lost, or their answers. The
+    far end skips records that it had, and repeats its answers."""
     queue = broker.queue(link.queue)
     for number, flight in link.flights.items() if queue is not None else ():
         assert queue is not None
@@ -201,32 +207,32 @@ def send_again(broker: Broker, link: Link, say: Say) -> None:
         rows = [row for _, part in lanes for row in part]
         contents = broker.spool.contents(rows)
         if len(rows) == flight.rows and None not in contents:
-            say(link, _said(link, number, lanes, rows, contents))
+            say(link, _bridge_send(link, number, lanes, rows, contents))
 
 
 def _lose(broker: Broker, queue: Queue, rows: list[Row], contents: list[Content | None]) -> None:
-    """Messages whose payloads are missing from the state are lost, and that is said."""
-    gone = [row for row, content in zip(rows, contents, strict=True) if content is None]
-    apply(broker, queue, gone, Event.LOSE, reason="payload missing")
+    """Remove messages whose payloads are missing, and write an event."""
+    lost = [row for row, content in zip(rows, contents, strict=True) if content is None]
+    apply(broker, queue, lost, Event.LOSE, reason="payload missing")
     for row in rows:
         if row.state == READY:
             queue.ready.changed(row)
     broker.event(
-        "payload_missing", broker.vpn_of(queue), queue.definition.name, messages=len(gone),
-        first=str(gone[0].id),
+        "payload_missing", broker.vpn_of(queue), queue.definition.name, messages=len(lost),
+        first=str(lost[0].id),
     )  # fmt: skip
 
 
 def say_home(broker: Broker, link: Link, sent: BridgeSend) -> None:
-    """To another home, by way of the engine."""
+    """Send to another home, through the engine."""
     header = broker.header
-    said = HomeSend(header.epoch, header.name, min(link.flights), sent)
+    message = HomeSend(header.epoch, header.name, min(link.flights), sent)
     topic = topics.topic(header.name, topics.BRIDGE_OUT)
-    broker.emit(HomeRecord(topic, None, bridge_key(link.vpn, link.bridge), said))
+    broker.emit(HomeRecord(topic, None, bridge_key(link.vpn, link.bridge), message))
 
 
-def set_way(broker: Broker, link: Link, state: str, why: str) -> None:
-    """The engine says how it is with the way to the other home."""
+def set_connection_state(broker: Broker, link: Link, state: str, why: str) -> None:
+    """Set the state of the connection to the other home, as the engine says."""
     if (link.way, link.why) == (state, why):
         return
     changed = link.way != state or not link.way_since
@@ -245,10 +251,10 @@ def set_way(broker: Broker, link: Link, state: str, why: str) -> None:
 
 
 def receipt(broker: Broker, link: Link, answer: BridgeReceipt) -> None:
-    """The far end says what it took of a record."""
+    """Handle the far end's receipt for a record."""
     queue = broker.queue(link.queue)
     if queue is None or answer.number not in link.flights:
-        return  # it came before
+        return  # a repetition
     flight = link.flights.pop(answer.number)
     refused = {lane: (taken, reason, name) for lane, taken, reason, name in answer.refused}
     for at, (lane, ids) in enumerate(flight.lanes):
@@ -260,12 +266,12 @@ def receipt(broker: Broker, link: Link, answer: BridgeReceipt) -> None:
             link.refused += 1
             _return(broker, queue, link, lane, back, reason, endpoint, n > 0)
         elif lane in link.held:
-            held_lanes.went_through(broker, link, lane)
+            went_through(broker, link, lane)
     broker.touch(queue)
 
 
 def _moving(queue: Queue, ids: list[int]) -> list[Row]:
-    """Of these the ones that are still on their way: the queue may be about to be deleted."""
+    """The messages that are still in transit: the queue may be being deleted."""
     rows = [queue.live.get(number) for number in ids]
     return [row for row in rows if row is not None and row.state == MOVING]
 
@@ -274,13 +280,13 @@ def _return(
     broker: Broker, queue: Queue, link: Link, lane: int, back: list[Row], reason: str,
     endpoint: str, progress: bool,
 ) -> None:  # fmt: skip
-    """A lane's messages come back, the first of them after a while."""
+    """Take back a lane's messages; the first one is delayed."""
     if not back:
         return
-    destination, _ = beside(back[0])
-    held = held_lanes.hold(broker, link, lane, destination, reason, endpoint, progress)
+    destination, _ = destination_and_due(back[0])
+    held = hold_lane(broker, link, lane, destination, reason, endpoint, progress)
     apply(
         broker, queue, back[:1], Event.REFUSE_LATER, subscription=SUBSCRIPTION, reason=reason,
-        until=broker.now + held_lanes.held_ms(held),
+        until=broker.now + held_ms(held),
     )  # fmt: skip
     apply(broker, queue, back[1:], Event.REFUSE, subscription=SUBSCRIPTION, reason=reason)

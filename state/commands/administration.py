@@ -1,8 +1,9 @@
-"""Definitions and what an administrator does: define, delete, shut down, purge (Q1–Q9, S7, H5, R6).
+"""Administration: define, delete, shut down, purge; and commands about brokers and bridges in a
+home with one broker (Q1–Q9, S7, H5, R6).
 
-A definition is checked as a whole before anything is changed, so one that is refused leaves
-everything as it was. At each start the engine gives every queue of its configuration again. Nearly
-all are as they were given last: their digests say so, and nothing is read for them (Q9).
+A definition is checked as a whole before anything changes, so a refused one has no effect. At each
+start the engine defines every queue of its configuration again. Most definitions are unchanged,
+which their digest shows without reading the queue (Q9).
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ from ..queue.change import apply
 from ..queue.header import QueueHeader, Task
 from ..queue.queue import Queue
 from ..queue.table import Event
-from ..rules.command_targets import in_place, wanted
+from ..rules.command_targets import split_moving, wanted
 from ..rules.routing import add_route, drop_route, forget_found, queues_of_record, set_topics
 from .moving import because
 from .multi_step_commands import begin, cancel_all, resume
@@ -51,8 +52,8 @@ from .sessions import unbind
 from .topic_subscriptions import check_definition, follow_definition
 
 DIGEST_BYTES = 8
-THERE = "there"  # what the directory says of a queue that can be used
-OF_TOPICS = ("records_lost", "topic_made_anew", "kafka_went_back")  # what is told of a topic
+THERE = "there"  # the directory's state of a queue that can be used
+OF_TOPICS = ("records_lost", "topic_made_anew", "kafka_went_back")  # events about a topic
 
 _encode = msgspec.msgpack.encode
 
@@ -72,7 +73,7 @@ def configure(broker: Broker, vpn: str, command: Configure) -> None:
 
 
 def define(broker: Broker, vpn: str, command: Define) -> None:
-    """Define a queue, or define it again (Q9); the same definition again changes nothing."""
+    """Define a queue, or define it again (Q9). The same definition again changes nothing."""
     mapping, identity = command.definition, name_of(command.definition)
     existing = None if identity is None else broker.find(vpn, identity[1])
     if existing is not None and not command.replace:
@@ -90,12 +91,12 @@ def define(broker: Broker, vpn: str, command: Define) -> None:
     existing.header.given = given
     broker.touch(existing)
     if before is None or _entry(before) != _entry(definition):
-        _say_where(broker, vpn, definition.name, definition.type)
+        _emit_entry(broker, vpn, definition.name, definition.type)
 
 
 def _digest(mapping: dict[str, Any]) -> bytes:
-    """Of a definition as it was given; empty where it holds a number that no key allows: what is
-    wrong with it is said next."""
+    """The digest of a definition as given; empty if a number is too large to encode, which the
+    parser then refuses."""
     try:
         return blake2b(_encode(mapping), digest_size=DIGEST_BYTES).digest()
     except OverflowError:
@@ -103,18 +104,18 @@ def _digest(mapping: dict[str, Any]) -> bytes:
 
 
 def check_vpn(broker: Broker, vpn: str, definition: QueueDefinition) -> None:
-    """Raise what is wrong with a definition in this VPN."""
+    """Raise ValueError for a definition that this VPN or engine does not allow."""
     if is_protected(definition) and not broker.header.auth:
         raise ValueError(f"owner: {definition.owner!r} – {NEEDS_AUTH}")
     if definition.vpn != vpn:
         raise ValueError(
-            f"vpn: {definition.vpn!r} – allowed is {vpn!r}, the VPN of this connection; "
-            "connect to the other one for that"
+            f"vpn: {definition.vpn!r} – allowed is {vpn!r}, the VPN of this connection; connect to "
+            f"{definition.vpn!r} to define a queue there"
         )
 
 
 def _check(broker: Broker, vpn: str, definition: QueueDefinition) -> None:
-    """Raise what is wrong with a definition beside others."""
+    """Raise ConfigError or ValueError for a definition that conflicts with this broker's state."""
     check_vpn(broker, vpn, definition)
     where = f"queue {definition.name!r}"
     mesh = broker.mesh
@@ -129,7 +130,7 @@ def _check(broker: Broker, vpn: str, definition: QueueDefinition) -> None:
         queue = broker.find(vpn, name)
         return None if queue is None else queue.definition.dead_message_queue
 
-    ring = dead_message_ring(definition, target_of)  # X5: dead messages would come back to it
+    ring = dead_message_ring(definition, target_of)  # dead messages would come back to it (X5)
     if ring:
         target = definition.dead_message_queue
         raise ConfigError([Problem(where, "dead_message_queue", target, ring)])
@@ -138,8 +139,8 @@ def _check(broker: Broker, vpn: str, definition: QueueDefinition) -> None:
 def owned(
     broker: Broker, before: QueueDefinition | None, mapping: dict[str, Any]
 ) -> dict[str, Any]:
-    """A definition by a client who has proven who it is: the queue is its own, and one that is
-    there keeps its owner and its permissions where they are not named."""
+    """Complete a definition by a client that signs commands. A new queue belongs to the client. An
+    existing queue keeps its owner and permissions unless the definition names them."""
     speaker = broker.speaker
     if speaker is None:
         return mapping
@@ -153,7 +154,7 @@ def owned(
 
 
 def _create(broker: Broker, vpn: str, definition: QueueDefinition) -> Queue:
-    """A queue that did not exist."""
+    """Make a new queue."""
     most = broker.limits.queues
     if len(broker.names) >= most and sum(name == vpn for name, _ in broker.names) >= most:
         raise ValueError(
@@ -168,12 +169,12 @@ def _create(broker: Broker, vpn: str, definition: QueueDefinition) -> Queue:
     add_route(broker, definition, number)
     follow_definition(broker, queue, None, definition)
     broker.event("defined", vpn, definition.name)
-    _write_down(broker, vpn, definition)
+    _journal_definition(broker, vpn, definition)
     return queue
 
 
 def _define_again(broker: Broker, vpn: str, queue: Queue, new: QueueDefinition) -> None:
-    """A queue that is there gets another definition. Raises what is wrong with that."""
+    """Give an existing queue a new definition. Raises ConfigError before anything changes."""
     header, old = queue.header, queue.definition
     check_definition(queue, new)
     if old == new and not header.faulted:
@@ -192,26 +193,26 @@ def _define_again(broker: Broker, vpn: str, queue: Queue, new: QueueDefinition) 
         resume(broker, queue)
     queue.wanted = True
     broker.event("defined", vpn, new.name, again=True)
-    _write_down(broker, vpn, new)
+    _journal_definition(broker, vpn, new)
 
 
 def _check_last_value(queue: Queue, new: QueueDefinition) -> list[Problem]:
-    """S10: quota 0 keeps one message; a definition does not throw the others away."""
+    """Refuse quota 0 while several messages are stored: it would discard all but one (S10)."""
     depth = queue.header.depth
     if new.max_spool_usage or depth < 2:
         return []
-    allowed = f"keeps the last message only, and {depth} are stored: consume or purge them before"
+    allowed = f"keeps only the last message, but {depth} are stored: consume or purge them first"
     return [Problem(f"queue {new.name!r}", "max_spool_usage", 0, allowed)]
 
 
-def _write_down(broker: Broker, vpn: str, definition: QueueDefinition) -> None:
-    """The definition as it now is, into the journal."""
+def _journal_definition(broker: Broker, vpn: str, definition: QueueDefinition) -> None:
+    """Write the present definition into the journal."""
     text = msgspec.json.encode(definition).decode()
     broker.note("definition", vpn, definition.name, "", text)
 
 
 def _entry(definition: QueueDefinition) -> tuple[Any, ...]:
-    """What the directory keeps of a definition."""
+    """The parts of a definition that the directory has."""
     d = definition
     return (
         d.type, d.dead_message_queue, d.default_publish_target, d.underlying_topic, d.owner,
@@ -219,14 +220,14 @@ def _entry(definition: QueueDefinition) -> tuple[Any, ...]:
     )  # fmt: skip
 
 
-def _say_where(broker: Broker, vpn: str, name: str, kind: str) -> None:
-    """Write into the directory that a queue is here, or that it is gone (kind: empty)."""
+def _emit_entry(broker: Broker, vpn: str, name: str, kind: str) -> None:
+    """Write into the directory that a queue is here, or deleted (kind: empty)."""
     header = broker.header
     if broker.mesh is not None and broker.mesh.keeps_directory:
         return
     hosts = {header.name: header.number} if kind else {}
     state = THERE if kind else ""
-    # Each definition and each deletion is an event, so their number names this word.
+    # Each definition and each deletion is an event, so the number of events orders the entries.
     broker.emit(DirectoryEntry(vpn, name, hosts, kind, state, header.epoch, header.events))
 
 
@@ -234,8 +235,8 @@ def _say_where(broker: Broker, vpn: str, name: str, kind: str) -> None:
 
 
 def delete(broker: Broker, vpn: str, command: Delete) -> None:
-    """Delete a queue: from now on nobody finds it, and its name is free; its messages are gone, not
-    delivered (S7). They are removed in turn (`remove_messages`)."""
+    """Delete a queue. Its name is free at once, and its messages are not delivered any more (S7).
+    `remove_messages` removes them in turn."""
     queue = broker.find(vpn, command.queue)
     if queue is None:
         raise ConfigError(f"queue: {command.queue!r} – there is no such queue in VPN {vpn!r}")
@@ -251,12 +252,11 @@ def delete(broker: Broker, vpn: str, command: Delete) -> None:
     broker.event("deleted", vpn, queue.definition.name)
     begin(broker, vpn, queue, Delete(queue=queue.definition.name), bounded=False)
     if not queue.header.stands_for:
-        _say_where(broker, vpn, command.queue, "")
+        _emit_entry(broker, vpn, command.queue, "")
 
 
 def _tell_consumers(broker: Broker, vpn: str, queue: Queue) -> None:
-    """Their subscriptions are over, and none of them has asked for that: each is told in its
-    inbox, by its id."""
+    """Tell the consumers of a deleted queue, in their inboxes, that their subscriptions ended."""
     told = {"ended": f"queue {queue.definition.name!r} was deleted"}
     for one in queue.header.subscriptions:
         if one.broker is not None:
@@ -269,7 +269,7 @@ def _tell_consumers(broker: Broker, vpn: str, queue: Queue) -> None:
 def remove_messages(
     broker: Broker, queue: Queue, task: Task, command: Delete, budget: Budget
 ) -> bool:
-    """Remove what a deleted queue holds, and then the queue."""
+    """Remove a deleted queue's messages, and then the queue."""
     part = wanted(broker, queue, task, None, None, budget, moving=True)
     apply(broker, queue, part.rows, Event.DELETE)
     if part.last:
@@ -281,7 +281,7 @@ def remove_messages(
 
 
 def shutdown(broker: Broker, vpn: str, queue: Queue, command: Shutdown) -> None:
-    """Shut down or open ingress and egress, each on its own (H5)."""
+    """Shut down or open ingress and egress independently (H5)."""
     queue.header.ingress = not command.ingress
     queue.header.egress = not command.egress
     queue.wanted = True
@@ -292,11 +292,11 @@ def shutdown(broker: Broker, vpn: str, queue: Queue, command: Shutdown) -> None:
 
 
 def purge(broker: Broker, queue: Queue, task: Task, command: Purge, budget: Budget) -> bool:
-    """Remove messages by predicate (active ones, R5), by ids, or all; answers how many."""
+    """Remove active messages by predicate (R5), messages by ids, or all; answers how many."""
     ranges = parse_ranges(command.ids) if command.ids is not None else None
     change = not command.dry_run
     part = wanted(broker, queue, task, command.where, ranges, budget, thaw=change, moving=True)
-    here, others = in_place(broker, queue, command, part.rows)
+    here, others = split_moving(broker, queue, command, part.rows)
     if change:
         reason = because(command, command.where or "")
         apply(broker, queue, here, Event.PURGE, reason=reason)
@@ -305,18 +305,18 @@ def purge(broker: Broker, queue: Queue, task: Task, command: Purge, budget: Budg
 
 
 def was_stuck(broker: Broker, vpn: str, command: Stuck) -> None:
-    """The engine had to start this broker again."""
+    """Write an event: the engine had to restart this broker."""
     broker.event("broker_stuck", vpn, why=command.why)
 
 
 def record_refused(broker: Broker, vpn: str, command: RecordRefused) -> None:
-    """Kafka did not take what was said there: an event of the VPN."""
+    """Write an event: Kafka refused a record of the broker."""
     broker.event("record_refused", vpn, topic=command.topic, why=command.why)
 
 
 def records_lost(broker: Broker, vpn: str, command: RecordsLost) -> None:
-    """Retention was shorter than the engine's rest: an event of the VPN, where the topic is its
-    own, or else of each of its queues that captures the topic."""
+    """Write an event: records were deleted before the engine read them. The event is the VPN's for
+    one of its own topics, else each queue's that captures the topic."""
     own = topics.split(command.topic)
     if own is not None:
         names = [""] if own[0] == vpn else []
@@ -330,25 +330,26 @@ def records_lost(broker: Broker, vpn: str, command: RecordsLost) -> None:
         )  # fmt: skip
 
 
-# ---------------------------------------------------------------- home commands
+# ---------------------------------------------------------------- brokers and bridges
 
 
 LOCAL = "LocalQueue"
 
 
 def peers(broker: Broker, vpn: str, command: c.Peers) -> None:
-    """The home's brokers are these. Raises ConfigError unless that is this one alone."""
+    """Check the list of the home's brokers. Raises ConfigError unless it is this one alone: other
+    brokers need a mesh."""
     name, number = broker.header.name, broker.header.number
     own = command.brokers.get(name)
     if own != number:
-        raise ConfigError(f"brokers: {name!r} has number {own} there – it is broker {number}")
+        raise ConfigError(f"brokers: {name!r} with number {own} – it has number {number}")
     others = ", ".join(repr(other) for other in command.brokers if other != name)
     if others:
         raise ConfigError(f"brokers: {others} – this home has one broker, {name!r}")
 
 
 def move_queue(broker: Broker, vpn: str, command: c.MoveQueue) -> None:
-    """Move a queue to another broker: there is none, and here it is already."""
+    """Refuse to move a queue: there is no other broker."""
     queue = broker.find(vpn, command.queue)
     if queue is None:
         raise ConfigError(f"queue: {command.queue!r} – there is no such queue in VPN {vpn!r}")
@@ -358,22 +359,20 @@ def move_queue(broker: Broker, vpn: str, command: c.MoveQueue) -> None:
         raise ConfigError([Problem(where, "broker", command.broker, allowed)])
     kind = queue.definition.type
     if kind != LOCAL:
-        raise ConfigError(f"queue: {command.queue!r} – is a {kind}; a LocalQueue moves, no other")
+        raise ConfigError(f"queue: {command.queue!r} – is a {kind}; only a LocalQueue can move")
 
 
 def leave(broker: Broker, queue: Queue, task: Task, command: c.MoveQueue, budget: Budget) -> bool:
-    """The queue goes to another broker (M5); whether it has left."""
+    """Go on moving a queue to another broker (M5); returns whether it is done."""
     assert broker.mesh is not None
     return broker.mesh.leave(queue, task, budget)
 
 
 def bridge(broker: Broker, vpn: str, command: c.Bridge) -> None:
-    """Refused: there are no bridges."""
+    """Refuse a bridge."""
     raise ConfigError("bridge: – this engine has no bridges")
 
 
 def concerning_bridge(broker: Broker, vpn: str, command: c.DeleteBridge | c.DescribeBridge) -> Any:
-    """Refused: there is none."""
-    raise ConfigError(
-        f"bridge: {command.name!r} – there is no such bridge in VPN {vpn!r}, which has none"
-    )
+    """Refuse a command about a bridge."""
+    raise ConfigError(f"bridge: {command.name!r} – VPN {vpn!r} has no bridges")

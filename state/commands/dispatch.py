@@ -1,4 +1,4 @@
-"""Every command, how it is carried out, and by what."""
+"""The dispatch table: the function that carries out each command."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ OF_BROKER: dict[type, Callable[..., Any]] = {  # (broker, vpn, command) → answ
     c.Peers: administration.peers,
     c.Define: administration.define,
     c.MoveQueue: administration.move_queue,
-    c.Delete: administration.delete,  # its messages go in turn
+    c.Delete: administration.delete,  # `IN_TURN` then removes its messages
     c.Heartbeat: sessions.heartbeat,
     c.Bye: sessions.bye,
     c.RecordsLost: administration.records_lost,
@@ -53,7 +53,7 @@ OF_QUEUE: dict[type, Callable[..., Any]] = {  # (broker, vpn, queue, command) �
     c.Describe: inspection.describe_one,
     c.Browse: inspection.browse,
 }
-IN_TURN.update(  # (broker, queue, task, command, budget) → done?
+IN_TURN.update(  # (broker, queue, task, command, budget) → is it done
     {
         c.Ack: leases.acknowledge,
         c.Cancel: leases.cancel,
@@ -72,7 +72,7 @@ IN_TURN.update(  # (broker, queue, task, command, budget) → done?
     }
 )
 INSPECTIONS = frozenset({c.Queues, c.Captures, c.Usage, c.Events, c.Describe, c.Browse})
-# What clients may do with a queue that only the engine fills and empties.
+# The commands that clients may give for a queue that only the engine fills and empties.
 OF_STAND_IN = frozenset({c.Describe, c.Browse, c.Purge, c.Shutdown, c.BeginAgain})
-# No such queue: nothing to do.
+# Without such a queue, these have nothing to do and are not refused.
 TOLERANT = frozenset({c.Unsubscribe, c.TransportAck, c.BeginAgain, c.Undeliverable})

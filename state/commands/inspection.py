@@ -1,5 +1,5 @@
-"""Inspection: describe, queues, usage, events, browse (R6). They change nothing, and see what the
-step has done. A long answer is given in parts: ``more`` says where the next one begins."""
+"""Inspection: describe, queues, usage, events, browse (R6). These commands change nothing and see
+the step's result. A long answer comes in parts: ``more`` says where the next part begins."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ from .answers import PartialAnswer
 from .permissions import READ_ONLY, may
 
 LEVEL_MAX = (1 << 64) - 1
-LOOKED_TOGETHER = 256
-LATER = 1 << 191  # browse shows what is delayed for long behind all else
+BROWSED_TOGETHER = 256
+LATER = 1 << 191  # browse lists cold delayed messages behind all others
 
 
 def describe_one(broker: Broker, vpn: str, queue: Queue, command: Describe) -> dict[str, Any]:
-    """Carry out the command."""
+    """Carry out `Describe`."""
     return describe(broker, queue)
 
 
 def queues(broker: Broker, vpn: str, command: Queues) -> PartialAnswer:
-    """The queues of a VPN, by name, from ``after`` on."""
+    """The queues of a VPN by name, behind the name ``after``."""
     names = sorted(
         n for (name, n), queue in broker.names.items()
         if name == vpn and n > command.after and not queue.header.stands_for
@@ -49,7 +49,8 @@ def queues(broker: Broker, vpn: str, command: Queues) -> PartialAnswer:
 
 
 def captures(broker: Broker, vpn: str, command: Captures) -> PartialAnswer:
-    """What the queues of a VPN capture: its expressions, and bucket for bucket the topics."""
+    """The topics that the queues of a VPN capture: first the regular expressions, then the topic
+    names, bucket by bucket."""
     topics = {
         q.definition.underlying_topic for (name, _), q in broker.names.items()
         if name == vpn and not q.header.stands_for
@@ -67,7 +68,7 @@ def captures(broker: Broker, vpn: str, command: Captures) -> PartialAnswer:
 
 
 def events(broker: Broker, vpn: str, command: Events) -> list[dict[str, Any]]:
-    """The newest notable events; what concerns the whole broker is told in every VPN."""
+    """The newest notable events. Every VPN sees those of the whole broker."""
     told = [e for e in broker.recent if e[1] == vpn or e[4].get("scope") == "broker"]
     return [
         {"event": event, "vpn": name, "queue": queue, "time": time, **details}
@@ -76,7 +77,7 @@ def events(broker: Broker, vpn: str, command: Events) -> list[dict[str, Any]]:
 
 
 def usage(broker: Broker, vpn: str, command: Usage) -> dict[str, Any]:
-    """What a VPN and the broker use, of how much, and which alerts are set (S3, S8, S9, B4)."""
+    """What a VPN and the broker use, their limits, and their alerts (S3, S8, S9, B4)."""
     header, system, spool = broker.header, broker.header.system, broker.spool
     number, limits = header.vpns.get(vpn, 0), header.vpn_limits.get(vpn)
     return {
@@ -145,8 +146,8 @@ def _ready(queue: Queue) -> int:
 
 
 def _oldest_age_s(broker: Broker, queue: Queue) -> float | None:
-    """How long the message is here that came first. Of the cold part one segment is read: that with
-    the lowest id, which is nearly always the message that came first."""
+    """The age of the oldest message. Of the cold part, only the segment with the lowest id is read,
+    which nearly always has the oldest."""
     if not queue.header.depth:
         return None
     rows = list(queue.live.values())
@@ -175,7 +176,7 @@ def _blocked(broker: Broker, queue: Queue) -> str | None:
         return f"faulted: {header.faulted}"
     first = _first_key(queue)
     if first is None and queue.ready.lanes:
-        return "partition_key"  # the key of each ready message has one under way (O4)
+        return "partition_key"  # each ready message waits for another one with its key (O4)
     behind = NEVER << 128
     if header.barriers:
         behind = (next(iter(header.barriers)) + 1 << 128) - (LEVEL_MAX << 64)
@@ -185,14 +186,14 @@ def _blocked(broker: Broker, queue: Queue) -> str | None:
     if not room:
         return "every consumer's backlog is full"
     if first_inactive(queue) is not None and not header.again:
-        return "target_queue_depth"  # somebody has room, and nothing active is for them (R5)
-    if all(s.filter and _takes_nothing(queue, s.filter, behind) for s in room):
+        return "target_queue_depth"  # no active message is for a consumer with room (R5)
+    if all(s.filter and _matches_nothing(queue, s.filter, behind) for s in room):
         return "no consumer's filter matches"
     return None
 
 
-def _takes_nothing(queue: Queue, text: str, below: int) -> bool:
-    """Whether a filter has looked at all that is ready below a key, and let nothing through."""
+def _matches_nothing(queue: Queue, text: str, below: int) -> bool:
+    """Whether a filter was evaluated on all ready messages below a key and matches none."""
     view = queue.ready.views.get(text)
     if view is None or view.behind:
         return False
@@ -205,7 +206,7 @@ def _takes_nothing(queue: Queue, text: str, below: int) -> bool:
 
 
 def _first_key(queue: Queue) -> int | None:
-    """Where the message stands that is next, whoever may take it."""
+    """The key of the next message, for any consumer."""
     row, cold = queue.ready.first(), queue.first_cold()
     keys = [key for key in (None if row is None else row.key, cold) if key is not None]
     return min(keys, default=None)
@@ -223,7 +224,7 @@ def _consumer(broker: Broker, queue: Queue, subscription: Subscription) -> dict[
     backlog = backlog_of(queue.definition, subscription)
     why = None
     if _leaves_on_send(queue, subscription):
-        pass  # takes no lease, so no limit of leases blocks it
+        pass  # without leases, no limit of leases blocks it
     elif _at_limit(broker):
         why = "max_delivered_unacked"
     elif subscription.held >= backlog:
@@ -244,12 +245,12 @@ def _consumer(broker: Broker, queue: Queue, subscription: Subscription) -> dict[
 
 
 def browse(broker: Broker, vpn: str, queue: Queue, command: Browse) -> PartialAnswer:
-    """Active messages in the queue's order, without taking them (R5, R6), from ``start`` on. What
-    is delayed and cold comes behind all else, by when it is due.
+    """Show active messages in the queue's order, from ``start`` on (R5, R6). Cold delayed messages
+    come behind all others, by due time.
 
-    One answer looks at `Limits.browse_rows`, and reads `Limits.browse_bytes` of payloads and
-    `Limits.browse_pages` segments and blocks, at most; more: where to go on. Blocks count by what
-    rows name, not by what is in memory: a replica gives the same answer.
+    One answer reads at most `Limits.browse_rows` rows, `Limits.browse_bytes` of payloads and
+    `Limits.browse_pages` segments and blocks. Blocks are counted by what the rows name, not by what
+    is in memory, so a replica gives the same answer.
     """
     states = {name: code for code, name in NAMES.items() if code != GONE}
     if command.state is not None and command.state not in states:
@@ -266,33 +267,34 @@ def browse(broker: Broker, vpn: str, queue: Queue, command: Browse) -> PartialAn
     while start is not None and len(out) < command.limit:
         if budget.spent or pages <= 0:
             return PartialAnswer(out, str(start))
-        most = min(budget.rows, max(command.limit, LOOKED_TOGETHER))
+        most = min(budget.rows, max(command.limit, BROWSED_TOGETHER))
         rows, start, read = _next_in_order(queue, start, most)
         if len(rows) > budget.rows:
-            start = _place(queue, rows[budget.rows])
+            start = _browse_key(queue, rows[budget.rows])
             del rows[budget.rows :]
         budget.take(len(rows))
         for at, row in enumerate(rows):
             if len(out) >= command.limit:
                 break
-            if at and pages <= 0:  # one of them at least
-                return PartialAnswer(out, str(_place(queue, row)))
+            if at and pages <= 0:  # at least one row per answer
+                return PartialAnswer(out, str(_browse_key(queue, row)))
             if (inactive is not None and row.key >= inactive) or state not in (None, row.state):
                 continue
             pages -= blocks.opens(row)
             content = broker.spool.content(row) or (b"", None, None)
             size = sum(map(_length, content)) + len(command.where or "")
             if size > budget.bytes and budget.bytes < broker.limits.browse_bytes:
-                return PartialAnswer(out, str(_place(queue, row)))
+                return PartialAnswer(out, str(_browse_key(queue, row)))
             budget.take(0, size)
             if command.where is None or matching(broker, [row], command.where)[0]:
-                out.append(_shown(queue, row, content))
+                out.append(_browsed(queue, row, content))
         pages -= read
     return PartialAnswer(out, None)
 
 
 def _next_in_order(queue: Queue, start: int, most: int) -> tuple[list[Row], int | None, int]:
-    """The next rows from a place on, the place to go on with, and how many segments were read."""
+    """The next rows from a browse key on, the key to go on with, and the number of segments
+    read."""
     if start < LATER:
         found = window(queue.live.values(), queue.cold, start, most)
         following = LATER if found.end is None else found.end + 1
@@ -304,8 +306,8 @@ def _next_in_order(queue: Queue, start: int, most: int) -> tuple[list[Row], int 
     return found.rows, end, len(found.cold)
 
 
-def _place(queue: Queue, row: Row) -> int:
-    """Where a row stands in the order that browse shows."""
+def _browse_key(queue: Queue, row: Row) -> int:
+    """A row's position in the order of browse."""
     is_later = row.state == DELAYED and row.id not in queue.live
     return LATER + queue.later.by(row) if is_later else row.key
 
@@ -314,7 +316,7 @@ def _length(part: bytes | None) -> int:
     return len(part or b"")
 
 
-def _shown(queue: Queue, row: Row, content: Content) -> dict[str, Any]:
+def _browsed(queue: Queue, row: Row, content: Content) -> dict[str, Any]:
     names = {s.number: s.name for s in queue.header.subscriptions}
     return {
         "id": str(row.id),
@@ -332,18 +334,18 @@ def _shown(queue: Queue, row: Row, content: Content) -> dict[str, Any]:
     }
 
 
-SHOWN_BYTES_MAX = 4_000_000  # of one message; an answer is a record, and has them as base64
+SHOWN_BYTES_MAX = 4_000_000  # of one message; an answer is one record, with these bytes as base64
 
 
 def _fitting(content: Content) -> dict[str, Any]:
-    """Payload, key and headers as far as they fit into an answer; cut: what of them does not."""
+    """Payload, key and headers as far as they fit into an answer. cut: the parts that do not."""
     payload, key, headers = content
     left = SHOWN_BYTES_MAX
     shown: dict[str, bytes | None] = {"key": key, "headers": headers, "payload": payload}
     cut = []
     for name, whole in shown.items():
         if whole is not None and len(whole) > left:
-            # Headers are JSON: a part of them says nothing.
+            # Headers are JSON, so a part of them is useless.
             shown[name] = None if name == "headers" else whole[:left]
             cut.append(name)
         left -= len(shown[name] or b"")

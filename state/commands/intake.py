@@ -1,14 +1,14 @@
-"""The door in for commands: each is decoded with bounds before it meets a rule.
+"""The intake of commands: each is decoded and checked before a rule sees it.
 
-A record that is no command, or whose fields are out of bounds, changes nothing: it goes to
-``<vpn>.rejected`` with the reason, and is answered where it says who asks. What is wrong for a
-reason that only the rules know (no such queue, a bad expression) is answered with a sentence and
-changes nothing either. Commands that stand before the beginning of this home in their topic were
-for an earlier one: they are passed over and counted (see `Home`).
+A record that is not a command, or has fields out of bounds, changes nothing. It goes to
+``<vpn>.rejected`` with the reason, and its sender gets an answer if the record says where. A
+command that a rule refuses (no such queue, a bad expression) changes nothing either, and is
+answered with a sentence. Commands before this home's `Begin` in their topic were for an earlier
+home: they are skipped and counted (see `Home`).
 
-The engine has a door of its own, a topic that no client writes to: there it says what the limits
-are, and which queues the configuration has. What only the engine may say is refused on a VPN's
-topic like any other bad command, so no tenant changes what belongs to all.
+The engine has a topic of its own, to which no client writes. There it sends limits and the queues
+of the configuration. Commands that only the engine may give are refused on a VPN's topic, so no
+tenant can change what concerns all.
 """
 
 from __future__ import annotations
@@ -34,54 +34,54 @@ from .dispatch import INSPECTIONS, OF_BROKER, OF_QUEUE, OF_STAND_IN, TOLERANT
 from .multi_step_commands import begin
 from .permissions import check_permission, command_of, set_clients, speaker_of
 
-ENGINE = "/engine"  # its door, among the VPNs that have begun: no VPN has such a name
+ENGINE = "/engine"  # stands for the engine's topic in `BrokerHeader.begun`; no VPN has this name
 _BEGIN = b'{"command":"begin",'
 
 
 class DecodedCommand(NamedTuple):
-    """A command, where it stands, and who says it."""
+    """A command, its record, and the client that signed it."""
 
     vpn: str
     command: Any
-    place: RecordPosition
+    position: RecordPosition
     speaker: Speaker | None
 
 
 def decoded(
     broker: Broker, records: Records, skipped: Mapping[RecordPosition, str]
 ) -> list[DecodedCommand]:
-    """The commands of a step. skipped: records that failed before, and why."""
-    given = []
+    """The commands of a step. skipped: records that failed in an earlier attempt, and why."""
+    commands = []
     for topic, partition, offset, key, value in zip(
         records.topics, records.partitions, records.offsets, records.keys, records.values,
         strict=True,
     ):  # fmt: skip
-        broker.at = place = topic, partition, offset
-        one = _decoded(broker, place, key, value, skipped)
+        broker.at = position = topic, partition, offset
+        one = _decoded(broker, position, key, value, skipped)
         if one is not None:
-            given.append(one)
+            commands.append(one)
     broker.at = None
-    return given
+    return commands
 
 
 def _decoded(
-    broker: Broker, place: RecordPosition, key: bytes | None, value: bytes | None,
+    broker: Broker, position: RecordPosition, key: bytes | None, value: bytes | None,
     skipped: Mapping[RecordPosition, str],
 ) -> DecodedCommand | None:  # fmt: skip
-    """One command; None where it is none, or for another home: then it is answered here."""
-    vpn, of_engine = _door_of(place[0])
+    """One command; None if it is malformed or for another home, which is answered here."""
+    vpn, of_engine = _origin_of(position[0])
     speaker = None
     try:
         if of_engine:
             vpn = _vpn_of(key)
-        if place in skipped:
-            raise ValueError(f"it failed: {skipped[place]}")
-        unasked = of_engine or _is_beginning(value)
-        if not unasked:
+        if position in skipped:
+            raise ValueError(f"it failed: {skipped[position]}")
+        is_unsigned = of_engine or _is_beginning(value)
+        if not is_unsigned:
             speaker, value = speaker_of(broker, vpn, value)
         command = c.decode_command(value)
-        if unasked and not of_engine and not isinstance(command, c.Begin):
-            raise ValueError("command: named twice")
+        if is_unsigned and not of_engine and not isinstance(command, c.Begin):
+            raise ValueError("command: named twice – a command has one name")
         if command.reply is not None or type(command) is c.Subscribe:
             _check_inboxes(vpn, command)
         if not of_engine and isinstance(command, c.OF_ENGINE):
@@ -89,11 +89,11 @@ def _decoded(
     except (ValueError, PermissionDenied) as error:
         denied = isinstance(error, PermissionDenied)
         reason = Reason.PERMISSION_DENIED if denied else Reason.MALFORMED
-        reject_record(broker, vpn, *place, key, value, str(error), reason)
-        _answer_what_is_none(broker, vpn, value, error)
+        reject_record(broker, vpn, *position, key, value, str(error), reason)
+        _answer_malformed(broker, vpn, value, error)
         broker.in_vain()
         return None
-    if not _has_begun(broker, ENGINE if of_engine else vpn, command):
+    if not _note_beginning(broker, ENGINE if of_engine else vpn, command):
         broker.count_refused(vpn, "earlier_home")
         broker.in_vain()
         return None
@@ -103,70 +103,70 @@ def _decoded(
         return None
     if isinstance(command, c.Clients):
         set_clients(broker, command)  # now: later records of this step need it
-    return DecodedCommand(vpn, command, place, speaker)
+    return DecodedCommand(vpn, command, position, speaker)
 
 
 @lru_cache(maxsize=1_000)
-def _door_of(topic: str) -> tuple[str, bool]:
-    """The VPN whose commands stand in a topic, and whether they are the engine's."""
+def _origin_of(topic: str) -> tuple[str, bool]:
+    """The VPN of a commands topic, and whether it is the engine's own."""
     of_engine = is_instruction(topic)
     return DEFAULT_VPN if of_engine else topic.rpartition(".")[0], of_engine
 
 
 def _other_home(broker: Broker, command: c.Named) -> str:
     return (
-        f"epoch: {command.epoch} – the messages that this command is for belong to another home "
-        f"than this one, {broker.header.epoch}: subscribe or look again to learn what is here"
+        f"epoch: {command.epoch} – the messages of this command belong to another home; this one "
+        f"has epoch {broker.header.epoch}: subscribe or browse again to get its messages"
     )
 
 
 def _is_beginning(value: bytes | None) -> bool:
-    """The engine says where a home begins in the commands themselves; it binds nobody."""
+    """Whether a record is `Begin`, which the engine writes unsigned into the commands topics."""
     return value is not None and value.startswith(_BEGIN)
 
 
 def _vpn_of(key: bytes | None) -> str:
-    """The VPN in which an instruction of the engine's is carried out."""
+    """The VPN of a command on the engine's topic."""
     try:
         return vpn_name((key or b"").decode())
     except ValueError as error:
-        raise ValueError(f"key: {key!r:.200} – names the VPN, and {error}") from error
+        raise ValueError(f"key: {key!r:.200} – it is the name of the VPN and {error}") from error
 
 
 def _not_the_engine(command: c.AnyCommand) -> str:
-    """A tenant says nothing that concerns others."""
     return (
-        f"command: {type(command).__struct_config__.tag!r} – only the engine says it, on the "
-        "broker's own topic, which no client of a VPN may write to"
+        f"command: {type(command).__struct_config__.tag!r} – only the engine may give it, on the "
+        "broker's own topic, to which no client of a VPN may write"
     )
 
 
-def _has_begun(broker: Broker, door: str, command: c.AnyCommand) -> bool:
-    """Whether this home has begun in the topic; what stands before was for an earlier one. door:
-    the VPN of the topic, or ENGINE."""
+def _note_beginning(broker: Broker, origin: str, command: c.AnyCommand) -> bool:
+    """Note this home's `Begin`; returns whether it has come. Commands before it were for an earlier
+    home. origin: the VPN of the topic, or ENGINE."""
     header = broker.header
     if not header.epoch:
         return True
-    if isinstance(command, c.Begin) and command.epoch == header.epoch and door not in header.begun:
-        header.begun.append(door)
-    return door in header.begun
+    is_ours = isinstance(command, c.Begin) and command.epoch == header.epoch
+    if is_ours and origin not in header.begun:
+        header.begun.append(origin)
+    return origin in header.begun
 
 
 def _check_inboxes(vpn: str, command: c.AnyCommand) -> None:
-    """A tenant hears what is said to it in its own topics only."""
-    places = [("reply", command.reply)]
+    """Raise ValueError for an inbox outside the VPN's own topics."""
+    inboxes = [("reply", command.reply)]
     if isinstance(command, c.Subscribe):
-        places.append(("inbox", command.inbox))  # type: ignore[arg-type]
-    for name, place in places:
-        if place is not None and not is_inbox_of(vpn, place.topic):
+        inboxes.append(("inbox", command.inbox))  # type: ignore[arg-type]
+    for name, inbox in inboxes:
+        if inbox is not None and not is_inbox_of(vpn, inbox.topic):
             raise ValueError(
-                f"{name}: topic {place.topic!r} – allowed are '{vpn}.deliveries' and topics whose "
+                f"{name}: topic {inbox.topic!r} – allowed are '{vpn}.deliveries' and topics whose "
                 f"names begin with '{vpn}.deliveries.'"
             )
 
 
-def _answer_what_is_none(broker: Broker, vpn: str, value: bytes | None, error: Exception) -> None:
-    """Who asked for an answer gets one, also where the rest cannot be understood."""
+def _answer_malformed(broker: Broker, vpn: str, value: bytes | None, error: Exception) -> None:
+    """Answer the sender of a malformed command, if the record says where."""
     kind, _ = kind_and_problems(error)
     to = c.reply_of(command_of(value))
     if to is not None and is_inbox_of(vpn, to.topic):
@@ -174,17 +174,17 @@ def _answer_what_is_none(broker: Broker, vpn: str, value: bytes | None, error: E
 
 
 def carry_out_all(broker: Broker, given: list[DecodedCommand], inspect: bool) -> None:
-    """Carry out commands in the order of their log. inspect: only those that look, which come last
-    and see what the step has done; else all others."""
-    for vpn, command, place, speaker in given:
+    """Carry out commands in the order of their log. inspect: only the inspections, which come last
+    to see the step's result; else all others."""
+    for vpn, command, position, speaker in given:
         if (type(command) in INSPECTIONS) is inspect:
-            broker.at = place
+            broker.at = position
             carry_out(broker, vpn, command, speaker)
     broker.at = None
 
 
 def carry_out(broker: Broker, vpn: str, command: Any, speaker: Speaker | None) -> None:
-    """Carry out one command, or say what is wrong with it."""
+    """Carry out one command, or refuse it."""
     broker.speaker = speaker
     try:
         if speaker is not None:
@@ -196,7 +196,7 @@ def carry_out(broker: Broker, vpn: str, command: Any, speaker: Speaker | None) -
 
 
 def _one(broker: Broker, vpn: str, command: Any) -> None:
-    """Carry out one command. Raises what is wrong with it, and has changed nothing then."""
+    """Carry out one command. An error means that nothing was changed."""
     kind = type(command)
     if broker.mesh is not None and kind in broker.mesh.commands:
         result = broker.mesh.commands[kind](vpn, command)
@@ -208,7 +208,7 @@ def _one(broker: Broker, vpn: str, command: Any) -> None:
             _check_stand_in(broker, gone, kind)
         answer(broker, command, OF_BROKER[kind](broker, vpn, command))
         return
-    if broker.mesh is not None and broker.mesh.takes(vpn, command):
+    if broker.mesh is not None and broker.mesh.forward_command(vpn, command):
         return
     queue = broker.find(vpn, command.queue)
     if queue is None:
@@ -224,10 +224,10 @@ def _one(broker: Broker, vpn: str, command: Any) -> None:
 
 
 def _check_stand_in(broker: Broker, queue: Queue, kind: type) -> None:
-    """Clients do not fill and empty what only the engine does. Raises ConfigError."""
+    """Raise ConfigError for a command that a stand-in does not support."""
     if queue.header.stands_for and kind not in OF_STAND_IN:
         assert broker.mesh is not None
         raise ConfigError(
-            f"queue: {queue.definition.name!r} – is {broker.mesh.of_engine(queue)}: it can be "
-            "looked at, purged, shut down, and goes by itself"
+            f"queue: {queue.definition.name!r} – is {broker.mesh.of_engine(queue)}: you can "
+            "browse it, purge it and shut it down; the engine removes it"
         )

@@ -36,10 +36,10 @@ from ..rules.command_targets import (
     Part,
     by_ids,
     ignore,
-    in_place,
-    keep_early,
+    ignore_missing,
+    keep_ids_ahead,
+    split_moving,
     wanted,
-    without_effect,
 )
 from ..rules.returned_leases import cancel_last, cannot_be_sent, give_back
 from ..rules.returned_leases import reject as reject_rows
@@ -60,15 +60,15 @@ def acknowledge(broker: Broker, queue: Queue, task: Task, command: Ack, budget: 
         subscription = queue.subscription(command.subscription)
         if command.received and subscription is not None:
             _confirm(broker, queue, subscription, command.received)
-        keep_early(broker, queue, ranges, command.subscription)
+        keep_ids_ahead(broker, queue, ranges, command.subscription)
     done = False
     while not done and not budget.spent:
         part = _next_part(broker, queue, task, command, ranges, budget)
         done = part.last
-        here, others = in_place(broker, queue, command, part.rows)
+        here, others = split_moving(broker, queue, command, part.rows)
         task.done["n"] += others + _remove(broker, queue, here, command.subscription)
         if not command.quiet:
-            without_effect(broker, queue, part, command.subscription)
+            ignore_missing(broker, queue, part, command.subscription)
     task.result = task.done["n"]
     if done and not task.result:
         broker.in_vain()

@@ -29,7 +29,7 @@ from ..queue.header import Task
 from ..queue.queue import Queue
 from ..queue.table import Event
 from ..rules.after_entry import apply_early_ack, keep_last
-from ..rules.command_targets import in_place, wanted
+from ..rules.command_targets import split_moving, wanted
 from ..rules.dead import died_in, find_any, names_of, put
 from ..rules.edits import CHARACTERS_MAX, back_in, dead_part, edits_part, with_edits
 from ..rules.entry_checks import Match, match_stored, may_be_elsewhere, program_of
@@ -88,7 +88,7 @@ def move(broker: Broker, queue: Queue, task: Task, command: Move, budget: Budget
         broker, queue, task, command.where, ranges, budget, read=True, thaw=not command.dry_run,
         moving=True,
     )  # fmt: skip
-    here, others = in_place(broker, queue, command, part.rows)
+    here, others = split_moving(broker, queue, command, part.rows)
     stayed: dict[str, int] = task.done.setdefault("why", {})
     going: list[tuple[Row, Match]] = []
     entered: list[Row] = []
@@ -158,7 +158,7 @@ def edit(broker: Broker, queue: Queue, task: Task, command: Edit, budget: Budget
     _check_headers(command)
     ranges = parse_ranges(command.ids) if command.ids is not None else None
     part = wanted(broker, queue, task, command.where, ranges, budget, thaw=False, moving=True)
-    here, others = in_place(broker, queue, command, part.rows)
+    here, others = split_moving(broker, queue, command, part.rows)
     changed: list[int] = []
     for row in here:
         extras = with_edits(row.extras, command.headers)

@@ -1,14 +1,14 @@
-"""Commands that change messages take their turns, queue by queue, over as many steps as they need.
+"""Commands that change messages, carried out over as many steps as they need.
 
-What an ack, a purge or a redrive has to do may be more than a step's budget. Then it goes on in the
-next step where it stopped, and so that a queue's commands stay in the order of their log (C5: a
-cancel never overtakes the acks before it), every later one of the same queue waits behind it. All
-queues with such work take turns with an equal share of the budget, so one queue's purge of a
-million holds up nobody else's acks. What means messages by the million, in *bulk*, has a small
-budget of its own: a step with a part of it is hardly longer than others, and the acks in it have
-theirs. What waits is bounded; beyond that a command is refused.
+An ack, a purge or a redrive may need more than a step's budget. Then the next step goes on where it
+stopped. Later commands of the same queue wait behind it, so a queue's commands stay in the order of
+their log (C5: a cancel never overtakes the acks before it). All queues with unfinished commands get
+an equal share of the budget, so a purge of a million messages delays no other queue's acks. *Bulk*
+commands, which mean messages without naming them, have a small budget of their own, so a step with
+a part of one is hardly longer than others. The number of waiting commands is bounded; beyond it a
+command is refused.
 
-A handler does what its budget allows, from ``task.cursor`` on, and says whether it is done.
+A handler does what its budget allows, from ``task.cursor`` on, and returns whether it is done.
 """
 
 from __future__ import annotations
@@ -25,23 +25,22 @@ from ..queue.queue import Queue
 from .answers import answer, refuse
 
 Handler = Callable[[Broker, Queue, Task, Any, Budget], bool]
-IN_TURN: dict[type, Handler] = {}  # filled by the table
+IN_TURN: dict[type, Handler] = {}  # filled by `dispatch`
 _BULK = frozenset({c.Purge, c.Move, c.Edit, c.Redrive, c.Delete, c.MoveQueue})
 
 
 def begin(
     broker: Broker, vpn: str, queue: Queue, command: Any, why: str = "", bounded: bool = True
 ) -> None:
-    """Carry a command out, or as much of it as there is budget for. Raises what is wrong with it,
-    and LakequeueError where too many wait before it. bounded: False for what the engine itself has
-    to do, and cannot be told later."""
+    """Carry out a command, as far as the budget allows. Raises LakequeueError if too many commands
+    wait. bounded: False for the engine's own commands, which must not be refused."""
     waiting = queue.header.tasks
     if bounded and len(waiting) >= broker.limits.pending_commands:
         raise LakequeueError(
-            f"queue {queue.definition.name!r}: {len(waiting)} commands wait for their turn, at "
-            f"most {broker.limits.pending_commands} may: try again later"
+            f"queue {queue.definition.name!r}: {len(waiting)} commands wait, at most "
+            f"{broker.limits.pending_commands} are allowed: try again later"
         )
-    _announce(queue, command, why)
+    _stop_delivery(queue, command, why)
     task = Task(vpn, b"", why=why)
     if not waiting:
         budget = broker.bulk_budget if _is_bulk(command) else broker.command_budget
@@ -53,8 +52,8 @@ def begin(
     broker.header.pending.setdefault(queue.number, _is_bulk(command))
 
 
-def _announce(queue: Queue, command: Any, why: str) -> None:
-    """A subscription that ends gets nothing more, however long its turn is away."""
+def _stop_delivery(queue: Queue, command: Any, why: str) -> None:
+    """Deliver nothing more to a subscription that ends, even while its command has to wait."""
     if isinstance(command, c.Unsubscribe):
         subscription = queue.subscription(command.subscription)
         if subscription is not None:
@@ -62,7 +61,7 @@ def _announce(queue: Queue, command: Any, why: str) -> None:
 
 
 def _advance(broker: Broker, queue: Queue, task: Task, command: Any, budget: Budget) -> bool:
-    """Go on with one command; whether it is done, and answered."""
+    """Go on with a command, and answer it once it is done; returns whether it is."""
     if not IN_TURN[type(command)](broker, queue, task, command, budget):
         return False
     answer(broker, command, task.result)
@@ -70,16 +69,16 @@ def _advance(broker: Broker, queue: Queue, task: Task, command: Any, budget: Bud
 
 
 def _is_bulk(command: Any) -> bool:
-    """Whether a command means messages without naming them."""
+    """Whether a command means messages without naming their ids."""
     return type(command) in _BULK or getattr(command, "where", None) is not None
 
 
 def go_on(broker: Broker) -> None:
-    """What earlier commands have left to do, each queue with an equal share of the budgets."""
+    """Go on with unfinished commands. Each queue gets an equal share of the budgets."""
     pending = broker.header.pending
     for number, is_bulk in list(pending.items()):
         if (broker.bulk_budget if is_bulk else broker.command_budget).spent:
-            continue  # it goes on in the next step, before those that had their turn in this one
+            continue  # the next step goes on with it, before the queues that had a turn in this one
         n = len(pending)
         bulk, others = broker.bulk_budget.share(n), broker.command_budget.share(n)
         before = bulk.rows, bulk.bytes, others.rows
@@ -112,16 +111,18 @@ def _go_on_with(broker: Broker, queue: Queue, bulk: Budget, others: Budget) -> N
 
 
 def resume(broker: Broker, queue: Queue) -> None:
-    """The queue is served: so are the commands that wait there."""
+    """Let the queue's waiting commands go on."""
     waiting = queue.header.tasks
     if waiting and not queue.dropped:
         broker.header.pending[queue.number] = _is_bulk(c.decode_command(waiting[0].command))
 
 
 def cancel_all(broker: Broker, queue: Queue) -> None:
-    """The queue is deleted: what waits for its turn there has nothing left to do."""
+    """Refuse the waiting commands of a queue that is being deleted."""
     tasks, queue.header.tasks = queue.header.tasks, []
     for task in tasks:
-        error = LakequeueError(f"queue {queue.definition.name!r} was deleted meanwhile")
+        error = LakequeueError(
+            f"queue {queue.definition.name!r} was deleted before the command's turn"
+        )
         refuse(broker, task.vpn, c.decode_command(task.command), error)
     broker.header.pending.pop(queue.number, None)

@@ -1,8 +1,8 @@
-"""Subscriptions and the sessions that keep them alive (L1, B2, B3, C3).
+"""Subscriptions, and the sessions that keep them alive (L1, B2, B3, C3).
 
-A session is one connection. As long as its heartbeats come, its consumers may take as long as they
-like; when they stop for `heartbeat_timeout`, or the session says goodbye, all that its
-subscriptions hold returns to the queues.
+A session is one connection. While its heartbeats come, its consumers may take as long as they like.
+When they stop for `heartbeat_timeout`, or the session says goodbye, all its leased messages return
+to their queues.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ PRIORITY_MAX = 255
 
 
 def subscribe(broker: Broker, vpn: str, queue: Queue, command: Subscribe) -> dict[str, Any]:
-    """Bind a consumer; the same command again changes nothing. Raises ValueError with a sentence,
-    also when the id is bound already in another way: what it asks for would not happen.
+    """Bind a consumer. The same command again changes nothing; the same id with other settings is a
+    ValueError, because they would have no effect.
 
-    Answers whether messages are removed as they are sent, the backlog that holds (B2, C6), and
-    within which time the engine wants heartbeats.
+    Answers whether messages are removed when they are sent, the effective backlog (B2, C6), and the
+    heartbeat timeout.
     """
     if command.framing not in ("single", "batch"):
         raise ValueError(f"framing: {command.framing!r} – allowed are 'single' and 'batch'")
@@ -51,10 +51,10 @@ def subscribe(broker: Broker, vpn: str, queue: Queue, command: Subscribe) -> dic
     if bound is not None:
         if bound.ending:
             raise ValueError(
-                f"subscription: {command.subscription!r} – is ending, what it held is being "
-                f"returned; take another id"
+                f"subscription: {command.subscription!r} – is ending, its messages are being "
+                f"returned; use another id"
             )
-        _same_again(bound, command, removes)
+        _check_same(bound, command, removes)
         return _answer(broker, queue, bound)
     _check_room(broker, vpn, queue, command)
     header = queue.header
@@ -97,9 +97,9 @@ def _answer(broker: Broker, queue: Queue, subscription: Subscription) -> dict[st
     }
 
 
-def _same_again(bound: Subscription, command: Subscribe, removes: bool) -> None:
-    """Raise ValueError if a subscription is bound in another way than this command says. Its
-    backlog may have been changed since (B3), so it is not compared."""
+def _check_same(bound: Subscription, command: Subscribe, removes: bool) -> None:
+    """Raise ValueError if a subscription has other settings than this command. The backlog is not
+    compared, because it can be changed later (B3)."""
     wanted = {
         "inbox": (command.inbox.topic, command.inbox.partition),
         "session": command.session,
@@ -122,12 +122,13 @@ def _same_again(bound: Subscription, command: Subscribe, removes: bool) -> None:
         if value != found[key]:
             raise ValueError(
                 f"subscription: {command.subscription!r} – is bound already with {key} "
-                f"{found[key]!r}, not {value!r}; take another id, or unsubscribe first"
+                f"{found[key]!r}, not {value!r}; use another id, or unsubscribe first"
             )
 
 
 def _check_room(broker: Broker, vpn: str, queue: Queue, command: Subscribe) -> None:
-    """Every step reads a queue's subscriptions, and a session ends in one step."""
+    """Raise ValueError for too many subscriptions. They are bounded because every step reads a
+    queue's subscriptions, and a session ends in one step."""
     limits, bound = broker.limits, queue.header.subscriptions
     session = broker.sessions.get((vpn, command.session))
     own = [] if session is None else session.bound
@@ -135,14 +136,14 @@ def _check_room(broker: Broker, vpn: str, queue: Queue, command: Subscribe) -> N
     for what, there, most in (
         ("the queue has", len(bound), limits.subscriptions),
         ("the session has", len(own), limits.subscriptions),
-        ("the session has to this queue", here, limits.session_queue_subscriptions),
+        ("for this queue the session has", here, limits.session_queue_subscriptions),
     ):
         if there >= most:
             raise ValueError(
                 f"subscription: {command.subscription!r} – {what} {there} subscriptions, "
                 f"at most {most} are allowed"
             )
-    if not command.filter:  # each of a flood of subscriptions would count those before it
+    if not command.filter:  # summing up the filters each time would be slow for many subscriptions
         return
     characters = sum(len(s.filter or "") for s in bound) + len(command.filter)
     if characters > limits.filter_characters:
@@ -153,7 +154,7 @@ def _check_room(broker: Broker, vpn: str, queue: Queue, command: Subscribe) -> N
 
 
 def _check_priority(queue: Queue, priority: int) -> None:
-    """A consumer's own priority says who is asked first, which only `fast` asks (F1)."""
+    """Check a consumer's own priority, which only `fast` uses (F1)."""
     if not 0 <= priority <= PRIORITY_MAX:
         raise ValueError(f"priority: {priority} – allowed are 0 to {PRIORITY_MAX}")
     model = queue.definition.fairness_model
@@ -170,7 +171,7 @@ def _check_backlog(backlog: int) -> None:
 
 
 def set_backlog(broker: Broker, vpn: str, queue: Queue, command: SetBacklog) -> None:
-    """Change a subscription's backlog; below what it holds, delivery waits (B3)."""
+    """Change a subscription's backlog. If it has more leases than that, delivery waits (B3)."""
     _check_backlog(command.max_backlog)
     subscription = queue.subscription(command.subscription)
     if subscription is None:
@@ -186,7 +187,7 @@ def set_backlog(broker: Broker, vpn: str, queue: Queue, command: SetBacklog) -> 
 def unsubscribe(
     broker: Broker, queue: Queue, task: Task, command: Unsubscribe, budget: Budget
 ) -> bool:
-    """A subscription ends: what it holds returns, then it is gone (L1)."""
+    """End a subscription: return its messages, then remove it (L1)."""
     header = queue.header
     found = queue.subscription(command.subscription)
     if found is None:
@@ -209,17 +210,17 @@ def unsubscribe(
 
 
 def _bind(broker: Broker, name: Name, queue: Queue, subscription: str) -> None:
-    """A session has one subscription more; it is alive."""
+    """Add a subscription to a session, and keep the session alive."""
     session = broker.sessions.get(name)
     if session is None:
         session = broker.sessions[name] = KnownSession(NEVER)
     session.bound.append((queue.number, subscription))
-    _keep(broker, name, session)
+    _keep_alive(broker, name, session)
 
 
-def _keep(broker: Broker, name: Name, session: KnownSession) -> None:
-    """A session is alive: it is lost that much later, or sooner where the timeout was shortened,
-    and then its earlier entry in the calendar stands too late."""
+def _keep_alive(broker: Broker, name: Name, session: KnownSession) -> None:
+    """Keep a session alive for another timeout. If the timeout was shortened, the session's entry
+    in the calendar would come too late, so it gets a new one."""
     until = broker.now + broker.header.system.heartbeat_timeout_ms
     if until < session.until:
         broker.watch("s", name, until)
@@ -228,7 +229,8 @@ def _keep(broker: Broker, name: Name, session: KnownSession) -> None:
 
 
 def unbind(broker: Broker, name: Name, bound: tuple[int, str]) -> None:
-    """A session has one subscription less; without any it needs no heartbeats."""
+    """Remove a subscription from a session. A session without any is removed: it needs no
+    heartbeats."""
     session = broker.sessions.get(name)
     if session is None:
         return
@@ -239,26 +241,26 @@ def unbind(broker: Broker, name: Name, bound: tuple[int, str]) -> None:
 
 
 def heartbeat(broker: Broker, vpn: str, command: Heartbeat) -> bool:
-    """The session is alive; False when it is not known (its subscriptions have ended)."""
+    """Keep a session alive. Answers False if there is none: its subscriptions have ended."""
     name = vpn, command.session
     session = broker.sessions.get(name)
     if session is None:
         broker.in_vain()
         return False
-    _keep(broker, name, session)
+    _keep_alive(broker, name, session)
     return True
 
 
 def bye(broker: Broker, vpn: str, command: Bye) -> None:
-    """The session ends in good order."""
+    """End a session at its client's request."""
     name = vpn, command.session
     if name not in broker.sessions:
         broker.in_vain()
     _end_session(broker, name, "closed")
 
 
-def lost(broker: Broker, name: Name) -> None:
-    """A session's heartbeats have stopped."""
+def end_lost(broker: Broker, name: Name) -> None:
+    """End a session whose heartbeats have stopped."""
     if name not in broker.sessions:
         return
     broker.event("session_lost", name[0], session=name[1])
@@ -266,7 +268,7 @@ def lost(broker: Broker, name: Name) -> None:
 
 
 def _end_session(broker: Broker, name: Name, why: str) -> None:
-    """All its subscriptions end, each in its queue's turn."""
+    """End all subscriptions of a session, each in its queue's turn."""
     session = broker.sessions.pop(name, None)
     if session is None:
         return

@@ -1,8 +1,8 @@
-"""Topic subscriptions of queues, added and removed while they run (Q2, S1, S7).
+"""Topic subscriptions of queues, added and removed at run time (Q2, S1, S7).
 
-Besides its underlying topic a queue takes what is published to the topics it has subscribed to
-(`protocol/patterns.py` says how they are written). A message keeps the matches that it was stored
-with: removing a subscription takes nothing back.
+Besides its underlying topic, a queue takes messages that are published to its topic subscriptions
+(`protocol/patterns.py` describes the patterns). A message keeps the matches that it was stored
+with, so removing a subscription removes no message.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ TOPICS_MAX = 10_000  # of one queue
 
 
 def subscribe_topic(broker: Broker, vpn: str, queue: Queue, command: SubscribeTopic) -> bool:
-    """Carry out the command; answers whether the subscription is new."""
+    """Add a topic subscription; answers whether it is new."""
     kind_of(command.topic)
     present = queue.header.topics
     if has_topic(present, command.topic):
@@ -30,32 +30,32 @@ def subscribe_topic(broker: Broker, vpn: str, queue: Queue, command: SubscribeTo
 
 
 def unsubscribe_topic(broker: Broker, vpn: str, queue: Queue, command: UnsubscribeTopic) -> None:
-    """Carry out the command; what was spooled is still delivered (S7). Raises ValueError."""
+    """Remove a topic subscription. Stored messages are still delivered (S7)."""
     check_subscribed(queue.definition.name, queue.header.topics, command.topic)
     drop_topic(broker, queue, command.topic)
     broker.event("topic_unsubscribed", vpn, queue.definition.name, topic=command.topic)
 
 
 def check_subscribed(name: str, present: list[str], topic: str) -> None:
-    """Raise ValueError if a queue with these topics has not subscribed to this one."""
+    """Raise ValueError if a queue with these topics does not subscribe to this one."""
     if not has_topic(present, topic):
         there = ", ".join(map(repr, present[:20])) or "none"
         raise ValueError(
-            f"topic: {topic[:200]!r} – queue {name!r} has not subscribed to it; it has: {there}"
+            f"topic: {topic[:200]!r} – queue {name!r} does not subscribe to it; it has: {there}"
         )
 
 
 def check_room(name: str, present: int, new: list[str]) -> None:
-    """Raise ValueError if a queue that has so many topics cannot have these too."""
+    """Raise ValueError if a queue with ``present`` topics cannot have these as well."""
     if new and present + len(new) > TOPICS_MAX:
         raise ValueError(
-            f"topic: {new[0]!r} – a queue subscribes to at most {TOPICS_MAX} topics; "
-            f"{name!r} has {present}"
+            f"topic: {new[0]!r} – queue {name!r} has {present} topic subscriptions; at most "
+            f"{TOPICS_MAX} are allowed"
         )
 
 
 def check_definition(queue: Queue, new: QueueDefinition) -> None:
-    """Raise ValueError if `follow_definition` could not be done."""
+    """Raise ValueError if `follow_definition` would fail."""
     present = set(queue.header.topics)
     after = _followed(queue, queue.definition, new)
     check_room(new.name, len(present & after), sorted(after - present))
@@ -64,11 +64,12 @@ def check_definition(queue: Queue, new: QueueDefinition) -> None:
 def follow_definition(
     broker: Broker, queue: Queue, old: QueueDefinition | None, new: QueueDefinition
 ) -> None:
-    """Apply what a definition's ``subscriptions`` gained and lost; those added since stay."""
+    """Apply the changes of a definition's ``subscriptions``. Subscriptions added at run time
+    stay."""
     set_topics(broker, queue, _followed(queue, old, new))
 
 
 def _followed(queue: Queue, old: QueueDefinition | None, new: QueueDefinition) -> set[str]:
-    """The topics of a queue that gets this definition."""
+    """The topics of a queue under its new definition."""
     before, after = set(() if old is None else old.subscriptions), set(new.subscriptions)
     return set(queue.header.topics) - (before - after) | (after - before)

@@ -1,10 +1,10 @@
-"""Admission: what becomes of a record that comes in (Q2–Q4, Q6, S1, S3–S6, S8, P1, L9, L12).
+"""Admission of incoming records (Q2–Q4, Q6, S1, S3–S6, S8, P1, L9, L12).
 
-A record finds the queues that capture its topic; each queue's filter, priority and barrier
-expressions are evaluated now and never again (Q6). Then the checks of S3, in their order. Only when
-all are done is anything changed: a message is stored once, with all its matches, or with none of
-them if any queue refuses with a nack (S5). Before them all comes S8: where storing would need more
-spool files than there may be, every publisher is nacked, whatever its queues' policy.
+The queues that capture a record's topic evaluate their filter, priority and barrier expressions
+now, and never again (Q6). Then come the checks of S3, in order. Nothing changes before all are
+done: a message is stored once with all its matches, or with none if any queue refuses it with a
+nack (S5). S8 comes first: if storing would need more spool files than allowed, every publisher gets
+a nack, whatever its queues' policy.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from ..commands.answers import reject_record
 from ..queue.broker import Broker
 from ..queue.broker_facts import ONE_OF_SEVERAL, RecordPosition
 from ..queue.change import enter
-from ..queue.producers import ProducerHistory, histories_at, told_by
+from ..queue.producers import ProducerHistory, answering_broker, histories_at
 from ..queue.queue import Queue
 from ..rules.after_entry import apply_early_ack, keep_last, will_leave
 from ..rules.durable import DELTA, answer, refusal_of_tables
@@ -41,18 +41,18 @@ from .admission_checks import (
     NACK,
     Answerable,
     CheckedMessages,
+    check_messages,
     count_no_json,
     discard,
     discard_of_vpn,
-    judge,
     no_files,
     refuse,
     refuse_of_vpn,
-    turn_away,
+    refuse_plain,
 )
 from .incoming import Incoming, alike
 
-DETAIL_CHARACTERS_MAX = 500  # of what is said to a sender; `<vpn>.rejected` has all of it
+DETAIL_CHARACTERS_MAX = 500  # of a reason in a receipt; `<vpn>.rejected` has the whole text
 
 
 def admit(broker: Broker, records: Records, skipped: dict[RecordPosition, str]) -> None:
@@ -70,7 +70,7 @@ def admit(broker: Broker, records: Records, skipped: dict[RecordPosition, str]) 
 
 @lru_cache(maxsize=10_000)
 def _vpn_of(topic: str) -> str | None:
-    """The VPN whose messages stand in a topic, None for one that is no publish topic."""
+    """The VPN of a publish topic; None for any other topic."""
     own = topics.split(topic)
     return own[0] if own and own[1] == topics.PUBLISH else None
 
@@ -81,12 +81,12 @@ class Admission:
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
         self._room = broker.spool.file_room(broker.header.system.max_spool_files)
-        self._told: set[int] = set()  # queues of which an event tells that something is no JSON
+        self._told: set[int] = set()  # queues with an `invalid_json` event in this step
         self._spooled: dict[tuple[int, str], JournalSegment] = {}
         self.entered: dict[int, Queue] = {}
 
     def take(self, records: Records, at: int, skipped: dict[RecordPosition, str]) -> int:
-        """Take in a record, and those behind it that are alike; where the next one stands."""
+        """Admit a record and those behind it that are alike; returns the index of the next one."""
         broker = self._broker
         topic = records.topics[at]
         broker.at = place = topic, records.partitions[at], records.offsets[at]
@@ -97,11 +97,11 @@ class Admission:
             meta = records.metas[at]
             header = PLAIN if meta is None else decode_publish_header(meta)
             if vpn is not None and not header.to:
-                raise ValueError("header 'lq' names no destination: 'to' is missing")
+                raise ValueError("header 'lq': 'to' is missing – name a queue or a topic")
             if vpn is None and header.durability == DELTA:
-                raise ValueError("durability 'delta' is for messages on <vpn>.publish")
+                raise ValueError("durability: 'delta' – allowed for messages on <vpn>.publish only")
             if vpn is None and header.to:
-                header = replace(header, to="")  # its topic says where it goes
+                header = replace(header, to="")  # its topic is its destination
             together = vpn is not None and not skipped
             end = self._alike(records, at, header) if together else at + 1
             messages = Incoming.of(records, at, end, header, broker.now)
@@ -120,7 +120,8 @@ class Admission:
         return end
 
     def _alike(self, records: Records, at: int, header: PublishHeader) -> int:
-        """As `alike`, but no further than one broker's partitions: their producers differ."""
+        """Like `alike`, but within the partitions of one broker, since producers differ per
+        broker."""
         end = alike(records, at, header)
         if self._broker.header.speaks_for and end > at + 1:
             homes = [n // topics.PUBLISH_PARTITIONS for n in records.partitions[at:end]]
@@ -128,8 +129,7 @@ class Admission:
         return end
 
     def _captured(self, messages: Incoming) -> list[tuple[str, list[Queue]]]:
-        """Per VPN the queues that take a plain record: not from before their recovery points
-        (R2)."""
+        """Per VPN, the queues that take a plain record, by topic and recovery point (R2)."""
         broker, topic, partition = self._broker, messages.topic, messages.partitions[0]
         counter, time = broker.spool.next_counter, messages.times[0]
         found = []
@@ -155,20 +155,20 @@ class Admission:
     def _answer_malformed(
         self, vpn: str, sender: Sender, topic: str, partition: int, why: str
     ) -> None:
-        """Tell the sender of a record that is not understood. It is remembered as refused, so that
-        what the producer sent before and after is settled as ever. A producer whose name,
-        start or sequence is out of bounds has no history."""
+        """Nack a malformed record. The history remembers it as refused, so that messages before and
+        after it are answered as usual. A producer whose name, start or sequence is out of bounds
+        has no history."""
         seqs = range(sender.seq, sender.seq + sender.messages)
         broker, reason = self._broker, Reason.MALFORMED.value
         where = histories_at(vpn, broker.header.speaks_for, topic, partition)
-        number = told_by(where, broker.home.number)[1]
+        number = answering_broker(where, broker.home.number)[1]
         if not sender.has_history:
             nacks = [(seq, reason, "", why) for seq in seqs]
             receipt = Receipts(vpn, sender.producer, 0, sender.reply, nacks=nacks, broker=number)
             broker.emit(receipt)
             return
         producer = broker.producer(where, sender.producer)
-        producer.listens(sender.reply, sender.start)
+        producer.set_sender(sender.reply, sender.start)
         for seq in (seq + producer.receipt.base for seq in seqs):
             if producer.is_superseded(seq):
                 producer.refused_as_superseded(seq, why)
@@ -182,30 +182,29 @@ class Admission:
     # ------------------------------------------------------------ together, or one by one
 
     def _take_in(self, vpn: str, queues: list[Queue], messages: Incoming) -> None:
-        """Take in messages: all at once where it is plain that all get in."""
+        """Admit messages, all at once if all of them can be stored."""
         producer = self._producer(vpn, messages)
         if producer is not None:  # its start numbers from there
             messages.seq = messages.header.seq + producer.receipt.base
         if len(messages) == 1:
             self._publish(vpn, queues, messages, producer)
             return
-        judged = self._together(vpn, queues, messages, producer)
-        if judged is not None:
+        checked = self._check_together(vpn, queues, messages, producer)
+        if checked is not None:
             broker, place = self._broker, self._broker.at
             broker.at = ONE_OF_SEVERAL
-            self._settle(vpn, messages, producer, judged)
+            self._finish(vpn, messages, producer, checked)
             broker.at = place
             return
         for one in messages.each():
             self._broker.at = one.place
             self._publish(vpn, queues, one, producer)
 
-    def _together(
+    def _check_together(
         self, vpn: str, queues: list[Queue], messages: Incoming, producer: ProducerHistory | None
     ) -> CheckedMessages | None:
-        """What becomes of several messages where all get in everywhere, as they are. None: that is
-        not plain, or cannot be said; then they are looked at one by one, and it shows whose fault
-        it is."""
+        """Check several messages that all queues store. None: some queue does not, or a check
+        failed; then they are checked one by one, which shows the one at fault."""
         broker = self._broker
         try:
             if producer is not None and (
@@ -217,29 +216,29 @@ class Admission:
             for queue in queues:
                 if queue.early.ranges or program_of(queue) is not None:
                     return None
-            judged = judge(broker, vpn, [plain_match(q) for q in queues], messages)
-            return judged if judged.is_plain and judged.size <= self._room else None
+            checked = check_messages(broker, vpn, [plain_match(q) for q in queues], messages)
+            return checked if checked.is_plain and checked.size <= self._room else None
         except Exception:  # nothing has changed
             return None
 
     def _producer(self, vpn: str, messages: Incoming) -> ProducerHistory | None:
-        """Who has sent messages, and waits for an answer."""
+        """The history of the producer that waits for an answer; None for a plain record."""
         header = messages.header
         if not header.producer:
             return None
         broker = self._broker
         where = histories_at(vpn, broker.header.speaks_for, messages.topic, messages.partitions[0])
         producer = broker.producer(where, header.producer)
-        producer.listens(header.reply, header.start)
+        producer.set_sender(header.reply, header.start)
         if header.durability == DELTA:
-            places = zip(messages.partitions, messages.offsets, strict=True)
-            producer.needs_in_tables(messages.topic, places)
+            positions = zip(messages.partitions, messages.offsets, strict=True)
+            producer.needs_in_tables(messages.topic, positions)
         return producer
 
     def _publish(
         self, vpn: str, queues: list[Queue], message: Incoming, producer: ProducerHistory | None
     ) -> None:
-        """Take in one message, or say why not."""
+        """Admit one message, or refuse it."""
         broker, header, seq = self._broker, message.header, message.seq
         if producer is not None:
             if producer.is_superseded(seq):
@@ -261,67 +260,67 @@ class Admission:
     def _match(
         self, vpn: str, queues: list[Queue], message: Incoming, sender: Answerable | None
     ) -> None:
-        """Take in one message where it matches, or say why not."""
+        """Admit one message to the queues that it matches, or refuse it."""
         priority = message.header.priority
         found = [match(q, message.payloads[0], priority, message.keys[0]) for q in queues]
         matches = [one for one in found if one is not None]
         if not matches:
-            self._nowhere(vpn, sender, message)
+            self._refuse_unmatched(vpn, sender, message)
         elif self._room <= 0 or self._room < sum(message.sizes()):
-            self._settle(vpn, message, sender, no_files(matches))
+            self._finish(vpn, message, sender, no_files(matches))
         else:
-            self._settle(vpn, message, sender, judge(self._broker, vpn, matches, message))
+            self._finish(vpn, message, sender, check_messages(self._broker, vpn, matches, message))
 
-    # ------------------------------------------------------------ what a bridge brings
+    # ------------------------------------------------------------ messages of a bridge
 
     def offer(self, vpn: str, messages: Incoming, sender: Answerable) -> bool:
-        """Take in messages of somebody else than a producer, which hears what became of them:
-        several only if all get in. Whether it was looked at."""
+        """Admit messages from a bridge, which gets the outcome. Several are admitted only if all
+        can be stored; otherwise nothing happens and this returns False."""
         queues = queues_of_destination(self._broker, vpn, messages.header.to)
         if len(messages) == 1:
             self._match(vpn, queues, messages, sender)
             return True
-        judged = self._together(vpn, queues, messages, None)
-        if judged is not None:
-            self._settle(vpn, messages, sender, judged)
-        return judged is not None
+        checked = self._check_together(vpn, queues, messages, None)
+        if checked is not None:
+            self._finish(vpn, messages, sender, checked)
+        return checked is not None
 
     def close(self) -> None:
-        """All is taken in."""
+        """End the admission of a step."""
         for queue in self.entered.values():
             keep_last(self._broker, queue)
 
-    # ------------------------------------------------------------ what becomes of them
+    # ------------------------------------------------------------ the outcome
 
-    def _settle(
-        self, vpn: str, messages: Incoming, producer: Answerable | None, judged: CheckedMessages
+    def _finish(
+        self, vpn: str, messages: Incoming, producer: Answerable | None, checked: CheckedMessages
     ) -> None:
-        """Store messages where they are kept, and answer."""
+        """Store checked messages in the queues that take them, and answer."""
         broker, header, seq = self._broker, messages.header, messages.seq
         if producer:
             producer.take(seq, len(messages))
-        if judged.no_json:
-            count_no_json(broker, vpn, judged, messages.topic, self._told)
+        if checked.no_json:
+            count_no_json(broker, vpn, checked, messages.topic, self._told)
         if producer is None and not header.to:
-            turn_away(broker, vpn, judged, messages)
-        elif judged.refused:
-            refuse(broker, vpn, seq, producer, *judged.refused[0], messages)
+            refuse_plain(broker, vpn, checked, messages)
+        elif checked.refused:
+            refuse(broker, vpn, seq, producer, *checked.refused[0], messages)
             return
-        for queue, reason in judged.discards:
+        for queue, reason in checked.discards:
             discard(broker, vpn, queue, reason, messages)
             if producer:
                 producer.discarded(seq, reason.value, queue.definition.name)
-        number = self._store(judged, messages) if judged.kept else 0
+        number = self._store(checked, messages) if checked.kept else 0
         if producer:
             producer.stored(seq, number, len(messages))
 
-    def _store(self, judged: CheckedMessages, messages: Incoming) -> int:
-        """Store messages with all their matches; returns the id of the first (S1)."""
-        broker, kept, header = self._broker, judged.kept, messages.header
+    def _store(self, checked: CheckedMessages, messages: Incoming) -> int:
+        """Store messages with all their matches; returns the first id (S1)."""
+        broker, kept, header = self._broker, checked.kept, messages.header
         vpn = kept[0].queue.header.vpn_number
         now, priority, dmq, times = broker.now, header.priority, header.dmq, messages.times
-        first = broker.spool.store(vpn, messages.contents(), judged.size, len(kept))
-        self._room -= judged.size
+        first = broker.spool.store(vpn, messages.contents(), checked.size, len(kept))
+        self._room -= checked.size
         lives = _lives(header, times, now)
         for one in kept:
             queue, level, lane = one.queue, one.level, one.lane
@@ -334,12 +333,12 @@ class Admission:
                     lane, barrier, READY, until, stored=number,
                 )
                 for number, (size, time, (ttl_ends, until)) in enumerate(
-                    zip(judged.sizes, times, lives, strict=True), first
+                    zip(checked.sizes, times, lives, strict=True), first
                 )
             ]  # fmt: skip
             if queue.header.stands_for:
                 assert broker.mesh is not None
-                broker.mesh.wait(queue, rows, header.to)
+                broker.mesh.prepare_stand_in(queue, rows, header.to)
             self._enter(queue, rows, messages)
         return first
 
@@ -363,11 +362,11 @@ class Admission:
         for row in rows if queue.early.ranges else ():
             apply_early_ack(broker, queue, row)
 
-    def _nowhere(self, vpn: str, producer: Answerable | None, message: Incoming) -> None:
-        """S6: no queue takes it."""
+    def _refuse_unmatched(self, vpn: str, producer: Answerable | None, message: Incoming) -> None:
+        """Refuse or discard a message that no queue takes (S6)."""
         header, seq = message.header, message.seq
         if not header.to:
-            return  # a plain record that a filter refused: nobody waits for an answer
+            return  # a plain record, refused by filters: nobody waits for an answer
         if producer:
             producer.take(seq)
         reason = Reason.NO_MATCHING_DESTINATION
@@ -382,16 +381,16 @@ class Admission:
 
 
 def _was_read(queue: Queue, messages: Incoming) -> bool:
-    """Whether another broker has read a record for a queue before (M4)."""
+    """Whether another broker has already read a record for a queue (M4)."""
     floors = queue.header.floors
     if not floors:
         return False
-    place = f"{messages.topic}/{messages.partitions[0]}"
-    return messages.offsets[0] < floors.get(place, 0)
+    partition = f"{messages.topic}/{messages.partitions[0]}"
+    return messages.offsets[0] < floors.get(partition, 0)
 
 
 def _lives(header: PublishHeader, times: list[int], now: int) -> list[tuple[int, int]]:
-    """When the publisher's TTL of each message ends, and until when it is delayed. times: when they
+    """For each message: the end of the publisher's TTL, and the end of its delay. times: when they
     were published."""
     ttl, delay, due = header.ttl_ms, header.delay_ms, header.deliver_at
     if ttl is None and delay is None and due is None:  # most often

@@ -1,8 +1,8 @@
-"""The checks that a message meets at the queues that it matches, and what follows (S3–S6).
+"""The checks of a message at the queues that it matches, and their outcome (S3–S6).
 
-Nothing is changed here but counters of what is refused. A message whose producer can be told is
-refused by all queues if one refuses it with a nack; a plain record enters every queue that takes it
-(S5).
+Nothing changes here except counters of refused messages. If a producer waits for an answer and one
+queue refuses with a nack, no queue stores the message. A plain record enters every queue that takes
+it (S5).
 """
 
 from __future__ import annotations
@@ -20,24 +20,25 @@ NACK, DISCARD = "nack", "discard"
 
 
 class Answerable(Protocol):
-    """Who has sent messages, and hears what became of them: a producer, or a bridge."""
+    """The sender of messages, which gets their outcome: a producer or a bridge."""
 
     def take(self, seq: int, count: int = 1) -> None:
-        """They have come."""
+        """Messages have arrived."""
 
     def stored(self, seq: int, number: int, count: int = 1) -> None:
-        """They were taken in, from this id on."""
+        """They were stored, with ids from ``number`` on."""
 
     def discarded(self, seq: int, reason: str, queue: str) -> None:
-        """A queue threw one away, which is its right (S4)."""
+        """A queue discarded one, by its policy (S4)."""
 
     def refused(self, seq: int, reason: str, queue: str, detail: str) -> None:
-        """One was not taken in, by this queue."""
+        """A queue refused one."""
 
 
 class CheckedMessages:
-    """What becomes of messages at their matches. sizes: as quotas count them (Q8); refused: queues
-    that refuse one with a nack, and why; no_json: `json` queues for which one is no JSON."""
+    """The outcome for messages at the queues that they match. sizes: as quotas count them (Q8);
+    refused: queues that refuse one with a nack, and why; no_json: `json` queues for which one is
+    not JSON."""
 
     __slots__ = ("discards", "kept", "no_json", "refused", "size", "sizes")
 
@@ -51,51 +52,53 @@ class CheckedMessages:
 
     @property
     def is_plain(self) -> bool:
-        """Whether all get in everywhere, and there is nothing to say of them."""
+        """Whether every queue stores all of them, without remarks."""
         return not (self.refused or self.discards or self.no_json)
 
 
-def judge(broker: Broker, vpn: str, matches: list[Match], messages: Incoming) -> CheckedMessages:
-    """Look at messages with the eyes of all their matches. Of several it is said what becomes of
-    all together."""
+def check_messages(
+    broker: Broker, vpn: str, matches: list[Match], messages: Incoming
+) -> CheckedMessages:
+    """Check messages for all queues that they match. Several messages get one outcome."""
     payloads, sizes = messages.payloads, messages.sizes()
-    judged = CheckedMessages(sizes)
-    reason = of_broker(broker, vpn, judged.size, messages.largest())
+    checked = CheckedMessages(sizes)
+    reason = of_broker(broker, vpn, checked.size, messages.largest())
     priority = messages.header.priority
     valid: bool | None = None
     for one in matches:
         queue = one.queue
-        why = reason or refusal(queue, sizes, judged.size, priority)
+        why = reason or refusal(queue, sizes, checked.size, priority)
         d = queue.header.definition
         if why is None and d.message_type != "json":  # most often
-            judged.kept.append(one)
+            checked.kept.append(one)
             continue
         if d.message_type == "json":
             if valid is None:
                 valid = all(map(is_json, payloads))
             if not valid:
-                judged.no_json.append(queue)
+                checked.no_json.append(queue)
                 if why is None and d.on_invalid == NACK:
-                    judged.refused.append((queue, Reason.MALFORMED))
+                    checked.refused.append((queue, Reason.MALFORMED))
                     continue
         if why is None:
-            judged.kept.append(one)
+            checked.kept.append(one)
         elif outcome(queue) == DISCARD:
-            judged.discards.append((queue, why))
+            checked.discards.append((queue, why))
         else:
-            judged.refused.append((queue, why))
-    return judged
+            checked.refused.append((queue, why))
+    return checked
 
 
 def no_files(matches: list[Match]) -> CheckedMessages:
-    """What becomes of a message where there is no room for another spool file (S8)."""
-    judged = CheckedMessages([])
-    judged.refused = [(one.queue, Reason.SPOOL_FILES) for one in matches]
-    return judged
+    """The outcome if there is no room for another spool file (S8)."""
+    checked = CheckedMessages([])
+    checked.refused = [(one.queue, Reason.SPOOL_FILES) for one in matches]
+    return checked
 
 
 def of_broker(broker: Broker, vpn: str, size: int, whole: int) -> Reason | None:
-    """The first check of S3 that is no queue's own. whole: bytes that one delivery would have."""
+    """The first limit of the broker or the VPN in S3 that is exceeded. whole: the bytes of the
+    largest delivery."""
     spool = broker.spool
     if spool.bytes + size > broker.header.system.max_spool_usage:
         return Reason.BROKER_QUOTA
@@ -108,22 +111,22 @@ def of_broker(broker: Broker, vpn: str, size: int, whole: int) -> Reason | None:
 
 
 def outcome(queue: Queue) -> str:
-    """What a failed check leads to (S4)."""
+    """Whether a failed check leads to a nack or a discard (S4)."""
     policy = queue.definition.reject_msg_to_sender_on_discard
     if policy == "never" or (policy == "when-queue-enabled" and not queue.header.ingress):
         return DISCARD
     return NACK
 
 
-# ---------------------------------------------------------------- what follows
+# ---------------------------------------------------------------- consequences
 
 
 def count_no_json(
-    broker: Broker, vpn: str, judged: CheckedMessages, topic: str, told: set[int]
+    broker: Broker, vpn: str, checked: CheckedMessages, topic: str, told: set[int]
 ) -> None:
-    """What is no JSON in a `json` queue is counted, and an event tells of it. told: the queues of
-    which one has in this step."""
-    for queue in judged.no_json:
+    """Count messages that are not JSON in `json` queues, with one event per queue and step. told:
+    the queues that had theirs."""
+    for queue in checked.no_json:
         queue.header.invalid += 1
         broker.touch(queue)
         if queue.number not in told:
@@ -133,7 +136,7 @@ def count_no_json(
 
 
 def count_discarded(broker: Broker, queue: Queue, reason: Reason) -> None:
-    """A queue has thrown a message away (S4)."""
+    """Count a message that a queue discards (S4)."""
     queue.count("discarded")
     discarded = queue.header.discarded
     discarded[reason.value] = discarded.get(reason.value, 0) + 1
@@ -141,7 +144,7 @@ def count_discarded(broker: Broker, queue: Queue, reason: Reason) -> None:
 
 
 def discard(broker: Broker, vpn: str, queue: Queue, reason: Reason, record: Incoming) -> None:
-    """A queue throws a message away (S4)."""
+    """Discard a message for one queue (S4)."""
     count_discarded(broker, queue, reason)
     _journal(broker, "discarded", vpn, queue.definition.name, reason, record)
 
@@ -150,7 +153,7 @@ def refuse(
     broker: Broker, vpn: str, seq: int, producer: Answerable | None, queue: Queue,
     reason: Reason, record: Incoming,
 ) -> None:  # fmt: skip
-    """A queue refuses a message, and with it all that would take it."""
+    """Refuse a message because of one queue; then no queue stores it."""
     name = queue.header.stands_for or queue.definition.name
     rejected = queue.header.rejected
     rejected[reason.value] = rejected.get(reason.value, 0) + 1
@@ -160,19 +163,19 @@ def refuse(
         producer.refused(seq, reason.value, name, "")
 
 
-def turn_away(broker: Broker, vpn: str, judged: CheckedMessages, record: Incoming) -> None:
-    """Whoever wrote a plain record cannot be told that a queue refuses it, so the others keep it
-    (S5). Each queue that does not counts it; an event tells of the first of a row."""
-    for queue, reason in judged.refused:
+def refuse_plain(broker: Broker, vpn: str, checked: CheckedMessages, record: Incoming) -> None:
+    """Handle queues that refuse a plain record. Its writer gets no answer, so the other queues keep
+    it (S5). The queue counts each one, and writes an event for the first in a row."""
+    for queue, reason in checked.refused:
         refuse(broker, vpn, 0, None, queue, reason, record)
-    for queue, reason in judged.refused + judged.discards:
+    for queue, reason in checked.refused + checked.discards:
         if not queue.header.refuses_plain:
             queue.header.refuses_plain = True
             broker.event(
                 "plain_record_refused", vpn, queue.definition.name, topic=record.topic,
                 reason=reason.value,
             )  # fmt: skip
-    for one in judged.kept:
+    for one in checked.kept:
         one.queue.header.refuses_plain = False
 
 
@@ -180,7 +183,7 @@ def refuse_of_vpn(
     broker: Broker, vpn: str, seq: int, producer: Answerable | None,
     why: tuple[Reason, str], record: Incoming,
 ) -> None:  # fmt: skip
-    """Refuse a message on behalf of no queue."""
+    """Refuse a message for a reason that concerns no queue."""
     reason, detail = why
     _journal(broker, "rejected", vpn, "", reason, record)
     broker.count_refused(vpn, reason.value)
@@ -189,7 +192,7 @@ def refuse_of_vpn(
 
 
 def discard_of_vpn(broker: Broker, vpn: str, reason: Reason, record: Incoming) -> None:
-    """No queue is there to throw it away (S6)."""
+    """Discard a message that matches no queue (S6)."""
     _journal(broker, "discarded", vpn, "", reason, record)
     broker.count_refused(vpn, reason.value)
 

@@ -1,15 +1,14 @@
-"""Alerts: something fills up, and how long is left to react (S9, S8, B4, S10).
+"""Alerts: a limit is near, and how much time is left to react (S9, S8, B4, S10).
 
-What is watched has a level and a limit: spool usage of a queue, a VPN and the broker, spool files
-of the broker, delivered and unacknowledged messages of a flow and of the broker. An alert is set
-when the level reaches its high percentage of the limit and cleared when it falls below its clear
-percentage; between the two it stays as it is, so none is repeated while the state lasts. Levels
-are compared at the end of a step, of what the step touched.
+Each watched level has a limit: spool usage of a queue, a VPN and the broker, spool files of the
+broker, unacknowledged messages of a flow and of the broker. An alert is set when the level reaches
+the high percentage of the limit, and cleared when it falls below the clear percentage. Between the
+two it stays as it is, so it is not repeated. A step compares the levels of what it touched at its
+end.
 
-The time to react is what is left below the limit, divided by the rate at which the level grew
-over the last 30 to 60 s. What came in after a longer silence counts as if it had come within 60 s:
-the time is rather too short than too long. It is None when the level does not grow, or when nothing
-is known yet.
+The time to react is the room below the limit, divided by the growth rate over the last 30 to 60 s.
+Growth after a longer pause counts as if it had happened within 60 s, so the time is too short
+rather than too long. It is None if the level does not grow or the rate is not known yet.
 """
 
 from __future__ import annotations
@@ -22,40 +21,40 @@ from ..queue.queue import Queue
 
 WINDOW_MS = 60_000
 
-Marks = list[list[int]]  # at most two of [time, level, …], the older first
+Marks = list[list[int]]  # at most two of [time, level, …], the older one first
 
 
 def is_over(level: int, limit: int, high: float, clear: float, before: bool) -> bool:
-    """Whether an alert is set. high, clear: percent of the limit; nothing is over no limit."""
+    """Whether an alert is set. high, clear: percent of the limit. Without a limit it never is."""
     if limit <= 0 or level <= 0:
         return False
     return level * 100 >= (clear if before else high) * limit
 
 
 def time_to_react_s(limit: int, level: int, per_second: float | None) -> float | None:
-    """Seconds until a level reaches its limit at a rate; None where it does not grow."""
+    """Seconds until a level reaches its limit at a rate; None if it does not grow."""
     if per_second is None or per_second <= 0:
         return None
     return max(limit - level, 0) / per_second
 
 
-def rate(marks: Marks, now: int, place: int, level: int) -> float | None:
-    """How fast a level grows per second; ``place``: which of the levels in the marks it is."""
+def rate(marks: Marks, now: int, index: int, level: int) -> float | None:
+    """How fast a level grows per second. index: of the level in the marks."""
     if not marks or now <= marks[0][0]:
         return None
     elapsed_ms = min(now - marks[0][0], WINDOW_MS)
-    return (level - marks[0][place + 1]) * 1000 / elapsed_ms
+    return (level - marks[0][index + 1]) * 1000 / elapsed_ms
 
 
 def mark(marks: Marks, now: int, *levels: int) -> None:
-    """Remember levels for `rate`, at most every half window."""
+    """Remember levels for `rate`, at most once per half window."""
     if not marks or now - marks[-1][0] >= WINDOW_MS // 2:
         marks.append([now, *levels])
         del marks[:-2]
 
 
 def watch(broker: Broker) -> None:
-    """Set and clear alerts of all that this step touched."""
+    """Set and clear the alerts of everything that this step touched."""
     vpns: set[int] = set()
     for _, queue in sorted(broker.touched.items()):
         header = queue.header
@@ -77,18 +76,19 @@ def watch(broker: Broker) -> None:
         _watch_broker(broker)
 
 
-def _say(
+def _emit_alert(
     broker: Broker, what: str, over: bool, vpn: str, queue: str, level: int, limit: int,
     percent: float, marked: tuple[Marks, int], **more: Any,
 ) -> None:  # fmt: skip
-    """One alert. percent: the threshold that was crossed; marked: where its rate is found."""
+    """Emit an alert. percent: the threshold that was crossed; marked: its marks, and the index of
+    its level there."""
     share = round(level * 100 / limit, 1) if limit else 0.0
     details: dict[str, Any] = {
         **more, "level": level, "limit": limit, "percent": share, "threshold_percent": percent,
     }  # fmt: skip
     if over:
-        marks, place = marked
-        per_second = rate(marks, broker.now, place, level)
+        marks, index = marked
+        per_second = rate(marks, broker.now, index, level)
         left = time_to_react_s(limit, level, per_second)
         details["per_second"] = None if per_second is None else round(per_second, 3)
         details["time_to_react_s"] = None if left is None else round(left, 1)
@@ -101,8 +101,8 @@ def _say(
 
 
 def level_of(queue: Queue) -> tuple[int, int, str, int]:
-    """How much a queue stores, of how much, in what, and its place in the queue's marks: bytes, or
-    messages where that limit is nearer."""
+    """A queue's level, limit, unit and index in its marks: in bytes, or in messages if that limit
+    is nearer."""
     header = queue.header
     limit, most = header.definition.max_spool_usage, None
     if limit:
@@ -115,15 +115,15 @@ def level_of(queue: Queue) -> tuple[int, int, str, int]:
 def _watch_queue(broker: Broker, queue: Queue) -> None:
     header = queue.header
     d = header.definition
-    level, limit, unit, place = level_of(queue)
+    level, limit, unit, index = level_of(queue)
     high, clear = d.spool_usage_high_percent, d.spool_usage_clear_percent
     before = header.usage_high
-    over = before or level * 100 >= high * limit  # it may be
+    over = before or level * 100 >= high * limit  # a cheap first test
     if over and before != (over := is_over(level, limit, high, clear, before)):
         header.usage_high = over
-        _say(
+        _emit_alert(
             broker, "spool_usage", over, d.vpn, d.name, level, limit,
-            high if over else clear, (header.marks, place), scope="queue", unit=unit,
+            high if over else clear, (header.marks, index), scope="queue", unit=unit,
         )  # fmt: skip
     most = d.delivered_unacked_high_percent * d.max_delivered_unacked_per_flow
     if header.flows_high or header.leased * 100 >= most:
@@ -132,8 +132,8 @@ def _watch_queue(broker: Broker, queue: Queue) -> None:
 
 
 def _watch_flows(broker: Broker, queue: Queue) -> None:
-    """Consumers' flows near `max_delivered_unacked_per_flow` (B4). One that has ended is no longer
-    high."""
+    """Watch the flows of consumers (`max_delivered_unacked_per_flow`, B4). A flow that has ended is
+    no longer high."""
     header, d = queue.header, queue.definition
     limit = d.max_delivered_unacked_per_flow
     high, clear = d.delivered_unacked_high_percent, d.delivered_unacked_clear_percent
@@ -148,7 +148,7 @@ def _watch_flows(broker: Broker, queue: Queue) -> None:
             header.flows_high.append(flow)
         else:
             header.flows_high.remove(flow)
-        _say(
+        _emit_alert(
             broker, "delivered_unacked", over, d.vpn, d.name, level, limit,
             high if over else clear, (header.marks, 2),
             scope="flow", subscription=flow, consumer=name,
@@ -156,15 +156,15 @@ def _watch_flows(broker: Broker, queue: Queue) -> None:
 
 
 def _clear_all(broker: Broker, queue: Queue) -> None:
-    """A deleted queue has no alert."""
+    """Clear the alerts of a deleted queue."""
     header, d = queue.header, queue.definition
     if header.usage_high:
-        _say(
+        _emit_alert(
             broker, "spool_usage", False, d.vpn, d.name, 0, d.max_spool_usage,
             d.spool_usage_clear_percent, ([], 0), scope="queue", unit="bytes", why="deleted",
         )  # fmt: skip
     for flow in header.flows_high:
-        _say(
+        _emit_alert(
             broker, "delivered_unacked", False, d.vpn, d.name, 0,
             d.max_delivered_unacked_per_flow, d.delivered_unacked_clear_percent, ([], 0),
             scope="flow", subscription=flow, why="deleted",
@@ -195,7 +195,7 @@ def _watch_vpn(broker: Broker, number: int) -> None:
 
 def _watch_broker(broker: Broker) -> None:
     header, system = broker.header, broker.header.system
-    vpn = next(iter(header.vpns))  # whose journal tells of what concerns the whole broker
+    vpn = next(iter(header.vpns))  # its journal has the events of the whole broker
     marks = header.marks.setdefault("broker", [])
     files, unacked = broker.spool.files_in_use(), broker.unacked
     if not header.alerts and (
@@ -237,4 +237,4 @@ def _watch_one(
     else:
         alerts.remove(key)
     percent = high if over else clear
-    _say(broker, what, over, vpn, "", level, limit, percent, marked, scope=scope)
+    _emit_alert(broker, what, over, vpn, "", level, limit, percent, marked, scope=scope)

@@ -1,13 +1,13 @@
 """Deadlines: expiry, ends of leases and delays, late transport acks (L4, L11, L12, X1–X3, C2).
 
-What is due is acted on before delivery in every step. Expiry comes first: a message whose lease and
-whose life end together has expired. What a step's budget leaves is due in the next one; until then
-delivery passes over what has expired (`selection`), so nothing goes out after its time.
+Every step handles passed deadlines before delivery. Expiry comes first: if a message's lease and
+its time to live end together, it has expired. If the budget ends, the next step goes on. Until then
+delivery skips expired messages (`selection`), so none is delivered after its time.
 """
 
 from __future__ import annotations
 
-from ..commands.sessions import lost
+from ..commands.sessions import end_lost
 from ..limits import Budget
 from ..queue.broker import Broker
 from ..queue.change import apply
@@ -20,12 +20,12 @@ from .delivery import send_again
 
 
 def act_on_deadlines(broker: Broker) -> None:
-    """Act on what is due, the longest overdue first; the budget is shared out over the queues."""
+    """Handle passed deadlines, the longest overdue first. The queues share the budget."""
     if not broker.has_due:
         return
     for kind, name in broker.due_names(broker.limits.due_names):
         if kind == "s":
-            lost(broker, name)
+            end_lost(broker, name)
         else:
             broker.forget_producer(name)
     due = broker.due_queues(broker.limits.due_names)
@@ -39,23 +39,23 @@ def act_on_deadlines(broker: Broker) -> None:
         broker.at = queue
         share = Budget(max(budget.rows // (len(due) - at), 1))
         before = share.rows
-        _of_queue(broker, queue, share)
+        _handle_queue(broker, queue, share)
         budget.take(before - share.rows)
         send_again(broker, queue, again)
     broker.at = None
 
 
-def _of_queue(broker: Broker, queue: Queue, budget: Budget) -> None:
+def _handle_queue(broker: Broker, queue: Queue, budget: Budget) -> None:
     broker.touch(queue)
     forget_early_acks(queue, broker.now, budget)
     if queue.header.again:
         queue.wanted = True
-    while not budget.spent and _of_rows(broker, queue, budget):
+    while not budget.spent and _handle_rows(broker, queue, budget):
         pass
 
 
-def _of_rows(broker: Broker, queue: Queue, budget: Budget) -> bool:
-    """Some rows that are due; whether there were any."""
+def _handle_rows(broker: Broker, queue: Queue, budget: Budget) -> bool:
+    """Handle some rows with passed deadlines; returns whether there were any."""
     now = broker.now
     rows = queue.due(now, budget.rows)
     budget.take(len(rows))
@@ -63,7 +63,7 @@ def _of_rows(broker: Broker, queue: Queue, budget: Budget) -> bool:
     over = [row for row in rows if row.until <= now]
     give_back(broker, queue, [r for r in over if r.state == LEASED], Event.LEASE_END)
     apply(broker, queue, [row for row in over if row.state == DELAYED], Event.DUE)
-    for row in rows:  # a lease ended, and the end of its life is still to come
+    for row in rows:  # its lease ended, but it has yet to expire
         if row.id in queue.live and row.expires != NEVER:
             queue.watch(row)
     return bool(rows)

@@ -1,9 +1,9 @@
 """Delivery: ready messages go to subscriptions with room (L2–L4, B1–B4, F1–F5, O1–O3, R5).
 
-At the end of a step every queue in which something changed is served, all with an equal share of
-the step's budget, beginning behind the one that was served last. Messages go out in order; nothing
-behind a waiting barrier goes out (O3), nor what is not active yet (R5), nor what has expired or
-lost its payload. Who gets what is decided in `selection`.
+At the end of a step every queue with a change is served. All get an equal share of the step's
+budget, beginning behind the queue that was served last. Messages are delivered in order. A message
+is not delivered while it is behind a waiting barrier (O3) or inactive (R5), nor if it has expired
+or lost its payload. `selection` chooses the receivers.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ ROUNDS = 64
 
 
 def deliver(broker: Broker) -> None:
-    """Serve what waits for others' acks, then every queue that changed; dead messages may change
-    others in turn."""
+    """Serve the queues that wait for acks in other queues, then every queue with a change. Dead
+    messages may change further queues."""
     broker.header.unserved = False
     wanting = _wanting(broker)
     if wanting or broker.header.waiting:
@@ -44,14 +44,14 @@ def deliver(broker: Broker) -> None:
         _serve_all(broker, wanting, budget, looks)
         if broker.header.waiting:
             _serve_waiting(broker, budget, looks)
-    # Which queues are to be served in the next step: also by a broker that is loaded before.
+    # Stored, so that a broker that is loaded serves the same queues in the next step.
     for queue in broker.touched.values():
         queue.header.again = queue.wanted
 
 
 def _serve_all(broker: Broker, wanting: list[Queue], budget: Budget, looks: Budget) -> None:
-    """Serve these queues, the next in turn first, and then those in which that changed something,
-    some times."""
+    """Serve these queues, the next in turn first. Then serve the queues that this has changed, for
+    a bounded number of rounds."""
     for _ in range(ROUNDS):
         after = [q for q in wanting if q.number > broker.header.turn]
         for at, queue in enumerate([*after, *wanting[: len(wanting) - len(after)]]):
@@ -65,7 +65,7 @@ def _serve_all(broker: Broker, wanting: list[Queue], budget: Budget, looks: Budg
 
 
 def _wanting(broker: Broker) -> list[Queue]:
-    """The queues in which a message may go out, by number; those without one want nothing."""
+    """The queues in which a message may be deliverable, by number."""
     found = []
     for queue in broker.touched.values():
         if not queue.wanted:
@@ -85,8 +85,8 @@ def _number(queue: Queue) -> int:
 
 
 def _serve_waiting(broker: Broker, budget: Budget, looks: Budget) -> None:
-    """Queues that `max_delivered_unacked` held back, the longest waiting first, while there is
-    room (B4). One that finds none again goes to the end."""
+    """Serve queues that `max_delivered_unacked` held back, the longest waiting first, while there
+    is room (B4). A queue that is held back again goes to the end."""
     waiting = broker.header.waiting
     while waiting and broker.unacked < broker.header.system.max_delivered_unacked:
         if budget.spent or looks.spent:
@@ -100,10 +100,10 @@ def _serve_waiting(broker: Broker, budget: Budget, looks: Budget) -> None:
 
 
 def _serve(broker: Broker, queue: Queue, budget: Budget, looks: Budget, sharers: int) -> None:
-    """Serve one queue with its share of what is left.
+    """Serve one queue with its share of the budgets.
 
-    Leases of all queues together stay within `max_delivered_unacked` (B4): what waits for other
-    queues' acks is noted in the broker's header and served when they come.
+    All leases of a broker together stay within `max_delivered_unacked` (B4). The broker's header
+    lists the queues that wait for acks in other queues.
     """
     broker.at = queue
     broker.touch(queue)
@@ -125,12 +125,12 @@ def _serve(broker: Broker, queue: Queue, budget: Budget, looks: Budget, sharers:
 
 
 def free_unacked(broker: Broker) -> int:
-    """How many more messages may be leased, of all that the broker allows (B4)."""
+    """How many more messages the broker may lease (B4)."""
     return broker.header.system.max_delivered_unacked - broker.unacked
 
 
 def _serve_within(broker: Broker, queue: Queue, share: Budget, looks: Budget) -> bool:
-    """Deliver what can be delivered now; whether a budget ended it."""
+    """Deliver what can be delivered now; returns whether a budget ended it."""
     while not share.spent:
         while queue.header.barriers and not share.spent and _barrier(broker, queue, looks):
             share.take(1)
@@ -150,28 +150,28 @@ def _serve_within(broker: Broker, queue: Queue, share: Budget, looks: Budget) ->
 
 
 def _lose(broker: Broker, queue: Queue, rows: list[Row], contents: list[Content | None]) -> None:
-    """Messages whose payloads are missing from the state are lost, and that is said. The others
-    find their place again."""
-    gone = [row for row, content in zip(rows, contents, strict=True) if content is None]
-    apply(broker, queue, gone, Event.LOSE, reason="payload missing")
-    _find_places(queue, rows)
+    """Remove messages whose payloads are missing, and write an event. The others return to the
+    order."""
+    lost = [row for row, content in zip(rows, contents, strict=True) if content is None]
+    apply(broker, queue, lost, Event.LOSE, reason="payload missing")
+    _return_to_order(queue, rows)
     broker.event(
-        "payload_missing", broker.vpn_of(queue), queue.definition.name, messages=len(gone),
-        first=str(gone[0].id),
+        "payload_missing", broker.vpn_of(queue), queue.definition.name, messages=len(lost),
+        first=str(lost[0].id),
     )  # fmt: skip
 
 
-def _find_places(queue: Queue, rows: list[Row]) -> None:
-    """Messages that were chosen and do not go out stand in the order again."""
+def _return_to_order(queue: Queue, rows: list[Row]) -> None:
+    """Return messages that were chosen but not delivered to the order."""
     for row in rows:
         if row.state == READY:
             queue.ready.changed(row)
 
 
 def _bury_oversize(broker: Broker, queue: Queue, rows: list[Row], contents: list[Any]) -> bool:
-    """Of messages that are about to go out, those that cannot die; whether there were any. What
-    would exceed Kafka's limit is refused when it is published (`admission_checks`), but one may be
-    here: an earlier version took it in, or its headers were edited since."""
+    """Let messages die that are too large to be delivered; returns whether there were any. Messages
+    above Kafka's limit are refused when they are published (`admission_checks`), but edited headers
+    may make one too large."""
     most = broker.limits.message_bytes
     sizes = [row.length + row.key_length + row.header_length for row in rows]
     for at, row in enumerate(rows):
@@ -183,7 +183,7 @@ def _bury_oversize(broker: Broker, queue: Queue, rows: list[Row], contents: list
     detail = f"{largest:,} bytes as a delivery; at most {most:,} fit into a record"
     large = [row for row, size in zip(rows, sizes, strict=True) if size > most]
     bury_oversize(broker, queue, large, detail)
-    _find_places(queue, rows)
+    _return_to_order(queue, rows)
     return True
 
 
@@ -191,7 +191,8 @@ def _bury_oversize(broker: Broker, queue: Queue, rows: list[Row], contents: list
 
 
 def _send(broker: Broker, queue: Queue, chosen: Chosen, contents: list[Any]) -> None:
-    """Lease the messages to who gets them and say so; remove those that leave on send."""
+    """Lease messages to their receivers and emit the deliveries; remove those that leave on
+    send."""
     definition = queue.header.definition
     period = definition.lease_period_ms
     until = NEVER if period is None else broker.now + period
@@ -210,7 +211,7 @@ def _send(broker: Broker, queue: Queue, chosen: Chosen, contents: list[Any]) -> 
                 broker, queue, some, event, holder=subscription, until=until,
                 subscription=subscription.id,
             )  # fmt: skip
-        _say(broker, queue, subscription, rows, own, until)
+        _emit_numbered(broker, queue, subscription, rows, own, until)
         if definition.semantics == "at-most-once" or subscription.removes_on_send:
             apply(broker, queue, rows, Event.ACKNOWLEDGE, subscription=subscription.id)
 
@@ -218,7 +219,7 @@ def _send(broker: Broker, queue: Queue, chosen: Chosen, contents: list[Any]) -> 
 def _by_receiver(
     rows: list[Row], receivers: list[Candidate], contents: list[Any]
 ) -> list[tuple[Subscription, list[Row], list[Any]]]:
-    """What each subscription gets, in the order of subscribing."""
+    """The messages of each subscription, in order of subscribing."""
     if receivers.count(receivers[0]) == len(receivers):  # most often
         return [(receivers[0].subscription, rows, contents)]
     parts: dict[int, tuple[Subscription, list[Row], list[Any]]] = {}
@@ -230,17 +231,17 @@ def _by_receiver(
     return [part for _, part in sorted(parts.items())]
 
 
-def _say(
+def _emit_numbered(
     broker: Broker, queue: Queue, subscription: Subscription, rows: list[Row],
     contents: list[Any], until: int, again: bool = False,
 ) -> None:  # fmt: skip
-    """Say that these messages go out. again: as they went out before; nothing is counted (C2)."""
+    """Emit deliveries, numbered in the flow. again: a repetition, which counts nothing (C2)."""
     flow = None
     if subscription.transport_acks:
         flow = transport_acks.number(subscription, rows, broker.now)
     lease_ms = 0 if until == NEVER else max(until - broker.now, 1)
-    said = _emit(broker, queue, subscription, rows, contents, lease_ms)
-    said.flow, said.again = flow, again
+    deliveries = _emit(broker, queue, subscription, rows, contents, lease_ms)
+    deliveries.flow, deliveries.again = flow, again
     if again:
         queue.count("retransmitted", len(rows))
 
@@ -249,7 +250,7 @@ def _emit(
     broker: Broker, queue: Queue, subscription: Subscription, rows: list[Row],
     contents: list[Any], lease_ms: int,
 ) -> Deliveries:  # fmt: skip
-    """Say messages to a subscription; gives what is said."""
+    """Emit deliveries for a subscription; returns the output."""
     dead = {}
     for at, row in enumerate(rows):
         if row.extras is not None:
@@ -258,7 +259,7 @@ def _emit(
             part = dead_part(row.extras)
             if part is not None:
                 dead[at] = part
-    said = Deliveries(
+    deliveries = Deliveries(
         queue.header.definition.name, subscription.id, subscription.topic, subscription.partition,
         subscription.framing, lease_ms, broker.header.epoch,
         ids=[row.id for row in rows],
@@ -272,17 +273,17 @@ def _emit(
         headers=[content[2] for content in contents],
         dead=dead,
     )  # fmt: skip
-    broker.outputs.append(said)
-    return said
+    broker.outputs.append(deliveries)
+    return deliveries
 
 
 def send_again(broker: Broker, queue: Queue, budget: Budget) -> None:
-    """Send what a client did not confirm in time once more, as it was (C2). What the budget leaves
-    is due in the next step, and until then the client gets nothing new: its order stays."""
+    """Repeat messages that a client did not confirm in time (C2). If the budget ends, the next step
+    goes on; until then the client gets nothing new, which keeps the order."""
     for subscription in queue.header.subscriptions:
         if subscription.again_at() > broker.now:
             continue
-        queue.wanted = True  # it may take new ones as soon as this is done
+        queue.wanted = True  # it can take new messages once this is done
         while not budget.spent:
             rows = transport_acks.overdue(queue, subscription, broker.now, budget.rows)
             if not rows:
@@ -300,14 +301,15 @@ def _send_as_it_was(
         these = [row for row in rows if row.until == end]
         contents = broker.spool.contents(these)
         if None not in contents:
-            _say(broker, queue, subscription, these, contents, end, again=True)
+            _emit_numbered(broker, queue, subscription, these, contents, end, again=True)
 
 
 # ---------------------------------------------------------------- barriers
 
 
 def _barrier(broker: Broker, queue: Queue, looks: Budget) -> bool:
-    """Deliver the first barrier to all that match it, once all before it has left (O3)."""
+    """Deliver the first barrier to all matching subscriptions, once all messages before it have
+    left (O3); returns whether it was handled."""
     header = queue.header
     generation, number = next(iter(header.barriers.items()))
     if next(iter(header.generations)) < generation or header.generations[generation] > 1:
@@ -326,8 +328,8 @@ def _barrier(broker: Broker, queue: Queue, looks: Budget) -> bool:
     if not receivers:
         return False
     for subscription in receivers:
-        said = _emit(broker, queue, subscription, [row], [content], 0)
-        said.counts, said.numbers, said.barrier = [row.deliveries + 1], [header.next_delivery], True
+        sent = _emit(broker, queue, subscription, [row], [content], 0)
+        sent.counts, sent.numbers, sent.barrier = [row.deliveries + 1], [header.next_delivery], True
         header.next_delivery += 1
         queue.count("delivered")
         broker.record("barrier_delivered", queue, [row.id], subscription=subscription.id)
@@ -336,7 +338,7 @@ def _barrier(broker: Broker, queue: Queue, looks: Budget) -> bool:
 
 
 def _receivers(broker: Broker, queue: Queue, row: Row) -> list[Subscription]:
-    """The subscriptions whose filters let a barrier through."""
+    """The subscriptions whose filters match a barrier."""
     texts = {s.filter for s in queue.header.subscriptions if s.filter is not None}
     passes = {text: matching(broker, [row], text)[0] for text in sorted(texts)}
     return [

@@ -1,7 +1,7 @@
-"""What comes in: a record holds one message or a short run of them (`protocol.messages`).
+"""Incoming messages: a record has one message or a short run of them (`protocol.messages`).
 
-Of messages that follow each other the publisher often says the same. They are looked at together,
-and stored together: what holds for one of them holds for all.
+Consecutive messages often have the same header except for the sequence. They are checked and stored
+together, because what holds for one holds for all.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from ...protocol.messages import PublishHeader, Records, decode_run
 from ..queue.broker_facts import RecordPosition
 from ..storage.blocks import Content
 
-SEQ_PLAIN = 1 << 61  # so far below the highest one that no run of records comes to it
+SEQ_PLAIN = 1 << 61  # far enough below the highest sequence that no series of records reaches it
 
 _any_json = msgspec.json.Decoder(msgspec.Raw)
 
 
 class Incoming:
-    """Messages that come in, one or several that are alike. Of what differs there are columns.
+    """One message, or several with the same header; the parts that differ are columns.
 
-    keys, headers: None, or empty, where there are none; items: their places in their records.
+    keys, headers: None or empty if a message has none; items: the index of each in its record.
     """
 
     __slots__ = (
@@ -43,7 +43,7 @@ class Incoming:
 
     @classmethod
     def of(cls, records: Records, at: int, end: int, header: PublishHeader, now: int) -> Incoming:
-        """The messages of records that are `alike`. Raises ValueError for a run that is none."""
+        """The messages of records that are `alike`. Raises ValueError for a malformed run."""
         keys, headers = records.keys[at:end], records.headers[at:end]
         times = records.timestamps[at:end]
         if not 0 <= min(times) <= max(times) == within_calendar(max(times)):
@@ -63,21 +63,21 @@ class Incoming:
         )  # fmt: skip
 
     def sizes(self) -> list[int]:
-        """Bytes as quotas count them: payloads and application headers (Q8)."""
+        """The bytes of each as quotas count them: payload and application headers (Q8)."""
         lengths = list(map(len, self.payloads))
         if not any(self.headers):  # most often
             return lengths
         return [n + headers_size(own) for n, own in zip(lengths, self.headers, strict=True)]
 
     def largest(self) -> int:
-        """Payload, key and headers of the largest one, as they are delivered."""
+        """The bytes of the largest one as it is delivered: payload, key and headers."""
         if not any(self.headers) and not any(self.keys):  # most often
             return max(map(len, self.payloads))
         columns = zip(self.payloads, self.keys, self.headers, strict=True)
         return max(len(one) + len(key or b"") + len(own or "") for one, key, own in columns)
 
     def contents(self) -> list[Content]:
-        """What is stored of them."""
+        """Their contents for the spool."""
         headers = [own.encode() if own else None for own in self.headers]
         return list(zip(self.payloads, self.keys, headers, strict=True))
 
@@ -86,7 +86,7 @@ class Incoming:
 
     @property
     def place(self) -> RecordPosition:
-        """Where the first of them stands."""
+        """The record of the first one."""
         return self.topic, self.partitions[0], self.offsets[0]
 
     def each(self) -> Iterator[Incoming]:
@@ -101,14 +101,14 @@ class Incoming:
 
 
 def alike(records: Records, at: int, header: PublishHeader) -> int:
-    """Where the records end of which the publisher says the same as of this one, but for the
-    sequence, which counts up. header: of the first."""
+    """The end of the records whose headers equal this one's, except for the sequence, which counts
+    up. header: of the first record."""
     end, meta, seq = at + 1, records.metas[at], header.seq
     topics, metas = records.topics, records.metas
     if end == len(topics) or meta is None or header.count:
         return end
     before, text, after = meta.partition(b'"seq":%d' % seq)
-    # With escapes, or with two sequences, it is not plain what a header says.
+    # With escapes or two sequences, comparing the text would not be enough.
     plain = text and meta.count(b'"seq"') == 1 and b"\\" not in meta and seq < SEQ_PLAIN
     if header.producer and not plain:
         return end
@@ -124,12 +124,13 @@ def alike(records: Records, at: int, header: PublishHeader) -> int:
 
 
 def _time_of(timestamp: int, now: int) -> int:
-    """When a record was published; what the publisher's clock says may be anything."""
+    """When a record was published. The publisher's clock may be wrong, so an impossible time is
+    replaced by the step's."""
     return timestamp if timestamp == within_calendar(timestamp) else now
 
 
 def headers_size(text: str | None) -> int:
-    """Bytes of application headers: keys and values, as they were published (Q8)."""
+    """Bytes of application headers: keys and values, as published (Q8)."""
     size = 0
     for header in msgspec.json.decode(text) if text else ():
         value = header.get("value") or ""
@@ -138,7 +139,7 @@ def headers_size(text: str | None) -> int:
 
 
 def is_json(payload: bytes) -> bool:
-    """Whether a payload is JSON; only read over, nothing is made of it."""
+    """Whether a payload is JSON. Parses it without making objects."""
     try:
         _any_json.decode(payload)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -149,8 +150,8 @@ def is_json(payload: bytes) -> bool:
 def _run_of(
     header: PublishHeader, key: bytes | None, headers: str | None, value: bytes | None
 ) -> list[bytes]:
-    """The messages of a run; raises ValueError for one that is none."""
+    """The messages of a run. Raises ValueError for a malformed one."""
     if key is not None or headers:
         what = "a key" if key is not None else "application headers"
-        raise ValueError(f"a run of {header.count} has {what}: only a single message can")
+        raise ValueError(f"a run of {header.count} has {what}: send such a message on its own")
     return decode_run(value or b"", header.count)

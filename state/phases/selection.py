@@ -1,8 +1,9 @@
-"""Which messages go out now, and to whom (B1–B4, F1–F5, R5).
+"""Selection: the messages to deliver now, and their receivers (B1–B4, F1–F5, R5).
 
-Every distinct filter text of a queue makes a *class* of subscriptions: those of one class can take
-the same messages. With one class whole runs are shared out at once. With several it goes message by
-message: the earliest that somebody with room can take, to the one whose turn it is.
+The subscriptions of a queue with the same filter text form a *class*: they can take the same
+messages. With one class, many messages are shared out at once. With several, selection goes message
+by message: the earliest one that a subscription with room can take goes to the one whose turn it
+is.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from ..storage.segments import Segment
 
 
 class Chosen(msgspec.Struct):
-    """Messages and who gets each; unfinished: a budget ended the search."""
+    """Messages and the receiver of each. unfinished: a budget ended the search."""
 
     rows: list[Row] = []
     receivers: list[Candidate] = []
@@ -34,17 +35,17 @@ class Chosen(msgspec.Struct):
 def choose_messages(
     broker: Broker, queue: Queue, free_unacked: int, budget: Budget, looks: Budget
 ) -> Chosen:
-    """The next messages and their receivers; what they take of the budget is counted."""
+    """The next messages and their receivers. Takes them from the budgets."""
     definition, header = queue.header.definition, queue.header
     if header.depth - header.leased - header.delayed <= 0:
         return Chosen()
     candidates = candidates_of(definition, header.subscriptions)
-    room = UNLIMITED  # for leases; where there is none, nobody gets anything (B1)
+    room = UNLIMITED  # for leases; without room, nobody gets a message (B1)
     if definition.max_backlog is not None:
         room = max(definition.max_backlog - header.leased, 0)
-    if free_unacked <= 0:  # this limit is of leases only (B4)
+    if free_unacked <= 0:  # this limit concerns leases only (B4)
         candidates = [c for c in candidates if c.free]
-    if broker.mesh is not None:  # neighbours get what no consumer here can take (H4)
+    if broker.mesh is not None:  # other brokers get what no consumer here can take (H4)
         own = [c for c in candidates if c.subscription.broker is None]
         chosen = _chosen(broker, queue, own, room, free_unacked, budget, looks)
         if len(own) == len(candidates) or chosen.rows or chosen.unfinished:
@@ -65,7 +66,7 @@ def _chosen(
     if len(kinds) == 1:
         text, free = kinds.pop()
         most = min(sum([c.room for c in candidates]), budget.rows, most_at_once(queue))
-        if not free:  # what leaves on send takes no lease
+        if not free:  # else they leave on send, without a lease
             most = min(most, room, free_unacked)
         rows = search.take(text, most, free)
         receivers = share(definition.fairness_model, candidates, len(rows), header.served)
@@ -77,12 +78,12 @@ def _chosen(
 
 
 def most_at_once(queue: Queue) -> int:
-    """How many messages are chosen before they are delivered: fewer than a spill leaves live."""
+    """How many messages are chosen at once: fewer than a spill leaves live."""
     return max(queue.limits.live_rows // 2, 1)
 
 
 class Search:
-    """The first messages that a class can take: behind no fence, not expired."""
+    """Finds the first messages that a class can take: not behind a barrier, not expired."""
 
     def __init__(self, broker: Broker, queue: Queue, budget: Budget, looks: Budget) -> None:
         self.broker, self.queue, self.budget, self.looks = broker, queue, budget, looks
@@ -92,9 +93,9 @@ class Search:
         self.unfinished = False
 
     def take(self, text: str | None, most: int, free: bool) -> list[Row]:
-        """Up to ``most`` first messages for the class with this filter, as many as the budget
-        allows. They are out of the order: whoever takes them delivers them. free: they leave on
-        send, so behind one of a key the next of that key takes its place (O4)."""
+        """Take up to ``most`` first messages for the class with this filter, within the budget.
+        They are removed from the order, so the caller must deliver them. free: they leave on send,
+        so the search stops behind a message of a lane: the next one of that lane is due (O4)."""
         found: list[Row] = []
         budget, ready, now = self.budget, self.queue.ready, self.broker.now
         heap = ready.heap if text is None else self.queue.view_of(text).matched
@@ -105,10 +106,10 @@ class Search:
                 break
             if text is None:
                 rows = ready.take(heap, self._end(), most - len(found), budget.bytes)
-            else:  # another one may have to be looked at before the next
+            else:  # the filter may have to be evaluated on another row before the next one
                 rows = ready.take(heap, row.key + 1, 1, budget.bytes)
             for at, row in enumerate(rows):
-                if row.id in taken:  # its entry stands there twice
+                if row.id in taken:  # it has two entries
                     continue
                 too_large = row.size > budget.bytes and bool(found)
                 if too_large or row.expires <= now:
@@ -129,7 +130,7 @@ class Search:
         return found
 
     def _end(self) -> int:
-        """The key up to which the live rows are all that may go out."""
+        """The key up to which only live rows can be delivered."""
         cold = self.queue.first_cold()
         end = HIGHEST if cold is None else cold
         if self.below is not None:
@@ -137,7 +138,7 @@ class Search:
         return end if self.end is None else min(end, self.end)
 
     def first(self, text: str | None) -> Row | None:
-        """The first message for a class; it stays where it is."""
+        """The first message for a class. It stays in the order."""
         while True:
             row = self._first_of_all() if text is None else self._first_of(text)
             if row is None or (self.is_bounded and self._is_beyond(row.key)):
@@ -147,11 +148,11 @@ class Search:
             if self.looks.spent:
                 self.unfinished = True
                 return None
-            self.looks.take(1)  # a budget left it when its time was over
+            self.looks.take(1)  # it is overdue: a budget ended before it expired
             expire(self.broker, self.queue, [row])
 
     def _first_of_all(self) -> Row | None:
-        """The first ready row: cold ones that come before become live."""
+        """The first ready row. Cold rows before it become live."""
         queue = self.queue
         while True:
             row, first = queue.ready.first(), queue.first_cold()
@@ -166,7 +167,7 @@ class Search:
                 self.looks.take(queue.thaw_next())
 
     def _is_beyond(self, key: int) -> bool:
-        """Whether nothing goes out from this key on."""
+        """Whether nothing with this key or a higher one can be delivered."""
         if self.below is not None and key >= self.below:
             return True
         return self.end is not None and key >= self.end
@@ -174,15 +175,15 @@ class Search:
     # ------------------------------------------------------------ with a filter
 
     def _first_of(self, text: str) -> Row | None:
-        """The first row that a filter lets through: it looks at live rows in order, and at the
-        segments before them, each once."""
+        """The first row that matches a filter. Evaluates the filter on live rows in order, and on
+        the segments before them, once each."""
         queue = self.queue
         view = queue.view_of(text)
         while True:
-            row = self._look_at_live(view)
+            row = self._search_live(view)
             if self.unfinished:
                 return None
-            if not self._look_at_cold(view, row):
+            if not self._search_cold(view, row):
                 if row is None or not view.waits(row):
                     return row
                 if view.skipped[row.lane] == LOWEST:
@@ -190,8 +191,8 @@ class Search:
                 else:
                     queue.ready.hold_back(view, row)
 
-    def _look_at_live(self, view: FilterView) -> Row | None:
-        """The first live row that matches; rows before it that were not seen are looked at."""
+    def _search_live(self, view: FilterView) -> Row | None:
+        """The first live row that matches. Evaluates the filter on unseen rows before it."""
         ready = self.queue.ready
         while True:
             row, unseen = ready.top(view.matched), ready.top(view.unseen)
@@ -206,9 +207,9 @@ class Search:
                 verdict = matching(self.broker, [unseen], view.text)[0]
             ready.judge(view, unseen, verdict)
 
-    def _look_at_cold(self, view: FilterView, row: Row | None) -> bool:
-        """Look at the next segment that may have a match before ``row``; whether there was one. Its
-        matches become live, but for those that wait for others of their lanes."""
+    def _search_cold(self, view: FilterView, row: Row | None) -> bool:
+        """Search the next segment that may have a match before ``row``; returns whether there was
+        one. Its matches become live, except those that wait for others of their lanes."""
         queue = self.queue
         asks, segment = queue.ready.asks(), queue.cold.unseen(view.number)
         if asks is not None and (segment is None or asks[0] < segment.first):
@@ -225,10 +226,10 @@ class Search:
         if segment is None:
             self.looks.take(queue.thaw_asked())
         else:
-            self._look_at_segment(view, segment)
+            self._search_segment(view, segment)
         return True
 
-    def _look_at_segment(self, view: FilterView, segment: Segment) -> None:
+    def _search_segment(self, view: FilterView, segment: Segment) -> None:
         queue = self.queue
         rows = queue.cold.read(segment)
         blocks = Blocks(self.broker)
@@ -257,8 +258,8 @@ class Search:
             ids = {one.id for one in wanted}
             queue.thaw(queue.cold, segment, wanted, [one for one in rows if one.id not in ids])
 
-    def lets_through(self, text: str | None, row: Row) -> bool:
-        """Whether the class with this filter can take a message that is the first of another."""
+    def evaluate_filter(self, text: str | None, row: Row) -> bool:
+        """Whether the class with this filter can take a message found for another class."""
         if text is None:
             return True
         view = self.queue.view_of(text)
@@ -272,8 +273,8 @@ class Search:
 
 
 def _fence(queue: Queue) -> int | None:
-    """The key from which on messages are held back by a barrier: all of its generation go out
-    before."""
+    """The first key behind the oldest barrier, whose whole generation is delivered before; None
+    without barriers."""
     barriers = queue.header.barriers
     if not barriers:
         return None
@@ -283,14 +284,15 @@ def _fence(queue: Queue) -> int | None:
 def _one_by_one(
     queue: Queue, search: Search, candidates: list[Candidate], room: int, free_unacked: int
 ) -> tuple[list[Row], list[Candidate]]:
-    """Message by message: the earliest that somebody can take, to the one whose turn it is."""
+    """Select message by message: the earliest that a subscription can take, for the one whose turn
+    it is."""
     model, served = queue.definition.fairness_model, queue.header.served
     classes: dict[str | None, list[Candidate]] = {}
     for one in candidates:
         classes.setdefault(one.subscription.filter, []).append(one)
     taken: list[Row] = []
-    given: list[Candidate] = []
-    aside: dict[int, Row] = {}  # taken here, and not yet delivered: out of every heap
+    receivers: list[Candidate] = []
+    aside: dict[int, Row] = {}  # selected but not delivered yet: their heap entries are skipped
     budget, ready = search.budget, queue.ready
 
     def may_take(one: Candidate) -> bool:
@@ -306,7 +308,7 @@ def _one_by_one(
     most = min(budget.rows, most_at_once(queue))
     while len(taken) < most and not budget.spent:
         able_classes = [text for text, group in classes.items() if any(map(may_take, group))]
-        if taken and search.looks.rows < len(able_classes):  # what one message may need at most
+        if taken and search.looks.rows < len(able_classes):  # one message may need this many
             search.unfinished = True
             break
         heads = [head for text in able_classes if (head := head_of(text)) is not None]
@@ -314,7 +316,7 @@ def _one_by_one(
             break
         row = min(heads, key=lambda one: one.key)
         able = [
-            one for text in able_classes if search.lets_through(text, row)
+            one for text in able_classes if search.evaluate_filter(text, row)
             for one in classes[text] if may_take(one)
         ]  # fmt: skip
         able.sort(key=lambda c: c.subscription.number)
@@ -325,8 +327,8 @@ def _one_by_one(
         served = one.subscription.number
         aside[row.id] = row
         taken.append(row)
-        given.append(one)
+        receivers.append(one)
         budget.take(1, row.size)
-        if one.free and row.lane:  # the next of its key takes its place (O4)
+        if one.free and row.lane:  # the next message of its lane is due (O4)
             break
-    return taken, given
+    return taken, receivers

@@ -1,6 +1,6 @@
-"""What keeps memory and store near what lives: spilling, merging, emptying of blocks (S8, R5).
+"""Housekeeping of memory and store: spilling, merging and compaction (S8, R5).
 
-Nobody waits for it, so a step does a little of it, and asks for the next one while there is more.
+No client waits for it. So a step does a little, and asks for the next step while there is more.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from ..queue.queue import Queue
 
 
 def tidy(broker: Broker) -> None:
-    """As much as one step may."""
+    """Do one step's share."""
     header = broker.header
     merging, header.merging = header.merging, []
     for number in sorted({*merging, *broker.touched}):
@@ -28,7 +28,7 @@ def tidy(broker: Broker) -> None:
 
 
 def _tidy_cold(broker: Broker, queue: Queue) -> None:
-    """Merges go on, of the queues where some are."""
+    """Go on with a queue's merges."""
     if queue.thaw_delayed():
         broker.more_to_do = True
     for runs in (queue.cold, queue.later):

@@ -1,7 +1,7 @@
 """A broker: its queues, sessions, producers and spool, as live objects.
 
-Between two marks it is ordinary Python objects that a step changes in place. A mark packs what has
-changed since the last one: `mark`. Loading reads the facts; rows of queues wait until they are
+Between two marks a step changes ordinary Python objects in place. `mark` writes what has changed
+since the last mark. Loading reads the facts only; a queue's rows are read when they are first
 needed (`queue`).
 """
 
@@ -32,13 +32,13 @@ from .broker_facts import (
 )
 from .header import QueueHeader
 from .mesh_interface import MeshInterface
-from .producers import ProducerHistory, told_by
+from .producers import ProducerHistory, answering_broker
 from .queue import Put, Queue
 
-BUCKETS = 256  # of sessions, and of producers: the pages that a mark writes of them
+BUCKETS = 256  # pages of sessions, and pages of producers
 EVENTS_PER_PAGE = 50
 DETAIL_CHARACTERS_MAX = 1_000
-ROWS_OF_A_PAGE = 50  # what a queue's page takes beside its rows, as so many more
+ROWS_OF_A_PAGE = 50  # writing a queue's page costs as much as this many rows, besides its rows
 
 _encode = msgspec.msgpack.encode
 _decode = msgspec.msgpack.decode
@@ -60,7 +60,7 @@ class Broker:
         self.now = header.time
         self.spool = Spool.load(store, header.number, header.spool, limits)
         self.queues: dict[int, Queue] = {}
-        self.names: dict[Name, Queue] = {}  # those that are not deleted
+        self.names: dict[Name, Queue] = {}  # without the deleted ones
         self.sessions: dict[Name, KnownSession] = {}
         self.producers: dict[Name, ProducerHistory] = {}
         self.recent: deque[list[Any]] = deque(maxlen=limits.events)  # notable events
@@ -69,18 +69,18 @@ class Broker:
         self._vpn_names = {number: name for name, number in header.vpns.items()}
         self._calendar: list[tuple[int, str, Name]] = []  # heap: sessions, producers
         self._due: list[tuple[int, int]] = []  # heap: queues
-        self._buckets: dict[str, dict[int, set[Name]]] = {"s": {}, "p": {}}  # who stands in which
-        self._changed: dict[str, set[Name]] = {"s": set(), "p": set()}  # whose are to be written
+        self._buckets: dict[str, dict[int, set[Name]]] = {"s": {}, "p": {}}  # the names in each
+        self._changed: dict[str, set[Name]] = {"s": set(), "p": set()}  # since the last mark
         self._new_events = 0
-        self.unwritten: dict[int, Queue] = {}  # with rows whose contents are in no block
-        self._to_pack: deque[Queue] = deque()  # by the mark that was begun
-        self.mesh: MeshInterface | None = None  # other brokers, where there are any
-        self.routes: dict[tuple[str, str], Any] = {}  # see `routing`; empty: to be looked up anew
+        self.unwritten: dict[int, Queue] = {}  # queues with contents that are in no block
+        self._to_pack: deque[Queue] = deque()  # queues that the current mark still has to write
+        self.mesh: MeshInterface | None = None  # other brokers and bridges, if there are any
+        self.routes: dict[tuple[str, str], Any] = {}  # a cache, see `routing`
         self.begin(header.time)
 
     @classmethod
     def load(cls, store: Store, home: Home, limits: Limits) -> Broker:
-        """The broker as it was packed; a new one where nothing was."""
+        """The broker from its pages; a new one if there are none."""
         data = store.get("broker")
         if data is None:
             header = BrokerHeader(FORMAT, home.name, home.number, home.epoch)
@@ -88,8 +88,8 @@ class Broker:
         broker = cls(store, _header.decode(data), home, limits)
         for number in broker.header.queues:
             queue = Queue.load(store, broker.spool, number, limits)
-            assert queue is not None, f"the page of queue {number} is gone"
-            broker._know(queue)
+            assert queue is not None, f"the page of queue {number} is missing"
+            broker._register(queue)
             broker.unacked += queue.header.leased
         broker._load_names()
         return broker
@@ -115,10 +115,10 @@ class Broker:
 
     def _read_producers(self, data: bytes) -> set[Name]:
         found: dict[Name, ProducerHistory] = {}
-        for where, name, known in _decode(data):
-            producer = ProducerHistory(*told_by(where, self.home.number), name)
+        for where, name, state in _decode(data):
+            producer = ProducerHistory(*answering_broker(where, self.home.number), name)
             found[where, name] = producer
-            producer.restore(known)
+            producer.restore(state)
             self.watch("p", (where, name), producer.forgotten_at)
         self.producers |= found
         return set(found)
@@ -126,25 +126,25 @@ class Broker:
     # ------------------------------------------------------------ a step
 
     def begin(self, now: int) -> None:
-        """A step begins; time never runs backwards."""
+        """Begin a step. Time never runs backwards."""
         self.now = max(self.now, now)
         self.outputs: list[Output] = []
         self.journal = Journal(self.header.name, self.header.step, self.now)
         self.touched: dict[int, Queue] = {}  # queues in which something happens in this step
         self.receipts: dict[Name, ProducerHistory] = {}  # producers that are answered in this step
         self.reconfigured = False
-        self.more_to_do = False  # in the next step, at once
+        self.more_to_do = False  # the next step is due at once
         self.command_budget = Budget(self.limits.command_rows)
         self.bulk_budget = Budget(self.limits.bulk_rows, self.limits.bulk_bytes)
-        self.speaker: Speaker | None = None  # who says what is being carried out
-        self.at: RecordPosition | Queue | None = None  # what is being done, should it fail
+        self.speaker: Speaker | None = None  # the client whose command is being carried out
+        self.at: RecordPosition | Queue | None = None  # being processed, for `StepFailed`
         self._first_new = self.spool.next_counter
         self.vain: dict[tuple[str, int], int] = {}  # commands that changed nothing, by partition
 
     def end(self) -> int:
-        """A step ends; when the next one is due, epoch ms, or NEVER."""
+        """End a step; returns when the next one is due, epoch ms, or NEVER."""
         if self.vain:
-            self.outputs += [InVain(*place, count) for place, count in self.vain.items()]
+            self.outputs += [InVain(*partition, count) for partition, count in self.vain.items()]
         for queue in self.touched.values():
             if not queue.dropped:
                 self.schedule(queue)
@@ -158,33 +158,34 @@ class Broker:
 
     @property
     def has_due(self) -> bool:
-        """Whether something may be due now; a look, which may be wrong where it says yes."""
+        """Whether a deadline may have passed. Cheap: True may be wrong, False is not."""
         now, names, queues = self.now, self._calendar, self._due
         return bool((names and names[0][0] <= now) or (queues and queues[0][0] <= now))
 
     @property
     def came_in(self) -> int:
-        """How many messages this step has taken in."""
+        """How many messages this step has stored."""
         return self.spool.next_counter - self._first_new
 
     def touch(self, queue: Queue) -> None:
-        """Something happens in a queue: it is looked at before the step ends, and at the mark."""
+        """Note that a queue changes. The step looks at it before it ends, and the mark writes
+        it."""
         self.touched[queue.number] = queue
         queue.dirty = True
 
     def enter(self, queue: Queue, rows: list[Row]) -> None:
-        """Rows come into a queue, with contents in memory: these are settled before the mark."""
+        """Add rows to a queue. Their contents are in memory until `write_contents` or a mark."""
         queue.enter(rows)
         self.unwritten[queue.number] = queue
 
     # ------------------------------------------------------------ time
 
     def watch(self, kind: str, name: Name, at: int) -> None:
-        """Look at a session ("s") or a producer ("p") at this time."""
+        """Set the deadline of a session ("s") or a producer ("p")."""
         heappush(self._calendar, (at, kind, name))
 
     def schedule(self, queue: Queue) -> None:
-        """Look at a queue when something in it is due."""
+        """Set the deadline of a queue."""
         at = NEVER if queue.header.deleted else queue.deadline()
         if at != queue.header.due_at:
             queue.header.due_at = at
@@ -192,7 +193,7 @@ class Broker:
                 heappush(self._due, (at, queue.number))
 
     def due_queues(self, most: int) -> list[Queue]:
-        """Queues in which something is due, the longest overdue first, up to so many."""
+        """Up to ``most`` queues with a deadline that has passed, the longest overdue first."""
         found: list[Queue] = []
         while len(found) < most and self._next_queue() <= self.now:
             queue = self.queues[heappop(self._due)[1]]
@@ -202,7 +203,7 @@ class Broker:
         return found
 
     def due_names(self, most: int) -> list[tuple[str, Name]]:
-        """Sessions and producers whose time has come, up to so many."""
+        """Up to ``most`` sessions and producers with a deadline that has passed."""
         found: list[tuple[str, Name]] = []
         while len(found) < most and self._next_name() <= self.now:
             _, kind, name = heappop(self._calendar)
@@ -210,7 +211,7 @@ class Broker:
         return found
 
     def _next_queue(self) -> int:
-        """When a queue is due next; entries that do not count any more are dropped."""
+        """The earliest deadline of a queue. Drops entries that are no longer valid."""
         due = self._due
         while due:
             at, number = due[0]
@@ -233,14 +234,14 @@ class Broker:
             if until == at:
                 return at
             heappop(calendar)
-            if until is not None and until > at:  # it was put off: heartbeats do nothing but that
+            if until is not None and until > at:  # a heartbeat has moved its deadline
                 heappush(calendar, (until, kind, name))
         return NEVER
 
     # ------------------------------------------------------------ names
 
     def vpn_number(self, vpn: str) -> int:
-        """The VPN's number, given at first use."""
+        """The VPN's number. A new VPN gets one."""
         number = self.header.vpns.get(vpn)
         if number is None:
             number = self.header.vpns[vpn] = len(self.header.vpns) + 1
@@ -260,33 +261,33 @@ class Broker:
         return self.names.get((vpn, name))
 
     def queue(self, number: int) -> Queue | None:
-        """A queue by its number, also one that is being deleted; None when it is gone."""
+        """A queue by its number, also while it is being deleted; None once it is gone."""
         queue = self.queues.get(number)
         return None if queue is None or queue.dropped else queue
 
     def add_queue(self, header: QueueHeader) -> Queue:
-        """A queue that did not exist."""
+        """Add a new queue."""
         queue = Queue.new(self.store, self.spool, header, self.limits)
-        self._know(queue)
+        self._register(queue)
         self.touch(queue)
         return queue
 
     def name_queue(self, queue: Queue) -> None:
-        """The queue is found by its name."""
+        """Let `find` return the queue under its name."""
         self.names[self.vpn_of(queue), queue.definition.name] = queue
 
     def forget_name(self, queue: Queue) -> None:
-        """Nobody finds the queue by its name any more."""
+        """Let `find` no longer return the queue."""
         name = self.vpn_of(queue), queue.definition.name
         if self.names.get(name) is queue:
             del self.names[name]
 
     def drop_queue(self, queue: Queue) -> None:
-        """An empty queue that was deleted goes."""
+        """Remove a deleted queue, which is empty."""
         queue.drop()
         del self.queues[queue.number]
 
-    def _know(self, queue: Queue) -> None:
+    def _register(self, queue: Queue) -> None:
         self.queues[queue.number] = queue
         if not queue.header.deleted and not queue.header.arriving:
             self.name_queue(queue)
@@ -295,7 +296,7 @@ class Broker:
             heappush(self._due, (at, queue.number))
 
     def active(self) -> list[Queue]:
-        """The queues of this step in which something may happen by itself, by number."""
+        """The touched queues that are neither deleted nor faulted, by number."""
         touched = self.touched
         queues = touched.values() if len(touched) < 2 else [q for _, q in sorted(touched.items())]
         return [q for q in queues if not (q.dropped or q.header.deleted or q.header.faulted)]
@@ -303,39 +304,40 @@ class Broker:
     # ------------------------------------------------------------ sessions and producers
 
     def _change(self, kind: str, name: Name) -> None:
-        """A session or a producer came, went, or differs from its page."""
+        """Note that the mark must write a session or a producer."""
         self._changed[kind].add(name)
 
     def session_changed(self, name: Name) -> None:
-        """A session differs from its page."""
+        """Note that the mark must write a session."""
         self._change("s", name)
 
     def producer(self, where: str, name: str) -> ProducerHistory:
-        """What is known of a producer (see `histories_at`); it is answered in this step."""
+        """The history of a producer, which gets a receipt in this step. where: see
+        `histories_at`."""
         key = where, name
-        known = self.receipts.get(key)
-        if known is not None:
-            return known
-        known = self.producers.get(key)
-        if known is None:
-            known = ProducerHistory(*told_by(where, self.home.number), name)
-            self.producers[key] = known
+        history = self.receipts.get(key)
+        if history is not None:
+            return history
+        history = self.producers.get(key)
+        if history is None:
+            history = ProducerHistory(*answering_broker(where, self.home.number), name)
+            self.producers[key] = history
         idle = self.limits.producer_idle_ms
-        if known.forgotten_at < self.now + idle - idle // 8:  # not in every step
-            if not known.forgotten_at:
+        if history.forgotten_at < self.now + idle - idle // 8:  # not in every step
+            if not history.forgotten_at:
                 self.watch("p", key, self.now + idle)
-            known.forgotten_at = self.now + idle
-        known.begin()
-        self.receipts[key] = known
+            history.forgotten_at = self.now + idle
+        history.begin()
+        self.receipts[key] = history
         self._change("p", key)
-        return known
+        return history
 
     def forget_producer(self, name: Name) -> None:
-        """Nobody sends again what it sent."""
+        """Forget a producer's history."""
         self.producers.pop(name, None)
         self._change("p", name)
 
-    # ------------------------------------------------------------ what is said
+    # ------------------------------------------------------------ outputs
 
     def emit(self, output: Output) -> None:
         """Add an output."""
@@ -345,7 +347,7 @@ class Broker:
         self, event: str, queue: Queue, ids: list[int], counts: list[int] | int = 0,
         subscription: str = "", reason: str = "", until: list[int] | int = NO_END,
     ) -> None:  # fmt: skip
-        """Add to the journal what happened to messages of a queue."""
+        """Add an event of messages to the journal."""
         if ids:
             header = queue.header
             vpn, name = self._vpn_names[header.vpn_number], header.definition.name
@@ -356,14 +358,14 @@ class Broker:
             )  # fmt: skip
 
     def in_vain(self) -> None:
-        """Count the command that is being carried out as one that changes nothing: who reads
-        commands may let a partition that is full of these wait."""
+        """Count the current command as one that changed nothing. The reader of commands slows down
+        a partition that is full of them."""
         if isinstance(self.at, tuple):
-            place = self.at[0], self.at[1]
-            self.vain[place] = self.vain.get(place, 0) + 1
+            partition = self.at[0], self.at[1]
+            self.vain[partition] = self.vain.get(partition, 0) + 1
 
     def event(self, event: str, vpn: str, queue: str = "", **details: Any) -> None:
-        """A notable event: into the journal and the ring that `admin.events()` shows."""
+        """Write a notable event to the journal and to the ring that `admin.events()` shows."""
         details = {k: _cut(v) for k, v in details.items()}
         text = ", ".join(f"{k}={v}" for k, v in details.items())
         self.note(event, vpn, queue, details.get("subscription") or "", _cut(text))
@@ -372,27 +374,27 @@ class Broker:
         self._new_events += 1
 
     def note(self, event: str, vpn: str, queue: str, subscription: str, text: str) -> None:
-        """What is no message's event, for the journal only."""
+        """Write an event that concerns no message to the journal only."""
         self.journal.segments.append(
             JournalSegment(event, vpn, queue, subscription=subscription, reason=text)
         )
 
     def count_refused(self, vpn: str, reason: str) -> None:
-        """Count a refusal that is no queue's."""
+        """Count a refusal that concerns no queue."""
         counts = self.header.refused.setdefault(vpn, {})
         counts[reason] = counts.get(reason, 0) + 1
 
     # ------------------------------------------------------------ marks
 
     def mark(self) -> None:
-        """Write what has changed since the last mark. Steps stand still meanwhile."""
+        """Write all changes since the last mark. No steps are taken meanwhile."""
         self.begin_mark(self.store.put)
         self.pack(NEVER)
 
     def begin_mark(self, put: Put) -> None:
-        """The mark has what is now; `pack` writes its queues, and steps may go on meanwhile. All
-        else is written at once. put: see `Queue.begin_pack`."""
-        self.pack(NEVER)  # of the mark before
+        """Begin a mark of the present state. Writes everything but the queues; `pack` writes these
+        while steps go on. put: see `Queue.begin_pack`."""
+        self.pack(NEVER)  # finish the mark before
         for queue in self.unwritten.values():
             queue.write_contents()
         self.unwritten.clear()
@@ -412,31 +414,30 @@ class Broker:
         self.store.put("broker", _encode(header))
 
     def pack(self, most: int) -> bool:
-        """Write queues of the mark that was begun, until about so many rows are written; whether
-        there are more."""
+        """Write queues of the current mark, for about ``most`` rows; returns whether there are
+        more."""
         to_pack = self._to_pack
         while to_pack and most > 0:
             most -= to_pack.popleft().pack() + ROWS_OF_A_PAGE
         return bool(to_pack)
 
     def write_contents(self, most: int) -> None:
-        """Contents go into blocks before a mark finds them, queue by queue, of about so many
-        rows."""
+        """Write contents of about ``most`` rows to blocks, queue by queue, ahead of the mark."""
         while self.unwritten and most > 0:
             queue = self.unwritten.pop(next(iter(self.unwritten)))
             if not queue.dropped:
                 most -= queue.write_contents()
 
     def _write_names(self) -> None:
-        """The buckets in which something changed; of the others nothing is looked at."""
-        for kind, known in (("s", self.sessions), ("p", self.producers)):
+        """Write the buckets with changes."""
+        for kind, all_of_kind in (("s", self.sessions), ("p", self.producers)):
             changed: dict[int, set[Name]] = {}
             for name in self._changed[kind]:
                 changed.setdefault(bucket(name), set()).add(name)
             for number, names in sorted(changed.items()):
                 members = self._buckets[kind].setdefault(number, set())
                 members |= names
-                members &= known.keys()
+                members &= all_of_kind.keys()
                 if members:
                     self.store.put(f"{kind}/{number}", self._packed(kind, sorted(members)))
                 else:
@@ -446,14 +447,14 @@ class Broker:
     def _packed(self, kind: str, members: list[Name]) -> bytes:
         """A bucket's page."""
         if kind == "p":
-            return _encode([[*name, self.producers[name].known()] for name in members])
+            return _encode([[*name, self.producers[name].state()] for name in members])
         sessions: dict[str, dict[str, KnownSession]] = {}
         for vpn, name in members:
             sessions.setdefault(vpn, {})[name] = self.sessions[vpn, name]
         return _encode(sessions)
 
     def _write_events(self) -> None:
-        """Pages that got new ones; the oldest are forgotten."""
+        """Write the pages with new events, and delete the oldest pages."""
         if not self._new_events:
             return
         last = self.header.events

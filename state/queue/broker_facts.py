@@ -1,4 +1,4 @@
-"""What a broker knows besides its queues' rows: facts, as a mark writes them."""
+"""A broker's facts besides its queues, as a mark writes them."""
 
 from __future__ import annotations
 
@@ -12,17 +12,18 @@ from ..storage.spool import SpoolState
 FORMAT = 8
 
 RecordPosition = tuple[str, int, int]  # topic, partition, offset
-# Stands for a record that failed together with others. One that leaves out this one takes the
-# others one by one, and then it shows which one it is.
+# A record that failed together with others. A step that skips this "record" takes messages one by
+# one, which shows the one that fails.
 ONE_OF_SEVERAL: RecordPosition = ("", 0, 0)
-Name = tuple[str, str]  # VPN, and what is named in it
+Name = tuple[str, str]  # VPN, and a name in it
 
 
 @dataclass(frozen=True, slots=True)
 class Home:
-    """Whose state this is. name, number: the broker's; number: the top 16 bits of its message ids;
-    epoch: what tells this home's ids and commands from those of another on the same Kafka (0 where
-    there is no other: in memory); secret: of the home, seals clients' keys."""
+    """The home and the broker that a state belongs to. name, number: the broker's; the number is
+    the top 16 bits of its message ids; epoch: tells this home's ids and commands from those of
+    other homes on the same Kafka (0 in memory, where there is only one); secret: the home's, seals
+    the keys of clients."""
 
     name: str = DEFAULT_BROKER
     number: int = 0
@@ -31,15 +32,15 @@ class Home:
 
 
 class KnownSession(msgspec.Struct):
-    """One connection. until: when it is lost, unless a heartbeat comes; bound: its subscriptions,
-    by queue number and id."""
+    """One connection. until: when it counts as lost, unless a heartbeat comes; bound: its
+    subscriptions, by queue number and id."""
 
     until: int
     bound: list[tuple[int, str]] = []
 
 
 class HeldReceipt(msgspec.Struct, array_like=True):
-    """A receipt that waits until the Delta tables have what it speaks of (`durable`)."""
+    """A receipt that waits until the Delta tables have its messages (`durable`)."""
 
     vpn: str
     producer: str
@@ -55,7 +56,7 @@ class HeldReceipt(msgspec.Struct, array_like=True):
 
 
 class BrokerHeader(msgspec.Struct):
-    """The broker's own facts. format: version of the layout."""
+    """The broker's own facts. format: the version of the layout."""
 
     format: int
     name: str
@@ -64,28 +65,30 @@ class BrokerHeader(msgspec.Struct):
     step: int = 0
     time: int = 0
     next_queue: int = 1
-    queues: list[int] = []  # numbers of those that have a page
+    queues: list[int] = []  # numbers of the queues that have a page
     vpns: dict[str, int] = {}  # name → number
     vpn_limits: dict[str, VpnLimits] = {}
-    refused: dict[str, dict[str, int]] = {}  # per VPN, by reason: on behalf of no queue
-    begun: list[str] = []  # doors whose commands of this epoch have begun, see `intake`
+    refused: dict[str, dict[str, int]] = {}  # per VPN and reason: refusals that concern no queue
+    begun: list[str] = []  # origins whose commands of this epoch have begun, see `intake`
     system: SystemLimits = msgspec.field(default_factory=SystemLimits)
     spool: SpoolState = msgspec.field(default_factory=SpoolState)
-    waiting: dict[int, bool] = {}  # queues held back by `max_delivered_unacked`, in that order
-    unserved: bool = False  # a budget ended before all of these were served
+    waiting: dict[int, bool] = {}  # queues held back by `max_delivered_unacked`, in order
+    unserved: bool = False  # a budget ended before all of them were served
     more_to_do: bool = False  # the next step is due at once
     merging: list[int] = []  # queues whose cold part is being merged
-    pending: dict[int, bool] = {}  # queues with commands that go on, the next first: in bulk?
+    # Queues with unfinished commands, the next one first; the value: is that one a bulk command?
+    pending: dict[int, bool] = {}
     turn: int = 0  # the queue that delivery served last
-    alerts: list[str] = []  # set now, of the broker and of VPNs (S9)
-    marks: dict[str, list[list[int]]] = {}  # earlier levels of these, for their rates
+    alerts: list[str] = []  # set alerts of the broker and of VPNs (S9)
+    marks: dict[str, list[list[int]]] = {}  # their earlier levels, to compute growth rates
     events: int = 0  # notable events so far
     auth: bool = False  # commands must be signed
     clients: dict[str, tuple[bytes, bool]] = {}  # "vpn/client" → sealed key, is it an admin's?
-    heard: dict[str, dict[str, tuple[int, int, int]]] = {}  # "vpn/client" → session: `identity`
-    rebuilt: int = 0  # when it was made again: what was published before may be confirmed (R3)
-    # Receipts that wait for the Delta tables. tables: are they written? None: nobody has said so.
+    heard: dict[str, dict[str, tuple[int, int, int]]] = {}  # "vpn/client" → session: `permissions`
+    rebuilt: int = 0  # when it was rebuilt: earlier messages may be confirmed already (R3)
+    # Receipts that wait for the Delta tables. tables: are they written? None: the engine has not
+    # said.
     tables: bool | None = None
-    in_tables: dict[str, int] = {}  # "topic/partition" → the offset up to which they have it
-    held: list[HeldReceipt] = []  # the first one first
+    in_tables: dict[str, int] = {}  # "topic/partition" → the tables have the records before this
+    held: list[HeldReceipt] = []  # the oldest first
     speaks_for: list[int] = []  # numbers of removed brokers whose partitions this one reads (M4)

@@ -1,9 +1,9 @@
-"""The one place where the state of a message changes.
+"""The only module that changes the state of a message.
 
-`enter` puts a message into a queue, `apply` does to messages what the table says for an event: it
-checks the states they are in, moves them, keeps counts, order, leases and deadlines true, writes
-the journal, and lets the spool's match go. Nothing else writes a state. What leaves as dead keeps
-its match: whoever let it happen buries it (`rules.dead`).
+`enter` puts messages into a queue. `apply` does what the table says for an event: it checks the
+states, changes them, updates counts, order, leases and deadlines, writes the journal, and releases
+the match in the spool. A message that leaves as dead keeps its match; the caller then buries it
+(`rules.dead`).
 """
 
 from __future__ import annotations
@@ -18,13 +18,15 @@ _CANCELED = frozenset({Event.CANCEL, Event.CANCEL_LATER, Event.CANCEL_LAST})
 
 
 class IllegalTransition(Exception):
-    """A message is in a state in which this cannot happen to it: a mistake in the engine."""
+    """An event that cannot happen in a message's state: a bug in the engine."""
 
 
 def enter(broker: Broker, queue: Queue, rows: list[Row]) -> None:
-    """Messages enter a queue, behind everything that is there (S1, O1). rows: complete but for
-    their places, with ids that follow each other; `until` says whether one is delayed (L12). The
-    caller writes the journal."""
+    """Put messages into a queue, behind all others (S1, O1).
+
+    rows: with consecutive ids, complete except for their sequence and generation; a row with
+    `until` set is delayed (L12). The caller writes the journal.
+    """
     header, now = queue.header, broker.now
     seq, size = header.next_seq, 0
     for row in rows:
@@ -50,7 +52,8 @@ def enter(broker: Broker, queue: Queue, rows: list[Row]) -> None:
 
 
 def _join_generation(queue: Queue, row: Row) -> None:
-    """A barrier is the last of its generation: what enters behind it belongs to the next (O3)."""
+    """Set a row's generation. A barrier is the last of its generation: later messages belong to the
+    next one (O3)."""
     header = queue.header
     if not header.generations and header.depth:
         header.generations[header.generation] = header.depth
@@ -74,10 +77,10 @@ def apply(
     reason: str = "",
     detail: str = "",
 ) -> None:
-    """Let an event happen to live messages of a queue.
+    """Apply an event to live messages of a queue.
 
-    subscription: who did it, for the journal; holder: the subscription that gets them; until: epoch
-    ms, the end of the lease or of the delay. Raises IllegalTransition before anything changes.
+    subscription: who caused it, for the journal; holder: the subscription that gets them; until:
+    the end of the lease or delay, epoch ms. Raises IllegalTransition before anything changes.
     """
     if not rows:
         return
@@ -108,12 +111,12 @@ def apply(
         queue.wanted = True
     broker.touch(queue)
     if event is Event.ACKNOWLEDGE:
-        holders = []  # the journal names who acknowledges, not who held it
-    _write_down(broker, queue, rows, holders, effect, subscription, reason, detail, until)
+        holders = []  # the journal names the acknowledging subscription, not the holder
+    _write_journal(broker, queue, rows, holders, effect, subscription, reason, detail, until)
 
 
 def _lease(broker: Broker, queue: Queue, rows: list[Row], holder: Subscription, until: int) -> None:
-    """Messages go to a subscription."""
+    """Lease messages to a subscription."""
     header, number = queue.header, holder.number
     leases = queue.leases.get(number)
     if leases is None:
@@ -138,8 +141,8 @@ def _lease(broker: Broker, queue: Queue, rows: list[Row], holder: Subscription, 
 
 
 def _grant(broker: Broker, queue: Queue, rows: list[Row], holder: Subscription) -> None:
-    """Messages are on their way to another broker. Nothing else can happen to them until it says
-    that it has them, and it is no attempt to deliver them (H4)."""
+    """Mark messages as moving to another broker. Nothing else can happen to them until it confirms
+    them. It does not count as an attempt to deliver (H4)."""
     leases = queue.leases.setdefault(holder.number, {})
     for row in rows:
         row.state = MOVING
@@ -162,27 +165,27 @@ def _renew(queue: Queue, rows: list[Row], until: int) -> None:
 def _return(
     broker: Broker, queue: Queue, rows: list[Row], event: Event, to: int, until: int
 ) -> None:
-    """Messages are ready or delayed again, in their place (L7)."""
-    _let_go(broker, queue, rows)
+    """Make messages ready or delayed again, at their old position (L7)."""
+    _end_leases(broker, queue, rows)
     untouched, canceled = event is Event.HAND_BACK, event in _CANCELED
     for row in rows:
         if row.state == DELAYED:
             queue.header.delayed -= 1
         if untouched:
-            row.deliveries -= 1  # handed back untouched is no attempt (L5)
+            row.deliveries -= 1  # handed back untouched does not count as an attempt (L5)
         elif canceled:
             row.cancels += 1
         row.state = to
         row.until = until if to == DELAYED else NEVER
         if to == DELAYED:
             queue.header.delayed += 1
-        if to == DELAYED or event is Event.REFUSE:  # what moves is not watched
+        if to == DELAYED or event is Event.REFUSE:  # moving rows have no deadlines in the heap
             queue.watch(row)
         queue.ready.changed(row)
 
 
-def _let_go(broker: Broker, queue: Queue, rows: list[Row]) -> None:
-    """Those that are leased are held no longer."""
+def _end_leases(broker: Broker, queue: Queue, rows: list[Row]) -> None:
+    """End the leases of rows that have one."""
     freed: dict[int, int] = {}
     for row in rows:
         if row.holder:
@@ -199,8 +202,8 @@ def _let_go(broker: Broker, queue: Queue, rows: list[Row]) -> None:
 
 
 def _leave(broker: Broker, queue: Queue, rows: list[Row]) -> None:
-    """Messages leave the queue."""
-    _let_go(broker, queue, rows)
+    """Remove messages from the queue."""
+    _end_leases(broker, queue, rows)
     header = queue.header
     size = 0
     for row in rows:
@@ -217,7 +220,7 @@ def _leave(broker: Broker, queue: Queue, rows: list[Row]) -> None:
     header.bytes -= size
     if header.stands_for and broker.mesh is not None:
         broker.mesh.left(queue, rows)
-    if not header.depth:  # nothing is left whose order would have to be kept
+    if not header.depth:  # no message is left whose order matters
         header.generation = 0
         header.generations, header.barriers = {}, {}
 
@@ -233,12 +236,12 @@ def _leave_generation(queue: Queue, row: Row) -> None:
         del header.barriers[row.generation]
 
 
-def _write_down(
+def _write_journal(
     broker: Broker, queue: Queue, rows: list[Row], holders: list[int], effect: Transition,
     subscription: str, reason: str, detail: str, until: int,
 ) -> None:  # fmt: skip
-    """Into the journal: a row for each message and event. Where the engine itself ends leases, it
-    names who held each."""
+    """Write a journal entry for each message and event. If the engine itself ended leases, the
+    entry names each lease's holder."""
     parts = [(subscription, rows)]
     if any(holders):
         names = {s.number: s.id for s in queue.header.subscriptions}

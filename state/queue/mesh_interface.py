@@ -1,6 +1,7 @@
-"""What a broker asks of whoever works with it from above: other brokers, and bridges (`mesh`).
+"""The interface through which a broker uses `mesh`: other brokers and bridges.
 
-The core knows none. It says where it wants to be helped, and without help it is alone.
+The core does not import `mesh`. It calls this interface where other brokers matter. Without an
+implementation, the broker is the only one.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from ..storage.spool import Content
 from .header import Subscription, Task
 from .queue import Queue
 
-LATER = object()  # the answer to a command that another broker gives
+LATER = object()  # the result of a command that is answered later, or by another broker
 
 
 class MeshInterface(Protocol):
@@ -23,79 +24,78 @@ class MeshInterface(Protocol):
 
     @property
     def commands(self) -> Mapping[type, Callable[[str, Any], Any]]:
-        """Commands that concern other brokers too: (VPN, command) → answer."""
+        """The commands that also concern other brokers: (VPN, command) → answer."""
         ...
 
     @property
     def brokers(self) -> tuple[str, ...]:
-        """The names of all brokers of the home."""
+        """The names of the home's brokers."""
         ...
 
     @property
     def groups(self) -> Mapping[str, str]:
-        """The groups of those that are in one."""
+        """The group of each broker that is in one."""
         ...
 
     @property
     def keeps_directory(self) -> bool:
-        """Whether they agree on where queues are, and say it."""
+        """Whether the brokers keep the directory of queues themselves."""
         ...
 
-    def takes(self, vpn: str, command: Any) -> bool:
-        """Whether a command about a queue is for another broker; then it has gone there. Raises
-        `Moved` where its sender is to ask there."""
+    def forward_command(self, vpn: str, command: Any) -> bool:
+        """Forward a command if its queue is at another broker; returns whether it did. Raises
+        `Moved` if the sender must ask there itself."""
         ...
 
     def leave(self, queue: Queue, task: Task, budget: Budget) -> bool:
-        """A queue goes to another broker, as far as the budget allows; whether it has left."""
+        """Go on moving a queue to another broker, within the budget; returns whether it is done."""
         ...
 
-    def later(self, queue: Queue, command: Any, ids: list[int]) -> int:
-        """A command means messages that are on their way; on how many of them it is carried out
-        by whoever has them next."""
+    def forward_for_moving(self, queue: Queue, command: Any, ids: list[int]) -> int:
+        """Forward a command for messages that are moving to another broker; returns for how many
+        that broker will carry it out."""
         ...
 
     def hear(self, records: Records, skipped: Mapping[tuple[str, int, int], str]) -> None:
-        """What they say."""
+        """Read records from other brokers."""
         ...
 
     def target_of(self, vpn: str, to: str) -> str:
-        """The topic of a destination that is no queue here."""
+        """The topic of a destination that is not a queue of this broker."""
         ...
 
     def with_others(self, vpn: str, to: str, own: list[Queue]) -> list[Queue]:
-        """The queues in which a message with this destination is stored here, where these are the
-        own ones that take it: others' have stand-ins."""
+        """The queues of this broker that store a message with this destination. own: the ones of
+        its own queues that match; stand-ins for queues at other brokers are added."""
         ...
 
     def stand_in(self, vpn: str, name: str) -> Queue | None:
-        """The queue in which messages wait here for one of another broker; None: there is none."""
+        """The stand-in for a queue at another broker, or None."""
         ...
 
-    def wait(self, queue: Queue, rows: list[Row], to: str) -> None:
-        """Messages that were published to this destination are about to wait in a stand-in."""
+    def prepare_stand_in(self, queue: Queue, rows: list[Row], to: str) -> None:
+        """Prepare rows that are about to enter a stand-in. to: their published destination."""
         ...
 
     def left(self, queue: Queue, rows: list[Row]) -> None:
-        """Messages have left a stand-in, whatever the reason."""
+        """Note that messages have left a stand-in, for whatever reason."""
         ...
 
     def of_engine(self, queue: Queue) -> str:
-        """What a stand-in is, for clients that want more than to look at it, purge it, or shut it
-        down."""
+        """What a stand-in is, for the refusal of commands that it does not support."""
         ...
 
     def lanes(self, vpn: str) -> list[dict[str, Any]]:
-        """What waits here for queues of other brokers, for people."""
+        """The messages waiting here for queues of other brokers, for people."""
         ...
 
     def of_record(self, vpn: str, topic: str, partition: int, own: list[Queue]) -> list[Queue]:
-        """The queues in which this broker stores a record of a plain topic, where these are the own
-        ones that take it, and have not had it (M5, S5)."""
+        """The queues of this broker that store a record of a plain topic. own: the ones of its own
+        queues that match and have not taken it before (M5, S5)."""
         ...
 
     def why_waiting(self, queue: Queue) -> str | None:
-        """Why messages wait in a stand-in, where something holds them back."""
+        """Why messages wait in a stand-in, or None."""
         ...
 
     def reads(self, queue: Queue, partition: int) -> bool:
@@ -105,17 +105,17 @@ class MeshInterface(Protocol):
     def send(
         self, queue: Queue, subscription: Subscription, rows: list[Row], contents: list[Content]
     ) -> None:
-        """Messages go to the broker whose subscription it is."""
+        """Send messages to the broker that the subscription belongs to."""
         ...
 
     def speak(self) -> None:
-        """The step ends: say what is to be said."""
+        """Write the step's records to other brokers."""
         ...
 
     def deadline(self) -> int:
-        """When a step is wanted, epoch ms, or NEVER."""
+        """When the mesh needs a step, epoch ms, or NEVER."""
         ...
 
     def mark(self) -> None:
-        """Write what changed since the last mark."""
+        """Write what has changed since the last mark."""
         ...

@@ -1,14 +1,14 @@
-"""One queue: its facts, its live rows, and the cold ones behind them (R5, S12).
+"""One queue: its facts, its live rows, and the cold rows behind them (R5, S12).
 
-Theory. *Live* are all leased rows and the front of the order: what is delivered next, what is due
-soon, what has just arrived. When there are more than `Limits.live_rows` the far end is *spilled*:
-contents into blocks, rows into runs. `cold` holds ready rows in delivery order, `later` delayed
-rows by the time when they are due. Before a row goes out, every cold row before it has become live
-again, so the two parts are one order.
+Theory. *Live* rows are the leased ones and the front of the order: those to be delivered next, due
+soon, or just arrived. If there are more than `Limits.live_rows`, the far end is *spilled*: contents
+go to blocks, rows to runs. `cold` has ready rows in delivery order, `later` has delayed rows by due
+time. Before a row is delivered, every cold row before it has become live again, so both parts form
+one order.
 
-A queue that nobody touches is not read: the live part is made from its page when it is first asked
-for (`__getattr__`). The same look-up packs a queue that a mark has begun to pack: what its page has
-is hidden until then, so nobody changes it before (`begin_pack`).
+An unused queue is not read: its live part is made from its page on first access (`__getattr__`).
+The same access finishes packing. While a mark has yet to write a queue, its page's contents are
+hidden, so nothing can change them before (`begin_pack`).
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ FRESH_SLACK = 1_000
 
 
 class QueuePage(msgspec.Struct):
-    """What a mark writes of a queue, without its cold rows."""
+    """A queue's page: everything but its cold rows."""
 
     header: QueueHeader
     cold: RunsState
@@ -53,11 +53,11 @@ class QueuePage(msgspec.Struct):
     early: list[list[int]]
     rows: list[Row]
     views: list[ViewState] = []
-    parked: list[tuple[int, str, int]] = []  # of lanes: key (longer than 64 bits), segment
+    parked: list[tuple[int, str, int]] = []  # lane, key (more than 64 bits), segment
 
 
 class Facts(msgspec.Struct):
-    """Of that page what is needed before the rows are."""
+    """The part of the page that is read when a broker is loaded."""
 
     header: QueueHeader
 
@@ -81,34 +81,34 @@ class Queue:
     header: QueueHeader
     live: dict[int, Row]  # by id
     ready: Ready
-    deadlines: list[tuple[int, int]]  # heap of (time, id): ends of lives, leases and delays
-    leases: dict[int, dict[int, Row]]  # by the holder's number, in the order of delivery
+    deadlines: list[tuple[int, int]]  # heap of (time, id): expiry, ends of leases and delays
+    leases: dict[int, dict[int, Row]]  # by the holder's number, in order of delivery
     cold: Runs  # ready rows in delivery order
-    later: Runs  # delayed rows, by when they are due
+    later: Runs  # delayed rows by due time
     early: IdRanges  # acks that came before their messages (L9)
 
     def __init__(self, store: Store, spool: Spool, header: QueueHeader, limits: Limits) -> None:
         self.store, self.spool, self.limits = store, spool, limits
-        # Of what is to be packed first; nobody changes a queue who looks at neither.
+        # "header" and "live" while a mark has yet to write the queue. Any change accesses one.
         self._hidden: dict[str, Any] = {}
-        self.fresh: list[Row] = []  # that entered since the last mark: others are settled
+        self.fresh: list[Row] = []  # rows since the last mark; contents of others are in blocks
         self._put: Put = store.put
         self.header = header
         self.number = header.number
-        self.wanted = header.again  # something changed that may let a message go out
+        self.wanted = header.again  # a message may be deliverable since something changed
         self.dirty = True  # it differs from its page
         self.dropped = False
-        self.program: Any = None  # its expressions, see `entry_checks`
-        self.plain_match: Any = None  # likewise
+        self.program: Any = None  # its compiled expressions, see `entry_checks`
+        self.plain_match: Any = None  # see `entry_checks`
         self.program_of: QueueDefinition | None = None
-        self._listed: list[Subscription] | None = None  # what the next line is of
+        self._listed: list[Subscription] | None = None  # the list that `_by_id` was made from
         self._by_id: dict[str, Subscription] = {}
 
     @classmethod
     def new(cls, store: Store, spool: Spool, header: QueueHeader, limits: Limits) -> Queue:
-        """A queue that did not exist."""
+        """A new queue."""
         queue = cls(store, spool, header, limits)
-        queue._live_of(QueuePage(header, RunsState(), RunsState(), [], []))
+        queue._make_live(QueuePage(header, RunsState(), RunsState(), [], []))
         return queue
 
     @classmethod
@@ -128,11 +128,11 @@ class Queue:
             self.pack()
             return getattr(self, name)
         data = self.store.get(f"q/{self.number}")
-        assert data is not None, f"the page of queue {self.number} is gone"
-        self._live_of(_page.decode(data))
+        assert data is not None, f"the page of queue {self.number} is missing"
+        self._make_live(_page.decode(data))
         return object.__getattribute__(self, name)
 
-    def _live_of(self, page: QueuePage) -> None:
+    def _make_live(self, page: QueuePage) -> None:
         number, limits, store = self.number, self.limits, self.store
         self.cold = Runs.load(store, f"c/{number}/", page.cold, limits, by_key)
         self.later = Runs.load(store, f"d/{number}/", page.later, limits, by_until)
@@ -154,17 +154,17 @@ class Queue:
 
     @property
     def definition(self) -> QueueDefinition:
-        """The queue's definition as it stands now."""
+        """The queue's present definition."""
         return self.header.definition
 
     def subscription(self, name: str) -> Subscription | None:
-        """The subscription with this id, or None: at once, though there may be thousands. They are
-        appended to the header's list, or it is another list without the one that ends."""
-        listed, known = self.header.subscriptions, self._by_id
+        """The subscription with this id, or None. Fast even with thousands: a new subscription is
+        appended to the header's list, and an ending one is removed by making a new list."""
+        listed, by_id = self.header.subscriptions, self._by_id
         if listed is not self._listed:
             self._listed, self._by_id = listed, {one.id: one for one in listed}
-        elif len(known) < len(listed):
-            known.update((one.id, one) for one in listed[len(known) :])
+        elif len(by_id) < len(listed):
+            by_id.update((one.id, one) for one in listed[len(by_id) :])
         return self._by_id.get(name)
 
     def count(self, name: str, n: int = 1) -> None:
@@ -175,7 +175,7 @@ class Queue:
     # ------------------------------------------------------------ time
 
     def watch(self, row: Row) -> None:
-        """Remember when something becomes due for a live row."""
+        """Add a live row's deadlines to the heap."""
         deadlines = self.deadlines
         if row.expires != NEVER:
             heappush(deadlines, (row.expires, row.id))
@@ -189,9 +189,10 @@ class Queue:
             heapify(self.deadlines)
 
     def due(self, now: int, most: int) -> list[Row]:
-        """Rows of which something is due, about so many, each once, in the order of their arrival;
-        they are live, and not watched any more. The longest overdue come first, live or not. What
-        is read from a segment comes at once: it would be spilled again before its turn."""
+        """About ``most`` rows with a deadline that has passed, in order of arrival. Cold ones
+        become live. Their deadlines leave the heap. The longest overdue are chosen first. All due
+        rows of a segment are returned together, because they would be spilled again before their
+        turn."""
         found: dict[int, Row] = {}
         while len(found) < most:
             at = self._next_deadline()
@@ -204,8 +205,8 @@ class Queue:
         return sorted(found.values(), key=_seq)
 
     def _due_cold(self, since: int, now: int) -> list[Row]:
-        """Rows of which something is due now, of a segment where it has been since this time; none
-        if there is no such segment. They become live."""
+        """The due rows of a segment with a deadline not after ``since``; empty if there is none.
+        They become live."""
         for runs in (self.cold, self.later):
             segment = runs.first_due(since)
             if segment is None:
@@ -215,15 +216,15 @@ class Queue:
             rest = [row for row in rows if row.due > now]
             is_front = segment is runs.segments()[0]
             if is_front and (runs is self.later or not self.ready.lanes):
-                self.thaw(runs, segment, rows, [])  # most often they are due soon, one by one
+                self.thaw(runs, segment, rows, [])  # the others are probably due soon, one by one
             else:
                 self.thaw(runs, segment, over, rest)
             return over
         return []
 
     def _next_deadline(self) -> int:
-        """When something of a live row is due. Entries that do not count any more are dropped: a
-        broker that is loaded has none of them, and must come to the same."""
+        """The earliest deadline of a live row. Drops invalid entries: a broker that was loaded has
+        none, and must get the same result."""
         deadlines, live = self.deadlines, self.live
         while deadlines:
             at, number = deadlines[0]
@@ -253,7 +254,7 @@ class Queue:
     # ------------------------------------------------------------ live and cold
 
     def admit(self, rows: list[Row]) -> None:
-        """Rows become live."""
+        """Make rows live."""
         live = self.live
         for row in rows:
             live[row.id] = row
@@ -262,7 +263,7 @@ class Queue:
         self.ready.add(rows)
 
     def enter(self, rows: list[Row]) -> None:
-        """Rows come in; their contents are in memory."""
+        """Add new rows, with contents in memory."""
         fresh = self.fresh
         fresh += rows
         if len(fresh) > len(self.live) + FRESH_SLACK:
@@ -270,7 +271,7 @@ class Queue:
         self.admit(rows)
 
     def remove(self, rows: list[Row]) -> None:
-        """Rows are live no longer."""
+        """Remove rows from the live part."""
         live, ready = self.live, self.ready
         for row in rows:
             del live[row.id]
@@ -278,15 +279,15 @@ class Queue:
                 ready.left(row)
 
     def spill_over(self) -> None:
-        """Put the far end of the order into the cold part, if there is more than may be live."""
+        """Spill the far end of the order, if more rows are live than allowed."""
         if len(self.live) - self.header.leased > self.limits.live_rows:
             self.spill(self.limits.live_rows * 3 // 4)
 
     def spill(self, keep: int) -> None:
-        """Keep about so many ready and so many delayed rows live."""
+        """Spill all but about ``keep`` ready and ``keep`` delayed rows."""
         ready: list[Row] = []
         delayed: list[Row] = []
-        in_order = self.definition.target_queue_depth is not None  # by place: see `active_set`
+        in_order = self.definition.target_queue_depth is not None  # see `active_set`
         for row in self.live.values():
             if row.state == READY and not row.barrier and not (row.lane and row.deliveries):
                 ready.append(row)
@@ -304,7 +305,8 @@ class Queue:
                     self._freeze(rows[keep:], runs)
 
     def _freeze(self, rows: list[Row], runs: Runs, seen: Sequence[int] = ()) -> None:
-        """Rows leave the live part, in order. seen: `NO_FILTER` if they wait for others."""
+        """Move sorted rows from the live to the cold part. seen: `NO_FILTER` if they wait for
+        others of their lanes."""
         self.spool.write_to_blocks(rows)
         step, ready = self.limits.segment_rows, self.ready
         if runs is self.cold and (ready.views or ready.lanes):
@@ -320,15 +322,15 @@ class Queue:
         self.dirty = True
 
     def thaw(self, runs: Runs, segment: Segment, rows: list[Row], rest: list[Row]) -> None:
-        """Rows of a segment become live; the rest of it stays."""
+        """Make rows of a segment live. rest: the rows that stay in it."""
         runs.replace(segment, rest)
         self.admit(rows)
         self._left_cold(rows)
         self.dirty = True
 
     def thaw_delayed(self) -> bool:
-        """Where an active set is counted (R5), what is delayed becomes live, a segment of it at
-        once; whether there was something."""
+        """In a queue with an active set (R5), make a segment of delayed rows live; returns whether
+        there was one."""
         if self.definition.target_queue_depth is None or not self.later.rows:
             return False
         self.admit(self.later.take())
@@ -336,7 +338,7 @@ class Queue:
         return True
 
     def thaw_first(self) -> int:
-        """The cold rows that come first become live; how many."""
+        """Make the first segment of cold rows live; returns how many rows that are."""
         rows = self.cold.take()
         self.admit(rows)
         self._left_cold(rows)
@@ -346,8 +348,8 @@ class Queue:
         return len(rows)
 
     def first_cold(self) -> int | None:
-        """The key of the first cold row that may go out. With keys (O4): of those that wait for
-        others of their lane only the ones whose turn it is."""
+        """The key of the first cold row that may be delivered. With lanes (O4), a row that waits
+        for others of its lane does not count."""
         if not self.ready.lanes:
             return self.cold.first()
         asks, unseen = self.ready.asks(), self.cold.unseen(NO_FILTER)
@@ -356,8 +358,8 @@ class Queue:
         return None if unseen is None else unseen.first
 
     def thaw_next(self) -> int:
-        """With keys: cold rows that may go out become live, of the segment where `first_cold` is;
-        how many rows were looked at."""
+        """With lanes: make the deliverable rows of the segment with `first_cold` live; returns how
+        many rows were read."""
         segment = self.cold.unseen(NO_FILTER)
         if segment is None or segment.first != self.first_cold():
             return self.thaw_asked()
@@ -372,8 +374,8 @@ class Queue:
         return len(rows)
 
     def thaw_asked(self) -> int:
-        """It is a cold message's turn in its lane: its segment becomes live, as far as no filter
-        would have to look again; how many rows were looked at."""
+        """Make the segment live for which a lane asks (`Ready.asks`); returns how many rows were
+        read. Only that lane's rows become live if a filter would otherwise have to read again."""
         asks = self.ready.asks()
         assert asks is not None, "no lane asks"
         segment, lane = self.cold.segment(asks[1]), asks[2]
@@ -389,13 +391,15 @@ class Queue:
         return len(rows) + len(rest)
 
     def leave_cold(self, segment: Segment, filter_number: int, waiting: list[Row]) -> None:
-        """A filter has looked at a segment; these rows wait there for others of their lanes."""
+        """Note that a filter has read a segment. waiting: rows that wait for others of their
+        lanes."""
         self.cold.see(segment, filter_number, bool(waiting))
         self.ready.park_rows(waiting, segment.number)
         self.dirty = True
 
     def _left_cold(self, rows: list[Row]) -> None:
-        """Cold rows have left: what waits behind one of these in its lane may go (O4)."""
+        """Update the views after cold rows became live: rows behind them in their lanes may be
+        deliverable now (O4)."""
         for view in self.ready.views.values():
             first = {row.lane for row in rows if view.skipped.get(row.lane) == row.key}
             view.skipped.update(dict.fromkeys(first, LOWEST))
@@ -403,12 +407,12 @@ class Queue:
                 self.look_again(view)
 
     def look_again(self, view: FilterView) -> None:
-        """A filter does not know any more what of a lane it left."""
+        """Let a filter read all segments again."""
         view.look_again(self.header.next_filter)
         self.header.next_filter += 1
 
     def view_of(self, text: str) -> FilterView:
-        """What a filter has seen; a new one has seen nothing."""
+        """The view of a filter, made at first use."""
         view = self.ready.views.get(text)
         if view is None:
             view = self.ready.view(text, self.header.next_filter)
@@ -416,14 +420,14 @@ class Queue:
         return view
 
     def forget_view(self, text: str | None) -> None:
-        """A subscription with this filter has ended; with the last one what it saw goes."""
+        """Remove a filter's view if no subscription has the filter any more."""
         if text is not None and not any(s.filter == text for s in self.header.subscriptions):
             self.ready.views.pop(text, None)
 
     # ------------------------------------------------------------ ids
 
     def finds(self, number: int) -> tuple[Row, Runs | None, Segment | None] | None:
-        """Where a message stands: its row, and for a cold one in which segment of which runs."""
+        """A message's row; for a cold one also its runs and its segment."""
         row = self.live.get(number)
         if row is not None:
             return row, None, None
@@ -435,13 +439,13 @@ class Queue:
         return None
 
     def holds(self, number: int) -> bool:
-        """Whether a message is here."""
+        """Whether the queue has a message."""
         return number in self.live or self.cold.has(number) or self.later.has(number)
 
     # ------------------------------------------------------------ pages
 
     def write_contents(self) -> int:
-        """Contents of live rows get places in blocks; of how many."""
+        """Write the contents of live rows to blocks; returns how many."""
         rows = [row for row in self.fresh if row.block == IN_MEMORY and row.state != GONE]
         self.fresh = []
         self.spool.write_to_blocks(rows, live=True)
@@ -449,22 +453,22 @@ class Queue:
         return len(rows)
 
     def begin_pack(self, put: Put) -> None:
-        """The queue's page is what it has now, with contents that are settled: `pack` writes it,
-        before anybody looks at the queue. put: writes to what the mark is saved in, whatever was
-        written elsewhere since."""
+        """Fix the content of the queue's page as of now; all contents are in blocks. `pack` writes
+        the page, at the latest when the queue is next accessed. put: writes into this mark, even
+        if the store has taken later pages."""
         self._put, self.dirty = put, False
         self._hidden["header"] = self.header
         del self.header
         try:
             self._hidden["live"] = object.__getattribute__(self, "live")
         except AttributeError:
-            return  # nobody has read its rows
+            return  # its rows were never read
         del self.live
         self.cold.write()
         self.later.write()
 
     def pack(self) -> int:
-        """Write the page that is to be written; how many rows it has."""
+        """Write the page that `begin_pack` fixed, if any; returns its number of rows."""
         hidden, self._hidden = self._hidden, {}
         for name, value in hidden.items():
             setattr(self, name, value)
@@ -479,8 +483,8 @@ class Queue:
         return len(page.rows)
 
     def drop(self) -> None:
-        """Delete what is left of an empty queue."""
-        assert not self.header.depth, f"{self.definition.name} still holds messages"
+        """Delete the pages of an empty queue."""
+        assert not self.header.depth, f"{self.definition.name} still has messages"
         self.cold.drop()
         self.later.drop()
         self.store.delete(f"q/{self.number}")

@@ -1,18 +1,19 @@
-"""What goes out next: the live ready rows of a queue, by delivery order (O1, O2, O4, F5).
+"""The live ready rows of a queue in delivery order (O1, O2, O4, F5).
 
-Theory. Heaps are lazy: an entry ``(key, id)`` counts only while its row is live, ready, has this
-key and, in a lane, is next of it. So nothing is ever searched for to be removed, a returned message
-finds its old place by its key (L7), and one that left and came in anew has a new one.
+Theory. Heaps are lazy: an entry ``(key, id)`` is valid only while its row is live and ready, has
+this key and, in a lane, is the next one. So nothing is ever removed from the middle of a heap. A
+returned message finds its old position by its key (L7), and one that left and entered again has a
+new key.
 
-*Lanes* (O4). At most one message per lane is next: one that is under way (leased, delayed, or
-given out before and back again), else the first in order. Only that one stands in the heaps, and
-only while it is ready. A lane whose message is held, delayed or retried holds back nothing else.
-What waits behind it may be cold: whoever meets such rows leaves them where they are, and the lane
-remembers in which segments (`park`). When it is their turn the lane *asks* for the first of these.
+*Lanes* (O4). At most one message per lane is next: the one in progress (leased, delayed, or
+delivered before and returned), else the first in order. Only that one is in the heaps, and only
+while it is ready. A lane whose message is leased, delayed or retried holds back no other lane.
+Messages behind it may be cold. They stay in their segments, and the lane remembers which ones
+(`park`). When they are next, the lane *asks* for the first of these segments.
 
-*Views* (F5). Each distinct filter of the queue's consumers has a heap of its own of what matches. A
-view looks at a row once, when it is asked for its first message: until then the row is *unseen*.
-Barriers (O3) stand in none of these.
+*Views* (F5). Each distinct filter of the queue's consumers has its own heap of matching rows. The
+filter is evaluated once per row, when the view is asked for its first message. Until then the row
+is *unseen*. Barriers (O3) are in none of these heaps.
 """
 
 from __future__ import annotations
@@ -34,23 +35,23 @@ class Lane:
 
     def __init__(self, number: int) -> None:
         self.number = number
-        self.heap: list[tuple[bool, int, int]] = []  # is it fresh?, key, id
+        self.heap: list[tuple[bool, int, int]] = []  # is_fresh, key, id
         self.rows = 0
-        self.announced = 0  # the id that stands in the heaps of ready rows
-        # Heap of what is cold and waits for others of the lane: key of the first, segment. Its rows
-        # may have become live since, or have left.
+        self.announced = 0  # the id that is in the heaps of ready rows
+        # Heap of segments with cold rows that wait for others of the lane: key of the first row,
+        # segment. The rows may have become live since, or have left.
         self.parked: list[tuple[int, int]] = []
         self.asked: int | None = None  # the key in `Ready.asking`
 
     def first(self, live: dict[int, Row]) -> Row | None:
-        """The live message that is next, ready or not; None where a cold one comes before."""
+        """The live message that is next, ready or not; None if a cold one comes before it."""
         row = self._first(live)
         if row is None or (self.parked and row.key > self.parked[0][0] and is_fresh(row)):
             return None
         return row
 
     def holds_back(self, key: int, live: dict[int, Row]) -> bool:
-        """Whether a cold message of this lane with this key has to wait for another."""
+        """Whether a cold message with this key must wait for another one of the lane."""
         row = self._first(live)
         if row is not None and (row.key < key or not is_fresh(row)):
             return True
@@ -68,13 +69,13 @@ class Lane:
 
 
 def is_fresh(row: Row) -> bool:
-    """Whether a message is not under way in its lane: ready, and never given out."""
+    """Whether a message is ready and was never delivered, so it is not in progress in its lane."""
     return row.state == READY and not row.deliveries
 
 
 class ViewState(msgspec.Struct, array_like=True):
-    """What a filter has seen: a broker that is loaded must not have to look again, since looks have
-    a budget, and then it would do in another step what it did in this one. Rows by their ids."""
+    """What a filter has seen, by row ids. It must be stored: evaluations have a budget, so a loaded
+    broker that repeated them would deliver in other steps than the one that was not loaded."""
 
     text: str
     number: int
@@ -85,7 +86,7 @@ class ViewState(msgspec.Struct, array_like=True):
 
 
 class FilterView:
-    """What one filter has seen of the live rows. number: names it in segments (`looked`)."""
+    """What one filter has seen of the live rows. number: its number in `Segment.looked`."""
 
     __slots__ = ("behind", "held_back", "matched", "number", "seen", "skipped", "text", "unseen")
 
@@ -94,27 +95,27 @@ class FilterView:
         self.number = number
         self.unseen: list[Entry] = []
         self.matched: list[Entry] = []
-        self.seen: dict[int, bool] = {}  # verdicts on live rows, by id
-        # Lanes of which it left messages in the cold part, with the key of the first one: what it
-        # wants of them waits behind that (O4). LOWEST: that one has left. behind: of which lanes
-        # something waits; held_back: what of it is live.
+        self.seen: dict[int, bool] = {}  # whether it matches, for live rows, by id
+        # Lanes of which it left messages in the cold part, with the key of the first one: matches
+        # of these lanes wait behind that (O4). LOWEST: that one has left. behind: the lanes with
+        # waiting matches; held_back: the waiting matches that are live.
         self.skipped: dict[int, int] = {}
         self.behind: set[int] = set()
         self.held_back: list[Entry] = []
 
     def leave(self, row: Row) -> None:
-        """It looked at a row, and left it in the cold part."""
+        """Note that the filter has read a row and left it in the cold part."""
         if row.lane:
             key = by_key(row)
             self.skipped[row.lane] = min(self.skipped.get(row.lane, key), key)
 
     def waits(self, row: Row) -> bool:
-        """Whether a row that it wants stands behind one of its lane that it left. One that was
-        given out before goes first in its lane."""
+        """Whether a matching row is behind one of its lane that the filter left. A row that was
+        delivered before comes first in its lane."""
         return not row.deliveries and self.skipped.get(row.lane, by_key(row)) < by_key(row)
 
     def state(self) -> ViewState:
-        """As the queue's page keeps it."""
+        """Its form in the queue's page."""
         return ViewState(
             self.text, self.number,
             sorted(number for number, matches in self.seen.items() if matches),
@@ -124,7 +125,7 @@ class FilterView:
         )  # fmt: skip
 
     def look_again(self, number: int) -> None:
-        """It does not know any more what it left. Segments do not know the new number."""
+        """Forget which rows it left. Under a new number, all segments count as unseen."""
         self.number = number
         self.skipped.clear()
         self.behind.clear()
@@ -134,7 +135,7 @@ class FilterView:
 
 
 class Ready:
-    """The order of a queue's live ready rows. live: the queue's rows by id, kept by the queue."""
+    """The order of a queue's live ready rows. live: the queue's own dict of rows by id."""
 
     __slots__ = ("asking", "heap", "lanes", "live", "views")
 
@@ -145,10 +146,10 @@ class Ready:
         self.lanes: dict[int, Lane] = {}
         self.views: dict[str, FilterView] = {}
 
-    # ------------------------------------------------------------ rows come, change and go
+    # ------------------------------------------------------------ rows enter, change and leave
 
     def add(self, rows: list[Row]) -> None:
-        """Rows have become live."""
+        """Add rows that have become live."""
         alone = []
         for row in rows:
             if row.barrier:
@@ -162,7 +163,7 @@ class Ready:
         self._push(alone)
 
     def changed(self, row: Row) -> None:
-        """A live row has another state, or was given out."""
+        """Update a live row that has another state or was delivered."""
         if row.barrier:
             return
         if row.lane:
@@ -171,7 +172,7 @@ class Ready:
             self._push([row])
 
     def left(self, row: Row) -> None:
-        """A row is no longer live."""
+        """Remove a row that is no longer live."""
         for view in self.views.values():
             view.seen.pop(row.id, None)
         if row.lane and not row.barrier:
@@ -201,11 +202,11 @@ class Ready:
         self._announce(lane, row)
 
     def _announce(self, lane: Lane, row: Row | None) -> None:
-        """Put the next message of a lane into the heaps, unless it stands there. row: what has
-        changed, whose earlier entries may have been taken."""
+        """Put the next message of a lane into the heaps, unless it is there. row: the row that has
+        changed, whose earlier entries may be gone."""
         first = lane.first(self.live)
         if first is None or first.state != READY:
-            lane.announced = 0  # whoever stood there is not next, so its entry may be dropped
+            lane.announced = 0  # the announced row is not next any more, so its entry is invalid
             if first is None and lane.parked and lane.asked != lane.parked[0][0]:
                 lane.asked = lane.parked[0][0]
                 heappush(self.asking, (*lane.parked[0], lane.number))
@@ -220,7 +221,7 @@ class Ready:
         for entry in entries:
             heappush(heap, entry)
         if len(heap) > 2 * len(self.live) + _SLACK:
-            self._tidy()
+            self._drop_invalid()
         for view in self.views.values():
             for entry in entries:
                 self._show(view, entry)
@@ -233,14 +234,14 @@ class Ready:
         elif verdict:
             heappush(view.matched, entry)
 
-    def _tidy(self) -> None:
-        """Leave out entries that do not count any more."""
-        self.heap[:] = sorted({entry for entry in self.heap if self._counts(entry)})
+    def _drop_invalid(self) -> None:
+        """Drop invalid and duplicate entries."""
+        self.heap[:] = sorted({entry for entry in self.heap if self._is_valid(entry)})
         for view in self.views.values():
-            view.unseen[:] = sorted({entry for entry in view.unseen if self._counts(entry)})
-            view.matched[:] = sorted({entry for entry in view.matched if self._counts(entry)})
+            view.unseen[:] = sorted({entry for entry in view.unseen if self._is_valid(entry)})
+            view.matched[:] = sorted({entry for entry in view.matched if self._is_valid(entry)})
 
-    def _counts(self, entry: Entry) -> bool:
+    def _is_valid(self, entry: Entry) -> bool:
         row = self.live.get(entry[1])
         if row is None or row.state != READY or by_key(row) != entry[0]:
             return False
@@ -249,12 +250,12 @@ class Ready:
     # ------------------------------------------------------------ lanes with cold rows
 
     def has_to_wait(self, row: Row) -> bool:
-        """Whether a cold row waits for another message of its lane."""
+        """Whether a cold row must wait for another message of its lane."""
         lane = self.lanes.get(row.lane)
         return lane is not None and lane.holds_back(row.key, self.live)
 
     def part(self, rows: list[Row]) -> tuple[list[Row], list[Row]]:
-        """Rows of a segment: those that may go out, and those that wait for others."""
+        """The rows of a segment that may be delivered, and the rows that wait for others."""
         free: list[Row] = []
         waiting: list[Row] = []
         taken: set[int] = set()
@@ -267,13 +268,13 @@ class Ready:
         return free, waiting
 
     def park(self, number: int, key: int, segment: int) -> None:
-        """Messages of a lane wait in a segment, the first one with this key."""
+        """Remember that a segment has waiting messages of a lane. key: of the first one."""
         lane = self._lane(number)
         heappush(lane.parked, (key, segment))
         self._announce(lane, None)
 
     def park_rows(self, rows: list[Row], segment: int) -> None:
-        """These rows of a segment wait there for others of their lanes."""
+        """Remember that these rows of a segment wait for others of their lanes."""
         firsts: dict[int, int] = {}
         for row in rows:
             firsts.setdefault(row.lane, row.key)
@@ -281,13 +282,14 @@ class Ready:
             self.park(number, key, segment)
 
     def parked(self) -> list[tuple[int, str, int]]:
-        """What `park` was told, and still holds."""
+        """The arguments of all `park` calls that still count."""
         lanes = self.lanes.items()
         return sorted((n, f"{key:x}", at) for n, lane in lanes for key, at in lane.parked)
 
     def by_turns(self, rows: list[Row]) -> list[tuple[int, Row]]:
-        """Rows in order, but the first of each lane before the second of any, with the number of
-        its turn; later by one where it waits for another that is under way."""
+        """Rows with their turn: 0 for the first row of each lane, 1 for the second, and so on; one
+        more if another message of the lane is in progress. Sorted by turn, then in the old
+        order."""
         turns: dict[int, int] = {}
         ranked: list[tuple[int, Row]] = []
         for row in rows:
@@ -301,13 +303,13 @@ class Ready:
         return ranked
 
     def unpark(self, lane: Lane) -> None:
-        """The first segment of a lane was looked up."""
+        """Remove the first parked segment of a lane."""
         heappop(lane.parked)
         lane.asked = None
         self._go_on(lane)
 
     def asks(self) -> tuple[int, int, Lane] | None:
-        """The lane whose cold message is next, with its key and segment."""
+        """The first lane whose next message is cold, with that message's key and segment."""
         while self.asking:
             key, segment, number = self.asking[0]
             lane = self.lanes.get(number)
@@ -320,17 +322,17 @@ class Ready:
                 self._announce(lane, None)
         return None
 
-    # ------------------------------------------------------------ what is next
+    # ------------------------------------------------------------ the next message
 
     def is_next(self, row: Row) -> bool:
-        """Whether no other message of a row's lane goes before it (O4)."""
+        """Whether no other message of a row's lane comes before it (O4)."""
         if not row.lane:
             return True
-        lane = self.lanes.get(row.lane)  # none yet: it is becoming live
+        lane = self.lanes.get(row.lane)  # None: the row is just becoming live
         return lane is not None and lane.first(self.live) is row
 
     def top(self, heap: list[Entry]) -> Row | None:
-        """The first row of a heap; entries that do not count are dropped."""
+        """The first row of a heap. Drops invalid entries before it."""
         live = self.live
         while heap:
             key, number = heap[0]
@@ -344,11 +346,11 @@ class Ready:
         return None
 
     def take(self, heap: list[Entry], end: int, most: int, size: int) -> list[Row]:
-        """Take the first rows out of a heap: below a key, up to so many, until they have so many
-        bytes. One may stand there twice."""
+        """Take the first rows out of a heap: below the key ``end``, at most ``most``, until they
+        have ``size`` bytes. A row may be returned twice."""
         live = self.live
         found: list[Row] = []
-        sort = len(heap) <= 8 * most  # what is sorted is a heap, too, and most often it is already
+        sort = len(heap) <= 8 * most  # a sorted list is a heap, too, and most often it is sorted
         if sort:
             heap.sort()
         at = 0
@@ -371,17 +373,17 @@ class Ready:
         return found
 
     def followers(self, first: Row, most: int) -> list[Row]:
-        """The ready rows that come behind the first one of its lane, up to so many; none behind one
-        that is cold or under way."""
+        """The ready rows behind the first one of its lane, up to the first one that is cold or in
+        progress, at most ``most``."""
         lane = self.lanes[first.lane]
         end = lane.parked[0][0] if lane.parked else None
-        lane.heap.sort()  # what is sorted is a heap, too, and most often it is already
+        lane.heap.sort()  # a sorted list is a heap, too, and most often it is sorted
         found: list[Row] = []
         for fresh, key, number in lane.heap:
             row = self.live.get(number)
             if row is None or not fresh or not is_fresh(row) or key != by_key(row):
                 continue
-            if row is first or (found and row is found[-1]):  # it may stand there twice
+            if row is first or (found and row is found[-1]):  # an entry may be there twice
                 continue
             if len(found) >= most or (end is not None and key > end):
                 break
@@ -389,47 +391,48 @@ class Ready:
         return found
 
     def put_back(self, heap: list[Entry], rows: list[Row]) -> None:
-        """Rows that were taken stay in the order."""
+        """Return rows that were taken from a heap."""
         for row in rows:
             heappush(heap, (by_key(row), row.id))
 
     def first(self) -> Row | None:
-        """The first ready row, whoever may take it."""
+        """The first ready row, for any consumer."""
         return self.top(self.heap)
 
     # ------------------------------------------------------------ views
 
     def view(self, text: str, number: int) -> FilterView:
-        """Begin to look with a filter: everything is unseen."""
+        """Add a view for a filter. All rows are unseen."""
         view = self.views[text] = FilterView(text, number)
-        view.unseen = [entry for entry in self.heap if self._counts(entry)]
+        view.unseen = [entry for entry in self.heap if self._is_valid(entry)]
         heapify(view.unseen)
         return view
 
     def restore(self, state: ViewState) -> None:
-        """A view as it was when the queue was packed."""
+        """Add a view from a queue's page."""
         view = self.views[state.text] = FilterView(state.text, state.number)
         view.seen = {**dict.fromkeys(state.matched, True), **dict.fromkeys(state.others, False)}
         view.skipped = {lane: int(key, 16) for lane, key in state.skipped}
         view.behind = set(state.behind)
         for entry in self.heap:
-            if self._counts(entry):
+            if self._is_valid(entry):
                 self._show(view, entry)
 
     def hold_back(self, view: FilterView, row: Row) -> None:
-        """The first match of a view waits, because it left an earlier message of its lane (O4)."""
+        """Hold back the first match of a view, which left an earlier message of its lane (O4)."""
         view.behind.add(row.lane)
         view.held_back.append(heappop(view.matched))
 
     def judge(self, view: FilterView, row: Row, matches: bool) -> None:
-        """What a view found out about its first unseen row."""
+        """Note whether a view's first unseen row matches."""
         heappop(view.unseen)
         view.seen[row.id] = matches
         if matches:
             heappush(view.matched, (row.key, row.id))
 
     def keep_cold(self, rows: list[Row]) -> list[int]:
-        """Rows leave for the cold part: the numbers of the views that want none of them."""
+        """Rows are about to become cold; returns the numbers of the views that match none of
+        them."""
         found = []
         for view in self.views.values():
             if all(view.seen.get(row.id) is False for row in rows):

@@ -1,7 +1,8 @@
-"""Everything that can happen to a message in a queue: the one table of transitions.
+"""The table of transitions: everything that can happen to a message in a queue.
 
-The look-up is the check: what is not in the table cannot happen. An event does the same whatever
-the state before, else it would be two events. Only `change` reads the table, and writes a state.
+The look-up is the check: a pair that is not in the table cannot happen. An event has the same
+effect in every state it can occur in; otherwise it would be two events. Only `change` reads the
+table, and only `change` writes a state.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ KEPT, RELEASED, DEAD = "kept", "released", "dead"
 
 
 class Event(enum.Enum):
-    """What can happen to a message; the value is how it reads in the docs."""
+    """What can happen to a message. The value is its text in the docs."""
 
     __hash__ = object.__hash__  # events are keys on the path of every message; enum's hash is slow
 
@@ -54,8 +55,8 @@ class Event(enum.Enum):
 
 
 class Transition(NamedTuple):
-    """What an event does. journal: what is written for each message; counts: what is counted;
-    match: what becomes of the message's match in the spool; rule: who says so."""
+    """The effect of an event. journal: the events written for each message; counts: the counters
+    that go up; match: what happens to the message's match in the spool; rule: the rule's id."""
 
     to: int
     journal: tuple[str, ...]
@@ -72,11 +73,11 @@ def _leaves(name: str, rule: str, match: str = RELEASED) -> Transition:
 
 
 def _dies(name: str, rule: str) -> Transition:
-    """The last attempt failed: the message expires."""
+    """The last attempt failed, so the message expires."""
     return Transition(GONE, (name, "expired"), (name, "expired"), DEAD, rule)
 
 
-# "spooled" is journaled by whoever knows where the message came from.
+# The callers of `change.enter` journal "spooled": they know where the message came from.
 TABLE: dict[tuple[int, Event], Transition] = {
     (GONE, _E.ENTER): Transition(READY, (), ("spooled",), KEPT, "S1"),
     (GONE, _E.ENTER_LATER): Transition(DELAYED, (), ("spooled",), KEPT, "L12"),
@@ -134,13 +135,13 @@ TABLE: dict[tuple[int, Event], Transition] = {
 EFFECTS: dict[Event, Transition] = {}
 SOURCES: dict[Event, frozenset[int]] = {}
 for (_state, _event), _transition in TABLE.items():
-    _known = EFFECTS.setdefault(_event, _transition)
-    assert _known[:4] == _transition[:4], f"{_event}: {_known} and {_transition}"
+    _first = EFFECTS.setdefault(_event, _transition)
+    assert _first[:4] == _transition[:4], f"{_event}: {_first} and {_transition}"
     SOURCES[_event] = SOURCES.get(_event, frozenset()) | {_state}
 
 ENDINGS = tuple(
     sorted({t.counts[-1] for t in EFFECTS.values() if t.to == GONE})
-)  # counters that say how a message left: with the depth they add up to `spooled`
+)  # counters of messages that left; together with the depth they add up to `spooled`
 COUNTERS = (
     *dict.fromkeys(name for t in EFFECTS.values() for name in t.counts),
     "dead_lettered", "discarded", "ack_ignored", "retransmitted",

@@ -1,12 +1,12 @@
 """The active set of a deep queue: `target_queue_depth` (R5).
 
-The active set is the first so many messages that are in the queue, in its order (O1), whatever
-state they are in: a leased or a delayed one takes a place too. Nothing behind them is delivered,
-browsed, or found by an expression; when one of them leaves, the next becomes active. What names a
-message by its id reaches it all the same, and time does too: it is acknowledged, purged, expires.
+The active set is the first ``target_queue_depth`` messages in the queue's order (O1), in any state:
+leased and delayed ones count. No message behind them is delivered, browsed, or found by an
+expression. When one leaves, the next becomes active. Commands that name messages by id reach all of
+them, and deadlines apply to all: an inactive message can be acknowledged, purged, and expire.
 
-The set is not kept: it ends at one key. Such a queue has neither priority nor barriers, so what
-enters has a higher key than all that is there, and an active message stays active.
+The set is not stored: it ends at a key. Such a queue has neither priorities nor barriers, so a new
+message has the highest key, and an active message stays active.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from ..storage.segments import Segment
 
 
 def first_inactive(queue: Queue) -> int | None:
-    """The key of the first message that is not active; None where all are. Where delayed messages
-    are cold (`Queue.thaw_delayed`), as if all of them came first: it is not known which do."""
+    """The key of the first inactive message; None if all are active. Cold delayed messages
+    (`Queue.thaw_delayed`) count as the first ones, because their order is unknown."""
     limit = queue.definition.target_queue_depth
     if limit is None or queue.header.depth <= limit:
         return None
@@ -43,7 +43,7 @@ def first_inactive(queue: Queue) -> int | None:
 
 
 def _parts(segments: list[Segment]) -> list[list[Segment]]:
-    """Segments that overlap stand together."""
+    """Groups of overlapping segments."""
     parts: list[list[Segment]] = []
     end = LOWEST
     for segment in segments:
@@ -55,8 +55,8 @@ def _parts(segments: list[Segment]) -> list[list[Segment]]:
 
 
 def _nth_key(queue: Queue, n: int, keys: list[int], part: list[Segment]) -> int:
-    """The n-th of these keys and those of overlapping segments, from 0 on. No more are read than
-    may have it."""
+    """The n-th key (from 0) of these keys and the rows of overlapping segments. Reads only the
+    segments that may have it."""
     for segment in part:
         if sum(key < segment.first for key in keys) > n:
             break

@@ -1,14 +1,14 @@
-"""Which messages a command means, part by part as the budget allows.
+"""The messages that a command means, part by part within the budget.
 
-Two ways. *By ids* (L8–L10, L13): few ids are looked up one by one, so the cost follows what is
-named; of many, what is there is looked through. *By looking through* the queue (R6, X6): first all
-that is delayed, by when it is due, then the rest in delivery order, live and cold rows merged. What
-is delayed can become ready meanwhile, and is met later then; what is ready does not become delayed,
-since commands of a queue wait for each other. So nothing is missed, in however many steps.
+*By ids* (L8–L10, L13): a few ids are looked up one by one, so the cost depends on the number of
+ids; for many ids the queue is scanned. *By scanning* the queue (R6, X6): first the delayed rows by
+due time, then the others in delivery order, with live and cold rows merged. A delayed row may
+become ready in between, and is then found later. A ready row does not become delayed, because
+commands of a queue wait for each other. So no row is missed, in however many steps.
 
-A command means what was there when it began: rows with a lower place than `end`; of an expression
-the active ones, with a lower key than `inactive` (R5). Cold rows that are meant become live, unless
-they are only looked at.
+A command means the rows that were there when it began: their sequence is below `end`. An expression
+means only active ones, with a key below `inactive` (R5). Cold rows that are meant become live,
+unless they are only read.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ from . import after_entry
 from .active_set import first_inactive
 from .filter_matching import Blocks, matching
 
-FEW_IDS = 1_024  # are looked up one by one, however few messages there are
-IDS_AT_ONCE = 256  # where there are cold rows: each id may cost a read
-FEW_RANGES = 64  # are looked up exactly; of more the nearest to each segment
-PASSED_OVER = 8  # rows that are read and not meant cost this much less
+LOOK_UP_MAX = 1_024  # up to this many ids are always looked up one by one
+IDS_AT_ONCE = 256  # with cold rows, since each id may cost a read
+EXACT_RANGES_MAX = 64  # up to this many ranges are looked up exactly in the set of ids
+PASSED_OVER = 8  # this many rows that are read but not meant cost as much as one
 
 
 class Part(msgspec.Struct):
-    """The next messages that are meant. last: there are no more; cold: where those stand that have
-    not become live, with all rows of their segments; named: the ids that were looked for."""
+    """The next messages that are meant. last: there are no more; cold: the segments of rows that
+    did not become live, with all rows of these segments; named: the ids that were looked up."""
 
     rows: list[Row] = []
     last: bool = False
@@ -49,19 +49,19 @@ class Part(msgspec.Struct):
     named: Ranges = []
 
     def write_back(self, queue: Queue) -> None:
-        """Rows that are still cold were changed."""
+        """Write back changes of rows that are still cold."""
         for runs, segment, rows in self.cold:
             runs.replace(segment, rows)
             queue.dirty = True
 
 
-# ---------------------------------------------------------------- looking through a queue
+# ---------------------------------------------------------------- scanning a queue
 
 
 @dataclass(slots=True)
 class RowWindow:
-    """Rows that follow each other. end: the key up to which these are all; None: to the end; cold:
-    the segments that were read, with all their rows."""
+    """Consecutive rows. end: the key up to which they are complete; None: up to the end; cold: the
+    segments that were read, with all their rows."""
 
     rows: list[Row]
     end: int | None
@@ -71,11 +71,13 @@ class RowWindow:
 def window(
     live: Iterable[Row], runs: Runs, start: int, most: int, ranges: Ranges | None = None
 ) -> RowWindow:
-    """The rows from a key on: live ones, and cold ones up to the end of the first segment. ranges:
-    rows of other ids are not wanted, and may be missing. most: about so many are enough."""
+    """The rows from a key on: live ones, and cold ones up to the end of the first segment.
+
+    ranges: rows with other ids may be missing. most: about this many rows are enough.
+    """
     by = runs.by
     segments = runs.segments()
-    if ranges is not None and len(ranges) <= FEW_RANGES:
+    if ranges is not None and len(ranges) <= EXACT_RANGES_MAX:
         segments = runs.with_ids(ranges)
     elif ranges is not None:
         segments = [one for one in segments if _meets(ranges, one.id_first, one.id_last)]
@@ -97,8 +99,8 @@ def window(
 def _nearest(
     rows: list[Row], end: int | None, most: int, by: Callable[[Row], int]
 ) -> tuple[list[Row], int | None]:
-    """The first rows in order, about so many, and up to where these are all: what is behind that
-    need not be read."""
+    """About ``most`` first rows in order, and the key up to which they are complete. Segments
+    behind it need not be read."""
     rows.sort(key=by)
     return (rows, end) if len(rows) <= most else (rows[:most], by(rows[most - 1]))
 
@@ -108,18 +110,21 @@ def wanted(
     budget: Budget, *, read: bool = False, thaw: bool = True, moving: bool = False,
 ) -> Part:  # fmt: skip
     """The next messages for which an expression is true and whose ids are in ranges, in order of
-    their arrival. read: what becomes of them reads their payloads; thaw: cold ones become live;
-    moving: also those on their way to another broker."""
+    arrival.
+
+    read: the command reads their payloads; thaw: cold ones become live; moving: include messages
+    that are moving to another broker.
+    """
     if "end" not in task.done:
         if where is not None:
-            predicate("where", where)  # a bad one is refused also where nothing is stored
+            predicate("where", where)  # refuse a bad one even if nothing is stored
         inactive = None if where is None else first_inactive(queue)
         task.done["end"] = queue.header.next_seq
         task.done["inactive"] = None if inactive is None else f"{inactive:x}"  # above 64 bits
     end, inactive = task.done["end"], task.done["inactive"]
     active = None if inactive is None else int(inactive, 16)
     part = Part()
-    later, start = _place_of(task.cursor)
+    later, start = _parse_cursor(task.cursor)
     while not budget.spent and not part.last:
         runs = queue.later if later else queue.cold
         live = [row for row in queue.live.values() if (row.state == DELAYED) is later]
@@ -138,7 +143,7 @@ def wanted(
             verdicts = matching(broker, rows, where)
             rows = [row for row, yes in zip(rows, verdicts, strict=True) if yes]
         part.rows += rows
-        _of_cold(queue, part, runs, found.cold, rows, thaw)
+        _add_cold(queue, part, runs, found.cold, rows, thaw)
         if following is not None:
             start = following
         elif later:
@@ -150,9 +155,11 @@ def wanted(
     return part
 
 
-def in_place(broker: Broker, queue: Queue, command: Any, rows: list[Row]) -> tuple[list[Row], int]:
-    """Of the rows that a command means those that are not on their way to another broker; and on
-    how many others it is carried out by whoever has them next."""
+def split_moving(
+    broker: Broker, queue: Queue, command: Any, rows: list[Row]
+) -> tuple[list[Row], int]:
+    """Split the rows that a command means: those that stay here, and the number of those that are
+    moving to another broker, to which the command is forwarded."""
     ids = [row.id for row in rows if row.state == MOVING]
     if not ids:
         return rows, 0
@@ -160,19 +167,19 @@ def in_place(broker: Broker, queue: Queue, command: Any, rows: list[Row]) -> tup
     assert broker.mesh is not None
     if getattr(command, "dry_run", False):
         return here, len(ids)
-    return here, broker.mesh.later(queue, command, ids)
+    return here, broker.mesh.forward_for_moving(queue, command, ids)
 
 
-def _place_of(cursor: str) -> tuple[bool, int]:
-    """Where a command goes on: among what is delayed?, and the key."""
+def _parse_cursor(cursor: str) -> tuple[bool, int]:
+    """Where a command goes on: among the delayed rows?, and the key."""
     return (cursor[0] == "d", int(cursor[1:])) if cursor else (True, LOWEST)
 
 
 def _afforded(
     broker: Broker, rows: list[Row], found: RowWindow, runs: Runs, where: str, budget: Budget
 ) -> tuple[list[Row], int | None]:
-    """The rows of a window whose payloads the budget allows to be read, one at least; they are
-    counted, with the blocks that they lie in. Also the key to go on with, None at the end."""
+    """The rows of a window whose payloads the budget can read, at least one, and the key to go on
+    with, None at the end. Takes the rows and their blocks from the budget."""
     sizes = [row.size + len(where) for row in rows[: max(budget.rows, 1)]]
     n, cost, blocks = 0, 0, Blocks(broker)
     for row in rows[: budget.fits(sizes)]:
@@ -186,23 +193,23 @@ def _afforded(
 
 
 def _first(rows: list[Row], n: int, found: RowWindow, runs: Runs) -> tuple[list[Row], int | None]:
-    """So many rows of a window, and the key to go on with; None: at the end."""
+    """The first ``n`` rows of a window, and the key to go on with; None at the end."""
     if n < len(rows):
         return rows[:n], runs.by(rows[n])
     return rows, None if found.end is None else found.end + 1
 
 
 def _count(n: int, found: RowWindow, budget: Budget) -> None:
-    """So many rows of a window were taken, and the others of its segments read."""
+    """Take ``n`` rows of a window from the budget, and a fraction of the others that were read."""
     passed = sum(len(all_rows) for _, all_rows in found.cold) - n
     budget.take(n + max(passed // PASSED_OVER, 1) if found.cold else n)
 
 
-def _of_cold(
+def _add_cold(
     queue: Queue, part: Part, runs: Runs, cold: list[tuple[Segment, list[Row]]], meant: list[Row],
     thaw: bool,
 ) -> None:  # fmt: skip
-    """Of the segments that were read those with rows that are meant."""
+    """Thaw the rows that are meant, or add their segments to the part."""
     ids = {row.id for row in meant} if cold else set()
     for segment, rows in cold:
         here = [row for row in rows if row.id in ids]
@@ -223,7 +230,7 @@ def is_within(number: int, ranges: Ranges) -> bool:
 
 
 def _meets(ranges: Ranges, first: int, last: int) -> bool:
-    """Whether ascending ranges have an id in common with one from first to last."""
+    """Whether ascending ranges overlap the range from first to last."""
     at = bisect_right(ranges, (last, ID_MAX)) - 1
     return at >= 0 and ranges[at][1] >= first
 
@@ -240,9 +247,9 @@ def by_ids(
         part = _all_live(queue, ranges, budget)
         if part is not None:  # most often
             return part
-        task.done["until"] = broker.spool.next_id()  # ids from here on are not given yet
-        task.done["wide"] = _is_wide(queue, _given(broker, task, ranges))
-    ranges = _given(broker, task, ranges)
+        task.done["until"] = broker.spool.next_id()  # ids from here on do not exist yet
+        task.done["wide"] = _is_wide(queue, _existing(broker, task, ranges))
+    ranges = _existing(broker, task, ranges)
     if task.done["wide"]:
         return wanted(broker, queue, task, None, ranges, budget, thaw=thaw, moving=moving)
     has_cold = queue.cold.rows or queue.later.rows
@@ -268,11 +275,11 @@ def by_ids(
 
 
 def _all_live(queue: Queue, ranges: Ranges, budget: Budget) -> Part | None:
-    """All that is named, where that is not much, and all of it is live."""
+    """All named messages, if they are few and all live; else None."""
     live = queue.live
     rows: list[Row] = []
     for low, high in ranges:
-        if high - low >= min(budget.rows, FEW_IDS) - len(rows):
+        if high - low >= min(budget.rows, LOOK_UP_MAX) - len(rows):
             return None
         for number in range(low, high + 1):
             row = live.get(number)
@@ -283,25 +290,25 @@ def _all_live(queue: Queue, ranges: Ranges, budget: Budget) -> Part | None:
     return Part(rows, True, [], ranges)
 
 
-def _given(broker: Broker, task: Task, ranges: Ranges) -> Ranges:
-    """These ids but for those that this broker had not given yet when the command began."""
+def _existing(broker: Broker, task: Task, ranges: Ranges) -> Ranges:
+    """These ids without those that this broker had not given out when the command began."""
     until, last = task.done["until"], make_id(broker.home.number, COUNTER_MASK)
     if not ranges or ranges[-1][1] < until or ranges[0][0] > last:  # most often
         return ranges
-    given: Ranges = []
+    existing: Ranges = []
     for low, high in ranges:
-        given += [(low, min(high, until - 1)), (max(low, last + 1), high)]
-    return [(low, high) for low, high in given if low <= high]
+        existing += [(low, min(high, until - 1)), (max(low, last + 1), high)]
+    return [(low, high) for low, high in existing if low <= high]
 
 
 def _is_wide(queue: Queue, ranges: Ranges) -> bool:
-    """Whether more ids are named than there are messages."""
+    """Whether there are more ids than messages, so that scanning the queue is cheaper."""
     spanned = sum(high - low + 1 for low, high in ranges)
-    return spanned > max(FEW_IDS, queue.header.depth)
+    return spanned > max(LOOK_UP_MAX, queue.header.depth)
 
 
 def _clip(ranges: Ranges, start: int, most: int) -> tuple[Ranges, int | None]:
-    """Up to ``most`` ids of ranges, from ``start`` on; and the id to go on with, None at the
+    """Up to ``most`` ids of ranges, from ``start`` on, and the id to go on with; None at the
     end."""
     part: Ranges = []
     at = max(bisect_right(ranges, (start, ID_MAX)) - 1, 0)
@@ -320,7 +327,7 @@ def _clip(ranges: Ranges, start: int, most: int) -> tuple[Ranges, int | None]:
 
 
 def _find_cold(queue: Queue, part: Part, missing: list[int], budget: Budget, thaw: bool) -> None:
-    """Named messages that are not live."""
+    """Add the named messages that are cold."""
     ids = set(missing)
     ranges = join_ranges([(number, number) for number in missing])
     for runs in (queue.cold, queue.later):
@@ -329,22 +336,22 @@ def _find_cold(queue: Queue, part: Part, missing: list[int], budget: Budget, tha
             meant = [row for row in rows if row.id in ids]
             part.rows += meant
             budget.take(len(rows) // PASSED_OVER)
-            _of_cold(queue, part, runs, [(segment, rows)], meant, thaw)
+            _add_cold(queue, part, runs, [(segment, rows)], meant, thaw)
 
 
 # ---------------------------------------------------------------- acks without effect
 
 
 def ignore(broker: Broker, queue: Queue, ids: list[int], subscription: str, why: str) -> None:
-    """These acks do nothing: counted and journaled (L8)."""
+    """Count and journal acks without effect (L8)."""
     if ids:
         queue.count("ack_ignored", len(ids))
         broker.touch(queue)
         broker.record("ack_ignored", queue, ids, subscription=subscription, reason=why)
 
 
-def keep_early(broker: Broker, queue: Queue, ranges: Ranges, subscription: str) -> None:
-    """Ids of an ack that are not given yet: kept for when their messages come (L9)."""
+def keep_ids_ahead(broker: Broker, queue: Queue, ranges: Ranges, subscription: str) -> None:
+    """Keep an ack for ids that do not exist yet, until their messages come (L9)."""
     next_id = broker.spool.next_id()
     if not ranges or ranges[-1][1] < next_id:  # most often
         return
@@ -354,13 +361,14 @@ def keep_early(broker: Broker, queue: Queue, ranges: Ranges, subscription: str) 
     after_entry.keep_early_acks(broker, queue, ahead, subscription)
 
 
-def without_effect(broker: Broker, queue: Queue, part: Part, subscription: str) -> None:
-    """Ids that were named and that the queue does not hold: gone already, or never held (L8, L9).
-    The first `Limits.ignored_acks` of a part are looked up; of more nothing is said."""
+def ignore_missing(broker: Broker, queue: Queue, part: Part, subscription: str) -> None:
+    """Handle named ids that the queue does not have. An ack for an id that has left is ignored
+    (L8), for an id that never entered it is kept (L9). Only the first `Limits.ignored_acks` are
+    handled."""
     if sum(high - low + 1 for low, high in part.named) == len(part.rows):
         return
     here, taken = {row.id for row in part.rows}, queue.header.taken
-    gone: list[int] = []
+    late: list[int] = []
     never: Ranges = []
     left = broker.limits.ignored_acks
     for low, high in part.named:
@@ -370,12 +378,12 @@ def without_effect(broker: Broker, queue: Queue, part: Part, subscription: str) 
             if not left:
                 break
             left -= 1
-            # Others' may be anywhere.
+            # Ids of other brokers may be anywhere.
             if number >> COUNTER_BITS != broker.home.number or has_entered(taken, number):
-                gone.append(number)
+                late.append(number)
             elif never and never[-1][1] == number - 1:
                 never[-1] = (never[-1][0], number)
             else:
                 never.append((number, number))
-    ignore(broker, queue, gone, subscription, "not in the queue")
+    ignore(broker, queue, late, subscription, "not in the queue")
     after_entry.keep_early_acks(broker, queue, never, subscription)

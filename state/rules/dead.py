@@ -1,8 +1,8 @@
 """Dead messages: expired, canceled or delivered too often, rejected (X5, X6, L5, L6, C7).
 
-A dead message moves to the queue's dead message queue, keeping id, payload and headers, or is
-discarded where there is none that can take it. It is not stored again: its match moves. The
-publisher's TTL, spent or not, does not count there: only that queue's own expiration does.
+A dead message moves to the queue's dead message queue with its id, payload and headers. It is
+discarded if no such queue can take it. Its content is not stored again: its match moves. The
+publisher's TTL does not count there, only that queue's own expiration.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from ..queue.change import enter
 from ..queue.queue import Queue
 from ..storage.row import MOVING, NEVER, Row
 from .after_entry import apply_early_ack, keep_last
-from .edits import AGAIN, FIRST, WAY, carried_on, dead_part, edits_part
+from .edits import AGAIN, FIRST, TRANSIT, carried_on, dead_part, edits_part
 from .entry_checks import Match, dead_match, expires_at, may_be_elsewhere, over_quota, program_of
 
 NOT_ELIGIBLE, FULL = "not eligible", "dead message queue full"
 
 
 def bury(broker: Broker, queue: Queue, rows: list[Row], reason: str, detail: str = "") -> None:
-    """Messages have left the queue as dead: their matches move, or are let go."""
+    """Move the matches of messages that left as dead, or release them."""
     if not rows:
         return
     target, why = _target(broker, queue)
@@ -48,7 +48,7 @@ def bury(broker: Broker, queue: Queue, rows: list[Row], reason: str, detail: str
 
 
 def find_any(broker: Broker, vpn: str, name: str) -> Queue | None:
-    """A queue by its name; of another broker's the one that stands for it (M6)."""
+    """A queue by its name; for a queue at another broker its stand-in (M6)."""
     queue = broker.find(vpn, name)
     if queue is None and broker.mesh is not None:
         return broker.mesh.stand_in(vpn, name)
@@ -69,7 +69,7 @@ def _target(broker: Broker, queue: Queue) -> tuple[Queue | None, str]:
 
 
 def _move(broker: Broker, queue: Queue, target: Queue, row: Row, about: dict[str, Any]) -> None:
-    """Put a message into the dead message queue; a queue holds a message once."""
+    """Put a message into the dead message queue. A queue has a message only once."""
     if may_be_elsewhere(broker, row) and target.holds(row.id):
         join(broker, target, row.id, about)
         broker.spool.release([row], queue.header.vpn_number)
@@ -89,11 +89,11 @@ def put(
     broker: Broker, found: Match, row: Row, until: int, extras: dict[str, Any] | None,
     ttl_ends: int = NEVER, own_only: bool = True,
 ) -> None:  # fmt: skip
-    """A message that has left another queue enters this one, with its match. It counts deliveries
-    from nothing here. own_only, ttl_ends: as `expires_at` has them."""
+    """Enter a message that left another queue, with its match. Its deliveries count from zero.
+    own_only, ttl_ends: see `expires_at`."""
     target = found.queue
     if target.header.stands_for:
-        extras = {**(extras or {}), WAY: {"until": until, "own_only": own_only}}
+        extras = {**(extras or {}), TRANSIT: {"until": until, "own_only": own_only}}
         until = NEVER
     expires = expires_at(target.definition, broker.now, ttl_ends, own_only=own_only)
     moved = msgspec.structs.replace(
@@ -123,8 +123,8 @@ def _account(
 
 
 def join(broker: Broker, target: Queue, number: int, about: dict[str, Any]) -> None:
-    """One more match of a message died into the queue that holds it, here or at another broker:
-    remember from where, so that it can go back there too (X6)."""
+    """Note that one more match of a message died into a queue that has it already, so that it can
+    be redriven to that origin too (X6)."""
     found = target.finds(number)
     assert found is not None
     row, runs, segment = found
@@ -132,17 +132,17 @@ def join(broker: Broker, target: Queue, number: int, about: dict[str, Any]) -> N
         rows = runs.read(segment)
         row = next(one for one in rows if one.id == number)
         target.thaw(runs, segment, [row], [one for one in rows if one is not row])
-    known, new = row.extras, names_of(about)
-    dead = dead_part(known)
+    extras, new = row.extras, names_of(about)
+    dead = dead_part(extras)
     if dead is None:  # it was published to the dead message queue as well
-        row.extras = {**about, **edits_part(known)}
-    elif known is not None:
+        row.extras = {**about, **edits_part(extras)}
+    elif extras is not None:
         new = [name for name in new if name not in names_of(dead)]
         if new:
-            row.extras = {**known, "also": [*dead.get("also", ()), *new]}
-    if new and row.state == MOVING and row.extras is not None:  # it was handed over without this
-        way = row.extras.get(WAY, {})
-        row.extras[WAY] = {**way, AGAIN: [*way.get(AGAIN, ()), *new]}
+            row.extras = {**extras, "also": [*dead.get("also", ()), *new]}
+    if new and row.state == MOVING and row.extras is not None:  # it was sent without this
+        transit = row.extras.get(TRANSIT, {})
+        row.extras[TRANSIT] = {**transit, AGAIN: [*transit.get(AGAIN, ()), *new]}
     broker.touch(target)
 
 
@@ -151,20 +151,21 @@ def names_of(dead: dict[str, Any]) -> list[str]:
     return [dead["queue"], *dead.get("also", ())]
 
 
-def died_since(row: Row) -> bool:
-    """Whether a message died in more queues since it was handed over. It is handed over once more
-    then, as dead in these alone: what was said of the others may have its effect already."""
-    way = (row.extras or {}).get(WAY, {})
-    names = way.pop(AGAIN, None)
+def take_later_deaths(row: Row) -> bool:
+    """Whether a message died in more queues since it was sent to another broker. If so, it becomes
+    dead in these queues only, to be sent once more: the other broker may have redriven it to the
+    first ones already."""
+    transit = (row.extras or {}).get(TRANSIT, {})
+    names = transit.pop(AGAIN, None)
     if names:
         dead = dead_part(row.extras)
         assert dead is not None
-        row.extras = {**died_in(dead, names), **edits_part(row.extras), WAY: way}
+        row.extras = {**died_in(dead, names), **edits_part(row.extras), TRANSIT: transit}
     return bool(names)
 
 
 def died_in(dead: dict[str, Any], names: list[str]) -> dict[str, Any]:
-    """What a dead message carries where of its queues only these are left."""
+    """The data of a dead message, reduced to these of the queues in which it died."""
     changed = {**dead, "queue": names[0], "also": names[1:]}
     if not names[1:]:
         del changed["also"]

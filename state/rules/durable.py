@@ -1,11 +1,11 @@
 """Receipts that wait until the Delta tables have the messages (`durability: delta`, S1, P3).
 
-Which records the tables have is an input of a later step: the engine says it with a command, behind
-each commit of the tables. Until then a receipt waits, first in, first out. A refusal is told at
-once. What a producer sends again is a record of its own, and its answer waits for that
-one: what stands before it in its partition is in the tables then, too.
+After each commit of the tables the engine sends a command that says which records they have. Until
+then a receipt waits, first in, first out. Refusals are sent at once. A repeated message is a new
+record, and its answer waits for that record; then the tables also have everything before it in its
+partition.
 
-Where nobody ever spoke of tables (in memory), there are none to wait for.
+Without such a command (in memory) there are no tables to wait for.
 """
 
 from __future__ import annotations
@@ -23,23 +23,25 @@ DELTA = "delta"
 
 
 def refusal_of_tables(broker: Broker, header: PublishHeader) -> str:
-    """Why a message that wants to be in the tables cannot be; empty where it can."""
+    """Why a message that must reach the tables cannot; empty if it can."""
     tables = broker.header.tables
     if header.durability != DELTA or tables is None:
         return ""
     if not tables:
-        return "durability 'delta' needs the Delta tables: lakequeue.tables_interval_s is 0"
+        return (
+            "durability: 'delta' – needs the Delta tables, but lakequeue.tables_interval_s is 0: "
+            "set it, or send without"
+        )
     if len(broker.held) >= broker.limits.held_receipts:
-        return "the Delta tables are too far behind: see the engine's log, and send it again later"
+        return "the Delta tables are too far behind: see the engine's log, and send again later"
     return ""
 
 
 def answer(broker: Broker, producer: ProducerHistory) -> None:
-    """Say what became of a producer's messages of this step: what is to be in the tables first is
-    said later."""
-    said = broker.header.tables is None or _are_in_tables(broker, producer.needs)
+    """Emit a producer's receipts of this step, or hold them until the tables have its messages."""
+    is_ready = broker.header.tables is None or _are_in_tables(broker, producer.needs)
     for one in producer.close():
-        if said:
+        if is_ready:
             broker.emit(one)
             continue
         if one.nacks:
@@ -54,7 +56,7 @@ def answer(broker: Broker, producer: ProducerHistory) -> None:
 
 
 def tables_have(broker: Broker, vpn: str, command: Tables) -> None:
-    """The engine says which records the tables have by now."""
+    """Note which records the tables have, as the engine says."""
     if command.written is not None:
         broker.header.tables = command.written
     if command.stopped:
@@ -65,7 +67,7 @@ def tables_have(broker: Broker, vpn: str, command: Tables) -> None:
 
 
 def send_held_receipts(broker: Broker) -> None:
-    """Say what has waited for the tables, as far as they are and the step's budget allows."""
+    """Emit the held receipts whose messages are in the tables, within the step's budget."""
     for _ in range(broker.limits.due_names):
         if not broker.held or not _are_in_tables(broker, broker.held[0].needs):
             return
@@ -80,4 +82,4 @@ def send_held_receipts(broker: Broker) -> None:
 
 
 def _are_in_tables(broker: Broker, needs: dict[str, int]) -> bool:
-    return all(broker.header.in_tables.get(place, 0) >= end for place, end in needs.items())
+    return all(broker.header.in_tables.get(name, 0) >= end for name, end in needs.items())

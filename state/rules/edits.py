@@ -1,8 +1,8 @@
-"""Edited headers: what an administrator changed of a message in one queue (R6).
+"""A row's extras: edited headers (R6), data of dead messages (X5, X6), and notes for other brokers.
 
-A message is stored once, for all queues that hold it, and stays as it was published. What was
-edited stands with its row in the queue, and is put over its headers whenever it is shown or sent.
-It goes with the message to another queue: by a move, as a dead message, and back.
+A message is stored once for all its queues and stays as it was published. An administrator's edits
+are kept in the row of one queue, and replace headers whenever the message is shown or sent. They
+follow the message to another queue: by a move, as a dead message, and back.
 """
 
 from __future__ import annotations
@@ -13,30 +13,31 @@ from ...protocol import wire
 from ..storage.row import Row
 from ..storage.spool import Content
 
-EDITED = "edited"  # in a row's extras: this, and what is said on the way to another broker; all
-WAY = "way"  # else there is what a dead message carries
-AGAIN = "again"  # of that: the queues in which it died since it was handed over
-FIRST = "first"  # of that: of its first death, where it died again
-CHARACTERS_MAX = 1_000  # of one message: names and values
+# Keys of the extras. All other keys are the data of a dead message.
+EDITED = "edited"  # the edits
+TRANSIT = "way"  # what the broker that gets the message must know
+AGAIN = "again"  # in TRANSIT: the queues in which it died after it was sent to that broker
+FIRST = "first"  # in a message that died twice: the data of its first death
+CHARACTERS_MAX = 1_000  # of all edited names and values of one message
 
-Edits = dict[str, str | None]  # header → text; None: it is gone
+Edits = dict[str, str | None]  # header → text; None: removed
 
 
 def dead_part(extras: dict[str, Any] | None) -> dict[str, Any] | None:
-    """What a row's extras say of a dead message; None for one that is not dead."""
-    if extras is None or not (EDITED in extras or WAY in extras):
+    """The data of a dead message in a row's extras; None if it is not dead."""
+    if extras is None or not (EDITED in extras or TRANSIT in extras):
         return extras
-    return {k: v for k, v in extras.items() if k not in (EDITED, WAY)} or None
+    return {k: v for k, v in extras.items() if k not in (EDITED, TRANSIT)} or None
 
 
 def edits_part(extras: dict[str, Any] | None) -> dict[str, Any]:
-    """What is edited, as it stands in the extras of another row."""
+    """The edits in a row's extras, as the extras of another row."""
     return {EDITED: extras[EDITED]} if extras and EDITED in extras else {}
 
 
 def carried_on(extras: dict[str, Any] | None) -> dict[str, Any]:
-    """What goes along with a message that leaves a queue as dead: what is edited, and of what it
-    died first (X5)."""
+    """The extras that a message keeps when it leaves a queue as dead: its edits and its first death
+    (X5)."""
     dead = dead_part(extras)
     if dead is None:
         return edits_part(extras)
@@ -45,23 +46,23 @@ def carried_on(extras: dict[str, Any] | None) -> dict[str, Any]:
 
 
 def back_in(name: str, extras: dict[str, Any] | None) -> dict[str, Any]:
-    """What goes along with a dead message that goes back to the queue of this name: where it died
-    again, it is dead of its first death still, and can go back from there too (X6)."""
+    """The extras of a dead message when it goes back to the queue with this name. If it died there
+    for the second time, it still has its first death, and can be redriven from there too (X6)."""
     dead = dead_part(extras) or {}
     again = dead[FIRST] if FIRST in dead and dead["queue"] == name else {}
     return {**again, **edits_part(extras)}
 
 
 def with_edits(extras: dict[str, Any] | None, new: Edits) -> dict[str, Any] | None:
-    """A row's extras with one more edit; None where that would be too much."""
-    known = {**((extras or {}).get(EDITED) or {}), **new}
-    if sum(len(name) + len(text or "") for name, text in known.items()) > CHARACTERS_MAX:
+    """A row's extras with more edits; None if that would exceed `CHARACTERS_MAX`."""
+    edits = {**((extras or {}).get(EDITED) or {}), **new}
+    if sum(len(name) + len(text or "") for name, text in edits.items()) > CHARACTERS_MAX:
         return None
-    return {**(extras or {}), EDITED: known}
+    return {**(extras or {}), EDITED: edits}
 
 
 def edited(row: Row, content: Content) -> Content:
-    """A message's content with its headers as they are edited."""
+    """A message's content with its edited headers."""
     if row.extras is None or EDITED not in row.extras:
         return content
     changes: Edits = row.extras[EDITED]

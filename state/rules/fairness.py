@@ -1,7 +1,7 @@
 """Which subscription gets the next message (F1–F4), within backlog limits (B1–B3).
 
-A *candidate* is a subscription that may still take messages in this step. The three models differ
-only in the order in which candidates are asked; ties go to the one that subscribed first.
+A *candidate* is a subscription that can take more messages in this step. The three models differ
+only in the order in which candidates are served. Ties go to the one that subscribed first.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ UNLIMITED = 1 << 62
 
 
 class Candidate(msgspec.Struct, eq=False):
-    """A subscription with room. backlog: its limit; room: how many more it may take now."""
+    """A subscription with room. backlog: its limit; room: how many more messages it can take
+    now."""
 
     subscription: Subscription
     backlog: int
@@ -26,12 +27,12 @@ class Candidate(msgspec.Struct, eq=False):
 
     @property
     def free(self) -> bool:
-        """Whether its messages leave the queue as they are sent, and take no lease (L2)."""
+        """Whether its messages leave the queue when they are sent, without a lease (L2)."""
         return self.room == UNLIMITED
 
 
 def backlog_of(definition: QueueDefinition, subscription: Subscription) -> int:
-    """The lower of the queue's and the subscription's own limit (B2), and the flow's (B4)."""
+    """The lowest of the queue's limit, the subscription's own (B2) and the flow's (B4)."""
     if subscription.broker is not None:
         return own_backlog(subscription)
     return min(
@@ -42,14 +43,14 @@ def backlog_of(definition: QueueDefinition, subscription: Subscription) -> int:
 
 
 def own_backlog(subscription: Subscription) -> int:
-    """What the subscription itself asks for; one when it names none (B2)."""
+    """The limit that the subscription asks for; 1 if it names none (B2)."""
     return 1 if subscription.max_backlog is None else subscription.max_backlog
 
 
 def candidates_of(
     definition: QueueDefinition, subscriptions: list[Subscription]
 ) -> list[Candidate]:
-    """The subscriptions that may take at least one message, in order of subscribing."""
+    """The subscriptions that can take at least one message, in order of subscribing."""
     candidates = []
     removes = definition.semantics == "at-most-once"
     for subscription in subscriptions:
@@ -64,12 +65,13 @@ def candidates_of(
 
 
 def _first(candidate: Candidate) -> tuple[int, int]:
-    """Order under `fast`: by the consumer's own priority, then by subscribing (F1)."""
+    """Order under `fast`: the highest consumer priority, then the oldest subscription (F1)."""
     return -candidate.subscription.priority, candidate.subscription.number
 
 
 def _turn(candidate: Candidate, served: int) -> tuple[bool, int]:
-    """Order under `round-robin`: those behind the one served last, then from the beginning (F2)."""
+    """Order under `round-robin`: the candidates behind the one served last, then the others
+    (F2)."""
     number = candidate.subscription.number
     return number <= served, number
 
@@ -91,7 +93,7 @@ def take(candidate: Candidate) -> None:
 
 
 def share(model: str, candidates: list[Candidate], messages: int, served: int) -> list[Candidate]:
-    """The candidates of up to ``messages`` messages in a row that any candidate can take."""
+    """The candidates that get up to ``messages`` messages in a row, all of which any can take."""
     if model == "fast":
         out: list[Candidate] = []
         for candidate in sorted(candidates, key=_first):

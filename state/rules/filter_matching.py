@@ -1,4 +1,4 @@
-"""What an expression says of messages (Q6): of consumers' filters, and of what commands mean."""
+"""Evaluates expressions on stored messages (Q6): filters of consumers, `where` of commands."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ..storage.row import Row
 
 
 def matching(broker: Broker, rows: list[Row], text: str) -> list[bool]:
-    """Which of these messages an expression is true for; false where a payload is lost."""
+    """For each message, whether an expression is true; False if the payload is lost."""
     program = compile_program((text,))
     found: list[bool] = []
     for row in rows:
@@ -22,8 +22,8 @@ def matching(broker: Broker, rows: list[Row], text: str) -> list[bool]:
 
 
 class Blocks:
-    """Counts the blocks that are read for rows, by what the rows name and not by what is in memory:
-    a replica comes to the same. In order of priority each row may lie in another one."""
+    """Counts the blocks to be read for rows. It goes by the blocks that the rows name, not by what
+    is in memory, so a replica counts the same. In priority order, each row may be in another."""
 
     __slots__ = ("_recent",)
 
@@ -31,7 +31,7 @@ class Blocks:
         self._recent: deque[int] = deque(maxlen=broker.limits.blocks_cached)
 
     def opens(self, row: Row) -> bool:
-        """Whether a block is read for this row, after those before it."""
+        """Whether this row's block must be read after the rows before it. Counts it as read."""
         if not row.block or row.block in self._recent:
             return False
         self._recent.append(row.block)

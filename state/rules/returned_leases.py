@@ -1,5 +1,5 @@
-"""How leased messages come back: at once or after a delay, or not at all where they have been
-delivered too often (L1, L5, L6, L11); and how messages die (X1, C7)."""
+"""Leased messages return at once, after a delay, or die if delivered too often (L1, L5, L6, L11);
+and the other ways to die (X1, C7)."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ def give_back(
     broker: Broker, queue: Queue, rows: list[Row], event: Event, *, subscription: str = "",
     reason: str = "", delays: list[int] | None = None,
 ) -> None:  # fmt: skip
-    """Leased messages return to the queue, or expire where `max_deliveries` is reached (L5).
+    """Return leased messages to the queue; those that reached `max_deliveries` expire (L5).
 
-    delays: ms that each canceled message waits before it is ready again (L11).
+    delays: ms until each canceled message is ready again (L11).
     """
     most = queue.definition.max_deliveries
     over = [row for row in rows if most and row.deliveries >= most]
@@ -43,18 +43,17 @@ def give_back(
 
 
 def cancel_last(broker: Broker, queue: Queue, rows: list[Row], subscription: str) -> None:
-    """Messages that were canceled as often as they may be expire (L6)."""
+    """Let messages expire that reached `max_cancels` (L6)."""
     _die(broker, queue, rows, Event.CANCEL_LAST, Reason.MAX_CANCELS, subscription)
 
 
 def expire(broker: Broker, queue: Queue, rows: list[Row]) -> None:
-    """The time of messages is over (X1, X3)."""
+    """Let messages expire whose time to live is over (X1, X3)."""
     _die(broker, queue, rows, Event.EXPIRE, Reason.EXPIRED)
 
 
 def bury_oversize(broker: Broker, queue: Queue, rows: list[Row], detail: str) -> None:
-    """Messages are too large to be sent, so nobody will ever get them: they die, and those behind
-    them go on (X5)."""
+    """Let messages die that are too large to be delivered, so that those behind them go on (X5)."""
     reason = Reason.MESSAGE_TOO_LARGE
     _die(broker, queue, rows, Event.OVERSIZE, reason, detail=detail)
     broker.event(
@@ -64,14 +63,14 @@ def bury_oversize(broker: Broker, queue: Queue, rows: list[Row], detail: str) ->
 
 
 def cannot_be_sent(broker: Broker, queue: Queue, rows: list[Row], reason: str, why: str) -> None:
-    """Kafka does not take the deliveries of these messages, so nobody will ever get them (X5)."""
+    """Let messages die whose deliveries Kafka refuses, so that nobody could ever get them (X5)."""
     _die(broker, queue, rows, Event.OVERSIZE, Reason(reason), detail=why)
 
 
 def reject(
     broker: Broker, queue: Queue, rows: list[Row], subscription: str, detail: str | None
 ) -> None:
-    """Messages go straight to the dead message queue, or are discarded (C7)."""
+    """Move messages straight to the dead message queue, or discard them (C7)."""
     _die(broker, queue, rows, Event.REJECT, Reason.REJECTED, subscription, detail or "")
 
 

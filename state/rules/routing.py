@@ -1,11 +1,12 @@
-"""Which queues take a message: topics, and the queues that capture or subscribe to them (Q2, Q3).
+"""Routing: the queues that capture a topic or subscribe to it (Q2, Q3).
 
-A queue captures its underlying topic, a topic or a regular expression. Topics whose names begin
-with a VPN's are its own: no other VPN's queue captures them, so a definition is no way there. Topic
-subscriptions come on top: of whatever is published to a destination, and of plain records where a
-queue of the VPN captures their topic, so that a wildcard takes nothing of another tenant's.
+A queue captures its underlying topic, a topic name or a regular expression. Topics whose names
+begin with a VPN's name belong to that VPN: queues of other VPNs never capture them, whatever their
+definitions say. Topic subscriptions come on top. They apply to everything that is published to a
+destination, and to plain records if a queue of the VPN captures their topic. So a wildcard takes
+nothing of another tenant.
 
-What was found for a topic is remembered until a definition or a subscription changes.
+Results are cached until a definition or a subscription changes.
 """
 
 from __future__ import annotations
@@ -22,17 +23,17 @@ from ...protocol.topics import is_within
 from ..queue.broker import Broker
 from ..queue.queue import Queue
 
-FOUND_MAX = 10_000  # topics that are remembered
+FOUND_MAX = 10_000  # topics in the cache
 _TABLE = ""  # no VPN has this name
 
 
 class Patterns:
-    """Numbers of queues by pattern: topics by name, wildcards by their first level, the rest tried
-    one by one."""
+    """Numbers of queues by pattern. Topics are found by name, wildcards by their first level;
+    regular expressions are tried one by one."""
 
     def __init__(self) -> None:
         self.topics: dict[str, set[int]] = {}
-        self.wildcards: dict[str, dict[str, set[int]]] = {}  # "": those without a first level
+        self.wildcards: dict[str, dict[str, set[int]]] = {}  # "": the first level is a wildcard
         self.regexes: dict[str, set[int]] = {}
 
     def _page(self, kind: str, pattern: str) -> dict[str, set[int]]:
@@ -54,7 +55,7 @@ class Patterns:
             page.pop(pattern, None)
 
     def find(self, topic: str) -> set[int]:
-        """The queues of which a pattern matches a topic."""
+        """The queues with a pattern that matches a topic."""
         found = set(self.topics.get(topic, ()))
         if self.wildcards:
             levels = topic.split("/")
@@ -69,7 +70,7 @@ class Patterns:
 
 
 class _OfVpn:
-    """What the queues of a VPN take."""
+    """The captured topics and topic subscriptions of a VPN's queues."""
 
     def __init__(self, queues: Iterable[Queue]) -> None:
         self.captured, self.subscribed = Patterns(), Patterns()
@@ -85,85 +86,85 @@ def kind_of_captured(topic: str) -> str:
 
 
 def _of_vpn(broker: Broker, vpn: str) -> _OfVpn:
-    known: _OfVpn | None = broker.routes.get((_TABLE, vpn))
-    if known is None:
+    found: _OfVpn | None = broker.routes.get((_TABLE, vpn))
+    if found is None:
         queues = (queue for (name, _), queue in broker.names.items() if name == vpn)
-        known = broker.routes[_TABLE, vpn] = _OfVpn(queues)
-    return known
+        found = broker.routes[_TABLE, vpn] = _OfVpn(queues)
+    return found
 
 
 # ---------------------------------------------------------------- changes
 
 
 def add_route(broker: Broker, definition: QueueDefinition, number: int) -> None:
-    """A queue captures its underlying topic from now on."""
+    """Let a queue capture its underlying topic."""
     topic = definition.underlying_topic
     broker.emit(Capture(topic))
-    known: _OfVpn | None = broker.routes.get((_TABLE, definition.vpn))
-    if known is not None:
-        known.captured.add(kind_of_captured(topic), topic, number)
+    cached: _OfVpn | None = broker.routes.get((_TABLE, definition.vpn))
+    if cached is not None:
+        cached.captured.add(kind_of_captured(topic), topic, number)
     forget_found(broker)
 
 
 def drop_route(broker: Broker, definition: QueueDefinition, number: int) -> None:
-    """A queue no longer captures its underlying topic."""
+    """Let a queue no longer capture its underlying topic."""
     topic = definition.underlying_topic
-    known: _OfVpn | None = broker.routes.get((_TABLE, definition.vpn))
-    if known is not None:
-        known.captured.drop(kind_of_captured(topic), topic, number)
+    cached: _OfVpn | None = broker.routes.get((_TABLE, definition.vpn))
+    if cached is not None:
+        cached.captured.drop(kind_of_captured(topic), topic, number)
     forget_found(broker)
 
 
 def has_topic(topics: Sequence[str], topic: str) -> bool:
-    """Whether it is among these, which are sorted; there may be ten thousand."""
+    """Whether a sorted list contains a topic. It may have ten thousand entries."""
     at = bisect_left(topics, topic)
     return at < len(topics) and topics[at] == topic
 
 
 def add_topic(broker: Broker, queue: Queue, topic: str) -> None:
-    """A queue subscribes to one more topic; what it has subscribed to already costs nothing."""
+    """Add a topic subscription to a queue, unless it has it."""
     topics = queue.header.topics
     if has_topic(topics, topic):
         return
     insort(topics, topic)
     broker.touch(queue)
-    known: _OfVpn | None = broker.routes.get((_TABLE, broker.vpn_of(queue)))
-    if known is not None:
-        known.subscribed.add(kind_of(topic), topic, queue.number)
+    cached: _OfVpn | None = broker.routes.get((_TABLE, broker.vpn_of(queue)))
+    if cached is not None:
+        cached.subscribed.add(kind_of(topic), topic, queue.number)
     forget_found(broker)
 
 
 def drop_topic(broker: Broker, queue: Queue, topic: str) -> None:
-    """A queue subscribes to one topic less."""
+    """Remove a topic subscription from a queue, if it has it."""
     topics = queue.header.topics
     if not has_topic(topics, topic):
         return
     del topics[bisect_left(topics, topic)]
     broker.touch(queue)
-    known: _OfVpn | None = broker.routes.get((_TABLE, broker.vpn_of(queue)))
-    if known is not None:
-        known.subscribed.drop(kind_of(topic), topic, queue.number)
+    cached: _OfVpn | None = broker.routes.get((_TABLE, broker.vpn_of(queue)))
+    if cached is not None:
+        cached.subscribed.drop(kind_of(topic), topic, queue.number)
     forget_found(broker)
 
 
 def set_topics(broker: Broker, queue: Queue, topics: Iterable[str]) -> None:
-    """A queue has subscribed to these topics now."""
+    """Replace a queue's topic subscriptions."""
     before, after = set(queue.header.topics), set(topics)
     if before == after:
         return
     queue.header.topics = sorted(after)
     broker.touch(queue)
-    known: _OfVpn | None = broker.routes.get((_TABLE, broker.vpn_of(queue)))
-    if known is not None:
+    cached: _OfVpn | None = broker.routes.get((_TABLE, broker.vpn_of(queue)))
+    if cached is not None:
         for pattern in sorted(before - after):
-            known.subscribed.drop(kind_of(pattern), pattern, queue.number)
+            cached.subscribed.drop(kind_of(pattern), pattern, queue.number)
         for pattern in sorted(after - before):
-            known.subscribed.add(kind_of(pattern), pattern, queue.number)
+            cached.subscribed.add(kind_of(pattern), pattern, queue.number)
     forget_found(broker)
 
 
 def forget_found(broker: Broker) -> None:
-    """What was found for topics may be another now."""
+    """Clear the cache of results."""
     for key in [key for key in broker.routes if key[0] != _TABLE]:
         del broker.routes[key]
 
@@ -172,7 +173,7 @@ def forget_found(broker: Broker) -> None:
 
 
 def queues_of_destination(broker: Broker, vpn: str, to: str) -> list[Queue]:
-    """The queues for a message addressed to a queue (Q3), to one alone (R4), or to a topic."""
+    """The queues for a message sent to a queue (Q3), to exactly one queue (R4), or to a topic."""
     found: list[Queue] | None = broker.routes.get((vpn, to))
     if found is not None:
         return found
@@ -197,10 +198,10 @@ def _topic_of(broker: Broker, vpn: str, to: str) -> str:
 
 
 def queues_of_record(broker: Broker, topic: str) -> list[tuple[str, list[Queue]]]:
-    """For a record on a plain Kafka topic: per VPN, the queues that take it (Q2): those that
-    capture the topic, and where one does, those that have subscribed to it."""
+    """For a record of a plain Kafka topic, per VPN: the queues that capture the topic and, if there
+    is one, those that subscribe to it (Q2)."""
     vpns = broker.header.vpns
-    key = (f"/{len(vpns)}", topic)  # one more VPN may own the topic
+    key = (f"/{len(vpns)}", topic)  # a new VPN may own the topic
     found: list[tuple[str, list[Queue]]] | None = broker.routes.get(key)
     if found is not None:
         return found
@@ -215,7 +216,7 @@ def queues_of_record(broker: Broker, topic: str) -> list[tuple[str, list[Queue]]
 
 
 def captures(broker: Broker, vpn: str, queue: Queue, topic: str) -> bool:
-    """Whether a queue captures a plain Kafka topic, and has not only subscribed to it."""
+    """Whether a queue captures a plain Kafka topic, instead of only subscribing to it."""
     return queue.number in _of_vpn(broker, vpn).captured.find(topic)
 
 

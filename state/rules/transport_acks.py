@@ -1,16 +1,17 @@
-"""Transport acks: a client says what has arrived; what has not is sent again (C1, C2).
+"""Transport acks: a client confirms what has arrived; the broker sends the rest again (C1, C2).
 
-A subscription that wants them numbers its messages from 1 in the order in which they are sent: its
-*flow*. The client tells the highest number up to which all has arrived (`confirm`), for many
-messages at once; that removes nothing from the queue. Nothing is kept per message: each step leaves
-one entry with the last number, the time and the range of delivery numbers. When the oldest entry
-has waited for `WAIT_MS`, whatever of these ranges the subscription still holds is sent again as it
-was, under new numbers; `base` tells the client that the numbers below it will not come any more. A
-range may hold messages that had arrived; the client drops what it has seen.
+The messages of a subscription with transport acks are numbered from 1 in the order in which they
+are sent: its *flow*. The client confirms the highest number up to which everything has arrived
+(`confirm`). That removes nothing from the queue. The broker keeps one entry per step instead of one
+per message: the last number, the time, and the range of delivery numbers. When the oldest entry has
+waited for `WAIT_MS`, the broker sends the messages of its ranges that are still leased again, under
+new numbers. `base` tells the client that lower numbers will not come any more. A range may include
+messages that had arrived; the client drops those.
 
-A busy engine answers late and hears late, and what is sent in vain makes it later still. So the
-wait is at least twice the time that the last confirmation took, and doubles with each repetition.
-What takes no lease (at-most-once, barriers) is gone as it is sent, and has no number.
+A busy engine sends and reads late, and needless repetitions make it later still. So it waits at
+least twice as long as the last confirmation took, and doubles the wait with each repetition.
+Messages without a lease (at-most-once, barriers) leave the queue when they are sent and have no
+number.
 """
 
 from __future__ import annotations
@@ -27,11 +28,11 @@ ENTRIES_MAX = 16
 
 
 def number(subscription: Subscription, rows: list[Row], now: int) -> tuple[int, int]:
-    """Number messages that are sent now and held already; gives (base, number of the first)."""
+    """Number messages that are sent now and leased already; returns base and the first number."""
     first = subscription.sent + 1
     subscription.sent += len(rows)
     entries = subscription.unconfirmed
-    if subscription.held <= len(rows):  # all that was sent before is settled
+    if subscription.held <= len(rows):  # everything sent before is settled
         entries.clear()
         subscription.base = first
     numbers = [row.number for row in rows]
@@ -49,7 +50,7 @@ def _joined(earlier: list[int], later: list[int]) -> list[int]:
 
 
 def confirm(subscription: Subscription, received: int, now: int) -> None:
-    """Everything up to the number ``received`` has arrived."""
+    """Note that everything up to the number ``received`` has arrived."""
     entries = subscription.unconfirmed
     if entries and entries[0][0] <= received:
         took = now - entries[0][1]
@@ -58,8 +59,8 @@ def confirm(subscription: Subscription, received: int, now: int) -> None:
 
 
 def overdue(queue: Queue, subscription: Subscription, now: int, most: int) -> list[Row]:
-    """The next messages, up to ``most``, that are to be sent again: of a client that did not
-    confirm in time, or for which a budget left some. Nothing if that is over."""
+    """Up to ``most`` messages to send again: because the client did not confirm in time, or a
+    budget ended an earlier repetition. Empty once that is done."""
     if not subscription.again:
         if subscription.again_at() > now:
             return []
@@ -77,7 +78,7 @@ def overdue(queue: Queue, subscription: Subscription, now: int, most: int) -> li
 
 
 def sent_again(subscription: Subscription, last: int) -> None:
-    """What was overdue has been sent, up to this delivery."""
+    """Note that overdue messages were sent, up to this delivery number."""
     subscription.again = [[max(a, last + 1), b] for a, b in subscription.again if b > last]
 
 

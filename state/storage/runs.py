@@ -41,23 +41,8 @@ class Runs:
     """Cold rows in ascending order of ``by``. Keys and ids are unique."""
 
     __slots__ = (
-        "_due",
-        "_first",
-        "_groups",
-        "_ids",
-        "_in_memory",
-        "_latest",
-        "_limits",
-        "_merges",
-        "_next",
-        "_ordered",
-        "_prefix",
-        "_segments",
-        "_store",
-        "_unseen",
-        "_unwritten",
-        "by",
-        "bytes",
+        "_due", "_first", "_groups", "_ids", "_in_memory", "_latest", "_limits", "_merges", "_next",
+        "_ordered", "_prefix", "_segments", "_store", "_unseen", "_unwritten", "by", "bytes",
         "rows",
     )  # fmt: skip
 
@@ -169,8 +154,7 @@ class Runs:
         return self._unseen[number]
 
     def see(self, segment: Segment, number: int, waiting: bool) -> None:
-        """Note that a filter has read a segment. waiting: it left rows there that wait for others
-        of their lanes."""
+        """Note that a filter has read a segment. waiting: it left rows that wait there."""
         segment.looked.append(-number if waiting else number)
         self._unseen.pop(number, None)
 
@@ -179,8 +163,7 @@ class Runs:
         return bool(self.rows) and self._ids.has_any(number, number)
 
     def with_ids(self, ranges: Iterable[tuple[int, int]]) -> list[Segment]:
-        """The segments that may have ids of these ascending ranges, in order. For ids that are not
-        here no row is read."""
+        """The segments that may have ids of these ascending ranges, in order. Reads no row."""
         if not self.rows:
             return []
         here = [span for span in ranges if self._ids.has_any(*span)]
@@ -239,8 +222,8 @@ class Runs:
         return made
 
     def take(self) -> list[Row]:
-        """Remove the first segment and return its rows. Segments of other groups may overlap it, so
-        compare with `first` again before delivering each row."""
+        """Remove the first segment and return its rows. Other segments may overlap it, so compare
+        with `first` again before delivering each row."""
         segment = self._first
         if segment is None:
             return []
@@ -310,8 +293,7 @@ class Runs:
             return MOVED_COST
         heads = [group.segments[0] for group in merge.inputs]
         lists = [self._load(head) for head in heads]
-        # The group of the head that ends first may go on right behind it. So only rows up to there
-        # are complete.
+        # The group of the head that ends first may go on behind it: rows are complete up to there.
         bound = min(head.last for head in heads)
         found = [row for rows in lists for row in rows[: self._up_to(rows, bound)]]
         found.sort(key=self.by)

@@ -20,8 +20,7 @@ from confluent_kafka import (
     TopicPartition,
 )
 
-from ...definitions.bridge import BridgeDefinition
-from ...definitions.far_address import FarAddress
+from ...definitions.bridge import BridgeDefinition, FarAddress
 from ...protocol import NotConnected, topics
 from ..kafka.topics_admin import MESSAGE_BYTES_MAX
 

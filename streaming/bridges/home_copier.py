@@ -27,8 +27,7 @@ from confluent_kafka import (
     TopicPartition,
 )
 
-from ...definitions.bridge import BridgeDefinition
-from ...definitions.far_address import KAFKA, FarAddress, far_address
+from ...definitions.bridge import KAFKA, BridgeDefinition, FarAddress, far_address
 from ...protocol import LakequeueError, NotConnected, topics
 from ...protocol import home_bridges as said
 from ...protocol.kafka_settings import credentials

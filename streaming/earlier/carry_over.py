@@ -21,7 +21,7 @@ from ...state.queue import broker_facts as live
 from ...state.queue import header as facts
 from ...state.queue.broker import Broker
 from ...state.queue.header import ENTERED_MAX
-from ...state.queue.producers import ProducerHistory, told_by
+from ...state.queue.producers import ProducerHistory, answering_broker
 from ...state.storage.row import IN_MEMORY, LEASED, MOVING, NEVER, READY, Row
 from .earlier_bridges import CarriedBridges
 from .pages import PAGE_BITS, EarlierPages, KnownEntry, StoredMessage, bucket
@@ -148,7 +148,7 @@ def _carry_producers(old: EarlierPages, new: Broker) -> None:
         needs = known[6] if known[6:] else {}
         starts = known[8] if known[8:] else []
         found = new.producers[vpn, producer] = ProducerHistory(
-            *told_by(vpn, new.home.number), producer
+            *answering_broker(vpn, new.home.number), producer
         )
         found.high, found.gaps, found.runs, found.refusals, found.forgotten_at = known[:5]
         found.needs = needs

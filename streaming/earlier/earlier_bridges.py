@@ -16,7 +16,7 @@ from ...mesh.bridges.bridged_broker import BridgedBroker
 from ...mesh.bridges.endpoint import NUMBER, subscription_of
 from ...state.queue import header as facts
 from ...state.queue.broker import Broker
-from ...state.rules.edits import WAY
+from ...state.rules.edits import TRANSIT
 from ...state.storage.row import LEASED, MOVING, Row
 from .pages import EarlierPages
 
@@ -65,7 +65,7 @@ class CarriedBridges:
         for row in rows:
             assert row.extras is not None
             to, due = row.extras.pop(_TO)
-            row.extras = {**row.extras, WAY: {"to": to, "due": due}}
+            row.extras = {**row.extras, TRANSIT: {"to": to, "due": due}}
             row.deliveries = row.number = 0  # what a bridge sends is no attempt
             link.waiting[row.lane] = link.waiting.get(row.lane, 0) + 1
             if row.state == LEASED:

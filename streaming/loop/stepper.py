@@ -173,7 +173,7 @@ class Stepper(threading.Thread):
         if not (self._closing or self._visited or self._alone()):
             if self._coming is not None:
                 self._write_more(ALL_ROWS)
-            self._driver.settle()
+            self._driver.flush()
             self._dump.stop()
         with self._changed:
             while not (self._closing or self._visited or self._alone()):
@@ -249,7 +249,7 @@ class Stepper(threading.Thread):
     def _make_mark(self) -> None:
         begun = time.monotonic()
         self._inputs.wants_mark = False
-        self._driver.settle()
+        self._driver.flush()
         self._log.mark()  # raises if this worker was fenced: its mark is useless
         snapshot = self._driver.snapshot(self._options.keep, self._cache.put_to_state)
         self._cache.hand_over()

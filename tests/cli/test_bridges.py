@@ -32,8 +32,8 @@ def test_h2_bridges_are_defined_shown_and_deleted(shell: Engine) -> None:
 def test_a_wrong_bridge_is_a_sentence(shell: Engine) -> None:
     result = shell.run("bridges", "name=b", "to=broker-0", "subscriptions=a")
     assert result.exit_code == 2
-    assert "to: 'broker-0' – is the broker that it begins at" in result.stderr
+    assert "to: 'broker-0' – is the broker where it begins" in result.stderr
     result = shell.run("bridges", "name=b", "name=c")
     assert result.exit_code == 2
     result = shell.run("bridges", "--delete", "none")
-    assert "there is no such bridge in VPN 'default', which has none" in result.stderr
+    assert "VPN 'default' has no bridges" in result.stderr

@@ -78,4 +78,4 @@ def test_M4_brokers_come_and_go_in_memory(shell: Engine) -> None:
     assert [one["name"] for one in json.loads(result.stdout)] == ["west"]
     refused = shell.run("brokers", "--remove", "west")
     assert refused.exit_code == 1
-    assert "'west': cannot be removed, for it is the home's only one" in refused.stderr
+    assert "'west': is the home's only one, and cannot be removed" in refused.stderr

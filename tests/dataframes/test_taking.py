@@ -140,7 +140,7 @@ def test_ids_of_another_home_are_not_acknowledged(bench: Bench) -> None:
     bench.send()
     taker = Taker(bench)
     batch = dataclasses.replace(taker.take(START, None), epoch=4711)
-    with pytest.raises(LakequeueError, match="epoch: 4711 – the messages that this command is for"):
+    with pytest.raises(LakequeueError, match="epoch: 4711 – the messages of this command"):
         taker.take(batch, None)
     assert bench.seen()["depth"] == 1
 

@@ -18,16 +18,21 @@ ROOMS = sorted(one.parent for one in ROOT.glob("*/__init__.py"))
 
 #: No module has these names, in whatever room.
 MODULES = {
+    "after_rebuild": "a part of leases",
     "again": "replay_inputs",
-    "answering": "rejected_records",
+    "answering": "answers",
     "asked_again": "replay",
     "awaited": "asyncio_client",
-    "beginning_again": "after_rebuild",
+    "beginning_again": "a part of leases",
     "beyond": "mesh_interface",
+    "bridge_description": "a part of bridge_commands",
+    "bridge_intake": "far_end",
     "bridged": "bridged_broker",
+    "broker_section": "brokers",
     "carried_out": "the name of the command",
     "causes": "error_causes",
     "columns_said": "a field's name",
+    "deferred": "after_entry",
     "describing": "queue_details",
     "door": "far_end",
     "doors": "auth",
@@ -36,37 +41,48 @@ MODULES = {
     "entering": "entry_checks",
     "every": "duties",
     "everywhere": "all_hosts",
+    "far_address": "a part of bridge",
     "few": "a constant",
     "following": "moved_messages",
     "gathering": "batching",
     "handed_over": "handover",
     "handing_over": "producer_buffer",
-    "holds": "held_lanes",
+    "held_lanes": "a part of endpoint",
+    "holds": "a part of endpoint",
+    "identity": "permissions",
     "judging": "admission_checks",
     "known_places": "a part of mesh/directory",
     "lanes": "stand_ins; a lane is of one partition key",
+    "last_value": "after_entry",
     "later": "in_transit_commands",
+    "lifetime": "a part of entry_checks",
     "looking": "filter_matching",
     "looks": "queries_at",
-    "mesh_words": "mesh_envelope",
-    "met_brokers": "neighbours",
+    "mesh_words": "mesh_messages",
+    "met_brokers": "bridged_broker",
     "moved": "move_at_rest",
+    "neighbours": "bridged_broker",
     "outgoing": "broker_channel",
     "placed": "queue_placement",
     "places": "a part of mesh/directory",
-    "reading": "reading_positions",
-    "referring": "block_references",
     "reader": "stdout_reader",
+    "reading": "reading_positions",
+    "recovery_points": "a part of entry_checks",
+    "recreated_topics": "a part of steplog",
+    "redriving": "a part of moving",
+    "referring": "block_references",
+    "rejected_records": "a part of answers",
+    "rejoining": "channel",
     "returning": "returned_leases",
     "rooms": "credit",
     "saying": "what is said: broker_requests",
     "serving": "callbacks",
-    "shown": "bridge_description",
+    "shown": "a part of bridge_commands",
     "sight": "snapshot",
     "smaller": "record_splitting",
     "speaking": "broker_requests",
-    "taken": "entered_ids",
-    "taken_in": "bridge_intake",
+    "taken": "entered ids, a part of header",
+    "taken_in": "far_end",
     "task": "the name of the command",
     "topics_anew": "recreated_topics",
     "turns": "multi_step_commands",
@@ -112,6 +128,25 @@ CLASSES = {
     "Wishes": "ChangeRequests",
 }
 
+#: The rooms whose functions and variables have the field's words, too.
+CORE = ("definitions", "expressions", "mesh", "protocol", "replica", "state")
+
+#: There no function, parameter or local variable has these names.
+NAMES = {
+    "carried_out": "the name of the command",
+    "few": "a count, or `is_small`",
+    "gone_to": "forwarded_to",
+    "hold": "lease, or the verb that it does",
+    "judged": "checked",
+    "say_held": "send_held_receipts",
+    "settle_arrival": "apply_early_ack",
+    "takes": "forward_command, or a question with is_ or has_",
+    "turn_away": "refuse_plain",
+    "way": "path, connection, or TRANSIT",
+    "way_in": "match_stored",
+    "ways": "paths",
+}
+
 #: No page says it so.
 PHRASES = {
     r"\bA broker more\b": "Add a broker",
@@ -139,6 +174,16 @@ def classes(file: Path) -> Iterator[tuple[str, int]]:
                 yield name.lstrip("_"), node.lineno
 
 
+def names(file: Path) -> Iterator[tuple[str, int]]:
+    """The functions, parameters and variables of a module, with their lines."""
+    for node in ast.walk(ast.parse(file.read_text())):
+        match node:
+            case ast.FunctionDef(name=name) | ast.arg(arg=name):
+                yield name.lstrip("_"), node.lineno
+            case ast.Name(id=name, ctx=ast.Store()):
+                yield name.lstrip("_"), node.lineno
+
+
 def pages() -> list[Path]:
     """What people read: the README and everything in docs/."""
     return [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -159,6 +204,17 @@ def test_no_class_has_a_name_that_was_given_up() -> None:
         for file in modules()
         for name, line in classes(file)
         if name in CLASSES
+    ]
+    assert not found, "\n".join(found)
+
+
+def test_the_core_has_the_fields_words() -> None:
+    found = [
+        f"{file.relative_to(ROOT)}:{line}: {name!r} is not used; rather: {NAMES[name]}"
+        for room in CORE
+        for file in sorted((ROOT / room).rglob("*.py"))
+        for name, line in names(file)
+        if name in NAMES and (name, file.name) != ("way", "bridge_facts.py")  # stored in pages
     ]
     assert not found, "\n".join(found)
 

@@ -339,7 +339,7 @@ def test_M4_P1_brokers_come_and_go_under_traffic(
     assert {q["name"]: q["broker"] for q in admin.queues()}["rest"] == "b"
     assert admin.describe("fed-all")["brokers"].keys() == known
     for why, what in (("was removed from this home before", admin.remove_broker),
-                      ("its name is not given again", admin.add_broker)):  # fmt: skip
+                      ("its name cannot be used again", admin.add_broker)):  # fmt: skip
         with pytest.raises(LakequeueError, match=why):
             what("a")
     plain.close()

@@ -73,7 +73,7 @@ def test_a_table_of_an_earlier_version(home: Path) -> None:
 def test_a_table_of_a_later_version(home: Path) -> None:
     place = home / "tables" / "journal"
     deltalake.DeltaTable(place).alter.set_table_properties({SCHEMA: "9"}, raise_if_not_exists=False)
-    with pytest.raises(LakequeueError, match="journal has version '9' of its columns; this versio"):
+    with pytest.raises(LakequeueError, match="journal has schema version '9'; this version"):
         open_lake(home)
 
 

@@ -464,7 +464,7 @@ def test_an_altered_message_is_told(home: Path) -> None:
 
     altered(home, "messages", change)
     altered(home, "snapshots", lambda rows: rows.slice(0, 0))
-    with pytest.raises(LakequeueError, match="when it was taken again"):
+    with pytest.raises(LakequeueError, match="in the replay"):
         moment(home)
 
 

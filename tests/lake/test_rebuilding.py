@@ -25,8 +25,8 @@ from lakequeue.lake.past import Moment
 from lakequeue.lake.past_replica import own_of
 from lakequeue.lake.queries_at import admin_of
 from lakequeue.lake.rebuilding import rebuild
+from lakequeue.mesh.channel import next_word
 from lakequeue.mesh.facts import MeshFacts, Peer, peers_of
-from lakequeue.mesh.rejoining import next_word
 from lakequeue.replica.driver import Snapshot
 from lakequeue.state import FORMAT, DictStore, Home, check
 from lakequeue.streaming.home.home_folder import HomeFolder
@@ -77,7 +77,7 @@ class New:
 
 def pages_of(walk: Any) -> DictStore:
     """The state of a walk's driver."""
-    walk.driver.settle()
+    walk.driver.flush()
     walk.driver.snapshot(1)
     return DictStore(walk.driver._replica.store.pages)
 

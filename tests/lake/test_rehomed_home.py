@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 from lakequeue.lake.rebuilding import _about
-from lakequeue.mesh.neighbours import neighbours
+from lakequeue.mesh.bridges.bridged_broker import load_mesh
 from lakequeue.mesh.rehome import HomeChange, Resting, rehome
 from lakequeue.replica.driver import Driver
 from lakequeue.state import Broker, DictStore, Home, Limits
@@ -69,7 +69,7 @@ def test_M4_a_driver_goes_on_from_the_new_state(tmp_path: Path) -> None:
     assert snapshot.offsets == known.own.offsets
     store = DictStore(pages)
     driver = Driver(
-        HOME, world.code, store, snapshot, world, world, clocks(world), LIMITS, neighbours
+        HOME, world.code, store, snapshot, world, world, clocks(world), LIMITS, load_mesh
     )
     assert driver.replay(world.logged(driver.log_at), world) == []
     driver.learn(SIZES)
@@ -77,7 +77,7 @@ def test_M4_a_driver_goes_on_from_the_new_state(tmp_path: Path) -> None:
     world.write(("default.publish", 0), b"{}", to="orders", producer="p", seq=12)  # P1
     for _ in range(5):
         driver.one(Some(world, driver, 5), 0.0)
-    driver.settle()
+    driver.flush()
     broker: Broker = driver._replica.broker
     queue = broker.find("default", "orders")
     assert queue is not None

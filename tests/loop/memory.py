@@ -131,7 +131,7 @@ class World:
 
     def save(self, driver: Driver, store: DictStore) -> None:
         """A batch ends well: all steps are in the log, all outputs in Kafka."""
-        driver.settle()
+        driver.flush()
         self.land(0)
         snapshot = driver.snapshot(5)  # it writes the pages
         self.saved = copy.deepcopy((snapshot, store))

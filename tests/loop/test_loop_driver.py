@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 import pytest
 from lakequeue.protocol import commands, home_bridges
-from lakequeue.protocol.bridges import BridgeSend
+from lakequeue.protocol.mesh_messages import BridgeSend
 from lakequeue.protocol.steplog import Opened
 from lakequeue.replica.driver import Refused, Snapshot, StepPutAside
 from lakequeue.replica.pace import Pace
@@ -268,7 +268,7 @@ def test_the_id_of_a_topic_outlives_the_worker() -> None:
             return taken._replace(opened=(Opened(*COMMANDS_0, 0, "an id"),))
 
     driver.one(MadeAnew(world, driver), 0.0)  # type: ignore[arg-type]
-    driver.settle()
+    driver.flush()
     assert [r.opened[0].topic_id for _, r in world.logged()] == ["an id"]
     assert driver.snapshot(5).ids == [(*COMMANDS_0, "an id")]
     again = LoopDriver(HOME, "v1", DictStore(), _encode(Snapshot()), world, world)
@@ -311,7 +311,7 @@ def test_M4_while_a_home_comes_to_rest_nothing_becomes_due(resting: bool) -> Non
         inputs, end = Inputs(world, driver), time.monotonic() + seconds
         while time.monotonic() < end:
             driver.one(inputs, 0.01)
-        driver.settle()
+        driver.flush()
 
     driver = LoopDriver(HOME, "v1", store, None, world, world)
     driver.learn(SIZES)
@@ -382,7 +382,7 @@ def test_a_home_that_was_not_stopped_in_good_order_does_not_change_over() -> Non
         change_over(HOME, state, _encode(Snapshot()), world.logged)
     assert state.pages == before
     driver = LoopDriver(HOME, "v0", DictStore(), None, world, world, LIMITS)
-    with pytest.raises(Refused, match="step 1 of broker 'broker-0' was taken by another core"):
+    with pytest.raises(Refused, match="step 1 of broker 'broker-0' was taken by a version"):
         driver.replay(world.logged(), world)
 
 

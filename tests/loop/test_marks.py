@@ -53,7 +53,7 @@ class MarkedWalk(Walk):
 
     def do_mark(self) -> None:
         self.do_save()
-        self.driver.settle()
+        self.driver.flush()
         self.mark = self.driver.snapshot(5, self.cache.put_to_state)
         self.cache.hand_over()
 
@@ -82,7 +82,7 @@ class MarkedWalk(Walk):
     def judge(self) -> None:
         self.do_mark()
         self.step(1)
-        self.driver.settle()
+        self.driver.flush()
         self.do_save()
         self.cache.close()
         for encoded, pages in self.saved:

@@ -46,7 +46,7 @@ def test_S1_what_the_tables_had_of_an_earlier_topic_is_no_answer() -> None:
     def run() -> list[int]:
         before = len(told(world))
         while driver.one(inputs, 0.0) is not None:
-            driver.settle()
+            driver.flush()
         return told(world)[before:]
 
     def send(seq: int) -> None:
@@ -82,7 +82,7 @@ def test_the_log_says_which_topic_an_offset_is_of() -> None:
     walk.world.topics[plain].clear()
     inputs.opened = (Opened(*plain, 0, "second"),)
     walk.driver.one(inputs, 0.0)
-    walk.driver.settle()
+    walk.driver.flush()
     again = walk.world.open()
     assert (again.ids[plain], again.offsets[plain]) == ("second", 0)
 

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from lakequeue.protocol import commands as c
 from lakequeue.protocol.steplog import Range
-from lakequeue.replica.replica import Replica, sorted_out
+from lakequeue.replica.replica import Replica, sort_outputs
 from lakequeue.sources.input_pace import (
     AGAIN_S,
     MANY,
@@ -205,7 +205,7 @@ class Loop:
         taken = self.inputs.take(0.0)
         if taken is None:
             return None
-        decided = sorted_out(self.broker.take(taken.batch, 2_000))
+        decided = sort_outputs(self.broker.take(taken.batch, 2_000))
         self.inputs.took(taken.ranges, decided.in_vain, cost_s)
         for topic, partition, offset in zip(
             taken.batch.commands.topics, taken.batch.commands.partitions,

@@ -54,7 +54,7 @@ def test_h1_clients_have_nothing_to_do_with_an_endpoint() -> None:
         lambda: admin.delete("#bridge/out"),
         lambda: admin.subscribe_topic("#bridge/out", "c"),
     ):
-        with pytest.raises(ConfigError, match="is the endpoint of a bridge: it can be looked at"):
+        with pytest.raises(ConfigError, match="is the endpoint of a bridge: you can browse it"):
             call()
     for to in ("#bridge/out", "#queue/#bridge/out"):
         with pytest.raises(Rejected, match="no_matching_destination"):

@@ -26,7 +26,7 @@ def test_m4_a_bridge_goes_on_beside_a_broker_that_is_added_and_its_own_cannot_be
     west.change(add="another")
     assert homes.seen() == before
     for changes, why in (
-        ({"to": "another"}, "to: 'another' – is another broker of this home, which gets what"),
+        ({"to": "another"}, "to: 'another' – is a broker of this home, whose queues"),
         ({"to": "nobody"}, "which has 'near', 'another'"),
     ):
         with pytest.raises(ConfigError, match=re.escape(why)):

@@ -103,7 +103,7 @@ def test_h1_a_bridge_begins_at_the_broker_that_is_told() -> None:
     for changes, why in (
         ({"from": "four"}, "must be a broker of this home, which has 'one', 'two', 'three'"),
         ({"name": "x", "from": "one"}, "cannot change while the bridge exists; it is 'three'"),
-        ({"to": "three"}, "is another broker of this home, which gets what its queues take"),
+        ({"to": "three"}, "is a broker of this home, whose queues get"),
     ):
         with pytest.raises(ConfigError, match=why):
             home.a("two").admin().bridge(

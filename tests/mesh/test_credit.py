@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from lakequeue.mesh.facts import CREDITS, DIRECTORY, PAGE, MeshFacts
 from lakequeue.protocol import commands as c
-from lakequeue.protocol import mesh_envelope
+from lakequeue.protocol import mesh_messages
 from rules.harness import drain
 from rules.mesh import BROKERS, Mesh
 
@@ -72,11 +72,12 @@ class LateKeeper:
     between two pairs."""
 
     def __init__(self, mesh: Mesh, late: str) -> None:
-        self.mesh, self.broker, self.held = mesh, mesh.engine.broker(late), []  # type: ignore[var-annotated]
+        # type: ignore[var-annotated]
+        self.mesh, self.broker, self.held = mesh, mesh.engine.broker(late), []
         hear = type(self.broker).tell
 
         def tell(record: Any) -> None:
-            if mesh_envelope.decode(record.value).name == "a":
+            if mesh_messages.decode(record.value).name == "a":
                 self.held.append(record)
             else:
                 hear(self.broker, record)

@@ -10,7 +10,7 @@ from lakequeue.definitions import parse_configuration
 from lakequeue.memory import MemoryConnection
 from lakequeue.memory.memory_broker import MemoryBroker
 from lakequeue.protocol import commands as c
-from lakequeue.protocol import mesh_envelope
+from lakequeue.protocol import mesh_messages
 from mesh.test_bridges_of_several import Several
 from rules.harness import drain
 from rules.mortal import MortalEngine
@@ -41,7 +41,7 @@ def test_R3_what_a_lost_word_was_about_is_said_again(
     heard = MemoryBroker.tell
 
     def tell(self: Any, record: Any) -> None:
-        said = mesh_envelope.decode(record.value).kind
+        said = mesh_messages.decode(record.value).kind
         lost.append(said)
         if said != kind or lost.count(kind) != nth:
             heard(self, record)
@@ -90,7 +90,7 @@ class Losing:
         self.left, heard = n, MemoryBroker.tell
 
         def tell(broker: Any, record: Any) -> None:
-            if self.left and mesh_envelope.decode(record.value).kind == kind:
+            if self.left and mesh_messages.decode(record.value).kind == kind:
                 self.left -= 1
             else:
                 heard(broker, record)

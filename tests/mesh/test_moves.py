@@ -131,7 +131,7 @@ def test_M5_what_has_begun_to_go_cannot_be_called_back() -> None:
     mesh.engine.mend("b")
     mesh.engine.cut("b")
     if mesh.where() == {"q": "a"}:
-        with pytest.raises(LakequeueError, match="is on its way already"):
+        with pytest.raises(LakequeueError, match="is moving already"):
             mesh.admin.move_queue("q", "a")
     mesh.engine.mend("b")
     mesh.engine.advance("1s")

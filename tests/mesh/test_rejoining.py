@@ -13,8 +13,8 @@ from lakequeue.lake.past_replica import move_ahead, next_counter
 from lakequeue.memory.in_process import MemoryEngine
 from lakequeue.memory.memory_broker import MemoryBroker
 from lakequeue.memory.registry import MemoryConnection
+from lakequeue.mesh.channel import RejoiningBroker, agree, is_lost, next_word, skip_lost_steps
 from lakequeue.mesh.facts import Peer, peers_of, put_peers
-from lakequeue.mesh.rejoining import RejoiningBroker, agree, is_lost, next_word, pass_over
 from lakequeue.protocol.outputs import Output
 from lakequeue.state import Batch, DictStore
 
@@ -71,7 +71,7 @@ class KeptEngine(MemoryEngine):
             name: DictStore(dict(known[name].history[at - 1][0])) for name, at in steps.items()
         }
         peers = {name: peers_of(store) or {} for name, store in stores.items()}
-        pass_over(
+        skip_lost_steps(
             RejoiningBroker(name, known[name].home.number, one) for name, one in peers.items()
         )
         lost, again = 0, []
@@ -156,14 +156,14 @@ def test_R3_nobody_has_heard_what_nobody_has_said() -> None:
     assert agree({"a": 100, "b": 100}, speaker_at) == {"a": 100, "b": 100}
     assert agree({"a": 30, "b": 100}, speaker_at) == {"a": 30, "b": 31}
     assert agree({"a": 1, "b": 2}, speaker_at) == {"a": 1, "b": 1}
-    with pytest.raises(LookupError, match="'b': nothing that is known of it goes with"):
+    with pytest.raises(LookupError, match="'b': no known step of it fits"):
         agree({"a": 50, "b": 100}, lambda name, n: speaker_at(name, n) if n in (50, 100) else None)
 
 
 def test_R3_words_of_lost_steps_are_passed_over() -> None:
     a = RejoiningBroker("a", 0, {1: Peer("b", said=30)})
     b = RejoiningBroker("b", 1, {0: Peer("a", heard=28)})
-    pass_over([a, b])
+    skip_lost_steps([a, b])
     peer = b.peers[0]
     assert [n for n in range(26, 40) if is_lost(peer, n)] == list(range(31, 40))
     assert next_word(peer) == 29

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from lakequeue.definitions import parse_configuration
-from lakequeue.definitions.as_commands import configure_commands
+from lakequeue.definitions.configuration import configure_commands
 from lakequeue.protocol import wire
 from lakequeue.protocol.journal import JournalSegment
 from lakequeue.protocol.messages import Records

@@ -12,7 +12,7 @@ from lakequeue.memory import MemoryEngine
 from lakequeue.memory.memory_broker import MemoryBroker
 from lakequeue.protocol.errors import NotConnected
 from lakequeue.protocol.outputs import Output
-from lakequeue.replica.replica import Decided, sorted_out
+from lakequeue.replica.replica import Decided, sort_outputs
 from lakequeue.sources.discovery import captured_topics
 from lakequeue.sources.kafka_source import publish_topics, tables_topics
 from lakequeue.streaming import captured
@@ -162,7 +162,7 @@ def test_M5_a_loop_reads_what_its_queues_capture_and_no_subscriber_does(
     class Deciding(MemoryBroker):
         def take(self, batch: Any, now: int) -> list[Output]:
             outputs = super().take(batch, now)
-            said[self.home.name].append(sorted_out(outputs))
+            said[self.home.name].append(sort_outputs(outputs))
             return outputs
 
     class Engine(MemoryEngine):

@@ -41,12 +41,12 @@ def test_a_path_or_a_file_uri_is_of_this_machine(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("ftp://host/folder", "on no file system that is known: allowed are file:, s3a:"),
-        ("s3a:/folder", "must be s3a://where/folder"),
-        ("s3a://lake/a/../b", "must be s3a://where/folder"),
-        ("s3a://lake/a?endpoint=b", "must be s3a://where/folder"),
-        ("file://elsewhere/folder", "must be file:///an/absolute/path"),
-        ("file:folder", "must be file:///an/absolute/path"),
+        ("ftp://host/folder", "is on an unknown file system; allowed are file:, s3a:"),
+        ("s3a:/folder", "allowed is s3a://BUCKET/FOLDER"),
+        ("s3a://lake/a/../b", "allowed is s3a://BUCKET/FOLDER"),
+        ("s3a://lake/a?endpoint=b", "allowed is s3a://BUCKET/FOLDER"),
+        ("file://elsewhere/folder", "allowed for a file is file:///an/absolute/path"),
+        ("file:folder", "allowed for a file is file:///an/absolute/path"),
     ],
 )
 def test_another_address_is_refused_with_what_is_allowed(text: str, why: str) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from lakequeue.definitions import Configuration, parse_configuration
-from lakequeue.definitions.as_commands import vpns_of
+from lakequeue.definitions.configuration import vpns_of
 from lakequeue.protocol.errors import LakequeueError
 from lakequeue.state import FORMAT
 from lakequeue.streaming import Engine

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from lakequeue.definitions import Configuration
 from lakequeue.protocol.messages import Records
-from lakequeue.replica.replica import Replica, sorted_out
+from lakequeue.replica.replica import Replica, sort_outputs
 from lakequeue.state import Batch, DictStore, Home, Limits
 from lakequeue.streaming import Engine
 
@@ -21,7 +21,7 @@ def test_malformed_records_are_counted_by_vpn(tmp_path: Path) -> None:
     """Also those of a VPN that the engine does not know, or not any more."""
     records = malformed("default.commands", "gone.commands", "default.commands")
     broker = Replica(Home(), DictStore(), Limits())
-    notes = sorted_out(broker.take(Batch(commands=records), 1)).notes
+    notes = sort_outputs(broker.take(Batch(commands=records), 1)).notes
     assert notes == ["malformed:default:2", "malformed:gone:1"]
     engine = Engine("127.0.0.1:1", tmp_path, Configuration())
     for note in [*notes, *notes]:

@@ -90,7 +90,7 @@ def test_tables_go_up_and_not_down(monkeypatch: pytest.MonkeyPatch) -> None:
     now, later = {SCHEMA: str(SCHEMA_VERSION)}, {SCHEMA: str(SCHEMA_VERSION + 1)}
     assert refusal_of("journal", {}) == refusal_of("journal", now) == ""
     said = refusal_of("journal", later)
-    assert f"version '{SCHEMA_VERSION + 1}' of its columns" in said
+    assert f"schema version '{SCHEMA_VERSION + 1}'" in said
     assert "use the version that wrote it" in said
     monkeypatch.setattr(table_format, "SCHEMA_VERSION", SCHEMA_VERSION + 1)
     assert refusal_of("journal", now) == refusal_of("journal", later) == ""

@@ -8,7 +8,7 @@ from collections import defaultdict, deque
 from typing import Any
 
 from lakequeue.client.session.transport import Record
-from lakequeue.protocol import mesh_envelope, topics, wire
+from lakequeue.protocol import mesh_messages, topics, wire
 
 from .mortal import Fate, MortalBroker, MortalEngine
 
@@ -42,7 +42,7 @@ class SlowBroker(MortalBroker):
 
     def tell(self, record: wire.WireRecord) -> None:
         if self.is_slow:
-            self.on_the_way[mesh_envelope.decode(record.value).sender].append(record)
+            self.on_the_way[mesh_messages.decode(record.value).sender].append(record)
         else:
             super().tell(record)
 

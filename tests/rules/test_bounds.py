@@ -164,7 +164,7 @@ def test_B2_a_session_has_few_subscriptions_to_one_queue() -> None:
     wanted += [subscribe("s3", session="me", reply=REPLY)]
     errors = [r.error for r in replies(steps.run(wanted))]
     assert [e is None for e in errors] == [True, True, False, True, True, True, True]
-    assert "the session has to this queue 2 subscriptions, at most 2 are allowed" in str(errors[2])
+    assert "for this queue the session has 2 subscriptions, at most 2 are allowed" in str(errors[2])
 
 
 # ---------------------------------------------------------------- extreme values

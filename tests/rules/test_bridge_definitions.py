@@ -45,13 +45,13 @@ def test_h1_a_bridge_may_be_defined_again(two: Two) -> None:
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
-        ({"to": "west"}, "to: 'west' – is the broker that it begins at"),
+        ({"to": "west"}, "to: 'west' – is the broker where it begins"),
         ({"to": "north"}, "to: 'north' – must be a broker of this home, which has 'west'"),
         ({"from": "north"}, "from: 'north' – must be a broker of this home"),
         ({"lanes": "many"}, "lanes: 'many' – must be one of per-destination, none"),
         ({"colour": 1}, "colour: 1 – "),
         ({"subscriptions": []}, "must be a list of one or more topics"),
-        ({"subscriptions": ["a*b/c"]}, "'\\*' stands at the end of a level"),
+        ({"subscriptions": ["a*b/c"]}, "'\\*' is allowed only at the end of a level"),
         ({"name": None}, "name: None – is required"),
         ({"vpn": "other"}, "vpn: 'other' – allowed is 'default', the VPN of this connection"),
     ],

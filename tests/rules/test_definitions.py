@@ -397,7 +397,7 @@ def test_Q7_a_configuration_reports_every_problem_of_the_file() -> None:
         ("a: " + "9" * 5000, "not valid YAML"),
         ("[" * 3000, "not valid YAML"),
         ("? [1, 2]\n: 3", "line 1"),
-        ("queues: &x [*x]", "a queue is a mapping"),
+        ("queues: &x [*x]", "must be a mapping of keys"),
         ("x: !!python/object:os.system 1", "line 1"),
     ],
 )

@@ -214,7 +214,8 @@ def test_Q2_H5_a_broker_that_is_added_knows_what_was_said_since_a_queue_was_defi
 def test_Q9_what_a_configuration_says_again_is_told_to_nobody() -> None:
     """At each start: thousands of queues, and all brokers know them."""
     mesh = Mesh(local("q", broker="b"), {"name": "all", "message_type": "json"})
-    facts: Any = mesh.engine.brokers[0]._replica.broker.mesh._others.facts  # type: ignore[attr-defined]
+    # type: ignore[attr-defined]
+    facts: Any = mesh.engine.brokers[0]._replica.broker.mesh._others.facts
     before = facts.edition
     entry = facts.entries["default"]["q"]
     for changed, editions in ({}, 0), ({"max_spool_messages": 7}, 1):
@@ -394,7 +395,8 @@ def test_Q2_a_topic_more_is_one_topic_to_all_whatever_the_queue_has(mesh: Mesh) 
     said: list[int] = []
     for broker in mesh.engine.brokers:
         tell = broker.tell
-        broker.tell = lambda record, tell=tell: said.append(len(record.value)) or tell(record)  # type: ignore[method-assign, misc]
+        # type: ignore[method-assign, misc]
+        broker.tell = lambda record, tell=tell: said.append(len(record.value)) or tell(record)
 
     def costs(topic: str) -> int:
         said.clear()
@@ -421,6 +423,6 @@ def test_Q2_a_queue_elsewhere_has_at_most_so_many_topics(
     assert mesh.admin.subscribe_topic("q", "t/1")
     assert mesh.admin.subscribe_topic("q", "t/2")
     assert not mesh.admin.subscribe_topic("q", "t/2")
-    with pytest.raises(LakequeueError, match="topic: 't/3' – a queue subscribes to at most 2"):
+    with pytest.raises(LakequeueError, match=r"topic: 't/3' – .* at most 2"):
         mesh.admin.subscribe_topic("q", "t/3")
     assert mesh.admin.describe("q")["subscriptions"] == ["t/1", "t/2"]

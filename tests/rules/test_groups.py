@@ -136,7 +136,10 @@ def test_Q5_wrong_groups_are_refused_with_a_sentence(keys: dict[str, Any], why: 
 @pytest.mark.parametrize(
     ("keys", "why"),
     [
-        ({"initial_owner": "e1"}, "initial_owner: 'e1' – cannot change so .* hosted by w1, w2"),
+        (
+            {"initial_owner": "e1"},
+            "initial_owner: 'e1' – must be a host of the existing queue: w1, w2",
+        ),
         (
             {"initial_owner": "w1", "group": ["w1"]},
             "group: .*w1.* – cannot change while the queue exists",

@@ -223,10 +223,10 @@ def test_h1_bridges_between_homes_make_a_chain_and_end_with_a_sentence_at_home()
     ("changes", "why"),
     [
         ({"to": "kafka://"}, r"to: 'kafka://' – must be kafka://HOST:PORT\[/VPN\]"),
-        ({"to": "kafka://me:pw@h:1"}, "credentials stand in a file"),
+        ({"to": "kafka://me:pw@h:1"}, "put credentials into a file"),
         ({"to": "http://h:1"}, "must be a broker of this home, kafka://HOST:PORT"),
         ({"to": "kafka://h:1?user=x"}, "without any other option"),
-        ({"from": "kafka://h:1"}, "must be a broker of this home: one end of a bridge is"),
+        ({"from": "kafka://h:1"}, "must be a broker of this home, since"),
         ({"credentials": "x"}, "are for a bridge that leads to another Kafka"),
         ({"to": "kafka://h:1", "credentials": "../x"}, "credentials: '../x' – must be at most 64"),
         ({"from": "nobody"}, "from: 'nobody' – must be a broker of this home, which has 'near'"),

@@ -45,7 +45,7 @@ def test_what_only_the_engine_says_is_refused_from_a_tenant(forged: c.Command) -
     before = described(steps), usage(steps)
     said = say_as_tenant(steps, msgspec.structs.replace(forged, reply=REPLY))
     (rejected,) = [o for o in said if isinstance(o, RejectedRecord)]
-    assert "only the engine says it" in rejected.error
+    assert "only the engine may give it" in rejected.error
     assert rejected.vpn == "default"
     (answer,) = replies(said)
     assert (answer.kind, answer.error) == ("ConfigError", rejected.error)
@@ -70,7 +70,7 @@ def test_an_instruction_without_a_vpn_is_refused(key: bytes | None) -> None:
     records.keys[:] = [key]
     said = steps.step_alone(Batch(records))
     (rejected,) = [o for o in said if isinstance(o, RejectedRecord)]
-    assert "names the VPN" in rejected.error
+    assert "the name of the VPN" in rejected.error
 
 
 def test_instructions_of_another_home_are_passed_over() -> None:

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from lakequeue.definitions import parse_configuration
-from lakequeue.definitions.as_commands import configure_commands
+from lakequeue.definitions.configuration import configure_commands
 from lakequeue.mesh import channel
 from lakequeue.mesh.facts import MeshFacts, Peer
-from lakequeue.protocol import ConfigError, mesh_envelope, topics
+from lakequeue.protocol import ConfigError, mesh_messages, topics
 from lakequeue.protocol import commands as c
 from lakequeue.protocol.messages import Records
 from lakequeue.protocol.outputs import MeshRecord, RejectedRecord
@@ -24,7 +24,7 @@ from lakequeue.state import Broker, DictStore, Home, Limits
 from .steps import NOW
 
 
-class Note(mesh_envelope.MeshMessage, frozen=True):
+class Note(mesh_messages.MeshMessage, frozen=True):
     """What these tests say."""
 
     kind: ClassVar[str] = "note"
@@ -32,7 +32,7 @@ class Note(mesh_envelope.MeshMessage, frozen=True):
 
 
 def record(number: int, body: Any, sender: int = 1, name: str = "b", epoch: int = 5) -> bytes:
-    return mesh_envelope.encode(sender, name, epoch, number, body)
+    return mesh_messages.encode(sender, name, epoch, number, body)
 
 
 class One:
@@ -103,9 +103,9 @@ def test_who_is_not_known_yet_is_heard_and_answered(a: One) -> None:
 @pytest.mark.parametrize(
     ("value", "why"),
     [
-        (b"", "not what a broker says"),
-        (b"\xc1\xff", "not what a broker says"),
-        (msgspec.msgpack.encode([1, "b", 5, 0, "note", []]), "not what a broker says"),
+        (b"", "not a message of a broker"),
+        (b"\xc1\xff", "not a message of a broker"),
+        (msgspec.msgpack.encode([1, "b", 5, 0, "note", []]), "not a message of a broker"),
         (msgspec.msgpack.encode([1, "b", 5, 1, "note", []]), "not 'note'"),
         (msgspec.msgpack.encode([1, "b", 5, 1, "note", ["x"]]), "not 'note'"),
         (msgspec.msgpack.encode([1, "b", 5, 1, "nod", []]), r"kind: 'nod' – allowed are .*note"),
@@ -129,12 +129,12 @@ def test_what_another_home_said_is_passed_over(a: One) -> None:
 
 @given(st.lists(st.integers(0, 800_000), max_size=60))
 def test_columns_are_cut_so_that_each_part_fits(sizes: list[int]) -> None:
-    parts = list(mesh_envelope.slices(sizes))
+    parts = list(mesh_messages.slices(sizes))
     assert [size for part in parts for size in sizes[part]] == sizes
     for part in parts:
         own = sizes[part]
         assert len(own) == 1 or (
-            0 < len(own) <= mesh_envelope.PART_ROWS and sum(own) <= mesh_envelope.PART_BYTES
+            0 < len(own) <= mesh_messages.PART_ROWS and sum(own) <= mesh_messages.PART_BYTES
         )
 
 

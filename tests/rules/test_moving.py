@@ -177,9 +177,9 @@ def test_barriers_and_priorities_keep_their_places() -> None:
     [
         ("q", "x", "broker: 'x' – allowed are the home's brokers: a, b, c"),
         ("nope", "b", "queue: 'nope' – there is no such queue"),
-        ("all", "b", "queue: 'all' – is a Queue; a LocalQueue moves, no other"),
+        ("all", "b", "queue: 'all' – is a Queue; only a LocalQueue can move"),
         ("q", "c", "broker 'c': is failed; a queue moves to a broker that runs"),
-        ("full", "b", "queue 'full': holds 9 bytes, broker 'b' has room for 3"),
+        ("full", "b", "queue 'full': has 9 bytes, broker 'b' has room for 3"),
     ],
 )
 def test_a_move_that_cannot_be_is_refused_with_a_sentence(

@@ -404,7 +404,7 @@ def test_S10_quota_0_is_refused_while_more_than_one_message_is_stored(empty: Ben
     empty.define()
     empty.send()
     empty.send()
-    with pytest.raises(ConfigError, match=r"max_spool_usage: 0 – keeps the last message only.*2"):
+    with pytest.raises(ConfigError, match=r"max_spool_usage: 0 – keeps only the last message.*2"):
         empty.define(max_spool_usage=0)
     assert empty.seen()["depth"] == 2
     empty.admin.purge("orders", ids="1")

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from lakequeue.definitions import parse_configuration
-from lakequeue.definitions.as_commands import configure_commands
+from lakequeue.definitions.configuration import configure_commands
 from lakequeue.protocol import NotConnected
 from lakequeue.protocol import commands as c
 from lakequeue.protocol.journal import Journal

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from lakequeue.definitions import parse_configuration
-from lakequeue.definitions.as_commands import configure_commands
+from lakequeue.definitions.configuration import configure_commands
 from lakequeue.protocol import commands as c
 from lakequeue.protocol.journal import Journal
 from lakequeue.protocol.messages import (
@@ -59,7 +59,7 @@ class Engine:
     def step(self, batch: Batch, at_once: bool = True) -> None:
         with pytest.MonkeyPatch.context() as patch:
             if not at_once:
-                patch.setattr(Admission, "_together", lambda *_: None)
+                patch.setattr(Admission, "_check_together", lambda *_: None)
             self.outputs += step(self.broker, batch, NOW)
         check(self.broker)
 
@@ -249,8 +249,8 @@ def test_any_bytes_are_a_run_or_a_sentence(value: bytes, count: int) -> None:
 
 
 WRONG = {
-    "no value": (None, 2, "a run of 2 has 0 bytes, 8 at least needed"),
-    "too short": (b"\0\0\0\1", 2, "a run of 2 has 4 bytes, 8 at least needed"),
+    "no value": (None, 2, "a run of 2 has 0 bytes, at least 8 needed"),
+    "too short": (b"\0\0\0\1", 2, "a run of 2 has 4 bytes, at least 8 needed"),
     "ends fall": (b"\0\0\0\2\0\0\0\1xx", 2, "a run of 2 has a payload that ends at 1"),
     "ends behind": (b"\0\0\0\1\0\0\0\7xx", 2, "a run of 2 has a payload that ends at 7"),
     "more behind": (encode_run([b"a", b"b"]) + b"c", 2, "has 1 bytes behind its last payload"),
@@ -291,7 +291,7 @@ def test_S1_a_run_cannot_multiply_a_key_or_headers(
     lq = ("lq", encode_publish_header(header))
     bench.engine.publish(TOPIC, encode_run([b"{}"] * count), key, [lq, *headers])
     (record,) = rejected
-    says = f"a run of {count} has {has}: only a single message can"
+    says = f"a run of {count} has {has}: send such a message on its own"
     assert dict(record.headers)["lq-error"].decode() == says
     assert bench.seen()["depth"] == 0
 

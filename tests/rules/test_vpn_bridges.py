@@ -145,10 +145,10 @@ def test_x4_time_to_live_counts_on_in_another_vpn() -> None:
 def test_h1_a_circle_of_vpns_is_refused_and_so_is_the_own_one() -> None:
     vpns = TwoVpns()
     back = {"name": "ba", "to": "vpn://a", "subscriptions": ["a/x"]}
-    with pytest.raises(ConfigError, match="back to where they began, by way of 'ab'"):
+    with pytest.raises(ConfigError, match="back to where they began, through 'ab'"):
         vpns.b.admin().bridge(back)
     vpns.b.admin().bridge(back | {"subscriptions": ["b/x"]})
-    with pytest.raises(ConfigError, match="to: 'vpn://a' – is the VPN that it begins in"):
+    with pytest.raises(ConfigError, match="to: 'vpn://a' – is the VPN where it begins"):
         vpns.a.admin().bridge(LEAVES | {"name": "own", "to": "vpn://a"})
     with pytest.raises(ConfigError, match="to: 'nobody' – must be a broker of this home"):
         vpns.a.admin().bridge(LEAVES | {"name": "own", "to": "vpn://b?broker=nobody"})

@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 from lakequeue.definitions import parse_configuration
-from lakequeue.definitions.as_commands import configure_commands
+from lakequeue.definitions.configuration import configure_commands
 from lakequeue.protocol import home_bridges, topics
 from lakequeue.state import Limits
 

@@ -13,9 +13,9 @@ from collections.abc import Callable
 from typing import Any
 
 from lakequeue.definitions import parse_configuration
-from lakequeue.definitions.as_commands import configure_commands
+from lakequeue.definitions.configuration import configure_commands
 from lakequeue.protocol import commands as c
-from lakequeue.protocol import mesh_envelope, topics
+from lakequeue.protocol import mesh_messages, topics
 from lakequeue.protocol.home_bridges import COPIER_PREFIX
 from lakequeue.protocol.mesh_messages import WORDS
 from lakequeue.replica.driver import StepPutAside
@@ -553,8 +553,8 @@ def may_be_lost(record: Record) -> bool:
     """What is said of messages, where they are no dead ones: these have ids that come again."""
     if (record.own_key or b"").startswith(COPIER_PREFIX):
         return False
-    envelope = mesh_envelope.decode(record.own_value)
+    envelope = mesh_messages.decode(record.own_value)
     if envelope.kind not in ("hand_over", "stored", "not_taken", "room"):
         return False
-    said: Any = mesh_envelope.decode_body(envelope, WORDS[envelope.kind])
+    said: Any = mesh_messages.decode_body(envelope, WORDS[envelope.kind])
     return envelope.kind != "stored" or (said.waiting and said.queue != "dead")

@@ -364,7 +364,7 @@ def a_dead_message_is_left_where_it_died() -> Any:
 @mutant
 def a_word_is_heard_twice() -> Any:
     def heard(original: Any, broker: Any, facts: Any, vpn: str, value: Any) -> Any:
-        envelope = channel.mesh_envelope.decode(value)
+        envelope = channel.mesh_messages.decode(value)
         peer = facts.peers.get(envelope.sender)
         if peer is not None and envelope.number == peer.heard:
             peer.heard -= 1
@@ -488,7 +488,7 @@ def what_comes_again_over_a_bridge_is_taken_again() -> Any:
     def is_next(original: Any, broker: Any, vpn: str, arrival: Any, said: Any) -> bool:
         return original(broker, vpn, arrival, said) or said.send.number == arrival.repeated
 
-    return around(far_end, "_is_next", is_next)
+    return around(far_end, "_accept_number", is_next)
 
 
 @mutant
@@ -499,7 +499,7 @@ def a_missing_number_of_a_bridge_is_passed_over() -> Any:
             home.heard = max(home.heard, said.send.number - 1)
         return bool(original(broker, vpn, arrival, said))
 
-    return around(far_end, "_is_next", is_next)
+    return around(far_end, "_accept_number", is_next)
 
 
 @mutant

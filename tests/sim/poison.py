@@ -34,14 +34,14 @@ def spoil(broker: Broker) -> None:
 @contextmanager
 def poisoned() -> Iterator[None]:
     """The core fails at some records, and at a queue now and then."""
-    judge, one, serve = admission.judge, intake._one, delivery._serve
+    check, one, serve = admission.check_messages, intake._one, delivery._serve
     take_in = handover.take_in
 
-    def judged(broker: Broker, vpn: str, matches: Any, messages: Any) -> Any:
+    def checked(broker: Broker, vpn: str, matches: Any, messages: Any) -> Any:
         if messages.header.priority == POISONED_PRIORITY:
             spoil(broker)
             raise Poison("a message")
-        return judge(broker, vpn, matches, messages)
+        return check(broker, vpn, matches, messages)
 
     def carried_out(broker: Broker, vpn: str, command: Any) -> None:
         if getattr(command, "limit", None) == POISONED_LIMIT:
@@ -64,7 +64,7 @@ def poisoned() -> Iterator[None]:
 
     with ExitStack() as stack:
         stack.enter_context(patch.object(handover, "take_in", taken_in))
-        stack.enter_context(patch.object(admission, "judge", judged))
+        stack.enter_context(patch.object(admission, "check_messages", checked))
         stack.enter_context(patch.object(intake, "_one", carried_out))
         stack.enter_context(patch.object(delivery, "_serve", served))
         yield

@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 from crc32c import crc32c
-from lakequeue.mesh.neighbours import neighbours
+from lakequeue.mesh.bridges.bridged_broker import load_mesh
 from lakequeue.protocol import topics
 from lakequeue.protocol.steplog import Range
 from lakequeue.protocol.wire import WireRecord
@@ -132,7 +132,7 @@ class Worker:
         home = Home(site.name, site.number, site.epoch)
         self.driver = Driver(
             home, "v1", self.store, snapshot, self, self,
-            Clocks(self.clock, lambda: self.kafka.now / 1000, self._used), site.limits, neighbours,
+            Clocks(self.clock, lambda: self.kafka.now / 1000, self._used), site.limits, load_mesh,
         )  # fmt: skip
         self._watch_marks()
         self.point("loaded")
@@ -313,7 +313,7 @@ class Worker:
             return
         if self.site.log.owner != self.attempt:
             raise Fenced("its mark is of no use")
-        self.driver.settle()
+        self.driver.flush()
         self.site.log.end_transaction()
         self.point("snapshot")
         written: dict[str, bytes] = {}

@@ -39,7 +39,7 @@ def rejected(outputs: list[Any]) -> list[RejectedRecord]:
 def test_a_message_that_fails_is_rejected(
     steps: FailingSteps, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    judge = admission.judge
+    judge = admission.check_messages
 
     def planted(broker: Any, vpn: str, matches: Any, messages: Any) -> Any:
         if any(b"13" in payload for payload in messages.payloads):
@@ -47,7 +47,7 @@ def test_a_message_that_fails_is_rejected(
             raise OverflowError("planted")
         return judge(broker, vpn, matches, messages)
 
-    monkeypatch.setattr(admission, "judge", planted)
+    monkeypatch.setattr(admission, "check_messages", planted)
     sent = [("orders", b'{"n":%d}' % n) for n in (1, 13, 2)] + [("other", b"{}")]
     out = steps.run(publishes=sent)
     (bad,) = rejected(out)
@@ -123,7 +123,7 @@ def plant(owner: Any, name: str, of: Callable[..., Queue]) -> Callable[[pytest.M
 
 PHASES = {
     "delivery": plant(delivery, "choose_messages", lambda broker, queue, *_: queue),
-    "deadlines": plant(deadlines, "_of_rows", lambda broker, queue, *_: queue),
+    "deadlines": plant(deadlines, "_handle_rows", lambda broker, queue, *_: queue),
     "tidying": plant(Queue, "spill_over", lambda queue: queue),
     "alerts": plant(alerts, "level_of", lambda queue: queue),
 }

@@ -24,13 +24,13 @@ def test_a_mark_looks_at_no_producer_whose_bucket_is_as_it_was(
     broker = marked(MANY)
     loaded = Broker.load(broker.store, Home(), Limits())
     looks: list[str] = []
-    known = ProducerHistory.known
+    known = ProducerHistory.state
 
     def counted(self: ProducerHistory) -> list[object]:
         looks.append(self.name)
         return known(self)
 
-    monkeypatch.setattr(ProducerHistory, "known", counted)
+    monkeypatch.setattr(ProducerHistory, "state", counted)
     for one in (broker, loaded):
         looks.clear()
         one.producer("default", "p7").high = 3
@@ -43,6 +43,7 @@ def test_who_is_forgotten_leaves_its_page() -> None:
     broker = marked(2)
     broker.forget_producer(("default", "p0"))
     broker.mark()
-    pages = [key for key in broker.store.pages if key.startswith("p/")]  # type: ignore[attr-defined]
+    # type: ignore[attr-defined]
+    pages = [key for key in broker.store.pages if key.startswith("p/")]
     assert len(pages) == 1
     assert set(Broker.load(broker.store, Home(), Limits()).producers) == {("default", "p1")}

@@ -12,7 +12,7 @@ from typing import Any
 def _fail_for_a_message() -> None:
     from lakequeue.state.phases import admission
 
-    judge = admission.judge
+    judge = admission.check_messages
 
     def judging(broker: Any, vpn: str, matches: Any, messages: Any) -> Any:
         if any(payload == b"fails alone" for payload in messages.payloads):
@@ -20,7 +20,7 @@ def _fail_for_a_message() -> None:
             raise OverflowError("planted")
         return judge(broker, vpn, matches, messages)
 
-    admission.judge = judging
+    admission.check_messages = judging
 
 
 if any("worker_daemon" in argument for argument in sys.orig_argv):

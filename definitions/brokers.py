@@ -1,0 +1,116 @@
+"""The section `brokers` of a configuration, and which brokers host a queue (Q5, H4).
+
+An entry of the section is a name, or a mapping of `name` and `group`. A queue may name a broker or
+a group, so no name is both. The brokers without a group count as one group.
+
+A `Queue` is hosted by all brokers, or by those that its `group` names directly or by their groups.
+A `GroupLocalQueue` is identified by its name and one group, that of its initial owner. With a
+`group_local_queue_domain` it is identified by its name and that domain instead, and spans groups:
+all brokers host it, or those that `group` names. A `LocalQueue` is on one broker.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+
+from . import definition_values as read
+from .definition import QueueDefinition
+
+BROKERS_MAX = 64
+DEFAULT_BROKER = "broker-0"
+KEYS = ("name", "group")
+
+Report = Callable[[str, str, object, str], None]
+
+
+def read_brokers(section: object, report: Report) -> tuple[tuple[str, ...], dict[str, str]]:
+    """The brokers' names, and the group of each that is in one; one default broker without the
+    section. Calls report(where, key, value, allowed) for each problem."""
+    if section is None:
+        return (DEFAULT_BROKER,), {}
+    if not isinstance(section, list | tuple) or not 1 <= len(section) <= BROKERS_MAX:
+        report("", "brokers", section, f"must be a list of 1 to {BROKERS_MAX} broker names")
+        return (DEFAULT_BROKER,), {}
+    names: list[str] = []
+    groups: dict[str, str] = {}
+    for index, entry in enumerate(section):
+        where = f"brokers[{index}]"
+        about = entry if isinstance(entry, Mapping) else {"name": entry}
+        for key in about:
+            if key not in KEYS:
+                report(where, read.shown_key(key), about[key], read.unknown_key(key, KEYS))
+        name = _name(where, "name", about.get("name"), report)
+        if name is None:
+            continue
+        if name in names:
+            report(where, "name", name, "is given twice; each broker has one name")
+        names.append(name)
+        group = about.get("group")
+        if group is not None and (read_group := _name(where, "group", group, report)):
+            groups[name] = read_group
+    for name, group in groups.items():
+        if group in names:
+            allowed = f"must not be a broker's name, as {group!r} is; a queue may name either"
+            report(f"brokers[{names.index(name)}]", "group", group, allowed)
+    return tuple(names), groups
+
+
+def _name(where: str, key: str, value: object, report: Report) -> str | None:
+    try:
+        return read.broker_name(value)
+    except ValueError as error:
+        report(where, key, value, str(error))
+        return None
+
+
+# ---------------------------------------------------------------- hosts
+
+
+Found = tuple[str, str | list[str], str]  # key, value, what is allowed
+
+
+def hosts_of(
+    queue: QueueDefinition, brokers: tuple[str, ...], groups: Mapping[str, str]
+) -> tuple[str, ...]:
+    """The brokers that host a queue, or that may host a `LocalQueue`. groups: the group of each
+    broker that is in one."""
+    if queue.type == "LocalQueue":
+        return brokers if queue.broker is None else (queue.broker,)
+    if queue.group:
+        named = set(queue.group)
+        return tuple(b for b in brokers if not named.isdisjoint((b, groups.get(b))))
+    if queue.type == "GroupLocalQueue" and queue.group_local_queue_domain is None:
+        own = groups.get(queue.initial_owner or "")
+        return tuple(b for b in brokers if groups.get(b) == own)
+    return brokers
+
+
+def wrong_hosts(
+    queue: QueueDefinition, brokers: tuple[str, ...], groups: Mapping[str, str], allowed: str
+) -> Iterator[Found]:
+    """The problems with the brokers and groups that a definition names. allowed: the beginning of
+    the sentence that lists the allowed names."""
+    names = f"{allowed}: {', '.join(brokers)}"
+    for key, name in (("broker", queue.broker), ("initial_owner", queue.initial_owner)):
+        if name is not None and name not in brokers:
+            yield key, name, names
+            return
+    group_names = sorted(set(groups.values()))
+    either = f"{names}; or a group of them: {', '.join(group_names)}" if group_names else names
+    for name in queue.group:
+        if name not in brokers and name not in group_names:
+            yield "group", name, either
+            return
+    if queue.type != "GroupLocalQueue":
+        return
+    hosts = hosts_of(queue, brokers, groups)
+    if queue.initial_owner not in hosts:
+        hosting = f"must be one of the queue's group: {', '.join(hosts)}"
+        yield "initial_owner", queue.initial_owner or "", hosting
+    found = sorted({repr(groups.get(name, "")) for name in hosts})
+    if len(found) > 1 and queue.group_local_queue_domain is None:
+        several = (
+            f"has brokers of the groups {', '.join(found)}: a GroupLocalQueue is its name and one "
+            "group; a group_local_queue_domain makes one queue of several"
+        )
+        yield "group", list(queue.group), several
