@@ -216,7 +216,7 @@ def test_h1_bridges_between_homes_make_a_chain_and_end_with_a_sentence_at_home()
     homes.west.admin().bridge(LEAVES | {"name": "far", "to": "memory://east?broker=nobody"})
     shown = {b["name"]: b["why"] for b in homes.west.admin().bridges()}
     assert shown["none"] == "memory://north: no engine of this process has that name"
-    assert "broker: 'nobody' – allowed are the engine's: far" in shown["far"]
+    assert "broker: 'nobody' – allowed are the engine's brokers: far" in shown["far"]
 
 
 @pytest.mark.parametrize(
