@@ -157,7 +157,7 @@ def test_r3_rebuild(home: Path, tmp_path: Path) -> None:
         ((), "The time is missing"), (("last",), "Name what to look at"),
         (("last", "browse"), "a QUEUE"),
         (("last", "queues", "a", "b"), "takes"), (("yesterday", "queues"), "time: 'yesterday'"),
-        (("2001-01-01T00:00:00Z", "queues"), "before what the tables have"),
+        (("2001-01-01T00:00:00Z", "queues"), "the tables begin later: steps 1 to"),
         (("last", "describe", "nobody"), "there was no such queue"),
         (("--step", "9999", "queues"), "the tables have steps 1 to"),
     ],

@@ -291,7 +291,7 @@ def test_R1_by_time(home: Path) -> None:
     late = moment(home, at=datetime(2040, 1, 1, tzinfo=UTC))
     assert late.step == whole.step
     assert "The tables end before that time" in late.notes[0]
-    with pytest.raises(ConfigError, match="it is before what the tables have: steps 1 to "):
+    with pytest.raises(ConfigError, match="the tables begin later: steps 1 to "):
         moment(home, at=datetime(2001, 1, 1, tzinfo=UTC))
     with pytest.raises(ConfigError, match="step: 100000 – the tables have steps 1 to "):
         moment(home, step=100_000)
