@@ -398,7 +398,7 @@ def test_messages_that_a_snapshot_names_are_gone(tmp_path: Path) -> None:
     walk = lived(3)
     home = write_history(walk.world, tmp_path, walk.saved)
     altered(home, "messages", ends_only)
-    with pytest.raises(LakequeueError, match="and the table 'messages' has"):
+    with pytest.raises(LakequeueError, match="but the table 'messages' has"):
         moment(home)
 
 
@@ -476,7 +476,7 @@ def ends_sooner(home: Path, table: str) -> None:
 def test_what_a_step_took_is_missing(home: Path) -> None:
     altered(home, "snapshots", lambda rows: rows.slice(0, 0))
     altered(home, "messages", lambda rows: rows.filter(pc.not_equal(rows["offset"], 0)))
-    with pytest.raises(LakequeueError, match="and the table 'messages' has"):
+    with pytest.raises(LakequeueError, match="but the table 'messages' has"):
         moment(home)
 
 
@@ -492,7 +492,7 @@ def test_R1_tables_are_known_as_far_as_they_go_together(table: str, tmp_path: Pa
     assert (found.store.pages, found.now) == state_behind(walk, found.step)
     assert found.said == dict(walk.world.said).get(found.step, [])
     assert found.notes == []
-    with pytest.raises(LakequeueError, match=f"and the table '{table}' has"):
+    with pytest.raises(LakequeueError, match=f"but the table '{table}' has"):
         moment(home, step=found.step + 1)
     then = moment(home, at=datetime.fromtimestamp(whole.now / 1000, UTC))
     assert then.step == found.step
