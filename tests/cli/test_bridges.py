@@ -36,4 +36,4 @@ def test_a_wrong_bridge_is_a_sentence(shell: Engine) -> None:
     result = shell.run("bridges", "name=b", "name=c")
     assert result.exit_code == 2
     result = shell.run("bridges", "--delete", "none")
-    assert "VPN 'default' has no bridges" in result.stderr
+    assert "there is no such bridge in VPN 'default', which has none" in result.stderr
