@@ -144,9 +144,9 @@ class Copier:
         what = rng.random()
         if what < 0.15:
             self.is_cut = not self.is_cut
-        elif what < 0.3:
+        elif what < 0.5:
             self._at = {topic: rng.randint(0, at) for topic, at in self._at.items()}
-        elif what < 0.4:
+        elif what < 0.65:
             self._loses = True
         if not self.is_cut:
             self.copy(rng.choice((1, 2, 5)), rng.random() < 0.1)

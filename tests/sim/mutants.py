@@ -486,7 +486,9 @@ def what_comes_again_over_a_bridge_is_not_answered_again() -> Any:
 @mutant
 def what_comes_again_over_a_bridge_is_taken_again() -> Any:
     def is_next(original: Any, broker: Any, vpn: str, arrival: Any, said: Any) -> bool:
-        return original(broker, vpn, arrival, said) or said.send.number == arrival.repeated
+        is_next = original(broker, vpn, arrival, said)
+        home = arrival.homes[said.epoch]
+        return bool(is_next or said.send.number == home.heard)
 
     return around(far_end, "_accept_number", is_next)
 
