@@ -8,7 +8,7 @@ from typing import Any
 
 import lakequeue
 import pytest
-from lakequeue.cli.brokers import _broker_table
+from lakequeue.cli.broker_commands import _broker_table
 from lakequeue.cli.queues import _rows
 from lakequeue.client.admin import Admin
 from memory_shell import Engine

@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner
 from lake.on_files import Recorded
 from lakequeue.cli import main
-from lakequeue.cli.brokers import _broker_table as brokers_table
+from lakequeue.cli.broker_commands import _broker_table as brokers_table
 from lakequeue.cli.common import console
 from memory_shell import Engine
 from rules.harness import Bench, drain

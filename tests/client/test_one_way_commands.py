@@ -225,7 +225,10 @@ def test_B3_with_a_backlog_of_0_nothing_is_delivered_until_it_is_raised(
         (commands.Define(definition={"a": [{"b": {1}}]}), r"definition.a\[0\].b: \{1\} – allowed"),
         (commands.Define(definition={"a": timedelta(1)}), "definition.a: .* not a timedelta"),
         (commands.Define(definition={"a": float("inf")}), "definition.a: inf – allowed"),
-        (commands.Define(definition={"a": "x" * COMMAND_BYTES_MAX}), "define: .* bytes – a command has at most"),
+        (
+            commands.Define(definition={"a": "x" * COMMAND_BYTES_MAX}),
+            "define: .* bytes – a command has at most",
+        ),
     ],
 )
 def test_a_command_that_the_engine_could_not_read_is_refused_by_name(
