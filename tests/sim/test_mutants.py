@@ -9,7 +9,7 @@ from sim.mutants import MUTANTS, hunt
 SAMPLE = {
     "says_before_the_log_has_it": 6,
     "the_fence_is_skipped": 0,
-    "a_replay_says_nothing": 0,
+    "a_snapshot_forgets_the_journal": 1,
 }
 
 
