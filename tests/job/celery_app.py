@@ -1,0 +1,46 @@
+"""The application of `test_celery.py`: its tasks write a line for each run of theirs."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any
+
+import lakequeue.tasks  # noqa: F401 - the checkout may have been installed before it had the name
+from celery import Celery
+
+app = Celery("celery_app", broker=os.environ["CELERY_TEST_BROKER"])
+app.conf.update(
+    task_acks_late=True, worker_prefetch_multiplier=1, worker_hijack_root_logger=False,
+    broker_connection_retry_on_startup=True, task_default_queue="celery-tasks",
+)  # fmt: skip
+
+
+def note(*words: object) -> None:
+    """One line, in one write."""
+    line = " ".join(map(str, (*words, time.time()))) + "\n"
+    with open(os.environ["CELERY_TEST_LOG"], "a") as file:
+        file.write(line)
+
+
+@app.task
+def run(name: str) -> None:
+    """Done at once."""
+    note(name)
+
+
+@app.task(bind=True)
+def long(self: Any, name: str) -> None:
+    """Takes for ever the first time, and nothing when it comes again."""
+    again = self.request.delivery_info["redelivered"]
+    note(name, "again" if again else "first")
+    if not again:
+        time.sleep(3600)
+
+
+@app.task(bind=True, max_retries=5)
+def flaky(self: Any, name: str) -> None:
+    """Succeeds at the third attempt."""
+    note(name, self.request.retries)
+    if self.request.retries < 2:
+        raise self.retry(countdown=0.5)

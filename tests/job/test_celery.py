@@ -1,0 +1,123 @@
+"""Celery on the real job: workers that are processes, one of which is killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+from job.conftest import Job, in_real_time
+from job.processes import until
+
+HERE = Path(__file__).parent
+QUEUE = "celery-tasks"
+AGAIN_S = 40  # `heartbeat_timeout` is 15 s, and the machine may be busy
+
+
+class Application:
+    """The application, as who sends tasks has it, and what its workers wrote."""
+
+    def __init__(self, job: Job, folder: Path) -> None:
+        self.log = folder / "ran"
+        self.log.touch()
+        os.environ["CELERY_TEST_BROKER"] = f"lakequeue+{job.url}"
+        os.environ["CELERY_TEST_LOG"] = str(self.log)
+        self.tasks = import_module("celery_app")
+        self.tasks.app.conf.broker_url = os.environ["CELERY_TEST_BROKER"]
+
+    def ran(self) -> list[list[str]]:
+        return [line.split() for line in self.log.read_text().splitlines()]
+
+    def names(self) -> list[str]:
+        return [words[0] for words in self.ran()]
+
+    @contextmanager
+    def worker(self, *options: str) -> Iterator[subprocess.Popen[bytes]]:
+        command = [sys.executable, "-m", "celery", "-A", "celery_app", "worker", *options]
+        environment = os.environ | {"PYTHONPATH": str(HERE)}
+        with self.log.with_suffix(".stderr").open("ab") as errors:
+            process = subprocess.Popen(
+                command, env=environment, cwd=self.log.parent, stderr=errors,
+                stdout=subprocess.DEVNULL, start_new_session=True,
+            )  # fmt: skip
+        try:
+            yield process
+        finally:
+            if process.poll() is None:
+                process.terminate()
+            try:
+                assert process.wait(60) is not None
+            finally:
+                kill(process)
+
+
+def kill(process: subprocess.Popen[bytes]) -> None:
+    """`kill -9` of a worker and its children, as when the machine loses power."""
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return
+    process.wait(10)
+
+
+@pytest.fixture
+def application(job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Application]:
+    monkeypatch.syspath_prepend(str(HERE))
+    application = Application(job, tmp_path)
+    yield application
+    application.tasks.app.close()
+    sys.modules.pop("celery_app")
+
+
+@pytest.mark.job
+@in_real_time
+def test_a_killed_workers_tasks_run_again_at_once(
+    application: Application, connection: Any
+) -> None:
+    tasks, admin = application.tasks, connection.admin()
+    for name in "ab":
+        tasks.long.delay(name)
+    with application.worker("-P", "prefork", "-c", "2", "-n", "first@%h") as worker:
+        until(lambda: len(application.ran()) == 2, 60, "the tasks begin")
+        killed = time.time()
+        kill(worker)
+    with application.worker("-P", "threads", "-c", "2", "-n", "second@%h"):
+        until(lambda: len(application.ran()) == 4, 90, "the tasks begin again")
+        until(lambda: not admin.describe(QUEUE)["depth"], 30, "they are acknowledged")
+    again = [(words[0], words[1], float(words[2])) for words in application.ran()[2:]]
+    assert sorted(words[:2] for words in again) == [("a", "again"), ("b", "again")]
+    assert max(at for *_, at in again) - killed < AGAIN_S
+
+
+@pytest.mark.job
+@in_real_time
+def test_priorities_times_and_retries_are_the_brokers(
+    application: Application, connection: Any
+) -> None:
+    tasks, admin = application.tasks, connection.admin()
+    sent = time.time()
+    tasks.run.apply_async(("later",), countdown=12)
+    for priority in (1, 9, 5):
+        tasks.run.apply_async((f"p{priority}",), priority=priority)
+    tasks.flaky.delay("flaky")
+    described = admin.describe(QUEUE)
+    assert (described["delayed"], described["ready"]) == (1, 4)
+    with application.worker("-P", "prefork", "-c", "1", "-n", "third@%h"):
+        until(lambda: application.names().count("flaky") == 3, 90, "retries")
+        assert application.names()[:4] == ["p9", "p5", "p1", "flaky"]
+        assert [w[1] for w in application.ran() if w[0] == "flaky"] == ["0", "1", "2"]
+        (alive,) = tasks.app.control.ping(timeout=5)
+        assert list(alive.values()) == [{"ok": "pong"}]
+        until(lambda: "later" in application.names(), 60, "its time comes")
+        until(lambda: not admin.describe(QUEUE)["depth"], 30, "they are acknowledged")
+    (later,) = [float(words[-1]) for words in application.ran() if words[0] == "later"]
+    assert later - sent >= 12
+    assert len(application.ran()) == 7
