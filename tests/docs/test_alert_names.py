@@ -19,7 +19,7 @@ from lakequeue.protocol.outputs import ALERTS, is_alert
 STATE = Path(lakequeue.__file__).parent / "state"
 SAYS_THEM = STATE / "phases" / "alerts.py"
 # Who says an alert, and which of its arguments is the name.
-DOORS = {"_say": 1, "_watch_one": 2}
+DOORS = {"_emit_alert": 1, "_watch_one": 2}
 NO_ALERTS = {"bridge_cleared"}  # H3: a bridge that was held up goes on; nothing fills up
 
 
@@ -42,7 +42,7 @@ def strings(node: ast.AST) -> set[str]:
 
 
 def said() -> set[str]:
-    """The names that reach `_say`, followed through the door that hands one on."""
+    """The names that reach `_emit_alert`, followed through the door that hands one on."""
     found = set()
     for where, call, called in calls(SAYS_THEM):
         if called not in DOORS:
@@ -62,7 +62,7 @@ def test_the_core_says_those_of_the_table_and_no_others() -> None:
 @pytest.mark.parametrize("file", sorted(STATE.rglob("*.py")), ids=lambda f: f.stem)
 def test_nothing_else_of_the_core_says_one(file: Path) -> None:
     for where, call, called in calls(file):
-        assert called != "Alert" or (file, where) == (SAYS_THEM, "_say"), f"{file}: {where}"
+        assert called != "Alert" or (file, where) == (SAYS_THEM, "_emit_alert"), f"{file}: {where}"
         if called == "event" and call.args:
             for name in strings(call.args[0]) - NO_ALERTS:
                 assert not name.endswith(("_high", "_cleared")), f"{file}: {where}: {name}"
