@@ -360,14 +360,16 @@ class Home:
             rng.choice(self.producers).send("spread", self.n, rng, priority=POISONED_GRANT)
 
     def do_lose(self, rng: random.Random) -> None:
-        """Kafka loses what one broker said to another, before it is heard."""
+        """Kafka loses what one broker said to another, before it is heard. Only the next number
+        tells (`mesh.channel`), so it is none behind which that broker is silent."""
         site = self._site(rng)
         place = topics.topic(site.name, topics.MESH), 0
         log = self.kafka.partitions.get(place, [])
         for at in range(self._taken(site, place), len(log)):
             record = log[at]
             if record is not None and may_be_lost(record):
-                log[at] = None
+                if _sender(record) in {_sender(later) for later in log[at + 1 :] if later}:
+                    log[at] = None
                 return
 
     def _taken(self, site: Site, place: tuple[str, int]) -> int:
@@ -549,9 +551,15 @@ class Home:
                 due[place] = r.last + 1
 
 
+def _sender(record: Record) -> int | None:
+    """The broker that said it; None: it is a copier's."""
+    copied = (record.own_key or b"").startswith(COPIER_PREFIX)
+    return None if copied else mesh_messages.decode(record.own_value).sender
+
+
 def may_be_lost(record: Record) -> bool:
     """What is said of messages, where they are no dead ones: these have ids that come again."""
-    if (record.own_key or b"").startswith(COPIER_PREFIX):
+    if _sender(record) is None:
         return False
     envelope = mesh_messages.decode(record.own_value)
     if envelope.kind not in ("hand_over", "stored", "not_taken", "room"):
