@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from ..client.kafka import LIBRARIES
+from ..protocol.errors import LakequeueError
 
 TRIGGERS = ("real-time", "micro-batch")  # as in `harness`, which takes a second to load
 
@@ -131,6 +132,20 @@ def _depth(depths: str, rounds: int, trigger: str) -> list[dict[str, Any]]:
     from .depth import run
 
     return run([int(d) for d in depths.split(",")], rounds, trigger, _say)
+
+
+@_add(
+    "celery", "Celery's tasks that do nothing, beside Redis and RabbitMQ",
+    "Celery with tasks that do nothing: a second, `delay()` to start, CPU of all processes; beside "
+    "Redis and RabbitMQ where they are installed.",
+    click.option("--tasks", default=3_000, show_default=True, help="How many."),
+)  # fmt: skip
+def _celery(tasks: int) -> list[dict[str, Any]]:
+    try:
+        from .celery import run
+    except ImportError as error:
+        raise LakequeueError(f"Celery is missing: install the extra `celery` ({error})") from error
+    return run(tasks, _say)
 
 
 @_add(
