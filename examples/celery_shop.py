@@ -12,7 +12,8 @@ from typing import Any
 from celery import Celery
 
 app = Celery(
-    "celery_shop", broker=os.environ.get("SHOP_BROKER", "lakequeue+kafka://localhost:9092")
+    "lakequeue.examples.celery_shop",  # as a worker imports it: `python -m` sends such names too
+    broker=os.environ.get("SHOP_BROKER", "lakequeue+kafka://localhost:9092"),
 )
 app.conf.update(
     task_acks_late=True,  # acknowledged when it is done, however long that takes

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import itertools
+import json
 import threading
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from importlib import import_module
+from runpy import run_module
 from typing import Any
 
 import lakequeue
@@ -146,3 +148,18 @@ def test_the_example_application_does_its_work(bench: CeleryBench) -> None:
         assert bench.admin.describe("shop")["delayed"] == 1
         bench.engine.advance("1h")
         assert reminded.get(timeout=WAIT_S) == "order 1: how do you like it?"
+
+
+def test_what_the_example_program_sends_is_known_to_its_worker(
+    bench: CeleryBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`python -m` runs the module under another name than the one that a worker imports."""
+    worker = import_module("lakequeue.examples.celery_shop")
+    known = set(worker.app.tasks)  # now: applications of one process share what they define
+    monkeypatch.setenv("SHOP_BROKER", bench.app.conf.broker_url)
+    program = run_module("lakequeue.examples.celery_shop", run_name="__main__")
+    program["app"].close()
+    sent = [json.loads(m.payload) for m in bench.admin.browse("shop")]
+    names = {message["headers"]["task"] for message in sent}
+    assert len(names) == 3
+    assert names <= known
