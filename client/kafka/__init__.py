@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import os
+import sys
 
 from ...protocol.errors import ConfigError, Problem
 from ...protocol.signing import Credentials
@@ -18,6 +19,10 @@ TRANSPORTS = {
     "kafka-python": (".kafka_python", "KafkaPythonTransport"),
 }
 LIBRARIES = tuple(TRANSPORTS)
+_PATCHES = {  # the module, its question, and what that calls threads
+    "gevent.monkey": ("is_module_patched", "threading"),
+    "eventlet.patcher": ("is_monkey_patched", "thread"),
+}
 
 
 def connect_kafka(
@@ -41,8 +46,9 @@ def open_kafka(url_host: str, client_name: str, library: str | None = None) -> T
     """Connect to Kafka at ``host:port`` (several with commas; the port defaults to 9092).
 
     library: ``confluent-kafka`` or ``kafka-python``; by default ``$LAKEQUEUE_KAFKA_LIBRARY``, else
-    confluent-kafka if installed, because it is many times faster. Raises NotConnected within about
-    5 s if no broker answers, ConfigError for an unknown library or one that is not installed.
+    confluent-kafka if installed, because it is many times faster; but kafka-python where gevent or
+    eventlet has replaced threads. Raises NotConnected within about 5 s if no broker answers,
+    ConfigError for an unknown library or one that is not installed.
     """
     chosen = library or os.environ.get(LIBRARY_VARIABLE) or None
     where = "" if library else LIBRARY_VARIABLE
@@ -52,8 +58,17 @@ def open_kafka(url_host: str, client_name: str, library: str | None = None) -> T
     if chosen == "confluent-kafka" and not installed:
         allowed = "not installed: pip install confluent-kafka"
         raise ConfigError([Problem(where, "library", chosen, allowed)])
-    if chosen == "confluent-kafka" or (chosen is None and installed):
+    if chosen == "confluent-kafka" or (chosen is None and installed and not threads_are_green()):
         chosen = "confluent-kafka"
     # By name: only the library that is used is loaded, and the other may be missing.
     module, transport = TRANSPORTS[chosen or "kafka-python"]
     return getattr(importlib.import_module(module, __package__), transport)(url_host, client_name)
+
+
+def threads_are_green() -> bool:
+    """Whether gevent or eventlet has replaced threads: they share one, and whatever waits in
+    librdkafka would stop them all."""
+    return any(
+        module in sys.modules and getattr(sys.modules[module], question)(threads)
+        for module, (question, threads) in _PATCHES.items()
+    )

@@ -1,0 +1,48 @@
+"""Which library for Kafka a client takes."""
+
+from __future__ import annotations
+
+import sys
+from types import SimpleNamespace
+
+import pytest
+from lakequeue.client import kafka
+
+
+@pytest.fixture
+def taken(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The libraries that were opened, without a broker."""
+    opened: list[str] = []
+    for name in ("gevent.monkey", "eventlet.patcher"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    monkeypatch.delenv(kafka.LIBRARY_VARIABLE, raising=False)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: object())
+    monkeypatch.setattr(
+        "importlib.import_module",
+        lambda module, package: SimpleNamespace(
+            ConfluentTransport=lambda *_: opened.append("confluent-kafka"),
+            KafkaPythonTransport=lambda *_: opened.append("kafka-python"),
+        ),
+    )
+    return opened
+
+
+@pytest.mark.parametrize(
+    ("module", "question", "threads"),
+    [
+        ("gevent.monkey", "is_module_patched", "threading"),
+        ("eventlet.patcher", "is_monkey_patched", "thread"),
+    ],
+)
+def test_green_threads_get_the_library_that_lets_others_run(
+    taken: list[str], monkeypatch: pytest.MonkeyPatch, module: str, question: str, threads: str
+) -> None:
+    kafka.open_kafka("localhost:1", "client")
+    patched: set[str] = set()
+    asks = SimpleNamespace(**{question: lambda name: name in patched})
+    monkeypatch.setitem(sys.modules, module, asks)  # type: ignore[arg-type]
+    kafka.open_kafka("localhost:1", "client")
+    patched.add(threads)
+    kafka.open_kafka("localhost:1", "client")
+    kafka.open_kafka("localhost:1", "client", "confluent-kafka")
+    assert taken == ["confluent-kafka", "confluent-kafka", "kafka-python", "confluent-kafka"]
