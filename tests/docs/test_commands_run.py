@@ -107,7 +107,7 @@ class Place:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.home = folder / ".lakequeue"
-        for name in ("docs", "conf"):
+        for name in ("docs", "conf", "examples"):
             (folder / name).symlink_to(ROOT / name)
         path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
         clean = {k: v for k, v in os.environ.items() if not k.startswith("LAKEQUEUE_")}
