@@ -210,7 +210,7 @@ def nothing_without_the_right(kafka: SecuredKafka) -> None:
     """The engine refuses who has no key, another's, or no right to a queue."""
     url = f"kafka://{kafka.encrypted}"
     with lakequeue.connect(url, vpn="a", key="app:another-key-0123") as connection:
-        with pytest.raises(lakequeue.PermissionDenied, match="not known with the key"):
+        with pytest.raises(lakequeue.PermissionDenied, match="has another key than the one"):
             connection.admin().describe("orders")
     with lakequeue.connect(url, vpn="a", key=f"app:{KEY}") as connection:
         with pytest.raises(lakequeue.PermissionDenied, match="has 'read-only' on queue 'others'"):
