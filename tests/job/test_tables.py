@@ -144,6 +144,7 @@ def test_S1_a_receipt_behind_delta_comes_when_the_message_is_in_the_table(
         assert {f"durable {i}".encode() for i in range(21)} <= set(payloads.to_pylist())
         producer.flush(60)
         assert producer.unacknowledged() == []
+    connection.admin().purge(QUEUE)
 
 
 @in_real_time
