@@ -180,5 +180,5 @@ def test_several_brokers_run_in_one_process_under_one_clock() -> None:
 
 
 def test_a_broker_that_is_not_there_is_named() -> None:
-    with pytest.raises(ConfigError, match="broker: 'c' – allowed are the engine's: a, b"):
+    with pytest.raises(ConfigError, match="broker: 'c' – allowed are the engine's brokers: a, b"):
         lakequeue.connect("memory://", broker="c", config={"brokers": ["a", "b"]})

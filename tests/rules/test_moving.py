@@ -178,7 +178,7 @@ def test_barriers_and_priorities_keep_their_places() -> None:
         ("q", "x", "broker: 'x' – allowed are the home's brokers: a, b, c"),
         ("nope", "b", "queue: 'nope' – there is no such queue"),
         ("all", "b", "queue: 'all' – is a Queue; only a LocalQueue can move"),
-        ("q", "c", "broker 'c': is failed; a queue moves to a broker that runs"),
+        ("q", "c", "broker: 'c' is failed – allowed is a running broker"),
         ("full", "b", "queue 'full': has 9 bytes, broker 'b' has room for 3"),
     ],
 )
