@@ -38,7 +38,6 @@ SETTINGS = (
 )  # fmt: skip
 SLOTS = 6  # of each executor: room for all brokers, the tables and their history on one
 CUT_S = 4.0
-SLOW_KBIT_S = 500  # at 100 two brokers with this traffic fell so far behind that a producer gave up
 BACK_S_MAX = 120.0  # how soon is printed
 
 Running = dict[str, Traffic]
@@ -131,7 +130,7 @@ def go_on(running: Running) -> float:
 def links_are_cut(hosts: list[Host], running: Running) -> None:
     """For a moment each; then one executor for as long as its brokers need to be elsewhere."""
     kafkas, drivers, first, second = hosts
-    with first.slow(SLOW_KBIT_S):
+    with first.slow(100):
         back_after("Kafka does not hear an executor", running, second.unheard(kafkas))
     back_after("an executor does not hear Kafka", running, kafkas.unheard(second))
     back_after("the driver does not hear an executor", running, first.unheard(drivers))
