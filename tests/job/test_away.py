@@ -1,8 +1,9 @@
-"""What the engine needs goes away under traffic, and comes back: Kafka, and room for the state.
+"""What an engine needs goes away under traffic, and comes back: room for its tables, Kafka, room
+for its state, its worker, itself, and the worker that stands still. Nothing is lost, it says so in
+a sentence, and goes on by itself. One engine for all, in this order.
 
-A sentence each, no end of the engine, nothing lost, and it goes on by itself. Kafka is frozen, so
-that connections stay open and nothing answers. The disk is full for those who write the state:
-driver and Java may not let any file grow, as the kernel sees it.
+Kafka is frozen, so that connections stay open and nothing answers. The disk is full for those who
+write the state: driver and Java may not let any file grow, as the kernel sees it.
 
 LAKEQUEUE_AWAY_S: how long each is away (10, twice as long as a silent client keeps its session);
 more than 40 also outlives the loop's transaction.
@@ -13,87 +14,203 @@ from __future__ import annotations
 import contextlib
 import os
 import resource
+import signal
+import subprocess
 import time
+from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
+import lakequeue
 import psutil
 import pytest
-from job.processes import EngineProcess, until
-from job.traffic import Traffic, judge
+from job.processes import EngineProcess, loop_workers, thaw, until
+from job.traffic import Traffic, drain
+from lakequeue.cli.delta_reader import read_table
+from lakequeue.protocol.errors import Rejected
+from lakequeue.protocol.steplog import StepRecord
 from lakequeue.sources.live import kafka_client
 from lakequeue.sources.replay_inputs import read_steps
 from lakequeue.streaming import EmbeddedKafka
+from lakequeue.streaming.tables.table_care import MARK
 
 pytestmark = pytest.mark.job
 
 AWAY_S = float(os.environ.get("LAKEQUEUE_AWAY_S", "10"))
+HANGS_S_MAX = 150.0  # 30 s, a look, its end, and a start
 SEED = 29
 STEPS = "broker-0.steps"
+SPARK = "org.apache.spark.deploy.SparkSubmit"
+DISK = "64m"
+DEEP = 10_000  # more than the live part of a queue holds: rows are spilled, and come back
+PLANTED = Path(__file__).parent / "planted"  # see `sitecustomize.py` there
 CONFIG = """
 system: {heartbeat_timeout: 5s}
 queues:
   - {name: orders, message_type: text, max_per_subscription_backlog: 50}
+  - {name: stored, message_type: text, max_per_subscription_backlog: 50}
+  - {name: deep, message_type: text, max_per_subscription_backlog: 500}
 """
+SETTINGS = (
+    "--set", "lakequeue.batch_s=3", "--set", "lakequeue.upkeep_hours=0.003",
+    "--set", "lakequeue.retention_days=1",
+)  # fmt: skip
+
+
+class SmallDisk:
+    """A small file system at a folder; where one may not mount, a folder that nobody may write."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        folder.mkdir(parents=True)
+        command = ["mount", "-t", "tmpfs", "-o", f"size={DISK}", "tmpfs", str(folder)]
+        self._mounted = subprocess.run(command, capture_output=True).returncode == 0
+        self._ballast = folder / ".ballast"
+
+    def fill(self) -> None:
+        """There is no room any more."""
+        if not self._mounted:
+            self._modes(0o500)
+            return
+        with self._ballast.open("wb", 0) as file, contextlib.suppress(OSError):
+            while True:
+                file.write(bytes(4096))
+
+    def free(self) -> None:
+        """There is room again."""
+        self._ballast.unlink() if self._mounted else self._modes(0o700)
+
+    def _modes(self, mode: int) -> None:
+        for folder in [self._folder, *(p for p in self._folder.rglob("*") if p.is_dir())]:
+            folder.chmod(mode)
+
+    def close(self) -> None:
+        if self._mounted:
+            subprocess.run(["umount", "-l", str(self._folder)], check=True)
+
+
+@dataclass
+class Place:
+    """A Kafka, the engine of this file, and the disk of its tables."""
+
+    bootstrap: str
+    folder: Path
+    engine: EngineProcess
+    disk: SmallDisk
+
+    @property
+    def url(self) -> str:
+        return f"kafka://{self.bootstrap}"
+
+    @property
+    def tables(self) -> Path:
+        return self.engine.home / "tables"
+
+    def traffic(self, seed: int) -> Traffic:
+        """Some of it has been acknowledged."""
+        traffic = Traffic(self.url, seed)
+        traffic.goes_on(60, 60)
+        return traffic
+
+    def said(self, sentence: str) -> int:
+        """How often."""
+        return self.engine.log.read_text(errors="replace").count(sentence)
+
+    def logged(self, start: int = 0) -> list[tuple[int, StepRecord]]:
+        return read_steps(kafka_client(self.bootstrap, "look"), STEPS, start)
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("away")
-
-
-@pytest.fixture(scope="module")
-def engine(folder: Path) -> Iterator[tuple[EngineProcess, str]]:
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+    folder = tmp_path_factory.mktemp("away")
     (folder / "queues.yaml").write_text(CONFIG)
-    with EmbeddedKafka(folder / "kafka") as kafka:
-        address = kafka.bootstrap_servers
-        batches = ("--set", "lakequeue.batch_s=3")
-        engine = EngineProcess(address, folder / "home", folder / "queues.yaml", *batches)
+    disk = SmallDisk(folder / "home" / "tables")
+    with pytest.MonkeyPatch.context() as patch, EmbeddedKafka(folder / "kafka") as kafka:
+        patch.setenv("PYTHONPATH", str(PLANTED))
+        config, address = folder / "queues.yaml", kafka.bootstrap_servers
+        engine = EngineProcess(address, folder / "home", config, *SETTINGS)
         try:
-            yield engine.wait_ready(), address
+            yield Place(address, folder, engine.wait_ready(), disk)
             assert engine.terminate() == 0
-            numbers = [r.step for _, r in read_steps(kafka_client(address, "look"), STEPS, 0)]
-            assert numbers == [*range(numbers[0], numbers[0] + len(numbers))]
+            said = {line["event"] for line in engine.said}
+            assert said == {"ready", "goodbye"}, "each line that it printed is JSON"
         finally:
             engine.kill()
+            disk.close()
 
 
-def goes_on(traffic: Traffic, seconds: float) -> None:
-    enough = len(traffic.acked) + 60
-    until(lambda: len(traffic.acked) >= enough or traffic.errors, seconds, "traffic goes on")
+@pytest.fixture
+def connection(place: Place) -> Iterator[lakequeue.Connection]:
+    with lakequeue.connect(place.url) as connection:
+        yield connection
 
 
-def drained(traffic: Traffic) -> None:
-    traffic.finish_producing()
-    admin = traffic.connections[0].admin()
-    until(lambda: admin.describe("orders")["depth"] == 0, 90, "the queue is drained")
-    traffic.finish_consuming()
-    judge(traffic, set())
+def test_the_disk_of_the_tables_is_full(place: Place, connection: lakequeue.Connection) -> None:
+    """R1: queues go on, the operator is told, and what was missed is written, once."""
+    admin, sent = connection.admin(), list[str]()
+
+    def events() -> set[str]:
+        return {event["event"] for event in admin.events()}
+
+    def stored() -> Counter[str]:
+        rows = read_table(place.tables / "messages", ["payload"])["payload"].to_pylist()
+        return Counter(payload.decode() for payload in rows)
+
+    with (
+        connection.producer() as producer,
+        # Its receipt waits as long as the disk is full; sent again, it would be two records.
+        connection.producer(durability="delta", pub_ack_time="10m") as durable,
+        connection.consumer("stored", max_backlog=50, ack_mode="auto") as consumer,
+    ):  # fmt: skip
+
+        def through(text: str) -> None:
+            """One message is acknowledged, and delivered."""
+            producer.send("stored", text, timeout=30)
+            sent.append(text)
+            until(lambda: (m := consumer.receive(1.0)) and m.payload == text.encode(), 30, text)
+
+        through("before")
+        until(lambda: stored()["before"], 60, "the table has the first message")
+        place.disk.fill()
+        through("full")
+        until(lambda: "tables_stopped" in events(), 60, "the alert")
+        assert "tables_resumed" not in events()
+        waiting = durable.send_async("stored", "durable")
+        sent.append("durable")
+        for n in range(5):
+            through(f"still {n}")
+        assert not waiting.done(), "its receipt waits for the tables"
+        assert "full" not in stored()
+        place.disk.free()
+        freed = time.time()
+        until(lambda: stored() == Counter(sent), 90, "what was missed is in the table, once")
+        assert waiting.result(60).message_id
+        until(lambda: "tables_resumed" in events(), 60, "the alert is cleared")
+        until(lambda: (place.tables / MARK).stat().st_mtime > freed, 90, "upkeep beside writers")
+        assert stored() == Counter(sent)
+    log = (place.engine.home / "spark.log").read_text(errors="replace")
+    assert "does not write the tables" in log
+    assert "Deleted" in log, "VACUUM prints that, and not into what is read as JSON"
 
 
-def said(engine: EngineProcess, sentence: str) -> int:
-    return engine.log.read_text(errors="replace").count(sentence)
-
-
-def test_kafka_is_frozen(engine: tuple[EngineProcess, str], folder: Path) -> None:
-    process, address = engine
+def test_kafka_is_frozen(place: Place) -> None:
     kafka = next(  # other tests may have one too
         child for child in psutil.Process().children(recursive=True)
-        if "kafka.Kafka" in child.cmdline() and str(folder) in " ".join(child.cmdline())
+        if "kafka.Kafka" in child.cmdline() and str(place.folder) in " ".join(child.cmdline())
     )  # fmt: skip
-    traffic = Traffic(f"kafka://{address}", SEED)
-    goes_on(traffic, 60)
+    traffic = place.traffic(SEED)
     kafka.suspend()
     try:
-        until(lambda: said(process, "nothing is lost"), 15, "the operator is told")
+        until(lambda: place.said("nothing is lost"), 15, "the operator is told")
         time.sleep(AWAY_S)
     finally:
         kafka.resume()
-    goes_on(traffic, 60)
-    until(lambda: said(process, "Kafka answers again"), 15, "the operator is told")
-    drained(traffic)
-    assert said(process, "nothing is lost") == 1
-    assert not said(process, "Traceback")
+    traffic.goes_on(60, 60)
+    until(lambda: place.said("Kafka answers again"), 15, "the operator is told")
+    drain(traffic)
+    assert place.said("nothing is lost") == 1
+    assert not place.said("Traceback")
 
 
 @contextlib.contextmanager
@@ -103,7 +220,8 @@ def full_disk(engine: EngineProcess) -> Iterator[None]:
     before: dict[psutil.Process, tuple[int, int]] = {}
     try:
         for process in engine.family():
-            driver, java = process.pid == engine.process.pid, process.name() == "java"
+            driver = process.pid == engine.process.pid
+            java = SPARK in process.cmdline()  # another one may make an archive of its classes
             if driver or java:
                 before[process] = process.rlimit(resource.RLIMIT_FSIZE)
                 room = 0 if java else 500_000
@@ -116,16 +234,92 @@ def full_disk(engine: EngineProcess) -> Iterator[None]:
                 process.rlimit(resource.RLIMIT_FSIZE, next(iter(before.values())))
 
 
-def test_the_state_cannot_be_written(engine: tuple[EngineProcess, str]) -> None:
-    process, address = engine
-    traffic = Traffic(f"kafka://{address}", SEED + 1)
-    goes_on(traffic, 60)
-    with full_disk(process):
+def test_the_state_cannot_be_written(place: Place) -> None:
+    traffic = place.traffic(SEED + 1)
+    with full_disk(place.engine):
         sentence = "checkpoint cannot be written (File too large)"
-        until(lambda: said(process, sentence), 60, "the operator is told")
+        until(lambda: place.said(sentence), 60, "the operator is told")
         time.sleep(AWAY_S)
-        assert process.process.poll() is None
-    goes_on(traffic, 60)
-    drained(traffic)
-    assert said(process, sentence) <= 2  # of the broker's query, and of the tables'
-    assert not said(process, "Traceback")
+        assert place.engine.process.poll() is None
+    traffic.goes_on(60, 60)
+    drain(traffic)
+    assert place.said(sentence) <= 2  # of the broker's query, and of the tables'
+    assert not place.said("Traceback")
+
+
+def test_a_deep_queue_outlives_its_worker_and_the_engine(
+    place: Place, connection: lakequeue.Connection
+) -> None:
+    """Traffic goes on over a kill; a stop in good order leaves nothing to take again, and all that
+    waits is read from the checkpoint."""
+    producer = connection.producer(window=5_000)
+    for n in range(DEEP):
+        producer.send_async("deep", b"%d" % n)
+    producer.flush(60)
+    traffic = place.traffic(SEED + 2)
+    for worker in loop_workers(place.engine):
+        worker.kill()
+    traffic.goes_on(60, 60)
+    drain(traffic)
+    assert not place.said("Traceback")
+    assert place.engine.terminate() == 0
+    before, again = place.logged()[-1][1].step, place.said("steps again")
+    place.engine.start().wait_ready()
+    assert place.said("steps again") == again
+    with connection.consumer("deep", ack_mode="client", max_backlog=500) as consumer:
+        for n in range(DEEP):
+            message = consumer.receive(timeout=30)
+            assert message is not None, f"{n} is missing"
+            assert message.payload == b"%d" % n
+            if n % 100 == 99:
+                message.ack()
+    until(lambda: connection.admin().describe("deep")["depth"] == 0, 30, "it is empty")
+    numbers = [r.step for _, r in place.logged()]
+    assert numbers == list(range(numbers[0], numbers[0] + len(numbers)))
+    assert numbers[-1] > before
+
+
+def test_a_message_that_fails_is_put_aside(place: Place, connection: lakequeue.Connection) -> None:
+    """Each record of it costs one replay: its producer may have sent it again meanwhile. (What else
+    can fail a step: `tests/sim`.)"""
+    start = place.logged()[-1][0] + 1
+    producer = connection.producer()
+    producer.send("orders", b"before")  # each in a record of its own
+    with pytest.raises(Rejected, match="planted"):
+        producer.send("orders", b"fails alone", timeout=120)
+    producer.send("orders", b"behind")
+    with connection.consumer("orders", ack_mode="auto") as consumer:
+        received = [consumer.receive(timeout=120) for _ in range(2)]
+    assert [m.payload for m in received if m] == [b"before", b"behind"]
+    since = [r for at, r in place.logged(start) if at >= start]
+    left_out = [one[:3] for r in since for one in r.skipped]
+    assert len(left_out) == len(set(left_out)) == len([r for r in since if r.skipped]) > 0
+    assert not [r for r in since if r.faulted]
+
+
+def java_yields(engine: EngineProcess) -> bool:
+    """Whether Spark's Java process has a lower priority than its worker, a higher nice value."""
+    (worker,) = loop_workers(engine)
+    java = worker.parent().parent()
+    assert java.name() == "java"
+    return bool(java.nice() > worker.nice())
+
+
+def test_a_worker_that_hangs_is_noticed_and_started_again(
+    place: Place, connection: lakequeue.Connection
+) -> None:
+    """As one that waits for ever in a call: Spark would never notice."""
+    traffic = place.traffic(SEED + 3)
+    (worker,) = loop_workers(place.engine)
+    worker.send_signal(signal.SIGSTOP)
+    try:
+        traffic.goes_on(60, HANGS_S_MAX)
+    finally:
+        with contextlib.suppress(psutil.Error):  # it was killed
+            thaw(worker)
+    drain(traffic)
+    until(lambda: java_yields(place.engine), 90, "Java yields to who steps, from a mark on")
+    assert place.said("broker 'broker-0' hangs")
+    assert "broker_stuck" in [e["event"] for e in connection.admin().events()]
+    (broker,) = connection.admin().brokers()
+    assert broker["state"] == "running"

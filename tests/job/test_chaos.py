@@ -18,8 +18,8 @@ say, byte for byte, however often it was written (`output_audit.py`); and the De
 thing once. Meanwhile no receipt of `durability: delta` came before its message was in the table.
 
 How many: 4 here by default. With those of the other tests `make test` kills or freezes 18 times:
-2 + 1 in `tests/loop/test_on_kafka.py`, 1 in `tests/loop/test_absence.py`, 1 in `test_away.py`, 1
-each in `test_hanging.py` and `test_live_core.py`, 4 in `test_kafka_of_three.py`, 3 in
+2 + 1 in `tests/loop/test_on_kafka.py`, 1 in `tests/loop/test_absence.py`, 4 in `test_away.py`,
+4 in `test_kafka_of_three.py`, 3 in
 `tests/platform/test_up_survives.py`; and brokers of several, in `test_live_brokers.py`. `make soak`
 does as many as `LAKEQUEUE_CHAOS_DEATHS` says, of a seed of its own (`LAKEQUEUE_CHAOS_SEED`).
 """
