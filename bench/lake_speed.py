@@ -18,8 +18,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ..cli.delta_reader import read_table
 from ..client import connect
+from ..lake import read_columns
 from ..lake.rebuilding import rebuild
 from ..protocol.errors import LakequeueError
 from ..streaming import Engine
@@ -127,8 +127,8 @@ def _payloads(count: int) -> Iterator[bytes]:
 
 def _caught_up(engine: Engine, messages: int) -> None:
     def there() -> bool:
-        stored = read_table(engine.home / "tables" / "messages", ["offset"]).num_rows >= messages
-        events = read_table(engine.home / "tables" / "journal", ["event"])["event"].to_pylist()
+        stored = read_columns(engine.home / "tables" / "messages", ["offset"]).num_rows >= messages
+        events = read_columns(engine.home / "tables" / "journal", ["event"])["event"].to_pylist()
         return stored and events.count("spooled") >= messages
 
     wait_for(there, CAUGHT_UP_S, "the tables' catching up")

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...cli.delta_reader import read_table
+from ...lake import read_columns
 
 if TYPE_CHECKING:
     import numpy as np
@@ -45,13 +45,13 @@ class Account:
 
 def read_journal(tables: Path) -> pd.DataFrame:
     """The journal's columns that accounts need."""
-    journal = read_table(tables / "journal", ["step", "queue", "event", "message_id"])
+    journal = read_columns(tables / "journal", ["step", "queue", "event", "message_id"])
     return journal.to_pandas()
 
 
 def count_messages(tables: Path) -> int:
     """Rows of the table `messages`."""
-    return len(read_table(tables / "messages", ["topic"]))
+    return len(read_columns(tables / "messages", ["topic"]))
 
 
 def complete(tables: Path, described: Mapping[str, Mapping[str, Any]]) -> bool:

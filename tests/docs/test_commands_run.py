@@ -21,7 +21,7 @@ from pathlib import Path
 import click
 import pytest
 from lakequeue.cli import main
-from lakequeue.cli.delta_reader import read_table
+from lakequeue.lake import read_columns
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -257,7 +257,7 @@ def wait_for_steps(place: Place) -> None:
     """Until the tables say which steps were taken: they are written once a minute."""
     deadline = time.monotonic() + STEPS_S
     while time.monotonic() < deadline:
-        if len(read_table(place.home / "tables" / "steps", ["step"])) > 1:
+        if len(read_columns(place.home / "tables" / "steps", ["step"])) > 1:
             return
         time.sleep(0.5)
     pytest.fail(f"no steps came into the tables within {STEPS_S} s")
@@ -267,7 +267,7 @@ def wait_for_events(place: Place, wanted: set[str], number: str = "") -> None:
     """Until the table has these events, and what is wanted of the message, else 17's end."""
     deadline = time.monotonic() + TABLES_S
     while time.monotonic() < deadline:
-        rows = read_table(place.home / "tables" / "journal", ["event", "message_id"]).to_pylist()
+        rows = read_columns(place.home / "tables" / "journal", ["event", "message_id"]).to_pylist()
         one, event = (number, "spooled") if number else ("17", "acknowledged")
         ended = any(r["event"] == event and r["message_id"] == one for r in rows)
         if ended and wanted <= {row["event"] for row in rows}:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from job.processes import until
 from kafka import KafkaConsumer, TopicPartition
-from lakequeue.cli.delta_reader import read_table
+from lakequeue.lake import read_columns
 
 
 def in_kafka(bootstrap: str, topic: str) -> dict[tuple[str, int], int]:
@@ -27,14 +27,14 @@ def check_tables(
     """Each message once in `messages`, spooled once and acknowledged once in `journal`."""
 
     def journal(event: str) -> Counter[str]:
-        rows = read_table(tables / "journal", ["event", "queue", "message_id"]).to_pylist()
+        rows = read_columns(tables / "journal", ["event", "queue", "message_id"]).to_pylist()
         found = [r for r in rows if r["event"] == event and r["queue"] == "orders"]
         return Counter(r["message_id"] for r in found)
 
     def offsets() -> set[tuple[str, int, int]]:
         """Records of the table."""
         names = ["topic", "partition", "offset", "item"]
-        rows = read_table(tables / "messages", names).to_pylist()
+        rows = read_columns(tables / "messages", names).to_pylist()
         whole = Counter(tuple(r[name] for name in names) for r in rows)
         assert set(whole.values()) <= {1}, "a message stands twice in `messages`"
         return {where[:3] for where in whole}

@@ -44,7 +44,7 @@ from job.output_audit import UNTRIMMED, judge_what_was_said
 from job.processes import UpProcess, gone, loop_workers, thaw, until
 from job.tables import check_tables
 from job.traffic import Traffic, judge
-from lakequeue.cli.delta_reader import read_table
+from lakequeue.lake import read_columns
 from lakequeue.sinks.log_writer import transaction_s
 
 pytestmark = pytest.mark.job
@@ -191,7 +191,7 @@ class DurableSender(threading.Thread):
             while not self._stopping.is_set():
                 payload = f"durable {self.sent}".encode()
                 producer.send("durable", payload, timeout=300)
-                found = read_table(self._tables / "messages", ["payload"])["payload"]
+                found = read_columns(self._tables / "messages", ["payload"])["payload"]
                 if payload not in found.to_pylist():
                     self.early.append(payload)
                 self.sent += 1

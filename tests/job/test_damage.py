@@ -16,8 +16,7 @@ import lakequeue
 import pytest
 from job.processes import EngineProcess, until
 from kafka import KafkaAdminClient
-from lakequeue.cli.delta_reader import read_table
-from lakequeue.lake import NoLake, open_lake
+from lakequeue.lake import NoLake, open_lake, read_columns
 from lakequeue.lake.past import as_of, brokers
 from lakequeue.lake.queries_at import admin_of
 from lakequeue.lake.rebuilding import rebuild
@@ -78,7 +77,7 @@ def send(place: Place, *payloads: str) -> None:
 
 
 def payloads(home: Path) -> list[bytes]:
-    rows = read_table(home / "tables" / "messages", ["topic", "payload"]).to_pylist()
+    rows = read_columns(home / "tables" / "messages", ["topic", "payload"]).to_pylist()
     return sorted(row["payload"] for row in rows if row["topic"] == "default.publish")
 
 

@@ -12,8 +12,7 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource
 from job.conftest import Job, in_real_time
 from job.processes import until
-from lakequeue.cli.delta_reader import read_table
-from lakequeue.lake import open_lake
+from lakequeue.lake import open_lake, read_columns
 from lakequeue.lake.past import as_of
 
 pytestmark = pytest.mark.job
@@ -24,7 +23,7 @@ NS = 1_700_000_000_000_000_000  # as a time in ms: the year 53,872,790
 
 def payloads(job: Job) -> list[bytes]:
     """Of our topic, in `messages`."""
-    rows = read_table(job.engine.tables / "messages", ["topic", "payload"]).to_pylist()
+    rows = read_columns(job.engine.tables / "messages", ["topic", "payload"]).to_pylist()
     return sorted(row["payload"] for row in rows if row["topic"] == QUEUE)
 
 
@@ -57,7 +56,7 @@ def test_R1_what_a_transaction_took_back_is_in_no_table(
     until(lambda: payloads(job) == sorted([*before, b"tx 0", b"tx 2"]), 60, "they are there")
 
     def is_there() -> Any:
-        rows = read_table(job.engine.tables / "journal", ["event", "message_id"]).to_pylist()
+        rows = read_columns(job.engine.tables / "journal", ["event", "message_id"]).to_pylist()
         return any(r["event"] == "spooled" and r["message_id"] == sent for r in rows)
 
     until(is_there, 30, "the journal goes on")

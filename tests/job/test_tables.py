@@ -9,6 +9,7 @@ from datetime import UTC, date, datetime, timedelta
 from itertools import count
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import deltalake
 import lakequeue
@@ -18,8 +19,7 @@ from job.crafted import NoUtf8
 from job.processes import until
 from kafka import KafkaProducer
 from lake.agreement import lifecycle_adds_up, queued_agrees, rows
-from lakequeue.cli.delta_reader import data_files, read_table
-from lakequeue.lake import TABLES, NoLake, create_views, open_lake, trace
+from lakequeue.lake import TABLES, NoLake, create_views, open_lake, read_columns, trace
 from lakequeue.lake.past import as_of, brokers
 from lakequeue.lake.queries_at import admin_of
 from lakequeue.lake.views import VIEWS
@@ -54,7 +54,7 @@ _new = count(1)
 
 def journal(job: Job) -> Counter[str]:
     """How many rows of each event of our queue."""
-    rows = read_table(job.engine.tables / "journal", ["queue", "event"]).to_pylist()
+    rows = read_columns(job.engine.tables / "journal", ["queue", "event"]).to_pylist()
     return Counter(r["event"] for r in rows if r["queue"] == QUEUE)
 
 
@@ -62,7 +62,7 @@ PLACE = ("topic", "partition", "offset", "item")
 
 
 def offsets(job: Job) -> Counter[tuple[str, int, int, int]]:
-    rows = read_table(job.engine.tables / "messages", [*PLACE]).to_pylist()
+    rows = read_columns(job.engine.tables / "messages", [*PLACE]).to_pylist()
     return Counter(tuple(r[name] for name in PLACE) for r in rows)
 
 
@@ -110,7 +110,7 @@ def check(job: Job, connection: lakequeue.Connection) -> None:
     assert found["delivered"] + found["redelivered"] == counters["delivered"]
     records = offsets(job)
     assert set(records.values()) == {1}, "a message stands twice in `messages`"
-    spooled = read_table(job.engine.tables / "journal", ["queue", "event", *PLACE]).to_pylist()
+    spooled = read_columns(job.engine.tables / "journal", ["queue", "event", *PLACE]).to_pylist()
     places = {
         tuple(r[name] for name in PLACE)
         for r in spooled
@@ -140,7 +140,7 @@ def test_S1_a_receipt_behind_delta_comes_when_the_message_is_in_the_table(
         with connection.consumer(QUEUE, max_backlog=100) as consumer:
             until(lambda: consumer.receive(1.0).payload == b"durable 20", 30, "its delivery")
         sent[-1].result(60)
-        payloads = read_table(job.engine.tables / "messages", ["payload"])["payload"]
+        payloads = read_columns(job.engine.tables / "messages", ["payload"])["payload"]
         assert {f"durable {i}".encode() for i in range(21)} <= set(payloads.to_pylist())
         producer.flush(60)
         assert producer.unacknowledged() == []
@@ -163,7 +163,7 @@ def test_a_run_is_a_row_for_each_message(job: Job, connection: lakequeue.Connect
 
     def find(offset: int) -> list[dict]:
         columns = [*PLACE, "payload", "key"]
-        rows = read_table(job.engine.tables / "messages", columns).to_pylist()
+        rows = read_columns(job.engine.tables / "messages", columns).to_pylist()
         place = ("default.publish", 0, offset)
         found = [r for r in rows if tuple(r[name] for name in PLACE[:3]) == place]
         return sorted(found, key=lambda r: r["item"])
@@ -176,7 +176,7 @@ def test_a_run_is_a_row_for_each_message(job: Job, connection: lakequeue.Connect
     assert (row["item"], row["key"], row["payload"]) == (0, b"k", encode_run(payloads))
 
     def events(offset: int) -> list[tuple[str, int]]:
-        rows = read_table(job.engine.tables / "journal", ["event", *PLACE]).to_pylist()
+        rows = read_columns(job.engine.tables / "journal", ["event", *PLACE]).to_pylist()
         place = ("default.publish", 0, offset)
         found = [r for r in rows if tuple(r[name] for name in PLACE[:3]) == place]
         return sorted((r["event"], r["item"]) for r in found)
@@ -199,7 +199,7 @@ def test_a_broken_header_leaves_the_table_readable(
 
     def find() -> list[dict]:
         columns = ["topic", "offset", "time", "key", "payload", "lq", "headers"]
-        rows = read_table(job.engine.tables / "messages", columns).to_pylist()
+        rows = read_columns(job.engine.tables / "messages", columns).to_pylist()
         return [r for r in rows if r["payload"] == b"a broken header"]
 
     assert until(find, 30, "the record in the table")
@@ -248,7 +248,7 @@ def told(job: Job) -> list[dict[str, Any]]:
     """The rows of the journal in their order, with times as the engine counts them."""
     names = ["queue", "event", "message_id", "subscription", "reason", "deliveries", "time",
              "until", "step", "part", "line"]  # fmt: skip
-    found = read_table(job.engine.tables / "journal", names).to_pylist()
+    found = read_columns(job.engine.tables / "journal", names).to_pylist()
     for row in found:
         row["time"] = round(row["time"].timestamp() * 1000)
     return sorted(found, key=lambda row: (row["step"], row["part"], row["line"]))
@@ -373,14 +373,19 @@ def put(session: SparkSession, folder: Path, offset: int, *days_ago: int) -> Non
     append(str(folder), MESSAGES, session.createDataFrame(rows, ROWS[MESSAGES]))
 
 
+def data_files(table: Path) -> list[Path]:
+    """The files of a table's newest version."""
+    return [Path(unquote(uri)) for uri in deltalake.DeltaTable(table).file_uris()]
+
+
 def files_by_day(folder: Path) -> dict[int, set[str]]:
     """The files of each day of `messages`, in days before today."""
     today = datetime.now(UTC).date()
     found: dict[int, set[str]] = {}
-    for file in data_files(folder / MESSAGES):
-        ((name, day),) = file.partition
+    for path in data_files(folder / MESSAGES):
+        name, _, day = path.parent.name.partition("=")
         assert name == "date"
-        found.setdefault((today - date.fromisoformat(day or "")).days, set()).add(file.path.name)
+        found.setdefault((today - date.fromisoformat(day)).days, set()).add(path.name)
     return found
 
 
@@ -417,7 +422,7 @@ def test_R1_a_table_that_is_not_by_date_is_written_on(job: Job, tmp_path: Path) 
     rows = session.sql(f"SELECT `offset`, date FROM {place} ORDER BY `offset`").collect()
     today = datetime.now(UTC).date()
     assert [tuple(row) for row in rows] == [(1, None), (2, today), (3, today - timedelta(days=1))]
-    assert all(file.partition == () for file in data_files(tmp_path / MESSAGES))
+    assert all(path.parent == tmp_path / MESSAGES for path in data_files(tmp_path / MESSAGES))
     said = {r.key: r.value for r in session.sql(f"SHOW TBLPROPERTIES {place}").collect()}
     assert said[SCHEMA] == str(SCHEMA_VERSION)
     Upkeep(session, tmp_path, Rules())._tidy(MESSAGES)
@@ -488,7 +493,7 @@ def test_R1_a_table_that_somebody_altered_is_written_by_spark(job: Job, tmp_path
                     "ADD CONSTRAINT few CHECK (`offset` < 12)")  # fmt: skip
         put_records(producer, vpn, 2)
         assert [sum(one.rows()) for one in queries] == [18, 18]
-        known = {file.path for file in data_files(tmp_path / "as rows" / MESSAGES)}
+        known = set(data_files(tmp_path / "as rows" / MESSAGES))
         there = set((tmp_path / "as rows" / MESSAGES).rglob("*.parquet"))
         assert {file for file in there if "_delta_log" not in str(file)} == known
         queries.append(Written(job, tmp_path / "as files", vpn, "without its checkpoint"))

@@ -15,7 +15,7 @@ import pytest
 from lake.on_files import Recorded
 from lakequeue import LakequeueError
 from lakequeue.examples.demo.audited_day import WHICH
-from lakequeue.lake import HISTORY, create_views, open_lake
+from lakequeue.lake import HISTORY, create_views, open_lake, read_columns
 from lakequeue.lake.opening import not_written
 from lakequeue.lake.past import brokers
 from lakequeue.protocol.table_format import SCHEMA
@@ -30,6 +30,13 @@ def home(tmp_path: Path) -> Path:
     bench.define()
     bench.send()
     return recorded.write(tmp_path)
+
+
+def test_columns_are_read_without_a_query(home: Path, tmp_path: Path) -> None:
+    table = read_columns(home / "tables" / "journal", ["event", "message_id"])
+    spooled = [row["message_id"] for row in table.to_pylist() if row["event"] == "spooled"]
+    assert len(spooled) == 1
+    assert read_columns(tmp_path / "none", ["event"]).num_rows == 0
 
 
 def test_a_home_without_tables(tmp_path: Path) -> None:
