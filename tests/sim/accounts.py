@@ -70,7 +70,7 @@ class Accounts:
     dead: str = "dead"
     sent: dict[tuple[str, int], Sent] = field(default_factory=dict)
     by_id: dict[int, tuple[str, int]] = field(default_factory=dict)
-    seen: dict[str, dict[tuple[int, int], Seen]] = field(default_factory=dict)
+    seen: dict[str, dict[tuple[str, int], Seen]] = field(default_factory=dict)
     untouched: Counter[tuple[str, int]] = field(default_factory=Counter)
     anew: set[tuple[str, int]] = field(default_factory=set)  # counts begin again
     acked: set[tuple[str, int]] = field(default_factory=set)
@@ -119,9 +119,10 @@ class Accounts:
 
     # ------------------------------------------------------------ what consumers see
 
-    def delivered(self, at: int, seen: Seen, payload: dict[str, Any], broker: int) -> bool:
-        """A consumer gets a message of a queue; whether it is one that it had not. at: what names
-        the delivery; broker: where the subscription is."""
+    def delivered(self, seen: Seen, payload: dict[str, Any]) -> bool:
+        """A consumer gets a message of a queue; whether it is one that it had not. A worker that
+        begins again sends its last deliveries again, to the subscription that they were for; its
+        consumer may have gone to another broker since."""
         one, queue = self.sent.get(seen.key), seen.queue
         must(one is not None, f"{queue} delivers {seen.key}, which nobody sent")
         assert one is not None
@@ -133,7 +134,7 @@ class Accounts:
             must(len(one.copies) > 1, f"{queue} delivers {seen.key}, refused: {one.refused}")
         self._is(seen.key, seen.id)
         known = self.seen.setdefault(queue, {})
-        before = known.get((broker, seen.number))
+        before = known.get((seen.subscription, seen.number))
         if before is not None:
             must(before.id == seen.id, f"delivery {seen.number} of {queue} is of two messages")
             return False
@@ -143,7 +144,7 @@ class Accounts:
             room = self.untouched[queue, seen.id]
             must(len(firsts) <= room, f"{queue} delivers {seen.id} again and does not say so")
         self.repeated += seen.count > 1
-        known[broker, seen.number] = seen
+        known[seen.subscription, seen.number] = seen
         return True
 
     # ------------------------------------------------------------ in the end

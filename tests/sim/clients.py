@@ -237,7 +237,7 @@ class Consumer:
     ) -> None:
         body = json.loads(payload)
         seen = Seen(delivery, count, queue, number, (body["p"], body["s"]), subscription)
-        is_new = self._accounts.delivered(delivery, seen, body, self.broker)
+        is_new = self._accounts.delivered(seen, body)
         if is_new and subscription == self.subscription and self.mode != "none":
             self.held[number] = seen
             if self.mode == "auto":
