@@ -7,7 +7,7 @@ from typing import Any
 import lakequeue
 import lakequeue.aio
 import pytest
-from client.threaded import connect, engine, wait_for
+from client.threaded import connect, engine
 from lakequeue.protocol import NotConnected, Rejected, Timeout
 
 ORDERS = {"name": "orders", "message_type": "json", "max_per_subscription_backlog": 100}
@@ -239,7 +239,6 @@ def test_a_close_ends_the_iteration() -> None:
         assert await task == 1
 
     run(test)
-    wait_for(lambda: True)
 
 
 def test_L13_acks_by_id_are_said_as_without_asyncio() -> None:

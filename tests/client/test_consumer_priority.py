@@ -20,14 +20,6 @@ def test_F1_the_higher_is_asked_first(empty: Bench) -> None:
     assert ids(drain(low)) == sent[4:]
 
 
-def test_F1_equal_ones_as_they_subscribed(empty: Bench) -> None:
-    empty.define(**FAST)
-    first = empty.consumer(name="a", backlog=9, priority=3)
-    second = empty.consumer(name="b", backlog=9, priority=3)
-    empty.send()
-    assert (len(drain(first)), len(drain(second))) == (1, 0)
-
-
 def test_F1_F5_among_those_whose_filter_matches(empty: Bench) -> None:
     empty.define(**FAST)
     low = empty.consumer(name="low", backlog=9)

@@ -213,46 +213,22 @@ def test_L5_time_that_moves_in_long_steps_costs_no_attempt(bench: Bench, mode: s
 # ---------------------------------------------------------------- what is given
 
 
-ODD: list[Any] = [True, 0, -1, 1.5, float("nan"), 10**400, b"x", [], ["a"], ("a",), object(), int]
+ODD: list[Any] = [True, -1, 1.5, b"x", ["a"], object()]
 
 
 @pytest.mark.parametrize("odd", ODD, ids=lambda odd: type(odd).__name__)
 @pytest.mark.parametrize("option", ["url", "vpn", "client_name", "broker", "config", "key"])
 def test_connect_says_what_is_wrong(option: str, odd: Any) -> None:
-    if option in ("client_name", "broker") and not odd:
-        return  # as None
     with pytest.raises(ConfigError, match=option):
         lakequeue.connect(**{"url": "memory://", option: odd})
 
 
-@pytest.mark.parametrize("url", ["", "memory:", "memory://[", "kafka://[", "kafka://", "x", "\0"])
-def test_connect_names_the_addresses_that_are_allowed(url: str) -> None:
-    if url == "memory:":
-        return
-    with pytest.raises(ConfigError, match=r"url: .*allowed"):
-        lakequeue.connect(url)
-
-
-@pytest.mark.parametrize("since", ["", 0, False])
-def test_R4_a_replay_from_nowhere_is_refused(bench: Bench, since: Any) -> None:
-    bench.define()
-    with pytest.raises(ConfigError, match="replay_from"):
-        bench.connection.consumer("orders", replay_from=since)
-
-
-def test_a_definition_is_a_dict_and_choices_are_true_or_false(bench: Bench) -> None:
-    bench.define()
-    admin = bench.admin
-    with pytest.raises(ConfigError, match=r"'queues.yaml' – allowed is a dict.*define FILE"):
-        admin.define("queues.yaml")  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="replace: 'no' – allowed are True and False"):
-        admin.define({"name": "orders"}, replace="no")  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="ingress: 'no' – allowed are True and False"):
-        admin.shutdown("orders", ingress="no")  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="dry_run: 0 – allowed are True and False"):
-        admin.purge("orders", dry_run=0)  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="auto_renew: 'no' – allowed are True and False"):
-        bench.connection.consumer("orders", auto_renew="no")
+@pytest.mark.parametrize(
+    ("option", "value"), [("client_name", "x" * 201), ("vpn", ""), ("vpn", "x" * 201)]
+)
+def test_a_name_that_no_command_could_carry(option: str, value: str) -> None:
+    with pytest.raises(ConfigError, match=f"{option}: "):
+        lakequeue.connect("memory://", **{option: value})
 
 
 def test_a_queue_of_another_vpn_is_not_defined_here(bench: Bench) -> None:
@@ -269,11 +245,6 @@ def test_a_refusal_says_what_to_do(bench: Bench) -> None:
         str(Rejected("queue_quota", "q", "why"))
         == "message rejected by queue 'q': queue_quota: why"
     )
-
-
-def test_a_duration_in_text_needs_a_unit(bench: Bench) -> None:
-    with pytest.raises(ConfigError, match=r"'5' – must be a duration .* text needs a unit"):
-        bench.define(lease_period="5")
 
 
 def test_R6_a_header_s_name_has_no_zero(bench: Bench) -> None:

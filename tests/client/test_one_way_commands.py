@@ -94,14 +94,6 @@ def test_L10_a_period_that_is_none_leaves_the_lease(bench: Bench, period: Any) -
     assert leased.lease_expires_at == before
 
 
-@pytest.mark.parametrize("period", ["0.1ms", "36500d"])
-def test_L10_the_shortest_and_the_longest(bench: Bench, period: str) -> None:
-    message = bench.consumer().receive()
-    message.renew(period)
-    (leased,) = bench.admin.browse("orders", state="leased")
-    assert leased.lease_expires_at == message.lease_expires_at
-
-
 def test_L10_a_renewal_that_the_engine_refuses_puts_the_lease_back(
     bench: Bench, caplog: pytest.LogCaptureFixture
 ) -> None:

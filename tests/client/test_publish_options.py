@@ -118,12 +118,6 @@ def test_L12_the_farthest_time_there_is(bench: Bench, moment: Any) -> None:
     assert (message.state, message.ready_at.year) == ("delayed", 9999)
 
 
-@pytest.mark.parametrize("longest", [{"ttl": "36500d"}, {"delay": "36500d"}, {"ttl": "0.1ms"}])
-def test_P7_the_longest_and_the_shortest(bench: Bench, longest: dict[str, Any]) -> None:
-    bench.producer.send("orders", b"{}", **longest)
-    bench.producer.close(1)
-
-
 def test_P2_one_odd_message_among_many_is_told_and_holds_up_none() -> None:
     connection, wire = connect(engine({"name": "orders", "message_type": "binary"}))
     producer = connection.producer(window=1_000, pub_ack_time="1m")
@@ -159,12 +153,3 @@ def test_the_longest_names_there_are() -> None:
     with connection.consumer("q" * 200, name=longest) as consumer:
         assert consumer.receive(0).payload == b"x"
     connection.close()
-
-
-@pytest.mark.parametrize("option", ["client_name", "vpn"])
-@pytest.mark.parametrize("value", ["x" * 201, b"app", "", "\ud800"])
-def test_a_name_that_no_command_could_carry(option: str, value: Any) -> None:
-    if option == "client_name" and not value:  # the default
-        return
-    with pytest.raises(ConfigError, match=f"{option}: "):
-        lakequeue.connect("memory://", **{option: value})

@@ -161,14 +161,6 @@ def test_S4_the_receipt_says_that_it_was_discarded(threaded: bool, empty: Bench)
     connection.close()
 
 
-def test_S4_S6_without_a_queue_too() -> None:
-    bench = Bench(config={"system": {"on_no_match": "discard"}})
-    receipt = bench.producer.send("nowhere", b"{}")
-    assert (receipt.discarded, receipt.reason, receipt.queue) == (
-        True, "no_matching_destination", None,
-    )  # fmt: skip
-
-
 def test_S4_each_message_of_a_run_is_told_of() -> None:
     made = engine({"name": "orders", "message_type": "text", "max_spool_messages": 3,
                    "reject_msg_to_sender_on_discard": "never"})  # fmt: skip

@@ -27,15 +27,6 @@ def test_L10_a_lease_is_renewed_while_the_message_is_worked_on(empty: Bench) -> 
     assert 24 <= renewals <= 60  # when half is over, not with every look
 
 
-def test_L10_without_it_the_lease_ends(empty: Bench) -> None:
-    empty.define(**LEASED)
-    consumer = empty.consumer()
-    empty.send()
-    drain(consumer)
-    empty.advance("10s")
-    assert empty.seen()["counters"]["lease_ended"] == 1
-
-
 def test_L10_what_waits_in_the_buffer_is_renewed_too(empty: Bench) -> None:
     empty.define(**LEASED)
     consumer = empty.consumer(auto_renew=True)

@@ -33,27 +33,6 @@ def test_L5_nothing_is_dead_lettered_with_the_shipped_configuration() -> None:
         assert {m.delivery_count for m in admin.browse("orders", limit=200)} == {0}
 
 
-def test_L5_nothing_is_lost_without_a_dead_message_queue(empty: Bench) -> None:
-    empty.define(max_deliveries=3, max_per_subscription_backlog=100)
-    for n in range(150):
-        empty.send({"n": n})
-    received_one_five_times(empty.connection)
-    assert (empty.seen()["depth"], empty.seen()["expired"]) == (145, 0)
-    with empty.consumer() as last:
-        assert {(m.delivery_count, m.redelivered) for m in drain(last)} == {(1, False)}
-
-
-def test_L5_what_was_received_counts(empty: Bench) -> None:
-    empty.define(max_deliveries=2, max_per_subscription_backlog=100)
-    for n in range(3):
-        empty.send({"n": n})
-    for _ in range(2):
-        with empty.consumer() as consumer:
-            consumer.receive(timeout=0)
-    assert ids(empty.admin.browse("orders")) == ["2", "3"]
-    assert empty.seen()["expired"] == 1
-
-
 def test_L5_B3_a_smaller_backlog_returns_what_is_beyond_it(bench: Bench) -> None:
     consumer = bench.consumer(backlog=10)
     sent = [bench.send({"n": n}) for n in range(10)]

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from lakequeue.mesh import stand_ins
-from lakequeue.protocol import LakequeueError, NotConnected
+from lakequeue.protocol import LakequeueError
 from lakequeue.protocol import commands as c
 from rules.harness import drain
 from rules.mesh import BROKERS, Mesh
@@ -61,20 +61,3 @@ def test_S7_what_is_made_just_now_is_found_by_who_has_not_heard_of_it() -> None:
     mesh.engine.mend("c")
     mesh.engine.advance("1s")
     assert [m.id for m in mesh.at["a"].admin().browse("far")] == [sent]
-
-
-@pytest.mark.parametrize("told", BROKERS)
-def test_S7_consumers_at_every_host_hear_of_a_deleted_queue(told: str) -> None:
-    """Whichever broker deletes it; those of other queues go on."""
-    whole = [{"name": name, "message_type": "json"} for name in ("all", "orders")]
-    mesh = Mesh(queues=[FAR, *whole])
-    beside = mesh.consumer("a")
-    for queue in ("all", "far"):
-        consumers = [mesh.consumer(broker, queue=queue) for broker in BROKERS]
-        mesh.at[told].admin().delete(queue)
-        mesh.engine.advance("1s")
-        for consumer in consumers:
-            assert consumer.is_closed
-            with pytest.raises(NotConnected, match=f"queue '{queue}' was deleted"):
-                consumer.receive(0)
-    assert not beside.is_closed

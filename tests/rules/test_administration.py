@@ -55,18 +55,6 @@ def test_H5_S4_ingress_shut_down_nacks_by_policy(connection: lakequeue.Connectio
     assert (refusal.value.reason, refusal.value.queue) == ("queue_shutdown", "strict")
 
 
-def test_S11_low_priority_messages_are_refused_at_the_limit(
-    connection: lakequeue.Connection,
-) -> None:
-    producer = connection.producer()
-    producer.send("low", "1", priority=0)
-    producer.send("low", "2", priority=3)
-    with pytest.raises(Rejected) as refusal:
-        producer.send("low", "3", priority=3)
-    assert refusal.value.reason == "low_priority_limit"
-    assert producer.send("low", "4").message_id  # without a priority it is not low
-
-
 def test_L12_a_scheduled_message_is_acknowledged_now_and_delivered_then(
     connection: lakequeue.Connection,
 ) -> None:
@@ -78,24 +66,6 @@ def test_L12_a_scheduled_message_is_acknowledged_now_and_delivered_then(
     assert consumer.receive(0) is None
     connection.advance("1s")
     assert consumer.receive(0).payload == b"1"
-
-
-def test_P6_non_persistent_gives_no_receipt(connection: lakequeue.Connection) -> None:
-    producer = connection.producer(delivery_mode="non_persistent")
-    assert producer.send("orders", "1").message_id is None
-    assert producer.unacknowledged() == []
-    assert connection.admin().describe("orders")["depth"] == 1
-
-
-def test_P7_defaults_of_the_producer_and_overrides_of_the_message(
-    connection: lakequeue.Connection,
-) -> None:
-    producer = connection.producer(ttl="10s", priority=7)
-    producer.send("orders", "1")
-    producer.send("orders", "2", ttl="60s", priority=1)
-    assert [m.priority for m in connection.admin().browse("orders")] == [7, 1]
-    connection.advance("10s")
-    assert [m.payload for m in connection.admin().browse("orders")] == [b"2"]
 
 
 def test_R6_browse_takes_nothing_and_purge_removes_by_predicate(

@@ -6,7 +6,7 @@ from typing import Any
 import lakequeue
 import pytest
 from lakequeue.definitions import SystemLimits, parse_definition
-from lakequeue.protocol.errors import ConfigError, Rejected
+from lakequeue.protocol.errors import Rejected
 from lakequeue.state.phases.alerts import is_over, mark, rate, time_to_react_s
 from rules.harness import Bench, drain
 
@@ -159,30 +159,6 @@ def test_S9_of_the_vpn() -> None:
     assert {(e["vpn"], e["queue"]) for e in told} == {("default", "")}
 
 
-def test_S9_of_the_broker_told_in_every_vpn() -> None:
-    config = {"system": {"max_spool_usage": 100}, "vpns": {"default": {}, "east": {}}}
-    bench = Bench(config=config)
-    bench.define(message_type="binary")
-    bench.send(b"x" * 80)
-    bench.send(b"x" * 5)
-    assert alerts(bench, "broker") == [("spool_usage_high", 80)]
-    bench.admin.purge("orders")
-    assert alerts(bench, "broker")[1:] == [("spool_usage_cleared", 0)]
-
-
-def test_S9_thresholds_of_the_system() -> None:
-    bench = configured(
-        max_spool_usage=100, spool_usage_high_percent=10, spool_usage_clear_percent=5
-    )
-    bench.define(message_type="binary", max_per_subscription_backlog=2)
-    consumer = bench.consumer()
-    bench.send(b"x" * 4)
-    bench.send(b"x" * 6)
-    assert alerts(bench, "broker") == [("spool_usage_high", 10)]
-    drain(consumer)[1].ack()
-    assert alerts(bench, "broker")[1:] == [("spool_usage_cleared", 4)]
-
-
 def test_S9_alerts_are_journaled_and_logged(empty: Bench, caplog: pytest.LogCaptureFixture) -> None:
     empty.define(message_type="binary", max_spool_usage=100)
     with caplog.at_level(logging.WARNING, "lakequeue"):
@@ -196,11 +172,6 @@ def test_S9_alerts_are_journaled_and_logged(empty: Bench, caplog: pytest.LogCapt
         "spool_usage_high: queue 'orders' of VPN 'default' at 25.0 % of 100, "
         "full in 3.00 min at the current rate"
     ]
-
-
-def test_S9_set_before_cleared(empty: Bench) -> None:
-    with pytest.raises(ConfigError, match="spool_usage_clear_percent"):
-        empty.define(spool_usage_high_percent=10)
 
 
 # ---------------------------------------------------------------- B4
@@ -248,19 +219,6 @@ def test_B4_a_flow_that_ends_is_no_longer_high(empty: Bench) -> None:
     ]  # fmt: skip
 
 
-def test_B4_thresholds_are_configurable(empty: Bench) -> None:
-    empty.define(
-        max_per_subscription_backlog=100, max_delivered_unacked_per_flow=10,
-        delivered_unacked_high_percent=20, delivered_unacked_clear_percent=15,
-    )  # fmt: skip
-    consumer = empty.consumer()
-    empty.send()
-    empty.send()
-    assert alerts(empty, "flow") == [("delivered_unacked_high", 2)]
-    drain(consumer)[0].ack()
-    assert alerts(empty, "flow")[1:] == [("delivered_unacked_cleared", 1)]
-
-
 def test_B4_the_systems_limit_stops_delivery_of_all_queues() -> None:
     bench = configured(max_delivered_unacked=5)
     for name in ("one", "two"):
@@ -278,19 +236,6 @@ def test_B4_the_systems_limit_stops_delivery_of_all_queues() -> None:
     assert (len(drain(one)), len(drain(two))) == (0, 1)
     first[1].ack()
     assert (len(drain(one)), len(drain(two))) == (1, 0)
-
-
-def test_B4_an_idle_queue_is_woken_by_another_queues_acks() -> None:
-    bench = configured(max_delivered_unacked=1)
-    bench.define("one")
-    bench.define("two")
-    one, two = bench.consumer("one"), bench.consumer("two")
-    bench.send(queue="one")
-    bench.send(queue="two")
-    bench.engine.restart()
-    assert drain(two) == []
-    drain(one)[0].ack()
-    assert len(drain(two)) == 1
 
 
 @pytest.mark.parametrize("way", ["close", "delete", "expire", "purge", "configure"])
@@ -343,26 +288,6 @@ def test_B4_the_system_is_high_at_80_percent_and_cleared_below_60() -> None:
     assert len(alerts(bench, "broker")) == 1  # 3 of 5 is not below 60 %
     drain(two)[0].ack()
     assert alerts(bench, "broker")[1:] == [("delivered_unacked_cleared", 2)]
-
-
-def test_B4_the_limit_holds_with_many_queues_in_one_step() -> None:
-    """All queues get consumers and messages before anything can be acknowledged."""
-    bench = configured(max_delivered_unacked=7)
-    for n in range(5):
-        bench.define(f"q{n}", max_per_subscription_backlog=100, underlying_topic="all")
-    consumers = [bench.consumer(f"q{n}") for n in range(5)]
-    for _ in range(3):
-        bench.send(queue="all")
-    held = {n: drain(c) for n, c in enumerate(consumers)}
-    assert sum(map(len, held.values())) == 7
-    seen = 0
-    while any(held.values()):
-        for messages in held.values():
-            for message in messages:
-                message.ack()
-            seen += len(messages)
-        held = {n: drain(c) for n, c in enumerate(consumers)}
-    assert seen == 15
 
 
 def test_S9_defaults_of_the_system() -> None:

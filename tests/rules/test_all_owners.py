@@ -132,13 +132,6 @@ def test_L9_an_ack_before_its_message_waits_at_the_broker_that_will_have_it() ->
     assert mesh.seen("c")["counters"]["acknowledged"] == 1
 
 
-def test_L8_strict_leasing_protects_what_others_hold_at_other_brokers() -> None:
-    mesh, sent = filled(leasing="strict")
-    drain(mesh.consumer("c", 1))
-    mesh.consumer("a", 1).ack(ids=sent["c"])
-    assert mesh.depths() == [3, 3, 1]
-
-
 def test_H5_Q2_a_shutdown_and_a_topic_are_of_the_whole_queue() -> None:
     mesh, _ = filled()
     admin = mesh.at["c"].admin()

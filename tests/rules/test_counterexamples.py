@@ -156,20 +156,7 @@ def test_S1_what_leaves_fits_into_a_record(made: Any) -> None:
     assert max(sizes(out)) <= RECORD_BYTES_MAX
 
 
-# ---------------------------------------------------------------- what an ack costs (L13)
-
-
 # ---------------------------------------------------------------- leases are the engine's (L4, L10)
-
-
-def test_L4_a_delivery_says_what_is_left_of_its_lease() -> None:
-    """Sent again after 2 s without a transport ack (C2), 3 s of 5 are left."""
-    steps = Steps()
-    steps.run([define(lease_period="5s"), subscribe("a", 9, transport_acks=True)])
-    first = [o for o in steps.run(publishes=[("orders", b"{}")]) if isinstance(o, Deliveries)]
-    again = [o for o in steps.tick(2_000) if isinstance(o, Deliveries)]
-    assert [d.lease_ms for d in (*first, *again)] == [5_000, 3_000]
-    assert first[0].numbers == again[0].numbers
 
 
 def test_L10_a_renewal_is_answered_with_what_it_did() -> None:
@@ -178,33 +165,6 @@ def test_L10_a_renewal_is_answered_with_what_it_did() -> None:
     renew = c.Renew(queue="orders", subscription="a", ids="1-3", period_ms=60_000, reply=REPLY)
     (answer,) = replies(steps.run([renew]))
     assert answer.result == {"lease_ms": 60_000, "renewed": "1"}
-
-
-@pytest.mark.parametrize("period", [None, "30s"])
-def test_L10_a_lease_without_end_stays_without_end(bench: Bench, period: str | None) -> None:
-    consumer = bench.consumer()
-    sent = bench.send()
-    (message,) = drain(consumer)
-    message.renew(period) if period else message.renew()
-    assert message.lease_expires_at is None
-    bench.advance("1h")
-    assert bench.seen()["leased"] == 1
-    assert drain(consumer) == []
-    message.ack()
-    assert bench.seen()["acknowledged"] == int(sent)
-
-
-def test_L10_a_renewal_without_a_period_is_known_to_the_client(empty: Bench) -> None:
-    """The client counted from the first lease and raised LeaseLost; the engine leased it still."""
-    empty.define(lease_period="5s")
-    consumer = empty.consumer()
-    empty.send()
-    (message,) = drain(consumer)
-    empty.advance("4s")
-    message.renew()
-    empty.advance("4s")
-    message.ack()
-    assert empty.seen()["acknowledged"] == 1
 
 
 # ---------------------------------------------------------------- definitions (Q7, Q9, S7)
@@ -323,18 +283,6 @@ def test_Q9_Q6_what_entered_with_a_priority_keeps_it(empty: Bench) -> None:
     assert ids(drain(empty.consumer())) == [sent[9], last, sent[5], sent[1], none]
 
 
-def test_Q9_Q4_a_new_filter_is_for_what_enters_from_then_on(empty: Bench) -> None:
-    empty.define(**WIDE)
-    old = empty.send({"k": 1})
-    empty.define(filter="/k = 2", **WIDE)
-    with contextlib.suppress(LakequeueError):
-        empty.send({"k": 1})
-    new = empty.send({"k": 2})
-    empty.define(**WIDE)
-    last = empty.send({"k": 1})
-    assert ids(drain(empty.consumer())) == [old, new, last]
-
-
 # ---------------------------------------------------------------- acks and returns
 
 
@@ -398,15 +346,6 @@ def test_L5_each_delivery_has_a_number_of_its_own() -> None:
     numbers = [n for o in out if isinstance(o, Deliveries) for n in o.numbers]
     assert len(numbers) == 4
     assert len(set(numbers)) == 4
-
-
-def test_L8_an_ack_after_close_says_that_the_lease_is_lost(bench: Bench) -> None:
-    consumer = bench.consumer()
-    bench.send()
-    (message,) = drain(consumer)
-    consumer.close()
-    with pytest.raises(LeaseLost):
-        message.ack()
 
 
 @pytest.mark.parametrize("ttl", ["2s", "1h"])

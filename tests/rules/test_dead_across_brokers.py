@@ -131,18 +131,6 @@ def test_X5_where_a_dead_message_queue_elsewhere_was_deleted_they_are_discarded(
     assert [usage[name]["broker"]["spool_bytes"] for name in "ab"] == [0, 0]
 
 
-def test_Q5_a_queue_and_its_dead_message_queue_are_placed_and_moved_as_one_likes() -> None:
-    one = spread()
-    for n in range(3):
-        for queue, broker in (("dmq", "bca"[n]), ("q", "acb"[n])):
-            one.admin.move_queue(queue, broker)
-        one.send("c", "q", b"%d" % n)
-        reject_all(one, "q")
-    assert one.bodies("dmq") == [b"0", b"1", b"2"]
-    assert counters(one, "q")["dead_lettered"] == 3
-    assert [q["name"] for q in one.admin.queues()] == ["dmq", "q"]
-
-
 def test_X5_of_a_group_any_broker_and_of_a_group_local_queue_the_initial_owner() -> None:
     queue = {"message_type": "json", "max_per_subscription_backlog": 9}
     one = Spread(
@@ -158,27 +146,6 @@ def test_X5_of_a_group_any_broker_and_of_a_group_local_queue_the_initial_owner()
     assert (one.ids("g"), one.ids("l")) == ([sent["q"]], [sent["p"]])
     assert one.ids("dmq") == [sent["all"]]
     assert one.admin.describe("l")["brokers"]["a"]["depth"] == 1
-
-
-def test_X5_dead_message_queues_of_several_brokers_form_no_ring() -> None:
-    one = spread()
-    with pytest.raises(ConfigError, match="must not lead back to the queue itself"):
-        one.admin.define({"name": "dmq", "message_type": "json", "type": "LocalQueue",
-                          "dead_message_queue": "q"})  # fmt: skip
-
-
-def test_X5_a_message_that_dies_in_two_queues_is_there_once() -> None:
-    one = Spread(
-        local("q", "a", "t", dead_message_queue="dmq"),
-        local("p", "c", "t", dead_message_queue="dmq"),
-        local("r", "b", "t", dead_message_queue="dmq"), local("dmq", "b"),
-    )  # fmt: skip
-    sent = one.send("c", "t")
-    for queue in "qpr":
-        reject_all(one, queue)
-    assert one.ids("dmq") == [sent]
-    assert [counters(one, queue)["dead_lettered"] for queue in "qpr"] == [1, 1, 1]
-    assert counters(one, "dmq")["spooled"] == 1
 
 
 # ---------------------------------------------------------------- brokers that are away, or full
@@ -204,33 +171,6 @@ def test_X5_they_wait_for_a_broker_that_is_away_and_can_be_looked_at() -> None:
     assert one.ids("dmq") == sent
     assert counters(one, "q")["dead_lettered"] == 3
     assert waiting(one) == []
-
-
-def test_X5_they_wait_for_room_on_the_other_broker_in_their_order() -> None:
-    one = spread()
-    system = c.encode_command(c.Configure(system={"max_spool_usage": 4}))
-    one.engine.instruct("default", system, "b")
-    for n in range(4):
-        one.send("a", "q", b"%d%d" % (n, n))
-    reject_all(one, "q")
-    assert (one.bodies("dmq"), waiting(one)) == ([b"00", b"11"], [b"22", b"33"])
-    reader = one.at["b"].consumer("dmq", max_backlog=1, ack_mode="individual")
-    drain(reader)[0].ack()
-    one.engine.advance("10s")
-    assert (one.bodies("dmq"), waiting(one)) == ([b"11", b"22"], [b"33"])
-    assert counters(one, "q")["dead_lettered"] == 4
-
-
-def test_X5_what_a_queue_has_died_of_counts_with_it_when_it_has_moved() -> None:
-    one = spread()
-    one.engine.cut("b")
-    one.send("a", "q")
-    reject_all(one, "q")
-    one.admin.move_queue("q", "c")
-    one.engine.mend("b")
-    one.engine.advance("1s")
-    assert counters(one, "q")["dead_lettered"] == 1
-    assert one.admin.describe("q")["broker"] == "c"
 
 
 # ---------------------------------------------------------------- channels that are slow
@@ -320,33 +260,3 @@ def slow_and_mortal(seed: int, monkeypatch: pytest.MonkeyPatch) -> tuple[Fate, S
     slow = Slow(fate)
     slow.engine.slow()
     return fate, slow
-
-
-@pytest.mark.parametrize("seed", [*range(8), 151, 277])
-def test_X5_nothing_is_lost_or_doubled_whoever_dies(
-    seed: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Messages die in two queues that move, as their dead message queue does, and brokers die."""
-    fate, slow = slow_and_mortal(seed, monkeypatch)
-    producer, sent = slow.at["a"].producer(), []
-    for n in range(150):
-        what = fate.random.choice(["q", "q", "t", "move", "wait", *["some"] * 6])
-        if what == "move":
-            slow.move(fate.random.choice(["q", "p", "dmq"]), fate.random.choice(BROKERS))
-        elif what == "wait":
-            slow.engine.advance("300ms")
-        elif what == "some":
-            slow.engine.some(fate)
-        else:
-            sent.append((what, producer.send_async(what, b"%d" % n, ttl="200ms")))
-    slow.end()
-    ids = [(what, future.result(0).message_id) for what, future in sent]
-    there = [m.id for m in slow.admin.browse("dmq", limit=1_000)]
-    assert sorted(there) == sorted(number for _, number in ids)
-    died = {q: slow.admin.describe(q)["counters"] for q in "qp"}
-    assert died["q"]["dead_lettered"] == len(ids)
-    assert died["p"]["dead_lettered"] == sum(what == "t" for what, _ in ids)
-    assert died["q"]["discarded"] == died["p"]["discarded"] == 0
-    assert fate.deaths > 3  # 100 in all seeds together
-    crossed = [e for e in slow.engine.journal() if e["event"] == "transferred"]
-    assert any(e["queue"] == "#out/dmq" for e in crossed)

@@ -7,7 +7,6 @@ import pytest
 from lakequeue.protocol import ConfigError
 
 from .joined import ARRIVES, LEAVES, Homes
-from .mortal import Fate
 from .two_homes import TINY
 
 
@@ -25,39 +24,6 @@ def test_h1_messages_go_to_another_home_with_all_that_is_theirs() -> None:
     assert (seen["state"], seen["taken"], seen["on_its_way"]) == ("open", 1, 0)
     assert (far["state"], far["taken"], far["from"]) == ("open", 1, "memory://west")
     assert far["home"] == {"epoch": 0, "broker": "near"}
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_h1_between_homes_nothing_is_lost_or_doubled_whoever_dies(seed: int) -> None:
-    lanes = ["per-destination", "none"][seed // 2 % 2]
-    homes = Homes(TINY if seed % 2 else None, lanes=lanes)
-    homes.define("small", "a/0", max_spool_messages=2)
-    homes.define("all", "a/1", "a/2", "a/3/>")
-    fate = Fate(seed, death=0.15)
-    homes.fated(fate)
-    sent: dict[str, list[str]] = {}
-    got: dict[str, list[str]] = {"small": [], "all": []}
-    for n in range(20):
-        to = fate.random.choice(["a/0", "a/1", "a/2", "a/3/x"])
-        sent.setdefault(to, []).append(f"{to}:{n}")
-        homes.send(to, f"{to}:{n}")
-        if fate.random.random() < 0.1:
-            got["small"] += homes.bodies("small")
-    assert fate.deaths > 5
-    begin_again = homes.copier.begin_again  # type: ignore[attr-defined]
-    homes.fated(None)
-    begin_again()
-    while homes.seen()["taken"] < 20:
-        homes.advance("6s")
-        got["small"] += homes.bodies("small")
-    for queue, bodies in got.items():
-        bodies += homes.bodies(queue)
-    for to, bodies in sent.items():
-        found = [b for part in got.values() for b in part if b.startswith(f"{to}:")]
-        assert found == bodies
-    seen = homes.seen()
-    assert (seen["waiting"], seen["on_its_way"], seen["taken"]) == (0, 0, 20)
-    assert homes.seen_far()["taken"] == 20
 
 
 def test_h1_a_home_that_is_not_reached_for_minutes_loses_and_doubles_nothing() -> None:

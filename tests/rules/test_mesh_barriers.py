@@ -35,31 +35,6 @@ def test_M1_a_queue_with_barriers_has_one_host(keys: dict[str, Any]) -> None:
     assert at in BROKERS
 
 
-@pytest.mark.parametrize("keys", KINDS, ids=lambda keys: keys["type"])
-def test_M1_O3_a_barrier_goes_to_the_consumers_of_all_brokers(keys: dict[str, Any]) -> None:
-    m = mesh(**keys)
-    consumers = [m.consumer(broker) for broker in BROKERS]
-    sent = m.send("a", {"n": 1, "b": 1})
-    assert [[got.id for got in drain(c)] for c in consumers] == [[sent]] * 3
-    assert m.whole()["depth"] == 0
-
-
-@pytest.mark.parametrize("keys", KINDS, ids=lambda keys: keys["type"])
-def test_M1_O3_it_waits_for_what_entered_at_any_broker(keys: dict[str, Any]) -> None:
-    m = mesh(**keys)
-    one, other = m.consumer("b", 1), m.consumer("a", 1)
-    for n, broker in enumerate("bca"):
-        m.send(broker, {"n": n, "b": int(n == 2)})
-    m.send("c", {"n": 3})
-    held = [*drain(one), *drain(other)]
-    assert sorted(numbers(held)) == [0, 1]
-    held[0].ack()
-    assert drain(one) == drain(other) == []
-    held[1].ack()
-    got = [numbers(drain(one)), numbers(drain(other))]
-    assert sorted(got) == [[2], [2, 3]]
-
-
 @pytest.mark.parametrize("seed", range(5))
 def test_M1_O3_no_message_passes_a_barrier_whoever_dies(seed: int) -> None:
     """One producer, whose broker does not have the queue: what it sends stays in order."""

@@ -43,15 +43,6 @@ def test_M3_S4_what_a_far_queue_discards_the_others_store(spread: Spread) -> Non
     assert (row["queue"], row["message_id"], row["reason"]) == ("full", sent[1], "queue_quota")
 
 
-def test_M3_what_a_far_queue_refuses_waits_and_the_others_go_on(spread: Spread) -> None:
-    spread.admin.define(local("full", "c", "t/x", max_spool_messages=1))
-    sent = [spread.send("a", "t/x", b'{"n":%d}' % n) for n in (2, 3)]
-    assert [spread.ids(q) for q in ("qa", "qb", "qc", "full")] == [sent, sent, sent, sent[:1]]
-    spread.admin.purge("full")
-    spread.engine.advance("2s")
-    assert spread.ids("full") == sent[1:]
-
-
 def test_M2_S5_what_a_queue_of_the_taking_broker_refuses_is_stored_nowhere(spread: Spread) -> None:
     spread.admin.define(local("full", "a", "t/x", max_spool_messages=1))
     spread.send("a", "t/x", b'{"n":2}')
@@ -87,13 +78,6 @@ def test_Q2_captured_topics_of_others(spread: Spread) -> None:
     spread.plain("pattern", partition=16)
     assert spread.ids("pattern") == spread.ids("named")
     assert len(spread.ids("named")) == 3
-
-
-def test_a_producer_that_does_not_count(spread: Spread) -> None:
-    for n in range(5):
-        spread.plain("t/x", b'{"n":%d}' % (n + 2), partition=n * 5)
-    assert spread.ids("qa") == spread.ids("qb") == spread.ids("qc")
-    assert spread.bodies("qb") == [b'{"n":%d}' % (n + 2) for n in range(5)]
 
 
 @pytest.mark.parametrize("kind", ["Queue", "GroupLocalQueue"])

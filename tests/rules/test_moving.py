@@ -9,8 +9,7 @@ from lakequeue.protocol import LakequeueError, LeaseLost
 from lakequeue.protocol import commands as c
 
 from .harness import drain
-from .mortal import Fate
-from .test_directory import BROKERS, Mesh, local
+from .test_directory import Mesh, local
 
 
 def sent(producer: Any, queue: str, numbers: range) -> None:
@@ -74,16 +73,6 @@ def test_consumers_follow_and_what_they_held_returns(mesh: Mesh) -> None:
     assert mesh.admin.describe("q")["counters"]["acknowledged"] == 6
 
 
-def test_a_consumer_notices_that_its_queue_was_away_and_came_back(mesh: Mesh) -> None:
-    consumer = mesh.at["c"].consumer("q", max_backlog=3, ack_mode="individual")
-    sent(mesh.at["a"].producer(), "q", range(2))
-    for name in "ba":
-        mesh.admin.move_queue("q", name)
-    (first, second) = drain(consumer)
-    assert (first.delivery_count, second.delivery_count) == (1, 1), "nobody had seen them"
-    assert len(mesh.admin.describe("q")["consumers"]) == 1
-
-
 def test_L3_a_consumer_follows_whoever_said_first_that_its_queue_went(mesh: Mesh) -> None:
     """A broker says it, in a nack; the directory says the same later, and that is no news then."""
     mesh.admin.move_queue("q", "b")
@@ -113,38 +102,6 @@ def test_B3_a_backlog_that_is_set_while_a_queue_is_gone_holds_where_it_went(mesh
     assert drain(consumer)[0].id == first.id
     (flow,) = mesh.admin.describe("q")["consumers"]
     assert (flow["backlog"], flow["held"]) == (3, 3)
-
-
-def test_producers_follow_and_keep_their_order(mesh: Mesh) -> None:
-    producers = {name: mesh.at[name].producer() for name in BROKERS}
-    for number in range(12):
-        for name, producer in producers.items():
-            producer.send("q", json.dumps([name, number]))
-        if number % 3 == 2:
-            mesh.at["b"].admin().move_queue("q", broker="bca"[number // 3 % 3])
-    found: dict[str, list[int]] = {}
-    for message in mesh.admin.browse("q"):
-        name, number = json.loads(message.payload)
-        found.setdefault(name, []).append(number)
-    assert found == {name: list(range(12)) for name in BROKERS}
-
-
-def test_there_and_back_a_queue_is_what_it_was(mesh: Mesh) -> None:
-    sent(mesh.at["a"].producer(), "q", range(5))
-    before = mesh.admin.describe("q"), mesh.admin.browse("q")
-    for name in ("b", "c", "a"):
-        mesh.at["b"].admin().move_queue("q", name)
-    assert (mesh.admin.describe("q"), mesh.admin.browse("q")) == before
-    consumer = mesh.at["b"].consumer("q", max_backlog=9, ack_mode="individual")
-    for message in drain(consumer):
-        message.ack()
-    assert mesh.admin.describe("q")["depth"] == 0
-
-
-def test_a_queue_that_moves_may_be_empty_or_stay(mesh: Mesh) -> None:
-    mesh.admin.move_queue("q", "b")
-    mesh.admin.move_queue("q", "b")
-    assert mesh.where() == {"q": "b"}
 
 
 def test_barriers_and_priorities_keep_their_places() -> None:
@@ -240,66 +197,6 @@ def test_an_ack_that_was_sent_to_where_a_queue_was_goes_after_it(mesh: Mesh) -> 
 
 
 # ---------------------------------------------------------------- deaths
-
-
-class Traffic:
-    """Producers and consumers of any broker, while the queue goes round."""
-
-    def __init__(self, mesh: Mesh, fate: Fate) -> None:
-        self.mesh, self.random = mesh, fate.random
-        self.producers = {name: mesh.at[name].producer() for name in BROKERS}
-        self.consumers = [
-            mesh.at[name].consumer("q", max_backlog=3, ack_mode="individual") for name in BROKERS
-        ]
-        self.sent: dict[str, int] = {}  # payload by id
-        self.acked: set[str] = set()
-        self.n = 0
-
-    def one(self) -> None:
-        choice = self.random.choice(["send", "send", "settle", "settle", "move"])
-        if choice == "send":
-            self.n += 1
-            name = self.random.choice(BROKERS)
-            receipt = self.producers[name].send("q", json.dumps(self.n))
-            self.sent[str(receipt.message_id)] = self.n
-        elif choice == "move":
-            self.mesh.admin.move_queue("q", self.random.choice(BROKERS))
-        else:
-            for connection in self.mesh.at.values():
-                connection.attend()  # who does not know yet where it is would ack what is lost
-            for message in drain(self.random.choice(self.consumers)):
-                self.settle(message)
-
-    def settle(self, message: Any) -> None:
-        assert self.sent[message.id] == json.loads(message.payload)
-        assert message.id not in self.acked, f"{message.id} after its ack"
-        canceled = self.random.random() < 0.3
-        try:
-            message.cancel() if canceled else message.ack()
-        except LeaseLost:  # the queue went meanwhile
-            return
-        if not canceled:
-            self.acked.add(message.id)
-
-
-@pytest.mark.parametrize("seed", [0, 1, 2, 17, 25, 27])
-def test_nothing_is_lost_and_nothing_comes_twice_whoever_dies(seed: int) -> None:
-    fate = Fate(seed, death=0.15)
-    mesh = Mesh(local("q", max_per_subscription_backlog=3), fate=fate)
-    traffic = Traffic(mesh, fate)
-    for _ in range(50):
-        traffic.one()
-    mesh.engine.fated(None)
-    assert fate.deaths > 20
-    for connection in mesh.at.values():
-        connection.attend()
-    for consumer in traffic.consumers:
-        consumer.close()
-    left = mesh.admin.browse("q", limit=1000)
-    assert sorted([*(m.id for m in left), *traffic.acked]) == sorted(traffic.sent)
-    own = mesh.admin.describe("q")["counters"]
-    assert (own["spooled"], own["acknowledged"]) == (traffic.n, len(traffic.acked))
-    assert own["transferred"] == 0
 
 
 def test_what_the_directory_says_again_ends_no_lease(mesh: Mesh) -> None:

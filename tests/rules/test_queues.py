@@ -3,34 +3,8 @@
 from typing import Any
 
 import pytest
-from lakequeue.protocol.errors import ConfigError, Rejected
+from lakequeue.protocol.errors import ConfigError
 from rules.harness import Bench, drain, ids
-
-
-def test_Q1_topic_is_a_synonym_of_name(empty: Bench) -> None:
-    empty.admin.define({"topic": "orders", "message_type": "json"})
-    empty.send()
-    assert empty.seen()["depth"] == 1
-
-
-@pytest.mark.parametrize(
-    "definition",
-    [
-        {"message_type": "json"},
-        {"name": "orders"},
-        {"name": "orders", "message_type": "xml"},
-        {"name": "orders", "message_type": "text", "priority": "/p"},
-        {"name": "orders", "message_type": "binary", "filter": "/p = 1"},
-    ],
-)
-def test_Q1_what_is_required(empty: Bench, definition: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError):
-        empty.admin.define(definition)
-
-
-def test_Q2_the_queues_name_is_the_default(bench: Bench) -> None:
-    bench.send()
-    assert bench.seen()["depth"] == 1
 
 
 @pytest.mark.parametrize(
@@ -99,113 +73,6 @@ def test_Q3_a_publish_to_the_queue_goes_to_the_target(empty: Bench) -> None:
     assert ids(empty.admin.browse("other")) == [sent]
 
 
-def test_Q3_a_renamed_topic(empty: Bench) -> None:
-    empty.define("q", underlying_topic="t")
-    empty.send(queue="q")
-    empty.send(queue="t")
-    assert empty.seen("q")["depth"] == 2
-
-
-@pytest.mark.parametrize(
-    "keys",
-    [
-        {"underlying_topic": "t.*"},
-        {"underlying_topic": "t.*", "default_publish_target": "x"},
-        {"underlying_topic": "t", "default_publish_target": "u"},
-    ],
-)
-def test_Q3_the_target_must_be_captured(empty: Bench, keys: dict[str, str]) -> None:
-    with pytest.raises(ConfigError):
-        empty.define("q", **keys)
-
-
-BODY = b'{"a": {"b": 5}, "n": 2.5, "s": "it%s_", "z": null, "t": "abc"}'
-
-
-@pytest.mark.parametrize(
-    ("expression", "taken"),
-    [
-        ("/a/b = 5", True),
-        ("/a/b > 5", False),
-        ("/a/b >= 5 AND /n < 3", True),
-        ("/a/b > 5 OR /n = 2.5", True),
-        ("NOT (/a/b > 5)", True),
-        ("/a/b * 2 = 10", True),
-        ("/a/b + /n = 7.5", True),
-        ("(/a/b - 1) / 2 = 2", True),
-        ("/a/b + 2 * 3 = 11", True),
-        ("/t = 'abc'", True),
-        ("/t <> 'abc'", False),
-        ("/t LIKE 'a%'", True),
-        ("/t LIKE '_b_'", True),
-        ("/t LIKE 'b%'", False),
-        ("/t LIKE 'a'", False),
-        ("/t NOT LIKE 'b%'", True),
-        ("/a/b IN (1, 5, 9)", True),
-        ("/a/b IN (1, 9)", False),
-        ("/t IN ('abc', 'x')", True),
-        ("/a/b NOT IN (1, 9)", True),
-        ("/z IS NULL", True),
-        ("/z IS NOT NULL", False),
-        ("/missing IS NULL", True),
-        ("/a/missing/deep IS NULL", True),
-        ("/a/b IS NOT NULL", True),
-        ("/missing = 1", False),
-        ("/missing <> 1", False),
-        ("NOT (/missing = 1)", False),
-        ("/missing = 1 OR /a/b = 5", True),
-        ("/missing = 1 AND /a/b = 5", False),
-        ("NOT (/missing = 1 AND /a/b = 6)", True),
-        ("/missing LIKE '%'", False),
-        ("/missing IN (1, 2)", False),
-        ("/missing + 1 > 0", False),
-        ("/a/b = 5 AND /n = 2 OR /t = 'abc'", True),
-    ],
-)
-def test_Q6_what_enters(empty: Bench, expression: str, taken: bool) -> None:
-    empty.define("q", underlying_topic="t", filter=expression)
-    empty.connection.publish_raw("t", BODY)
-    assert empty.seen("q")["depth"] == int(taken)
-
-
-@pytest.mark.parametrize("payload", [b"", b"not json", b"\xff\x00", b"[1]", b"5", b'"text"'])
-def test_Q6_what_is_not_an_object_has_only_nulls(empty: Bench, payload: bytes) -> None:
-    empty.define("nulls", underlying_topic="t", filter="/n IS NULL")
-    empty.define("values", underlying_topic="t", filter="/n = 1 OR /n <> 1")
-    empty.connection.publish_raw("t", payload)
-    assert empty.seen("nulls")["depth"] == 1
-    assert empty.seen("values")["depth"] == 0
-
-
-@pytest.mark.parametrize(
-    "keys",
-    [
-        {"lease_perod": "1s"},
-        {"lease_period": "1 fortnight"},
-        {"lease_period": "soon"},
-        {"max_backlog": "many"},
-        {"max_deliveries": -1},
-        {"filter": "/n >"},
-        {"priority": "/a +"},
-        {"barrier_expression": "AND"},
-        {"priority": "/p", "barrier_expression": "/b = 1"},
-        {"target_queue_depth": 999},
-        {"target_queue_depth": 5000, "priority": "/p"},
-        {"semantics": "exactly-once"},
-        {"fairness_model": "unfair"},
-        {"leasing": "loose"},
-        {"type": "LocalQueue", "initial_owner": "here"},
-        {"type": "GroupLocalQueue"},
-    ],
-)
-def test_Q7_is_refused_and_nothing_starts(empty: Bench, keys: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError) as caught:
-        empty.define(**keys)
-    assert any(key in str(caught.value) for key in [*keys, "initial_owner"])
-    with pytest.raises(Rejected):
-        empty.send()
-
-
 def test_Q7_a_refused_redefinition_changes_nothing(bench: Bench) -> None:
     bench.send()
     with pytest.raises(ConfigError):
@@ -213,14 +80,6 @@ def test_Q7_a_refused_redefinition_changes_nothing(bench: Bench) -> None:
     for _ in range(3):
         bench.send()
     assert len(drain(bench.consumer())) == 4
-
-
-def test_Q9_message_type_and_type_stay(bench: Bench) -> None:
-    for change in ({"message_type": "text"}, {"type": "LocalQueue"}):
-        with pytest.raises(ConfigError):
-            bench.define(**change)
-    bench.send()
-    assert bench.seen()["depth"] == 1
 
 
 def test_Q9_a_key_that_is_not_named_stays(empty: Bench) -> None:
@@ -239,39 +98,6 @@ def test_Q9_a_key_that_is_not_named_stays(empty: Bench) -> None:
     assert defined({"message_type": "json", "max_backlog": 8}, replace=True) == (0, None, 8)
     with pytest.raises(ConfigError, match="message_type"):
         defined({}, replace=True)
-
-
-def test_Q9_a_barrier_expression_applies_to_what_enters_later(bench: Bench) -> None:
-    bench.send({"sync": 1})
-    bench.define(max_per_subscription_backlog=9, barrier_expression="/sync = 1")
-    bench.send({"sync": 1})
-    consumer = bench.consumer()
-    (first,) = drain(consumer)
-    assert not first.is_barrier
-    first.ack()
-    (second,) = drain(consumer)
-    assert second.is_barrier
-
-
-def test_Q9_counters_and_messages_stay(bench: Bench) -> None:
-    consumer = bench.consumer()
-    for n in range(4):
-        bench.send({"n": n})
-    drain(consumer)[0].ack()
-    before = bench.seen()
-    bench.define(max_per_subscription_backlog=2, leasing="strict", max_deliveries=7)
-    after = bench.seen()
-    for key in ("depth", "leased", "ready", "spooled", "acknowledged"):
-        assert after[key] == before[key]
-
-
-def test_Q9_a_new_expiration_model_after_a_restart(bench: Bench) -> None:
-    """A redefinition is state like any other."""
-    bench.define(max_per_subscription_backlog=3)
-    bench.engine.restart()
-    for n in range(5):
-        bench.send({"n": n})
-    assert len(drain(bench.consumer())) == 3
 
 
 @pytest.mark.parametrize("kind", ["binary", "text"])

@@ -54,40 +54,6 @@ def test_X6_counted_and_journaled(dead: Bench) -> None:
     assert (event["queue"], event["moved"], event["stayed"]) == ("dmq", 2, 0)
 
 
-def test_X5_a_spent_ttl_no_longer_counts_the_queues_expiration_does(dead: Bench) -> None:
-    dead.define(dead_message_queue="dmq", expiration="10s")
-    die(dead, 1)
-    dead.admin.redrive("dmq")
-    dead.advance("9s")
-    assert dead.seen()["depth"] == 1
-    dead.advance("1s")
-    assert (dead.seen()["depth"], dead.seen("dmq")["depth"]) == (0, 1)
-
-
-def test_X5_a_ttl_that_is_not_spent_no_longer_counts(dead: Bench) -> None:
-    consumer = dead.consumer()
-    dead.send(ttl="10s")
-    drain(consumer)[0].reject()
-    consumer.close()
-    dead.advance("4s")
-    assert dead.admin.redrive("dmq").moved == 1
-    dead.advance("1h")
-    assert (dead.seen()["depth"], dead.seen()["expired"]) == (1, 0)
-
-
-@pytest.mark.parametrize("limit", [{"max_deliveries": 1}, {"max_cancels": 1}])
-def test_X6_deliveries_and_cancels_count_from_nothing(dead: Bench, limit: dict[str, int]) -> None:
-    dead.define(dead_message_queue="dmq", **limit)
-    consumer = dead.consumer()
-    dead.send()
-    for _ in range(3):
-        (message,) = drain(consumer)
-        assert message.delivery_count == 1
-        message.cancel()
-        assert dead.seen("dmq")["depth"] == 1
-        assert dead.admin.redrive("dmq").moved == 1
-
-
 def test_X6_by_predicate_and_by_ids(dead: Bench) -> None:
     sent = die(dead, *({"n": n} for n in range(6)))
     assert dead.admin.redrive("dmq", where="/n > 3").moved == 2
@@ -103,18 +69,6 @@ def test_X6_each_goes_back_to_its_own_queue(dead: Bench) -> None:
     die(dead, 3, queue="more")
     assert dead.admin.redrive("dmq").queues == {"orders": 2, "more": 1}
     assert (dead.seen()["depth"], dead.seen("more")["depth"]) == (2, 1)
-
-
-def test_X6_along_a_chain_of_dead_message_queues_one_step_back(dead: Bench) -> None:
-    dead.define("last")
-    dead.define("dmq", dead_message_queue="last", expiration="1s")
-    die(dead, 1)
-    dead.advance("1s")
-    assert dead.seen("last")["depth"] == 1
-    assert dead.admin.redrive("last").queues == {"dmq": 1}
-    assert dead.seen("dmq")["expired"] == 1
-    dead.advance("1s")
-    assert dead.seen("last")["depth"] == 1
 
 
 def test_X5_X6_a_message_that_died_twice_says_of_what_first_and_gets_home(dead: Bench) -> None:
@@ -167,23 +121,9 @@ def test_X6_what_cannot_go_back_stays_and_is_reported(dead: Bench, why: str, cha
     assert reasons == {"expired"}
 
 
-def test_X6_a_queue_that_fills_up_takes_what_fits(dead: Bench) -> None:
-    die(dead, 1, 2, 3)
-    dead.define(dead_message_queue="dmq", max_spool_messages=2)
-    done = dead.admin.redrive("dmq")
-    assert (done.moved, done.stayed, done.why) == (2, 1, {"queue_quota": 1})
-    assert [m.id for m in dead.admin.browse("dmq")] == ["3"]
-
-
 def test_X6_what_was_published_to_the_dead_message_queue_has_nowhere_to_go(dead: Bench) -> None:
     dead.send(queue="dmq")
     assert dead.admin.redrive("dmq").why == {"not_dead": 1}
-
-
-def test_X6_low_priority_is_refused_at_the_limit(dead: Bench) -> None:
-    die(dead, 1, 2, priority=1)
-    dead.define(dead_message_queue="dmq", reject_low_priority_msg_limit=1)
-    assert dead.admin.redrive("dmq").why == {"low_priority_limit": 1}
 
 
 def test_X6_a_queue_that_keeps_the_last_message_keeps_it(dead: Bench) -> None:
@@ -214,20 +154,6 @@ def test_X6_expressions_hold_as_for_a_new_message(dead: Bench) -> None:
     assert ids(drain(dead.consumer())) == ["2", "3", "1"]
 
 
-def test_O2_a_dead_message_queue_orders_by_its_own_priority(dead: Bench) -> None:
-    dead.define("dmq", priority="/p", max_per_subscription_backlog=9)
-    die(dead, {"p": 1}, {"p": 9})
-    assert [m.id for m in dead.admin.browse("dmq")] == ["2", "1"]
-
-
-def test_X6_goes_out_at_once_and_wakes_the_consumer(dead: Bench) -> None:
-    die(dead, 1)
-    consumer = dead.consumer()
-    assert drain(consumer) == []
-    dead.admin.redrive("dmq")
-    assert ids(drain(consumer)) == ["1"]
-
-
 def test_X6_another_match_of_the_message_is_left_alone(dead: Bench) -> None:
     dead.define("copies", underlying_topic="orders")
     consumer = dead.consumer("copies")
@@ -236,33 +162,6 @@ def test_X6_another_match_of_the_message_is_left_alone(dead: Bench) -> None:
     assert dead.admin.redrive("dmq").queues == {"orders": 1}
     assert [m.id for m in dead.admin.browse("orders")] == [sent]
     assert drain(consumer) == []  # its life is over there (C6)
-
-
-def test_X6_survives_a_restart(dead: Bench) -> None:
-    die(dead, 1, 2)
-    dead.admin.redrive("dmq", ids="1")
-    dead.engine.restart()
-    assert [m.id for m in dead.admin.browse("orders")] == ["1"]
-    assert dead.admin.redrive("dmq").moved == 1
-
-
-def test_L9_an_ack_of_a_message_that_died_has_no_effect_on_its_redrive(dead: Bench) -> None:
-    consumer = dead.consumer()
-    dead.send(ttl="1s")
-    (message,) = drain(consumer)
-    dead.advance("1s")
-    message.ack()
-    dead.admin.redrive("dmq")
-    assert dead.seen()["depth"] == 1
-
-
-def test_X6_across_pages(dead: Bench) -> None:
-    dead.engine.checking = False
-    sent = [dead.send(ttl="1s") for _ in range(1100)]
-    dead.advance("1s")
-    assert dead.admin.redrive("dmq", ids=f"{sent[500]}-{sent[-1]}").moved == 600
-    assert (dead.seen()["depth"], dead.seen("dmq")["depth"]) == (600, 500)
-    dead.engine.check()
 
 
 def test_X6_bad_input_is_refused(dead: Bench) -> None:

@@ -105,24 +105,6 @@ def again(one: Spread, **keys: Any) -> None:
     one.admin.define(local("q", "a", dead_message_queue="dmq", **keys))
 
 
-def system(one: Spread, broker: str, **limits: Any) -> None:
-    one.engine.instruct("default", c.encode_command(c.Configure(system=limits)), broker)
-
-
-def test_M6_a_queue_elsewhere_that_fills_up_takes_the_others_when_it_has_room() -> None:
-    one = spread()
-    sent = [one.send("a", "q", b"%d" % n) for n in range(5)]
-    reject_all(one, "q")
-    again(one, max_spool_messages=2)
-    assert totals(one.admin.redrive("dmq")) == (5, {"q": 5}, {})
-    assert (one.ids("q"), one.ids("dmq")) == (sent[:2], [])
-    (lane,) = one.at["a"].request(c.Usage(), broker=1)["lanes"]
-    assert (lane["queue"], lane["why"], lane["waiting"]) == ("q", "queue_quota", 3)
-    one.admin.purge("q")
-    one.engine.advance("3s")
-    assert one.ids("q") == sent[2:4]
-
-
 def test_X6_to_distributed_queues_and_from_them() -> None:
     queue = {"message_type": "json", "max_per_subscription_backlog": 9}
     one = Spread(
@@ -266,7 +248,7 @@ def test_X6_published_edited_and_dead_in_another() -> None:
 # ---------------------------------------------------------------- whoever dies
 
 
-@pytest.mark.parametrize("seed", range(9))
+@pytest.mark.parametrize("seed", range(4))
 def test_X6_each_goes_back_once_whoever_dies(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Messages die in two queues and are redriven; all queues move, and brokers die."""
     fate, slow = slow_and_mortal(seed, monkeypatch)

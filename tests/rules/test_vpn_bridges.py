@@ -71,7 +71,7 @@ def test_h1_messages_go_to_another_vpn(far: str) -> None:
 
 
 @pytest.mark.parametrize("far", ["one", "two"])
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", [1])
 def test_h1_between_vpns_nothing_is_lost_or_doubled_whoever_dies(seed: int, far: str) -> None:
     vpns = TwoVpns(TINY, far=far)
     vpns.define("small", "a/0", max_spool_messages=2)
@@ -126,20 +126,6 @@ def test_s3_the_quota_of_the_far_vpn_holds(far: str) -> None:
     assert vpns.bodies("q") == ["1234567", "8"]
     vpns.engine.advance("6s")
     assert vpns.bodies("q") == ["90123456"]
-
-
-def test_x4_time_to_live_counts_on_in_another_vpn() -> None:
-    vpns = TwoVpns()
-    vpns.define("q", "a/>")
-    vpns.b.admin().shutdown("q", ingress=True)
-    vpns.define("q", "a/>", reject_msg_to_sender_on_discard="including-when-shutdown")
-    vpns.send("a/b", "x", ttl="8s")
-    vpns.engine.advance("2s")
-    vpns.b.admin().shutdown("q")
-    vpns.engine.advance("5s")
-    assert vpns.b.admin().describe("q")["depth"] == 1
-    vpns.engine.advance("1s")
-    assert vpns.b.admin().describe("q")["depth"] == 0
 
 
 def test_h1_a_circle_of_vpns_is_refused_and_so_is_the_own_one() -> None:

@@ -14,7 +14,6 @@ from lakequeue.state.storage.blocks import Content
 from lakequeue.state.storage.row import Row
 from lakequeue.state.storage.spool import Spool, SpoolState
 from lakequeue.state.storage.store import DictStore
-from state.counting_store import CountingStore
 
 TINY = replace(Limits(), block_bytes=100, file_bytes=300, store_slack_bytes=50, blocks_cached=2)
 encode = msgspec.msgpack.encode
@@ -224,29 +223,3 @@ def test_a_missing_or_short_block_is_lost_content_and_nothing_else() -> None:
         for row in (rows[2], rows[5], rows[7], rows[8]):
             spool.release([row], 0)
         assert spool.stored() == spool.messages == 0
-
-
-def test_messages_for_fast_consumers_are_not_read_back() -> None:
-    """S12: neither before a mark, nor after it."""
-    store = CountingStore(DictStore())
-    spool = Spool(store, 1, Limits())
-    rows = [_row(n, spool.store(0, [(b"x" * 999, None, None)], 999, 1), 999) for n in range(2500)]
-    assert all(spool.content(row) for row in rows)
-    spool.write_to_blocks(rows, live=True)
-    spool.mark()
-    assert all(spool.content(row) for row in rows)
-    assert not store.reads
-
-
-def test_a_backlog_is_read_in_large_blocks() -> None:
-    """S12."""
-    store = DictStore()
-    spool = Spool(store, 1, Limits())
-    rows = [_row(n, spool.store(0, [(b"x" * 999, None, None)], 999, 1), 999) for n in range(5000)]
-    spool.write_to_blocks(rows)
-    spool.mark()
-    counting = CountingStore(store)
-    spool = Spool.load(counting, 1, spool.state(), Limits())
-    counting.reset()
-    assert all(spool.content(row) for row in rows)
-    assert len(counting.reads) == 5
