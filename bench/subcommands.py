@@ -298,14 +298,3 @@ def _tables(messages: int, queued: int) -> list[dict[str, Any]]:
     from .lake_speed import run
 
     return run(messages, queued, _say)
-
-
-@_add(
-    "rebuild", "A home from the Delta tables, 1 KB a message",
-    "How long `lakequeue rebuild` takes, with all messages in the snapshot, or all behind it.",
-    _messages(1_000_000),
-)  # fmt: skip
-def _rebuild(messages: int) -> list[dict[str, Any]]:
-    from .rebuild_speed import run
-
-    return run(messages, _say)

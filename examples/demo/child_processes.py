@@ -107,11 +107,6 @@ class EngineProcess:
         self._stderr.join(timeout=2) if self._process.poll() is not None else None
         return self._errors[-1] if self._errors else "it gave no reason"
 
-    def kill(self) -> None:
-        """End it as a crash would, and its Kafka with it."""
-        self._process.kill()
-        self._process.wait()
-
     def stop(self) -> int:
         """End it in order; its exit status."""
         if self._process.poll() is None:

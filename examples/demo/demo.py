@@ -15,9 +15,8 @@ from ...protocol.errors import LakequeueError
 from .audited_day import AuditDemo
 from .blocked_bridge import BridgeDemo
 from .flights import FLIGHTS, FlightsDemo
-from .full_spool import SpoolDemo
 
-STORIES = ("flights", "spool", "bridge", "audit")
+STORIES = ("flights", "bridge", "audit")
 OF_FLIGHTS = ("count", "everything", "workers", "seed")  # options
 
 
@@ -43,14 +42,12 @@ def demo(
 
     \b
     flights  New York's flights of 2013 in three queues: barriers, priorities, a killed worker
-    spool    a queue that nobody consumes: alerts, refusals, a killed engine, a redrive
     bridge   head-of-line blocking over a bridge, and how lanes avoid it; in memory
     audit    what went wrong with a day's flights, found out afterwards, and a replay
 
     \b
     Examples:
       lakequeue demo
-      lakequeue demo spool
       lakequeue demo bridge
       lakequeue demo audit
       lakequeue demo --flights 2000 --workers 2
@@ -67,10 +64,8 @@ def demo(
             ctx.exit(EXIT_FAILED)
         return
     place = home or Path(tempfile.mkdtemp(prefix="lakequeue-demo-"))
-    play: FlightsDemo | SpoolDemo | AuditDemo
-    if story == "spool":
-        play = SpoolDemo(place.absolute(), as_json)
-    elif story == "audit":
+    play: FlightsDemo | AuditDemo
+    if story == "audit":
         play = AuditDemo(place.absolute(), as_json)
     else:
         play = FlightsDemo(place.absolute(), None if everything else count, workers, seed, as_json)

@@ -15,8 +15,8 @@ from typing import Any
 import lakequeue
 import pytest
 from client.failures import DEADLY, MODES, PAUSED, POINTS, cell, definition, on_memory, queue_of
+from client.stub_engine import StubEngine
 from client.threaded import wait_for
-from lakequeue.bench.stub_engine import StubEngine
 from lakequeue.definitions import parse_configuration
 
 HEARTBEATS_S = 3.0

@@ -18,8 +18,8 @@ from typing import Any
 import lakequeue
 import lakequeue.aio
 import pytest
+from client.stub_engine import StubEngine
 from client.threaded import wait_for
-from lakequeue.bench.stub_engine import StubEngine
 from lakequeue.definitions import parse_configuration
 from lakequeue.protocol import NotConnected
 

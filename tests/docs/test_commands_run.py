@@ -31,7 +31,7 @@ from printed import PAGES, ROOT, Printed, calls, commands, examples_of_help, fen
 ELSEWHERE = {
     r"^make |^\. \.venv|^pip |^python3 -m venv|^app/bin/": "installs, or runs these tests",
     r"lakequeue (demo|bench)": "minutes of work; has tests of its own",
-    r"^pkill": "kills every engine here; `lakequeue demo spool` kills one, and is tested",
+    r"^pkill": "kills every engine here; tests/job/test_chaos.py kills its own",
     r"lakequeue up": "runs already",
     r"kafka-1:9092|bootstrap kafka:9092|localhost:19092": "needs a cluster",
     r"^docker |^kubectl |engine\.log": "needs a cluster, or its log",

@@ -27,7 +27,7 @@ import psutil
 import pytest
 from job.processes import EngineProcess, loop_workers, thaw, until
 from job.traffic import Traffic, drain
-from lakequeue.cli.delta_reader import read_table
+from lakequeue.lake import read_columns
 from lakequeue.protocol.errors import Rejected
 from lakequeue.protocol.steplog import StepRecord
 from lakequeue.sources.live import kafka_client
@@ -154,7 +154,7 @@ def test_the_disk_of_the_tables_is_full(place: Place, connection: lakequeue.Conn
         return {event["event"] for event in admin.events()}
 
     def stored() -> Counter[str]:
-        rows = read_table(place.tables / "messages", ["payload"])["payload"].to_pylist()
+        rows = read_columns(place.tables / "messages", ["payload"])["payload"].to_pylist()
         return Counter(payload.decode() for payload in rows)
 
     with (

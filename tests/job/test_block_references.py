@@ -10,8 +10,8 @@ import pytest
 from job.conftest import Job, in_real_time
 from lake.history import crc_of, said_to_journal, write_history
 from lake.on_files import write_table
+from lake.references_in_memory import places_of, references_to
 from lake.test_past import lived
-from lakequeue.bench.references_in_memory import places_of, references_to
 from lakequeue.sinks import block_references
 from lakequeue.sinks.block_references import BlockReferences
 from loop.memory import HOME

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 from lake.on_files import MESSAGES, write_table
-from lakequeue.bench.references_in_memory import places_of, references_to
+from lake.references_in_memory import places_of, references_to
 from lakequeue.protocol import topics
 from lakequeue.protocol.table_format import CRC_MODULUS
 from lakequeue.protocol.wire import STEP, headers_json, headers_list

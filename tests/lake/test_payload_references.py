@@ -9,8 +9,8 @@ import pyarrow.compute as pc
 import pytest
 from lake.history import message_rows, said_to_journal
 from lake.on_files import MESSAGES
+from lake.references_in_memory import places_of, references_to
 from lake.test_past import Lived, lived
-from lakequeue.bench.references_in_memory import places_of, references_to
 from lakequeue.sources.step_batch import goes_first
 
 

@@ -13,7 +13,6 @@ from lakequeue.bench.bridge_cost import run as bridge
 from lakequeue.bench.burst import elsewhere, max_step_ms
 from lakequeue.bench.harness import median, percentile, triggers
 from lakequeue.bench.idle_queues import BATCH_S, definitions, step_figures
-from lakequeue.bench.rebuild_speed import run as rebuild_speed
 from lakequeue.bench.recovery import replay_ratio
 from lakequeue.bench.steady import Traffic, at_rate, made_at, stamped
 from lakequeue.definitions import parse_configuration
@@ -113,12 +112,3 @@ def test_a_steps_time_is_of_batches_that_saw_the_traffic_only() -> None:
 def test_idle_queues_are_definitions_that_are_taken() -> None:
     found = parse_configuration({"queues": definitions(12)}).queues
     assert [q.name for q in found] == [f"queue-{n}" for n in range(12)]
-
-
-def test_R3_a_rebuild_is_measured_from_the_snapshot_and_from_the_steps() -> None:
-    """Every message is in the home that was made; the bench raises where one is not."""
-    rows = rebuild_speed(1_500, lambda text: None)
-    assert [(row["all_in"], row["messages"]) for row in rows] == [
-        ("snapshot", 1_500), ("steps", 1_500),
-    ]  # fmt: skip
-    assert all(row["msgs_s"] > 0 for row in rows)

@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-
-from ..sinks.block_references import PLACE, contents_of, digest_of, references_by_content
-from ..state.storage.blocks import head_bytes
+from lakequeue.sinks.block_references import PLACE, contents_of, digest_of, references_by_content
+from lakequeue.state.storage.blocks import head_bytes
 
 
 def references_to(

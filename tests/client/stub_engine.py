@@ -1,4 +1,4 @@
-"""The engine's step behind real Kafka topics, without Spark: for tests and benchmarks of clients.
+"""The engine's step behind real Kafka topics, without Spark: for tests of clients.
 
 A thread reads commands and publishes, runs `state.step`, writes what comes out, and runs a step
 when a deadline is due. Clients cannot tell it from the job, but for its speed: a step takes a
@@ -13,16 +13,16 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from ..client.kafka import open_kafka
-from ..client.session.transport import Record, Transport
-from ..definitions import Configuration
-from ..definitions.configuration import configure_commands
-from ..protocol import NotConnected, topics, wire
-from ..protocol.messages import HEADER, Records
-from ..protocol.outputs import Deadline
-from ..sources.step_batch import goes_first
-from ..state import Batch, Broker, DictStore, Home, Limits, step
-from ..streaming.kafka.topics_admin import ensure_topics
+from lakequeue.client.kafka import open_kafka
+from lakequeue.client.session.transport import Record, Transport
+from lakequeue.definitions import Configuration
+from lakequeue.definitions.configuration import configure_commands
+from lakequeue.protocol import NotConnected, topics, wire
+from lakequeue.protocol.messages import HEADER, Records
+from lakequeue.protocol.outputs import Deadline
+from lakequeue.sources.step_batch import goes_first
+from lakequeue.state import Batch, Broker, DictStore, Home, Limits, step
+from lakequeue.streaming.kafka.topics_admin import ensure_topics
 
 POLL_S = 0.02
 VPN = "default"
