@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import logging
 import os
 import threading
 from dataclasses import dataclass, field
@@ -20,11 +21,14 @@ from ..client import connect
 from ..client.connection import Connection
 from ..protocol import ConfigError, LakequeueError, Reason, Rejected, Timeout
 from ..protocol.bounds import shown
+from .transient import UNUSED_S, TransientQueues, mark_of
 
 BACKLOG_MAX = 10_000  # as many as the broker lets one consumer hold
 WINDOW = 1_000
 MEMORY_ANSWER_S = 10
 ADDRESSES = "allowed are 'lakequeue+kafka://HOST:PORT[/VPN]' and 'lakequeue+memory://NAME[/VPN]'"
+
+log = logging.getLogger("lakequeue.tasks")
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,11 +72,22 @@ class EngineLink:
     def __post_init__(self) -> None:
         self.producer = self.connection.producer(window=WINDOW)
         self.admin = self.connection.admin()
+        self.transient = TransientQueues(self.connection, looks=not self.address.is_memory)
 
     @property
     def is_open(self) -> bool:
         """Whether it can be used: not closed, and not of the parent process."""
         return self.connection.is_open and not self.connection.is_forked
+
+    def end(self) -> None:
+        """Close it; transient queues that only this process used are deleted."""
+        try:
+            if self.is_open:
+                self.transient.close()
+        except LakequeueError as error:  # Kafka is away: another process deletes them
+            log.warning("closing the connection: %s", error)
+        finally:
+            self.connection.close()
 
     # ------------------------------------------------------------ queues
 
@@ -83,22 +98,42 @@ class EngineLink:
         except ConfigError:
             return None
 
-    def declare(self, queue: str, keys: dict[str, Any], own: bool) -> dict[str, Any]:
+    def declare(
+        self, queue: str, keys: dict[str, Any], own: bool, unused_s: float | None = None
+    ) -> dict[str, Any]:
         """Make a queue, unless it is there: then it stays as it is, but for keys of its own that
-        the application gives. Gives what `describe` shows."""
+        the application gives. unused_s: a new one may be deleted after so long without a consumer.
+        Gives what `describe` shows."""
         there = self.look(queue)
         if there is None or (own and queue not in self.declared):
             dead = keys.get("dead_message_queue")
             if dead is not None and self.look(dead) is None:
                 self.admin.define(_definition(dead, {}))
+            if there is None and unused_s is not None:
+                keys = keys | {"subscriptions": [mark_of(unused_s)]}
             self.admin.define(_definition(queue, keys))
             there = self.look(queue)
         self.declared[queue] = keys
         return there or {}
 
+    def hold(self, queue: str, keys: dict[str, Any]) -> dict[str, Any]:
+        """Make a queue that goes with the processes that hold it. Gives what `describe` shows, of a
+        new one."""
+        if self.transient.holds(queue):
+            self.transient.hold(queue)
+            return {}
+        found = self.declare(queue, keys, bool(keys), UNUSED_S)
+        try:
+            self.transient.hold(queue)
+        except ConfigError:  # who held it last has deleted it since
+            found = self.declare(queue, keys, bool(keys), UNUSED_S)
+            self.transient.hold(queue)
+        return found
+
     def delete(self, queue: str) -> None:
         """Delete a queue, if it is there."""
         self.declared.pop(queue, None)
+        self.transient.forget(queue)
         with contextlib.suppress(ConfigError):
             self.admin.delete(queue)
 
@@ -172,7 +207,7 @@ def release(link: EngineLink) -> None:
             return
         if _links.get(link.address) is link:
             del _links[link.address]
-    link.connection.close()
+    link.end()
 
 
 def _after_fork() -> None:
@@ -183,10 +218,12 @@ def _after_fork() -> None:
 
 
 def _at_exit() -> None:
-    """What was published and not confirmed is sent before the process ends."""
+    """What was published and not confirmed is sent before the process ends; its transient queues
+    are deleted."""
     for link in list(_links.values()):
         with contextlib.suppress(LakequeueError):
             link.producer.flush()
+            link.transient.close()
 
 
 os.register_at_fork(after_in_child=_after_fork)

@@ -46,7 +46,7 @@ class KombuChannel(virtual.Channel):
         self._unacked: dict[str, tuple[Flow, Message]] = {}  # by the delivery's tag
         self._retired: list[Flow] = []
         self._prefetch = 0
-        self._auto_delete: set[str] = set()
+        self._transient: set[str] = set()  # declared here, see `transient`
         self._full_since: float | None = None  # while messages wait here that others could have
 
     @property
@@ -62,7 +62,7 @@ class KombuChannel(virtual.Channel):
 
     def queue_declare(
         self, queue: str | None = None, passive: bool = False, auto_delete: bool = False,
-        arguments: dict[str, Any] | None = None, **_: Any,
+        exclusive: bool = False, arguments: dict[str, Any] | None = None, **_: Any,
     ) -> queue_declare_ok_t:  # fmt: skip
         """Make a queue where there is none."""
         name = queue or f"amq.gen-{uuid()}"
@@ -71,12 +71,20 @@ class KombuChannel(virtual.Channel):
             if found is None:
                 raise ChannelError(f"no queue {name!r}", (50, 10), "Channel.queue_declare", "404")
         else:
-            own = _keys(arguments or {})
-            defaults = {} if auto_delete else self.connection.queue_defaults
-            found = self.link.declare(name, defaults | own, bool(own))
-            if auto_delete:
-                self._auto_delete.add(name)
+            found = self._declare(name, auto_delete or exclusive, arguments or {})
         return queue_declare_ok_t(name, found.get("ready", 0), 0)
+
+    def _declare(self, name: str, transient: bool, arguments: dict[str, Any]) -> dict[str, Any]:
+        own = _keys(arguments)
+        if not transient:
+            expires_ms = arguments.get("x-expires")
+            unused_s = None if expires_ms is None else expires_ms / 1000
+            defaults = self.connection.queue_defaults
+            return self.link.declare(name, defaults | own, bool(own), unused_s)
+        if name in self._transient and self.link.transient.holds(name):
+            return {}
+        self._transient.add(name)
+        return self.link.hold(name, own)
 
     def queue_bind(
         self, queue: str, exchange: str | None = None, routing_key: str = "",
@@ -113,8 +121,16 @@ class KombuChannel(virtual.Channel):
             if found is None or (if_unused and found["consumers"]) or (if_empty and found["depth"]):
                 return
         self._drop_flows(queue)
-        self._auto_delete.discard(queue)
+        self._transient.discard(queue)
         self.link.delete(queue)
+
+    def _let_go(self, queue: str) -> None:
+        """This channel needs a transient queue no more."""
+        self._transient.discard(queue)
+        getter = self._getters.pop(queue, None)
+        if getter is not None:
+            getter.close()
+        self.link.transient.let_go(queue)
 
     def _drop_flows(self, queue: str) -> None:
         """Consumers of a queue that is deleted: they are not news to who deletes it."""
@@ -183,8 +199,8 @@ class KombuChannel(virtual.Channel):
         if flow.held > 0:
             self._retired.append(flow)
         queue = flow.queue
-        if queue in self._auto_delete and all(f.queue != queue for f in self._flows.values()):
-            self.queue_delete(queue)
+        if queue in self._transient and all(f.queue != queue for f in self._flows.values()):
+            self._let_go(queue)
 
     def basic_get(self, queue: str, no_ack: bool = False, **_: Any) -> virtual.Message | None:
         """The next message of a queue, if there is one."""
@@ -308,8 +324,8 @@ class KombuChannel(virtual.Channel):
             if self.connection.verify_connection(self.connection):
                 for flow in flows:
                     flow.close()
-                for queue in self._auto_delete:
-                    self.link.delete(queue)
+                for queue in list(self._transient):
+                    self._let_go(queue)
         except LakequeueError as error:  # Kafka is away: the engine misses the heartbeats
             log.warning("closing a channel: %s", error)
         finally:

@@ -168,8 +168,9 @@ def test_a_worker_runs_on_the_event_loop(
     log = tmp_path / "ran"
     log.touch()
 
-    @app.task(name="note")
-    def note(n: int, path: str) -> None:  # Celery keeps the first application of a process
+    # Its name is no other test's: Celery keeps the first task of a name in a process.
+    @app.task(name="note_in_file")
+    def note(n: int, path: str) -> None:
         time.sleep(0.05)
         with open(path, "a") as file:
             file.write(f"{n} {os.getpid()}\n")

@@ -18,6 +18,8 @@ import lakequeue.tasks
 import pytest
 from kombu import Connection, Consumer, Exchange, Producer, Queue
 from kombu.exceptions import ChannelError
+from lakequeue.tasks.engine_link import Address, acquire, release
+from lakequeue.tasks.transient import UNUSED_S
 
 _names = itertools.count(1)
 _kombu = Queue("work", exchange=Exchange("", type="direct"), routing_key="work")
@@ -242,6 +244,45 @@ def test_fanout_reaches_every_queue_and_transient_queues_go(bench: KombuBench) -
                 connection.drain_events(timeout=1)
         assert heard == ["x", "x"]
         assert bench.admin.queues() == []
+
+
+def test_a_transient_queue_stays_while_any_channel_has_it(bench: KombuBench) -> None:
+    """A channel that sends declares the queue of replies too; it may be closed before."""
+    replies = Queue("replies", exchange=Exchange(""), routing_key="replies", auto_delete=True)
+    with bench.connect() as connection, bench.connect() as other:
+        sender, channel = connection.channel(), other.channel()
+        replies(sender).declare()
+        with Consumer(channel, [replies], callbacks=[lambda body, m: m.ack()]):
+            sender.close()
+            assert [queue["name"] for queue in bench.admin.queues()] == ["replies"]
+            Producer(channel).publish(1, routing_key="replies")
+            other.drain_events(timeout=1)
+        assert bench.admin.queues() == []
+
+
+def test_what_a_killed_process_leaves_is_deleted_by_the_others(bench: KombuBench) -> None:
+    """Its queue has no consumer once its heartbeats are missed."""
+    rare = Queue("rare", exchange=Exchange(""), routing_key="rare", expires=600)
+    used = Queue("used", exchange=Exchange(""), routing_key="used", exclusive=True)
+    link = acquire(Address.of(bench.url.removeprefix("lakequeue+"), {}))
+    link.hold("left", {})
+    link.transient.forget("left")  # as the engine does for a session that is lost
+    bench.publish(1)
+    with bench.connect() as connection:
+        channel = connection.channel()
+        for queue in (rare, used):
+            queue(channel).declare()
+
+        def names_after(look_s: float) -> list[str]:
+            link.transient.look(look_s)
+            return sorted(queue["name"] for queue in bench.admin.queues())
+
+        assert names_after(0) == ["left", "rare", "used", "work"]  # it may begin to be used now
+        assert names_after(UNUSED_S) == ["rare", "used", "work"]
+        assert names_after(600) == ["used", "work"]
+        assert names_after(10_000) == ["used", "work"]
+    release(link)
+    assert [queue["name"] for queue in bench.admin.queues()] == ["work"]
 
 
 def test_sizes_purge_and_passive_declarations(bench: KombuBench) -> None:

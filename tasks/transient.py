@@ -1,0 +1,142 @@
+"""Queues that go with the processes that use them: AMQP's `auto_delete`, `exclusive`, `x-expires`.
+
+The engine deletes no queue by itself. So a process has a subscription that takes nothing, a
+*hold*, to each such queue that it declares: while it lives, the queue has a consumer. The last one
+that lets go deletes the queue. What a killed process leaves behind is deleted by the others: each
+process with a hold looks every `LOOK_S` for queues without a consumer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from ..client import Consumer
+from ..client.connection import Connection
+from ..protocol import ConfigError, LakequeueError
+
+MARK = "transient"  # the first level of a topic subscription; the second is the time in seconds
+UNUSED_S = 30.0  # how long a queue has no consumer before others delete it, if it names no time
+LOOK_S = 60.0
+HOLDER = "declared"  # the name of the consumer that `describe` shows
+
+log = logging.getLogger("lakequeue.tasks")
+
+
+def mark_of(unused_s: float) -> str:
+    """The topic subscription that tells every process that a queue is transient."""
+    return f"{MARK}/{unused_s:g}"
+
+
+def unused_s_of(described: dict[str, Any]) -> float | None:
+    """After how long without a consumer a queue may be deleted; None: never."""
+    for topic in described["subscriptions"]:
+        mark, _, unused_s = topic.partition("/")
+        if mark == MARK:
+            return float(unused_s)
+    return None
+
+
+@dataclass
+class Hold:
+    """users: how many channels of this process have declared the queue."""
+
+    consumer: Consumer
+    users: int = 0
+
+
+class TransientQueues:
+    """The holds of this process, and the search for what others left. looks: whether to search;
+    in memory nobody else could leave a queue."""
+
+    def __init__(self, connection: Connection, looks: bool) -> None:
+        self._connection = connection
+        self._admin = connection.admin()
+        self._looks = looks
+        self._holds: dict[str, Hold] = {}
+        self._lock = threading.RLock()
+        self._over = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._unused: dict[str, float] = {}  # queue → when a look first found it unused
+
+    def holds(self, queue: str) -> bool:
+        """Whether this process keeps the queue, and nobody has deleted it since."""
+        hold = self._holds.get(queue)
+        return hold is not None and not hold.consumer.is_closed
+
+    def hold(self, queue: str) -> None:
+        """Keep a queue until `let_go`. Raises ConfigError where it is gone."""
+        with self._lock:
+            hold = self._holds.get(queue)
+            if hold is None or hold.consumer.is_closed:
+                users = 0 if hold is None else hold.users
+                consumer = self._connection.consumer(
+                    queue, ack_mode="individual", max_backlog=0, name=HOLDER
+                )
+                hold = self._holds[queue] = Hold(consumer, users)
+            hold.users += 1
+            if self._looks and self._thread is None:
+                self._thread = threading.Thread(
+                    target=self._look_often, name="lakequeue-transient", daemon=True
+                )
+                self._thread.start()
+
+    def let_go(self, queue: str) -> None:
+        """One channel less needs the queue. With the last one of all processes it is deleted."""
+        with self._lock:
+            hold = self._holds.get(queue)
+            if hold is None:
+                return
+            hold.users -= 1
+            if hold.users > 0:
+                return
+            del self._holds[queue]
+        if hold.consumer.is_closed:
+            return
+        hold.consumer.close()
+        with contextlib.suppress(ConfigError):  # somebody else has deleted it
+            found = self._admin.describe(queue)
+            if unused_s_of(found) is not None and not found["consumers"]:
+                self._admin.delete(queue)
+
+    def forget(self, queue: str) -> None:
+        """The application deletes the queue."""
+        with self._lock:
+            hold = self._holds.pop(queue, None)
+        if hold is not None:
+            hold.consumer.close()
+
+    def close(self) -> None:
+        """Let go of everything: the process ends."""
+        self._over.set()
+        for queue, hold in list(self._holds.items()):
+            hold.users = 1
+            self.let_go(queue)
+
+    # ------------------------------------------------------------ what others left
+
+    def _look_often(self) -> None:
+        while not self._over.wait(LOOK_S):
+            try:
+                self.look(time.monotonic())
+            except LakequeueError as error:
+                log.debug("looking for unused queues: %s", error)
+
+    def look(self, now_s: float) -> None:
+        """Delete transient queues that had no consumer in an earlier look, nor since."""
+        unused: dict[str, float] = {}
+        for found in self._admin.queues():
+            unused_s = unused_s_of(found)
+            if unused_s is None or found["consumers"]:
+                continue
+            queue = found["name"]
+            since_s = unused[queue] = self._unused.get(queue, now_s)
+            if now_s - since_s >= max(unused_s, UNUSED_S):
+                with contextlib.suppress(ConfigError):
+                    self._admin.delete(queue)
+                    log.info("queue %r: deleted, nobody used it any more", queue)
+        self._unused = unused
