@@ -53,14 +53,6 @@ def test_q9_keys_that_are_not_named_stay_as_they_are(shell: Engine) -> None:
     assert shell.admin.describe("orders")["definition"]["max_backlog"] is None
 
 
-def test_q7_every_problem_is_told_and_nothing_is_defined(shell: Engine) -> None:
-    result = shell.run("define", "name=orders", "message_type=xml", "lease_period=5 parsecs")
-    assert result.exit_code == 2
-    assert "has 2 problems; nothing was done" in result.stderr
-    assert "parsecs" in result.stderr
-    assert shell.admin.queues() == []
-
-
 def test_the_queues_of_a_file_are_defined(shell: Engine, tmp_path: Path) -> None:
     file = tmp_path / "queues.yaml"
     file.write_text(FILE)
@@ -157,12 +149,6 @@ def test_s9_an_alert_and_a_full_quota_stand_in_queues(shell: Engine) -> None:
     shell.send("orders", *[bytes(1000)] * 6)
     assert "spool_usage 100.0 %, full" in shell.run("queues").stdout
     assert "spool_usage 100.0 %, full" in shell.run("queues", "orders").stdout
-
-
-def test_s9_a_limit_in_messages_is_the_one_that_is_near(shell: Engine) -> None:
-    shell.admin.define({"name": "orders", "message_type": "binary", "max_spool_messages": 4})
-    shell.send("orders", *[b"1"] * 4)
-    assert "spool_usage 100.0 %, full" in shell.run("queues").stdout
 
 
 def test_s9_alerts_of_the_broker_stand_under_the_queues() -> None:

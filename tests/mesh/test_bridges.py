@@ -6,7 +6,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from lakequeue.protocol import ConfigError, Rejected
 from lakequeue.state import Limits as CoreLimits
 from lakequeue.state.phases.admission import Admission
 from rules.joined import Homes
@@ -41,31 +40,6 @@ def test_h1_what_waits_in_the_cold_part_goes_over_in_order(
     for rest in range(4):
         own = [n for n in got if n % 4 == rest]
         assert own == sorted(own)
-
-
-def test_h1_clients_have_nothing_to_do_with_an_endpoint() -> None:
-    homes = Homes()
-    homes.copier.is_cut = True
-    homes.send("a/1", 1)
-    admin = homes.west.admin()
-    assert [one["name"] for one in admin.queues()] == []
-    for call in (
-        lambda: homes.west.consumer("#bridge/out"),
-        lambda: admin.delete("#bridge/out"),
-        lambda: admin.subscribe_topic("#bridge/out", "c"),
-    ):
-        with pytest.raises(ConfigError, match="is the endpoint of a bridge: you can browse it"):
-            call()
-    for to in ("#bridge/out", "#queue/#bridge/out"):
-        with pytest.raises(Rejected, match="no_matching_destination"):
-            homes.send(to, "x")
-    admin.define({"name": "near", "message_type": "binary", "type": "LocalQueue"})
-    with pytest.raises(ConfigError, match="only the engine puts messages into this queue"):
-        admin.move("near", to="#bridge/out")
-    homes.west.publish_raw("a/1", b"of another program")
-    assert homes.seen()["sent"] == 1
-    assert admin.delete_bridge("out") == 1
-    assert admin.bridges() == []
 
 
 def test_h1_what_fails_at_the_far_end_holds_its_own_lane_and_fails_once(

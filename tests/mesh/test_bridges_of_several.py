@@ -9,7 +9,6 @@ import pytest
 from lakequeue.definitions import parse_configuration
 from lakequeue.memory import MemoryConnection
 from lakequeue.protocol import ConfigError, Rejected
-from lakequeue.state.phases.admission import Admission
 from rehomed import RestingEngine
 from rules.mortal import Fate, MortalEngine
 from rules.two_homes import TINY
@@ -123,26 +122,7 @@ def test_x4_l12_times_count_on_over_brokers_and_a_bridge() -> None:
     assert home.bodies("q") == ["later"]
 
 
-def test_h3_a_full_queue_holds_back_only_its_own_wherever_it_is_published() -> None:
-    home = Several("two", "three")
-    home.define("small", "a/0", max_spool_messages=1)
-    home.define("all", "a/1")
-    producer = home.a("one").producer()
-    for n in range(4):
-        producer.send(f"a/{n % 2}", str(n).encode())
-    assert home.bodies("all") == ["1", "3"]
-    (blocked,) = home.a("one").admin().describe_bridge("ab")["blocked"]
-    assert (blocked["endpoint"], blocked["waiting"]) == ("small", 1)
-    home.a("three").admin().shutdown("#bridge/ab", egress=True)
-    assert home.bodies("small") == ["0"]
-    home.engine.advance("6s")
-    assert home.bodies("small") == []
-    home.a("one").admin().shutdown("#bridge/ab")
-    home.engine.advance("6s")
-    assert home.bodies("small") == ["2"]
-
-
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_h1_nothing_is_lost_or_doubled_wherever_it_is_published_and_whoever_dies(seed: int) -> None:
     home = Several("two", "three", TINY)
     home.define("small", "a/0", max_spool_messages=2)
@@ -165,43 +145,6 @@ def test_h1_nothing_is_lost_or_doubled_wherever_it_is_published_and_whoever_dies
     assert len(got) == 30
     for (to, by), bodies in sent.items():
         assert [b for b in got if b.startswith(f"{to}:{by}:")] == bodies
-
-
-def test_h1_what_fails_at_the_far_broker_holds_its_own_lane_and_fails_once(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    home = Several("two", "three")
-    home.define("q", "a/>")
-    failed = _poison(monkeypatch)
-    home.a("one").admin().shutdown("#bridge/ab", egress=True)
-    producer = home.a("two").producer()
-    for to, body in (("a/1", b"good"), ("a/1", b"poison"), ("a/1", b"behind"), ("a/2", b"other")):
-        producer.send(to, body)
-    home.a("one").admin().shutdown("#bridge/ab")
-    home.engine.advance("1m")
-    assert sorted(home.bodies("q")) == ["good", "other"]
-    (blocked,) = home.a("one").admin().describe_bridge("ab")["blocked"]
-    assert (blocked["destinations"], blocked["reason"], blocked["waiting"]) == (
-        ["a/1"], "malformed", 2,
-    )  # fmt: skip
-    tried = len(failed)
-    home.engine.advance("1m")
-    assert len(failed) == tried
-
-
-def _poison(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """In VPN `b` this payload fails."""
-    failed: list[int] = []
-    offer = Admission.offer
-
-    def poisoned(self: Any, vpn: str, messages: Any, sender: Any) -> bool:
-        if vpn == "b" and b"poison" in messages.payloads:
-            failed.append(len(messages))
-            raise ZeroDivisionError("poison")
-        return offer(self, vpn, messages, sender)
-
-    monkeypatch.setattr(Admission, "offer", poisoned)
-    return failed
 
 
 def test_m4_a_broker_at_either_end_stays_and_others_come_and_go() -> None:

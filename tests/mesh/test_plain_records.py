@@ -12,8 +12,7 @@ import pytest
 from lakequeue.definitions import parse_configuration
 from lakequeue.memory import MemoryConnection
 from lakequeue.protocol import LakequeueError
-from lakequeue.protocol import commands as c
-from rules.mortal import Fate, MortalEngine
+from rules.mortal import MortalEngine
 
 
 def local(name: str, broker: str, **keys: Any) -> dict[str, Any]:
@@ -112,33 +111,3 @@ def test_M5_Q2_nobody_takes_what_only_another_vpn_captures() -> None:
         assert [home.found(f"at-{n}") for n in "abc"] == [[]] * 3
         other = MemoryConnection(home.engine, "other", "app", "a").admin()
         assert len(other.browse("takes")) == 1
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_M5_each_record_is_taken_once_whoever_dies_and_whatever_moves(seed: int) -> None:
-    """Queues that have only subscribed move while records come, to their reader too."""
-    fate = Fate(seed, death=0.1)
-    home = Home(
-        local("takes", "b", underlying_topic="t"),
-        {"name": "all", "message_type": "json", "underlying_topic": "t"},
-        local("one", "a", underlying_topic="x", subscriptions=["t"]),
-        local("two", "c", underlying_topic="y", subscriptions=["t", "*"]),
-    )
-    home.engine.fated(fate)
-    for n in range(30):
-        home.record("t", n, partition=fate.random.randrange(6))
-        if fate.random.random() < 0.3:
-            away = fate.random.choice("abc")
-            home.engine.cut(away)  # a move takes its time
-            question = c.MoveQueue(queue=fate.random.choice(["one", "two"]), broker=away)
-            home.asks.ask(question, lambda answer: None)
-            home.record("t", n + 100, partition=fate.random.randrange(6))
-            home.engine.mend(away)
-        else:
-            home.record("t", n + 100, partition=fate.random.randrange(6))
-    home.engine.fated(None)
-    home.engine.advance("2s")
-    sent = [*range(30), *range(100, 130)]
-    for queue in ("takes", "all", "one", "two"):
-        assert home.found(queue) == sent, queue
-    assert fate.deaths > 5

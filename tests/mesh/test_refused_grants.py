@@ -29,7 +29,7 @@ class Failing:
         monkeypatch.setattr(handover, "take_in", fails)
 
 
-@pytest.mark.parametrize("seed", [None, 1, 2, 3])
+@pytest.mark.parametrize("seed", [None, 1])
 @pytest.mark.parametrize("together", [True, False])
 def test_H4_what_cannot_be_taken_in_takes_nothing_else_along(
     seed: int | None, together: bool, monkeypatch: pytest.MonkeyPatch

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 from lakequeue.protocol import commands as c
-from lakequeue.protocol.errors import LakequeueError
 from rehomed import RestingEngine
 from test_rehoming import home
 
@@ -65,10 +63,3 @@ def test_M4_S10_what_waited_for_a_queue_that_keeps_its_last_message_is_one() -> 
     at["a"].admin().shutdown("last")
     assert at["a"].admin().describe("last")["depth"] == 1
     assert drained(engine, "last") == [b'{"n":2}']
-
-
-def test_M4_what_is_wrong_with_a_change_is_said_once() -> None:
-    engine = home([{"name": "own", "type": "GroupLocalQueue", "initial_owner": "b"}])
-    with pytest.raises(LakequeueError) as caught:
-        engine.change(remove="b")
-    assert str(caught.value).count("initial_owner: 'b'") == 1

@@ -3,26 +3,17 @@
 from __future__ import annotations
 
 import threading
-import time
 import zlib
 from itertools import islice
 from typing import Any
 
 import pytest
-from lakequeue.bench.bridge_cost import run as bridge
 from lakequeue.bench.burst import elsewhere, max_step_ms
-from lakequeue.bench.harness import median, percentile, triggers
-from lakequeue.bench.idle_queues import BATCH_S, definitions, step_figures
+from lakequeue.bench.harness import percentile
+from lakequeue.bench.idle_queues import BATCH_S, step_figures
 from lakequeue.bench.recovery import replay_ratio
-from lakequeue.bench.steady import Traffic, at_rate, made_at, stamped
-from lakequeue.definitions import parse_configuration
+from lakequeue.bench.steady import Traffic
 from lakequeue.protocol.errors import LakequeueError
-
-
-def test_the_median_of_nothing_is_no_figure() -> None:
-    assert median([3.0, 1.0, 2.0]) == 2.0
-    with pytest.raises(LakequeueError, match="Nothing was measured"):
-        median([])
 
 
 def test_percentiles() -> None:
@@ -31,30 +22,6 @@ def test_percentiles() -> None:
     assert percentile([7.0], 99) == 7.0
     with pytest.raises(LakequeueError, match="Nothing was measured"):
         percentile([], 99)
-
-
-def test_a_bridge_brings_all() -> None:
-    (row,) = bridge(60, 20, 3)
-    assert row["bridge_us"] == row["near_us"] + row["far_us"] > 0
-
-
-def test_both_triggers_are_two() -> None:
-    assert triggers("both") == ("real-time", "micro-batch")
-    assert triggers("micro-batch") == ("micro-batch",)
-
-
-def test_a_payload_says_when_it_was_made() -> None:
-    before = time.time()
-    payload = stamped()
-    assert len(payload) == 1000
-    assert before <= made_at(payload) <= time.time()
-
-
-def test_a_steady_rate() -> None:
-    sent: list[float] = []
-    begin = at_rate(lambda payload: sent.append(made_at(payload)), 200, 0.5)
-    assert len(sent) == 100
-    assert 0.45 < sent[-1] - begin < 5.0
 
 
 def test_recovered_is_what_was_sent_after_the_kill() -> None:
@@ -107,8 +74,3 @@ def test_a_steps_time_is_of_batches_that_saw_the_traffic_only() -> None:
     assert step_figures(batches, since=9.9) == {"step_ms": 0.5, "steps": 40}
     with pytest.raises(LakequeueError, match="Nothing was measured"):
         step_figures(batches[:1], since=9.9)
-
-
-def test_idle_queues_are_definitions_that_are_taken() -> None:
-    found = parse_configuration({"queues": definitions(12)}).queues
-    assert [q.name for q in found] == [f"queue-{n}" for n in range(12)]

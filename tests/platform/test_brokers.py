@@ -20,14 +20,13 @@ from lakequeue.protocol.errors import LakequeueError
 from lakequeue.sources.live import own_places
 from lakequeue.streaming import EmbeddedKafka, Engine
 from lakequeue.streaming import restarts as supervision
-from lakequeue.streaming.broker_query import FAILED, RUNNING, BrokerQuery, broker_of, query_name
+from lakequeue.streaming.broker_query import FAILED, RUNNING, BrokerQuery, query_name
 from lakequeue.streaming.brokers.change_requests import ChangeRequests, await_partition
 from lakequeue.streaming.home.home_folder import HomeFolder
 from lakequeue.streaming.kafka.topics_admin import ensure_topics
 from lakequeue.streaming.spark.spark_session import check_slots, default_master, slots
 from lakequeue.streaming.watch import query_watch as engine_watch
 
-WISHES = "'add', 'move' and 'remove'"
 NOBODY = "127.0.0.1:1"
 THREE = parse_configuration({"brokers": ["a", "b", "c"]})
 
@@ -112,14 +111,6 @@ def test_every_broker_has_a_slot() -> None:
     check_slots("spark://host:7077", 4, True)  # only the cluster knows
     with pytest.raises(LakequeueError, match=r"4 tasks .* 4 brokers and the tables need 5"):
         check_slots("local[4]", 4, True)
-
-
-def test_whose_query_it_is() -> None:
-    brokers = {name: BrokerQuery(name, i) for i, name in enumerate("ab")}
-    assert [broker_of(query_name(b, False), brokers) for b in "ab"] == ["a", "b"]
-    assert broker_of(query_name("a", True), {"a": brokers["a"]}) == "a"
-    assert broker_of("lakequeue-tables", brokers) is None
-    assert broker_of("lakequeue:gone", brokers) is None
 
 
 # ---------------------------------------------------------------- topics

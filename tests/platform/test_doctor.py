@@ -60,11 +60,3 @@ def test_it_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 def test_limits(check: Check, ok: bool) -> None:
     assert check.ok is ok
     assert check.ok or check.advice
-
-
-@pytest.mark.parametrize(
-    ("version", "numbers"),
-    [("4.2.0", (4, 2, 0)), ("26.0.1", (26, 0, 1)), ("3.0rc1", (3, 0)), ("2.1+local.5", (2, 1))],
-)
-def test_versions_as_numbers(version: str, numbers: tuple[int, ...]) -> None:
-    assert doctor._numbers(version) == numbers

@@ -136,11 +136,6 @@ def test_a_checkpoint_is_for_its_trigger(tmp_path: Path) -> None:
     assert about(tmp_path / "other")["trigger"] == "real-time"
 
 
-def test_tables_may_be_begun_anew_before_anything_was_stored(tmp_path: Path) -> None:
-    HomeFolder(tmp_path).open()
-    assert HomeFolder(tmp_path).problem() == ""
-
-
 def test_a_convenience_that_is_damaged_is_written_anew(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

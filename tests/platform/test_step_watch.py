@@ -17,7 +17,6 @@ from lakequeue.sources.step_batch import PartitionId
 from lakequeue.streaming.broker_query import RESTARTING, RUNNING, BrokerQuery
 from lakequeue.streaming.watch import step_watch
 from lakequeue.streaming.watch.step_watch import (
-    IS_STUCK,
     LOOK_S,
     NOTHING,
     PROBE,
@@ -180,13 +179,6 @@ def test_one_that_is_being_started_is_left_alone() -> None:
     world.works, world.broker.state = False, RESTARTING
     world.go_on(10 * STUCK_S)
     assert world.stuck == world.heard == []
-
-
-def test_a_pulse_says_it_once() -> None:
-    pulse = Pulse()
-    said = [pulse.look(float(n), 10, 5 + (n > PROBE_S + 1)) for n in range(1, int(STUCK_S) + 20)]
-    assert said.count(IS_STUCK) == 1
-    assert said.count(PROBE) >= 1
 
 
 def test_a_reader_that_hangs_ends_the_loop(

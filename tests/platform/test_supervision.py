@@ -14,7 +14,7 @@ from lakequeue.protocol.errors import LakequeueError, NotConnected
 from lakequeue.streaming import Engine
 from lakequeue.streaming import restarts as supervision
 from lakequeue.streaming.kafka.kafka_watch import KafkaAnswers
-from lakequeue.streaming.restarts import RESTARTS_MAX, Restarts, passes, within
+from lakequeue.streaming.restarts import RESTARTS_MAX, Restarts, within
 from lakequeue.streaming.watch import query_watch as engine_watch
 from lakequeue.streaming.watch.batch_notes import Loss, LossWatch, losses, missing
 from py4j.protocol import Py4JError
@@ -49,11 +49,6 @@ def test_a_stop_ends_the_pause() -> None:
     for _ in range(RESTARTS_MAX):
         restarts.again("Kafka", "by signal 9")
     assert time.monotonic() - begin < 1
-
-
-def test_a_machine_under_load_is_a_passing_cause() -> None:
-    assert passes("org.apache.spark.SparkException: Python worker failed to connect back.")
-    assert not passes("Table not found")
 
 
 class FailedQuery:

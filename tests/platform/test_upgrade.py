@@ -41,15 +41,6 @@ def contents(folder: Path) -> dict[str, bytes]:
 # ------------------------------------------------------------ the state
 
 
-def test_the_same_format_goes_on(home: Path) -> None:
-    """Upgrade and rollback within a format: whichever version starts next, it is the same home."""
-    before = contents(home)
-    folder = HomeFolder(home)
-    folder.open("real-time")
-    assert folder.epoch == json.loads(before["lakequeue.json"])["epoch"]
-    assert contents(home) == before
-
-
 def test_the_next_format_is_refused_and_leaves_the_way_back(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -137,10 +128,6 @@ def of_the_earlier_core(home: Path, **facts: object) -> HomeFolder:
     about = json.loads((home / "lakequeue.json").read_text())
     (home / "lakequeue.json").write_text(json.dumps(about | {"format": EARLIER_FORMAT} | facts))
     return HomeFolder(home)
-
-
-def test_a_new_home_has_the_newest_format_at_once(home: Path) -> None:
-    assert json.loads((home / "lakequeue.json").read_text())["format"] == FORMAT
 
 
 @pytest.mark.parametrize(

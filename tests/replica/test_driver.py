@@ -14,7 +14,6 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from lakequeue.protocol import journal, steplog
 from lakequeue.protocol.kafka_headers import UNREADABLE
@@ -187,33 +186,6 @@ def judge(walk: Walk) -> None:
     assert whole == set(wanted), "a step was not heard"
     assert walk.driver.snapshot(1) == reference.snapshot(1)
     assert walk.store.pages == store.pages
-
-
-@settings(max_examples=150, deadline=None)
-@given(operations)
-@example([("plain", 0)] * 3 + [("go", 2, 1), ("save",), ("restart",), ("go", 1, 1)])
-def test_any_split_any_crash_any_number_of_replays(walk: list[Operation]) -> None:
-    one = Walk()
-    one.go(walk)
-    judge(one)
-
-
-def test_the_walk_does_what_it_is_for() -> None:
-    """The operations above mean something: messages flow, crashes happen, the journal gathers."""
-    walk = Walk()
-    walk.go([("subscribe", 0), ("publish", 1, 1), ("lag", 2)])
-    for point in POINTS:
-        walk.go([("publish", 2, 2), ("crash", point), ("step", 2), ("step", 2), ("ack", 0, 3)])
-    walk.go([("save",), ("wait", 999), ("step", 1), ("wait", 1), ("step", 1)])
-    judge(walk)
-    topics = [r.topic for _, records in walk.world.said for r in records]
-    assert topics.count("default.deliveries") > 4
-    assert walk.world.replayed > 3
-    grouped = [
-        journal.decode(r.value)["step"].to_pylist()
-        for _, records in walk.world.said for r in records if r.topic == "default.journal"
-    ]  # fmt: skip
-    assert any(len(set(steps)) > 2 for steps in grouped), grouped
 
 
 def test_a_mark_that_was_loaded_stands_in_the_log() -> None:
