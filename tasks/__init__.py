@@ -5,8 +5,7 @@
 `kombu_transport` and `kombu_channel` are what kombu calls; `flow` is one consumer of one queue;
 `engine_link` is the connection to the engine, which all kombu connections of a process share.
 `transient` deletes queues that nobody uses any more. `bindings` says which topic an exchange and a
-routing key are, `envelope` how a task travels,
-`alias` makes the name known.
+routing key are, `envelope` how a task travels, `alias` makes the name known.
 """
 
 from .alias import register

@@ -116,18 +116,18 @@ class EngineLink:
         self.declared[queue] = keys
         return there or {}
 
-    def hold(self, queue: str, keys: dict[str, Any]) -> dict[str, Any]:
-        """Make a queue that goes with the processes that hold it. Gives what `describe` shows, of a
+    def claim(self, queue: str, keys: dict[str, Any]) -> dict[str, Any]:
+        """Make a queue that goes with the processes that claim it. Gives what `describe` shows, of a
         new one."""
-        if self.transient.holds(queue):
-            self.transient.hold(queue)
+        if self.transient.claims(queue):
+            self.transient.claim(queue)
             return {}
         found = self.declare(queue, keys, bool(keys), UNUSED_S)
         try:
-            self.transient.hold(queue)
-        except ConfigError:  # who held it last has deleted it since
+            self.transient.claim(queue)
+        except ConfigError:  # the last process that had it has deleted it since
             found = self.declare(queue, keys, bool(keys), UNUSED_S)
-            self.transient.hold(queue)
+            self.transient.claim(queue)
         return found
 
     def delete(self, queue: str) -> None:

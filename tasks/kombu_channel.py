@@ -81,10 +81,10 @@ class KombuChannel(virtual.Channel):
             unused_s = None if expires_ms is None else expires_ms / 1000
             defaults = self.connection.queue_defaults
             return self.link.declare(name, defaults | own, bool(own), unused_s)
-        if name in self._transient and self.link.transient.holds(name):
+        if name in self._transient and self.link.transient.claims(name):
             return {}
         self._transient.add(name)
-        return self.link.hold(name, own)
+        return self.link.claim(name, own)
 
     def queue_bind(
         self, queue: str, exchange: str | None = None, routing_key: str = "",

@@ -1,9 +1,9 @@
 """Queues that go with the processes that use them: AMQP's `auto_delete`, `exclusive`, `x-expires`.
 
 The engine deletes no queue by itself. So a process has a subscription that takes nothing, a
-*hold*, to each such queue that it declares: while it lives, the queue has a consumer. The last one
+*claim*, to each such queue that it declares: while it lives, the queue has a consumer. The last one
 that lets go deletes the queue. What a killed process leaves behind is deleted by the others: each
-process with a hold looks every `LOOK_S` for queues without a consumer.
+process with a claim looks every `LOOK_S` for queues without a consumer.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ..protocol import ConfigError, LakequeueError
 MARK = "transient"  # the first level of a topic subscription; the second is the time in seconds
 UNUSED_S = 30.0  # how long a queue has no consumer before others delete it, if it names no time
 LOOK_S = 60.0
-HOLDER = "declared"  # the name of the consumer that `describe` shows
+CLAIMED = "declared"  # the name of the consumer that `describe` shows
 
 log = logging.getLogger("lakequeue.tasks")
 
@@ -42,7 +42,7 @@ def unused_s_of(described: dict[str, Any]) -> float | None:
 
 
 @dataclass
-class Hold:
+class Claim:
     """users: how many channels of this process have declared the queue."""
 
     consumer: Consumer
@@ -50,35 +50,35 @@ class Hold:
 
 
 class TransientQueues:
-    """The holds of this process, and the search for what others left. looks: whether to search;
+    """The claims of this process, and the search for what others left. looks: whether to search;
     in memory nobody else could leave a queue."""
 
     def __init__(self, connection: Connection, looks: bool) -> None:
         self._connection = connection
         self._admin = connection.admin()
         self._looks = looks
-        self._holds: dict[str, Hold] = {}
+        self._claims: dict[str, Claim] = {}
         self._lock = threading.RLock()
         self._over = threading.Event()
         self._thread: threading.Thread | None = None
         self._unused: dict[str, float] = {}  # queue → when a look first found it unused
 
-    def holds(self, queue: str) -> bool:
-        """Whether this process keeps the queue, and nobody has deleted it since."""
-        hold = self._holds.get(queue)
-        return hold is not None and not hold.consumer.is_closed
+    def claims(self, queue: str) -> bool:
+        """Whether this process has a claim to the queue, and nobody has deleted it since."""
+        claim = self._claims.get(queue)
+        return claim is not None and not claim.consumer.is_closed
 
-    def hold(self, queue: str) -> None:
+    def claim(self, queue: str) -> None:
         """Keep a queue until `let_go`. Raises ConfigError where it is gone."""
         with self._lock:
-            hold = self._holds.get(queue)
-            if hold is None or hold.consumer.is_closed:
-                users = 0 if hold is None else hold.users
+            claim = self._claims.get(queue)
+            if claim is None or claim.consumer.is_closed:
+                users = 0 if claim is None else claim.users
                 consumer = self._connection.consumer(
-                    queue, ack_mode="individual", max_backlog=0, name=HOLDER
+                    queue, ack_mode="individual", max_backlog=0, name=CLAIMED
                 )
-                hold = self._holds[queue] = Hold(consumer, users)
-            hold.users += 1
+                claim = self._claims[queue] = Claim(consumer, users)
+            claim.users += 1
             if self._looks and self._thread is None:
                 self._thread = threading.Thread(
                     target=self._look_often, name="lakequeue-transient", daemon=True
@@ -88,16 +88,16 @@ class TransientQueues:
     def let_go(self, queue: str) -> None:
         """One channel less needs the queue. With the last one of all processes it is deleted."""
         with self._lock:
-            hold = self._holds.get(queue)
-            if hold is None:
+            claim = self._claims.get(queue)
+            if claim is None:
                 return
-            hold.users -= 1
-            if hold.users > 0:
+            claim.users -= 1
+            if claim.users > 0:
                 return
-            del self._holds[queue]
-        if hold.consumer.is_closed:
+            del self._claims[queue]
+        if claim.consumer.is_closed:
             return
-        hold.consumer.close()
+        claim.consumer.close()
         with contextlib.suppress(ConfigError):  # somebody else has deleted it
             found = self._admin.describe(queue)
             if unused_s_of(found) is not None and not found["consumers"]:
@@ -106,15 +106,15 @@ class TransientQueues:
     def forget(self, queue: str) -> None:
         """The application deletes the queue."""
         with self._lock:
-            hold = self._holds.pop(queue, None)
-        if hold is not None:
-            hold.consumer.close()
+            claim = self._claims.pop(queue, None)
+        if claim is not None:
+            claim.consumer.close()
 
     def close(self) -> None:
         """Let go of everything: the process ends."""
         self._over.set()
-        for queue, hold in list(self._holds.items()):
-            hold.users = 1
+        for queue, claim in list(self._claims.items()):
+            claim.users = 1
             self.let_go(queue)
 
     # ------------------------------------------------------------ what others left

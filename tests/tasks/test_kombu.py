@@ -265,7 +265,7 @@ def test_what_a_killed_process_leaves_is_deleted_by_the_others(bench: KombuBench
     rare = Queue("rare", exchange=Exchange(""), routing_key="rare", expires=600)
     used = Queue("used", exchange=Exchange(""), routing_key="used", exclusive=True)
     link = acquire(Address.of(bench.url.removeprefix("lakequeue+"), {}))
-    link.hold("left", {})
+    link.claim("left", {})
     link.transient.forget("left")  # as the engine does for a session that is lost
     bench.publish(1)
     with bench.connect() as connection:
