@@ -117,8 +117,8 @@ class EngineLink:
         return there or {}
 
     def claim(self, queue: str, keys: dict[str, Any]) -> dict[str, Any]:
-        """Make a queue that goes with the processes that claim it. Gives what `describe` shows, of a
-        new one."""
+        """Make a queue that goes with the processes that claim it. Gives what `describe` shows
+        of a new one."""
         if self.transient.claims(queue):
             self.transient.claim(queue)
             return {}
