@@ -11,6 +11,8 @@ signal.
 
 from __future__ import annotations
 
+import functools
+import operator
 import re
 import tempfile
 from pathlib import Path
@@ -132,6 +134,7 @@ def _dataset(table: Folder) -> Any:
         # Spark wrote times as INT96, which Arrow takes for nanoseconds: they end in 2262.
         reads = ParquetReadOptions(coerce_int96_timestamp_unit="us")
         dataset = found.to_pyarrow_dataset(filesystem=files_of(table), parquet_read_options=reads)
+        dataset = _with_files_of_unknown_ends(dataset, found)
     except Exception as error:  # whatever was done to its files
         raise NoLake(f"The Delta table {table} cannot be read: {_line(error)}") from error
     if problem := refusal_of(str(table), found.metadata().configuration):
@@ -143,6 +146,40 @@ def _dataset(table: Folder) -> Any:
             f"{wanted!r}: start the engine on this home once, and it is added"
         )
     return dataset
+
+
+def _with_files_of_unknown_ends(dataset: Any, table: Any) -> Any:
+    """The dataset, where a query also finds the files whose statistics lack a minimum or maximum.
+
+    `deltalake` lets Arrow compare with null then, and each query that asks for the column misses
+    the file. Earlier versions wrote such statistics of texts with more than 32 characters.
+    """
+    import pyarrow as pa
+    import pyarrow.dataset as ds
+
+    rows = pa.table(table.get_add_actions(flatten=True)).to_pylist()
+    unknown = {row["path"]: row for row in rows if _ends_unknown(row)}
+    if not unknown:
+        return dataset
+    days = table.metadata().partition_columns
+    fragments = []
+    for fragment in dataset.get_fragments():
+        if (row := unknown.get(fragment.path)) is not None:
+            same = (ds.field(day) == ds.scalar(row[f"partition.{day}"]) for day in days)
+            fragment = dataset.format.make_fragment(
+                fragment.path,
+                fragment.filesystem,
+                functools.reduce(operator.and_, same, ds.scalar(True)),
+            )
+        fragments.append(fragment)
+    return ds.FileSystemDataset(fragments, dataset.schema, dataset.format, dataset.filesystem)
+
+
+def _ends_unknown(row: dict[str, Any]) -> bool:
+    """Whether a file's statistics lack the minimum of a column that has values."""
+    rows, ends = row["num_records"], "min."
+    columns = [name.removeprefix(ends) for name in row if name.startswith(ends)]
+    return any(row[ends + name] is None and row[f"null_count.{name}"] != rows for name in columns)
 
 
 def _line(error: Exception) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import sys
 import time
 import uuid
 from collections.abc import Iterator
@@ -27,7 +28,8 @@ from ..protocol.table_format import COMMANDS, DATE, JOURNAL, MESSAGES, STEPS
 from .delta_tables import DAY_OF, DAY_S, DAYS_BACK, SKIPPING
 
 GROUP_BYTES = 32_000_000  # of a row group: what writers, and some readers, hold in memory
-TEXT_CHARS_MAX = 32  # a longer text is no minimum or maximum in Delta's log, as with Spark
+TEXT_CHARS_MAX = 32  # of a minimum or maximum in Delta's log, as with Spark
+_LAST_CHAR = chr(sys.maxunicode)  # of all texts that begin alike, the one with it is the last
 DAY_US = DAY_S * 1_000_000
 _EPOCH = date(1970, 1, 1)
 # Times, in µs, that every reader can represent: from year 1 to year 9999.
@@ -198,10 +200,15 @@ class _Figures:
         })  # fmt: skip
 
 
-def _short(ends: tuple[Any, Any]) -> tuple[Any, Any] | None:
-    """Minimum and maximum; None if one is a text that is too long for Delta's log."""
-    too_long = any(isinstance(end, str) and len(end) > TEXT_CHARS_MAX for end in ends)
-    return None if too_long else ends
+def _short(ends: tuple[Any, Any]) -> tuple[Any, Any]:
+    """Minimum and maximum; of a long text, a short one that comes before or after it. Readers need
+    both: some take a column without them for one that holds nothing."""
+    least, most = ends
+    if isinstance(least, str):
+        least = least[:TEXT_CHARS_MAX]
+    if isinstance(most, str) and len(most) > TEXT_CHARS_MAX:
+        most = max(most[:TEXT_CHARS_MAX] + _LAST_CHAR, most)
+    return least, most
 
 
 def _times(ends: tuple[int, int]) -> tuple[str, str] | None:

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import random
+import sys
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -100,6 +101,54 @@ def test_what_delta_is_told_of_a_file_is_true(tmp_path: Path) -> None:
                       "time": "2026-03-05T12:00:00.000Z"},
         "nullCount": {"topic": 0, "partition": 0, "offset": 0, "time": 0},
     }  # fmt: skip
+
+
+def committed(home: Path, said: list[tuple[str, Any]]) -> None:
+    """The files as tables, by another writer of Delta."""
+    for table, file in said:
+        place = home / "tables" / table
+        rows = pq.ParquetFile(place / file["path"]).read()
+        day = pa.repeat(pa.scalar(NOW.date()), len(rows))
+        schema = rows.append_column("date", day).schema
+        made = deltalake.DeltaTable.create(place, schema, partition_by="date")
+        action = deltalake.transaction.AddAction(
+            file["path"], file["size"], file["partitionValues"], file["modificationTime"],
+            file["dataChange"], file["stats"],
+        )  # fmt: skip
+        made.create_write_transaction([action], "append", schema, partition_by="date")
+
+
+LONG = "a-queue-whose-name-has-more-than-32-characters-"
+
+
+@pytest.mark.parametrize("known", [True, False], ids=["", "of-an-earlier-version"])
+def test_R1_rows_with_long_texts_are_found(tmp_path: Path, known: bool) -> None:
+    """A reader leaves out a file if its statistics say that nothing in it can match. Earlier
+    versions wrote no minimum and maximum of a long text."""
+    rows = batch(*(message(n, b"one", topic=f"{LONG}{n}") for n in range(3)), record(1))
+    said = written(tmp_path, rows)[:-1]
+    for _, file in said if not known else ():
+        figures = json.loads(file["stats"])
+        for ends in ("minValues", "maxValues"):
+            figures[ends].pop("topic", None)
+        file["stats"] = json.dumps(figures)
+    committed(tmp_path, said)
+    with open_lake(tmp_path) as lake:
+        for where in (f"topic = '{LONG}1'", f"topic > '{LONG}1'", f"topic < '{LONG}1'"):
+            assert lake.sql(f"SELECT count(*) FROM messages WHERE {where}").fetchall() == [(1,)]
+        assert lake.sql("SELECT count(*) FROM messages WHERE topic <> ''").fetchall() == [(3,)]
+        assert lake.sql("SELECT count(*) FROM messages WHERE date > '2026-03-05'").fetchall() == [
+            (0,)
+        ]
+
+
+def test_the_figures_of_a_long_text_are_short_and_true(tmp_path: Path) -> None:
+    last = chr(sys.maxunicode)
+    for text in ("x" * 33, "x" * 32, "é" * 40, last * 40, "x" * 32 + last + "y"):
+        (_, file), _ = written(tmp_path, batch(message(5, b"one", topic=text)))
+        figures = json.loads(file["stats"])
+        assert figures["minValues"]["topic"] <= text <= figures["maxValues"]["topic"]
+        assert len(figures["minValues"]["topic"]) <= 32
 
 
 def test_a_time_that_nobody_can_write_down_is_left_out_of_the_figures(tmp_path: Path) -> None:
@@ -304,17 +353,7 @@ def test_large_batches_are_written_in_parts(tmp_path: Path, monkeypatch: Any) ->
 def test_the_files_are_a_table_that_everybody_reads(tmp_path: Path) -> None:
     """Committed by another writer of Delta, and asked through the views."""
     said = written(tmp_path, batch(message(1, b"one"), record(1, ids=3)))
-    for table, file in said[:-1]:
-        place = tmp_path / "tables" / table
-        rows = pq.ParquetFile(place / file["path"]).read()
-        day = pa.repeat(pa.scalar(NOW.date()), len(rows))
-        schema = rows.append_column("date", day).schema
-        made = deltalake.DeltaTable.create(place, schema, partition_by="date")
-        action = deltalake.transaction.AddAction(
-            file["path"], file["size"], file["partitionValues"], file["modificationTime"],
-            file["dataChange"], file["stats"],
-        )  # fmt: skip
-        made.create_write_transaction([action], "append", schema, partition_by="date")
+    committed(tmp_path, said[:-1])
     with open_lake(tmp_path) as lake:
         asked = "SELECT count(*) FROM messages WHERE time = TIMESTAMPTZ '2026-03-05 12:00:00Z'"
         assert lake.execute(asked).fetchone() == (1,)
@@ -323,8 +362,7 @@ def test_the_files_are_a_table_that_everybody_reads(tmp_path: Path) -> None:
 
 
 def test_commands_and_steps_are_rows_of_their_own_tables(tmp_path: Path) -> None:
-    """What a stranger wrote to the log of steps is no row, and neither is what the table has. A
-    long text is no minimum or maximum."""
+    """What a stranger wrote to the log of steps is no row, and neither is what the table has."""
     now = round(NOW.timestamp() * 1000)
     step = steplog.encode(steplog.StepRecord(steplog.FORMAT, 7, now, 1, 0, 0, "code"))
     common = {"partition": 0, "time": NOW}
@@ -354,4 +392,4 @@ def test_commands_and_steps_are_rows_of_their_own_tables(tmp_path: Path) -> None
         ("b", 7, NOW, 1)
     ]
     least = json.loads(json.loads(files["commands"])["stats"])["minValues"]
-    assert (least["offset"], "queue" in least) == (2, False)
+    assert (least["offset"], least["queue"]) == (2, queue[:32])
