@@ -17,19 +17,26 @@ step comes out again with the digests of the log, and all that was ever written 
 say, byte for byte, however often it was written (`output_audit.py`); and the Delta tables say each
 thing once. Meanwhile no receipt of `durability: delta` came before its message was in the table.
 
-How many: 4 here by default. With those of the other tests `make test` kills or freezes 18 times:
-2 + 1 in `tests/loop/test_on_kafka.py`, 1 in `tests/loop/test_absence.py`, 4 in `test_away.py`,
-4 in `test_kafka_of_three.py`, 3 in
-`tests/platform/test_up_survives.py`; and brokers of several, in `test_live_brokers.py`. `make soak`
-does as many as `LAKEQUEUE_CHAOS_DEATHS` says, of a seed of its own (`LAKEQUEUE_CHAOS_SEED`).
+Then the same home says an alert, captures a topic, and ends while its Kafka hangs. A backup of it,
+made and moved with the commands of the page, goes on where it stopped.
+
+How many die: 4 here by default. With those of the other tests `make test` kills or freezes 17
+times: 3 + 1 in `tests/loop/test_on_kafka.py`, 8 in `test_away.py`, and Kafka once more here; and
+brokers of several, in `test_live_brokers.py`. `make soak` does as many as `LAKEQUEUE_CHAOS_DEATHS`
+says, of a seed of its own (`LAKEQUEUE_CHAOS_SEED`).
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import random
+import re
+import shutil
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections import Counter
@@ -44,14 +51,17 @@ from job.output_audit import UNTRIMMED, judge_what_was_said
 from job.processes import UpProcess, gone, loop_workers, thaw, until
 from job.tables import check_tables
 from job.traffic import Traffic, judge
+from kafka import KafkaProducer
 from lakequeue.lake import read_columns
 from lakequeue.sinks.log_writer import transaction_s
+from lakequeue.streaming.kafka.topics_admin import ensure_topics
 
 pytestmark = pytest.mark.job
 
 DEATHS = int(os.environ.get("LAKEQUEUE_CHAOS_DEATHS", "4"))
 SEED = int(os.environ.get("LAKEQUEUE_CHAOS_SEED", "20261122"))
 BATCH_S = 3
+HOME = ".lakequeue"  # as the page says
 FROZEN_S = transaction_s(BATCH_S) + 5  # longer than a transaction of the log may be open
 HASTE = 0.3  # the share of deaths that do not wait for traffic
 ALONE = 0.5  # the share of drivers that die alone
@@ -62,7 +72,17 @@ system: {heartbeat_timeout: 60s}  # with Kafka dead for 12 s nobody can say that
 queues:
   - {name: orders, message_type: text, max_per_subscription_backlog: 50, max_cancels: 0}
   - {name: durable, message_type: text}
+  - {name: small, message_type: text, max_spool_usage: 100}
+  - {name: kept, message_type: text}
 """
+ALERT_S_MAX = 10.0  # on an idle machine a second: that long the journal is gathered
+STOP_S_MAX = 60.0  # of a SIGTERM, in all: 3 s on an idle machine
+PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "back-up.md"
+TOLD = {
+    "java": ("Spark's Java process ended", "signal 9", "started again"),
+    "kafka": ("Kafka ended", "signal 9", "started again"),
+}
+TOLD_AGAIN = {"java": ("Spark runs again",), "kafka": ("Kafka runs again",)}
 
 
 @dataclass
@@ -83,8 +103,18 @@ class Chaos:
         config = self.folder / "queues.yaml"
         config.write_text(CONFIG)
         batches = ("--set", f"lakequeue.batch_s={BATCH_S}")
-        self.engines.append(UpProcess(self.folder / "home", config, *batches, *UNTRIMMED))
+        self.engines.append(UpProcess(self.folder / HOME, config, *batches, *UNTRIMMED))
         self.engine.wait_ready()
+
+    @property
+    def addresses(self) -> dict[str, str]:
+        """As it said when it was ready; those that a home keeps."""
+        said = next(said for said in self.engine.said if said["event"] == "ready")
+        return {name: at for name, at in said["addresses"].items() if name != "tables"}
+
+    def heard(self, *words: str) -> bool:
+        lines = self.engine.log.read_text(errors="replace").splitlines()
+        return any(all(word in line for word in words) for line in lines)
 
     def workers(self) -> list[psutil.Process]:
         frozen = {process.pid for _, process in self.frozen}
@@ -155,11 +185,18 @@ class Chaos:
 
     def stop_and_start(self) -> None:
         """In good order, which leaves no process."""
-        old = self.engine
-        assert old.terminate() == 0
+        self.stop()
+        self.start()
+
+    def stop(self) -> None:
+        """Soon, and its children with it."""
+        old, begun = self.engine, time.monotonic()
+        children = psutil.Process(old.process.pid).children(recursive=True)
+        assert old.terminate() == 0, old.errors()
+        assert time.monotonic() - begun < STOP_S_MAX, old.errors()
+        assert not [child for child in children if not gone(child)], "its home may still change"
         assert old.said[-1]["event"] == "goodbye"
         until(lambda: not old.family(), 30, "something of it is still running")
-        self.start()
 
     def kill(self) -> None:
         for engine in self.engines:
@@ -211,9 +248,9 @@ def _is_java(process: psutil.Process) -> bool:
     return False
 
 
-@pytest.fixture
-def chaos(tmp_path: Path) -> Iterator[Chaos]:
-    one = Chaos(tmp_path, random.Random(SEED))
+@pytest.fixture(scope="module")
+def chaos(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chaos]:
+    one = Chaos(tmp_path_factory.mktemp("chaos"), random.Random(SEED))
     try:
         one.start()
         yield one
@@ -238,7 +275,7 @@ def test_nothing_is_lost_whatever_dies(chaos: Chaos) -> None:
     print(f"LAKEQUEUE_CHAOS_SEED={SEED} LAKEQUEUE_CHAOS_DEATHS={DEATHS}")
     chance = chaos.chance
     bootstrap = chaos.engine.bootstrap
-    url, tables = f"kafka://{bootstrap}", chaos.folder / "home" / "tables"
+    url, tables = f"kafka://{bootstrap}", chaos.folder / HOME / "tables"
     traffic, durable = Traffic(url, SEED), DurableSender(url, tables)
     durable.start()
     traffic.goes_on(30, 60)
@@ -267,9 +304,102 @@ def test_nothing_is_lost_whatever_dies(chaos: Chaos) -> None:
     assert not [e for e in events if e["event"] == "session_lost"], "they were there all the time"
     assert not durable.early, "a receipt came before the message was in the table"
     assert stored == durable.sent > 0, "stored once each"
-    home = chaos.folder / "home"
+    home = chaos.folder / HOME
     check_tables(tables, bootstrap, {f.result().message_id for f in traffic.sent.values()})
     counts = judge_what_was_said(bootstrap, home)
     print(f"{dict(chaos.done)}, {len(traffic.sent)} messages, {counts}")
-    assert chaos.engine.terminate() == 0
-    assert "Traceback" not in chaos.engine.errors()
+    for kind in TOLD.keys() & chaos.done.keys():
+        assert chaos.heard(*TOLD[kind])
+        assert chaos.heard(*TOLD_AGAIN[kind])
+    assert not chaos.heard("Traceback"), chaos.engine.errors()
+    assert not chaos.heard("%3|"), "a library's lines, dozens a second"
+
+
+def test_S9_an_alert_is_said_at_once(chaos: Chaos) -> None:
+    """And not when the batch is over, which takes up to 30 s by default."""
+    with lakequeue.connect(chaos.addresses["Kafka"]) as connection:
+        consumer = connection.consumer("small", ack_mode="individual")
+        connection.producer().send("small", "x" * 60)
+        told = ("spool_usage_high: queue 'small'", "at 60.0 % of 100")
+        until(lambda: chaos.heard(*told), ALERT_S_MAX, "the alert")
+        message = consumer.receive(30)
+        assert message is not None
+        message.ack()
+        until(lambda: chaos.heard("spool_usage_cleared: queue 'small'"), ALERT_S_MAX, "its end")
+
+
+def test_a_queue_captures_a_topic_and_sigterm_ends_all_while_kafka_is_away(chaos: Chaos) -> None:
+    """The topic is made after the queue was defined. Kafka hangs (it is stopped, not dead): nothing
+    answers and nothing starts it again."""
+    home = chaos.folder / HOME
+    assert chaos.addresses["Kafka"].startswith("kafka://127.0.0.1:")
+    ports = json.loads((home / "ports.json").read_text())
+    assert f":{ports['metrics']}/" in chaos.addresses["metrics"]
+    with lakequeue.connect(chaos.addresses["Kafka"]) as connection:
+        admin = connection.admin()
+        admin.define({"name": "plain", "message_type": "text", "underlying_topic": "extra"})
+        ensure_topics(chaos.engine.bootstrap, [], ["extra"])
+        for n in range(5):
+            connection.producer().send("kept", f"{n}")
+        with connection.consumer("kept", ack_mode="individual", max_backlog=4) as consumer:
+            for _ in range(4):
+                message = consumer.receive(30)
+                assert message is not None
+                message.ack()
+        until(lambda: admin.describe("kept")["depth"] == 1, 30, "the acks")
+    captured = home / "captured.json"
+    until(lambda: "extra" in captured.read_text(), 30, "the engine knows the topic")
+    kafka = chaos.engine.kafka()
+    assert kafka is not None
+    kafka.suspend()
+    time.sleep(3)
+    chaos.stop()
+    assert not chaos.heard("Traceback"), chaos.engine.errors()
+
+
+def shell(code: str, cwd: Path) -> None:
+    """Run a command of the page, with the commands of this environment."""
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    done = subprocess.run(
+        ["bash", "-ec", code], env={**os.environ, "PATH": path}, cwd=cwd,
+        capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def command(start: str) -> str:
+    """The one command of the page that begins so."""
+    found = set(re.findall(rf"(?<![\w-]){re.escape(start)} [^`\n]+", PAGE.read_text()))
+    assert len(found) == 1, found
+    return found.pop()
+
+
+def test_a_backup_goes_on_where_it_stopped_on_another_disk(chaos: Chaos) -> None:
+    """What was acknowledged stays gone, what was not comes once, the ids and ports go on."""
+    folder, home, addresses = chaos.folder, chaos.folder / HOME, chaos.addresses
+    (home / "captured.json").unlink()  # as if the driver had died before it heard of "extra"
+    shell(command("tar -cSzf"), folder)
+    shutil.rmtree(home)
+    shell(command("tar -xSzf"), folder)
+    disk = folder / "another disk"
+    shell(command("mv").replace("/data/lakequeue", f"'{disk}'"), folder)
+    assert not home.exists()
+    chaos.engines.append(UpProcess(disk, folder / "queues.yaml"))
+    chaos.engine.wait_ready()
+    assert chaos.addresses == addresses  # Kafka's port, and the metrics'
+    with lakequeue.connect(addresses["Kafka"]) as connection:
+        with connection.consumer("kept", ack_mode="individual") as consumer:
+            message = consumer.receive(30)
+            assert message is not None
+            assert message.payload == b"4"
+            message.ack()
+            assert consumer.receive(3) is None
+        receipt = connection.producer().send("kept", "5")
+        assert receipt.message_id == str(int(message.id) + 1)
+        producer = KafkaProducer(bootstrap_servers=chaos.engine.bootstrap)
+        producer.send("extra", b"seen").get(timeout=30)
+        producer.close()
+        message = connection.consumer("plain").receive(60)
+        assert message is not None
+        assert message.payload == b"seen"
+    chaos.stop()
