@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import click
 
 from ..monitor.formatting import bridge_waits
 from .common import (
+    EngineAddress,
     cell,
-    connect,
     connection_options,
     console,
     counted,
@@ -36,8 +35,8 @@ from .define import PAIR, values_of
 @connection_options
 @json_option
 def brokers(
-    add: str | None, remove: str | None, to: str | None, group: str | None, url: str | None,
-    home: Path | None, vpn: str, as_json: bool,
+    add: str | None, remove: str | None, to: str | None, group: str | None,
+    engine: EngineAddress, as_json: bool,
 ) -> None:  # fmt: skip
     """Show every broker: number, state, worker, steps, load.
 
@@ -60,7 +59,7 @@ def brokers(
         raise click.UsageError(
             f"--to {to}: only with --remove, for the queues of the removed broker"
         )
-    with connect(url, home, vpn, "brokers") as connection:
+    with engine.connect("brokers") as connection:
         if add is not None:
             connection.admin().add_broker(add, group)
         if remove is not None:
@@ -101,10 +100,7 @@ def _broker_table(found: list[dict[str, Any]]) -> Any:
 @option("--pause", is_flag=True, help="Pause the home for some seconds meanwhile.")
 @connection_options
 @json_option
-def move_queue(
-    queue: str, broker: str, pause: bool, url: str | None, home: Path | None, vpn: str,
-    as_json: bool,
-) -> None:  # fmt: skip
+def move_queue(queue: str, broker: str, pause: bool, engine: EngineAddress, as_json: bool) -> None:
     """Move QUEUE, a LocalQueue, with its messages to BROKER, while it is in use.
 
     Clients follow by themselves; messages that consumers hold return to the queue. The command
@@ -116,7 +112,7 @@ def move_queue(
       lakequeue move-queue orders broker-1
       lakequeue queues --json | jq '.[] | {name, broker}'
     """
-    with connect(url, home, vpn, "move-queue") as connection:
+    with engine.connect("move-queue") as connection:
         admin = connection.admin()
         admin.move_queue(queue, broker, pause)
         depth = admin.describe(queue)["depth"]
@@ -139,8 +135,7 @@ COLUMNS = (
 @connection_options
 @json_option
 def bridges(
-    pairs: tuple[str, ...], delete: str | None, yes: bool, url: str | None, home: Path | None,
-    vpn: str, as_json: bool,
+    pairs: tuple[str, ...], delete: str | None, yes: bool, engine: EngineAddress, as_json: bool,
 ) -> None:  # fmt: skip
     """Show every bridge of the VPN: what waits, what is on its way, which endpoints block it.
 
@@ -160,7 +155,7 @@ def bridges(
     given = {found[1]: found[2] for text in pairs if (found := PAIR.fullmatch(text))}
     if len(given) != len(pairs) or (pairs and delete is not None):
         raise click.UsageError("give each KEY=VALUE of one bridge once, or --delete NAME")
-    with connect(url, home, vpn, "bridges") as connection:
+    with engine.connect("bridges") as connection:
         admin = connection.admin()
         if delete is not None:
             _delete(admin, delete, yes, as_json)
@@ -171,7 +166,7 @@ def bridges(
     if as_json:
         say_json(found)
         return
-    console().print(_bridge_table(found) if found else f"VPN {vpn!r} has no bridges.")
+    console().print(_bridge_table(found) if found else f"VPN {engine.vpn!r} has no bridges.")
 
 
 def _delete(admin: Any, name: str, yes: bool, as_json: bool) -> None:

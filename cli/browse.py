@@ -17,8 +17,8 @@ from ..protocol.bounds import datetime_of
 from ..protocol.errors import ConfigError
 from ..protocol.wire import WireRecord, headers_list
 from .common import (
+    EngineAddress,
     cell,
-    connect,
     connection_options,
     console,
     json_option,
@@ -56,9 +56,7 @@ def browse(
     where: str | None,
     state: str | None,
     limit: int,
-    url: str | None,
-    home: Path | None,
-    vpn: str,
+    engine: EngineAddress,
     as_json: bool,
 ) -> None:
     """Look at the messages of QUEUE, in order, without taking them.
@@ -71,7 +69,7 @@ def browse(
       lakequeue browse orders --where '/price > 10' --state leased
       lakequeue browse orders-dmq --json --limit 1000 | jq .payload
     """
-    with connect(url, home, vpn, "browse") as connection:
+    with engine.connect("browse") as connection:
         found = connection.admin().browse(queue, where=where, state=state, limit=limit)
     show_browsed(found, as_json)
 

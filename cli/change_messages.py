@@ -3,7 +3,9 @@ R6)."""
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +13,10 @@ import click
 
 from .common import (
     DEFAULT_HOME,
-    connect,
+    EngineAddress,
     connection_options,
     counted,
+    gathered,
     json_option,
     local_time,
     nearest_home,
@@ -28,31 +31,48 @@ from .common import (
 )
 
 
-def which_options(command: Any) -> Any:
-    """Add --where, --ids, --all, --dry-run, --yes and --why."""
-    for add in (
-        option("--why", default="", metavar="TEXT", help="A reason, noted in the journal."),
-        option("--yes", "-y", is_flag=True, help="Do not ask."),
-        option("--dry-run", is_flag=True, help="Change nothing; print how many it would be."),
-        option("--all", "everything", is_flag=True, help="Every message."),
-        option("--ids", metavar="RANGES", help="These messages: '17,20-25'."),
-        option("--where", metavar="EXPRESSION", help="Such messages: '/price > 10'."),
-    ):
-        command = add(command)
-    return command
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Which messages a command changes, and whether it asks first."""
+
+    where: str | None
+    ids: str | None
+    everything: bool
+    dry_run: bool
+    yes: bool
+    why: str
+
+    def messages(self) -> dict[str, Any]:
+        """The chosen messages as `Admin` takes them. Choosing all needs --all."""
+        if self.everything == (self.where is not None or self.ids is not None):
+            raise click.UsageError("choose messages: --where EXPRESSION, --ids RANGES or --all")
+        return {"where": self.where, "ids": self.ids}
+
+    def ask_first(self, count: int, question: str, as_json: bool) -> None:
+        """Ask for confirmation, unless --yes is given or nothing would change."""
+        if not self.yes and count:
+            asked = one_line(question.format(counted(count, "message")))
+            click.confirm(asked, abort=True, err=as_json)
+
+    def change(self, do: Callable[..., Any], question: str, as_json: bool) -> Any:
+        """What `do` did, after a confirmation, or would do. It takes ``dry_run`` and ``why``."""
+        done = do(**self.messages(), dry_run=True, why=self.why)
+        if not self.dry_run:
+            self.ask_first(done.count, question, as_json)
+            done = do(**self.messages(), why=self.why)
+        return done
 
 
-def which(where: str | None, ids: str | None, everything: bool) -> dict[str, Any]:
-    """The chosen messages as `Admin` takes them. Choosing all needs --all."""
-    if everything == (where is not None or ids is not None):
-        raise click.UsageError("choose messages: --where EXPRESSION, --ids RANGES or --all")
-    return {"where": where, "ids": ids}
-
-
-def asked_first(count: int, question: str, yes: bool, as_json: bool) -> None:
-    """Ask for confirmation, unless --yes is given or nothing would change."""
-    if not yes and count:
-        click.confirm(one_line(question.format(counted(count, "message"))), abort=True, err=as_json)
+WHERE = option("--where", metavar="EXPRESSION", help="Such messages: '/price > 10'.")
+IDS = option("--ids", metavar="RANGES", help="These messages: '17,20-25'.")
+YES = option("--yes", "-y", is_flag=True, help="Do not ask.")
+which_options = gathered(
+    Selection, "chosen", WHERE, IDS,
+    option("--all", "everything", is_flag=True, help="Every message."),
+    option("--dry-run", is_flag=True, help="Change nothing; print how many it would be."),
+    YES,
+    option("--why", default="", metavar="TEXT", help="A reason, noted in the journal."),
+)  # fmt: skip
 
 
 def left(why: dict[str, int]) -> str:
@@ -65,19 +85,7 @@ def left(why: dict[str, int]) -> str:
 @which_options
 @connection_options
 @json_option
-def purge(
-    queue: str,
-    where: str | None,
-    ids: str | None,
-    everything: bool,
-    dry_run: bool,
-    yes: bool,
-    why: str,
-    url: str | None,
-    home: Path | None,
-    vpn: str,
-    as_json: bool,
-) -> None:
+def purge(queue: str, chosen: Selection, engine: EngineAddress, as_json: bool) -> None:
     """Remove messages from QUEUE for good, also leased ones. Asks first.
 
     \b
@@ -86,16 +94,16 @@ def purge(
       lakequeue purge orders --ids 17,20-25 --dry-run
       lakequeue purge orders-dmq --all --yes
     """
-    chosen = which(where, ids, everything)
-    with connect(url, home, vpn, "purge") as connection:
+    messages = chosen.messages()
+    with engine.connect("purge") as connection:
         admin = connection.admin()
-        if dry_run or not yes:  # counting reads every message, as removing does
-            removed = admin.purge(queue, **chosen, dry_run=True)
-        if not dry_run:
-            if not yes:
-                asked_first(removed, f"Remove {{}} from {queue} for good?", yes, as_json)
-            removed = admin.purge(queue, **chosen, why=why)
-    if dry_run:
+        if chosen.dry_run or not chosen.yes:  # counting reads every message, as removing does
+            removed = admin.purge(queue, **messages, dry_run=True)
+        if not chosen.dry_run:
+            if not chosen.yes:
+                chosen.ask_first(removed, f"Remove {{}} from {queue} for good?", as_json)
+            removed = admin.purge(queue, **messages, why=chosen.why)
+    if chosen.dry_run:
         told = {"queue": queue, "would_remove": removed}
         say_json(told) if as_json else say(f"{removed:,} would be removed from {queue}")
     elif as_json:
@@ -110,20 +118,7 @@ def purge(
 @which_options
 @connection_options
 @json_option
-def move(
-    queue: str,
-    to: str,
-    where: str | None,
-    ids: str | None,
-    everything: bool,
-    dry_run: bool,
-    yes: bool,
-    why: str,
-    url: str | None,
-    home: Path | None,
-    vpn: str,
-    as_json: bool,
-) -> None:
+def move(queue: str, to: str, chosen: Selection, engine: EngineAddress, as_json: bool) -> None:
     """Move messages from QUEUE to the queue TO. Asks first.
 
     They keep their ids, payloads and headers, and line up behind the messages of TO. Messages that
@@ -134,19 +129,15 @@ def move(
       lakequeue move orders orders-2 --where "/region = 'west'" --dry-run
       lakequeue move orders orders-2 --ids 17,20-25 --yes --why "wrong address"
     """
-    chosen = which(where, ids, everything)
-    with connect(url, home, vpn, "move") as connection:
-        admin = connection.admin()
-        done = admin.move(queue, to, **chosen, dry_run=True, why=why)
-        if not dry_run:
-            asked_first(done.count, f"Move {{}} from {queue} to {to}?", yes, as_json)
-            done = admin.move(queue, to, **chosen, why=why)
+    with engine.connect("move") as connection:
+        do = partial(connection.admin().move, queue, to)
+        done = chosen.change(do, f"Move {{}} from {queue} to {to}?", as_json)
     if as_json:
-        say_json({"queue": queue, "to": to, "dry_run": dry_run, **asdict(done)})
+        say_json({"queue": queue, "to": to, "dry_run": chosen.dry_run, **asdict(done)})
         return
-    say(f"{done.count:,} {'would be moved' if dry_run else 'moved'} to {to}")
+    say(f"{done.count:,} {'would be moved' if chosen.dry_run else 'moved'} to {to}")
     if done.stayed:
-        say(f"{done.stayed:,} {'would stay' if dry_run else 'stayed'}: {left(done.why)}")
+        say(f"{done.stayed:,} {'would stay' if chosen.dry_run else 'stayed'}: {left(done.why)}")
 
 
 @click.command()
@@ -160,15 +151,8 @@ def edit(
     queue: str,
     headers: tuple[str, ...],
     remove: tuple[str, ...],
-    where: str | None,
-    ids: str | None,
-    everything: bool,
-    dry_run: bool,
-    yes: bool,
-    why: str,
-    url: str | None,
-    home: Path | None,
-    vpn: str,
+    chosen: Selection,
+    engine: EngineAddress,
     as_json: bool,
 ) -> None:
     """Change headers of messages of QUEUE. Asks first.
@@ -181,35 +165,29 @@ def edit(
       lakequeue edit orders --header checked=yes --where '/price > 10' --dry-run
       lakequeue edit orders --remove trace --ids 17-23 --yes
     """
-    chosen = which(where, ids, everything)
     new: dict[str, str | None] = {**pairs(headers, "--header"), **dict.fromkeys(remove)}
-    with connect(url, home, vpn, "edit") as connection:
-        admin = connection.admin()
-        done = admin.edit(queue, new, **chosen, dry_run=True, why=why)
-        if not dry_run:
-            asked_first(done.count, f"Change the headers of {{}} of {queue}?", yes, as_json)
-            done = admin.edit(queue, new, **chosen, why=why)
+    with engine.connect("edit") as connection:
+        do = partial(connection.admin().edit, queue, new)
+        done = chosen.change(do, f"Change the headers of {{}} of {queue}?", as_json)
     if as_json:
-        say_json({"queue": queue, "dry_run": dry_run, **asdict(done)})
+        say_json({"queue": queue, "dry_run": chosen.dry_run, **asdict(done)})
         return
-    say(f"{done.count:,} {'would be edited' if dry_run else 'edited'} in {queue}")
+    say(f"{done.count:,} {'would be edited' if chosen.dry_run else 'edited'} in {queue}")
     if done.stayed:
         say(f"{done.stayed:,} not: {left(done.why)}")
 
 
 @click.command()
 @click.argument("queue")
-@option("--where", metavar="EXPRESSION", help="Such messages: '/price > 10'.")
-@option("--ids", metavar="RANGES", help="These messages: '17,20-25'.")
+@WHERE
+@IDS
 @connection_options
 @json_option
 def redrive(
     queue: str,
     where: str | None,
     ids: str | None,
-    url: str | None,
-    home: Path | None,
-    vpn: str,
+    engine: EngineAddress,
     as_json: bool,
 ) -> None:
     """Send the dead messages of QUEUE back to the queues they died in.
@@ -224,7 +202,7 @@ def redrive(
       lakequeue browse orders-dmq --json | jq -r .id | head -3
       lakequeue redrive orders-dmq --ids 17,20-25
     """
-    with connect(url, home, vpn, "redrive") as connection:
+    with engine.connect("redrive") as connection:
         done = connection.admin().redrive(queue, where=where, ids=ids)
     if as_json:
         answer = {"moved": done.moved, "stayed": done.stayed, "queues": done.queues}
@@ -232,9 +210,8 @@ def redrive(
     else:
         to = ", ".join(f"{n:,} to {name}" for name, n in sorted(done.queues.items()))
         say(f"{done.moved:,} moved{f': {to}' if to else ''}")
-        why = ", ".join(f"{n:,} {reason}" for reason, n in sorted(done.why.items()))
         if done.stayed:
-            say(f"{done.stayed:,} stayed in {queue}: {why}")
+            say(f"{done.stayed:,} stayed in {queue}: {left(done.why)}")
     if done.stayed:
         click.get_current_context().exit(1)
 
@@ -250,11 +227,11 @@ PREVIEW_MAX = 80
     help="Published then or later; or a message id to begin with.",
 )
 @option("--until", metavar="TIME", help="Published then or before.")
-@option("--where", metavar="EXPRESSION", help="Such messages: '/price > 10'.")
-@option("--ids", metavar="RANGES", help="These messages: '17,20-25'.")
+@WHERE
+@IDS
 @option("--rate", type=float, metavar="N", help="At most this many messages per second.")
 @option("--dry-run", is_flag=True, help="Publish nothing; print how many, and some of them.")
-@option("--yes", "-y", is_flag=True, help="Do not ask.")
+@YES
 @connection_options
 @json_option
 def replay(
@@ -266,9 +243,7 @@ def replay(
     rate: float | None,
     dry_run: bool,
     yes: bool,
-    url: str | None,
-    home: Path | None,
-    vpn: str,
+    engine: EngineAddress,
     as_json: bool,
 ) -> None:
     """Publish past messages once more, to QUEUE only. Asks first.
@@ -284,9 +259,9 @@ def replay(
     """
     if since is None and until is None and where is None and ids is None:
         raise click.UsageError("choose messages: --since, --until, --where or --ids")
-    tables = nearest_home(home) or Path(DEFAULT_HOME)
+    tables = nearest_home(engine.home) or Path(DEFAULT_HOME)
     chosen = {"since": since, "until": until, "where": where, "ids": ids, "home": tables}
-    with connect(url, home, vpn, "replay") as connection:
+    with engine.connect("replay") as connection:
         admin = connection.admin()
         done = admin.replay(queue, **chosen, dry_run=True)
         if not as_json:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import dataclasses
 import functools
 import json
 import signal
@@ -15,7 +16,7 @@ from collections.abc import Callable, Iterator
 from datetime import datetime, tzinfo
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
@@ -32,8 +33,6 @@ ADDRESS_FILE = "address"
 PLAIN_WIDTH = 200
 SAME_SIGNAL_S = 0.5
 
-Function = TypeVar("Function", bound=Callable[..., Any])
-
 # An option whose environment variable is shown in the help.
 option = functools.partial(click.option, show_envvar=True)
 
@@ -42,64 +41,87 @@ json_option = option(
 )
 
 
-def connection_options(command: Function) -> Function:
-    """Add --url, --home and --vpn, which name the engine."""
-    command = option(
-        "--vpn", default="default", envvar="LAKEQUEUE_VPN", show_default=True,
-        help="The message VPN, the tenant's namespace.",
-    )(command)  # fmt: skip
-    command = option(
-        "--home", type=click.Path(file_okay=False, path_type=Path), envvar="LAKEQUEUE_HOME",
-        help="The home of a running `lakequeue up`, which has its address.",
-    )(command)  # fmt: skip
-    return option(
-        "--url", envvar="LAKEQUEUE_URL",
-        help="The engine's Kafka: kafka://host:port, or just host:port.  "
-        f"[default: that of --home, else {DEFAULT_URL}]",
-    )(command)  # fmt: skip
+def gathered(into: type, name: str, *options: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Add options whose values the command gets as one parameter: a dataclass of these names."""
+    names = [field.name for field in dataclasses.fields(into)]
+
+    def add(command: Callable[..., Any]) -> Any:
+        @functools.wraps(command)
+        def call(*positional: Any, **given: Any) -> Any:
+            given[name] = into(**{one: given.pop(one) for one in names})
+            return command(*positional, **given)
+
+        for one in reversed(options):
+            call = one(call)
+        return call
+
+    return add
 
 
-def find_url(url: str | None, home: Path | None) -> str:
-    """The address to connect to.
+@dataclasses.dataclass(frozen=True, slots=True)
+class EngineAddress:
+    """Which engine a command means: its --url, --home and --vpn."""
 
-    The command line wins over the environment, and an address over a home. Then comes a home in
-    this directory, then the default.
-    """
-    source = click.get_current_context().get_parameter_source
-    home_is_nearer = (
-        source("home") is ParameterSource.COMMANDLINE
-        and source("url") is not ParameterSource.COMMANDLINE
-    )
-    if url and not home_is_nearer:
-        return url if "://" in url else f"kafka://{url}"
-    if home is not None:
-        address = home / ADDRESS_FILE
-        if not address.is_file():
-            from .presence import what_to_start
+    url: str | None = None
+    home: Path | None = None
+    vpn: str = "default"
 
-            raise EnvironmentFault(f"{what_to_start(home)}.")
-        return address.read_text().strip()
-    here = Path(DEFAULT_HOME) / ADDRESS_FILE
-    return here.read_text().strip() if here.is_file() else DEFAULT_URL
+    def find(self) -> str:
+        """The address to connect to.
+
+        The command line wins over the environment, and an address over a home. Then comes a home
+        in this directory, then the default.
+        """
+        source = click.get_current_context().get_parameter_source
+        home_is_nearer = (
+            source("home") is ParameterSource.COMMANDLINE
+            and source("url") is not ParameterSource.COMMANDLINE
+        )
+        if self.url and not home_is_nearer:
+            return self.url if "://" in self.url else f"kafka://{self.url}"
+        if self.home is not None:
+            address = self.home / ADDRESS_FILE
+            if not address.is_file():
+                from .presence import what_to_start
+
+                raise EnvironmentFault(f"{what_to_start(self.home)}.")
+            return address.read_text().strip()
+        here = Path(DEFAULT_HOME) / ADDRESS_FILE
+        return here.read_text().strip() if here.is_file() else DEFAULT_URL
+
+    def its_home(self) -> Path | None:
+        """The home on this machine, if no address was given."""
+        return None if self.url else nearest_home(self.home)
+
+    @contextlib.contextmanager
+    def connect(self, client_name: str) -> Iterator[Any]:
+        """Connect to the engine. If no answer comes, the error says what is missing."""
+        import lakequeue
+
+        from .presence import explained
+
+        address = self.find()
+        with explained(address, self.its_home(), self.vpn):
+            with lakequeue.connect(address, vpn=self.vpn, client_name=client_name) as connection:
+                yield connection
+
+
+connection_options = gathered(
+    EngineAddress, "engine",
+    option("--url", envvar="LAKEQUEUE_URL",
+           help="The engine's Kafka: kafka://host:port, or just host:port.  "
+           f"[default: that of --home, else {DEFAULT_URL}]"),
+    option("--home", type=click.Path(file_okay=False, path_type=Path), envvar="LAKEQUEUE_HOME",
+           help="The home of a running `lakequeue up`, which has its address."),
+    option("--vpn", default="default", envvar="LAKEQUEUE_VPN", show_default=True,
+           help="The message VPN, the tenant's namespace."),
+)  # fmt: skip
 
 
 def nearest_home(home: Path | None) -> Path | None:
     """The named home, else one in this directory, else None."""
     here = Path(DEFAULT_HOME)
     return home if home is not None else (here if here.is_dir() else None)
-
-
-@contextlib.contextmanager
-def connect(url: str | None, home: Path | None, vpn: str, client_name: str) -> Iterator[Any]:
-    """Connect to the engine. If no answer comes, the error says what is missing."""
-    import lakequeue
-
-    from .presence import explained
-
-    address = find_url(url, home)
-    with explained(address, None if url else nearest_home(home), vpn):
-        with lakequeue.connect(address, vpn=vpn, client_name=client_name) as connection:
-            yield connection
 
 
 def pairs(values: tuple[str, ...], option_name: str) -> dict[str, str]:

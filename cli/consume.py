@@ -25,7 +25,6 @@ import sys
 import termios
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import click
@@ -33,7 +32,7 @@ import click
 from ..protocol import commands
 from ..protocol.errors import LeaseLost
 from .common import (
-    connect,
+    EngineAddress,
     connection_options,
     counted,
     json_option,
@@ -240,9 +239,7 @@ def consume(
     max_backlog: int | None,
     command: str | None,
     retry_delay: str | None,
-    url: str | None,
-    home: Path | None,
-    vpn: str,
+    engine: EngineAddress,
     as_json: bool,
 ) -> None:
     """Receive messages of QUEUE and print their payloads, one per line.
@@ -271,7 +268,7 @@ def consume(
         raise click.UsageError("--retry-delay needs --exec")
     backlog = max_backlog or (1 if command else BACKLOG)  # with more, waiting leases would end
     backlog = min(backlog, count) if count else backlog
-    with connect(url, home, vpn, "consume") as connection, stop_on_signals() as stop:
+    with engine.connect("consume") as connection, stop_on_signals() as stop:
         definition = _definition(connection, queue, timeout)
         backs_off = bool(definition["redelivery_delay_ms"])
         executor = Executor(command, retry_delay, backs_off) if command else None

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import re
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from ..protocol.errors import ConfigError, LakequeueError
 from .common import (
-    connect,
+    EngineAddress,
     connection_options,
     counted,
     json_option,
@@ -32,13 +31,7 @@ PAIR = re.compile(r"([a-z_]+)=(.*)", re.DOTALL)
 @click.argument("what", nargs=-1, required=True, metavar="FILE|KEY=VALUE...")
 @connection_options
 @json_option
-def define(
-    what: tuple[str, ...],
-    url: str | None,
-    home: Path | None,
-    vpn: str,
-    as_json: bool,
-) -> None:
+def define(what: tuple[str, ...], engine: EngineAddress, as_json: bool) -> None:
     """Define queues, or change their definitions, while the engine runs.
 
     FILE: a configuration as for `lakequeue up --config`, or - for standard input. KEY=VALUE: one
@@ -55,13 +48,13 @@ def define(
       lakequeue define queues.yaml
     """
     pairs = _pairs(what)
-    with connect(url, home, vpn, "define") as connection:
+    with engine.connect("define") as connection:
         admin = connection.admin()
         there = {queue["name"]: queue for queue in admin.queues()}
         if pairs:
             wanted = [_one(pairs)]
         else:
-            wanted = [queue for file in what for queue in _of_file(file, vpn)]
+            wanted = [queue for file in what for queue in _of_file(file, engine.vpn)]
         for definition in wanted:
             admin.define(definition, replace=not pairs)
     _report([definition["name"] for definition in wanted], set(there), as_json)
@@ -155,9 +148,7 @@ def _report(names: list[str], there: set[str], as_json: bool) -> None:
 @option("--yes", "-y", is_flag=True, help="Do not ask.")
 @connection_options
 @json_option
-def delete(
-    queue: str, yes: bool, url: str | None, home: Path | None, vpn: str, as_json: bool
-) -> None:
+def delete(queue: str, yes: bool, engine: EngineAddress, as_json: bool) -> None:
     """Delete QUEUE with its messages, which are not delivered. Asks first.
 
     If the engine's --config file still names it, the next start defines it again.
@@ -167,7 +158,7 @@ def delete(
       lakequeue delete orders
       lakequeue delete orders-dmq --yes
     """
-    with connect(url, home, vpn, "delete") as connection:
+    with engine.connect("delete") as connection:
         admin = connection.admin()
         found = admin.describe(queue)
         depth, consumers = found["depth"], len(found["consumers"])
@@ -192,9 +183,7 @@ def shutdown(
     queue: str,
     ingress: bool | None,
     egress: bool | None,
-    url: str | None,
-    home: Path | None,
-    vpn: str,
+    engine: EngineAddress,
     as_json: bool,
 ) -> None:
     """Shut down or open QUEUE's ingress or egress.
@@ -210,7 +199,7 @@ def shutdown(
     """
     if ingress is None and egress is None:
         raise click.UsageError("name one of --ingress, --egress, --open-ingress, --open-egress")
-    with connect(url, home, vpn, "shutdown") as connection:
+    with engine.connect("shutdown") as connection:
         admin = connection.admin()
         found = admin.describe(queue)
         closed = {

@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING
 import click
 
 from .common import (
+    EngineAddress,
     connection_options,
     console,
-    find_url,
     json_option,
-    nearest_home,
     option,
     say_json,
 )
@@ -44,9 +43,7 @@ def doctor(
     queue: str | None,
     config: Path,
     master: str | None,
-    url: str | None,
-    home: Path | None,
-    vpn: str,
+    engine: EngineAddress,
     as_json: bool,
 ) -> None:
     """Check that everything lakequeue needs is here; exit status 1 if something is missing.
@@ -66,14 +63,14 @@ def doctor(
     from .machine_checks import diagnose
     from .presence import engine_lives
 
-    presence, bootstrap = _presence(url, home, vpn, queue)
-    checks = diagnose(home)
+    presence, bootstrap = _presence(engine, queue)
+    checks = diagnose(engine.home)
     configuration, wrong = load_configuration(config)
-    checks += [*wrong, *look(home, configuration, master, bootstrap), *presence]
+    checks += [*wrong, *look(engine.home, configuration, master, bootstrap), *presence]
     if bootstrap is not None:
-        brokers = 1 if configuration is None else len(brokers_of(configuration, home))
-        vpns, lives = vpns_of(configuration) | {vpn}, engine_lives(presence)
-        checks += deployment_checks(bootstrap, vpns, brokers, vpn, lives)
+        brokers = 1 if configuration is None else len(brokers_of(configuration, engine.home))
+        vpns, lives = vpns_of(configuration) | {engine.vpn}, engine_lives(presence)
+        checks += deployment_checks(bootstrap, vpns, brokers, engine.vpn, lives)
     if as_json:
         names = ("name", "ok", "found", "wanted", "advice")
         say_json([{name: getattr(check, name) for name in names} for check in checks])
@@ -97,23 +94,20 @@ def _show(checks: list[Check]) -> None:
     console().print(table)
 
 
-def _presence(
-    url: str | None, home: Path | None, vpn: str, queue: str | None
-) -> tuple[list[Check], str | None]:
+def _presence(engine: EngineAddress, queue: str | None) -> tuple[list[Check], str | None]:
     """The checks of what runs at the named address or home, and Kafka's address if one answers
     there. A home need not have been started yet."""
     from .presence import presence_checks
 
-    named = bool(url or queue)
+    named = bool(engine.url or queue)
     try:
-        address = find_url(url, home)
+        address = engine.find()
     except EnvironmentFault as fault:
         from .machine_checks import Check
 
         found, advice = str(fault).split(": ", 1)
         return [Check("Kafka", not named, found, "a broker that answers", advice, named)], None
-    required = named or home is not None
-    nearest = None if url else nearest_home(home)
-    checks = presence_checks(address, nearest, vpn, queue, required)
+    required = named or engine.home is not None
+    checks = presence_checks(address, engine.its_home(), engine.vpn, queue, required)
     meant = required and bool(checks) and checks[0].ok
     return checks, address.removeprefix(KAFKA) if meant else None

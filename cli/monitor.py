@@ -15,11 +15,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from .common import (
+    EngineAddress,
     connection_options,
     console,
-    find_url,
     json_option,
-    nearest_home,
     note,
     option,
     say_json,
@@ -55,9 +54,7 @@ def monitor(
     admin: bool,
     token_file: Path | None,
     metrics: str | None,
-    url: str | None,
-    home: Path | None,
-    vpn: str,
+    engine: EngineAddress,
     as_json: bool,
 ) -> None:
     """Serve a page that shows the queues, and why they do not move, until Ctrl-C.
@@ -78,9 +75,9 @@ def monitor(
             auth = parts.Auth(_token(token_file), admin, host)
         except ValueError as error:
             raise click.UsageError(str(error)) from error
-        vpn_monitor = parts.VpnMonitor(opener(find_url(url, home), vpn))
-        place = None if url else nearest_home(home)
-        page = parts.Page({vpn: vpn_monitor}, auth, _life(place), _figures(metrics, place))
+        vpn_monitor = parts.VpnMonitor(opener(engine.find(), engine.vpn))
+        place = engine.its_home()
+        page = parts.Page({engine.vpn: vpn_monitor}, auth, _life(place), _figures(metrics, place))
         try:
             server = parts.PageServer(parts.make_app(page), host, port)
         except OSError as error:
@@ -205,7 +202,7 @@ KEYS = {
     help="How often to look; less often if the engine answers slowly.",
 )  # fmt: skip
 @connection_options
-def top(every: float, url: str | None, home: Path | None, vpn: str) -> None:
+def top(every: float, engine: EngineAddress) -> None:
     """Show the queues in this terminal, and why they do not move, until q.
 
     \b
@@ -221,7 +218,7 @@ def top(every: float, url: str | None, home: Path | None, vpn: str) -> None:
     screen = console()
     if not screen.is_terminal or not sys.stdin.isatty():
         raise click.UsageError("top needs a terminal; `lakequeue queues --json` is for programs")
-    vpn_monitor = VpnMonitor(opener(find_url(url, home), vpn), every)
+    vpn_monitor = VpnMonitor(opener(engine.find(), engine.vpn), every)
     with stop_on_signals() as stop, keyboard(sys.stdin.fileno()) as key:
         show(vpn_monitor, screen, lambda wait_s: "q" if stop.is_set() else key(wait_s), every)
     vpn_monitor.close()

@@ -13,7 +13,16 @@ from typing import IO, Any
 import click
 
 from ..protocol.errors import NotConnected, Reason, Rejected, Timeout
-from .common import connect, connection_options, json_option, note, option, pairs, say, say_json
+from .common import (
+    EngineAddress,
+    connection_options,
+    json_option,
+    note,
+    option,
+    pairs,
+    say,
+    say_json,
+)
 from .group import EXIT_FAILED
 
 WINDOW = 1000
@@ -53,9 +62,7 @@ def publish(
     ttl: str | None,
     priority: int | None,
     rate: float | None,
-    url: str | None,
-    home: Path | None,
-    vpn: str,
+    engine: EngineAddress,
     as_json: bool,
 ) -> None:
     """Send messages to QUEUE: each of FILES, each of their lines, or standard input's lines.
@@ -74,7 +81,7 @@ def publish(
     options |= {"ttl": ttl} if ttl is not None else {}
     options |= {"priority": priority} if priority is not None else {}
     tally = Tally()
-    with connect(url, home, vpn, "publish") as connection:
+    with engine.connect("publish") as connection:
         producer = connection.producer(window=WINDOW)
         try:
             started = time.monotonic()

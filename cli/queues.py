@@ -4,7 +4,6 @@ B4)."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -13,8 +12,8 @@ from ..monitor.formatting import size
 from ..monitor.queue_details import described
 from ..protocol.outputs import is_alert
 from .common import (
+    EngineAddress,
     cell,
-    connect,
     connection_options,
     console,
     json_option,
@@ -41,7 +40,7 @@ ROWS: tuple[tuple[str, str, str, str, Callable[[Any], str]], ...] = (
 @click.command()
 @connection_options
 @json_option
-def usage(url: str | None, home: Path | None, vpn: str, as_json: bool) -> None:
+def usage(engine: EngineAddress, as_json: bool) -> None:
     """Show how much of their limits the VPN and each broker use, which alerts are set, and what was
     refused without a queue. Limits apply per broker.
 
@@ -50,7 +49,7 @@ def usage(url: str | None, home: Path | None, vpn: str, as_json: bool) -> None:
       lakequeue usage
       lakequeue usage --json | jq .broker
     """
-    with connect(url, home, vpn, "usage") as connection:
+    with engine.connect("usage") as connection:
         found = connection.admin().usage()
     if as_json:
         say_json(found)
@@ -120,9 +119,7 @@ def queues(
     queue: str | None,
     watch: bool,
     every: float,
-    url: str | None,
-    home: Path | None,
-    vpn: str,
+    engine: EngineAddress,
     as_json: bool,
 ) -> None:
     """Show every queue, or one QUEUE with its consumers and counters.
@@ -133,7 +130,7 @@ def queues(
       lakequeue queues orders --watch
       lakequeue queues --json | jq '.[] | {name, depth}'
     """
-    with connect(url, home, vpn, "queues") as connection:
+    with engine.connect("queues") as connection:
         if not watch:
             if as_json:
                 described = look(connection, queue)
@@ -296,9 +293,7 @@ def events(
     queue: str | None,
     alerts: bool,
     limit: int,
-    url: str | None,
-    home: Path | None,
-    vpn: str,
+    engine: EngineAddress,
     as_json: bool,
 ) -> None:
     """Show the newest notable events, oldest first. The engine keeps 1,000.
@@ -317,7 +312,7 @@ def events(
             return False
         return not queue or event["queue"] == queue
 
-    with connect(url, home, vpn, "events") as connection, stop_on_signals() as stop:
+    with engine.connect("events") as connection, stop_on_signals() as stop:
         admin = connection.admin()
         seen = admin.events(EVENTS_MAX)
         shown = [event for event in seen if wanted(event)]

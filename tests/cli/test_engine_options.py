@@ -10,7 +10,7 @@ import lakequeue
 import pytest
 from click.testing import CliRunner
 from lakequeue.cli import main
-from lakequeue.cli.common import find_url
+from lakequeue.cli.common import EngineAddress
 from lakequeue.cli.start_engine import engine_settings
 from lakequeue.protocol import ConfigError
 from lakequeue.streaming.engine_settings import EngineSettings
@@ -56,7 +56,7 @@ def test_a_wrong_option_starts_nothing(command: str, tmp_path: Path) -> None:
 )
 def test_an_address_alone_is_kafkas(given: str, url: str) -> None:
     with click.Context(click.Command("x")).scope():
-        assert find_url(given, None) == url
+        assert EngineAddress(given).find() == url
 
 
 def test_every_wrong_setting_is_named_with_what_is_allowed() -> None:
