@@ -10,8 +10,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from lakequeue.definitions import definition
+from lakequeue.definitions import definition_values as read
 from lakequeue.streaming.jars import ensure_jars
 from lakequeue.streaming.kafka.embedded_kafka import JAVA_OPTIONS, EmbeddedKafka
+from reference import twin
+from rules.harness import Bench
 
 # Brokers of tests live for seconds: compiling them well would take longer than they do.
 os.environ.setdefault(JAVA_OPTIONS, "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
@@ -54,3 +58,27 @@ def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedKafka]:
 def spark_jars() -> list[Path]:
     """The jars for ``spark_session(jars=…)``."""
     return ensure_jars().spark
+
+
+@pytest.fixture(scope="module")
+def small_active_sets() -> Iterator[None]:
+    """`target_queue_depth` from 1 on, instead of from 1000 on (R5): walks are short."""
+    with pytest.MonkeyPatch.context() as patch:
+        key = "target_queue_depth"
+        patch.setitem(definition._KEYS, key, (key, read.count(1)))
+        patch.setattr(twin, "TARGET_DEPTH_MIN", 1)
+        yield
+
+
+@pytest.fixture
+def bench() -> Bench:
+    """An engine with one queue, `orders`, that gives a consumer up to 100 messages."""
+    bench = Bench()
+    bench.define(max_per_subscription_backlog=100)
+    return bench
+
+
+@pytest.fixture
+def empty() -> Bench:
+    """An engine without queues."""
+    return Bench()

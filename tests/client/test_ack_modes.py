@@ -43,15 +43,6 @@ def test_C4_dups_ok_every_k_ms(bench: Bench) -> None:
     assert bench.seen()["acknowledged"] == 20
 
 
-def test_C4_dups_ok_whichever_is_first(bench: Bench) -> None:
-    consumer = bench.consumer(ack_mode="dups_ok", dups_ok_count=2, dups_ok_interval="1s")
-    send(bench, 3)
-    drain(consumer)
-    assert bench.seen()["acknowledged"] == 2
-    bench.advance("1s")
-    assert bench.seen()["acknowledged"] == 3
-
-
 def test_C4_dups_ok_leaves_out_what_the_callback_works_on(bench: Bench) -> None:
     """Its time comes while a callback runs: only what is done is acknowledged."""
     consumer = bench.consumer(ack_mode="dups_ok", dups_ok_count=0, dups_ok_interval="1s")
@@ -135,16 +126,6 @@ def test_C4_dups_ok_without_a_count_never_stands_still(empty: Bench) -> None:
 
 
 # ---------------------------------------------------------------- pre_ack
-
-
-def test_C4_pre_ack_before_anybody_asks(bench: Bench) -> None:
-    """[modes]: acknowledged before receive() is called, however late that is."""
-    consumer = bench.consumer(ack_mode="pre_ack", backlog=10)
-    sent = send(bench, 3)
-    bench.connection.attend()
-    assert bench.seen()["acknowledged"] == 3
-    assert ids(drain(consumer)) == sent
-    assert bench.seen()["ack_ignored"] == 0
 
 
 def test_C4_pre_ack_keeps_no_more_than_a_backlog(bench: Bench) -> None:

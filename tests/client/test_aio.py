@@ -148,31 +148,6 @@ def test_L1_a_task_that_is_cancelled_while_it_waits_has_taken_nothing() -> None:
     run(test)
 
 
-@pytest.mark.parametrize("mode", ["auto", "individual", "dups_ok", "pre_ack"])
-def test_C4_callbacks_one_after_the_other(mode: str) -> None:
-    async def test(connection: lakequeue.aio.Connection, wire: Any) -> None:
-        consumer = await connection.consumer("orders", ack_mode=mode, max_backlog=9)
-        steps: list[str] = []
-
-        async def work(message: Any) -> None:
-            steps.append("begins")
-            await asyncio.sleep(0.005)
-            steps.append("ends")
-            if mode == "individual":
-                message.ack()
-
-        consumer.on_message(work)
-        producer = connection.producer()
-        await asyncio.gather(*(producer.send("orders", b"%d" % n) for n in range(10)))
-        while len(steps) < 20:
-            await asyncio.sleep(0.01)
-        assert steps == ["begins", "ends"] * 10
-        await consumer.close()
-        assert (await connection.admin().describe("orders"))["acknowledged"] == 10
-
-    run(test)
-
-
 def test_C3_close_waits_for_the_callback_and_returns_the_rest() -> None:
     async def test(connection: lakequeue.aio.Connection, wire: Any) -> None:
         consumer = await connection.consumer("orders", ack_mode="auto", max_backlog=9)

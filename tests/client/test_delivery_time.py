@@ -58,15 +58,6 @@ def test_L12_a_delay_is_said_as_such(bench: Bench) -> None:
     assert arrives_after(bench, bench.consumer()) == 5
 
 
-def test_P7_L12_a_producers_moment(bench: Bench) -> None:
-    producer = bench.connection.producer(deliver_at=bench.connection.now() + timedelta(seconds=9))
-    consumer = bench.consumer()
-    producer.send("orders", b"{}")
-    assert arrives_after(bench, consumer) == 9
-    producer.send("orders", b"{}")
-    assert arrives_after(bench, consumer) == 0, "the moment is over"
-
-
 def test_P7_a_message_says_otherwise(bench: Bench) -> None:
     producer = bench.connection.producer(delay="10s")
     consumer = bench.consumer()

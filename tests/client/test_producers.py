@@ -1,5 +1,6 @@
 """P2, P5, P6, P7 from the producer's side: what is lost on the way, and what is known of it."""
 
+import inspect
 import random
 import threading
 import time
@@ -9,6 +10,7 @@ from typing import Any
 import lakequeue
 import pytest
 from client.threaded import connect, engine, wait_for
+from lakequeue.client.producer.producer import Producer
 from lakequeue.protocol import NotConnected, Timeout, WindowFull
 from rules.harness import Bench, drain
 
@@ -45,10 +47,11 @@ def test_P2_sent_again_after_pub_ack_time_and_stored_once() -> None:
 def test_P2_not_before_pub_ack_time() -> None:
     made = engine(ORDERS)
     connection, wire = connect(made)
-    producer = connection.producer()
+    assert inspect.signature(Producer).parameters["pub_ack_time"].default == "2s"
+    producer = connection.producer(pub_ack_time="500ms")
     wire.lose_published = lambda _: True
     producer.send_async("orders", b"{}")
-    time.sleep(1.5)
+    time.sleep(0.3)
     assert len(wire.published) == 1
     wait_for(lambda: len(wire.published) == 2)
     wire.lose_published = lambda _: False

@@ -18,7 +18,7 @@ import pytest
 from lake.history import write_history
 from lakequeue import LakequeueError
 from lakequeue.lake import open_lake, past_replica
-from lakequeue.lake.past import Moment, as_of, brokers
+from lakequeue.lake.past import Moment, as_of
 from lakequeue.lake.queries_at import admin_of
 from lakequeue.protocol import ConfigError, commands
 from lakequeue.protocol.messages import encode_run
@@ -101,22 +101,6 @@ def state_behind(walk: Any, step: int) -> tuple[dict[str, bytes], int]:
     steps = past_replica.Steps(HOME, store, Snapshot(), past_replica.StepCapture(), 0)
     steps.again([record for _, record in world.logged() if record.step <= step], quiet)
     return store.pages, steps.end().now
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_R1_every_moment_is_what_it_was(seed: int, tmp_path: Path) -> None:
-    walk = lived(seed)
-    last = walk.driver.step
-    assert len(walk.saved) > 2
-    home = write_history(walk.world, tmp_path, walk.saved)
-    marks = {own.step for own, _ in walk.saved}
-    with open_lake(home) as lake:
-        assert brokers(lake) == [HOME.name]
-        for step in sorted({*random.Random(seed).sample(range(1, last + 1), 12), *marks, last}):
-            found = as_of(lake, home, HOME.name, step=step)
-            assert (found.store.pages, found.now) == state_behind(walk, step)
-            assert found.snapshot == max((s for s in marks if s <= step), default=0)
-            assert found.notes == []
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -240,10 +224,8 @@ def test_R1_a_header_that_is_no_text_is_taken_again(tmp_path: Path) -> None:
     assert (found.store.pages, found.now) == state_behind(walk, walk.driver.step)
 
 
-@pytest.mark.parametrize(
-    "value", [b"no run", b"", None, encode_run([b"1"]), encode_run([b"1"]) + b"x"]
-)
-@pytest.mark.parametrize("count", [b"1", b"1.0", b"true", b'"1"', b"2"])
+@pytest.mark.parametrize("value", [b"no run", None, encode_run([b"1"])])
+@pytest.mark.parametrize("count", [b"1", b"2"])
 def test_R1_what_says_that_it_is_a_run_of_one_is_taken_again(
     value: bytes, count: bytes, tmp_path: Path
 ) -> None:
@@ -471,13 +453,6 @@ def test_an_altered_message_is_told(home: Path) -> None:
 def ends_sooner(home: Path, table: str) -> None:
     """A table as it was when its query had written two thirds of what there is."""
     altered(home, table, lambda rows: rows.sort_by("time").slice(0, len(rows) * 2 // 3))
-
-
-def test_what_a_step_took_is_missing(home: Path) -> None:
-    altered(home, "snapshots", lambda rows: rows.slice(0, 0))
-    altered(home, "messages", lambda rows: rows.filter(pc.not_equal(rows["offset"], 0)))
-    with pytest.raises(LakequeueError, match="but the table 'messages' has"):
-        moment(home)
 
 
 @pytest.mark.parametrize("table", ["messages", "commands"])

@@ -103,22 +103,6 @@ def rebuilt(walk: Any, path: Path) -> Path:
     return new
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_R3_the_state_is_what_it_was_and_leases_are_ready(seed: int, tmp_path: Path) -> None:
-    walk = lived(seed)
-    before = looked_at(walk)
-    assert before
-    new = New(rebuilt(walk, tmp_path), walk)
-    assert new.seen() == before
-    new.world.command(command="shutdown", queue="orders", egress=True)
-    new.begin_again()
-    states = {"leased": "ready"}
-    assert new.seen() == {
-        number: (payload, states.get(state, state), 0)
-        for number, (payload, state, _) in before.items()
-    }
-
-
 def test_R3_a_home_that_was_rebuilt_is_rebuilt_before_its_engine_wrote_a_snapshot(
     tmp_path: Path,
 ) -> None:

@@ -21,7 +21,7 @@ from lakequeue.protocol import steplog
 from lakequeue.protocol.journal import Journal, JournalSegment, encode
 from lakequeue.protocol.messages import RUN_MAX, decode_run, encode_run
 from lakequeue.protocol.table_format import NO_RUN
-from lakequeue.sinks.kafka_records import RECORDS, records_of, run_items, run_of
+from lakequeue.sinks.kafka_records import RECORDS, records_of, run_of
 from lakequeue.sinks.table_batch import TableBatch, message_rows
 from lakequeue.sinks.table_files import TableFiles
 
@@ -54,30 +54,6 @@ def written(
         str(home / "tables"), by_day, NOW.timestamp(), last=last or {}, stored=stored or {}
     )
     return [(table, json.loads(said)) for table, said in work.write(batches)]
-
-
-def test_a_run_is_taken_apart_as_the_codec_does_it() -> None:
-    """Among records that are no runs, and in a part of a longer array."""
-    dice = random.Random(20261123)
-    rows, wanted = [], []
-    for offset in range(500):
-        payloads = [dice.randbytes(dice.choice([0, 1, 3, 300])) for _ in range(dice.randint(1, 8))]
-        value = encode_run(payloads)
-        if dice.random() < 0.3:
-            value = dice.choice([None, b"", b"no run"])
-            rows.append(message(offset, value))
-            wanted.append((offset, 0, value))
-        else:
-            rows.append(message(offset, value, len(payloads)))
-            wanted += [(offset, i, p) for i, p in enumerate(decode_run(value, len(payloads)))]
-    for begin, end in ((0, 500), (7, 11), (200, 500), (3, 3)):
-        part = batch(*rows).slice(begin, end - begin)
-        found = message_rows(part).to_pylist()
-        ours = [w for w in wanted if begin <= w[0] < end]
-        assert [(r["offset"], r["item"], r["payload"]) for r in found] == ours
-    no_runs = batch(message(1, b"a"), message(2, None), message(3, b""))
-    _, _, payloads = run_items(no_runs["value"], no_runs["run"])
-    assert payloads.to_pylist() == [b"a", None, b""]
 
 
 def test_what_delta_is_told_of_a_file_is_true(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import re
 
 import pytest
 from lakequeue.protocol import ConfigError
-from rehomed import RestingEngine
+from mesh.rehomed import RestingEngine
 from rules import joined
 from rules.joined import LEAVES, Homes
 

@@ -9,7 +9,7 @@ import pytest
 from lakequeue.definitions import parse_configuration
 from lakequeue.memory import MemoryConnection
 from lakequeue.protocol import ConfigError, Rejected
-from rehomed import RestingEngine
+from mesh.rehomed import RestingEngine
 from rules.mortal import Fate, MortalEngine
 from rules.two_homes import TINY
 

@@ -19,7 +19,7 @@ from lakequeue.protocol import topics, wire
 from lakequeue.protocol.errors import ConfigError, LakequeueError
 from lakequeue.protocol.messages import HEADER
 from lakequeue.state import Limits
-from rehomed import RestingEngine
+from mesh.rehomed import RestingEngine
 
 QUEUES: list[dict[str, Any]] = [
     {"name": "plain", "type": "LocalQueue"},

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from lakequeue.protocol import commands as c
-from rehomed import RestingEngine
-from test_rehoming import home
+from mesh.rehomed import RestingEngine
+from mesh.test_rehoming import home
 
 
 def drained(engine: RestingEngine, queue: str) -> list[bytes]:

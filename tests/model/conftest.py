@@ -1,18 +1,8 @@
-"""Small active sets are allowed: walks are short (R5)."""
-
-from collections.abc import Iterator
+"""Walks are short (R5)."""
 
 import pytest
-from lakequeue.definitions import definition
-from lakequeue.definitions import definition_values as read
-from reference import twin
 
 
 @pytest.fixture(scope="module", autouse=True)
-def small_active_sets() -> Iterator[None]:
-    """`target_queue_depth` from 1 on, instead of from 1000 on."""
-    with pytest.MonkeyPatch.context() as patch:
-        key = "target_queue_depth"
-        patch.setitem(definition._KEYS, key, (key, read.count(1)))
-        patch.setattr(twin, "TARGET_DEPTH_MIN", 1)
-        yield
+def _short_walks(small_active_sets: None) -> None:
+    """Active sets may be small."""
