@@ -31,7 +31,7 @@ $(INSTALLED): pyproject.toml
 			"apt-get install openjdk-17-jre-headless), or point JAVA_HOME at one." >&2; \
 		exit 1; }
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet -e '.[fast,celery,demo,monitor,otel,sql,test]'
+	$(BIN)/pip install --quiet -e '.[fast,celery,dramatiq,demo,monitor,otel,sql,test]'
 	@touch $@
 
 $(FETCHED): conf/jars.xml $(INSTALLED)

@@ -23,7 +23,7 @@ import psutil
 from celery import Celery
 
 from ..streaming.kafka.embedded_kafka import free_port
-from ..tasks import register
+from ..tasks.alias import register
 from .harness import Say, cpu_s, percentile, process, running, url, wait_for
 from .steady import at_rate, made_at
 

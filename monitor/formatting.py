@@ -8,6 +8,8 @@ from datetime import UTC, datetime
 from shlex import quote
 from typing import Any
 
+import msgspec
+
 from ..protocol.bounds import datetime_of
 
 PREVIEW_MAX = 300
@@ -70,6 +72,26 @@ def preview(payload: bytes) -> str:
     text = payload[: 4 * PREVIEW_MAX].decode("utf-8", "backslashreplace")
     shown = " ".join("".join(c if c.isprintable() else " " for c in text).split())
     return shown if len(shown) <= PREVIEW_MAX else f"{shown[: PREVIEW_MAX - 1]}…"
+
+
+class _Headers(msgspec.Struct):
+    task: str = ""
+
+
+class _Task(msgspec.Struct):
+    """What Celery's messages have, and Dramatiq's."""
+
+    headers: _Headers | None = None
+    actor_name: str = ""
+
+
+def task(payload: bytes) -> str:
+    """The task's name, in a message of Celery or Dramatiq; empty for others."""
+    try:
+        found = msgspec.json.decode(payload, type=_Task)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return ""
+    return found.actor_name or (found.headers.task if found.headers else "")
 
 
 def death(message: Any) -> dict[str, Any]:
@@ -167,7 +189,7 @@ def said(request: Any) -> str:
 FILTERS = {
     "quote": quote,
     "size": size, "number": number, "rate": rate, "age": age, "clock": clock, "preview": preview,
-    "death": death, "details": details, "waits": waits, "used": used, "limit": limit,
+    "task": task, "death": death, "details": details, "waits": waits, "used": used, "limit": limit,
     "state": state,
     "bridge_waits": bridge_waits,
 }  # fmt: skip

@@ -1,4 +1,5 @@
-"""Task queues on lakequeue: a transport for kombu, which is what Celery speaks with its broker.
+"""Task queues on lakequeue: a transport for kombu, which is what Celery speaks with its broker, and
+a broker for Dramatiq (`dramatiq_broker`).
 
     app = Celery(broker="lakequeue+kafka://host:9092/vpn")
 
@@ -8,8 +9,9 @@
 routing key are, `envelope` how a task travels, `alias` makes the name known.
 """
 
-from .alias import register
+from importlib.util import find_spec
 
-__all__ = ["register"]
+if find_spec("kombu") is not None:  # Dramatiq does without
+    from .alias import register
 
-register()
+    register()

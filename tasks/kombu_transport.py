@@ -1,17 +1,14 @@
 """The transport that kombu opens for `lakequeue+kafka://` and `lakequeue+memory://`.
 
 Over Kafka the client's threads read; a byte through a pipe tells the worker's event loop that
-something waits. In memory nothing happens unless somebody calls, and the engine's clock stands
-still: so whoever waits here moves it along with the clock on the wall.
+something waits. In memory nothing happens unless somebody calls (`memory_clock`).
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-import threading
 import time
-import weakref
 from typing import Any
 
 from kombu.exceptions import ChannelError
@@ -22,11 +19,7 @@ from ..protocol import NotConnected, Timeout
 from .engine_link import Address, EngineLink, acquire, release
 from .flow import Flow
 from .kombu_channel import SHARE_S, KombuChannel
-
-MEMORY_S = 0.01  # how often somebody who waits looks, in memory
-
-_clocks: weakref.WeakKeyDictionary[Any, float] = weakref.WeakKeyDictionary()
-_clock_lock = threading.Lock()
+from .memory_clock import WAIT_S, pass_time
 
 
 class KombuTransport(virtual.Transport):
@@ -143,7 +136,7 @@ class KombuTransport(virtual.Transport):
             if self._look_again:
                 left = SHARE_S if left is None else min(left, SHARE_S)
             if self.address.is_memory:
-                time.sleep(MEMORY_S if left is None else min(MEMORY_S, left))
+                time.sleep(WAIT_S if left is None else min(WAIT_S, left))
             elif not self.link.is_open:
                 raise NotConnected("the connection is closed")
             else:
@@ -155,14 +148,8 @@ class KombuTransport(virtual.Transport):
 
     def _pass_time(self) -> None:
         """In memory: the engine's clock goes on by as much as has passed for whoever waits."""
-        if not self.address.is_memory:
-            return
-        now_s = time.monotonic()
-        engine = self.link.connection.engine  # type: ignore[attr-defined]
-        with _clock_lock:
-            passed_s = now_s - _clocks.setdefault(engine, now_s)
-            _clocks[engine] = now_s
-        self.link.connection.advance(passed_s)
+        if self.address.is_memory:
+            pass_time(self.link.connection)
 
     # ------------------------------------------------------------ the worker's event loop
 

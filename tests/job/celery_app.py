@@ -13,6 +13,7 @@ app = Celery("celery_app", broker=os.environ["CELERY_TEST_BROKER"])
 app.conf.update(
     task_acks_late=True, worker_prefetch_multiplier=1, worker_hijack_root_logger=False,
     broker_connection_retry_on_startup=True, task_default_queue="celery-tasks",
+    task_reject_on_worker_lost=True,
 )  # fmt: skip
 
 
@@ -44,3 +45,14 @@ def flaky(self: Any, name: str) -> None:
     note(name, self.request.retries)
     if self.request.retries < 2:
         raise self.retry(countdown=0.5)
+
+
+@app.task(bind=True, max_retries=5)
+def errand(self: Any, n: int, seconds: float, fails: int) -> None:
+    """Writes down its begin and its end; fails so many times before."""
+    again = self.request.delivery_info["redelivered"]
+    note(n, self.request.retries, "again" if again else "first")
+    time.sleep(seconds)
+    if self.request.retries < fails:
+        raise self.retry(countdown=1)
+    note(n, "done")

@@ -12,7 +12,9 @@ from typing import Any
 from urllib.parse import quote, urlencode, urlsplit
 
 import lakequeue
+import lakequeue.tasks
 import pytest
+from celery import Celery
 from lakequeue.monitor.auth import FAILURES_MAX, FAILURES_S, SESSION_S, Auth
 from lakequeue.monitor.charts import chart
 from lakequeue.monitor.engine_figures import EngineFigures, quantile
@@ -163,6 +165,32 @@ def test_a_page_without_anything() -> None:
     assert "defined" in page.get("/events") or "Nothing has happened yet" in page.get("/events")
     page.close()
     engine.close()
+
+
+def test_tasks_are_shown_by_name(request: pytest.FixtureRequest) -> None:
+    url = f"memory://page-{next(_names)}"
+    engine = lakequeue.connect(url)
+    request.addfinalizer(engine.close)
+    engine.admin().define({"name": "work", "message_type": "json", "dead_message_queue": "dead"})
+    engine.admin().define({"name": "dead", "message_type": "json"})
+    app = Celery("page", broker=f"lakequeue+{url}")
+    request.addfinalizer(app.close)
+    app.send_task("shop.charge", (1,), queue="work")
+    app.send_task("shop.refund", (1,), queue="work")
+    send(engine, "work", {"queue_name": "work", "actor_name": "remind", "args": [1]})
+    send(engine, "work", {"headers": "none of a task"})
+    send(engine, "dead", {"headers": {"task": "shop.poison"}})
+    consumer = engine.consumer("work", max_backlog=1)
+    assert consumer.receive() is not None
+    served = Served(url)
+    request.addfinalizer(served.close)
+
+    def badges(queue: str) -> list[str]:
+        shown = served.get(f"/queue?name={queue}")
+        return re.findall(r'<span class="badge">([a-z.]+)</span> (?:</th>|\S)', shown)
+
+    assert badges("work") == ["shop.charge", "shop.charge", "shop.refund", "remind"]  # held, next
+    assert set(badges("dead")) == {"shop.poison"}
 
 
 def test_what_names_and_payloads_hold_is_shown_and_not_obeyed(

@@ -1,0 +1,150 @@
+"""A broker for Dramatiq.
+
+    dramatiq.set_broker(LakequeueBroker("kafka://localhost:9092"))
+
+The engine keeps delayed messages. What fails for good goes to the dead message queue, if the queue
+has one. A message's option `broker_priority` is its priority.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from dramatiq import Broker, Consumer, Message, MessageProxy, Middleware
+from dramatiq.errors import ConnectionClosed, QueueJoinTimeout, QueueNotFound
+
+from .. import client
+from ..client import connect
+from ..client.connection import Connection
+from ..protocol import LeaseLost, NotConnected
+from .memory_clock import WAIT_S, pass_time
+
+BACKLOG_MAX = 10_000
+COMMON: dict[str, Any] = {"message_type": "json", "priority": "/@priority"}
+COMMON["max_per_subscription_backlog"] = BACKLOG_MAX
+JOIN_S = 0.1
+log = logging.getLogger("lakequeue.tasks")
+
+
+class LakequeueBroker(Broker):
+    """url, options: as `lakequeue.connect` takes them. queues: keys of the definition of each
+    queue that is not there yet, such as `max_deliveries` and `dead_message_queue`."""
+
+    def __init__(
+        self, url: str, queues: dict[str, Any] | None = None,
+        middleware: list[Middleware] | None = None, **options: Any,
+    ) -> None:  # fmt: skip
+        super().__init__(middleware)
+        self._url, self._options = url, options
+        self._keys = dict(queues or {})
+        self._opened: Connection | None = None
+        self._declared: set[str] = set()  # those that the engine has, too
+
+    @property
+    def connection(self) -> Connection:
+        """The connection to the engine, opened when it is first needed in a process."""
+        if self._opened is None or self._opened.is_forked or not self._opened.is_open:
+            self._opened = connect(self._url, **self._options)
+            self._producer = self._opened.producer()
+        return self._opened
+
+    def close(self) -> None:
+        """Close the connection: what is unacknowledged returns."""
+        if self._opened is not None and not self._opened.is_forked:
+            self._opened.close()
+
+    def declare_queue(self, queue_name: str) -> None:
+        """Make a queue known; the engine makes it when it is first used."""
+        if queue_name not in self.queues:
+            self.emit_before("declare_queue", queue_name)
+            self.queues[queue_name] = None
+            self.emit_after("declare_queue", queue_name)
+
+    def _make(self, queue: str) -> None:
+        if queue not in self.queues:
+            raise QueueNotFound(queue)
+        admin, dead = self.connection.admin(), self._keys.get("dead_message_queue")
+        if queue in self._declared:
+            return
+        there = {None, *(found["name"] for found in admin.queues())}
+        for name, keys in ((dead, {}), (queue, self._keys)):
+            if name not in there:
+                admin.define({"name": name, **COMMON, **keys})
+        self._declared.add(queue)
+
+    def enqueue(self, message: Message, *, delay: int | None = None) -> Message:
+        """Publish; returns when the message is stored. delay: in milliseconds."""
+        self._make(message.queue_name)  # which opens the connection
+        options: dict[str, Any] = {"priority": message.options.get("broker_priority") or 0}
+        if delay:
+            options["delay"] = delay / 1000
+        self.emit_before("enqueue", message, delay)
+        self._producer.send(message.queue_name, message.encode(), **options)
+        self.emit_after("enqueue", message, delay)
+        return message
+
+    def consume(self, queue_name: str, prefetch: int = 1, timeout: int = 30_000) -> Consumer:
+        """Subscribe to a queue. timeout: of each wait, in milliseconds."""
+        self._make(queue_name)
+        return _Subscribed(self.connection, queue_name, min(prefetch, BACKLOG_MAX), timeout)
+
+    def flush(self, queue_name: str) -> None:
+        """Delete the messages of a queue."""
+        self._make(queue_name)
+        self.connection.admin().purge(queue_name)
+
+    def flush_all(self) -> None:
+        """The same of all queues."""
+        for name in self.queues:
+            self.flush(name)
+
+    def join(self, queue_name: str, *, timeout: int | None = None) -> None:
+        """Wait until a queue is empty; for tests. timeout: in milliseconds."""
+        self._make(queue_name)
+        end_s = None if timeout is None else time.monotonic() + timeout / 1000
+        while self.connection.admin().describe(queue_name)["depth"]:
+            if end_s is not None and time.monotonic() > end_s:
+                raise QueueJoinTimeout(queue_name)
+            time.sleep(JOIN_S)
+
+
+class _Subscribed(Consumer):
+    def __init__(self, connection: Connection, queue: str, prefetch: int, timeout: int) -> None:
+        self._connection, self._wait_s = connection, timeout / 1000
+        self._consumer = connection.consumer(queue, ack_mode="individual", max_backlog=prefetch)
+
+    def __next__(self) -> MessageProxy | None:
+        try:
+            delivery = self._consumer.receive(self._wait_s)
+            if delivery is None and hasattr(self._connection, "engine"):  # in memory: no call waits
+                time.sleep(WAIT_S)
+                pass_time(self._connection)
+        except NotConnected as error:
+            raise ConnectionClosed(error) from None
+        message: Any = delivery and MessageProxy(Message.decode(delivery.payload))
+        if message is not None:
+            message.delivery = delivery
+        return message
+
+    def ack(self, message: MessageProxy) -> None:
+        self._settle(message, client.Message.ack)
+
+    def nack(self, message: MessageProxy) -> None:
+        self._settle(message, client.Message.reject)
+
+    def requeue(self, messages: Iterable[MessageProxy]) -> None:
+        for message in messages:
+            self._settle(message, client.Message.cancel)
+
+    def _settle(self, message: Any, how: Callable[[client.Message], None]) -> None:
+        try:
+            how(message.delivery)
+        except LeaseLost as error:  # the connection was lost meanwhile: somebody else has it
+            log.warning("%s", error)
+        self._consumer.tick()
+
+    def close(self) -> None:
+        self._consumer.close()
