@@ -11,6 +11,7 @@ with one broker loads nothing of the mesh.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -188,10 +189,17 @@ class BridgedBroker:
         elif records:
             self._hear_strangers(records, skipped)
         if self.facts.links:
-            cross(
-                self._broker, self.facts,
-                lambda sent: far_end.bring_across(self._broker, self.facts, sent),
-            )  # fmt: skip
+            cross(self._broker, self.facts, partial(self._bring_here, skipped))
+
+    def _bring_here(
+        self, skipped: Mapping[RecordPosition, str], sent: BridgeSend, position: RecordPosition
+    ) -> BridgeReceipt:
+        """Store messages for another VPN of this broker, or answer that it failed."""
+        broker, why = self._broker, skipped.get(position)
+        if why is None:
+            return far_end.bring_across(broker, self.facts, sent)
+        broker.event("bridge_refused", sent.vpn, why=f"it failed: {why}")
+        return far_end.across_failed(self.facts, sent, broker.header.number)
 
     def _hear_homes(self, records: Records, skipped: Mapping[RecordPosition, str]) -> Records:
         """Handle the records of bridges between homes; returns the others."""

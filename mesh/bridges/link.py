@@ -30,6 +30,7 @@ from ...protocol.outputs import HomeRecord
 from ...state.limits import Budget
 from ...state.phases.selection import Search
 from ...state.queue.broker import Broker
+from ...state.queue.broker_facts import RecordPosition
 from ...state.queue.change import apply
 from ...state.queue.queue import Queue
 from ...state.queue.table import Event
@@ -63,9 +64,10 @@ def forward_all(broker: Broker, facts: BridgeFacts, say: Say) -> None:
 
 
 def cross(
-    broker: Broker, facts: BridgeFacts, here: Callable[[BridgeSend], BridgeReceipt]
+    broker: Broker, facts: BridgeFacts, here: Callable[[BridgeSend, RecordPosition], BridgeReceipt]
 ) -> None:  # fmt: skip
-    """Hand over messages of bridges to other VPNs of this broker. here: stores them."""
+    """Hand over messages of bridges to other VPNs of this broker. here: stores them; a step that
+    fails in it skips that position when it is repeated."""
     limits = broker.limits
     budget = Budget(limits.delivery_rows, limits.delivery_bytes)
     for link in facts.links.values():
@@ -74,8 +76,9 @@ def cross(
         link.crossing = False
 
         def told(link: Link, sent: BridgeSend) -> None:
-            broker.at = (f"#{link.queue}", 0, sent.number)  # their origin in the journal
-            answer = here(sent)
+            position = f"#{link.queue}", 0, sent.number  # their origin in the journal
+            broker.at = position
+            answer = here(sent, position)
             broker.at = broker.queue(link.queue)
             receipt(broker, link, answer)
 

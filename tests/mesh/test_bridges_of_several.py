@@ -147,6 +147,38 @@ def test_h1_nothing_is_lost_or_doubled_wherever_it_is_published_and_whoever_dies
         assert [b for b in got if b.startswith(f"{to}:{by}:")] == bodies
 
 
+def test_h1_what_fails_on_the_way_to_another_vpn_holds_its_own_lane_and_fails_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Both ends are at one broker: a step hands over, and no record."""
+    home = Several("two", "two")
+    home.define("q", "a/>")
+    failed: list[int] = []
+    offer = Admission.offer
+
+    def poisoned(self: Any, vpn: str, messages: Any, sender: Any) -> bool:
+        if vpn == "b" and b"poison" in messages.payloads:
+            failed.append(len(messages))
+            raise ZeroDivisionError("poison")
+        return offer(self, vpn, messages, sender)
+
+    monkeypatch.setattr(Admission, "offer", poisoned)
+    home.a("one").admin().shutdown("#bridge/ab", egress=True)
+    producer = home.a("two").producer()
+    for to, body in (("a/1", b"good"), ("a/1", b"poison"), ("a/1", b"behind"), ("a/2", b"other")):
+        producer.send(to, body)
+    home.a("one").admin().shutdown("#bridge/ab")
+    home.engine.advance("1m")
+    assert sorted(home.bodies("q")) == ["good", "other"]
+    (blocked,) = home.a("one").admin().describe_bridge("ab")["blocked"]
+    assert (blocked["destinations"], blocked["reason"], blocked["waiting"]) == (
+        ["a/1"], "malformed", 2,
+    )  # fmt: skip
+    tried = len(failed)
+    home.engine.advance("1m")
+    assert len(failed) == tried
+
+
 def test_m4_a_broker_at_either_end_stays_and_others_come_and_go() -> None:
     home = Several("two", "three", engine=RestingEngine)
     home.define("q", "a/>")
