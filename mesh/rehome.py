@@ -26,6 +26,7 @@ from ..definitions import hosts_of, wrong_hosts
 from ..protocol.errors import ConfigError, LakequeueError, Problem
 from ..protocol.journal import JournalSegment
 from ..state.limits import Limits
+from ..state.phases.alerts import watch
 from ..state.queue.broker import Broker
 from ..state.queue.broker_facts import Home
 from ..state.queue.queue import Queue
@@ -467,6 +468,7 @@ class _Rehoming:
         if broker is self._heir:
             at = of_removed(self._given[n].offsets for n in self._removed) | at
         offsets = share(broker, at, self._had)
+        watch(broker)
         broker.end()
         journal = broker.journal.segments
         for segment in journal:

@@ -296,6 +296,25 @@ def test_M4_nothing_changes_while_something_is_between_brokers() -> None:
     assert engine.connect().admin().describe("q")["depth"] == 1
 
 
+def test_M4_S9_messages_that_enter_a_queue_at_rest_set_its_alert() -> None:
+    full = {"name": "full", "type": "LocalQueue", "broker": "b", "max_spool_messages": 3}
+    engine = home([full | {"subscriptions": ["news"]}])
+    producer = engine.connect("a").producer()
+    for n in range(6):
+        producer.send("news", b'{"n": %d}' % n)
+    at = engine.connect("b")
+    with at.consumer("full", ack_mode="individual", max_backlog=10) as consumer:
+        while (message := consumer.receive(timeout=0)) is not None:
+            message.ack()
+    seen = at.admin().describe("full")
+    assert (seen["depth"], seen["alerts"]) == (0, [])
+    engine.change(remove="a", to="b")
+    engine.check()
+    seen = at.admin().describe("full")
+    assert (seen["depth"], seen["alerts"]) == (3, ["spool_usage"])
+    assert at.admin().events()[-1]["event"] == "spool_usage_high"
+
+
 @pytest.mark.parametrize(
     "change", [{"remove": "a", "to": "b"}, {"remove": "c", "to": "a"}, {"add": "d"}]
 )
