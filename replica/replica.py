@@ -27,7 +27,8 @@ from ..protocol.outputs import (
 from ..state import Batch, Broker, Home, Limits, StepFailed, Store, step
 from ..state.queue.mesh_interface import MeshInterface
 
-TRIES = 16  # records and queues that one step may skip before it is given up
+WHYS = 16  # of a step's failures that are told at length, so that its record fits into Kafka
+WHY_CHARACTERS = 40  # of each further one
 
 
 class Decided(msgspec.Struct):
@@ -71,12 +72,17 @@ def sort_outputs(outputs: list[Output]) -> Decided:
 
 def put_aside(batch: Batch, failed: StepFailed) -> None:
     """Let the batch skip what failed when its step is repeated. Raises the failure if its cause is
-    unknown or was skipped already, since repeating the step would fail for ever."""
-    n = len(batch.skipped) + len(batch.faulted)
-    if n < TRIES and failed.place is not None and failed.place not in batch.skipped:
-        batch.skipped[failed.place] = failed.why
-    elif n < TRIES and failed.queue is not None and failed.queue not in batch.faulted:
-        batch.faulted[failed.queue] = failed.why
+    unknown or was skipped already, since repeating the step would fail for ever.
+
+    There is no limit: each repetition skips one more of the step's records and queues, and is not
+    taken again with fewer.
+    """
+    many = len(batch.skipped) + len(batch.faulted) >= WHYS
+    why = failed.why[:WHY_CHARACTERS] if many else failed.why
+    if failed.place is not None and failed.place not in batch.skipped:
+        batch.skipped[failed.place] = why
+    elif failed.queue is not None and failed.queue not in batch.faulted:
+        batch.faulted[failed.queue] = why
     else:
         raise failed
 

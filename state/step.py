@@ -81,6 +81,8 @@ def take_phases(broker: Broker, batch: Batch) -> None:
     if broker.header.pending:  # commands that earlier steps did not finish
         go_on(broker)
     carry_out_all(broker, commands, inspect=False)
+    if batch.faulted:  # a queue that was defined again in the step in which it failed
+        isolate_queues(broker, batch)
     if batch.publishes.topics:
         admit(broker, batch.publishes, batch.skipped)
     if broker.held:
@@ -100,8 +102,8 @@ def step(broker: Broker, batch: Batch, now: int) -> list[Output]:
     broker.header.step += 1
     broker.begin(now)
     try:
-        for number, why in sorted(batch.faulted.items()) if batch.faulted else ():
-            _isolate_queue(broker, number, why)
+        if batch.faulted:
+            isolate_queues(broker, batch)
         take_phases(broker, batch)
         broker.at = None
         at = broker.end()
@@ -116,11 +118,12 @@ def step(broker: Broker, batch: Batch, now: int) -> list[Output]:
     return broker.outputs
 
 
-def _isolate_queue(broker: Broker, number: int, why: str) -> None:
-    """A queue failed. Nothing happens in it until somebody defines it again."""
-    queue = broker.queue(number)
-    if queue is not None:
-        queue.header.faulted = why
-        queue.header.given = b""  # the next definition counts, even if it is the same
-        broker.touch(queue)
-        broker.event("queue_faulted", broker.vpn_of(queue), queue.definition.name, why=why)
+def isolate_queues(broker: Broker, batch: Batch) -> None:
+    """Some queues failed. Nothing happens in them until somebody defines them again."""
+    for number, why in sorted(batch.faulted.items()):
+        queue = broker.queue(number)
+        if queue is not None and not queue.header.faulted:
+            queue.header.faulted = why
+            queue.header.given = b""  # the next definition counts, even if it is the same
+            broker.touch(queue)
+            broker.event("queue_faulted", broker.vpn_of(queue), queue.definition.name, why=why)

@@ -102,21 +102,22 @@ class Admission:
                 raise ValueError("durability: 'delta' – allowed for messages on <vpn>.publish only")
             if vpn is None and header.to:
                 header = replace(header, to="")  # its topic is its destination
-            together = vpn is not None and not skipped
-            end = self._alike(records, at, header) if together else at + 1
+            together = not skipped  # else one of several may have failed
+            end = self._alike(records, at, header) if together and vpn is not None else at + 1
             messages = Incoming.of(records, at, end, header, broker.now)
         except ValueError as error:
             self._malformed(vpn, records, at, str(error))
             return at + 1
         if vpn is not None:
-            self._take_in(vpn, queues_of_destination(broker, vpn, header.to), messages)
+            queues = queues_of_destination(broker, vpn, header.to)
+            self._take_in(vpn, queues, messages, together)
         else:
             for name, queues in self._captured(messages):
                 for queue in queues:
                     if not queue.header.reads_plain:
                         queue.header.reads_plain = True
                         self._broker.touch(queue)
-                self._take_in(name, queues, messages)
+                self._take_in(name, queues, messages, together)
         return end
 
     def _alike(self, records: Records, at: int, header: PublishHeader) -> int:
@@ -181,15 +182,17 @@ class Admission:
 
     # ------------------------------------------------------------ together, or one by one
 
-    def _take_in(self, vpn: str, queues: list[Queue], messages: Incoming) -> None:
-        """Admit messages, all at once if all of them can be stored."""
+    def _take_in(
+        self, vpn: str, queues: list[Queue], messages: Incoming, together: bool
+    ) -> None:  # fmt: skip
+        """Admit messages. together: all at once if all of them can be stored."""
         producer = self._producer(vpn, messages)
         if producer is not None:  # its start numbers from there
             messages.seq = messages.header.seq + producer.receipt.base
         if len(messages) == 1:
             self._publish(vpn, queues, messages, producer)
             return
-        checked = self._check_together(vpn, queues, messages, producer)
+        checked = self._check_together(vpn, queues, messages, producer) if together else None
         if checked is not None:
             broker, place = self._broker, self._broker.at
             broker.at = ONE_OF_SEVERAL

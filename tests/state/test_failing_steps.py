@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 from lakequeue.protocol import commands as c
 from lakequeue.protocol.journal import Journal
+from lakequeue.protocol.messages import encode_run
 from lakequeue.protocol.outputs import RejectedRecord
-from lakequeue.state.commands import multi_step_commands
+from lakequeue.state.commands import intake, multi_step_commands
 from lakequeue.state.phases import admission, alerts, deadlines, delivery
 from lakequeue.state.queue.queue import Queue
 from rules.steps import REPLY, define, delivered, described, replies, subscribe
@@ -79,6 +80,31 @@ def test_of_messages_that_are_stored_together_the_one_that_fails_is_found(
     assert len(steps.failures) == 2
 
 
+def test_a_record_with_several_messages_of_which_one_fails_is_left_out(
+    steps: FailingSteps, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = admission.Admission._store
+
+    def planted(self: Any, judged: Any, messages: Any) -> int:
+        if any(b"13" in payload for payload in messages.payloads):
+            raise OverflowError("planted")
+        return store(self, judged, messages)
+
+    monkeypatch.setattr(admission.Admission, "_store", planted)
+    bad, good = ([b'{"n":%d}' % n for n in numbers] for numbers in ((1, 13, 2), (3, 4, 5)))
+    run = {"count": 3, "producer": "p"}
+    sent = [
+        ("orders", encode_run(bad), run | {"seq": 1}),
+        ("orders", encode_run(good), run | {"seq": 4}),
+    ]  # fmt: skip
+    out = steps.run(publishes=sent)
+    assert [record.value for record in rejected(out)] == [encode_run(bad)]
+    assert len(delivered(out, "orders")) == 3
+    assert len(steps.failures) == 2
+    steps.run(publishes=[("orders", b"{}")])
+    assert len(steps.failures) == 2
+
+
 def test_a_command_that_fails_is_refused(
     steps: FailingSteps, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -104,14 +130,14 @@ def test_a_command_that_fails_is_refused(
 
 
 def plant(owner: Any, name: str, of: Callable[..., Queue]) -> Callable[[pytest.MonkeyPatch], None]:
-    """Whatever is done to the queue `orders` fails after it changed something."""
+    """Whatever is done to a queue but `other` fails after it changed something."""
 
     def planted(monkeypatch: pytest.MonkeyPatch) -> None:
         real = getattr(owner, name)
 
         def failing(*arguments: Any, **more: Any) -> Any:
             queue = of(*arguments)
-            if queue.definition.name == "orders":
+            if queue.definition.name != "other":
                 queue.header.leased += 3
                 raise RuntimeError("planted")
             return real(*arguments, **more)
@@ -148,3 +174,100 @@ def test_a_queue_that_fails_is_left_alone_until_it_is_defined_again(
     out = steps.run([define(max_per_subscription_backlog=8)])
     assert described(steps)["faulted"] is None
     assert len(steps.failures) == 1
+
+
+def test_a_queue_that_is_defined_again_in_the_step_in_which_it_fails_is_left_alone(
+    steps: FailingSteps,
+) -> None:
+    """The definition is of the step that failed, so it is not the remedy; a later one is."""
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        PHASES["delivery"](monkeypatch)
+        again = define(max_per_subscription_backlog=8)
+        out = steps.run([again], publishes=[("orders", b"{}"), ("other", b"{}")])
+        assert len(delivered(out, "other")) == 1
+        assert described(steps)["faulted"] == "RuntimeError: planted"
+        assert len(steps.failures) == 1
+    steps.run([again])
+    assert described(steps)["faulted"] is None
+
+
+MANY = 100
+
+
+def bad_messages(monkeypatch: pytest.MonkeyPatch) -> None:
+    check = admission.check_messages
+
+    def planted(broker: Any, vpn: str, matches: Any, messages: Any) -> Any:
+        if any(b"13" in payload for payload in messages.payloads):
+            matches[0].queue.header.depth += 7
+            raise OverflowError("planted" * 90)
+        return check(broker, vpn, matches, messages)
+
+    monkeypatch.setattr(admission, "check_messages", planted)
+
+
+def bad_commands(monkeypatch: pytest.MonkeyPatch) -> None:
+    carry_out = intake._one
+
+    def planted(broker: Any, vpn: str, command: Any) -> None:
+        if getattr(command, "limit", None) == 13:
+            broker.names["default", "orders"].header.depth += 7
+            raise OverflowError("planted" * 90)
+        carry_out(broker, vpn, command)
+
+    monkeypatch.setattr(intake, "_one", planted)
+
+
+def undecodable_commands(monkeypatch: pytest.MonkeyPatch) -> None:
+    decode = intake.c.decode_command
+
+    def planted(value: Any) -> Any:
+        if b'"limit":13' in value:
+            raise OverflowError("planted" * 90)
+        return decode(value)
+
+    monkeypatch.setattr(intake.c, "decode_command", planted)
+
+
+@pytest.mark.parametrize("plant", [bad_messages, bad_commands, undecodable_commands])
+def test_any_number_of_bad_records_in_one_step_is_left_out(
+    plant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each costs one replay; the others of the step are taken (S1). What the log says of them
+    stays small."""
+    steps = FailingSteps(checked=False)
+    steps.run([define(name, max_per_subscription_backlog=9) for name in QUEUES])
+    steps.run([subscribe(name, 9, name) for name in QUEUES])
+    steps.part()
+    plant(monkeypatch)
+    commands = [c.Browse(queue="orders", limit=13, reply=REPLY)] * MANY
+    messages = [("orders", b'{"n":13}')] * MANY
+    good = [("orders", b"{}"), ("other", b"{}")]
+    if plant is bad_messages:
+        out = steps.run(publishes=[*messages, *good])
+    else:
+        out = steps.run([*commands, c.Browse(queue="other", limit=1, reply=REPLY)], publishes=good)
+        assert [reply.error for reply in replies(out)].count(None) == 1
+    assert len(rejected(out)) == MANY
+    assert (len(delivered(out, "orders")), len(delivered(out, "other"))) == (1, 1)
+    assert len(steps.failures) == MANY
+    (batch,) = [batch for batch, _ in steps.since if batch.skipped]
+    assert sum(map(len, batch.skipped.values())) < 20_000
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_any_number_of_queues_that_fail_in_one_step_is_left_alone(phase: str) -> None:
+    names = [f"q{n}" for n in range(MANY)]
+    steps = FailingSteps(checked=False)
+    steps.run([define(name, max_per_subscription_backlog=9) for name in (*names, "other")])
+    steps.run([subscribe(name, 9, name) for name in (*names, "other")])
+    steps.part()
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        PHASES[phase](monkeypatch)
+        sent = [(name, b"{}", {"ttl_ms": 500}) for name in names]
+        out = steps.run(publishes=[*sent, ("other", b"{}")])
+        out += steps.tick(500)
+        assert len(delivered(out, "other")) == 1
+        assert not rejected(out)
+        assert sorted(events(out, "queue_faulted")) == sorted(names)
+    assert len(steps.failures) == MANY
