@@ -9,6 +9,7 @@ import pytest
 from lakequeue.definitions import parse_configuration
 from lakequeue.memory import MemoryConnection
 from lakequeue.protocol import ConfigError, Rejected
+from lakequeue.state.phases.admission import Admission
 from mesh.rehomed import RestingEngine
 from rules.mortal import Fate, MortalEngine
 from rules.two_homes import TINY
