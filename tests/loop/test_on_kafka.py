@@ -44,6 +44,7 @@ WORKER = Path(__file__).with_name("worker.py")
 QUEUE = {"name": "orders", "message_type": "text", "max_per_subscription_backlog": 50}
 STEPS = "broker-0.steps"
 EPOCH = 7  # as in worker.py
+SILENT_S = 3.0
 
 
 @dataclass
@@ -89,7 +90,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LoopOnKafka]:
     with EmbeddedKafka(folder / "kafka") as kafka:
         ensure_topics(kafka.bootstrap_servers, ["default"], [], ["broker-0"])
         place = LoopOnKafka(kafka, folder)
-        begin(kafka.bootstrap_servers)
+        begin(place)
         place.start()
         with lakequeue.connect(place.url) as connection:
             until(lambda: answers(connection), 30, "the worker answers")
@@ -100,14 +101,20 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LoopOnKafka]:
             worker.wait()
 
 
-def begin(bootstrap: str) -> None:
-    """The home begins here, in the VPN's commands and in what the engine says."""
-    transport = open_kafka(bootstrap, "begin")
-    value = commands.encode_command(commands.Begin(epoch=EPOCH))
+def instruct(place: LoopOnKafka, command: commands.AnyCommand, *more: str) -> None:
+    """As the engine does. more: topics that hear it as well."""
+    transport = open_kafka(place.kafka.bootstrap_servers, "instruct")
+    value = commands.encode_command(command)
     transport.command("broker-0.instructions", b"default", value)
-    transport.command("default.commands", b"", value)
+    for topic in more:
+        transport.command(topic, b"", value)
     transport.flush(5)
     transport.close()
+
+
+def begin(place: LoopOnKafka) -> None:
+    """The home begins here, in the VPN's commands and in what the engine says."""
+    instruct(place, commands.Begin(epoch=EPOCH), "default.commands")
 
 
 def answers(connection: lakequeue.Connection) -> bool:
@@ -367,3 +374,58 @@ def test_a_busy_log_ends_its_transaction_once_a_batch(place: LoopOnKafka) -> Non
         log.mark()
     gaps = [b - a for a, b in itertools.pairwise(offsets) if b - a > 1]
     assert 1 <= len(gaps) <= 2, "a transaction's end is a record of its own"
+
+
+SILENT = """
+import sys, time, lakequeue
+consumer = lakequeue.connect(sys.argv[1], client_name="silent").consumer("orders", max_backlog=1)
+print(consumer.receive(30).id, flush=True)
+time.sleep(600)
+"""
+
+
+def silent_client(url: str) -> subprocess.Popen[str]:
+    """A consumer that holds a message, in a process that is killed later."""
+    child = subprocess.Popen(
+        [sys.executable, "-c", SILENT, url], stdout=subprocess.PIPE, text=True
+    )  # fmt: skip
+    assert child.stdout is not None
+    assert child.stdout.readline().strip()
+    return child
+
+
+def lost(connection: lakequeue.Connection) -> int:
+    return sum(e["event"] == "session_lost" for e in connection.admin().events())
+
+
+def test_C3_who_was_there_is_not_late(place: LoopOnKafka) -> None:
+    """A session is lost when its client is silent for `heartbeat_timeout`, not when nobody
+    listened. And who died meanwhile is lost: what it held goes to the others."""
+    instruct(place, commands.Configure(system={"heartbeat_timeout": f"{SILENT_S:g}s"}, vpns={}))
+    if place.workers[-1].poll() is not None:
+        place.start()
+    with lakequeue.connect(place.url, client_name="there") as connection:
+        before = lost(connection)
+        producer = connection.producer()
+        producer.send("orders", b"silent's")
+        silent = silent_client(place.url)
+        producer.send("orders", b"mine")
+        with connection.consumer("orders", ack_mode="individual", max_backlog=2) as consumer:
+            mine = consumer.receive(30)
+            assert mine is not None
+            assert mine.payload == b"mine"
+            silent.kill()
+            silent.wait()
+            place.workers[-1].kill()
+            time.sleep(2.5 * SILENT_S)
+            place.start()
+            again = consumer.receive(30)
+            assert again is not None, "the silent one is lost"
+            assert (again.payload, again.redelivered) == (b"silent's", True)
+            until(lambda: answers(connection), 30, "the engine answers")
+            time.sleep(SILENT_S)
+            assert lost(connection) == before + 1, "one was silent, one was there all the time"
+            mine.ack()
+            again.ack()
+            until(lambda: connection.admin().describe("orders")["depth"] == 0, 30, "both are gone")
+            assert consumer.receive(0.5) is None
