@@ -15,12 +15,18 @@ from kombu.utils.json import dumps, loads
 from ..client import Message
 
 PRIORITY_MAX = 255
+# AMQP's, and kombu's own. As on RabbitMQ others do not travel: JSON may have no word for them.
+PROPERTIES = (
+    "app_id", "cluster_id", "correlation_id", "delivery_mode", "expiration", "message_id",
+    "priority", "reply_to", "timestamp", "type", "user_id", "delivery_info", "delivery_tag",
+)  # fmt: skip
 FIELDS = ("body", "content-type", "content-encoding", "headers", "properties")
 
 
 def encode(message: dict[str, Any]) -> str:
     """The payload of a message as `prepare_message` gives it. Changes it."""
-    body, properties = message["body"], message["properties"]
+    body, given = message["body"], message["properties"]
+    properties = message["properties"] = {k: given[k] for k in PROPERTIES if k in given}
     if isinstance(body, bytes):
         message["body"] = base64.b64encode(body).decode()
         properties["body_encoding"] = "base64"

@@ -104,6 +104,14 @@ def test_what_is_published_is_received_as_it_was(bench: KombuBench) -> None:
     assert bench.describe()["depth"] == 0
 
 
+def test_properties_that_amqp_does_not_have_stay_behind(bench: KombuBench) -> None:
+    bench.publish(1, reply_to="there", correlation_id="c", signal=object())
+    with bench.connect() as connection:
+        properties = connection.channel().basic_get("work").properties
+    assert (properties["reply_to"], properties["correlation_id"]) == ("there", "c")
+    assert "signal" not in properties
+
+
 def test_each_task_is_acknowledged_alone(bench: KombuBench) -> None:
     bench.publish(1, 2, 3)
     with bench.connect() as connection:
