@@ -41,7 +41,6 @@ QUEUES: list[dict[str, Any]] = [
         "default_publish_target": "late-1",
     },
 ]
-FAR_VPN = "far"
 WRITTEN_PLAINLY = ["plain", "bad", "tables"]  # topics that tests write to
 
 
@@ -81,8 +80,7 @@ def configuration() -> Configuration:
         for rule, scenario in chosen().items()
         for queue in queues_of(scenario)
     ]
-    queues = QUEUES + scenarios
-    return parse_configuration({"queues": queues, "vpns": {"default": None, FAR_VPN: None}})
+    return parse_configuration({"queues": QUEUES + scenarios})
 
 
 @contextlib.contextmanager

@@ -1,5 +1,5 @@
-"""A bridge to a second home, with a Kafka and an engine of its own, and the link between the two is
-cut for a minute under traffic (H1–H3).
+"""A bridge to a second home, with a Kafka and an engine of its own (H1–H3). What copies ends at any
+moment and begins again anywhere before; and the link is cut under traffic.
 
 Where one may make hosts, the far home is on one of its own: nobody reaches it meanwhile, and it
 goes on alone. Elsewhere its Kafka hangs for as long.
@@ -19,41 +19,50 @@ from typing import Any
 import lakequeue
 import psutil
 import pytest
+from confluent_kafka import ConsumerGroupTopicPartitions, TopicPartition
+from confluent_kafka.admin import AdminClient
+from job.conftest import Job, in_real_time
 from job.hosts import Host, Network, NoNetwork
 from job.processes import EngineProcess, until
+from lakequeue.protocol import topics
 from lakequeue.streaming import EmbeddedKafka
+from lakequeue.streaming.bridges.home_copier import HomeCopier
 
-pytestmark = pytest.mark.job
+pytestmark = [pytest.mark.job, in_real_time]
 
-CUT_S = 60.0
+CUT_S = 40.0  # longer than what copies waits for Kafka, or for an answer
 OPEN_S_MAX = 90.0
 LANES = 3
 PER_SECOND = 100
-CONFIG = "brokers: [{name}]\nqueues:\n  - {{name: here, message_type: text, {keys}}}\n"
-BACKLOG = "max_per_subscription_backlog: 100"
+CONFIG = "brokers: [far]\nqueues: [{name: here, message_type: text, "
+CONFIG += "max_per_subscription_backlog: 100, subscriptions: ['between/>']}]\n"
+BRIDGE = {"name": "between", "subscriptions": ["between/>"]}
 
 
-class OneHome:
+class FarHome:
     """A Kafka and an engine, on a host of its own or on this one."""
 
-    def __init__(self, folder: Path, name: str, keys: str, host: Host | None = None) -> None:
+    def __init__(self, folder: Path, host: Host | None) -> None:
         self._host = host
-        folder.mkdir()
-        config = folder / "queues.yaml"
-        config.write_text(CONFIG.format(name=name, keys=keys))
+        (folder / "queues.yaml").write_text(CONFIG)
         with self.there():
             address = "127.0.0.1" if host is None else host.address
             self.kafka = EmbeddedKafka(folder / "kafka", host=address)
             self.kafka.start()
             self.url = f"kafka://{self.kafka.bootstrap_servers}"
             self.engine = EngineProcess(
-                self.kafka.bootstrap_servers, folder / "home", config,
-                "--set", "lakequeue.batch_s=5",
+                self.kafka.bootstrap_servers, folder / "home", folder / "queues.yaml",
+                "--set", "lakequeue.batch_s=5", "--set", "lakequeue.tables_interval_s=0",
             )  # fmt: skip
 
     def there(self) -> contextlib.AbstractContextManager[None]:
         """What this thread starts meanwhile is where the home is."""
         return contextlib.nullcontext() if self._host is None else self._host()
+
+    @property
+    def alone(self) -> bool:
+        """Whether it goes on while nobody reaches it."""
+        return self._host is not None
 
     @contextlib.contextmanager
     def unreachable(self) -> Iterator[None]:
@@ -78,14 +87,14 @@ class OneHome:
 
 
 @pytest.fixture
-def hosts() -> Iterator[list[Host]]:
+def host() -> Iterator[Host | None]:
     """None where none can be made."""
     with contextlib.ExitStack() as stack:
+        found: Host | None = None
         try:
-            found = stack.enter_context(Network(2)).hosts
+            (found,) = stack.enter_context(Network(1)).hosts
         except NoNetwork as error:
             print(f"Kafka hangs, as no network of one's own can be made here: {error}")
-            found = []
         yield found
 
 
@@ -122,71 +131,102 @@ def take(consumer: lakequeue.Consumer, got: list[int], timeout: float) -> bool:
     return True
 
 
-def test_H1_H2_a_link_that_is_cut_for_a_minute_loses_and_doubles_nothing(
-    hosts: list[Host], tmp_path: Path
+def begin_again(job: Job, from_the_first: bool) -> None:
+    """What copies ends, and another one begins where that was, or at the very first record."""
+    copiers, name = job.engine.bridges._copiers, ("default", "between")
+    before = copiers[name]
+    before.stop()
+    before.join(20)
+    assert not before.is_alive()
+    if from_the_first:
+        group = f"lakequeue.bridge.{job.engine.epoch}.default.between"
+        place = TopicPartition(topics.topic("broker-0", topics.BRIDGE_OUT), 0, 0, "{}")
+        admin = AdminClient({"bootstrap.servers": job.kafka.bootstrap_servers})
+        asked = ConsumerGroupTopicPartitions(group, [place])
+        for done in admin.alter_consumer_group_offsets([asked]).values():
+            done.result(20)
+    copiers[name] = HomeCopier(job.kafka.bootstrap_servers, job.engine.epoch, before.bridge)
+    copiers[name].start()
+
+
+def test_H1_H2_copiers_end_and_a_link_is_cut_and_nothing_is_lost_or_doubled(
+    job: Job, connection: lakequeue.Connection, host: Host | None, tmp_path: Path
 ) -> None:
-    near_keys = f"{BACKLOG}, subscriptions: ['between/>']"
-    homes: list[OneHome] = []
+    far = FarHome(tmp_path, host)
     try:
-        homes.append(OneHome(tmp_path / "far", "far", BACKLOG, hosts[0] if hosts else None))
-        homes.append(OneHome(tmp_path / "near", "near", near_keys))
-        far, near = homes
-        for home in homes:
-            home.engine.wait_ready()
-        bridge = {"name": "between", "subscriptions": ["between/>"]}
+        far.engine.wait_ready()
         with far.there():
             there = lakequeue.connect(far.url, client_name="far")
-            there.admin().bridge({**bridge, "from": near.url, "to": "far"})
-            there.admin().subscribe_topic("here", "between/>")
-            consumer = there.consumer("here", max_backlog=100)
-        here = lakequeue.connect(near.url, client_name="near")
-        here.admin().bridge({**bridge, "from": "near", "to": far.url})
-
-        def seen() -> dict[str, Any]:
-            return here.admin().describe_bridge("between")
-
-        until(lambda: seen()["state"] == "open", 60, "that it is open")
-        got: list[int] = []
-        sender = Sender(here)
-        while len(got) < 300:
-            assert take(consumer, got, OPEN_S_MAX)
-        with far.unreachable():
-            begun = time.monotonic()
-            receipts = len(sender.took)
-            while time.monotonic() - begun < CUT_S:
-                if not (take(consumer, got, 0.5) or hosts):
-                    time.sleep(1)
-            during = sender.took[receipts:]
-            assert len(during) > CUT_S * PER_SECOND / 4, "producers here wait for the link"
-            about = seen()
-            assert about["state"] == "waiting"
-            assert about["waiting"] + about["on_its_way"] > 0
-            cut_off, so_far = len(sender.sent), len(got)
-        begun = time.monotonic()
-        while len(got) < cut_off:
-            assert take(consumer, got, OPEN_S_MAX), f"{len(got)} of {cut_off}"
-        print(
-            f"cut for {CUT_S:.0f} s: {cut_off - so_far} messages waited, the longest receipt took "
-            f"{max(during):.2f} s; all were there {time.monotonic() - begun:.1f} s after"
-        )
-        sender.stop()
-        while len(got) < len(sender.sent):
-            assert take(consumer, got, OPEN_S_MAX), f"{len(got)} of {len(sender.sent)}"
-        assert not take(consumer, got, 2)
-        assert not [f for f in sender.sent if f.exception()]
-        assert Counter(got) == Counter(range(len(sender.sent)))
-        lanes: dict[int, list[int]] = defaultdict(list)
-        for n in got:
-            lanes[n % LANES].append(n)
-        assert all(lane == sorted(lane) for lane in lanes.values())
-        until(lambda: seen()["taken"] == len(sender.sent), 60, "all answers")
-        assert (seen()["state"], seen()["waiting"]) == ("open", 0)
-        assert here.admin().describe("here")["depth"] == len(sender.sent)
-        for connection in (here, there):
-            connection.close()
-        for home in homes:
-            assert home.engine.terminate() == 0
-            assert "Traceback" not in home.engine.errors()
+        with there:
+            crosses(job, connection, far, there)
+        assert far.engine.terminate() == 0
+        assert "Traceback" not in far.engine.errors()
     finally:
-        for home in homes:
-            home.kill()
+        far.kill()
+
+
+def crosses(
+    job: Job, here: lakequeue.Connection, far: FarHome, there: lakequeue.Connection
+) -> None:
+    job.engine.bridges._trimmed_at = time.monotonic() + 3_600  # what was copied stays, to be again
+    near = here.admin()
+    near.define({"name": "stays", "message_type": "text", "subscriptions": ["between/>"]})
+    near.bridge({**BRIDGE, "to": far.url})
+
+    def seen() -> dict[str, Any]:
+        return near.describe_bridge("between")
+
+    def all_there(count: int) -> None:
+        while len(got) < count:
+            assert take(consumer, got, OPEN_S_MAX), f"{len(got)} of {count}"
+
+    until(lambda: "define bridge 'between' there" in seen()["why"], 40, "its sentence")
+    with far.there():
+        there.admin().bridge({**BRIDGE, "from": job.url, "to": "far"})
+        consumer = there.consumer("here", max_backlog=100)
+    until(lambda: seen()["state"] == "open", 60, "that it is open")
+    got: list[int] = []
+    sender = Sender(here)
+    for from_the_first in (False, True):
+        all_there(len(got) + 150)
+        begin_again(job, from_the_first)
+    all_there(len(got) + 150)
+    with far.unreachable():
+        begun = time.monotonic()
+        receipts = len(sender.took)
+        while time.monotonic() - begun < CUT_S:
+            if not (take(consumer, got, 0.5) or far.alone):
+                time.sleep(1)
+        during = sender.took[receipts:]
+        assert len(during) > CUT_S * PER_SECOND / 4, "producers here wait for the link"
+        about = seen()
+        assert about["state"] == "waiting"
+        assert about["waiting"] + about["on_its_way"] > 0
+        cut_off, so_far = len(sender.sent), len(got)
+    begun = time.monotonic()
+    all_there(cut_off)
+    print(
+        f"cut for {CUT_S:.0f} s: {cut_off - so_far} messages waited, the longest receipt took "
+        f"{max(during):.2f} s; all were there {time.monotonic() - begun:.1f} s after"
+    )
+    sender.stop()
+    all_there(len(sender.sent))
+    assert not take(consumer, got, 2)
+    assert not [f for f in sender.sent if f.exception()]
+    assert Counter(got) == Counter(range(len(sender.sent)))
+    lanes: dict[int, list[int]] = defaultdict(list)
+    for n in got:
+        lanes[n % LANES].append(n)
+    assert all(lane == sorted(lane) for lane in lanes.values())
+    until(lambda: seen()["taken"] == len(sender.sent), 60, "all answers")
+    assert (seen()["state"], seen()["waiting"]) == ("open", 0)
+    assert near.describe("stays")["depth"] == len(sender.sent)
+    arrived = there.admin().describe_bridge("between")
+    assert (arrived["taken"], arrived["state"]) == (len(sender.sent), "open")
+    assert arrived["repeated"] > 0
+    assert arrived["home"] == {"epoch": job.engine.epoch, "broker": "broker-0"}
+    near.bridge({**BRIDGE, "to": job.url})
+    until(lambda: "is this home itself" in seen()["why"], 30, "that it is home")
+    near.delete_bridge("between")
+    near.purge("stays")
+    near.delete("stays")
