@@ -7,7 +7,6 @@ from __future__ import annotations
 import json
 import random
 import time
-from collections.abc import Iterator
 
 import lakequeue
 import pytest
@@ -92,26 +91,8 @@ UNANSWERABLE: dict[str, tuple[str, bytes, Headers]] = {
 }  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def sent(job: Job) -> Iterator[dict[str, tuple[int, int]]]:
-    """Every bad record, written; its partition and offset."""
-    producer = KafkaProducer(
-        bootstrap_servers=job.kafka.bootstrap_servers, max_request_size=12_000_000
-    )
-    futures = {
-        name: producer.send(topic, value, key=name.encode(), headers=headers)
-        for name, (topic, value, headers) in BAD.items()
-    }
-    places = {name: f.get(30) for name, f in futures.items()}
-    yield {name: (p.partition, p.offset) for name, p in places.items()}
-    producer.close()
-
-
-@pytest.fixture(scope="module")
-def rejected(job: Job, sent: dict[str, tuple[int, int]]) -> list[tuple[dict, bytes | None]]:
-    """What stands in `default.rejected` once a good message went through."""
-    with job.connect() as connection:
-        send_and_receive(connection)
+def rejected(job: Job) -> list[tuple[dict, bytes | None]]:
+    """What stands in `default.rejected`."""
     consumer = KafkaConsumer(
         bootstrap_servers=job.kafka.bootstrap_servers, max_partition_fetch_bytes=16_000_000
     )
@@ -134,11 +115,22 @@ def send_and_receive(connection: lakequeue.Connection) -> None:
         assert until(lambda: consumer.receive(1.0), 30, "a good message").id == receipt.message_id
 
 
-def test_each_is_rejected_once_with_the_reason(
-    sent: dict[str, tuple[int, int]], rejected: list[tuple[dict, bytes | None]]
+def test_each_is_rejected_once_with_the_reason_and_counted(
+    job: Job, connection: lakequeue.Connection
 ) -> None:
+    """The job goes on. Bytes that are no JSON are a message like any other: an underlying topic
+    takes whatever comes, only expressions read the payload (Q1, Q6)."""
+    producer = KafkaProducer(
+        bootstrap_servers=job.kafka.bootstrap_servers, max_request_size=12_000_000
+    )
+    futures = {
+        name: producer.send(topic, value, key=name.encode(), headers=headers)
+        for name, (topic, value, headers) in BAD.items()
+    }
+    sent = {name: (f.get(30).partition, f.get(30).offset) for name, f in futures.items()}
+    send_and_receive(connection)  # it went through behind them
     places: dict[tuple[str, int, int], list[tuple[dict, bytes | None]]] = {}
-    for headers, kept in rejected:
+    for headers, kept in rejected(job):
         at = tuple(int(headers[f"lq-{part}"]) for part in ("partition", "offset"))
         places.setdefault((headers["lq-topic"].decode(), *at), []).append((headers, kept))
     for name, (topic, value, _) in BAD.items():
@@ -149,36 +141,21 @@ def test_each_is_rejected_once_with_the_reason(
         assert kept == value or (not kept and not value), name
     assert not places, "nothing else is rejected"
 
-
-def test_bytes_that_are_no_json_are_a_message_like_any_other(
-    job: Job, rejected: object, connection: lakequeue.Connection
-) -> None:
-    """An underlying topic takes whatever comes: only expressions read the payload (Q1, Q6)."""
-    payload = NOISE(1000)
-    producer = KafkaProducer(bootstrap_servers=job.kafka.bootstrap_servers)
-    producer.send("bad", payload).get(30)
-    producer.close()
-    with connection.consumer("bad", ack_mode="auto") as consumer:
-        assert until(lambda: consumer.receive(1.0), 30, "the message").payload == payload
-
-
-def test_each_is_counted(job: Job, sent: dict[str, tuple[int, int]], rejected: object) -> None:
     def counted() -> bool:
         name, labels = "lakequeue_malformed_records_total", {"vpn": "default"}
         found = job.engine.metrics.registry.get_sample_value(name, labels)
         return found == len(sent)
 
-    assert until(counted, 10, "the counter moves")
-
-
-def test_the_job_went_on(job: Job, rejected: object, connection: lakequeue.Connection) -> None:
-    send_and_receive(connection)
+    until(counted, 10, "the counter moves")
+    payload = NOISE(1000)
+    producer.send("bad", payload).get(30)
+    producer.close()
+    with connection.consumer("bad", ack_mode="auto") as consumer:
+        assert until(lambda: consumer.receive(1.0), 30, "the message").payload == payload
     assert not job.failures
 
 
-def test_what_cannot_be_answered_ends_no_query(
-    job: Job, rejected: object, connection: lakequeue.Connection
-) -> None:
+def test_what_cannot_be_answered_ends_no_query(job: Job, connection: lakequeue.Connection) -> None:
     """The same query goes on, and the worker in it: nothing failed and was begun again."""
     before = job.query
     producer = KafkaProducer(

@@ -9,7 +9,13 @@ from typing import Any
 import lakequeue
 import pytest
 from confluent_kafka import Producer
-from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource
+from confluent_kafka.admin import (
+    AdminClient,
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+    NewTopic,
+)
 from job.conftest import Job, in_real_time
 from job.processes import until
 from lakequeue.lake import open_lake, read_columns
@@ -17,7 +23,7 @@ from lakequeue.lake.past import as_of
 
 pytestmark = pytest.mark.job
 
-QUEUE = "tables"
+QUEUE, ANEW = "tables", "anew"
 NS = 1_700_000_000_000_000_000  # as a time in ms: the year 53,872,790
 
 
@@ -73,13 +79,84 @@ def test_R1_what_a_transaction_took_back_is_in_no_table(
         return found and found > last
 
     until(reached, 120, "the steps are there")
+    each_step_is_made_again(home, QUEUE)
+
+
+def each_step_is_made_again(home: Path, topic: str) -> None:
+    """Of those that took records of the topic."""
     with open_lake(home) as lake:
         (first,) = lake.execute("SELECT min(step) FROM snapshots WHERE page = ''").fetchall()[0]
-        for (step,) in lake.execute(
+        steps = lake.execute(
             "SELECT DISTINCT step FROM (SELECT step, unnest(ranges) AS r FROM steps) "
-            "WHERE r.topic = 'tables' AND step > $1", [first]
-        ).fetchall():  # fmt: skip
+            "WHERE r.topic = $1 AND step > $2", [topic, first]
+        ).fetchall()  # fmt: skip
+        assert steps
+        for (step,) in steps:
             assert as_of(lake, home, "broker-0", step=step).step == step
+
+
+@in_real_time
+def test_R1_a_topic_that_is_made_anew_begins_anew_in_the_tables(
+    job: Job, connection: lakequeue.Connection
+) -> None:
+    """A topic is not its name: longer than the old one, and shorter. (What else makes gaps:
+    `tests/loop/test_gaps.py`.)"""
+    bootstrap, home, admin = (
+        job.kafka.bootstrap_servers,
+        job.engine.tables.parent,
+        connection.admin(),
+    )
+    kafka = AdminClient({"bootstrap.servers": bootstrap})
+    definition = {"name": ANEW, "message_type": "text", "max_per_subscription_backlog": 100}
+    until(lambda: asked(home, "SELECT min(step) FROM snapshots WHERE page = ''"), 60, "a snapshot")
+    every: set[str] = set()
+
+    def made() -> bool:
+        error = kafka.create_topics([NewTopic(ANEW, 1, 1)])[ANEW].exception(30)
+        return error is None  # else the old one is still being deleted
+
+    def all_there() -> bool:
+        return {value for value, _ in in_tables()} == every
+
+    def in_tables() -> list[tuple[str, str]]:
+        with open_lake(home) as lake:
+            return lake.execute(
+                "SELECT decode(payload), topic_id FROM messages WHERE topic = $1", [ANEW]
+            ).fetchall()
+
+    for word, count in (("first", 5), ("longer", 20), ("shorter", 3)):
+        until(made, 30, "the topic is made")
+        admin.define(definition)
+        producer = Producer({"bootstrap.servers": bootstrap})
+        values = {f"{word}{n}" for n in range(count)}
+        for value in values:
+            producer.produce(ANEW, value)
+        producer.flush(30)
+        every |= values
+        got: set[str] = set()
+        with connection.consumer(ANEW, ack_mode="individual", max_backlog=100) as consumer:
+            while not values <= got:
+                message = until(lambda: consumer.receive(1.0), 60, "a record")
+                message.ack()
+                got.add(message.payload.decode())
+        assert got <= every
+        until(all_there, 60, "the tables have them")
+        kafka.delete_topics([ANEW])[ANEW].result(30)
+    told = [event["event"] for event in admin.events()]
+    assert told.count("topic_made_anew") >= 2
+    rows = in_tables()
+    assert len(rows) == len(every) == 28, "each once"
+    assert len({topic_id for _, topic_id in rows}) == 3
+    past = connection.now()
+
+    def reached() -> Any:
+        admin.describe(QUEUE)
+        found = asked(home, "SELECT max(now) FROM steps")
+        return found and found > past
+
+    until(reached, 120, "the history reaches so far")
+    each_step_is_made_again(home, ANEW)
+    admin.delete(ANEW)
 
 
 def asked(home: Path, question: str) -> Any:

@@ -14,6 +14,8 @@ pytestmark = [pytest.mark.job, in_real_time]
 
 
 def test_of_the_engines_query_alone(job: Job) -> None:
+    """And Spark says where brokers may step."""
+
     def of(query: object, key: str) -> str:
         java = query._jsq.streamingQuery()  # type: ignore[attr-defined]
         return str(java.sparkSessionForStream().conf().get(key, None))
@@ -25,10 +27,6 @@ def test_of_the_engines_query_alone(job: Job) -> None:
         assert of(job.query, key) == value
         assert of(queries["lakequeue-tables"], key) != value
         assert job.engine.application.spark.conf.get(key, None) != value
-
-
-def test_spark_says_where_brokers_may_step(job: Job) -> None:
-    assert job.engine.application.spark is not None
     (here,) = executors(job.engine.application.spark)
     assert re.fullmatch(r".+:\d+", here)
     assert job.engine.application.executors() == [], "none comes or goes on this machine"
