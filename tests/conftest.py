@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 from lakequeue.definitions import definition
 from lakequeue.definitions import definition_values as read
 from lakequeue.streaming.jars import ensure_jars
@@ -17,6 +18,9 @@ from lakequeue.streaming.kafka.embedded_kafka import JAVA_OPTIONS, EmbeddedKafka
 from reference import twin
 from rules.harness import Bench
 
+# How long an example takes is the machine's matter, and what else it does.
+settings.register_profile("tests", deadline=None)
+settings.load_profile("tests")
 # Brokers of tests live for seconds: compiling them well would take longer than they do.
 os.environ.setdefault(JAVA_OPTIONS, "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
 

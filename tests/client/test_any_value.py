@@ -259,7 +259,7 @@ AIDS: list[tuple[str, dict[str, Any]]] = [
 ]  # fmt: skip
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(st.sampled_from(AIDS), st.data())
 def test_an_aid_for_tests_refuses_any_value_in_a_sentence(
     aid: tuple[str, dict[str, Any]], data: st.DataObject
@@ -305,7 +305,7 @@ async def _awaited(made: Any) -> Any:
     return await made
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(calls(), min_size=1, max_size=4))
 @example([(Producer, "close", {"timeout": 10**5_000})])
 def test_any_value_is_refused_or_has_its_effect(

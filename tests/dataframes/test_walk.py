@@ -3,7 +3,7 @@
 The same protocol as Spark's: the offset of a batch is logged, the source hears that the batch
 before is done, the batch runs, its commit is logged. A job may die at each of these points and in
 between; leases end while a batch runs; other sessions' deliveries stand in the same topic.
-LAKEQUEUE_JOB_WALKS: how many (20).
+LAKEQUEUE_JOB_WALKS: how many (10).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from lakequeue.memory import MemoryConnection
 from lakequeue.protocol import LakequeueError
 from rules.harness import Bench
 
-WALKS = int(os.environ.get("LAKEQUEUE_JOB_WALKS", "20"))
+WALKS = int(os.environ.get("LAKEQUEUE_JOB_WALKS", "10"))
 MOVES = 60
 OPTIONS = {"connection": "kafka://x:1", "queue": "orders", "maxMessagesPerBatch": "7"}
 

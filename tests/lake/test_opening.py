@@ -146,7 +146,7 @@ def test_who_leaves_with_rows_unread_leaves_in_peace(home: Path) -> None:
     """Arrow reads ahead in threads; none of them may need a Python that has ended."""
     place = home / "tables" / "journal"
     rows = deltalake.DeltaTable(place).to_pyarrow_table()
-    for _ in range(40):
+    for _ in range(20):
         deltalake.write_deltalake(place, rows, mode="append")
     asked = [sys.executable, "-c", LEAVES_EARLY, str(home)]
     for _ in range(3):  # of forty that ended so, nearly all died

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 import duckdb
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from lake.history import message_rows
 from lake.on_files import MESSAGES
@@ -37,7 +37,6 @@ def lake_of(offsets: list[int], record: StepRecord) -> duckdb.DuckDBPyConnection
     return lake
 
 
-@settings(deadline=None)
 @given(st.sets(st.integers(0, 40), min_size=1))
 def test_R1_the_offsets_of_a_step_come_back(found: set[int]) -> None:
     offsets = sorted(found)

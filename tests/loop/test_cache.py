@@ -82,7 +82,7 @@ operations = st.lists(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.dictionaries(keys, st.binary(max_size=300)), operations, st.integers(0, 4_000))
 def test_it_is_a_store(first: dict[str, bytes], walk: list[tuple], bytes_max: int) -> None:
     below, plain = State(first), DictStore(first)
@@ -109,7 +109,7 @@ def test_it_is_a_store(first: dict[str, bytes], walk: list[tuple], bytes_max: in
     assert cache.dirty_bytes == 0
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(operations, st.integers(0, 4_000), st.sampled_from([-1.0, 10.0]))
 def test_large_pages_are_let_go_and_nothing_else_changes(
     walk: list[tuple], bytes_max: int, kept_s: float

@@ -17,7 +17,7 @@ from lakequeue.sources.live_reader import InputLimits, Reader
 from lakequeue.sources.same_topic import Found, Start
 from lakequeue.sources.step_batch import PartitionId, Taken
 from lakequeue.streaming import EmbeddedKafka
-from lakequeue.streaming.kafka.topics_admin import PARTITIONS, ensure_topics
+from lakequeue.streaming.kafka.topics_admin import ensure_topics
 from loop.memory import Message
 
 NOWHERE = {"bootstrap.servers": "127.0.0.1:1", "log_level": 0}
@@ -451,8 +451,3 @@ def test_large_records_do_not_stand_before_another_partitions_small_ones(
     assert large == list(range(count)), "none is lost, and they keep their order"
     assert before is not None
     assert before <= 16, f"{before} large ones were taken before it"
-
-
-def test_eight_partitions_for_publishers() -> None:
-    """Two producers seldom share one; order and receipts count on one for each producer."""
-    assert PARTITIONS[topics.PUBLISH] == 8

@@ -113,7 +113,7 @@ marked = st.lists(
 ).map(lambda parts: [operation for part in parts for operation in part])
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(marked, st.sampled_from([0, 2_000, 10_000_000]))
 def test_a_mark_is_one_moment(walk: list[Operation], bytes_max: int) -> None:
     one = MarkedWalk(bytes_max)

@@ -8,8 +8,6 @@ import os
 from typing import Any
 
 ON_REFERENCE = os.environ.get("LAKEQUEUE_JUDGE") == "reference"
-# More than one page of the index; the naive model would take minutes for it.
-DEEP = 150 if ON_REFERENCE else 1100
 
 
 def start(**options: Any) -> Any:

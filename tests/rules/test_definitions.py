@@ -252,7 +252,7 @@ OPTIONAL = {
 
 
 @given(st.fixed_dictionaries({}, optional=OPTIONAL))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_Q7_a_definition_on_the_wire_reads_back_the_same(keys: dict[str, Any]) -> None:
     queue = define(**keys)
     wire = to_wire(queue)
@@ -260,7 +260,7 @@ def test_Q7_a_definition_on_the_wire_reads_back_the_same(keys: dict[str, Any]) -
 
 
 @given(*[st.fixed_dictionaries({}, optional=OPTIONAL)] * 2)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_Q9_what_is_not_named_stays_and_what_follows_from_it_follows(
     keys: dict[str, Any], changes: dict[str, Any]
 ) -> None:
@@ -283,7 +283,7 @@ ANYTHING = st.recursive(
 
 
 @given(ANYTHING | st.dictionaries(st.sampled_from(KEYS), ANYTHING, max_size=8))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_Q7_anything_is_read_or_refused(mapping: object) -> None:
     for read in (parse_definition, lambda one: parse_configuration({"queues": [one]})):
         try:

@@ -35,7 +35,7 @@ def test_M1_a_queue_with_barriers_has_one_host(keys: dict[str, Any]) -> None:
     assert at in BROKERS
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(3))
 def test_M1_O3_no_message_passes_a_barrier_whoever_dies(seed: int) -> None:
     """One producer, whose broker does not have the queue: what it sends stays in order."""
     fate = Fate(seed, death=0.15)
