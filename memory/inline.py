@@ -1,17 +1,21 @@
 """The runner on memory://: nothing happens between calls.
 
-Each call lets the engine run and takes the results; none waits. Time is the engine's: it stands
-still until the test moves it (`advance`), and then duties are done at their times.
+Each call lets the engine run and takes the results. None waits, but for other threads: one of them
+may have taken the answer that this one looks for, and not handed it over yet. Time is the engine's:
+it stands still until the test moves it (`advance`), and then duties are done at their times.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from functools import partial
 
 from ..client.session.runner import Duties
 from ..protocol.duties import do_every
 from .in_process import MemoryEngine
+
+_thread = threading.local()  # depth: of the turns that it is in, of any session
 
 
 class Inline:
@@ -27,6 +31,8 @@ class Inline:
         self._engine = engine
         self._session: Duties
         self._served: list[Callable[[], bool]] = []
+        self._turns = 0  # how often somebody began to do the duties
+        self._busy: set[int] = set()  # the turns that have not ended
 
     def start(self, session: Duties) -> None:
         """See `Runner.start`."""
@@ -47,9 +53,26 @@ class Inline:
 
     def attend(self) -> None:
         """Do all duties."""
-        if self.is_open:
-            works = [partial(self._work, work) for work in self._served]
-            do_every([partial(self._session.receive, 0), self._session.upkeep, *works])
+        self._take_turn()
+
+    def _take_turn(self) -> int:
+        """Do all duties; returns the number of this turn."""
+        changed = self._session.changed
+        with changed:
+            self._turns += 1
+            own = self._turns
+            self._busy.add(own)
+        _thread.depth = depth = getattr(_thread, "depth", 0) + 1
+        try:
+            if self.is_open:
+                works = [partial(self._work, work) for work in self._served]
+                do_every([partial(self._session.receive, 0), self._session.upkeep, *works])
+        finally:
+            _thread.depth = depth - 1
+            with changed:
+                self._busy.remove(own)
+                changed.notify_all()
+        return own
 
     def _work(self, work: Callable[[], bool]) -> None:
         if not work() and work in self._served:
@@ -64,8 +87,15 @@ class Inline:
         return self._engine.now
 
     def wait(self, condition: Callable[[], bool], timeout: float | None) -> bool:
-        """See `Runner.wait`."""
-        self.attend()
+        """See `Runner.wait`. Waits only while another thread is in a turn that began before ours.
+        A thread that is in a turn itself, in a callback, does not: two would wait for each
+        other."""
+        own = self._take_turn()
+        if not _thread.depth:
+            with self._session.changed:
+                self._session.changed.wait_for(
+                    lambda: condition() or min(self._busy, default=own) >= own, timeout
+                )
         return condition()
 
     def sent(self) -> None:

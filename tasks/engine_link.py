@@ -25,7 +25,6 @@ from .transient import UNUSED_S, TransientQueues, mark_of
 
 BACKLOG_MAX = 10_000  # as many as the broker lets one consumer hold
 WINDOW = 1_000
-MEMORY_ANSWER_S = 10
 ADDRESSES = "allowed are 'lakequeue+kafka://HOST:PORT[/VPN]' and 'lakequeue+memory://NAME[/VPN]'"
 
 log = logging.getLogger("lakequeue.tasks")
@@ -162,13 +161,8 @@ class EngineLink:
 
     def _send_confirmed(self, destination: str, payload: str, options: dict[str, Any]) -> None:
         try:
-            if self.address.is_memory:  # `send` looks once; another thread may have the answer
-                sent = self.producer.send_async(destination, payload, **options)
-                self.producer.send_gathered()
-                sent.result(MEMORY_ANSWER_S)
-            else:
-                self.producer.send(destination, payload, **options)
-        except (Timeout, TimeoutError) as error:
+            self.producer.send(destination, payload, **options)
+        except Timeout as error:
             # It is sent again as long as this process lives: nobody else may.
             raise OperationalError(str(error)) from error
 

@@ -1,10 +1,18 @@
 """Which connections share an engine in the process, and how long it lives."""
 
+import contextlib
 import gc
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import lakequeue
 import pytest
-from lakequeue.protocol import ConfigError
+from lakequeue.client.session.transport import Record
+from lakequeue.memory.loopback import MemoryTransport
+from lakequeue.protocol import ConfigError, Timeout
 
 ORDERS = {"name": "orders", "message_type": "json"}
 
@@ -71,3 +79,81 @@ def test_what_only_memory_can_do_says_so_elsewhere() -> None:
         with pytest.raises(ConfigError, match="works on memory:// only"):
             call()
     connection.close()
+
+
+@pytest.fixture
+def eager() -> Iterator[None]:
+    """Threads take turns as often as they can."""
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    yield
+    sys.setswitchinterval(interval)
+
+
+def test_the_answer_that_another_thread_has_taken_is_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each thread's call takes all that has come; it may take long to hand it over."""
+    publisher, other = threading.Event(), threading.Event()
+    poll = MemoryTransport.poll
+    with lakequeue.connect("memory://taken") as connection:
+        connection.admin().define(ORDERS)
+        producer, second = connection.producer(), connection.producer()
+        producer.send("orders", b"{}")
+
+        def slow(transport: MemoryTransport, timeout: float) -> list[Record]:
+            if threading.current_thread() is not taker:
+                publisher.set()  # it has published, and is about to look for its answer
+                other.wait(10)
+                return poll(transport, timeout)
+            records = poll(transport, timeout)
+            other.set()
+            time.sleep(0.2)
+            return records
+
+        def take() -> None:
+            assert publisher.wait(10)
+            second.send("orders", b"{}")
+
+        taker = threading.Thread(target=take)
+        taker.start()
+        monkeypatch.setattr(MemoryTransport, "poll", slow)
+        assert producer.send("orders", b"{}").message_id is not None
+        taker.join()
+        assert connection.admin().describe("orders")["depth"] == 3
+
+
+def test_threads_that_share_a_connection_each_get_their_answers(eager: None) -> None:
+    with lakequeue.connect("memory://threads") as connection:
+        admin = connection.admin()
+        admin.define(ORDERS)
+        producer = connection.producer()
+
+        def work(n: int) -> int:
+            for _ in range(10):
+                producer.send("orders", b"{}")
+                assert admin.describe("orders")["name"] == "orders"
+            return n
+
+        with ThreadPoolExecutor(8) as threads:
+            assert sorted(threads.map(work, range(8))) == list(range(8))
+        assert admin.describe("orders")["depth"] == 80
+
+
+def test_callbacks_that_look_for_more_do_not_wait_for_each_other(eager: None) -> None:
+    with lakequeue.connect("memory://callbacks") as connection:
+        connection.admin().define(ORDERS)
+        producer = connection.producer()
+
+        def again(_: object) -> None:
+            producer.flush(timeout=0)
+
+        def work(_: int) -> None:
+            for _ in range(10):
+                with contextlib.suppress(Timeout):
+                    producer.send_async("orders", b"{}").add_done_callback(again)
+                    producer.flush(timeout=5)
+
+        with ThreadPoolExecutor(4) as threads:
+            list(threads.map(work, range(4)))
+        assert connection.admin().describe("orders")["depth"] == 40
