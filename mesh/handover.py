@@ -28,6 +28,8 @@ from .channel import say
 from .facts import MeshFacts, born_of, credit_key, entry_of, key_of
 from .stand_ins import ELSEWHERE
 
+AGAIN = "again"  # in the journal: a message that may have been here before
+
 _rows = msgspec.msgpack.Decoder(list[Row])
 
 
@@ -45,11 +47,12 @@ def handed_over(broker: Broker, facts: MeshFacts, sender: int, message: HandOver
     _count_used(facts, sender, message, len(rows))
     done: list[int] = []
     entered: list[int] = []
+    repeated: list[int] = []
     why = ""
     for row, content in zip(rows, message.contents, strict=True):
         reason = _refusal(broker, message.vpn, queue, row) if message.waiting else None
         is_repeated = message.again and is_remembered(queue.header.taken, row.id)
-        was_here = is_repeated and message.waiting and _is_first_time(row)
+        was_here = is_repeated and _comes_once(queue, row, message.waiting)
         if was_here or queue.holds(row.id):
             dead = dead_part(row.extras)
             if dead is not None:  # it died here, or at another broker, as well
@@ -61,12 +64,13 @@ def handed_over(broker: Broker, facts: MeshFacts, sender: int, message: HandOver
             count_discarded(broker, queue, reason)
             broker.record("discarded", queue, [row.id], reason=reason.value)
         else:
-            take_in(broker, queue, row, content, message.waiting)
-            entered.append(row.id)
+            take_in(broker, queue, row, content, message.waiting, is_repeated)
+            (repeated if is_repeated else entered).append(row.id)
         done.append(row.id)
     peer = facts.peers[sender].name
     broker.record("spooled", queue, entered, reason=f"from broker {peer}")
-    for number in entered:
+    broker.record("spooled", queue, repeated, reason=f"from broker {peer}, {AGAIN}")
+    for number in (*entered, *repeated):
         apply_early_ack(broker, queue, queue.live[number])
     keep_last(broker, queue)
     queue.spill_over()
@@ -95,10 +99,14 @@ def _queue_of(broker: Broker, facts: MeshFacts, message: HandOver) -> Queue | No
     return queue
 
 
-def _is_first_time(row: Row) -> bool:
-    """Whether a message was published to this queue. A dead, moved or redriven message may have
-    been here before."""
-    return dead_part(row.extras) is None and "own_only" not in (row.extras or {}).get(TRANSIT, {})
+def _comes_once(queue: Queue, row: Row, waiting: bool) -> bool:
+    """Whether a message that has been here does not come a second time. One that was published to
+    this queue does not. A granted, dead, moved or redriven one may, except to a queue that rather
+    loses messages (L2)."""
+    if queue.definition.semantics == "at-most-once":
+        return True
+    is_redriven = "own_only" in (row.extras or {}).get(TRANSIT, {})
+    return waiting and dead_part(row.extras) is None and not is_redriven
 
 
 def _count_used(facts: MeshFacts, sender: int, message: HandOver, n: int) -> None:
@@ -177,8 +185,12 @@ def _refusal(broker: Broker, vpn: str, queue: Queue, row: Row) -> Reason | None:
     return reason or refusal(queue, [row.size], row.size, row.priority)
 
 
-def take_in(broker: Broker, queue: Queue, row: Row, content: Content, waiting: bool) -> None:
-    """Store one message. waiting: it comes from a stand-in, not from another host of the queue."""
+def take_in(
+    broker: Broker, queue: Queue, row: Row, content: Content, waiting: bool, again: bool = False
+) -> None:
+    """Store one message. waiting: it comes from a stand-in, not from another host of the queue;
+    again: consumers of this queue may have had it, because Kafka lost what brokers said of it, so
+    its next delivery says `redelivered`."""
     extras: dict[str, Any] = dict(row.extras or {})
     transit = extras.pop(TRANSIT, {})
     payload, key, headers = content
@@ -200,4 +212,6 @@ def take_in(broker: Broker, queue: Queue, row: Row, content: Content, waiting: b
             broker.mesh.prepare_stand_in(queue, [row], transit["to"])
         elif row.until != NEVER:
             row.state = DELAYED
+    if again and not row.lane:  # in a lane, a count would mean that it is in progress
+        row.deliveries = max(row.deliveries, 1)
     enter(broker, queue, [row])

@@ -121,6 +121,35 @@ def test_P1_R3_a_message_is_stored_once_though_the_answer_is_lost(
     assert not at["a"].admin().usage()["lanes"]
 
 
+@pytest.mark.parametrize("semantics", ["at-least-once", "at-most-once"])
+@pytest.mark.parametrize("kind", ["stored", "hand_over", "room"])
+def test_H4_L2_R3_a_granted_message_that_may_come_again_says_so(
+    kind: str, semantics: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was granted and acknowledged, and nobody knows which word of it Kafka has lost."""
+    queue = QUEUES[2] | {"semantics": semantics}
+    engine = MortalEngine(parse_configuration({"brokers": ["a", "b"], "queues": [queue]}))
+    engine.checking = True
+    at = {name: MemoryConnection(engine, "default", name, name) for name in "ab"}
+    consumer = at["b"].consumer("all", ack_mode="individual", max_backlog=3)
+    producer = at["a"].producer()
+    losing = Losing(monkeypatch, kind, 1)
+    counts: dict[bytes, list[int]] = {}
+    for n in range(12):
+        producer.send("t/all", b"%d" % n)
+        engine.advance("1s")
+        for message in drain(consumer):
+            message.ack()
+            counts.setdefault(message.payload, []).append(message.delivery_count)
+    assert losing.left == 0
+    for body, found in counts.items():
+        assert found[0] == 1, body
+        assert min(found[1:], default=2) > 1, body
+    repeated = sum(len(found) > 1 for found in counts.values())
+    assert (len(counts), at["a"].admin().describe("all")["depth"]) == (12, 0)
+    assert repeated == (kind == "stored" and semantics == "at-least-once")
+
+
 @pytest.mark.parametrize("far", ["one", "three"])
 @pytest.mark.parametrize("kind", ["stored", "hand_over", "bridge_send", "bridge_receipt"])
 def test_H1_R3_what_a_bridge_carries_comes_once_though_a_word_is_lost(

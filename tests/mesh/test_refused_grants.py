@@ -19,12 +19,14 @@ class Failing:
         self.failures = 0
         take_in = handover.take_in
 
-        def fails(broker: Any, queue: Any, row: Any, content: Any, waiting: bool) -> None:
+        def fails(
+            broker: Any, queue: Any, row: Any, content: Any, waiting: bool, *more: bool
+        ) -> None:
             said = json.loads(content[0])
             if broker.header.name in brokers and not waiting and said.get("n") in numbers:
                 self.failures += 1
                 raise RuntimeError("a bug")
-            take_in(broker, queue, row, content, waiting)
+            take_in(broker, queue, row, content, waiting, *more)
 
         monkeypatch.setattr(handover, "take_in", fails)
 

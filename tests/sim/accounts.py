@@ -242,6 +242,11 @@ class Lives:
             must(alive[broker, queue, number] == 1, f"{broker}, {step}: {queue} has {number} twice")
             if segment.reason.startswith(("redriven", "moved")):
                 self.back[key] += 1
+            if segment.reason.endswith(", again"):  # a grant of which Kafka lost words
+                must(
+                    "lost words" in self.accounts.happened, f"{broker}: {queue} has {number} again"
+                )
+                self.back[key] += 1
             self.births[key] += 1
         elif event == "delivered":
             self.first.setdefault((queue, broker, number), step)

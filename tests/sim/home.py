@@ -17,7 +17,6 @@ from lakequeue.definitions.configuration import configure_commands
 from lakequeue.protocol import commands as c
 from lakequeue.protocol import mesh_messages, topics
 from lakequeue.protocol.home_bridges import COPIER_PREFIX
-from lakequeue.protocol.mesh_messages import WORDS
 from lakequeue.replica.driver import StepPutAside
 from lakequeue.state import Limits
 
@@ -370,6 +369,7 @@ class Home:
             if record is not None and may_be_lost(record):
                 if _sender(record) in {_sender(later) for later in log[at + 1 :] if later}:
                     log[at] = None
+                    self.accounts.happened.add("lost words")
                 return
 
     def _taken(self, site: Site, place: tuple[str, int]) -> int:
@@ -558,11 +558,6 @@ def _sender(record: Record) -> int | None:
 
 
 def may_be_lost(record: Record) -> bool:
-    """What is said of messages, where they are no dead ones: these have ids that come again."""
-    if _sender(record) is None:
-        return False
-    envelope = mesh_messages.decode(record.own_value)
-    if envelope.kind not in ("hand_over", "stored", "not_taken", "room"):
-        return False
-    said: Any = mesh_messages.decode_body(envelope, WORDS[envelope.kind])
-    return envelope.kind != "stored" or (said.waiting and said.queue != "dead")
+    """What is said of messages that are in transit: it is said again."""
+    kinds = ("hand_over", "stored", "not_taken", "room")
+    return _sender(record) is not None and mesh_messages.decode(record.own_value).kind in kinds
