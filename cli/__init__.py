@@ -10,7 +10,7 @@ from .group import LazyGroup
 
 # Name → where it is, and the line that `lakequeue --help` shows.
 COMMANDS = {
-    "demo": ("lakequeue.examples.demo.demo:demo", "Three stories on queues, on real data."),
+    "demo": ("lakequeue.examples.demo.demo:demo", "Two stories on queues, on real data."),
     "up": ("lakequeue.cli.start_engine:up", "Start an embedded Kafka and the engine."),
     "run": ("lakequeue.cli.start_engine:run", "Start the engine on your Kafka and Spark."),
     "submit": ("lakequeue.cli.submit:submit", "Start the engine through spark-submit."),

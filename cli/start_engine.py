@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import socket
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ import click
 
 from ..definitions import Configuration
 from ..protocol.errors import LakequeueError
-from .common import DEFAULT_HOME, json_option, option, pairs
+from .common import DEFAULT_HOME, gathered, json_option, option, pairs
 from .group import EnvironmentFault
 from .presence import heartbeat, who
 from .service import Progress, environment_faults, in_the_foreground, run_engine
@@ -34,9 +35,48 @@ PORT = 9092
 KAFKA_STOP_S = 2.0  # after the engine has ended, Kafka has nothing left to write
 
 
-def engine_options(home_help: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+@dataclass(frozen=True, slots=True)
+class EngineOptions:
+    """What `up`, `run` and `submit` are told alike."""
+
+    home: Path
+    config: Path
+    trigger: str | None
+    settings: tuple[str, ...]
+    accept: bool
+    as_json: bool
+
+    def configuration(self) -> Configuration:
+        """The queues. A wrong file starts nothing (Q7)."""
+        from ..conf import load
+
+        return load(self.config)
+
+    def absolute_home(self) -> Path:
+        """The home, wherever the command is called."""
+        return self.home.expanduser().absolute()
+
+    def engine_settings(self) -> dict[str, str]:
+        """The engine's settings; `--trigger` and `--accept-other-kafka` are short forms. Raises
+        ConfigError for a wrong setting, before anything starts."""
+        from ..streaming.engine_settings import EngineSettings
+
+        found, trigger = pairs(self.settings, "--set"), self.trigger
+        if trigger is not None and found.setdefault("lakequeue.trigger", trigger) != trigger:
+            other = found["lakequeue.trigger"]
+            raise click.UsageError(
+                f"--trigger {trigger} and --set lakequeue.trigger={other} contradict each other."
+            )
+        if self.accept:
+            found["lakequeue.other_kafka"] = "accept"
+        EngineSettings(found)
+        return found
+
+
+def engine_options(home_help: str) -> Callable[[Any], Any]:
     """Add --home, --config, --trigger, --set, --accept-other-kafka and --json."""
-    options = (
+    return gathered(
+        EngineOptions, "given",
         option(
             "--home", type=click.Path(file_okay=False, path_type=Path), default=DEFAULT_HOME,
             show_default=True, envvar="LAKEQUEUE_HOME", help=home_help,
@@ -62,32 +102,6 @@ def engine_options(home_help: str) -> Callable[[Callable[..., Any]], Callable[..
         ),
         json_option,
     )  # fmt: skip
-
-    def add(command: Callable[..., Any]) -> Callable[..., Any]:
-        for one in reversed(options):
-            command = one(command)
-        return command
-
-    return add
-
-
-def engine_settings(
-    settings: tuple[str, ...], trigger: str | None, accept: bool = False
-) -> dict[str, str]:
-    """The engine's settings from the options; `--trigger` and `--accept-other-kafka` are short
-    forms. Raises ConfigError for a wrong setting."""
-    found = pairs(settings, "--set")
-    if trigger is not None and found.setdefault("lakequeue.trigger", trigger) != trigger:
-        other = found["lakequeue.trigger"]
-        raise click.UsageError(
-            f"--trigger {trigger} and --set lakequeue.trigger={other} contradict each other."
-        )
-    if accept:
-        found["lakequeue.other_kafka"] = "accept"
-    from ..streaming.engine_settings import EngineSettings
-
-    EngineSettings(found)  # reports wrong settings before anything starts
-    return found
 
 
 def log_format(settings: dict[str, str]) -> str:
@@ -171,15 +185,7 @@ def _silent(addresses: Iterable[str], option: str, example: str) -> str:
     "--port", type=click.IntRange(0, 65_535), envvar="LAKEQUEUE_PORT",
     help=f"Kafka's port; 0 takes a free one.  [default: the one this home had, else {PORT}]",
 )  # fmt: skip
-def up(
-    home: Path,
-    config: Path,
-    trigger: str | None,
-    settings: tuple[str, ...],
-    accept: bool,
-    as_json: bool,
-    port: int | None,
-) -> None:
+def up(given: EngineOptions, port: int | None) -> None:
     """Start an embedded Kafka broker and the engine, and run until SIGTERM or Ctrl-C.
 
     Everything is kept in the home directory, and the next start continues there. If Kafka or
@@ -192,14 +198,11 @@ def up(
       lakequeue up --set spark.driver.memory=4g --set lakequeue.metrics_port=9400
       lakequeue up --json | head -1      # the addresses, for programs
     """
-    from ..conf import load
-
-    configuration = load(config)  # Q7: a wrong file starts nothing
-    given = engine_settings(settings, trigger, accept)
-    home = home.expanduser().absolute()
-    check_ports(given, "monitor_port", "metrics_port")
-    with in_the_foreground(home, as_json, log_format(given)) as progress:
-        _run(home, configuration, _port(home, port), given, as_json, progress)
+    configuration, settings = given.configuration(), given.engine_settings()
+    home, as_json = given.absolute_home(), given.as_json
+    check_ports(settings, "monitor_port", "metrics_port")
+    with in_the_foreground(home, as_json, log_format(settings)) as progress:
+        _run(home, configuration, _port(home, port), settings, as_json, progress)
 
 
 def _port(home: Path, port: int | None) -> int:
@@ -257,16 +260,7 @@ def _run(
     "--master", envvar="LAKEQUEUE_MASTER",
     help="Spark's master, such as local[4] or spark://host:7077.  [default: conf/spark.conf's]",
 )  # fmt: skip
-def run(
-    home: Path,
-    config: Path,
-    trigger: str | None,
-    settings: tuple[str, ...],
-    accept: bool,
-    as_json: bool,
-    bootstrap: str,
-    master: str | None,
-) -> None:
+def run(given: EngineOptions, bootstrap: str, master: str | None) -> None:
     """Run the engine on an existing Kafka and Spark until SIGTERM or Ctrl-C.
 
     \b
@@ -275,20 +269,17 @@ def run(
       lakequeue run --bootstrap kafka:9092 --master spark://spark:7077 \\
           --set spark.executor.memory=4g --home /data/lakequeue
     """
-    from ..conf import load
-
-    configuration = load(config)
-    given = engine_settings(settings, trigger, accept)
-    home = home.expanduser().absolute()
+    configuration, settings = given.configuration(), given.engine_settings()
+    home, as_json = given.absolute_home(), given.as_json
     check_kafka(bootstrap)
     check_master(master)
     check_alone(bootstrap, home, configuration)
-    check_ports(given, "metrics_port")
-    with in_the_foreground(home, as_json, log_format(given)) as progress:
+    check_ports(settings, "metrics_port")
+    with in_the_foreground(home, as_json, log_format(settings)) as progress:
         from ..streaming import Engine
 
         engine = Engine(
             bootstrap, home, configuration,
-            master=master, settings=given, progress=progress,
+            master=master, settings=settings, progress=progress,
         )  # fmt: skip
         run_engine(engine, home, bootstrap, as_json, progress)

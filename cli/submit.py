@@ -24,7 +24,7 @@ import click
 
 from .common import option
 from .group import EnvironmentFault
-from .start_engine import check_master, engine_options, engine_settings
+from .start_engine import EngineOptions, check_master, engine_options
 
 if TYPE_CHECKING:
     import psutil
@@ -66,16 +66,7 @@ class Submission:
 )  # fmt: skip
 @click.option("--print", "only_print", is_flag=True, help="Print the command, and do not run it.")
 def submit(
-    home: Path,
-    config: Path,
-    trigger: str | None,
-    settings: tuple[str, ...],
-    accept: bool,
-    as_json: bool,
-    bootstrap: str,
-    master: str,
-    deploy_mode: str,
-    only_print: bool,
+    given: EngineOptions, bootstrap: str, master: str, deploy_mode: str, only_print: bool
 ) -> None:
     """Run the engine through spark-submit until SIGTERM or Ctrl-C, or hand it to the cluster.
 
@@ -88,20 +79,25 @@ def submit(
           --home /shared/lakequeue --set spark.executor.memory=4g
       lakequeue submit --master spark://spark:7077 --print
     """
-    from ..conf import load
     from ..protocol.folders import folder
     from ..protocol.home_places import CHECKPOINTS, TABLES, places_of
     from ..streaming.jars import ensure_jars, object_store_jars
 
-    load(config)  # Q7: a wrong file starts nothing
-    given = engine_settings(settings, trigger, accept)
+    given.configuration()  # Q7: a wrong file starts nothing
+    settings = given.engine_settings()
     if deploy_mode == "cluster" and master.startswith(("spark://", "local")):
         raise click.UsageError(
             f"--deploy-mode cluster: {master} runs Python drivers only here; say client"
         )
-    home = home.expanduser().absolute() if deploy_mode == "client" else home
-    arguments = ["--bootstrap", bootstrap, "--home", str(home), *(["--json"] if as_json else [])]
-    said = {name: given.get(f"lakequeue.{name}", "") for name in (TABLES, CHECKPOINTS)}
+    home = given.absolute_home() if deploy_mode == "client" else given.home
+    arguments = [
+        "--bootstrap",
+        bootstrap,
+        "--home",
+        str(home),
+        *(["--json"] if given.as_json else []),
+    ]
+    said = {name: settings.get(f"lakequeue.{name}", "") for name in (TABLES, CHECKPOINTS)}
     places = places_of(home) | {name: place for name, place in said.items() if place}
     jars = [*ensure_jars().spark, *object_store_jars(map(folder, places.values()))]
     if not only_print:
@@ -109,12 +105,14 @@ def submit(
     package = None
     if deploy_mode == "cluster" and not only_print:
         package = _package()
-    what = Submission(master, deploy_mode, jars, given, config.resolve(), arguments, package)
+    what = Submission(
+        master, deploy_mode, jars, settings, given.config.resolve(), arguments, package
+    )
     command = [str(spark_submit()), *words(what)]
     if only_print:
         click.echo(shlex.join(command))
         return
-    sys.exit(_run(command, as_json, home / "spark.log" if deploy_mode == "client" else None))
+    sys.exit(_run(command, given.as_json, home / "spark.log" if deploy_mode == "client" else None))
 
 
 def words(what: Submission) -> Iterator[str]:

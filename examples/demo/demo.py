@@ -12,11 +12,10 @@ from click.core import ParameterSource
 from ...cli.common import interrupt_on_sigterm, json_option, option
 from ...cli.group import EXIT_FAILED
 from ...protocol.errors import LakequeueError
-from .audited_day import AuditDemo
 from .blocked_bridge import BridgeDemo
 from .flights import FLIGHTS, FlightsDemo
 
-STORIES = ("flights", "bridge", "audit")
+STORIES = ("flights", "bridge")
 OF_FLIGHTS = ("count", "everything", "workers", "seed")  # options
 
 
@@ -43,13 +42,11 @@ def demo(
     \b
     flights  New York's flights of 2013 in three queues: barriers, priorities, a killed worker
     bridge   head-of-line blocking over a bridge, and how lanes avoid it; in memory
-    audit    what went wrong with a day's flights, found out afterwards, and a replay
 
     \b
     Examples:
       lakequeue demo
       lakequeue demo bridge
-      lakequeue demo audit
       lakequeue demo --flights 2000 --workers 2
       lakequeue demo --all --home flights-demo
     """
@@ -64,11 +61,7 @@ def demo(
             ctx.exit(EXIT_FAILED)
         return
     place = home or Path(tempfile.mkdtemp(prefix="lakequeue-demo-"))
-    play: FlightsDemo | AuditDemo
-    if story == "audit":
-        play = AuditDemo(place.absolute(), as_json)
-    else:
-        play = FlightsDemo(place.absolute(), None if everything else count, workers, seed, as_json)
+    play = FlightsDemo(place.absolute(), None if everything else count, workers, seed, as_json)
     try:
         with interrupt_on_sigterm():
             good = play.run()

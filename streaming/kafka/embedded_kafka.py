@@ -1,7 +1,7 @@
 """A real Apache Kafka broker as a child process, for the embedded default and for tests.
 
 Applications meet the same Kafka as in production. It is one node (KRaft) on 127.0.0.1, with all its
-files in one directory, its home. A test can start several nodes, see `kafka_cluster`.
+files in one directory, its home.
 
 - It never outlives this process, even after `kill -9` (`start_tied`).
 - A home has one user at a time. The broker itself holds the lock too (`home.lock`).
@@ -24,7 +24,6 @@ import subprocess
 import time
 import uuid
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
@@ -49,7 +48,6 @@ class EmbeddedKafka:
     port: 0 takes the port that this home had before, or a free one at the first start.
     heap: of the Java process, such as ``512m``.
     host: the address to listen on; 127.0.0.1 keeps the broker on this machine.
-    member: its part in a cluster (`kafka_cluster.py`); None is a broker alone.
     Every failure to start raises LakequeueError, whose sentence ends with the log's last useful
     line. The object is not made for several threads at once.
     """
@@ -61,14 +59,12 @@ class EmbeddedKafka:
         heap: str = "512m",
         *,
         host: str = "127.0.0.1",
-        member: Member | None = None,
         progress: Callable[[str], None] | None = None,
     ) -> None:
         self.home = Path(home).expanduser().absolute()
         self.port = port
         self.host = host
         self.heap = heap
-        self._member = member
         self._progress = progress
         self._process: subprocess.Popen[bytes] | None = None
         self._lock: IO[str] | None = None
@@ -215,25 +211,33 @@ class EmbeddedKafka:
             )
         # Nobody but the broker itself uses the controller's port: it may change.
         controller_port = known.get("controller_port", 0)
-        if self._member is not None:
-            controller_port = self._member.controller_ports[self._member.node - 1]
-        elif not controller_port or controller_port == port or not port_is_free(controller_port):
+        if not controller_port or controller_port == port or not port_is_free(controller_port):
             controller_port = free_port(besides=port)
         self.port = port
-        data = self.home / "data"
-        (self.home / "server.properties").write_text(
-            properties(self.host, port, controller_port, data, self._member)
-        )
+        (self.home / "server.properties").write_text(self._properties(controller_port))
         memory.write_text(json.dumps({"port": port, "controller_port": controller_port}) + "\n")
+
+    def _properties(self, controller_port: int) -> str:
+        """The text of server.properties."""
+        return _PROPERTIES.format(
+            host=self.host,
+            port=self.port,
+            controller_port=controller_port,
+            data=str(self.home / "data").replace("\\", "\\\\"),
+            message_bytes_max=MESSAGE_BYTES_MAX,
+        )
+
+    def _cluster_id(self) -> str:
+        """The id of the cluster that is about to be made."""
+        return cluster_id()
 
     def _format(self, java: Path, classpath: str) -> None:
         """Write the cluster's id into an empty data directory, once."""
         if (self.home / "data" / "meta.properties").is_file():
             return
-        cluster = self._member.cluster if self._member else cluster_id()
         command = [str(java), "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", *self._logging()]
-        command += ["-cp", classpath, "kafka.tools.StorageTool", "format", "-t", cluster]
-        command += ["-c", str(self.home / "server.properties")]
+        command += ["-cp", classpath, "kafka.tools.StorageTool", "format", "-t"]
+        command += [self._cluster_id(), "-c", str(self.home / "server.properties")]
         done = subprocess.run(command, capture_output=True, text=True, errors="replace")
         if done.returncode != 0:
             said = done.stdout + done.stderr
@@ -367,42 +371,11 @@ def _last_line(text: str) -> str:
 MESSAGE_BYTES_MAX = 12 * 1024 * 1024  # 10 MiB of payload (10,485,760), and room for headers
 
 
-@dataclass(frozen=True, slots=True)
-class Member:
-    """A node's part in a cluster: its number from 1, every node's controller port, and the
-    cluster's id, which all of them are formatted with."""
-
-    node: int
-    controller_ports: tuple[int, ...]
-    cluster: str
-
-
-def properties(
-    host: str, port: int, controller_port: int, data: Path, member: Member | None
-) -> str:
-    """The file's text."""
-    ports = member.controller_ports if member else (controller_port,)
-    nodes = len(ports)
-    return _PROPERTIES.format(
-        node=member.node if member else 1,
-        voters=",".join(f"{i}@127.0.0.1:{p}" for i, p in enumerate(ports, 1)),
-        host=host,
-        port=port,
-        controller_port=controller_port,
-        data=str(data).replace("\\", "\\\\"),
-        message_bytes_max=MESSAGE_BYTES_MAX,
-        copies=nodes,
-        copies_min=max(1, nodes - 1),
-        # A cluster needs the empty records: followers see by them that the leader lives.
-        idle_ms=0 if nodes == 1 else 500,
-    )
-
-
 _PROPERTIES = """\
 # Written by lakequeue at every start; changes here are lost.
 process.roles=broker,controller
-node.id={node}
-controller.quorum.voters={voters}
+node.id=1
+controller.quorum.voters=1@127.0.0.1:{controller_port}
 controller.listener.names=CONTROLLER
 listeners=PLAINTEXT://{host}:{port},CONTROLLER://127.0.0.1:{controller_port}
 advertised.listeners=PLAINTEXT://{host}:{port}
@@ -415,19 +388,19 @@ message.max.bytes={message_bytes_max}
 replica.fetch.max.bytes={message_bytes_max}
 replica.fetch.response.max.bytes={message_bytes_max}
 # Few internal partitions: the first consumer starts sooner.
-default.replication.factor={copies}
-min.insync.replicas={copies_min}
-offsets.topic.replication.factor={copies}
+default.replication.factor=1
+min.insync.replicas=1
+offsets.topic.replication.factor=1
 offsets.topic.num.partitions=4
-transaction.state.log.replication.factor={copies}
-transaction.state.log.min.isr={copies_min}
+transaction.state.log.replication.factor=1
+transaction.state.log.min.isr=1
 transaction.state.log.num.partitions=4
-share.coordinator.state.topic.replication.factor={copies}
-share.coordinator.state.topic.min.isr={copies_min}
+share.coordinator.state.topic.replication.factor=1
+share.coordinator.state.topic.min.isr=1
 share.coordinator.state.topic.num.partitions=4
 group.initial.rebalance.delay.ms=0
 # An idle broker should be idle: no empty metadata record every half second.
-metadata.max.idle.interval.ms={idle_ms}
+metadata.max.idle.interval.ms=0
 # After a crash the controller waits this long before it admits the broker again, so it is the
 # price of every restart after `kill -9` (default 9 s). With one node nothing else hangs on it:
 # a broker that was fenced after a long pause is back with its next heartbeat.

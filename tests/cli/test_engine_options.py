@@ -11,9 +11,14 @@ import pytest
 from click.testing import CliRunner
 from lakequeue.cli import main
 from lakequeue.cli.common import EngineAddress
-from lakequeue.cli.start_engine import engine_settings
+from lakequeue.cli.start_engine import EngineOptions
 from lakequeue.protocol import ConfigError
 from lakequeue.streaming.engine_settings import EngineSettings
+
+
+def engine_settings(settings: tuple[str, ...], trigger: str | None) -> dict[str, str]:
+    given = EngineOptions(Path(), Path(), trigger, settings, accept=False, as_json=False)
+    return given.engine_settings()
 
 
 def test_settings_of_spark_and_of_the_engine() -> None:

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 from confluent_kafka import KafkaError, Producer
 from confluent_kafka.admin import AdminClient, NewTopic
+from job.kafka_cluster import EmbeddedCluster
 from job.output_audit import UNTRIMMED, judge_what_was_said
 from job.processes import EngineProcess, until
 from job.traffic import Traffic, drain
 from lakequeue.streaming.kafka.embedded_kafka import EmbeddedKafka
-from lakequeue.streaming.kafka.kafka_cluster import EmbeddedCluster
 
 pytestmark = pytest.mark.job
 

@@ -11,7 +11,43 @@ import json
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from .embedded_kafka import EmbeddedKafka, Member, cluster_id, free_port
+from lakequeue.streaming.kafka.embedded_kafka import EmbeddedKafka, cluster_id, free_port
+
+
+class Node(EmbeddedKafka):
+    """A node. number: from 1. controller_ports: of every node. cluster: the id with which all are
+    formatted."""
+
+    def __init__(
+        self, home: Path, heap: str, number: int, controller_ports: tuple[int, ...], cluster: str
+    ) -> None:
+        super().__init__(home, heap=heap)
+        self._number, self._ports, self._cluster = number, controller_ports, cluster
+
+    def _cluster_id(self) -> str:
+        return self._cluster
+
+    def _properties(self, controller_port: int) -> str:
+        voters = (f"{i}@127.0.0.1:{port}" for i, port in enumerate(self._ports, 1))
+        copies = len(self._ports)
+        changed: dict[str, object] = {
+            "node.id": self._number,
+            "controller.quorum.voters": ",".join(voters),
+            "metadata.max.idle.interval.ms": 500,  # by these records followers see a leader's life
+        }
+        internal = ("transaction.state.log", "share.coordinator.state.topic")
+        for topics in ("default", "offsets.topic", *internal):
+            changed[f"{topics}.replication.factor"] = copies
+        for name in ("min.insync.replicas", *(f"{topics}.min.isr" for topics in internal)):
+            changed[name] = copies - 1
+        lines = super()._properties(self._ports[self._number - 1]).splitlines()
+        known = {line.partition("=")[0] for line in lines}
+        assert set(changed) <= known
+        return "".join(
+            f"{name}={changed.get(name, value)}\n" if equals else f"{line}\n"
+            for line in lines
+            for name, equals, value in [line.partition("=")]
+        )
 
 
 class EmbeddedCluster:
@@ -26,9 +62,7 @@ class EmbeddedCluster:
         about = self._about(nodes)
         ports = tuple(about["controller_ports"])
         self.nodes = [
-            EmbeddedKafka(
-                self.home / f"node-{i}", heap=heap, member=Member(i, ports, about["cluster"])
-            )
+            Node(self.home / f"node-{i}", heap, i, ports, about["cluster"])
             for i in range(1, len(ports) + 1)
         ]
 
