@@ -27,29 +27,29 @@ if TYPE_CHECKING:
 
 TOGETHER = 1_000  # steps whose inputs are read at once
 _STEPS = """
-SELECT step, epoch_ms(now), acked, pages, outputs, code, ranges, sizes, {parts}, {live}, {opened}
+SELECT step, epoch_ms(now), acked, pages, outputs, code, ranges, sizes, parts, live, opened
 FROM steps
 WHERE broker = $broker AND step > $after AND step <= $last
 -- A step that failed has a second record, and that one counts.
 QUALIFY row_number() OVER (PARTITION BY step ORDER BY "offset" DESC) = 1 ORDER BY step
 """
 _OPENED = """
-SELECT step, opened FROM (SELECT step, broker, {opened} AS opened FROM steps)
+SELECT step, opened FROM steps
 WHERE broker = $broker AND step > $after AND opened IS NOT NULL ORDER BY step
 """
 _MESSAGES = """
-SELECT "offset", epoch_ms(time), key, payload, lq, headers, {topic_id}, item FROM messages
+SELECT "offset", epoch_ms(time), key, payload, lq, headers, topic_id, item FROM messages
 WHERE topic = $topic AND "partition" = $partition AND "offset" BETWEEN $first AND $last
 ORDER BY "offset", time, 7, item
 """
 _COMMANDS = """
-SELECT "offset", epoch_ms(time), key, value, NULL, headers, {topic_id} FROM commands
+SELECT "offset", epoch_ms(time), key, value, NULL, headers, topic_id FROM commands
 WHERE topic = $topic AND "partition" = $partition AND "offset" BETWEEN $first AND $last
 ORDER BY "offset", time
 """
 _END = """
 SELECT max("offset") FROM {table} WHERE topic = $topic AND "partition" = $partition
-  AND ($id = '' OR coalesce({topic_id}, $id) = $id)
+  AND ($id = '' OR coalesce(topic_id, $id) = $id)
 """
 _live = msgspec.json.Decoder(LivePart).decode
 _opened = msgspec.json.Decoder(tuple[Opened, ...]).decode
@@ -117,8 +117,7 @@ def steps_between(
 ) -> Iterator[StepRecord]:
     """The records of a broker's log behind a step, up to a step."""
     given = {"broker": broker, "after": after, "last": last}
-    newer = _newer(lake, "steps", "parts", "live", "opened")
-    for row in lake.execute(_STEPS.format(**newer), given).fetchall():
+    for row in lake.execute(_STEPS, given).fetchall():
         step, now, acked, pages, outputs, code, ranges, sizes, parts, live, opened = row
         lie = msgspec.json.decode(parts) if parts else [()] * len(ranges)
         taken = tuple(
@@ -135,15 +134,8 @@ def opened_behind(
     lake: duckdb.DuckDBPyConnection, broker: str, step: int
 ) -> list[tuple[int, Opened]]:
     """The topics that a broker opened anew after a step, and the step of each."""
-    newer = _newer(lake, "steps", "opened")
-    rows = lake.execute(_OPENED.format(**newer), {"broker": broker, "after": step}).fetchall()
+    rows = lake.execute(_OPENED, {"broker": broker, "after": step}).fetchall()
     return [(at, one) for at, opened in rows for one in _opened(opened)]
-
-
-def _newer(lake: duckdb.DuckDBPyConnection, table: str, *names: str) -> dict[str, str]:
-    """Columns that a table of an earlier version lacks, for a query."""
-    columns = [name for name, *_ in lake.execute(f"SELECT * FROM {table} LIMIT 0").description]
-    return {name: name if name in columns else "NULL" for name in names}
 
 
 class FromTables:
@@ -234,7 +226,7 @@ class FromTables:
         topic, partition = place
         table = _table(topic)
         given = {"topic": topic, "partition": partition, "id": topic_id}
-        query = _END.format(table=table, **_newer(self._lake, table, "topic_id"))
+        query = _END.format(table=table)
         (end,) = self._lake.execute(query, given).fetchone() or (None,)
         return -1 if end is None else int(end)
 
@@ -259,12 +251,9 @@ def _read(
     topic, partition = place
     given = {"topic": topic, "partition": partition, "first": first, "last": last}
     if goes_first(topic):
-        rows = lake.execute(
-            _COMMANDS.format(**_newer(lake, "commands", "topic_id")), given
-        ).fetchall()
+        rows = lake.execute(_COMMANDS, given).fetchall()
     else:
-        query = _MESSAGES.format(**_newer(lake, "messages", "topic_id"))
-        messages = lake.execute(query, given).fetchall()
+        messages = lake.execute(_MESSAGES, given).fetchall()
         of_record = groupby(messages, lambda row: (*row[:2], row[6]))
         rows = [_whole(list(items)) for _, items in of_record]
     found: dict[int, list[StoredRecord]] = {}

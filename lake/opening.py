@@ -36,7 +36,6 @@ WHEN_WRITTEN = (
     "lakequeue.history_interval_s is 0"
 )
 _LIST = re.compile(r"ARRAY<STRUCT<(.*?)>>")
-NEEDED = {"messages": "item", "journal": "line"}  # the column that came last: older ones lack it
 
 
 class NoLake(LakequeueError):
@@ -68,11 +67,29 @@ def open_lake(home: Path | str) -> duckdb.DuckDBPyConnection:
     connection.execute("SET TimeZone = 'UTC'")
     for name in TABLES + HISTORY:
         if name in TABLES or is_there(tables / name):
-            connection.register(name, _dataset(tables / name))
+            _register(connection, name, _dataset(tables / name))
         else:
             connection.execute(f"CREATE TEMPORARY TABLE {name} ({_columns(name)})")
     create_views(connection.execute, "duckdb")
     return connection
+
+
+def _register(connection: duckdb.DuckDBPyConnection, name: str, dataset: Any) -> None:
+    """A table under its name. Columns that one of an earlier version lacks are empty."""
+    there = set(dataset.schema.names)
+    empty = connection.sql(f"SELECT NULL::STRUCT({_columns(name)}) AS row").select("row.*")
+    lacks = [
+        f'NULL::{kind} AS "{column}"'
+        for column, kind in zip(empty.columns, empty.types, strict=True)
+        if column not in there
+    ]
+    if not lacks:
+        connection.register(name, dataset)
+        return
+    connection.register(f"{name}_as_stored", dataset)
+    connection.execute(
+        f"CREATE TEMPORARY VIEW {name} AS SELECT *, {', '.join(lacks)} FROM {name}_as_stored"
+    )
 
 
 def _columns(name: str) -> str:
@@ -139,12 +156,6 @@ def _dataset(table: Folder) -> Any:
         raise NoLake(f"The Delta table {table} cannot be read: {_line(error)}") from error
     if problem := refusal_of(str(table), found.metadata().configuration):
         raise NoLake(problem)
-    wanted = NEEDED.get(table.name)
-    if wanted is not None and wanted not in dataset.schema.names:
-        raise NoLake(
-            f"The Delta table {table} was written by an earlier version, without the column "
-            f"{wanted!r}: start the engine on this home once, and it is added"
-        )
     return dataset
 
 

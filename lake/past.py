@@ -56,8 +56,8 @@ WHERE broker = $broker AND step <= $step AND step >= (
 GROUP BY page
 """
 _VALUES = """
-SELECT page, step, value, {refs} FROM snapshots
-WHERE broker = $broker AND (value IS NOT NULL OR {refs} IS NOT NULL)
+SELECT page, step, value, refs FROM snapshots
+WHERE broker = $broker AND (value IS NOT NULL OR refs IS NOT NULL)
   AND step BETWEEN $first AND $last
 """
 
@@ -211,9 +211,7 @@ def _read(
 ) -> None:  # fmt: skip
     """The newest value of each page in snapshots of these steps, up to a step per page. No value
     for a page that is only a reference there."""
-    columns = [name for name, *_ in lake.execute("SELECT * FROM snapshots LIMIT 0").description]
-    values = _VALUES.format(refs="refs" if "refs" in columns else "NULL")  # version 2 has none
-    rows = lake.execute(values, {"broker": broker, "first": steps[0], "last": steps[1]})
+    rows = lake.execute(_VALUES, {"broker": broker, "first": steps[0], "last": steps[1]})
     while some := rows.fetchmany(TOGETHER):
         for page, step, value, refs in some:
             if found.get(page, (-1,))[0] < step <= wanted.get(page, -1):

@@ -1,8 +1,8 @@
 """The columns of the Delta tables, and their version in the properties of each table (R1).
 
-1: tables without the property; the engine adds missing columns. 2: the first with the property. 3:
-adds `date`, which partitions tables created with it, and `refs` in `snapshots`. 4: adds `topic_id`
-in `messages` and `commands`.
+1: tables without the property. 2: the first with the property. 3: tables are partitioned by `date`.
+4: adds `topic_id` in `messages` and `commands`. The engine adds columns that a table of version 3
+lacks; the lake reads older ones too.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Mapping
 
 SCHEMA = "lakequeue.schema"
 SCHEMA_VERSION = 4
+PARTITIONED_SINCE = 3
 CRC_MODULUS = 1 << 62  # of the sum over the pages of a snapshot
 
 MESSAGES, JOURNAL = "messages", "journal"

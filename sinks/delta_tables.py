@@ -6,7 +6,7 @@ write there.
 
 A table is partitioned by `date`, the day of its rows. So upkeep joins the files of one day, and
 retention deletes whole files instead of rewriting them. Delta cannot partition an existing table,
-so older ones stay as they are.
+so one from before version 3 is refused.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from ..protocol.table_format import (
     DATE,
     JOURNAL,
     MESSAGES,
+    PARTITIONED_SINCE,
     SCHEMA,
     SCHEMA_VERSION,
     SNAPSHOTS,
@@ -53,7 +54,7 @@ def create_tables(
     spark: SparkSession, folder: Folder | str, names: Iterable[str] = (MESSAGES, JOURNAL)
 ) -> None:
     """Create tables that do not exist, and add the columns that older ones lack; their rows have no
-    value there. Raises LakequeueError for a table of a later version."""
+    value there. Raises LakequeueError for a table of a later version, or without partitions."""
     for name in names:
         table = f"delta.`{folder}/{name}`"
         _forget_half_made(spark, f"{folder}/{name}")
@@ -67,6 +68,12 @@ def create_tables(
         said = {row.key: row.value for row in spark.sql(f"SHOW TBLPROPERTIES {table}").collect()}
         if problem := refusal_of(f"{folder}/{name}", said):
             raise LakequeueError(problem)
+        if int(said.get(SCHEMA, 1)) < PARTITIONED_SINCE:
+            raise LakequeueError(
+                f"The Delta table {folder}/{name} is of an earlier version and not partitioned by "
+                "date: move the folder of the tables away, and new ones are made. The queues do "
+                "not need the old ones"
+            )
         there = spark.read.format("delta").load(f"{folder}/{name}").columns
         wanted = spark.createDataFrame([], COLUMNS[name]).schema
         lacks = [c for c in wanted if c.name not in there]

@@ -45,7 +45,7 @@ Stored = dict[PartitionId, tuple[int, int]]
 class TableBatch:
     """Writes the files of one batch. Spark calls it in a Python worker.
 
-    tables: the folder of the tables. by_day: the tables whose files are partitioned by day.
+    tables: the folder of the tables.
     history: False writes `messages` and `journal`, True writes `commands` and `steps`.
     last: broker and VPN → (step, part) that `journal` has last. stored: see `TopicsRead.stored`.
     kafka, ranges, ids: how to reach Kafka, what to read, and the ids of the topics.
@@ -56,7 +56,6 @@ class TableBatch:
     """
 
     tables: str
-    by_day: frozenset[str]
     now_s: float
     history: bool = False
     last: Last = field(default_factory=dict)
@@ -77,7 +76,7 @@ class TableBatch:
 
     def write(self, batches: Iterable[pa.RecordBatch]) -> list[tuple[str, str]]:
         """Write the files of these records (`RECORDS`). If that fails, no file is left."""
-        files = TableFiles(folder(self.tables), self.by_day, self.now_s)
+        files = TableFiles(folder(self.tables), self.now_s)
         read = 0
         try:
             for batch in batches:

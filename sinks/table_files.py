@@ -50,12 +50,11 @@ _PAGE_ROWS = 64  # the page's size is checked after so many rows, since payloads
 class TableFiles:
     """The files of one batch, one for each table and day.
 
-    tables: the folder of the tables. partitioned: the tables that are partitioned by day; in the
-    files of all others the day is a column.
+    tables: the folder of the tables.
     """
 
-    def __init__(self, tables: Folder, partitioned: frozenset[str], now_s: float) -> None:
-        self._tables, self._partitioned = tables, partitioned
+    def __init__(self, tables: Folder, now_s: float) -> None:
+        self._tables = tables
         self._today = int(now_s // DAY_S)
         self._files: dict[tuple[str, int], _OneFile] = {}
 
@@ -84,22 +83,20 @@ class TableFiles:
     def _file(self, table: str, day: int) -> _OneFile:
         if (table, day) not in self._files:
             date_of = _EPOCH + timedelta(days=day)
-            made = _OneFile(self._tables / table, table, date_of, table in self._partitioned)
-            self._files[table, day] = made
+            self._files[table, day] = _OneFile(self._tables / table, table, date_of)
         return self._files[table, day]
 
 
 class _OneFile:
-    """A file of one table and day. by_day: the table is partitioned."""
+    """A file of one table and day."""
 
-    def __init__(self, place: Folder, table: str, day: date, by_day: bool) -> None:
-        folder = f"{DATE}={day}/" if by_day else ""
-        self._name = f"{folder}part-00000-{uuid.uuid4()}.c000.snappy.parquet"
+    def __init__(self, place: Folder, table: str, day: date) -> None:
+        self._name = f"{DATE}={day}/part-00000-{uuid.uuid4()}.c000.snappy.parquet"
         self._local = place / self._name if isinstance(place, Path) else None
         if self._local is not None:
             self._local.parent.mkdir(parents=True, exist_ok=True)
         self._system = files_of(place)
-        self._table, self._day, self._by_day = table, day, by_day
+        self._table, self._day = table, day
         self._figures = _Figures(SKIPPING[table].split(","))
         self._waiting: list[pa.Table] = []
         self._bytes = 0
@@ -117,9 +114,6 @@ class _OneFile:
         rows = pa.concat_tables(self._waiting)
         self._waiting, self._bytes = [], 0
         self._figures.add(rows)
-        if not self._by_day:
-            days = pa.repeat(pa.scalar(self._day, pa.date32()), len(rows))
-            rows = rows.append_column(DATE, days)
         if self._writer is None:
             self._writer = pq.ParquetWriter(
                 self._name, rows.schema, filesystem=self._system, compression="snappy",
@@ -152,7 +146,7 @@ class _OneFile:
         self._sync()
         return {
             "path": self._name,
-            "partitionValues": {DATE: str(self._day)} if self._by_day else {},
+            "partitionValues": {DATE: str(self._day)},
             "size": self._system.get_file_info(self._name).size,
             "modificationTime": round(time.time() * 1000),
             "dataChange": True,

@@ -34,7 +34,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 from ..protocol.folders import Folder, folder
-from ..protocol.table_format import COMMANDS, DATE, JOURNAL, MESSAGES, SNAPSHOTS, STEPS
+from ..protocol.table_format import COMMANDS, JOURNAL, MESSAGES, SNAPSHOTS, STEPS
 from ..sources.offset_ranges import scan_of
 from .delta_tables import create_tables, stored_rows
 from .table_batch import TableBatch
@@ -76,9 +76,8 @@ class TableWriter:
         scan = scan_of(self._spark, self._query)
         ranges = self._topics.plan(scan)
         takes_files = {name: table.takes_files() for name, table in self._tables.items()}
-        by_day = (n for n, table in self._tables.items() if takes_files[n] and table.is_by_day())
         work = TableBatch(
-            self._folder, frozenset(by_day), time.time(), self._history, dict(self._last),
+            self._folder, time.time(), self._history, dict(self._last),
             self._topics.may_be_stored(ranges), self._kafka, ranges, self._topics.ids,
             {key: value for key, value in os.environ.items() if key.startswith(STORE_PREFIX)},
         )  # fmt: skip
@@ -145,11 +144,6 @@ class _FilesTable:
         protocol = self._log.unsafeVolatileSnapshot().protocol()
         return bool(protocol.minWriterVersion() <= WRITER_VERSION)
 
-    def is_by_day(self) -> bool:
-        """Whether the table is partitioned by day."""
-        columns = self._log.unsafeVolatileSnapshot().metadata().partitionColumns()
-        return bool(columns.contains(DATE))
-
     def commit(self, files: Iterable[dict[str, Any]]) -> None:
         """Add files. Each has the fields of an `add` action of Delta's protocol."""
         actions = self._jvm.java.util.ArrayList()
@@ -165,7 +159,7 @@ class _FilesTable:
         if not paths:
             return
         try:
-            rows = self._spark.read.parquet(*paths)
+            rows = self._spark.read.option("basePath", self._place).parquet(*paths)
             rows.coalesce(1).write.format("delta").mode("append").save(self._place)
         finally:
             for path in paths:

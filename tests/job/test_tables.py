@@ -19,6 +19,7 @@ from job.crafted import NoUtf8
 from job.processes import until
 from kafka import KafkaProducer
 from lake.agreement import lifecycle_adds_up, queued_agrees, rows
+from lakequeue import LakequeueError
 from lakequeue.lake import TABLES, NoLake, create_views, open_lake, read_columns, trace
 from lakequeue.lake.past import as_of, brokers
 from lakequeue.lake.queries_at import admin_of
@@ -29,11 +30,9 @@ from lakequeue.protocol.table_format import (
     COLUMNS,
     MESSAGES,
     NO_RUN,
-    REFS,
     ROWS,
     SCHEMA,
     SCHEMA_VERSION,
-    SNAPSHOTS,
 )
 from lakequeue.protocol.wire import STEP
 from lakequeue.sinks.delta_tables import DAYS_BACK, append, create_tables
@@ -414,37 +413,30 @@ def test_R1_tables_are_partitioned_by_date(job: Job, tmp_path: Path) -> None:
 
 
 @in_real_time
-def test_R1_tables_of_earlier_versions_are_written_on(job: Job, tmp_path: Path) -> None:
-    """Version 2: its rows stay, without a date; new ones have one."""
+def test_R1_a_table_of_version_3_gets_the_columns_that_it_lacks(job: Job, tmp_path: Path) -> None:
+    """Its rows have no value there."""
+    session = SparkSession.builder.getOrCreate()
+    place = f"delta.`{tmp_path}/messages`"
+    older = COLUMNS[MESSAGES].replace(", topic_id STRING", "")
+    session.sql(f"CREATE TABLE {place} ({older}) USING delta PARTITIONED BY (date) "
+                f"TBLPROPERTIES ('{SCHEMA}' = '3')")  # fmt: skip
+    session.sql(f"INSERT INTO {place} (topic, `offset`, date) VALUES ('old', 1, DATE'2026-01-01')")
+    create_tables(session, tmp_path, [MESSAGES])
+    put(session, tmp_path, 2, 0)
+    rows = session.sql(f"SELECT `offset`, topic_id FROM {place} ORDER BY `offset`").collect()
+    assert [tuple(row) for row in rows] == [(1, None), (2, None)]
+    said = {r.key: r.value for r in session.sql(f"SHOW TBLPROPERTIES {place}").collect()}
+    assert said[SCHEMA] == str(SCHEMA_VERSION)
+
+
+@in_real_time
+def test_R1_a_table_that_is_not_by_date_is_refused(job: Job, tmp_path: Path) -> None:
     session = SparkSession.builder.getOrCreate()
     place = f"delta.`{tmp_path}/messages`"
     session.sql(f"CREATE TABLE {place} ({ROWS[MESSAGES]}) USING delta "
                 f"TBLPROPERTIES ('{SCHEMA}' = '2')")  # fmt: skip
-    session.sql(f"INSERT INTO {place} (topic, `offset`) VALUES ('old', 1)")
-    create_tables(session, tmp_path, [MESSAGES])
-    put(session, tmp_path, 2, 0, 1)
-    rows = session.sql(f"SELECT `offset`, date FROM {place} ORDER BY `offset`").collect()
-    today = datetime.now(UTC).date()
-    assert [tuple(row) for row in rows] == [(1, None), (2, today), (3, today - timedelta(days=1))]
-    assert all(path.parent == tmp_path / MESSAGES for path in data_files(tmp_path / MESSAGES))
-    said = {r.key: r.value for r in session.sql(f"SHOW TBLPROPERTIES {place}").collect()}
-    assert said[SCHEMA] == str(SCHEMA_VERSION)
-    Upkeep(session, tmp_path, Rules())._tidy(MESSAGES)
-    assert len(data_files(tmp_path / MESSAGES)) == 1
-    place = f"delta.`{tmp_path}/{SNAPSHOTS}`"
-    session.sql(f"CREATE TABLE {place} ({ROWS[SNAPSHOTS].replace(f', refs {REFS}', '')}) "
-                f"USING delta TBLPROPERTIES ('{SCHEMA}' = '2')")  # fmt: skip
-    create_tables(session, tmp_path, [SNAPSHOTS])
-    wanted = session.createDataFrame([], ROWS[SNAPSHOTS]).schema["refs"]
-    assert session.table(place).schema["refs"] == wanted
-    place = f"delta.`{tmp_path}/journal`"  # one that lacks columns gets them
-    session.sql(f"CREATE TABLE {place} (broker STRING, step LONG, vpn STRING) USING delta")
-    session.sql(f"INSERT INTO {place} VALUES ('b', 1, 'v')")
-    for _ in range(2):
-        create_tables(session, tmp_path)
-        (row,) = session.sql(f"SELECT * FROM {place}").collect()
-        assert (row.broker, row.step, row.vpn, row.line, row.until) == ("b", 1, "v", None, None)
-        assert {"queue", "deliveries", "time", "partition", "offset"} <= set(row.asDict())
+    with pytest.raises(LakequeueError, match="messages is of an earlier version and not part"):
+        create_tables(session, tmp_path, [MESSAGES])
 
 
 def put_records(producer: KafkaProducer, vpn: str, step: int) -> None:

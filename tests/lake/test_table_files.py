@@ -26,7 +26,6 @@ from lakequeue.sinks.table_batch import TableBatch, message_rows
 from lakequeue.sinks.table_files import TableFiles
 
 NOW = datetime(2026, 3, 5, 12, tzinfo=UTC)
-BOTH = frozenset({"messages", "journal"})
 
 
 def message(offset: int, value: bytes | None, run: int | None = None, **more: Any) -> dict:
@@ -46,13 +45,11 @@ def batch(*rows: dict) -> pa.RecordBatch:
 
 
 def written(
-    home: Path, *batches: pa.RecordBatch, by_day: frozenset[str] = BOTH,
+    home: Path, *batches: pa.RecordBatch,
     last: dict | None = None, stored: dict | None = None,
 ) -> list[tuple[str, Any]]:  # fmt: skip
     """What the worker says of these batches."""
-    work = TableBatch(
-        str(home / "tables"), by_day, NOW.timestamp(), last=last or {}, stored=stored or {}
-    )
+    work = TableBatch(str(home / "tables"), NOW.timestamp(), last=last or {}, stored=stored or {})
     return [(table, json.loads(said)) for table, said in work.write(batches)]
 
 
@@ -128,7 +125,7 @@ def test_the_figures_of_a_long_text_are_short_and_true(tmp_path: Path) -> None:
 
 
 def test_a_time_that_nobody_can_write_down_is_left_out_of_the_figures(tmp_path: Path) -> None:
-    files = TableFiles(tmp_path, BOTH, NOW.timestamp())
+    files = TableFiles(tmp_path, NOW.timestamp())
     times = pa.array([(1 << 63) - 1, -(1 << 62), None], pa.int64()).cast(
         MESSAGES.field("time").type
     )
@@ -277,11 +274,6 @@ def test_the_rows_of_a_day_stand_in_its_file(tmp_path: Path) -> None:
     by_day = {file["partitionValues"]["date"]: file for _, file in written(tmp_path, rows)[:-1]}
     assert sorted(by_day) == ["2026-03-03", "2026-03-04", "2026-03-05", "2026-03-06"]
     assert json.loads(by_day["2026-03-06"]["stats"])["numRecords"] == 3
-    older = written(tmp_path, rows, by_day=frozenset())[:-1]
-    assert [file["partitionValues"] for _, file in older] == [{}] * 4
-    place = tmp_path / "tables" / "messages"
-    days = [d for _, file in older for d in pq.read_table(place / file["path"])["date"].to_pylist()]
-    assert [day.day for day in days] == [3, 4, 5, 6, 6, 6]
 
 
 def test_a_batch_that_fails_leaves_no_files(tmp_path: Path) -> None:
@@ -289,7 +281,7 @@ def test_a_batch_that_fails_leaves_no_files(tmp_path: Path) -> None:
         yield batch(message(1, b"one"), record(1))
         raise OSError("Kafka is away")
 
-    work = TableBatch(str(tmp_path / "tables"), BOTH, NOW.timestamp())
+    work = TableBatch(str(tmp_path / "tables"), NOW.timestamp())
     with pytest.raises(OSError, match="Kafka is away"):
         work.write(broken())
     assert [p for p in (tmp_path / "tables").rglob("*") if p.is_file()] == []
@@ -351,9 +343,8 @@ def test_commands_and_steps_are_rows_of_their_own_tables(tmp_path: Path) -> None
         {**common, "topic": "b.steps", "offset": 1, "value": step},
         {**common, "topic": "b.steps", "offset": 2, "value": b"nonsense"},
     )  # fmt: skip
-    by_day = frozenset({"commands", "steps"})
     stored = {("default.commands", 0): (1, 1 << 62)}
-    work = TableBatch(str(tmp_path), by_day, NOW.timestamp(), history=True, stored=stored)
+    work = TableBatch(str(tmp_path), NOW.timestamp(), history=True, stored=stored)
     files = dict(work.write([rows]))
     read, _ = json.loads(files.pop(""))
     assert (read, sorted(files)) == (5, ["commands", "steps"])
