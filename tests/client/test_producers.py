@@ -11,7 +11,7 @@ import lakequeue
 import pytest
 from client.threaded import connect, engine, wait_for
 from lakequeue.client.producer.producer import Producer
-from lakequeue.protocol import NotConnected, Timeout, WindowFull
+from lakequeue.protocol import ConfigError, NotConnected, Timeout, WindowFull
 from rules.harness import Bench, drain
 
 ORDERS = {"name": "orders", "message_type": "json", "max_per_subscription_backlog": 1000}
@@ -209,3 +209,9 @@ def test_P7_defaults_and_overrides(bench: Bench) -> None:
         producer.send_async("short", b"{}", ack_immediately=True),
     ]
     assert [f.result(5).message_id is None for f in futures] == [True, False]
+
+
+@pytest.mark.parametrize("wrong", ["0s", "soon"])
+def test_P2_pub_ack_time_is_positive(bench: Bench, wrong: Any) -> None:
+    with pytest.raises(ConfigError, match="pub_ack_time: "):
+        bench.connection.producer(pub_ack_time=wrong)

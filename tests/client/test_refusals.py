@@ -178,3 +178,11 @@ def test_S4_another_queue_may_have_taken_it(empty: Bench) -> None:
     empty.admin.shutdown("shut", ingress=True)
     receipt = empty.producer.send("both", b"{}")
     assert (receipt.discarded, receipt.queue, receipt.message_id) == (True, "shut", "1")
+
+
+def test_S4_S6_without_a_queue_too() -> None:
+    bench = Bench(config={"system": {"on_no_match": "discard"}})
+    receipt = bench.producer.send("nowhere", b"{}")
+    assert (receipt.discarded, receipt.reason, receipt.queue) == (
+        True, "no_matching_destination", None,
+    )  # fmt: skip

@@ -231,7 +231,7 @@ def test_steps_that_can_hardly_be_taken_again_are_saved_at_once(
 def test_a_kafka_that_went_back_in_time_is_refused(make: Callable[..., Broker]) -> None:
     with pytest.raises(Refused, match=r"partition 3 of topic 'orders'.*--accept-other-kafka"):
         make(went_back=True)
-    make(went_back=True, accepts_other_kafka=True).batch(attach=False)
+    make(went_back=True, accepts_other_kafka=True, batch_s=0.1).batch(attach=False)
 
 
 def test_a_fenced_worker_has_no_mark(make: Callable[..., Broker]) -> None:

@@ -20,7 +20,7 @@ from lakequeue.protocol.errors import LakequeueError
 from lakequeue.sources.live import own_places
 from lakequeue.streaming import EmbeddedKafka, Engine
 from lakequeue.streaming import restarts as supervision
-from lakequeue.streaming.broker_query import FAILED, RUNNING, BrokerQuery, query_name
+from lakequeue.streaming.broker_query import FAILED, RUNNING, BrokerQuery, broker_of, query_name
 from lakequeue.streaming.brokers.change_requests import ChangeRequests, await_partition
 from lakequeue.streaming.home.home_folder import HomeFolder
 from lakequeue.streaming.kafka.topics_admin import ensure_topics
@@ -382,3 +382,11 @@ def test_a_wish_is_answered_under_its_key() -> None:
     wishes.read(b"wish/d", None)
     assert len(answers) == 3
     assert added == ["c-west"]
+
+
+def test_whose_query_it_is() -> None:
+    brokers = {name: BrokerQuery(name, i) for i, name in enumerate("ab")}
+    assert [broker_of(query_name(b, False), brokers) for b in "ab"] == ["a", "b"]
+    assert broker_of(query_name("a", True), {"a": brokers["a"]}) == "a"
+    assert broker_of("lakequeue-tables", brokers) is None
+    assert broker_of("lakequeue:gone", brokers) is None

@@ -90,3 +90,16 @@ def test_C7_rejected_without_a_dead_message_queue_is_discarded(bench: Bench) -> 
     consumer.receive(timeout=0).reject(reason="no such customer")
     assert bench.seen()["depth"] == 0
     assert drain(consumer) == []
+
+
+def test_C4_the_iterator_hands_over_what_is_there(bench: Bench) -> None:
+    consumer = bench.consumer(ack_mode="auto")
+    if not hasattr(consumer, "__iter__"):
+        pytest.skip("the naive model has no iterator")
+    sent = [bench.send({"n": n}) for n in range(3)]
+    got = []
+    for message in consumer:
+        got.append(message.id)
+        if len(got) == 3:
+            break
+    assert got == sent

@@ -380,3 +380,16 @@ def test_S7_a_state_that_was_loaded_again_is_the_same() -> None:
     steps.run([define(priority="/p", **WIDE)], [("orders", body(p=p)) for p in (1, 9)])
     again = Steps(DictStore(steps.marked()))
     assert delivered(again.run([subscribe("a")])) == [2, 1]
+
+
+def test_L9_early_acks_are_all_kept_or_counted() -> None:
+    """Beyond 10,000 ranges they vanished, and nobody was told."""
+    steps = Steps()
+    steps.run([define(), subscribe("a", 1)])
+    text = ",".join(str(n) for n in range(2, 2 * 12_000 + 1, 2))
+    steps.run([c.Ack(queue="orders", subscription="a", ids=text, reply=REPLY)])
+    for _ in range(5):
+        steps.run(publishes=[("orders", b"{}")] * 4_800)
+    seen = described(steps)
+    assert seen["acknowledged"] + seen["ack_ignored"] == 12_000
+    assert seen["depth"] + seen["acknowledged"] == 24_000

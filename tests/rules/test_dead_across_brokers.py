@@ -260,3 +260,18 @@ def slow_and_mortal(seed: int, monkeypatch: pytest.MonkeyPatch) -> tuple[Fate, S
     slow = Slow(fate)
     slow.engine.slow()
     return fate, slow
+
+
+def test_X5_they_wait_for_room_on_the_other_broker_in_their_order() -> None:
+    one = spread()
+    system = c.encode_command(c.Configure(system={"max_spool_usage": 4}))
+    one.engine.instruct("default", system, "b")
+    for n in range(4):
+        one.send("a", "q", b"%d%d" % (n, n))
+    reject_all(one, "q")
+    assert (one.bodies("dmq"), waiting(one)) == ([b"00", b"11"], [b"22", b"33"])
+    reader = one.at["b"].consumer("dmq", max_backlog=1, ack_mode="individual")
+    drain(reader)[0].ack()
+    one.engine.advance("10s")
+    assert (one.bodies("dmq"), waiting(one)) == ([b"11", b"22"], [b"33"])
+    assert counters(one, "q")["dead_lettered"] == 4

@@ -394,3 +394,26 @@ def test_Q7_a_file_that_is_missing(tmp_path: Path) -> None:
     (tmp_path / "latin.yaml").write_bytes(b"a: \xff")
     with pytest.raises(ConfigError, match="cannot be read"):
         load(tmp_path / "latin.yaml")
+
+
+@pytest.mark.parametrize(
+    ("keys", "changes"),
+    [
+        ({}, {"underlying_topic": "other"}),
+        ({"max_ttl": "5s"}, {"max_ttl": "9s"}),
+        ({}, {"semantics": "at-most-once"}),
+        ({"max_ttl": "5s"}, {"max_ttl": None}),
+        ({"max_ttl": "5s", "expiration": "5s"}, {"max_ttl": "9s"}),
+        ({"max_ttl": "5s", "expiration": "9s"}, {"max_ttl": None}),
+        ({}, {"topic": "orders", "max_backlog": 5}),
+    ],
+)
+def test_Q9_what_follows_from_a_key_follows_from_its_new_value(
+    keys: dict[str, Any], changes: dict[str, Any]
+) -> None:
+    over = defined_over(define(**keys), {"name": "orders", **changes})
+    named = {"name": "orders", "message_type": "json", **keys, **changes}
+    if "topic" in changes:
+        over = defined_over(define(**keys), changes)
+        named.pop("name")
+    assert parse_definition(over) == parse_definition(named)
