@@ -53,7 +53,7 @@ queues:
   - {name: deep, message_type: text, max_per_subscription_backlog: 500}
 """
 SETTINGS = (
-    "--set", "lakequeue.batch_s=3", "--set", "lakequeue.upkeep_hours=0.003",
+    "--set", "lakequeue.batch_s=3", "--set", "lakequeue.upkeep_hours=0.01",
     "--set", "lakequeue.retention_days=1",
 )  # fmt: skip
 

@@ -21,9 +21,9 @@ Then the same home says an alert, captures a topic, and ends while its Kafka han
 made and moved with the commands of the page, goes on where it stopped.
 
 How many die: 4 here by default. With those of the other tests `make test` kills or freezes 17
-times: 3 + 1 in `tests/loop/test_on_kafka.py`, 8 in `test_away.py`, and Kafka once more here; and
-brokers of several, in `test_live_brokers.py`. `make soak` does as many as `LAKEQUEUE_CHAOS_DEATHS`
-says, of a seed of its own (`LAKEQUEUE_CHAOS_SEED`).
+times: 3 + 1 in `tests/loop/test_on_kafka.py`, 4 in `test_away.py`, 4 in `test_kafka_of_three.py`,
+and Kafka once more here; and brokers of several, in `test_live_brokers.py`. `make soak` does as
+many as `LAKEQUEUE_CHAOS_DEATHS` says, of a seed of its own (`LAKEQUEUE_CHAOS_SEED`).
 """
 
 from __future__ import annotations

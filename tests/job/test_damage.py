@@ -1,6 +1,7 @@
 """A power loss and a clean-up (R1): what an engine finds damaged at its start, it goes on with.
 And where checkpoint and log of steps are gone (R3): a home is made of the tables, and the same
-clients go on. On the way: what was moved, edited and replayed there (R4, R6)."""
+clients go on. On the way: what was moved, edited and replayed there (R4, R6). At last its Kafka is
+another one: a Kafka is not its address. Each test leaves its engine to the next one."""
 
 from __future__ import annotations
 
@@ -14,6 +15,7 @@ from typing import Any
 import duckdb
 import lakequeue
 import pytest
+from confluent_kafka import Producer
 from job.processes import EngineProcess, until
 from kafka import KafkaAdminClient
 from lakequeue.lake import NoLake, open_lake, read_columns
@@ -22,6 +24,7 @@ from lakequeue.lake.queries_at import admin_of
 from lakequeue.lake.rebuilding import rebuild
 from lakequeue.sinks.table_damage import damage
 from lakequeue.streaming import EmbeddedKafka
+from lakequeue.streaming.kafka.topics_admin import ensure_topics
 from lakequeue.streaming.tables.table_repair import repair
 
 pytestmark = pytest.mark.job
@@ -29,6 +32,7 @@ pytestmark = pytest.mark.job
 CONFIG = """queues:
   - {name: orders, message_type: text, max_per_subscription_backlog: 50}
   - {name: others, message_type: text}
+  - {name: plain, message_type: text, underlying_topic: t, max_per_subscription_backlog: 100}
 """
 SETTINGS = (
     "--set", "lakequeue.batch_s=3", "--set", "lakequeue.history_interval_s=3",
@@ -40,34 +44,47 @@ COUNT = 40
 class Place:
     """Where the engines of this file live, one after the other."""
 
-    def __init__(self, kafka: EmbeddedKafka, folder: Path) -> None:
-        self.address, self.folder = kafka.bootstrap_servers, folder
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.kafka = folder, EmbeddedKafka(folder / "kafka").start()
         (folder / "queues.yaml").write_text(CONFIG)
         self.engines: list[EngineProcess] = []
+        ensure_topics(self.address, [], ["t"])
+
+    @property
+    def address(self) -> str:
+        return self.kafka.bootstrap_servers
+
+    def another_kafka(self) -> None:
+        """At the same address."""
+        self.kafka.stop()
+        shutil.rmtree(self.folder / "kafka")
+        self.kafka = EmbeddedKafka(self.folder / "kafka", port=self.kafka.port).start()
+        ensure_topics(self.address, [], ["t"])
 
     @property
     def url(self) -> str:
         return f"kafka://{self.address}"
 
-    def start(self, name: str) -> EngineProcess:
+    def start(self, name: str, *more: str) -> EngineProcess:
         config, home = self.folder / "queues.yaml", self.folder / name
-        self.engines.append(EngineProcess(self.address, home, config, *SETTINGS))
-        return self.engines[-1].wait_ready()
+        self.engines.append(EngineProcess(self.address, home, config, *SETTINGS, *more))
+        return self.engines[-1]
 
     def running(self) -> EngineProcess:
         """The one that the test before left to this one; else one that is started."""
         left = [engine for engine in self.engines if engine.process.poll() is None]
-        return left[-1] if left else self.start("old")
+        return left[-1] if left else self.start("old").wait_ready()
 
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
-    folder = tmp_path_factory.mktemp("damage")
-    with EmbeddedKafka(folder / "kafka") as kafka:
-        place = Place(kafka, folder)
+    place = Place(tmp_path_factory.mktemp("damage"))
+    try:
         yield place
+    finally:
         for engine in place.engines:
             engine.kill()
+        place.kafka.stop()
 
 
 def send(place: Place, *payloads: str) -> None:
@@ -81,9 +98,9 @@ def payloads(home: Path) -> list[bytes]:
     return sorted(row["payload"] for row in rows if row["topic"] == "default.publish")
 
 
-def stopped(place: Place) -> list[dict[str, Any]]:
+def told(place: Place, event: str) -> list[dict[str, Any]]:
     with lakequeue.connect(place.url) as connection:
-        return [e for e in connection.admin().events() if e["event"] == "tables_stopped"]
+        return [e for e in connection.admin().events() if e["event"] == event]
 
 
 def snapshots(home: Path) -> int:
@@ -120,7 +137,7 @@ def test_R1_a_start_on_damage(place: Place) -> None:
     assert "commits/" in engine.errors()
     assert "goes back to its newest whole batch" in engine.errors()
     send(place, "3")
-    why = until(lambda: stopped(place), 60, "it is told")[0]["why"]
+    why = until(lambda: told(place, "tables_stopped"), 60, "it is told")[0]["why"]
     assert lost.name in why
     assert "run `lakequeue tables --repair`" in why
     assert engine.terminate() == 0
@@ -171,7 +188,7 @@ def test_R3_the_same_clients_go_on_with_a_home_made_of_the_tables(place: Place) 
             forget(engine.home, place.address)
             (made,) = rebuild(engine.home, new)
             assert made.messages == COUNT - 10
-            place.start("new")
+            place.start("new").wait_ready()
 
         replays(connection.admin(), new, goes_on(connection, engine.home, lose))
 
@@ -226,3 +243,53 @@ def replays(admin: Any, home: Path, ids: list[int]) -> None:
     assert admin.replay("orders", **again).count == 10
     found = [m.headers["lq-replay-of"] for m in admin.browse("orders")]
     assert sorted(map(int, found)) == ids[:10]
+
+
+def write(place: Place, *values: str) -> None:
+    """As any program does, to the topic that a queue captures."""
+    producer = Producer({"bootstrap.servers": place.address})
+    for value in values:
+        producer.produce("t", value)
+    assert producer.flush(30) == 0
+
+
+def taken(place: Place, count: int) -> list[str]:
+    """So many messages, acknowledged; and what comes at once behind them."""
+    found: list[str] = []
+    with (
+        lakequeue.connect(place.url) as connection,
+        connection.consumer("plain", ack_mode="individual", max_backlog=100) as consumer,
+    ):
+        end = time.monotonic() + 60
+        while time.monotonic() < end:
+            got = consumer.receive_many(100, 1.0)
+            for message in got:
+                found.append(message.payload.decode())
+                message.ack()
+            if not got and len(found) >= count:
+                break
+    return found
+
+
+def test_another_kafka_is_refused_and_may_be_accepted(place: Place) -> None:
+    """And is this home's from then on: `tests/platform/test_home.py`."""
+    engine, before = place.running(), len(told(place, "topic_made_anew"))
+    write(place, *(f"old{n}" for n in range(30)))
+    assert len(taken(place, 30)) == 30
+    write(place, "kept")
+    with lakequeue.connect(place.url) as connection:
+        admin = connection.admin()
+        until(lambda: admin.describe("plain")["depth"] == 1, 30, "it is stored")
+        # What no snapshot has stands in the log of steps, which goes with the old Kafka.
+        batch = admin.brokers()[0]["batch"] or 0
+        until(lambda: (admin.brokers()[0]["batch"] or 0) >= batch + 2, 120, "a snapshot has it")
+    assert engine.terminate() == 0
+    place.another_kafka()
+    refused = place.start(engine.home.name)
+    assert refused.process.wait(120) != 0
+    assert "was on the Kafka cluster" in refused.errors()
+    assert "--accept-other-kafka" in refused.errors()
+    write(place, *(f"new{n}" for n in range(30)))
+    place.start(engine.home.name, "--accept-other-kafka").wait_ready()
+    assert sorted(taken(place, 31)) == sorted(["kept", *(f"new{n}" for n in range(30))])
+    assert len(told(place, "topic_made_anew")) > before
