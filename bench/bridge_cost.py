@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 from ..mesh.bridges.bridged_broker import BridgedBroker
@@ -18,7 +19,9 @@ FAR = "kafka://far:9092"
 _WARM = 20  # rounds before it counts: what is looked up once
 
 
-def run(messages: int, batch: int, destinations: int) -> list[dict[str, Any]]:
+def run(
+    messages: int, batch: int, destinations: int, say: Callable[[str], None]
+) -> list[dict[str, Any]]:
     """µs of CPU per message at each end, from its publish to the receipt at the near end."""
     _way(_WARM * batch, batch, destinations)
     given = {"messages": messages, "batch": batch, "destinations": destinations}

@@ -20,7 +20,13 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from celery import Celery
+
+from ..protocol.errors import LakequeueError
+
+try:
+    from celery import Celery
+except ImportError as error:
+    raise LakequeueError(f"Celery is missing: install the extra `celery` ({error})") from error
 
 from ..streaming.kafka.embedded_kafka import free_port
 from ..tasks.alias import register

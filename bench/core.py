@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 from ..protocol import commands as c
@@ -45,7 +46,7 @@ _NOTHING = Records()
 _CLOCK_LOOKS = 1_000
 
 
-def run(messages: int, batch: int) -> list[dict[str, Any]]:
+def run(messages: int, batch: int, say: Callable[[str], None]) -> list[dict[str, Any]]:
     """µs of CPU per message in each part of its life."""
     _life(batch * min(_WARM, -(-messages // batch)), batch)
     # The first journal imports what it is written with, once.

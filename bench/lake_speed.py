@@ -40,8 +40,8 @@ SOON = {"lakequeue.history_interval_s": "15", "lakequeue.snapshots_interval_s": 
 WITHOUT = {"lakequeue.tables_interval_s": "0"}
 
 
-def run(messages: int, queued_over: int, say: Say) -> list[dict[str, Any]]:
-    """One row. queued_over: messages in the journal that `queued` is asked over."""
+def run(messages: int, queued: int, say: Say) -> list[dict[str, Any]]:
+    """One row. queued: messages in the journal that `queued` is asked over."""
     first, _ = _with(messages, say)
     say("without the tables")
     with running(say, settings=WITHOUT, trigger="real-time") as engine:
@@ -49,13 +49,13 @@ def run(messages: int, queued_over: int, say: Say) -> list[dict[str, Any]]:
     second, found = _with(messages, say)
     best = max(first, second)
     found |= _stored(messages, say)
-    say(f"queued over {queued_over:,} messages")
-    queued = asked_once("queued", queued_over)
+    say(f"queued over {queued:,} messages")
+    asked = asked_once("queued", queued)
     return [{
         "messages": messages, "with_msgs_s": best, "without_msgs_s": without,
         "ratio": best / without, "without_cpu_us_per_msg": without_cpu_us, **found,
-        "queued_over": queued_over, "queued_s": queued["seconds"],
-        "queued_cpu_s": queued["cpu_seconds"],
+        "queued_over": queued, "queued_s": asked["seconds"],
+        "queued_cpu_s": asked["cpu_seconds"],
     }]  # fmt: skip
 
 

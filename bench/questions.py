@@ -34,7 +34,7 @@ QUESTIONS = {
 }
 
 
-def run(messages: int) -> list[dict[str, Any]]:
+def run(messages: int, say: Callable[[str], None]) -> list[dict[str, Any]]:
     """A row for each question."""
     with tempfile.TemporaryDirectory(prefix="lakequeue-") as folder:
         home = Path(folder)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 from collections.abc import Callable
 from typing import Any
@@ -9,7 +10,6 @@ from typing import Any
 import click
 
 from ..client.kafka import LIBRARIES
-from ..protocol.errors import LakequeueError
 
 TRIGGERS = ("real-time", "micro-batch")  # as in `harness`, which takes a second to load
 
@@ -60,20 +60,21 @@ def _say(text: str) -> None:
 _json = click.option("--json", "as_json", is_flag=True, help="One JSON object instead of a table.")
 
 
-def _add(name: str, title: str, help: str, *options: Callable) -> Callable:
-    def wrap(run: Callable[..., list[dict[str, Any]]]) -> Callable:
-        def invoke(as_json: bool, **given: Any) -> None:
-            _show(title, run(**given), as_json)
+def _add(module: str, name: str, title: str, help: str, *options: Callable) -> None:
+    """A command that calls ``run`` of a module, which is imported then. Its options are the
+    function's arguments, beside ``say``, which tells what is measured."""
 
-        body: Callable = invoke
-        for option in (*reversed(options), _json):
-            body = option(body)
-        return command.command(name=name, help=help, short_help=title)(body)
+    def invoke(as_json: bool, **given: Any) -> None:
+        run = importlib.import_module(f".{module}", __package__).run
+        _show(title, run(**given, say=_say), as_json)
 
-    return wrap
+    body: Callable = invoke
+    for option in (*reversed(options), _json):
+        body = option(body)
+    command.command(name=name, help=help, short_help=title)(body)
 
 
-def _numbers(text: str) -> list[int]:
+def _numbers(ctx: click.Context, parameter: click.Parameter, text: str) -> list[int]:
     """Numbers with commas between; each above the one before."""
     try:
         found = [int(part) for part in text.split(",")]
@@ -82,7 +83,6 @@ def _numbers(text: str) -> list[int]:
     if not found or found[0] < 1 or found != sorted(set(found)):
         raise click.BadParameter(
             f"{text!r} is no list of growing numbers, such as 100000,1000000",
-            param_hint="--counts",
         )
     return found
 
@@ -98,130 +98,81 @@ def _trigger() -> Callable:
     )  # fmt: skip
 
 
-@_add(
+_add(
+    "core",
     "core", "The pure step alone, µs per message",
     "The pure step: µs per message of publish, deliver, ack, in batches of 10,000.",
     _messages(200_000), click.option("--batch", default=10_000, show_default=True),
 )  # fmt: skip
-def _core(messages: int, batch: int) -> list[dict[str, Any]]:
-    from .core import run
-
-    return run(messages, batch)
-
-
-@_add(
+_add(
+    "bridge_cost",
     "bridge", "A bridge between two homes, µs per message",
     "A message's way over a bridge to another home, without Kafka: µs of CPU at both ends.",
     _messages(50_000), click.option("--batch", default=50, show_default=True),
     click.option("--destinations", default=1, show_default=True),
 )  # fmt: skip
-def _bridge(messages: int, batch: int, destinations: int) -> list[dict[str, Any]]:
-    from .bridge_cost import run
-
-    return run(messages, batch, destinations)
-
-
-@_add(
+_add(
+    "depth",
     "depth", "The same traffic at growing depth",
     "What 1,000 in and 1,000 acked cost, with more and more in the queue.",
-    click.option("--depths", default="1000,100000,1000000", show_default=True),
+    click.option("--depths", default="1000,100000,1000000", show_default=True, callback=_numbers),
     click.option("--rounds", default=25, show_default=True),
     click.option("--trigger", type=click.Choice(TRIGGERS), default=TRIGGERS[0], show_default=True),
 )  # fmt: skip
-def _depth(depths: str, rounds: int, trigger: str) -> list[dict[str, Any]]:
-    from .depth import run
-
-    return run([int(d) for d in depths.split(",")], rounds, trigger, _say)
-
-
-@_add(
+_add(
+    "celery",
     "celery", "Celery's tasks that do nothing, beside Redis and RabbitMQ",
     "Celery with tasks that do nothing: a second, `delay()` to start, CPU of all processes; beside "
     "Redis and RabbitMQ where they are installed.",
     click.option("--tasks", default=3_000, show_default=True, help="How many."),
 )  # fmt: skip
-def _celery(tasks: int) -> list[dict[str, Any]]:
-    try:
-        from .celery import run
-    except ImportError as error:
-        raise LakequeueError(f"Celery is missing: install the extra `celery` ({error})") from error
-    return run(tasks, _say)
-
-
-@_add(
+_add(
+    "churn",
     "churn", "The checkpoint after messages came and went",
     "Bytes of the checkpoint after more and more messages in and out, with fast consumers.",
-    click.option("--counts", default="100000,1000000", show_default=True,
+    click.option("--counts", default="100000,1000000", show_default=True, callback=_numbers,
                  help="Messages over all, at each look."),
 )  # fmt: skip
-def _churn(counts: str) -> list[dict[str, Any]]:
-    from .churn import run
-
-    return run(_numbers(counts), _say)
-
-
-@_add(
+_add(
+    "latency",
     "latency", "Publish to received, ms",
     "Publish to received at a steady rate, 1 KB, two consumers; beside Kafka alone.",
     click.option("--rate", default=1000, show_default=True, help="Messages a second."),
     click.option("--seconds", default=20, show_default=True),
     _trigger(),
 )  # fmt: skip
-def _latency(rate: int, seconds: int, trigger: str) -> list[dict[str, Any]]:
-    from .latency import run
-
-    return run(rate, seconds, trigger, _say)
-
-
-@_add(
+_add(
+    "throughput",
     "throughput", "Producers and two consumers at once, 1 KB, persistent",
     "Producers and two consumers at once; then a backlog first, consumers after; beside Kafka "
     "alone.",
     _messages(100_000),
     _trigger(),
 )  # fmt: skip
-def _throughput(messages: int, trigger: str) -> list[dict[str, Any]]:
-    from .throughput import run
-
-    return run(messages, trigger, _say)
-
-
-@_add(
+_add(
+    "recovery",
     "recovery", "Killed in mid-traffic, ms until deliveries come again",
     "A worker is killed, then the whole engine: ms until a message sent after that is received.",
     click.option("--rate", default=200, show_default=True, help="Messages a second."),
     click.option("--seconds", default=15, show_default=True, help="Traffic before each kill."),
     click.option("--trigger", type=click.Choice(TRIGGERS), default=TRIGGERS[0], show_default=True),
 )  # fmt: skip
-def _recovery(rate: int, seconds: int, trigger: str) -> list[dict[str, Any]]:
-    from .recovery import run
-
-    return run(rate, seconds, trigger, _say)
-
-
-@_add(
+_add(
+    "scale",
     "scale", "The same traffic through more brokers",
     "The same traffic through 1, 2 and 4 brokers: messages a second, CPU of each, and how many "
     "cores were used.",
     _messages(200_000),
-    click.option("--counts", default="1,2,4", show_default=True, help="Numbers of brokers."),
+    click.option("--counts", default="1,2,4", show_default=True, callback=_numbers,
+                 help="Numbers of brokers."),
     click.option(
         "--spread", is_flag=True,
         help="Instead: the time of receipts, of a hundredth of the messages, for topics whose "
         "queues are at one broker, and at two.",
     ),
 )  # fmt: skip
-def _scale(messages: int, counts: str, spread: bool) -> list[dict[str, Any]]:
-    if spread:
-        from .spread import run as run_spread
-
-        return run_spread(messages // 100, _say)
-    from .scale import run
-
-    return run(messages, tuple(_numbers(counts)), _say)
-
-
-@_add(
+_add(
+    "burst",
     "burst", "Everything at once, beside steady traffic",
     "All messages of a queue expire at once, are redriven, purged; large ones wait: what it costs "
     "a step, the worker's memory, and another queue's messages.",
@@ -229,13 +180,8 @@ def _scale(messages: int, counts: str, spread: bool) -> list[dict[str, Any]]:
     click.option("--rate", default=100, show_default=True, help="Of the other queue, a second."),
     click.option("--trigger", type=click.Choice(TRIGGERS), default=TRIGGERS[0], show_default=True),
 )  # fmt: skip
-def _burst(messages: int, rate: int, trigger: str) -> list[dict[str, Any]]:
-    from .burst import run
-
-    return run(messages, rate, trigger, _say)
-
-
-@_add(
+_add(
+    "flood",
     "flood", "A tenant's flood, beside another tenant's traffic",
     "One VPN says very much: garbage, acks for unknown ids, subscriptions, session names; what it "
     "costs another VPN's messages, and the worker's memory.",
@@ -243,58 +189,35 @@ def _burst(messages: int, rate: int, trigger: str) -> list[dict[str, Any]]:
     click.option("--rate", default=100, show_default=True, help="Of the other VPN, a second."),
     click.option("--trigger", type=click.Choice(TRIGGERS), default=TRIGGERS[0], show_default=True),
 )  # fmt: skip
-def _flood(commands: int, rate: int, trigger: str) -> list[dict[str, Any]]:
-    from .flood import run
-
-    return run(commands, rate, trigger, _say)
-
-
-@_add(
+_add(
+    "idle_queues",
     "idle-queues", "Queues that nobody uses",
     "Ten queues, then thousands of which ten are used: what a start and a step take.",
-    click.option("--counts", default="10,10000", show_default=True, help="Queues, in each run."),
+    click.option("--counts", default="10,10000", show_default=True, callback=_numbers,
+                 help="Queues, in each run."),
     click.option("--used", default=10, show_default=True, help="Of them with traffic."),
     click.option("--rate", default=200, show_default=True, help="Messages a second, in all."),
     click.option("--seconds", default=20, show_default=True),
 )  # fmt: skip
-def _idle_queues(counts: str, used: int, rate: int, seconds: int) -> list[dict[str, Any]]:
-    from .idle_queues import run
-
-    return run(_numbers(counts), used, rate, seconds, _say)
-
-
-@_add(
+_add(
+    "client",
     "client", "The client against a peer that only answers, 1 KB",
     "What the client itself costs: one process sends, then receives and acks.",
     _messages(100_000),
     click.option("--library", type=click.Choice(LIBRARIES), default=LIBRARIES[0],
                  show_default=True),
 )  # fmt: skip
-def _client(messages: int, library: str) -> list[dict[str, Any]]:
-    from .client import run
-
-    return run(messages, library, _say)
-
-
-@_add(
+_add(
+    "questions",
     "sql", "Questions to the tables, seconds each",
     "How long `lakequeue sql` and `trace` take over a journal of so many messages.",
     _messages(1_000_000),
 )  # fmt: skip
-def _sql(messages: int) -> list[dict[str, Any]]:
-    from .questions import run
-
-    return run(messages)
-
-
-@_add(
+_add(
+    "lake_speed",
     "tables", "The same traffic with the Delta tables and without, 1 KB",
     "What the tables cost, how far they are behind, what they take, how long a rebuild takes.",
     _messages(400_000),
     click.option("--queued", default=1_000_000, show_default=True,
                  help="Messages that `queued` is asked over."),
 )  # fmt: skip
-def _tables(messages: int, queued: int) -> list[dict[str, Any]]:
-    from .lake_speed import run
-
-    return run(messages, queued, _say)

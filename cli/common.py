@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-from .group import EnvironmentFault
+from .group import EnvironmentFault, one_line
+from .presence import explained, what_to_start
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -82,8 +83,6 @@ class EngineAddress:
         if self.home is not None:
             address = self.home / ADDRESS_FILE
             if not address.is_file():
-                from .presence import what_to_start
-
                 raise EnvironmentFault(f"{what_to_start(self.home)}.")
             return address.read_text().strip()
         here = Path(DEFAULT_HOME) / ADDRESS_FILE
@@ -97,8 +96,6 @@ class EngineAddress:
     def connect(self, client_name: str) -> Iterator[Any]:
         """Connect to the engine. If no answer comes, the error says what is missing."""
         import lakequeue
-
-        from .presence import explained
 
         address = self.find()
         with explained(address, self.its_home(), self.vpn):
@@ -134,11 +131,6 @@ def pairs(values: tuple[str, ...], option_name: str) -> dict[str, str]:
             raise click.BadParameter(problem, param_hint=option_name)
         out[key] = text
     return out
-
-
-def one_line(text: str) -> str:
-    """Text from elsewhere without line breaks and control characters."""
-    return "".join(c if c.isprintable() else " " for c in text)
 
 
 def say(text: str) -> None:

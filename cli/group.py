@@ -79,11 +79,14 @@ class LazyGroup(click.Group):
         except Exception as error:
             if os.environ.get("LAKEQUEUE_DEBUG", "0") not in ("", "0"):
                 raise
-            from .common import one_line  # what it imports, most commands do not need to fail
-
             for line in sentences(error):
                 click.echo(one_line(line), err=True)
             ctx.exit(exit_status(error))
+
+
+def one_line(text: str) -> str:
+    """Text from elsewhere without line breaks and control characters."""
+    return "".join(c if c.isprintable() else " " for c in text)
 
 
 def forget_standard_output() -> None:
