@@ -14,7 +14,7 @@ from typing import Any
 
 from ..protocol import commands, topics
 from ..protocol.errors import LakequeueError
-from ..protocol.kafka_settings import for_kafka_python, kafka_settings
+from ..protocol.kafka_settings import kafka_settings
 from .machine_checks import Check
 
 CLOCKS_S_MAX = 5.0  # a heartbeat is younger when it is heard, if the clocks agree
@@ -260,29 +260,13 @@ def states_check(brokers: list[dict[str, Any]]) -> Check:
 
 def look_at_kafka(bootstrap: str) -> KafkaLook:
     """Gather Kafka's facts. Raises LakequeueError if it does not answer."""
-    from kafka import KafkaAdminClient
-    from kafka.errors import KafkaError
+    from .engine_checks import kafkas_admin, topic_settings
 
-    from ..client.kafka.base import require_broker
-    from .engine_checks import topic_settings
-
-    require_broker(bootstrap)
-    try:
-        admin = KafkaAdminClient(
-            bootstrap_servers=bootstrap, client_id="lakequeue-doctor",
-            **for_kafka_python(kafka_settings()),
-        )  # fmt: skip
-    except KafkaError as error:
-        raise LakequeueError(f"Kafka at {bootstrap} does not list its topics: {error}") from error
-    try:
+    with kafkas_admin(bootstrap) as admin:
         settings = topic_settings(admin)
         found = {one["name"]: one["partitions"] for one in admin.describe_topics()}
         brokers = len(admin.describe_cluster()["brokers"])
         free = _free(admin)
-    except KafkaError as error:
-        raise LakequeueError(f"Kafka at {bootstrap} does not list its topics: {error}") from error
-    finally:
-        admin.close()
     allowed = _allowed(bootstrap, sorted(found))
     return KafkaLook(
         {

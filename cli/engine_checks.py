@@ -3,12 +3,13 @@ nothing."""
 
 from __future__ import annotations
 
+import contextlib
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..protocol.errors import ConfigError, LakequeueError
-from ..protocol.kafka_settings import for_kafka_python, kafka_settings
 from .machine_checks import Check
 
 if TYPE_CHECKING:
@@ -180,27 +181,26 @@ def log_problem(topic: str, settings: dict[str, str]) -> str:
     return f"{topic} has {', '.join(wrong)}: wanted are -1, -1 and delete" if wrong else ""
 
 
-def _settings(bootstrap: str) -> dict[str, dict[str, str]]:
-    """Each topic's settings. Raises LakequeueError if Kafka does not answer."""
-    from kafka import KafkaAdminClient
+@contextlib.contextmanager
+def kafkas_admin(bootstrap: str) -> Iterator[Any]:
+    """Kafka's admin client. Raises LakequeueError if Kafka does not answer, then or later."""
     from kafka.errors import KafkaError
 
     from ..client.kafka.base import require_broker
+    from ..client.kafka.kafka_python import admin_client
 
     require_broker(bootstrap)
     try:
-        admin = KafkaAdminClient(
-            bootstrap_servers=bootstrap, client_id="lakequeue-doctor",
-            **for_kafka_python(kafka_settings()),
-        )  # fmt: skip
+        with admin_client(bootstrap, "lakequeue-doctor") as admin:
+            yield admin
     except KafkaError as error:
         raise LakequeueError(f"Kafka at {bootstrap} does not list its topics: {error}") from error
-    try:
+
+
+def _settings(bootstrap: str) -> dict[str, dict[str, str]]:
+    """Each topic's settings. Raises LakequeueError if Kafka does not answer."""
+    with kafkas_admin(bootstrap) as admin:
         return topic_settings(admin)
-    except KafkaError as error:
-        raise LakequeueError(f"Kafka at {bootstrap} does not list its topics: {error}") from error
-    finally:
-        admin.close()
 
 
 def topic_settings(admin: Any) -> dict[str, dict[str, str]]:

@@ -29,6 +29,7 @@ _T = TypeVar("_T")
 _BATCH_BYTES = 256 * 1024
 _FOREVER_MS = 2**31 - 1
 _UNKNOWN_TOPIC_CODE = 3
+ADMIN_MS_MAX = 10_000
 # In pure Python the checksum costs more than everything else (5,000 records/s of 1 KB); with the
 # package `crc32c` it costs nothing. A producer must send it; a consumer may rely on TCP's.
 _FAST_CHECKSUM = getattr(record_util, "crc32c_c", None) is not None
@@ -313,6 +314,25 @@ class KafkaPythonTransport(KafkaTransport):
         super()._forget()
         # At the child's exit the producer would wait for records that the parent sends.
         getattr(self._producer, "_unregister_cleanup", lambda: None)()
+
+
+@contextlib.contextmanager
+def admin_client(bootstrap: str, client_id: str) -> Iterator[Any]:
+    """Kafka's administration, closed afterwards. Raises NotConnected if no broker answers."""
+    try:
+        with refusals_told(bootstrap):
+            admin = KafkaAdminClient(
+                bootstrap_servers=bootstrap, client_id=client_id,
+                bootstrap_timeout_ms=ADMIN_MS_MAX, **for_kafka_python(kafka_settings()),
+            )  # fmt: skip
+    except kafka_errors.KafkaError as error:
+        raise NotConnected(
+            f"no Kafka broker answers at {bootstrap} – start it, or name another with --bootstrap"
+        ) from error
+    try:
+        yield admin
+    finally:
+        admin.close()
 
 
 @contextlib.contextmanager

@@ -7,14 +7,12 @@ import logging
 from collections.abc import Collection, Iterable
 from typing import Any
 
-from kafka import KafkaAdminClient
 from kafka.admin import ConfigResource, ConfigResourceType, NewTopic
 from kafka.errors import InvalidPartitionsError, KafkaError, TopicAlreadyExistsError
 
-from ...client.kafka.kafka_python import refusals_told
+from ...client.kafka.kafka_python import admin_client
 from ...protocol import LakequeueError, NotConnected, topics
 from ...protocol.bounds import RECORD_BYTES_MAX
-from ...protocol.kafka_settings import for_kafka_python, kafka_settings
 
 log = logging.getLogger("lakequeue.engine")
 
@@ -31,7 +29,7 @@ PARTITIONS = {
 }
 SHARED = (topics.COMMANDS, topics.PUBLISH)  # each broker has partitions of its own
 MESSAGE_BYTES_MAX = RECORD_BYTES_MAX
-ASK_S_MAX = 10.0
+CLIENT = "lakequeue-engine"
 # A step's record is removed when no snapshot needs it, and never because it is old.
 STEPS_CONFIG = {"retention.ms": "-1", "retention.bytes": "-1", "cleanup.policy": "delete"}
 # What one broker says to another may wait for a week, and is not taken away for its size.
@@ -74,26 +72,12 @@ def ensure_topics(
     own |= {topics.topic(vpn, topics.DIRECTORY): DIRECTORY_CONFIG for vpn in vpns}
     own |= {topics.topic(vpn, topics.PUBLISH): PUBLISH_CONFIG for vpn in vpns}
     wanted |= {t: 1 for t in others if t not in wanted}
-    try:
-        with refusals_told(bootstrap):
-            admin = KafkaAdminClient(
-                bootstrap_servers=bootstrap, client_id="lakequeue-engine",
-                bootstrap_timeout_ms=int(ASK_S_MAX * 1000), **for_kafka_python(kafka_settings()),
-            )  # fmt: skip
-    except KafkaError as error:
-        raise NotConnected(
-            f"no Kafka broker answers at {bootstrap} – start it, or name another with --bootstrap"
-        ) from error
-    try:
+    with admin_client(bootstrap, CLIENT) as admin:
         missing = sorted(set(wanted) - set(admin.list_topics()))
         made_before = sorted({topics.topic(vpn, topics.PUBLISH) for vpn in vpns} - set(missing))
         _have_kafkas_time(admin, made_before)
         for name in missing:
-            config = {"max.message.bytes": str(MESSAGE_BYTES_MAX), **own.get(name, {})}
-            try:
-                admin.create_topics([NewTopic(name, wanted[name], -1, topic_configs=config)])
-            except TopicAlreadyExistsError:
-                continue
+            _create(admin, name, wanted[name], own.get(name, {}))
         names = sorted({*admin.list_topics(), *missing})
         sizes = _sizes(admin.describe_topics(names), {name: wanted[name] for name in missing})
         if count == 1:
@@ -103,35 +87,28 @@ def ensure_topics(
             if sizes[name] > most:
                 raise LakequeueError(_too_many(name, sizes[name], most))
         return sizes | _extended(admin, sizes, shared)
-    finally:
-        admin.close()
 
 
 def ensure_own(bootstrap: str, wanted: dict[str, tuple[int, dict[str, str]]]) -> None:
     """Make these topics of the engine's, one after the other, or give them more partitions. wanted:
     numbers of partitions and settings. Raises NotConnected."""
     try:
-        with refusals_told(bootstrap):
-            admin = KafkaAdminClient(
-                bootstrap_servers=bootstrap, client_id="lakequeue-engine",
-                bootstrap_timeout_ms=int(ASK_S_MAX * 1000), **for_kafka_python(kafka_settings()),
-            )  # fmt: skip
-    except KafkaError as error:
-        raise NotConnected(f"no Kafka broker answers at {bootstrap}") from error
-    try:
-        there = set(admin.list_topics())
-        for name, (count, settings) in wanted.items():
-            config = {"max.message.bytes": str(MESSAGE_BYTES_MAX), **settings}
-            if name not in there:
-                with contextlib.suppress(TopicAlreadyExistsError):
-                    admin.create_topics([NewTopic(name, count, -1, topic_configs=config)])
-        known = sorted(there & wanted.keys())
-        _extended(admin, _sizes(admin.describe_topics(known), {}) if known else {},
-                  {name: wanted[name][0] for name in known})  # fmt: skip
+        with admin_client(bootstrap, CLIENT) as admin:
+            there = set(admin.list_topics())
+            for name, (count, settings) in wanted.items():
+                if name not in there:
+                    _create(admin, name, count, settings)
+            known = sorted(there & wanted.keys())
+            sizes = _sizes(admin.describe_topics(known), {}) if known else {}
+            _extended(admin, sizes, {name: wanted[name][0] for name in known})
     except KafkaError as error:
         raise NotConnected(f"topics of bridges cannot be made: {error}") from error
-    finally:
-        admin.close()
+
+
+def _create(admin: Any, name: str, partitions: int, settings: dict[str, str]) -> None:
+    config = {"max.message.bytes": str(MESSAGE_BYTES_MAX), **settings}
+    with contextlib.suppress(TopicAlreadyExistsError):
+        admin.create_topics([NewTopic(name, partitions, -1, topic_configs=config)])
 
 
 def _have_kafkas_time(admin: Any, names: list[str]) -> None:

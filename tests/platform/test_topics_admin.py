@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 from kafka.errors import TopicAuthorizationFailedError
+from lakequeue.client.kafka import kafka_python
 from lakequeue.streaming.kafka import topics_admin
 from lakequeue.streaming.kafka.topics_admin import _sizes
 
@@ -51,7 +52,7 @@ def test_X4_messages_have_kafkas_time_in_new_topics_and_in_those_of_earlier_vers
     """Also in those that an operator made; what producers write plainly keeps its own."""
     own = {"retention.ms": "1"}
     admin = Admin(**{"old.publish": dict(own), "old.commands": {}, "orders": {}})
-    monkeypatch.setattr(topics_admin, "KafkaAdminClient", lambda **_: admin)
+    monkeypatch.setattr(kafka_python, "KafkaAdminClient", lambda **_: admin)
     topics_admin.ensure_topics("k:1", ["old", "new"], ["orders"], ["broker-0"])
     times = {name: found.get("message.timestamp.type") for name, found in admin.topics.items()}
     assert {name for name, kind in times.items() if kind == "LogAppendTime"} == {
