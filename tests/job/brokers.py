@@ -1,4 +1,4 @@
-"""Four brokers, a queue `orders-<name>` on each, and traffic through all of them."""
+"""Two brokers, a queue `orders-<name>` on each, and traffic through all of them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from job.traffic import Traffic
 from lakequeue.streaming.loop.realtime import ENVIRONMENT
 
 SEED = 7
-BROKERS = ("a", "b", "c", "d")
+BROKERS = ("a", "b")
 CONFIG = f"brokers: [{', '.join(BROKERS)}]\n"
 
 

@@ -1,4 +1,4 @@
-"""Four brokers on a standalone cluster of two workers, as it is run in earnest: the engine is
+"""Two brokers on a standalone cluster of two workers, as it is run in earnest: the engine is
 submitted; driver, executors and Python workers are processes of their own. Where one may make them,
 Kafka, the driver and each worker are on hosts of their own, with links that are cut and slowed.
 
@@ -36,7 +36,7 @@ SETTINGS = (
     "--set", "spark.network.timeout=20s", "--set", "spark.network.timeoutInterval=5s",
     "--set", "spark.executor.heartbeatInterval=2s",
 )  # fmt: skip
-SLOTS = 6  # of each executor: room for all brokers, the tables and their history on one
+SLOTS = 4  # of each executor: room for all brokers, the tables and their history on one
 CUT_S = 4.0
 BACK_S_MAX = 120.0  # how soon is printed
 
