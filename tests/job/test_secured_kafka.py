@@ -143,30 +143,27 @@ def test_everybody_has_credentials(
         engine.kill()
 
 
-@pytest.mark.parametrize("case", ["no file", "none", "wrong", "right"])
 def test_h1_a_bridge_is_told_why_the_far_kafka_refuses_it(
-    kafka: SecuredKafka, tmp_path: Path, case: str, monkeypatch: pytest.MonkeyPatch
+    kafka: SecuredKafka, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It comes as far as the topics, which nobody made here, with the right credentials only."""
-    password = {"wrong": ("not it",)}.get(case, ())
-    file = settings_file(tmp_path, "SCRAM-SHA-512", *password)
+    wrong = settings_file(tmp_path, "SCRAM-SHA-512", "not it").name
+    right = settings_file(tmp_path, "SCRAM-SHA-512").name
     monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
     monkeypatch.setenv(VARIABLE, str(settings_file(tmp_path, "PLAIN")))  # the home's, for the home
-    name = {"none": None, "no file": "nobody"}.get(case, file.name)
-    bridge = parse_bridge(
-        {"name": "b", "from": "near", "to": f"kafka://{kafka.secured}", "subscriptions": [">"]}
-        | ({} if name is None else {"credentials": name})
-    )
-    copier = HomeCopier(kafka.bootstrap_servers, 1, bridge)
-    with pytest.raises(LakequeueError) as caught:
-        copier._copy()
-    sentence = str(caught.value)
-    assert {
-        "no file": "nobody' – must name a file", "none": "asks for credentials",
-        "wrong": f"refuses the credentials {name!r}", "right": "has no topic 'default.bridge-in'",
-    }[case] in sentence  # fmt: skip
-    assert "not it" not in sentence
-    assert len(sentence) < 400
+    bridge = {"name": "b", "from": "near", "to": f"kafka://{kafka.secured}", "subscriptions": [">"]}
+    for named, said in {
+        "nobody": "nobody' – must name a file", None: "asks for credentials",
+        wrong: f"refuses the credentials {wrong!r}", right: "has no topic 'default.bridge-in'",
+    }.items():  # fmt: skip
+        credentials = {} if named is None else {"credentials": named}
+        copier = HomeCopier(kafka.bootstrap_servers, 1, parse_bridge(bridge | credentials))
+        with pytest.raises(LakequeueError) as caught:
+            copier._copy()
+        sentence = str(caught.value)
+        assert said in sentence
+        assert "not it" not in sentence
+        assert len(sentence) < 400
 
 
 def one_message(url: str, vpn: str) -> str:
