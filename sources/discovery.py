@@ -13,12 +13,13 @@ import threading
 from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
-from confluent_kafka import KafkaException, TopicPartition
-from confluent_kafka.admin import AdminClient, OffsetSpec
+from confluent_kafka import KafkaException
+from confluent_kafka.admin import OffsetSpec
 
 from ..definitions import is_regex
 from ..protocol import topics
 from ..protocol.patterns import compiled
+from .same_topic import TopicsNow
 from .step_batch import PartitionId
 
 log = logging.getLogger("lakequeue.loop")
@@ -29,10 +30,6 @@ _unheard.propagate = False
 _unheard.addHandler(logging.NullHandler())
 
 EVERY_S = 10.0
-ASK_S_MAX = 10.0
-# For requests to a partition's leader: while that is dead and no other is known, librdkafka 2.16
-# tries to connect 4,000 times per second until the request times out.
-LEADER_S_MAX = 2.0
 
 
 def captured_topics(known: Iterable[str], captured: Collection[str]) -> list[str]:
@@ -65,20 +62,15 @@ class Discovery(threading.Thread):
         watch: Callable[[dict[PartitionId, int]], None] | None = None,
     ) -> None:
         super().__init__(daemon=True, name="lakequeue-topics")
-        self._admin = AdminClient(kafka, logger=_unheard)
+        self._topics = TopicsNow(kafka, _unheard)
         self._found, self._places, self._watch = found, places, watch
         self._now = threading.Event()
         self._closing = False
         self._trim: tuple[str, int] | None = None
 
     def sizes(self) -> dict[str, int]:
-        """All topics of the cluster with their numbers of partitions. Raises KafkaException."""
-        listed = self._admin.list_topics(timeout=ASK_S_MAX).topics
-        return {
-            name: len(about.partitions)
-            for name, about in listed.items()
-            if about.error is None and not name.startswith("__")
-        }
+        """See `TopicsNow.all_sizes`."""
+        return self._topics.all_sizes()
 
     def look(self) -> None:
         """Look now: a queue captures more. From any thread."""
@@ -103,25 +95,14 @@ class Discovery(threading.Thread):
     def _look(self) -> None:
         self._found(self.sizes())
         if self._watch is not None:
-            self._watch(self._ends())
+            self._watch(self._topics.ends(self._places(), OffsetSpec.latest()))
         self._remove_what_is_trimmed()
-
-    def _ends(self) -> dict[PartitionId, int]:
-        asked = {TopicPartition(*place): OffsetSpec.latest() for place in self._places()}
-        ends = {}
-        answers = self._admin.list_offsets(asked, request_timeout=LEADER_S_MAX) if asked else {}
-        for place, answer in answers.items():
-            with contextlib.suppress(KafkaException, TimeoutError):
-                ends[place.topic, place.partition] = answer.result(ASK_S_MAX).offset
-        return ends
 
     def _remove_what_is_trimmed(self) -> None:
         if self._trim is not None:
             (topic, before), self._trim = self._trim, None
-            last = [TopicPartition(topic, 0, before)]
-            for done in self._admin.delete_records(last, request_timeout=LEADER_S_MAX).values():
-                with contextlib.suppress(KafkaException, TimeoutError):
-                    done.result(ASK_S_MAX)
+            with contextlib.suppress(KafkaException, TimeoutError):
+                self._topics.delete_before({(topic, 0): before})
 
     def close(self) -> None:
         """End the thread."""

@@ -7,6 +7,7 @@ begins and ends. `go_on` decides where a reader continues; `TopicsNow` asks Kafk
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
@@ -22,7 +23,9 @@ from confluent_kafka.admin import AdminClient, OffsetSpec, TopicDescription
 from .step_batch import PartitionId
 
 CLUSTER_S = 10.0
-ASK_S = 2.0  # of a partition's leader; one that is dead is knocked at all that time
+# Of a partition's leader. While it is dead and no other is known, librdkafka 2.16 tries to connect
+# 4,000 times per second until the request times out.
+ASK_S = 2.0
 _NO_ID = "A" * 22  # the id from a Kafka before 2.8
 _UNTOLD = (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError.TOPIC_AUTHORIZATION_FAILED)
 ANEW, LOST, BACK = "anew", "lost", "back"
@@ -87,10 +90,11 @@ def gone_back(
 
 
 class TopicsNow:
-    """Asks Kafka, with a client of its own that any thread may use."""
+    """Asks Kafka, with a client of its own that any thread may use. logger: for what librdkafka
+    says; by default it tells standard error."""
 
-    def __init__(self, kafka: dict[str, Any]) -> None:
-        self._admin = AdminClient(kafka)
+    def __init__(self, kafka: dict[str, Any], logger: logging.Logger | None = None) -> None:
+        self._admin = AdminClient(kafka) if logger is None else AdminClient(kafka, logger=logger)
 
     def cluster(self) -> str:
         """The id of Kafka's cluster; empty where it gives none. Raises KafkaException."""
@@ -105,6 +109,23 @@ class TopicsNow:
     def sizes(self, names: Iterable[str]) -> dict[str, int]:
         """How many partitions those topics have that are there. Raises as `ids` does."""
         return {name: len(one.partitions) for name, one in self._described(names).items()}
+
+    def all_sizes(self) -> dict[str, int]:
+        """All topics of the cluster but Kafka's own, with their numbers of partitions. Raises
+        KafkaException."""
+        listed = self._admin.list_topics(timeout=CLUSTER_S).topics
+        return {
+            name: len(about.partitions)
+            for name, about in listed.items()
+            if about.error is None and not name.startswith("__")
+        }
+
+    def delete_before(self, offsets: Mapping[PartitionId, int]) -> None:
+        """Delete the records of partitions before these offsets. Raises KafkaException and
+        TimeoutError."""
+        before = [TopicPartition(*place, at) for place, at in offsets.items()]
+        for done in self._admin.delete_records(before, request_timeout=ASK_S).values():
+            done.result(CLUSTER_S)
 
     def _described(self, names: Iterable[str]) -> dict[str, TopicDescription]:
         asked = sorted(set(names))

@@ -16,12 +16,12 @@ from functools import partial
 from typing import Any
 
 from confluent_kafka import Consumer, KafkaException, TopicPartition
-from confluent_kafka.admin import AdminClient
 
 from ...definitions.bridge import BridgeDefinition, parse_bridge
 from ...protocol import LakequeueError, topics
 from ...protocol.duties import do_every
 from ...sources.live import quiet_client
+from ...sources.same_topic import TopicsNow
 from ..kafka.topics_admin import MESH_CONFIG, STEPS_CONFIG, ensure_own
 from .far_home import READER
 from .home_copier import HomeCopier
@@ -119,15 +119,13 @@ class BridgeWatch(threading.Thread):
         at: dict[str, list[int | None]] = {}
         for copier in self._copiers.values():
             at.setdefault(copier.bridge.origin, []).append(copier.position)
-        before = [
-            TopicPartition(topics.topic(broker, topics.BRIDGE_OUT), 0, min(filter(None, known)))
+        before = {
+            (topics.topic(broker, topics.BRIDGE_OUT), 0): min(filter(None, known))
             for broker, known in at.items()
             if all(known)
-        ]
+        }
         if before:
-            admin = AdminClient(self._kafka)
-            for done in admin.delete_records(before, request_timeout=ASK_S_MAX).values():
-                done.result(ASK_S_MAX)
+            TopicsNow(self._kafka).delete_before(before)
 
 
 def _topics_of(bridge: BridgeDefinition, number: int) -> dict[str, tuple[int, dict[str, str]]]:

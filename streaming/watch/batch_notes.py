@@ -18,13 +18,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from kafka import KafkaConsumer, TopicPartition
+from confluent_kafka.admin import OffsetSpec
 
 from ...protocol import topics
 from ...protocol.commands import RecordsLost, encode_command
-from ...protocol.kafka_settings import for_kafka_python, kafka_settings
 from ...sinks.metrics import Metrics
-from ...sources.same_topic import changed, gone_back, ids_of
+from ...sources.live import quiet_client
+from ...sources.same_topic import TopicsNow, changed, gone_back, ids_of
 from ...sources.step_batch import PartitionId
 from ..captured import CapturedTopics
 from .heartbeat import Ticker
@@ -163,16 +163,9 @@ def notices(
 
 
 def first_offsets(bootstrap: str, places: list[PartitionId]) -> dict[PartitionId, int]:
-    """The first offset that Kafka still has, of each partition."""
-    consumer = KafkaConsumer(
-        bootstrap_servers=bootstrap, client_id="lakequeue-losses",
-        **for_kafka_python(kafka_settings()),
-    )  # fmt: skip
-    try:
-        found = consumer.beginning_offsets([TopicPartition(*place) for place in places])
-        return {(p.topic, p.partition): offset for p, offset in found.items()}
-    finally:
-        consumer.close()
+    """The first offset that Kafka still has, of each partition that answers."""
+    kafka = quiet_client(bootstrap, "lakequeue-losses")
+    return TopicsNow(kafka).ends(places, OffsetSpec.earliest())
 
 
 # What happened to a topic under the loop: an event, and a sentence.
