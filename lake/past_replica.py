@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from ..mesh.bridges.bridged_broker import load_mesh
+from ..mesh.bridges.bridged_broker import BridgedBroker
 from ..protocol.errors import LakequeueError
 from ..protocol.steplog import StepRecord
 from ..protocol.wire import WireRecord
@@ -70,7 +70,7 @@ class Steps:
         self, home: Home, store: DictStore, own: Snapshot, ear: StepCapture, now: int
     ) -> None:
         clocks = Clocks(lambda: now, time.monotonic, time.thread_time)
-        self._driver = Driver(home, _CODE, store, own, ear, ear, clocks, LIMITS, load_mesh)
+        self._driver = Driver(home, _CODE, store, own, ear, ear, clocks, LIMITS, BridgedBroker.load)
 
     @property
     def step(self) -> int:
@@ -155,7 +155,6 @@ def answer(
     """Carry out a question: the result, and where the next part begins."""
     broker = _load(home, store)
     broker.begin(now)
-    assert broker.mesh is not None
     result: Any
     if (own := broker.mesh.commands.get(type(command))) is not None:
         return own(vpn, command), None
@@ -171,5 +170,5 @@ def answer(
 
 def _load(home: Home, store: DictStore) -> Broker:
     broker = Broker.load(store, home, LIMITS)
-    broker.mesh = load_mesh(broker)
+    broker.mesh = BridgedBroker.load(broker)
     return broker

@@ -83,9 +83,8 @@ class Keeper:
     """Changes the directory; only one broker of the home does. apply_bridge: applies changes of
     bridges here."""
 
-    def __init__(self, broker: Broker, facts: MeshFacts) -> None:
-        self._broker, self._facts = broker, facts
-        self.apply_bridge: ApplyBridge = without_bridges
+    def __init__(self, broker: Broker, facts: MeshFacts, apply_bridge: ApplyBridge) -> None:
+        self._broker, self._facts, self._apply_bridge = broker, facts, apply_bridge
         self._placed: QueuePlacement | None = None
 
     def define(self, vpn: str, command: c.Define) -> Any:
@@ -294,7 +293,7 @@ class Keeper:
         once. to: the command to answer, or its reply address."""
         broker, facts = self._broker, self._facts
         before = entry_of(facts, vpn, name)
-        waited = apply_entry(broker, facts, vpn, name, entry, self.apply_bridge)
+        waited = apply_entry(broker, facts, vpn, name, entry, self._apply_bridge)
         self.note(vpn, name, before, entry)
         if entry is None and name.startswith(ENDPOINT_PREFIX):
             result = waited

@@ -208,7 +208,7 @@ def take_in(
         until = transit.get("until", NEVER)
         if broker.now < until < NEVER:
             row.until = until
-        if queue.header.stands_for and broker.mesh is not None:  # a bridge's endpoint
+        if queue.header.stands_for:  # a bridge's endpoint
             broker.mesh.prepare_stand_in(queue, [row], transit["to"])
         elif row.until != NEVER:
             row.state = DELAYED

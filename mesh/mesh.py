@@ -39,7 +39,7 @@ from ..state.limits import Budget
 from ..state.queue.broker import Broker
 from ..state.queue.broker_facts import RecordPosition
 from ..state.queue.header import Subscription, Task
-from ..state.queue.mesh_interface import LATER
+from ..state.queue.mesh_interface import LATER, MeshInterface
 from ..state.queue.queue import Queue
 from ..state.rules.edits import TRANSIT
 from ..state.rules.routing import Patterns, has_topic, kind_of_captured
@@ -64,16 +64,15 @@ class _Table:
                 self.subscribed.add(kind_of(pattern), pattern, at)
 
 
-class Mesh:
+class Mesh(MeshInterface):
     """The other brokers. facts: what this broker knows about them."""
 
     def __init__(self, broker: Broker, facts: MeshFacts) -> None:
         self._broker, self.facts = broker, facts
-        self._keeper = directory.Keeper(broker, facts)
+        self._keeper = directory.Keeper(broker, facts, self._apply_bridge)
         self._tables: dict[str, _Table] = {}  # by VPN
         self._directory_written = facts.edition
-        self._send_bridges_again: Callable[[int], None] = lambda to: None
-        self.commands: Mapping[type, Callable[[str, Any], Any]] = {
+        self.commands = {
             c.Peers: self._peers,
             c.Define: self.kept(self._keeper.define),
             c.Delete: self.kept(self._keeper.delete),
@@ -114,7 +113,7 @@ class Mesh:
     @property
     def brokers(self) -> tuple[str, ...]:
         """The names of the home's brokers."""
-        return tuple(self.facts.brokers) or (self._broker.header.name,)
+        return tuple(self.facts.brokers)
 
     @property
     def groups(self) -> Mapping[str, str]:
@@ -174,7 +173,6 @@ class Mesh:
             self._keeper.say_all(to)
         stand_ins.send_again(broker, facts, to)
         credit.ask_again(broker, facts, to)
-        self._send_bridges_again(to)
 
     def leave(self, queue: Queue, task: Task, budget: Budget) -> bool:
         """See `MeshInterface`."""
@@ -194,20 +192,12 @@ class Mesh:
         handover.handed_over(self._broker, self.facts, sender, message)
 
     def _hear_entries(self, sender: int, message: Entries) -> None:
-        apply_bridge = self._keeper.apply_bridge
-        directory.hear_entries(self._broker, self.facts, sender, message, apply_bridge)
+        directory.hear_entries(self._broker, self.facts, sender, message, self._apply_bridge)
         credit.hear_early(self._broker, self.facts)
 
-    # ----------------------------------------------------- bridges (`bridges.bridged_broker`)
-
-    def with_bridges(self, apply: directory.ApplyBridge, send_again: Callable[[int], None]) -> None:
-        """Set the functions that apply changes of bridges, and that repeat to a broker what bridges
-        have in transit."""
-        self._keeper.apply_bridge, self._send_bridges_again = apply, send_again
-
-    def enter_bridge(self, vpn: str, name: str, entry: Entry | None, command: c.Command) -> Any:
-        """Let the keeper enter a checked bridge into the directory; None: remove it."""
-        return self._keeper.enter_bridge(vpn, name, entry, command)
+    def _apply_bridge(self, vpn: str, name: str, bridge: dict[str, Any] | None) -> int:
+        """Apply a bridge's definition or deletion, see `ApplyBridge`; `BridgedBroker` does it."""
+        return 0
 
     def say(self, to: int, message: MeshMessage) -> None:
         """Send a message to another broker."""
@@ -350,7 +340,10 @@ class Mesh:
             return None
         return stand_ins.stand_in(self._broker, self.facts, vpn, name)
 
-    keeps_directory = True
+    @property
+    def keeps_directory(self) -> bool:
+        """See `MeshInterface`."""
+        return True
 
     def prepare_stand_in(self, queue: Queue, rows: list[Row], to: str) -> None:
         """See `MeshInterface`. A delayed message crosses at once and waits at the other broker. A
@@ -359,9 +352,6 @@ class Mesh:
         for row in rows:
             if row.until != NEVER or ends_there:
                 row.until, row.extras = NEVER, {TRANSIT: {"until": row.until, "to": to}}
-
-    def left(self, queue: Queue, rows: list[Row]) -> None:
-        """See `MeshInterface`."""
 
     def of_engine(self, queue: Queue) -> str:
         """See `MeshInterface`."""

@@ -88,7 +88,6 @@ def _captured(broker: Broker, topic: str, partition: int) -> Iterator[tuple[str,
     """The queues for which a broker reads this partition of a captured topic, with their VPNs."""
     if topics.split(topic) is not None:
         return
-    assert broker.mesh is not None
     for vpn, queues in queues_of_record(broker, topic):
         for queue in queues:
             if captures(broker, vpn, queue, topic) and broker.mesh.reads(queue, partition):

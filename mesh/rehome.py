@@ -34,7 +34,7 @@ from ..state.storage.store import DictStore
 from .bridges.bridge_facts import check_no_bridge
 from .bridges.endpoint import entries_of
 from .channel import next_word
-from .directory import Keeper, apply_entry, check_move, entry_of, needs_one_host
+from .directory import Keeper, apply_entry, check_move, entry_of, needs_one_host, without_bridges
 from .facts import Entry, MeshFacts, Peer
 from .mesh import Mesh
 from .move_at_rest import (
@@ -261,7 +261,7 @@ class _Rehoming:
         found: dict[tuple[str, str], Entry] = {}
         facts = MeshFacts(brokers=change.brokers, groups=change.groups)
         problems: list[Problem] = []
-        keeper = Keeper(self._keeper(), facts)
+        keeper = Keeper(self._keeper(), facts, without_bridges)
 
         def assign(key: tuple[str, str]) -> None:
             """Choose the hosts of a queue; of its dead message queue first."""

@@ -50,20 +50,6 @@ class Batch:
     faulted: dict[int, str] = field(default_factory=dict)
 
 
-def read_mesh(broker: Broker, batch: Batch) -> None:
-    """Read the messages of other brokers."""
-    if broker.mesh is not None:
-        broker.mesh.hear(batch.mesh, batch.skipped)
-    else:
-        assert not batch.mesh, "a record from another broker, but this broker has no mesh"
-
-
-def write_mesh(broker: Broker) -> None:
-    """Write to other brokers. After delivery, so that they hear its result."""
-    if broker.mesh is not None:
-        broker.mesh.speak()
-
-
 class StepFailed(LakequeueError):
     """A step failed. place: the record it was processing; queue: the number of the queue it was
     serving; both None if unknown."""
@@ -77,7 +63,7 @@ class StepFailed(LakequeueError):
 def take_phases(broker: Broker, batch: Batch) -> None:
     """Everything that a step does, in order. A phase without work costs one check."""
     commands = decoded(broker, batch.commands, batch.skipped) if batch.commands.topics else []
-    read_mesh(broker, batch)
+    broker.mesh.hear(batch.mesh, batch.skipped)
     if broker.header.pending:  # commands that earlier steps did not finish
         go_on(broker)
     carry_out_all(broker, commands, inspect=False)
@@ -89,7 +75,7 @@ def take_phases(broker: Broker, batch: Batch) -> None:
         send_held_receipts(broker)
     act_on_deadlines(broker)
     deliver(broker)
-    write_mesh(broker)
+    broker.mesh.speak()  # after delivery, so that other brokers hear its result
     tidy(broker)
     watch(broker)
     carry_out_all(broker, commands, inspect=True)

@@ -123,7 +123,7 @@ def _link(facts: BridgeFacts, vpn: str, name: str) -> Link:
 
 def _check(broker: Broker, facts: BridgeFacts, where: str, new: BridgeDefinition) -> None:
     """Raise ConfigError for a bridge that conflicts with the home or with other bridges."""
-    brokers = (broker.header.name,) if broker.mesh is None else broker.mesh.brokers
+    brokers = broker.mesh.brokers or (broker.header.name,)
     for key, name in unknown_ends(new, brokers):
         there = ", ".join(map(repr, brokers))
         raise ConfigError(

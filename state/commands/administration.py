@@ -118,9 +118,7 @@ def _check(broker: Broker, vpn: str, definition: QueueDefinition) -> None:
     """Raise ConfigError or ValueError for a definition that conflicts with this broker's state."""
     check_vpn(broker, vpn, definition)
     where = f"queue {definition.name!r}"
-    mesh = broker.mesh
-    names = (broker.header.name,) if mesh is None else mesh.brokers
-    groups = {} if mesh is None else mesh.groups
+    names, groups = broker.mesh.brokers or (broker.header.name,), broker.mesh.groups
     found = wrong_hosts(definition, names, groups, "allowed are the home's brokers")
     problems = [Problem(where, *one) for one in found]
     if problems:
@@ -223,7 +221,7 @@ def _entry(definition: QueueDefinition) -> tuple[Any, ...]:
 def _emit_entry(broker: Broker, vpn: str, name: str, kind: str) -> None:
     """Write into the directory that a queue is here, or deleted (kind: empty)."""
     header = broker.header
-    if broker.mesh is not None and broker.mesh.keeps_directory:
+    if broker.mesh.keeps_directory:
         return
     hosts = {header.name: header.number} if kind else {}
     state = THERE if kind else ""
@@ -364,7 +362,6 @@ def move_queue(broker: Broker, vpn: str, command: c.MoveQueue) -> None:
 
 def leave(broker: Broker, queue: Queue, task: Task, command: c.MoveQueue, budget: Budget) -> bool:
     """Go on moving a queue to another broker (M5); returns whether it is done."""
-    assert broker.mesh is not None
     return broker.mesh.leave(queue, task, budget)
 
 

@@ -98,7 +98,7 @@ def usage(broker: Broker, vpn: str, command: Usage) -> dict[str, Any]:
             "max_delivered_unacked": system.max_delivered_unacked,
             "alerts": sorted(name for name in header.alerts if ":" not in name),
         },
-        "lanes": [] if broker.mesh is None else broker.mesh.lanes(vpn),
+        "lanes": broker.mesh.lanes(vpn),
     }
 
 
@@ -164,7 +164,7 @@ def _blocked(broker: Broker, queue: Queue) -> str | None:
         return None
     if not header.egress:
         return "egress shut down"
-    if header.stands_for and broker.mesh is not None:
+    if header.stands_for:
         return broker.mesh.why_waiting(queue)
     if not header.subscriptions:
         return "no consumer"

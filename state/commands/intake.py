@@ -198,7 +198,7 @@ def carry_out(broker: Broker, vpn: str, command: Any, speaker: Speaker | None) -
 def _one(broker: Broker, vpn: str, command: Any) -> None:
     """Carry out one command. An error means that nothing was changed."""
     kind = type(command)
-    if broker.mesh is not None and kind in broker.mesh.commands:
+    if kind in broker.mesh.commands:
         result = broker.mesh.commands[kind](vpn, command)
         if result is not LATER:
             answer(broker, command, result)
@@ -208,7 +208,7 @@ def _one(broker: Broker, vpn: str, command: Any) -> None:
             _check_stand_in(broker, gone, kind)
         answer(broker, command, OF_BROKER[kind](broker, vpn, command))
         return
-    if broker.mesh is not None and broker.mesh.forward_command(vpn, command):
+    if broker.mesh.forward_command(vpn, command):
         return
     queue = broker.find(vpn, command.queue)
     if queue is None:
@@ -226,7 +226,6 @@ def _one(broker: Broker, vpn: str, command: Any) -> None:
 def _check_stand_in(broker: Broker, queue: Queue, kind: type) -> None:
     """Raise ConfigError for a command that a stand-in does not support."""
     if queue.header.stands_for and kind not in OF_STAND_IN:
-        assert broker.mesh is not None
         raise ConfigError(
             f"queue: {queue.definition.name!r} – is {broker.mesh.of_engine(queue)}: you can "
             "browse it, purge it and shut it down; the engine removes it"

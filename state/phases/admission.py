@@ -136,8 +136,7 @@ class Admission:
         found = []
         for vpn, queues in queues_of_record(broker, topic):
             queues = [queue for queue in queues if not _was_read(queue, messages)]
-            if broker.mesh is not None:
-                queues = broker.mesh.of_record(vpn, topic, partition, queues)
+            queues = broker.mesh.of_record(vpn, topic, partition, queues)
             found.append((vpn, [q for q in queues if recovers(q, time, counter)]))
         return found
 
@@ -340,7 +339,6 @@ class Admission:
                 )
             ]  # fmt: skip
             if queue.header.stands_for:
-                assert broker.mesh is not None
                 broker.mesh.prepare_stand_in(queue, rows, header.to)
             self._enter(queue, rows, messages)
         return first

@@ -201,7 +201,6 @@ def _send(broker: Broker, queue: Queue, chosen: Chosen, contents: list[Any]) -> 
             apply(
                 broker, queue, rows, Event.GRANT, holder=subscription, subscription=subscription.id
             )  # fmt: skip
-            assert broker.mesh is not None
             broker.mesh.send(queue, subscription, rows, own)
             continue
         again = [row for row in rows if row.deliveries]

@@ -45,13 +45,13 @@ def choose_messages(
         room = max(definition.max_backlog - header.leased, 0)
     if free_unacked <= 0:  # this limit concerns leases only (B4)
         candidates = [c for c in candidates if c.free]
-    if broker.mesh is not None:  # other brokers get what no consumer here can take (H4)
-        own = [c for c in candidates if c.subscription.broker is None]
-        chosen = _chosen(broker, queue, own, room, free_unacked, budget, looks)
-        if len(own) == len(candidates) or chosen.rows or chosen.unfinished:
-            return chosen
-        candidates, room = [c for c in candidates if c.subscription.broker is not None], UNLIMITED
-    return _chosen(broker, queue, candidates, room, free_unacked, budget, looks)
+    own = [c for c in candidates if c.subscription.broker is None]
+    chosen = _chosen(broker, queue, own, room, free_unacked, budget, looks)
+    if len(own) == len(candidates) or chosen.rows or chosen.unfinished:
+        return chosen
+    others = [c for c in candidates if c.subscription.broker is not None]
+    # Other brokers get what no consumer here can take (H4).
+    return _chosen(broker, queue, others, UNLIMITED, free_unacked, budget, looks)
 
 
 def _chosen(

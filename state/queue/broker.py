@@ -74,7 +74,7 @@ class Broker:
         self._new_events = 0
         self.unwritten: dict[int, Queue] = {}  # queues with contents that are in no block
         self._to_pack: deque[Queue] = deque()  # queues that the current mark still has to write
-        self.mesh: MeshInterface | None = None  # other brokers and bridges, if there are any
+        self.mesh = MeshInterface()  # other brokers and bridges
         self.routes: dict[tuple[str, str], Any] = {}  # a cache, see `routing`
         self.begin(header.time)
 
@@ -153,8 +153,7 @@ class Broker:
         header.more_to_do = self.more_to_do
         if self.more_to_do or header.pending:
             return self.now
-        at = min(self._next_name(), self._next_queue())
-        return at if self.mesh is None else min(at, self.mesh.deadline())
+        return min(self._next_name(), self._next_queue(), self.mesh.deadline())
 
     @property
     def has_due(self) -> bool:
@@ -402,8 +401,7 @@ class Broker:
             if queue.dirty and not queue.dropped:
                 queue.begin_pack(put)
                 self._to_pack.append(queue)
-        if self.mesh is not None:
-            self.mesh.mark()
+        self.mesh.mark()
         self.spool.mark()
         self._write_names()
         self._write_events()

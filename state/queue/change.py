@@ -218,7 +218,7 @@ def _leave(broker: Broker, queue: Queue, rows: list[Row]) -> None:
             _leave_generation(queue, row)
     header.depth -= len(rows)
     header.bytes -= size
-    if header.stands_for and broker.mesh is not None:
+    if header.stands_for:
         broker.mesh.left(queue, rows)
     if not header.depth:  # no message is left whose order matters
         header.generation = 0

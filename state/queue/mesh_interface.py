@@ -1,17 +1,17 @@
-"""The interface through which a broker uses `mesh`: other brokers and bridges.
+"""What a broker asks about other brokers and bridges, and the answers while it has neither.
 
-The core does not import `mesh`. It calls this interface where other brokers matter. Without an
-implementation, the broker is the only one.
+The core does not import `mesh`. It asks this class where other brokers matter, and `mesh` answers
+in its place once there are any.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 from ...protocol.messages import Records
 from ..limits import Budget
-from ..storage.row import Row
+from ..storage.row import NEVER, Row
 from ..storage.spool import Content
 from .header import Subscription, Task
 from .queue import Queue
@@ -19,103 +19,103 @@ from .queue import Queue
 LATER = object()  # the result of a command that is answered later, or by another broker
 
 
-class MeshInterface(Protocol):
-    """Other brokers, as one of them sees them."""
+class MeshInterface:
+    """Other brokers, as a broker sees them that is alone. commands: those that also concern other
+    brokers, each with its handler: (VPN, command) → answer."""
 
-    @property
-    def commands(self) -> Mapping[type, Callable[[str, Any], Any]]:
-        """The commands that also concern other brokers: (VPN, command) → answer."""
-        ...
+    commands: Mapping[type, Callable[[str, Any], Any]] = {}
 
     @property
     def brokers(self) -> tuple[str, ...]:
-        """The names of the home's brokers."""
-        ...
+        """The names of the home's brokers; empty if the home has only this one."""
+        return ()
 
     @property
     def groups(self) -> Mapping[str, str]:
         """The group of each broker that is in one."""
-        ...
+        return {}
 
     @property
     def keeps_directory(self) -> bool:
         """Whether the brokers keep the directory of queues themselves."""
-        ...
+        return False
 
-    def forward_command(self, vpn: str, command: Any) -> bool:
-        """Forward a command if its queue is at another broker; returns whether it did. Raises
-        `Moved` if the sender must ask there itself."""
-        ...
-
-    def leave(self, queue: Queue, task: Task, budget: Budget) -> bool:
-        """Go on moving a queue to another broker, within the budget; returns whether it is done."""
-        ...
-
-    def forward_for_moving(self, queue: Queue, command: Any, ids: list[int]) -> int:
-        """Forward a command for messages that are moving to another broker; returns for how many
-        that broker will carry it out."""
-        ...
+    # ------------------------------------------------------------ a step
 
     def hear(self, records: Records, skipped: Mapping[tuple[str, int, int], str]) -> None:
         """Read records from other brokers."""
-        ...
+        assert not records, "a record from another broker, but this broker has no mesh"
+
+    def speak(self) -> None:
+        """Write the step's records to other brokers."""
+
+    def deadline(self) -> int:
+        """When the mesh needs a step, epoch ms, or NEVER."""
+        return NEVER
+
+    def mark(self) -> None:
+        """Write what has changed since the last mark."""
+
+    # ------------------------------------------------------------ queues elsewhere
 
     def target_of(self, vpn: str, to: str) -> str:
         """The topic of a destination that is not a queue of this broker."""
-        ...
+        return to
 
     def with_others(self, vpn: str, to: str, own: list[Queue]) -> list[Queue]:
         """The queues of this broker that store a message with this destination. own: the ones of
         its own queues that match; stand-ins for queues at other brokers are added."""
-        ...
-
-    def stand_in(self, vpn: str, name: str) -> Queue | None:
-        """The stand-in for a queue at another broker, or None."""
-        ...
-
-    def prepare_stand_in(self, queue: Queue, rows: list[Row], to: str) -> None:
-        """Prepare rows that are about to enter a stand-in. to: their published destination."""
-        ...
-
-    def left(self, queue: Queue, rows: list[Row]) -> None:
-        """Note that messages have left a stand-in, for whatever reason."""
-        ...
-
-    def of_engine(self, queue: Queue) -> str:
-        """What a stand-in is, for the refusal of commands that it does not support."""
-        ...
-
-    def lanes(self, vpn: str) -> list[dict[str, Any]]:
-        """The messages waiting here for queues of other brokers, for people."""
-        ...
+        return own
 
     def of_record(self, vpn: str, topic: str, partition: int, own: list[Queue]) -> list[Queue]:
         """The queues of this broker that store a record of a plain topic. own: the ones of its own
         queues that match and have not taken it before (M5, S5)."""
-        ...
-
-    def why_waiting(self, queue: Queue) -> str | None:
-        """Why messages wait in a stand-in, or None."""
-        ...
+        return own
 
     def reads(self, queue: Queue, partition: int) -> bool:
         """Whether this broker reads plain records of this partition for a queue (M5)."""
-        ...
+        return True
+
+    def forward_command(self, vpn: str, command: Any) -> bool:
+        """Forward a command if its queue is at another broker; returns whether it did. Raises
+        `Moved` if the sender must ask there itself."""
+        return False
+
+    def stand_in(self, vpn: str, name: str) -> Queue | None:
+        """The stand-in for a queue at another broker, or None."""
+        return None
+
+    def lanes(self, vpn: str) -> list[dict[str, Any]]:
+        """The messages waiting here for queues of other brokers, for people."""
+        return []
+
+    # ------------------------------------------------------------ stand-ins, messages that cross
+
+    def prepare_stand_in(self, queue: Queue, rows: list[Row], to: str) -> None:
+        """Prepare rows that are about to enter a stand-in. to: their published destination."""
+
+    def left(self, queue: Queue, rows: list[Row]) -> None:
+        """Note that messages have left a stand-in, for whatever reason."""
+
+    def of_engine(self, queue: Queue) -> str:
+        """What a stand-in is, for the refusal of commands that it does not support."""
+        raise NotImplementedError
+
+    def why_waiting(self, queue: Queue) -> str | None:
+        """Why messages wait in a stand-in, or None."""
+        return None
 
     def send(
         self, queue: Queue, subscription: Subscription, rows: list[Row], contents: list[Content]
     ) -> None:
         """Send messages to the broker that the subscription belongs to."""
-        ...
+        raise NotImplementedError
 
-    def speak(self) -> None:
-        """Write the step's records to other brokers."""
-        ...
+    def forward_for_moving(self, queue: Queue, command: Any, ids: list[int]) -> int:
+        """Forward a command for messages that are moving to another broker; returns for how many
+        that broker will carry it out."""
+        raise NotImplementedError
 
-    def deadline(self) -> int:
-        """When the mesh needs a step, epoch ms, or NEVER."""
-        ...
-
-    def mark(self) -> None:
-        """Write what has changed since the last mark."""
-        ...
+    def leave(self, queue: Queue, task: Task, budget: Budget) -> bool:
+        """Go on moving a queue to another broker, within the budget; returns whether it is done."""
+        raise NotImplementedError

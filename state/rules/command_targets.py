@@ -164,7 +164,6 @@ def split_moving(
     if not ids:
         return rows, 0
     here = [row for row in rows if row.state != MOVING]
-    assert broker.mesh is not None
     if getattr(command, "dry_run", False):
         return here, len(ids)
     return here, broker.mesh.forward_for_moving(queue, command, ids)

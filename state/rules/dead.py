@@ -50,9 +50,7 @@ def bury(broker: Broker, queue: Queue, rows: list[Row], reason: str, detail: str
 def find_any(broker: Broker, vpn: str, name: str) -> Queue | None:
     """A queue by its name; for a queue at another broker its stand-in (M6)."""
     queue = broker.find(vpn, name)
-    if queue is None and broker.mesh is not None:
-        return broker.mesh.stand_in(vpn, name)
-    return queue
+    return broker.mesh.stand_in(vpn, name) if queue is None else queue
 
 
 def _target(broker: Broker, queue: Queue) -> tuple[Queue | None, str]:

@@ -34,7 +34,7 @@ def may_be_elsewhere(broker: Broker, row: Row) -> bool:
     """Whether another queue of this broker may have the message too. Most messages are in one
     queue. A message from another broker arrives once per queue, so it may have died there and have
     come back."""
-    if broker.mesh is not None and broker.mesh.keeps_directory:
+    if broker.mesh.keeps_directory:
         return True
     return row.stored != row.id or broker.spool.matches(row.stored) > 1
 

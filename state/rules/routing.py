@@ -183,18 +183,15 @@ def queues_of_destination(broker: Broker, vpn: str, to: str) -> list[Queue]:
     else:
         named = broker.find(vpn, to)
         topic = (
-            _topic_of(broker, vpn, to) if named is None else named.definition.default_publish_target
+            broker.mesh.target_of(vpn, to)
+            if named is None
+            else named.definition.default_publish_target
         )
         of_vpn = _of_vpn(broker, vpn)
         found = _queues(broker, of_vpn.captured.find(topic) | of_vpn.subscribed.find(topic))
-    if broker.mesh is not None:
-        found = broker.mesh.with_others(vpn, to, found)
+    found = broker.mesh.with_others(vpn, to, found)
     _remember(broker, (vpn, to), found)
     return found
-
-
-def _topic_of(broker: Broker, vpn: str, to: str) -> str:
-    return to if broker.mesh is None else broker.mesh.target_of(vpn, to)
 
 
 def queues_of_record(broker: Broker, topic: str) -> list[tuple[str, list[Queue]]]:

@@ -31,7 +31,7 @@ class CarriedBridges:
         self._links: dict[int, str] = old.facts.get("links", {})
         bridged = BridgedBroker.load(new)
         new.mesh = bridged
-        self._facts = bridged.facts
+        self._facts = bridged.bridges
         for vpn in sorted(new.header.vpns):
             if known := old.read(f"K/{vpn}"):
                 self._facts.definitions[vpn] = known

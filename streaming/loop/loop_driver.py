@@ -1,6 +1,6 @@
 """The core in the loop: `replica.Driver` with Kafka, Spark's state and real clocks.
 
-Other brokers are met when the engine names them, or when they speak (`load_mesh`).
+Other brokers are met when the engine names them, or when they speak (`BridgedBroker.load`).
 
 A step that fails ends the loop and the batch. Pages that were written since the last mark belong to
 this attempt alone, and Spark throws them away. It starts the batch again, and the next loop begins
@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from ...mesh.bridges.bridged_broker import load_mesh
+from ...mesh.bridges.bridged_broker import BridgedBroker
 from ...protocol.steplog import StepRecord
 from ...replica.clock import BrokerClock
 from ...replica.driver import Clocks, Driver, Log, OutputWriter, Refused, Snapshot, Taken
@@ -64,7 +64,8 @@ class LoopDriver(Driver):
         self._pace = Pace()
         self._time = (lambda: self.now) if resting else self._clock
         clocks = Clocks(self._time, time.monotonic, time.thread_time)
-        super().__init__(home, code, store, snapshot, log, outbox, clocks, limits, load_mesh)
+        mesh = BridgedBroker.load
+        super().__init__(home, code, store, snapshot, log, outbox, clocks, limits, mesh)
 
     def one(self, inputs: Any, timeout_s: float) -> Taken | None:
         """Like the driver's. inputs: `LiveInputs`."""
@@ -97,7 +98,7 @@ class SparkBatch:
         if _format_of(store) == EARLIER_FORMAT:
             _turn(home, store)
         _check_format(home, store)
-        self._work = MicroBatch(home, store, BATCH_LIMITS, load_mesh)
+        self._work = MicroBatch(home, store, BATCH_LIMITS, BridgedBroker.load)
         self.take, self.end = self._work.take, self._work.end
 
 

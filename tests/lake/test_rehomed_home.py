@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 from lakequeue.lake.rebuilding import _about
-from lakequeue.mesh.bridges.bridged_broker import load_mesh
+from lakequeue.mesh.bridges.bridged_broker import BridgedBroker
 from lakequeue.mesh.rehome import HomeChange, Resting, rehome
 from lakequeue.replica.driver import Driver
 from lakequeue.state import Broker, DictStore, Home, Limits
@@ -69,7 +69,7 @@ def test_M4_a_driver_goes_on_from_the_new_state(tmp_path: Path) -> None:
     assert snapshot.offsets == known.own.offsets
     store = DictStore(pages)
     driver = Driver(
-        HOME, world.code, store, snapshot, world, world, clocks(world), LIMITS, load_mesh
+        HOME, world.code, store, snapshot, world, world, clocks(world), LIMITS, BridgedBroker.load
     )
     assert driver.replay(world.logged(driver.log_at), world) == []
     driver.learn(SIZES)

@@ -15,7 +15,7 @@ from rules.mesh import BROKERS, Mesh
 
 def facts_of(mesh: Mesh, name: str) -> MeshFacts:
     broker: Any = mesh.engine.broker(name)
-    return broker._replica.broker.mesh._others.facts
+    return broker._replica.broker.mesh.facts
 
 
 def test_H4_what_is_known_of_a_filter_goes_with_its_last_consumer() -> None:

@@ -119,7 +119,7 @@ def test_M5_a_move_to_a_broker_that_stays_away_is_called_back(asked: str) -> Non
     mesh.admin.move_queue("q", "c")
     assert numbers(mesh.admin.browse("q")) == list(range(4))
     for broker in mesh.engine.brokers:
-        facts = broker._replica.broker.mesh._others.facts
+        facts = broker._replica.broker.mesh.facts
         known = facts.moves, facts.coming, facts.leaving, facts.arriving, facts.went
         assert known == ({}, {}, {}, {}, {})
 

@@ -209,7 +209,7 @@ def test_Q9_what_a_configuration_says_again_is_told_to_nobody() -> None:
     """At each start: thousands of queues, and all brokers know them."""
     mesh = Mesh(local("q", broker="b"), {"name": "all", "message_type": "json"})
     # type: ignore[attr-defined]
-    facts: Any = mesh.engine.brokers[0]._replica.broker.mesh._others.facts
+    facts: Any = mesh.engine.brokers[0]._replica.broker.mesh.facts
     before = facts.edition
     entry = facts.entries["default"]["q"]
     for changed, editions in ({}, 0), ({"max_spool_messages": 7}, 1):
@@ -389,7 +389,7 @@ def test_Q2_a_topic_more_is_one_topic_to_all_whatever_the_queue_has(mesh: Mesh) 
     mesh.admin.define(local("q", broker="b", subscriptions=[f"t/{n}" for n in range(100, 500)]))
     assert costs("t/001") <= few + 50  # numbers have more digits
     for broker in mesh.engine.brokers:
-        entry = broker._replica.broker.mesh._others.facts.entries["default"]["q"]
+        entry = broker._replica.broker.mesh.facts.entries["default"]["q"]
         assert entry.topics == ["t/000", "t/001", *(f"t/{n}" for n in range(100, 500))]
     assert mesh.at["c"].producer().send("t/001", b"{}").message_id
     assert mesh.admin.describe("q")["depth"] == 1

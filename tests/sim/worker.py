@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 from crc32c import crc32c
-from lakequeue.mesh.bridges.bridged_broker import load_mesh
+from lakequeue.mesh.bridges.bridged_broker import BridgedBroker
 from lakequeue.protocol import topics
 from lakequeue.protocol.steplog import Range
 from lakequeue.protocol.wire import WireRecord
@@ -81,8 +81,8 @@ class Site:
     def directory(self) -> int:
         """Which edition of the directory it knows; 0 where it is alone."""
         assert self.worker is not None
-        others = self.worker.driver._replica.broker.mesh._others  # type: ignore[attr-defined]
-        return others.facts.edition if others else 0
+        mesh = self.worker.driver._replica.broker.mesh
+        return mesh.facts.edition  # type: ignore[attr-defined,no-any-return]
 
     def places(self) -> list[PartitionId]:
         """The partitions that it reads."""
@@ -132,7 +132,8 @@ class Worker:
         home = Home(site.name, site.number, site.epoch)
         self.driver = Driver(
             home, "v1", self.store, snapshot, self, self,
-            Clocks(self.clock, lambda: self.kafka.now / 1000, self._used), site.limits, load_mesh,
+            Clocks(self.clock, lambda: self.kafka.now / 1000, self._used), site.limits,
+            BridgedBroker.load,
         )  # fmt: skip
         self._watch_marks()
         self.point("loaded")
