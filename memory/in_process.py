@@ -28,7 +28,8 @@ from ..client.values import duration_ms
 from ..conf.client_keys import clients_command
 from ..definitions import DEFAULT_BROKER, DEFAULT_VPN, Configuration
 from ..definitions.configuration import configure_commands
-from ..mesh.rehome import HomeChange, Rehomed, Resting, rehome
+from ..mesh.home_change import HomeChange
+from ..mesh.rehome import Rehomed, Resting, rehome
 from ..protocol import ConfigError, commands, topics, wire
 from ..protocol.duties import do_every
 from ..protocol.journal import Journal

@@ -7,7 +7,8 @@ import json
 
 from ..client.session.queue_directory import WISH
 from ..definitions.broker_changes import check_added, check_removed
-from ..mesh.rehome import HomeChange, Rehomed
+from ..mesh.home_change import HomeChange
+from ..mesh.rehome import Rehomed
 from ..protocol import LakequeueError
 from .in_process import MemoryEngine
 

@@ -3,17 +3,12 @@
 The first broker keeps it. Any other broker forwards definitions to the keeper. The keeper checks a
 definition, numbers it, sends it to all others, and answers when all have confirmed. So a message
 that is published after the answer finds the queue at any broker.
-
-A `Queue` is hosted by all brokers, or by its group; a `GroupLocalQueue` by the group of its initial
-owner (`definitions.hosts_of`). A `LocalQueue` is on one, and so is whatever has an order that needs
-one place: the broker that its definition names, else that of its dead message queue or of the queue
-whose dead message queue it is, else the one that hosts the fewest such queues (M1).
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -25,7 +20,6 @@ from ..definitions import (
     redefine,
     wrong_hosts,
 )
-from ..definitions import hosts_of as hosts_of_definition
 from ..definitions.definition import defined_over, name_of, to_wire
 from ..definitions.definition_values import ENDPOINT_PREFIX
 from ..protocol import commands as c
@@ -41,7 +35,7 @@ from ..state.rules.routing import add_topic, drop_topic, forget_found, has_topic
 from . import credit, moves, stand_ins
 from .channel import say
 from .facts import BegunMove, Entry, MeshFacts, Peer, WaitingAnswer, entry_of, hosts_of, key_of
-from .queue_placement import QueuePlacement
+from .queue_placement import QueuePlacement, check_move, needs_one_host
 
 ENTRIES_MAX = 100  # in one record
 ReplyAddress = tuple[str, int, str]  # topic, partition, request
@@ -53,30 +47,7 @@ _encode = msgspec.msgpack.encode
 _definition = msgspec.msgpack.Decoder(QueueDefinition)
 
 
-def needs_one_host(definition: QueueDefinition) -> bool:
-    """Whether a queue must have one host to keep its order (M1)."""
-    ordered = definition.barrier_expression is not None or definition.partition_key is not None
-    return ordered or definition.type == "LocalQueue"
-
-
 # ---------------------------------------------------------------- the keeper
-
-
-def check_move(
-    definition: QueueDefinition, to: str, brokers: tuple[str, ...], groups: Mapping[str, str]
-) -> None:
-    """Raise ConfigError for a queue that cannot move to this broker."""
-    name = definition.name
-    problem = f"queue {name!r}", "broker", to
-    if to not in brokers:
-        allowed = f"allowed are the home's brokers: {', '.join(brokers)}"
-        raise ConfigError([Problem(*problem, allowed)])
-    if not needs_one_host(definition) or definition.initial_owner is not None:
-        raise ConfigError(f"queue: {name!r} – is a {definition.type}; only a LocalQueue can move")
-    if definition.type != "LocalQueue":
-        may = hosts_of_definition(definition, brokers, groups)
-        if to not in may:
-            raise ConfigError([Problem(*problem, f"allowed is its group: {', '.join(may)}")])
 
 
 class Keeper:
@@ -85,7 +56,7 @@ class Keeper:
 
     def __init__(self, broker: Broker, facts: MeshFacts, apply_bridge: ApplyBridge) -> None:
         self._broker, self._facts, self._apply_bridge = broker, facts, apply_bridge
-        self._placed: QueuePlacement | None = None
+        self._placed: QueuePlacement | None = None  # made when the first queue is placed
 
     def define(self, vpn: str, command: c.Define) -> Any:
         """Define a queue, or define it again (Q9)."""
@@ -99,7 +70,9 @@ class Keeper:
         self._check(vpn, definition)
         if before is None:
             topics = sorted(definition.subscriptions)
-            hosts = self._hosts(vpn, definition)
+            if self._placed is None:
+                self._placed = QueuePlacement(self._facts)
+            hosts = self._placed.hosts(vpn, definition)
             number = self._facts.edition + 1
             made = self._broker.now
             entry = Entry(definition, hosts, topics, number, made=made, born=number)
@@ -261,30 +234,6 @@ class Keeper:
         topics = set(before.topics) - gone | set(new.subscriptions)
         return msgspec.structs.replace(before, definition=new, topics=sorted(topics))
 
-    def note(self, vpn: str, name: str, before: Entry | None, after: Entry | None) -> None:
-        """Update the counts for placing queues."""
-        if self._placed is not None:
-            self._placed.change(vpn, name, before, after)
-
-    def _hosts(self, vpn: str, definition: QueueDefinition) -> list[int]:
-        facts = self._facts
-        if self._placed is None:
-            self._placed = QueuePlacement(facts)
-        placed = self._placed
-        names = hosts_of_definition(definition, tuple(facts.brokers), facts.groups)
-        numbers = sorted(facts.brokers[name] for name in names)
-        if not needs_one_host(definition):
-            return numbers
-        if definition.initial_owner is not None:
-            return [facts.brokers[definition.initial_owner]]
-        beside = [entry_of(facts, vpn, definition.dead_message_queue or "")]
-        for name in sorted(placed.dying.get((vpn, definition.name), ())):  # it is their DMQ
-            beside.append(entry_of(facts, vpn, name))
-        for one in beside:
-            if one is not None and len(one.hosts) == 1 and one.hosts[0] in numbers:
-                return one.hosts
-        return [min(numbers, key=lambda number: (placed.loads[number], number))]
-
     def _change(
         self, vpn: str, name: str, entry: Entry | None, to: c.Command | ReplyAddress | None,
         result: bool | int | None = None, error: str = "", at_once: bool = False,
@@ -294,7 +243,8 @@ class Keeper:
         broker, facts = self._broker, self._facts
         before = entry_of(facts, vpn, name)
         waited = apply_entry(broker, facts, vpn, name, entry, self._apply_bridge)
-        self.note(vpn, name, before, entry)
+        if self._placed is not None:
+            self._placed.change(vpn, name, before, entry)
         if entry is None and name.startswith(ENDPOINT_PREFIX):
             result = waited
         reply = _reply_address(to) if isinstance(to, c.Command) else to

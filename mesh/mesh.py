@@ -29,7 +29,6 @@ from ..protocol.mesh_messages import (
     Stored,
 )
 from ..protocol.messages import QUEUE_ALONE, Records
-from ..protocol.patterns import kind_of
 from ..protocol.signing import Speaker
 from ..state.commands.administration import shutdown
 from ..state.commands.dispatch import INSPECTIONS, TOLERANT
@@ -42,7 +41,7 @@ from ..state.queue.header import Subscription, Task
 from ..state.queue.mesh_interface import LATER, MeshInterface
 from ..state.queue.queue import Queue
 from ..state.rules.edits import TRANSIT
-from ..state.rules.routing import Patterns, has_topic, kind_of_captured
+from ..state.rules.routing import TopicTable, has_topic
 from ..state.storage.row import NEVER, Row
 from ..state.storage.spool import Content
 from . import credit, directory, handover, in_transit_commands, moves, stand_ins
@@ -50,18 +49,15 @@ from .channel import hear, say
 from .facts import Entry, MeshFacts, entry_of, keeper_of, load_facts, mark_facts
 
 
-class _Table:
-    """The topics that the queues of a VPN take, by one edition of the directory. Queues are
+class _HomeTable(TopicTable):
+    """The topics of a VPN's queues at all brokers, by one edition of the directory. Queues are
     numbered by their index in `listed`."""
 
     def __init__(self, edition: int, listed: list[tuple[str, Entry]]) -> None:
+        super().__init__(
+            (at, entry.definition, entry.topics) for at, (_, entry) in enumerate(listed)
+        )
         self.edition, self.listed = edition, listed
-        self.captured, self.subscribed = Patterns(), Patterns()
-        for at, (_, entry) in enumerate(listed):
-            topic = entry.definition.underlying_topic
-            self.captured.add(kind_of_captured(topic), topic, at)
-            for pattern in entry.topics:
-                self.subscribed.add(kind_of(pattern), pattern, at)
 
 
 class Mesh(MeshInterface):
@@ -70,7 +66,7 @@ class Mesh(MeshInterface):
     def __init__(self, broker: Broker, facts: MeshFacts) -> None:
         self._broker, self.facts = broker, facts
         self._keeper = directory.Keeper(broker, facts, self._apply_bridge)
-        self._tables: dict[str, _Table] = {}  # by VPN
+        self._tables: dict[str, _HomeTable] = {}  # by VPN
         self._directory_written = facts.edition
         self.commands = {
             c.Peers: self._peers,
@@ -205,14 +201,18 @@ class Mesh(MeshInterface):
 
     # ------------------------------------------------------------ commands
 
-    def _peers(self, vpn: str, command: c.Peers) -> None:
-        """Set the home's brokers. Raises ConfigError unless this is one of them."""
+    def check_own_number(self, command: c.Peers) -> None:
+        """Raise ConfigError unless the list of brokers has this one, with its number."""
         header = self._broker.header
         own = command.brokers.get(header.name)
         if own != header.number:
             raise ConfigError(
                 f"brokers: {header.name!r} with number {own} – it has number {header.number}"
             )
+
+    def _peers(self, vpn: str, command: c.Peers) -> None:
+        """Set the home's brokers. Raises ConfigError unless this is one of them."""
+        self.check_own_number(command)
         directory.set_brokers(self._broker, self.facts, command.brokers, command.groups)
 
     def kept(self, carry_out: Callable[[str, Any], Any]) -> Callable[[str, Any], Any]:
@@ -403,12 +403,11 @@ class Mesh(MeshInterface):
     def _matching(self, vpn: str, topic: str) -> list[tuple[str, Entry]]:
         """The home's queues that take messages published to a topic."""
         table = self._table(vpn)
-        found = table.captured.find(topic) | table.subscribed.find(topic)
-        return [table.listed[at] for at in sorted(found)]
+        return [table.listed[at] for at in sorted(table.find(topic))]
 
-    def _table(self, vpn: str) -> _Table:
+    def _table(self, vpn: str) -> _HomeTable:
         table = self._tables.get(vpn)
         if table is None or table.edition != self.facts.edition:
             listed = sorted(self.facts.entries.get(vpn, {}).items())
-            table = self._tables[vpn] = _Table(self.facts.edition, listed)
+            table = self._tables[vpn] = _HomeTable(self.facts.edition, listed)
         return table

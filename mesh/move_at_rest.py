@@ -18,7 +18,7 @@ from ..state.queue.header import ENTERED_MAX, QueueHeader
 from ..state.queue.queue import Queue
 from ..state.queue.table import Event
 from ..state.rules.after_entry import apply_early_ack
-from ..state.rules.routing import drop_route, set_topics
+from ..state.rules.routing import withdraw
 from ..state.storage.row import IN_MEMORY, LEASED, NEVER, Row
 from .handover import take_in
 
@@ -47,7 +47,7 @@ def move_queue(
     source: Broker, queue: Queue, target: Broker, shared: Shared, into: Queue | None = None
 ) -> Queue:
     """Move a queue to another broker, or its messages into another queue. The caller removes the
-    old queue, with its broker or by `give_up`. shared: contents of several queues."""
+    old queue, with its broker or by `leave_behind`. shared: contents of several queues."""
     rows = rows_of(queue)
     holders: dict[int, int] = {}
     if into is None:
@@ -99,37 +99,22 @@ def arrive(source: Broker, queue: Queue, target: Broker, into: Queue) -> None:
     into.spill_over()
 
 
-def give_up(broker: Broker, queue: Queue) -> None:
-    """Remove a queue whose messages are in another one now."""
-    queue.remove(list(queue.live.values()))
-    header = queue.header
-    header.depth = header.bytes = header.leased = header.delayed = 0
-    broker.forget_name(queue)
-    broker.touched.pop(queue.number, None)
-    for numbers in (broker.header.waiting, broker.header.pending):
-        numbers.pop(queue.number, None)
-    broker.header.merging = [n for n in broker.header.merging if n != queue.number]
-    broker.drop_queue(queue)
-
-
 def leave_behind(broker: Broker, queue: Queue, rows: list[Row]) -> None:
-    """Remove a queue that has moved away from a broker that stays. rows: its rows as they were
-    here."""
-    header = queue.header
+    """Remove a queue whose messages have moved from a broker that stays. rows: those that moved to
+    another broker, as they were here."""
+    header, number = queue.header, queue.number
     if rows:
         broker.spool.release(rows, header.vpn_number)
     broker.unacked -= header.leased
     vpn = broker.vpn_of(queue)
     for one in header.subscriptions:
         session = one.session.removesuffix(f"@{broker.header.number}")
-        unbind(broker, (vpn, session), (queue.number, one.id))
+        unbind(broker, (vpn, session), (number, one.id))
     header.depth = header.bytes = header.leased = header.delayed = 0
-    set_topics(broker, queue, [])
-    drop_route(broker, queue.definition, queue.number)
-    broker.forget_name(queue)
-    broker.touched.pop(queue.number, None)
-    broker.header.waiting.pop(queue.number, None)
-    broker.header.merging = [n for n in broker.header.merging if n != queue.number]
+    withdraw(broker, queue)
+    broker.touched.pop(number, None)
+    broker.header.pending.pop(number, None)
+    broker.header.merging = [n for n in broker.header.merging if n != number]
     broker.drop_queue(queue)
 
 

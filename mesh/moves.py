@@ -34,7 +34,7 @@ from ..state.queue.header import QueueHeader, Task
 from ..state.queue.queue import Queue
 from ..state.queue.table import Event
 from ..state.rules.command_targets import wanted
-from ..state.rules.routing import add_route, drop_route, forget_found, set_topics
+from ..state.rules.routing import add_route, forget_found, set_topics, withdraw
 from ..state.storage.row import DELAYED, IN_MEMORY, NEVER, Row
 from ..state.storage.spool import Content
 from . import stand_ins
@@ -304,10 +304,7 @@ def _hand_over_queue(broker: Broker, facts: MeshFacts, queue: Queue, task: Task,
     header.tasks = [one for one in header.tasks if one is task]
     del facts.leaving[key]
     facts.went[key] = move, to
-    set_topics(broker, queue, [])
-    broker.forget_name(queue)
-    drop_route(broker, queue.definition, queue.number)
-    broker.header.waiting.pop(queue.number, None)
+    withdraw(broker, queue)
     broker.drop_queue(queue)
     stand_ins.turn(broker, facts, vpn, name)
     broker.event("went", vpn, name, to=facts.peers[to].name)

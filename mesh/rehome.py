@@ -5,12 +5,10 @@
 Pure: the old pages are not changed, and the same pages give the same new ones, byte for byte. At
 rest nothing is in transit between brokers (`why_not_at_rest`), so no broker needs an answer.
 
-An added broker hosts the distributed queues that the definitions give it. No other queue moves to
-it; `move-queue` does that. When a broker is removed, each of its queues with one host goes where a
-new one would be placed, together with its dead message queue, or all of them go to one broker. Its
-part of a distributed queue goes to the *heir*, the first broker that stays, if that is a host, else
-to the first host. The heir then reads the removed broker's partitions and answers its producers
-under its number, so its clients can go on.
+`home_change` says which brokers host which queue afterwards. A removed broker's part of a
+distributed queue goes to the *heir*, the first broker that stays, if that is a host, else to the
+first host. The heir then reads the removed broker's partitions and answers its producers under its
+number, so its clients can go on.
 
 Messages in a stand-in go to the queue's new host. Each queue continues with captured topics where
 its reader stopped (`reading_positions`).
@@ -22,8 +20,7 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from ..definitions import hosts_of, wrong_hosts
-from ..protocol.errors import ConfigError, LakequeueError, Problem
+from ..protocol.errors import ConfigError
 from ..protocol.journal import JournalSegment
 from ..state.limits import Limits
 from ..state.phases.alerts import watch
@@ -32,15 +29,21 @@ from ..state.queue.broker_facts import Home
 from ..state.queue.queue import Queue
 from ..state.storage.store import DictStore
 from .bridges.bridge_facts import check_no_bridge
-from .bridges.endpoint import entries_of
 from .channel import next_word
-from .directory import Keeper, apply_entry, check_move, entry_of, needs_one_host, without_bridges
-from .facts import Entry, MeshFacts, Peer
+from .directory import apply_entry
+from .facts import Peer, entry_of
+from .home_change import (
+    HomeChange,
+    NotAtRest,
+    check_moves,
+    directory_of,
+    facts_of,
+    new_directory,
+)
 from .mesh import Mesh
 from .move_at_rest import (
     Shared,
     arrive,
-    give_up,
     journal_move,
     keep_later,
     leave_behind,
@@ -49,10 +52,6 @@ from .move_at_rest import (
 )
 from .reading_positions import Partition, of_new, of_removed, share, what_was_had
 from .stand_ins import stand_in, target, turn
-
-
-class NotAtRest(LakequeueError):
-    """Messages or commands are in transit between brokers."""
 
 
 class Resting(msgspec.Struct):
@@ -67,17 +66,6 @@ class Resting(msgspec.Struct):
     ids: dict[Partition, str] = {}
     captures: list[str] = []
     journal: list[JournalSegment] = []
-
-
-class HomeChange(msgspec.Struct):
-    """A change of the home. brokers: the numbers of all brokers by name; groups: the group of each
-    broker that is in one; to: the broker that gets all queues with one host of removed brokers,
-    empty: each is placed like a new one; moves: new hosts of queues, by VPN and name."""
-
-    brokers: dict[str, int]
-    groups: dict[str, str] = {}
-    to: str = ""
-    moves: dict[tuple[str, str], str] = {}
 
 
 class Rehomed(msgspec.Struct):
@@ -98,7 +86,7 @@ def rehome(
 
 def why_not_at_rest(brokers: Mapping[int, Broker], leaving: Iterable[int]) -> str:
     """Why the home is not at rest; empty if it is."""
-    facts = {number: _facts(broker) for number, broker in brokers.items()}
+    facts = {number: facts_of(broker) for number, broker in brokers.items()}
     for number, own in facts.items():
         name = brokers[number].header.name
         for other, peer in own.peers.items():
@@ -121,11 +109,6 @@ def why_not_at_rest(brokers: Mapping[int, Broker], leaving: Iterable[int]) -> st
     return ""
 
 
-def _facts(broker: Broker) -> MeshFacts:
-    assert isinstance(broker.mesh, Mesh)
-    return broker.mesh.facts
-
-
 class _Rehoming:
     def __init__(
         self, resting: list[Resting], change: HomeChange, epoch: int, secret: bytes, limits: Limits
@@ -135,7 +118,7 @@ class _Rehoming:
         self._brokers: dict[int, Broker] = {}  # before the change
         for one in sorted(resting, key=lambda one: one.number):
             self._brokers[one.number] = self._load(one.name, one.number, one.pages, epoch, secret)
-        self._edition = 1 + max(_facts(one).edition for one in self._brokers.values())
+        self._edition = 1 + max(facts_of(one).edition for one in self._brokers.values())
         staying = set(change.brokers.values())
         self._removed = [number for number in self._brokers if number not in staying]
         self._added = sorted(staying - self._brokers.keys())
@@ -146,8 +129,9 @@ class _Rehoming:
             broker.begin(self._now)
         offsets = {number: one.offsets for number, one in self._given.items()}
         self._had = what_was_had(self._brokers, offsets)
-        self._check_moves()
-        self._entries = self._directory()
+        self._before = directory_of(self._brokers)
+        check_moves(self._brokers, self._before, change)
+        self._entries = new_directory(self._before, change)
         self._new: dict[int, Broker] = {}
         for name, number in sorted(change.brokers.items(), key=lambda one: one[1]):
             known = self._brokers.get(number)
@@ -182,31 +166,11 @@ class _Rehoming:
         if why:
             raise NotAtRest(why)
 
-    def _check_moves(self) -> None:
-        """Raise ConfigError or NotAtRest for a queue that cannot move now."""
-        change, known = self._change, self._owned()
-        for (vpn, name), to in change.moves.items():
-            entry = known.get((vpn, name))
-            if entry is None:
-                raise ConfigError(f"queue: {name!r} – there is no such queue in VPN {vpn!r}")
-            if entry.bridge is not None:
-                raise ConfigError(f"queue: {name!r} – is the endpoint of a bridge and cannot move")
-            check_move(entry.definition, to, tuple(change.brokers), change.groups)
-            for broker in self._brokers.values():
-                queue = broker.find(vpn, name)
-                if queue is not None and queue.header.faulted:
-                    raise ConfigError(
-                        f"queue {name!r}: failed ({queue.header.faulted}); define it again"
-                    )
-                if queue is not None and queue.number in broker.header.pending:
-                    raise NotAtRest(f"a command for queue {name!r} is being carried out")
-
     def do(self) -> Rehomed:
         """Make the change; returns the new home."""
         for broker in self._new.values():
             if broker.header.number in self._added:
                 self._begin(broker)
-        before = self._owned()
         for broker in [*self._brokers.values(), *self._new.values()]:
             _forget_credits(broker)
         for broker in self._new.values():
@@ -223,7 +187,7 @@ class _Rehoming:
             self._redirect(broker, broker)
         for (_, number, _), (row, vpn_number) in self._shared.items():
             self._new[number].spool.release([row], vpn_number)
-        self._tell(before)
+        self._tell()
         for number in self._removed:
             self._leave_rest(self._brokers[number])
         return Rehomed(
@@ -231,81 +195,8 @@ class _Rehoming:
             {self._given[n].name: self._brokers[n].journal.segments for n in self._removed},
         )  # fmt: skip
 
-    # ------------------------------------------------------------ the directory
-
     def _keeper(self) -> Broker:
         return self._brokers[min(self._brokers)]
-
-    def _owned(self) -> dict[tuple[str, str], Entry]:
-        """The directory before the change. A single broker has none, so it is made from its
-        queues."""
-        facts = _facts(self._keeper())
-        found = {} if facts.entries else entries_of(self._keeper())
-        found |= {
-            (vpn, name): entry
-            for vpn, entries in facts.entries.items() for name, entry in entries.items()
-        }  # fmt: skip
-        for broker in self._brokers.values():
-            for (vpn, name), queue in broker.names.items():
-                if (vpn, name) not in found and not queue.header.stands_for:
-                    found[vpn, name] = Entry(
-                        queue.definition, [broker.header.number], list(queue.header.topics),
-                        ingress=queue.header.ingress, egress=queue.header.egress,
-                    )  # fmt: skip
-        return dict(sorted(found.items()))
-
-    def _directory(self) -> dict[tuple[str, str], Entry]:
-        """The new directory. Raises ConfigError if a definition names a removed broker."""
-        change, before = self._change, self._owned()
-        names = tuple(change.brokers)
-        found: dict[tuple[str, str], Entry] = {}
-        facts = MeshFacts(brokers=change.brokers, groups=change.groups)
-        problems: list[Problem] = []
-        keeper = Keeper(self._keeper(), facts, without_bridges)
-
-        def assign(key: tuple[str, str]) -> None:
-            """Choose the hosts of a queue; of its dead message queue first."""
-            if key in found or key not in before:
-                return
-            vpn, name = key
-            entry = before[key]
-            definition = entry.definition
-            stays = [n for n in entry.hosts if n not in self._removed]
-            if definition.broker is not None and not stays:
-                definition = msgspec.structs.replace(definition, broker=change.to or None)
-            elif definition.broker is not None and definition.broker not in names:  # it has moved
-                there = next(n for n, at in change.brokers.items() if at == stays[0])
-                definition = msgspec.structs.replace(definition, broker=there)
-            allowed = "change or delete it before; allowed are the brokers that stay"
-            wrong = list(wrong_hosts(definition, names, change.groups, allowed))
-            problems.extend(Problem(f"queue {name!r}", *one) for one in wrong)
-            if wrong:
-                return
-            if needs_one_host(definition):
-                if not stays:
-                    if definition.dead_message_queue:
-                        assign((vpn, definition.dead_message_queue))
-                    to = change.brokers.get(change.to)
-                    may = [change.brokers[n] for n in hosts_of(definition, names, change.groups)]
-                    stays = [to] if to in may else keeper._hosts(vpn, definition)
-                    if entry.definition.broker is not None:
-                        there = next(n for n, at in change.brokers.items() if at == stays[0])
-                        definition = msgspec.structs.replace(definition, broker=there)
-                hosts = stays[:1]
-                if to_move := change.moves.get(key):
-                    hosts = [change.brokers[to_move]]
-            else:
-                hosts = keeper._hosts(vpn, definition)
-            found[key] = msgspec.structs.replace(entry, definition=definition, hosts=hosts)
-            facts.entries.setdefault(vpn, {})[name] = found[key]
-            keeper.note(vpn, name, None, found[key])
-
-        staying = [k for k, e in before.items() if set(e.hosts) & set(change.brokers.values())]
-        for key in dict.fromkeys((*staying, *before)):
-            assign(key)
-        if problems:
-            raise ConfigError(problems)
-        return dict(sorted(found.items()))
 
     def _begin(self, broker: Broker) -> None:
         """Give a new broker the settings of the others."""
@@ -319,7 +210,7 @@ class _Rehoming:
 
     def _know(self, broker: Broker) -> None:
         """Give a broker the new brokers and the new directory."""
-        facts, own = _facts(broker), broker.header.number
+        facts, own = facts_of(broker), broker.header.number
         facts.brokers, facts.groups = dict(self._change.brokers), dict(self._change.groups)
         facts.peers = {
             number: facts.peers.get(number) or Peer(name)
@@ -340,19 +231,21 @@ class _Rehoming:
                 broker.touch(queue)
         broker.routes.clear()
 
-    def _tell(self, before: Mapping[tuple[str, str], Entry]) -> None:
+    def _tell(self) -> None:
         names = {number: name for name, number in self._change.brokers.items()}
-        changed = [key for key, one in self._entries.items() if before[key].hosts != one.hosts]
-        facts = _facts(self._heir)
+        changed = [
+            key for key, one in self._entries.items() if self._before[key].hosts != one.hosts
+        ]
+        facts = facts_of(self._heir)
         facts.untold = sorted({*facts.untold, *changed})
         for vpn, name in changed:
             hosts = self._entries[vpn, name].hosts
-            if len(hosts) == 1 and len(before[vpn, name].hosts) == 1:
+            if len(hosts) == 1 and len(self._before[vpn, name].hosts) == 1:
                 self._moved.append((vpn, name, names[hosts[0]]))
 
     def _host(self, broker: Broker) -> None:
         """Make the queues that this broker hosts now and that no other broker moved here."""
-        facts = _facts(broker)
+        facts = facts_of(broker)
         for (vpn, name), entry in self._entries.items():
             found = broker.find(vpn, name)
             if found is not None and found.header.definition != entry.definition:
@@ -395,7 +288,7 @@ class _Rehoming:
     def _redirect(self, holder: Broker, to: Broker) -> None:
         """Redirect the stand-ins of a broker to the queues' new hosts. to: the broker that has the
         stand-ins from now on."""
-        facts, known = _facts(holder), _facts(to)
+        facts, known = facts_of(holder), facts_of(to)
         for number, lane in sorted(facts.lanes.items()):
             queue = holder.queues[number]
             entry = entry_of(known, lane.vpn, lane.queue)
@@ -423,13 +316,13 @@ class _Rehoming:
             if holder is to:
                 del facts.lanes[number]
                 facts.retries.pop(number, None)
-                give_up(holder, queue)
+                leave_behind(holder, queue, [])
 
     def _count_on(self, to: Broker, queue: Queue, host: int) -> None:
         """Continue a lane's attempts behind those that its new broker has refused."""
-        lane = _facts(to).lanes[queue.number]
+        lane = facts_of(to).lanes[queue.number]
         key = f"{to.header.number}/{lane.vpn}/{lane.queue}"
-        attempt = _facts(self._new[host]).refusing.get(key, 0) + 1
+        attempt = facts_of(self._new[host]).refusing.get(key, 0) + 1
         lane.attempt = max(lane.attempt, attempt)
 
     # ------------------------------------------------------------ state of clients
@@ -489,7 +382,7 @@ class _Rehoming:
 
 def _forget_credits(broker: Broker) -> None:
     """Forget all credits. Brokers with room will send it again, to the new hosts."""
-    facts = _facts(broker)
+    facts = facts_of(broker)
     facts.asked, facts.lent, facts.filters, facts.credits_changed = {}, {}, {}, True
     for queue in broker.queues.values():
         header = queue.header

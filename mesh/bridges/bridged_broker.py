@@ -21,17 +21,17 @@ from ...definitions.bridge import BridgeDefinition, bridge_to_wire, parse_bridge
 from ...definitions.definition_values import ENDPOINT_PREFIX
 from ...protocol import commands as c
 from ...protocol import mesh_messages, topics
-from ...protocol.errors import LakequeueError
+from ...protocol.errors import ConfigError, LakequeueError
 from ...protocol.home_bridges import COPIER_PREFIX, HomeAnswer, decode_copied, of_key
 from ...protocol.mesh_messages import BridgeReceipt, BridgeSend
 from ...protocol.messages import QUEUE_ALONE, Records
-from ...state.commands.administration import peers
 from ...state.commands.answers import reject_record
 from ...state.queue.broker import Broker
 from ...state.queue.broker_facts import RecordPosition
 from ...state.queue.mesh_interface import LATER
 from ...state.queue.queue import Queue
 from ...state.storage.row import Row
+from ..directory import check_move
 from ..facts import PAGE, MeshFacts, load_facts
 from ..mesh import Mesh
 from . import bridge_commands, endpoint, far_end
@@ -55,9 +55,10 @@ class BridgedBroker(Mesh):
             c.Bridges: lambda vpn, command: bridge_commands.names(bridges, vpn),
         }
         self._of_home = self.commands  # once it has met others
-        self.commands = {**self._of_home, **self._own} if has_met else {
-            c.Peers: self._meet_peers, **self._own
+        alone: dict[type, Callable[[str, Any], Any]] = {
+            c.Peers: self._meet_peers, c.MoveQueue: self._stay
         }  # fmt: skip
+        self.commands = {**(self._of_home if has_met else alone), **self._own}
         for vpn, entries in facts.entries.items():
             for entry in entries.values():
                 if entry.bridge is not None:  # a broker that is loaded knows them already
@@ -82,10 +83,17 @@ class BridgedBroker(Mesh):
     def _meet_peers(self, vpn: str, command: c.Peers) -> None:
         """Set the home's brokers; the broker has met none yet."""
         if len(command.brokers) == 1:
-            peers(self._broker, vpn, command)
+            self.check_own_number(command)
         else:
             self._meet()
             self.commands[c.Peers](vpn, command)
+
+    def _stay(self, vpn: str, command: c.MoveQueue) -> None:
+        """Refuse to move a queue: there is no other broker."""
+        queue = self._broker.find(vpn, command.queue)
+        if queue is None:
+            raise ConfigError(f"queue: {command.queue!r} – there is no such queue in VPN {vpn!r}")
+        check_move(queue.definition, command.broker, (self._broker.header.name,), {})
 
     # ------------------------------------------------------------ definitions of bridges
 

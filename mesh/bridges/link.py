@@ -28,6 +28,7 @@ from ...protocol.home_bridges import OPEN, HomeSend, bridge_key
 from ...protocol.mesh_messages import PART_BYTES, PART_ROWS, BridgeReceipt, BridgeSend
 from ...protocol.outputs import HomeRecord
 from ...state.limits import Budget
+from ...state.phases.delivery import lose
 from ...state.phases.selection import Search
 from ...state.queue.broker import Broker
 from ...state.queue.broker_facts import RecordPosition
@@ -35,7 +36,7 @@ from ...state.queue.change import apply
 from ...state.queue.queue import Queue
 from ...state.queue.table import Event
 from ...state.rules.edits import edited
-from ...state.storage.row import MOVING, NEVER, READY, Row
+from ...state.storage.row import MOVING, NEVER, Row
 from ...state.storage.spool import Content
 from .bridge_facts import ELSEWHERE, BridgeFacts, Flight, Link
 from .endpoint import (
@@ -167,7 +168,7 @@ def _send(
     rows = [row for _, part in lanes for row in part]
     contents = broker.spool.contents(rows)
     if None in contents:
-        _lose(broker, queue, rows, contents)
+        lose(broker, queue, rows, contents)
         return len(rows), 0  # the rest of these lanes goes into the next record
     (holder,) = (one for one in queue.header.subscriptions if one.number == NUMBER)
     apply(broker, queue, rows, Event.GRANT, holder=holder, subscription=SUBSCRIPTION)
@@ -211,19 +212,6 @@ def send_again(broker: Broker, link: Link, say: Say) -> None:
         contents = broker.spool.contents(rows)
         if len(rows) == flight.rows and None not in contents:
             say(link, _bridge_send(link, number, lanes, rows, contents))
-
-
-def _lose(broker: Broker, queue: Queue, rows: list[Row], contents: list[Content | None]) -> None:
-    """Remove messages whose payloads are missing, and write an event."""
-    lost = [row for row, content in zip(rows, contents, strict=True) if content is None]
-    apply(broker, queue, lost, Event.LOSE, reason="payload missing")
-    for row in rows:
-        if row.state == READY:
-            queue.ready.changed(row)
-    broker.event(
-        "payload_missing", broker.vpn_of(queue), queue.definition.name, messages=len(lost),
-        first=str(lost[0].id),
-    )  # fmt: skip
 
 
 def say_home(broker: Broker, link: Link, sent: BridgeSend) -> None:

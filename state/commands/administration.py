@@ -1,5 +1,4 @@
-"""Administration: define, delete, shut down, purge; and commands about brokers and bridges in a
-home with one broker (Q1–Q9, S7, H5, R6).
+"""Administration: define, delete, shut down, purge (Q1–Q9, S7, H5, R6).
 
 A definition is checked as a whole before anything changes, so a refused one has no effect. At each
 start the engine defines every queue of its configuration again. Most definitions are unchanged,
@@ -23,7 +22,6 @@ from ...definitions import (
     wrong_hosts,
 )
 from ...definitions.definition import NEEDS_AUTH, is_protected, name_of
-from ...protocol import commands as c
 from ...protocol import topics
 from ...protocol.commands import (
     Configure,
@@ -45,7 +43,7 @@ from ..queue.header import QueueHeader, Task
 from ..queue.queue import Queue
 from ..queue.table import Event
 from ..rules.command_targets import split_moving, wanted
-from ..rules.routing import add_route, drop_route, forget_found, queues_of_record, set_topics
+from ..rules.routing import add_route, drop_route, forget_found, queues_of_record, withdraw
 from .moving import because
 from .multi_step_commands import begin, cancel_all, resume
 from .sessions import unbind
@@ -238,10 +236,7 @@ def delete(broker: Broker, vpn: str, command: Delete) -> None:
     queue = broker.find(vpn, command.queue)
     if queue is None:
         raise ConfigError(f"queue: {command.queue!r} – there is no such queue in VPN {vpn!r}")
-    set_topics(broker, queue, [])
-    broker.forget_name(queue)
-    drop_route(broker, queue.definition, queue.number)
-    broker.header.waiting.pop(queue.number, None)
+    withdraw(broker, queue)
     cancel_all(broker, queue)
     _tell_consumers(broker, vpn, queue)
     queue.header.deleted = True
@@ -326,50 +321,3 @@ def records_lost(broker: Broker, vpn: str, command: RecordsLost) -> None:
             command.event if command.event in OF_TOPICS else OF_TOPICS[0], vpn, name,
             topic=command.topic, records=command.records, reader=command.reader,
         )  # fmt: skip
-
-
-# ---------------------------------------------------------------- brokers and bridges
-
-
-LOCAL = "LocalQueue"
-
-
-def peers(broker: Broker, vpn: str, command: c.Peers) -> None:
-    """Check the list of the home's brokers. Raises ConfigError unless it is this one alone: other
-    brokers need a mesh."""
-    name, number = broker.header.name, broker.header.number
-    own = command.brokers.get(name)
-    if own != number:
-        raise ConfigError(f"brokers: {name!r} with number {own} – it has number {number}")
-    others = ", ".join(repr(other) for other in command.brokers if other != name)
-    if others:
-        raise ConfigError(f"brokers: {others} – this home has one broker, {name!r}")
-
-
-def move_queue(broker: Broker, vpn: str, command: c.MoveQueue) -> None:
-    """Refuse to move a queue: there is no other broker."""
-    queue = broker.find(vpn, command.queue)
-    if queue is None:
-        raise ConfigError(f"queue: {command.queue!r} – there is no such queue in VPN {vpn!r}")
-    if command.broker != broker.header.name:
-        allowed = f"allowed are the home's brokers: {broker.header.name}"
-        where = f"queue {command.queue!r}"
-        raise ConfigError([Problem(where, "broker", command.broker, allowed)])
-    kind = queue.definition.type
-    if kind != LOCAL:
-        raise ConfigError(f"queue: {command.queue!r} – is a {kind}; only a LocalQueue can move")
-
-
-def leave(broker: Broker, queue: Queue, task: Task, command: c.MoveQueue, budget: Budget) -> bool:
-    """Go on moving a queue to another broker (M5); returns whether it is done."""
-    return broker.mesh.leave(queue, task, budget)
-
-
-def bridge(broker: Broker, vpn: str, command: c.Bridge) -> None:
-    """Refuse a bridge."""
-    raise ConfigError("bridge: – this engine has no bridges")
-
-
-def concerning_bridge(broker: Broker, vpn: str, command: c.DeleteBridge | c.DescribeBridge) -> Any:
-    """Refuse a command about a bridge."""
-    raise ConfigError(f"bridge: {command.name!r} – VPN {vpn!r} has no bridges")

@@ -1,4 +1,5 @@
-"""The dispatch table: the function that carries out each command."""
+"""The dispatch table: the function that carries out each command. Those about brokers and bridges
+are in `MeshInterface.commands`."""
 
 from __future__ import annotations
 
@@ -23,9 +24,7 @@ OF_BROKER: dict[type, Callable[..., Any]] = {  # (broker, vpn, command) → answ
     c.Begin: lambda broker, vpn, command: None,  # see `intake`
     c.Clients: lambda broker, vpn, command: None,  # see `intake`
     c.Configure: administration.configure,
-    c.Peers: administration.peers,
     c.Define: administration.define,
-    c.MoveQueue: administration.move_queue,
     c.Delete: administration.delete,  # `IN_TURN` then removes its messages
     c.Heartbeat: sessions.heartbeat,
     c.Bye: sessions.bye,
@@ -38,10 +37,6 @@ OF_BROKER: dict[type, Callable[..., Any]] = {  # (broker, vpn, command) → answ
     c.Captures: inspection.captures,
     c.Usage: inspection.usage,
     c.Events: inspection.events,
-    c.Bridge: administration.bridge,
-    c.DeleteBridge: administration.concerning_bridge,
-    c.DescribeBridge: administration.concerning_bridge,
-    c.Bridges: lambda broker, vpn, command: [],
 }
 OF_QUEUE: dict[type, Callable[..., Any]] = {  # (broker, vpn, queue, command) → answer
     c.Subscribe: sessions.subscribe,
@@ -68,7 +63,7 @@ IN_TURN.update(  # (broker, queue, task, command, budget) → is it done
         c.BeginAgain: begin_again,
         c.Undeliverable: leases.undeliverable,
         c.Delete: administration.remove_messages,
-        c.MoveQueue: administration.leave,
+        c.MoveQueue: lambda broker, queue, task, _, budget: broker.mesh.leave(queue, task, budget),
     }
 )
 INSPECTIONS = frozenset({c.Queues, c.Captures, c.Usage, c.Events, c.Describe, c.Browse})

@@ -139,7 +139,7 @@ def _serve_within(broker: Broker, queue: Queue, share: Budget, looks: Budget) ->
             return chosen.unfinished or share.spent  # by barriers
         contents = broker.spool.contents(chosen.rows)
         if None in contents:
-            _lose(broker, queue, chosen.rows, contents)
+            lose(broker, queue, chosen.rows, contents)
             continue
         if _bury_oversize(broker, queue, chosen.rows, contents):
             continue
@@ -149,7 +149,7 @@ def _serve_within(broker: Broker, queue: Queue, share: Budget, looks: Budget) ->
     return True
 
 
-def _lose(broker: Broker, queue: Queue, rows: list[Row], contents: list[Content | None]) -> None:
+def lose(broker: Broker, queue: Queue, rows: list[Row], contents: list[Content | None]) -> None:
     """Remove messages whose payloads are missing, and write an event. The others return to the
     order."""
     lost = [row for row, content in zip(rows, contents, strict=True) if content is None]
@@ -318,7 +318,7 @@ def _barrier(broker: Broker, queue: Queue, looks: Budget) -> bool:
         return False
     content = broker.spool.content(row)
     if content is None:
-        _lose(broker, queue, [row], [None])
+        lose(broker, queue, [row], [None])
         return True
     if _bury_oversize(broker, queue, [row], [content]):
         return True

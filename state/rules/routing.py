@@ -69,27 +69,33 @@ class Patterns:
         return found
 
 
-class _OfVpn:
-    """The captured topics and topic subscriptions of a VPN's queues."""
+class TopicTable:
+    """The captured topics and topic subscriptions of a VPN's queues: the number of each queue, its
+    definition and its subscriptions."""
 
-    def __init__(self, queues: Iterable[Queue]) -> None:
+    def __init__(self, queues: Iterable[tuple[int, QueueDefinition, Iterable[str]]]) -> None:
         self.captured, self.subscribed = Patterns(), Patterns()
-        for queue in queues:
-            topic = queue.definition.underlying_topic
-            self.captured.add(kind_of_captured(topic), topic, queue.number)
-            for pattern in queue.header.topics:
-                self.subscribed.add(kind_of(pattern), pattern, queue.number)
+        for number, definition, topics in queues:
+            topic = definition.underlying_topic
+            self.captured.add(_kind_of_captured(topic), topic, number)
+            for pattern in topics:
+                self.subscribed.add(kind_of(pattern), pattern, number)
+
+    def find(self, topic: str) -> set[int]:
+        """The queues that store a message published to a topic."""
+        return self.captured.find(topic) | self.subscribed.find(topic)
 
 
-def kind_of_captured(topic: str) -> str:
+def _kind_of_captured(topic: str) -> str:
     return REGEX if is_regex(topic) else TOPIC
 
 
-def _of_vpn(broker: Broker, vpn: str) -> _OfVpn:
-    found: _OfVpn | None = broker.routes.get((_TABLE, vpn))
+def _of_vpn(broker: Broker, vpn: str) -> TopicTable:
+    found: TopicTable | None = broker.routes.get((_TABLE, vpn))
     if found is None:
-        queues = (queue for (name, _), queue in broker.names.items() if name == vpn)
-        found = broker.routes[_TABLE, vpn] = _OfVpn(queues)
+        own = [queue for (name, _), queue in broker.names.items() if name == vpn]
+        queues = ((one.number, one.definition, one.header.topics) for one in own)
+        found = broker.routes[_TABLE, vpn] = TopicTable(queues)
     return found
 
 
@@ -100,18 +106,18 @@ def add_route(broker: Broker, definition: QueueDefinition, number: int) -> None:
     """Let a queue capture its underlying topic."""
     topic = definition.underlying_topic
     broker.emit(Capture(topic))
-    cached: _OfVpn | None = broker.routes.get((_TABLE, definition.vpn))
+    cached: TopicTable | None = broker.routes.get((_TABLE, definition.vpn))
     if cached is not None:
-        cached.captured.add(kind_of_captured(topic), topic, number)
+        cached.captured.add(_kind_of_captured(topic), topic, number)
     forget_found(broker)
 
 
 def drop_route(broker: Broker, definition: QueueDefinition, number: int) -> None:
     """Let a queue no longer capture its underlying topic."""
     topic = definition.underlying_topic
-    cached: _OfVpn | None = broker.routes.get((_TABLE, definition.vpn))
+    cached: TopicTable | None = broker.routes.get((_TABLE, definition.vpn))
     if cached is not None:
-        cached.captured.drop(kind_of_captured(topic), topic, number)
+        cached.captured.drop(_kind_of_captured(topic), topic, number)
     forget_found(broker)
 
 
@@ -128,7 +134,7 @@ def add_topic(broker: Broker, queue: Queue, topic: str) -> None:
         return
     insort(topics, topic)
     broker.touch(queue)
-    cached: _OfVpn | None = broker.routes.get((_TABLE, broker.vpn_of(queue)))
+    cached: TopicTable | None = broker.routes.get((_TABLE, broker.vpn_of(queue)))
     if cached is not None:
         cached.subscribed.add(kind_of(topic), topic, queue.number)
     forget_found(broker)
@@ -141,7 +147,7 @@ def drop_topic(broker: Broker, queue: Queue, topic: str) -> None:
         return
     del topics[bisect_left(topics, topic)]
     broker.touch(queue)
-    cached: _OfVpn | None = broker.routes.get((_TABLE, broker.vpn_of(queue)))
+    cached: TopicTable | None = broker.routes.get((_TABLE, broker.vpn_of(queue)))
     if cached is not None:
         cached.subscribed.drop(kind_of(topic), topic, queue.number)
     forget_found(broker)
@@ -154,13 +160,21 @@ def set_topics(broker: Broker, queue: Queue, topics: Iterable[str]) -> None:
         return
     queue.header.topics = sorted(after)
     broker.touch(queue)
-    cached: _OfVpn | None = broker.routes.get((_TABLE, broker.vpn_of(queue)))
+    cached: TopicTable | None = broker.routes.get((_TABLE, broker.vpn_of(queue)))
     if cached is not None:
         for pattern in sorted(before - after):
             cached.subscribed.drop(kind_of(pattern), pattern, queue.number)
         for pattern in sorted(after - before):
             cached.subscribed.add(kind_of(pattern), pattern, queue.number)
     forget_found(broker)
+
+
+def withdraw(broker: Broker, queue: Queue) -> None:
+    """Let nothing find a queue any more, by its name or a topic: it is deleted, or has moved."""
+    set_topics(broker, queue, [])
+    broker.forget_name(queue)
+    drop_route(broker, queue.definition, queue.number)
+    broker.header.waiting.pop(queue.number, None)
 
 
 def forget_found(broker: Broker) -> None:
@@ -187,8 +201,7 @@ def queues_of_destination(broker: Broker, vpn: str, to: str) -> list[Queue]:
             if named is None
             else named.definition.default_publish_target
         )
-        of_vpn = _of_vpn(broker, vpn)
-        found = _queues(broker, of_vpn.captured.find(topic) | of_vpn.subscribed.find(topic))
+        found = _queues(broker, _of_vpn(broker, vpn).find(topic))
     found = broker.mesh.with_others(vpn, to, found)
     _remember(broker, (vpn, to), found)
     return found

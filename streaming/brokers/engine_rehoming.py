@@ -25,8 +25,9 @@ import msgspec
 import psutil
 
 from ...definitions.broker_changes import check_removed
+from ...mesh.home_change import HomeChange, NotAtRest
 from ...mesh.reading_positions import of_removed
-from ...mesh.rehome import HomeChange, NotAtRest, Rehomed, Resting, rehome
+from ...mesh.rehome import Rehomed, Resting, rehome
 from ...protocol import LakequeueError, NotConnected, topics
 from ...protocol.folders import Folder
 from ...protocol.journal import Journal, JournalSegment

@@ -10,7 +10,8 @@ import msgspec
 import pytest
 from lakequeue.lake.rebuilding import _about
 from lakequeue.mesh.bridges.bridged_broker import BridgedBroker
-from lakequeue.mesh.rehome import HomeChange, Resting, rehome
+from lakequeue.mesh.home_change import HomeChange
+from lakequeue.mesh.rehome import Resting, rehome
 from lakequeue.replica.driver import Driver
 from lakequeue.state import Broker, DictStore, Home, Limits
 from lakequeue.streaming.brokers.engine_rehoming import _BrokerState, _snapshot, _States

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 from lakequeue.definitions import parse_configuration
 from lakequeue.memory.memory_broker import MemoryBroker
-from lakequeue.mesh.rehome import HomeChange, NotAtRest, Resting, rehome
+from lakequeue.mesh.home_change import HomeChange, NotAtRest
+from lakequeue.mesh.rehome import Resting, rehome
 from lakequeue.protocol import commands as c
 from lakequeue.protocol import topics, wire
 from lakequeue.protocol.errors import ConfigError, LakequeueError

@@ -12,8 +12,9 @@ from typing import Any
 import msgspec
 import pytest
 from lakequeue.definitions import parse_configuration
+from lakequeue.mesh.home_change import NotAtRest
 from lakequeue.mesh.mesh import Mesh
-from lakequeue.mesh.rehome import NotAtRest, Resting
+from lakequeue.mesh.rehome import Resting
 from lakequeue.protocol import commands as c
 from lakequeue.protocol.errors import LakequeueError, NotConnected
 from lakequeue.protocol.journal import JournalSegment

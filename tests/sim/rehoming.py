@@ -7,7 +7,8 @@ import random
 from typing import TYPE_CHECKING
 
 import msgspec
-from lakequeue.mesh.rehome import HomeChange, NotAtRest, Rehomed, Resting, rehome
+from lakequeue.mesh.home_change import HomeChange, NotAtRest
+from lakequeue.mesh.rehome import Rehomed, Resting, rehome
 from lakequeue.protocol import commands as c
 from lakequeue.protocol import topics, wire
 from lakequeue.protocol.errors import ConfigError

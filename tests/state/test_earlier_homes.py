@@ -17,7 +17,8 @@ from typing import Any
 import msgspec
 import pytest
 from lakequeue.mesh.bridges.bridged_broker import BridgedBroker
-from lakequeue.mesh.rehome import HomeChange, Resting, rehome
+from lakequeue.mesh.home_change import HomeChange
+from lakequeue.mesh.rehome import Resting, rehome
 from lakequeue.replica.driver import Refused
 from lakequeue.state import Batch, Broker, DictStore, Home, Limits, check, step
 from lakequeue.streaming.earlier.carry_over import carry_over
