@@ -16,12 +16,12 @@ from ..protocol.mesh_messages import HandOver, NotTaken, Stored
 from ..state.phases.admission_checks import NACK, count_discarded, of_broker, outcome
 from ..state.queue.broker import Broker
 from ..state.queue.change import enter
-from ..state.queue.header import is_remembered
 from ..state.queue.queue import Queue
 from ..state.rules.after_entry import apply_early_ack, keep_last
 from ..state.rules.dead import join
 from ..state.rules.edits import TRANSIT, dead_part
 from ..state.rules.entry_checks import dead_match, expires_at, refusal
+from ..state.storage.ranges import contains
 from ..state.storage.row import DELAYED, IN_MEMORY, NEVER, READY, Row
 from ..state.storage.spool import Content
 from .channel import say
@@ -51,7 +51,7 @@ def handed_over(broker: Broker, facts: MeshFacts, sender: int, message: HandOver
     why = ""
     for row, content in zip(rows, message.contents, strict=True):
         reason = _refusal(broker, message.vpn, queue, row) if message.waiting else None
-        is_repeated = message.again and is_remembered(queue.header.taken, row.id)
+        is_repeated = message.again and contains(queue.header.taken, row.id)
         was_here = is_repeated and _comes_once(queue, row, message.waiting)
         if was_here or queue.holds(row.id):
             dead = dead_part(row.extras)

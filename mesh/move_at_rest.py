@@ -19,6 +19,7 @@ from ..state.queue.queue import Queue
 from ..state.queue.table import Event
 from ..state.rules.after_entry import apply_early_ack
 from ..state.rules.routing import withdraw
+from ..state.storage.ranges import union
 from ..state.storage.row import IN_MEMORY, LEASED, NEVER, Row
 from .handover import take_in
 
@@ -145,17 +146,7 @@ def _add(from_: QueueHeader, to: QueueHeader) -> None:
     for name in ("depth", "leased", "delayed", "bytes", "invalid"):
         setattr(to, name, getattr(to, name) + getattr(from_, name))
     to.next_delivery = max(to.next_delivery, from_.next_delivery)
-    to.taken = _union([*to.taken, *from_.taken])
-
-
-def _union(ranges: list[list[int]]) -> list[list[int]]:
-    joined: list[list[int]] = []
-    for first, last in sorted(ranges):
-        if joined and first <= joined[-1][1] + 1:
-            joined[-1][1] = max(joined[-1][1], last)
-        else:
-            joined.append([first, last])
-    return joined[-ENTERED_MAX:]
+    to.taken = union([*to.taken, *from_.taken])[-ENTERED_MAX:]
 
 
 def _renumber(rows: list[Row], header: QueueHeader) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from ...definitions import QueueDefinition
+from ..storage.ranges import Ranges, contains, insert
 from ..storage.row import NEVER
 
 Digest = bytes  # `QueueHeader.bytes` hides the name
@@ -94,7 +95,7 @@ class QueueHeader(msgspec.Struct):
     generation: int = 0  # of new messages; they are behind the barriers of all lower ones (O3)
     generations: dict[int, int] = {}  # how many messages each has, while there are several
     barriers: dict[int, int] = {}  # generation → id of the barrier that ends it, oldest first
-    taken: list[list[int]] = []  # the newest ids that entered, as ascending ranges (L9)
+    taken: Ranges = []  # the newest ids that entered, as ascending ranges (L9)
     tasks: list[Task] = []  # commands waiting for their turn, the next one first
     again: bool = False  # a budget ended delivery: the next step must go on with it
     due_at: int = NEVER  # when the broker looks at it, unless something happens before
@@ -117,37 +118,18 @@ class QueueHeader(msgspec.Struct):
 ENTERED_MAX = 1_000  # ranges of ids that are remembered
 
 
-def is_remembered(taken: list[list[int]], number: int) -> bool:
-    """Whether the remembered ranges contain an id."""
-    return any(first <= number <= last for first, last in reversed(taken))
-
-
-def note_entered(taken: list[list[int]], first: int, last: int) -> None:
+def note_entered(taken: Ranges, first: int, last: int) -> None:
     """Remember that the ids from first to last have entered."""
     if taken and taken[-1][1] == first - 1:
         taken[-1][1] = last
         return
     for number in range(first, last + 1):
-        _insert(taken, number)
+        insert(taken, number)
     del taken[:-ENTERED_MAX]
 
 
-def has_entered(taken: list[list[int]], number: int) -> bool:
+def has_entered(taken: Ranges, number: int) -> bool:
     """Whether an id has ever been in the queue; True for ids too old to be remembered. An ack for
     such an id is late, any other may be early (L9)."""
     forgotten = len(taken) >= ENTERED_MAX and number < taken[0][0]
-    return forgotten or is_remembered(taken, number)
-
-
-def _insert(ranges: list[list[int]], number: int) -> None:
-    """Insert an id into ascending ranges, searching from the end."""
-    at = len(ranges)
-    while at and ranges[at - 1][0] > number:
-        at -= 1
-    if at and ranges[at - 1][1] >= number:
-        return
-    ranges.insert(at, [number, number])
-    if at + 1 < len(ranges) and ranges[at + 1][0] == number + 1:
-        ranges[at][1] = ranges.pop(at + 1)[1]
-    if at and ranges[at - 1][1] == number - 1:
-        ranges[at - 1][1] = ranges.pop(at)[1]
+    return forgotten or contains(taken, number)

@@ -16,14 +16,14 @@ for `Limits.producer_idle_ms`.
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Iterable, Sequence
-from itertools import islice
 from typing import Any
 
 from ...protocol import topics
 from ...protocol.errors import Reason
 from ...protocol.outputs import Receipts
+from ..storage import ranges
+from ..storage.ranges import Ranges
 
 GAPS_MAX = 10_000
 RUNS_MAX = 64
@@ -31,8 +31,6 @@ STARTS_MAX = 100
 SEQUENCE_MAX = (1 << 62) - 1
 USED_UP = "seq: this producer has no sequences left – give it another producer_id"
 REPEATS_MAX = 10_000  # sequences in one answer to a repetition, besides the runs
-
-Ranges = list[list[int]]
 
 
 class ProducerHistory:
@@ -89,7 +87,7 @@ class ProducerHistory:
         self.receipt.partition, self.receipt.start = partition, start
         if start and not any(start == name for name, _ in self.starts):
             self.starts = [*self.starts, (start, self.high)][-STARTS_MAX:]
-            self.refusals = sorted([*self.refusals, *self.gaps])
+            self.refusals = ranges.union([*self.refusals, *self.gaps])
             self.gaps = []
         self.receipt.base = next((base for name, base in self.starts if name == start), 0)
 
@@ -97,7 +95,7 @@ class ProducerHistory:
         """Whether an earlier start sent this after it was superseded, or no sequences are left."""
         if not self._is_earlier():
             return seq > SEQUENCE_MAX
-        return seq > self._most() or _has(self.refusals, seq)
+        return seq > self._most() or ranges.contains(self.refusals, seq)
 
     def _is_earlier(self) -> bool:
         return bool(self.receipt.start) and self.receipt.start != self.starts[-1][0]
@@ -123,7 +121,11 @@ class ProducerHistory:
 
     def is_new(self, seq: int) -> bool:
         """Whether this sequence has not come before."""
-        return seq > self.high or _has(self.gaps, seq) or _has(self.refusals, seq)
+        return (
+            seq > self.high
+            or ranges.contains(self.gaps, seq)
+            or ranges.contains(self.refusals, seq)
+        )
 
     def is_above(self, seq: int) -> bool:
         """Whether neither this sequence nor a higher one has come before."""
@@ -139,7 +141,7 @@ class ProducerHistory:
                 del self.gaps[:-GAPS_MAX]
             self.high = seq + count - 1
         else:
-            _ = _take(self.gaps, seq) or _take(self.refusals, seq)
+            _ = ranges.remove(self.gaps, seq) or ranges.remove(self.refusals, seq)
 
     def stored(self, seq: int, number: int, count: int = 1) -> None:
         """Note that messages from ``seq`` on got ids from ``number`` on (0: acknowledged without
@@ -154,7 +156,7 @@ class ProducerHistory:
 
     def refused(self, seq: int, reason: str, queue: str, detail: str) -> None:
         """Note that a message was refused."""
-        _put(self.refusals, seq)
+        ranges.insert(self.refusals, seq)
         self.receipt.nacks.append((seq, reason, queue, detail))
 
     def discarded(self, seq: int, reason: str, queue: str) -> None:
@@ -163,8 +165,7 @@ class ProducerHistory:
 
     def repeat(self, seq: int) -> None:
         """Repeat the answer to a sequence that was answered before."""
-        if not _has(self._repeated, seq):
-            _put(self._repeated, seq)
+        ranges.insert(self._repeated, seq)
 
     def needs_in_tables(self, topic: str, positions: Iterable[tuple[int, int]]) -> None:
         """Answer only when the Delta tables have the records at these partitions and offsets."""
@@ -215,8 +216,8 @@ class ProducerHistory:
             answered.insert(0, [asked, self._stored_from(asked, answered, most), 0])
         self.receipt.runs = answered
         covered = [[first, first + count - 1] for first, count, _ in answered]
-        repeated = _without(covered, fresh)
-        self.receipt.repeated = sorted([*repeated, *_without(self._repeated, repeated)])
+        repeated = ranges.without(covered, fresh)
+        self.receipt.repeated = sorted([*repeated, *ranges.without(self._repeated, repeated)])
         self._repeated = []
 
     def _stored_from(self, seq: int, runs: Ranges, most: int) -> int:
@@ -224,7 +225,7 @@ class ProducerHistory:
         with a remembered id, or up to ``most``. So many repeated messages get one answer. Bounded,
         because forgotten gaps count as stored, however wide they were."""
         starts = [most + 1, *(first for first, _, _ in runs)]
-        starts += [first for ranges in (self.gaps, self.refusals) for first, _ in ranges]
+        starts += [first for first, _ in (*self.gaps, *self.refusals)]
         return min(min(start for start in starts if start > seq) - seq, REPEATS_MAX)
 
 
@@ -242,50 +243,3 @@ def answering_broker(where: str, own: int) -> tuple[str, int]:
     """The VPN of a key of `histories_at`, and the number of the broker that answers."""
     vpn, _, number = where.partition("@")
     return vpn, int(number) if number else own
-
-
-def _has(ranges: Ranges, seq: int) -> bool:
-    """Whether a sequence is in ascending ranges."""
-    at = bisect_right(ranges, seq, key=_first) - 1
-    return at >= 0 and seq <= ranges[at][1]
-
-
-def _put(ranges: Ranges, seq: int) -> None:
-    """Add a sequence to ascending ranges."""
-    at = bisect_right(ranges, seq, key=_first)
-    if at and ranges[at - 1][1] == seq - 1:
-        ranges[at - 1][1] = seq
-    else:
-        ranges.insert(at, [seq, seq])
-
-
-def _take(ranges: Ranges, seq: int) -> bool:
-    """Remove a sequence from ascending ranges; returns whether it was there."""
-    at = bisect_right(ranges, seq, key=_first) - 1
-    if at < 0 or seq > ranges[at][1]:
-        return False
-    first, last = ranges[at]
-    rest = [[first, seq - 1], [seq + 1, last]]
-    ranges[at : at + 1] = [r for r in rest if r[0] <= r[1]]
-    return True
-
-
-def _without(ranges: Ranges, others: Ranges) -> Ranges:
-    """Ranges without the parts that are in others, ascending."""
-    rest, others, at = [], sorted(others), 0
-    for first, last in sorted(ranges):
-        while at < len(others) and others[at][1] < first:
-            at += 1
-        for start, end in islice(others, at, None):
-            if start > last:
-                break
-            if start > first:
-                rest.append([first, start - 1])
-            first = max(first, end + 1)
-        if first <= last:
-            rest.append([first, last])
-    return rest
-
-
-def _first(one: list[int]) -> int:
-    return one[0]

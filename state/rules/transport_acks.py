@@ -20,6 +20,7 @@ from itertools import islice
 
 from ..queue.header import Subscription
 from ..queue.queue import Queue
+from ..storage.ranges import union
 from ..storage.row import Row
 
 WAIT_MS = 2_000
@@ -64,7 +65,7 @@ def overdue(queue: Queue, subscription: Subscription, now: int, most: int) -> li
     if not subscription.again:
         if subscription.again_at() > now:
             return []
-        subscription.again = _merged([[e[2], e[3]] for e in subscription.unconfirmed])
+        subscription.again = union([[e[2], e[3]] for e in subscription.unconfirmed])
         subscription.unconfirmed = []
         subscription.base = subscription.sent + 1
         subscription.patience = min(subscription.patience * 2, WAIT_MS_MAX)
@@ -80,13 +81,3 @@ def overdue(queue: Queue, subscription: Subscription, now: int, most: int) -> li
 def sent_again(subscription: Subscription, last: int) -> None:
     """Note that overdue messages were sent, up to this delivery number."""
     subscription.again = [[max(a, last + 1), b] for a, b in subscription.again if b > last]
-
-
-def _merged(ranges: list[list[int]]) -> list[list[int]]:
-    merged: list[list[int]] = []
-    for first, last in sorted(ranges):
-        if merged and first <= merged[-1][1]:
-            merged[-1][1] = max(merged[-1][1], last)
-        else:
-            merged.append([first, last])
-    return merged
