@@ -21,7 +21,6 @@ from ..state.rules.after_entry import apply_early_ack
 from ..state.rules.routing import withdraw
 from ..state.storage.ranges import union
 from ..state.storage.row import IN_MEMORY, LEASED, NEVER, Row
-from .handover import take_in
 
 LOST_BLOCK = (1 << 32) - 1  # no block has this number: its contents count as lost
 PART = 1_000  # rows that are written to blocks at once
@@ -47,7 +46,7 @@ def _seq(row: Row) -> int:
 def move_queue(
     source: Broker, queue: Queue, target: Broker, shared: Shared, into: Queue | None = None
 ) -> Queue:
-    """Move a queue to another broker, or its messages into another queue. The caller removes the
+    """Move a queue to another broker, or its messages into a queue there. The caller removes the
     old queue, with its broker or by `leave_behind`. shared: contents of several queues."""
     rows = rows_of(queue)
     holders: dict[int, int] = {}
@@ -62,15 +61,12 @@ def move_queue(
             into.header.next_subscription += 1
             one.id = _free(one.id, into, source.header.number)
             into.header.subscriptions.append(one)
-    before = into.header.leased if source is target else None
     for row in rows:
         row.holder = holders.get(row.holder, 0)
     for at in range(0, len(rows), PART):
         part = rows[at : at + PART]
-        if source is not target:
-            _store(source, target, part, into.header.vpn_number, shared)
+        _store(source, target, part, into.header.vpn_number, shared)
         _admit(into, part)
-    assert before in (None, into.header.leased), "leased messages moved within a broker"
     _take_subscriptions(source, queue, target, into)
     for first, last, until in queue.early.state():
         into.early.put(first, last, until, target.limits.early_acks)
@@ -84,25 +80,9 @@ def move_queue(
     return into
 
 
-def arrive(source: Broker, queue: Queue, target: Broker, into: Queue) -> None:
-    """Put the messages of a stand-in into their queue. Nothing is refused: nothing could wait."""
-    rows, before = rows_of(queue), set(into.live)
-    arrived = [msgspec.structs.replace(row) for row in rows]
-    for row, new in zip(rows, arrived, strict=True):
-        content = source.spool.content(row) or (b"", None, None)
-        if source is target:
-            source.spool.release([row], queue.header.vpn_number)
-        take_in(target, into, new, content, waiting=True)
-    journal_move(source, queue, target, into, [row.id for row in rows])
-    for new in arrived:
-        apply_early_ack(target, into, new)
-    keep_later(target, into, before)
-    into.spill_over()
-
-
 def leave_behind(broker: Broker, queue: Queue, rows: list[Row]) -> None:
-    """Remove a queue whose messages have moved from a broker that stays. rows: those that moved to
-    another broker, as they were here."""
+    """Remove a queue that has moved away from a broker that stays. rows: its rows as they were
+    here."""
     header, number = queue.header, queue.number
     if rows:
         broker.spool.release(rows, header.vpn_number)
@@ -164,8 +144,6 @@ def _free(name: str, queue: Queue, number: int) -> str:
 def _take_subscriptions(source: Broker, queue: Queue, target: Broker, into: Queue) -> None:
     """Move the sessions of a removed broker with their subscriptions. They get names of their own,
     so that they are not confused with a client's next session here, and keep their deadlines."""
-    if source is target:
-        return
     target.unacked += queue.header.leased
     vpn = source.vpn_of(queue)
     for one in queue.header.subscriptions:

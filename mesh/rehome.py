@@ -43,7 +43,6 @@ from .home_change import (
 from .mesh import Mesh
 from .move_at_rest import (
     Shared,
-    arrive,
     journal_move,
     keep_later,
     leave_behind,
@@ -287,36 +286,25 @@ class _Rehoming:
 
     def _redirect(self, holder: Broker, to: Broker) -> None:
         """Redirect the stand-ins of a broker to the queues' new hosts. to: the broker that has the
-        stand-ins from now on."""
-        facts, known = facts_of(holder), facts_of(to)
-        for number, lane in sorted(facts.lanes.items()):
+        stand-ins from now on. If it hosts the queue, it hands the messages over to itself."""
+        known = facts_of(to)
+        for number, lane in sorted(facts_of(holder).lanes.items()):
             queue = holder.queues[number]
             entry = entry_of(known, lane.vpn, lane.queue)
-            if holder is to and entry is not None and lane.broker in entry.hosts:
-                continue
-            assert isinstance(to.mesh, Mesh)
             assert entry is not None, "a deleted queue has no stand-ins"
             host = target(to, known, lane.vpn, lane.queue, entry)
-            if holder is to and host != to.header.number:
+            if holder is not to:
+                queue.header.subscriptions = []
+                if queue.header.depth:
+                    into = stand_in(to, known, lane.vpn, lane.queue)
+                    self._count_on(to, into, host)
+                    ids = [row.id for row in rows_of(queue)]
+                    move_queue(holder, queue, to, self._shared, into)
+                    journal_move(holder, queue, to, into, ids)
+            elif lane.broker not in entry.hosts:
                 turn(to, known, lane.vpn, lane.queue)
                 self._count_on(to, queue, host)
                 queue.header.again = queue.wanted
-                continue
-            queue.header.subscriptions = []
-            if host == to.header.number:
-                into = to.find(lane.vpn, lane.queue)
-                assert into is not None, f"{lane.queue} is hosted there"
-                arrive(holder, queue, to, into)
-            elif queue.header.depth:
-                into = stand_in(to, known, lane.vpn, lane.queue)
-                self._count_on(to, into, host)
-                ids = [row.id for row in rows_of(queue)]
-                move_queue(holder, queue, to, self._shared, into)
-                journal_move(holder, queue, to, into, ids)
-            if holder is to:
-                del facts.lanes[number]
-                facts.retries.pop(number, None)
-                leave_behind(holder, queue, [])
 
     def _count_on(self, to: Broker, queue: Queue, host: int) -> None:
         """Continue a lane's attempts behind those that its new broker has refused."""

@@ -76,7 +76,7 @@ def stand_in(broker: Broker, facts: MeshFacts, vpn: str, name: str) -> Queue:
     )
     header.subscriptions.append(
         Subscription(
-            id=f"#{host}", number=1, name=facts.peers[host].name, session="", topic="",
+            id=f"#{host}", number=1, name=_name_of(broker, facts, host), session="", topic="",
             partition=0, framing=FRAMING, removes_on_send=False, filter=None,
             max_backlog=0 if key_of(vpn, name) in facts.leaving else WINDOW, broker=host,
         )
@@ -99,6 +99,12 @@ def target(broker: Broker, facts: MeshFacts, vpn: str, name: str, entry: Entry) 
     return own if own in hosts else hosts[own % len(hosts)]
 
 
+def _name_of(broker: Broker, facts: MeshFacts, host: int) -> str:
+    """The name of a broker; this one may have messages for itself, after a queue has come here."""
+    peer = facts.peers.get(host)
+    return broker.header.name if peer is None else peer.name
+
+
 def turn(broker: Broker, facts: MeshFacts, vpn: str, name: str) -> None:
     """Redirect a stand-in to the queue's present host, once all messages in transit were
     answered."""
@@ -113,9 +119,8 @@ def turn(broker: Broker, facts: MeshFacts, vpn: str, name: str) -> None:
     one.max_backlog = 0
     if one.held or key_of(vpn, name) in facts.leaving:
         return
-    peer = facts.peers.get(host)
     lane.broker = one.broker = host
-    one.name = broker.header.name if peer is None else peer.name
+    one.name = _name_of(broker, facts, host)
     facts.retries.pop(queue.number, None)
     one.max_backlog = WINDOW if not lane.why else 1
     queue.wanted = True

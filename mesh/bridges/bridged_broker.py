@@ -167,10 +167,9 @@ class BridgedBroker(Mesh):
         """Read records of other homes and of this home's brokers; hand over to other VPNs."""
         if records:
             records = self._hear_homes(records, skipped)
-        if self.has_met:
-            super().hear(records, skipped)
-        elif records:
-            self._hear_strangers(records, skipped)
+        if not self.has_met and any(map(self._is_of_home, records.values)):
+            self._meet()
+        super().hear(records, skipped)
         if self.bridges.links:
             cross(self._broker, self.bridges, partial(self._bring_here, skipped))
 
@@ -183,6 +182,13 @@ class BridgedBroker(Mesh):
             return far_end.bring_across(broker, self.bridges, sent)
         broker.event("bridge_refused", sent.vpn, why=f"it failed: {why}")
         return far_end.across_failed(self.bridges, sent, broker.header.number)
+
+    def _is_of_home(self, value: bytes | None) -> bool:
+        """Whether a record is from a broker of this home."""
+        try:
+            return mesh_messages.decode(value).epoch == self._broker.header.epoch
+        except ValueError:
+            return False
 
     def _hear_homes(self, records: Records, skipped: Mapping[RecordPosition, str]) -> Records:
         """Handle the records of bridges between homes; returns the others."""
@@ -253,31 +259,6 @@ class BridgedBroker(Mesh):
         link = self.bridges.links.get(answer.link)
         if link is not None:  # else the bridge was deleted
             receipt(self._broker, link, answer)
-
-    def _hear_strangers(self, records: Records, skipped: Mapping[RecordPosition, str]) -> None:
-        """Handle records in this broker's mesh topic before it has met another broker. It skips
-        records of other homes; with the first one of its own home it meets the others."""
-        broker = self._broker
-        vpn = next(iter(broker.header.vpns), DEFAULT_VPN)
-        for at in range(len(records)):
-            broker.at = position = records.topics[at], records.partitions[at], records.offsets[at]
-            why = "this home has one broker"
-            try:
-                is_own = mesh_messages.decode(records.values[at]).epoch == broker.header.epoch
-            except ValueError as error:
-                is_own, why = True, str(error)
-            else:
-                if is_own:
-                    rest = Records(*(getattr(records, name)[at:] for name in Records.__slots__))
-                    self._meet()
-                    super().hear(rest, skipped)
-                    break
-            if not is_own:
-                broker.count_refused(vpn, "other_home")
-                continue
-            broker.event("mesh_refused", vpn, why=why)
-            reject_record(broker, vpn, *position, records.keys[at], records.values[at], why)
-        broker.at = None
 
     def speak(self) -> None:
         """Write to other brokers and homes at the end of a step."""
