@@ -60,6 +60,8 @@ def test_M4_S10_what_waited_for_a_queue_that_keeps_its_last_message_is_one() -> 
     engine.advance("1s")
     assert at["b"].admin().usage()["lanes"][0]["waiting"] == 3
     engine.change(remove="b")
+    assert at["a"].admin().usage()["lanes"][0]["waiting"] == 3  # it is still shut down
     at["a"].admin().shutdown("last")
+    engine.advance("2s")
     assert at["a"].admin().describe("last")["depth"] == 1
     assert drained(engine, "last") == [b'{"n":2}']
