@@ -9,9 +9,9 @@ a broker for Dramatiq (`dramatiq_broker`).
 routing key are, `envelope` how a task travels, `alias` makes the name known.
 """
 
-from importlib.util import find_spec
+from contextlib import suppress
 
-if find_spec("kombu") is not None:  # Dramatiq does without
+with suppress(ModuleNotFoundError):  # Dramatiq does without kombu
     from .alias import register
 
     register()
