@@ -9,9 +9,10 @@ a broker for Dramatiq (`dramatiq_broker`).
 routing key are, `envelope` how a task travels, `alias` makes the name known.
 """
 
-from contextlib import suppress
-
-with suppress(ModuleNotFoundError):  # Dramatiq does without kombu
+try:
     from .alias import register
-
+except ModuleNotFoundError as error:
+    if str(error.name).partition(".")[0] != "kombu":  # Dramatiq does without
+        raise
+else:
     register()

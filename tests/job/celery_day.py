@@ -144,10 +144,10 @@ class Day:
             self.told["seconds"] = round(time.monotonic() - begun, 1)
             self._judge()
             self._explain()
+            self.application.tasks.app.close()
         finally:
             for process in self.running:
                 kill(process)
-            self.application.tasks.app.close()
             self.engine.kill()
         return self.told
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import subprocess
 import sys
 import time
 import tomllib
@@ -86,6 +87,17 @@ def test_the_package_tells_kombu_of_it_without_an_import() -> None:
     module, _, name = target.partition(":")
     assert len(getattr(import_module(module), name)) == 4  # as kombu's `register` takes them
     assert Connection("lakequeue+kafka://here:1").transport.driver_type == "lakequeue"
+
+
+@pytest.mark.parametrize(
+    "program",
+    ["import kombu; kombu.Connection; import lakequeue.tasks",
+     "import lakequeue.tasks, kombu",
+     "import sys; sys.modules['kombu'] = None; import lakequeue.tasks.dramatiq_broker"],
+    ids=["kombu first", "kombu later", "without kombu"],
+)  # fmt: skip
+def test_it_is_imported_in_any_order(program: str) -> None:
+    subprocess.run([sys.executable, "-c", program], check=True)
 
 
 def test_what_is_published_is_received_as_it_was(bench: KombuBench) -> None:
