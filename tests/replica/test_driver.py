@@ -435,6 +435,36 @@ def test_a_record_that_fails_costs_one_replay_and_never_fails_twice(
     assert all(b'{"n": %d}' % n in sent for n in (1, 2, 3))
 
 
+def test_each_replay_leaves_out_one_more_of_a_hundred_records_that_fail(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    real = admission.match
+
+    def failing(queue: Any, payload: bytes, *more: Any) -> Any:
+        if payload == b'{"n": %d}' % POISON:
+            raise RuntimeError("planted")
+        return real(queue, payload, *more)
+
+    monkeypatch.setattr(admission, "match", failing)
+    walk, replays = Walk(), 0
+    walk.go([("subscribe", 0), ("step", 9), ("save",)])
+    walk.go([("publish", 1, POISON)] * 100)
+    walk.go([("publish", 1, 1)])
+    with pytest.raises(StepPutAside, match="planted"):
+        walk.step(101)
+    while True:
+        try:
+            walk.restart()
+            break
+        except StepPutAside:
+            replays += 1
+    assert replays == 99
+    walk.go([("publish", 1, 2), ("step", 9)])
+    judge(walk)
+    assert [len(r.skipped) for _, r in walk.world.logged() if r.skipped] == [*range(1, 101)]
+    assert max(map(len, walk.world.log)) < 20_000
+
+
 def test_a_record_that_fails_when_a_step_is_taken_again_is_left_out_too(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

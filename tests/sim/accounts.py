@@ -62,12 +62,14 @@ class Seen:
 @dataclass
 class Accounts:
     """takes: queue → destinations whose messages it takes; odd: queues that take odd numbers only;
-    ordered: queues that deliver in order, and by what (a name in the payload, or "")."""
+    ordered: queues that deliver in order, and by what (a name in the payload, or ""); shared:
+    queues whose brokers grant each other messages."""
 
     takes: dict[str, set[str]]
     odd: set[str]
     ordered: dict[str, str]
     dead: str = "dead"
+    shared: set[str] = field(default_factory=set)
     sent: dict[tuple[str, int], Sent] = field(default_factory=dict)
     by_id: dict[int, tuple[str, int]] = field(default_factory=dict)
     seen: dict[str, dict[tuple[str, int], Seen]] = field(default_factory=dict)
@@ -264,6 +266,13 @@ class Lives:
             else:
                 self.endings[key].append(event)
                 self._may(of, number, event, segment.subscription)
+
+    def _may_repeat(self, queue: str) -> bool:
+        """Whether a queue may store a message again: Kafka has lost words of brokers, and its
+        messages do not come once only."""
+        a = self.accounts
+        comes_back = queue in a.shared or queue == a.dead or "redriven" in a.happened
+        return comes_back and "lost words" in a.happened
 
     def _lane(self, broker: str, event: str, number: int) -> None:
         """Messages with one key are leased one at a time (O4)."""

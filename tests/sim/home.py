@@ -23,7 +23,7 @@ from lakequeue.state import Limits
 from .accounts import Accounts, Sent, must
 from .clients import INBOX, RECEIPTS, VPN, Admin, Consumer, Net, Producer
 from .kafka import Fenced, Kafka, Record
-from .poison import POISONED_GRANT, POISONED_LIMIT, POISONED_PRIORITY
+from .poison import POISONED_GRANT, POISONED_LIMIT, POISONED_PRIORITY, POISONED_STORE
 from .rehoming import change_brokers
 from .worker import POINTS, Died, Site, Worker
 
@@ -52,6 +52,7 @@ TOPICS = {
     "all": ["fifo", "keyed", "spread", "odd"],
     "two": ["leased", "prio", "short", "slow", "owned"],
 }
+SHARED = {"spread", "plain", "owned"}
 ORDERED = {"fifo": "", "odd": "", "once": "", "short": "", "keyed": "k"}
 SMALL = Limits(
     live_rows=4, segment_rows=2, block_bytes=60, file_bytes=300, store_slack_bytes=200,
@@ -79,8 +80,9 @@ class Home:
         if "plain" in takes:
             takes["plain"].add(PLAIN)
         self.accounts = Accounts(
-            takes, {"odd"} & set(chosen), {q: by for q, by in ORDERED.items() if q in chosen}
-        )
+            takes, {"odd"} & set(chosen), {q: by for q, by in ORDERED.items() if q in chosen},
+            shared=SHARED & set(chosen),
+        )  # fmt: skip
         self.kafka = Kafka()
         self.kafka.sizes = self.sizes()
         self.limits = limits = rng.choice(LIMITS)
@@ -350,7 +352,8 @@ class Home:
             return
         self.n += 4
         to = rng.choice(self.destinations())
-        rng.choice(self.producers).send(to, self.n, rng, priority=POISONED_PRIORITY)
+        priority = rng.choice((POISONED_PRIORITY, POISONED_STORE))
+        rng.choice(self.producers).send(to, self.n, rng, priority=priority)
 
     def do_poison_grant(self, rng: random.Random) -> None:
         """A message at which another broker fails to which it is granted."""
@@ -360,14 +363,16 @@ class Home:
 
     def do_lose(self, rng: random.Random) -> None:
         """Kafka loses what one broker said to another, before it is heard. Only the next number
-        tells (`mesh.channel`), so it is none behind which that broker is silent."""
+        tells (`mesh.channel`), so it is a word behind which that broker has said more; or one to
+        the first broker, to which all have something to say when the faults end."""
         site = self._site(rng)
         place = topics.topic(site.name, topics.MESH), 0
         log = self.kafka.partitions.get(place, [])
         for at in range(self._taken(site, place), len(log)):
             record = log[at]
             if record is not None and may_be_lost(record):
-                if _sender(record) in {_sender(later) for later in log[at + 1 :] if later}:
+                later = {_sender(later) for later in log[at + 1 :] if later}
+                if site.number == self._keeper() or _sender(record) in later:
                     log[at] = None
                     self.accounts.happened.add("lost words")
                 return

@@ -214,6 +214,16 @@ def what_a_failed_step_changed_stays() -> Any:
 
 
 @mutant
+def one_of_several_fails_among_them_again() -> Any:
+    def take_in(
+        original: Any, self: Any, vpn: str, queues: Any, messages: Any, together: bool
+    ) -> None:
+        original(self, vpn, queues, messages, True)
+
+    return around(admission.Admission, "_take_in", take_in)
+
+
+@mutant
 def a_broker_hears_of_no_changes() -> Any:
     """Of the directory."""
 
@@ -465,12 +475,23 @@ def what_failed_at_another_broker_is_not_counted() -> Any:
 @mutant
 def what_is_said_again_is_stored_again() -> Any:
     """The answer to it was lost."""
-    return around(handover, "_is_first_time", lambda original, row: False)
+    return around(handover, "_comes_once", lambda original, queue, row, waiting: False)
 
 
 @mutant
 def what_is_delayed_is_stored_again() -> Any:
-    return around(handover, "_is_first_time", lambda original, row: not row.extras)
+    def comes_once(original: Any, queue: Any, row: Any, waiting: bool) -> bool:
+        return bool(original(queue, row, waiting)) and not row.extras
+
+    return around(handover, "_comes_once", comes_once)
+
+
+@mutant
+def what_is_granted_again_does_not_say_so() -> Any:
+    def take_in(original: Any, *given: Any) -> None:
+        original(*given[:5])
+
+    return around(handover, "take_in", take_in)
 
 
 @mutant
@@ -528,6 +549,11 @@ def msgspec_replace(said: Any, **changed: Any) -> Any:
 
 
 # ---------------------------------------------------------------- brokers come and go
+
+
+@mutant
+def what_enters_at_rest_sets_no_alert() -> Any:
+    return around(rehome, "watch", lambda original, broker: None)
 
 
 @mutant

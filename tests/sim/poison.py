@@ -16,6 +16,7 @@ from lakequeue.state.queue.broker import Broker
 
 POISONED_LIMIT = 666  # of a browse
 POISONED_PRIORITY = 66  # of a message
+POISONED_STORE = 65  # the same, but it fails as it is stored, maybe among others
 POISONED_GRANT = 67  # the priority of a message that no other broker can be given
 POISONED_STEPS = 150  # in each of these the queue below cannot be served
 POISONED_QUEUE = "slow"
@@ -35,13 +36,19 @@ def spoil(broker: Broker) -> None:
 def poisoned() -> Iterator[None]:
     """The core fails at some records, and at a queue now and then."""
     check, one, serve = admission.check_messages, intake._one, delivery._serve
-    take_in = handover.take_in
+    take_in, store = handover.take_in, admission.Admission._store
 
     def checked(broker: Broker, vpn: str, matches: Any, messages: Any) -> Any:
         if messages.header.priority == POISONED_PRIORITY:
             spoil(broker)
             raise Poison("a message")
         return check(broker, vpn, matches, messages)
+
+    def stored(self: Any, checked: Any, messages: Any) -> int:
+        if messages.header.priority == POISONED_STORE:
+            spoil(self._broker)
+            raise Poison("a message among others")
+        return store(self, checked, messages)
 
     def carried_out(broker: Broker, vpn: str, command: Any) -> None:
         if getattr(command, "limit", None) == POISONED_LIMIT:
@@ -67,6 +74,7 @@ def poisoned() -> Iterator[None]:
     with ExitStack() as stack:
         stack.enter_context(patch.object(handover, "take_in", taken_in))
         stack.enter_context(patch.object(admission, "check_messages", checked))
+        stack.enter_context(patch.object(admission.Admission, "_store", stored))
         stack.enter_context(patch.object(intake, "_one", carried_out))
         stack.enter_context(patch.object(delivery, "_serve", served))
         yield
