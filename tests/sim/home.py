@@ -362,20 +362,30 @@ class Home:
             rng.choice(self.producers).send("spread", self.n, rng, priority=POISONED_GRANT)
 
     def do_lose(self, rng: random.Random) -> None:
-        """Kafka loses what one broker said to another, before it is heard. Only the next number
-        tells (`mesh.channel`), so it is a word behind which that broker has said more; or one to
-        the first broker, to which all have something to say when the faults end."""
+        """Kafka loses what one broker said to another, before it is heard, or what it says next.
+        Only the next number tells (`mesh.channel`), so it is a word behind which that broker has
+        said more; or one to the first broker, to which all have something to say in the end."""
         site = self._site(rng)
         place = topics.topic(site.name, topics.MESH), 0
         log = self.kafka.partitions.get(place, [])
+        is_told_later = site.number == self._keeper()
         for at in range(self._taken(site, place), len(log)):
             record = log[at]
-            if record is not None and may_be_lost(record):
-                later = {_sender(later) for later in log[at + 1 :] if later}
-                if site.number == self._keeper() or _sender(record) in later:
-                    log[at] = None
-                    self.accounts.happened.add("lost words")
-                return
+            if record is None or not may_be_lost(record):
+                continue
+            later = {_sender(later) for later in log[at + 1 :] if later}
+            if (is_told_later or _sender(record) in later) and self._loses(record):
+                log[at] = None
+            return
+        if is_told_later:
+            self.kafka.loses[place] = self._loses
+
+    def _loses(self, record: Record) -> bool:
+        """Whether this record may be lost; it is, then."""
+        if may_be_lost(record):
+            self.accounts.happened.add("lost words")
+            return True
+        return False
 
     def _taken(self, site: Site, place: tuple[str, int]) -> int:
         """Up to where somebody who runs a broker, or ran it, has read."""
@@ -472,6 +482,7 @@ class Home:
         """All go on, and somebody takes what there is."""
         self.calm = True
         self.net.lost = self.net.twice = 0.0
+        self.kafka.loses.clear()
         for site in self.sites.values():
             site.is_cut, site.dies_at, site.skew = False, None, 0.0
             if site.worker is not None:

@@ -3,6 +3,7 @@ which whoever opened it last may write alone."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from lakequeue.protocol import steplog
@@ -46,11 +47,13 @@ class Record:
 @dataclass
 class Kafka:
     """All partitions of all topics. now: its clock, which stamps records; a hole stands where a
-    record was that nobody gets: the mark of a transaction."""
+    record was that nobody gets: the mark of a transaction; loses: the next output of a broker in
+    this partition that is so is lost."""
 
     now: int = 1_700_000_000_000
     sizes: dict[str, int] = field(default_factory=dict)
     partitions: dict[PartitionId, list[Record | None]] = field(default_factory=dict)
+    loses: dict[PartitionId, Callable[[Record], bool]] = field(default_factory=dict)
 
     def append(
         self, place: PartitionId, value: bytes | None, key: bytes | None = None,
@@ -86,7 +89,12 @@ class Kafka:
 
     def said(self, place: PartitionId, record) -> None:  # type: ignore[no-untyped-def]
         """A record of a broker's outputs arrives."""
-        self.append(place, record.value, record.key, headers_list(record.headers))
+        at = self.append(place, record.value, record.key, headers_list(record.headers))
+        log, is_lost = self.partitions[place], self.loses.get(place)
+        arrived = log[at]
+        if is_lost is not None and arrived is not None and is_lost(arrived):
+            del self.loses[place]
+            log[at] = None
 
     def again(self, ranges: tuple[Range, ...]):  # type: ignore[no-untyped-def]
         """What a step took, once more."""

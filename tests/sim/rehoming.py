@@ -89,6 +89,7 @@ def _resting(site: Site) -> tuple[Snapshot, Resting]:
 
 def _take(world: Home, found: Rehomed, before: dict[str, Snapshot]) -> None:
     """The home is the new one from now on."""
+    world.kafka.loses.clear()  # another broker may be the first one
     for site in world.sites.values():
         assert site.worker is not None
         site.worker.is_over = True
