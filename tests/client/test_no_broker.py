@@ -49,7 +49,10 @@ def listen() -> Iterator[Listen]:
 @pytest.mark.parametrize(
     "words", [None, b"", b"HTTP/1.1 400 Bad Request\r\n\r\n"], ids=["silent", "closes", "http"]
 )
-def test_what_is_no_kafka_is_told_soon(listen: Listen, library: str, words: bytes | None) -> None:
+def test_what_is_no_kafka_is_told_soon(
+    monkeypatch: pytest.MonkeyPatch, listen: Listen, library: str, words: bytes | None
+) -> None:
+    monkeypatch.setattr(require_broker, "__defaults__", (1.0,))
     address = listen(words)
     started = time.monotonic()
     with pytest.raises(NotConnected, match="does not speak Kafka") as error:

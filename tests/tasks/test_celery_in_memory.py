@@ -17,6 +17,7 @@ import pytest
 from celery import Celery
 from celery.contrib.testing.worker import start_worker
 from celery.exceptions import Reject
+from kombu import Connection
 
 _names = itertools.count(1)
 WAIT_S = 30
@@ -64,7 +65,11 @@ class CeleryBench:
 
 
 @pytest.fixture
-def bench() -> Iterator[CeleryBench]:
+def bench(monkeypatch: pytest.MonkeyPatch) -> Iterator[CeleryBench]:
+    drain = Connection.drain_events  # of which a worker sees only every 2 s that it is to end
+    monkeypatch.setattr(
+        Connection, "drain_events", lambda self, timeout=0: drain(self, timeout=0.1)
+    )
     bench = CeleryBench(f"celery-{next(_names)}")
     yield bench
     bench.app.close()

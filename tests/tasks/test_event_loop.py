@@ -182,7 +182,7 @@ def test_a_worker_runs_on_the_event_loop(
         for n in range(20):
             note.delay(n, str(log))
         threaded.wait_for(lambda: len(ran()) == 20, WAIT_S)
-        assert app.control.ping(timeout=2)
+        assert app.control.ping(timeout=5, limit=1)
         threaded.wait_for(lambda: not bench.admin.describe("celery")["depth"], WAIT_S)
     assert sorted(int(n) for n, _ in ran()) == list(range(20))
     processes = {pid for _, pid in ran()}
