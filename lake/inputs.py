@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
@@ -21,9 +21,7 @@ from ..protocol.table_format import NO_RUN
 from ..protocol.wire import headers_list
 from ..sources.step_batch import PartitionId, goes_first, to_batch
 from ..state import Batch
-
-if TYPE_CHECKING:
-    import duckdb
+from .opening import Lake
 
 TOGETHER = 1_000  # steps whose inputs are read at once
 _STEPS = """
@@ -112,9 +110,7 @@ class _Taker:
         return next(by_then, (*there, None)[0])
 
 
-def steps_between(
-    lake: duckdb.DuckDBPyConnection, broker: str, after: int, last: int
-) -> Iterator[StepRecord]:
+def steps_between(lake: Lake, broker: str, after: int, last: int) -> Iterator[StepRecord]:
     """The records of a broker's log behind a step, up to a step."""
     given = {"broker": broker, "after": after, "last": last}
     for row in lake.execute(_STEPS, given).fetchall():
@@ -130,9 +126,7 @@ def steps_between(
         yield _live(live).added_to(record) if live else record
 
 
-def opened_behind(
-    lake: duckdb.DuckDBPyConnection, broker: str, step: int
-) -> list[tuple[int, Opened]]:
+def opened_behind(lake: Lake, broker: str, step: int) -> list[tuple[int, Opened]]:
     """The topics that a broker opened anew after a step, and the step of each."""
     rows = lake.execute(_OPENED, {"broker": broker, "after": step}).fetchall()
     return [(at, one) for at, opened in rows for one in _opened(opened)]
@@ -152,7 +146,7 @@ class FromTables:
 
     def __init__(
         self,
-        lake: duckdb.DuckDBPyConnection,
+        lake: Lake,
         records: list[StepRecord],
         known: NextOffsets | None = None,
         later: Iterable[Opened] = (),
@@ -244,9 +238,7 @@ def _table(topic: str) -> str:
     return "commands" if goes_first(topic) else "messages"
 
 
-def _read(
-    lake: duckdb.DuckDBPyConnection, place: PartitionId, first: int, last: int
-) -> dict[int, list[StoredRecord]]:
+def _read(lake: Lake, place: PartitionId, first: int, last: int) -> dict[int, list[StoredRecord]]:
     """The records by offset; of several at one offset the oldest first."""
     topic, partition = place
     given = {"topic": topic, "partition": partition, "first": first, "last": last}

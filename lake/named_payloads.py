@@ -11,12 +11,10 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator
 from itertools import accumulate, chain
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from .inputs import TOGETHER
-
-if TYPE_CHECKING:
-    import duckdb
+from .opening import Lake
 
 _ROWS = """
 SELECT "offset", item, epoch_us(time),
@@ -57,7 +55,7 @@ class _Rows:
 
 
 def blocks_of(
-    lake: duckdb.DuckDBPyConnection, named: Named, block_of: Callable[[list[bytes]], bytes]
+    lake: Lake, named: Named, block_of: Callable[[list[bytes]], bytes]
 ) -> Iterator[tuple[str, bytes]]:
     """The pages that are named, each by its references, as far as `messages` has what they name.
     block_of: makes a page of contents."""
@@ -79,7 +77,7 @@ def blocks_of(
 
 
 def _read(
-    lake: duckdb.DuckDBPyConnection,
+    lake: Lake,
     there: dict[_PartitionId, _Rows],
     references: list[dict[str, Any]],
 ) -> None:

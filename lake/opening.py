@@ -27,7 +27,9 @@ from ..protocol.table_format import COLUMNS, refusal_of
 from .views import create_views
 
 if TYPE_CHECKING:
-    import duckdb
+    from duckdb import DuckDBPyConnection as Lake
+else:  # an optional package: `open_lake` says if it is missing
+    Lake = Any
 
 TABLES = ("messages", "journal")
 HISTORY = ("commands", "steps", "snapshots")  # there where steps are taken in real time
@@ -42,7 +44,7 @@ class NoLake(LakequeueError):
     """The tables, or what reads them, are not there."""
 
 
-def open_lake(home: Path | str) -> duckdb.DuckDBPyConnection:
+def open_lake(home: Path | str) -> Lake:
     """A DuckDB connection with the views `messages`, `journal`, `queued`, `lifecycle`, `queues`,
     `consumers` and `changes` over the tables of a home, as they stand now, and `commands`, `steps`
     and `snapshots`, which are empty until the engine has written them. Times are UTC.
@@ -74,7 +76,7 @@ def open_lake(home: Path | str) -> duckdb.DuckDBPyConnection:
     return connection
 
 
-def _register(connection: duckdb.DuckDBPyConnection, name: str, dataset: Any) -> None:
+def _register(connection: Lake, name: str, dataset: Any) -> None:
     """A table under its name. Columns that one of an earlier version lacks are empty."""
     there = set(dataset.schema.names)
     empty = connection.sql(f"SELECT NULL::STRUCT({_columns(name)}) AS row").select("row.*")

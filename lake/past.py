@@ -16,7 +16,7 @@ import zlib
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
@@ -30,11 +30,8 @@ from ..state import DictStore, Home
 from . import past_replica
 from .inputs import TOGETHER, FromTables, StoredRecord, opened_behind, steps_between
 from .named_payloads import Named, blocks_of
-from .opening import WHEN_WRITTEN, NoLake
+from .opening import WHEN_WRITTEN, Lake, NoLake
 from .past_replica import StepCapture, Steps
-
-if TYPE_CHECKING:
-    import duckdb
 
 _ENDED = "The tables end before that time, with "
 _KNOWN = """
@@ -80,7 +77,7 @@ class Moment:
     said: list[WireRecord] = field(default_factory=list)
 
 
-def brokers(lake: duckdb.DuckDBPyConnection) -> list[str]:
+def brokers(lake: Lake) -> list[str]:
     """The brokers that the tables know."""
     _require_history(lake)
     return [name for (name,) in lake.execute(
@@ -88,7 +85,7 @@ def brokers(lake: duckdb.DuckDBPyConnection) -> list[str]:
 
 
 def as_of(
-    lake: duckdb.DuckDBPyConnection,
+    lake: Lake,
     home: Path,
     broker: str,
     *,
@@ -110,9 +107,7 @@ def as_of(
     return moment
 
 
-def all_as_of(
-    lake: duckdb.DuckDBPyConnection, home: Path, names: list[str], at: datetime | None
-) -> list[Moment]:
+def all_as_of(lake: Lake, home: Path, names: list[str], at: datetime | None) -> list[Moment]:
     """Like `as_of`, for several brokers: those that existed then, at least one."""
     found, refusals = [], []
     for name in names:
@@ -125,13 +120,13 @@ def all_as_of(
     return found
 
 
-def _require_history(lake: duckdb.DuckDBPyConnection) -> None:
+def _require_history(lake: Lake) -> None:
     if lake.execute("SELECT step FROM steps LIMIT 1").fetchone() is None:
         raise NoLake(f"The home has nothing in the table 'steps' yet: {WHEN_WRITTEN}")
 
 
 def _target(
-    lake: duckdb.DuckDBPyConnection, broker: str, step: int | None, at: datetime | None
+    lake: Lake, broker: str, step: int | None, at: datetime | None
 ) -> tuple[int, list[str]]:
     """The step that is meant, and what to tell about it."""
     ms = 1 << 62 if at is None else round(at.timestamp() * 1000)
@@ -158,9 +153,7 @@ def _told(ms: int) -> str:
 # ---------------------------------------------------------------- where it begins
 
 
-def _start(
-    lake: duckdb.DuckDBPyConnection, home: Path, broker: str, target: int, notes: list[str]
-) -> Moment:
+def _start(lake: Lake, home: Path, broker: str, target: int, notes: list[str]) -> Moment:
     """The newest snapshot up to the step that is whole; else nothing at all, before step 1."""
     given = {"broker": broker, "step": target}
     for step, total in lake.execute(_CLOSED, given).fetchall():
@@ -185,7 +178,7 @@ def _secret(home: Path) -> bytes:
     return b""
 
 
-def _pages(lake: duckdb.DuckDBPyConnection, broker: str, step: int) -> dict[str, bytes]:
+def _pages(lake: Lake, broker: str, step: int) -> dict[str, bytes]:
     """The pages of a snapshot, and what closes it, which has no name. What is missing in the table
     is missed by the digest."""
     rows = lake.execute(_NEWEST, {"broker": broker, "step": step}).fetchall()
@@ -206,7 +199,7 @@ def _pages(lake: duckdb.DuckDBPyConnection, broker: str, step: int) -> dict[str,
 
 
 def _read(
-    lake: duckdb.DuckDBPyConnection, broker: str, steps: tuple[int, int], wanted: dict[str, int],
+    lake: Lake, broker: str, steps: tuple[int, int], wanted: dict[str, int],
     found: dict[str, tuple[int, bytes | None]], named: Named,
 ) -> None:  # fmt: skip
     """The newest value of each page in snapshots of these steps, up to a step per page. No value
@@ -221,7 +214,7 @@ def _read(
                     named[page] = refs
 
 
-def _who(lake: duckdb.DuckDBPyConnection, home: Path, broker: str) -> tuple[int, int]:
+def _who(lake: Lake, home: Path, broker: str) -> tuple[int, int]:
     """A broker's number and the home's epoch: from its folder, else as the engine last said."""
     about: dict[str, Any] = {}
     with contextlib.suppress(OSError, ValueError):
@@ -238,7 +231,7 @@ def _who(lake: duckdb.DuckDBPyConnection, home: Path, broker: str) -> tuple[int,
 # ---------------------------------------------------------------- the steps after it
 
 
-def _replay(lake: duckdb.DuckDBPyConnection, moment: Moment, target: int, exactly: bool) -> None:
+def _replay(lake: Lake, moment: Moment, target: int, exactly: bool) -> None:
     """Take the steps after the snapshot again, up to the target, and captures the last one.
     exactly: the target itself is meant, not the last step before it whose records the tables
     have."""
@@ -290,7 +283,7 @@ def _checked(steps: Steps, records: list[StepRecord], inputs: FromTables) -> Non
         raise LakequeueError(f"{error}; its code was {code}") from error
 
 
-def _check_last(lake: duckdb.DuckDBPyConnection, moment: Moment) -> None:
+def _check_last(lake: Lake, moment: Moment) -> None:
     """Check the last step against the digest in the next record, if the tables have that."""
     for record in steps_between(lake, moment.broker, moment.step, moment.step + 1):
         if record.outputs != moment.own.outputs:

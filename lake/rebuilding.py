@@ -26,7 +26,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
@@ -47,12 +47,9 @@ from ..protocol.table_format import CRC_MODULUS
 from ..state import FORMAT
 from ..streaming.earlier.pages import FORMAT as EARLIER_FORMAT
 from ..streaming.home.state_files import FOLDER, QUEUES, state_file, write_state
-from .opening import delta_table, open_lake, tables_of
+from .opening import Lake, delta_table, open_lake, tables_of
 from .past import Moment, as_of, brokers
 from .past_replica import move_ahead, next_counter
-
-if TYPE_CHECKING:
-    import duckdb
 
 NO_BATCH = -1  # of a checkpoint
 STEPS_AHEAD = 1_000_000  # more than were lost between two writings of the tables, by far
@@ -118,9 +115,7 @@ def rebuild(tables_home: Path, home: Path) -> list[Rebuilt]:
     return done
 
 
-def _moments(
-    lake: duckdb.DuckDBPyConnection, tables_home: Path, removed: Collection[str]
-) -> list[Moment]:
+def _moments(lake: Lake, tables_home: Path, removed: Collection[str]) -> list[Moment]:
     """Each broker as the tables know it, as late as they all go together, and ready to speak on.
     removed: had nothing left, and what they knew the first broker has. Raises LakequeueError."""
     names = [name for name in brokers(lake) if name not in removed]
@@ -208,7 +203,7 @@ def _about(source: Path) -> dict[str, Any]:
 
 
 def _one(
-    lake: duckdb.DuckDBPyConnection, home: Path, tables: Folder, moment: Moment,
+    lake: Lake, home: Path, tables: Folder, moment: Moment,
     queues: list[list[str]],
 ) -> Rebuilt:  # fmt: skip
     store, name, base = moment.store, moment.broker, moment.home.number << 48

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
@@ -26,10 +26,7 @@ from ..protocol.errors import ConfigError, Rejected
 from ..protocol.ids import parse_ranges
 from ..protocol.messages import PRIORITY_DEFAULT, QUEUE_ALONE
 from ..protocol.wire import headers_list
-from .opening import open_lake
-
-if TYPE_CHECKING:
-    import duckdb
+from .opening import Lake, open_lake
 
 TOGETHER = 1_000
 EXAMPLES = 5
@@ -169,7 +166,7 @@ class _Chosen:
         except ValueError as error:
             raise ConfigError(str(error)) from error
 
-    def left(self, lake: duckdb.DuckDBPyConnection, begins: int | None) -> str:
+    def left(self, lake: Lake, begins: int | None) -> str:
         """What of it the tables do not hold any more, as a sentence. Raises ConfigError where they
         hold nothing of it."""
         given = self._given
@@ -189,7 +186,7 @@ class _Chosen:
                 return f"The tables begin with message {first}, of {when}: those before are gone"
         return ""
 
-    def rows(self, lake: duckdb.DuckDBPyConnection) -> Iterator[_Row]:
+    def rows(self, lake: Lake) -> Iterator[_Row]:
         """The messages, in the order in which they came."""
         found = lake.execute(_CAME, self._given)
         while rows := found.fetchmany(TOGETHER):

@@ -9,13 +9,11 @@ from __future__ import annotations
 import re
 from dataclasses import asdict
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..protocol.errors import ConfigError, LakequeueError
+from .opening import Lake
 from .why_waited import Period, WaitReasons
-
-if TYPE_CHECKING:
-    import duckdb
 
 ID_SHOWN = 40  # characters of a wrong id
 
@@ -40,7 +38,7 @@ ORDER BY m.time > j.time, CASE WHEN m.time <= j.time THEN m.time END DESC, m.tim
 """
 
 
-def trace(lake: duckdb.DuckDBPyConnection, message_id: str) -> dict[str, Any]:
+def trace(lake: Lake, message_id: str) -> dict[str, Any]:
     """The life of a message: ``published`` (when, where, how large; None if not kept) and
     ``queues``, in the order in which it reached them, each with its ``life``.
 
@@ -82,9 +80,7 @@ def trace(lake: duckdb.DuckDBPyConnection, message_id: str) -> dict[str, Any]:
     }
 
 
-def _waits(
-    lake: duckdb.DuckDBPyConnection, changes: list[dict[str, Any]]
-) -> dict[tuple[str, str], WaitReasons]:
+def _waits(lake: Lake, changes: list[dict[str, Any]]) -> dict[tuple[str, str], WaitReasons]:
     """The queues in which the message waited, each from the first time to the last."""
     found: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for row in filter(_waited, changes):
@@ -127,7 +123,7 @@ def _place(row: dict[str, Any]) -> tuple[Any, ...]:
     return tuple(row[name] for name in ("vpn", "queue", "step", "part", "line"))
 
 
-def _rows(lake: duckdb.DuckDBPyConnection, sql: str, number: str) -> list[dict[str, Any]]:
+def _rows(lake: Lake, sql: str, number: str) -> list[dict[str, Any]]:
     found = lake.execute(sql, {"id": number})
     names = [column[0] for column in found.description]
     return [dict(zip(names, row, strict=True)) for row in found.fetchall()]

@@ -15,10 +15,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import datetime
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    import duckdb
+from .opening import Lake
 
 WAITING = "waiting"
 NO_STEP = 1 << 62
@@ -145,9 +144,7 @@ class WaitReasons:
     start, end: the steps between which they lie; end None: the newest.
     """
 
-    def __init__(
-        self, lake: duckdb.DuckDBPyConnection, vpn: str, queue: str, start: int, end: int | None
-    ) -> None:
+    def __init__(self, lake: Lake, vpn: str, queue: str, start: int, end: int | None) -> None:
         self._queue = _Queue()
         happenings = _happenings(lake, vpn, queue, start, NO_STEP if end is None else end)
         self._steps = [
@@ -189,9 +186,7 @@ def _joined(parts: list[tuple[datetime, str]], end: datetime | None) -> list[Wai
     return out or [Wait(parts[0][0], end, parts[-1][1])]
 
 
-def _happenings(
-    lake: duckdb.DuckDBPyConnection, vpn: str, queue: str, start: int, end: int
-) -> Iterator[_Happening]:
+def _happenings(lake: Lake, vpn: str, queue: str, start: int, end: int) -> Iterator[_Happening]:
     """What changed for the queue before the end, as (step, time, what, details)."""
     place = {"vpn": vpn, "queue": queue}
     for step, time, *details in lake.execute(_NOTES, place | {"end": end}).fetchall():

@@ -10,13 +10,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
+import pandas as pd
 
 from ...lake import read_columns
-
-if TYPE_CHECKING:
-    import numpy as np
-    import pandas as pd
 
 DELIVERED = ("delivered", "redelivered", "barrier_delivered")
 ENDED = ("acknowledged", "expired", "purged", "deleted", "consumer_rejected")
@@ -127,8 +126,6 @@ def check_barriers(journal: pd.DataFrame, queue: str) -> Barriers:
 
     Ids are given in the order of entry. Within one step the journal does not say what came first.
     """
-    import numpy as np
-
     mine = journal[(journal["queue"] == queue) & journal["message_id"].notna()]
     mine = mine.assign(message_id=mine["message_id"].astype("uint64"))
     barriers = mine[mine["event"] == "barrier_delivered"].groupby("message_id")["step"].min()

@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import click
+import lakequeue
 
 from ...cli.common import stop_on_signals
 from ...protocol.errors import LakequeueError, LeaseLost
@@ -61,8 +62,6 @@ class Job:
 
     def run(self, url: str, name: str, stop: threading.Event) -> None:
         """Consume until told to stop."""
-        import lakequeue
-
         with (
             lakequeue.connect(url, client_name=name) as connection,
             connection.consumer(

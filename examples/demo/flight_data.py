@@ -6,14 +6,12 @@ import importlib.util
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
+import pandas as pd
 
 from ...cli.group import EnvironmentFault
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 FLIGHTS_TOTAL = 336_776
 DELAY_MIN = 60  # minutes; the filter of the queue `delayed` in conf/demo.yaml
@@ -71,8 +69,6 @@ def flights_path() -> Path:
 
 def load_flights(count: int | None) -> Flights:
     """The first flights in the order of scheduled departure; all for None."""
-    import pandas as pd
-
     frame = pd.read_csv(flights_path())
     order = ["year", "month", "day", "sched_dep_time"]
     frame = frame.sort_values(order, kind="stable").head(len(frame) if count is None else count)
@@ -101,8 +97,6 @@ def _days(frame: pd.DataFrame) -> Iterator[Day]:
 
 def _values(column: pd.Series) -> list[Any]:
     """A column as JSON values: what is missing becomes null, whole floats become integers."""
-    import pandas as pd
-
     values = column.tolist()
     if pd.api.types.is_float_dtype(column):
         return [None if v != v else int(v) if v == int(v) else v for v in values]

@@ -11,17 +11,17 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import lakequeue
 
 from ...cli.common import console, say_json
 from ...cli.publish import Tally
 from ...protocol.errors import LakequeueError
-from .child_processes import until
-
-if TYPE_CHECKING:
-    from .child_processes import EngineProcess, WorkerProcess
-    from .flight_data import Flights
-    from .view import View
+from .accounts import balance, check_barriers, complete, count_messages, read_journal
+from .child_processes import EngineProcess, WorkerProcess, until
+from .flight_data import Flights, flights_path, load_flights
+from .view import View, show_accounts
 
 CONFIGURATION = Path(__file__).resolve().parents[2] / "conf" / "demo.yaml"
 JOBS = ("flights:individual", "flights:auto", "delayed:individual", "united:auto")
@@ -94,12 +94,6 @@ class FlightsDemo:
 
     def run(self) -> bool:
         """Everything, from start to the accounts; whether they add up."""
-        import lakequeue
-
-        from .child_processes import EngineProcess
-        from .flight_data import flights_path, load_flights
-        from .view import View
-
         started = time.monotonic()
         flights_path()  # nothing starts without the data
         self._console.print("Starting Kafka and the engine …")
@@ -136,8 +130,6 @@ class FlightsDemo:
         until(lambda: all(w.ready for w in self._workers), 60, self._alive(engine), "the workers")
 
     def _start_worker(self, name: str, jobs: list[str]) -> None:
-        from .child_processes import WorkerProcess
-
         seed = self._seed * 1000 + len(self._workers) * 10
         with (self._home / f"{name}.log").open("w") as errors:
             self._workers.append(WorkerProcess.start(name, jobs, self._url, seed, errors))
@@ -219,8 +211,6 @@ class FlightsDemo:
     # ------------------------------------------------------------ the end
 
     def _wait_for_delta(self, engine: EngineProcess, tables: Path, looks: dict[str, Any]) -> None:
-        from .accounts import complete
-
         deadline = time.monotonic() + DELTA_SECONDS_MAX
         while not complete(tables, looks) and time.monotonic() < deadline:
             engine.check()
@@ -236,9 +226,6 @@ class FlightsDemo:
         seconds: float,
     ) -> bool:
         """The accounts; whether everything is right."""
-        from .accounts import balance, check_barriers, count_messages, read_journal
-        from .view import show_accounts
-
         journal = read_journal(tables)
         accounts = balance(journal, flights.expected, looks)
         barriers = check_barriers(journal, "flights")

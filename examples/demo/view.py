@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
 
 from ...cli.common import number
-
-if TYPE_CHECKING:
-    from rich.console import Console, RenderableType
-
-    from .accounts import Account, Barriers
-    from .child_processes import WorkerProcess
+from .accounts import Account, Barriers
+from .child_processes import WorkerProcess
 
 PLAIN_EVERY_S = 5.0
 
@@ -30,8 +31,6 @@ class View:
 
     def __enter__(self) -> View:
         if self._console.is_terminal:
-            from rich.live import Live
-
             self._live = Live(console=self._console, auto_refresh=False)
             self._live.start()
         return self
@@ -75,9 +74,6 @@ class View:
         rates: Mapping[str, float],
         workers: list[WorkerProcess],
     ) -> RenderableType:
-        from rich.console import Group
-        from rich.progress_bar import ProgressBar
-
         queues = table("queue", "of", "entered", "depth", "in flight", "delayed", "acknowledged",
                        "redelivered", "a second", left=1)  # fmt: skip
         for queue, look in looks.items():
@@ -102,8 +98,6 @@ class View:
 
 def table(*columns: str, left: int) -> Any:
     """A table whose first columns are text and the others numbers."""
-    from rich.table import Table
-
     out = Table(box=None, padding=(0, 2, 0, 0))
     for at, column in enumerate(columns):
         out.add_column(column, justify="left" if at < left or not column else "right")
