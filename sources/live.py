@@ -75,7 +75,7 @@ def quiet_client(bootstrap: str, name: str) -> dict[str, Any]:
 
 class LiveInputs:
     """A broker's input, see `driver.Inputs`. control: the topic on which the engine says that it
-    stops. run: its name there."""
+    stops, or (`quiet`) that no message is taken from here on. run: its name there."""
 
     def __init__(self, kafka: dict[str, Any], limits: InputLimits, control: str, run: str) -> None:
         self._control, self._run = control, run.encode()
@@ -102,6 +102,7 @@ class LiveInputs:
         self._heard = 0.0  # when something came
         self._command_ms: dict[PartitionId, int] = {}  # Kafka's time of the newest command taken
         self.stopped = False
+        self._quiet = False  # the home is about to rest: no message is taken, commands are
         self.records = self.bytes = 0  # taken so far
         self.slow = SlowLanes()
         self.pace = CapturedPace()
@@ -223,6 +224,8 @@ class LiveInputs:
         commands = self._commands.ahead
         if commands and (slow_part != 0 or commands.has_others()):
             return True
+        if self._quiet:
+            return False
         captured = self._captured.ahead and not rest_s
         return bool(self._messages.ahead or captured) and self._all_commands_read()
 
@@ -230,7 +233,7 @@ class LiveInputs:
         """Whether it is a reader's time."""
         if reader is self._commands:
             return True
-        rests = reader is self._captured and self.pace.rest_s() > 0
+        rests = self._quiet or (reader is self._captured and self.pace.rest_s() > 0)
         return not rests and self._all_commands_read()
 
     def took(
@@ -339,8 +342,9 @@ class LiveInputs:
 
     def _told(self, found: dict[PartitionId, list[Any]]) -> None:
         """Take out what the engine said on the control topic, and note the commands' times."""
-        said = found.pop((self._control, 0), ())
-        self.stopped = self.stopped or any(m.value() == self._run for m in said)
+        said = {m.value() for m in found.pop((self._control, 0), ())}
+        self.stopped = self.stopped or self._run in said
+        self._quiet = self._quiet or quiet(self._run) in said
         for place, messages in found.items():
             if is_command(place[0]):
                 self._command_ms[place] = messages[-1].timestamp()[1]
@@ -382,6 +386,11 @@ class LiveInputs:
         for reader in self._readers:
             reader.close()
         self._asked.close()
+
+
+def quiet(run: bytes) -> bytes:
+    """What the engine says on the control topic for no message to be taken any more."""
+    return run + b" quiet"
 
 
 def _waits(topic: str) -> bool:

@@ -6,6 +6,7 @@ in the checkpoints, from which the queries continue.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import threading
@@ -18,7 +19,7 @@ from py4j.protocol import Py4JError
 
 from ..client.kafka.base import require_broker
 from ..protocol import LakequeueError, topics
-from ..sources.live import kafka_client
+from ..sources.live import kafka_client, quiet
 from ..sources.live_reader import InputLimits
 from ..state import Home
 from .broker_query import BrokerQuery, first_of, query_name
@@ -367,15 +368,27 @@ class SparkApplication:
         if query is not None and query.isActive:
             end_between_batches(query, wait_s)
 
+    def quiet(self, brokers: Iterable[BrokerQuery]) -> None:
+        """Ask the loops to take no message any more, for they are about to end (`end`); where
+        Kafka is away they take none anyway."""
+        live = [broker for broker in brokers if broker.is_active]
+        with contextlib.suppress(LakequeueError):
+            self._tell_loops(live, lambda broker: quiet(broker.run.encode()), 1.0)
+
+    def _tell_loops(
+        self, brokers: Iterable[BrokerQuery], what: Callable[[BrokerQuery], bytes], wait_s: float
+    ) -> None:
+        assert self._transport is not None
+        require_broker(self._bootstrap, min(1.0, wait_s))
+        for broker in brokers:
+            control = topics.topic(broker.name, topics.CONTROL)
+            self._transport.command(control, b"engine", what(broker))
+
     def _end_loops(self, brokers: list[BrokerQuery], wait_s: float) -> None:
         """Ask the loops to end their batches, and wait until Spark has those."""
-        assert self._transport is not None
         until = time.monotonic() + wait_s
         try:
-            require_broker(self._bootstrap, min(1.0, wait_s))
-            for broker in brokers:
-                control = topics.topic(broker.name, topics.CONTROL)
-                self._transport.command(control, b"engine", broker.run.encode())
+            self._tell_loops(brokers, lambda broker: broker.run.encode(), wait_s)
         except LakequeueError as error:
             log.warning("the loops are cut off; the next start replays their steps: %s", error)
             return

@@ -1,6 +1,6 @@
 """Changes the brokers of a home while it is at rest (M4).
 
-    stop all loops ─▶ their states ─▶ `mesh.rehome` ─▶ files beside the checkpoints
+    take no message ─▶ stop all loops ─▶ their states ─▶ `mesh.rehome` ─▶ files beside checkpoints
     ── the home names its new brokers and these files ──
     start all loops: each begins with its file if its state is older
 
@@ -52,6 +52,7 @@ PARTS = 8
 # The memory for a change, as a multiple of all pages: the old ones, the new ones, and messages as
 # objects while they move.
 MEMORY_SHARE = 3
+QUIET_S = 0.5  # without messages, until what brokers have for each other is mostly heard
 HEAR_S = 2.0  # that loops step before it is looked again whether all is heard
 
 _snapshot = msgspec.msgpack.Decoder(Snapshot).decode
@@ -179,6 +180,8 @@ class EngineRehoming:
     def _rehomed(self, brokers: list[BrokerQuery], change: HomeChange) -> _States:
         """The states with which the brokers are to begin. All queries have ended."""
         until = time.monotonic() + REST_S_MAX
+        self._application.quiet(brokers)
+        time.sleep(QUIET_S)
         while True:
             self._application.end(brokers, END_S_MAX)
             room = psutil.virtual_memory().available // MEMORY_SHARE

@@ -12,7 +12,7 @@ from confluent_kafka import KafkaError, KafkaException, Producer, TopicPartition
 from lakequeue.protocol import topics
 from lakequeue.sources import live
 from lakequeue.sources.input_pace import BYTES_PER_S, SAVED_S, CapturedPace
-from lakequeue.sources.live import LiveInputs, kafka_client
+from lakequeue.sources.live import LiveInputs, kafka_client, quiet
 from lakequeue.sources.live_reader import InputLimits, Reader
 from lakequeue.sources.same_topic import Found, Start
 from lakequeue.sources.step_batch import PartitionId, Taken
@@ -217,6 +217,34 @@ def test_the_engine_says_stop_on_the_control_topic_and_that_is_no_input(
     inputs._commands.ahead.put(control, [record(control, 1, value=b"run")])
     assert inputs.take(0.0) is None
     assert inputs.stopped
+
+
+def test_M4_before_a_home_rests_no_message_is_taken_and_commands_are(inputs: LiveInputs) -> None:
+    control, mesh = ("broker-0.control", 0), ("broker-0.mesh", 0)
+    publish = topics.topic("a", topics.PUBLISH), 0
+    inputs.also({publish: 0, mesh: 0})
+    inputs._commands.at_end |= {A, B}
+    inputs._messages.ahead.put(publish, [record(publish, 0)])
+    inputs._commands.ahead.put(control, [record(control, 0, value=quiet(b"an older run"))])
+    taken = inputs.take(0.0)
+    assert taken is not None
+    assert taken.batch.publishes.offsets == [0]
+    inputs._commands.ahead.put(control, [record(control, 1, value=quiet(b"run"))])
+    assert inputs.take(0.0) is None
+    inputs._messages.ahead.put(publish, [record(publish, 1)])
+    inputs._commands.ahead.put(A, [record(A, 0)])
+    taken = inputs.take(0.0)
+    assert taken is not None
+    assert taken.batch.commands.offsets == [0]
+    assert not taken.batch.publishes
+    begun = time.monotonic()
+    assert inputs.take(0.05) is None
+    assert time.monotonic() - begun >= 0.05, "it does not spin"
+    assert not inputs.stopped
+    inputs._commands.ahead.put(mesh, [record(mesh, 0)])
+    taken = inputs.take(0.0)
+    assert taken is not None
+    assert taken.batch.mesh.offsets == [0]
 
 
 def test_the_end_of_a_partition_is_known_after_its_messages() -> None:

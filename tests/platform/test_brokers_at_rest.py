@@ -56,6 +56,7 @@ class Rests:
     def __init__(self, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.engine = Engine("127.0.0.1:1", home, parse_configuration({"brokers": ["a", "b", "c"]}))
         self.did: list[str] = []
+        self.quiet: list[int] = []  # what was done before no message was taken any more
         self.unrest = self.lost = 0
         self.heard: list[tuple[str, str]] = []
         self.folder = self.engine._folder
@@ -66,6 +67,8 @@ class Rests:
         did, application = self.did, self.engine.application
         rehoming = self.engine.rehoming
         monkeypatch.setattr(at_rest, "HEAR_S", 0.0)
+        monkeypatch.setattr(at_rest, "QUIET_S", 0.0)
+        monkeypatch.setattr(application, "quiet", lambda b: self.quiet.append(len(did)))
         monkeypatch.setattr(application, "check_slots", lambda count: None)
         monkeypatch.setattr(application, "end", lambda b, s: did.append(f"end {len(list(b))}"))
         monkeypatch.setattr(application, "start_queries", self._start)
@@ -119,6 +122,7 @@ def begins(folder: HomeFolder, name: str) -> Snapshot:
 def test_M4_a_broker_is_added_between_two_runs_of_the_loops(rests: Rests) -> None:
     rests.engine.add_broker("d", "west")
     assert rests.did == ["end 3", "share out", "begin 3", "peers", "start a b c d"]
+    assert rests.quiet == [0]
     again = HomeFolder(rests.folder.path)
     assert again.brokers(()) == {**NUMBERS, "d": 3}
     assert again.groups({}, ["d"]) == {"d": "west"}
