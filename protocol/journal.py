@@ -33,7 +33,6 @@ SCHEMA = pa.schema(
         pa.field("until", pa.int64()),
     ]
 )
-_BEFORE = pa.schema([field for field in SCHEMA if field.name != "until"])
 NO_END = 1 << 62  # a lease or a time to live that never ends, epoch ms
 _OPTIONS = pa.ipc.IpcWriteOptions(compression="lz4")
 
@@ -170,12 +169,8 @@ def encode(journal: Journal) -> bytes:
 
 
 def decode(value: bytes) -> pa.Table:
-    """Decode the rows of a journal record. Records of an earlier version, which may still be in
-    Kafka, lack `until`."""
-    table = pa.ipc.open_stream(value).read_all()
-    if table.schema == _BEFORE:
-        table = table.append_column(SCHEMA.field("until"), pa.nulls(len(table), pa.int64()))
-    return table
+    """Decode the rows of a journal record."""
+    return pa.ipc.open_stream(value).read_all()
 
 
 def _end(until: int) -> int | None:

@@ -13,6 +13,7 @@ earlier/              reads homes of state format 7, once
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -20,21 +21,16 @@ if TYPE_CHECKING:
     from .kafka.embedded_kafka import EmbeddedKafka
     from .tables.tables_session import open_tables
 
+_FACES = {
+    "EmbeddedKafka": ".kafka.embedded_kafka",
+    "Engine": ".engine",
+    "open_tables": ".tables.tables_session",
+}
 __all__ = ["EmbeddedKafka", "Engine", "open_tables"]
 
 
 def __getattr__(name: str) -> Any:
     """The public faces, loaded when they are asked for: importing a part needs no Spark."""
-    if name == "Engine":
-        from .engine import Engine
-
-        return Engine
-    if name == "EmbeddedKafka":
-        from .kafka.embedded_kafka import EmbeddedKafka
-
-        return EmbeddedKafka
-    if name == "open_tables":
-        from .tables.tables_session import open_tables
-
-        return open_tables
+    if name in _FACES:
+        return getattr(importlib.import_module(_FACES[name], __package__), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

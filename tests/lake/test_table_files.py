@@ -269,7 +269,7 @@ def test_what_says_no_count_is_no_run(lq: str) -> None:
 
 
 def test_the_rows_of_a_day_stand_in_its_file(tmp_path: Path) -> None:
-    """A table of an earlier version has no days: the file has the column itself."""
+    """Days out of range are in the nearest day that is allowed."""
     rows = batch(*(message(n, b"%d" % n, time=NOW + timedelta(days=n)) for n in range(-2, 4)))
     by_day = {file["partitionValues"]["date"]: file for _, file in written(tmp_path, rows)[:-1]}
     assert sorted(by_day) == ["2026-03-03", "2026-03-04", "2026-03-05", "2026-03-06"]
