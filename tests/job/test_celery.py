@@ -1,77 +1,25 @@
-"""Celery on the real job: workers that are processes, one of which is killed."""
+"""Celery on the real job: workers that are processes, some of which are killed."""
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
+from job.celery_day import HERE, QUEUE, Application, Day, kill
 from job.conftest import Job, in_real_time
 from job.processes import until
 
-HERE = Path(__file__).parent
-QUEUE = "celery-tasks"
 AGAIN_S = 40  # `heartbeat_timeout` is 15 s, and the machine may be busy
-
-
-class Application:
-    """The application, as who sends tasks has it, and what its workers wrote."""
-
-    def __init__(self, job: Job, folder: Path) -> None:
-        self.log = folder / "ran"
-        self.log.touch()
-        os.environ["CELERY_TEST_BROKER"] = f"lakequeue+{job.url}"
-        os.environ["CELERY_TEST_LOG"] = str(self.log)
-        self.tasks = import_module("celery_app")
-        self.tasks.app.conf.broker_url = os.environ["CELERY_TEST_BROKER"]
-
-    def ran(self) -> list[list[str]]:
-        return [line.split() for line in self.log.read_text().splitlines()]
-
-    def names(self) -> list[str]:
-        return [words[0] for words in self.ran()]
-
-    @contextmanager
-    def worker(self, *options: str) -> Iterator[subprocess.Popen[bytes]]:
-        command = [sys.executable, "-m", "celery", "-A", "celery_app", "worker", *options]
-        environment = os.environ | {"PYTHONPATH": str(HERE)}
-        with self.log.with_suffix(".stderr").open("ab") as errors:
-            process = subprocess.Popen(
-                command, env=environment, cwd=self.log.parent, stderr=errors,
-                stdout=subprocess.DEVNULL, start_new_session=True,
-            )  # fmt: skip
-        try:
-            yield process
-        finally:
-            if process.poll() is None:
-                process.terminate()
-            try:
-                assert process.wait(60) is not None
-            finally:
-                kill(process)
-
-
-def kill(process: subprocess.Popen[bytes]) -> None:
-    """`kill -9` of a worker and its children, as when the machine loses power."""
-    try:
-        os.killpg(process.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        return
-    process.wait(10)
 
 
 @pytest.fixture
 def application(job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Application]:
     monkeypatch.syspath_prepend(str(HERE))
-    application = Application(job, tmp_path)
+    application = Application(job.url, tmp_path)
     yield application
     application.tasks.app.close()
     sys.modules.pop("celery_app")
@@ -121,3 +69,13 @@ def test_priorities_times_and_retries_are_the_brokers(
     (later,) = [float(words[-1]) for words in application.ran() if words[0] == "later"]
     assert later - sent >= 12
     assert len(application.ran()) == 7
+
+
+@pytest.mark.job
+def test_a_day_in_the_life(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`make soak` lives a longer one."""
+    monkeypatch.syspath_prepend(str(HERE))
+    told = Day(tmp_path, tasks=300, kills=2, workers=2, seed=37).run()
+    assert told["tasks"] + told["not known to be stored"] >= 300
+    assert told["engines killed"] == 1
+    assert told["explained by trace"] >= 10
