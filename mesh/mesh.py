@@ -10,6 +10,7 @@ that (M2).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from ..definitions.definition_values import ENDPOINT_PREFIX
@@ -78,21 +79,19 @@ class Mesh(MeshInterface):
             c.UnsubscribeTopic: self._unsubscribe_topic,
         }
         self.handlers: dict[str, Callable[[int, Any], None]] = {
-            HandOver.kind: self._handed_over,
-            Stored.kind: lambda sender, message: stand_ins.stored(broker, facts, sender, message),
-            NotTaken.kind: lambda sender, message: stand_ins.refused(
-                broker, facts, sender, message
-            ),
-            Room.kind: lambda sender, message: credit.hear_room(broker, facts, sender, message),
+            HandOver.kind: partial(handover.handed_over, broker, facts),
+            Stored.kind: partial(stand_ins.stored, broker, facts),
+            NotTaken.kind: partial(stand_ins.refused, broker, facts),
+            Room.kind: partial(credit.hear_room, broker, facts),
             Entries.kind: self._hear_entries,
             Heard.kind: self._heard,
             Forward.kind: self._forwarded,
-            Come.kind: lambda sender, message: moves.may_come(broker, facts, sender, message),
-            Carry.kind: lambda sender, message: moves.carried(broker, facts, sender, message),
+            Come.kind: partial(moves.may_come, broker, facts),
+            Carry.kind: partial(moves.carried, broker, facts),
             HasMoved.kind: self._keeper.moved,
         }
         self.failures: dict[str, Callable[[int, Any], None]] = {
-            HandOver.kind: lambda sender, message: handover.failed(broker, facts, sender, message)
+            HandOver.kind: partial(handover.failed, broker, facts)
         }
 
     @classmethod
@@ -183,9 +182,6 @@ class Mesh(MeshInterface):
     ) -> None:
         """See `MeshInterface`."""
         stand_ins.send(self._broker, self.facts, queue, subscription, rows, contents)
-
-    def _handed_over(self, sender: int, message: HandOver) -> None:
-        handover.handed_over(self._broker, self.facts, sender, message)
 
     def _hear_entries(self, sender: int, message: Entries) -> None:
         directory.hear_entries(self._broker, self.facts, sender, message, self._apply_bridge)

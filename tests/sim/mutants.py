@@ -538,7 +538,7 @@ def words_behind_a_lost_one_are_taken() -> Any:
 def a_removed_broker_is_heard_again() -> Any:
     def know(original: Any, self: Any, broker: Broker) -> None:
         original(self, broker)
-        rehome._facts(broker).removed = []
+        rehome.facts_of(broker).removed = []
 
     return around(rehome._Rehoming, "_know", know)
 
