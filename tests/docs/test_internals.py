@@ -17,16 +17,13 @@ FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 CODE = re.compile(r"`([^`\n]+)`")
 WORD = r"[A-Za-z_]\w*"
 DOTTED = re.compile(rf"{WORD}(?:\.{WORD})+")
-#: Not in the product: a function of Spark's SQL, files, settings of a test, tests of Celery.
+#: Not in the product: a function of Spark's SQL, files, settings of a test.
 FOREIGN = {
     "current_timestamp",
     "CHANGELOG.md",
     "lakequeue.json",
     "LAKEQUEUE_CHAOS_DEATHS",
     "LAKEQUEUE_CHAOS_SEED",
-    "test_backend",
-    "test_canvas",
-    "test_tasks",
 }
 
 
