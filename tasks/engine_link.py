@@ -11,13 +11,14 @@ import contextlib
 import logging
 import os
 import threading
+import weakref
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
 from kombu.exceptions import OperationalError
 
-from ..client import connect
+from ..client import Consumer, connect
 from ..client.connection import Connection
 from ..protocol import ConfigError, LakequeueError, Reason, Rejected, Timeout
 from ..protocol.bounds import shown
@@ -71,6 +72,7 @@ class EngineLink:
     def __post_init__(self) -> None:
         self.producer = self.connection.producer(window=WINDOW)
         self.admin = self.connection.admin()
+        self.consumers: weakref.WeakSet[Consumer] = weakref.WeakSet()
         self.transient = TransientQueues(self.connection, looks=not self.address.is_memory)
 
     @property
@@ -82,7 +84,7 @@ class EngineLink:
         """Close it; transient queues that only this process used are deleted."""
         try:
             if self.is_open:
-                self.transient.close()
+                self.transient.close(list(self.consumers))
         except LakequeueError as error:  # Kafka is away: another process deletes them
             log.warning("closing the connection: %s", error)
         finally:
@@ -217,7 +219,7 @@ def _at_exit() -> None:
     for link in list(_links.values()):
         with contextlib.suppress(LakequeueError):
             link.producer.flush()
-            link.transient.close()
+            link.transient.close(list(link.consumers))
 
 
 os.register_at_fork(after_in_child=_after_fork)

@@ -36,6 +36,7 @@ class Flow:
         self.consumer: Consumer = link.connection.consumer(
             queue, ack_mode=mode, max_backlog=prefetch
         )
+        link.consumers.add(self.consumer)
         self._link = link
 
     @property

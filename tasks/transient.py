@@ -12,6 +12,7 @@ import contextlib
 import logging
 import threading
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -110,9 +111,13 @@ class TransientQueues:
         if claim is not None:
             claim.consumer.close()
 
-    def close(self) -> None:
-        """Let go of everything: the process ends."""
+    def close(self, consumers: Iterable[Consumer]) -> None:
+        """Let go of everything: the process ends. consumers: its own, which need the queues no
+        more."""
         self._over.set()
+        for consumer in consumers:
+            if consumer.queue in self._claims:
+                consumer.close()
         for queue, claim in list(self._claims.items()):
             claim.users = 1
             self.let_go(queue)

@@ -19,6 +19,7 @@ import lakequeue.tasks
 import pytest
 from kombu import Connection, Consumer, Exchange, Producer, Queue
 from kombu.exceptions import ChannelError
+from lakequeue.tasks import engine_link
 from lakequeue.tasks.engine_link import Address, acquire, release
 from lakequeue.tasks.transient import UNUSED_S
 
@@ -277,6 +278,17 @@ def test_a_transient_queue_stays_while_any_channel_has_it(bench: KombuBench) -> 
             assert [queue["name"] for queue in bench.admin.queues()] == ["replies"]
             Producer(channel).publish(1, routing_key="replies")
             other.drain_events(timeout=1)
+        assert bench.admin.queues() == []
+
+
+def test_a_process_that_ends_without_closing_leaves_no_transient_queue(bench: KombuBench) -> None:
+    """As a script that waits for a result of Celery's: one channel declares, another consumes."""
+    replies = Queue("replies", exchange=Exchange(""), routing_key="replies", auto_delete=True)
+    with bench.connect() as connection, bench.connect() as other:
+        replies(connection.channel()).declare()
+        consumer = Consumer(other.channel(), [replies], callbacks=[print])
+        consumer.consume()
+        engine_link._at_exit()
         assert bench.admin.queues() == []
 
 
