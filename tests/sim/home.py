@@ -364,7 +364,8 @@ class Home:
     def do_lose(self, rng: random.Random) -> None:
         """Kafka loses what one broker said to another, before it is heard, or what it says next.
         Only the next number tells (`mesh.channel`), so it is a word behind which that broker has
-        said more; or one to the first broker, to which all have something to say in the end."""
+        said more; or one to the first broker, to which all others have something to say in the
+        end."""
         site = self._site(rng)
         place = topics.topic(site.name, topics.MESH), 0
         log = self.kafka.partitions.get(place, [])
@@ -374,11 +375,13 @@ class Home:
             if record is None or not may_be_lost(record):
                 continue
             later = {_sender(later) for later in log[at + 1 :] if later}
-            if (is_told_later or _sender(record) in later) and self._loses(record):
+            told = _sender(record) in later or (is_told_later and _sender(record) != site.number)
+            if told and self._loses(record):
                 log[at] = None
             return
         if is_told_later:
-            self.kafka.loses[place] = self._loses
+            number = site.number
+            self.kafka.loses[place] = lambda one: _sender(one) != number and self._loses(one)
 
     def _loses(self, record: Record) -> bool:
         """Whether this record may be lost; it is, then."""

@@ -487,14 +487,6 @@ def what_is_delayed_is_stored_again() -> Any:
 
 
 @mutant
-def what_is_granted_again_does_not_say_so() -> Any:
-    def take_in(original: Any, *given: Any) -> None:
-        original(*given[:5])
-
-    return around(handover, "take_in", take_in)
-
-
-@mutant
 def a_missing_word_is_not_noticed() -> Any:
     return around(Mesh, "_missed", lambda original, self, sender, number: None)
 
@@ -549,11 +541,6 @@ def msgspec_replace(said: Any, **changed: Any) -> Any:
 
 
 # ---------------------------------------------------------------- brokers come and go
-
-
-@mutant
-def what_enters_at_rest_sets_no_alert() -> Any:
-    return around(rehome, "watch", lambda original, broker: None)
 
 
 @mutant
