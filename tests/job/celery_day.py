@@ -129,6 +129,7 @@ class Day:
     sent: dict[int, Sent] = field(default_factory=dict)
     running: list[subprocess.Popen[bytes]] = field(default_factory=list)
     told: dict[str, Any] = field(default_factory=dict)
+    _kills: int = 0
 
     def run(self) -> dict[str, Any]:
         """Live it, judge it; its figures. Raises AssertionError for wrong accounts."""
@@ -184,7 +185,7 @@ class Day:
                 options["countdown"] = countdown
             sent = self.sent[n] = Sent(None, time.time(), countdown, fails)
             with contextlib.suppress(OperationalError):  # nobody knows; it may still be stored
-                arguments = (n, chance.uniform(0, 0.02), fails)
+                arguments = (n, chance.uniform(0, 0.2), fails)
                 sent.task = self.application.tasks.errand.apply_async(arguments, **options).id
 
     def _start_worker(self) -> None:
@@ -193,10 +194,11 @@ class Day:
         self.running.append(self.application.start(*options))
 
     def _kill_one(self) -> None:
-        """A worker that lives, whole, or one process of its pool."""
+        """In turn a worker that lives, whole, and one process of its pool."""
         living = [worker for worker in self.running if worker.poll() is None]
         victim = self.chance.choice(living)
-        if self.chance.random() < 0.5:
+        self._kills += 1
+        if self._kills % 2:
             kill(victim)
             self._start_worker()
             self._note_death("workers killed")

@@ -1,4 +1,4 @@
-"""Celery on the real job: workers that are processes, some of which are killed."""
+"""Celery and Dramatiq on the real job: workers that are processes, some of which are killed."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import dramatiq
 import pytest
 from job.celery_day import HERE, QUEUE, Application, Day, kill
 from job.conftest import Job, in_real_time
 from job.processes import until
+from lakequeue.tasks.dramatiq_broker import LakequeueBroker
 
 AGAIN_S = 40  # `heartbeat_timeout` is 15 s, and the machine may be busy
 
@@ -69,6 +71,34 @@ def test_priorities_times_and_retries_are_the_brokers(
     (later,) = [float(words[-1]) for words in application.ran() if words[0] == "later"]
     assert later - sent >= 12
     assert len(application.ran()) == 7
+
+
+@pytest.mark.job
+@in_real_time
+def test_dramatiq_on_the_real_job(job: Job, connection: Any) -> None:
+    broker = LakequeueBroker(job.url, {"dead_message_queue": "dramatiq-dead"})
+    ran: list[tuple[int, float]] = []
+
+    def run(n: int) -> None:
+        ran.append((n, time.time()))
+        if n == 0:
+            raise RuntimeError("no")
+
+    task = dramatiq.actor(
+        run, broker=broker, queue_name="dramatiq", max_retries=1, min_backoff=100, max_backoff=200
+    )
+    sent = time.time()
+    task.send_with_options(args=(99,), delay=4_000)
+    for n in range(30):
+        task.send(n)
+    worker = dramatiq.Worker(broker, worker_threads=2, worker_timeout=100)
+    worker.start()
+    broker.join("dramatiq", timeout=60_000)
+    worker.stop()
+    broker.close()
+    assert sorted(n for n, _ in ran) == [0, 0, *range(1, 30), 99]
+    assert dict(ran)[99] - sent >= 4
+    assert connection.admin().describe("dramatiq-dead")["depth"] == 1
 
 
 @pytest.mark.job
