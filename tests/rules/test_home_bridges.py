@@ -47,6 +47,30 @@ def test_h1_a_home_that_is_not_reached_for_minutes_loses_and_doubles_nothing() -
     assert homes.seen()["unanswered_s"] is None
 
 
+def test_h1_what_comes_behind_a_record_that_is_missing_waits_for_it() -> None:
+    """The gap is told once. What copies begins again, and brings all that came behind it too."""
+    homes = Homes()
+    homes.define("q", "a/>")
+    copier, arrives = homes.copier, type(homes.copier).bring
+    copied: list[Any] = []
+
+    def bring(*record: Any) -> None:
+        copied.append(record)
+        if len(copied) != 2:
+            arrives(copier, *record)
+
+    copier.bring = bring  # type: ignore[method-assign]
+    for to in "1234":
+        homes.send(f"a/{to}", to)
+    assert homes.bodies("q") == ["1"]
+    (gap,) = homes.events("east", "bridge_gap")
+    assert (gap["bridge"], gap["came"] - gap["number"]) == ("out", 1)
+    for record in copied[1:]:
+        arrives(copier, *record)
+    assert homes.bodies("q") == ["2", "3", "4"]
+    assert len(homes.events("east", "bridge_gap")) == 1
+
+
 def test_x4_time_to_live_counts_on_in_another_home() -> None:
     homes = Homes()
     homes.define("q", "a/>")
