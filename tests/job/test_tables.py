@@ -61,8 +61,13 @@ PLACE = ("topic", "partition", "offset", "item")
 
 
 def offsets(job: Job) -> Counter[tuple[str, int, int, int]]:
-    rows = read_columns(job.engine.tables / "messages", [*PLACE]).to_pylist()
-    return Counter(tuple(r[name] for name in PLACE) for r in rows)
+    """How often each record stands in the table. A topic that another test made anew has records of
+    two topics at one place."""
+    rows = read_columns(job.engine.tables / "messages", [*PLACE, "topic_id"]).to_pylist()
+    found: Counter[tuple[str, int, int, int]] = Counter()
+    for (*place, _), times in Counter(tuple(row.values()) for row in rows).items():
+        found[tuple(place)] = max(found[tuple(place)], times)  # type: ignore[index]
+    return found
 
 
 def traffic(job: Job, connection: lakequeue.Connection) -> None:
