@@ -292,8 +292,9 @@ def test_a_message_that_fails_is_put_aside(place: Place, connection: lakequeue.C
         received = [consumer.receive(timeout=120) for _ in range(2)]
     assert [m.payload for m in received if m] == [b"before", b"behind"]
     since = [r for at, r in place.logged(start) if at >= start]
-    left_out = [one[:3] for r in since for one in r.skipped]
-    assert len(left_out) == len(set(left_out)) == len([r for r in since if r.skipped]) > 0
+    last = {r.step: r for r in since}  # a step that failed is logged again, with one more left out
+    left_out = [one[:3] for r in last.values() for one in r.skipped]
+    assert len(left_out) == len(set(left_out)) == len(since) - len(last) > 0
     assert not [r for r in since if r.faulted]
 
 
