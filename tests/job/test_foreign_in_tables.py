@@ -50,8 +50,12 @@ def test_R1_what_a_transaction_took_back_is_in_no_table(
     keeps back what is behind it, and nothing else."""
     bootstrap, home = job.kafka.bootstrap_servers, job.engine.tables.parent
     before = payloads(job)
-    settings = {"bootstrap.servers": bootstrap, "transactional.id": "foreign"}
-    foreign = Producer(settings)
+    foreign = Producer(
+        {
+            "bootstrap.servers": bootstrap, "transactional.id": "foreign",
+            "transaction.timeout.ms": 600_000,  # it stays open for longer than Kafka's minute
+        }
+    )  # fmt: skip
     foreign.init_transactions(30)
     for number, end in enumerate(
         (foreign.commit_transaction, foreign.abort_transaction, foreign.commit_transaction)
