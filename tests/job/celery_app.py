@@ -14,6 +14,8 @@ app.conf.update(
     task_acks_late=True, worker_prefetch_multiplier=1, worker_hijack_root_logger=False,
     broker_connection_retry_on_startup=True, task_default_queue="celery-tasks",
     task_reject_on_worker_lost=True,
+    # A retry waits that long for an engine that starts again; else Celery rejects the task.
+    broker_transport_options={"connect_retries_timeout": 120},
 )  # fmt: skip
 
 
