@@ -86,13 +86,16 @@ WEIGHTS = {
     "cut": 2, "freeze": 2, "clock": 1, "hole": 1, "retain": 2, "admin": 4, "go_back": 1, "plain": 3,
     "move": 2, "rehome": 4, "poison": 1, "poison_grant": 2, "lose": 2, "far": 14, "copy": 14,
 }  # fmt: skip
+OFTEN = 5
 Happening = tuple[str, int]
 
 
 def happenings(seed: int) -> list[Happening]:
-    """What happens in the world of this seed."""
+    """What happens in the world of this seed. In every second one, three kinds happen often."""
     rng = random.Random(f"happenings {seed}")
-    kinds = rng.choices(list(WEIGHTS), list(WEIGHTS.values()), k=HAPPENINGS)
+    often = rng.sample(sorted(WEIGHTS), 3) if seed % 2 else ()
+    weights = [weight * OFTEN if kind in often else weight for kind, weight in WEIGHTS.items()]
+    kinds = rng.choices(list(WEIGHTS), weights, k=HAPPENINGS)
     return [(kind, rng.getrandbits(32)) for kind in kinds]
 
 
