@@ -279,6 +279,7 @@ def test_nothing_is_lost_whatever_dies(chaos: Chaos) -> None:
     traffic, durable = Traffic(url, SEED), DurableSender(url, tables)
     durable.start()
     traffic.goes_on(30, 60)
+    until(lambda: durable.sent or durable.failure, 60, "both have begun")
     begun = time.monotonic()
     for kinds in deaths(chance):
         for kind in kinds:
