@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from ..mesh.bridges.bridged_broker import BridgedBroker
 from ..protocol import commands as c
 from ..protocol import wire
 from ..protocol.ids import format_ranges
@@ -58,7 +59,7 @@ class _Broker:
     """Steps as the job takes them, and what they say as the job encodes it."""
 
     def __init__(self) -> None:
-        self._replica = Replica(Home(), DictStore(), Limits())
+        self._replica = Replica(Home(), DictStore(), Limits(), BridgedBroker.load)
         self._journal = JournalBuffer("bench", [], 0)
 
     def take(self, commands: Records, messages: Records, now: int) -> Decided:

@@ -36,12 +36,12 @@ SELECT step, opened FROM steps
 WHERE broker = $broker AND step > $after AND opened IS NOT NULL ORDER BY step
 """
 _MESSAGES = """
-SELECT "offset", epoch_ms(time), key, payload, lq, headers, topic_id, item FROM messages
+SELECT "offset", epoch_ms(time), key, payload, lq, headers, topic_id, item FROM {table}
 WHERE topic = $topic AND "partition" = $partition AND "offset" BETWEEN $first AND $last
 ORDER BY "offset", time, 7, item
 """
 _COMMANDS = """
-SELECT "offset", epoch_ms(time), key, value, NULL, headers, topic_id FROM commands
+SELECT "offset", epoch_ms(time), key, value, NULL, headers, topic_id FROM {table}
 WHERE topic = $topic AND "partition" = $partition AND "offset" BETWEEN $first AND $last
 ORDER BY "offset", time
 """
@@ -49,6 +49,8 @@ _END = """
 SELECT max("offset") FROM {table} WHERE topic = $topic AND "partition" = $partition
   AND ($id = '' OR coalesce(topic_id, $id) = $id)
 """
+# Tables of an earlier version lack the column `topic_id`.
+_TABLE = "(SELECT NULL::TEXT AS topic_id WHERE false UNION ALL BY NAME SELECT * FROM {})"
 _live = msgspec.json.Decoder(LivePart).decode
 _opened = msgspec.json.Decoder(tuple[Opened, ...]).decode
 _Row = tuple[int, int, bytes | None, bytes | None, str | None, str | None, str | None]
@@ -192,7 +194,7 @@ class FromTables:
         if len(found) != r.count:
             raise Lost(
                 f"a step took {r.count:,} records, {r.first} to {r.last}, of partition "
-                f"{r.partition} of topic {r.topic!r}, but the table {_table(r.topic)!r} has "
+                f"{r.partition} of topic {r.topic!r}, but the table {_name(r.topic)!r} has "
                 f"{len(found):,} of them"
             )
         return found
@@ -218,9 +220,8 @@ class FromTables:
     def _end(self, place: PartitionId, topic_id: str) -> int:
         """The last offset that the table has of a topic; -1: none."""
         topic, partition = place
-        table = _table(topic)
         given = {"topic": topic, "partition": partition, "id": topic_id}
-        query = _END.format(table=table)
+        query = _END.format(table=_table(topic))
         (end,) = self._lake.execute(query, given).fetchone() or (None,)
         return -1 if end is None else int(end)
 
@@ -235,6 +236,10 @@ def _tell_next(waiting: dict[PartitionId, list[_Taker]], opened: Opened) -> None
 
 
 def _table(topic: str) -> str:
+    return _TABLE.format(_name(topic))
+
+
+def _name(topic: str) -> str:
     return "commands" if goes_first(topic) else "messages"
 
 
@@ -243,9 +248,9 @@ def _read(lake: Lake, place: PartitionId, first: int, last: int) -> dict[int, li
     topic, partition = place
     given = {"topic": topic, "partition": partition, "first": first, "last": last}
     if goes_first(topic):
-        rows = lake.execute(_COMMANDS, given).fetchall()
+        rows = lake.execute(_COMMANDS.format(table=_table(topic)), given).fetchall()
     else:
-        messages = lake.execute(_MESSAGES, given).fetchall()
+        messages = lake.execute(_MESSAGES.format(table=_table(topic)), given).fetchall()
         of_record = groupby(messages, lambda row: (*row[:2], row[6]))
         rows = [_whole(list(items)) for _, items in of_record]
     found: dict[int, list[StoredRecord]] = {}

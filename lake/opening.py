@@ -11,8 +11,6 @@ signal.
 
 from __future__ import annotations
 
-import functools
-import operator
 import re
 import tempfile
 from pathlib import Path
@@ -23,7 +21,7 @@ import pyarrow as pa
 from ..protocol.errors import LakequeueError
 from ..protocol.folders import Folder, delta_options, files_of
 from ..protocol.home_places import tables_place
-from ..protocol.table_format import COLUMNS, refusal_of
+from ..protocol.table_format import COLUMNS, DATE, refusal_of
 from .views import create_views
 
 if TYPE_CHECKING:
@@ -167,32 +165,29 @@ def _with_files_of_unknown_ends(dataset: Any, table: Any) -> Any:
     `deltalake` lets Arrow compare with null then, and each query that asks for the column misses
     the file. Earlier versions wrote such statistics of texts with more than 32 characters.
     """
-    import pyarrow as pa
+    import pyarrow.compute as pc
     import pyarrow.dataset as ds
 
-    rows = pa.table(table.get_add_actions(flatten=True)).to_pylist()
-    unknown = {row["path"]: row for row in rows if _ends_unknown(row)}
-    if not unknown:
+    files = pa.table(table.get_add_actions(flatten=True))
+    unknown = pa.scalar(False)
+    for name in files.column_names:
+        if name.startswith("min."):
+            nulls = files[name.replace("min.", "null_count.", 1)]
+            is_empty = pc.fill_null(pc.equal(nulls, files["num_records"]), False)
+            unknown = pc.or_(unknown, pc.and_not(pc.is_null(files[name]), is_empty))
+    if not pc.any(unknown).as_py():
         return dataset
-    days = table.metadata().partition_columns
+    rows = {row["path"]: row for row in files.filter(unknown).to_pylist()}
     fragments = []
     for fragment in dataset.get_fragments():
-        if (row := unknown.get(fragment.path)) is not None:
-            same = (ds.field(day) == ds.scalar(row[f"partition.{day}"]) for day in days)
+        if (row := rows.get(fragment.path)) is not None:
+            day = row.get(f"partition.{DATE}")
             fragment = dataset.format.make_fragment(
-                fragment.path,
-                fragment.filesystem,
-                functools.reduce(operator.and_, same, ds.scalar(True)),
-            )
+                fragment.path, fragment.filesystem,
+                None if day is None else ds.field(DATE) == ds.scalar(day),
+            )  # fmt: skip
         fragments.append(fragment)
     return ds.FileSystemDataset(fragments, dataset.schema, dataset.format, dataset.filesystem)
-
-
-def _ends_unknown(row: dict[str, Any]) -> bool:
-    """Whether a file's statistics lack the minimum of a column that has values."""
-    rows, ends = row["num_records"], "min."
-    columns = [name.removeprefix(ends) for name in row if name.startswith(ends)]
-    return any(row[ends + name] is None and row[f"null_count.{name}"] != rows for name in columns)
 
 
 def _line(error: Exception) -> str:

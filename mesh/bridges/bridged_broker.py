@@ -30,7 +30,7 @@ from ...state.queue.broker import Broker
 from ...state.queue.broker_facts import RecordPosition
 from ...state.queue.mesh_interface import LATER
 from ...state.queue.queue import Queue
-from ...state.storage.row import Row
+from ...state.storage.row import NEVER, Row
 from ..directory import check_move
 from ..facts import PAGE, MeshFacts, load_facts
 from ..mesh import Mesh
@@ -167,9 +167,10 @@ class BridgedBroker(Mesh):
         """Read records of other homes and of this home's brokers; hand over to other VPNs."""
         if records:
             records = self._hear_homes(records, skipped)
-        if not self.has_met and any(map(self._is_of_home, records.values)):
-            self._meet()
-        super().hear(records, skipped)
+            if not self.has_met and any(map(self._is_of_home, records.values)):
+                self._meet()
+        if records or self.has_met:  # most brokers are alone, and most steps hear nothing
+            super().hear(records, skipped)
         if self.bridges.links:
             cross(self._broker, self.bridges, partial(self._bring_here, skipped))
 
@@ -260,9 +261,14 @@ class BridgedBroker(Mesh):
         if link is not None:  # else the bridge was deleted
             receipt(self._broker, link, answer)
 
+    def deadline(self) -> int:
+        """See `MeshInterface`."""
+        return super().deadline() if self.has_met else NEVER
+
     def speak(self) -> None:
         """Write to other brokers and homes at the end of a step."""
-        super().speak()
+        if self.has_met:
+            super().speak()
         if self.bridges.links:
             forward_all(self._broker, self.bridges, self._say_over)
 

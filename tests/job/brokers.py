@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable
 
 import lakequeue
@@ -38,4 +39,8 @@ def traffics(url: str) -> dict[str, Traffic]:
 
 def workers(processes: Iterable[psutil.Process]) -> dict[str, psutil.Process]:
     """The process that steps, of each broker."""
-    return {w.environ()[ENVIRONMENT]: w for w in loop_workers(processes)}
+    found = {}
+    for worker in loop_workers(processes):
+        with contextlib.suppress(psutil.Error):  # one that was killed may just have ended
+            found[worker.environ()[ENVIRONMENT]] = worker
+    return found

@@ -132,9 +132,8 @@ class UpProcess(EngineProcess):
         """Its Kafka, while there is one."""
         with contextlib.suppress(psutil.Error):
             for child in psutil.Process(self.process.pid).children():
-                with contextlib.suppress(psutil.Error):
-                    if "kafka.Kafka" in child.cmdline():
-                        return child
+                if runs(child, "kafka.Kafka"):
+                    return child
         return None
 
 
@@ -150,6 +149,13 @@ def loop_workers(engine: EngineProcess | Iterable[psutil.Process]) -> list[psuti
             if ours and DAEMON in parent.cmdline():
                 found.append(process)
     return found
+
+
+def runs(process: psutil.Process, word: str) -> bool:
+    """Whether its command line has the word. One that has just ended has none."""
+    with contextlib.suppress(psutil.Error):
+        return any(word in part for part in process.cmdline())
+    return False
 
 
 def gone(process: psutil.Process) -> bool:

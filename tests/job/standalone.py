@@ -18,7 +18,7 @@ from pathlib import Path
 import psutil
 import pyspark
 from job.hosts import Host
-from job.processes import _adopts, free_port, until
+from job.processes import _adopts, free_port, runs, until
 from lakequeue.streaming.jars import ensure_jars, java_executable
 from lakequeue.streaming.loop.worker_daemon import DAEMON
 from lakequeue.streaming.spark.spark_session import LOCAL_FILES
@@ -96,12 +96,7 @@ class Standalone:
 
     def executors(self) -> list[psutil.Process]:
         """The Java processes that run tasks."""
-        found = []
-        for process in self.family():
-            with contextlib.suppress(psutil.Error):
-                if any(EXECUTOR in word for word in process.cmdline()):
-                    found.append(process)
-        return found
+        return [process for process in self.family() if runs(process, EXECUTOR)]
 
     def kill(self) -> None:
         """All of it."""

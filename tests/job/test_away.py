@@ -25,7 +25,7 @@ from pathlib import Path
 import lakequeue
 import psutil
 import pytest
-from job.processes import EngineProcess, loop_workers, thaw, until
+from job.processes import EngineProcess, loop_workers, runs, thaw, until
 from job.traffic import Traffic, drain
 from lakequeue.lake import read_columns
 from lakequeue.protocol.errors import Rejected
@@ -197,7 +197,7 @@ def test_the_disk_of_the_tables_is_full(place: Place, connection: lakequeue.Conn
 def test_kafka_is_frozen(place: Place) -> None:
     kafka = next(  # other tests may have one too
         child for child in psutil.Process().children(recursive=True)
-        if "kafka.Kafka" in child.cmdline() and str(place.folder) in " ".join(child.cmdline())
+        if runs(child, "kafka.Kafka") and runs(child, str(place.folder))
     )  # fmt: skip
     traffic = place.traffic(SEED)
     kafka.suspend()
@@ -221,7 +221,7 @@ def full_disk(engine: EngineProcess) -> Iterator[None]:
     try:
         for process in engine.family():
             driver = process.pid == engine.process.pid
-            java = SPARK in process.cmdline()  # another one may make an archive of its classes
+            java = runs(process, SPARK)  # another one may make an archive of its classes
             if driver or java:
                 before[process] = process.rlimit(resource.RLIMIT_FSIZE)
                 room = 0 if java else 500_000

@@ -48,7 +48,7 @@ import lakequeue
 import psutil
 import pytest
 from job.output_audit import UNTRIMMED, judge_what_was_said
-from job.processes import UpProcess, gone, loop_workers, thaw, until
+from job.processes import UpProcess, gone, loop_workers, runs, thaw, until
 from job.tables import check_tables
 from job.traffic import Traffic, judge
 from kafka import KafkaProducer
@@ -121,7 +121,10 @@ class Chaos:
         return [w for w in loop_workers(self.engine) if w.pid not in frozen]
 
     def java(self) -> psutil.Process | None:
-        return next((p for p in self.engine.family() if _is_java(p)), None)
+        return next(
+            (p for p in self.engine.family() if runs(p, "org.apache.spark.deploy.SparkSubmit")),
+            None,
+        )
 
     def die(self, kind: str) -> None:
         """One death, as soon as there is somebody to die."""
@@ -240,12 +243,6 @@ class DurableSender(threading.Thread):
         assert not self.is_alive(), "a receipt never came"
         if self.failure is not None:
             raise self.failure
-
-
-def _is_java(process: psutil.Process) -> bool:
-    with contextlib.suppress(psutil.Error):
-        return "org.apache.spark.deploy.SparkSubmit" in process.cmdline()
-    return False
 
 
 @pytest.fixture(scope="module")

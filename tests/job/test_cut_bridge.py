@@ -23,7 +23,7 @@ from confluent_kafka import ConsumerGroupTopicPartitions, TopicPartition
 from confluent_kafka.admin import AdminClient
 from job.conftest import Job, in_real_time
 from job.hosts import Host, Network, NoNetwork
-from job.processes import EngineProcess, until
+from job.processes import EngineProcess, runs, until
 from lakequeue.protocol import topics
 from lakequeue.streaming import EmbeddedKafka
 from lakequeue.streaming.bridges.home_copier import HomeCopier
@@ -73,7 +73,7 @@ class FarHome:
             return
         kafka = next(
             p for p in psutil.Process().children(recursive=True)
-            if f"{self.kafka.home}/server.properties" in p.cmdline()
+            if runs(p, f"{self.kafka.home}/server.properties")
         )  # fmt: skip
         kafka.send_signal(signal.SIGSTOP)
         try:

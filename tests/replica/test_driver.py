@@ -399,10 +399,8 @@ def test_topics_that_become_known_are_an_input_too() -> None:
 POISON = 13
 
 
-def test_a_record_that_fails_costs_one_replay_and_never_fails_twice(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Everything beside it is delivered, and the log says what was left out."""
+def plant(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
+    """A message of this number fails as it enters. Returns the failures, as they come."""
     failures: list[bytes] = []
     real = admission.match
 
@@ -413,6 +411,14 @@ def test_a_record_that_fails_costs_one_replay_and_never_fails_twice(
         return real(queue, payload, *more)
 
     monkeypatch.setattr(admission, "match", failing)
+    return failures
+
+
+def test_a_record_that_fails_costs_one_replay_and_never_fails_twice(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Everything beside it is delivered, and the log says what was left out."""
+    failures = plant(monkeypatch)
     walk = Walk()
     walk.go([("subscribe", 0), ("step", 9), ("save",)])
     walk.go([("publish", 1, 1), ("step", 1), ("publish", 1, 2)])
@@ -438,14 +444,7 @@ def test_a_record_that_fails_costs_one_replay_and_never_fails_twice(
 def test_each_replay_leaves_out_one_more_of_a_hundred_records_that_fail(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    real = admission.match
-
-    def failing(queue: Any, payload: bytes, *more: Any) -> Any:
-        if payload == b'{"n": %d}' % POISON:
-            raise RuntimeError("planted")
-        return real(queue, payload, *more)
-
-    monkeypatch.setattr(admission, "match", failing)
+    plant(monkeypatch)
     walk, replays = Walk(), 0
     walk.go([("subscribe", 0), ("step", 9), ("save",)])
     walk.go([("publish", 1, POISON)] * 100)
@@ -469,14 +468,7 @@ def test_a_record_that_fails_when_a_step_is_taken_again_is_left_out_too(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The worker died when the log had the step and nobody had taken it."""
-    real = admission.match
-
-    def failing(queue: Any, payload: bytes, *more: Any) -> Any:
-        if payload == b'{"n": %d}' % POISON:
-            raise RuntimeError("planted")
-        return real(queue, payload, *more)
-
-    monkeypatch.setattr(admission, "match", failing)
+    plant(monkeypatch)
     walk = Walk()
     walk.go([("subscribe", 0), ("step", 9), ("save",), ("publish", 1, POISON)])
     walk.world.point = "appended"

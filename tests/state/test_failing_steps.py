@@ -59,10 +59,8 @@ def test_a_message_that_fails_is_rejected(
     assert len(steps.failures) == 1
 
 
-def test_of_messages_that_are_stored_together_the_one_that_fails_is_found(
-    steps: FailingSteps, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What fails as it is stored has failed among others: then each is stored by itself."""
+def fail_in_storing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A message with 13 in it fails as it is stored, with all that are stored together with it."""
     store = admission.Admission._store
 
     def planted(self: Any, judged: Any, messages: Any) -> int:
@@ -71,6 +69,13 @@ def test_of_messages_that_are_stored_together_the_one_that_fails_is_found(
         return store(self, judged, messages)
 
     monkeypatch.setattr(admission.Admission, "_store", planted)
+
+
+def test_of_messages_that_are_stored_together_the_one_that_fails_is_found(
+    steps: FailingSteps, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What fails as it is stored has failed among others: then each is stored by itself."""
+    fail_in_storing(monkeypatch)
     sent = [("orders", b'{"n":%d}' % n) for n in (1, 13, 2)]
     out = steps.run(publishes=sent)
     assert [bad.value for bad in rejected(out)] == [b'{"n":13}']
@@ -83,14 +88,7 @@ def test_of_messages_that_are_stored_together_the_one_that_fails_is_found(
 def test_a_record_with_several_messages_of_which_one_fails_is_left_out(
     steps: FailingSteps, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store = admission.Admission._store
-
-    def planted(self: Any, judged: Any, messages: Any) -> int:
-        if any(b"13" in payload for payload in messages.payloads):
-            raise OverflowError("planted")
-        return store(self, judged, messages)
-
-    monkeypatch.setattr(admission.Admission, "_store", planted)
+    fail_in_storing(monkeypatch)
     bad, good = ([b'{"n":%d}' % n for n in numbers] for numbers in ((1, 13, 2), (3, 4, 5)))
     run = {"count": 3, "producer": "p"}
     sent = [
