@@ -25,6 +25,7 @@ COPY client client
 COPY conf conf
 COPY dataframes dataframes
 COPY definitions definitions
+COPY earlier earlier
 COPY examples examples
 COPY expressions expressions
 COPY lake lake

@@ -9,7 +9,7 @@ INSTALLED := .venv/.installed
 FETCHED := .venv/.jars
 DIST := dist
 SHIPPED := fast demo monitor sql
-ROOMS := bench cli client conf dataframes definitions examples expressions lake memory mesh monitor protocol replica sinks sources state streaming tasks
+ROOMS := bench cli client conf dataframes definitions earlier examples expressions lake memory mesh monitor protocol replica sinks sources state streaming tasks
 
 .DEFAULT_GOAL := help
 .PHONY: help setup tools demo test soak sim lint lock audit wheel bench clean

@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from ..earlier.carry_over import carry_over
+from ..earlier.pages import FORMAT as EARLIER_FORMAT
 from ..mesh.bridges.bridged_broker import BridgedBroker
 from ..protocol.errors import LakequeueError
 from ..protocol.steplog import StepRecord
@@ -18,8 +20,6 @@ from ..state.commands import answers, dispatch
 from ..state.queue.broker_facts import BrokerHeader
 from ..state.queue.queue import QueuePage
 from ..state.storage import blocks
-from ..streaming.earlier.carry_over import carry_over
-from ..streaming.earlier.pages import FORMAT as EARLIER_FORMAT
 
 LIMITS = Limits()
 _CODE = "tables"  # its code's version does not matter, only its digests do

@@ -30,6 +30,7 @@ from typing import Any
 
 import msgspec
 
+from ..earlier.pages import FORMAT as EARLIER_FORMAT
 from ..mesh import channel
 from ..mesh.facts import Peer, peers_of, put_peers
 from ..protocol.errors import ConfigError, LakequeueError
@@ -43,10 +44,9 @@ from ..protocol.home_places import (
     checkpoints_place,
     tables_place,
 )
+from ..protocol.state_files import FOLDER, QUEUES, state_file, write_state
 from ..protocol.table_format import CRC_MODULUS
 from ..state import FORMAT
-from ..streaming.earlier.pages import FORMAT as EARLIER_FORMAT
-from ..streaming.home.state_files import FOLDER, QUEUES, state_file, write_state
 from .opening import Lake, delta_table, open_lake, tables_of
 from .past import Moment, as_of, brokers
 from .past_replica import move_ahead, next_counter

@@ -26,6 +26,7 @@ from typing import Any
 import msgspec
 
 from ...definitions import DEFAULT_BROKER
+from ...earlier.pages import FORMAT as EARLIER_FORMAT
 from ...protocol.errors import LakequeueError
 from ...protocol.folders import Folder, RemoteFolder, folder, remove
 from ...protocol.home_places import (
@@ -41,11 +42,10 @@ from ...protocol.home_places import (
 )
 from ...protocol.journal import Journal
 from ...protocol.signing import ENGINE_CLIENT, Credentials, engines_key
+from ...protocol.state_files import FOLDER, QUEUES, SUFFIX, state_file, write_state
 from ...state import FORMAT
-from ..earlier.pages import FORMAT as EARLIER_FORMAT
 from .checkpoints import follow, set_back, set_back_or_drop
 from .home_notes import HomeNotes, write_whole
-from .state_files import FOLDER, QUEUES, SUFFIX, state_file, write_state
 
 log = logging.getLogger("lakequeue.engine")
 

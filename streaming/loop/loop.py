@@ -27,6 +27,7 @@ import msgspec
 import pandas as pd
 
 from ...protocol import topics
+from ...protocol.state_files import is_newer, restore
 from ...protocol.steplog import StepRecord
 from ...replica.driver import Snapshot
 from ...sinks.log_writer import StepLog
@@ -35,7 +36,6 @@ from ...sources.discovery import Discovery
 from ...sources.live import LiveInputs
 from ...sources.replay_inputs import ReplayInputs, read_steps
 from ...state import Home
-from ..home.state_files import is_newer, restore
 from .figures import Figures, rows
 from .loop_driver import LoopDriver, change_over
 from .loop_options import Options

@@ -15,6 +15,8 @@ from typing import Any
 
 import msgspec
 
+from ...earlier.carry_over import carry_over
+from ...earlier.pages import FORMAT as EARLIER_FORMAT
 from ...mesh.bridges.bridged_broker import BridgedBroker
 from ...protocol.steplog import StepRecord
 from ...replica.clock import BrokerClock
@@ -22,8 +24,6 @@ from ...replica.driver import Clocks, Driver, Log, OutputWriter, Refused, Snapsh
 from ...replica.micro_batch import MicroBatch
 from ...replica.pace import Pace
 from ...state import FORMAT, Home, Limits, Store
-from ..earlier.carry_over import carry_over
-from ..earlier.pages import FORMAT as EARLIER_FORMAT
 from .page_cache import Pages
 from .state_store import StatePages
 

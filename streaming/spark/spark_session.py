@@ -43,6 +43,7 @@ ROOMS = (
     "conf",
     "dataframes",
     "definitions",
+    "earlier",
     "examples",
     "expressions",
     "lake",

@@ -15,9 +15,9 @@ import pytest
 from click.testing import CliRunner, Result
 from lakequeue.cli import main, presence
 from lakequeue.client.kafka import open_kafka
+from lakequeue.earlier.pages import FORMAT as EARLIER_FORMAT
 from lakequeue.protocol import topics
 from lakequeue.protocol.home_places import ABOUT
-from lakequeue.streaming.earlier.pages import FORMAT as EARLIER_FORMAT
 from lakequeue.streaming.home.home_folder import HomeFolder
 from lakequeue.streaming.kafka.embedded_kafka import EmbeddedKafka, free_port
 from lakequeue.streaming.kafka.topics_admin import ensure_topics

@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 import pytest
 from lake.history import write_history
 from lakequeue import LakequeueError
+from lakequeue.earlier.carry_over import carry_over
 from lakequeue.lake import open_lake, past_replica
 from lakequeue.lake.past import Moment, as_of
 from lakequeue.lake.queries_at import admin_of
@@ -24,7 +25,6 @@ from lakequeue.protocol import ConfigError, commands
 from lakequeue.protocol.messages import encode_run
 from lakequeue.replica.driver import Snapshot
 from lakequeue.state import DictStore
-from lakequeue.streaming.earlier.carry_over import carry_over
 from loop.memory import HOME, LIMITS, PLACES, POINTS, World
 from loop.test_loop_driver import stopped
 from loop.test_stepper import State

@@ -27,10 +27,10 @@ from lakequeue.lake.queries_at import admin_of
 from lakequeue.lake.rebuilding import rebuild
 from lakequeue.mesh.channel import next_word
 from lakequeue.mesh.facts import MeshFacts, Peer, peers_of
+from lakequeue.protocol.state_files import restore, state_file, write_state
 from lakequeue.replica.driver import Snapshot
 from lakequeue.state import FORMAT, DictStore, Home, check
 from lakequeue.streaming.home.home_folder import HomeFolder
-from lakequeue.streaming.home.state_files import restore, state_file, write_state
 from loop.memory import HOME, Some
 
 

@@ -12,12 +12,12 @@ from lakequeue.lake.rebuilding import _about
 from lakequeue.mesh.bridges.bridged_broker import BridgedBroker
 from lakequeue.mesh.home_change import HomeChange
 from lakequeue.mesh.rehome import Resting, rehome
+from lakequeue.protocol.state_files import is_newer, restore, state_file, write_state
 from lakequeue.replica.driver import Driver
 from lakequeue.state import Broker, DictStore, Home, Limits
 from lakequeue.streaming.brokers.engine_rehoming import _BrokerState, _snapshot, _States
 from lakequeue.streaming.home import home_folder as of_home
 from lakequeue.streaming.home.home_folder import HomeFolder
-from lakequeue.streaming.home.state_files import is_newer, restore, state_file, write_state
 from loop.memory import HOME, LIMITS, SIZES, Some, World, clocks
 
 QUEUE = {"name": "orders", "message_type": "json", "type": "LocalQueue"}

@@ -18,6 +18,7 @@ from lakequeue.mesh.rehome import Resting
 from lakequeue.protocol import commands as c
 from lakequeue.protocol.errors import LakequeueError, NotConnected
 from lakequeue.protocol.journal import JournalSegment
+from lakequeue.protocol.state_files import is_newer, restore
 from lakequeue.replica.driver import Snapshot
 from lakequeue.state import DictStore, Home, Limits
 from lakequeue.state.queue.broker import Broker
@@ -27,7 +28,6 @@ from lakequeue.streaming.brokers import engine_rehoming as at_rest
 from lakequeue.streaming.brokers.change_requests import ChangeRequests
 from lakequeue.streaming.home import home_folder as home_module
 from lakequeue.streaming.home.home_folder import HomeFolder
-from lakequeue.streaming.home.state_files import is_newer, restore
 
 NUMBERS = {"a": 0, "b": 1, "c": 2}
 STEP = 7

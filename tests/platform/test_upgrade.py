@@ -12,10 +12,10 @@ import lakequeue
 import msgspec
 import pytest
 from lakequeue.client.session.queue_directory import QueueDirectory, known_brokers
+from lakequeue.earlier.pages import FORMAT as EARLIER_FORMAT
 from lakequeue.protocol import LakequeueError, steplog, table_format, topics
 from lakequeue.protocol.table_format import SCHEMA, SCHEMA_VERSION, refusal_of
 from lakequeue.state import FORMAT
-from lakequeue.streaming.earlier.pages import FORMAT as EARLIER_FORMAT
 from lakequeue.streaming.home import home_folder as home_module
 from lakequeue.streaming.home.home_folder import HomeFolder
 

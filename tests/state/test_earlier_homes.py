@@ -16,12 +16,12 @@ from typing import Any
 
 import msgspec
 import pytest
+from lakequeue.earlier.carry_over import carry_over
 from lakequeue.mesh.bridges.bridged_broker import BridgedBroker
 from lakequeue.mesh.home_change import HomeChange
 from lakequeue.mesh.rehome import Resting, rehome
 from lakequeue.replica.driver import Refused
 from lakequeue.state import Batch, Broker, DictStore, Home, Limits, check, step
-from lakequeue.streaming.earlier.carry_over import carry_over
 
 FOLDER = Path(__file__).parent / "earlier_homes"
 FILES = sorted(FOLDER.glob("*.gz"))

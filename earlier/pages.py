@@ -15,8 +15,8 @@ from zlib import crc32
 
 import msgspec
 
-from ...protocol.ids import COUNTER_MASK, make_id
-from ...state import Store
+from ..protocol.ids import COUNTER_MASK, make_id
+from ..state import Store
 
 FORMAT = 7
 PAGE_BITS = 10  # a page of rows has 2 to that power

@@ -18,7 +18,7 @@ from typing import IO, Protocol
 
 import msgspec
 
-from ...protocol.errors import LakequeueError
+from .errors import LakequeueError
 
 FOLDER, SUFFIX, QUEUES = "rebuilt", ".state", "queues.json"
 _LENGTH = 4

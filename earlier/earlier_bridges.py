@@ -11,13 +11,13 @@ from typing import Any
 
 import msgspec
 
-from ...mesh.bridges.bridge_facts import Arrival, Flight, Link
-from ...mesh.bridges.bridged_broker import BridgedBroker
-from ...mesh.bridges.endpoint import NUMBER, subscription_of
-from ...state.queue import header as facts
-from ...state.queue.broker import Broker
-from ...state.rules.edits import TRANSIT
-from ...state.storage.row import LEASED, MOVING, Row
+from ..mesh.bridges.bridge_facts import Arrival, Flight, Link
+from ..mesh.bridges.bridged_broker import BridgedBroker
+from ..mesh.bridges.endpoint import NUMBER, subscription_of
+from ..state.queue import header as facts
+from ..state.queue.broker import Broker
+from ..state.rules.edits import TRANSIT
+from ..state.storage.row import LEASED, MOVING, Row
 from .pages import EarlierPages
 
 _TO = "bridge"  # in a row's extras: where a message at a bridge's endpoint goes, and when

@@ -13,16 +13,16 @@ from typing import Any
 
 import msgspec
 
-from ... import state
-from ...protocol.ids import make_id
-from ...protocol.signing import ENGINE_CLIENT
-from ...replica.driver import Refused
-from ...state.queue import broker_facts as live
-from ...state.queue import header as facts
-from ...state.queue.broker import Broker
-from ...state.queue.header import ENTERED_MAX
-from ...state.queue.producers import ProducerHistory, answering_broker
-from ...state.storage.row import IN_MEMORY, LEASED, MOVING, NEVER, READY, Row
+from .. import state
+from ..protocol.ids import make_id
+from ..protocol.signing import ENGINE_CLIENT
+from ..replica.driver import Refused
+from ..state.queue import broker_facts as live
+from ..state.queue import header as facts
+from ..state.queue.broker import Broker
+from ..state.queue.header import ENTERED_MAX
+from ..state.queue.producers import ProducerHistory, answering_broker
+from ..state.storage.row import IN_MEMORY, LEASED, MOVING, NEVER, READY, Row
 from .earlier_bridges import CarriedBridges
 from .pages import PAGE_BITS, EarlierPages, KnownEntry, StoredMessage, bucket
 
