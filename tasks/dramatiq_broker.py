@@ -9,6 +9,7 @@ has one. A message's option `broker_priority` is its priority.
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -16,9 +17,7 @@ from typing import Any
 from dramatiq import Broker, Consumer, Message, MessageProxy, Middleware
 from dramatiq.errors import ConnectionClosed, QueueJoinTimeout, QueueNotFound
 
-from .. import client
-from ..client import connect
-from ..client.connection import Connection
+from ..client import Admin, Connection, connect
 from ..protocol import LeaseLost, NotConnected
 from .memory_clock import WAIT_S, pass_time
 
@@ -41,60 +40,60 @@ class LakequeueBroker(Broker):
         self._url, self._options = url, options
         self._keys = dict(queues or {})
         self._opened: Connection | None = None
-        self._declared: set[str] = set()  # those that the engine has, too
+        self._lock = threading.Lock()
 
     @property
     def connection(self) -> Connection:
         """The connection to the engine, opened when it is first needed in a process."""
-        if self._opened is None or self._opened.is_forked or not self._opened.is_open:
-            self._opened = connect(self._url, **self._options)
-            self._producer = self._opened.producer()
-        return self._opened
+        with self._lock:
+            if self._opened is None or not self._opened.is_open:  # nor is a forked child's
+                self._opened = connect(self._url, **self._options)
+                self._producer = self._opened.producer()
+            return self._opened
 
     def close(self) -> None:
         """Close the connection: what is unacknowledged returns."""
-        if self._opened is not None and not self._opened.is_forked:
+        if self._opened is not None:
             self._opened.close()
 
     def declare_queue(self, queue_name: str) -> None:
         """Make a queue known; the engine makes it when it is first used."""
         if queue_name not in self.queues:
             self.emit_before("declare_queue", queue_name)
-            self.queues[queue_name] = None
+            self.queues[queue_name] = None  # True once the engine has it
             self.emit_after("declare_queue", queue_name)
 
-    def _make(self, queue: str) -> None:
+    def _admin_for(self, queue: str) -> Admin:
+        """Makes the queue where there is none."""
         if queue not in self.queues:
             raise QueueNotFound(queue)
         admin, dead = self.connection.admin(), self._keys.get("dead_message_queue")
-        if queue in self._declared:
-            return
-        there = {None, *(found["name"] for found in admin.queues())}
-        for name, keys in ((dead, {}), (queue, self._keys)):
-            if name not in there:
-                admin.define({"name": name, **COMMON, **keys})
-        self._declared.add(queue)
+        if not self.queues[queue]:
+            there = {None, *(found["name"] for found in admin.queues())}
+            for name, keys in ((dead, {}), (queue, self._keys)):
+                if name not in there:
+                    admin.define({"name": name, **COMMON, **keys})
+            self.queues[queue] = True
+        return admin
 
     def enqueue(self, message: Message, *, delay: int | None = None) -> Message:
         """Publish; returns when the message is stored. delay: in milliseconds."""
-        self._make(message.queue_name)  # which opens the connection
-        options: dict[str, Any] = {"priority": message.options.get("broker_priority") or 0}
-        if delay:
-            options["delay"] = delay / 1000
+        self._admin_for(message.queue_name)  # which opens the connection
+        delay_s = delay / 1000 if delay else None
+        priority = message.options.get("broker_priority") or 0
         self.emit_before("enqueue", message, delay)
-        self._producer.send(message.queue_name, message.encode(), **options)
+        self._producer.send(message.queue_name, message.encode(), priority=priority, delay=delay_s)
         self.emit_after("enqueue", message, delay)
         return message
 
     def consume(self, queue_name: str, prefetch: int = 1, timeout: int = 30_000) -> Consumer:
         """Subscribe to a queue. timeout: of each wait, in milliseconds."""
-        self._make(queue_name)
+        self._admin_for(queue_name)
         return _Subscribed(self.connection, queue_name, min(prefetch, BACKLOG_MAX), timeout)
 
     def flush(self, queue_name: str) -> None:
         """Delete the messages of a queue."""
-        self._make(queue_name)
-        self.connection.admin().purge(queue_name)
+        self._admin_for(queue_name).purge(queue_name)
 
     def flush_all(self) -> None:
         """The same of all queues."""
@@ -103,10 +102,10 @@ class LakequeueBroker(Broker):
 
     def join(self, queue_name: str, *, timeout: int | None = None) -> None:
         """Wait until a queue is empty; for tests. timeout: in milliseconds."""
-        self._make(queue_name)
-        end_s = None if timeout is None else time.monotonic() + timeout / 1000
-        while self.connection.admin().describe(queue_name)["depth"]:
-            if end_s is not None and time.monotonic() > end_s:
+        admin = self._admin_for(queue_name)
+        end_s = time.monotonic() + (float("inf") if timeout is None else timeout / 1000)
+        while admin.describe(queue_name)["depth"]:
+            if time.monotonic() > end_s:
                 raise QueueJoinTimeout(queue_name)
             time.sleep(JOIN_S)
 
@@ -129,19 +128,19 @@ class _Subscribed(Consumer):
             message.delivery = delivery
         return message
 
-    def ack(self, message: MessageProxy) -> None:
-        self._settle(message, client.Message.ack)
+    def ack(self, message: Any) -> None:
+        self._settle(message.delivery.ack)
 
-    def nack(self, message: MessageProxy) -> None:
-        self._settle(message, client.Message.reject)
+    def nack(self, message: Any) -> None:
+        self._settle(message.delivery.reject)
 
-    def requeue(self, messages: Iterable[MessageProxy]) -> None:
+    def requeue(self, messages: Iterable[Any]) -> None:
         for message in messages:
-            self._settle(message, client.Message.cancel)
+            self._settle(message.delivery.cancel)
 
-    def _settle(self, message: Any, how: Callable[[client.Message], None]) -> None:
+    def _settle(self, how: Callable[[], None]) -> None:
         try:
-            how(message.delivery)
+            how()
         except LeaseLost as error:  # the connection was lost meanwhile: somebody else has it
             log.warning("%s", error)
         self._consumer.tick()

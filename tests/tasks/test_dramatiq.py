@@ -12,6 +12,7 @@ import lakequeue
 import pytest
 from dramatiq import Worker, actor
 from dramatiq.errors import QueueJoinTimeout, QueueNotFound
+from lakequeue.tasks import dramatiq_broker
 from lakequeue.tasks.dramatiq_broker import LakequeueBroker
 
 _names = itertools.count(1)
@@ -111,6 +112,28 @@ def test_what_a_worker_holds_returns_when_it_stops(bench: DramatiqBench) -> None
     worker.stop()
     assert bench.ran == [0]
     assert bench.admin.describe("default")["ready"] == 2
+
+
+def test_threads_that_begin_at_once_share_a_connection(
+    bench: DramatiqBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker has a thread for each queue."""
+    opened: list[Any] = []
+
+    def connect(url: str) -> Any:
+        time.sleep(0.1)
+        opened.append(lakequeue.connect(url))
+        return opened[-1]
+
+    monkeypatch.setattr(dramatiq_broker, "connect", connect)
+    for queue in ("one", "two"):
+        actor(bench.note, broker=bench.broker, actor_name=queue, queue_name=queue)
+    worker = worked(bench)
+    for name in ("one", "two"):
+        bench.broker.get_actor(name).send(name)
+    assert sorted(bench.wait(2)) == ["one", "two"]
+    worker.stop()
+    assert len(opened) == 1
 
 
 def test_join_ends_with_its_timeout_and_flush_empties(bench: DramatiqBench) -> None:
