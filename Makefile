@@ -51,8 +51,8 @@ demo: setup ## real flights through real queues, then the accounts
 # Two processes for what runs in memory. Then two rows beside each other. ENGINES one after the other:
 # they wait a third of their time. Beside them what needs Kafka alone, and WAITING and the pages with
 # engines of their own, which mostly wait, for a death, a batch or a timeout; only the pages take the
-# ports that the documentation names. Then WALKS, which wait for nothing, compute while the others wait
-# and only then. Each part runs whatever another one finds; what failed before the last one is told once
+# ports that the documentation names. WALKS, which wait for nothing, compute while both rows wait and
+# only then. Each part runs whatever another one finds; what failed before the last one is told once
 # more at the end, and its closing line.
 WAITING := away damage kafka_of_three object_store secured_kafka
 ENGINES := $(sort $(filter-out $(WAITING:%=tests/job/test_%.py),$(wildcard tests/job/test_*.py)))
@@ -67,10 +67,10 @@ test: setup tools ## lint, then all tests (real Kafka and Spark; -m "not job" le
 	@rm -f $(PARTS:%=.venv/%.status)
 	@$(call part,lint,$(MAKE) --no-print-directory lint)
 	@$(call part,memory,$(MEMORY) $(WALKS:%=--ignore=%))
-	@($(call beside,kafka,$(PYTEST) -m job --durations=25 $(ENGINES:%=--ignore=%)); \
-		$(call beside,walks,$(IDLY) $(MEMORY) $(WALKS))) & \
-		beside=$$!; trap 'pkill -P $$beside; kill $$beside' INT TERM; \
-		$(call part,jobs,$(PYTEST) -m job --durations=25 $(ENGINES)); wait $$beside
+	@($(call beside,kafka,$(PYTEST) -m job --durations=25 $(ENGINES:%=--ignore=%))) & kafka=$$!; \
+		($(call beside,walks,$(IDLY) $(MEMORY) $(WALKS))) & walks=$$!; \
+		trap 'pkill -P $$kafka; pkill -P $$walks; kill $$kafka $$walks' INT TERM; \
+		$(call part,jobs,$(PYTEST) -m job --durations=25 $(ENGINES)); wait $$kafka $$walks
 	@cd .venv; case "$$(cat $(PARTS:%=%.status) | xargs)" in "0 0 0 0 0") ;; "0 0 0 0 "*) exit 1 ;; \
 		*) for part in $(PARTS); do [ "$$(cat $$part.status)" != 0 ] || { tail -n 1 $$part.log; continue; }; \
 			sed -n '/ short test summary info /,$$p' $$part.log | grep . || tail -n 20 $$part.log; done; \

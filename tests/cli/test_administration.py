@@ -234,7 +234,7 @@ def test_events_are_followed_until_a_signal() -> None:
     assert "defined  one" in process.stdout.readline()
     assert "defined  two" in process.stdout.readline()
     process.send_signal(signal.SIGTERM)
-    assert process.wait(10) == 0
+    assert process.wait(60) == 0
 
 
 # ---------------------------------------------------------------- several brokers (Q5)

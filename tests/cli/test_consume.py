@@ -230,7 +230,7 @@ def test_a_second_ctrl_c_ends_the_command_too(tmp_path: Path) -> None:
     process.send_signal(signal.SIGINT)
     time.sleep(1)
     process.send_signal(signal.SIGINT)
-    process.communicate(timeout=10)
+    process.communicate(timeout=60)
     assert not finished.exists()
 
 
@@ -273,4 +273,4 @@ def test_a_goodbye_that_nobody_reads_is_an_orderly_end(tmp_path: Path) -> None:
     assert process.stdout is not None
     process.stdout.close()
     assert process.stderr is not None
-    assert (process.stderr.read(), process.wait(10)) == (b"", 0)
+    assert (process.stderr.read(), process.wait(60)) == (b"", 0)

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
-from lakequeue.cli import main, presence
+from lakequeue.cli import main
 from lakequeue.client.kafka import open_kafka
 from lakequeue.earlier.pages import FORMAT as EARLIER_FORMAT
 from lakequeue.protocol import topics
@@ -169,7 +169,7 @@ def test_no_engine_and_the_timeout_holds_for_the_wait(kafka: EmbeddedKafka, vpn:
     began = time.monotonic()
     result = run("consume", "orders", "--timeout", "1", *at)
     seconds = time.monotonic() - began
-    assert seconds < 5 + presence.HEARTBEAT_WAIT_S + 5  # without --timeout it would be 30 + 7
+    assert seconds < 30, "without --timeout it waits for so long"
     assert result.exit_code == 3
     (line,) = result.stderr.splitlines()
     assert line.startswith("the engine did not answer within 5.0 s. Kafka answers at ")

@@ -125,8 +125,8 @@ def test_a_stop_does_not_wait_for_a_pause() -> None:
     kafka.die()
     until(lambda: kafka.started >= 1)
     begin = time.monotonic()
-    watch.stop(2.0)
-    assert time.monotonic() - begin < 2.0
+    watch.stop(20.0)
+    assert time.monotonic() - begin < 10.0
 
 
 def test_what_is_said_while_starting_has_the_logs_format(

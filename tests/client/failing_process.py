@@ -18,7 +18,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import lakequeue
-from client.failures import DEADLY, MODES, PAUSED, Work, open_consumer, queue_of
+from client.failures import ALL, DEADLY, MODES, PAUSED, Work, open_consumer, queue_of
 
 
 def wait(condition: Callable[[], bool]) -> None:
@@ -49,11 +49,16 @@ def main(address: str, kind: str) -> None:
     time.sleep(0.5)  # what is acknowledged is on its way
     print("ready", flush=True)
     if kind == "deadly":
-        time.sleep(60)
+        time.sleep(600)
     for point in points:
         sys.stdin.readline()
         go_on[point].set()
     sys.stdin.readline()
+    for mode in (
+        "pre_ack",
+        "no_ack",
+    ):  # nothing comes to these again: they go on with what they have
+        wait(lambda: works[queue_of(mode, "away")].handled == ALL)  # noqa: B023 – called at once
     print(json.dumps({name: sorted(work.handled) for name, work in works.items()}), flush=True)
     connection.close()
 

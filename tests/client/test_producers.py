@@ -29,13 +29,13 @@ def test_P2_sent_again_after_pub_ack_time_and_stored_once() -> None:
     """A message is lost on the way to the engine, another's receipt on the way back."""
     made = engine(ORDERS)
     connection, wire = connect(made)
-    producer = connection.producer(pub_ack_time="200ms")
+    producer = connection.producer(pub_ack_time="700ms")
     lost = iter([True])
     wire.lose_published = lambda value: value == b'"b"' and next(lost, False)
     started = time.monotonic()
     assert producer.send("orders", b'"a"').sequence == 1
     assert producer.send("orders", b'"b"').sequence == 2
-    assert time.monotonic() - started >= 0.2
+    assert time.monotonic() - started >= 0.7
     receipts = iter([True])
     wire.lose_received = lambda r: r.topic == "default.receipts" and next(receipts, False)
     assert producer.send("orders", b'"c"').message_id == "3"
@@ -48,12 +48,12 @@ def test_P2_not_before_pub_ack_time() -> None:
     made = engine(ORDERS)
     connection, wire = connect(made)
     assert inspect.signature(Producer).parameters["pub_ack_time"].default == "2s"
-    producer = connection.producer(pub_ack_time="500ms")
+    producer = connection.producer(pub_ack_time="1500ms")
     wire.lose_published = lambda _: True
     producer.send_async("orders", b"{}")
     time.sleep(0.3)
     assert len(wire.published) == 1
-    wait_for(lambda: len(wire.published) == 2)
+    wait_for(lambda: len(wire.published) > 1)
     wire.lose_published = lambda _: False
     producer.flush(30)
     connection.close()

@@ -16,7 +16,7 @@ from lakequeue.client.session.transport import Record
 from lakequeue.definitions import parse_configuration
 from lakequeue.memory import MemoryEngine, MemoryTransport
 
-WAIT_S = 10.0
+WAIT_S = 60.0
 
 
 class Wire(MemoryTransport):

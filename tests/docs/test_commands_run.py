@@ -45,7 +45,7 @@ ELSEWHERE = {
     r"lakequeue rebuild": "a home that has lost its checkpoint: tests/job/test_damage.py",
 }
 ENDLESS = re.compile(r"--watch|--follow|lakequeue monitor")
-ENDLESS_S, COMMAND_S, START_S, TABLES_S, STEPS_S = 8, 90, 180, 60, 120
+ENDLESS_S, COMMAND_S, START_S, TABLES_S, STEPS_S = 12, 240, 300, 180, 240
 
 ALL = [printed for page in PAGES for printed in commands(page)]
 HERE = [p for p in ALL if not any(re.search(e, p.text) for e in ELSEWHERE)]
@@ -150,10 +150,13 @@ class Place:
 def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     one = Place(tmp_path_factory.mktemp("reader"))
     process = one.start()
-    yield one
-    process.send_signal(signal.SIGINT)
-    out, _ = process.communicate(timeout=60)
-    assert process.returncode == 0, out
+    try:
+        yield one
+        process.send_signal(signal.SIGINT)
+        out, _ = process.communicate(timeout=180)
+        assert process.returncode == 0, out
+    finally:
+        process.kill()
 
 
 def good(done: subprocess.CompletedProcess[str]) -> str:
@@ -229,7 +232,7 @@ def test_a_spark_job_reads_and_writes_as_printed(place: Place) -> None:
 def test_the_questions_to_the_tables_have_answers(place: Place) -> None:
     lines = "; ".join(f"echo '{{\"n\": {n}}}'" for n in range(20))
     good(place.run(f"({lines}) | lakequeue publish orders"))
-    good(place.run("lakequeue consume orders --timeout 2"))
+    good(place.run("lakequeue consume orders --timeout 6"))
     good(place.run("echo '{}' | lakequeue publish orders --ttl 100ms"))
     wait_for_events(place, {"acknowledged", "expired"})
     kinds = list(fenced(TABLES_PAGE))

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.job
 
 
 def shell(code: str) -> str:
-    done = subprocess.run(["bash", "-ec", code], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(["bash", "-ec", code], capture_output=True, text=True, timeout=180)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 

@@ -48,7 +48,7 @@ def test_a_stop_ends_the_pause() -> None:
     begin = time.monotonic()
     for _ in range(RESTARTS_MAX):
         restarts.again("Kafka", "by signal 9")
-    assert time.monotonic() - begin < 1
+    assert time.monotonic() - begin < 5
 
 
 class FailedQuery:
