@@ -1,8 +1,8 @@
 """A VPN at a moment: the newest look at its queues on all brokers, and its recent past.
 
 A look is taken when somebody asks and the last one is too old, so a page that nobody has open costs
-the engine nothing. The slower a look is, the older it may be. Rates are between two looks. For
-charts, the past of at most `QUEUES_KEPT` queues is kept.
+the engine nothing. The slower a look is, the older it may be, up to `OLDEST_S`. Rates are between
+two looks. For charts, the past of at most `QUEUES_KEPT` queues is kept.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from .queue_details import described
 
 EVERY_S = 2.0
 SHARE = 20  # looks may take one part in this many of the time
+OLDEST_S = 10.0  # but one slow look does not stop the page for a minute
 WAIT_S = 3.0  # for an answer
 REDRIVE_S = 30.0
 BRIDGE_S = 1.0
@@ -159,7 +160,8 @@ class VpnMonitor:
         seen.bridges = _bridges(connection)
         at = self._clock()
         self._remember(at, seen.queues)
-        self._seen, self._due = seen, at + max(self._every_s, SHARE * (at - begun))
+        rest_s = min(SHARE * (at - begun), OLDEST_S)
+        self._seen, self._due = seen, at + max(self._every_s, rest_s)
 
     def _remember(self, at: float, queues: list[dict[str, Any]]) -> None:
         then, before = self._before

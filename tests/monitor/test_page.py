@@ -275,6 +275,14 @@ def test_rates_and_their_past(engine: Any) -> None:
     vpn_monitor.close()
 
 
+def test_after_a_slow_look_the_page_is_ten_seconds_old_at_most(engine: Any) -> None:
+    times = iter([0.0, 0.0, 3.0, 12.9, 13.1, 13.1, 13.2])  # the first look takes three seconds
+    vpn_monitor = VpnMonitor(lambda: lakequeue.connect(engine.case_url), 2.0, times.__next__)
+    looks = [vpn_monitor.look() for _ in range(3)]
+    assert [look is looks[0] for look in looks] == [True, True, False]
+    vpn_monitor.close()
+
+
 def test_an_engine_that_is_away_is_said_and_comes_back(engine: Any) -> None:
     answers: list[Any] = [lakequeue.NotConnected("No Kafka broker answers"), None]
 
