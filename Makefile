@@ -51,12 +51,12 @@ demo: setup ## real flights through real queues, then the accounts
 # Two processes for what runs in memory. Then two rows beside each other. ENGINES one after the other:
 # they wait a third of their time. Beside them what needs Kafka alone, and WAITING and the pages with
 # engines of their own, which mostly wait, for a death, a batch or a timeout; only the pages take the
-# ports that the documentation names. WALKS, which wait for nothing, compute while both rows wait and
-# only then. Each part runs whatever another one finds; what failed before the last one is told once
-# more at the end, and its closing line.
+# ports that the documentation names. WALKS wait for nothing and look at no clock: they compute while
+# both rows wait, and only then. Each part runs whatever another one finds; what failed before the last
+# one is told once more at the end, and its closing line.
 WAITING := away damage kafka_of_three object_store secured_kafka
 ENGINES := $(sort $(filter-out $(WAITING:%=tests/job/test_%.py),$(wildcard tests/job/test_*.py)))
-WALKS := tests/fuzz tests/model tests/reference tests/rules
+WALKS := tests/fuzz tests/mesh tests/model tests/reference tests/rules tests/sim tests/state
 IDLY := $(shell chrt -i 0 true 2>/dev/null && echo chrt -i 0) nice -n 19
 PYTEST := $(BIN)/pytest $(if $(MAKE_TERMOUT),--color=yes)
 MEMORY := $(PYTEST) -m "not job" --numprocesses 2 --dist loadfile
