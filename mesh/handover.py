@@ -19,7 +19,7 @@ from ..state.queue.change import enter
 from ..state.queue.queue import Queue
 from ..state.rules.after_entry import apply_early_ack, keep_last
 from ..state.rules.dead import join
-from ..state.rules.edits import TRANSIT, dead_part
+from ..state.rules.edits import REPEATED, TRANSIT, dead_part
 from ..state.rules.entry_checks import dead_match, expires_at, refusal
 from ..state.storage.ranges import contains
 from ..state.storage.row import DELAYED, IN_MEMORY, NEVER, READY, Row
@@ -51,7 +51,7 @@ def handed_over(broker: Broker, facts: MeshFacts, sender: int, message: HandOver
     why = ""
     for row, content in zip(rows, message.contents, strict=True):
         reason = _refusal(broker, message.vpn, queue, row) if message.waiting else None
-        is_repeated = message.again and contains(queue.header.taken, row.id)
+        is_repeated = _is_repeated(row) and contains(queue.header.taken, row.id)
         was_here = is_repeated and _comes_once(queue, row, message.waiting)
         if was_here or queue.holds(row.id):
             dead = dead_part(row.extras)
@@ -97,6 +97,11 @@ def _queue_of(broker: Broker, facts: MeshFacts, message: HandOver) -> Queue | No
     if message.waiting and key_of(message.vpn, message.queue) in facts.leaving:
         return None
     return queue
+
+
+def _is_repeated(row: Row) -> bool:
+    """Whether a message may have been stored before, here or where its queue was then."""
+    return REPEATED in (row.extras or {}).get(TRANSIT, {})
 
 
 def _comes_once(queue: Queue, row: Row, waiting: bool) -> bool:

@@ -25,7 +25,7 @@ from ..state.queue.header import QueueHeader, Subscription
 from ..state.queue.queue import Queue
 from ..state.queue.table import Event
 from ..state.rules.dead import take_later_deaths
-from ..state.rules.edits import AGAIN, TRANSIT
+from ..state.rules.edits import AGAIN, REPEATED, TRANSIT
 from ..state.rules.returned_leases import cannot_be_sent
 from ..state.rules.routing import forget_found
 from ..state.storage.row import MOVING, NEVER, READY, Row
@@ -155,10 +155,9 @@ def follow(broker: Broker, facts: MeshFacts, vpn: str, name: str) -> None:
 
 def send(
     broker: Broker, facts: MeshFacts, queue: Queue, subscription: Subscription, rows: list[Row],
-    contents: list[Content], again: bool = False,
+    contents: list[Content],
 ) -> None:  # fmt: skip
-    """Hand messages over, in as many records as they need. again: they may have been sent
-    before."""
+    """Hand messages over, in as many records as they need."""
     lane = facts.lanes.get(queue.number)
     assert subscription.broker is not None
     vpn, name = broker.vpn_of(queue), queue.header.stands_for or queue.definition.name
@@ -170,13 +169,15 @@ def send(
             HandOver(
                 vpn, name, lane is not None, 0 if lane is None else lane.attempt,
                 subscription.filter, _encode(rows[part]), contents[part],
-                born_of(facts, vpn, name), again,
+                born_of(facts, vpn, name),
             ),
         )  # fmt: skip
 
 
 def send_again(broker: Broker, facts: MeshFacts, to: int) -> None:
-    """Repeat all messages in transit to a broker as a new attempt, since the first may be lost."""
+    """Repeat all messages in transit to a broker as a new attempt, since the first may be lost.
+    They are marked until they leave: even if the broker refuses them now, it may have stored them
+    before, and their queue may have moved on with them since."""
     for queue in list(broker.queues.values()):
         lane = facts.lanes.get(queue.number)
         for one in queue.header.subscriptions:
@@ -185,6 +186,10 @@ def send_again(broker: Broker, facts: MeshFacts, to: int) -> None:
             if lane is not None:
                 lane.attempt += 1
             rows = [r for r in queue.leases[one.number].values() if r.state == MOVING]
+            for row in rows:
+                extras = row.extras or {}
+                row.extras = {**extras, TRANSIT: {**extras.get(TRANSIT, {}), REPEATED: True}}
+            broker.touch(queue)
             _hand_over_again(broker, facts, queue, one, [rows])
 
 
@@ -196,7 +201,7 @@ def _hand_over_again(
         contents = broker.spool.contents(rows)
         kept = [(r, own) for r, own in zip(rows, contents, strict=True) if own is not None]
         own = [content for _, content in kept]
-        send(broker, facts, queue, one, [row for row, _ in kept], own, again=True)
+        send(broker, facts, queue, one, [row for row, _ in kept], own)
 
 
 def _source(broker: Broker, facts: MeshFacts, message: Stored | NotTaken) -> Queue | None:

@@ -143,8 +143,7 @@ class HandOver(MeshMessage, frozen=True, array_like=True):
     """Messages for a queue of the other broker. waiting: they are from a stand-in; else they are
     granted to the other broker's consumers, and its ack moves the ownership. attempt: of the
     stand-in's lane; filter: of the subscription that asked; rows: packed; born: the directory's
-    edition at which the queue was created, which tells it from others of its name; again: a
-    repetition, which may have been received and answered before (R3)."""
+    edition at which the queue was created, which tells it from others of its name."""
 
     kind: ClassVar[str] = "hand_over"
 
@@ -156,7 +155,6 @@ class HandOver(MeshMessage, frozen=True, array_like=True):
     rows: bytes
     contents: Contents
     born: Count = 0
-    again: bool = False
 
 
 class Stored(MeshMessage, frozen=True, array_like=True):

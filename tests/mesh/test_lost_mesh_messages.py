@@ -121,6 +121,43 @@ def test_P1_R3_a_message_is_stored_once_though_the_answer_is_lost(
     assert not at["a"].admin().usage()["lanes"]
 
 
+@pytest.mark.parametrize("to", ["a", "c"])
+@pytest.mark.parametrize("dies", [False, True])
+def test_M5_P1_R3_an_answer_is_lost_and_the_queue_moves_on(
+    to: str, dies: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was in transit is refused where the queue was, and handed over to where it is. A dead
+    message may come again, and then says so."""
+    old = {"name": "old", "message_type": "text", "type": "LocalQueue", "broker": "a"}
+    old |= {"dead_message_queue": "far", "max_deliveries": 1, "lease_period": "100ms"}
+    engine = MortalEngine(
+        parse_configuration({"brokers": ["a", "b", "c"], "queues": [*QUEUES, old]})
+    )
+    engine.checking = True
+    at = {name: MemoryConnection(engine, "default", name, name) for name in "abc"}
+    counts: list[tuple[bytes, int]] = []
+
+    def take(name: str) -> None:
+        with at[name].consumer("far", ack_mode="individual") as consumer:
+            for message in drain(consumer):
+                counts.append((message.payload, message.delivery_count))
+                message.ack()
+
+    losing = Losing(monkeypatch, "stored", 1)
+    at["a"].producer().send("old" if dies else "t/far", b"x")
+    if dies:
+        assert drain(at["a"].consumer("old", ack_mode="individual"))
+        engine.advance("1s")
+    take("b")
+    assert (losing.left, counts) == (0, [(b"x", 1)])
+    at["a"].admin().move_queue("far", to)
+    engine.advance("5s")
+    assert "mesh_gap" in [e["event"] for e in at["a"].admin().events()]
+    take(to)
+    assert counts[1:] == ([(b"x", 2)] if dies else [])
+    assert not at["a"].admin().usage()["lanes"]
+
+
 @pytest.mark.parametrize("semantics", ["at-least-once", "at-most-once"])
 @pytest.mark.parametrize("kind", ["stored", "hand_over", "room"])
 def test_H4_L2_R3_a_granted_message_that_may_come_again_says_so(
