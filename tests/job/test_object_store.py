@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +24,11 @@ pytestmark = pytest.mark.job
 
 CONFIG = "queues: [{name: orders, message_type: text, max_per_subscription_backlog: 10}]\n"
 SETTINGS = (
-    "--set", "lakequeue.batch_s=3", "--set", "lakequeue.history_interval_s=3",
-    "--set", "lakequeue.snapshots_interval_s=5",
+    # Each file is several requests, and the store is a server in this process: seldom is soon.
+    "--set", "lakequeue.batch_s=6", "--set", "lakequeue.history_interval_s=6",
+    "--set", "lakequeue.snapshots_interval_s=6", "--set", "lakequeue.tables_interval_s=6",
 )  # fmt: skip
-COUNT, ACKED = 20, 8
+COUNT, ACKED, LOOK_EACH_S = 20, 8, 3.0
 
 
 def left(admin: Any) -> list[bytes]:
@@ -35,6 +37,7 @@ def left(admin: Any) -> list[bytes]:
 
 def known(home: Path) -> list[bytes]:
     """What the tables know of the queue, made again of a snapshot."""
+    time.sleep(LOOK_EACH_S)
     with contextlib.suppress(NoLake), open_lake(home) as lake:
         with contextlib.suppress(lakequeue.ConfigError):
             for broker in brokers(lake):
