@@ -200,6 +200,8 @@ class Lives:
         self.events: Counter[str] = Counter()
         self.births: Counter[tuple[str, int]] = Counter()
         self.back: Counter[tuple[str, int]] = Counter()  # born by a redrive or a move
+        # Born with the word that it may have been here. It has, but maybe in an earlier life.
+        self.again: Counter[tuple[str, int]] = Counter()
         self.ids: dict[tuple[str, int, int, int], int] = {}  # where a message came from → its id
         self.first: dict[tuple[str, str, int], int] = {}  # queue, broker, id → step
         self.leased: defaultdict[tuple[str, int], set[int]] = defaultdict(set)  # by lane
@@ -244,11 +246,7 @@ class Lives:
             must(alive[broker, queue, number] == 1, f"{broker}, {step}: {queue} has {number} twice")
             if segment.reason.startswith(("redriven", "moved")):
                 self.back[key] += 1
-            if segment.reason.endswith(", again"):  # a grant of which Kafka lost words
-                must(
-                    "lost words" in self.accounts.happened, f"{broker}: {queue} has {number} again"
-                )
-                self.back[key] += 1
+            self.again[key] += segment.reason.endswith(", again")
             self.births[key] += 1
         elif event == "delivered":
             self.first.setdefault((queue, broker, number), step)
@@ -267,11 +265,11 @@ class Lives:
                 self.endings[key].append(event)
                 self._may(of, number, event, segment.subscription)
 
-    def _may_repeat(self, queue: str) -> bool:
-        """Whether a queue may store a message again: Kafka has lost words of brokers, and its
-        messages do not come once only."""
+    def _may_repeat(self, queue: str, number: int) -> bool:
+        """Whether a queue may store a message again: Kafka has lost words of brokers, and it was
+        granted, is dead, or was redriven."""
         a = self.accounts
-        comes_back = queue in a.shared or queue == a.dead or "redriven" in a.happened
+        comes_back = queue in a.shared or queue == a.dead or bool(self.back[queue, number])
         return comes_back and "lost words" in a.happened
 
     def _lane(self, broker: str, event: str, number: int) -> None:
@@ -311,6 +309,8 @@ class Lives:
             if queue in a.gone:
                 continue
             must(ended == born, f"{queue}: {number} came {born} times and left {ended} times")
+            again = self.again[queue, number]
+            must(not again or self._may_repeat(queue, number), f"{queue} has {number} again")
         for key, one in a.sent.items():
             found = {self.ids.get((*at, one.item)) for at in one.copies} - {None}
             must(len(found) < 2, f"{key} is stored as {found}")
@@ -330,7 +330,8 @@ class Lives:
             for queue in a.expected(one):
                 place = queue, number
                 born = self.births[place] - self.back[place]
-                fine = born == 1 or (not born and place in self.discarded)
+                once = born - self.again[place] <= 1 <= born
+                fine = once or (not born and place in self.discarded)
                 must(fine, f"{queue}: {key} ({number}) was stored {born} times")
         for (queue, number), key in (((q, n), a.by_id[n]) for q, n in self.births if n in a.by_id):
             one = a.sent[key]
