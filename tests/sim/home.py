@@ -43,7 +43,9 @@ QUEUES: dict[str, dict[str, Any]] = {
     },
     "once": {"type": "LocalQueue", "semantics": "at-most-once"},
     "short": {"type": "LocalQueue", "expiration": "3s", "dead_message_queue": "dead"},
-    "spread": {"max_spool_messages": 20, "reject_msg_to_sender_on_discard": "never"},
+    "spread": {
+        "type": "Queue", "max_spool_messages": 20, "reject_msg_to_sender_on_discard": "never",
+    },
     "plain": {"underlying_topic": "orders", "type": "Queue"},
     "slow": {"type": "LocalQueue", "redelivery_delay": "300ms", "max_backlog": 4},
     "owned": {"type": "GroupLocalQueue"},

@@ -23,6 +23,7 @@ from lakequeue.state.phases import admission
 from lakequeue.state.queue import change
 from lakequeue.state.queue.broker import Broker
 from lakequeue.state.queue.producers import ProducerHistory
+from lakequeue.state.rules.edits import TRANSIT
 from lakequeue.state.rules.entry_checks import plain_match as plain
 from lakequeue.state.storage.runs import Runs
 from lakequeue.state.storage.spool import Spool
@@ -481,7 +482,8 @@ def what_is_said_again_is_stored_again() -> Any:
 @mutant
 def what_is_delayed_is_stored_again() -> Any:
     def comes_once(original: Any, queue: Any, row: Any, waiting: bool) -> bool:
-        return bool(original(queue, row, waiting)) and not row.extras
+        transit = (row.extras or {}).get(TRANSIT, {})
+        return bool(original(queue, row, waiting)) and "until" not in transit
 
     return around(handover, "_comes_once", comes_once)
 
