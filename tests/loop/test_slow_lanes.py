@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from lakequeue.protocol import commands as c
 from lakequeue.protocol.steplog import Range
 from lakequeue.replica.replica import Replica, sort_outputs
+from lakequeue.sources import live
 from lakequeue.sources.input_pace import (
     AGAIN_S,
     MANY,
@@ -246,8 +247,9 @@ def test_beside_a_flood_steps_are_short_and_nothing_of_it_is_lost(loop: Loop) ->
     assert loop.taken[FLOOD] == list(range(4_000))
 
 
-def test_time_goes_on_beside_a_flood(loop: Loop) -> None:
+def test_time_goes_on_beside_a_flood(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its commands stand in Kafka for long; deadlines of others do not wait for them."""
+    monkeypatch.setattr(live, "FRESH_S", 3600.0)  # there is no Kafka that one could ask
     loop.say(FLOOD, [b"{" for _ in range(4_000)])
     loop.step()
     loop.say(OTHER, [c.Heartbeat(session="s")])
