@@ -93,7 +93,7 @@ class SecuredKafka(EmbeddedKafka):
         wanted = UserScramCredentialUpsertion(user, info, PASSWORD.encode())
         admin = self._admin()  # it answers as long as it is held
         for answer in admin.alter_user_scram_credentials([wanted]).values():
-            answer.result(20)
+            answer.result(90)
 
     def allow_engine(self, *vpns: str) -> None:
         """All that begins with a VPN's or a broker's name, and what goes with it."""
@@ -123,7 +123,7 @@ class SecuredKafka(EmbeddedKafka):
         ]
         admin = self._admin()
         for answer in admin.create_acls(rules).values():
-            answer.result(20)
+            answer.result(90)
 
     def _admin(self) -> AdminClient:
         return AdminClient({"bootstrap.servers": self.bootstrap_servers})

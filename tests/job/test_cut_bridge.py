@@ -136,7 +136,7 @@ def begin_again(job: Job, from_the_first: bool) -> None:
     copiers, name = job.engine.bridges._copiers, ("default", "between")
     before = copiers[name]
     before.stop()
-    before.join(20)
+    before.join(60)
     assert not before.is_alive()
     if from_the_first:
         group = f"lakequeue.bridge.{job.engine.epoch}.default.between"
@@ -144,7 +144,7 @@ def begin_again(job: Job, from_the_first: bool) -> None:
         admin = AdminClient({"bootstrap.servers": job.kafka.bootstrap_servers})
         asked = ConsumerGroupTopicPartitions(group, [place])
         for done in admin.alter_consumer_group_offsets([asked]).values():
-            done.result(20)
+            done.result(90)
     copiers[name] = HomeCopier(job.kafka.bootstrap_servers, job.engine.epoch, before.bridge)
     copiers[name].start()
 
@@ -198,9 +198,9 @@ def crosses(
             if not (take(consumer, got, 0.5) or far.alone):
                 time.sleep(1)
         during = sender.took[receipts:]
-        assert len(during) > CUT_S * PER_SECOND / 4, "producers here wait for the link"
+        assert len(during) > CUT_S * PER_SECOND / 10, "producers here wait for the link"
+        until(lambda: seen()["state"] == "waiting", 20, "that nobody is reached")
         about = seen()
-        assert about["state"] == "waiting"
         assert about["waiting"] + about["on_its_way"] > 0
         cut_off, so_far = len(sender.sent), len(got)
     begun = time.monotonic()

@@ -150,10 +150,13 @@ def test_R1_a_start_on_damage(place: Place) -> None:
     until(lambda: snapshots(home) > before, 60, "a snapshot")
     send(place, "4")
     until(lambda: b"4" in payloads(home), 60, "it goes on")
-    time.sleep(5.0)
-    with open_lake(home) as lake:
-        now = as_of(lake, home, "broker-0")
-        assert now.notes == []
+
+    def known() -> Any:
+        with open_lake(home) as lake:
+            now = as_of(lake, home, "broker-0")
+        return not now.notes and len(admin_of(now).browse("orders")) == 4
+
+    until(known, 60, "the history has all of it, and no gap")
     with lakequeue.connect(place.url) as connection:
         with connection.consumer("orders", max_backlog=10) as consumer:
             got = [until(lambda: consumer.receive(1.0), 30, "a message") for _ in range(4)]
@@ -250,7 +253,7 @@ def write(place: Place, *values: str) -> None:
     producer = Producer({"bootstrap.servers": place.address})
     for value in values:
         producer.produce("t", value)
-    assert producer.flush(30) == 0
+    assert producer.flush(90) == 0
 
 
 def taken(place: Place, count: int) -> list[str]:
@@ -260,7 +263,7 @@ def taken(place: Place, count: int) -> list[str]:
         lakequeue.connect(place.url) as connection,
         connection.consumer("plain", ack_mode="individual", max_backlog=100) as consumer,
     ):
-        end = time.monotonic() + 60
+        end = time.monotonic() + 180
         while time.monotonic() < end:
             got = consumer.receive_many(100, 1.0)
             for message in got:
@@ -286,7 +289,7 @@ def test_another_kafka_is_refused_and_may_be_accepted(place: Place) -> None:
     assert engine.terminate() == 0
     place.another_kafka()
     refused = place.start(engine.home.name)
-    assert refused.process.wait(120) != 0
+    assert refused.process.wait(300) != 0
     assert "was on the Kafka cluster" in refused.errors()
     assert "--accept-other-kafka" in refused.errors()
     write(place, *(f"new{n}" for n in range(30)))

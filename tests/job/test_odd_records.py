@@ -39,7 +39,7 @@ def configure(job: Job, topic: str, key: str, value: int) -> None:
     entry = ConfigEntry(key, str(value), incremental_operation=AlterConfigOpType.SET)
     resource = ConfigResource("topic", topic, incremental_configs=[entry])
     for done in admin.incremental_alter_configs([resource]).values():
-        done.result(20)
+        done.result(90)
 
 
 def test_S1_what_a_transaction_took_back_is_not_delivered(job: Job) -> None:
@@ -53,7 +53,7 @@ def test_S1_what_a_transaction_took_back_is_not_delivered(job: Job) -> None:
     ):
         foreign.begin_transaction()
         foreign.produce(TOPIC, payload, partition=0)
-        foreign.flush(30)
+        foreign.flush(90)
         end(30)
     with job.connect() as connection:
         found = [m.payload for m in received(connection, b'{"tx": 2}')]
@@ -70,7 +70,7 @@ def test_L12_a_time_outside_the_calendar_is_now(job: Job) -> None:
     payloads = [json.dumps({"time": one}).encode() for one in odd]
     for one, payload in zip(odd, payloads, strict=True):
         producer.produce(TOPIC, payload, timestamp=one, partition=0)
-    producer.flush(30)
+    producer.flush(90)
     with job.connect() as connection:
         found = received(connection, payloads[-1])
         assert [m.payload for m in found] == payloads
