@@ -34,14 +34,14 @@ def start(messages: int, *arguments: str) -> subprocess.Popen[bytes]:
 
 def ended(process: subprocess.Popen[bytes]) -> dict[str, Any]:
     """What is left when the process has ended."""
-    _, said = process.communicate(timeout=30)
+    _, said = process.communicate(timeout=90)
     return json.loads(said.splitlines()[-1])
 
 
 def wait_until_written(process: subprocess.Popen[bytes]) -> None:
     """Until something lies in the pipe, and what writes has had time to think it taken."""
     assert process.stdout is not None
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 90
     while fcntl.ioctl(process.stdout, termios.FIONREAD, bytes(4)) == bytes(4):
         assert process.poll() is None, "it has ended, and printed nothing"
         assert time.monotonic() < deadline, "nothing was printed"
@@ -51,7 +51,7 @@ def wait_until_written(process: subprocess.Popen[bytes]) -> None:
 
 def test_l1_head_takes_one_message_and_no_more_is_acknowledged() -> None:
     shell = f"{' '.join(PROCESS)} 200 | head -1"
-    done = subprocess.run(shell, shell=True, capture_output=True, timeout=30)
+    done = subprocess.run(shell, shell=True, capture_output=True, timeout=90)
     assert done.stdout == b"0\n"
     left = json.loads(done.stderr)
     assert (left["status"], left["depth"]) == (BROKEN_PIPE, 199)
@@ -60,7 +60,7 @@ def test_l1_head_takes_one_message_and_no_more_is_acknowledged() -> None:
 
 def test_l1_a_reader_that_reads_all_gets_all() -> None:
     process = start(500, "--timeout", "0")
-    out, said = process.communicate(timeout=30)
+    out, said = process.communicate(timeout=90)
     assert out.split() == [b"%d" % n for n in range(500)]
     assert json.loads(said)["depth"] == 0
 
@@ -71,7 +71,7 @@ def test_l1_what_a_slow_reader_has_not_taken_goes_back() -> None:
     process.send_signal(signal.SIGTERM)
     assert process.stderr is not None
     left = json.loads(process.stderr.read())
-    process.wait(10)
+    process.wait(60)
     assert (left["status"], left["depth"]) == (0, 3)
     assert (left["leased"], left["acknowledged"]) == (0, 0)
 

@@ -185,7 +185,7 @@ def test_what_java_says_beside_a_running_driver_goes_to_the_homes_log(tmp_path: 
     (tmp_path / "heard").touch()
     assert json.loads(process.stdout.readline())["event"] == "ready"
     (tmp_path / "said").touch()
-    log, deadline = tmp_path / "spark.log", time.monotonic() + 30
+    log, deadline = tmp_path / "spark.log", time.monotonic() + 90
     while not (log.is_file() and log.read_text()) and time.monotonic() < deadline:
         time.sleep(0.05)
     process.terminate()

@@ -227,18 +227,18 @@ def test_C3_C4_close_waits_for_the_callback_that_runs() -> None:
 
     def work(_message: Any) -> None:
         entered.set()
-        assert go_on.wait(10)
+        assert go_on.wait(60)
 
     consumer.on_message(work)
     for _ in range(3):
         producer.send("orders", b"{}")
-    assert entered.wait(10)
+    assert entered.wait(60)
     closing = threading.Thread(target=consumer.close)
     closing.start()
     closing.join(0.2)
     assert closing.is_alive()
     go_on.set()
-    closing.join(10)
+    closing.join(60)
     seen = connection.admin().describe("orders")
     assert (seen["acknowledged"], seen["ready"], seen["leased"]) == (1, 2, 0)
     connection.close()
@@ -253,17 +253,17 @@ def test_C3_C4_the_callback_may_acknowledge_while_the_consumer_closes(mode: str)
 
     def work(message: Any) -> None:
         entered.set()
-        assert go_on.wait(10)
+        assert go_on.wait(60)
         message.ack()
 
     consumer.on_message(work)
     connection.producer().send("orders", b"{}")
-    assert entered.wait(10)
+    assert entered.wait(60)
     closing = threading.Thread(target=consumer.close)
     closing.start()
     wait_for(lambda: consumer._closed)
     go_on.set()
-    closing.join(10)
+    closing.join(60)
     assert connection.admin().describe("orders")["acknowledged"] == 1
     connection.close()
 

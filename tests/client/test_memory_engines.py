@@ -104,7 +104,7 @@ def test_the_answer_that_another_thread_has_taken_is_waited_for(
         def slow(transport: MemoryTransport, timeout: float) -> list[Record]:
             if threading.current_thread() is not taker:
                 publisher.set()  # it has published, and is about to look for its answer
-                other.wait(10)
+                other.wait(60)
                 return poll(transport, timeout)
             records = poll(transport, timeout)
             other.set()
@@ -112,7 +112,7 @@ def test_the_answer_that_another_thread_has_taken_is_waited_for(
             return records
 
         def take() -> None:
-            assert publisher.wait(10)
+            assert publisher.wait(60)
             second.send("orders", b"{}")
 
         taker = threading.Thread(target=take)

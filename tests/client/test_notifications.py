@@ -88,7 +88,7 @@ def test_S7_who_waits_for_messages_is_told(how: str) -> None:
     waiting.start()
     time.sleep(0.05)
     connection.admin().delete("orders")
-    waiting.join(5)
+    waiting.join(60)
     assert told == [DELETED]
     assert not beside.is_closed
     connection.close()
@@ -393,7 +393,7 @@ def test_P5_who_waits_for_a_producer_is_told_that_it_was_closed(what: str, said:
     thread, told = _told_in_a_thread(calls[what])
     with pytest.raises(Timeout):
         producer.close(0.05)
-    thread.join(5)
+    thread.join(60)
     assert told == [said]
     connection.close()
 
@@ -410,7 +410,7 @@ def test_who_waits_for_the_engine_is_told_that_the_connection_was_closed(what: s
     }  # fmt: skip
     thread, told = _told_in_a_thread(calls[what])
     connection.close()
-    thread.join(5)
+    thread.join(60)
     assert told == ["NotConnected: the connection was closed before the engine answered"]
 
 

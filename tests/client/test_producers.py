@@ -92,7 +92,7 @@ def test_P5_send_waits_while_the_window_is_full() -> None:
     assert len(producer.unacknowledged()) == 3
     wire.lose_received = lambda _: False
     producer.retransmit(time.monotonic() + 60)
-    sending.join(10)
+    sending.join(60)
     assert not sending.is_alive()
     producer.flush(10)
     connection.close()

@@ -89,7 +89,7 @@ def test_L5_what_is_on_its_way_at_the_close_returns_untouched_too() -> None:
     closing.start()
     time.sleep(0.1)
     wire.let_go.set()
-    closing.join(10)
+    closing.join(60)
     wait_for(lambda: admin.describe("orders")["ready"] == 20)
     assert {m.delivery_count for m in admin.browse("orders")} == {0}
     connection.close()

@@ -295,7 +295,7 @@ def test_between_two_batches_a_page_that_is_not_here_is_waited_for() -> None:
     assert not found
     assert below.reads == 1, "the handle of the batch before is not touched"
     cache.attach(State({"b": b"3"}))
-    reader.join(5)
+    reader.join(60)
     assert found == [b"3"]
     assert cache.waited_s > 0.04
     cache.close()
@@ -316,7 +316,7 @@ def test_who_waits_for_a_page_is_told_that_it_is_over() -> None:
     reader.start()
     time.sleep(0.05)
     cache.close()
-    reader.join(5)
+    reader.join(60)
     assert len(failures) == 1
 
 

@@ -376,7 +376,7 @@ def test_what_waits_in_kafka_comes_whole_and_once(kafka: EmbeddedKafka) -> None:
             inputs.slow._others_at = float("-inf")  # nobody else is there any more
     inputs.close()
     for reader in (inputs._commands, inputs._messages):
-        reader.join(5)
+        reader.join(60)
     assert taken == list(range(count)), "none is lost, none comes twice, and they keep their order"
     assert inputs.slow.places == {flood}
     assert paused > 10

@@ -69,7 +69,7 @@ def test_it_serves_until_a_signal() -> None:
     with urllib.request.urlopen(ready["address"]) as answer:
         assert "<title>Queues – lakequeue</title>" in answer.read().decode()
     process.send_signal(signal.SIGTERM)
-    assert process.wait(10) == 0
+    assert process.wait(60) == 0
     process.stdout.close()
 
 

@@ -61,7 +61,7 @@ def read(broker: EmbeddedKafka, topic: str, count: int) -> list[bytes]:
     )
     consumer.assign([TopicPartition(topic, 0)])
     values: list[bytes] = []
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while len(values) < count and time.monotonic() < deadline:
         values += [r.value for rs in consumer.poll(500).values() for r in rs]
     consumer.close()

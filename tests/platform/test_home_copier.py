@@ -61,7 +61,7 @@ class Ends:
         """Another copier, in the place of the one before; first: from this record on."""
         for before in self.copiers[-1:]:
             before.stop()
-            before.join(20)
+            before.join(60)
             assert not before.is_alive()
         if first is not None:
             group = {"bootstrap.servers": self.address, "group.id": "lakequeue.bridge.0.default.b"}
@@ -100,7 +100,7 @@ class Ends:
     def close(self) -> None:
         for copier in self.copiers:
             copier.stop()
-            copier.join(20)
+            copier.join(60)
         self.reader.close()
 
 

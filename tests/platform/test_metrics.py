@@ -295,7 +295,7 @@ def test_the_engine_is_asked_only_while_somebody_reads(engine: Engine) -> None:
     assert not asked
     assert engine.value("queue_depth", "orders") == 2  # the first scrape waits for the first look
     engine.send("orders")
-    until = time.monotonic() + 5
+    until = time.monotonic() + 60
     while engine.value("queue_depth", "orders") != 3:
         assert time.monotonic() < until
         time.sleep(0.01)
@@ -392,7 +392,7 @@ def test_an_engine_that_does_not_answer_is_asked_again(engine: Engine) -> None:
 
     watch = QueueWatch("", ["default"], engine.metrics.queues, connect, every_s=0.01)
     watch.wanted()
-    until = time.monotonic() + 5
+    until = time.monotonic() + 60
     while engine.value("queue_depth", "orders") is None:
         assert time.monotonic() < until
         time.sleep(0.01)

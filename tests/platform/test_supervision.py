@@ -252,7 +252,7 @@ def test_a_loss_is_said_and_counted(caplog: pytest.LogCaptureFixture) -> None:
 
     watch = LossWatch("nobody:1", on_loss, lambda places: dict.fromkeys(places, 1005))
     watch.batch({"name": "q", "sources": [source({"t": {"0": 5}}, {"t": {"0": 2000}}, 995)]})
-    assert done.wait(5)
+    assert done.wait(60)
     assert found == [Loss("t", 0, 5, 1005, "q")]
     assert "1,000 records of t, partition 0 (offsets 5 to 1004) are lost" in caplog.text
 
