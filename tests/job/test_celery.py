@@ -14,6 +14,8 @@ from job.celery_day import HERE, QUEUE, Application, Day, kill
 from job.conftest import Job, in_real_time
 from job.processes import until
 from lakequeue.tasks.dramatiq_broker import LakequeueBroker
+from lakequeue.tasks.engine_link import Address, acquire, release
+from lakequeue.tasks.transient import UNUSED_S
 
 AGAIN_S = 40  # `heartbeat_timeout` is 15 s, and the machine may be busy
 
@@ -27,10 +29,16 @@ def application(job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> It
     sys.modules.pop("celery_app")
 
 
+def mailboxes(admin: Any) -> set[str]:
+    """The workers that have a queue for remote control."""
+    names = [queue["name"] for queue in admin.queues()]
+    return {name.partition("@")[0] for name in names if name.endswith(".celery.pidbox")}
+
+
 @pytest.mark.job
 @in_real_time
-def test_a_killed_workers_tasks_run_again_at_once(
-    application: Application, connection: Any
+def test_a_killed_workers_tasks_run_again_at_once_and_others_delete_its_mailbox(
+    application: Application, job: Job, connection: Any
 ) -> None:
     tasks, admin = application.tasks, connection.admin()
     for name in "ab":
@@ -42,6 +50,13 @@ def test_a_killed_workers_tasks_run_again_at_once(
     with application.worker("-P", "threads", "-c", "2", "-n", "second@%h"):
         until(lambda: len(application.ran()) == 4, 90, "the tasks begin again")
         until(lambda: not admin.describe(QUEUE)["depth"], 30, "they are acknowledged")
+        assert mailboxes(admin) == {"first", "second"}
+        link = acquire(Address.of(job.url, {}))
+        for look_s in (0, UNUSED_S):  # workers look every `LOOK_S`
+            link.transient.look(look_s)
+        release(link)
+        assert mailboxes(admin) == {"second"}
+    assert mailboxes(admin) == set()
     again = [(words[0], words[1], float(words[2])) for words in application.ran()[2:]]
     assert sorted(words[:2] for words in again) == [("a", "again"), ("b", "again")]
     assert max(at for *_, at in again) - killed < AGAIN_S
