@@ -26,6 +26,7 @@ from .transient import UNUSED_S, TransientQueues, mark_of
 
 BACKLOG_MAX = 10_000  # as many as the broker lets one consumer hold
 WINDOW = 1_000
+CONFIRM_S = 60.0
 ADDRESSES = "allowed are 'lakequeue+kafka://HOST:PORT[/VPN]' and 'lakequeue+memory://NAME[/VPN]'"
 
 log = logging.getLogger("lakequeue.tasks")
@@ -159,14 +160,18 @@ class EngineLink:
                     self._send_confirmed(destination, payload, options)
         else:
             self.producer.send_async(destination, payload, **options)
-            self.producer.send_gathered()
 
     def _send_confirmed(self, destination: str, payload: str, options: dict[str, Any]) -> None:
+        """Unlike `Producer.send` this lets messages gather while a record is on its way: what
+        threads send at the same time travels together."""
         try:
-            self.producer.send(destination, payload, **options)
+            sent = self.producer.send_async(destination, payload, **options)
+            if not self.connection.wait(sent.done, CONFIRM_S):
+                raise Timeout(f"no answer to a message for {destination!r} in {CONFIRM_S:g} s")
         except Timeout as error:
             # It is sent again as long as this process lives: nobody else may.
             raise OperationalError(str(error)) from error
+        sent.result()
 
 
 def _definition(queue: str, keys: dict[str, Any]) -> dict[str, Any]:

@@ -55,15 +55,17 @@ class Flow:
         return message
 
     def settled(self, acknowledged: bool) -> None:
-        """One message less is held. Acks travel together; but who has nothing left to do while they
-        are on their way sends them at once."""
+        """One message less is held. Acks travel together, at the latest when the client looks for
+        what is due; but who has nothing left to do while they are on their way sends them at once.
+        """
         self.held -= 1
         self._acked += acknowledged
         if self.retired:
             if self.held <= 0:
                 self.consumer.close()
         elif self._acked and (
-            not self.consumer.has_messages or self._acked * ACKS_PART >= self._prefetch
+            self._acked * ACKS_PART >= self._prefetch
+            or not (self.held or self.consumer.has_messages)
         ):
             self._acked = 0
             self.consumer.tick()

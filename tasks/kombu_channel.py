@@ -267,7 +267,7 @@ class KombuChannel(virtual.Channel):
         while count < TURN_MAX:
             before = count
             for flow in list(self._flows.values()):
-                if not flow.retired and (flow.no_ack or self.has_room):
+                if flow.is_ready and (flow.no_ack or self.has_room):
                     message = flow.receive()
                     if message is not None:
                         count += 1

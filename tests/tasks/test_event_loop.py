@@ -7,15 +7,19 @@ import os
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import lakequeue
 import pytest
 from celery import Celery
 from celery.contrib.testing.worker import start_worker
 from kombu import Connection, Consumer, Exchange, Producer, Queue
 from kombu.asynchronous import Hub, set_event_loop
 from lakequeue.tasks import engine_link
+from lakequeue.tasks.flow import Flow
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -138,6 +142,59 @@ def test_without_confirmation_a_publish_is_sent_before_the_end(bench: LoopBench)
         for n in range(50):
             producer.publish(n, routing_key="work", declare=[WORK])
     assert bench.admin.describe("work")["depth"] == 50
+
+
+class SlowKafka(threaded.Wire):
+    """Kafka has a message only once `acked` was called; the engine hears of it before."""
+
+    on_way: list[Any]
+
+    def publish(self, topic: str, value: bytes, *rest: Any) -> None:
+        self.on_way = [*getattr(self, "on_way", ()), rest[-1]]
+        super().publish(topic, value, *rest[:-1], None)
+
+    def acked(self) -> None:
+        on_way, self.on_way = self.on_way, []
+        for acked in on_way:
+            acked()
+
+
+def test_what_threads_publish_at_once_travels_together(
+    bench: LoopBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wire = SlowKafka(bench.engine)
+    opened = lakequeue.Connection(wire, "default", "app")
+    monkeypatch.setattr(engine_link, "connect", lambda *_, **__: opened)
+    with Connection(bench.url) as connection, ThreadPoolExecutor(5) as threads:
+
+        def publish(body: str) -> None:
+            Producer(connection.channel()).publish(body, routing_key="work", declare=[WORK])
+
+        publish("alone")  # at once
+        sent = [threads.submit(publish, "together") for _ in range(5)]
+        producer = connection.transport.link.producer
+        threaded.wait_for(lambda: len(producer.unacknowledged()) == 5, WAIT_S)
+        assert len(wire.published) == 1
+        wire.acked()
+        for one in sent:
+            one.result(WAIT_S)
+        assert len(wire.published) == 2
+        assert bench.admin.describe("work")["depth"] == 6
+        wire.acked()
+
+
+def test_acks_travel_together_while_there_is_work() -> None:
+    held_when_sent: list[int] = []
+    consumer = SimpleNamespace(
+        has_messages=False, is_closed=False, tick=lambda: held_when_sent.append(flow.held)
+    )
+    connection = SimpleNamespace(consumer=lambda *_, **__: consumer)
+    link: Any = SimpleNamespace(connection=connection, consumers=SimpleNamespace(add=print))
+    flow = Flow(link, "work", 8, False, lambda *_: None)
+    flow.held = 5
+    for _ in range(5):
+        flow.settled(True)
+    assert held_when_sent == [3, 1, 0]  # a quarter of the prefetch; the last one at once
 
 
 def test_a_lost_connection_is_an_error_that_kombu_knows(bench: LoopBench) -> None:
