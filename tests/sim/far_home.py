@@ -30,7 +30,7 @@ BRIDGE_IN = topics.topic(VPN, topics.BRIDGE_IN)
 ANSWERS = topics.topic(VPN, topics.BRIDGE_ANSWERS)
 NEAR_EPOCH, FAR_EPOCH = 7, 8
 FAR = "z"
-FAR_TOPICS = {"far/one": ["narrow", "wide"], "far/two": ["wide"]}
+FAR_TOPICS = {"far/one": ["narrow", "wide"], "far/two": ["wide"], "far/three": ["wide"]}
 FAR_QUEUES: dict[str, dict[str, Any]] = {
     "narrow": {"max_spool_messages": 4},
     "wide": {"lease_period": "2s"},
@@ -126,16 +126,19 @@ class FarHome(Home):
 
 
 class Copier:
-    """Copies between the two. said, answered: how far, by topic."""
+    """Copies between the two. at: how far, by topic; ever: how far it ever was."""
 
     def __init__(self, near: Home, far: FarHome) -> None:
         self.near, self.far = near, far
-        self.is_cut = self._loses = False
+        self.is_cut = self._loses = self._leaves_out = False
+        self._said: str | None = None
         self._at: dict[str, int] = {}
+        self._ever: dict[str, int] = {}
 
-    def open(self) -> None:
-        """The way is open."""
-        state = home_bridges.CopierState(home_bridges.OPEN, "")
+    def say(self) -> None:
+        """Whether the way is open."""
+        self._said = home_bridges.WAITING if self.is_cut else home_bridges.OPEN
+        state = home_bridges.CopierState(self._said, "cut" if self.is_cut else "")
         for name in self.near.sites:
             self._tell(name, home_bridges.encode(state))
 
@@ -144,25 +147,32 @@ class Copier:
         what = rng.random()
         if what < 0.15:
             self.is_cut = not self.is_cut
-        elif what < 0.5:
+        elif what < 0.35:
             self._at = {topic: rng.randint(0, at) for topic, at in self._at.items()}
-        elif what < 0.65:
+        elif what < 0.5:
             self._loses = True
+        if what < 0.15 or self._said is None:
+            self.say()
+        self._leaves_out = self._leaves_out or rng.random() < 0.3
         if not self.is_cut:
-            self.copy(rng.choice((1, 2, 5)), rng.random() < 0.1)
+            self.copy(rng.choice((1, 2, 5)))
 
-    def copy(self, most: int, leaves_out: bool = False) -> int:
+    def copy(self, most: int) -> int:
         """Copy both ways; how many records."""
         self.far.know()
         copied = 0
         for name in list(self.near.sites):
             topic = topics.topic(name, topics.BRIDGE_OUT)
-            for record in self._next(self.near.kafka, topic, most + leaves_out)[leaves_out:]:
+            for record in self._next(self.near.kafka, topic, most):
+                if self._leaves_out and record.at >= self._ever.get(topic, 0):
+                    self._leaves_out, self._ever[topic] = False, record.at + 1
+                    continue
+                self._ever[topic] = max(self._ever.get(topic, 0), record.at + 1)
                 value = record.own_value
                 at = self.far.kafka.append((BRIDGE_IN, 0), value, BRIDGE.encode())
                 self.far.came[at] = value or b""
                 copied += 1
-        for record in self._next(self.far.kafka, ANSWERS, most + leaves_out)[leaves_out:]:
+        for record in self._next(self.far.kafka, ANSWERS, most):
             if self._loses:  # it is said again when what it answers comes again
                 self._loses = False
                 self.far.kafka.trim((ANSWERS, 0), record.at + 1)
@@ -171,13 +181,11 @@ class Copier:
             for name in self.near.sites:
                 self._tell(name, record.own_value)
             copied += 1
-        if leaves_out:
-            self._at = {}
         return copied
 
     def begin_again(self) -> None:
         """As it does when nothing is answered."""
-        self._loses = False
+        self._loses = self._leaves_out = False
         self._at = {}
 
     def _next(self, kafka: Kafka, topic: str, most: int) -> list[Any]:

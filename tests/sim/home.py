@@ -16,7 +16,6 @@ from lakequeue.definitions import parse_configuration
 from lakequeue.definitions.configuration import configure_commands
 from lakequeue.protocol import commands as c
 from lakequeue.protocol import mesh_messages, topics
-from lakequeue.protocol.home_bridges import COPIER_PREFIX
 from lakequeue.replica.driver import StepPutAside
 from lakequeue.state import Limits
 
@@ -24,7 +23,7 @@ from .accounts import Accounts, Sent, must
 from .clients import INBOX, RECEIPTS, VPN, Admin, Consumer, Net, Producer
 from .kafka import Fenced, Kafka, Record
 from .poison import POISONED_GRANT, POISONED_LIMIT, POISONED_PRIORITY, POISONED_STORE
-from .rehoming import change_brokers
+from .rehoming import change_brokers, sender_of
 from .worker import POINTS, Died, Site, Worker
 
 PLAIN = "orders"
@@ -376,14 +375,16 @@ class Home:
             record = log[at]
             if record is None or not may_be_lost(record):
                 continue
-            later = {_sender(later) for later in log[at + 1 :] if later}
-            told = _sender(record) in later or (is_told_later and _sender(record) != site.number)
+            later = {sender_of(later) for later in log[at + 1 :] if later}
+            told = sender_of(record) in later or (
+                is_told_later and sender_of(record) != site.number
+            )
             if told and self._loses(record):
                 log[at] = None
             return
         if is_told_later:
             number = site.number
-            self.kafka.loses[place] = lambda one: _sender(one) != number and self._loses(one)
+            self.kafka.loses[place] = lambda one: sender_of(one) != number and self._loses(one)
 
     def _loses(self, record: Record) -> bool:
         """Whether this record may be lost; it is, then."""
@@ -572,13 +573,7 @@ class Home:
                 due[place] = r.last + 1
 
 
-def _sender(record: Record) -> int | None:
-    """The broker that said it; None: it is a copier's."""
-    copied = (record.own_key or b"").startswith(COPIER_PREFIX)
-    return None if copied else mesh_messages.decode(record.own_value).sender
-
-
 def may_be_lost(record: Record) -> bool:
     """What is said of messages that are in transit: it is said again."""
     kinds = ("hand_over", "stored", "not_taken", "room")
-    return _sender(record) is not None and mesh_messages.decode(record.own_value).kind in kinds
+    return sender_of(record) is not None and mesh_messages.decode(record.own_value).kind in kinds

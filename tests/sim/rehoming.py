@@ -10,18 +10,21 @@ import msgspec
 from lakequeue.mesh.home_change import HomeChange, NotAtRest
 from lakequeue.mesh.rehome import Rehomed, Resting, rehome
 from lakequeue.protocol import commands as c
-from lakequeue.protocol import topics, wire
+from lakequeue.protocol import mesh_messages, topics, wire
 from lakequeue.protocol.errors import ConfigError
+from lakequeue.protocol.home_bridges import COPIER_PREFIX
 from lakequeue.protocol.journal import Journal
 from lakequeue.replica.driver import Snapshot
 from lakequeue.state import Limits
 
+from .kafka import Record
 from .worker import VPN, Saved, Site, digest
 
 if TYPE_CHECKING:
     from .home import Home
 
 BROKERS_MAX = 4
+LATE_MAX = 4
 
 
 class _Header(msgspec.Struct):
@@ -65,6 +68,7 @@ def change_brokers(world: Home, rng: random.Random) -> None:
         world.told.append("   it died before the word")
         return
     _take(world, found, {name: own for name, (own, _) in known.items()})
+    _say_late(world, rng)
 
 
 def _end(world: Home, site: Site) -> bool:
@@ -85,6 +89,25 @@ def _resting(site: Site) -> tuple[Snapshot, Resting]:
         site.name, site.number, dict(saved.pages), {(t, n): at for t, n, at in own.offsets},
         {(t, n): one for t, n, one in own.ids}, list(own.captured),
     )  # fmt: skip
+
+
+def sender_of(record: Record) -> int | None:
+    """The broker that said it; None: it is a copier's."""
+    copied = (record.own_key or b"").startswith(COPIER_PREFIX)
+    return None if copied else mesh_messages.decode(record.own_value).sender
+
+
+def _say_late(world: Home, rng: random.Random) -> None:
+    """A predecessor of a removed broker's last worker had its last words on their way to Kafka:
+    they come once more."""
+    gone = {number for site in world.sites.values() for number in site.speaks_for}
+    for site in world.sites.values():
+        place = topics.topic(site.name, topics.MESH), 0
+        heard = world.kafka.read(place, 0, world.kafka.end(place))
+        for number in sorted(gone):
+            said = [record for record in heard if sender_of(record) == number]
+            for record in said[len(said) - rng.randint(0, min(len(said), LATE_MAX)) :]:
+                world.kafka.append(place, record.own_value, record.own_key)
 
 
 def _take(world: Home, found: Rehomed, before: dict[str, Snapshot]) -> None:

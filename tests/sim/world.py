@@ -63,7 +63,7 @@ class World(Home):
         if self.far is not None:
             if n % 10 == 9:
                 self.copier.begin_again()
-            self.copier.open()
+            self.copier.say()
             happened += self.copier.copy(1000)
             self.far.kafka.now = self.kafka.now
             happened += self.far.round(n, rng)
