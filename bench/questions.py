@@ -15,8 +15,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 
+from ..definitions import parse_definition
 from ..lake import open_lake, trace
 from ..protocol.journal import Journal, JournalSegment, encode
 from ..sinks.table_batch import journal_rows
@@ -107,10 +109,6 @@ def _journal(first: int, n: int) -> Iterator[pa.RecordBatch]:
 
 
 def _definition() -> str:
-    import msgspec
-
-    from ..definitions import parse_definition
-
     definition = parse_definition({"name": "orders", "message_type": "json"})
     return msgspec.json.encode(definition).decode()
 

@@ -19,6 +19,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import click
+import lakequeue
 from click.core import ParameterSource
 
 from .group import EnvironmentFault, one_line
@@ -95,8 +96,6 @@ class EngineAddress:
     @contextlib.contextmanager
     def connect(self, client_name: str) -> Iterator[Any]:
         """Connect to the engine. If no answer comes, the error says what is missing."""
-        import lakequeue
-
         address = self.find()
         with explained(address, self.its_home(), self.vpn):
             with lakequeue.connect(address, vpn=self.vpn, client_name=client_name) as connection:

@@ -12,9 +12,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import lakequeue
+
 from ..protocol import commands, topics
 from ..protocol.errors import LakequeueError
 from ..protocol.kafka_settings import kafka_settings
+from ..streaming.version import code_version
+from .engine_checks import kafkas_admin, topic_settings
 from .machine_checks import Check
 
 CLOCKS_S_MAX = 5.0  # a heartbeat is younger when it is heard, if the clocks agree
@@ -191,8 +195,6 @@ def clocks_check(heard: Mapping[str, Any], now_s: float | None = None) -> Check:
 def versions_check(heard: Mapping[str, Any], own: str | None = None) -> Check:
     """Are client and engine of one release and the same code? own: as `code_version` returns it.
     Other code of the same release does not fail: a client may have other libraries."""
-    from ..streaming.version import code_version
-
     own = own or code_version()
     engine, code = heard.get("version"), heard.get("code")
     if not isinstance(engine, str):
@@ -219,8 +221,6 @@ def deployment_checks(
     bootstrap: str, vpns: set[str], numbers: int, vpn: str, lives: bool
 ) -> list[Check]:
     """All checks that need Kafka. lives: the engine is there, so ask it for its queues."""
-    import lakequeue
-
     try:
         look = look_at_kafka(bootstrap)
     except LakequeueError:  # the check of retention says so
@@ -260,8 +260,6 @@ def states_check(brokers: list[dict[str, Any]]) -> Check:
 
 def look_at_kafka(bootstrap: str) -> KafkaLook:
     """Gather Kafka's facts. Raises LakequeueError if it does not answer."""
-    from .engine_checks import kafkas_admin, topic_settings
-
     with kafkas_admin(bootstrap) as admin:
         settings = topic_settings(admin)
         found = {one["name"]: one["partitions"] for one in admin.describe_topics()}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
@@ -15,11 +14,12 @@ from .common import (
     option,
     say_json,
 )
+from .deployment_checks import deployment_checks
+from .engine_checks import brokers_of, load_configuration, look, vpns_of
 from .group import EXIT_FAILED, EnvironmentFault
+from .machine_checks import Check, diagnose
+from .presence import engine_lives, presence_checks
 from .start_engine import PACKAGE_CONFIGURATION
-
-if TYPE_CHECKING:
-    from .machine_checks import Check
 
 KAFKA = "kafka://"
 
@@ -58,11 +58,6 @@ def doctor(
       lakequeue doctor --home .lakequeue --queue orders
       lakequeue doctor --url kafka-1:9092 --config queues.yaml --master 'local[4]' --json
     """
-    from .deployment_checks import deployment_checks
-    from .engine_checks import brokers_of, load_configuration, look, vpns_of
-    from .machine_checks import diagnose
-    from .presence import engine_lives
-
     presence, bootstrap = _presence(engine, queue)
     checks = diagnose(engine.home)
     configuration, wrong = load_configuration(config)
@@ -97,14 +92,10 @@ def _show(checks: list[Check]) -> None:
 def _presence(engine: EngineAddress, queue: str | None) -> tuple[list[Check], str | None]:
     """The checks of what runs at the named address or home, and Kafka's address if one answers
     there. A home need not have been started yet."""
-    from .presence import presence_checks
-
     named = bool(engine.url or queue)
     try:
         address = engine.find()
     except EnvironmentFault as fault:
-        from .machine_checks import Check
-
         found, advice = str(fault).split(": ", 1)
         return [Check("Kafka", not named, found, "a broker that answers", advice, named)], None
     required = named or engine.home is not None

@@ -9,7 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..protocol import topics
 from ..protocol.errors import ConfigError, LakequeueError
+from ..protocol.home_places import places_of
 from .machine_checks import Check
 
 if TYPE_CHECKING:
@@ -69,7 +71,6 @@ def whole_home_check(home: Path) -> Check:
 def places_checks(home: Path) -> list[Check]:
     """Can the home's parts that are elsewhere be written? No checks if everything is in the
     home."""
-    from ..protocol.home_places import places_of
     from ..streaming.home.home_folder import HomeFolder
 
     folder = HomeFolder(home)
@@ -141,7 +142,6 @@ def input_topics(
 ) -> tuple[set[str], set[str]]:
     """The existing topics that the engine reads, and its logs of steps."""
     from ..definitions import DEFAULT_BROKER, is_regex
-    from ..protocol import topics
     from ..streaming.home.home_folder import HomeFolder
 
     vpns, brokers, captured = {"default"}, {DEFAULT_BROKER}, set[str]()

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+import lakequeue
 
 from .common import (
     EngineAddress,
@@ -150,8 +151,6 @@ def opener(address: str, vpn: str) -> Callable[[], Any]:
     """Returns a function that opens a connection for the page."""
 
     def open_connection() -> Any:
-        import lakequeue
-
         return lakequeue.connect(address, vpn=vpn, client_name=CLIENT)
 
     return open_connection

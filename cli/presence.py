@@ -15,6 +15,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import lakequeue
+
 from ..protocol import topics
 from ..protocol.errors import LakequeueError, NotConnected, Timeout
 from ..protocol.home_places import ABOUT, TABLES
@@ -180,8 +182,6 @@ def _engine_checks(place: str, home: Path | None, vpn: str, required: bool) -> l
 
 
 def _queue_check(address: str, vpn: str, queue: str) -> Check:
-    import lakequeue
-
     wanted = f"{queue} in VPN {vpn}"
     try:
         with lakequeue.connect(address, vpn=vpn, client_name="doctor") as connection:

@@ -16,6 +16,7 @@ from ..protocol.errors import NotConnected, Reason, Rejected, Timeout
 from .common import (
     EngineAddress,
     connection_options,
+    console,
     json_option,
     note,
     option,
@@ -210,8 +211,6 @@ def _lines(stream: IO[bytes]) -> Iterator[bytes]:
 
 def _progress(payloads: Iterator[bytes], files: tuple[Path, ...], as_json: bool) -> Iterator[bytes]:
     """The same payloads; on a terminal, with a progress bar."""
-    from .common import console
-
     terminal = console(stderr=True)
     if as_json or not files or not terminal.is_terminal:
         yield from payloads

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..protocol.errors import ConfigError, LakequeueError
+from ..streaming.java import JavaArchive, make_later
 from .common import ADDRESS_FILE, console, interrupt_on_sigterm, json_text, note, one_line, say_json
 from .group import EnvironmentFault, forget_standard_output
 
@@ -68,7 +69,6 @@ def line_format(name: str) -> logging.Formatter:
 
 if TYPE_CHECKING:
     from ..streaming import Engine
-    from ..streaming.java import JavaArchive
 
 PAGE = "monitor"
 
@@ -118,8 +118,6 @@ def run_engine(
     service. page_port: for the page; 0 for the port it had before or a free one, None for no page.
     archives: of Java programs besides Spark, so that they start faster next time.
     """
-    from ..streaming.java import make_later
-
     try:
         with logging_to(home / "spark.log", engine.log_format):
             with environment_faults():

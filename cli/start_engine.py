@@ -21,6 +21,8 @@ import click
 
 from ..definitions import Configuration
 from ..protocol.errors import LakequeueError
+from ..streaming.engine_settings import EngineSettings
+from ..streaming.kafka.embedded_kafka import EmbeddedKafka
 from .common import DEFAULT_HOME, gathered, json_option, option, pairs
 from .group import EnvironmentFault
 from .presence import heartbeat, who
@@ -59,8 +61,6 @@ class EngineOptions:
     def engine_settings(self) -> dict[str, str]:
         """The engine's settings; `--trigger` and `--accept-other-kafka` are short forms. Raises
         ConfigError for a wrong setting, before anything starts."""
-        from ..streaming.engine_settings import EngineSettings
-
         found, trigger = pairs(self.settings, "--set"), self.trigger
         if trigger is not None and found.setdefault("lakequeue.trigger", trigger) != trigger:
             other = found["lakequeue.trigger"]
@@ -228,7 +228,6 @@ def _run(
 ) -> None:
     from ..streaming import Engine
     from ..streaming.home.home_folder import HomeFolder
-    from ..streaming.kafka.embedded_kafka import EmbeddedKafka
     from ..streaming.kafka.kafka_watch import KafkaWatch
 
     with environment_faults():

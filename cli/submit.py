@@ -18,16 +18,18 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO
 
 import click
+import psutil
 
+from ..protocol.folders import folder
+from ..protocol.home_places import CHECKPOINTS, TABLES, places_of
+from ..streaming.jars import cache_directory, ensure_jars, object_store_jars
+from ..streaming.spark.spark_session import package_zip, spark_settings
 from .common import option
 from .group import EnvironmentFault
 from .start_engine import EngineOptions, check_master, engine_options
-
-if TYPE_CHECKING:
-    import psutil
 
 PROGRAM = Path(__file__).resolve().parent / "engine_program.py"
 PACKAGE = "lakequeue-packages"
@@ -79,10 +81,6 @@ def submit(
           --home /shared/lakequeue --set spark.executor.memory=4g
       lakequeue submit --master spark://spark:7077 --print
     """
-    from ..protocol.folders import folder
-    from ..protocol.home_places import CHECKPOINTS, TABLES, places_of
-    from ..streaming.jars import ensure_jars, object_store_jars
-
     given.configuration()  # Q7: a wrong file starts nothing
     settings = given.engine_settings()
     if deploy_mode == "cluster" and master.startswith(("spark://", "local")):
@@ -117,8 +115,6 @@ def submit(
 
 def words(what: Submission) -> Iterator[str]:
     """The arguments of spark-submit; pure."""
-    from ..streaming.spark.spark_session import spark_settings
-
     here = what.mode == "client"
     spark = {k: v for k, v in what.settings.items() if not k.startswith("lakequeue.")}
     settings = spark_settings(master=what.master, jars=what.jars, extra=spark)
@@ -163,9 +159,6 @@ def spark_submit() -> Path:
 
 def _package() -> Path:
     """Our code as a zip, for drivers elsewhere."""
-    from ..streaming.jars import cache_directory
-    from ..streaming.spark.spark_session import package_zip
-
     return package_zip(cache_directory() / PACKAGE)
 
 
@@ -223,8 +216,6 @@ def _pass_on(errors: IO[str] | None, pid: int, log: Path | None) -> None:
 
 def _end(pid: int) -> None:
     """Let the driver's Python process end properly; before there is one, end everything."""
-    import psutil
-
     with contextlib.suppress(psutil.Error):
         whole = psutil.Process(pid)
         for one in _drivers(pid) or [whole, *whole.children(recursive=True)]:
@@ -234,8 +225,6 @@ def _end(pid: int) -> None:
 
 def _drivers(pid: int) -> list[psutil.Process]:
     """The Python processes that run the driver."""
-    import psutil
-
     drivers = []
     with contextlib.suppress(psutil.Error):
         for one in psutil.Process(pid).children(recursive=True):

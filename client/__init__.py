@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
 import logging
+import pkgutil
 from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlsplit
@@ -31,6 +31,8 @@ __all__ = [
 ]
 
 ADDRESSES = "allowed are 'kafka://HOST:PORT' and 'memory://NAME'"
+# By name: it stands above the client, and only tests need it.
+MEMORY = "lakequeue.memory:open_memory"
 URL_MAX = KEY_MAX = 100_000  # characters
 
 # A library does not print. Without this, Python's last-resort handler would write to stderr.
@@ -67,11 +69,8 @@ def connect(
         raise ConfigError(f"config: {shown(config)} – allowed are a mapping and the path of a file")
     signed_by = credentials(None if key is None else text_of(key, "key", KEY_MAX))
     if parts.scheme == "memory":
-        # By name: `memory/` is a layer above the client and imports it.
-        memory = importlib.import_module("..memory", __package__)
-        return memory.open_memory(
-            parts.netloc, parts.query, vpn, client_name, config, broker, signed_by
-        )
+        open_memory = pkgutil.resolve_name(MEMORY)
+        return open_memory(parts.netloc, parts.query, vpn, client_name, config, broker, signed_by)
     if parts.scheme == "kafka" and parts.netloc:
         if config is not None:
             raise ConfigError(

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
 import os
+import pkgutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
@@ -21,6 +21,8 @@ from .session.session import Session
 from .values import function_of, ids_text, truth
 
 MOVE_TIMEOUT_S = 300.0
+# By name: it stands above the client, and needs packages that only a replay needs.
+REPLAY = "lakequeue.lake.replaying:replay"
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,9 +270,8 @@ class Admin:
             raise ConfigError(f"home: {shown(home)} – allowed is the path of the engine's home")
         where_it_is = home or os.environ.get("LAKEQUEUE_HOME") or ".lakequeue"
         text = None if ids is None else ids_text(ids)
-        # By name: `lake/` is a layer above the client, and needs packages that only a replay needs.
-        work = importlib.import_module("lakequeue.lake.replaying")
-        return work.replay(
+        replay = pkgutil.resolve_name(REPLAY)
+        return replay(
             self._session, queue, home=where_it_is, since=since, until=until, where=where,
             ids=text, dry_run=dry_run, rate=rate, progress=progress,
         )  # fmt: skip

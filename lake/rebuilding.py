@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import pyarrow as pa
 
 from ..earlier.pages import FORMAT as EARLIER_FORMAT
 from ..mesh import channel
@@ -237,7 +238,6 @@ def _keep_snapshot(tables: Folder, moment: Moment, step: int, own: bytes) -> Non
     """Write the new home's initial state as a snapshot. Its steps follow no step in the tables, so
     without it nobody could go back to them before the engine writes its first snapshot."""
     import deltalake
-    import pyarrow as pa
 
     table = delta_table(tables / "snapshots")
     schema = pa.schema(table.schema().to_arrow())
@@ -260,7 +260,6 @@ def _close(
 ) -> None:
     """Write to the journal that messages which only lost steps stored are lost."""
     import deltalake
-    import pyarrow as pa
 
     table = delta_table(tables / "journal")
     schema = pa.schema(table.schema().to_arrow())

@@ -8,7 +8,6 @@ tables/               upkeep and repair of the Delta tables
 bridges/              copies messages to other homes
 watch/                restarts what ends or hangs; tells the operator
 spark/, kafka/        the Spark session; the embedded Kafka
-earlier/              reads homes of state format 7, once
 """
 
 from __future__ import annotations

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from py4j.protocol import Py4JError
 
 from ..client.kafka.base import require_broker
+from ..client.session.transport import Transport
 from ..protocol import LakequeueError, topics
 from ..sources.live import kafka_client, quiet
 from ..sources.live_reader import InputLimits
@@ -39,14 +40,25 @@ from .spark.queries import (
     start_loop,
     start_tables,
 )
-from .spark.spark_session import check_slots, default_master
+from .spark.spark_session import (
+    await_java_at_exit,
+    check_slots,
+    default_master,
+    executors,
+    forget_session,
+    halt_java_at_exit,
+    is_local,
+    java_ended,
+    kill_java,
+    package_zip,
+    spark_session,
+)
+from .version import code_version
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming import StreamingQuery
     from pyspark.sql.streaming.listener import StreamingQueryListener
-
-    from ..client.session.transport import Transport
 
 log = logging.getLogger("lakequeue.engine")
 
@@ -129,8 +141,6 @@ class SparkApplication:
             time.sleep(0.1)
 
     def _session(self) -> SparkSession:
-        from .spark.spark_session import is_local, package_zip, spark_session
-
         jars = ensure_jars(self._progress)
         master = self._master
         if master is None and "PYSPARK_GATEWAY_PORT" not in os.environ:
@@ -168,8 +178,6 @@ class SparkApplication:
 
     def start_query(self, broker: BrokerQuery) -> None:
         """Start a broker's query, from its checkpoint on."""
-        from ..sources.kafka_source import RECORDS_PER_BATCH
-
         assert self.spark is not None
         home = Home(broker.name, broker.number, self._folder.epoch, self._folder.secret)
         name = query_name(broker.name, self._alone)
@@ -179,6 +187,8 @@ class SparkApplication:
             options = self._loop_options(self.spark, home, broker.run, broker.resting)
             broker.query = start_loop(self.spark, options, name, checkpoint / home.name, given)
         else:
+            from ..sources.kafka_source import RECORDS_PER_BATCH
+
             limit = self._settings.value("records_per_batch", RECORDS_PER_BATCH)
             broker.query = start_batches(
                 self.spark, self._bootstrap, home, self._vpns, self._captured.reads,
@@ -195,8 +205,6 @@ class SparkApplication:
         return self._settings.value("tables_interval_s", TABLES_INTERVAL_S)
 
     def _loop_options(self, spark: SparkSession, home: Home, run: str, resting: bool) -> Options:
-        from .version import code_version
-
         default = Options({}, "", 0, 0, [], "", "")
         retained = spark.conf.get("spark.sql.streaming.minBatchesToRetain", None) or "100"
         mb, value = 1_000_000, self._settings.value
@@ -297,8 +305,6 @@ class SparkApplication:
 
     def start_again(self) -> None:
         """Spark's Java process is gone: a new one, with the queries that were started."""
-        from .spark.spark_session import forget_session
-
         assert self.spark is not None
         forget_session(self.spark)
         for broker in self.brokers.values():
@@ -313,8 +319,6 @@ class SparkApplication:
     def executors(self) -> list[str]:
         """The executors on which brokers may run. Empty without Java, and with a local master,
         where executors do not change."""
-        from .spark.spark_session import executors
-
         if self.spark is None or str(self.spark.sparkContext.master).startswith("local["):
             return []
         try:
@@ -324,14 +328,10 @@ class SparkApplication:
 
     def java_ended(self) -> str:
         """How Spark's Java process ended; empty while it lives, or was never started."""
-        from .spark.spark_session import java_ended
-
         return java_ended(self.spark, wait_s=2.0) if self.spark is not None else ""
 
     def stop(self, batch_s: float) -> None:
         """End the queries and Spark in order. batch_s: the time that running batches may take."""
-        from .spark.spark_session import await_java_at_exit, forget_session, java_ended
-
         assert self.spark is not None
         if java_ended(self.spark):
             forget_session(self.spark)
@@ -345,8 +345,6 @@ class SparkApplication:
 
     def kill(self) -> None:
         """End Spark at once."""
-        from .spark.spark_session import forget_session, halt_java_at_exit, kill_java
-
         assert self.spark is not None
         if kill_java():
             forget_session(self.spark)

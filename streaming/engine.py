@@ -44,6 +44,7 @@ from .engine_settings import EngineSettings, engine_conf
 from .home.home_folder import HomeFolder, Moves
 from .kafka.kafka_watch import KafkaAnswers
 from .restarts import within
+from .spark.progress import ProgressListener
 from .spark.queries import HISTORY_QUERY, MICRO_BATCH, REAL_TIME, TABLES_QUERY
 from .tables.table_care import TableCare, rules_of, upkeep_s
 from .tables.table_repair import TablesLock
@@ -345,8 +346,6 @@ class Engine:
             self._folder.said_last()
 
     def _listener(self) -> StreamingQueryListener:
-        from .spark.progress import ProgressListener
-
         return ProgressListener(
             lambda query: broker_of(query, self.brokers), self._notes, self._on_batch,
             self._any_batch,

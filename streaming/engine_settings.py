@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from ..protocol import ConfigError, Problem
 from .spark.queries import REAL_TIME, TRIGGERS
+from .spark.spark_session import CONF, read_conf
 
 LOG_FORMATS = ("text", "json")
 _PREFIX, _SPARK = "lakequeue.", "spark."
@@ -55,8 +56,6 @@ _PLACES = ("tables", "checkpoints")
 
 def engine_conf() -> dict[str, str]:
     """The settings of `conf/engine.conf`."""
-    from .spark.spark_session import CONF, read_conf
-
     return read_conf(CONF / "engine.conf")
 
 

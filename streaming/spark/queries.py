@@ -15,21 +15,19 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from ...protocol.bounds import RECORD_BYTES_MAX
+from ...protocol.folders import Folder
+from ...state import Home
+from ..loop.loop_options import Options
 from .error_causes import cause_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming import DataStreamWriter, StreamingQuery
-
-    from ...protocol.folders import Folder
-    from ...state import Home
-    from ..loop.loop_options import Options
 
 REAL_TIME, MICRO_BATCH = "real-time", "micro-batch"
 TRIGGERS = (REAL_TIME, MICRO_BATCH)

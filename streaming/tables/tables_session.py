@@ -13,6 +13,7 @@ from ...lake import HISTORY, TABLES, create_views, tables_of
 from ...lake.opening import is_there
 from ...protocol.table_format import COLUMNS
 from ..jars import ensure_jars, object_store_jars, place_settings
+from ..spark.spark_session import spark_session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -28,8 +29,6 @@ def open_tables(home: Path | str) -> SparkSession:
     home: as for `lakequeue up --home`. Raises LakequeueError when it has no tables.
     """
     tables = tables_of(home)
-    from ..spark.spark_session import spark_session
-
     settings = {"spark.sql.warehouse.dir": str(Path(home).absolute() / "spark-warehouse")}
     jars = [*ensure_jars().spark, *object_store_jars((tables,))]
     spark = spark_session(

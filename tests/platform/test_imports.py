@@ -1,0 +1,104 @@
+"""Imports stand at the top of a file. The table below has every module that a function imports
+instead, and why: it is slow to load or need not be installed. Who may import whom: `.importlinter`.
+"""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from lakequeue.streaming.spark import spark_session as spark
+
+ROOT = Path(spark.__file__).parents[2]
+
+PYARROW = "a third of a second; a client on Kafka, and a home on a disk, do without"
+FILTERS = "a sixth of a second for the parser of filters; most commands read no definition"
+PYSPARK = "part of a second; commands other than `up` and `run` need no Spark"
+COMMAND = "slow, and only some commands, or some options of one, need it"
+EXTRA = "an extra: it may be missing"
+DAEMON = "the daemon imports what workers need when it starts, not when it is imported"
+START = "Spark asks this module for its state variables while the query waits"
+PLUGIN = "every run of pytest loads the plugin, most use no queue"
+
+# A room or file and a module, with all that is in them: why a function imports it.
+IN_FUNCTIONS = {
+    ("bench", "lakequeue.streaming"): PYSPARK,
+    ("bench", "pandas"): PYSPARK,
+    ("bench", "pyspark"): PYSPARK,
+    ("bench", "deltalake"): EXTRA,
+    ("bench", "rich"): COMMAND,
+    ("cli", "confluent_kafka"): EXTRA,
+    ("cli", "duckdb"): EXTRA,
+    ("cli", "kafka"): COMMAND,
+    ("cli", "lakequeue.client.kafka"): PYARROW,
+    ("cli", "lakequeue.conf"): FILTERS,
+    ("cli", "lakequeue.definitions"): FILTERS,
+    ("cli", "lakequeue.lake"): EXTRA,
+    ("cli", "lakequeue.cli.sql"): EXTRA,
+    ("cli", "lakequeue.cli.monitor"): EXTRA,
+    ("cli", "lakequeue.monitor"): EXTRA,
+    ("cli", "lakequeue.streaming"): COMMAND,
+    ("cli", "prometheus_client"): COMMAND,
+    ("cli", "pyspark"): PYSPARK,
+    ("cli", "rich"): COMMAND,
+    ("cli", "termios"): "Windows has none",
+    ("cli", "tty"): "Windows has none",
+    ("cli", "yaml"): COMMAND,
+    ("client/spans.py", "opentelemetry"): EXTRA,
+    ("lake", "deltalake"): EXTRA,
+    ("lake", "duckdb"): EXTRA,
+    ("lake/opening.py", "pyarrow"): "slow; only a scan of tables needs it",
+    ("memory/pytest_plugin.py", "lakequeue"): PLUGIN,
+    ("protocol/folders.py", "pyarrow"): PYARROW,
+    ("streaming/application.py", "lakequeue.sources.kafka_source"): PYSPARK,
+    ("streaming/loop/realtime.py", "lakequeue.streaming.loop.loop"): START,
+    ("streaming/loop/realtime.py", "pyspark"): START,
+    ("streaming/loop/worker_daemon.py", "lakequeue.streaming.loop"): DAEMON,
+    ("streaming/loop/worker_daemon.py", "pyspark"): DAEMON,
+    ("streaming/spark/queries.py", "lakequeue"): PYSPARK,
+    ("streaming/spark/spark_session.py", "pyspark"): PYSPARK,
+}
+
+
+def within_functions(node: ast.AST, package: str, inside: bool = False) -> Iterator[str]:
+    """The modules that functions import, by their full names."""
+    for child in ast.iter_child_nodes(node):
+        if inside and isinstance(child, ast.Import):
+            yield from (alias.name for alias in child.names)
+        elif inside and isinstance(child, ast.ImportFrom):
+            above = package.split(".")[: len(package.split(".")) - child.level + 1]
+            start = above if child.level else []
+            if child.module:
+                yield ".".join([*start, child.module])
+            else:
+                yield from (".".join([*start, alias.name]) for alias in child.names)
+        is_function = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef)
+        yield from within_functions(child, package, inside or is_function)
+
+
+def is_part(name: str, of: str, mark: str) -> bool:
+    return name == of or name.startswith(of + mark)
+
+
+def test_what_functions_import_is_slow_or_optional() -> None:
+    used = set()
+    for room in spark.ROOMS:
+        for file in sorted((ROOT / room).rglob("*.py")):
+            name = file.relative_to(ROOT).as_posix()
+            package = ".".join(["lakequeue", *file.relative_to(ROOT).parts[:-1]])
+            for module in within_functions(ast.parse(file.read_text()), package):
+                rows = [(where, what) for where, what in IN_FUNCTIONS
+                        if is_part(name, where, "/") and is_part(module, what, ".")]  # fmt: skip
+                assert rows, f"{name}: import {module} at the top, or add why not to the table"
+                used.update(rows)
+    assert used == set(IN_FUNCTIONS)
+
+
+def test_a_command_starts_with_little() -> None:
+    slow = ("pyspark", "pandas", "pyarrow", "numpy", "kafka", "confluent_kafka", "lark", "rich")
+    code = f"import lakequeue.cli.common, sys; print(*(set({slow}) & set(sys.modules)))"
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ran.stdout.strip() == ""
