@@ -20,6 +20,7 @@ from kombu.exceptions import OperationalError
 
 from ..client import Consumer, connect
 from ..client.connection import Connection
+from ..client.producer.receipts import Pending
 from ..protocol import ConfigError, LakequeueError, Reason, Rejected, Timeout
 from ..protocol.bounds import shown
 from .transient import UNUSED_S, TransientQueues, mark_of
@@ -163,15 +164,22 @@ class EngineLink:
 
     def _send_confirmed(self, destination: str, payload: str, options: dict[str, Any]) -> None:
         """Unlike `Producer.send` this lets messages gather while a record is on its way: what
-        threads send at the same time travels together."""
+        threads send at the same time travels together. And an answer wakes its own thread only."""
         try:
             sent = self.producer.send_async(destination, payload, **options)
-            if not self.connection.wait(sent.done, CONFIRM_S):
+            if not self._answered(sent):
                 raise Timeout(f"no answer to a message for {destination!r} in {CONFIRM_S:g} s")
         except Timeout as error:
             # It is sent again as long as this process lives: nobody else may.
             raise OperationalError(str(error)) from error
         sent.result()
+
+    def _answered(self, sent: Pending) -> bool:
+        if self.address.is_memory:
+            return self.connection.wait(sent.done, CONFIRM_S)
+        answered = threading.Event()
+        sent.add_done_callback(lambda _: answered.set())
+        return answered.wait(CONFIRM_S)
 
 
 def _definition(queue: str, keys: dict[str, Any]) -> dict[str, Any]:

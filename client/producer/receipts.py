@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Sequence
 from concurrent.futures import Future, TimeoutError
 from concurrent.futures._base import FINISHED, RUNNING
 from typing import Any
@@ -16,6 +17,7 @@ from typing import Any
 from ...protocol import LakequeueError
 
 log = logging.getLogger("lakequeue.client")
+ON_DEMAND = frozenset(("_waiters", "_done_callbacks"))
 
 
 class Receipt:
@@ -78,7 +80,7 @@ class Pending(Future[Receipt]):
 
     def __getattr__(self, name: str) -> Any:
         # Made on demand: only `concurrent.futures` and `add_done_callback` use them.
-        if name in ("_waiters", "_done_callbacks"):
+        if name in ON_DEMAND:
             made: list[Any] = []
             self.__dict__[name] = made
             return made
@@ -117,18 +119,27 @@ class Pending(Future[Receipt]):
 def settle(pending: Pending, number: int, error: LakequeueError | None = None) -> None:
     """Set the answer; only the first one counts. Waiting threads wake at the condition's next
     notification."""
-    if pending._state == FINISHED:
+    settle_all([(pending, number, error)])
+
+
+def settle_all(answers: Sequence[tuple[Pending, int, LakequeueError | None]]) -> None:
+    """The same for several messages of one connection."""
+    new = [answer for answer in answers if answer[0]._state != FINISHED]
+    if not new:
         return
-    pending.number = number
-    pending._exception = error
-    pending._state = FINISHED
-    asked = pending.__dict__
-    if "_waiters" in asked:
-        with pending._condition:
-            for waiter in asked["_waiters"]:
+    for pending, number, error in new:
+        pending.number = number
+        pending._exception = error
+        pending._state = FINISHED
+    # Whoever adds a waiter or a callback looks at the state first, and holds the condition from
+    # there until it is added. So those who saw the old state have added theirs by now.
+    with new[0][0]._condition:
+        asked = [answer for answer in new if answer[0].__dict__.keys() & ON_DEMAND]
+        for pending, _, error in asked:
+            for waiter in pending._waiters:
                 waiter.add_result(pending) if error is None else waiter.add_exception(pending)
-    if "_done_callbacks" in asked:
-        for told in asked["_done_callbacks"]:
+    for pending, _, _ in asked:
+        for told in pending._done_callbacks:
             try:
                 told(pending)
             except BaseException:  # also SystemExit: other messages' answers still need this thread

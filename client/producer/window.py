@@ -25,7 +25,7 @@ from ...protocol import NotConnected, Reason, Rejected
 from ...protocol.messages import HEADER, RUN_MAX, encode_run
 from ..session.session import Session
 from .options import Template, header_of
-from .receipts import Pending, settle
+from .receipts import Pending, settle_all
 
 RUN_BYTES = 32_000
 
@@ -197,8 +197,8 @@ class Window:
         `payloads` still lists them."""
         with self._lock:
             waiting = list(self._waiting.values())
-        for sent in waiting:
-            settle(sent, 0, NotConnected("closed before the engine answered"))
+        closed = NotConnected("closed before the engine answered")
+        settle_all([(sent, 0, closed) for sent in waiting])
 
     def on_receipt(self, value: dict[str, Any], moved: Moved) -> None:
         """Take the engine's answer and resolve futures. moved: called under the lock for messages
@@ -235,10 +235,10 @@ class Window:
                     settled.append((sent, 0, error))
             if self._untold:
                 self._untold.difference_update(sent.seq for sent, _, _ in settled)
-        for sent, number, refused in settled:
+        for sent, _, _ in settled:
             sent.record = None  # free the payload: an application may keep its futures
             sent.seq += base
-            settle(sent, number, refused)
+        settle_all(settled)
 
     def waits_for(self, queue: str) -> bool:
         """True if a message for this queue has no answer."""

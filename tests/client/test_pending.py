@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from concurrent.futures import ALL_COMPLETED, TimeoutError, wait
+from types import SimpleNamespace
 
 import pytest
 from lakequeue import Rejected
@@ -34,6 +35,21 @@ def test_it_gives_the_receipt(condition):
     settle(pending, 42)
     assert pending.done()
     assert (pending.result().sequence, pending.result().message_id) == (7, "42")
+
+
+@pytest.mark.parametrize("known_as", ["_done_callbacks", "_waiters"])
+def test_who_asks_while_it_is_answered_is_told(condition, known_as):
+    """Python's own code looks at the state and adds itself, both under the condition."""
+    pending, told = Pending(condition, 1, None, 0.0), []
+    with condition:
+        assert not pending.done()
+        answering = threading.Thread(target=settle, args=(pending, 42))
+        answering.start()
+        answering.join(0.1)
+        asks = SimpleNamespace(add_result=told.append)
+        getattr(pending, known_as).append(told.append if known_as == "_done_callbacks" else asks)
+    answering.join()
+    assert told == [pending]
 
 
 def test_nothing_stored_has_no_id(condition):
