@@ -179,12 +179,16 @@ def let_end(process: psutil.Process) -> None:
 
 
 def until(condition: Callable[[], Any], seconds: float, what: str) -> Any:
-    """Wait until something holds, and return it. On a slower machine it may take longer."""
+    """Wait until something holds, and return it. On a slower machine it may take longer.
+
+    A look that costs much is followed by a pause as long: the engine needs the same cores."""
     deadline = time.monotonic() + seconds * SLOWER
-    while not (found := condition()):
+    while True:
+        begun = time.process_time()
+        if found := condition():
+            return found
         assert time.monotonic() < deadline, f"not within {seconds * SLOWER} s: {what}"
-        time.sleep(0.1)
-    return found
+        time.sleep(max(0.1, time.process_time() - begun))
 
 
 def free_port() -> int:

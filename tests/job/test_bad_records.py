@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import json
 import random
-import time
 
 import lakequeue
 import pytest
@@ -91,20 +90,24 @@ UNANSWERABLE: dict[str, tuple[str, bytes, Headers]] = {
 }  # fmt: skip
 
 
-def rejected(job: Job) -> list[tuple[dict, bytes | None]]:
-    """What stands in `default.rejected`."""
+def rejected(job: Job, count: int) -> list[tuple[dict, bytes | None]]:
+    """What stands in `default.rejected`, once it is so many."""
     consumer = KafkaConsumer(
         bootstrap_servers=job.kafka.bootstrap_servers, max_partition_fetch_bytes=16_000_000
     )
     place = TopicPartition(REJECTED, 0)
     consumer.assign([place])
     consumer.seek_to_beginning(place)
-    end = until(lambda: consumer.end_offsets([place])[place], 30, "something is rejected")
-    found = []
-    deadline = time.monotonic() + 30
-    while consumer.position(place) < end and time.monotonic() < deadline:
+    found: list[tuple[dict, bytes | None]] = []
+
+    def all_there() -> bool:
         for records in consumer.poll(500).values():
-            found += [(dict(r.headers), r.value) for r in records]
+            found.extend((dict(r.headers), r.value) for r in records)
+        return (
+            len(found) >= count and consumer.position(place) >= consumer.end_offsets([place])[place]
+        )
+
+    until(all_there, 60, f"{count} records are rejected")
     consumer.close()
     return found
 
@@ -130,7 +133,7 @@ def test_each_is_rejected_once_with_the_reason_and_counted(
     sent = {name: (f.get(30).partition, f.get(30).offset) for name, f in futures.items()}
     send_and_receive(connection)  # it went through behind them
     places: dict[tuple[str, int, int], list[tuple[dict, bytes | None]]] = {}
-    for headers, kept in rejected(job):
+    for headers, kept in rejected(job, len(BAD)):
         at = tuple(int(headers[f"lq-{part}"]) for part in ("partition", "offset"))
         places.setdefault((headers["lq-topic"].decode(), *at), []).append((headers, kept))
     for name, (topic, value, _) in BAD.items():

@@ -37,7 +37,7 @@ def put(producer: Producer, name: bytes, end: Any = None) -> None:
     """One transaction."""
     producer.begin_transaction()
     producer.produce(QUEUE, name, partition=0)
-    producer.flush(30)
+    producer.flush(90)
     if end is not None:
         end(30)
 
@@ -135,7 +135,7 @@ def test_R1_a_topic_that_is_made_anew_begins_anew_in_the_tables(
         values = {f"{word}{n}" for n in range(count)}
         for value in values:
             producer.produce(ANEW, value)
-        producer.flush(30)
+        producer.flush(90)
         every |= values
         got: set[str] = set()
         with connection.consumer(ANEW, ack_mode="individual", max_backlog=100) as consumer:
@@ -145,7 +145,7 @@ def test_R1_a_topic_that_is_made_anew_begins_anew_in_the_tables(
                 got.add(message.payload.decode())
         assert got <= every
         until(all_there, 60, "the tables have them")
-        kafka.delete_topics([ANEW])[ANEW].result(30)
+        kafka.delete_topics([ANEW])[ANEW].result(90)
     told = [event["event"] for event in admin.events()]
     assert told.count("topic_made_anew") >= 2
     rows = in_tables()
@@ -179,7 +179,7 @@ def let_any_time_in(bootstrap: str, *topics: str) -> None:
     changes = [ConfigResource("topic", topic, incremental_configs=[entry]) for topic in topics]
     admin = AdminClient({"bootstrap.servers": bootstrap})
     for done in admin.incremental_alter_configs(changes).values():
-        done.result(30)
+        done.result(90)
 
 
 @in_real_time
@@ -191,7 +191,7 @@ def test_R1_a_time_in_nanoseconds_ends_no_query(job: Job, connection: lakequeue.
     foreign.produce("default.commands", heartbeat, b"nobody", 0, timestamp=NS)
     foreign.produce("default.journal", b"no journal", b"nobody", 0, timestamp=NS)
     foreign.produce("broker-0.steps", b"no step", None, 0)
-    foreign.flush(30)
+    foreign.flush(90)
     now = connection.now()
 
     def goes_on() -> Any:

@@ -93,10 +93,6 @@ class Traffic:
         assert not self.errors, self.errors
         return time.monotonic() - begun
 
-    def took_ms(self, begin: float, end: float) -> list[float]:
-        """Of what was sent between two moments, how long it took, the longest last."""
-        return sorted(s * 1000 for at, s in list(self.took) if begin <= at < end)
-
     def finish_producing(self) -> None:
         self._producing.clear()
         self.threads[0].join(60)
