@@ -208,7 +208,7 @@ class EngineRehoming:
         client = kafka_client(self._bootstrap, "lakequeue-rehome")
         logged = read_steps(client, topics.topic(name, topics.STEPS), own.log_at)
         if any(record.step > own.step for _, record in logged):
-            raise NotAtRest(f"broker {name!r} did not end in good order")
+            raise NotAtRest(f"broker {name!r} did not end cleanly")
 
     def _rehome(self, known: list[_BrokerState], change: HomeChange) -> Rehomed:
         secret, epoch = self._folder.secret, self._folder.epoch

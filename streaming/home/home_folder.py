@@ -148,7 +148,7 @@ class HomeFolder(HomeNotes):
                 f"{self.path} was written by a version with state format {EARLIER_FORMAT} and has "
                 f"{len(about['brokers'])} brokers; this version reads that of one broker alone. "
                 "Start the earlier version, remove brokers until one is left (`lakequeue brokers "
-                "--remove NAME`), and stop it in good order; then start this version and add them "
+                "--remove NAME`), and stop it cleanly; then start this version and add them "
                 "under other names (`lakequeue brokers --add NAME`)"
             )
         if moved := self._moved():

@@ -378,7 +378,7 @@ def test_a_home_that_was_not_stopped_in_good_order_does_not_change_over() -> Non
     state: Any = Saves()
     _, world = stopped(state)
     before = dict(state.pages)
-    with pytest.raises(Refused, match="did not stop in good order"):
+    with pytest.raises(Refused, match="did not stop cleanly"):
         change_over(HOME, state, _encode(Snapshot()), world.logged)
     assert state.pages == before
     driver = LoopDriver(HOME, "v0", DictStore(), None, world, world, LIMITS)
