@@ -7,13 +7,15 @@ warm shutdown.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
 from ..client import Consumer, Message
 from .engine_link import EngineLink
 
-ACKS_PART = 4  # acks are sent once they are this part of the prefetch
+ACKS_PART = 2  # acks are sent once they are this part of the prefetch,
+GATHER_S = 0.01  # or so long after the last ones
 
 Deliver = Callable[["Flow", Message], Any]
 
@@ -32,6 +34,7 @@ class Flow:
         self.parked = False  # it has given back what waited here
         self._prefetch = prefetch
         self._acked = 0  # of these the engine may not have heard yet
+        self._sent_s = 0.0  # when it last sent acks
         mode = "no_ack" if no_ack else "individual"
         self.consumer: Consumer = link.connection.consumer(
             queue, ack_mode=mode, max_backlog=prefetch
@@ -55,9 +58,9 @@ class Flow:
         return message
 
     def settled(self, acknowledged: bool) -> None:
-        """One message less is held. Acks travel together, at the latest when the client looks for
-        what is due; but who has nothing left to do while they are on their way sends them at once.
-        """
+        """One message less is held. Acks that follow each other closely travel together, at the
+        latest when the client looks for what is due; but who has nothing left to do while they are
+        on their way sends them at once."""
         self.held -= 1
         self._acked += acknowledged
         if self.retired:
@@ -66,8 +69,10 @@ class Flow:
         elif self._acked and (
             self._acked * ACKS_PART >= self._prefetch
             or not (self.held or self.consumer.has_messages)
+            or time.monotonic() - self._sent_s >= GATHER_S
         ):
             self._acked = 0
+            self._sent_s = time.monotonic()
             self.consumer.tick()
 
     def set_prefetch(self, prefetch: int) -> None:

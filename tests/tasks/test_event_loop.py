@@ -19,6 +19,7 @@ from celery.contrib.testing.worker import start_worker
 from kombu import Connection, Consumer, Exchange, Producer, Queue
 from kombu.asynchronous import Hub, set_event_loop
 from lakequeue.tasks import engine_link
+from lakequeue.tasks import flow as flow_module
 from lakequeue.tasks.flow import Flow
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -183,18 +184,26 @@ def test_what_threads_publish_at_once_travels_together(
         wire.acked()
 
 
-def test_acks_travel_together_while_there_is_work() -> None:
-    held_when_sent: list[int] = []
+@pytest.mark.parametrize(
+    ("gather_s", "held_when_sent"), [(60, [6, 2, 0]), (0, [6, 5, 4, 3, 2, 1, 0])]
+)
+def test_acks_that_follow_each_other_travel_together(
+    gather_s: int, held_when_sent: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first one at once, then half of the prefetch, and the last one at once."""
+    monkeypatch.setattr(flow_module, "GATHER_S", gather_s)
+    monkeypatch.setattr(time, "monotonic", lambda: 100.0)
+    sent: list[int] = []
     consumer = SimpleNamespace(
-        has_messages=False, is_closed=False, tick=lambda: held_when_sent.append(flow.held)
+        has_messages=False, is_closed=False, tick=lambda: sent.append(flow.held)
     )
     connection = SimpleNamespace(consumer=lambda *_, **__: consumer)
     link: Any = SimpleNamespace(connection=connection, consumers=SimpleNamespace(add=print))
     flow = Flow(link, "work", 8, False, lambda *_: None)
-    flow.held = 5
-    for _ in range(5):
+    flow.held = 7
+    for _ in range(7):
         flow.settled(True)
-    assert held_when_sent == [3, 1, 0]  # a quarter of the prefetch; the last one at once
+    assert sent == held_when_sent
 
 
 def test_a_lost_connection_is_an_error_that_kombu_knows(bench: LoopBench) -> None:
