@@ -29,7 +29,7 @@ COMMANDS = {
     "purge": ("lakequeue.cli.change_messages:purge", "Remove messages from a queue."),
     "move": ("lakequeue.cli.change_messages:move", "Move messages to another queue."),
     "edit": ("lakequeue.cli.change_messages:edit", "Change headers of messages."),
-    "replay": ("lakequeue.cli.change_messages:replay", "Publish past messages once more."),
+    "replay": ("lakequeue.cli.change_messages:replay", "Publish past messages again."),
     "redrive": (
         "lakequeue.cli.change_messages:redrive",
         "Send dead messages back.",

@@ -246,7 +246,7 @@ def replay(
     engine: EngineAddress,
     as_json: bool,
 ) -> None:
-    """Publish past messages once more, to QUEUE only. Asks first.
+    """Publish past messages again, to QUEUE only. Asks first.
 
     Chooses among messages that came for the queue and are no longer in it: acknowledged, expired,
     discarded, purged. They are read from the Delta tables of --home, and get new ids and the
@@ -268,7 +268,7 @@ def replay(
             _tell(done)
         if not dry_run:
             if not yes and done.count:
-                question = f"Publish {counted(done.count, 'message')} to {queue} once more?"
+                question = f"Publish {counted(done.count, 'message')} to {queue} again?"
                 click.confirm(one_line(question), abort=True, err=as_json)
             done = admin.replay(
                 queue, **chosen, rate=rate, progress=lambda n: note(f"{n:,} published")
@@ -288,7 +288,7 @@ def _tell(found: object) -> None:
     if found.left:  # type: ignore[attr-defined]
         note(found.left)  # type: ignore[attr-defined]
     reach = "hold no message" if begins is None else f"begin {local_time(begins):%Y-%m-%d %H:%M}"
-    say(f"{counted(count, 'message')} to publish once more; the tables {reach}")
+    say(f"{counted(count, 'message')} to publish again; the tables {reach}")
     for one in found.examples:  # type: ignore[attr-defined]
         when = local_time(one["time"]).strftime("%Y-%m-%d %H:%M:%S")
         text = one_line(payload_fields(one["payload"])["payload"])[:PREVIEW_MAX]

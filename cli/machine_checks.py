@@ -70,7 +70,7 @@ def python_check(version: tuple[int, ...]) -> Check:
     """Is this Python new enough?"""
     ok = version[:2] >= PYTHON_MIN
     wanted = ".".join(map(str, PYTHON_MIN))
-    advice = "" if ok else f"Install Python {wanted} or newer and make the environment anew."
+    advice = "" if ok else f"Install Python {wanted} or newer and recreate the environment."
     return Check("Python", ok, ".".join(map(str, version)), f"{wanted} or newer", advice)
 
 

@@ -247,7 +247,7 @@ class Admin:
         home: Path | str | None = None,
         progress: Callable[[int], None] | None = None,
     ) -> Any:
-        """Publish past messages once more, to this queue only (R4).
+        """Publish past messages again, to this queue only (R4).
 
         Replays messages that came for the queue and are no longer in it: acknowledged, expired,
         discarded or purged, as far back as the Delta tables reach (`begins` of the answer). They

@@ -167,7 +167,7 @@ FROM (
   GROUP BY vpn, queue, message_id
 ) AS l
 LEFT JOIN (
-  -- a topic that was made anew has two records at one offset: the newest by then was meant
+  -- a topic that was recreated has two records at one offset: the newest by then was meant
   SELECT j.message_id,
     coalesce(max(m.time) FILTER (WHERE m.time <= j.time), min(m.time)) AS published_at
   FROM journal AS j JOIN messages AS m

@@ -80,7 +80,7 @@ def _why_out(queue: Queue, messages: Messages, now: datetime) -> list[Waiting]:
     if say is not None:
         return [Waiting(_CODES[name], say(queue, messages, now))]
     if name == "faulted":
-        text = f"The queue is faulted:{detail}. Define it again to have it looked at anew."
+        text = f"The queue is faulted:{detail}. Define it again to put it back into service."
         return [Waiting("faulted", text)]
     if name == NO_MATCH:
         found = _not_blocked(queue, messages)

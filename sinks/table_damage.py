@@ -10,7 +10,7 @@ rules of Delta's protocol, and the table is repaired with the smallest change:
 
     a version that cannot be read    it and all later ones are set aside
     data files that are missing      a new version says that they are removed
-    no version to begin with         the table is set aside and created anew
+    no version to begin with         the table is set aside and recreated
 
 What is set aside is kept in `.aside/`, beside the tables.
 """
@@ -194,7 +194,7 @@ def mend(tables: Folder) -> Iterator[str]:
         said = table.sentence()
         if table.version < 0:
             move(table.place, aside)
-            yield f"{said}: the table was set aside in {aside}, and is created anew"
+            yield f"{said}: the table was set aside in {aside}, and is recreated"
             continue
         done = []
         if table.broken is not None:

@@ -10,7 +10,7 @@ and the ids are asked with each batch:
     no id (Kafka before 2.8), and the topic ends
     before what was read                            as if the id differed
 
-One batch reads one topic of a name. If the topic is created anew meanwhile, the batch fails, and
+One batch reads one topic of a name. If the topic is recreated meanwhile, the batch fails, and
 the next start reads the new one.
 """
 

@@ -15,7 +15,7 @@ like any other. Nothing is refused or lost: the commands wait in Kafka. Deadline
 them (`LiveInputs.up_to`), or a flood would delay everybody's. A client that shares the partition
 waits too.
 
-The log says what each step took. So both may follow the clock, and both start anew after a restart.
+The log says what each step took. So both may follow the clock, and both start over after a restart.
 """
 
 from __future__ import annotations

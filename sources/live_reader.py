@@ -139,7 +139,7 @@ class Reader(threading.Thread):
 
     def compare(self, ids: Mapping[str, str]) -> None:
         """Take the current ids of topics, and check the partitions of those that changed or are
-        missing: they may have been created anew. From any thread, but one at a time."""
+        missing: they may have been recreated. From any thread, but one at a time."""
         self._ids |= {
             place: ids[place[0]]
             for place in list(self._next)
@@ -204,7 +204,7 @@ class Reader(threading.Thread):
     def _read(self) -> None:
         if self._anew:
             self._anew = False
-            log.warning("%s: the consumer stands still, and is replaced", self.name)
+            log.warning("%s: the consumer has stopped reading, and is replaced", self.name)
             self._consumer.close()
             self._consumer = Consumer(self._settings)
             self._held.clear()

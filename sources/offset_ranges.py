@@ -135,7 +135,7 @@ def _is_wanted(
     read.
 
     Transaction markers may follow the last record; then the partition's end is the range's end. A
-    partition that ends earlier was created anew, and there is nothing to wait for. But a new leader
+    partition that ends earlier was recreated, and there is nothing to wait for. But a new leader
     may briefly say so too, so it gets time to correct itself.
     """
     place = message.topic(), message.partition()

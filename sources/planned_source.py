@@ -156,7 +156,7 @@ class PlannedReader(DataSourceStreamReader):
         self, before: dict[PartitionId, int], ends: dict[PartitionId, int]
     ) -> dict[PartitionId, int]:
         """The ends, without those before what was read unless they stay so. Such an end means that
-        the topic was created anew and Kafka gives no ids: it is read from its beginning, as a loop
+        the topic was recreated and Kafka gives no ids: it is read from its beginning, as a loop
         without ids does. Or Kafka lost records, see `gone_back`."""
         now = time.monotonic()
         behind = {p for p, at in ends.items() if at < before.get(p, 0)}

@@ -43,7 +43,7 @@ class Found(NamedTuple):
 class Start(NamedTuple):
     """Where to read a partition from now on. records: how many are concerned. why:
 
-    ``anew``: the topic was created anew; ``lost``: records were deleted before they were read;
+    ``anew``: the topic was recreated; ``lost``: records were deleted before they were read;
     ``back``: Kafka lost records that had been read; empty: nothing happened.
     """
 
@@ -76,7 +76,7 @@ def ids_of(offsets: Mapping[str, Any]) -> dict[str, str]:
 
 
 def changed(before: Mapping[str, str], now: Mapping[str, str]) -> set[str]:
-    """The topics that were created anew."""
+    """The topics that were recreated."""
     return {topic for topic, known in before.items() if now.get(topic, known) != known}
 
 

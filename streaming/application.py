@@ -103,7 +103,7 @@ class SparkApplication:
         self.archive = JavaArchive("spark", folder.path / "spark.classes")
         self.table_queries: dict[str, StreamingQuery] = {}  # by name; see `tables_watch`
         self._tables_lock = threading.Lock()
-        self._ended_tables = 0  # how often the tables' queries were ended to begin anew
+        self._ended_tables = 0  # how often the tables' queries were ended to start over
 
     # ------------------------------------------------------------ start
 
@@ -243,7 +243,7 @@ class SparkApplication:
             ))  # fmt: skip
 
     def _start_of_tables(self, name: str, start: Callable[[SparkSession], StreamingQuery]) -> None:
-        """Start a query of tables. If it was meanwhile ended to begin anew, stops it again;
+        """Start a query of tables. If it was meanwhile ended to start over, stops it again;
         `tables_watch` then starts it once more."""
         assert self.spark is not None
         ended = self._ended_tables

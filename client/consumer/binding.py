@@ -30,7 +30,7 @@ class Wanted:
 
 
 class Binding:
-    """A subscription, made anew whenever a consumer binds.
+    """A subscription, made again whenever a consumer binds.
 
     From the engine's answer: removes_on_send, backlog (the effective one, B2), lease_ms (the
     queue's lease period; None for no end), epoch, broker.

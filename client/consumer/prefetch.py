@@ -283,7 +283,7 @@ class Leases:
         self.look_at = 0.0  # by the session's clock
 
     def begun(self, ends: float, period_ms: float) -> None:
-        """A lease has begun, or `auto_renew` counts anew: plan when to look at it."""
+        """A lease has begun, or `auto_renew` starts over: plan when to look at it."""
         if ends:
             part = RENEWED_PART if self._limit_ms else HANDED_BACK_PART
             self.look_at = min(self.look_at, ends - period_ms * part)

@@ -70,7 +70,7 @@ def set_back_or_drop(checkpoint: Path) -> str:
         return set_back(checkpoint)
     except LakequeueError as error:
         shutil.rmtree(checkpoint)
-        return f"{error}: it is made anew"
+        return f"{error}: it is recreated"
 
 
 def _problem(checkpoint: Path) -> tuple[str, str, int] | None:

@@ -6,7 +6,7 @@ tables are if they are elsewhere (`protocol.folders`). The epoch is drawn once, 
 created. Each home gives its own ids, so a command with ids is for one epoch only; commands about
 another home's messages are refused.
 
-Nothing can replace the checkpoint. If it is missing, Spark starts anew in silence: acknowledged
+Nothing can replace the checkpoint. If it is missing, Spark starts over in silence: acknowledged
 messages would come again, and ids would be given twice. So the engine remembers the number that
 Spark gave each checkpoint, and starts with no other.
 """
@@ -210,7 +210,7 @@ class HomeFolder(HomeNotes):
         return (
             f"{what}: the queues were in it, and without it acknowledged messages would come "
             "again and ids be given twice. Restore it from a backup of the whole home, or build "
-            "a new home from the tables with `lakequeue rebuild`. Or begin anew with an empty "
+            "a new home from the tables with `lakequeue rebuild`. Or start over with an empty "
             "--home and a Kafka with fresh topics; all messages and events are still in "
             f"{self.tables}"
         )
@@ -266,7 +266,7 @@ class HomeFolder(HomeNotes):
         if accepts_other and about.get("trigger") == MICRO_BATCH:
             raise LakequeueError(
                 "--accept-other-kafka: with the trigger 'micro-batch' Spark keeps the offsets, and "
-                "cannot begin anew; make a new home with `lakequeue rebuild`"
+                "cannot start over; make a new home with `lakequeue rebuild`"
             )
         if accepts_other:
             for name in OF_TABLES:  # the tables say where to continue

@@ -44,7 +44,7 @@ class HomeNotes:
         try:
             found = json.loads(file.read_text()) if file.exists() else nothing
         except ValueError as error:
-            log.warning("%s is damaged (%s) and written anew", file, error)
+            log.warning("%s is damaged (%s) and is rewritten", file, error)
             return nothing
         return found if isinstance(found, type(nothing)) else nothing
 

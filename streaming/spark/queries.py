@@ -5,10 +5,10 @@ With *micro-batch* Spark plans what a batch takes, which is one step or a few. B
 core, and clients see no difference. Their checkpoints differ, so a home keeps its trigger. The
 tables have queries of their own, since a commit to Delta takes longer than a delivery may.
 
-Spark plans every batch anew, and for a small batch that is most of its work. The plan has one shape
-and its rows go to Python, so `QUERY_SETTINGS` turns off what finds nothing here (decision 0008):
-code generation, checks of the plan after each rule, full plans for the web page, and rules without
-use.
+Spark plans every batch from scratch, which is most of the work of a small batch. The plan has one
+shape and its rows go to Python, so `QUERY_SETTINGS` turns off what finds nothing here (decision
+0008): code generation, checks of the plan after each rule, full plans for the web page, and rules
+without use.
 """
 
 from __future__ import annotations

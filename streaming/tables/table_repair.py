@@ -6,7 +6,7 @@ beside the tables, so it is released however a process ends.
 
 `repair`: mends damaged tables (`sinks.table_damage`) and removes the checkpoints of the queries
 that write them. The tables say where to continue, and what is missing at their end is written again
-if Kafka still has it. A history that starts anew writes a whole snapshot first (`sinks.snapshots`),
+if Kafka still has it. A history that starts over writes a whole snapshot first (`sinks.snapshots`),
 so every moment from then on can be rebuilt.
 """
 

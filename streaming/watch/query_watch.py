@@ -236,7 +236,7 @@ class EngineWatch:
             gone, unknown = self._folder.problem(self._trigger), ""
         except OSError as error:  # an object store that does not answer
             gone, unknown = "", f"{self._folder.checkpoint} cannot be read ({error})"
-        if gone:  # Spark would begin anew, in silence
+        if gone:  # Spark would start over, in silence
             raise LakequeueError(gone)
         missing, self._waits_for = self._waits_for, unknown or self._missing()
         if self._waits_for:  # no fault of the query's: wait, however long it takes

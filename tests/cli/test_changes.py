@@ -95,7 +95,7 @@ def test_r4_replay(orders: Engine, tmp_path: Path) -> None:
     recorded.write(tmp_path)
     command = ("replay", "orders", "--since", "4", "--home", str(tmp_path))
     shown = orders.run(*command, "--dry-run").stdout.splitlines()
-    assert shown[0].startswith("2 messages to publish once more; the tables begin ")
+    assert shown[0].startswith("2 messages to publish again; the tables begin ")
     assert shown[1].endswith('spooled  {"n": 4}')
     assert depths(orders)["orders"] == 0
     assert orders.run(*command, "--rate", "1000", stdin="y\n").stdout.endswith(

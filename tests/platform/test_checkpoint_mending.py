@@ -152,5 +152,5 @@ def test_R1_a_query_of_tables_begins_anew_where_nothing_helps(checkpoint: Path) 
     assert "commits/7" in set_back_or_drop(checkpoint)
     assert numbers(checkpoint, "commits")[-1] == 6
     empty(checkpoint / "metadata")
-    assert "made anew" in set_back_or_drop(checkpoint)
+    assert "recreated" in set_back_or_drop(checkpoint)
     assert not checkpoint.exists()
