@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import select
 import signal
 import subprocess
 import sys
@@ -128,13 +129,27 @@ class Place:
         return process
 
     def run(self, text: str) -> subprocess.CompletedProcess[str]:
-        """A command, by the shell. One without an end gets Ctrl-C after a while."""
-        if ENDLESS.search(text):
-            text = f"timeout -s INT --preserve-status {ENDLESS_S} {text}"
+        """A command, by the shell."""
         return subprocess.run(
             ["bash", "-c", text], cwd=self.folder, env=self.environment, capture_output=True,
             text=True, timeout=COMMAND_S, stdin=subprocess.DEVNULL,
         )  # fmt: skip
+
+    def run_for_a_while(self, text: str) -> subprocess.CompletedProcess[str]:
+        """One without an end gets Ctrl-C a moment after it has said something, or what it shows
+        stands still."""
+        process = subprocess.Popen(
+            ["bash", "-c", f"exec {text}"], cwd=self.folder, env=self.environment, text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
+        )  # fmt: skip
+        try:
+            select.select([process.stdout], [], [], ENDLESS_S)
+            time.sleep(1.0)
+            process.send_signal(signal.SIGINT)
+            said, _ = process.communicate(timeout=COMMAND_S)
+        finally:
+            process.kill()
+        return subprocess.CompletedProcess(text, process.returncode, said, said)
 
     def python(
         self, code: str, *arguments: str, seconds: float = COMMAND_S
@@ -186,7 +201,7 @@ def test_commands_run_as_printed(place: Place, page: str) -> None:
                 name = " ".join(printed.text.split()[:2])
                 if name in endless:  # two of a kind would want one port
                     good(endless[name].result())
-                endless[name] = beside.submit(place.run, printed.text)
+                endless[name] = beside.submit(place.run_for_a_while, printed.text)
             elif printed.page == page:
                 out = good(place.run(printed.text))
                 if printed.text.startswith("lakequeue consume"):
