@@ -53,7 +53,7 @@ class Place:
         (folder / "queues.yaml").write_text(CONFIG)
         self.engine = EngineProcess(
             self.bootstrap, folder / "home", folder / "queues.yaml", *SETTINGS
-        ).wait_ready()
+        )
 
     def at(self, broker: str) -> lakequeue.Connection:
         """A connection to one broker."""
@@ -69,8 +69,11 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     folder = tmp_path_factory.mktemp("live-brokers")
     with EmbeddedKafka(folder / "kafka") as kafka:
         place = Place(kafka, folder)
-        yield place
-        place.engine.kill()
+        try:
+            place.engine.wait_ready()
+            yield place
+        finally:
+            place.engine.kill()
 
 
 @pytest.fixture
@@ -227,8 +230,8 @@ def test_M5_a_queue_that_captures_plain_topics_moves_while_the_home_rests(
                 traffic.goes_on(60, BACK_S_MAX)
                 waited = max(took for at, took in traffic.took if at >= begun)
                 print(f"rested {rested_s:.1f} s; a message of {traffic.queue} took {waited:.1f} s")
-                assert 0.5 < waited < rested_s + BACK_S_MAX / 2
-            assert rested_s < BACK_S_MAX, "it did not come to rest"
+                assert 0.5 < waited < rested_s + SLOWER * BACK_S_MAX / 2
+            assert rested_s < SLOWER * BACK_S_MAX, "it did not come to rest"
             feed(60, consumer)
             while len(set(got)) < len(bodies) and take_one(consumer, BACK_S_MAX):
                 pass
@@ -291,14 +294,14 @@ def test_M4_P1_brokers_come_and_go_under_traffic(
                     sent.append(producer.send_async("rest/1", b"%d" % len(sent)))
 
         def meanwhile(what: Any, *names: str, killed: bool = False) -> Any:
-            """Others send while it is done. killed: when the home says that it is."""
+            """Others send while it is done. killed: when the home says that it is, which is before
+            who asked is told, except on a machine that is late."""
             home = place.engine.home / "lakequeue.json"
             with ThreadPoolExecutor(1) as pool:
                 done = pool.submit(what, *names)
-                while not done.done():
+                while not done.done() or (killed and not done.exception()):
                     send(1)
                     if killed and names[0] not in json.loads(home.read_text())["brokers"]:
-                        assert not done.done(), "it was told already"
                         place.engine.kill()
                         place.engine.start().wait_ready()
                         killed = False
