@@ -105,8 +105,9 @@ class ConfluentTransport(KafkaTransport):
             target=_serve, args=(self._producer, stop), name="lakequeue-kafka", daemon=True
         )
         self._server.start()
-        # A transport dropped without close() must not leave its thread behind.
-        weakref.finalize(self, stop.set)
+        # A transport dropped without close() must not leave its thread behind. At the process's end
+        # the thread goes on: what closes connections there waits for its reports.
+        weakref.finalize(self, stop.set).atexit = False
 
     def _require_answer(self, deadline: float) -> None:
         """Raise NotConnected unless Kafka answers, and accepts our credentials, by the deadline."""

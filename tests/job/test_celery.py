@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -86,6 +87,33 @@ def test_priorities_times_and_retries_are_the_brokers(
     (later,) = [float(words[-1]) for words in application.ran() if words[0] == "later"]
     assert later - sent >= 12
     assert len(application.ran()) == 7
+
+
+SENDS_AND_ENDS = """
+import sys
+import lakequeue.tasks
+from kombu import Connection, Consumer, Producer, Queue
+
+connection = Connection(sys.argv[1], transport_options={"confirm_publish": False})
+replies = Queue("replies", routing_key="replies", auto_delete=True)
+Consumer(connection.channel(), [replies], callbacks=[print]).consume()
+producer = Producer(connection.channel())
+for n in range(500):
+    producer.publish(n, routing_key="unconfirmed", declare=[Queue("unconfirmed")])
+"""
+
+
+@pytest.mark.job
+@in_real_time
+def test_a_program_that_just_ends_has_sent_everything_and_leaves_no_queue(
+    job: Job, connection: Any
+) -> None:
+    """Nothing that Python ends before may be needed for that."""
+    program = [sys.executable, "-c", SENDS_AND_ENDS, f"lakequeue+{job.url}"]
+    assert subprocess.run(program, timeout=60).returncode == 0
+    admin = connection.admin()
+    assert admin.describe("unconfirmed")["depth"] == 500
+    assert "replies" not in {queue["name"] for queue in admin.queues()}
 
 
 @pytest.mark.job
