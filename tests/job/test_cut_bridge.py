@@ -26,11 +26,13 @@ from job.hosts import Host, Network, NoNetwork
 from job.processes import EngineProcess, runs, until
 from lakequeue.protocol import topics
 from lakequeue.streaming import EmbeddedKafka
+from lakequeue.streaming.bridges import home_copier
 from lakequeue.streaming.bridges.home_copier import HomeCopier
 
 pytestmark = [pytest.mark.job, in_real_time]
 
-CUT_S = 40.0  # longer than what copies waits for Kafka, or for an answer
+SILENCE_S = 12.0  # so long what copies waits for an answer here: 30 by default
+CUT_S = 20.0  # longer than that, or than what copies waits for Kafka
 OPEN_S_MAX = 90.0
 LANES = 3
 PER_SECOND = 100
@@ -150,8 +152,10 @@ def begin_again(job: Job, from_the_first: bool) -> None:
 
 
 def test_H1_H2_copiers_end_and_a_link_is_cut_and_nothing_is_lost_or_doubled(
-    job: Job, connection: lakequeue.Connection, host: Host | None, tmp_path: Path
-) -> None:
+    job: Job, connection: lakequeue.Connection, host: Host | None, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(home_copier, "SILENCE_S", SILENCE_S)
     far = FarHome(tmp_path, host)
     try:
         far.engine.wait_ready()
