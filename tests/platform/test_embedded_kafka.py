@@ -130,7 +130,7 @@ def test_it_dies_with_its_parent(tmp_path: Path) -> None:
         assert parent.stdout is not None
         pid = int(parent.stdout.readline())
         parent.send_signal(signal.SIGKILL)
-    assert gone(pid, 5)
+    assert gone(pid, 60)
     next_one = EmbeddedKafka(tmp_path / "home")
     next_one._take_home()  # it is free again
     next_one._release_home()
