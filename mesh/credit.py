@@ -63,17 +63,14 @@ def tell_room(broker: Broker, facts: MeshFacts) -> None:
 
 
 def ask_again(broker: Broker, facts: MeshFacts, host: int) -> None:
-    """Reset all credits at a host, and send the consumers' room again."""
+    """Forget all credits at a host, which is told `Heard.again` (`forget_lent`), and send the
+    consumers' room again."""
     for queue in broker.queues.values():
         if queue.header.stands_for or host not in other_hosts(broker, facts, queue):
             continue
         vpn, name = broker.vpn_of(queue), queue.definition.name
-        ended: list[tuple[str | None, int]] = [
-            (text, 0) for text in facts.filters.get(key_of(vpn, name), [])
-            if facts.asked.pop(credit_key(host, vpn, name, text), None) is not None
-        ]  # fmt: skip
-        if ended:
-            say(broker, facts, host, Room(vpn, name, ended, born_of(facts, vpn, name)))
+        for text in facts.filters.get(key_of(vpn, name), []):
+            facts.asked.pop(credit_key(host, vpn, name, text), None)
         queue.wanted = True
         broker.touch(queue)
     facts.credits_changed = True
@@ -143,14 +140,32 @@ def hear_room(broker: Broker, facts: MeshFacts, sender: int, message: Room) -> N
         key = credit_key(sender, message.vpn, message.queue, text)
         if not granted:
             facts.lent.pop(key, None)
-            one.max_backlog, one.ending = 0, "no room any more"
-            end_if_idle(queue, one)
+            _end(queue, one)
             continue
         credit = facts.lent.setdefault(key, Credit())
         credit.granted, one.ending = granted, ""
         one.max_backlog = max(granted - credit.used, 0)
     queue.wanted = True
     broker.touch(queue)
+
+
+def forget_lent(broker: Broker, facts: MeshFacts, host: int) -> None:
+    """Forget all credits of a host that has forgotten them too (`ask_again`). The word that ended
+    one may be lost, and the next one counts from zero."""
+    for queue in broker.queues.values():
+        vpn, name = broker.vpn_of(queue), queue.definition.name
+        for one in list(queue.header.subscriptions):
+            key = credit_key(host, vpn, name, one.filter)
+            if one.broker == host and facts.lent.pop(key, None) is not None:
+                _end(queue, one)
+                broker.touch(queue)
+    facts.credits_changed = True
+
+
+def _end(queue: Queue, one: Subscription) -> None:
+    """End another host's subscription: no consumer there has this filter any more."""
+    one.max_backlog, one.ending = 0, "no room any more"
+    end_if_idle(queue, one)
 
 
 def hear_early(broker: Broker, facts: MeshFacts) -> None:

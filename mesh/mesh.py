@@ -154,6 +154,7 @@ class Mesh(MeshInterface):
     def _heard(self, sender: int, message: Heard) -> None:
         if message.again:
             self.facts.peers[sender].is_behind = False
+            credit.forget_lent(self._broker, self.facts, sender)
         if message.missed > self.facts.peers[sender].again:
             self._repeat_all(sender)
         self._keeper.heard(sender, message)

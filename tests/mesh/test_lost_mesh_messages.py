@@ -187,6 +187,39 @@ def test_H4_L2_R3_a_granted_message_that_may_come_again_says_so(
     assert repeated == (kind == "stored" and semantics == "at-least-once")
 
 
+def test_H4_R3_room_that_ended_is_counted_anew_though_the_word_of_it_is_lost(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Messages that cross meanwhile are counted by one broker only: both must begin anew."""
+    engine = MortalEngine(parse_configuration({"brokers": ["a", "b"], "queues": [QUEUES[2]]}))
+    engine.checking = True
+    at = {name: MemoryConnection(engine, "default", name, name) for name in "ab"}
+    producer, got = at["a"].producer(), []
+
+    def send(first: int) -> None:
+        for body in range(first, first + 3):
+            producer.send("t/all", b"%d" % body)
+        engine.advance("1s")
+
+    def consume() -> None:
+        for message in drain(consumer):
+            message.ack()
+            got.append(int(message.payload))
+
+    consumer = at["b"].consumer("all", ack_mode="individual", max_backlog=3)
+    send(0)
+    consume()
+    losing = Losing(monkeypatch, "room", 1)
+    consumer.close()
+    send(3)
+    assert losing.left == 0
+    consumer = at["b"].consumer("all", ack_mode="individual", max_backlog=3)
+    consume()
+    send(6)
+    consume()
+    assert got == list(range(9))
+
+
 @pytest.mark.parametrize("far", ["one", "three"])
 @pytest.mark.parametrize("kind", ["stored", "hand_over", "bridge_send", "bridge_receipt"])
 def test_H1_R3_what_a_bridge_carries_comes_once_though_a_word_is_lost(
