@@ -48,8 +48,9 @@ class Producer:
     delivery_mode: `persistent` (`send` returns when the engine has stored the message),
     `non_persistent` (no receipt; may be lost), or `persistent_groupack` (`send` does not wait;
     `flush` does). window: the most messages without an answer, 1 to 1,000,000,000. on_full: what
-    `send` does at that limit, `block` or `raise` WindowFull. pub_ack_time: how long to wait for an
-    answer before a message is sent again, such as `'2s'`.
+    `send` does at that limit, `block` or `raise` WindowFull. group_ack: in mode
+    `persistent_groupack`, the smallest window. pub_ack_time: how long to wait for an answer before
+    a message is sent again, such as `'2s'`.
 
     ttl, priority, dmq_eligible, deliver_at, delay: defaults for messages that do not set their own
     (P7); `send` explains them.
@@ -71,6 +72,7 @@ class Producer:
         session: Session,
         delivery_mode: str = "persistent",
         window: int = 255,
+        group_ack: int = 100,
         pub_ack_time: str | float = "2s",
         producer_id: str | None = None,
         first_sequence: int | None = None,
@@ -82,11 +84,11 @@ class Producer:
         deliver_at: datetime | str | None = None,
         delay: str | float | None = None,
     ) -> None:
-        _check(delivery_mode, window, first_sequence, durability, on_full, dmq_eligible)
+        _check(delivery_mode, window, group_ack, first_sequence, durability, on_full, dmq_eligible)
         self._session = session
         self.delivery_mode = self._mode = delivery_mode
         self._raises_when_full = on_full == "raise"
-        self._window = window
+        self._window = max(window, group_ack if delivery_mode == "persistent_groupack" else 1)
         pub_ack_s = duration_ms(pub_ack_time, "pub_ack_time") / 1000
         if not pub_ack_s:
             raise ConfigError(f"pub_ack_time: {pub_ack_time!r} – allowed is a positive duration")
@@ -422,12 +424,13 @@ class Producer:
 
 
 def _check(
-    delivery_mode: Any, window: Any, first_sequence: Any, durability: Any, on_full: Any,
-    dmq_eligible: Any,
+    delivery_mode: Any, window: Any, group_ack: Any, first_sequence: Any, durability: Any,
+    on_full: Any, dmq_eligible: Any,
 ) -> None:  # fmt: skip
     """Raise ConfigError for a wrong option."""
     one_of(delivery_mode, "delivery_mode", MODES)
     whole(window, "window", 1, WINDOW_MAX)
+    whole(group_ack, "group_ack", 1, WINDOW_MAX)
     if first_sequence is not None:
         whole(first_sequence, "first_sequence", 1, FIRST_SEQUENCE_MAX)
     one_of(durability, "durability", DURABILITIES)

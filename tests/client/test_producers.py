@@ -136,7 +136,7 @@ def test_P6_unacknowledged_after_a_failure() -> None:
     """The engine is away; the producer closes; the list stays, and whoever waits is told."""
     made = engine(ORDERS)
     connection, wire = connect(made)
-    producer = connection.producer(delivery_mode="persistent_groupack")
+    producer = connection.producer(delivery_mode="persistent_groupack", group_ack=10)
     assert producer.send("orders", b'"stored"').sequence == 1
     producer.flush(10)
     wire.lose_published = lambda _: True

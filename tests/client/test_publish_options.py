@@ -64,6 +64,7 @@ OF_A_PRODUCER: list[tuple[str, dict[str, Any]]] = [
     ("producer_id: '\\\\ud800'", {"producer_id": "\ud800"}),
     ("first_sequence: 4611686018427387904", {"first_sequence": 1 << 62}),
     ("window: 0 – allowed are 1 to", {"window": 0}),
+    ("group_ack: '5'", {"group_ack": "5"}),
     ("pub_ack_time: '36501d'", {"pub_ack_time": "36501d"}),
     ("on_full: None", {"on_full": None}),
     ("durability: \\[\\]", {"durability": []}),
