@@ -1,5 +1,6 @@
 """What listens and is not Kafka is told soon, in one sentence. Needs no broker."""
 
+import contextlib
 import socket
 import threading
 import time
@@ -27,7 +28,7 @@ def listen() -> Iterator[Listen]:
                 peer, _ = server.accept()
             except OSError:
                 return
-            with peer:
+            with peer, contextlib.suppress(OSError):  # whoever asked may be gone
                 while peer.recv(1000) and words:
                     peer.sendall(words)
                     if once:
