@@ -16,6 +16,7 @@ app.conf.update(
     task_reject_on_worker_lost=True,
     # A retry waits that long for an engine that starts again; else Celery rejects the task.
     broker_transport_options={"connect_retries_timeout": 120},
+    task_publish_retry_policy={"max_retries": None},
 )  # fmt: skip
 
 
