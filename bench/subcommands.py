@@ -124,7 +124,7 @@ _add(
     "celery", "Celery's tasks that do nothing, beside Redis and RabbitMQ",
     "Celery with tasks that do nothing: a second, `delay()` to start, CPU of all processes; beside "
     "Redis and RabbitMQ where they are installed.",
-    click.option("--tasks", default=3_000, show_default=True, help="How many."),
+    click.option("--tasks", default=15_000, show_default=True, help="How many."),
 )  # fmt: skip
 _add(
     "churn",
