@@ -49,7 +49,7 @@ _END = """
 SELECT max("offset") FROM {table} WHERE topic = $topic AND "partition" = $partition
   AND ($id = '' OR coalesce(topic_id, $id) = $id)
 """
-# Tables of an earlier version lack the column `topic_id`.
+# A table that somebody else opened than `open_lake`, of an earlier version, lacks `topic_id`.
 _TABLE = "(SELECT NULL::TEXT AS topic_id WHERE false UNION ALL BY NAME SELECT * FROM {})"
 _live = msgspec.json.Decoder(LivePart).decode
 _opened = msgspec.json.Decoder(tuple[Opened, ...]).decode

@@ -134,7 +134,7 @@ def settle_all(answers: Sequence[tuple[Pending, int, LakequeueError | None]]) ->
     # Whoever adds a waiter or a callback looks at the state first, and holds the condition from
     # there until it is added. So those who saw the old state have added theirs by now.
     with new[0][0]._condition:
-        asked = [answer for answer in new if answer[0].__dict__.keys() & ON_DEMAND]
+        asked = [answer for answer in new if not ON_DEMAND.isdisjoint(answer[0].__dict__)]
         for pending, _, error in asked:
             for waiter in pending._waiters:
                 waiter.add_result(pending) if error is None else waiter.add_exception(pending)
