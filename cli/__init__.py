@@ -45,9 +45,25 @@ COMMANDS = {
     "bench": ("lakequeue.bench:command", "Measure latency, throughput and more."),
 }
 
+# What somebody types who comes from another system, or from `admin`.
+OTHER_NAMES = {
+    "describe": "queues QUEUE",
+    "list": "queues",
+    "status": "queues",
+    "create": "define",
+    "declare": "define",
+    "send": "publish",
+    "get": "consume",
+    "receive": "consume",
+    "subscribe": "consume",
+    "peek": "browse",
+    "start": "up",
+}
+
 main = LazyGroup(
     "lakequeue",
     COMMANDS,
+    OTHER_NAMES,
     help="""Guaranteed message queues on Kafka, Spark and Delta Lake.
 
     \b

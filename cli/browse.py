@@ -196,7 +196,7 @@ def _tell(found: past.Moment) -> None:
         click.echo(note, err=True)
     told = local_time(datetime_of(found.now)).isoformat(" ", "milliseconds")
     click.echo(
-        f"Broker {found.broker} behind step {found.step:,}, {told} ({_again(found)})", err=True
+        f"Broker {found.broker} after step {found.step:,}, {told} ({_again(found)})", err=True
     )
 
 

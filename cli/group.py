@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import difflib
 import importlib
 import os
 import sys
@@ -41,13 +42,30 @@ def _version_option() -> click.Option:
 
 
 class LazyGroup(click.Group):
-    """A group whose commands are named as ``module:attribute`` and imported when called."""
+    """A group whose commands are named as ``module:attribute`` and imported when called.
 
-    def __init__(self, name: str, where: Mapping[str, tuple[str, str]], **settings: Any) -> None:
+    other_names: what other systems call a command, and what it is called here."""
+
+    def __init__(
+        self, name: str, where: Mapping[str, tuple[str, str]],
+        other_names: Mapping[str, str] | None = None, **settings: Any,
+    ) -> None:  # fmt: skip
         context = {"auto_envvar_prefix": "LAKEQUEUE", "help_option_names": ["-h", "--help"]}
         super().__init__(name, context_settings=context, **settings)
-        self._where = where
+        self._where, self._other_names = where, other_names or {}
         self.params.append(_version_option())
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the command. If there is none of this name, say which one is most likely meant."""
+        name = args[0]
+        if name not in self._where and not name.startswith("-"):
+            close = difflib.get_close_matches(name, self._where, 1)
+            meant = self._other_names.get(name) or (close[0] if close else None)
+            if meant:
+                ctx.fail(f"No such command {name!r}. Did you mean `{ctx.command_path} {meant}`?")
+        return super().resolve_command(ctx, args)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """The names, in the order of the table."""

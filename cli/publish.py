@@ -44,6 +44,7 @@ LINE_SUFFIXES = (".jsonl", ".ndjson")
 @option("--key", help="The key of each record.")
 @option("--header", "headers", multiple=True, metavar="KEY=VALUE", help="A header; repeatable.")
 @option("--ttl", help="How long a message may live, such as 30s or 2h.")
+@option("--delay", help="Deliver no earlier than after this long, such as 30s or 2h.")
 @option("--priority", type=click.IntRange(0, 255), help="The publisher's priority (4 if unset).")
 @option(
     "--rate",
@@ -61,6 +62,7 @@ def publish(
     key: str | None,
     headers: tuple[str, ...],
     ttl: str | None,
+    delay: str | None,
     priority: int | None,
     rate: float | None,
     engine: EngineAddress,
@@ -80,6 +82,7 @@ def publish(
     options: dict[str, Any] = {"headers": pairs(headers, "--header") or None}
     options |= {"key": key} if key is not None else {}
     options |= {"ttl": ttl} if ttl is not None else {}
+    options |= {"delay": delay} if delay is not None else {}
     options |= {"priority": priority} if priority is not None else {}
     tally = Tally()
     with engine.connect("publish") as connection:

@@ -19,6 +19,7 @@ from .common import (
     json_option,
     json_text,
     local_time,
+    note,
     number,
     one_line,
     option,
@@ -317,6 +318,8 @@ def events(
         seen = admin.events(EVENTS_MAX)
         shown = [event for event in seen if wanted(event)]
         _show(shown[len(shown) - min(limit, len(shown)) :], as_json)
+        if not shown and not as_json:
+            note("No such events so far.")
         while follow and not stop.wait(every):
             found = admin.events(EVENTS_MAX)
             _show([event for event in newer(seen, found) if wanted(event)], as_json)

@@ -112,7 +112,7 @@ def rebuild(source: Path, home: Path, as_json: bool) -> None:
         when = one.time.astimezone().strftime("%Y-%m-%d %H:%M:%S")
         click.echo(
             f"{one.broker}: {counted(one.messages, 'message')} in {counted(one.queues, 'queue')}, "
-            f"behind step {one.step:,} of {when}"
+            f"after step {one.step:,} of {when}"
         )
         if one.lost:
             click.echo(

@@ -23,7 +23,7 @@ from ..definitions import (
 from ..definitions.definition import defined_over, name_of, to_wire
 from ..definitions.definition_values import ENDPOINT_PREFIX
 from ..protocol import commands as c
-from ..protocol.errors import ConfigError, LakequeueError, Problem
+from ..protocol.errors import ConfigError, LakequeueError, Problem, no_such_queue
 from ..protocol.mesh_messages import Entries, HasMoved, Heard, SaidEntry, SaidTopic
 from ..protocol.outputs import DirectoryEntry, Reply
 from ..protocol.patterns import kind_of
@@ -182,7 +182,7 @@ class Keeper:
     def _existing(self, vpn: str, queue: str) -> Entry:
         entry = entry_of(self._facts, vpn, queue)
         if entry is None:
-            raise ConfigError(f"queue: {queue!r} – there is no such queue in VPN {vpn!r}")
+            raise no_such_queue(queue, vpn)
         if entry.bridge is not None:
             raise ConfigError(
                 f"queue: {queue!r} – is the endpoint of a bridge: you can browse it, purge it and "

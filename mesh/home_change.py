@@ -12,7 +12,7 @@ from collections.abc import Mapping
 import msgspec
 
 from ..definitions import QueueDefinition, hosts_of, wrong_hosts
-from ..protocol.errors import ConfigError, LakequeueError, Problem
+from ..protocol.errors import ConfigError, LakequeueError, Problem, no_such_queue
 from ..state.queue.broker import Broker
 from .bridges.endpoint import entries_of
 from .facts import Entry, MeshFacts
@@ -64,7 +64,7 @@ def check_moves(brokers: Mapping[int, Broker], before: Directory, change: HomeCh
     for (vpn, name), to in change.moves.items():
         entry = before.get((vpn, name))
         if entry is None:
-            raise ConfigError(f"queue: {name!r} – there is no such queue in VPN {vpn!r}")
+            raise no_such_queue(name, vpn)
         if entry.bridge is not None:
             raise ConfigError(f"queue: {name!r} – is the endpoint of a bridge and cannot move")
         check_move(entry.definition, to, tuple(change.brokers), change.groups)

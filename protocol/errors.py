@@ -41,6 +41,14 @@ class ConfigError(LakequeueError, ValueError):
         )
 
 
+def no_such_queue(queue: str, vpn: str) -> ConfigError:
+    """The error of a command for a queue that is not there."""
+    return ConfigError(
+        f"queue: {queue!r} – there is no such queue in VPN {vpn!r}; `lakequeue queues` lists those "
+        "there are, `lakequeue define` makes one"
+    )
+
+
 REMEDIES = {  # by reason, for a refusal without a detail
     "broker_quota": "consume messages, or raise system.max_spool_usage",
     "vpn_quota": "consume messages, or raise max_spool_usage of the VPN",

@@ -213,7 +213,7 @@ class Engine:
         self._folder.remember_brokers(numbers, groups)
         for name in self._folder.removed():  # an engine that died may not have sent them
             self._records.gone(name)
-        self._progress("starting Spark")
+        self._progress("Starting Spark …")
         for broker in self.brokers.values():
             self._begin(broker)
             for vpn, queue in self._folder.rebuilt_queues():
@@ -227,7 +227,7 @@ class Engine:
         if self.trigger == MICRO_BATCH:
             self._ticker.start()
         transport.flush(10.0)  # Spark took longer
-        self._progress("waiting for the first batch")
+        self._progress("Waiting for the first batch …")
         self.watch.wait_until_up()
         self._folder.remember_checkpoints()
         self._say_last_words()

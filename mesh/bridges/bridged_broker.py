@@ -21,7 +21,7 @@ from ...definitions.bridge import BridgeDefinition, bridge_to_wire, parse_bridge
 from ...definitions.definition_values import ENDPOINT_PREFIX
 from ...protocol import commands as c
 from ...protocol import mesh_messages, topics
-from ...protocol.errors import ConfigError, LakequeueError
+from ...protocol.errors import LakequeueError, no_such_queue
 from ...protocol.home_bridges import COPIER_PREFIX, HomeAnswer, decode_copied, of_key
 from ...protocol.mesh_messages import BridgeReceipt, BridgeSend
 from ...protocol.messages import QUEUE_ALONE, Records
@@ -92,7 +92,7 @@ class BridgedBroker(Mesh):
         """Refuse to move a queue: there is no other broker."""
         queue = self._broker.find(vpn, command.queue)
         if queue is None:
-            raise ConfigError(f"queue: {command.queue!r} – there is no such queue in VPN {vpn!r}")
+            raise no_such_queue(command.queue, vpn)
         check_move(queue.definition, command.broker, (self._broker.header.name,), {})
 
     # ------------------------------------------------------------ definitions of bridges

@@ -33,7 +33,7 @@ from ...protocol.commands import (
     Shutdown,
     Stuck,
 )
-from ...protocol.errors import ConfigError, Problem
+from ...protocol.errors import ConfigError, Problem, no_such_queue
 from ...protocol.ids import parse_ranges
 from ...protocol.outputs import DirectoryEntry, Reply
 from ..limits import Budget
@@ -235,7 +235,7 @@ def delete(broker: Broker, vpn: str, command: Delete) -> None:
     `remove_messages` removes them in turn."""
     queue = broker.find(vpn, command.queue)
     if queue is None:
-        raise ConfigError(f"queue: {command.queue!r} – there is no such queue in VPN {vpn!r}")
+        raise no_such_queue(command.queue, vpn)
     withdraw(broker, queue)
     cancel_all(broker, queue)
     _tell_consumers(broker, vpn, queue)

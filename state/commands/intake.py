@@ -20,7 +20,13 @@ from typing import Any, NamedTuple
 from ...definitions import DEFAULT_VPN
 from ...definitions.definition_values import vpn_name
 from ...protocol import commands as c
-from ...protocol.errors import ConfigError, LakequeueError, PermissionDenied, Reason
+from ...protocol.errors import (
+    ConfigError,
+    LakequeueError,
+    PermissionDenied,
+    Reason,
+    no_such_queue,
+)
 from ...protocol.messages import Records
 from ...protocol.outputs import Reply
 from ...protocol.signing import Speaker
@@ -213,7 +219,7 @@ def _one(broker: Broker, vpn: str, command: Any) -> None:
     queue = broker.find(vpn, command.queue)
     if queue is None:
         if kind not in TOLERANT:
-            raise ConfigError(f"queue: {command.queue!r} – there is no such queue in VPN {vpn!r}")
+            raise no_such_queue(command.queue, vpn)
         answer(broker, command, None)
         return
     _check_stand_in(broker, queue, kind)

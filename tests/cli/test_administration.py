@@ -179,7 +179,8 @@ def test_events_are_lines_with_their_details(orders: Engine) -> None:
     assert second.endswith("  shutdown  orders  ingress=True egress=False")
     assert orders.run("events", "--limit", "1").stdout == second + "\n"
     assert orders.run("events", "--limit", "0").stdout == ""
-    assert orders.run("events", "--queue", "other").stdout == ""
+    none = orders.run("events", "--queue", "other")
+    assert (none.stdout, none.stderr) == ("", "No such events so far.\n")
 
 
 def test_events_json_has_the_time(orders: Engine) -> None:

@@ -123,7 +123,7 @@ def test_r1_at_any_moment(home: Path) -> None:
     assert json.loads(at(home, "last", "describe", "orders", "--json").stdout) == queue
     found = at(home, "last", "browse", "orders", "--limit", "1000", "--json")
     assert len(found.stdout.splitlines()) == queue["depth"] > 0
-    assert found.stderr.startswith("Broker broker-0 behind step ")
+    assert found.stderr.startswith("Broker broker-0 after step ")
     early = json.loads(at(home, "--step", "1", "queues", "--json").stdout)
     assert [(q["name"], q["depth"]) for q in early] == [("orders", 0)]
     assert "orders" in at(home, "2040-01-01T00:00:00Z", "queues").stdout

@@ -13,7 +13,7 @@ from typing import Any
 import lakequeue
 import pytest
 from click.testing import CliRunner, Result
-from lakequeue.cli import COMMANDS, main
+from lakequeue.cli import COMMANDS, OTHER_NAMES, main
 
 QUEUES: dict[str, Any] = {
     "queues": [
@@ -70,10 +70,16 @@ def test_help_lists_every_command() -> None:
     assert all(f"  {command} " in result.stdout for command in COMMANDS)
 
 
-def test_unknown_command() -> None:
-    result = run("publihs")
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [("publihs", "publish"), *OTHER_NAMES.items(), ("xyzzy", None)],
+)
+def test_unknown_command(typed: str, meant: str | None) -> None:
+    result = run(typed)
     assert result.exit_code == 2
-    assert "No such command 'publihs'" in result.stderr
+    assert f"No such command {typed!r}." in result.stderr
+    assert ("Did you mean" in result.stderr) == (meant is not None)
+    assert not meant or (meant.split()[0] in COMMANDS and f" {meant}`" in result.stderr)
 
 
 # ---------------------------------------------------------------- configuration (Q7)
@@ -183,6 +189,12 @@ def test_publish_with_headers_key_and_priority(engine: Engine) -> None:
     assert (message.headers, message.key, message.priority) == ({"a": "b=c"}, b"k", 7)
 
 
+def test_a_message_that_is_published_with_a_delay_waits(engine: Engine) -> None:
+    assert engine.run("publish", "orders", "--delay", "1h", stdin="1\n").exit_code == 0
+    (message,) = engine.connection.admin().browse("orders")
+    assert message.state == "delayed"
+
+
 def test_publish_counts_what_was_refused_with_reasons(engine: Engine) -> None:
     result = engine.run("publish", "small", stdin="123\n123456\n1234567\n")
     assert result.exit_code == 1
@@ -261,6 +273,7 @@ def test_consume_a_queue_that_is_not_there(engine: Engine) -> None:
     result = engine.run("consume", "nowhere", "--timeout", "0")
     assert result.exit_code in (1, 2)
     assert "nowhere" in result.stderr
+    assert "`lakequeue queues` lists those there are" in result.stderr
     assert len(result.stderr.splitlines()) == 1
 
 
