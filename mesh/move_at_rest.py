@@ -20,7 +20,7 @@ from ..state.queue.table import Event
 from ..state.rules.after_entry import apply_early_ack
 from ..state.rules.routing import withdraw
 from ..state.storage.ranges import union
-from ..state.storage.row import IN_MEMORY, LEASED, NEVER, Row
+from ..state.storage.row import IN_MEMORY, LEASED, MOVING, NEVER, Row
 
 LOST_BLOCK = (1 << 32) - 1  # no block has this number: its contents count as lost
 PART = 1_000  # rows that are written to blocks at once
@@ -103,8 +103,9 @@ def keep_later(broker: Broker, queue: Queue, before: set[int]) -> None:
     """Apply quota 0 (S10): keep the message that entered last. before: ids that were there."""
     if queue.definition.max_spool_usage or queue.header.depth < 2:
         return
-    rows = sorted(queue.live.values(), key=lambda row: (row.entered, row.id in before, row.seq))
-    apply(broker, queue, rows[:-1], Event.REPLACE)
+    here = [row for row in queue.live.values() if row.state != MOVING]
+    here.sort(key=lambda row: (row.entered, row.id in before, row.seq))
+    apply(broker, queue, here[:-1], Event.REPLACE)
 
 
 # ---------------------------------------------------------------- facts

@@ -24,6 +24,7 @@ from ..state.queue.change import apply
 from ..state.queue.header import QueueHeader, Subscription
 from ..state.queue.queue import Queue
 from ..state.queue.table import Event
+from ..state.rules.after_entry import keep_last
 from ..state.rules.dead import take_later_deaths
 from ..state.rules.edits import AGAIN, REPEATED, TRANSIT
 from ..state.rules.returned_leases import cannot_be_sent
@@ -246,6 +247,7 @@ def stored(broker: Broker, facts: MeshFacts, sender: int, message: Stored) -> No
     again = [row for row in rows if take_later_deaths(row)]
     if again:
         apply(broker, queue, again, Event.REFUSE, reason="died in one more queue")
+        keep_last(broker, queue)
         rows = [row for row in rows if row.state == MOVING]
     apply(broker, queue, rows, Event.TRANSFER, reason=f"to broker {facts.peers[sender].name}")
     in_transit_commands.forget(facts, queue, [row.id for row in rows])
@@ -323,6 +325,7 @@ def _take_back(
         (row.extras or {}).get(TRANSIT, {}).pop(AGAIN, None)
     apply(broker, queue, rows, Event.REFUSE, subscription=one.id, reason=why)
     in_transit_commands.refused(broker, facts, queue, [row.id for row in rows])
+    keep_last(broker, queue)
 
 
 def _not_granted(

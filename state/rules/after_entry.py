@@ -7,7 +7,8 @@ no room counts as an ack without effect.
 Quota 0. The queue keeps only its last message. Each message that enters replaces the one before,
 whatever its state. A consumer that holds the old one is not told, and its later ack has no effect,
 as with a message that expires (X3). A replaced message is not dead: it goes to no dead message
-queue.
+queue. A message in transit to another broker is not replaced: that broker may have it already. If
+it is refused there, it comes back and takes its place among those here.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from ..queue.change import apply
 from ..queue.queue import Queue
 from ..queue.table import Event
 from ..storage.id_ranges import IdRange
-from ..storage.row import Row
+from ..storage.row import MOVING, Row
 
 WHY = "acknowledged early"
 
@@ -96,5 +97,6 @@ def keep_last(broker: Broker, queue: Queue) -> None:
     definition that sets the quota to 0 is refused while more than one message is stored."""
     if queue.definition.max_spool_usage or queue.header.depth < 2:
         return
-    rows = sorted(queue.live.values(), key=lambda row: row.seq)
-    apply(broker, queue, rows[:-1], Event.REPLACE)
+    here = [row for row in queue.live.values() if row.state != MOVING]
+    here.sort(key=lambda row: row.seq)
+    apply(broker, queue, here[:-1], Event.REPLACE)

@@ -56,6 +56,8 @@ def candidates_of(
     for subscription in subscriptions:
         if subscription.ending or subscription.again:
             continue
+        if subscription.broker is not None and not definition.max_spool_usage:
+            continue  # with quota 0 the queue is separate at each host (S10)
         backlog = backlog_of(definition, subscription)
         free = subscription.broker is None and (removes or subscription.removes_on_send)
         room = UNLIMITED if free else backlog - subscription.held

@@ -3,11 +3,13 @@ out by whoever has them next."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 from typing import Any
 
 from lakequeue.definitions import parse_configuration
 from lakequeue.protocol import commands as c
+from lakequeue.protocol.errors import Timeout
 from rules.harness import drain
 from rules.mortal import MortalEngine
 
@@ -20,9 +22,9 @@ QUEUES: list[dict[str, Any]] = [
 
 
 class OnTheWay:
-    """Three messages of `q` are on their way from a to b, which does not hear it yet."""
+    """Messages of `q` are on their way from a to b, which does not hear it yet."""
 
-    def __init__(self) -> None:
+    def __init__(self, messages: int = 3) -> None:
         config = {"brokers": ["a", "b"], "queues": QUEUES}
         self.engine = MortalEngine(parse_configuration(config))
         self.engine.checking = True
@@ -32,7 +34,7 @@ class OnTheWay:
         self.engine.cut("b")
         producer = self.at["a"].producer()
         self.ids = [
-            producer.send("q", json.dumps({"n": n}).encode()).message_id for n in range(3)
+            producer.send("q", json.dumps({"n": n}).encode()).message_id for n in range(messages)
         ]  # fmt: skip
 
     def arrive(self) -> list[int]:
@@ -101,3 +103,17 @@ def test_M6_messages_are_moved_to_a_queue_of_another_broker() -> None:
     assert home.admin.move("near", to="there", where="/@priority = 4").count == 2
     assert [m.id for m in home.admin.browse("there")] == sent
     assert home.admin.describe("near")["counters"]["moved"] == 2
+
+
+def test_S10_what_is_on_its_way_is_not_replaced() -> None:
+    """The queue is defined again to keep its last message, while one is neither here nor there."""
+    home = OnTheWay(messages=1)
+    with contextlib.suppress(Timeout):  # b does not answer
+        home.admin.define({"name": "q", "max_spool_usage": 0})
+    producer = home.at["a"].producer()
+    for n in (3, 4):
+        producer.send("q", json.dumps({"n": n}).encode(), timeout=5)
+    seen = home.admin.describe("q")["brokers"]["a"]
+    assert (seen["ready"], seen["moving"], seen["counters"]["replaced"]) == (1, 1, 1)
+    assert home.arrive() == [0], "each broker keeps its own last message from now on"
+    assert home.admin.describe("q")["brokers"]["a"]["depth"] == 1
