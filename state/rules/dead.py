@@ -27,16 +27,15 @@ def bury(broker: Broker, queue: Queue, rows: list[Row], reason: str, detail: str
     """Move the matches of messages that left as dead, or release them."""
     if not rows:
         return
-    target, why = _target(broker, queue)
+    target, unusable = _target(broker, queue)
     moved: list[Row] = []
-    discarded: list[Row] = []
+    discarded: dict[str, list[Row]] = {}  # by the reason
     for row in rows:
-        refusal = why if row.dmq else NOT_ELIGIBLE
+        why = unusable if row.dmq else NOT_ELIGIBLE
         if target is not None and row.dmq and over_quota(target, row.size):
-            refusal = FULL
-        if refusal or target is None:
-            discarded.append(row)
-            why = refusal or why
+            why = FULL
+        if why or target is None:
+            discarded.setdefault(why, []).append(row)
             continue
         moved.append(row)
         about = {
@@ -44,7 +43,7 @@ def bury(broker: Broker, queue: Queue, rows: list[Row], reason: str, detail: str
             "deliveries": row.deliveries, "detail": detail, **carried_on(row.extras),
         }  # fmt: skip
         _move(broker, queue, target, row, about)
-    _account(broker, queue, moved, discarded, why)
+    _account(broker, queue, moved, discarded)
 
 
 def find_any(broker: Broker, vpn: str, name: str) -> Queue | None:
@@ -103,20 +102,20 @@ def put(
 
 
 def _account(
-    broker: Broker, queue: Queue, moved: list[Row], discarded: list[Row], why: str
+    broker: Broker, queue: Queue, moved: list[Row], discarded: dict[str, list[Row]]
 ) -> None:
     name = queue.definition.dead_message_queue
     if moved:
         queue.count("dead_lettered", len(moved))
         broker.record("dead_lettered", queue, [row.id for row in moved], reason=name or "")
-    if discarded:
-        queue.count("discarded", len(discarded))
-        broker.record("discarded", queue, [row.id for row in discarded], reason=why)
-        broker.spool.release(discarded, queue.header.vpn_number)
-        if name:
+    for why, rows in discarded.items():
+        queue.count("discarded", len(rows))
+        broker.record("discarded", queue, [row.id for row in rows], reason=why)
+        broker.spool.release(rows, queue.header.vpn_number)
+        if name and why != NOT_ELIGIBLE:
             broker.event(
                 "dead_message_queue_unusable", broker.vpn_of(queue), queue.definition.name,
-                dead_message_queue=name, why=why, messages=len(discarded),
+                dead_message_queue=name, why=why, messages=len(rows),
             )  # fmt: skip
 
 

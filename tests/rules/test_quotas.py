@@ -364,6 +364,33 @@ def test_H5_X5_a_dead_message_queue_that_is_shut_down_discards_and_says_so(empty
     assert (event["queue"], event["why"]) == ("orders", "dead message queue shut down")
 
 
+def unusable(bench: Bench) -> list[tuple[str, int]]:
+    events = bench.admin.events()
+    found = [e for e in events if e["event"] == "dead_message_queue_unusable"]
+    return [(e["why"], e["messages"]) for e in found]
+
+
+def test_P7_X5_only_those_are_discarded_whose_publisher_said_so(empty: Bench) -> None:
+    """Five messages expire in the same step; the first may not go to the dead message queue."""
+    empty.define("dead")
+    empty.define(dead_message_queue="dead")
+    sent = [empty.send(ttl="1s", dmq_eligible=n not in (0, 3)) for n in range(5)]
+    empty.advance("1s")
+    assert [m.id for m in empty.admin.browse("dead")] == [sent[1], sent[2], sent[4]]
+    assert (empty.seen()["discarded"], empty.seen()["dead_lettered"]) == (2, 3)
+    assert unusable(empty) == [], "nothing is wrong with that queue"
+
+
+def test_S3_X5_only_those_are_discarded_for_which_there_is_no_room(empty: Bench) -> None:
+    """Three messages expire in the same step; the second is larger than what is left."""
+    empty.define("dead", max_spool_usage=100)
+    empty.define(dead_message_queue="dead")
+    sent = [empty.send("x" * size, ttl="1s") for size in (10, 200, 20)]
+    empty.advance("1s")
+    assert [m.id for m in empty.admin.browse("dead")] == [sent[0], sent[2]]
+    assert unusable(empty) == [("dead message queue full", 1)]
+
+
 @pytest.mark.parametrize(
     ("policy", "full", "shut", "outcome"),
     [
