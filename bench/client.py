@@ -1,7 +1,7 @@
 """What the client itself costs: one Python process against a peer that only answers.
 
-The peer, a process of its own, stands behind the real topics: it acknowledges what is published,
-and hands out ready-made deliveries. It keeps no state, so the client is what is measured.
+The peer is another process at the real topics. It acknowledges each message and sends prepared
+deliveries. It keeps no state, so the bench measures the client.
 """
 
 from __future__ import annotations

@@ -1,15 +1,14 @@
 """A tenant that floods its VPN, beside another tenant's steady traffic.
 
-Four kinds of commands, each with names or ids of its own: bytes that are none, acks for ids that
-nobody ever gave, subscriptions, heartbeats of sessions. Partitions are read by turns, so another
-VPN's commands and messages stand before a flood and not behind it; what is kept of one has an end,
-and what is refused is counted. The traffic's 99 % during the flood is held against what it was
-before.
+The flood has four kinds of commands, each with new names or ids: bytes that are no command, acks
+for ids that were never given, subscriptions, and heartbeats of sessions. The engine reads
+partitions in turn, so another VPN's records do not wait behind the flood. The bench compares the
+traffic's 99 % during the flood with what it was before.
 
-Who sends a flood, and Kafka that takes it, need processor time too, and on a small machine all that
-is left. So there is a control before it: the same records from a process like that one, to a topic
-that nobody reads. The engine lets useless commands wait (`sources.input_pace`), so it goes on with
-them when all are sent: both times are shown apart, the first to be held against the control.
+Sending a flood takes processor time, in the sender and in Kafka. On a small machine that alone
+slows everything. So a control runs first: a like process writes the same records to a topic that
+nobody reads. The engine makes useless commands wait (`sources.input_pace`) and goes on with them
+after all are sent. The bench shows both times; compare the first with the control.
 """
 
 from __future__ import annotations

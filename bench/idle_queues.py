@@ -68,7 +68,7 @@ def _in_a_process(
 ) -> None:
     try:
         results.put(_started(bootstrap, Path(home), count, used, rate, seconds))
-    except Exception as error:  # told to who waits
+    except Exception as error:  # goes to the waiting parent
         results.put(f"The engine with {count} queues was not measured: {error}")
 
 

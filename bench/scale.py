@@ -8,8 +8,8 @@ cost of a message says how it scales.
 
 With `spread`: what it costs a producer that a topic's matches lie on two brokers. Two topics have
 two queues each, `near` both where the producer is, `far` one of them at the other broker. The
-producer sends to them by turns, so both see the same machine. Nobody is asked before a receipt, so
-the two should be alike.
+producer sends to them in turn, so both see the same machine. No other broker is asked before a
+receipt, so the two should be alike.
 """
 
 from __future__ import annotations

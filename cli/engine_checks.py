@@ -172,7 +172,7 @@ def input_problem(topic: str, settings: dict[str, str]) -> str:
 
 
 def log_problem(topic: str, settings: dict[str, str]) -> str:
-    """Which settings would cut the log of steps. The engine does that itself, behind the oldest
+    """Which settings would cut the log of steps. The engine does that itself, before the oldest
     snapshot."""
     kept = {k: int(settings.get(k, -1)) for k in ("retention.ms", "retention.bytes")}
     wrong = [f"{k}={v}" for k, v in kept.items() if v >= 0]

@@ -252,7 +252,7 @@ def serve(engine: Any, as_json: bool, fault: Callable[[], LakequeueError | None]
     def wait() -> None:
         try:
             engine.wait()
-        except BaseException as error:
+        except BaseException as error:  # raised in the main thread
             failure.append(error)
         ended.set()
 

@@ -39,7 +39,7 @@ KAFKA_STOP_S = 2.0  # after the engine has ended, Kafka has nothing left to writ
 
 @dataclass(frozen=True, slots=True)
 class EngineOptions:
-    """What `up`, `run` and `submit` are told alike."""
+    """The options that `up`, `run` and `submit` share."""
 
     home: Path
     config: Path

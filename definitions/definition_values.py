@@ -229,7 +229,7 @@ def shown(value: object) -> object:
         return value
     try:
         written = value if isinstance(value, str) else repr(value)
-    except Exception:
+    except Exception:  # an application's own __repr__ fails
         written = f"a {type(value).__name__}"
     if len(written) > 200:
         return written[:200] + "…"

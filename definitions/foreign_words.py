@@ -1,9 +1,9 @@
 """Words of other systems, and what stands for them here (Q7).
 
-Theory. Who comes from another system writes its words first. A refusal that names our word ends the
-search; the nearest spelling, which is what other unknown keys are answered with, would lead astray
-(`visibility_timeout` is no misspelt `deferred_ack_expiration`). One literal table says both what a
-refusal answers and what `docs/reference/keys-of-other-systems.md` shows, so the two cannot differ.
+Newcomers first write the words of the system they know. A refusal that names our word ends their
+search. Suggesting the nearest spelling, as for other unknown keys, would mislead them:
+`visibility_timeout` is no misspelt `deferred_ack_expiration`. One table is the source of both the
+refusals and `docs/reference/keys-of-other-systems.md`.
 A word is recognised in any spelling: `x-message-ttl`, `xMessageTtl` and the policy's `message-ttl`
 are the same.
 """
@@ -24,13 +24,13 @@ class Word(NamedTuple):
     note: str = ""
 
 
-_CONSUMER = "and max_backlog of the consumer, the lower holds"
+_CONSUMER = "and max_backlog of the consumer; the lower one applies"
 _ONE_MORE = "counts the first delivery too, so one more"
 _SEND_TTL = "send(ttl=) for one message"
 _DMQ = "a queue of the same VPN"
 _MS = "milliseconds there, seconds here; write 30s"
 _LATER = "give deliver_at to send()"
-_LEVELS = "levels are parted by /; * is one of them, > the rest"
+_LEVELS = "levels are separated by /; * is one level, > the rest"
 
 WORDS = (
     Word("prefetch", "RabbitMQ", "max_per_subscription_backlog", _CONSUMER),

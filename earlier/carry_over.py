@@ -144,7 +144,7 @@ def _carry_producers(old: EarlierPages, new: Broker) -> None:
         vpn, _, producer = name.partition("/")
         known = old.read(f"P/{name}")
         # The longest there is: sequences that were open, what the tables must have, destinations
-        # whose queue was on its way, starts. What is empty at its end was not written.
+        # whose queue was on its way, starts. Empty values at its end were not written.
         needs = known[6] if known[6:] else {}
         starts = known[8] if known[8:] else []
         found = new.producers[vpn, producer] = ProducerHistory(

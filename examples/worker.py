@@ -49,7 +49,7 @@ def settle(message: lakequeue.Message) -> None:
         handle(json.loads(message.payload))
     except TryAgain:
         message.cancel(delay="30s")
-    except Exception as error:
+    except Exception as error:  # of `handle`, which is the application's
         message.reject(error)
     else:
         message.ack()

@@ -174,13 +174,13 @@ def decoders(names: tuple[str, ...]) -> tuple[Callable[[Any], Any], Callable[[An
             if not shallow(payload):
                 return values
             found = find(payload)
-        except Exception:
+        except Exception:  # it is no JSON object: no field has a value
             return values
         for index, name in enumerate(names):
             piece = getattr(found, f"f{index}") if plain else found.get(name, b"null")
             try:
                 values[index] = msgspec.json.decode(piece)
-            except Exception:
+            except Exception:  # nor has a field that is no JSON
                 values[index] = None
         return values
 

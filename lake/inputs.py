@@ -113,7 +113,7 @@ class _Taker:
 
 
 def steps_between(lake: Lake, broker: str, after: int, last: int) -> Iterator[StepRecord]:
-    """The records of a broker's log behind a step, up to a step."""
+    """The records of a broker's log after a step, up to a step."""
     given = {"broker": broker, "after": after, "last": last}
     for row in lake.execute(_STEPS, given).fetchall():
         step, now, acked, pages, outputs, code, ranges, sizes, parts, live, opened = row

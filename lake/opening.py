@@ -1,8 +1,8 @@
 """Opens the lake: DuckDB over the Delta tables of a home, without Spark and without an engine.
 
 `deltalake` reads the Delta log and gives the table's newest version as an Arrow dataset, from which
-DuckDB reads what a query needs. So a query sees one whole version of each table, whatever the
-engine writes meanwhile. Decision 0024 says why this is not Spark.
+DuckDB reads what a query needs. So a query sees one whole version of each table, even while
+the engine writes. Decision 0024 says why this is not Spark.
 
 Arrow's own file systems read the files. With that of `deltalake`, which calls back into Python, a
 query with a LIMIT leaves threads that read ahead; if Python ends meanwhile, the process dies from a

@@ -92,14 +92,14 @@ def as_of(
     step: int | None = None,
     at: datetime | None = None,
 ) -> Moment:
-    """The broker behind a step, or as it was at a time, or, with neither, as the tables know it
+    """The broker after a step, or as it was at a time, or, with neither, as the tables know it
     last. Raises ConfigError for what they do not reach to, LakequeueError where they are damaged.
     """
     _require_history(lake)
     target, notes = _target(lake, broker, step, at)
     late = len(notes)
     moment = _start(lake, home, broker, target, notes)
-    exactly = step is not None or len(notes) > late  # behind a damaged snapshot nothing is left out
+    exactly = step is not None or len(notes) > late  # after a damaged snapshot nothing is left out
     _replay(lake, moment, target, exactly)
     if at is not None and moment.step < target and not late:
         notes.append(f"{_ENDED}{_told(moment.now)}")

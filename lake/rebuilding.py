@@ -198,7 +198,7 @@ def _about(source: Path) -> dict[str, Any]:
             f"{source} was written by a version with state format {about.get('format')}; this "
             f"version reads {EARLIER_FORMAT} and {FORMAT}: use that version"
         )
-    # What brokers began with when the home last got others is behind the tables.
+    # The tables are newer than the states that the last change of brokers left.
     gone = ("checkpoints", "rehomed")
     return {k: v for k, v in about.items() if k not in gone} | {"format": FORMAT}
 
@@ -223,7 +223,7 @@ def _one(
     queues += [[one.vpn, one.queue] for one in depths]
     own = msgspec.structs.replace(
         moment.own, step=step, log_at=0, marks=[],
-        # What the lost steps had not journaled yet, the table may have got from them.
+        # The table may already have the journal of lost steps.
         journal=[s for s in moment.own.journal if (s.step or moment.step) > journaled],
     )  # fmt: skip
     kept = msgspec.msgpack.encode(own)

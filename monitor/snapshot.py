@@ -135,7 +135,7 @@ class VpnMonitor:
             if self._connection is None:
                 self._connection = self._connect()
             answer.set_result(what(self._connection))
-        except BaseException as error:
+        except BaseException as error:  # raised where the answer is awaited
             answer.set_exception(error)
             if isinstance(error, NotConnected):
                 self._drop()

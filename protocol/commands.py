@@ -408,10 +408,10 @@ AnyCommand = (
     | DeleteBridge | Bridges | DescribeBridge | MoveQueue | Tables | RecordRefused | Undeliverable
 )  # fmt: skip
 
-# Who keeps the directory decides; others pass these on.
+# The broker that keeps the directory decides on these; others pass them on.
 OF_KEEPER = (Define, Delete, MoveQueue)
-KEEPER = 0  # its number at first; who reads on for that broker, where it is gone, knows it
-# Of no tenant.
+KEEPER = 0  # its number in a new home; if that broker was removed, its successor knows
+# Commands of the engine, not of a tenant.
 OF_ENGINE = (
     Configure, Clients, Peers, RecordsLost, Stuck, BeginAgain, Tables, Tick, RecordRefused,
     Undeliverable,

@@ -14,7 +14,7 @@ def do_every(duties: Iterable[Callable[[], object]]) -> None:
     for duty in duties:
         try:
             duty()
-        except Exception as error:  # the duties behind it must run all the same
+        except Exception as error:  # the duties after it must still run
             errors.append(error)
     for other in errors[1:]:
         log.warning("also failed: %s: %s", type(other).__name__, other)

@@ -39,7 +39,7 @@ PRIORITY_MAX = 255
 RUN_MAX = 8
 # A destination with this prefix: only the queue with this name, not others that take its topic.
 QUEUE_ALONE = "#queue/"
-SEQUENCES = 1 << 61  # of one start; the sequences of the next one continue behind it (P1)
+SEQUENCES = 1 << 61  # of one start; the sequences of the next one continue after it (P1)
 
 
 class PublishHeader(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):

@@ -90,7 +90,7 @@ def encode(outputs: list[Output], partitions: dict[str, int] | None = None) -> I
 
     partitions: the topics that are there and how many partitions each has, as of some seconds ago.
     A record for a place that is not there, named by a client, goes to ``<vpn>.rejected`` with the
-    reason instead. What is said to a broker never does: it may have been added since.
+    reason instead. Records to brokers never do: the broker may have been added since.
     """
     for record in _records(outputs):
         if partitions is None or _is_there(record, partitions):

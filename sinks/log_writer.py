@@ -60,8 +60,8 @@ class StepLog:
                 "message.max.bytes": RECORD_BYTES_MAX,
             }
         )
-        # Whoever runs this broker still is fenced. Kafka's client takes half a second for that when
-        # a transaction is open, as after a death: time for something else.
+        # This fences any other worker that still runs the broker. With an open transaction, as
+        # after a death, Kafka's client takes half a second, so a thread does it.
         self._fencing = threading.Thread(target=self._fence, name="lakequeue-fence", daemon=True)
         self._failure: BaseException | None = None
         self._fencing.start()
@@ -70,7 +70,7 @@ class StepLog:
     def _fence(self) -> None:
         try:
             self._producer.init_transactions(OPEN_S_MAX)
-        except BaseException as error:
+        except BaseException as error:  # raised by `fenced`
             self._failure = error
 
     def fenced(self) -> None:

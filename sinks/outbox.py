@@ -186,7 +186,7 @@ class Outbox:
         known = self._narrow.get(topic)
         if known is None or now >= known.until:
             of_size = error.code() in _OF_SIZE
-            # Nobody may ask for it: then halves are tried until they fit.
+            # None if Kafka does not tell us; then halves are tried until they fit.
             limit = limits_of(self._kafka, [topic]).get(topic) if of_size else None
             known = self._narrow[topic] = _Narrow(now + NARROW_S, limit)
         return known

@@ -112,7 +112,7 @@ class QueueFigures:
         found = {(str(q.get("broker", broker)), q["vpn"], q["name"]): q for q in look.queues}
         counts = {place: _counted(queue) for place, queue in found.items()}
         answered = {(usage["broker"]["name"], usage["vpn"]["name"]) for usage in look.usage}
-        # What was counted in a place that did not answer this time must not count once more.
+        # Keep the counts of places that did not answer this time, or they would count again later.
         unseen = {p: known for p, known in self._counts.items() if p[:2] not in answered}
         with self._lock:
             self._named = self._choose(found, counts)

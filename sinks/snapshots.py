@@ -172,7 +172,7 @@ class SnapshotWriter:
             pages = _pages(newest.select("key", "new.page"))
             pages.persist().count()
             return pages
-        except Exception as error:
+        except Exception as error:  # the whole state is still there
             log.warning(
                 "%s: Spark no longer knows what changed in batches %d to %d (%s), so the whole "
                 "state is written", broker, first, last, str(error).splitlines()[0],

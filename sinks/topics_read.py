@@ -84,8 +84,8 @@ class TopicsRead:
         return {p: (self._next[p], end) for p, end in ends.items() if max(0, self._next[p]) < end}
 
     def read(self, ranges: Ranges) -> None:
-        """Take note that these were read. Raises NotConnected if a topic was meanwhile created
-        anew."""
+        """Take note that these were read. Raises NotConnected if a topic was created
+        again meanwhile."""
         now = self._ask(topic for topic, _ in ranges)
         for topic in {topic for topic, _ in ranges}:
             if now.get(topic) != self.ids[topic]:

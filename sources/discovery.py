@@ -23,8 +23,8 @@ from .same_topic import TopicsNow
 from .step_batch import PartitionId
 
 log = logging.getLogger("lakequeue.loop")
-# librdkafka tells standard error of each attempt while Kafka is away, also at the end of
-# `lakequeue up`, whose Kafka goes last. Who looks for topics says it once, when it cannot.
+# While Kafka is away, librdkafka writes each attempt to standard error, also at the end of
+# `lakequeue up`, which stops Kafka last. `TopicsNow` reports once that it cannot look.
 _unheard = logging.getLogger("lakequeue.discovery")
 _unheard.propagate = False
 _unheard.addHandler(logging.NullHandler())

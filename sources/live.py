@@ -205,8 +205,8 @@ class LiveInputs:
         return taken
 
     def _require_readers(self) -> None:
-        """Check that each reader has looked round lately. One that has not hangs in Kafka's client,
-        and whatever waits for it would wait for ever. So the loop ends, and another begins."""
+        """Check that each reader has looked round lately. Otherwise it hangs in Kafka's client, and
+        the loop would wait for it for ever. So this raises: the loop ends, and another begins."""
         now = time.monotonic()
         if now - self._looked > READER_S / 2:  # this process stood still
             self._awake_since = now
@@ -389,7 +389,7 @@ class LiveInputs:
 
 
 def quiet(run: bytes) -> bytes:
-    """What the engine says on the control topic for no message to be taken any more."""
+    """The record on the control topic by which the engine stops a loop from taking messages."""
     return run + b" quiet"
 
 

@@ -181,7 +181,7 @@ class Reader(threading.Thread):
             while not self._closing:
                 self.looked = time.monotonic()
                 self._read()
-        except BaseException as error:
+        except BaseException as error:  # raised in the loop that reads from this thread
             self.failure = error
             self._arrived.set()
         finally:

@@ -156,7 +156,7 @@ def _is_wanted(
 
 
 def _is_open(consumer: Consumer, place: PartitionId, end: int) -> bool:
-    """Whether a partition that ended early goes on behind an open transaction."""
+    """Whether a partition that ended early has more records after an open transaction."""
     ends = consumer.get_watermark_offsets(TopicPartition(*place), cached=True)
     return bool(ends and ends[1] >= end)
 

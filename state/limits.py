@@ -82,7 +82,7 @@ class Limits:
 def beside(limits: Limits, records: int) -> Limits:
     """The limits for a step with this many records.
 
-    Whoever sends a few records waits for the whole step. It must not wait until a million other
+    The sender of a few records waits for the whole step. It must not wait until a million other
     messages have expired or were purged. Still, more rows can leave than come in: a record has
     eight messages at most. A step without records is bounded too, because a record may arrive
     right after it has begun.

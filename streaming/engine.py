@@ -144,7 +144,7 @@ class Engine:
         self._refuse_several_in_batches()
 
     def _make_watches(self) -> None:
-        """Who looks after what runs; none of them has begun."""
+        """Make what looks after the running parts; nothing is started yet."""
         self._tables_watch = TablesWatch(
             self.application, self._folder, self.metrics, self._tell_everybody,
             self._lock_of_tables.take,

@@ -42,7 +42,7 @@ _HUMBLY = 'echo 1000 >/proc/self/oom_score_adj; exec nice -n 19 "$@"'
 
 class JavaArchive:
     """The archive of one program, such as `spark`. record: where Java lists its classes while there
-    is no archive; None: nowhere. Whoever starts Java sets `class_path`."""
+    is no archive; None: nowhere. The code that starts Java sets `class_path`."""
 
     def __init__(self, program: str, record: Path | None = None) -> None:
         self._program, self._record = program, record
@@ -110,7 +110,7 @@ class JavaArchive:
 
 
 def make_later(archives: Iterable[JavaArchive], after_s: float = AFTER_S) -> None:
-    """Make them in a thread. What that starts ends with this process."""
+    """Make them in a thread. Its child processes end with this process."""
 
     def make() -> None:
         time.sleep(after_s)
@@ -135,7 +135,7 @@ def _digest(java: Path, files: Iterable[Path], words: Sequence[str]) -> str:
 
 
 def _remove_unused() -> None:
-    """Archives of jars or a Java that have been replaced. Who has one mapped keeps it."""
+    """Remove archives of replaced jars or Javas. A process that has one mapped keeps it."""
     for path in _folder().glob("*.jsa"):
         if path.stat().st_mtime < time.time() - UNUSED_S_MAX:
             path.unlink()
@@ -166,7 +166,7 @@ def start_tied(command: list[str], **options: Any) -> subprocess.Popen[bytes]:
     def keep() -> None:
         try:
             child = subprocess.Popen(command, preexec_fn=die_with_parent, **options)
-        except BaseException as error:
+        except BaseException as error:  # raised in the thread that waits for it
             outcome.append(error)
             started.set()
             return

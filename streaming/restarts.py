@@ -72,7 +72,7 @@ def within(seconds: float, work: Callable[[], object], name: str) -> bool:
     def run() -> None:
         try:
             work()
-        except Exception as error:
+        except Exception as error:  # the caller only wants to know whether it ended
             log.debug("%s: %s", name, error)
 
     thread = threading.Thread(target=run, name=name, daemon=True)

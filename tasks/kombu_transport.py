@@ -147,7 +147,7 @@ class KombuTransport(virtual.Transport):
         return self._hand_over()
 
     def _pass_time(self) -> None:
-        """In memory: the engine's clock goes on by as much as has passed for whoever waits."""
+        """In memory: move the engine's clock on by the time that has really passed."""
         if self.address.is_memory:
             pass_time(self.link.connection)
 

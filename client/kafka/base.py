@@ -85,7 +85,7 @@ class KafkaTransport(Transport):
 
     @abstractmethod
     def _end(self, topic: str, partition: int) -> int:
-        """The offset behind the last record. Raises NotConnected if the partition or Kafka is
+        """The offset after the last record. Raises NotConnected if the partition or Kafka is
         missing."""
 
     def poll(self, timeout: float) -> list[Record]:

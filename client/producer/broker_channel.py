@@ -147,11 +147,12 @@ class MovedMessages:
         held.refused.append((sent, untold))
 
     def behind(self, sent: Pending) -> None:
-        """Put a message behind those that wait."""
+        """Put a message at the end of those that wait."""
         self._queues[sent.to].behind.append((sent, False))
 
     def keep_for_flush(self, sent: Pending) -> bool:
-        """Nobody looks at this message's future. Returns False if it does not wait here."""
+        """Report this message's refusal in `flush`, since no one holds its future. Returns False if
+        it does not wait here."""
         held = self._queues.get(sent.to)
         for messages in () if held is None else (held.refused, held.behind):
             for at, (one, _) in enumerate(messages):

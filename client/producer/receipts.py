@@ -131,8 +131,8 @@ def settle_all(answers: Sequence[tuple[Pending, int, LakequeueError | None]]) ->
         pending.number = number
         pending._exception = error
         pending._state = FINISHED
-    # Whoever adds a waiter or a callback looks at the state first, and holds the condition from
-    # there until it is added. So those who saw the old state have added theirs by now.
+    # A thread that adds a waiter or a callback holds the condition from before it looks at the
+    # state until it has added it. So each thread that saw the old state has added its own by now.
     with new[0][0]._condition:
         asked = [answer for answer in new if not ON_DEMAND.isdisjoint(answer[0].__dict__)]
         for pending, _, error in asked:

@@ -150,7 +150,7 @@ class Window:
         self._raised: set[int] = set()  # refused ones that `flush` has raised
         self._asked = time.monotonic()  # of the last receipt or retransmission
         self._answered = 0  # the highest answered sequence number
-        self.base = 0  # the engine's last sequence of an earlier run; this run counts behind it
+        self.base = 0  # the engine's last sequence of an earlier run; this run counts on from it
 
     def __len__(self) -> int:
         return len(self._waiting)

@@ -66,8 +66,8 @@ class QueueDirectory:
 
         A repeated record (the engine repeats its last ones after a crash) says nothing new. Nor
         does the announcement of a move: the queue is still where it was, or a broker has already
-        said where it went. A record that only confirms what a broker said is new all the same, so
-        that consumers bound to the old broker follow.
+        said where it went. A record that only confirms what a broker said counts as new, so that
+        consumers bound to the old broker follow.
         """
         if key is None or not key.startswith(QUEUE):
             return None

@@ -1,4 +1,4 @@
-"""Who does a session's background duties, and by which clock.
+"""Runners: they do a session's background duties, each by its own clock.
 
 Duties are: read what arrived, send acks and renewals that are due, send heartbeats, send messages
 again, call callbacks. Over Kafka, `Threads` does them, and calls may wait. On `memory://`
@@ -239,7 +239,7 @@ def _worked(reference: weakref.ref[Duties], work: Callable[[], bool]) -> bool:
     """Do some work; returns whether to go on. A failure to reach Kafka does not end a consumer."""
     try:
         return work()
-    except Exception as error:
+    except Exception as error:  # Kafka's, or a callback's: logged once, then tried again
         session = reference()
         if session is None or not session.is_open:
             return False
@@ -264,7 +264,7 @@ def _read(reference: weakref.ref[Duties]) -> None:
         for duty in (partial(session.receive, POLL_S), session.upkeep, session.beat):
             try:
                 duty()
-            except Exception as error:  # heartbeats and acks must go on all the same
+            except Exception as error:  # the other duties must go on
                 if session.is_open:
                     _report(session, error)
         del session, duty

@@ -3,8 +3,8 @@
 The scenario: publishers at the home `west` send to three topics; a bridge takes them to `east`,
 where each topic has a queue. Nobody consumes the first queue, so it fills up. With one lane (H2)
 its messages hold up those for the two others; with a lane for each destination (H3) they hold up
-only themselves. Then the consumer comes back. It runs on ``memory://``, and time there is moved by
-the demo: nothing but the command is needed, and each run shows the same.
+only themselves. Then the consumer comes back. The demo runs on ``memory://`` and moves the time
+itself, so it needs nothing else, and each run shows the same.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ def share_jobs(workers: int) -> list[list[str]]:
 
 
 class Publishing(threading.Thread):
-    """Publishes the flights, a marker behind each day, in a thread of its own."""
+    """Publishes the flights, a marker after each day, in its own thread."""
 
     def __init__(self, connection: Any, flights: Flights) -> None:
         super().__init__(name="publishing", daemon=True)
@@ -68,7 +68,7 @@ class Publishing(threading.Thread):
                     self.tally.sent(producer.send_async("flights", day.marker, key=KEY))
                 producer.flush(timeout=STALL_SECONDS_MAX)
             self.tally.finish()
-        except BaseException as error:
+        except BaseException as error:  # raised by `check`
             self.error = error
         self.seconds = time.monotonic() - started
 

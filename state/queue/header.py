@@ -92,7 +92,7 @@ class QueueHeader(msgspec.Struct):
     subscriptions: list[Subscription] = []
     topics: list[str] = []  # its topic subscriptions, sorted (Q2)
     served: int = 0  # number of the subscription served last (F2)
-    generation: int = 0  # of new messages; they are behind the barriers of all lower ones (O3)
+    generation: int = 0  # of new messages; they come after the barriers of all lower ones (O3)
     generations: dict[int, int] = {}  # how many messages each has, while there are several
     barriers: dict[int, int] = {}  # generation → id of the barrier that ends it, oldest first
     taken: Ranges = []  # the newest ids that entered, as ascending ranges (L9)

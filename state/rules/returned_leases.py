@@ -53,7 +53,8 @@ def expire(broker: Broker, queue: Queue, rows: list[Row]) -> None:
 
 
 def bury_oversize(broker: Broker, queue: Queue, rows: list[Row], detail: str) -> None:
-    """Let messages die that are too large to be delivered, so that those behind them go on (X5)."""
+    """Let messages that are too large to be delivered die, so that those after them move on
+    (X5)."""
     reason = Reason.MESSAGE_TOO_LARGE
     _die(broker, queue, rows, Event.OVERSIZE, reason, detail=detail)
     broker.event(

@@ -293,7 +293,8 @@ class Runs:
             return MOVED_COST
         heads = [group.segments[0] for group in merge.inputs]
         lists = [self._load(head) for head in heads]
-        # The group of the head that ends first may go on behind it: rows are complete up to there.
+        # Rows are complete up to the end of the head that ends first; its group may have more after
+        # it.
         bound = min(head.last for head in heads)
         found = [row for rows in lists for row in rows[: self._up_to(rows, bound)]]
         found.sort(key=self.by)

@@ -74,7 +74,7 @@ class HomeCopier(threading.Thread):
                 self._wait(str(error))
             except KafkaException as error:
                 self._wait(f"{self.bridge.to}: {error.args[0].str()}")
-            except Exception as error:
+            except Exception as error:  # one bridge must not end the others; it tries again
                 log.exception("bridge %r", self.bridge.name)
                 self._wait(f"{type(error).__name__}: {error}")
         self._writer.flush(KEPT_S)

@@ -1,6 +1,6 @@
 """Requests to add or remove a broker or to move a queue, in a VPN's directory.
 
-Whoever may write `<vpn>.directory` may ask:
+A client that may write `<vpn>.directory` may ask:
 
     wish/<name>    {"id": …, "wish": "add"}, with "group" to put it into one
     wish/<name>    {"id": …, "wish": "remove"}, with "to" to name the broker for its local queues
@@ -84,7 +84,7 @@ def wish_of(key: bytes | None, value: bytes | None, vpn: str) -> ChangeRequest |
 
 
 def became(wish: ChangeRequest, folder: HomeFolder) -> dict[str, Any]:
-    """The answer to a wish that an engine has left behind which is no more."""
+    """The answer to a wish that an earlier engine did not answer before it died."""
     moved = folder.moved()
     match wish.what:
         case "add" if wish.name in folder.brokers(()):
@@ -139,7 +139,7 @@ class ChangeRequests(threading.Thread):
         self.start()
 
     def answer_old(self, records: dict[bytes, bytes], topic: str, folder: HomeFolder) -> None:
-        """Whoever asked an engine that has died since still waits."""
+        """Answer the wishes that an earlier engine did not answer before it died."""
         for key, value in records.items():
             wish = wish_of(key, value, topics.vpn_of(topic) or "")
             if wish is not None:

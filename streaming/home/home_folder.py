@@ -54,11 +54,11 @@ CHECKPOINT = "checkpoint"
 REHOMED, LAST_WORDS = "rehomed", "last-words"
 TABLES_CHECKPOINT, HISTORY_CHECKPOINT = "tables-checkpoint", "history-checkpoint"
 PROBE, PROBE_BYTES = ".probe", 1_000_000  # less room than that is none
-# Brokers that are no more: each one's number, and up to where it had read what clients say: topic,
+# Removed brokers: each one's number, and up to where it had read what clients wrote: topic,
 # partition, offset.
 Removed = dict[str, tuple[int, list[tuple[str, int, int]]]]
 Moves = list[tuple[str, str, str]]  # VPN, queue, broker where it is now
-MICRO_BATCH = "micro-batch"  # of homes that do not say theirs: it was the only trigger
+MICRO_BATCH = "micro-batch"  # of homes that do not name one: it was the only trigger
 EPOCH_MAX = 2**53 - 1  # whole in every language that reads JSON numbers as floats
 NUMBERS_MAX = 65_536  # a broker's number is the top 16 bits of its message ids
 # Of the engine's queries, however many there are; the tables' own checkpoint may be lost: what
@@ -229,8 +229,9 @@ class HomeFolder(HomeNotes):
 
     @property
     def secret(self) -> bytes:
-        """What seals clients' keys in the state; drawn once, and for the home's owner alone. Who
-        loses it gives the keys again at the next start. Raises LakequeueError."""
+        """What seals clients' keys in the state; drawn once, readable by the home's owner
+        alone. If it is lost, the keys have to be given again at the next start. Raises
+        LakequeueError."""
         file = self.path / SECRET
         try:
             if not file.exists():

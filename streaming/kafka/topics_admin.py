@@ -32,7 +32,7 @@ MESSAGE_BYTES_MAX = RECORD_BYTES_MAX
 CLIENT = "lakequeue-engine"
 # A step's record is removed when no snapshot needs it, and never because it is old.
 STEPS_CONFIG = {"retention.ms": "-1", "retention.bytes": "-1", "cleanup.policy": "delete"}
-# What one broker says to another may wait for a week, and is not taken away for its size.
+# Records between brokers may wait for a week, and are never deleted for their size.
 MESH_CONFIG = {"retention.ms": "604800000", "retention.bytes": "-1", "cleanup.policy": "delete"}
 INSTRUCTIONS_CONFIG = MESH_CONFIG  # and so may the engine's records
 CONTROL_CONFIG = {"retention.ms": "3600000"}

@@ -319,5 +319,5 @@ class Writer:
                     self.bytes -= len(value or b"")
                     if self._newest.get(key) is value:
                         self._newest.pop(key, None)
-        except BaseException as error:
+        except BaseException as error:  # raised at the next call of the cache
             self._failure = error

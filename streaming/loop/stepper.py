@@ -4,10 +4,10 @@
     steps:  ─1─2─3─4─5─6─7─8─┤9─10─11─12─13─14─15─16─17─18─19─20─21─22─23─┤24─25 …
 
 A batch *visits*: it brings Spark's state. At the end of a visit the thread makes a *mark* between
-two steps: everything as it is then, for the batch to save. Steps go on meanwhile, in the page cache
-alone, since Spark's next visit finds the same worker. If no visit comes, they end after `alone_s`,
-or when replaying them would take too long. Neither this thread nor a batch knows whether another
-worker runs this broker. The log's fence does (`sinks.log_writer`).
+two steps: everything as it is then, for the batch to save. Meanwhile steps go on with the pages in
+the cache, since Spark's next visit finds the same worker. If no visit comes, they end after
+`alone_s`, or when replaying them would take too long. This thread cannot know whether another
+worker runs the broker too. The log's fence keeps the two apart (`sinks.log_writer`).
 
 A visit ends after `batch_s`, when enough was written, or when replaying all steps since the last
 mark would take more than `replay_s`. What was replayed at the start counts, so that the next crash
@@ -160,7 +160,7 @@ class Stepper(threading.Thread):
                     self._make_mark()
                 else:
                     self._one()
-        except BaseException as error:
+        except BaseException as error:  # raised in the batch that waits in `visit`
             with self._changed:
                 self._failure = error
                 self._changed.notify_all()

@@ -140,7 +140,7 @@ def spark_session(
     `spark-submit` was given when it started this program.
     jars: `ensure_jars().spark`; on a cluster that has them, an empty list.
     extra: any setting by its name; it wins over everything else. Java options of the driver are
-    put behind ours: of two that contradict each other Java takes the last.
+    put after ours, since Java takes the last of two that contradict each other.
     ui_port: of Spark's web page; None means no page. With a local master it, like all of Spark's
     ports, listens on 127.0.0.1.
     shuffle_partitions: tasks of a stateful batch; fixed by a query's first checkpoint.
@@ -226,8 +226,8 @@ def kill_java() -> bool:
 
 
 def halt_java_at_exit() -> None:
-    """A Java process that is our parent and hangs, with us at the latest: until then it passes on
-    what we print, and behind it threads that do not end would keep it."""
+    """Halt the Java process that started us when we exit. It passes on what we print until then;
+    afterwards threads of its own that never end would keep it alive."""
     from pyspark import SparkContext
 
     gateway = SparkContext._gateway

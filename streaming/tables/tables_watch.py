@@ -1,6 +1,6 @@
 """Keeps the tables' queries running, and tells the brokers how far the tables are.
 
-`TablesWatch`: whatever happens to these queries, the brokers go on.
+`TablesWatch`: the brokers go on, however these queries fail.
 
     a query ends, or does not start
       ─▶ its disk is full  ─▶ alert; check every second whether there is room
@@ -75,7 +75,7 @@ class TablesStart(threading.Thread):
         """The thread."""
         try:
             self._work()
-        except Exception as error:
+        except Exception as error:  # the watch that started the thread handles it
             self.error = error
 
 

@@ -1,13 +1,13 @@
 """What a batch reports to the driver beside its figures: notes, and records that Kafka lost.
 
 A *note* is a word, a colon, and the rest. Broker and loop write notes; they are not part of the
-state and may be lost. Whoever must know asks the engine.
+state and may be lost. Code that must be sure asks the engine.
 
 Spark's Kafka source skips missing records in silence (`failOnDataLoss` is false, since an engine
 that refuses to start helps nobody). A batch with fewer rows than its offsets span is a hint, and
 Kafka's first offset of the partition tells whether retention deleted them. (Transaction markers
-span offsets too, but behind that first offset.) Nothing can bring such records back, so the
-operator is told.
+span offsets too, but after that first offset.) Nothing can bring such records back, so the operator
+gets an event.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ class LossWatch:
     def _look(self, query: str, spans: dict[PartitionId, tuple[int, int]]) -> None:
         try:
             found = losses(spans, self._first(list(spans)))
-        except Exception as error:
+        except Exception as error:  # the note is a hint: the next batch looks again
             log.warning("whether records are lost cannot be seen: %s", error)
             return
         for loss in found:

@@ -93,7 +93,7 @@ class AlertReader:
     def read(
         self, topic: str, key: bytes | None, value: bytes | None, headers: Iterable[tuple[str, Any]]
     ) -> None:
-        """One record of a journal topic; whatever else is there is passed over."""
+        """Read one record of a journal topic. Other records there are ignored."""
         step = re.fullmatch(r"(\d+)\.(\d+)", (dict(headers).get(STEP) or b"").decode("latin-1"))
         if step is None or key is None or value is None:
             return

@@ -138,7 +138,7 @@ class EngineWatch:
                 try:
                     self.look_after()
                     lost = 0
-                except Exception as error:
+                except Exception as error:  # Java is gone, or a call was lost: see below
                     if self._stopping.is_set():
                         return
                     if self._application.java_ended():

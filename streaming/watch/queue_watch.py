@@ -1,8 +1,8 @@
 """Looks at all queues from time to time, while somebody reads the metrics.
 
-A look is a command like any other: the engine answers in a step, in parts, so nobody waits behind
-it. Its cost grows with the number of queues, so the time between looks is stretched until they take
-at most a fiftieth of it. While nobody reads the metrics, there are no looks.
+A look is a command like any other: the engine answers in a step, in parts, so it delays no one. Its
+cost grows with the number of queues, so the time between looks is stretched until they take at most
+a fiftieth of it. While nobody reads the metrics, there are no looks.
 
 If a broker or a VPN does not answer, a look has the others.
 """
