@@ -20,6 +20,7 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
+from ..definitions import QueueDefinition
 from ..protocol.errors import ConfigError
 from ..protocol.journal import JournalSegment
 from ..state.limits import Limits
@@ -248,8 +249,7 @@ class _Rehoming:
         for (vpn, name), entry in self._entries.items():
             found = broker.find(vpn, name)
             if found is not None and found.header.definition != entry.definition:
-                found.header.definition = entry.definition
-                broker.touch(found)
+                _define_again(broker, found, entry.definition)
             elif found is not None:
                 continue
             elif broker.header.number in entry.hosts:
@@ -366,6 +366,17 @@ class _Rehoming:
         )  # fmt: skip
         pages = dict(sorted(broker.store.pages.items()))
         return Resting(header.name, header.number, pages, offsets, ids, list(captures), journal)
+
+
+def _define_again(broker: Broker, queue: Queue, new: QueueDefinition) -> None:
+    """Give a queue the directory's definition. If it has refused quota 0, since it stores several
+    messages (S10), it still does."""
+    old, header = queue.definition, queue.header
+    if not new.max_spool_usage and header.depth > 1:
+        new = msgspec.structs.replace(new, max_spool_usage=old.max_spool_usage)
+    header.definition = new
+    header.given = b""  # whatever comes next differs from this
+    broker.touch(queue)
 
 
 def _forget_credits(broker: Broker) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from lakequeue.protocol import commands as c
+from lakequeue.protocol.errors import LakequeueError
 from mesh.rehomed import RestingEngine
 from mesh.test_rehoming import home
 
@@ -65,3 +67,19 @@ def test_M4_S10_what_waited_for_a_queue_that_keeps_its_last_message_is_one() -> 
     engine.advance("2s")
     assert at["a"].admin().describe("last")["depth"] == 1
     assert drained(engine, "last") == [b'{"n":2}']
+
+
+def test_M4_Q9_S10_a_quota_that_a_broker_refused_is_not_forced_on_it_at_rest() -> None:
+    """It stores two messages. They are for everybody again when the quota is what it was."""
+    engine = home([{"name": "q", "max_per_subscription_backlog": 10}])
+    at = {name: engine.connect(name, name) for name in "ab"}
+    for n in range(2):
+        at["b"].producer().send("q", b"%d" % n)
+    with pytest.raises(LakequeueError, match="keeps only the last message, but 2 are stored"):
+        at["a"].admin().define({"name": "q", "max_spool_usage": 0})
+    engine.change(add="c")
+    engine.check()
+    at["b"].producer().send("q", b"2")
+    assert at["a"].admin().describe("q")["brokers"]["b"]["depth"] == 3
+    at["a"].admin().define({"name": "q", "max_spool_usage": None})
+    assert drained(engine, "q") == [b"0", b"1", b"2"]
