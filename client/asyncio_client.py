@@ -19,6 +19,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
+import threading
 import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -44,7 +45,48 @@ LOOK_MEMORY_S = 0.001
 
 async def connect(url: str, **options: Any) -> AsyncConnection:
     """`lakequeue.connect`, awaited, with the same options and errors."""
-    return AsyncConnection(await asyncio.to_thread(partial(_connect, url, **options)))
+    return AsyncConnection(await _made(partial(_connect, url, **options)))
+
+
+async def _made(make: Callable[[], Any]) -> Any:
+    """Make a connection or a consumer in a thread. It is closed again if the waiting task is
+    canceled: nobody else could."""
+    making = _Making(make)
+    try:
+        return await asyncio.to_thread(making.run)
+    except asyncio.CancelledError:
+        asyncio.get_running_loop().run_in_executor(None, making.abandon)
+        raise
+
+
+class _Making:
+    """Something that is being made, and is closed if it is abandoned before or after that."""
+
+    def __init__(self, make: Callable[[], Any]) -> None:
+        self._make = make
+        self._lock = threading.Lock()
+        self._made: Any = None
+        self._abandoned = False
+
+    def run(self) -> Any:
+        made = self._make()
+        with self._lock:
+            self._made = made
+            abandoned = self._abandoned
+        if abandoned:
+            self._close()
+        return made
+
+    def abandon(self) -> None:
+        with self._lock:
+            self._abandoned = True
+            made = self._made
+        if made is not None:
+            self._close()
+
+    def _close(self) -> None:
+        with contextlib.suppress(LakequeueError):
+            self._made.close()
 
 
 class AsyncConnection:
@@ -63,7 +105,8 @@ class AsyncConnection:
 
     async def consumer(self, queue: str, **options: Any) -> AsyncConsumer:
         """Make a consumer of a queue, with the options of `lakequeue.Connection.consumer`."""
-        sync = await self.call(partial(self.sync.consumer, queue, **options))
+        make = partial(self.sync.consumer, queue, **options)
+        sync = await _made(make) if self.waits else make()
         consumer = AsyncConsumer(self, sync)
         self._consumers.add(consumer)
         return consumer

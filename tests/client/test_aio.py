@@ -1,6 +1,7 @@
 """`lakequeue.aio`: the same client, awaited (C4, P5, P6, L1). On memory and with its thread."""
 
 import asyncio
+import threading
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -8,6 +9,7 @@ import lakequeue
 import lakequeue.aio
 import pytest
 from client.threaded import connect, engine
+from lakequeue.client import asyncio_client
 from lakequeue.protocol import NotConnected, Rejected, Timeout
 
 ORDERS = {"name": "orders", "message_type": "json", "max_per_subscription_backlog": 100}
@@ -146,6 +148,57 @@ def test_L1_a_task_that_is_cancelled_while_it_waits_has_taken_nothing() -> None:
         assert (await consumer.receive(timeout=10)).payload == b"1"
 
     run(test)
+
+
+def test_C3_a_consumer_that_nobody_waits_for_any_more_is_closed() -> None:
+    """Its task was canceled, sooner or later: it must not keep messages that nobody receives."""
+
+    async def test(connection: lakequeue.aio.Connection, wire: Any) -> None:
+        await connection.producer().send("orders", b"1")
+        cancelled = 0
+        for moment in range(12):
+            making = asyncio.create_task(connection.consumer("orders", max_backlog=9))
+            await asyncio.sleep(moment * 0.001)
+            making.cancel()
+            await asyncio.wait([making])
+            if making.cancelled():
+                cancelled += 1
+            else:
+                await making.result().close()
+        assert cancelled, "every task was too fast"
+        for _ in range(1000):
+            seen = await connection.admin().describe("orders")
+            if not seen["consumers"]:
+                break
+            await asyncio.sleep(0.01)
+        assert (seen["consumers"], seen["ready"], seen["leased"]) == ([], 1, 0)
+
+    run(test)
+
+
+def test_a_connection_that_nobody_waits_for_any_more_is_closed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made, closed = threading.Event(), threading.Event()
+
+    class Late:
+        def close(self) -> None:
+            closed.set()
+
+    def connect_late(url: str) -> Late:
+        made.wait(60)
+        return Late()
+
+    monkeypatch.setattr(asyncio_client, "_connect", connect_late)
+
+    async def main() -> None:
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(lakequeue.aio.connect("kafka://somewhere"), 0.05)
+        assert not closed.is_set()
+        made.set()
+        assert await asyncio.to_thread(closed.wait, 60)
+
+    asyncio.run(main())
 
 
 def test_C3_close_waits_for_the_callback_and_returns_the_rest() -> None:
