@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 from lakequeue.client.kafka import LIBRARIES, open_kafka
-from lakequeue.client.kafka.base import require_broker
+from lakequeue.client.kafka.base import require_broker, servers
 from lakequeue.client.kafka.kafka_bounds import OPEN_SECONDS_MAX
 from lakequeue.protocol.errors import NotConnected
 from lakequeue.protocol.kafka_settings import VARIABLE
@@ -70,3 +70,10 @@ def test_who_answers_the_first_question_only_asks_for_credentials(listen: Listen
 
 def test_one_of_several_addresses_is_enough(listen: Listen) -> None:
     require_broker(f"127.0.0.1:1,{listen(None)},{listen(ANSWER)}", 3.0)
+
+
+def test_addresses() -> None:
+    assert servers("a:1, b,[::1]:9093") == [("a", 1), ("b", 9092), ("::1", 9093)]
+    for wrong in ("", "a:b", "a:99999", "a b:1", "a:1:2"):
+        with pytest.raises(NotConnected, match="Kafka address"):
+            servers(wrong)

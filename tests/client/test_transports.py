@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from confluent_kafka import Producer
 from lakequeue.client.kafka import (
     LIBRARIES,
     LIBRARY_VARIABLE,
@@ -22,7 +23,6 @@ from lakequeue.client.kafka import (
     kafka_python,
     open_kafka,
 )
-from lakequeue.client.kafka.base import servers
 from lakequeue.client.session.transport import Record, Transport
 from lakequeue.protocol.errors import ConfigError, NotConnected, Rejected
 
@@ -77,7 +77,9 @@ def collect(transport: Transport, count: int, seconds: float = WAIT_SECONDS) -> 
     return found + transport.poll(0.2)
 
 
-def test_a_record_arrives_as_it_was_sent(open_transport: Open, topic: str) -> None:
+def test_a_record_arrives_as_it_was_sent(kafka: Any, open_transport: Open, topic: str) -> None:
+    """A command goes to the partition of its broker. A foreign one may have no value, and headers
+    without any."""
     transport = open_transport()
     assert transport.partitions(topic) == 4
     for partition in range(4):
@@ -96,15 +98,10 @@ def test_a_record_arrives_as_it_was_sent(open_transport: Open, topic: str) -> No
     assert before <= full.timestamp <= time.time() * 1000
     assert (empty.partition, empty.key, empty.headers) == (2, None, [])
     assert (command.key, command.headers) == (b"one", [])
-
-
-def test_foreign_records_without_value_or_with_null_headers(
-    kafka: Any, open_transport: Open, topic: str
-) -> None:
-    from confluent_kafka import Producer
-
-    transport = open_transport()
-    transport.listen(topic, 0)
+    for number in range(8):
+        transport.command(topic, b"client", b"%d" % number, number % 4)
+    placed = {record.value: record.partition for record in collect(transport, 8)}
+    assert placed == {b"%d" % number: number % 4 for number in range(8)}
     other = Producer({"bootstrap.servers": kafka.bootstrap_servers})
     other.produce(topic, None, b"k", 0, headers=[("h", None)])
     assert other.flush(10) == 0
@@ -112,19 +109,9 @@ def test_foreign_records_without_value_or_with_null_headers(
     assert (record.key, record.value, record.headers) == (b"k", None, [("h", b"")])
 
 
-def test_a_command_goes_to_the_partition_of_its_broker(kafka: Any, topic: str) -> None:
-    for name in LIBRARIES:
-        transport = open_kafka(kafka.bootstrap_servers, "test", name)
-        for partition in range(4):
-            transport.listen(topic, partition)
-        for number in range(8):
-            transport.command(topic, b"client", b"%d" % number, number % 4)
-        placed = {record.value: record.partition for record in collect(transport, 8)}
-        assert placed == {b"%d" % number: number % 4 for number in range(8)}
-        transport.close()
-
-
-def test_order_within_a_partition_and_bounded_polls(open_transport: Open, topic: str) -> None:
+def test_order_within_a_partition_bounded_polls_and_several_threads(
+    open_transport: Open, topic: str
+) -> None:
     transport = open_transport()
     transport.listen(topic, 1)
     for number in range(10_000):
@@ -138,10 +125,33 @@ def test_order_within_a_partition_and_bounded_polls(open_transport: Open, topic:
         found += polled
     assert [int(record.value or b"") for record in found] == list(range(10_000))
     assert [record.offset for record in found] == list(range(10_000))
+    for partition in (0, 2, 3):
+        transport.listen(topic, partition)
+
+    def publish(thread: int) -> None:
+        for number in range(1_000):
+            transport.publish(topic, b"%d" % number, b"t%d" % thread, [], thread % 4)
+
+    threads = [threading.Thread(target=publish, args=(n,)) for n in range(6)]
+    for thread in threads:
+        thread.start()
+    found = collect(transport, 6_000)
+    for thread in threads:
+        thread.join()
+    assert transport.flush(10)
+    assert len(found) == 6_000
+    for name in range(6):
+        mine = [int(record.value or b"") for record in found if record.key == b"t%d" % name]
+        assert mine == list(range(1_000))
 
 
-def test_listen_starts_at_the_end(open_transport: Open, topic: str) -> None:
+def test_it_listens_from_the_end_polls_as_long_as_asked_and_closed_refuses(
+    open_transport: Open, topic: str
+) -> None:
     transport = open_transport()
+    started = time.monotonic()
+    assert transport.poll(0.3) == []  # nothing to listen to yet
+    waited = time.monotonic() - started
     transport.publish(topic, b"before", None, [], 0)
     assert transport.flush(10)
     transport.listen(topic, 0)  # nobody polls yet: the end is fixed all the same
@@ -149,6 +159,29 @@ def test_listen_starts_at_the_end(open_transport: Open, topic: str) -> None:
     assert transport.flush(10)
     transport.listen(topic, 0)  # again: no gap, nothing twice
     assert [record.value for record in collect(transport, 1)] == [b"after"]
+    started = time.monotonic()
+    assert transport.poll(0.3) == []
+    assert transport.poll(0) == []
+    assert 0.6 <= waited + time.monotonic() - started < 30.0
+    delays = []
+    for _ in range(20):
+        started = time.monotonic()
+        transport.publish(topic, b"x", None, [], 0)
+        assert transport.poll(5)
+        delays.append(time.monotonic() - started)
+    assert sorted(delays)[10] < 2.5, "it waits for as long as it may"
+    transport.close()
+    transport.close()
+    for call in (
+        lambda: transport.publish(topic, b"", None, []),
+        lambda: transport.command(topic, b"", b""),
+        lambda: transport.listen(topic, 1),
+        lambda: transport.partitions(topic),
+        lambda: transport.poll(0),
+        lambda: transport.flush(0),
+    ):
+        with pytest.raises(NotConnected, match="closed"):
+            call()
 
 
 def test_listening_to_more_partitions_while_another_thread_polls(
@@ -188,25 +221,6 @@ def test_listening_to_more_partitions_while_another_thread_polls(
         assert values == list(range(first, first + 500) if partition else range(6_000))
 
 
-def test_poll_waits_no_longer_than_asked_and_returns_at_once(
-    open_transport: Open, topic: str
-) -> None:
-    transport = open_transport()
-    started = time.monotonic()
-    assert transport.poll(0.3) == []  # nothing to listen to yet
-    transport.listen(topic, 0)
-    assert transport.poll(0.3) == []
-    assert transport.poll(0) == []
-    assert 0.6 <= time.monotonic() - started < 30.0
-    delays = []
-    for _ in range(20):
-        started = time.monotonic()
-        transport.publish(topic, b"x", None, [], 0)
-        assert transport.poll(5)
-        delays.append(time.monotonic() - started)
-    assert sorted(delays)[10] < 2.5, "it waits for as long as it may"
-
-
 def test_large_records(open_transport: Open, topic: str) -> None:
     transport = open_transport()
     transport.listen(topic, 0)
@@ -223,28 +237,6 @@ def test_large_records(open_transport: Open, topic: str) -> None:
         assert all(record.value == large for record in records)
         polls.append(len(records))
     assert max(polls) <= 2  # 8 MB, and the record that goes over it
-
-
-def test_several_threads_publish(open_transport: Open, topic: str) -> None:
-    transport = open_transport()
-    for partition in range(4):
-        transport.listen(topic, partition)
-
-    def publish(thread: int) -> None:
-        for number in range(1_000):
-            transport.publish(topic, b"%d" % number, b"t%d" % thread, [], thread % 4)
-
-    threads = [threading.Thread(target=publish, args=(n,)) for n in range(6)]
-    for thread in threads:
-        thread.start()
-    found = collect(transport, 6_000)
-    for thread in threads:
-        thread.join()
-    assert transport.flush(10)
-    assert len(found) == 6_000
-    for name in range(6):
-        mine = [int(record.value or b"") for record in found if record.key == b"t%d" % name]
-        assert mine == list(range(1_000))
 
 
 def test_a_consumer_that_stands_still_is_replaced(
@@ -303,24 +295,6 @@ def test_no_broker_is_told_soon_in_one_sentence(library: str) -> None:
         with pytest.raises(NotConnected, match=f"no Kafka broker answers at {address} – "):
             open_kafka(address, "test", library)
         assert time.monotonic() - started < 25
-
-
-def test_a_closed_transport_refuses(open_transport: Open, topic: str) -> None:
-    transport = open_transport()
-    transport.listen(topic, 0)
-    transport.poll(0)
-    transport.close()
-    transport.close()
-    for call in (
-        lambda: transport.publish(topic, b"", None, []),
-        lambda: transport.command(topic, b"", b""),
-        lambda: transport.listen(topic, 1),
-        lambda: transport.partitions(topic),
-        lambda: transport.poll(0),
-        lambda: transport.flush(0),
-    ):
-        with pytest.raises(NotConnected, match="closed"):
-            call()
 
 
 def start_python(kafka: Any, library: str, topic: str, code: str) -> subprocess.Popen[str]:
@@ -545,10 +519,3 @@ def test_the_library_is_chosen(kafka: Any, monkeypatch: pytest.MonkeyPatch) -> N
     transport = open_kafka(kafka.bootstrap_servers, "test")
     assert type(transport) is kinds["confluent-kafka"]
     transport.close()
-
-
-def test_addresses() -> None:
-    assert servers("a:1, b,[::1]:9093") == [("a", 1), ("b", 9092), ("::1", 9093)]
-    for wrong in ("", "a:b", "a:99999", "a b:1", "a:1:2"):
-        with pytest.raises(NotConnected, match="Kafka address"):
-            servers(wrong)

@@ -389,6 +389,31 @@ def test_a_topic_is_compared_with_what_it_was() -> None:
     assert not reader._told_doubts, "where Kafka gives no id nothing is known"
 
 
+@pytest.mark.parametrize(
+    ("following", "known", "found", "at", "note"),
+    [
+        (50, "a", Found("a", 0, 20), 20, "back:orders:30"),
+        (50, "", Found("b", 0, 20), 0, "anew:orders:20"),
+        (5, "a", Found("b", 0, 9), 0, "anew:orders:9"),
+        (4, "a", Found("a", 10, 10), 10, "lost:orders:6"),
+        (0, "", Found("a", 8, 10), 8, None),
+    ],
+)
+def test_a_start_asks_where_it_goes_on_and_tells_it(
+    inputs: LiveInputs, following: int, known: str, found: Found, at: int, note: str | None
+) -> None:
+    """Where Kafka lost what was read, or the topic was made anew, a mark is wanted: steps that were
+    taken can hardly be taken again."""
+    place: PartitionId = ("orders", 0)
+    inputs.look.places = lambda places: {place: found}  # type: ignore[method-assign]
+    inputs.also({place: following}, {place: known} if known else {})
+    assert [(p.topic, p.offset) for p in inputs._captured._more] == [("orders", at)]
+    assert inputs.notes == ([note] if note else [])
+    why = note.partition(":")[0] if note else ""
+    assert inputs.went_back == ([place] if why == "back" else [])
+    assert inputs.wants_mark is (why in ("anew", "back"))
+
+
 def test_inputs_look_by_themselves_whether_topics_are_the_same(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

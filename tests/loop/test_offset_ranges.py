@@ -15,8 +15,6 @@ from lakequeue.sources.offset_ranges import BEGINNING, read_ranges
 from lakequeue.streaming import EmbeddedKafka
 from lakequeue.streaming.kafka.topics_admin import ensure_topics
 
-pytestmark = pytest.mark.job
-
 NAMES = (
     "r-plain",
     "r-cut",
@@ -53,22 +51,28 @@ def remove(bootstrap: str, topic: str, before: int) -> None:
         future.result(30)
 
 
-def test_R1_what_is_before_and_behind_a_range_is_not_read(bootstrap: str) -> None:
+@pytest.mark.job
+def test_R1_a_range_is_read_as_far_as_kafka_has_it(
+    bootstrap: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing before and behind it; what Kafka removed is passed over, and a topic that was made
+    anew, or is none any more, is not waited for."""
     put(bootstrap, "r-plain", 5_000)
     put(bootstrap, "r-two", 10)
     found = read(bootstrap, {("r-plain", 0): (1_000, 4_500), ("r-two", 0): (BEGINNING, 3)})
     assert [at for topic, at, _ in found if topic == "r-plain"] == list(range(1_000, 4_500))
     assert [value for topic, _, value in found if topic == "r-two"] == [b"0", b"1", b"2"]
     assert read(bootstrap, {}) == []
-
-
-def test_R1_records_that_kafka_removed_are_passed_over(bootstrap: str) -> None:
     put(bootstrap, "r-cut", 10)
     remove(bootstrap, "r-cut", 6)
     assert [at for _, at, _ in read(bootstrap, {("r-cut", 0): (2, 9)})] == [6, 7, 8]
     put(bootstrap, "r-emptied", 10)
     remove(bootstrap, "r-emptied", 10)
     assert read(bootstrap, {("r-emptied", 0): (0, 10)}) == []
+    monkeypatch.setattr(offset_ranges, "WAIT_S_MAX", 2.0)
+    put(bootstrap, "r-short", 3)
+    wanted = {("r-short", 0): (1, 10), ("there-is-none", 0): (0, 5)}
+    assert [at for _, at, _ in read(bootstrap, wanted)] == [1, 2]
 
 
 def transactions(bootstrap: str, topic: str, ends: str) -> Producer:
@@ -86,7 +90,10 @@ def transactions(bootstrap: str, topic: str, ends: str) -> Producer:
     return producer
 
 
-def test_R1_what_a_transaction_took_back_is_not_read(bootstrap: str) -> None:
+@pytest.mark.job
+def test_R1_what_a_transaction_took_back_is_not_read_and_one_that_is_open_is_waited_for(
+    bootstrap: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As the loop does not: a step's inputs are in the tables, those and no others."""
     transactions(bootstrap, "r-marked", "caac")
     assert [at for _, at, _ in read(bootstrap, {("r-marked", 0): (0, 8)})] == [0, 6]
@@ -99,26 +106,12 @@ def test_R1_what_a_transaction_took_back_is_not_read(bootstrap: str) -> None:
         ("r.steps", 0, b"c"),
         ("r.steps", 2, b"a"),
     ]
-
-
-def test_R1_an_open_transaction_is_waited_for(
-    bootstrap: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
     monkeypatch.setattr(offset_ranges, "WAIT_S_MAX", 2.0)
     producer = transactions(bootstrap, "r-open", "co")
     with pytest.raises(NotConnected, match="records 1 to 2 of partition 0 of topic 'r-open'"):
         read(bootstrap, {("r-open", 0): (0, 3)})
     producer.commit_transaction(30)
     assert [at for _, at, _ in read(bootstrap, {("r-open", 0): (0, 3)})] == [0, 2]
-
-
-def test_R1_a_topic_that_was_made_anew_is_not_waited_for(
-    bootstrap: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(offset_ranges, "WAIT_S_MAX", 2.0)
-    put(bootstrap, "r-short", 3)
-    wanted = {("r-short", 0): (1, 10), ("there-is-none", 0): (0, 5)}
-    assert [at for _, at, _ in read(bootstrap, wanted)] == [1, 2]
 
 
 def test_a_kafka_that_is_away_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

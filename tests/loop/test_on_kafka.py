@@ -273,16 +273,16 @@ def test_a_mark_asks_kafka_when_nothing_was_written_just_now(place: LoopOnKafka)
 def test_a_busy_log_ends_its_transaction_once_a_batch(place: LoopOnKafka) -> None:
     kafka = quiet_client(place.kafka.bootstrap_servers, "fence")
     ensure_topics(place.kafka.bootstrap_servers, [], [], ["busy"])
-    log = StepLog(kafka, "busy.steps", lambda: False, batch_s=2.0)
+    log = StepLog(kafka, "busy.steps", lambda: False, batch_s=1.0)
     log.begin()
     offsets: list[int] = []
     begun = time.monotonic()
-    while time.monotonic() < begun + 5.0:
+    while time.monotonic() < begun + 2.5:
         log.append(b"x")
         offsets += log.written(30.0)
         log.mark()
     gaps = [b - a for a, b in itertools.pairwise(offsets) if b - a > 1]
-    most = (time.monotonic() - begun) / 2.0
+    most = (time.monotonic() - begun) / 1.0
     assert 1 <= len(gaps) <= most, "a transaction's end is a record of its own"
 
 

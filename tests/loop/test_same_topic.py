@@ -21,6 +21,8 @@ from lakequeue.sources.same_topic import Found, Start, go_on
         (5, "a", Found("", 0, 3), Start(3, "a", "back", 2)),
         (5, "a", Found("a", 7, 9), Start(7, "a", "lost", 2)),
         (5, "", Found("a", 7, 9), Start(7, "a", "lost", 2)),
+        (4, "a", Found("a", 10, 10), Start(10, "a", "lost", 6)),
+        (5, "a", Found("b", 0, 5), Start(0, "b", "anew", 5)),
     ],
 )
 def test_where_it_goes_on(following: int, known: str, found: Found, start: Start) -> None:

@@ -81,7 +81,9 @@ def gone(pid: int, seconds: float) -> bool:
 
 
 @job
-def test_it_shares_this_session_but_not_what_ctrl_c_reaches(kafka: EmbeddedKafka) -> None:
+def test_one_that_runs(kafka: EmbeddedKafka, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It shares this session, but not what Ctrl-C reaches; it listens on this machine only; and its
+    home has one user."""
     (process,) = [
         child
         for child in psutil.Process().children()
@@ -89,6 +91,14 @@ def test_it_shares_this_session_but_not_what_ctrl_c_reaches(kafka: EmbeddedKafka
     ]
     assert os.getsid(process.pid) == os.getsid(0)  # Linux shares out time among sessions
     assert os.getpgid(process.pid) != os.getpgid(0)
+    properties = (kafka.home / "server.properties").read_text()
+    listeners = [line for line in properties.splitlines() if "listeners=" in line]
+    assert listeners
+    assert all(part.count("//") == part.count("//127.0.0.1:") for part in listeners)
+    monkeypatch.setattr(kafka_broker, "LOCK_SECONDS_MAX", 0.2)
+    with pytest.raises(LakequeueError, match=f"{kafka.home} is in use by another engine"):
+        EmbeddedKafka(kafka.home).start()
+    assert kafka.running
 
 
 @job
@@ -100,22 +110,6 @@ def test_two_homes_at_once(kafka: EmbeddedKafka, broker: EmbeddedKafka) -> None:
         KafkaProducer(bootstrap_servers=kafka.bootstrap_servers, max_block_ms=1_500).send(
             "only-here", b"1"
         ).get(timeout=5)
-
-
-@job
-def test_it_listens_on_this_machine_only(kafka: EmbeddedKafka) -> None:
-    properties = (kafka.home / "server.properties").read_text()
-    listeners = [line for line in properties.splitlines() if "listeners=" in line]
-    assert listeners
-    assert all(part.count("//") == part.count("//127.0.0.1:") for part in listeners)
-
-
-@job
-def test_a_home_has_one_user(kafka: EmbeddedKafka, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kafka_broker, "LOCK_SECONDS_MAX", 0.2)
-    with pytest.raises(LakequeueError, match=f"{kafka.home} is in use by another engine"):
-        EmbeddedKafka(kafka.home).start()
-    assert kafka.running
 
 
 @job
