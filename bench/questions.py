@@ -20,7 +20,8 @@ import pyarrow as pa
 
 from ..definitions import parse_definition
 from ..lake import open_lake, trace
-from ..protocol.journal import Journal, JournalSegment, encode
+from ..protocol.journal import Journal, JournalSegment
+from ..protocol.journal_encoding import encode
 from ..sinks.table_batch import journal_rows
 
 TOGETHER, COMMIT = 10_000, 100

@@ -18,7 +18,6 @@ from typing import Any, assert_never
 import msgspec
 
 from . import home_bridges, mesh_messages, topics
-from . import journal as journal_codec
 from .journal import Journal, JournalSegment
 from .outputs import (
     Alert,
@@ -390,6 +389,8 @@ def _journal(journal: Journal) -> Iterator[WireRecord]:
 
     Both only grow, so the rows in the tables show which records were written already.
     """
+    from .journal_encoding import encode as encode_journal  # loads Arrow, which clients do without
+
     by_vpn: dict[str, list[list[JournalSegment]]] = {}
     filled: dict[str, tuple[int, int]] = {}  # rows and bytes of the last part
     for segment in journal.segments:
@@ -409,6 +410,6 @@ def _journal(journal: Journal) -> Iterator[WireRecord]:
                 topics.topic(vpn, topics.JOURNAL),
                 0,
                 journal.broker.encode(),
-                journal_codec.encode(part),
+                encode_journal(part),
                 headers_json([(STEP, f"{segments[-1].step or journal.step}.{number}".encode())]),
             )

@@ -26,8 +26,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ..protocol import journal as journal_codec
-from ..protocol import signing, steplog, topics
+from ..protocol import journal_encoding, signing, steplog, topics
 from ..protocol.folders import folder
 from ..protocol.steplog import LivePart
 from ..protocol.table_format import COMMANDS, JOURNAL, MESSAGES, STEPS
@@ -171,8 +170,8 @@ def step_of(text: str) -> tuple[int, int] | None:
 def journal_rows(broker: str, step: str, value: bytes) -> Iterator[pa.RecordBatch]:
     """The rows of a journal record; none if the engine did not write it."""
     try:
-        table = journal_codec.decode(value)
-        yield from [] if table.schema != journal_codec.SCHEMA else _events(broker, step, table)
+        table = journal_encoding.decode(value)
+        yield from [] if table.schema != journal_encoding.SCHEMA else _events(broker, step, table)
     except (pa.ArrowException, OSError):
         return  # the columns may be ours, and the values still unreadable
 

@@ -25,7 +25,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from confluent_kafka import OFFSET_END, Consumer, TopicPartition
 
-from ...protocol import journal, topics
+from ...protocol import journal_encoding, topics
 from ...protocol.kafka_headers import headers_of
 from ...protocol.outputs import Alert, is_alert
 from ...protocol.wire import STEP
@@ -44,10 +44,10 @@ _SAID = {"scope", "limit", "percent"}  # of every alert
 def decoded(value: bytes) -> pa.Table | None:
     """A journal record as a table; None if it is something else."""
     try:
-        table = journal.decode(value)
+        table = journal_encoding.decode(value)
     except (pa.ArrowInvalid, OSError):
         return None
-    return table if table.schema == journal.SCHEMA else None
+    return table if table.schema == journal_encoding.SCHEMA else None
 
 
 def alerts_in(table: pa.Table) -> list[Alert]:

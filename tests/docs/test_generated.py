@@ -19,7 +19,7 @@ from lakequeue.lake import create_views
 from lakequeue.lake.views import VIEWS
 from lakequeue.memory import MemoryEngine
 from lakequeue.protocol import Reason, commands, table_format, units, wire
-from lakequeue.protocol.journal import SCHEMA
+from lakequeue.protocol.journal_encoding import SCHEMA
 from lakequeue.protocol.outputs import Deliveries
 from lakequeue.sinks.metric_table import SAMPLES
 from lakequeue.state import Limits

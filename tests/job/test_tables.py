@@ -25,7 +25,8 @@ from lakequeue.lake.past import as_of, brokers
 from lakequeue.lake.queries_at import admin_of
 from lakequeue.lake.views import VIEWS
 from lakequeue.protocol.errors import Timeout
-from lakequeue.protocol.journal import NO_END, Journal, JournalSegment, encode
+from lakequeue.protocol.journal import NO_END, Journal, JournalSegment
+from lakequeue.protocol.journal_encoding import encode
 from lakequeue.protocol.messages import encode_run
 from lakequeue.protocol.table_format import (
     COLUMNS,

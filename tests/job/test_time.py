@@ -14,7 +14,7 @@ import pytest
 from job.conftest import BATCH_S, Job, in_real_time
 from job.processes import until
 from kafka import KafkaConsumer, TopicPartition
-from lakequeue.protocol import commands, journal
+from lakequeue.protocol import commands, journal_encoding
 
 pytestmark = pytest.mark.job
 
@@ -36,7 +36,7 @@ class Watcher:
         def look() -> tuple[dict, int] | None:
             for records in self._consumer.poll(200).values():
                 for record in records:
-                    rows = journal.decode(record.value).to_pylist()
+                    rows = journal_encoding.decode(record.value).to_pylist()
                     self.rows += [(row, record.timestamp) for row in rows]
             wanted = (event, int(message_id))
             return next(

@@ -18,7 +18,8 @@ import pytest
 from lake.on_files import MESSAGES
 from lakequeue.lake.opening import open_lake
 from lakequeue.protocol import steplog
-from lakequeue.protocol.journal import Journal, JournalSegment, encode
+from lakequeue.protocol.journal import Journal, JournalSegment
+from lakequeue.protocol.journal_encoding import encode
 from lakequeue.protocol.messages import RUN_MAX, decode_run, encode_run
 from lakequeue.protocol.table_format import NO_RUN
 from lakequeue.sinks.kafka_records import RECORDS, records_of, run_of

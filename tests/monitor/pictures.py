@@ -21,7 +21,7 @@ from lakequeue.monitor.engine_figures import EngineFigures
 from lakequeue.monitor.server import PageServer
 from lakequeue.monitor.snapshot import VpnMonitor
 from lakequeue.monitor.web import Page, make_app
-from lakequeue.protocol import journal
+from lakequeue.protocol import journal_encoding
 from lakequeue.sinks.metrics import Metrics
 from lakequeue.sinks.queue_figures import Look
 from monitor.browser import Browser
@@ -82,7 +82,9 @@ class Busy:
         new = [row | {"message_id": int(row["message_id"] or 0) or None, "until": None}
                for row in rows[self._heard :]]  # fmt: skip
         self._heard = len(rows)
-        self.metrics.times.journal("broker-0", pa.Table.from_pylist(new, schema=journal.SCHEMA))
+        self.metrics.times.journal(
+            "broker-0", pa.Table.from_pylist(new, schema=journal_encoding.SCHEMA)
+        )
         admin = self.connection.admin()
         self.metrics.queues.seen(Look(admin.queues(), [admin.usage()], 0.01, time.time()))
 

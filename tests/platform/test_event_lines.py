@@ -6,7 +6,7 @@ from typing import Any
 
 import lakequeue
 import pytest
-from lakequeue.protocol import journal
+from lakequeue.protocol import journal_encoding
 from lakequeue.protocol.journal import Journal, JournalSegment
 from lakequeue.streaming.watch.journal_watch import LINES_MAX, EventLines
 
@@ -26,7 +26,10 @@ class Lines:
 
     def hear(self, *segments: JournalSegment) -> None:
         self.lines.heard(
-            "east", journal.decode(journal.encode(Journal("east", 1, 1_000, [*segments])))
+            "east",
+            journal_encoding.decode(
+                journal_encoding.encode(Journal("east", 1, 1_000, [*segments]))
+            ),
         )
 
 

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
 from lakequeue.streaming.spark import spark_session as spark
 
 ROOT = Path(spark.__file__).parents[2]
@@ -53,6 +54,7 @@ IN_FUNCTIONS = {
     ("lake/opening.py", "pyarrow"): "slow; only a scan of tables needs it",
     ("memory/pytest_plugin.py", "lakequeue"): PLUGIN,
     ("protocol/folders.py", "pyarrow"): PYARROW,
+    ("protocol/wire.py", "lakequeue.protocol.journal_encoding"): PYARROW,
     ("streaming/application.py", "lakequeue.sources.kafka_source"): PYSPARK,
     ("streaming/loop/realtime.py", "lakequeue.streaming.loop.loop"): START,
     ("streaming/loop/realtime.py", "pyspark"): START,
@@ -97,8 +99,9 @@ def test_what_functions_import_is_slow_or_optional() -> None:
     assert used == set(IN_FUNCTIONS)
 
 
-def test_a_command_starts_with_little() -> None:
+@pytest.mark.parametrize("what", ["cli.common", "client"])
+def test_a_command_and_a_client_start_with_little(what: str) -> None:
     slow = ("pyspark", "pandas", "pyarrow", "numpy", "kafka", "confluent_kafka", "lark", "rich")
-    code = f"import lakequeue.cli.common, sys; print(*(set({slow}) & set(sys.modules)))"
+    code = f"import lakequeue.{what}, sys; print(*(set({slow}) & set(sys.modules)))"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert ran.stdout.strip() == ""

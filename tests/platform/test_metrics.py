@@ -12,7 +12,7 @@ from typing import Any
 import lakequeue
 import pyarrow as pa
 import pytest
-from lakequeue.protocol import journal
+from lakequeue.protocol import journal_encoding
 from lakequeue.sinks.message_times import QUEUES_MAX, ROOM
 from lakequeue.sinks.metric_table import BRIDGE, LANES, PHASES, SAMPLES, TABLE
 from lakequeue.sinks.metrics import Metrics
@@ -48,7 +48,7 @@ class Engine:
         rows = self.connection.engine.journal()
         for row in rows[self._heard :]:
             row = row | {"message_id": int(row["message_id"] or 0) or None, "until": None}
-            events = pa.Table.from_pylist([row], schema=journal.SCHEMA)
+            events = pa.Table.from_pylist([row], schema=journal_encoding.SCHEMA)
             self.metrics.times.journal(BROKER, events)
         self._heard = len(rows)
         self.metrics.queues.seen(Look(self.admin.queues(), [self.admin.usage()], 0.1))
@@ -138,7 +138,9 @@ def test_a_delayed_message_waits_from_when_it_is_due(engine: Engine) -> None:
 def rows(event: str, ids: range, time_ms: int, queue: str = "orders") -> pa.Table:
     row = {"vpn": "default", "queue": queue, "event": event, "subscription": "", "reason": "",
            "deliveries": 0, "topic": "", "step": 1, "time": time_ms}  # fmt: skip
-    return pa.Table.from_pylist([row | {"message_id": i} for i in ids], schema=journal.SCHEMA)
+    return pa.Table.from_pylist(
+        [row | {"message_id": i} for i in ids], schema=journal_encoding.SCHEMA
+    )
 
 
 def test_of_many_messages_a_sample_stands_for_all() -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 import pytest
 from hypothesis import strategies as st
-from lakequeue.protocol import journal, steplog
+from lakequeue.protocol import journal_encoding, steplog
 from lakequeue.protocol.kafka_headers import UNREADABLE
 from lakequeue.protocol.messages import Records
 from lakequeue.protocol.wire import WireRecord
@@ -240,7 +240,7 @@ def test_time_does_not_run_ahead_of_commands_that_are_not_taken_yet() -> None:
     walk.step(1)
     judge(walk)
     journals = {r.value for _, records in world.said for r in records if "journal" in r.topic}
-    events = [event for j in journals for event in journal.decode(j)["event"].to_pylist()]
+    events = [event for j in journals for event in journal_encoding.decode(j)["event"].to_pylist()]
     assert events.count("session_lost") == 1, "only when it was really silent"
 
 

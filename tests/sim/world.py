@@ -11,7 +11,7 @@ from typing import Any
 from unittest.mock import patch
 
 import msgspec
-from lakequeue.protocol import journal
+from lakequeue.protocol import journal_encoding
 
 from .accounts import Wrong
 from .far_home import ENDPOINT, FAR_TOPICS, Copier, FarHome, near_end
@@ -111,7 +111,7 @@ class Failed(AssertionError):
 
 def run(seed: int, todo: list[Happening] | None = None) -> World:
     """Let the world of a seed live. Raises Failed. The journal's columns are no part of it."""
-    with patch.object(journal, "encode", msgspec.msgpack.encode), poisoned():
+    with patch.object(journal_encoding, "encode", msgspec.msgpack.encode), poisoned():
         return _run(seed, todo)
 
 
