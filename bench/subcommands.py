@@ -8,6 +8,8 @@ from collections.abc import Callable
 from typing import Any
 
 import click
+from rich.console import Console
+from rich.table import Table
 
 from ..client.kafka import LIBRARIES
 
@@ -26,8 +28,6 @@ def _show(title: str, rows: list[dict[str, Any]], as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(rows[0] if len(rows) == 1 else rows))
         return
-    from rich.console import Console
-    from rich.table import Table
 
     table = Table(title=title, show_header=len(rows) > 1)
     if len(rows) == 1:  # downwards: nine columns do not fit a terminal

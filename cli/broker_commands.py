@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import click
+from rich.table import Table
+from rich.text import Text
 
 from ..monitor.formatting import bridge_waits
 from .common import (
@@ -74,7 +76,6 @@ def brokers(
 
 
 def _broker_table(found: list[dict[str, Any]]) -> Any:
-    from rich.table import Table
 
     table = Table(box=None, padding=(0, 2, 0, 0))
     grouped = any(one["group"] for one in found)
@@ -182,8 +183,6 @@ def _delete(admin: Any, name: str, yes: bool, as_json: bool) -> None:
 
 
 def _bridge_table(found: list[dict[str, Any]]) -> Any:
-    from rich.table import Table
-    from rich.text import Text
 
     table = Table(box=None, padding=(0, 2, 0, 0))
     for column, side in COLUMNS:

@@ -8,6 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
 
 from ..client.values import time_ms
 from ..lake import past
@@ -34,8 +37,6 @@ from .queues import shown
 from .sql import asked, home_option
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
-
     from ..client.message import BrowsedMessage
 
 PREVIEW_MAX = 100
@@ -84,8 +85,6 @@ def show_browsed(found: list[BrowsedMessage], as_json: bool) -> None:
 
 
 def _table(found: list[dict[str, Any]]) -> RenderableType:
-    from rich.table import Table
-    from rich.text import Text
 
     some_dead = any(fields["dead"] for fields in found)
     table = Table(box=None, padding=(0, 2, 0, 0))

@@ -15,6 +15,7 @@ from typing import Any
 import lakequeue
 
 from ..protocol import commands, topics
+from ..protocol.bounds import RECORD_BYTES_MAX
 from ..protocol.errors import LakequeueError
 from ..protocol.kafka_settings import kafka_settings
 from ..streaming.version import code_version
@@ -85,13 +86,12 @@ def shares_check(own: Mapping[str, TopicLook], vpns: set[str], numbers: int) -> 
 
 def size_check(own: Mapping[str, TopicLook]) -> Check:
     """Do the engine's topics take records as large as it writes?"""
-    from ..streaming.kafka.topics_admin import MESSAGE_BYTES_MAX
 
-    wanted = f"max.message.bytes of {MESSAGE_BYTES_MAX:,} or more"
+    wanted = f"max.message.bytes of {RECORD_BYTES_MAX:,} or more"
     small = {
         name: int(size) for name, one in sorted(own.items())
         if (size := one.settings.get("max.message.bytes", "")).isdigit()
-        and int(size) < MESSAGE_BYTES_MAX
+        and int(size) < RECORD_BYTES_MAX
     }  # fmt: skip
     if not small:
         return Check("record size", True, f"so on {len(own)} topics", wanted)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import click
+from rich.table import Table
+from rich.text import Text
 
 from .common import (
     EngineAddress,
@@ -76,8 +78,6 @@ def doctor(
 
 
 def _show(checks: list[Check]) -> None:
-    from rich.table import Table
-    from rich.text import Text
 
     table = Table(box=None, padding=(0, 2, 0, 0))
     for column in ("", "check", "found", "wanted", "what to do"):

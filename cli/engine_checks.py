@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..protocol import topics
 from ..protocol.errors import ConfigError, LakequeueError
-from ..protocol.home_places import places_of
+from ..protocol.home_places import ABOUT, places_of
 from .machine_checks import Check
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def look(
 def home_problem(home: Path) -> str:
     """Why no engine of this version starts with this home, and what to do; empty if one does, or if
     there is no home yet."""
-    from ..streaming.home.home_folder import ABOUT, HomeFolder
+    from ..streaming.home.home_folder import HomeFolder
 
     if not home.is_dir() or (not (home / ABOUT).exists() and not (home / "checkpoint").exists()):
         return ""
@@ -58,7 +58,6 @@ def home_problem(home: Path) -> str:
 
 def whole_home_check(home: Path) -> Check:
     """Do the home and its checkpoint belong together?"""
-    from ..streaming.home.home_folder import ABOUT
 
     name, wanted = "checkpoint", "this home's own"
     if problem := home_problem(home):

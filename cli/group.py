@@ -13,6 +13,7 @@ from typing import Any
 import click
 
 from ..protocol.errors import ConfigError, LakequeueError, NotConnected, Timeout
+from ..streaming.version import code_version
 
 
 class EnvironmentFault(LakequeueError):
@@ -30,8 +31,6 @@ def _version_option() -> click.Option:
 
     def say(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
         if wanted and not ctx.resilient_parsing:
-            from ..streaming.version import code_version
-
             click.echo(f"{ctx.info_name}, version {code_version()}")
             ctx.exit()
 

@@ -7,6 +7,8 @@ import contextlib
 import os
 import select
 import sys
+import termios
+import tty
 from collections.abc import Callable, Iterator
 from datetime import UTC
 from pathlib import Path
@@ -14,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 import lakequeue
+from rich.console import Console
+from rich.live import Live
 
 from .common import (
     EngineAddress,
@@ -184,8 +188,6 @@ def _figures(metrics: str | None, home: Path | None) -> EngineFigures:
 
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from ..monitor.snapshot import VpnMonitor
 
 KEYS = {
@@ -227,7 +229,6 @@ def show(
     vpn_monitor: VpnMonitor, screen: Console, key: Callable[[float], str], every: float
 ) -> None:
     """Show the screen until a key ends it. key: waits this long for a key; empty if none came."""
-    from rich.live import Live
 
     from ..monitor import terminal
 
@@ -242,8 +243,6 @@ def show(
 @contextlib.contextmanager
 def keyboard(descriptor: int) -> Iterator[Callable[[float], str]]:
     """Read keys, by name, as they are pressed; restores the terminal afterwards."""
-    import termios
-    import tty
 
     before = termios.tcgetattr(descriptor)
     tty.setcbreak(descriptor)

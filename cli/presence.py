@@ -19,7 +19,7 @@ import lakequeue
 
 from ..protocol import topics
 from ..protocol.errors import LakequeueError, NotConnected, Timeout
-from ..protocol.home_places import ABOUT, TABLES
+from ..protocol.home_places import ABOUT, TABLES, TABLES_LOCK
 from .deployment_checks import clocks_check, versions_check
 from .engine_checks import home_problem
 from .group import EnvironmentFault
@@ -105,9 +105,7 @@ def heartbeat(place: str, vpn: str, wait_s: float = HEARTBEAT_WAIT_S) -> dict[st
 def home_is_held(home: Path) -> bool:
     """True if a process of this machine holds a lock of the home: its embedded Kafka's, or its
     tables'."""
-    from ..streaming.tables.table_repair import LOCK
-
-    for lock in (home / "kafka" / "home.lock", home / TABLES / LOCK):
+    for lock in (home / "kafka" / "home.lock", home / TABLES / TABLES_LOCK):
         try:
             with lock.open() as file:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)

@@ -4,9 +4,13 @@ B4)."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
+from rich.console import Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
 
 from ..monitor.formatting import size
 from ..monitor.queue_details import described
@@ -55,7 +59,6 @@ def usage(engine: EngineAddress, as_json: bool) -> None:
     if as_json:
         say_json(found)
         return
-    from rich.table import Table
 
     table = Table(box=None, padding=(0, 2, 0, 0))
     for column, side in (("of", "left"), ("what", "left"), ("used", "right"), ("limit", "right"),
@@ -103,10 +106,6 @@ def alerts_of(found: Mapping[str, Any]) -> list[str]:
     return out
 
 
-if TYPE_CHECKING:
-    from rich.console import RenderableType
-
-
 @click.command()
 @click.argument("queue", required=False)
 @option("--watch", is_flag=True, help="Show it repeatedly, until Ctrl-C.")
@@ -150,7 +149,6 @@ def _watch(connection: Any, queue: str | None, every: float, wait: Any, as_json:
             say_json(described[0] if queue else described)
             if wait(every):
                 return
-    from rich.live import Live
 
     with Live(console=console(), auto_refresh=False) as live:
         while True:
@@ -172,13 +170,11 @@ def look_and_show(connection: Any, queue: str | None) -> RenderableType:
 
 def shown(found: list[dict[str, Any]], usage: dict[str, Any], alone: bool) -> RenderableType:
     """One queue, or all as a table, and the alerts that are set."""
-    from rich.console import Group
 
     return Group(_one(found[0]) if alone else _table(found), *alerts_of(usage))
 
 
 def _table(described: list[dict[str, Any]]) -> RenderableType:
-    from rich.table import Table
 
     if not described:
         return "No queue is defined here."
@@ -236,9 +232,6 @@ def counters_of(queue: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _one(queue: dict[str, Any]) -> RenderableType:
-    from rich.console import Group
-    from rich.table import Table
-    from rich.text import Text
 
     parts: list[RenderableType] = [_table([queue]), ""]
     for reason in queue["why"]:

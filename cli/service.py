@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from rich.table import Table
 
 from ..protocol.errors import ConfigError, LakequeueError
 from ..streaming.java import JavaArchive, make_later
@@ -232,7 +233,6 @@ def show_addresses(addresses: Mapping[str, str], home: Path, as_json: bool) -> N
     if as_json:
         say_json({"event": "ready", "addresses": dict(addresses), "home": str(home)})
         return
-    from rich.table import Table
 
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
     for name, address in addresses.items():

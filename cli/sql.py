@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from rich.cells import cell_len
 
 from ..lake import NoLake, open_lake
 from ..lake import trace as life_of
@@ -143,7 +144,6 @@ def _show(names: list[str], rows: Iterator[tuple[Any, ...]], as_csv: bool, as_js
 
 def _lines(names: list[str], rows: list[list[str]]) -> Iterator[str]:
     """Columns as wide as needed, so that no terminal hides one."""
-    from rich.cells import cell_len
 
     widths = [max(map(cell_len, column)) for column in zip(names, *rows, strict=True)]
     for row in (names, *rows):

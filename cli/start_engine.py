@@ -19,10 +19,14 @@ from typing import Any
 
 import click
 
+from ..conf import load
 from ..definitions import Configuration
 from ..protocol.errors import LakequeueError
+from ..protocol.home_places import ABOUT
 from ..streaming.engine_settings import EngineSettings
+from ..streaming.home.home_folder import HomeFolder
 from ..streaming.kafka.embedded_kafka import EmbeddedKafka
+from ..streaming.kafka.kafka_watch import KafkaWatch
 from .common import DEFAULT_HOME, gathered, json_option, option, pairs
 from .group import EnvironmentFault
 from .presence import heartbeat, who
@@ -50,8 +54,6 @@ class EngineOptions:
 
     def configuration(self) -> Configuration:
         """The queues. A wrong file starts nothing (Q7)."""
-        from ..conf import load
-
         return load(self.config)
 
     def absolute_home(self) -> Path:
@@ -131,8 +133,6 @@ def check_master(master: str | None) -> None:
 
 def check_alone(bootstrap: str, home: Path, configuration: Configuration) -> None:
     """Refuse a new home on a Kafka where an engine already serves one of its VPNs."""
-    from ..streaming.home.home_folder import ABOUT
-
     if (home / ABOUT).exists():  # an existing home knows its topics, and its locks keep others out
         return
     for vpn in sorted({*configuration.vpns, *(queue.vpn for queue in configuration.queues)}):
@@ -227,8 +227,6 @@ def _run(
     progress: Progress,
 ) -> None:
     from ..streaming import Engine
-    from ..streaming.home.home_folder import HomeFolder
-    from ..streaming.kafka.kafka_watch import KafkaWatch
 
     with environment_faults():
         HomeFolder(home).open()  # raises what the engine would, before Kafka starts

@@ -14,6 +14,7 @@ from .folders import Folder, folder
 
 ABOUT, PLACES = "lakequeue.json", "places"
 TABLES, CHECKPOINTS = "tables", "checkpoints"
+TABLES_LOCK = ".writer"  # next to the tables; their writer holds it
 KAFKA = "kafka"  # the id of the cluster that the home is on
 # Checkpoints of the queries that write tables; without one, the tables say where it goes on.
 OF_TABLES = ("tables-checkpoint", "history-checkpoint")

@@ -22,7 +22,7 @@ from confluent_kafka import (
 
 from ...definitions.bridge import BridgeDefinition, FarAddress
 from ...protocol import NotConnected, topics
-from ..kafka.topics_admin import MESSAGE_BYTES_MAX
+from ...protocol.bounds import RECORD_BYTES_MAX
 
 _AWAY = (
     KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN, KafkaError._TIMED_OUT,
@@ -39,7 +39,7 @@ WRITER = {
     "enable.idempotence": True,
     "acks": "all",
     "linger.ms": 1,
-    "message.max.bytes": MESSAGE_BYTES_MAX,
+    "message.max.bytes": RECORD_BYTES_MAX,
 }
 # librdkafka tells standard error of each attempt; here it is one sentence.
 _unheard = logging.getLogger("lakequeue.far_home")

@@ -28,7 +28,6 @@ PARTITIONS = {
     topics.DIRECTORY: 1,
 }
 SHARED = (topics.COMMANDS, topics.PUBLISH)  # each broker has partitions of its own
-MESSAGE_BYTES_MAX = RECORD_BYTES_MAX
 CLIENT = "lakequeue-engine"
 # A step's record is removed when no snapshot needs it, and never because it is old.
 STEPS_CONFIG = {"retention.ms": "-1", "retention.bytes": "-1", "cleanup.policy": "delete"}
@@ -106,7 +105,7 @@ def ensure_own(bootstrap: str, wanted: dict[str, tuple[int, dict[str, str]]]) ->
 
 
 def _create(admin: Any, name: str, partitions: int, settings: dict[str, str]) -> None:
-    config = {"max.message.bytes": str(MESSAGE_BYTES_MAX), **settings}
+    config = {"max.message.bytes": str(RECORD_BYTES_MAX), **settings}
     with contextlib.suppress(TopicAlreadyExistsError):
         admin.create_topics([NewTopic(name, partitions, -1, topic_configs=config)])
 

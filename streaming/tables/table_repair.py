@@ -21,11 +21,9 @@ from typing import IO
 
 from ...protocol.errors import LakequeueError
 from ...protocol.folders import Folder
-from ...protocol.home_places import TABLES, checkpoints_place, places_of, tables_place
+from ...protocol.home_places import TABLES, TABLES_LOCK, checkpoints_place, places_of, tables_place
 from ...sinks.table_damage import look_at_tables, mend
 from ..home.home_folder import HISTORY_CHECKPOINT, TABLES_CHECKPOINT
-
-LOCK = ".writer"
 
 
 class TablesTaken(LakequeueError):
@@ -51,7 +49,7 @@ class TablesLock:
         where the file beside them cannot be written."""
         if self._file is not None:
             return
-        file = (self._tables / LOCK).open("a+")
+        file = (self._tables / TABLES_LOCK).open("a+")
         try:
             # flock, not lockf: a second engine in this process is kept out too.
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
