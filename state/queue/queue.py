@@ -303,6 +303,8 @@ class Queue:
                     self._freeze(waiting, runs, [NO_FILTER])
                 else:
                     self._freeze(rows[keep:], runs)
+                    if runs is self.cold:
+                        self.ready.cut(by_key(rows[keep]))
 
     def _freeze(self, rows: list[Row], runs: Runs, seen: Sequence[int] = ()) -> None:
         """Move sorted rows from the live to the cold part. seen: `NO_FILTER` if they wait for

@@ -18,6 +18,7 @@ is *unseen*. Barriers (O3) are in none of these heaps.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from heapq import heapify, heappop, heappush
 
 import msgspec
@@ -234,12 +235,19 @@ class Ready:
         elif verdict:
             heappush(view.matched, entry)
 
+    def cut(self, key: int) -> None:
+        """Drop the entries from this key on: without lanes, all rows behind it became cold."""
+        for heap in self._heaps():
+            heap.sort()  # a sorted list is a heap, too, and most often it is sorted
+            del heap[bisect_left(heap, (key, 0)) :]
+
+    def _heaps(self) -> list[list[Entry]]:
+        return [self.heap, *(h for v in self.views.values() for h in (v.unseen, v.matched))]
+
     def _drop_invalid(self) -> None:
         """Drop invalid and duplicate entries."""
-        self.heap[:] = sorted({entry for entry in self.heap if self._is_valid(entry)})
-        for view in self.views.values():
-            view.unseen[:] = sorted({entry for entry in view.unseen if self._is_valid(entry)})
-            view.matched[:] = sorted({entry for entry in view.matched if self._is_valid(entry)})
+        for heap in self._heaps():
+            heap[:] = sorted({entry for entry in heap if self._is_valid(entry)})
 
     def _is_valid(self, entry: Entry) -> bool:
         row = self.live.get(entry[1])

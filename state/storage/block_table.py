@@ -86,12 +86,12 @@ class BlockTable:
         self._touch(info.number)
         self._sort(info, None)
 
-    def append(self, info: BlockInfo, length: int, own: bool) -> None:
-        """Count a content that was added to the open block."""
+    def append(self, info: BlockInfo, count: int, length: int, own: bool) -> None:
+        """Note contents that were added to the open block. length: their bytes together."""
         info.bytes += length
         info.live_bytes += length
-        info.messages += 1
-        info.own += own
+        info.messages += count
+        info.own += count if own else 0
         self.bytes += length
         self.live_bytes += length
         self._changed[info.number >> PAGE_BITS] = None

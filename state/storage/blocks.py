@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import struct
 from collections import OrderedDict
-from itertools import accumulate, chain
+from itertools import accumulate, chain, pairwise
 from struct import pack, unpack_from
 
 import msgspec
@@ -90,34 +90,23 @@ def ends_of(head: bytes) -> tuple[int, ...] | None:
 
 
 class Block:
-    """A block that was read. A content with missing bytes is lost."""
+    """A block that was read. A content with missing bytes is lost: it is shorter, or empty."""
 
-    __slots__ = ("_data", "_ends", "is_whole", "moved", "size")
+    __slots__ = ("contents", "is_whole", "moved", "size")
 
     def __init__(self, page: bytes) -> None:
         count, moved = unpack_from("<II", page)
         at = _HEAD + 4 * count
         begin = at + _MOVED * moved
+        ends = [begin, *[begin + end for end in unpack_from(f"<{count}I", page, _HEAD)]]
         self.size = len(page)
-        self._data = page
-        self._ends = (begin, *[begin + end for end in unpack_from(f"<{count}I", page, _HEAD)])
-        self.is_whole = self._ends[-1] == len(page)
+        self.is_whole = ends[-1] == len(page)
+        self.contents = [page[start:end] for start, end in pairwise(ends)]
         self.moved: dict[Name, int] = {}
         for _ in range(moved):
             index, block, there = unpack_from("<IQI", page, at)
             self.moved[block, there] = index
             at += _MOVED
-
-    def __len__(self) -> int:
-        return len(self._ends) - 1
-
-    def __getitem__(self, index: int) -> bytes:
-        """The content at an index; shorter or empty if the page is truncated."""
-        return self._data[self._ends[index] : self._ends[index + 1]]
-
-    def contents(self) -> list[bytes]:
-        """All of them, in order."""
-        return [self[index] for index in range(len(self))]
 
 
 class BlockCache:

@@ -13,8 +13,6 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left, insort
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import groupby
-from operator import itemgetter
 from typing import TypeAlias
 
 from .store import Store
@@ -139,9 +137,12 @@ def _unpacked(page: bytes) -> Group:
 
 def _grouped(ids: Iterable[int]) -> Iterator[tuple[int, list[int]]]:
     """The lower bits of ids, grouped by their upper bits, ascending."""
-    pairs = [(number >> LOW_BITS, number & LOW_MASK) for number in sorted(ids)]
-    for number, group in groupby(pairs, itemgetter(0)):
-        yield number, [low for _, low in group]
+    ordered = sorted(ids)
+    while ordered:
+        number = ordered[0] >> LOW_BITS
+        end = bisect_left(ordered, (number + 1) << LOW_BITS)  # most often, that is all of them
+        yield number, [one & LOW_MASK for one in ordered[:end]]
+        del ordered[:end]
 
 
 def _flip(bitmap: bytearray, lows: Sequence[int], present: bool) -> None:

@@ -38,6 +38,8 @@ from .store import Store
 
 __all__ = ["Content", "Spool", "SpoolState"]
 
+Located = tuple[Content, Row | ContentLocation]  # the second gets the first one's location
+
 OVERHEAD = 1_000  # bytes of memory that a message takes besides its content: its row
 SMALL = 4  # a mark closes the open block if it is more than a quarter full
 # Compaction empties blocks of which at most this many sixteenths are live. If less than half of
@@ -97,7 +99,7 @@ class Spool:
             if block is None:  # its page is missing
                 self._table.close()
             else:
-                self._open, self._moved = block.contents(), block.moved
+                self._open, self._moved = block.contents, block.moved
                 self._cache.forget(state.open_block)
 
     # ------------------------------------------------------------ storing
@@ -221,7 +223,7 @@ class Spool:
         """The `content` of each row. Neighbours in one block cost one look-up of the block."""
         found: list[Content | None] = []
         block = 0
-        stored: list[bytes] | Block | None = None  # has the contents named by `block`
+        stored: list[bytes] | None = None  # has the contents named by `block`
         moved: dict[Name, int] | None = None  # their indexes there; None: those of their names
         for row in rows:
             at: Row | ContentLocation = row
@@ -242,7 +244,7 @@ class Spool:
                 found.append(parted(b"", at))
         return found
 
-    def _stored(self, block: int) -> tuple[list[bytes] | Block | None, dict[Name, int] | None]:
+    def _stored(self, block: int) -> tuple[list[bytes] | None, dict[Name, int] | None]:
         """The contents of the block that has those named by this one (None: its page is missing),
         and their indexes there (None: those of their names)."""
         home = self._table.home_of(block)
@@ -251,51 +253,67 @@ class Spool:
         if home == self._table.open:
             return self._open, None if home == block else self._moved
         stored = self._cache.get(home)
-        return stored, None if stored is None or home == block else stored.moved
+        if stored is None:
+            return None, None
+        return stored.contents, None if home == block else stored.moved
 
     # ------------------------------------------------------------ writing to blocks
 
     def write_to_blocks(self, rows: Sequence[Row], live: bool = False) -> None:
         """Append the contents of rows to blocks, and set the rows' locations. live: the rows stay
         live, so their contents are read soon."""
-        contents, locations = self._contents, self._locations
+        contents, locations, counts = self._contents, self._locations, self._matches
+        found: list[Located] = []
+        told: list[Row] = []  # rows of shared messages
         for row in rows:
             if row.block:
                 continue
-            self._soon = self._soon or live
-            location = locations.get(row.stored) if locations else None
-            if location is None:
+            if not locations or row.stored not in locations:
                 content = contents.get(row.stored)
                 if content is None:
                     continue  # lost
-                self._append(content, row)
-                pages = self._matches.pages
-                count = self._matches.get(row.stored) if pages else 1
+                count = counts.get(row.stored) if counts.pages else 1
                 if count == 1:  # most often
                     del contents[row.stored]
+                    found.append((content, row))
                     continue
-                location = locations[row.stored] = _location_of(row, count)
+                location = locations[row.stored] = ContentLocation(0, 0, 0, NO_KEY, 0, count)
                 self._kept += 1
-            row.block, row.index, row.length = location.block, location.index, location.length
-            row.key_length, row.header_length = location.key_length, location.header_length
-            self._learn(row.stored, location)
+                found.append((content, location))
+            told.append(row)
+        self._append(found, live)
+        for row in told:
+            at = locations[row.stored]
+            row.block, row.index, row.length = at.block, at.index, at.length
+            row.key_length, row.header_length = at.key_length, at.header_length
+            self._learn(row.stored, at)
 
-    def _append(self, content: Content, at: Row | ContentLocation) -> None:
-        """Append a content to the open block, and set its location."""
-        payload, key, headers = content
-        data = joined(content)
-        length = len(data)
-        table = self._table
-        info = table.infos[table.open] if table.open else self._begin()
-        at.block, at.index, at.length = info.number, len(self._open), len(payload)
-        at.key_length = NO_KEY if key is None else len(key)
-        at.header_length = 0 if headers is None else len(headers)
-        self._open.append(data)
-        table.append(info, length, own=True)
-        self._unwritten_bytes -= length
-        self._changed = True
-        if info.bytes >= self._limits.block_bytes:
-            self._close()
+    def _append(self, found: list[Located], soon: bool) -> None:
+        """Append contents to the open block, and to new ones once it is full, and set their
+        locations. soon: they are read soon."""
+        table, most = self._table, self._limits.block_bytes
+        start = 0
+        while start < len(found):
+            info = table.infos[table.open] if table.open else self._begin()
+            stored, size, room = self._open, 0, most - info.bytes
+            number, first = info.number, len(stored)
+            for content, at in found[start:] if start else found:
+                payload, key, headers = content
+                at.block, at.index, at.length = number, len(stored), len(payload)
+                at.key_length = NO_KEY if key is None else len(key)
+                at.header_length = 0 if headers is None else len(headers)
+                data = payload if key is None and headers is None else joined(content)
+                stored.append(data)
+                size += len(data)
+                if size >= room:
+                    break
+            start += len(stored) - first
+            table.append(info, len(stored) - first, size, own=True)
+            self._unwritten_bytes -= size
+            self._changed = True
+            self._soon = self._soon or soon
+            if info.bytes >= most:
+                self._close()
 
     def _begin(self) -> BlockInfo:
         """Open a new block."""
@@ -320,12 +338,13 @@ class Spool:
 
     def mark(self) -> None:
         """Write all contents that are in no block yet, and write the open block."""
+        found: list[Located] = []
         for number in [n for n in self._contents if n not in self._locations]:
-            self._soon = True
             location = ContentLocation(0, 0, 0, NO_KEY, 0, self._matches.get(number))
-            self._append(self._contents[number], location)
             self._locations[number] = location
-            self._kept += 1
+            found.append((self._contents[number], location))
+        self._kept += len(found)
+        self._append(found, soon=True)
         info = self._table.infos.get(self._table.open)
         if info is not None and SMALL * info.bytes >= self._limits.block_bytes:
             self._close()
@@ -383,14 +402,13 @@ class Spool:
         share = table.share(source)
         target = table.infos[table.open] if table.open else self._begin()
         names = {index: name for name, index in block.moved.items()}
-        for index in range(len(block)):
+        for index, data in enumerate(block.contents):
             name = names.get(index, (source.number, index))
             if not table.lives(name):
                 continue
-            data = block[index]
             self._moved[name] = len(self._open)
             self._open.append(data)
-            table.append(target, len(data), own=False)
+            table.append(target, 1, len(data), own=False)
             table.move(name, source, target, len(data))
         self._changed = True
         table.empty(source, target.number, share)
@@ -406,9 +424,3 @@ class Spool:
             "stored_bytes": self.stored(), "live_bytes": self._unwritten_bytes + table.live_bytes,
             "blocks": sum(info.messages > 0 for info in table.infos.values()),
         }  # fmt: skip
-
-
-def _location_of(row: Row, waiting: int) -> ContentLocation:
-    return ContentLocation(
-        row.block, row.index, row.length, row.key_length, row.header_length, waiting
-    )
