@@ -12,10 +12,11 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 from dramatiq import Broker, Consumer, Message, MessageProxy, Middleware
-from dramatiq.errors import ConnectionClosed, QueueJoinTimeout, QueueNotFound
+from dramatiq.errors import ConnectionClosed, DecodeError, QueueJoinTimeout, QueueNotFound
 
 from ..client import Admin, Connection, connect
 from ..protocol import LeaseLost, NotConnected
@@ -123,9 +124,15 @@ class _Subscribed(Consumer):
                 pass_time(self._connection)
         except NotConnected as error:
             raise ConnectionClosed(error) from None
-        message: Any = delivery and MessageProxy(Message.decode(delivery.payload))
-        if message is not None:
-            message.delivery = delivery
+        if delivery is None:
+            return None
+        try:
+            message: Any = MessageProxy(Message.decode(delivery.payload))
+        except DecodeError as error:  # it would stop the queue, whenever it comes again
+            log.error("message %s of %r is no Dramatiq message", delivery.id, delivery.queue)
+            self._settle(partial(delivery.reject, error))
+            return None
+        message.delivery = delivery
         return message
 
     def ack(self, message: Any) -> None:

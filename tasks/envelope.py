@@ -40,11 +40,10 @@ def decode(message: Message) -> dict[str, Any]:
     wrote into the queue is the body, with the record's headers: the application decides."""
     try:
         found = loads(message.payload)
-        if set(found) != set(FIELDS):
-            raise ValueError("no kombu client wrote it")
+        _check(found)
         headers, properties = found["headers"], found["properties"]
         properties["delivery_info"]["priority"] = properties.get("priority", 0)
-    except (ValueError, TypeError, KeyError, AttributeError):
+    except (ValueError, RecursionError):
         headers = message.headers
         properties = {"delivery_info": {"exchange": "", "routing_key": message.queue}}
         found = {
@@ -58,6 +57,23 @@ def decode(message: Message) -> dict[str, Any]:
         headers["eta"] = None
     found["properties"]["delivery_info"]["redelivered"] = message.redelivered
     return found
+
+
+def _check(found: Any) -> None:
+    """Raise ValueError for what `encode` cannot have made: kombu would fail at it, and so would a
+    worker, whenever it comes again."""
+    if not isinstance(found, dict) or set(found) != set(FIELDS):
+        raise ValueError("other fields")
+    body, properties = found["body"], found["properties"]
+    if not (isinstance(body, str) and isinstance(found["headers"], dict)):
+        raise ValueError("body or headers")
+    if not isinstance(properties, dict) or not isinstance(properties.get("delivery_info"), dict):
+        raise ValueError("properties")
+    encoding = properties.get("body_encoding")
+    if encoding == "base64":
+        base64.b64decode(body)
+    elif encoding != "utf-8":
+        raise ValueError("body_encoding")
 
 
 def options_of(message: dict[str, Any]) -> dict[str, Any]:

@@ -147,3 +147,18 @@ def test_join_ends_with_its_timeout_and_flush_empties(bench: DramatiqBench) -> N
     bench.broker.join("default", timeout=200)
     with pytest.raises(QueueNotFound):
         bench.broker.flush("nobody's")
+
+
+def test_what_is_no_dramatiq_message_is_dead_and_the_next_one_runs(bench: DramatiqBench) -> None:
+    note = actor(bench.note, broker=bench.broker)
+    note.send("before")
+    for payload in (b"not JSON", b'{"n": 1}', b"[" * 200_000):
+        bench.engine.producer().send("default", payload)
+    note.send("after")
+    worker = worked(bench)
+    assert bench.wait(2) == ["before", "after"]
+    bench.broker.join("default", timeout=10_000)
+    worker.stop()
+    dead = bench.admin.browse("dead")
+    assert [m.headers["lq-dead-reason"] for m in dead] == ["rejected"] * 3
+    assert "Failed to decode message" in dead[0].headers["lq-dead-detail"]

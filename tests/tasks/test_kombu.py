@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import subprocess
 import sys
 import time
@@ -397,3 +398,36 @@ def test_threads_that_publish_at_once_each_get_their_answer(
     finally:
         sys.setswitchinterval(interval)
     assert bench.describe()["depth"] == 1 + 8 * 20
+
+
+def _almost(**changes: Any) -> bytes:
+    """A payload with the fields of a kombu message, which no kombu client can have written."""
+    properties = {"delivery_info": {}, "body_encoding": "utf-8"} | changes.pop("properties", {})
+    fields: dict[str, Any] = {
+        "body": "[]", "content-type": "application/json", "content-encoding": "utf-8",
+        "headers": {}, "properties": properties,
+    }  # fmt: skip
+    return json.dumps(fields | changes).encode()
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        b"[" * 200_000, _almost(body=1), _almost(headers=[]), _almost(headers=None),
+        _almost(properties={"delivery_info": "here"}), _almost(properties={"body_encoding": "x"}),
+        _almost(body="abc", properties={"body_encoding": "base64"}),
+    ],
+    ids=["deep", "body", "list of headers", "no headers", "info", "encoding", "base64"],
+)  # fmt: skip
+def test_whatever_another_program_wrote_is_handed_over_as_the_body(
+    bench: KombuBench, payload: bytes
+) -> None:
+    """An error here would end the worker, and the next one, as the message comes again."""
+    with bench.connect() as connection:
+        channel = connection.channel()
+        channel.queue_declare("work")
+        bench.engine.producer().send("work", payload, headers={"by": "hand"})
+        message = channel.basic_get("work")
+        assert (message.body, message.headers) == (payload, {"by": "hand"})
+        message.ack()
+    assert bench.describe()["depth"] == 0
