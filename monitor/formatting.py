@@ -89,7 +89,7 @@ def task(payload: bytes) -> str:
     """The task's name, in a message of Celery or Dramatiq; empty for others."""
     try:
         found = msgspec.json.decode(payload, type=_Task)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return ""
     return found.actor_name or (found.headers.task if found.headers else "")
 

@@ -88,7 +88,7 @@ class QueueDirectory:
             if told.state == MOVING and name in self._hosts:
                 return None
             return name if self._is_new(name, told.hosts) else None
-        except (msgspec.DecodeError, ValueError):
+        except (msgspec.DecodeError, ValueError, RecursionError):
             return None  # not the engine's; the brokers themselves say where a queue is
 
     def _is_new(self, name: str, hosts: dict[str, int]) -> bool:
@@ -116,7 +116,7 @@ def known_brokers(transport: Transport, vpn: str) -> list[dict[str, Any]]:
             try:
                 record = msgspec.json.decode(value, type=dict[str, Any])
                 number = int(record["number"])
-            except (msgspec.DecodeError, KeyError, TypeError, ValueError) as error:
+            except (msgspec.DecodeError, KeyError, TypeError, ValueError, RecursionError) as error:
                 what = f"{vpn}.directory: {key!r} is not a broker's record"
                 raise LakequeueError(f"{what}: {error}") from error
             name = key.removeprefix(BROKER).decode()

@@ -87,7 +87,7 @@ class BridgeWatch(threading.Thread):
                 self._wanted.pop(place, None)
             else:
                 self._wanted[place] = (parse_bridge(entry["definition"]), int(entry["broker"]))
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             log.warning("%s: %r is not a bridge's record: %s", topic, key, error)
             return
         self._changed.add(place)

@@ -77,7 +77,7 @@ def wish_of(key: bytes | None, value: bytes | None, vpn: str) -> ChangeRequest |
         asked = json.loads(value)
         what, number = str(asked["wish"]), str(asked["id"])[:100]
         group, to = (str(asked.get(key) or "")[:100] for key in ("group", "to"))
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
     name = key.decode("utf-8", "replace").removeprefix(PREFIX)
     return ChangeRequest(number, what, vpn, name, group, to)

@@ -7,11 +7,13 @@ from typing import Any
 import pytest
 from client.threaded import Held, Wire, wait_for
 from lakequeue.client.connection import Connection
+from lakequeue.client.session.queue_directory import QUEUE as QUEUE_RECORD
 from lakequeue.client.session.queue_directory import QueueDirectory
 from lakequeue.definitions import parse_configuration
 from lakequeue.memory import MemoryEngine
 from lakequeue.memory.registry import MemoryConnection
 from lakequeue.protocol.errors import LeaseLost
+from lakequeue.streaming.brokers.change_requests import wish_of
 
 QUEUE = {"name": "q", "message_type": "json", "type": "LocalQueue", "broker": "b",
          "max_per_subscription_backlog": 100}  # fmt: skip
@@ -41,6 +43,14 @@ def test_who_connects_reads_where_queues_are() -> None:
     wait_for(lambda: connection.admin().describe("q")["depth"] == 0)
     connection.close()
     assert {c["command"] for c in wire.commands} >= {"subscribe", "ack", "unsubscribe", "bye"}
+
+
+@pytest.mark.parametrize("value", [b"", b"5", b"\xff", b'{"hosts": {"a": "b"}}', b"[" * 100_000])
+def test_what_is_no_record_of_the_directory_says_nothing(value: bytes) -> None:
+    """Any client may write there; nobody's thread ends of it."""
+    known = QueueDirectory(0)
+    assert known.take(QUEUE_RECORD + b"q", value) is None
+    assert wish_of(b"wish/b", value, "default") is None
 
 
 def test_who_is_connected_speaks_to_a_broker_that_is_added(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -179,6 +179,7 @@ def test_tasks_are_shown_by_name(request: pytest.FixtureRequest) -> None:
     app.send_task("shop.refund", (1,), queue="work")
     send(engine, "work", {"queue_name": "work", "actor_name": "remind", "args": [1]})
     send(engine, "work", {"headers": "none of a task"})
+    engine.producer().send("work", b'{"too deep":' + b"[" * 100_000)
     send(engine, "dead", {"headers": {"task": "shop.poison"}})
     consumer = engine.consumer("work", max_backlog=1)
     assert consumer.receive() is not None
