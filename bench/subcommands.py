@@ -165,6 +165,11 @@ _add(
     _messages(200_000),
     click.option("--counts", default="1,2,4", show_default=True, callback=_numbers,
                  help="Numbers of brokers."),
+    click.option(
+        "--spread", is_flag=True,
+        help="Instead: the time of receipts, of a hundredth of the messages, for topics whose "
+        "queues are at one broker, and at two.",
+    ),
 )  # fmt: skip
 _add(
     "burst",
