@@ -14,7 +14,6 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -115,14 +114,9 @@ def publish_random(address: str, count: int) -> None:
 def _publish(address: str, count: int) -> None:
     with connect(address, client_name="bench-producer") as connection:
         with connection.producer(window=WINDOW) as producer:
-            for payload in _payloads(count):
-                producer.send_async(QUEUE, payload)
+            for _ in range(count):
+                producer.send_async(QUEUE, os.urandom(PAYLOAD_BYTES))
             producer.flush(CAUGHT_UP_S)
-
-
-def _payloads(count: int) -> Iterator[bytes]:
-    for _ in range(count):
-        yield os.urandom(PAYLOAD_BYTES)
 
 
 def _caught_up(engine: Engine, messages: int) -> None:

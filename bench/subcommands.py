@@ -62,7 +62,7 @@ _json = click.option("--json", "as_json", is_flag=True, help="One JSON object in
 
 def _add(module: str, name: str, title: str, help: str, *options: Callable) -> None:
     """A command that calls ``run`` of a module, which is imported then. Its options are the
-    function's arguments, beside ``say``, which tells what is measured."""
+    function's arguments, besides ``say``, which reports progress."""
 
     def invoke(as_json: bool, **given: Any) -> None:
         run = importlib.import_module(f".{module}", __package__).run
@@ -107,7 +107,7 @@ _add(
 _add(
     "bridge_cost",
     "bridge", "A bridge between two homes, µs per message",
-    "A message's way over a bridge to another home, without Kafka: µs of CPU at both ends.",
+    "A message over a bridge to another home, without Kafka: µs of CPU at both ends.",
     _messages(50_000), click.option("--batch", default=50, show_default=True),
     click.option("--destinations", default=1, show_default=True),
 )  # fmt: skip
@@ -131,7 +131,7 @@ _add(
     "churn", "The checkpoint after messages came and went",
     "Bytes of the checkpoint after more and more messages in and out, with fast consumers.",
     click.option("--counts", default="100000,1000000", show_default=True, callback=_numbers,
-                 help="Messages over all, at each look."),
+                 help="Messages in all, at each look."),
 )  # fmt: skip
 _add(
     "latency",
@@ -177,16 +177,16 @@ _add(
     "All messages of a queue expire at once, are redriven, purged; large ones wait: what it costs "
     "a step, the worker's memory, and another queue's messages.",
     _messages(1_000_000),
-    click.option("--rate", default=100, show_default=True, help="Of the other queue, a second."),
+    click.option("--rate", default=100, show_default=True, help="Messages a second elsewhere."),
     click.option("--trigger", type=click.Choice(TRIGGERS), default=TRIGGERS[0], show_default=True),
 )  # fmt: skip
 _add(
     "flood",
     "flood", "A tenant's flood, beside another tenant's traffic",
-    "One VPN says very much: garbage, acks for unknown ids, subscriptions, session names; what it "
+    "One VPN sends a flood: garbage, acks for unknown ids, subscriptions, session names; what it "
     "costs another VPN's messages, and the worker's memory.",
-    click.option("--commands", default=1_000_000, show_default=True, help="Of the flood, in all."),
-    click.option("--rate", default=100, show_default=True, help="Of the other VPN, a second."),
+    click.option("--commands", default=1_000_000, show_default=True, help="Commands of the flood."),
+    click.option("--rate", default=100, show_default=True, help="Messages a second elsewhere."),
     click.option("--trigger", type=click.Choice(TRIGGERS), default=TRIGGERS[0], show_default=True),
 )  # fmt: skip
 _add(
@@ -195,7 +195,7 @@ _add(
     "Ten queues, then thousands of which ten are used: what a start and a step take.",
     click.option("--counts", default="10,10000", show_default=True, callback=_numbers,
                  help="Queues, in each run."),
-    click.option("--used", default=10, show_default=True, help="Of them with traffic."),
+    click.option("--used", default=10, show_default=True, help="How many of them have traffic."),
     click.option("--rate", default=200, show_default=True, help="Messages a second, in all."),
     click.option("--seconds", default=20, show_default=True),
 )  # fmt: skip
@@ -219,5 +219,5 @@ _add(
     "What the tables cost, how far they are behind, what they take, how long a rebuild takes.",
     _messages(400_000),
     click.option("--queued", default=1_000_000, show_default=True,
-                 help="Messages that `queued` is asked over."),
+                 help="Messages in the queues when `queued` is asked."),
 )  # fmt: skip

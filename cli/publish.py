@@ -49,7 +49,7 @@ LINE_SUFFIXES = (".jsonl", ".ndjson")
 @option(
     "--rate",
     type=click.FloatRange(min=0, min_open=True),
-    help="At most so many per second.",
+    help="At most this many per second.",
 )
 @connection_options
 @json_option

@@ -226,11 +226,6 @@ def usage_of(queue: Mapping[str, Any]) -> tuple[int, int]:
     return queue["spool_bytes"], limit
 
 
-def counters_of(queue: Mapping[str, Any]) -> dict[str, Any]:
-    """The counters of a described queue."""
-    return dict(queue.get("counters") or {})
-
-
 def _one(queue: dict[str, Any]) -> RenderableType:
 
     parts: list[RenderableType] = [_table([queue]), ""]
@@ -240,7 +235,7 @@ def _one(queue: dict[str, Any]) -> RenderableType:
     counts = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
     counts.add_column("counter")
     counts.add_column("count", justify="right")
-    for name, value in counters_of(queue).items():
+    for name, value in (queue.get("counters") or {}).items():
         if isinstance(value, Mapping):
             for reason, count in value.items():
                 counts.add_row(f"{name}: {reason}", number(count))

@@ -102,7 +102,7 @@ def submit(
         check_master(master)
     package = None
     if deploy_mode == "cluster" and not only_print:
-        package = _package()
+        package = package_zip(cache_directory() / PACKAGE)  # our code, for drivers elsewhere
     what = Submission(
         master, deploy_mode, jars, settings, given.config.resolve(), arguments, package
     )
@@ -155,11 +155,6 @@ def spark_submit() -> Path:
             f"{pyspark.__version__}, or unset it to use PySpark's own"
         )
     return program
-
-
-def _package() -> Path:
-    """Our code as a zip, for drivers elsewhere."""
-    return package_zip(cache_directory() / PACKAGE)
 
 
 def _run(command: list[str], as_json: bool, log: Path | None) -> int:

@@ -184,7 +184,8 @@ def circle(new: BridgeDefinition, others: Iterable[BridgeDefinition]) -> list[st
     onward: dict[tuple[str, str], list[BridgeDefinition]] = {}
     for one in others:
         itself = (one.vpn, one.name) == (new.vpn, new.name)
-        if not itself and not one.arrives and _share_a_topic(one, new):
+        shares = any(overlap(a, b) for a in one.subscriptions for b in new.subscriptions)
+        if shares and not itself and not one.arrives:
             onward.setdefault(_begin(one), []).append(one)
     if new.arrives:
         return None
@@ -217,10 +218,6 @@ def circle_problem(where: str, names: list[str]) -> Problem:
     others = ", ".join(map(repr, names[1:]))
     allowed = f"would bring messages back to where they began, through {others}"
     return Problem(where, "subscriptions", names[0], allowed)
-
-
-def _share_a_topic(one: BridgeDefinition, other: BridgeDefinition) -> bool:
-    return any(overlap(a, b) for a in one.subscriptions for b in other.subscriptions)
 
 
 def overlap(one: str, other: str) -> bool:

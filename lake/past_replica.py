@@ -103,11 +103,8 @@ def home_of(name: str, broker_page: bytes, secret: bytes) -> Home:
 
 def is_earlier(pages: dict[str, bytes]) -> bool:
     """Whether an earlier version wrote these pages."""
-    return "broker" in pages and _header_format(pages["broker"]) == EARLIER_FORMAT
-
-
-def _header_format(page: bytes) -> int:
-    return int(msgspec.msgpack.decode(page)["format"])
+    page = pages.get("broker")
+    return page is not None and msgspec.msgpack.decode(page)["format"] == EARLIER_FORMAT
 
 
 def carried_over(home: Home, pages: dict[str, bytes]) -> DictStore:

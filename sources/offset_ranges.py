@@ -79,15 +79,11 @@ def read_ranges(kafka: dict[str, Any], ranges: Ranges) -> Iterator[list[Any]]:
 
     Logs of steps are read uncommitted, since their transactions are a fence (`sinks.log_writer`).
     """
-    logs = {place: ends for place, ends in ranges.items() if _is_log(place[0])}
+    logs = {place: ends for place, ends in ranges.items() if place[0].endswith(f".{topics.STEPS}")}
     rest = {place: ends for place, ends in ranges.items() if place not in logs}
     for some, level in ((rest, "read_committed"), (logs, "read_uncommitted")):
         if some:
             yield from _read(kafka, some, level)
-
-
-def _is_log(topic: str) -> bool:
-    return topic.endswith(f".{topics.STEPS}")
 
 
 def _read(kafka: dict[str, Any], ranges: Ranges, level: str) -> Iterator[list[Any]]:

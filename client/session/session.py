@@ -176,11 +176,8 @@ class Session(BrokerRequests):
         records = self._transport.poll(timeout_s)
         duties: list[Callable[[], None]] = [partial(self._dispatch, record) for record in records]
         if records:
-            duties += [self.wake, self._call_hooks]
+            duties += [self.wake, lambda: do_every(list(self._hooks.values()))]
         do_every(duties)
-
-    def _call_hooks(self) -> None:
-        do_every(list(self._hooks.values()))
 
     def _dispatch(self, record: Record) -> None:
         name = (record.key or b"").decode("utf-8", "replace")

@@ -282,7 +282,7 @@ def browse(broker: Broker, vpn: str, queue: Queue, command: Browse) -> PartialAn
                 continue
             pages -= blocks.opens(row)
             content = broker.spool.content(row) or (b"", None, None)
-            size = sum(map(_length, content)) + len(command.where or "")
+            size = sum(len(part or b"") for part in content) + len(command.where or "")
             if size > budget.bytes and budget.bytes < broker.limits.browse_bytes:
                 return PartialAnswer(out, str(_browse_key(queue, row)))
             budget.take(0, size)
@@ -310,10 +310,6 @@ def _browse_key(queue: Queue, row: Row) -> int:
     """A row's position in the order of browse."""
     is_later = row.state == DELAYED and row.id not in queue.live
     return LATER + queue.later.by(row) if is_later else row.key
-
-
-def _length(part: bytes | None) -> int:
-    return len(part or b"")
 
 
 def _browsed(queue: Queue, row: Row, content: Content) -> dict[str, Any]:

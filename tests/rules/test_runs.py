@@ -6,7 +6,6 @@ a message stood.
 """
 
 import json
-import os
 from typing import Any
 
 import msgspec
@@ -28,11 +27,9 @@ from lakequeue.protocol.messages import (
 from lakequeue.state import Batch, Broker, DictStore, Home, Limits, check, step
 from lakequeue.state.phases.admission import Admission
 
-from .harness import Bench, drain
+from .harness import ON_REFERENCE, Bench, drain
 
-pytestmark = pytest.mark.skipif(
-    os.environ.get("LAKEQUEUE_JUDGE") == "reference", reason="the model knows no records"
-)
+pytestmark = pytest.mark.skipif(ON_REFERENCE, reason="the naive model knows no records")
 
 NOW = 1_700_000_000_000
 TOPIC = "default.publish"
