@@ -32,9 +32,9 @@ def run(depths: list[int], rounds: int, trigger: str, say: Say) -> list[dict[str
     max_step_ms: the longest step, while it was filled and measured."""
     rows: list[dict[str, Any]] = []
     settings = {"lakequeue.tables_interval_s": "0", "lakequeue.batch_s": str(BATCH_S)}
-    told: list[dict[str, Any]] = []
+    reports: list[dict[str, Any]] = []
     with (
-        running(say, settings, trigger, on_batch=told.append) as engine,
+        running(say, settings, trigger, on_batch=reports.append) as engine,
         connect(url(engine), client_name="bench") as connection,
     ):
         producer = connection.producer(window=40_000)
@@ -43,7 +43,7 @@ def run(depths: list[int], rounds: int, trigger: str, say: Say) -> list[dict[str
             ("batch_ms", _by_batches) if trigger == "micro-batch" else ("step_ms", _by_steps)
         )
         for depth in depths:
-            begun = len(told)
+            begun = len(reports)
             say(f"filling to {depth:,}")
             for _ in range(depth - admin.describe(QUEUE)["depth"]):
                 producer.send_async(QUEUE, PAYLOAD)
@@ -53,10 +53,10 @@ def run(depths: list[int], rounds: int, trigger: str, say: Say) -> list[dict[str
             consumer = connection.consumer(QUEUE, ack_mode="individual", max_backlog=STEP)
             for _ in range(WARM_UP):
                 _round(consumer, producer)
-            cost = measure(engine, told, partial(_round, consumer, producer), rounds)
+            cost = measure(engine, reports, partial(_round, consumer, producer), rounds)
             row = {
                 "trigger": trigger, "depth": depth, key: cost, "worker_rss_mb": worker_rss_mb(),
-                "max_step_ms": max_step_ms(told[begun:], trigger),
+                "max_step_ms": max_step_ms(reports[begun:], trigger),
             }  # fmt: skip
             consumer.close()
             time.sleep(0.5)
@@ -78,7 +78,7 @@ def _round(consumer: Any, producer: Any) -> None:
 
 
 def _by_batches(
-    engine: Engine, told: list[dict[str, Any]], one_round: Callable[[], None], rounds: int
+    engine: Engine, reports: list[dict[str, Any]], one_round: Callable[[], None], rounds: int
 ) -> float:
     """The median of the batches that took in a round's messages and its acknowledgements."""
     batches: list[float] = []
@@ -91,15 +91,15 @@ def _by_batches(
 
 
 def _by_steps(
-    engine: Engine, told: list[dict[str, Any]], one_round: Callable[[], None], rounds: int
+    engine: Engine, reports: list[dict[str, Any]], one_round: Callable[[], None], rounds: int
 ) -> float:
     """What all steps took, over the rounds."""
     time.sleep(2 * BATCH_S)  # what came before is told by now
-    before = len(told)
+    before = len(reports)
     for _ in range(rounds):
         one_round()
     time.sleep(2 * BATCH_S)
-    seen = [p.get("observedMetrics", {}).get(OBSERVATION) or {} for p in told[before:]]
+    seen = [p.get("observedMetrics", {}).get(OBSERVATION) or {} for p in reports[before:]]
     steps_ms = sum(s.get("step_ms") or 0 for s in seen)
     if not steps_ms:
         raise LakequeueError("The engine did not say what its steps took.")

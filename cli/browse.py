@@ -193,9 +193,9 @@ def _tell(found: past.Moment) -> None:
     """Print which moment it is, and its notes."""
     for note in found.notes:
         click.echo(note, err=True)
-    told = local_time(datetime_of(found.now)).isoformat(" ", "milliseconds")
+    moment = local_time(datetime_of(found.now)).isoformat(" ", "milliseconds")
     click.echo(
-        f"Broker {found.broker} after step {found.step:,}, {told} ({_again(found)})", err=True
+        f"Broker {found.broker} after step {found.step:,}, {moment} ({_again(found)})", err=True
     )
 
 
@@ -206,9 +206,9 @@ def _parsed(words: tuple[str, ...], step: int | None) -> tuple[datetime | None, 
     if step is None:
         if not rest:
             raise click.UsageError("The time is missing: give a TIME, 'last', or --step N.")
-        said = rest.pop(0)
-        if said != LAST:
-            when = datetime_of(time_ms(said, "time"))
+        first = rest.pop(0)
+        if first != LAST:
+            when = datetime_of(time_ms(first, "time"))
     if not rest or rest[0] not in WHATS:
         raise click.UsageError(f"Name what to look at: one of {', '.join(WHATS)}.")
     what, *names = rest
@@ -272,19 +272,19 @@ def _show_step(found: past.Moment, as_json: bool) -> None:
          "headers": _headers(m.headers() or []), **_value(m.value())}
         for m in found.took
     ]  # fmt: skip
-    said = [_said(record) for record in found.said]
+    sent = [_sent_fields(record) for record in found.said]
     if as_json:
-        say_json({"step": found.step, "took": took, "said": said})
+        say_json({"step": found.step, "took": took, "sent": sent})
         return
     click.echo(f"It took {len(took):,} records:")
     for record in took:
         click.echo("  " + _line(record, f"{record['partition']} @ {record['offset']}"))
-    click.echo(f"It sent {len(said):,}:")
-    for record in said:
+    click.echo(f"It sent {len(sent):,}:")
+    for record in sent:
         click.echo("  " + _line(record, str(record["partition"] or "")))
 
 
-def _said(record: WireRecord) -> dict[str, Any]:
+def _sent_fields(record: WireRecord) -> dict[str, Any]:
     return {
         "topic": record.topic, "partition": record.partition,
         "key": (record.key or b"").decode("utf-8", "replace"),

@@ -124,19 +124,19 @@ def replicas_check(own: Mapping[str, TopicLook], brokers: int) -> Check:
 
 def rights_check(own: Mapping[str, TopicLook], vpns: set[str]) -> Check:
     """May this client do what applications do?"""
-    name, wanted, wrong, told = "rights", "to read and write the VPN's topics", [], 0
+    name, wanted, wrong, answered = "rights", "to read and write the VPN's topics", [], 0
     for vpn in sorted(vpns):
         for kind, needed in NEEDED.items():
             one = own.get(topics.topic(vpn, kind))
             if one is None or one.allowed is None:
                 continue
-            told += 1
+            answered += 1
             missing = [right for right in needed if right not in one.allowed]
             if missing:
                 wrong.append(f"no {' and '.join(missing)} on {topics.topic(vpn, kind)}")
     if not wrong:
-        found = f"so on {told} topics" if told else "Kafka does not tell"
-        return Check(name, True, found, wanted, required=bool(told))
+        found = f"so on {answered} topics" if answered else "Kafka does not tell"
+        return Check(name, True, found, wanted, required=bool(answered))
     advice = "Give them with kafka-acls.sh, or name other credentials: LAKEQUEUE_KAFKA_SETTINGS."
     return Check(name, False, "; ".join(wrong), wanted, advice)
 
@@ -178,10 +178,10 @@ def oldest_check(look: KafkaLook, vpn: str, oldest_s: Mapping[str, float]) -> Ch
 def clocks_check(heard: Mapping[str, Any], now_s: float | None = None) -> Check:
     """Do this machine's clock and the engine's agree? Expiry counts across machines (X4)."""
     wanted = f"at most {CLOCKS_S_MAX:.0f} s apart"
-    said = heard.get("time")
-    if not isinstance(said, int | float):
+    theirs = heard.get("time")
+    if not isinstance(theirs, int | float):
         return Check("clocks", True, "the engine does not tell its time", wanted, required=False)
-    apart = (time.time() if now_s is None else now_s) - said / 1000
+    apart = (time.time() if now_s is None else now_s) - theirs / 1000
     ok = abs(apart) <= CLOCKS_S_MAX
     side = "ahead of" if apart > 0 else "behind"
     found = f"{abs(apart):.1f} s {side} the engine's" if not ok else f"{abs(apart):.1f} s apart"
@@ -284,10 +284,10 @@ def _free(admin: Any) -> dict[int, int]:
 
     found: dict[int, int] = {}
     try:
-        told = admin.describe_log_dirs()
+        dirs = admin.describe_log_dirs()
     except KafkaError:
         return found
-    for broker in told:
+    for broker in dirs:
         left = [d["usable_bytes"] for d in broker["log_dirs"] if d["usable_bytes"] >= 0]
         if left:
             found[broker["broker"]] = min(left)

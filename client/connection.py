@@ -150,7 +150,7 @@ class ConsumerReplay:
     """The replay of `connection.consumer("orders", replay_from=…)` (R4).
 
     It is the administrator's replay, started after the consumer has subscribed. The messages are
-    published again to this queue only, and go to whoever consumes it. The request is checked before
+    published again to this queue only, and go to its consumers. The request is checked before
     the consumer subscribes. A consumer that subscribes again after a failure does not repeat the
     replay. done: a future with the outcome.
     """

@@ -21,7 +21,7 @@ class MemoryBroker:
         self.deadline = 0
         self.is_stopped = False  # a test aid: it receives but does nothing
         self._limits = limits
-        self._said: list[wire.WireRecord] = []  # received since its last step
+        self._received: list[wire.WireRecord] = []  # received since its last step
         self._heard = 0
         self._begin(DictStore())
 
@@ -68,17 +68,17 @@ class MemoryBroker:
 
     def tell(self, record: wire.WireRecord) -> None:
         """Take a message of another broker, of this home or another; the next step reads it."""
-        self._said.append(record)
+        self._received.append(record)
 
     def is_busy(self, now: int) -> bool:
         """True if it has something to do at this time."""
-        return not self.is_stopped and (bool(self._said) or 0 < self.deadline <= now)
+        return not self.is_stopped and (bool(self._received) or 0 < self.deadline <= now)
 
     def step(self, batch: Batch, now: int) -> list[Output]:
         """Run a step, with everything that other brokers sent before it."""
-        said, self._said = self._said, []
-        batch.mesh = _as_heard(said, self._heard, now)
-        self._heard += len(said)
+        received, self._received = self._received, []
+        batch.mesh = _as_heard(received, self._heard, now)
+        self._heard += len(received)
         return self.take(batch, now)
 
     def take(self, batch: Batch, now: int) -> list[Output]:
@@ -106,10 +106,11 @@ class MemoryBroker:
         check(self._replica.broker)
 
 
-def _as_heard(said: list[wire.WireRecord], first: int, now: int) -> Records:
+def _as_heard(received: list[wire.WireRecord], first: int, now: int) -> Records:
     """Messages of other brokers as read from the broker's topic from this offset on."""
-    n = len(said)
+    n = len(received)
     return Records(
-        [r.topic for r in said], [r.partition or 0 for r in said], list(range(first, first + n)),
-        [now] * n, [r.key for r in said], [r.value for r in said], [None] * n, [None] * n,
+        [r.topic for r in received], [r.partition or 0 for r in received],
+        list(range(first, first + n)),
+        [now] * n, [r.key for r in received], [r.value for r in received], [None] * n, [None] * n,
     )  # fmt: skip

@@ -45,13 +45,13 @@ def ask_all(
         one.name, one.state = name, known[0] if known else {"name": name, "state": ""}
         return {name: one}
     asked = [partial(_ask_known, connection, one, events) for one in known]
-    found = {said.name: said for said in _at_once(connection, asked)}
-    if all(said.silent for said in found.values()):
-        raise Timeout(_and_more([said.silent for said in found.values()]))
-    for name, said in found.items():
-        if said.silent and name in before:
+    found = {status.name: status for status in _at_once(connection, asked)}
+    if all(status.silent for status in found.values()):
+        raise Timeout(_and_more([status.silent for status in found.values()]))
+    for name, status in found.items():
+        if status.silent and name in before:
             then = before[name]
-            said.queues, said.usage, said.events = then.queues, then.usage, then.events
+            status.queues, status.usage, status.events = then.queues, then.usage, then.events
     return found
 
 
@@ -84,12 +84,12 @@ def _ask_known(connection: Any, known: dict[str, Any], events: int) -> BrokerLoo
         why = f": {known['why']}" if known.get("why") else ""
         return BrokerLook(name, known, silent=f"Broker {name} is {state}{why}")
     try:
-        said = _ask(connection, known["number"], events, ANSWER_S)
+        status = _ask(connection, known["number"], events, ANSWER_S)
     except LakequeueError as error:
         what = f"has not answered within {ANSWER_S:.0f} s" if isinstance(error, Timeout) else error
         return BrokerLook(name, known, silent=f"Broker {name} {what}")
-    said.name, said.state = name, known
-    return said
+    status.name, status.state = name, known
+    return status
 
 
 def _ask(connection: Any, number: int, events: int, timeout: float | None) -> BrokerLook:

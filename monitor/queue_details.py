@@ -39,8 +39,8 @@ def described(connection: Any, name: str) -> tuple[dict[str, Any], list[BrowsedM
             return _with_lanes(connection, queue, known), first
         away = [one for one in known if one["state"] not in RUNNING]
         if away:  # brokers that are away may have it
-            said = ", ".join(f"broker {one['name']} is {one['state']}" for one in away)
-            raise LakequeueError(f"no running broker has a queue {name!r}; {said}")
+            states = ", ".join(f"broker {one['name']} is {one['state']}" for one in away)
+            raise LakequeueError(f"no running broker has a queue {name!r}; {states}")
     return explained(connection.admin(), name, connection.now())
 
 
@@ -79,8 +79,8 @@ def _with_lanes(
 ) -> dict[str, Any]:
     """Add what waits at other brokers until the queue takes it (H2)."""
     ask = partial(connection.request, commands.Usage(), ANSWER_S)
-    told = ask_hosts(connection, lambda number: ask(broker=number), known)
-    lanes = [lane for lane in lanes_of(told.values()) if lane["queue"] == queue["name"]]
+    answers = ask_hosts(connection, lambda number: ask(broker=number), known)
+    lanes = [lane for lane in lanes_of(answers.values()) if lane["queue"] == queue["name"]]
     why = [asdict(refused_elsewhere(lane)) for lane in lanes if lane["why"]]
     return queue | {"lanes": lanes, "why": why + queue["why"]}
 
@@ -90,15 +90,15 @@ def reasons_of_hosts(
 ) -> list[Waiting]:
     """Why messages wait at each host, most important first. With several hosts, each reason begins
     with the host's name."""
-    said: dict[Waiting, list[str]] = {}
+    brokers_of: dict[Waiting, list[str]] = {}
     for name, part in hosts.items():
         for reason in reasons(_among(part, hosts), first.get(name, []), now):
-            said.setdefault(reason, []).append(name)
+            brokers_of.setdefault(reason, []).append(name)
     if len(hosts) == 1:
-        return list(said)
+        return list(brokers_of)
     return [
         replace(reason, text=f"{', '.join(names)}: {reason.text}")
-        for reason, names in sorted(said.items(), key=lambda one: not one[0].stuck)
+        for reason, names in sorted(brokers_of.items(), key=lambda one: not one[0].stuck)
     ]
 
 

@@ -192,7 +192,7 @@ class Driver:
         self._marked = snapshot.step > 0
         self._news: dict[str, int] = {}
         self._unsaid: deque[tuple[int, list[WireRecord]]] = deque()  # outputs waiting for the log
-        self._said = snapshot.step  # outputs were sent up to this step
+        self._sent_up_to = snapshot.step  # outputs were sent up to this step
         self.notes: list[str] = []
         self.cost_s = 0.0  # CPU time of the steps so far, which a replay would take too
         self.in_vain: dict[tuple[str, int], int] = {}  # see `Decided`, of the last step
@@ -237,7 +237,7 @@ class Driver:
         now = max(self.now, self._clocks.now() if up_to is None else up_to)
         acked = self._outbox.acked()
         record = StepRecord(
-            steplog.FORMAT, self.step + 1, now, self._said if acked is None else acked, 0,
+            steplog.FORMAT, self.step + 1, now, self._sent_up_to if acked is None else acked, 0,
             self._digest, self.code, taken.ranges, self._news, taken.opened,
             inputs=digest_of(taken.batch), marked=self._marked, core=FORMAT,
         )  # fmt: skip
@@ -274,7 +274,7 @@ class Driver:
         """Send the outputs of steps whose records are in the log."""
         for at in self._log.written(timeout_s) if self._unsaid else ():
             step, records = self._unsaid.popleft()
-            self.log_at, self._said = at + 1, step
+            self.log_at, self._sent_up_to = at + 1, step
             self._outbox.send(step, records)
 
     def _first_try(self, record: StepRecord, batch: Batch, waiting: int) -> Decided:
@@ -322,7 +322,7 @@ class Driver:
             else:
                 self._outbox.send(self.step, self._encoded(decided))
                 spoken.append(self.step)
-            self.log_at, self._said, self._marked = at + 1, record.step, False
+            self.log_at, self._sent_up_to, self._marked = at + 1, record.step, False
         return spoken
 
     def _check(self, record: StepRecord, silent: bool, begins: bool) -> None:

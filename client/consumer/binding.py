@@ -115,12 +115,12 @@ class Binding:
             queue=self.queue, subscription=self.id, epoch=self.epoch, ids=ids, reason=reason
         )
 
-    def renew(self, ids: str, period_ms: int | None, told: Callable[[Answer], None]) -> None:
-        """Extend leases (L10); ``told`` gets the engine's answer."""
+    def renew(self, ids: str, period_ms: int | None, on_answer: Callable[[Answer], None]) -> None:
+        """Extend leases (L10); ``on_answer`` gets the engine's answer."""
         command = commands.Renew(
             queue=self.queue, subscription=self.id, epoch=self.epoch, ids=ids, period_ms=period_ms
         )
-        self._session.ask(command, told, self.broker)
+        self._session.ask(command, on_answer, self.broker)
 
     def hand_back(self, ids: str) -> None:
         """Return messages untouched: the application has not seen them (L5)."""

@@ -130,8 +130,8 @@ class Settling:
 
     def reject_message(self, message: Message, reason: str | BaseException) -> None:
         """See `Message.reject`."""
-        said = self.subscription.reject(message.id, reason_of(reason))
-        self._give_up(message, "rejected", said)
+        sent = self.subscription.reject(message.id, reason_of(reason))
+        self._give_up(message, "rejected", sent)
 
     def renew_message(self, message: Message, period: str | float | None) -> None:
         """See `Message.renew`. Until the engine answers, the client counts with the requested
@@ -333,10 +333,10 @@ class Settling:
             for message in some:
                 if message.lease_ends and guess:
                     message.lease(guess, clock_ms, now_ms)
-            told = partial(self._renewed, some, before, clock_ms, now_ms)
+            on_answer = partial(self._renewed, some, before, clock_ms, now_ms)
             ids = format_ranges(m.number for m in some)
             try:
-                self.subscription.renew(ids, period_ms, told)
+                self.subscription.renew(ids, period_ms, on_answer)
             except BaseException:
                 self._put_back(some, before)
                 raise

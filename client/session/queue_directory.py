@@ -46,7 +46,7 @@ class QueueDirectory:
     def __init__(self, home: int) -> None:
         self.home = home
         self._hosts: dict[str, dict[str, int]] = {}
-        self._said: dict[str, dict[str, int]] = {}  # hosts as the last record named them
+        self._last_named: dict[str, dict[str, int]] = {}  # hosts as the last record named them
         self._heard: dict[str, tuple[int, int]] = {}  # epoch and edition of that record
 
     def broker_of(self, name: str) -> int:
@@ -73,38 +73,38 @@ class QueueDirectory:
             return None
         name = key.removeprefix(QUEUE).decode("utf-8", "replace")
         try:
-            told = (
+            entry = (
                 _DirectoryRecord({})
                 if value is None
                 else msgspec.json.decode(value, type=_DirectoryRecord)
             )
             if value is None:
                 self._heard.pop(name, None)
-            elif told.edition:
+            elif entry.edition:
                 epoch, edition = self._heard.get(name, (0, 0))
-                if epoch == told.epoch and told.edition <= edition:
+                if epoch == entry.epoch and entry.edition <= edition:
                     return None
-                self._heard[name] = told.epoch, told.edition
-            if told.state == MOVING and name in self._hosts:
+                self._heard[name] = entry.epoch, entry.edition
+            if entry.state == MOVING and name in self._hosts:
                 return None
-            return name if self._is_new(name, told.hosts) else None
+            return name if self._is_new(name, entry.hosts) else None
         except (msgspec.DecodeError, ValueError, RecursionError):
             return None  # not the engine's; the brokers themselves say where a queue is
 
     def _is_new(self, name: str, hosts: dict[str, int]) -> bool:
         """Learn the hosts; returns True if the last record named other hosts."""
         self.learn(name, hosts)
-        told, said = self.hosts_of(name), self._said.pop(name, {})
-        if told:
-            self._said[name] = told
-        return told != said
+        hosts, before = self.hosts_of(name), self._last_named.pop(name, {})
+        if hosts:
+            self._last_named[name] = hosts
+        return hosts != before
 
     def learn(self, name: str, hosts: dict[str, int]) -> None:
         """The queue is on these brokers (numbers by name)."""
-        told = {broker: int(n) for broker, n in sorted(hosts.items(), key=lambda one: one[1])}
+        found = {broker: int(n) for broker, n in sorted(hosts.items(), key=lambda one: one[1])}
         self._hosts.pop(name, None)
-        if told:
-            self._hosts[name] = told
+        if found:
+            self._hosts[name] = found
 
 
 def known_brokers(transport: Transport, vpn: str) -> list[dict[str, Any]]:

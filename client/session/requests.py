@@ -264,13 +264,17 @@ class BrokerRequests:
         return sign(self._credentials, self.vpn, who, value)
 
     def ask(
-        self, command: commands.Command, told: Callable[[Answer], None], broker: int | None = None
+        self,
+        command: commands.Command,
+        on_answer: Callable[[Answer], None],
+        broker: int | None = None,
     ) -> str:
-        """Send a command without waiting; ``told`` gets the answer. Returns the request's name."""
+        """Send a command without waiting; ``on_answer`` gets the answer. Returns the request's
+        name."""
         request = self.new_name("request")
         while len(self._asked) >= ASKED_MOST:  # the engine is away: drop the oldest
             self._asked.pop(next(iter(self._asked)), None)
-        self._asked[request] = told
+        self._asked[request] = on_answer
         reply = commands.ReplyTo(self.inbox.topic, self.inbox.partition, request)
         try:
             self.command(msgspec.structs.replace(command, reply=reply), broker)
@@ -393,12 +397,12 @@ class BrokerRequests:
         self.check_open()
         answers: list[Answer] = []
 
-        def told(answer: Answer) -> None:
+        def on_answer(answer: Answer) -> None:
             if heard is not None and answer["error"] is None:
                 heard()
             answers.append(answer)
 
-        request = self.ask(command, told, broker)
+        request = self.ask(command, on_answer, broker)
         if not self.wait(lambda: bool(answers), timeout):
             self._asked.pop(request, None)
             raise self._no_answer(timeout)

@@ -184,11 +184,11 @@ class Session(BrokerRequests):
         if record.topic == self.inbox.topic:
             framing = next((v for k, v in record.headers if k == FRAMING), b"")
             if framing == b"reply":
-                told = self._asked.pop(name, None)
+                on_answer = self._asked.pop(name, None)
                 answer = msgspec.json.decode(record.value or b"")
-                if told is not None:
+                if on_answer is not None:
                     self.is_silent = False
-                    told(answer)
+                    on_answer(answer)
                 elif (
                     name in self._consumers and answer["kind"] == ENDED
                 ):  # its subscription is over
@@ -261,8 +261,8 @@ class Session(BrokerRequests):
             self._bind_again(lost)
 
     def _beat_at(self, broker: int) -> None:
-        told = partial(self._heard, broker)
-        self.ask(commands.Heartbeat(session=self.session), told, broker)
+        on_answer = partial(self._heard, broker)
+        self.ask(commands.Heartbeat(session=self.session), on_answer, broker)
 
     def _heard(self, broker: int, answer: Answer) -> None:
         if answer["result"] is False and self._consumers:

@@ -28,8 +28,7 @@ from confluent_kafka import (
 )
 
 from ...definitions.bridge import KAFKA, BridgeDefinition, FarAddress, far_address
-from ...protocol import LakequeueError, NotConnected, topics
-from ...protocol import home_bridges as said
+from ...protocol import LakequeueError, NotConnected, home_bridges, topics
 from ...protocol.kafka_settings import credentials
 from ...sources.live import quiet_client
 from .far_home import READER, WRITER, FarHome, taken
@@ -53,10 +52,10 @@ class HomeCopier(threading.Thread):
         self.position: int | None = None
         self._epoch = epoch
         self._near = quiet_client(bootstrap, f"lakequeue-bridge-{bridge.name}")
-        self._key = said.bridge_key(bridge.vpn, bridge.name)
+        self._key = home_bridges.bridge_key(bridge.vpn, bridge.name)
         self._mesh = topics.topic(bridge.origin, topics.MESH)
         self._stopping = threading.Event()
-        self._told: said.CopierState | None = None
+        self._reported: home_bridges.CopierState | None = None
         self._pause_s = PAUSE_S
         self._silence_s = SILENCE_S
 
@@ -81,21 +80,21 @@ class HomeCopier(threading.Thread):
         del self._writer
 
     def _wait(self, why: str) -> None:
-        self._tell(said.WAITING, why)
+        self._tell(home_bridges.WAITING, why)
         self._stopping.wait(self._pause_s)
         self._pause_s = min(2 * self._pause_s, PAUSE_S_MAX)
 
     def _tell(self, state: str, why: str) -> None:
         """Tell the near broker, and the log, how it is with the way, where that is new."""
-        told = said.CopierState(state, why[:900])  # type: ignore[arg-type]
-        if told == self._told:
+        report = home_bridges.CopierState(state, why[:900])  # type: ignore[arg-type]
+        if report == self._reported:
             return
-        self._told = told
+        self._reported = report
         if why:
             log.warning("bridge %r waits: %s", self.bridge.name, why)
         else:
             log.info("bridge %r is open", self.bridge.name)
-        self._writer.produce(self._mesh, said.encode(told), self._key, 0)
+        self._writer.produce(self._mesh, home_bridges.encode(report), self._key, 0)
         self._writer.poll(0)
 
     # ------------------------------------------------------------ copying
@@ -113,7 +112,7 @@ class HomeCopier(threading.Thread):
             "bootstrap.servers": address.place,
         }
         with FarHome(kafka, self.bridge, address, self._epoch) as far:
-            self._tell(said.OPEN, "")
+            self._tell(home_bridges.OPEN, "")
             with _CopyAttempt(self, far, address) as attempt:
                 while not self._stopping.is_set():
                     attempt.turn()
@@ -128,7 +127,7 @@ class _CopyAttempt:
         self._out = topics.topic(bridge.origin, topics.BRIDGE_OUT)
         group = f"lakequeue.bridge.{copier._epoch}.{bridge.vpn}.{bridge.name}"
         self._reader = Consumer({**copier._near, **READER, "group.id": group})
-        self._own = said.answers_key(copier._epoch, bridge.name)
+        self._own = home_bridges.answers_key(copier._epoch, bridge.name)
         self._unanswered: deque[tuple[tuple[int, int], int]] = deque()  # (link, number), offset
         # the topic that the kept position of answers belongs to
         self._place = [address.place, far.number]
@@ -179,7 +178,7 @@ class _CopyAttempt:
             if message.key() != self._copier._key:
                 continue
             try:
-                sent = said.decode_send(message.value()).send
+                sent = home_bridges.decode_send(message.value()).send
             except ValueError as error:
                 log.error("bridge %r, offset %d: %s", self._copier.bridge.name, message.offset(),
                           error)  # fmt: skip
@@ -197,11 +196,11 @@ class _CopyAttempt:
             if message.key() != self._own:
                 continue
             try:
-                answer = said.decode_copied(message.value())
+                answer = home_bridges.decode_copied(message.value())
             except ValueError as error:
                 to = self._copier.bridge.to
                 raise NotConnected(f"{to}: its answer is none: {error}") from error
-            if not isinstance(answer, said.HomeAnswer):
+            if not isinstance(answer, home_bridges.HomeAnswer):
                 continue
             writer.produce(self._copier._mesh, message.value(), self._copier._key, 0,
                            on_delivery=self._written)  # fmt: skip

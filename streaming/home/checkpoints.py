@@ -131,8 +131,8 @@ def _damage_of_whole(store: Path, file: Path) -> str:
         return why
     try:
         with zipfile.ZipFile(file) as inside:
-            said = inside.read(METADATA).decode().partition("\n")[2]
-        for one in json.loads(said)["sstFiles"]:
+            metadata = inside.read(METADATA).decode().partition("\n")[2]
+        for one in json.loads(metadata)["sstFiles"]:
             there = store / "SSTs" / one["dfsSstFileName"]
             if not there.exists() or there.stat().st_size != one["sizeBytes"]:
                 return f"names {there.name}, which is missing or cut"
@@ -213,9 +213,9 @@ def _follow(file: Path, draft: Path) -> bool:
     operator = file.parents[2].absolute()
     follows = False
     for store in about["stateStoreInfo"]:
-        said = store["stateSchemaFilePaths"]
-        store["stateSchemaFilePaths"] = [_here(path, operator) for path in said]
-        follows = follows or store["stateSchemaFilePaths"] != said
+        paths = store["stateSchemaFilePaths"]
+        store["stateSchemaFilePaths"] = [_here(path, operator) for path in paths]
+        follows = follows or store["stateSchemaFilePaths"] != paths
     if not follows:
         return False
     file.with_name(f".{file.name}.crc").unlink(missing_ok=True)  # else Spark finds it damaged
@@ -226,8 +226,8 @@ def _follow(file: Path, draft: Path) -> bool:
 
 def _here(path: str, operator: Path) -> str:
     """Where a schema is now; the path as it was if that is the same file."""
-    said = Path(path.removeprefix(LOCAL))
+    named = Path(path.removeprefix(LOCAL))
     here = operator / SCHEMA / path.rpartition(f"/{SCHEMA}/")[2]
-    if not here.exists() or (said.exists() and said.samefile(here)):
+    if not here.exists() or (named.exists() and named.samefile(here)):
         return path
     return f"{LOCAL}{here}"

@@ -204,9 +204,9 @@ class EmbeddedKafka:
             known = dict(json.loads(memory.read_text()))
         port = self.port or known.get("port") or free_port(self.host)
         if not port_is_free(port, self.host):
-            told = "was given" if self.port else f"belongs to the home {self.home}"
+            origin = "was given" if self.port else f"belongs to the home {self.home}"
             raise LakequeueError(
-                f"Port {port} on {self.host}, which {told}, is taken by another program: stop "
+                f"Port {port} on {self.host}, which {origin}, is taken by another program: stop "
                 "that one or choose another port."
             )
         # Nobody but the broker itself uses the controller's port: it may change.
@@ -240,10 +240,10 @@ class EmbeddedKafka:
         command += [self._cluster_id(), "-c", str(self.home / "server.properties")]
         done = subprocess.run(command, capture_output=True, text=True, errors="replace")
         if done.returncode != 0:
-            said = done.stdout + done.stderr
+            output = done.stdout + done.stderr
             raise LakequeueError(
                 f"Kafka could not prepare {self.home / 'data'}: "
-                f"{_cause(said) or _last_line(said) or 'it gave no reason'}"
+                f"{_cause(output) or _last_line(output) or 'it gave no reason'}"
             )
 
     def _logging(self) -> list[str]:
@@ -290,8 +290,8 @@ class EmbeddedKafka:
     def _last_words(self) -> str:
         """Why this start failed: an error in the log, else what Java said, else the last line."""
         log = _tail(self.log, self._log_start_bytes)
-        said = _tail(self.home / "kafka.out", 0)
-        words = _cause(log) or _cause(said) or _last_line(said) or _last_line(log)
+        output = _tail(self.home / "kafka.out", 0)
+        words = _cause(log) or _cause(output) or _last_line(output) or _last_line(log)
         return f"{words or 'it gave no reason'} (the whole log: {self.log})"
 
 

@@ -66,6 +66,12 @@ def test_every_page_is_linked() -> None:
     ] == []
 
 
+def test_every_example_is_linked_from_the_readme() -> None:
+    text = (ROOT / "README.md").read_text()
+    programs = [p.name for p in (ROOT / "examples").glob("*.py") if p.name != "__init__.py"]
+    assert [name for name in programs if f"(examples/{name})" not in text] == []
+
+
 def test_the_readme_is_short() -> None:
     assert len((ROOT / "README.md").read_text().splitlines()) <= README_LINES
 

@@ -219,6 +219,16 @@ def test_the_core_has_the_fields_words() -> None:
     assert not found, "\n".join(found)
 
 
+def test_no_comment_begins_without_an_actor() -> None:
+    found = [
+        f"{file.relative_to(ROOT)}:{number}: {line.strip()}: name the actor: a client that ..."
+        for file in modules()
+        for number, line in enumerate(file.read_text().splitlines(), 1)
+        if re.search(r"""(?:\"\"\"|# |[.:;] )(?:Whoever|Who \w+s) """, line)
+    ]
+    assert not found, "\n".join(found)
+
+
 @pytest.mark.parametrize("page", pages(), ids=lambda page: str(page.relative_to(ROOT)))
 def test_no_page_uses_them(page: Path) -> None:
     """In code a module is ours where its room, or `.py`, stands beside it."""

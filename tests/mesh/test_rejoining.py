@@ -84,7 +84,7 @@ class KeptEngine(MemoryEngine):
             lost += len(one.history) - steps[name]
             again += [(one, batch) for batch in one.given[given:]]
             one.store = stores[name]
-            one._said, one._heard = [] if elsewhere else one.spoken[heard:], heard
+            one._received, one._heard = [] if elsewhere else one.spoken[heard:], heard
             if elsewhere:
                 one.spoken = one.spoken[:heard]
             one.given, one.history = one.given[:given], [(dict(stores[name].pages), heard, given)]

@@ -89,12 +89,12 @@ class MortalBroker(Reachable, MemoryBroker):
 
     def recover(self) -> list[Output]:
         """Be what the log says; gives what is said again."""
-        unheard = self._said, self._heard
+        unheard = self._received, self._heard
         self.store = DictStore(dict(self._snapshot))
         for batch, now, said in self._log:
             again = super().take(copy.deepcopy(batch), now)
             assert list(wire.encode(again)) == list(wire.encode(said))
-        self._said, self._heard = unheard
+        self._received, self._heard = unheard
         return [o for said in self._last for o in said if not isinstance(o, NOT_REPEATED)]
 
 

@@ -71,7 +71,7 @@ def says_before_the_log_has_it() -> Any:
         taken = original(self, *rest)
         while self._unsaid:
             step, records = self._unsaid.popleft()
-            self._said = step
+            self._sent_up_to = step
             self._outbox.send(step, records)
         return taken
 
