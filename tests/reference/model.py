@@ -786,6 +786,7 @@ class Model:
             seen = self.describe(queue.name)
             gone = seen["acknowledged"] + seen["expired"] + queue.counters["refused_by_consumer"]
             gone += seen["replaced"] + seen["redriven"]
+            gone += queue.counters["purged"] + queue.counters["moved"]
             assert seen["spooled"] == seen["depth"] + gone, queue.name
             assert seen["depth"] == seen["ready"] + seen["leased"] + seen["delayed"]
             for entry in queue.entries:
