@@ -101,7 +101,7 @@ def _heard(
         return None
     peer = facts.peers.get(envelope.sender)
     if peer is None:
-        peer = facts.peers[envelope.sender] = Peer(envelope.name)
+        peer = facts.peers[envelope.sender] = Peer(envelope.name, confirmed=facts.edition)
     if envelope.number <= peer.heard or is_lost(peer, envelope.number):
         return None
     missing = envelope.number - next_word(peer)

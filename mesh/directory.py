@@ -7,7 +7,7 @@ that is published after the answer finds the queue at any broker.
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable
 from typing import Any
 
@@ -44,7 +44,7 @@ ReplyAddress = tuple[str, int, str]  # topic, partition, request
 ApplyBridge = Callable[[str, str, dict[str, Any] | None], int]
 
 _encode = msgspec.msgpack.encode
-_definition = msgspec.msgpack.Decoder(QueueDefinition)
+_entry = msgspec.msgpack.Decoder(Entry)
 
 
 # ---------------------------------------------------------------- the keeper
@@ -159,20 +159,23 @@ class Keeper:
 
     def heard(self, sender: int, message: Heard) -> None:
         """Note that a broker knows the directory up to an edition, and send the answers that waited
-        for it. A broker's unconfirmed editions are the latest ones, so only these are visited."""
+        for it."""
         waiting = self._facts.waiting
-        for at in range(_first(waiting, lambda one: sender in one.missing), len(waiting)):
+        self._facts.peers[sender].confirmed = message.edition
+        at = bisect_left(waiting, message.edition, key=_edition)
+        if at < len(waiting) and waiting[at].edition == message.edition:
             one = waiting[at]
-            if one.edition > message.edition:
-                break
-            one.missing.remove(sender)
-            if one.edition == message.edition:
-                one.error = one.error or message.error
-                one.result = message.waited or one.result
-        confirmed = _first(waiting, lambda one: bool(one.missing))
-        for one in waiting[:confirmed]:
+            one.error = one.error or message.error
+            one.result = message.waited or one.result
+        others = (self._facts.peers[number].confirmed for number in self._others())
+        known_by_all = min(others, default=message.edition)
+        answered = bisect_right(waiting, known_by_all, key=_edition)
+        for one in waiting[:answered]:
             self._answer(one)
-        del waiting[:confirmed]
+        del waiting[:answered]
+
+    def _others(self) -> list[int]:
+        return sorted(set(self._facts.peers) - {self._broker.header.number})
 
     def _failed(self, entry: Entry) -> bool:
         """Whether the queue failed here. Defining it again repairs it."""
@@ -267,11 +270,10 @@ class Keeper:
         """Send a change to the others, and answer."""
         broker, facts = self._broker, self._facts
         message = Entries(facts.edition, entries, facts.brokers, facts.groups, topic)
-        others = sorted(set(facts.peers) - {broker.header.number})
-        for number in others:
+        for number in self._others():
             say(broker, facts, number, message)
-        waiting = WaitingAnswer(facts.edition, others, reply, result, error)
-        if others and not at_once:
+        waiting = WaitingAnswer(facts.edition, reply, result, error)
+        if self._others() and not at_once:
             if reply is not None:  # a configuration's definitions need no answers
                 facts.waiting.append(waiting)
         else:
@@ -315,9 +317,8 @@ class Keeper:
 # ---------------------------------------------------------------- all brokers
 
 
-def _first(waiting: list[WaitingAnswer], holds: Callable[[WaitingAnswer], bool]) -> int:
-    """The index of the first answer for which a condition holds; it holds for all later ones."""
-    return bisect_left(waiting, True, key=holds)
+def _edition(waiting: WaitingAnswer) -> int:
+    return waiting.edition
 
 
 def _reply_address(command: c.Command) -> ReplyAddress | None:
@@ -328,13 +329,7 @@ def _reply_address(command: c.Command) -> ReplyAddress | None:
 
 def wire_entry(vpn: str, name: str, entry: Entry | None) -> SaidEntry:
     """An entry in its form on the wire."""
-    if entry is None:
-        return SaidEntry(vpn, name, None)
-    definition, hosts, topics = _encode(entry.definition), list(entry.hosts), list(entry.topics)
-    return SaidEntry(
-        vpn, name, definition, hosts, topics, entry.move, entry.moves_to, entry.made,
-        entry.ingress, entry.egress, entry.bridge, entry.born,
-    )  # fmt: skip
+    return SaidEntry(vpn, name, None if entry is None else _encode(entry))
 
 
 def set_brokers(
@@ -346,7 +341,7 @@ def set_brokers(
     facts.brokers, facts.groups = dict(brokers), dict(groups)
     for name, number in brokers.items():
         if number != broker.header.number:
-            facts.peers.setdefault(number, Peer(name))
+            facts.peers.setdefault(number, Peer(name, confirmed=facts.edition))
     forget_found(broker)
 
 
@@ -362,13 +357,7 @@ def hear_entries(
     set_brokers(broker, facts, message.brokers, message.groups)
     error, waited = "", 0
     for one in message.entries:
-        entry = None
-        if one.definition is not None:
-            definition = _definition.decode(one.definition)
-            entry = Entry(
-                definition, one.hosts, one.topics, one.move, one.moves_to, one.made, one.ingress,
-                one.egress, one.bridge, one.born,
-            )  # fmt: skip
+        entry = None if one.entry is None else _entry.decode(one.entry)
         try:
             waited += apply_entry(broker, facts, one.vpn, one.queue, entry, apply_bridge)
         except (LakequeueError, ValueError) as failed:

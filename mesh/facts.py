@@ -14,7 +14,8 @@ from ..state.storage.store import Store
 class Peer(msgspec.Struct):
     """Another broker. said, heard: the numbers of the last records to it and from it; lost_words:
     [first, last] numbers of its lost steps (R3); again: all unconfirmed records up to this number
-    were repeated; is_behind: a record from it was lost, and its repetition has yet to come."""
+    were repeated; is_behind: a record from it was lost, and its repetition has yet to come;
+    confirmed: the edition of the directory that it knows."""
 
     name: str
     said: int = 0
@@ -22,6 +23,7 @@ class Peer(msgspec.Struct):
     lost_words: list[list[int]] = []
     again: int = 0
     is_behind: bool = False
+    confirmed: int = 0
 
 
 class Entry(msgspec.Struct):
@@ -74,11 +76,10 @@ class Credit(msgspec.Struct, array_like=True):
 
 
 class WaitingAnswer(msgspec.Struct):
-    """An answer that waits until all brokers have confirmed a change of the directory. missing: the
-    brokers that have not; reply: topic, partition, request."""
+    """An answer that waits until all brokers have confirmed an edition of the directory. reply:
+    topic, partition, request."""
 
     edition: int
-    missing: list[int]
     reply: tuple[str, int, str] | None
     result: bool | int | None = None
     error: str = ""

@@ -7,12 +7,13 @@ message keeps its counts and its expiry, and is not checked: the queue asked for
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
 
 from ..protocol.errors import Reason
-from ..protocol.mesh_messages import HandOver, NotTaken, Stored
+from ..protocol.mesh_messages import Answer, HandOver
 from ..state.phases.admission_checks import NACK, count_discarded, of_broker, outcome
 from ..state.queue.broker import Broker
 from ..state.queue.change import enter
@@ -74,18 +75,12 @@ def handed_over(broker: Broker, facts: MeshFacts, sender: int, message: HandOver
         apply_early_ack(broker, queue, queue.live[number])
     keep_last(broker, queue)
     queue.spill_over()
-    if done:
-        say(
-            broker,
-            facts,
-            sender,
-            Stored(message.vpn, message.queue, message.waiting, done, message.born),
-        )
     if why:
         rejected = queue.header.rejected
         rejected[why] = rejected.get(why, 0) + 1
         broker.touch(queue)
-        _refuse(broker, facts, sender, message, why, rows)
+    if done or why:
+        _answer(broker, facts, sender, message, done, why)
 
 
 def _queue_of(broker: Broker, facts: MeshFacts, message: HandOver) -> Queue | None:
@@ -116,7 +111,7 @@ def _comes_once(queue: Queue, row: Row, waiting: bool) -> bool:
 
 def _count_used(facts: MeshFacts, sender: int, message: HandOver, n: int) -> None:
     """Count granted messages that have come. Their owner counts them when it gets the answer
-    (`stand_ins.stored`, `stand_ins.refused`), so both have the same count."""
+    (`stand_ins.answered`), so both have the same count."""
     credit = facts.asked.get(credit_key(sender, message.vpn, message.queue, message.filter))
     if credit is not None and not message.waiting:
         credit.used += n
@@ -127,19 +122,18 @@ def _lane_key(sender: int, message: HandOver) -> str:
     return f"{sender}/{message.vpn}/{message.queue}"
 
 
-def _refuse(
-    broker: Broker, facts: MeshFacts, sender: int, message: HandOver, why: str, rows: list[Row]
-) -> None:
-    """Refuse messages. From a stand-in: the rest of this attempt, still in transit, is skipped too.
-    Granted ones: only these."""
-    ids: list[int] = []
-    if message.waiting:
+def _answer(
+    broker: Broker, facts: MeshFacts, sender: int, message: HandOver, stored: list[int],
+    why: str = "", rows: Iterable[Row] = (),
+) -> None:  # fmt: skip
+    """Say which messages are stored, and why the others are refused, if any are. From a stand-in:
+    the rest of this attempt, still in transit, is skipped too. Granted ones: only these rows."""
+    if why and message.waiting:
         facts.refusing[_lane_key(sender, message)] = message.attempt
         facts.credits_changed = True
-    else:
-        ids = [row.id for row in rows]
-    about = message.vpn, message.queue, message.waiting, message.attempt
-    say(broker, facts, sender, NotTaken(*about, why, ids, message.born))
+    about = message.vpn, message.queue, message.waiting, message.attempt, message.born
+    refused = [] if message.waiting else [row.id for row in rows]
+    say(broker, facts, sender, Answer(*about, stored, why, refused))
 
 
 def _without_queue(
@@ -152,13 +146,12 @@ def _without_queue(
     is_gone = message.born <= facts.edition if entry is None else message.born < entry.born
     if not message.waiting:
         if not is_gone:
-            _refuse(broker, facts, sender, message, "no_such_queue", rows)
+            _answer(broker, facts, sender, message, [], "no_such_queue", rows)
     elif is_gone:
-        ids = [row.id for row in rows]
-        say(broker, facts, sender, Stored(message.vpn, message.queue, True, ids, message.born))
-        broker.event("arrived_for_deleted", message.vpn, message.queue, messages=len(ids))
+        _answer(broker, facts, sender, message, [row.id for row in rows])
+        broker.event("arrived_for_deleted", message.vpn, message.queue, messages=len(rows))
     else:
-        _refuse(broker, facts, sender, message, ELSEWHERE, rows)
+        _answer(broker, facts, sender, message, [], ELSEWHERE)
 
 
 def failed(broker: Broker, facts: MeshFacts, sender: int, message: HandOver) -> None:
@@ -167,19 +160,14 @@ def failed(broker: Broker, facts: MeshFacts, sender: int, message: HandOver) -> 
     would block its lane for ever; it is in `<vpn>.rejected`."""
     rows = _rows.decode(message.rows)
     if message.waiting and len(rows) == 1:
-        say(
-            broker,
-            facts,
-            sender,
-            Stored(message.vpn, message.queue, True, [rows[0].id], message.born),
-        )
+        _answer(broker, facts, sender, message, [rows[0].id])
         return
     if len(rows) == 1:  # several will come again, one by one
         _count_used(facts, sender, message, 1)
         queue = broker.find(message.vpn, message.queue)
         if queue is not None:  # its consumers still have room
             broker.touch(queue)
-    _refuse(broker, facts, sender, message, Reason.MALFORMED.value, rows)
+    _answer(broker, facts, sender, message, [], Reason.MALFORMED.value, rows)
 
 
 def _refusal(broker: Broker, vpn: str, queue: Queue, row: Row) -> Reason | None:

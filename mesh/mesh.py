@@ -17,6 +17,7 @@ from ..definitions.definition_values import ENDPOINT_PREFIX
 from ..protocol import commands as c
 from ..protocol.errors import ConfigError, Moved
 from ..protocol.mesh_messages import (
+    Answer,
     Carry,
     Come,
     Entries,
@@ -25,9 +26,7 @@ from ..protocol.mesh_messages import (
     HasMoved,
     Heard,
     MeshMessage,
-    NotTaken,
     Room,
-    Stored,
 )
 from ..protocol.messages import QUEUE_ALONE, Records
 from ..protocol.signing import Speaker
@@ -80,8 +79,7 @@ class Mesh(MeshInterface):
         }
         self.handlers: dict[str, Callable[[int, Any], None]] = {
             HandOver.kind: partial(handover.handed_over, broker, facts),
-            Stored.kind: partial(stand_ins.stored, broker, facts),
-            NotTaken.kind: partial(stand_ins.refused, broker, facts),
+            Answer.kind: partial(stand_ins.answered, broker, facts),
             Room.kind: partial(credit.hear_room, broker, facts),
             Entries.kind: self._hear_entries,
             Heard.kind: self._heard,

@@ -51,7 +51,7 @@ from .move_at_rest import (
     rows_of,
 )
 from .reading_positions import Partition, of_new, of_removed, share, what_was_had
-from .stand_ins import stand_in, target, turn
+from .stand_ins import stand_in, turn
 
 
 class Resting(msgspec.Struct):
@@ -219,9 +219,7 @@ class _Rehoming:
         }  # fmt: skip
         facts.removed = sorted({*facts.removed, *self._removed})
         facts.edition = self._edition
-        facts.refusing = {
-            key: n for key, n in facts.refusing.items() if int(key.split("/")[0]) in facts.peers
-        }
+        facts.refusing = {}  # what was refused has been heard: any attempt is a new one
         facts.entries, facts.went = {}, {}
         for (vpn, name), entry in self._entries.items():
             facts.entries.setdefault(vpn, {})[name] = entry
@@ -292,26 +290,16 @@ class _Rehoming:
             queue = holder.queues[number]
             entry = entry_of(known, lane.vpn, lane.queue)
             assert entry is not None, "a deleted queue has no stand-ins"
-            host = target(to, known, lane.vpn, lane.queue, entry)
             if holder is not to:
                 queue.header.subscriptions = []
                 if queue.header.depth:
                     into = stand_in(to, known, lane.vpn, lane.queue)
-                    self._count_on(to, into, host)
                     ids = [row.id for row in rows_of(queue)]
                     move_queue(holder, queue, to, self._shared, into)
                     journal_move(holder, queue, to, into, ids)
             elif lane.broker not in entry.hosts:
                 turn(to, known, lane.vpn, lane.queue)
-                self._count_on(to, queue, host)
                 queue.header.again = queue.wanted
-
-    def _count_on(self, to: Broker, queue: Queue, host: int) -> None:
-        """Continue a lane's attempts behind those that its new broker has refused."""
-        lane = facts_of(to).lanes[queue.number]
-        key = f"{to.header.number}/{lane.vpn}/{lane.queue}"
-        attempt = facts_of(self._new[host]).refusing.get(key, 0) + 1
-        lane.attempt = max(lane.attempt, attempt)
 
     # ------------------------------------------------------------ state of clients
 

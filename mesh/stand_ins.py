@@ -18,7 +18,7 @@ import msgspec
 from ..definitions import QueueDefinition
 from ..definitions.definition_values import WAITING_PREFIX
 from ..protocol.errors import Reason
-from ..protocol.mesh_messages import HandOver, NotTaken, Stored, slices
+from ..protocol.mesh_messages import Answer, HandOver, slices
 from ..state.queue.broker import Broker
 from ..state.queue.change import apply
 from ..state.queue.header import QueueHeader, Subscription
@@ -205,7 +205,7 @@ def _hand_over_again(
         send(broker, facts, queue, one, [row for row, _ in kept], own)
 
 
-def _source(broker: Broker, facts: MeshFacts, message: Stored | NotTaken) -> Queue | None:
+def _source(broker: Broker, facts: MeshFacts, message: Answer) -> Queue | None:
     """The queue that handed messages over; None if it was deleted, even if there is a new one of
     its name."""
     if born_of(facts, message.vpn, message.queue) != message.born:
@@ -226,7 +226,7 @@ def _moving_to(queue: Queue, sender: int, ids: list[int]) -> dict[int, list[Row]
     return found
 
 
-def _count_used(facts: MeshFacts, message: Stored | NotTaken, one: Subscription, n: int) -> None:
+def _count_used(facts: MeshFacts, message: Answer, one: Subscription, n: int) -> None:
     """Count granted messages that were answered. The other broker counted them when it received
     them, so both have the same count (`handover.handed_over`)."""
     assert one.broker is not None
@@ -237,12 +237,21 @@ def _count_used(facts: MeshFacts, message: Stored | NotTaken, one: Subscription,
         facts.credits_changed = True
 
 
-def stored(broker: Broker, facts: MeshFacts, sender: int, message: Stored) -> None:
-    """Remove messages that the other broker has stored."""
+def answered(broker: Broker, facts: MeshFacts, sender: int, message: Answer) -> None:
+    """Remove messages that the other broker has stored, and take back those that it refuses."""
     queue = _source(broker, facts, message)
     if queue is None:
         return
-    moving = _moving_to(queue, sender, message.ids)
+    if message.stored:
+        _stored(broker, facts, queue, sender, message)
+    if message.why and queue.number in facts.lanes:
+        _refused(broker, facts, queue, sender, message)
+    elif message.why:
+        _not_granted(broker, facts, queue, sender, message)
+
+
+def _stored(broker: Broker, facts: MeshFacts, queue: Queue, sender: int, message: Answer) -> None:
+    moving = _moving_to(queue, sender, message.stored)
     rows = [row for some in moving.values() for row in some]
     again = [row for row in rows if take_later_deaths(row)]
     if again:
@@ -285,15 +294,9 @@ def end_if_idle(queue: Queue, one: Subscription) -> None:
         queue.leases.pop(one.number, None)
 
 
-def refused(broker: Broker, facts: MeshFacts, sender: int, message: NotTaken) -> None:
-    """Take back the messages in transit after the far queue refused."""
-    queue = _source(broker, facts, message)
-    if queue is None:
-        return
-    lane = facts.lanes.get(queue.number)
-    if lane is None:
-        _not_granted(broker, facts, queue, sender, message)
-        return
+def _refused(broker: Broker, facts: MeshFacts, queue: Queue, sender: int, message: Answer) -> None:
+    """Take back all messages of a lane that are in transit."""
+    lane = facts.lanes[queue.number]
     if lane.attempt != message.attempt:
         return
     one = queue.header.subscriptions[0]
@@ -329,18 +332,18 @@ def _take_back(
 
 
 def _not_granted(
-    broker: Broker, facts: MeshFacts, queue: Queue, sender: int, message: NotTaken
+    broker: Broker, facts: MeshFacts, queue: Queue, sender: int, message: Answer
 ) -> None:
     """Handle granted messages that the other broker cannot store; others in transit are not
     affected. If storing several failed, they are tried one by one. One that fails alone would fail
     anywhere, so it is dead."""
     fails = message.why == Reason.MALFORMED.value
-    moving = _moving_to(queue, sender, message.ids)
+    moving = _moving_to(queue, sender, message.refused)
     for one in list(queue.header.subscriptions):
         rows = moving.get(one.number, [])
         if not rows:
             continue
-        if fails and len(message.ids) > 1:
+        if fails and len(message.refused) > 1:
             _hand_over_again(broker, facts, queue, one, [[row] for row in rows])
             continue
         _take_back(broker, facts, queue, one, rows, message.why)

@@ -19,7 +19,7 @@ used again, so a bridge that was deleted and made again takes no receipt of its 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, Any, ClassVar, TypeVar
+from typing import Annotated, ClassVar, TypeVar
 
 import msgspec
 
@@ -157,31 +157,21 @@ class HandOver(MeshMessage, frozen=True, array_like=True):
     born: Count = 0
 
 
-class Stored(MeshMessage, frozen=True, array_like=True):
-    """Messages that were handed over are stored, or were removed by their queue's rules."""
+class Answer(MeshMessage, frozen=True, array_like=True):
+    """The answer to a `HandOver`. stored: these messages are stored, or were removed by their
+    queue's rules. why: the queue refuses the others; empty if it refuses none. From a stand-in
+    these are all of the attempt that are not stored, granted ones are named in `refused`."""
 
-    kind: ClassVar[str] = "stored"
-
-    vpn: Name
-    queue: Name
-    waiting: bool
-    ids: list[int]
-    born: Count = 0
-
-
-class NotTaken(MeshMessage, frozen=True, array_like=True):
-    """A queue refuses messages. From a stand-in: the whole attempt, from the first message on that
-    was not confirmed by `Stored`. Granted ones: only these messages."""
-
-    kind: ClassVar[str] = "not_taken"
+    kind: ClassVar[str] = "answer"
 
     vpn: Name
     queue: Name
     waiting: bool
     attempt: Count
-    why: str
-    ids: list[int]
-    born: Count = 0
+    born: Count
+    stored: list[int]
+    why: str = ""
+    refused: list[int] = []
 
 
 class Room(MeshMessage, frozen=True, array_like=True):
@@ -197,21 +187,12 @@ class Room(MeshMessage, frozen=True, array_like=True):
 
 
 class SaidEntry(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """A directory entry on the wire, see `mesh.facts.Entry`. definition: None if the queue was
+    """A changed entry of the directory: a packed `mesh.facts.Entry`, or None if the queue was
     deleted."""
 
     vpn: Name
     queue: Name
-    definition: bytes | None
-    hosts: list[BrokerNumber] = []
-    topics: list[str] = []
-    move: Count = 0
-    moves_to: BrokerNumber | None = None
-    made: Count = 0
-    ingress: bool = True
-    egress: bool = True
-    bridge: dict[str, Any] | None = None
-    born: Count = 0
+    entry: bytes | None
 
 
 class SaidTopic(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -304,8 +285,7 @@ WORDS: dict[str, type[MeshMessage]] = {
     word.kind: word
     for word in (
         HandOver,
-        Stored,
-        NotTaken,
+        Answer,
         Room,
         Entries,
         Heard,

@@ -11,6 +11,7 @@ from lakequeue.memory import MemoryConnection
 from lakequeue.memory.memory_broker import MemoryBroker
 from lakequeue.protocol import commands as c
 from lakequeue.protocol import mesh_messages
+from lakequeue.protocol.mesh_messages import Answer
 from mesh.test_bridges_of_several import Several
 from rules.harness import drain
 from rules.mortal import MortalEngine
@@ -29,7 +30,7 @@ for one in QUEUES:
 
 @pytest.mark.parametrize(
     ("kind", "nth"),
-    [*product(["hand_over", "stored", "not_taken", "room"], [1, 2]), ("entries", 1), ("heard", 1)],
+    [*product(["hand_over", "answer", "refusal", "room"], [1, 2]), ("entries", 1), ("heard", 1)],
 )
 def test_R3_what_a_lost_word_was_about_is_said_again(
     kind: str, nth: int, monkeypatch: pytest.MonkeyPatch
@@ -41,7 +42,10 @@ def test_R3_what_a_lost_word_was_about_is_said_again(
     heard = MemoryBroker.tell
 
     def tell(self: Any, record: Any) -> None:
-        said = mesh_messages.decode(record.value).kind
+        envelope = mesh_messages.decode(record.value)
+        said = envelope.kind
+        if said == Answer.kind and mesh_messages.decode_body(envelope, Answer).why:
+            said = "refusal"
         lost.append(said)
         if said != kind or lost.count(kind) != nth:
             heard(self, record)
@@ -105,7 +109,7 @@ def test_P1_R3_a_message_is_stored_once_though_the_answer_is_lost(
     """It was taken and acknowledged long before it is said again."""
     engine = MortalEngine(parse_configuration({"brokers": ["a", "b"], "queues": QUEUES}))
     at = {name: MemoryConnection(engine, "default", name, name) for name in "ab"}
-    losing = Losing(monkeypatch, "stored", 1)
+    losing = Losing(monkeypatch, "answer", 1)
     producer = at["a"].producer()
     consumer = at["b"].consumer("far", ack_mode="individual", max_backlog=3)
     got = []
@@ -143,7 +147,7 @@ def test_M5_P1_R3_an_answer_is_lost_and_the_queue_moves_on(
                 counts.append((message.payload, message.delivery_count))
                 message.ack()
 
-    losing = Losing(monkeypatch, "stored", 1)
+    losing = Losing(monkeypatch, "answer", 1)
     at["a"].producer().send("old" if dies else "t/far", b"x")
     if dies:
         assert drain(at["a"].consumer("old", ack_mode="individual"))
@@ -159,7 +163,7 @@ def test_M5_P1_R3_an_answer_is_lost_and_the_queue_moves_on(
 
 
 @pytest.mark.parametrize("semantics", ["at-least-once", "at-most-once"])
-@pytest.mark.parametrize("kind", ["stored", "hand_over", "room"])
+@pytest.mark.parametrize("kind", ["answer", "hand_over", "room"])
 def test_H4_L2_R3_a_granted_message_that_may_come_again_says_so(
     kind: str, semantics: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -184,7 +188,7 @@ def test_H4_L2_R3_a_granted_message_that_may_come_again_says_so(
         assert min(found[1:], default=2) > 1, body
     repeated = sum(len(found) > 1 for found in counts.values())
     assert (len(counts), at["a"].admin().describe("all")["depth"]) == (12, 0)
-    assert repeated == (kind == "stored" and semantics == "at-least-once")
+    assert repeated == (kind == "answer" and semantics == "at-least-once")
 
 
 def test_H4_R3_room_that_ended_is_counted_anew_though_the_word_of_it_is_lost(
@@ -221,7 +225,7 @@ def test_H4_R3_room_that_ended_is_counted_anew_though_the_word_of_it_is_lost(
 
 
 @pytest.mark.parametrize("far", ["one", "three"])
-@pytest.mark.parametrize("kind", ["stored", "hand_over", "bridge_send", "bridge_receipt"])
+@pytest.mark.parametrize("kind", ["answer", "hand_over", "bridge_send", "bridge_receipt"])
 def test_H1_R3_what_a_bridge_carries_comes_once_though_a_word_is_lost(
     kind: str, far: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -575,5 +575,5 @@ class Home:
 
 def may_be_lost(record: Record) -> bool:
     """What is said of messages that are in transit: it is said again."""
-    kinds = ("hand_over", "stored", "not_taken", "room")
+    kinds = ("hand_over", "answer", "room")
     return sender_of(record) is not None and mesh_messages.decode(record.own_value).kind in kinds

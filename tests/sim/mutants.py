@@ -399,23 +399,21 @@ def what_was_said_is_not_counted() -> Any:
 
 @mutant
 def a_far_refusal_loses_what_was_under_way() -> Any:
-    def refused(original: Any, broker: Any, facts: Any, sender: int, said: Any) -> None:
-        queue = stand_ins._source(broker, facts, said)
-        if queue is not None and said.waiting:
-            for one in queue.header.subscriptions:
-                rows = list(queue.leases.get(one.number, {}).values())
-                change.apply(broker, queue, rows[:1], stand_ins.Event.TRANSFER)
-        original(broker, facts, sender, said)
+    def refused(original: Any, broker: Any, facts: Any, queue: Any, sender: int, said: Any) -> None:
+        for one in queue.header.subscriptions:
+            rows = list(queue.leases.get(one.number, {}).values())
+            change.apply(broker, queue, rows[:1], stand_ins.Event.TRANSFER)
+        original(broker, facts, queue, sender, said)
 
-    return around(stand_ins, "refused", refused)
+    return around(stand_ins, "_refused", refused)
 
 
 @mutant
 def what_was_stored_far_away_is_sent_again() -> Any:
-    def stored(original: Any, broker: Any, facts: Any, sender: int, said: Any) -> None:
-        original(broker, facts, sender, msgspec_replace(said, ids=said.ids[:-1]))
+    def stored(original: Any, broker: Any, facts: Any, queue: Any, sender: int, said: Any) -> None:
+        original(broker, facts, queue, sender, msgspec_replace(said, stored=said.stored[:-1]))
 
-    return around(stand_ins, "stored", stored)
+    return around(stand_ins, "_stored", stored)
 
 
 @mutant
