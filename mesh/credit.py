@@ -5,27 +5,26 @@ messages it can take, by filter. There, this becomes a subscription like any oth
 after all local ones, and only with messages that no local consumer can take. Its messages are not
 leased but in transit. When they are stored here, this broker owns them.
 
-The room is a total that only grows, so messages in transit count once: the subscription may take
-what was granted and not used. The room is sent again when half of it is used. It is taken back if
-messages come that no consumer here can take any more; these are ready here, for whoever has room.
-Zero means that no consumer here has this filter any more: both sides forget their counts, and
-neither counts the messages in transit.
+The room includes messages in transit: it is the subscription's backlog. It shrinks here with each
+message that comes, there with each that is answered. Answers and rooms keep their order, so both
+brokers have the same number whenever nothing is in transit, and each new room sets it for both. The
+room is sent again when half of it is used. It is taken back if messages come that no consumer here
+can take any more; these are ready here, for whoever has room. The subscription ends when no
+consumer here has its filter any more.
 """
 
 from __future__ import annotations
 
-from typing import Any
-
-from ..protocol.mesh_messages import Room
+from ..protocol.mesh_messages import HandOver, Room
 from ..state.queue.broker import Broker
 from ..state.queue.header import Subscription
 from ..state.queue.queue import Queue
 from ..state.rules.fairness import backlog_of
 from .channel import say
-from .facts import Credit, MeshFacts, born_of, credit_key, entry_of, is_of_queue, key_of
+from .facts import MeshFacts, born_of, entry_of
 from .stand_ins import FRAMING, end_if_idle
 
-Rooms = dict[str | None, int]
+Rooms = dict[str | None, int]  # by filter
 
 
 def other_hosts(broker: Broker, facts: MeshFacts, queue: Queue) -> list[int]:
@@ -46,34 +45,17 @@ def tell_room(broker: Broker, facts: MeshFacts) -> None:
         hosts = other_hosts(broker, facts, queue)
         if not hosts:
             continue
-        rooms = _rooms(queue)
-        header = queue.header
-        ready = header.depth - header.leased - header.delayed
+        vpn, name = key = broker.vpn_of(queue), queue.definition.name
+        told, rooms = facts.credits.rooms.get(key, {}), _rooms(queue)
         for host in hosts:
-            changed = _changed(broker, facts, queue, host, rooms, ready)
+            changed = _changed(queue, told.setdefault(host, {}), rooms)
             if changed:
-                vpn, name = broker.vpn_of(queue), queue.definition.name
+                facts.credits_changed = True
                 say(broker, facts, host, Room(vpn, name, changed, born_of(facts, vpn, name)))
-        key = key_of(broker.vpn_of(queue), queue.definition.name)
-        if facts.filters.get(key, []) != list(rooms):
-            facts.credits_changed = True
-            facts.filters[key] = list(rooms)
-            if not rooms:
-                del facts.filters[key]
-
-
-def ask_again(broker: Broker, facts: MeshFacts, host: int) -> None:
-    """Forget all credits at a host, which is told `Heard.again` (`forget_lent`), and send the
-    consumers' room again."""
-    for queue in broker.queues.values():
-        if queue.header.stands_for or host not in other_hosts(broker, facts, queue):
-            continue
-        vpn, name = broker.vpn_of(queue), queue.definition.name
-        for text in facts.filters.get(key_of(vpn, name), []):
-            facts.asked.pop(credit_key(host, vpn, name, text), None)
-        queue.wanted = True
-        broker.touch(queue)
-    facts.credits_changed = True
+        if any(told.values()):
+            facts.credits.rooms[key] = told
+        else:
+            facts.credits.rooms.pop(key, None)
 
 
 def _rooms(queue: Queue) -> Rooms:
@@ -92,35 +74,48 @@ def _rooms(queue: Queue) -> Rooms:
     return rooms
 
 
-def _changed(
-    broker: Broker, facts: MeshFacts, queue: Queue, host: int, rooms: Rooms, ready: int
-) -> list[tuple[str | None, int]]:
-    """Update the credits at a host; returns the changes to send."""
-    vpn, name = broker.vpn_of(queue), queue.definition.name
-    changed: list[tuple[str | None, int]] = []
-    before = facts.filters.get(f"{vpn}/{name}", [])
-    for text in (*rooms, *(text for text in before if text not in rooms)):
-        key = credit_key(host, vpn, name, text)
-        credit = facts.asked.get(key)
-        room = rooms.get(text, 0)
-        if credit is None:
-            if not room:
-                continue
-            credit = facts.asked[key] = Credit()
-        out = credit.granted - credit.used
-        if text not in rooms:
-            credit.granted = 0
-        elif room and out < (room + 1) // 2:
-            credit.granted = credit.used + room
-        elif not room and out > 0 and ready:
-            credit.granted = credit.used
-        else:
-            continue
-        if not credit.granted:  # both forget it
-            del facts.asked[key]
-        changed.append((text, credit.granted))
-    facts.credits_changed = facts.credits_changed or bool(changed)
+def _changed(queue: Queue, left: Rooms, rooms: Rooms) -> list[tuple[str | None, int | None]]:
+    """Update what is left of the room that a host knows; returns the changes to send."""
+    header = queue.header
+    ready = header.depth - header.leased - header.delayed
+    changed: list[tuple[str | None, int | None]] = []
+    for text, room in rooms.items():
+        before = left.get(text, 0)
+        if (room and before < (room + 1) // 2) or (not room and before and ready):
+            left[text] = room
+            changed.append((text, room))
+    for text in [text for text in left if text not in rooms]:
+        del left[text]
+        changed.append((text, None))
     return changed
+
+
+def count_come(facts: MeshFacts, sender: int, message: HandOver, n: int) -> None:
+    """Count granted messages that have come. Their owner counts them when they are answered."""
+    left = facts.credits.rooms.get((message.vpn, message.queue), {}).get(sender, {})
+    if not message.waiting and message.filter in left:
+        left[message.filter] = max(left[message.filter] - n, 0)
+        facts.credits_changed = True
+
+
+def tell_again(broker: Broker, facts: MeshFacts, host: int) -> None:
+    """Tell a host all rooms again, after it has ended its subscriptions (`end_all`)."""
+    for (vpn, name), told in facts.credits.rooms.items():
+        queue = broker.find(vpn, name)
+        if told.pop(host, None) is not None and queue is not None:
+            queue.wanted = True
+            broker.touch(queue)
+    facts.credits_changed = True
+
+
+def end_all(broker: Broker, facts: MeshFacts, host: int) -> None:
+    """End all subscriptions of another host, which tells its rooms again (`tell_again`). The word
+    that ended one may be lost."""
+    for queue in broker.queues.values():
+        for one in [] if queue.header.stands_for else list(queue.header.subscriptions):
+            if one.broker == host:
+                _end(queue, one)
+                broker.touch(queue)
 
 
 def hear_room(broker: Broker, facts: MeshFacts, sender: int, message: Room) -> None:
@@ -134,32 +129,14 @@ def hear_room(broker: Broker, facts: MeshFacts, sender: int, message: Room) -> N
     queue = broker.find(message.vpn, message.queue)
     if queue is None or message.born < born:
         return
-    facts.credits_changed = True
-    for text, granted in message.granted:
+    for text, room in message.rooms:
         one = _subscription(facts, queue, sender, text)
-        key = credit_key(sender, message.vpn, message.queue, text)
-        if not granted:
-            facts.lent.pop(key, None)
+        if room is None:
             _end(queue, one)
-            continue
-        credit = facts.lent.setdefault(key, Credit())
-        credit.granted, one.ending = granted, ""
-        one.max_backlog = max(granted - credit.used, 0)
+        else:
+            one.max_backlog, one.ending = room, ""
     queue.wanted = True
     broker.touch(queue)
-
-
-def forget_lent(broker: Broker, facts: MeshFacts, host: int) -> None:
-    """Forget all credits of a host that has forgotten them too (`ask_again`). The word that ended
-    one may be lost, and the next one counts from zero."""
-    for queue in broker.queues.values():
-        vpn, name = broker.vpn_of(queue), queue.definition.name
-        for one in list(queue.header.subscriptions):
-            key = credit_key(host, vpn, name, one.filter)
-            if one.broker == host and facts.lent.pop(key, None) is not None:
-                _end(queue, one)
-                broker.touch(queue)
-    facts.credits_changed = True
 
 
 def _end(queue: Queue, one: Subscription) -> None:
@@ -176,13 +153,10 @@ def hear_early(broker: Broker, facts: MeshFacts) -> None:
 
 
 def forget(facts: MeshFacts, vpn: str, name: str) -> None:
-    """Forget all credits and refusals of a deleted queue."""
+    """Forget all rooms and refusals of a deleted queue."""
     facts.credits_changed = True
-    facts.filters.pop(key_of(vpn, name), None)
-    credits: dict[str, Any]
-    for credits in (facts.asked, facts.lent, facts.refusing):
-        for key in [one for one in credits if is_of_queue(one, vpn, name)]:
-            del credits[key]
+    facts.credits.rooms.pop((vpn, name), None)
+    facts.credits.refused.pop((vpn, name), None)
 
 
 def _subscription(facts: MeshFacts, queue: Queue, sender: int, text: str | None) -> Subscription:

@@ -68,11 +68,14 @@ class OutLane(msgspec.Struct):
     since: int = 0
 
 
-class Credit(msgspec.Struct, array_like=True):
-    """For one filter and one other host: how many messages were allowed in all, and have come."""
+class Credits(msgspec.Struct):
+    """The facts that change with nearly every granted message, in a page of their own. Both are by
+    VPN and queue, and by the other broker. rooms: by filter, how many more messages the other
+    broker believes that consumers here can take (`credit`); refused: the last attempt of its lane
+    that was refused here."""
 
-    granted: int = 0
-    used: int = 0
+    rooms: dict[tuple[str, str], dict[int, dict[str | None, int]]] = {}
+    refused: dict[tuple[str, str], dict[int, int]] = {}
 
 
 class WaitingAnswer(msgspec.Struct):
@@ -89,12 +92,10 @@ class MeshFacts(msgspec.Struct):
     """All facts.
 
     brokers: the home's, by name; entries: VPN → name → queue; lanes: by the stand-in's number;
-    retries: when each refused lane is tried again; refusing: "broker/vpn/queue" → the last attempt
-    that was refused here; asked: this broker's credits at other hosts, lent: their credits here,
-    both by `credit_key`; filters: "vpn/queue" → the filters of the last credits asked for; edition:
-    of the directory as known here; untold: VPNs and queues whose hosts changed at rest, not yet
-    published to clients; rejoined: the broker was rebuilt, and its last records may be lost
-    (`channel`); removed: numbers of brokers that left the home, whose records may come again.
+    retries: when each refused lane is tried again; edition: of the directory as known here; untold:
+    VPNs and queues whose hosts changed at rest, not yet published to clients; rejoined: the broker
+    was rebuilt, and its last records may be lost (`channel`); removed: numbers of brokers that left
+    the home, whose records may come again.
     """
 
     brokers: dict[str, int] = {}
@@ -103,17 +104,14 @@ class MeshFacts(msgspec.Struct):
     entries: dict[str, dict[str, Entry]] = {}
     lanes: dict[int, OutLane] = {}
     retries: dict[int, int] = {}
-    refusing: dict[str, int] = {}
-    asked: dict[str, Credit] = {}
-    lent: dict[str, Credit] = {}
-    filters: dict[str, list[str | None]] = {}
+    credits: Credits = msgspec.field(default_factory=Credits)
     edition: int = 0
     waiting: list[WaitingAnswer] = []
     untold: list[tuple[str, str]] = []
     rejoined: bool = False
     removed: list[int] = []
     early_rooms: list[tuple[int, Room]] = []  # for a queue not known yet, see `credit.hear_room`
-    credits_changed: bool = False  # asked, lent, filters or refusing, since the last mark
+    credits_changed: bool = False  # since the last mark
     # Moving queues, by "vpn/queue" (`moves`):
     moves: dict[str, BegunMove] = {}  # at the keeper
     coming: dict[str, tuple[int, int, int]] = {}  # the broker that expects it, the move, its room
@@ -122,15 +120,6 @@ class MeshFacts(msgspec.Struct):
     later: dict[int, dict[int, list[bytes]]] = {}
     arriving: dict[str, int] = {}  # the number of the queue that is being filled here
     went: dict[str, tuple[int, int]] = {}  # the last finished move, and the host: see `hosts_of`
-
-
-class Credits(msgspec.Struct):
-    """The facts that change with nearly every granted message, in a page of their own."""
-
-    refusing: dict[str, int]
-    asked: dict[str, Credit]
-    lent: dict[str, Credit]
-    filters: dict[str, list[str | None]]
 
 
 PAGE, DIRECTORY, CREDITS = "mesh", "mesh/directory", "mesh/credits"
@@ -148,9 +137,7 @@ def load_facts(store: Store) -> MeshFacts:
     if entries is not None:
         facts.entries = _entries.decode(entries)
     if credits is not None:
-        read = _credits.decode(credits)
-        facts.refusing, facts.asked = read.refusing, read.asked
-        facts.lent, facts.filters = read.lent, read.filters
+        facts.credits = _credits.decode(credits)
     return facts
 
 
@@ -160,12 +147,9 @@ def mark_facts(store: Store, facts: MeshFacts, written: int) -> int:
     if facts.edition != written:
         store.put(DIRECTORY, _encode(facts.entries))
     if facts.credits_changed:
-        credits = Credits(facts.refusing, facts.asked, facts.lent, facts.filters)
-        store.put(CREDITS, _encode(credits))
+        store.put(CREDITS, _encode(facts.credits))
         facts.credits_changed = False
-    small = msgspec.structs.replace(
-        facts, entries={}, refusing={}, asked={}, lent={}, filters={}
-    )  # fmt: skip
+    small = msgspec.structs.replace(facts, entries={}, credits=Credits())
     store.put(PAGE, _encode(small))
     return facts.edition
 
@@ -182,18 +166,6 @@ def put_peers(store: Store, peers: dict[int, Peer]) -> None:
     assert data is not None
     facts = msgspec.structs.replace(_facts.decode(data), peers=peers, rejoined=True)
     store.put(PAGE, _encode(facts))
-
-
-def credit_key(broker: int, vpn: str, queue: str, text: str | None) -> str:
-    """The key of a credit: broker, queue and filter."""
-    return f"{broker}/{vpn}/{queue}/{'' if text is None else '=' + text}"
-
-
-def is_of_queue(key: str, vpn: str, queue: str) -> bool:
-    """Whether the key of a credit or refusal ("broker/vpn/queue") is of this queue. Names may
-    contain a "/"."""
-    rest = key.partition("/")[2].removeprefix(f"{vpn}/{queue}")
-    return rest in ("", "/") or rest.startswith("/=")
 
 
 def key_of(vpn: str, queue: str) -> str:

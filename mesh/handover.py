@@ -26,7 +26,8 @@ from ..state.storage.ranges import contains
 from ..state.storage.row import DELAYED, IN_MEMORY, NEVER, READY, Row
 from ..state.storage.spool import Content
 from .channel import say
-from .facts import MeshFacts, born_of, credit_key, entry_of, key_of
+from .credit import count_come
+from .facts import MeshFacts, born_of, entry_of, key_of
 from .stand_ins import ELSEWHERE
 
 AGAIN = "again"  # in the journal: a message that may have been here before
@@ -36,7 +37,8 @@ _rows = msgspec.msgpack.Decoder(list[Row])
 
 def handed_over(broker: Broker, facts: MeshFacts, sender: int, message: HandOver) -> None:
     """Store messages; answer which ones, and from which one on they are refused."""
-    if message.waiting and facts.refusing.get(_lane_key(sender, message), 0) >= message.attempt:
+    refused = facts.credits.refused.get((message.vpn, message.queue), {}).get(sender, 0)
+    if message.waiting and refused >= message.attempt:
         return  # it was sent before the refusal of an earlier one, and will come again
     if message.waiting and facts.peers[sender].is_behind:
         return  # an earlier one may be lost; all will come again, in order
@@ -45,7 +47,7 @@ def handed_over(broker: Broker, facts: MeshFacts, sender: int, message: HandOver
     if queue is None:
         _without_queue(broker, facts, sender, message, rows)
         return
-    _count_used(facts, sender, message, len(rows))
+    count_come(facts, sender, message, len(rows))
     done: list[int] = []
     entered: list[int] = []
     repeated: list[int] = []
@@ -109,19 +111,6 @@ def _comes_once(queue: Queue, row: Row, waiting: bool) -> bool:
     return waiting and dead_part(row.extras) is None and not is_redriven
 
 
-def _count_used(facts: MeshFacts, sender: int, message: HandOver, n: int) -> None:
-    """Count granted messages that have come. Their owner counts them when it gets the answer
-    (`stand_ins.answered`), so both have the same count."""
-    credit = facts.asked.get(credit_key(sender, message.vpn, message.queue, message.filter))
-    if credit is not None and not message.waiting:
-        credit.used += n
-        facts.credits_changed = True
-
-
-def _lane_key(sender: int, message: HandOver) -> str:
-    return f"{sender}/{message.vpn}/{message.queue}"
-
-
 def _answer(
     broker: Broker, facts: MeshFacts, sender: int, message: HandOver, stored: list[int],
     why: str = "", rows: Iterable[Row] = (),
@@ -129,7 +118,8 @@ def _answer(
     """Say which messages are stored, and why the others are refused, if any are. From a stand-in:
     the rest of this attempt, still in transit, is skipped too. Granted ones: only these rows."""
     if why and message.waiting:
-        facts.refusing[_lane_key(sender, message)] = message.attempt
+        refused_here = facts.credits.refused.setdefault((message.vpn, message.queue), {})
+        refused_here[sender] = message.attempt
         facts.credits_changed = True
     about = message.vpn, message.queue, message.waiting, message.attempt, message.born
     refused = [] if message.waiting else [row.id for row in rows]
@@ -163,7 +153,7 @@ def failed(broker: Broker, facts: MeshFacts, sender: int, message: HandOver) -> 
         _answer(broker, facts, sender, message, [rows[0].id])
         return
     if len(rows) == 1:  # several will come again, one by one
-        _count_used(facts, sender, message, 1)
+        count_come(facts, sender, message, 1)
         queue = broker.find(message.vpn, message.queue)
         if queue is not None:  # its consumers still have room
             broker.touch(queue)

@@ -152,7 +152,7 @@ class Mesh(MeshInterface):
     def _heard(self, sender: int, message: Heard) -> None:
         if message.again:
             self.facts.peers[sender].is_behind = False
-            credit.forget_lent(self._broker, self.facts, sender)
+            credit.end_all(self._broker, self.facts, sender)
         if message.missed > self.facts.peers[sender].again:
             self._repeat_all(sender)
         self._keeper.heard(sender, message)
@@ -166,7 +166,7 @@ class Mesh(MeshInterface):
         if facts.brokers and keeper_of(facts) == broker.header.number:
             self._keeper.say_all(to)
         stand_ins.send_again(broker, facts, to)
-        credit.ask_again(broker, facts, to)
+        credit.tell_again(broker, facts, to)
 
     def leave(self, queue: Queue, task: Task, budget: Budget) -> bool:
         """See `MeshInterface`."""

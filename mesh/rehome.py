@@ -32,7 +32,7 @@ from ..state.storage.store import DictStore
 from .bridges.bridge_facts import check_no_bridge
 from .channel import next_word
 from .directory import apply_entry
-from .facts import Peer, entry_of
+from .facts import Credits, Peer, entry_of
 from .home_change import (
     HomeChange,
     NotAtRest,
@@ -219,7 +219,6 @@ class _Rehoming:
         }  # fmt: skip
         facts.removed = sorted({*facts.removed, *self._removed})
         facts.edition = self._edition
-        facts.refusing = {}  # what was refused has been heard: any attempt is a new one
         facts.entries, facts.went = {}, {}
         for (vpn, name), entry in self._entries.items():
             facts.entries.setdefault(vpn, {})[name] = entry
@@ -368,9 +367,10 @@ def _define_again(broker: Broker, queue: Queue, new: QueueDefinition) -> None:
 
 
 def _forget_credits(broker: Broker) -> None:
-    """Forget all credits. Brokers with room will send it again, to the new hosts."""
+    """Forget all credits and refused attempts. Brokers with room will send it again, to the new
+    hosts."""
     facts = facts_of(broker)
-    facts.asked, facts.lent, facts.filters, facts.credits_changed = {}, {}, {}, True
+    facts.credits, facts.credits_changed = Credits(), True
     for queue in broker.queues.values():
         header = queue.header
         gone = [one for one in header.subscriptions if one.broker is not None]

@@ -38,7 +38,6 @@ from .facts import (
     MeshFacts,
     OutLane,
     born_of,
-    credit_key,
     entry_of,
     hosts_of,
     key_of,
@@ -226,15 +225,10 @@ def _moving_to(queue: Queue, sender: int, ids: list[int]) -> dict[int, list[Row]
     return found
 
 
-def _count_used(facts: MeshFacts, message: Answer, one: Subscription, n: int) -> None:
-    """Count granted messages that were answered. The other broker counted them when it received
-    them, so both have the same count (`handover.handed_over`)."""
-    assert one.broker is not None
-    credit = facts.lent.get(credit_key(one.broker, message.vpn, message.queue, one.filter))
-    if credit is not None:
-        credit.used += n
-        one.max_backlog = max(credit.granted - credit.used, 0)
-        facts.credits_changed = True
+def _count_answered(queue: Queue, one: Subscription, n: int) -> None:
+    """Count granted messages that were answered: their room is used (`credit`)."""
+    one.max_backlog = max((one.max_backlog or 0) - n, 0)
+    end_if_idle(queue, one)
 
 
 def answered(broker: Broker, facts: MeshFacts, sender: int, message: Answer) -> None:
@@ -263,8 +257,7 @@ def _stored(broker: Broker, facts: MeshFacts, queue: Queue, sender: int, message
     lane = facts.lanes.get(queue.number)
     if lane is None:
         for one in [one for one in queue.header.subscriptions if one.broker == sender]:
-            _count_used(facts, message, one, len(moving.get(one.number, ())))
-            end_if_idle(queue, one)
+            _count_answered(queue, one, len(moving.get(one.number, ())))
     else:
         if rows:
             _unblock(broker, facts, queue, lane)
@@ -347,8 +340,7 @@ def _not_granted(
             _hand_over_again(broker, facts, queue, one, [[row] for row in rows])
             continue
         _take_back(broker, facts, queue, one, rows, message.why)
-        _count_used(facts, message, one, len(rows))
-        end_if_idle(queue, one)
+        _count_answered(queue, one, len(rows))
         if fails:
             left = [row for row in rows if row.state == READY]
             cannot_be_sent(

@@ -175,14 +175,15 @@ class Answer(MeshMessage, frozen=True, array_like=True):
 
 
 class Room(MeshMessage, frozen=True, array_like=True):
-    """How many messages of a queue the sender's consumers can take, in total since the beginning,
-    by filter. A smaller number takes back unused room. born: tells queues of one name apart."""
+    """How many messages of a queue the sender's consumers can take now, messages in transit to it
+    included, by filter; None if no consumer has this filter any more. Filters that are not named
+    have not changed. born: tells queues of one name apart."""
 
     kind: ClassVar[str] = "room"
 
     vpn: Name
     queue: Name
-    granted: list[tuple[Text | None, Count]]
+    rooms: list[tuple[Text | None, Count | None]]
     born: Count = 0
 
 

@@ -465,7 +465,7 @@ def what_failed_at_another_broker_is_not_counted() -> Any:
     """So its consumers seem to have room for less and less."""
 
     def failed(original: Any, *said: Any) -> None:
-        with patch.object(handover, "_count_used", lambda *counted: None):
+        with patch.object(handover, "count_come", lambda *counted: None):
             original(*said)
 
     return around(handover, "failed", failed)
