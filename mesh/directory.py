@@ -34,7 +34,7 @@ from ..state.queue.mesh_interface import LATER
 from ..state.rules.routing import add_topic, drop_topic, forget_found, has_topic, set_topics
 from . import credit, moves, stand_ins
 from .channel import say
-from .facts import BegunMove, Entry, MeshFacts, Peer, WaitingAnswer, entry_of, hosts_of, key_of
+from .facts import BegunMove, Entry, MeshFacts, Peer, WaitingAnswer, entry_of, key_of
 from .queue_placement import QueuePlacement, check_move, needs_one_host
 
 ENTRIES_MAX = 100  # in one record
@@ -196,7 +196,7 @@ class Keeper:
     def _stays(self, vpn: str, queue: str) -> Entry:
         """Like `_existing`, but raises LakequeueError for a queue that is moving."""
         entry = self._existing(vpn, queue)
-        if entry.moves_to is not None:
+        if key_of(vpn, queue) in self._facts.moves:
             raise LakequeueError(f"queue {queue!r}: is moving now, try again later")
         return entry
 
@@ -380,13 +380,12 @@ def apply_topic(broker: Broker, facts: MeshFacts, message: SaidTopic) -> None:
     elif not is_there and not message.is_gone:
         insort(entry.topics, message.topic)
     queue = broker.find(message.vpn, message.queue)
-    if queue is not None and broker.header.number in hosts_of(
-        facts, message.vpn, message.queue, entry
-    ):
+    if queue is not None and broker.header.number in entry.hosts:
         (drop_topic if message.is_gone else add_topic)(broker, queue, message.topic)
         if is_there == message.is_gone:
             event = "topic_unsubscribed" if message.is_gone else "topic_subscribed"
             broker.event(event, message.vpn, message.queue, topic=message.topic)
+    facts.directory_changed = True
     forget_found(broker)
 
 
@@ -407,7 +406,8 @@ def apply_entry(
         _forget(broker, facts, vpn, name)
         facts.entries.get(vpn, {}).pop(name, None)
     else:
-        if own in hosts_of(facts, vpn, name, entry) and not is_bridge:
+        moves.keep_finished(broker, facts, vpn, name, entry)
+        if own in entry.hosts and not is_bridge:
             define(broker, vpn, c.Define(definition=to_wire(entry.definition)))
             queue = broker.find(vpn, name)
             assert queue is not None
@@ -420,6 +420,7 @@ def apply_entry(
         moves.follow(broker, facts, vpn, name, entry)
         stand_ins.follow(broker, facts, vpn, name)
     broker.vpn_number(vpn)
+    facts.directory_changed = True
     forget_found(broker)
     return waited
 
@@ -427,7 +428,6 @@ def apply_entry(
 def _forget(broker: Broker, facts: MeshFacts, vpn: str, name: str) -> None:
     """Forget a deleted queue and the messages that waited for it (S7)."""
     facts.coming.pop(key_of(vpn, name), None)
-    facts.went.pop(key_of(vpn, name), None)
     credit.forget(facts, vpn, name)
     for number, lane in list(facts.lanes.items()):
         if (lane.vpn, lane.queue) == (vpn, name):

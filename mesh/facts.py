@@ -112,6 +112,7 @@ class MeshFacts(msgspec.Struct):
     removed: list[int] = []
     early_rooms: list[tuple[int, Room]] = []  # for a queue not known yet, see `credit.hear_room`
     credits_changed: bool = False  # since the last mark
+    directory_changed: bool = False  # the same
     # Moving queues, by "vpn/queue" (`moves`):
     moves: dict[str, BegunMove] = {}  # at the keeper
     coming: dict[str, tuple[int, int, int]] = {}  # the broker that expects it, the move, its room
@@ -119,7 +120,6 @@ class MeshFacts(msgspec.Struct):
     # By queue and message: commands for messages in transit (`in_transit_commands`).
     later: dict[int, dict[int, list[bytes]]] = {}
     arriving: dict[str, int] = {}  # the number of the queue that is being filled here
-    went: dict[str, tuple[int, int]] = {}  # the last finished move, and the host: see `hosts_of`
 
 
 PAGE, DIRECTORY, CREDITS = "mesh", "mesh/directory", "mesh/credits"
@@ -141,17 +141,16 @@ def load_facts(store: Store) -> MeshFacts:
     return facts
 
 
-def mark_facts(store: Store, facts: MeshFacts, written: int) -> int:
-    """Write what changed. written: the directory's edition at the last mark; returns the present
-    one."""
-    if facts.edition != written:
+def mark_facts(store: Store, facts: MeshFacts) -> None:
+    """Write what has changed since the last mark."""
+    if facts.directory_changed:
         store.put(DIRECTORY, _encode(facts.entries))
+        facts.directory_changed = False
     if facts.credits_changed:
         store.put(CREDITS, _encode(facts.credits))
         facts.credits_changed = False
     small = msgspec.structs.replace(facts, entries={}, credits=Credits())
     store.put(PAGE, _encode(small))
-    return facts.edition
 
 
 def peers_of(store: Store) -> dict[int, Peer] | None:
@@ -188,13 +187,3 @@ def born_of(facts: MeshFacts, vpn: str, queue: str) -> int:
 def keeper_of(facts: MeshFacts) -> int:
     """The number of the broker that keeps the directory."""
     return min(facts.brokers.values())
-
-
-def hosts_of(facts: MeshFacts, vpn: str, queue: str, entry: Entry) -> list[int]:
-    """The hosts of a queue. After a move, both brokers know the new host before the directory
-    does."""
-    if entry.moves_to is not None:
-        move, to = facts.went.get(key_of(vpn, queue), (0, 0))
-        if move == entry.move:
-            return [to]
-    return entry.hosts

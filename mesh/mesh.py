@@ -67,7 +67,6 @@ class Mesh(MeshInterface):
         self._broker, self.facts = broker, facts
         self._keeper = directory.Keeper(broker, facts, self._apply_bridge)
         self._tables: dict[str, _HomeTable] = {}  # by VPN
-        self._directory_written = facts.edition
         self.commands = {
             c.Peers: self._peers,
             c.Define: self.kept(self._keeper.define),
@@ -99,9 +98,7 @@ class Mesh(MeshInterface):
 
     def mark(self) -> None:
         """Write what has changed since the last mark."""
-        self._directory_written = mark_facts(
-            self._broker.store, self.facts, self._directory_written
-        )
+        mark_facts(self._broker.store, self.facts)
 
     @property
     def brokers(self) -> tuple[str, ...]:

@@ -39,7 +39,7 @@ from ..state.storage.row import DELAYED, IN_MEMORY, NEVER, Row
 from ..state.storage.spool import Content
 from . import stand_ins
 from .channel import say
-from .facts import Entry, MeshFacts, entry_of, hosts_of, keeper_of, key_of
+from .facts import Entry, MeshFacts, entry_of, keeper_of, key_of
 
 
 class Whole(msgspec.Struct, array_like=True):
@@ -68,18 +68,31 @@ _whole = msgspec.msgpack.Decoder(Whole)
 
 
 def follow(broker: Broker, facts: MeshFacts, vpn: str, name: str, entry: Entry) -> None:
-    """Begin or end a queue's move here, after its entry in the directory changed."""
-    key, own = key_of(vpn, name), broker.header.number
+    """Begin or call off a queue's move here, after its entry in the directory changed."""
     if entry.moves_to is None:
-        facts.went.pop(key, None)
-        number = facts.arriving.pop(key, None)
+        number = facts.arriving.pop(key_of(vpn, name), None)
         if number is not None:  # the move was called off before messages came
             broker.drop_queue(broker.queues[number])
-    elif entry.moves_to == own and facts.went.get(key, (0, 0))[0] != entry.move:
+    elif entry.moves_to == broker.header.number:
         _expect(broker, facts, vpn, name, entry)
-    elif entry.moves_to == own:  # it is here; the keeper has yet to learn it
-        say(broker, facts, keeper_of(facts), HasMoved(vpn, name, entry.move))
     _set_out(broker, facts, vpn, name, entry)
+
+
+def keep_finished(broker: Broker, facts: MeshFacts, vpn: str, name: str, new: Entry) -> None:
+    """Complete the directory's new entry of a queue: both of its hosts know that its move is over
+    before the directory does."""
+    known, own = entry_of(facts, vpn, name), broker.header.number
+    if known is None or known.move != new.move or known.moves_to is not None:
+        return
+    if new.moves_to == own == known.hosts[0]:  # the keeper has yet to learn it
+        say(broker, facts, keeper_of(facts), HasMoved(vpn, name, new.move))
+    if new.moves_to is not None:
+        new.hosts, new.moves_to = known.hosts, None
+
+
+def _finish(facts: MeshFacts, entry: Entry, host: int) -> None:
+    entry.hosts, entry.moves_to = [host], None
+    facts.directory_changed = True
 
 
 # ---------------------------------------------------------------- the new host
@@ -163,7 +176,7 @@ def _arrive(
     broker: Broker, facts: MeshFacts, message: Carry, queue: Queue, whole: Whole, sender: int
 ) -> None:
     """Complete a queue, with the facts that it had at the old host."""
-    key, header, own = key_of(message.vpn, message.queue), queue.header, broker.header.number
+    key, header = key_of(message.vpn, message.queue), queue.header
     entry = facts.entries[message.vpn][message.queue]
     counters = dict(whole.counters)
     for name, n in header.counters.items():
@@ -182,7 +195,7 @@ def _arrive(
         queue.early.put(first, last, until, broker.limits.early_acks)
     header.definition, header.arriving = entry.definition, False
     del facts.arriving[key]
-    facts.went[key] = message.move, own
+    _finish(facts, entry, broker.header.number)
     broker.name_queue(queue)
     add_route(broker, entry.definition, queue.number)
     set_topics(broker, queue, entry.topics)
@@ -210,10 +223,10 @@ def may_come(broker: Broker, facts: MeshFacts, sender: int, message: Come) -> No
 def stay(broker: Broker, facts: MeshFacts, vpn: str, name: str, entry: Entry) -> None:
     """Call off a move that has not begun. Raises LakequeueError if it has."""
     key = key_of(vpn, name)
-    if key in facts.leaving or facts.went.get(key, (0, 0))[0] == entry.move:
+    if key in facts.leaving:
         raise LakequeueError(f"queue {name!r}: is moving already, and cannot be called back")
     facts.coming.pop(key, None)
-    facts.went[key] = entry.move, broker.header.number
+    _finish(facts, entry, broker.header.number)
     error = f"queue {name!r}: stays, the move was called back"
     say(broker, facts, keeper_of(facts), HasMoved(vpn, name, entry.move, error))
 
@@ -226,8 +239,7 @@ def _set_out(broker: Broker, facts: MeshFacts, vpn: str, name: str, entry: Entry
     if move < entry.move or (move == entry.move and not is_wanted):
         facts.coming.pop(key, None)
     queue = broker.find(vpn, name)
-    stays = facts.went.get(key, (0, 0))[0] == entry.move
-    if stays or not is_wanted or queue is None or key in facts.leaving:
+    if not is_wanted or queue is None or key in facts.leaving:
         return
     del facts.coming[key]
     why = _obstacle(queue, facts.peers[to].name, room)
@@ -303,7 +315,7 @@ def _hand_over_queue(broker: Broker, facts: MeshFacts, queue: Queue, task: Task,
             say(broker, facts, to, Forward(vpn, waiting.command))
     header.tasks = [one for one in header.tasks if one is task]
     del facts.leaving[key]
-    facts.went[key] = move, to
+    _finish(facts, facts.entries[vpn][name], to)
     withdraw(broker, queue)
     broker.drop_queue(queue)
     stand_ins.turn(broker, facts, vpn, name)
@@ -315,11 +327,10 @@ def is_away(facts: MeshFacts, own: int, vpn: str, name: str) -> bool:
     entry = entry_of(facts, vpn, name)
     if entry is None:
         return False
-    return key_of(vpn, name) in facts.leaving or own not in hosts_of(facts, vpn, name, entry)
+    return key_of(vpn, name) in facts.leaving or own not in entry.hosts
 
 
 def where(facts: MeshFacts, vpn: str, name: str) -> dict[str, int]:
     """The hosts of a queue by name; the old host while it moves."""
     entry = facts.entries[vpn][name]
-    hosts = hosts_of(facts, vpn, name, entry)
-    return {broker: number for broker, number in facts.brokers.items() if number in hosts}
+    return {broker: number for broker, number in facts.brokers.items() if number in entry.hosts}

@@ -219,7 +219,7 @@ class _Rehoming:
         }  # fmt: skip
         facts.removed = sorted({*facts.removed, *self._removed})
         facts.edition = self._edition
-        facts.entries, facts.went = {}, {}
+        facts.entries, facts.directory_changed = {}, True
         for (vpn, name), entry in self._entries.items():
             facts.entries.setdefault(vpn, {})[name] = entry
             queue = broker.find(vpn, name)

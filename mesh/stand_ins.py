@@ -39,7 +39,6 @@ from .facts import (
     OutLane,
     born_of,
     entry_of,
-    hosts_of,
     key_of,
 )
 
@@ -95,8 +94,7 @@ def target(broker: Broker, facts: MeshFacts, vpn: str, name: str, entry: Entry) 
     leaves_for = facts.leaving.get(key_of(vpn, name))
     if leaves_for is not None:
         return leaves_for
-    hosts = hosts_of(facts, vpn, name, entry)
-    return own if own in hosts else hosts[own % len(hosts)]
+    return own if own in entry.hosts else entry.hosts[own % len(entry.hosts)]
 
 
 def _name_of(broker: Broker, facts: MeshFacts, host: int) -> str:
