@@ -34,11 +34,10 @@ from ..state.queue.mesh_interface import LATER
 from ..state.rules.routing import add_topic, drop_topic, forget_found, has_topic, set_topics
 from . import credit, moves, stand_ins
 from .channel import say
-from .facts import BegunMove, Entry, MeshFacts, Peer, WaitingAnswer, entry_of, key_of
+from .facts import Entry, MeshFacts, Peer, ReplyAddress, WaitingAnswer, entry_of, key_of
 from .queue_placement import QueuePlacement, check_move, needs_one_host
 
 ENTRIES_MAX = 100  # in one record
-ReplyAddress = tuple[str, int, str]  # topic, partition, request
 # Applies a bridge's definition, or its deletion (None): VPN, endpoint's name, definition → how many
 # messages waited for a deleted bridge.
 ApplyBridge = Callable[[str, str, dict[str, Any] | None], int]
@@ -110,23 +109,21 @@ class Keeper:
         if entry.hosts == [to]:
             return None
         number = facts.edition + 1
-        facts.moves[key_of(vpn, name)] = BegunMove(number, to, _reply_address(command))
+        facts.moves[key_of(vpn, name)] = _reply_address(command)
         self._change(vpn, name, msgspec.structs.replace(entry, move=number, moves_to=to), None)
         return LATER
 
     def moved(self, sender: int, message: HasMoved) -> None:
         """Finish a move: the queue is at its new host, or has stayed."""
         facts, key = self._facts, key_of(message.vpn, message.queue)
-        move, entry = facts.moves.get(key), entry_of(self._facts, message.vpn, message.queue)
-        if move is None or entry is None or move.number != message.move:
+        entry = entry_of(facts, message.vpn, message.queue)
+        if key not in facts.moves or entry is None or entry.move != message.move:
             return  # a repetition
-        del facts.moves[key]
-        hosts = entry.hosts if message.error else [move.to]
+        reply = facts.moves.pop(key)
+        hosts = entry.hosts if message.error else [sender]
         there = msgspec.structs.replace(entry, hosts=hosts, moves_to=None)
         # The old host forwards messages that others still send there, so the answer need not wait.
-        self._change(
-            message.vpn, message.queue, there, move.reply, error=message.error, at_once=True
-        )
+        self._change(message.vpn, message.queue, there, reply, error=message.error, at_once=True)
 
     def subscribe_topic(self, vpn: str, command: c.SubscribeTopic) -> Any:
         """Add a topic subscription to a queue at all its hosts."""
@@ -429,10 +426,8 @@ def _forget(broker: Broker, facts: MeshFacts, vpn: str, name: str) -> None:
     """Forget a deleted queue and the messages that waited for it (S7)."""
     facts.coming.pop(key_of(vpn, name), None)
     credit.forget(facts, vpn, name)
-    for number, lane in list(facts.lanes.items()):
-        if (lane.vpn, lane.queue) == (vpn, name):
-            del facts.lanes[number]
-            facts.retries.pop(number, None)
-            queue = broker.queue(number)
-            if queue is not None and not queue.header.deleted:
-                delete(broker, vpn, c.Delete(queue=queue.definition.name))
+    queue = stand_ins.find(broker, vpn, name)
+    if queue is not None:
+        del facts.lanes[queue.number]
+        facts.retries.pop(queue.number, None)
+        delete(broker, vpn, c.Delete(queue=queue.definition.name))

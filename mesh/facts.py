@@ -10,6 +10,8 @@ from ..definitions import QueueDefinition
 from ..protocol.mesh_messages import Room
 from ..state.storage.store import Store
 
+ReplyAddress = tuple[str, int, str]  # topic, partition, request
+
 
 class Peer(msgspec.Struct):
     """Another broker. said, heard: the numbers of the last records to it and from it; lost_words:
@@ -45,14 +47,6 @@ class Entry(msgspec.Struct):
     born: int = 0
 
 
-class BegunMove(msgspec.Struct):
-    """A move that the keeper has begun. reply: whom to answer when it is over."""
-
-    number: int
-    to: int
-    reply: tuple[str, int, str] | None
-
-
 class OutLane(msgspec.Struct):
     """The lane of a stand-in: messages for one queue of another broker, in order.
 
@@ -60,10 +54,7 @@ class OutLane(msgspec.Struct):
     queue refuses.
     """
 
-    vpn: str
-    queue: str
-    broker: int
-    attempt: int = 1
+    attempt: int
     why: str = ""
     since: int = 0
 
@@ -79,11 +70,10 @@ class Credits(msgspec.Struct):
 
 
 class WaitingAnswer(msgspec.Struct):
-    """An answer that waits until all brokers have confirmed an edition of the directory. reply:
-    topic, partition, request."""
+    """An answer that waits until all brokers have confirmed an edition of the directory."""
 
     edition: int
-    reply: tuple[str, int, str] | None
+    reply: ReplyAddress | None
     result: bool | int | None = None
     error: str = ""
 
@@ -114,11 +104,9 @@ class MeshFacts(msgspec.Struct):
     credits_changed: bool = False  # since the last mark
     directory_changed: bool = False  # the same
     # Moving queues, by "vpn/queue" (`moves`):
-    moves: dict[str, BegunMove] = {}  # at the keeper
+    moves: dict[str, ReplyAddress | None] = {}  # at the keeper: whom to answer when it is over
     coming: dict[str, tuple[int, int, int]] = {}  # the broker that expects it, the move, its room
     leaving: dict[str, int] = {}  # the broker it is moving to from here
-    # By queue and message: commands for messages in transit (`in_transit_commands`).
-    later: dict[int, dict[int, list[bytes]]] = {}
     arriving: dict[str, int] = {}  # the number of the queue that is being filled here
 
 

@@ -1,11 +1,13 @@
 """Commands for messages that are in transit to another broker (R6, L8, L13).
 
 Neither broker owns such a message. The command follows it at once, and the other broker carries it
-out when it has stored the message. If it refuses the message, this broker carries it out.
+out when it has stored the message. If it refuses the message, this broker carries it out: until
+then the command is kept in the message's row.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
@@ -16,26 +18,33 @@ from ..protocol.mesh_messages import Forward
 from ..state.commands.intake import carry_out
 from ..state.queue.broker import Broker
 from ..state.queue.queue import Queue
+from ..state.rules.edits import TRANSIT
+from ..state.storage.row import Row
 from .channel import say
 from .facts import MeshFacts
 
+COMMANDS = "commands"  # in TRANSIT: the commands that are kept, in order
 _TAKE_AWAY = (c.Ack, c.Purge, c.Move)
 
 
 def keep(broker: Broker, facts: MeshFacts, queue: Queue, command: Any, ids: list[int]) -> int:
     """Forward a command for these messages, and keep it; returns how many of them no earlier
     command removes."""
-    waiting = facts.later.setdefault(queue.number, {})
-    meant = [number for number in ids if not _is_taken(waiting.get(number, ()))]
-    changes: dict[str, Any] = {"reply": None, "where": None, "ids": format_ranges(meant)}
+    rows = [queue.live[number] for number in ids]
+    rows = [row for row in rows if not _is_taken(_transit(row).get(COMMANDS, ()))]
+    changes: dict[str, Any] = {"reply": None, "where": None}
+    changes["ids"] = format_ranges([row.id for row in rows])
     if isinstance(command, c.Ack):
         changes["quiet"] = True
     command = msgspec.structs.replace(command, **changes)
     text = c.encode_command(command)
     holders: dict[int, list[int]] = {}
-    for number in meant:
-        waiting.setdefault(number, []).append(text)
-        holders.setdefault(queue.live[number].holder, []).append(number)
+    for row in rows:
+        transit = _transit(row)
+        kept = {**transit, COMMANDS: [*transit.get(COMMANDS, ()), text]}
+        row.extras = {**(row.extras or {}), TRANSIT: kept}
+        holders.setdefault(row.holder, []).append(row.id)
+    broker.touch(queue)
     name = queue.header.stands_for or queue.definition.name
     for one in queue.header.subscriptions:
         if one.number in holders and one.broker is not None:
@@ -43,31 +52,30 @@ def keep(broker: Broker, facts: MeshFacts, queue: Queue, command: Any, ids: list
             there = msgspec.structs.replace(command, queue=name, ids=own)
             message = Forward(broker.vpn_of(queue), c.encode_command(there))
             say(broker, facts, one.broker, message)
-    return len(meant)
+    return len(rows)
 
 
-def _is_taken(texts: list[bytes] | tuple[()]) -> bool:
+def _transit(row: Row) -> dict[str, Any]:
+    found: dict[str, Any] = (row.extras or {}).get(TRANSIT, {})
+    return found
+
+
+def _is_taken(texts: Iterable[bytes]) -> bool:
     return any(isinstance(c.decode_command(text), _TAKE_AWAY) for text in texts)
 
 
-def refused(broker: Broker, facts: MeshFacts, queue: Queue, ids: list[int]) -> None:
-    """Carry out the kept commands for messages that were refused and are here again."""
-    for text, numbers in forget(facts, queue, ids).items():
+def take(rows: list[Row]) -> dict[bytes, list[int]]:
+    """Remove the kept commands from messages; returns the ids of each command, in order."""
+    meant: dict[bytes, list[int]] = {}
+    for row in rows:
+        for text in _transit(row).pop(COMMANDS, ()):
+            meant.setdefault(text, []).append(row.id)
+    return meant
+
+
+def carry_out_kept(broker: Broker, queue: Queue, kept: dict[bytes, list[int]]) -> None:
+    """Carry out commands for messages that were refused and are here again. kept: see `take`."""
+    for text, numbers in kept.items():
         command: Any = c.decode_command(text)
         own = msgspec.structs.replace(command, ids=format_ranges(numbers))
         carry_out(broker, broker.vpn_of(queue), own, None)
-
-
-def forget(facts: MeshFacts, queue: Queue, ids: list[int]) -> dict[bytes, list[int]]:
-    """Drop the kept commands for these messages; returns them in order. If another broker has the
-    messages now, it carries them out."""
-    waiting = facts.later.get(queue.number)
-    meant: dict[bytes, list[int]] = {}
-    if waiting is None:
-        return meant
-    for number in ids:
-        for text in waiting.pop(number, ()):
-            meant.setdefault(text, []).append(number)
-    if not waiting:
-        del facts.later[queue.number]
-    return meant

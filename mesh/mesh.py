@@ -378,7 +378,11 @@ class Mesh(MeshInterface):
     def why_waiting(self, queue: Queue) -> str | None:
         """See `MeshInterface`."""
         lane = self.facts.lanes.get(queue.number)
-        return f"held by {lane.queue}: {lane.why}" if lane is not None and lane.why else None
+        return (
+            f"held by {queue.header.stands_for}: {lane.why}"
+            if lane is not None and lane.why
+            else None
+        )
 
     def reads(self, queue: Queue, partition: int) -> bool:
         """Whether this broker reads plain records of this partition for a queue (M5)."""

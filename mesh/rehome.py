@@ -95,7 +95,7 @@ def why_not_at_rest(brokers: Mapping[int, Broker], leaving: Iterable[int]) -> st
                 return f"{peer.name!r} has yet to read messages of {name!r}"
         if own.moves or own.coming or own.leaving or own.arriving:
             return f"a queue is moving, says {name!r}"
-        if own.waiting or own.later:
+        if own.waiting:
             return f"{name!r} waits for other brokers"
         for queue in brokers[number].queues.values():
             if any(one.broker in facts and one.held for one in queue.header.subscriptions):
@@ -285,19 +285,20 @@ class _Rehoming:
         """Redirect the stand-ins of a broker to the queues' new hosts. to: the broker that has the
         stand-ins from now on. If it hosts the queue, it hands the messages over to itself."""
         known = facts_of(to)
-        for number, lane in sorted(facts_of(holder).lanes.items()):
+        for number in sorted(facts_of(holder).lanes):
             queue = holder.queues[number]
-            entry = entry_of(known, lane.vpn, lane.queue)
+            vpn, name = holder.vpn_of(queue), queue.header.stands_for
+            entry = entry_of(known, vpn, name)
             assert entry is not None, "a deleted queue has no stand-ins"
             if holder is not to:
                 queue.header.subscriptions = []
                 if queue.header.depth:
-                    into = stand_in(to, known, lane.vpn, lane.queue)
+                    into = stand_in(to, known, vpn, name)
                     ids = [row.id for row in rows_of(queue)]
                     move_queue(holder, queue, to, self._shared, into)
                     journal_move(holder, queue, to, into, ids)
-            elif lane.broker not in entry.hosts:
-                turn(to, known, lane.vpn, lane.queue)
+            elif queue.header.subscriptions[0].broker not in entry.hosts:
+                turn(to, known, vpn, name)
                 queue.header.again = queue.wanted
 
     # ------------------------------------------------------------ state of clients

@@ -81,7 +81,7 @@ def stand_in(broker: Broker, facts: MeshFacts, vpn: str, name: str) -> Queue:
         )
     )  # fmt: skip
     header.next_subscription = 2
-    facts.lanes[number] = OutLane(vpn, name, host, attempt=broker.now)  # above all before
+    facts.lanes[number] = OutLane(attempt=broker.now)  # above all before
     return broker.add_queue(header)
 
 
@@ -112,12 +112,12 @@ def turn(broker: Broker, facts: MeshFacts, vpn: str, name: str) -> None:
         return
     lane, one = facts.lanes[queue.number], queue.header.subscriptions[0]
     host = target(broker, facts, vpn, name, entry)
-    if lane.broker == host and (one.max_backlog or lane.why or queue.number in facts.retries):
+    if one.broker == host and (one.max_backlog or lane.why or queue.number in facts.retries):
         return
     one.max_backlog = 0
     if one.held or key_of(vpn, name) in facts.leaving:
         return
-    lane.broker = one.broker = host
+    one.broker = host
     one.name = _name_of(broker, facts, host)
     facts.retries.pop(queue.number, None)
     one.max_backlog = WINDOW if not lane.why else 1
@@ -139,12 +139,11 @@ def _definition(far: QueueDefinition, name: str) -> QueueDefinition:
 
 def follow(broker: Broker, facts: MeshFacts, vpn: str, name: str) -> None:
     """Update the stand-in of a far queue that was defined again (Q9)."""
-    far = facts.entries[vpn][name].definition
-    for number, lane in facts.lanes.items():
-        if (lane.vpn, lane.queue) == (vpn, name):
-            queue = broker.queues[number]
-            queue.header.definition = _definition(far, queue.definition.name)
-            broker.touch(queue)
+    queue = find(broker, vpn, name)
+    if queue is not None:
+        far = facts.entries[vpn][name].definition
+        queue.header.definition = _definition(far, queue.definition.name)
+        broker.touch(queue)
     turn(broker, facts, vpn, name)
 
 
@@ -251,14 +250,13 @@ def _stored(broker: Broker, facts: MeshFacts, queue: Queue, sender: int, message
         keep_last(broker, queue)
         rows = [row for row in rows if row.state == MOVING]
     apply(broker, queue, rows, Event.TRANSFER, reason=f"to broker {facts.peers[sender].name}")
-    in_transit_commands.forget(facts, queue, [row.id for row in rows])
     lane = facts.lanes.get(queue.number)
     if lane is None:
         for one in [one for one in queue.header.subscriptions if one.broker == sender]:
             _count_answered(queue, one, len(moving.get(one.number, ())))
     else:
         if rows:
-            _unblock(broker, facts, queue, lane)
+            _unblock(broker, queue, facts.peers[sender].name, lane)
         turn(broker, facts, message.vpn, message.queue)
         if not queue.header.depth:  # new messages need not wait behind it
             forget_found(broker)
@@ -266,11 +264,11 @@ def _stored(broker: Broker, facts: MeshFacts, queue: Queue, sender: int, message
     broker.touch(queue)
 
 
-def _unblock(broker: Broker, facts: MeshFacts, queue: Queue, lane: OutLane) -> None:
-    """Note that the far queue accepts messages."""
+def _unblock(broker: Broker, queue: Queue, host: str, lane: OutLane) -> None:
+    """Note that the far queue accepts messages. host: the name of its broker."""
     if lane.why:
         broker.event(
-            "lane_flows", lane.vpn, lane.queue, broker=facts.peers[lane.broker].name, why=lane.why,
+            "lane_flows", broker.vpn_of(queue), queue.header.stands_for, broker=host, why=lane.why,
             blocked_ms=broker.now - lane.since,
         )  # fmt: skip
     lane.why, lane.since = "", 0
@@ -305,8 +303,8 @@ def _refused(broker: Broker, facts: MeshFacts, queue: Queue, sender: int, messag
     if not lane.why:
         lane.since = broker.now
         broker.event(
-            "lane_blocked", lane.vpn, lane.queue, broker=facts.peers[sender].name, why=message.why,
-            waiting=queue.header.depth,
+            "lane_blocked", message.vpn, message.queue, broker=facts.peers[sender].name,
+            why=message.why, waiting=queue.header.depth,
         )  # fmt: skip
     lane.why = message.why
 
@@ -317,8 +315,9 @@ def _take_back(
     """Make messages ready again here. They will be handed over again as they are then."""
     for row in rows:
         (row.extras or {}).get(TRANSIT, {}).pop(AGAIN, None)
+    commands = in_transit_commands.take(rows)
     apply(broker, queue, rows, Event.REFUSE, subscription=one.id, reason=why)
-    in_transit_commands.refused(broker, facts, queue, [row.id for row in rows])
+    in_transit_commands.carry_out_kept(broker, queue, commands)
     keep_last(broker, queue)
 
 
@@ -363,13 +362,13 @@ def shown(broker: Broker, facts: MeshFacts, vpn: str) -> list[dict[str, Any]]:
     """The stand-ins with messages, for people: the queue and its broker, messages and bytes, why it
     refuses and since when (H2). Refused ones come first."""
     found: list[dict[str, Any]] = []
-    names = {number: name for name, number in facts.brokers.items()}
     for number, lane in facts.lanes.items():
-        header = broker.queues[number].header
-        if lane.vpn == vpn and header.depth:
+        queue = broker.queues[number]
+        header = queue.header
+        if broker.vpn_of(queue) == vpn and header.depth:
             found.append(
                 {
-                    "queue": lane.queue, "to": names[lane.broker],
+                    "queue": header.stands_for, "to": header.subscriptions[0].name,
                     "waiting": header.depth, "bytes": header.bytes, "why": lane.why or None,
                     "for_s": (broker.now - lane.since) / 1000 if lane.why else None,
                 }
