@@ -27,6 +27,7 @@ after any crash.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
@@ -177,11 +178,8 @@ def _earlier(
         if step - back <= 1:
             raise LookupError(f"broker {name!r}: no known step of it fits the other brokers")
         back *= 2
-    low, high = max(step - back, 1), step
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle)
-    return low
+    low = max(step - back, 1)
+    return low + bisect_left(range(low, step), True, key=lambda at: not fits(at)) - 1
 
 
 def skip_lost_steps(speakers: Iterable[RejoiningBroker]) -> None:

@@ -21,8 +21,8 @@ from ..state.queue.header import Subscription
 from ..state.queue.queue import Queue
 from ..state.rules.fairness import backlog_of
 from .channel import say
-from .facts import MeshFacts, born_of, entry_of
-from .stand_ins import FRAMING, end_if_idle
+from .facts import Credits, MeshFacts, born_of, entry_of
+from .stand_ins import end_if_idle, subscription_of
 
 Rooms = dict[str | None, int]  # by filter
 
@@ -118,6 +118,14 @@ def end_all(broker: Broker, facts: MeshFacts, host: int) -> None:
                 broker.touch(queue)
 
 
+def forget_all(broker: Broker, facts: MeshFacts) -> None:
+    """Forget all rooms and refusals while the home is at rest. Brokers with room tell it again, to
+    the new hosts."""
+    for host in facts.peers:
+        end_all(broker, facts, host)
+    facts.credits, facts.credits_changed = Credits(), True
+
+
 def hear_room(broker: Broker, facts: MeshFacts, sender: int, message: Room) -> None:
     """Make or update the subscription of another host that has room. That host may know a queue
     that this broker has yet to make, or not know yet that one was deleted."""
@@ -165,11 +173,8 @@ def _subscription(facts: MeshFacts, queue: Queue, sender: int, text: str | None)
     for one in header.subscriptions:
         if one.broker == sender and one.filter == text:
             return one
-    one = Subscription(
-        id=f"#{sender}" if text is None else f"#{sender}/{text}", number=header.next_subscription,
-        name=facts.peers[sender].name, session="", topic="", partition=0, framing=FRAMING,
-        removes_on_send=False, filter=text, max_backlog=0, broker=sender,
-    )  # fmt: skip
+    name = f"#{sender}" if text is None else f"#{sender}/{text}"
+    one = subscription_of(name, header.next_subscription, facts.peers[sender].name, sender, text)
     header.next_subscription += 1
     header.subscriptions.append(one)
     return one

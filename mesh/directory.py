@@ -71,10 +71,7 @@ class Keeper:
             topics = sorted(definition.subscriptions)
             if self._placed is None:
                 self._placed = QueuePlacement(self._facts)
-            hosts = self._placed.hosts(vpn, definition)
-            number = self._facts.edition + 1
-            made = self._broker.now
-            entry = Entry(definition, hosts, topics, number, made=made, born=number)
+            entry = Entry(definition, self._placed.hosts(vpn, definition), topics)
         else:
             entry = self._again(before, definition)
             if entry == before and command.reply is None and not self._failed(entry):
@@ -86,12 +83,8 @@ class Keeper:
         """Enter a checked bridge. Its endpoint is a queue of the home, so messages published
         anywhere reach it. entry: None to delete it."""
         before = entry_of(self._facts, vpn, name)
-        if entry is not None:
-            made, number = self._broker.now, self._facts.edition + 1
-            born = number
-            if before is not None:
-                made, number, born = before.made, before.move, before.born
-            entry = msgspec.structs.replace(entry, made=made, move=number, born=born)
+        if entry is not None and before is not None:
+            entry.made, entry.move, entry.born = before.made, before.move, before.born
         self._change(vpn, name, entry, command)
         return LATER
 
@@ -242,6 +235,8 @@ class Keeper:
         once. to: the command to answer, or its reply address."""
         broker, facts = self._broker, self._facts
         before = entry_of(facts, vpn, name)
+        if before is None and entry is not None:
+            entry.made, entry.move, entry.born = broker.now, facts.edition + 1, facts.edition + 1
         waited = apply_entry(broker, facts, vpn, name, entry, self._apply_bridge)
         if self._placed is not None:
             self._placed.change(vpn, name, before, entry)

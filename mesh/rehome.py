@@ -31,8 +31,9 @@ from ..state.queue.queue import Queue
 from ..state.storage.store import DictStore
 from .bridges.bridge_facts import check_no_bridge
 from .channel import next_word
+from .credit import forget_all
 from .directory import apply_entry
-from .facts import Credits, Peer, entry_of
+from .facts import Peer, entry_of
 from .home_change import (
     HomeChange,
     NotAtRest,
@@ -172,7 +173,7 @@ class _Rehoming:
             if broker.header.number in self._added:
                 self._begin(broker)
         for broker in [*self._brokers.values(), *self._new.values()]:
-            _forget_credits(broker)
+            forget_all(broker, facts_of(broker))
         for broker in self._new.values():
             self._know(broker)
         for number in self._removed:
@@ -365,20 +366,3 @@ def _define_again(broker: Broker, queue: Queue, new: QueueDefinition) -> None:
     header.definition = new
     header.given = b""  # whatever comes next differs from this
     broker.touch(queue)
-
-
-def _forget_credits(broker: Broker) -> None:
-    """Forget all credits and refused attempts. Brokers with room will send it again, to the new
-    hosts."""
-    facts = facts_of(broker)
-    facts.credits, facts.credits_changed = Credits(), True
-    for queue in broker.queues.values():
-        header = queue.header
-        gone = [one for one in header.subscriptions if one.broker is not None]
-        if not gone or header.stands_for:
-            continue
-        header.subscriptions = [one for one in header.subscriptions if one.broker is None]
-        for one in gone:
-            queue.leases.pop(one.number, None)
-            queue.forget_view(one.filter)
-        broker.touch(queue)

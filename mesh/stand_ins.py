@@ -73,14 +73,9 @@ def stand_in(broker: Broker, facts: MeshFacts, vpn: str, name: str) -> Queue:
     header = QueueHeader(
         number, broker.vpn_number(vpn), _definition(far, text), created=entry.made, stands_for=name
     )
-    header.subscriptions.append(
-        Subscription(
-            id=f"#{host}", number=1, name=_name_of(broker, facts, host), session="", topic="",
-            partition=0, framing=FRAMING, removes_on_send=False, filter=None,
-            max_backlog=0 if key_of(vpn, name) in facts.leaving else WINDOW, broker=host,
-        )
-    )  # fmt: skip
-    header.next_subscription = 2
+    one = subscription_of(f"#{host}", 1, _name_of(facts, host), host)
+    one.max_backlog = 0 if key_of(vpn, name) in facts.leaving else WINDOW
+    header.subscriptions, header.next_subscription = [one], 2
     facts.lanes[number] = OutLane(attempt=broker.now)  # above all before
     return broker.add_queue(header)
 
@@ -97,10 +92,19 @@ def target(broker: Broker, facts: MeshFacts, vpn: str, name: str, entry: Entry) 
     return own if own in entry.hosts else entry.hosts[own % len(entry.hosts)]
 
 
-def _name_of(broker: Broker, facts: MeshFacts, host: int) -> str:
+def subscription_of(
+    name: str, number: int, of: str, broker: int, text: str | None = None
+) -> Subscription:
+    """A subscription of another broker. name: its id; of: the broker's name; text: its filter."""
+    return Subscription(
+        id=name, number=number, name=of, session="", topic="", partition=0, framing=FRAMING,
+        removes_on_send=False, filter=text, max_backlog=0, broker=broker,
+    )  # fmt: skip
+
+
+def _name_of(facts: MeshFacts, host: int) -> str:
     """The name of a broker; this one may have messages for itself, after a queue has come here."""
-    peer = facts.peers.get(host)
-    return broker.header.name if peer is None else peer.name
+    return next(name for name, number in facts.brokers.items() if number == host)
 
 
 def turn(broker: Broker, facts: MeshFacts, vpn: str, name: str) -> None:
@@ -118,7 +122,7 @@ def turn(broker: Broker, facts: MeshFacts, vpn: str, name: str) -> None:
     if one.held or key_of(vpn, name) in facts.leaving:
         return
     one.broker = host
-    one.name = _name_of(broker, facts, host)
+    one.name = _name_of(facts, host)
     facts.retries.pop(queue.number, None)
     one.max_backlog = WINDOW if not lane.why else 1
     queue.wanted = True

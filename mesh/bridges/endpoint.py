@@ -30,13 +30,14 @@ from ...definitions.bridge import (
 from ...definitions.definition_values import ENDPOINT_PREFIX
 from ...protocol.errors import Reason
 from ...state.queue.broker import Broker
-from ...state.queue.header import QueueHeader, Subscription
+from ...state.queue.header import QueueHeader
 from ...state.queue.queue import Queue
 from ...state.rules.edits import TRANSIT
 from ...state.rules.entry_checks import lane_of
 from ...state.rules.routing import set_topics
 from ...state.storage.row import NEVER, Row
 from ..facts import Entry
+from ..stand_ins import subscription_of
 from .bridge_facts import ELSEWHERE, BridgeFacts, HeldLane, Link
 
 ONE_LANE = 1
@@ -81,14 +82,6 @@ def entries_of(broker: Broker) -> dict[tuple[str, str], Entry]:
     }  # fmt: skip
 
 
-def subscription_of(to_name: str) -> Subscription:
-    """The link's subscription. Nothing is delivered to it; the link fetches (`link.forward`)."""
-    return Subscription(
-        id=SUBSCRIPTION, number=NUMBER, name=to_name, session="", topic="", partition=0,
-        framing="", removes_on_send=False, filter=None, max_backlog=0, broker=ELSEWHERE,
-    )  # fmt: skip
-
-
 def make(broker: Broker, bridge: BridgeDefinition) -> Queue:
     """Make an endpoint."""
     definition = definition_of(bridge)
@@ -98,7 +91,8 @@ def make(broker: Broker, bridge: BridgeDefinition) -> Queue:
         number, broker.vpn_number(bridge.vpn), definition, created=broker.now,
         stands_for=definition.name, next_subscription=NUMBER + 1,
     )  # fmt: skip
-    header.subscriptions.append(subscription_of(bridge.to))
+    # Nothing is delivered to the link's subscription; the link fetches (`link.forward`).
+    header.subscriptions.append(subscription_of(SUBSCRIPTION, NUMBER, bridge.to, ELSEWHERE))
     queue = broker.add_queue(header)
     set_topics(broker, queue, definition.subscriptions)
     broker.event("defined", bridge.vpn, definition.name)
