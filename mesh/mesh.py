@@ -378,23 +378,18 @@ class Mesh(MeshInterface):
     def why_waiting(self, queue: Queue) -> str | None:
         """See `MeshInterface`."""
         lane = self.facts.lanes.get(queue.number)
-        return (
-            f"held by {queue.header.stands_for}: {lane.why}"
-            if lane is not None and lane.why
-            else None
-        )
+        if lane is None or not lane.why:
+            return None
+        return f"held by {queue.header.stands_for}: {lane.why}"
 
     def reads(self, queue: Queue, partition: int) -> bool:
         """Whether this broker reads plain records of this partition for a queue (M5)."""
-        own, definition = self._broker.header.number, queue.definition
-        entry = entry_of(self.facts, definition.vpn, definition.name)
-        return entry is None or len(entry.hosts) == 1 or self._reader(entry, partition) == own
-
-    def _reader(self, entry: Entry, partition: int) -> int:
-        owner = entry.definition.initial_owner
-        if owner is not None:
-            return self.facts.brokers[owner]
-        return entry.hosts[partition % len(entry.hosts)]
+        entry = entry_of(self.facts, queue.definition.vpn, queue.definition.name)
+        if entry is None:
+            return True
+        owner, hosts = entry.definition.initial_owner, entry.hosts
+        reader = hosts[partition % len(hosts)] if owner is None else self.facts.brokers[owner]
+        return reader == self._broker.header.number
 
     def _matching(self, vpn: str, topic: str) -> list[tuple[str, Entry]]:
         """The home's queues that take messages published to a topic."""
