@@ -25,6 +25,7 @@ from ..state.storage.row import IN_MEMORY, LEASED, MOVING, NEVER, Row
 LOST_BLOCK = (1 << 32) - 1  # no block has this number: its contents count as lost
 PART = 1_000  # rows that are written to blocks at once
 SUMS = ("counters", "rejected", "discarded")
+SIZES = ("depth", "leased", "delayed", "bytes")
 # By both brokers and the content's number: a row that has the content, and its VPN. Each counts as
 # one more match until all has moved, because a queue may release what the next one still needs.
 Shared = dict[tuple[int, int, int], tuple[Row, int]]
@@ -54,7 +55,9 @@ def move_queue(
         into = target.add_queue(_header(source, queue, target))
         holders = {one.number: one.number for one in queue.header.subscriptions}
     else:
-        _add(queue.header, into.header)
+        add_counts(queue.header, into.header)
+        for name in SIZES:
+            setattr(into.header, name, getattr(into.header, name) + getattr(queue.header, name))
         _renumber(rows, into.header)
         for one in queue.header.subscriptions:
             holders[one.number] = one.number = into.header.next_subscription
@@ -118,14 +121,13 @@ def _header(source: Broker, queue: Queue, target: Broker) -> QueueHeader:
     return msgspec.structs.replace(queue.header, number=number, vpn_number=vpn_number)
 
 
-def _add(from_: QueueHeader, to: QueueHeader) -> None:
-    """Add the counts of one part of a queue to another's (`describe`)."""
+def add_counts(from_: QueueHeader, to: QueueHeader) -> None:
+    """Add what one part of a queue has counted to another's (`describe`)."""
     for name in SUMS:
         counts: dict[str, int] = getattr(to, name)
         for what, n in getattr(from_, name).items():
             counts[what] = counts.get(what, 0) + n
-    for name in ("depth", "leased", "delayed", "bytes", "invalid"):
-        setattr(to, name, getattr(to, name) + getattr(from_, name))
+    to.invalid += from_.invalid
     to.next_delivery = max(to.next_delivery, from_.next_delivery)
     to.taken = union([*to.taken, *from_.taken])[-ENTERED_MAX:]
 

@@ -40,23 +40,7 @@ from ..state.storage.spool import Content
 from . import stand_ins
 from .channel import say
 from .facts import Entry, MeshFacts, entry_of, keeper_of, key_of
-
-
-class Whole(msgspec.Struct, array_like=True):
-    """A queue's facts besides its messages and definition."""
-
-    created: int
-    pointed: int
-    next_seq: int
-    next_delivery: int
-    generation: int
-    counters: dict[str, int]
-    rejected: dict[str, int]
-    discarded: dict[str, int]
-    invalid: int
-    taken: list[list[int]]
-    early: list[list[int]]
-
+from .move_at_rest import add_counts
 
 AT_REST = (
     "such a queue moves only while the home rests for some seconds (`lakequeue move-queue --pause`)"
@@ -64,7 +48,7 @@ AT_REST = (
 
 _encode = msgspec.msgpack.encode
 _rows = msgspec.msgpack.Decoder(list[Row])
-_whole = msgspec.msgpack.Decoder(Whole)
+_whole = msgspec.msgpack.Decoder(tuple[QueueHeader, list[list[int]]])  # and its early acks
 
 
 def follow(broker: Broker, facts: MeshFacts, vpn: str, name: str, entry: Entry) -> None:
@@ -142,7 +126,7 @@ def carried(broker: Broker, facts: MeshFacts, sender: int, message: Carry) -> No
     if rows:
         _take_in(broker, queue, rows, message.contents, facts.peers[sender].name)
     if message.whole:
-        _arrive(broker, facts, message, queue, _whole.decode(message.whole), sender)
+        _arrive(broker, facts, message, queue, sender)
 
 
 def _take_in(
@@ -172,26 +156,20 @@ def _take_in(
     queue.spill_over()
 
 
-def _arrive(
-    broker: Broker, facts: MeshFacts, message: Carry, queue: Queue, whole: Whole, sender: int
-) -> None:
+def _arrive(broker: Broker, facts: MeshFacts, message: Carry, queue: Queue, sender: int) -> None:
     """Complete a queue, with the facts that it had at the old host."""
+    whole, early = _whole.decode(message.whole)
     key, header = key_of(message.vpn, message.queue), queue.header
     entry = facts.entries[message.vpn][message.queue]
-    counters = dict(whole.counters)
-    for name, n in header.counters.items():
-        counters[name] = counters.get(name, 0) + n
+    add_counts(whole, header)
+    counters = header.counters
     counters["spooled"] = counters.get("spooled", 0) - counters.pop("transferred", 0)
-    header.counters = counters
-    header.rejected, header.discarded = whole.rejected, whole.discarded
-    header.invalid += whole.invalid
     header.created, header.pointed = whole.created, whole.pointed
-    header.next_seq, header.next_delivery = whole.next_seq, whole.next_delivery
-    header.generation, header.taken = whole.generation, whole.taken
+    header.next_seq, header.generation = whole.next_seq, whole.generation
     header.ingress, header.egress = entry.ingress, entry.egress
     if not header.depth or not whole.generation:  # without messages or barriers
         header.generation, header.generations = 0, {}
-    for first, last, until in whole.early:
+    for first, last, until in early:
         queue.early.put(first, last, until, broker.limits.early_acks)
     header.definition, header.arriving = entry.definition, False
     del facts.arriving[key]
@@ -304,12 +282,11 @@ def _hand_over_queue(broker: Broker, facts: MeshFacts, queue: Queue, task: Task,
     """Hand over the queue itself, after all its messages, and its waiting commands."""
     vpn, name, header = broker.vpn_of(queue), queue.definition.name, queue.header
     key, move = key_of(vpn, name), facts.entries[vpn][name].move
-    whole = Whole(
-        header.created, header.pointed, header.next_seq, header.next_delivery,
-        task.done.get("generation", 0), header.counters, header.rejected, header.discarded,
-        header.invalid, header.taken, queue.early.state(),
-    )  # fmt: skip
-    say(broker, facts, to, Carry(vpn, name, move, _encode([]), [], _encode(whole)))
+    whole = msgspec.structs.replace(
+        header, generation=task.done.get("generation", 0), subscriptions=[], topics=[], tasks=[]
+    )
+    packed = _encode((whole, queue.early.state()))
+    say(broker, facts, to, Carry(vpn, name, move, _encode([]), [], packed))
     for waiting in header.tasks:
         if waiting is not task:
             say(broker, facts, to, Forward(vpn, waiting.command))
