@@ -13,7 +13,7 @@ import msgspec
 
 from ..mesh.bridges.bridge_facts import Arrival, Flight, Link
 from ..mesh.bridges.bridged_broker import BridgedBroker
-from ..mesh.bridges.endpoint import NUMBER, subscription_of
+from ..mesh.bridges.endpoint import NUMBER, subscription_of_link
 from ..state.queue import header as facts
 from ..state.queue.broker import Broker
 from ..state.rules.edits import TRANSIT
@@ -49,7 +49,7 @@ class CarriedBridges:
         flights = known.pop("flights", {})
         link = msgspec.convert({**known, "queue": number, "wanted": True}, Link)
         header.stands_for = header.definition.name
-        header.subscriptions = [subscription_of(link.to_name)]
+        header.subscriptions = [subscription_of_link(link.to_name)]
         header.next_subscription = NUMBER + 1
         for flight, (at, _, size) in flights.items():
             lanes = [

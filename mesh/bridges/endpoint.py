@@ -30,7 +30,7 @@ from ...definitions.bridge import (
 from ...definitions.definition_values import ENDPOINT_PREFIX
 from ...protocol.errors import Reason
 from ...state.queue.broker import Broker
-from ...state.queue.header import QueueHeader
+from ...state.queue.header import QueueHeader, Subscription
 from ...state.queue.queue import Queue
 from ...state.rules.edits import TRANSIT
 from ...state.rules.entry_checks import lane_of
@@ -82,6 +82,11 @@ def entries_of(broker: Broker) -> dict[tuple[str, str], Entry]:
     }  # fmt: skip
 
 
+def subscription_of_link(to_name: str) -> Subscription:
+    """The link's subscription. Nothing is delivered to it; the link fetches (`link.forward`)."""
+    return subscription_of(SUBSCRIPTION, NUMBER, to_name, ELSEWHERE)
+
+
 def make(broker: Broker, bridge: BridgeDefinition) -> Queue:
     """Make an endpoint."""
     definition = definition_of(bridge)
@@ -91,8 +96,7 @@ def make(broker: Broker, bridge: BridgeDefinition) -> Queue:
         number, broker.vpn_number(bridge.vpn), definition, created=broker.now,
         stands_for=definition.name, next_subscription=NUMBER + 1,
     )  # fmt: skip
-    # Nothing is delivered to the link's subscription; the link fetches (`link.forward`).
-    header.subscriptions.append(subscription_of(SUBSCRIPTION, NUMBER, bridge.to, ELSEWHERE))
+    header.subscriptions.append(subscription_of_link(bridge.to))
     queue = broker.add_queue(header)
     set_topics(broker, queue, definition.subscriptions)
     broker.event("defined", bridge.vpn, definition.name)
