@@ -108,7 +108,7 @@ def run(commands: int, rate: int, trigger: str, say: Say) -> list[dict[str, Any]
 
 
 def _sent(address: str, topic: str, each: int) -> tuple[float, float]:
-    """So many of each kind from a process of its own; when that began and ended."""
+    """Send so many of each kind from another process; returns when that began and ended."""
     begin = time.time()
     child = process(_flood, address, topic, each)
     child.join(FLOOD_S_MAX)

@@ -109,7 +109,7 @@ def cpu_s() -> float:
 
 
 def percentile(values: list[float], percent: float) -> float:
-    """Of any numbers; raises LakequeueError for none, which is no figure."""
+    """A percentile of the values. Raises LakequeueError if there are none."""
     if not values:
         raise LakequeueError("Nothing was measured: no message came. Try again with less to do.")
     found = sorted(values)

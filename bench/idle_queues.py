@@ -30,7 +30,7 @@ MEASURE_S_MAX = 600.0
 
 
 def definitions(count: int) -> list[dict[str, Any]]:
-    """As many queues, as plain as can be."""
+    """The plainest definitions of so many queues."""
     return [{"name": f"queue-{n}", "message_type": "binary"} for n in range(count)]
 
 
@@ -110,8 +110,8 @@ def step_figures(batches: list[tuple[float, dict[str, Any]]], since: float) -> d
 
 
 def _traffic(address: str, names: list[str], rate: int, seconds: int) -> tuple[float, list[float]]:
-    """To all queues by turns, with a consumer each. When it began, after a warm-up; and the times
-    from then on, ms."""
+    """Send to all queues in turn, each with a consumer. Returns when it began, after a warm-up, and
+    the times from then on, ms."""
     taken: list[tuple[float, float]] = []
     done = threading.Event()
 

@@ -97,7 +97,7 @@ class KillableEngine:
         self._process.wait()
 
     def stop(self) -> None:
-        """In order."""
+        """Ask it to end, and kill it if it does not."""
         self._process.terminate()
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(30)

@@ -36,7 +36,7 @@ READY_S_MAX = 300.0
 
 
 def names(count: int) -> list[str]:
-    """Of so many brokers."""
+    """The names of so many brokers."""
     return [f"broker-{i}" for i in range(count)]
 
 

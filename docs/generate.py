@@ -220,7 +220,8 @@ SYSTEMS = {
 
 
 def words_of(systems: tuple[str, ...]) -> str:
-    """By our key, the keys of other systems that mean it; then those that none means, and why."""
+    """For each key of ours, the keys of other systems; then theirs that have no key here, and
+    why."""
     ours: dict[str, list[str]] = {}
     without = []
     for word in (word for word in WORDS if word.of in systems):

@@ -276,9 +276,8 @@ def _task(
 
 
 class _Taken:
-    """Which ids have been in which queue (L9): those of messages that live, as the spool knows it;
-    those that are gone count as ones that were. Of old ones, where there are many ranges, nothing
-    is known any more, and they count so too."""
+    """Which ids have been in which queue (L9). The spool knows those of living messages. All other
+    ids count as having been there, also old ones that were forgotten among many ranges."""
 
     def __init__(self, old: EarlierPages) -> None:
         self._first = make_id(old.number, 1)

@@ -55,7 +55,7 @@ _live = msgspec.json.Decoder(LivePart).decode
 _opened = msgspec.json.Decoder(tuple[Opened, ...]).decode
 _Row = tuple[int, int, bytes | None, bytes | None, str | None, str | None, str | None]
 NextOffsets = dict[PartitionId, tuple[int, str]]
-"""Of each partition the offset that is next, and the id of its topic, empty where nobody knows."""
+"""For each partition the next offset, and the id of its topic; empty if unknown."""
 
 
 class Lost(LakequeueError):

@@ -187,7 +187,7 @@ def _pages(lake: Lake, broker: str, step: int) -> dict[str, bytes]:
     found: dict[str, tuple[int, bytes | None]] = {}
     named: Named = {}
     _read(lake, broker, (first, step), wanted, found, named)
-    # Of the others it says only that they are still what they were: their newest value.
+    # The other pages are only named as unchanged, so their newest value is the right one.
     older = {page: at for page, at in wanted.items() if found.get(page, (-1,))[0] != at}
     if older:
         _read(lake, broker, (0, first - 1), older, found, named)

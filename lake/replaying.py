@@ -144,7 +144,7 @@ class _Row:
 
 
 class _Chosen:
-    """Which messages are meant."""
+    """The messages that a replay is about."""
 
     def __init__(
         self, vpn: str, queue: str, since: datetime | str | None, until: datetime | str | None,

@@ -147,7 +147,7 @@ def state(look: Any) -> str:
 
 
 def waits(queue: Mapping[str, Any]) -> str:
-    """In a word or two, why ready messages wait; the queue's page has more."""
+    """Why ready messages wait, in a word or two; the queue's page has more."""
     if queue["blocked"] or not queue["ready"] or queue.get("out_s"):
         return queue["blocked"] or ""
     room = [c for c in queue["consumers"] if not c["blocked"]]

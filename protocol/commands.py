@@ -357,7 +357,7 @@ class RecordsLost(Command, frozen=True, tag="records_lost"):
 
 
 class Stuck(Command, frozen=True, tag="stuck"):
-    """For the events: this broker took no step any more and was restarted."""
+    """For the events: this broker took no more steps and was restarted."""
 
     why: Text
 

@@ -131,7 +131,7 @@ class Outbox:
             self._produce(self._wide, one, record)
 
     def _send_alone(self, one: _Step, record: WireRecord, limit: int | None) -> None:
-        """Not with others, and in parts that fit, where it has any."""
+        """Send a record without others, and in parts that fit, if it can be split."""
         if self._alone is None:
             self._alone = self._make_producer({"batch.num.messages": 1})
         for part in fitting(record, limit):

@@ -36,7 +36,7 @@ NO_ID = ""
 NEVER = (1 << 63) - 1  # µs since 1970: no record is younger
 At = tuple[int, int]
 Rows = Mapping[PartitionId, Mapping[str, At]]
-"""Of each partition what a table has: by topic id the last offset, and the newest time, in µs."""
+"""For each partition, by topic id: the last offset that a table has, and the newest time, in µs."""
 
 
 class Topics(Protocol):

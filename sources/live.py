@@ -88,7 +88,7 @@ class LiveInputs:
         self._readers = (self._commands, self._messages, self._captured)
         self._closing = threading.Event()
         self._started = False
-        # Of its own: asked while a thread polls it, a consumer may never answer (librdkafka 2.16).
+        # A separate one: a consumer that another thread polls may never answer (librdkafka 2.16).
         self._asked = Consumer(consumer_settings(kafka))
         self._expected: dict[
             PartitionId, int

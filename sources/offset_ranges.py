@@ -23,7 +23,8 @@ from .live_reader import consumer_settings
 from .step_batch import PartitionId
 
 Ranges = Mapping[PartitionId, tuple[int, int]]
-"""Of each partition the first offset of a batch, -2 for its beginning, and that behind its last."""
+"""For each partition the first offset of a batch, -2 for its beginning, and the one after its
+last."""
 
 BEGINNING = -2
 WAIT_S_MAX = 30.0

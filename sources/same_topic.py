@@ -23,8 +23,8 @@ from confluent_kafka.admin import AdminClient, OffsetSpec, TopicDescription
 from .step_batch import PartitionId
 
 CLUSTER_S = 10.0
-# Of a partition's leader. While it is dead and no other is known, librdkafka 2.16 tries to connect
-# 4,000 times per second until the request times out.
+# How long to ask a partition's leader. While it is dead and has no successor, librdkafka 2.16 tries
+# to connect 4,000 times per second until the request times out.
 ASK_S = 2.0
 _NO_ID = "A" * 22  # the id from a Kafka before 2.8
 _UNTOLD = (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError.TOPIC_AUTHORIZATION_FAILED)

@@ -128,7 +128,7 @@ class CapturedTopics:
     def _limits_now(self, names: Iterable[str]) -> dict[str, int]:
         own = [name for name in names if topics.vpn_of(name) is not None]
         known = {name: at for name, at in (self._limits or {}).items() if name in own}
-        # Of a topic that is not answered nothing has changed.
+        # A topic without an answer keeps the limit that it had.
         limits = known | limits_of(quiet_client(self._bootstrap, "lakequeue-topics"), own)
         return {name: limit for name, limit in limits.items() if limit < RECORD_BYTES_MAX}
 

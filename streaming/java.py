@@ -51,7 +51,8 @@ class JavaArchive:
         self.class_path = ""
 
     def options(self, java: Path, files: Iterable[Path], words: Sequence[str] = ()) -> list[str]:
-        """For the start of Java. files: of the class path; words: what else decides over it."""
+        """Options for the start of Java. files: of the class path; words: what else the archive
+        depends on."""
         self._java = java
         self.path = _folder() / f"{self._program}-{_digest(java, files, words)}.jsa"
         if self.path.is_file():

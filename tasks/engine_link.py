@@ -46,7 +46,7 @@ class Address:
 
     @classmethod
     def of(cls, url: str, options: dict[str, Any]) -> Address:
-        """Of a kombu connection: what follows `lakequeue+`, and its transport options."""
+        """From a kombu connection: what follows `lakequeue+`, and its transport options."""
         parts = urlsplit(url)
         if parts.scheme not in ("kafka", "memory") or not parts.netloc:
             raise ConfigError(f"broker_url: {shown(url)} – {ADDRESSES}")

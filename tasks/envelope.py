@@ -93,7 +93,7 @@ def options_of(message: dict[str, Any]) -> dict[str, Any]:
 
 
 def _priority(value: object) -> int:
-    """As on RabbitMQ the higher is first, and who says nothing is last."""
+    """As on RabbitMQ, higher goes first; a message without a priority goes last."""
     try:
         return min(max(int(value), 0), PRIORITY_MAX)  # type: ignore[call-overload]
     except (TypeError, ValueError):

@@ -149,7 +149,7 @@ class _Story:
         )  # fmt: skip
 
     def accounts(self) -> dict[str, bool]:
-        """Of each queue whether it got all that was sent, once and in order."""
+        """For each queue, whether it got all that was sent, once and in order."""
         return {name: self._got[name] == sent for name, sent in self.sent.items()}
 
     def close(self) -> None:

@@ -174,7 +174,7 @@ class FlightsDemo:
             time.sleep(LOOK_EVERY_S)
 
     def _maybe_kill(self, admin: Any, look: dict[str, Any], total: int, view: View) -> None:
-        """In the middle the first worker dies with its leases, and another takes over.
+        """Halfway, kill the first worker with its leases; another takes over.
 
         It is stopped for the look that counts its leases, so that it does not acknowledge them in
         between; with too few of them it goes on, and the next look tries again.

@@ -117,7 +117,7 @@ class FarHome:
                     ) from error
 
     def _look(self) -> None:
-        """Which home it is, and whether its door is there."""
+        """Find out which home it is, and whether it has the bridge's topics."""
         known = self._brokers()
         if self._vpn == self._bridge.vpn and any(
             about.get("epoch") == self._epoch for about in known.values()

@@ -61,8 +61,8 @@ Moves = list[tuple[str, str, str]]  # VPN, queue, broker where it is now
 MICRO_BATCH = "micro-batch"  # of homes that do not name one: it was the only trigger
 EPOCH_MAX = 2**53 - 1  # whole in every language that reads JSON numbers as floats
 NUMBERS_MAX = 65_536  # a broker's number is the top 16 bits of its message ids
-# Of the engine's queries, however many there are; the tables' own checkpoint may be lost: what
-# stands in the tables says where they go on.
+# Checkpoints of the engine's queries. That of the tables may be lost: the tables themselves say
+# where to continue.
 _METADATA = ("metadata", "*/metadata")
 
 

@@ -36,7 +36,7 @@ log = logging.getLogger("lakequeue.engine")
 POLL_S = 0.25
 Heard = Callable[[str, pa.Table], None]
 Say = Callable[[str, str, Alert], None]  # a sentence, the broker, what it is of
-# Of an event's details, as the journal has them: `key=value, key=value`.
+# A detail of an event, as the journal has them: `key=value, key=value`.
 _DETAIL = re.compile(r"(?:^|, )(scope|consumer|limit|percent|time_to_react_s)=(.*?)(?=, \w+=|$)")
 _SAID = {"scope", "limit", "percent"}  # of every alert
 

@@ -163,7 +163,7 @@ class QueueWatch:
         return open_ones[vpn, broker]
 
     def _ask_for_brokers(self, first: Any) -> None:
-        """Which brokers there are beside the first, now and then."""
+        """Look up the other brokers, now and then."""
         now = time.monotonic()
         if now >= self._others[0]:
             known = first.admin().brokers()[1:]
