@@ -48,7 +48,6 @@ WINDOW = 1_000  # messages of a lane in transit
 RETRY_MS = 1_000
 LOOK_AGAIN_MS = 100
 ELSEWHERE = "elsewhere"  # the other broker is not, or not yet, a host of the queue
-FRAMING = "rows"
 LANES_SHOWN = 100
 OUT = WAITING_PREFIX  # a stand-in's name is this and the name of its queue
 
@@ -97,7 +96,7 @@ def subscription_of(
 ) -> Subscription:
     """A subscription of another broker. name: its id; of: the broker's name; text: its filter."""
     return Subscription(
-        id=name, number=number, name=of, session="", topic="", partition=0, framing=FRAMING,
+        id=name, number=number, name=of, session="", topic="", partition=0, framing="",
         removes_on_send=False, filter=text, max_backlog=0, broker=broker,
     )  # fmt: skip
 
