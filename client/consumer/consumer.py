@@ -6,6 +6,7 @@ acknowledges as the mode says, and `callbacks` calls the application.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -104,9 +105,20 @@ class Consumer:
         self._untouched: list[int] = []  # ids sent to a lost subscription
         try:
             self.subscribe()
-        except BaseException:
+        except LakequeueError:
             self._end()
             raise
+        except (
+            BaseException
+        ):  # Ctrl-C: the engine may have bound it, and would keep messages for it
+            self._end()
+            self._unbind_late()
+            raise
+
+    def _unbind_late(self) -> None:
+        if self._subscription is not None and self._session.is_open:
+            with contextlib.suppress(LakequeueError):
+                self._subscription.unbind()
 
     def subscribe(self) -> None:
         """Bind to the queue under a new subscription id. Messages held before are lost. A closed

@@ -89,3 +89,26 @@ def test_C3_a_consumer_whose_engine_did_not_answer_leaves_nothing(
     assert [c["subscription"] for c in consumers(made)] == [consumer.subscription]
     assert consumer.receive(timeout=10).payload == b"1"
     connection.close()
+
+
+def test_C3_a_consumer_that_was_interrupted_while_it_was_made_leaves_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Ctrl-C in a shell, whose connection lives on."""
+    made = engine(ORDERS)
+    connection, _ = connect(made)
+    wait = connection.wait
+
+    def interrupted(*given: Any) -> bool:
+        wait(*given)  # the engine has answered
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(connection, "wait", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        connection.consumer("orders", max_backlog=10)
+    monkeypatch.undo()
+    wait_for(lambda: consumers(made) == [])
+    connection.producer().send("orders", b"1")
+    consumer = connection.consumer("orders", ack_mode="individual", max_backlog=10)
+    assert consumer.receive(timeout=10).payload == b"1"
+    connection.close()
