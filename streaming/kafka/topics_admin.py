@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import time
 from collections.abc import Collection, Iterable
 from typing import Any
 
@@ -29,6 +30,7 @@ PARTITIONS = {
 }
 SHARED = (topics.COMMANDS, topics.PUBLISH)  # each broker has partitions of its own
 CLIENT = "lakequeue-engine"
+LATE_S, LATE_S_MAX = 0.1, 30.0  # how often to look for a topic that Kafka does not list yet
 # A step's record is removed when no snapshot needs it, and never because it is old.
 STEPS_CONFIG = {"retention.ms": "-1", "retention.bytes": "-1", "cleanup.policy": "delete"}
 # Records between brokers may wait for a week, and are never deleted for their size.
@@ -75,10 +77,9 @@ def ensure_topics(
         missing = sorted(set(wanted) - set(admin.list_topics()))
         made_before = sorted({topics.topic(vpn, topics.PUBLISH) for vpn in vpns} - set(missing))
         _have_kafkas_time(admin, made_before)
-        for name in missing:
-            _create(admin, name, wanted[name], own.get(name, {}))
-        names = sorted({*admin.list_topics(), *missing})
-        sizes = _sizes(admin.describe_topics(names), {name: wanted[name] for name in missing})
+        made = [name for name in missing if _create(admin, name, wanted[name], own.get(name, {}))]
+        described = _described(admin, missing, {*missing}.difference(made))
+        sizes = _sizes(described, {name: wanted[name] for name in made})
         if count == 1:
             return sizes
         for name, size in shared.items():
@@ -104,10 +105,31 @@ def ensure_own(bootstrap: str, wanted: dict[str, tuple[int, dict[str, str]]]) ->
         raise NotConnected(f"topics of bridges cannot be made: {error}") from error
 
 
-def _create(admin: Any, name: str, partitions: int, settings: dict[str, str]) -> None:
+def _create(admin: Any, name: str, partitions: int, settings: dict[str, str]) -> bool:
+    """Returns False if the topic exists already: a busy Kafka may list it a moment later."""
     config = {"max.message.bytes": str(RECORD_BYTES_MAX), **settings}
-    with contextlib.suppress(TopicAlreadyExistsError):
+    try:
         admin.create_topics([NewTopic(name, partitions, -1, topic_configs=config)])
+    except TopicAlreadyExistsError:
+        return False
+    return True
+
+
+def _described(admin: Any, missing: Collection[str], late: Collection[str]) -> list[dict[str, Any]]:
+    """All topics, as Kafka describes them. missing: those that it did not list. late: those of them
+    that exist all the same, with a size that nobody here knows: they are waited for."""
+    until = time.monotonic() + LATE_S_MAX
+    while True:
+        described = list(admin.describe_topics(sorted({*admin.list_topics(), *missing})))
+        sized = {topic["name"] for topic in described if topic["partitions"]}
+        if sized.issuperset(late):
+            return described
+        if time.monotonic() > until:
+            names = ", ".join(sorted({*late} - sized))
+            raise NotConnected(
+                f"Kafka says that these topics exist, and does not list them: {names}"
+            )
+        time.sleep(LATE_S)
 
 
 def _have_kafkas_time(admin: Any, names: list[str]) -> None:

@@ -3,8 +3,9 @@
 from typing import Any
 
 import pytest
-from kafka.errors import TopicAuthorizationFailedError
+from kafka.errors import TopicAlreadyExistsError, TopicAuthorizationFailedError
 from lakequeue.client.kafka import kafka_python
+from lakequeue.protocol import NotConnected
 from lakequeue.streaming.kafka import topics_admin
 from lakequeue.streaming.kafka.topics_admin import _sizes
 
@@ -44,6 +45,45 @@ class Admin:
         return [{"name": name, "partitions": [0]} for name in names]
 
     def close(self) -> None: ...
+
+
+def test_a_topic_that_kafka_lists_late_has_the_size_that_it_was_made_with(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else a home that grows would be told that its topics have too many partitions."""
+
+    class Late(Admin):
+        looks = 0
+
+        def list_topics(self) -> list[str]:
+            self.looks += 1
+            return [name for name in self.topics if self.looks > 3 or name != "v.publish"]
+
+        def create_topics(self, new: list[Any]) -> None:
+            if new[0].name in self.topics:
+                raise TopicAlreadyExistsError
+            super().create_topics(new)
+
+        def create_partitions(self, counts: dict[str, int]) -> None:
+            grown.update(counts)
+
+        def describe_topics(self, names: list[str]) -> list[dict[str, Any]]:
+            made = {"v.publish": 8}
+            there = set(self.list_topics())
+            return [{"name": n, "partitions": [0] * (made.get(n, 1) if n in there else 0)}
+                    for n in names]  # fmt: skip
+
+    grown: dict[str, int] = {}
+    admin = Late(**{"v.publish": {}, "v.commands": {}})
+    monkeypatch.setattr(kafka_python, "KafkaAdminClient", lambda **_: admin)
+    sizes = topics_admin.ensure_topics("k:1", ["v"], [], ["a", "b"], count=2, before=1)
+    assert (sizes["v.publish"], sizes["v.commands"]) == (16, 2)
+    assert grown == {"v.publish": 16, "v.commands": 2}
+    admin.looks, grown_before = -1_000, dict(grown)
+    monkeypatch.setattr(topics_admin, "LATE_S_MAX", 0.2)
+    with pytest.raises(NotConnected, match=r"does not list them: v\.publish"):
+        topics_admin.ensure_topics("k:1", ["v"], [], ["a", "b"], count=2, before=1)
+    assert grown == grown_before
 
 
 def test_X4_messages_have_kafkas_time_in_new_topics_and_in_those_of_earlier_versions(
