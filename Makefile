@@ -48,30 +48,34 @@ tools: ## what some tests drive: Chromium for the page, Prometheus for the alert
 demo: setup ## real flights through real queues, then the accounts
 	@$(BIN)/lakequeue demo
 
-# Two processes for what runs in memory. Then two rows beside each other. ENGINES one after the other:
-# they wait a third of their time. Beside them what needs Kafka alone, and WAITING and the pages with
-# engines of their own, which mostly wait, for a death, a batch or a timeout; only the pages take the
-# ports that the documentation names. WALKS wait for nothing and look at no clock: they compute while
-# both rows wait, and only then. Each part runs whatever another one finds; what failed before the last
-# one is told once more at the end, and its closing line.
-WAITING := away damage kafka_of_three object_store secured_kafka
-ENGINES := $(sort $(filter-out $(WAITING:%=tests/job/test_%.py),$(wildcard tests/job/test_*.py)))
+# Two processes for what runs in memory. Then three rows beside each other, about as long: what shares
+# an engine, and two more; OWN, with engines of their own; and what needs Kafka alone, the pages and AWAY.
+# Each waits a third of its time, for a death, a batch or a timeout; only the pages take the ports that
+# the documentation names. WALKS wait for nothing and look at no clock: they compute while all rows wait,
+# and only then. Each part runs whatever another one finds; what failed before the last one is told once
+# more at the end, and its closing line.
+OWN := celery_day chaos live_brokers object_store secured_kafka standalone
+OWN := $(OWN:%=tests/job/test_%.py)
+AWAY := tests/job/test_away.py
+ENGINES := $(sort $(filter-out $(OWN) $(AWAY),$(wildcard tests/job/test_*.py)))
 WALKS := tests/fuzz tests/mesh tests/model tests/reference tests/rules tests/sim tests/state
 IDLY := $(shell chrt -i 0 true 2>/dev/null && echo chrt -i 0) nice -n 19
 PYTEST := $(BIN)/pytest $(if $(MAKE_TERMOUT),--color=yes)
+JOBS := $(PYTEST) -m job --durations=25
 MEMORY := $(PYTEST) -m "not job" --numprocesses 2 --dist loadfile
-PARTS := lint memory kafka walks jobs
+PARTS := lint memory kafka own walks jobs
 beside = { $(2); echo $$? >.venv/$(1).status; } >.venv/$(1).log 2>&1; cat .venv/$(1).log
 part = { $(2); echo $$? >.venv/$(1).status; } 2>&1 | tee -i .venv/$(1).log
 test: setup tools ## lint, then all tests (real Kafka and Spark; -m "not job" leaves those out)
 	@rm -f $(PARTS:%=.venv/%.status)
 	@$(call part,lint,$(MAKE) --no-print-directory lint)
 	@$(call part,memory,$(MEMORY) $(WALKS:%=--ignore=%))
-	@($(call beside,kafka,$(PYTEST) -m job --durations=25 $(ENGINES:%=--ignore=%))) & kafka=$$!; \
+	@($(call beside,kafka,$(JOBS) $(patsubst %,--ignore=%,$(ENGINES) $(OWN)))) & kafka=$$!; \
+		($(call beside,own,$(JOBS) $(OWN))) & own=$$!; \
 		($(call beside,walks,$(IDLY) $(MEMORY) $(WALKS))) & walks=$$!; \
-		trap 'pkill -P $$kafka; pkill -P $$walks; kill $$kafka $$walks' INT TERM; \
-		$(call part,jobs,$(PYTEST) -m job --durations=25 $(ENGINES)); wait $$kafka $$walks
-	@cd .venv; case "$$(cat $(PARTS:%=%.status) | xargs)" in "0 0 0 0 0") ;; "0 0 0 0 "*) exit 1 ;; \
+		trap 'for one in $$kafka $$own $$walks; do pkill -P $$one; kill $$one; done' INT TERM; \
+		$(call part,jobs,$(JOBS) $(ENGINES)); wait $$kafka $$own $$walks
+	@cd .venv; case "$$(cat $(PARTS:%=%.status) | xargs)" in "0 0 0 0 0 0") ;; "0 0 0 0 0 "*) exit 1 ;; \
 		*) for part in $(PARTS); do [ "$$(cat $$part.status)" != 0 ] || { tail -n 1 $$part.log; continue; }; \
 			sed -n '/ short test summary info /,$$p' $$part.log | grep . || tail -n 20 $$part.log; done; \
 		exit 1 ;; esac
@@ -82,7 +86,7 @@ soak: setup ## what can die dies, at random: LAKEQUEUE_CHAOS_DEATHS times (60), 
 		$(BIN)/pytest -q -s tests/job/test_chaos.py
 	@PYTHONPATH=tests $(BIN)/python -m sim "$${LAKEQUEUE_CHAOS_SEED:-$$(date +%s)}" --soak "$${LAKEQUEUE_SIM_SEEDS:-10000}"
 	@PYTHONPATH=tests $(BIN)/python -m sim --mutants
-	@LAKEQUEUE_JOB_DEATHS=3 $(BIN)/pytest -q tests/job/test_spark_jobs.py
+	@LAKEQUEUE_JOB_KILLS=10 LAKEQUEUE_JOB_DEATHS=3 $(BIN)/pytest -q tests/job/test_spark_jobs.py
 	@PYTHONPATH=tests $(BIN)/python -m job.celery_day
 
 sim: setup ## the simulated home of SEED (0); what fails is made small and told. COUNT: so many from there on

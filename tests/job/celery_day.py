@@ -6,7 +6,7 @@
 fail at first and retry. Meanwhile workers die by SIGKILL, whole or one process of the pool, and the
 engine dies with its Kafka and starts again. The tasks write down when they begin and end. At the
 end: every task is done, none began twice without `redelivered`, none before its time, the queue is
-empty, and the tables know the life of each.
+empty, the mailboxes of killed workers are deleted, and the tables know the life of each.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from importlib import import_module
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,8 @@ import psutil
 from job.processes import UpProcess, until
 from kombu.exceptions import OperationalError
 from lakequeue.lake import open_lake, trace
+from lakequeue.tasks.engine_link import Address, acquire, release
+from lakequeue.tasks.transient import UNUSED_S
 
 HERE = Path(__file__).parent
 QUEUE = "celery-tasks"
@@ -107,6 +110,12 @@ def stop(workers: list[subprocess.Popen[bytes]]) -> None:
             kill(process)
 
 
+def mailboxes(admin: lakequeue.Admin) -> set[str]:
+    """The workers that have a queue for remote control."""
+    names = [queue["name"] for queue in admin.queues()]
+    return {name.partition("@")[0] for name in names if name.endswith(".celery.pidbox")}
+
+
 @dataclass
 class Sent:
     """task: its id; None if the sender was told that nobody knows whether it is stored."""
@@ -136,7 +145,8 @@ class Day:
         config = self.folder / "queues.yaml"
         config.write_text(CONFIG)
         self.chance = random.Random(self.seed)
-        self.engine = UpProcess(self.folder / "home", config)
+        history = ("--set", "lakequeue.history_interval_s=0")  # nobody asks for it
+        self.engine = UpProcess(self.folder / "home", config, *history)
         try:
             self.engine.wait_ready()
             self.application = Application(f"kafka://{self.engine.bootstrap}", self.folder)
@@ -171,7 +181,22 @@ class Day:
         with self._connect() as connection:
             admin = connection.admin()
             until(lambda: not admin.describe(QUEUE)["depth"], 120, "all are acknowledged")
-        stop(self.running)
+            self._tidy(admin)
+            stop(self.running)
+            assert mailboxes(admin) == set()
+
+    def _tidy(self, admin: lakequeue.Admin) -> None:
+        """Who lives deletes the mailboxes of workers that were killed; they look every `LOOK_S`."""
+        names = {f"worker{n}" for n, one in enumerate(self.running) if one.poll() is None}
+        link = acquire(Address.of(f"kafka://{self.engine.bootstrap}", {}))
+        looks = count(0.0, UNUSED_S)
+
+        def tidy() -> bool:
+            link.transient.look(next(looks))
+            return mailboxes(admin) == names
+
+        until(tidy, 60, "only those who live have mailboxes")
+        release(link)
 
     def _connect(self) -> lakequeue.Connection:
         return lakequeue.connect(f"kafka://{self.engine.bootstrap}")

@@ -89,9 +89,12 @@ def running(home: Path, trigger: str) -> Iterator[Job]:
     with EmbeddedKafka(home / "kafka") as kafka:
         settings = {
             "lakequeue.ui_port": "0", "lakequeue.tables_interval_s": "2",
-            "lakequeue.history_interval_s": "5", "lakequeue.snapshots_interval_s": "10",
             "lakequeue.trigger": trigger, "lakequeue.batch_s": str(BATCH_S),
         }  # fmt: skip
+        if trigger == REAL_TIME:  # with it are the tests that look at the history
+            settings |= {
+                "lakequeue.history_interval_s": "5", "lakequeue.snapshots_interval_s": "10"
+            }  # fmt: skip
         ensure_topics(kafka.bootstrap_servers, [], WRITTEN_PLAINLY)
         engine = Engine(kafka.bootstrap_servers, home, configuration(), settings=settings)
         job = Job(kafka, engine)

@@ -47,14 +47,15 @@ def _listen(
 
 class EngineProcess:
     """`lakequeue run` as a child. Its session holds everything that it starts: driver, JVM,
-    executors, Python workers; Kafka is somebody else's."""
+    executors, Python workers; Kafka is somebody else's. A start costs 20 s of a core, and tables
+    10 s more: who looks at none sets `lakequeue.tables_interval_s=0`."""
 
     def __init__(self, bootstrap: str, home: Path, config: Path, *arguments: str) -> None:
         self.home = home
         self.log = home.parent / f"{home.name}.stderr"
         command = [sys.executable, "-m", "lakequeue.cli", *self.command(bootstrap)]
         command += ["--home", str(home), "--config", str(config), "--json"]
-        command += ["--set", "lakequeue.ui_port=0", "--set", "lakequeue.tables_interval_s=2"]
+        command += ["--set", "lakequeue.ui_port=0"]
         self._command = [*command, *arguments]
         self.start()
 

@@ -11,14 +11,10 @@ from typing import Any
 
 import dramatiq
 import pytest
-from job.celery_day import HERE, QUEUE, Application, Day, kill
+from job.celery_day import HERE, QUEUE, Application
 from job.conftest import Job, in_real_time
 from job.processes import until
 from lakequeue.tasks.dramatiq_broker import LakequeueBroker
-from lakequeue.tasks.engine_link import Address, acquire, release
-from lakequeue.tasks.transient import UNUSED_S
-
-AGAIN_S = 40  # `heartbeat_timeout` is 15 s, and the machine may be busy
 
 
 @pytest.fixture
@@ -28,39 +24,6 @@ def application(job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> It
     yield application
     application.tasks.app.close()
     sys.modules.pop("celery_app")
-
-
-def mailboxes(admin: Any) -> set[str]:
-    """The workers that have a queue for remote control."""
-    names = [queue["name"] for queue in admin.queues()]
-    return {name.partition("@")[0] for name in names if name.endswith(".celery.pidbox")}
-
-
-@pytest.mark.job
-@in_real_time
-def test_a_killed_workers_tasks_run_again_at_once_and_others_delete_its_mailbox(
-    application: Application, job: Job, connection: Any
-) -> None:
-    tasks, admin = application.tasks, connection.admin()
-    for name in "ab":
-        tasks.long.delay(name)
-    with application.worker("-P", "prefork", "-c", "2", "-n", "first@%h") as worker:
-        until(lambda: len(application.ran()) == 2, 60, "the tasks begin")
-        killed = time.time()
-        kill(worker)
-    with application.worker("-P", "threads", "-c", "2", "-n", "second@%h"):
-        until(lambda: len(application.ran()) == 4, 90, "the tasks begin again")
-        until(lambda: not admin.describe(QUEUE)["depth"], 30, "they are acknowledged")
-        assert mailboxes(admin) == {"first", "second"}
-        link = acquire(Address.of(job.url, {}))
-        for look_s in (0, UNUSED_S):  # workers look every `LOOK_S`
-            link.transient.look(look_s)
-        release(link)
-        assert mailboxes(admin) == {"second"}
-    assert mailboxes(admin) == set()
-    again = [(words[0], words[1], float(words[2])) for words in application.ran()[2:]]
-    assert sorted(words[:2] for words in again) == [("a", "again"), ("b", "again")]
-    assert max(at for *_, at in again) - killed < AGAIN_S
 
 
 @pytest.mark.job
@@ -142,13 +105,3 @@ def test_dramatiq_on_the_real_job(job: Job, connection: Any) -> None:
     assert sorted(n for n, _ in ran) == [0, 0, *range(1, 30), 99]
     assert dict(ran)[99] - sent >= 4
     assert connection.admin().describe("dramatiq-dead")["depth"] == 1
-
-
-@pytest.mark.job
-def test_a_day_in_the_life(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`make soak` lives a longer one."""
-    monkeypatch.syspath_prepend(str(HERE))
-    told = Day(tmp_path, tasks=300, kills=2, workers=2, seed=37).run()
-    assert told["tasks"] + told["not known to be stored"] >= 300
-    assert told["engines killed"] == 1
-    assert told["explained by trace"] >= 10

@@ -31,8 +31,9 @@ from lakequeue.streaming.bridges.home_copier import HomeCopier
 
 pytestmark = [pytest.mark.job, in_real_time]
 
-SILENCE_S = 12.0  # so long what copies waits for an answer here: 30 by default
-CUT_S = 20.0  # longer than that, or than what copies waits for Kafka
+SILENCE_S = 8.0  # so long what copies waits for an answer here: 30 by default
+PAUSE_S_MAX = 3.0  # and between two tries: 30 by default
+CUT_S = 14.0  # longer than that, or than what copies waits for Kafka
 OPEN_S_MAX = 90.0
 LANES = 3
 PER_SECOND = 100
@@ -156,6 +157,7 @@ def test_H1_H2_copiers_end_and_a_link_is_cut_and_nothing_is_lost_or_doubled(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     monkeypatch.setattr(home_copier, "SILENCE_S", SILENCE_S)
+    monkeypatch.setattr(home_copier, "PAUSE_S_MAX", PAUSE_S_MAX)
     far = FarHome(tmp_path, host)
     try:
         far.engine.wait_ready()

@@ -36,7 +36,7 @@ CONFIG = """queues:
 """
 SETTINGS = (
     "--set", "lakequeue.batch_s=3", "--set", "lakequeue.history_interval_s=3",
-    "--set", "lakequeue.snapshots_interval_s=4",
+    "--set", "lakequeue.snapshots_interval_s=4", "--set", "lakequeue.tables_interval_s=2",
 )  # fmt: skip
 COUNT = 40
 

@@ -21,6 +21,7 @@ pytestmark = pytest.mark.job
 SEED = 3
 KNOCKS_MAX = 30_000  # in all; a client that knocks without a pause comes to 100,000 in 30 s
 STEPS = "broker-0.steps"
+SETTINGS = (*UNTRIMMED, "--set", "lakequeue.tables_interval_s=0")
 CONFIG = "queues:\n  - {name: orders, message_type: text, max_per_subscription_backlog: 50}\n"
 
 
@@ -57,7 +58,7 @@ def knocks(log: Path) -> int:
 def test_one_of_three_dies_and_comes_back(cluster: EmbeddedCluster, tmp_path: Path) -> None:
     config = tmp_path / "queues.yaml"
     config.write_text(CONFIG)
-    engine = EngineProcess(cluster.bootstrap_servers, tmp_path / "home", config, *UNTRIMMED)
+    engine = EngineProcess(cluster.bootstrap_servers, tmp_path / "home", config, *SETTINGS)
     try:
         engine.wait_ready()
         look = Look(cluster)

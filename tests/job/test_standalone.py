@@ -30,7 +30,6 @@ from lakequeue.streaming import EmbeddedKafka
 pytestmark = pytest.mark.job
 
 SETTINGS = (
-    "--set", "lakequeue.tables_interval_s=5",  # as by default; other tests want theirs sooner
     "--set", "lakequeue.batch_s=5", "--set", "spark.decommission.enabled=true",
     # After so long Spark gives up an executor that it does not hear, and its brokers go elsewhere.
     "--set", "spark.network.timeout=20s", "--set", "spark.network.timeoutInterval=5s",

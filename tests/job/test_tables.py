@@ -240,7 +240,8 @@ def test_R1_the_views_say_what_browse_says(job: Job, connection: lakequeue.Conne
         held[2].renew("30m")
         gone = held[0].id
         until(lambda: not agree(job, connection, 5), 60, "the views agree with the engine")
-        until(lambda: both_agree(job), 20, "Spark and DuckDB agree")
+        views = set(VIEWS)
+        until(lambda: both_agree(job, views), 20, "Spark and DuckDB agree")
         with open_lake(job.engine.tables.parent) as lake:
             lifecycle_adds_up(lake, told(job))
             (row,) = rows(
@@ -264,23 +265,25 @@ def told(job: Job) -> list[dict[str, Any]]:
     return sorted(found, key=lambda row: (row["step"], row["part"], row["line"]))
 
 
-def both_agree(job: Job) -> bool:
-    """Whether Spark and DuckDB give the same rows for each view. They read one after the other: a
-    row that is written between them makes them differ for a moment."""
+def both_agree(job: Job, views: set[str]) -> bool:
+    """Whether Spark and DuckDB give the same rows for each view; those that agree leave the set.
+    They read one after the other: a row that is written between them makes them differ for a
+    moment."""
     session = SparkSession.builder.getOrCreate().newSession()
     for name in TABLES:
         frame = session.read.format("delta").load(str(job.engine.tables / name))
         frame.createOrReplaceTempView(name)
     create_views(session.sql, "spark")
     with open_lake(job.engine.tables.parent) as lake:
-        for name in VIEWS:
+        for name in sorted(views):
             ours = Counter(map(repr_of, rows(lake, f"FROM {name}")))
             theirs = Counter(map(repr_of, session.table(name).toArrow().to_pylist()))
             assert ours
-            if ours != theirs:
+            if ours == theirs:
+                views.remove(name)
+            else:
                 print(name, "DuckDB alone:", ours - theirs, "Spark alone:", theirs - ours)
-                return False
-    return True
+    return not views
 
 
 def repr_of(row: dict[str, Any]) -> tuple[tuple[str, str], ...]:

@@ -294,7 +294,7 @@ def test_a_process_that_ends_without_closing_leaves_no_transient_queue(bench: Ko
 
 
 def test_what_a_killed_process_leaves_is_deleted_by_the_others(bench: KombuBench) -> None:
-    """Its queue has no consumer once its heartbeats are missed; `job/test_celery.py` kills one."""
+    """Its queue has no consumer once its heartbeats are missed; `job/celery_day.py` kills some."""
     rare = Queue("rare", exchange=Exchange(""), routing_key="rare", expires=600)
     used = Queue("used", exchange=Exchange(""), routing_key="used", exclusive=True)
     link = acquire(Address.of(bench.url.removeprefix("lakequeue+"), {}))
