@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 from kafka import KafkaAdminClient
 from kafka.admin import ConfigResource, ConfigResourceType
+from lakequeue.protocol.bounds import RECORD_BYTES_MAX
 from lakequeue.streaming.kafka.embedded_kafka import EmbeddedKafka
-from lakequeue.streaming.kafka.topics_admin import MESSAGE_BYTES_MAX, ensure_topics
+from lakequeue.streaming.kafka.topics_admin import ensure_topics
 
 HOW_TO = Path(__file__).resolve().parents[2] / "docs" / "how-to"
 
@@ -34,6 +35,6 @@ def test_the_retention_of_the_page(kafka: EmbeddedKafka) -> None:
             resource = ConfigResource(ConfigResourceType.TOPIC, topic)
             said = str(admin.describe_configs([resource]))
             assert re.search(r"retention\.ms'?[^}]*?3600000", said), said[:2000]
-            assert str(MESSAGE_BYTES_MAX) in said
+            assert str(RECORD_BYTES_MAX) in said
     finally:
         admin.close()
