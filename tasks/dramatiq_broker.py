@@ -142,8 +142,9 @@ class _Subscribed(Consumer):
         self._settle(message.delivery.reject)
 
     def requeue(self, messages: Iterable[Any]) -> None:
+        """What no worker has begun with: it was no attempt."""
         for message in messages:
-            self._settle(message.delivery.cancel)
+            self._settle(partial(self._consumer.put_back, message.delivery))
 
     def _settle(self, how: Callable[[], None]) -> None:
         try:

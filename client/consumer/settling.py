@@ -133,6 +133,11 @@ class Settling:
         sent = self.subscription.reject(message.id, reason_of(reason))
         self._give_up(message, "rejected", sent)
 
+    def put_back(self, message: Message) -> None:
+        """Return a message that was handed over, but that nobody began to work on: no attempt
+        (L5)."""
+        self._give_up(message, "put back", self.subscription.untouched(message.id))
+
     def renew_message(self, message: Message, period: str | float | None) -> None:
         """See `Message.renew`. Until the engine answers, the client counts with the requested
         period, or with the queue's as of the subscription."""
