@@ -258,7 +258,7 @@ def test_spark_answers_the_questions_and_reads_and_writes_as_printed(place: Plac
     stop = "spark.stop()\n"
     code = printed["python job"].replace(stop, frame + printed["python rows"] + stop)
     asked = (opening + SHOW_SQL + code, "lake", json.dumps(questions))
-    done = place.python(*asked, seconds=START_S)
+    done = place.python(*asked, seconds=2 * START_S)
     assert done.returncode == 0, done.stderr
     # A daemon of PySpark's that is told to end may complain; where it lies says nothing of us.
     assert [line for line in done.stderr.splitlines() if ours(line)] == []

@@ -96,7 +96,8 @@ class Network:
     def __init__(self, count: int) -> None:
         self._number = next(_NAMES) % 60_000
         self._bridge = f"lqb{self._number}"
-        self._part = f"10.{200 + self._number % 50}.{self._number % 250}"
+        # Another process may have hosts at the same time: few numbers share a part.
+        self._part = f"10.{200 + self._number // 250 % 50}.{self._number % 250}"
         self.hosts = [
             Host(f"{self._part}.{n + 1}", f"lq{self._number}-{n}", f"lqv{self._number}-{n}")
             for n in range(count)
