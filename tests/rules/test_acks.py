@@ -5,6 +5,7 @@ from lakequeue.protocol import commands
 from rules.harness import ON_REFERENCE, Bench, drain, ids
 
 
+@pytest.mark.skipif(ON_REFERENCE, reason="the naive model reads no commands")
 @pytest.mark.parametrize("sign", ["a heartbeat", "one more consumer"])
 def test_C3_a_timeout_that_is_shortened_counts_from_the_next_sign_of_life(
     bench: Bench, sign: str
