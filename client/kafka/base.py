@@ -19,7 +19,8 @@ import weakref
 from abc import abstractmethod
 from collections.abc import Iterable
 
-from ...protocol.errors import NotConnected, Reason, Rejected
+from ...protocol.bounds import shown
+from ...protocol.errors import ConfigError, NotConnected, Reason, Rejected
 from ...protocol.kafka_settings import VARIABLE, authenticated, encrypted, kafka_settings
 from ..session.transport import Record, Transport
 from . import kafka_bounds as bounds
@@ -27,6 +28,7 @@ from . import kafka_bounds as bounds
 LOGGER = logging.getLogger("lakequeue.client")
 
 PORT_DEFAULT = 9092
+ADDRESS = "allowed is host:port, such as 127.0.0.1:9092; several with commas between them"
 SLICE_SECONDS = 0.05  # how long Ctrl-C, close() and a new `listen` wait for a running poll
 _REPEAT_SECONDS = 30.0  # a library's repeated warning is logged this often
 
@@ -179,15 +181,15 @@ if hasattr(os, "register_at_fork"):
 
 
 def servers(bootstrap: str) -> list[tuple[str, int]]:
-    """Parse ``host:port,host:port``; the port defaults to 9092. Raises NotConnected."""
+    """Parse ``host:port,host:port``; the port defaults to 9092. Raises ConfigError."""
     found: list[tuple[str, int]] = []
     for part in filter(None, (piece.strip() for piece in bootstrap.split(","))):
         match = re.fullmatch(r"(\[[^\]]+\]|[^:\s]+)(?::(\d{1,5}))?", part)
         if match is None or not 0 < int(match[2] or PORT_DEFAULT) < 65_536:
-            raise NotConnected(f"{part!r} is not a Kafka address; write it as 127.0.0.1:9092")
+            raise ConfigError(f"Kafka's address: {shown(part)} – {ADDRESS}")
         found.append((match[1].strip("[]"), int(match[2] or PORT_DEFAULT)))
     if not found:
-        raise NotConnected("no Kafka address was given, such as 127.0.0.1:9092")
+        raise ConfigError(f"Kafka's address: {shown(bootstrap)} – {ADDRESS}")
     return found
 
 
@@ -199,7 +201,8 @@ def normal(bootstrap: str) -> str:
 
 
 def reach(bootstrap: str) -> str:
-    """The addresses as `normal` gives them, once a broker has answered; raises NotConnected."""
+    """The addresses as `normal` gives them, once a broker has answered; raises NotConnected, or
+    ConfigError for what is none."""
     addresses = normal(bootstrap)
     require_broker(addresses)
     return addresses

@@ -51,6 +51,13 @@ def test_no_kafka_at_an_address(nowhere: str) -> None:
     assert line.endswith("Start it with `lakequeue up`, or say with --url or --home where it is")
 
 
+def test_what_is_no_address_is_said_once() -> None:
+    result = run("queues", "--url", "kafka://here:99999")
+    assert result.exit_code == 2
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("Kafka's address: 'here:99999' – allowed is host:port")
+
+
 def test_no_kafka_at_a_home_that_ended_without_a_word(nowhere: str, tmp_path: Path) -> None:
     (tmp_path / "address").write_text(f"{nowhere}\n")
     result = run("queues", "--home", str(tmp_path))

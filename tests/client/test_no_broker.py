@@ -10,7 +10,7 @@ import pytest
 from lakequeue.client.kafka import LIBRARIES, open_kafka
 from lakequeue.client.kafka.base import require_broker, servers
 from lakequeue.client.kafka.kafka_bounds import OPEN_SECONDS_MAX
-from lakequeue.protocol.errors import NotConnected
+from lakequeue.protocol.errors import ConfigError, NotConnected
 from lakequeue.protocol.kafka_settings import VARIABLE
 
 Listen = Callable[..., str]
@@ -75,5 +75,5 @@ def test_one_of_several_addresses_is_enough(listen: Listen) -> None:
 def test_addresses() -> None:
     assert servers("a:1, b,[::1]:9093") == [("a", 1), ("b", 9092), ("::1", 9093)]
     for wrong in ("", "a:b", "a:99999", "a b:1", "a:1:2"):
-        with pytest.raises(NotConnected, match="Kafka address"):
+        with pytest.raises(ConfigError, match="allowed is host:port"):
             servers(wrong)
