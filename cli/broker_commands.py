@@ -76,7 +76,6 @@ def brokers(
 
 
 def _broker_table(found: list[dict[str, Any]]) -> Any:
-
     table = Table(box=None, padding=(0, 2, 0, 0))
     grouped = any(one["group"] for one in found)
     for column, side in (("broker", "left"), ("number", "right"),
@@ -183,7 +182,6 @@ def _delete(admin: Any, name: str, yes: bool, as_json: bool) -> None:
 
 
 def _bridge_table(found: list[dict[str, Any]]) -> Any:
-
     table = Table(box=None, padding=(0, 2, 0, 0))
     for column, side in COLUMNS:
         table.add_column(column, justify=side)  # type: ignore[arg-type]

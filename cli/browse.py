@@ -85,10 +85,9 @@ def show_browsed(found: list[BrowsedMessage], as_json: bool) -> None:
 
 
 def _table(found: list[dict[str, Any]]) -> RenderableType:
-
     some_dead = any(fields["dead"] for fields in found)
     table = Table(box=None, padding=(0, 2, 0, 0))
-    columns = [("id", "right"), ("state", "left"), ("sent", "right"), ("priority", "right")]
+    columns = [("id", "right"), ("state", "left"), ("deliveries", "right"), ("priority", "right")]
     if some_dead:
         columns += [("died of", "left"), ("in queue", "left"), ("at", "left")]
     for column, side in columns:

@@ -78,7 +78,6 @@ def doctor(
 
 
 def _show(checks: list[Check]) -> None:
-
     table = Table(box=None, padding=(0, 2, 0, 0))
     for column in ("", "check", "found", "wanted", "what to do"):
         table.add_column(column, overflow="fold")

@@ -175,7 +175,6 @@ def shown(found: list[dict[str, Any]], usage: dict[str, Any], alone: bool) -> Re
 
 
 def _table(described: list[dict[str, Any]]) -> RenderableType:
-
     if not described:
         return "No queue is defined here."
     table = Table(box=None, padding=(0, 2, 0, 0))
@@ -227,7 +226,6 @@ def usage_of(queue: Mapping[str, Any]) -> tuple[int, int]:
 
 
 def _one(queue: dict[str, Any]) -> RenderableType:
-
     parts: list[RenderableType] = [_table([queue]), ""]
     for reason in queue["why"]:
         parts.append(Text(one_line(reason["text"]), style="bold" if reason["stuck"] else ""))

@@ -1,7 +1,8 @@
-"""The Python API of design.md on top of the naive model.
+"""A part of the Python API on top of the naive model.
 
-With it the scenarios and the rule tests can be run without the engine, which tells a mistake in a
-test from a mistake in the engine. `LAKEQUEUE_JUDGE=reference pytest tests/rules` does so.
+With it the scenarios and most rule tests can be run without the engine, which tells a mistake in a
+test from a mistake in the engine: `LAKEQUEUE_JUDGE=reference pytest tests/rules`. Tests that need
+more than the model has (alerts, redrive, the journal) fail there.
 """
 
 import copy
