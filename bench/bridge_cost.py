@@ -61,8 +61,8 @@ class _Ends:
         """A step of one end, and what it says to the other."""
         begun = time.process_time()
         outputs = (self._near, self._far)[end].take(Batch(publishes=records, mesh=said), now)
-        told: list[Output] = [o for o in outputs if isinstance(o, HomeRecord)]
-        values = [record.value or b"" for record in wire.encode(told)]
+        sent: list[Output] = [o for o in outputs if isinstance(o, HomeRecord)]
+        values = [record.value or b"" for record in wire.encode(sent)]
         self.spent[end] += time.process_time() - begun
         return values
 

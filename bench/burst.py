@@ -69,9 +69,9 @@ def run(messages: int, rate: int, trigger: str, say: Say) -> list[dict[str, Any]
         bursts = _Bursts(engine, connection, messages, say)
         phases = {name: _phase(burst, flow, say) for name, burst in bursts.all().items()}
         flow.check()
-        told = len(batches)  # a loop tells what it did at the end of its batch
+        known = len(batches)  # a loop tells what it did at the end of its batch
         with suppress(TimeoutError):
-            wait_for(lambda: len(batches) > told, BATCH_S_MAX, "the batch's end")
+            wait_for(lambda: len(batches) > known, BATCH_S_MAX, "the batch's end")
     usual_ms = percentile(flow.between(*usual), 99)
     p99 = {name: percentile(flow.between(*when), 99) for name, when in phases.items()}
     return [

@@ -104,8 +104,8 @@ def purge(queue: str, chosen: Selection, engine: EngineAddress, as_json: bool) -
                 chosen.ask_first(removed, f"Remove {{}} from {queue} for good?", as_json)
             removed = admin.purge(queue, **messages, why=chosen.why)
     if chosen.dry_run:
-        told = {"queue": queue, "would_remove": removed}
-        say_json(told) if as_json else say(f"{removed:,} would be removed from {queue}")
+        outcome = {"queue": queue, "would_remove": removed}
+        say_json(outcome) if as_json else say(f"{removed:,} would be removed from {queue}")
     elif as_json:
         say_json({"queue": queue, "removed": removed})
     else:

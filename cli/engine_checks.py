@@ -81,8 +81,8 @@ def places_checks(home: Path) -> list[Check]:
             "Check the address, the rights, and the environment (AWS_ENDPOINT_URL, AWS_REGION, "
             "AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY), here and where the engine runs."
         )  # fmt: skip
-        told = why or f"{found[name]} can be written"
-        checks.append(Check(f"place of {name}", not why, told, "writable", advice))
+        result = why or f"{found[name]} can be written"
+        checks.append(Check(f"place of {name}", not why, result, "writable", advice))
     return checks
 
 
@@ -208,10 +208,10 @@ def topic_settings(admin: Any) -> dict[str, dict[str, str]]:
 
     names = sorted(admin.list_topics())
     resources = [ConfigResource(ConfigResourceType.TOPIC, name) for name in names]
-    told: Any = admin.describe_configs(resources, config_filter="all")
+    answers: Any = admin.describe_configs(resources, config_filter="all")
     return {
         name: {key: str(data["value"]) for key, data in config.items()}
-        for by_name in told.values()
+        for by_name in answers.values()
         for name, config in by_name.items()
     }
 

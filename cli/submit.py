@@ -95,8 +95,8 @@ def submit(
         str(home),
         *(["--json"] if given.as_json else []),
     ]
-    said = {name: settings.get(f"lakequeue.{name}", "") for name in (TABLES, CHECKPOINTS)}
-    places = places_of(home) | {name: place for name, place in said.items() if place}
+    given_places = {name: settings.get(f"lakequeue.{name}", "") for name in (TABLES, CHECKPOINTS)}
+    places = places_of(home) | {name: place for name, place in given_places.items() if place}
     jars = [*ensure_jars().spark, *object_store_jars(map(folder, places.values()))]
     if not only_print:
         check_master(master)

@@ -14,13 +14,13 @@ from ..protocol.signing import derived, seal
 def clients_command(configuration: Configuration, secret: bytes) -> bytes:
     """What the engine tells its brokers about clients: their keys, sealed with the home's secret.
     Raises ConfigError for a missing key."""
-    told = []
+    known = []
     for client in configuration.clients:
         where = f"clients: {client.name!r}: {client.place} {client.key!r}"
         key = derived(_text(client.place, client.key, where), where)
         sealed = seal(secret, client.vpn, client.name, key, secrets.token_bytes(16))
-        told.append(commands.KnownClient(client.vpn, client.name, sealed, client.admin))
-    command = commands.Clients(required=configuration.auth, clients=told)
+        known.append(commands.KnownClient(client.vpn, client.name, sealed, client.admin))
+    command = commands.Clients(required=configuration.auth, clients=known)
     return commands.encode_command(command)
 
 

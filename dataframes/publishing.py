@@ -118,11 +118,11 @@ def _message(options: WriteOptions, row: dict[str, Any]) -> dict[str, Any]:
         raise ConfigError("queue: a row has none and the option is not set – give one of them")
     if row["payload"] is None:
         raise ConfigError("payload: a row has none – allowed are bytes and text")
-    told = {"destination": destination, "payload": _plain(row["payload"])}
+    fields = {"destination": destination, "payload": _plain(row["payload"])}
     for name in COLUMNS[2:]:
         if row.get(name) is not None:
-            told[name] = _plain(row[name])
-    return told
+            fields[name] = _plain(row[name])
+    return fields
 
 
 def _plain(value: Any) -> Any:

@@ -45,14 +45,14 @@ class TakenBatch:
 
     def as_offset(self) -> dict[str, Any]:
         """JSON for Spark's log."""
-        told: dict[str, Any] = {"queue": self.queue, "batch": self.number}
+        offset: dict[str, Any] = {"queue": self.queue, "batch": self.number}
         if self.number:
-            told |= {
+            offset |= {
                 "epoch": self.epoch, "topic": self.topic, "partition": self.partition,
                 "ids": self.ids,
                 "parts": [[p.first, p.last, p.count, p.numbers] for p in self.parts],
             }  # fmt: skip
-        return told
+        return offset
 
     @classmethod
     def of(cls, offset: dict[str, Any], queue: str) -> TakenBatch:

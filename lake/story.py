@@ -66,10 +66,10 @@ def trace(lake: Lake, message_id: str) -> dict[str, Any]:
     queues: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for row in events:
         key = row["vpn"], row["queue"]
-        told = {name: row[name] for name in
+        fields = {name: row[name] for name in
                 ("time", "event", "consumer", "deliveries", "reason", "until")}  # fmt: skip
-        told["then"] = _then(waits.get(key), changes.get(_place(row)))
-        queues.setdefault(key, []).append(told)
+        fields["then"] = _then(waits.get(key), changes.get(_place(row)))
+        queues.setdefault(key, []).append(fields)
     published = _rows(lake, _PUBLISHED, number)
     return {
         "message_id": number,

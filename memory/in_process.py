@@ -100,9 +100,9 @@ class MemoryEngine:
         complete = msgspec.structs.replace(configuration, brokers=names, groups=self.groups)
         asks, self._asks = self._asks, configuration.auth
         if asks or configuration.auth:
-            told = clients_command(configuration, self.secret)
+            command = clients_command(configuration, self.secret)
             for broker in self.brokers:  # all of them, before one sends to another
-                self.instruct(DEFAULT_VPN, told, broker.home.name)
+                self.instruct(DEFAULT_VPN, command, broker.home.name)
         numbers = {broker.home.name: broker.home.number for broker in self.brokers}
         for broker in self.brokers:
             for vpn, command in configure_commands(complete, broker.home.name, numbers):
@@ -146,11 +146,14 @@ class MemoryEngine:
             epoch = self.brokers[0].home.epoch
             found = rehome(resting, change, epoch, self.secret, self.limits)
             self.take_home([(one.name, one.number, one.pages) for one in found.brokers], groups)
-            for name, said in (*found.last.items(), *((o.name, o.journal) for o in found.brokers)):
-                self._journal += Journal(name, 0, self.now, said).rows()
-            told = commands.encode_command(commands.Peers(brokers=brokers, groups=groups))
+            for name, journal in (
+                *found.last.items(),
+                *((o.name, o.journal) for o in found.brokers),
+            ):
+                self._journal += Journal(name, 0, self.now, journal).rows()
+            command = commands.encode_command(commands.Peers(brokers=brokers, groups=groups))
             for name in brokers:
-                self.instruct(DEFAULT_VPN, told, name)
+                self.instruct(DEFAULT_VPN, command, name)
         return found
 
     def take_home(

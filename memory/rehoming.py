@@ -16,7 +16,7 @@ from .in_process import MemoryEngine
 def answer_wish(engine: MemoryEngine, topic: str, key: bytes, value: bytes) -> None:
     """Carry out a request in a VPN's directory and write the answer there."""
     asked = json.loads(value)
-    name, said = key.removeprefix(WISH).decode(), {"id": asked["id"]}
+    name, answer = key.removeprefix(WISH).decode(), {"id": asked["id"]}
     try:
         match asked["wish"]:
             case "add":
@@ -26,10 +26,10 @@ def answer_wish(engine: MemoryEngine, topic: str, key: bytes, value: bytes) -> N
                 moved = change_brokers(engine, moves=moves).moved
             case _:
                 moved = change_brokers(engine, remove=name, to=asked["to"]).moved
-        said |= {"done": True, "moved": moved}
+        answer |= {"done": True, "moved": moved}
     except LakequeueError as error:
-        said["refused"] = str(error)
-    engine.tell_directory(topic, key, json.dumps(said).encode())
+        answer["refused"] = str(error)
+    engine.tell_directory(topic, key, json.dumps(answer).encode())
 
 
 def change_brokers(

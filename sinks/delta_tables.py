@@ -65,10 +65,12 @@ def create_tables(
             f"'delta.dataSkippingStatsColumns' = '{SKIPPING[name]}', "
             f"'{SCHEMA}' = '{SCHEMA_VERSION}')"
         )
-        said = {row.key: row.value for row in spark.sql(f"SHOW TBLPROPERTIES {table}").collect()}
-        if problem := refusal_of(f"{folder}/{name}", said):
+        properties = {
+            row.key: row.value for row in spark.sql(f"SHOW TBLPROPERTIES {table}").collect()
+        }
+        if problem := refusal_of(f"{folder}/{name}", properties):
             raise LakequeueError(problem)
-        if int(said.get(SCHEMA, 1)) < PARTITIONED_SINCE:
+        if int(properties.get(SCHEMA, 1)) < PARTITIONED_SINCE:
             raise LakequeueError(
                 f"The Delta table {folder}/{name} is of an earlier version and not partitioned by "
                 "date: move the folder of the tables away, and new ones are made. The queues do "
@@ -80,7 +82,7 @@ def create_tables(
         if lacks:
             columns = ", ".join(f"`{c.name}` {c.dataType.simpleString()}" for c in lacks)
             spark.sql(f"ALTER TABLE {table} ADD COLUMNS ({columns})")
-        if said.get(SCHEMA) != str(SCHEMA_VERSION):
+        if properties.get(SCHEMA) != str(SCHEMA_VERSION):
             spark.sql(f"ALTER TABLE {table} SET TBLPROPERTIES ('{SCHEMA}' = '{SCHEMA_VERSION}')")
 
 

@@ -57,8 +57,8 @@ def records_of(messages: list[Any], ids: Mapping[str, str]) -> pa.RecordBatch:
         rests.append(rest)
         steps.append(None if step is None else step.decode(errors="replace"))
         runs.append(run_of(meta, value) if key is None and rest is None else None)
-    said = np.array([m.timestamp()[1] for m in messages], np.int64)
-    times = np.clip(said, TIME_MS_BEGIN, TIME_MS_END)
+    stamps = np.array([m.timestamp()[1] for m in messages], np.int64)
+    times = np.clip(stamps, TIME_MS_BEGIN, TIME_MS_END)
     columns = [
         pa.array([m.topic() for m in messages]),
         pa.array([m.partition() for m in messages], pa.int32()),
@@ -116,10 +116,10 @@ def run_items(values: pa.BinaryArray, runs: pa.Int32Array) -> tuple[Array, Array
     in_run = run[record] > 0
     ends = offsets[1:].astype(np.int64)[record]
     at = (begin[record] + END_BYTES * item)[in_run]
-    said = np.zeros(len(at), np.int64)
+    sizes = np.zeros(len(at), np.int64)
     for byte in range(END_BYTES):
-        said = said << 8 | data[at + byte]
-    ends[in_run] = (begin + head)[record[in_run]] + said
+        sizes = sizes << 8 | data[at + byte]
+    ends[in_run] = (begin + head)[record[in_run]] + sizes
     # Before each record's first message there is one part that is not a message: the ends, or
     # nothing.
     place = np.arange(len(record)) + record + 1

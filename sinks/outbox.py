@@ -208,8 +208,8 @@ class Outbox:
             self._told[record.topic] = time.monotonic() + NARROW_S
             command = RecordRefused(topic=record.topic, why=why)
         if command is not None and record.topic != self._instructions:
-            told = instruction(self._instructions, record.topic, command)
-            self._produce(self._wide, one, told)
+            report = instruction(self._instructions, record.topic, command)
+            self._produce(self._wide, one, report)
 
     def acked(self) -> int | None:
         """The newest step up to which nothing is on its way; None: nothing is."""

@@ -71,7 +71,7 @@ def within_limits(
 ) -> Iterator[WireRecord]:
     """The records, split until each topic takes them. For one that cannot be split, a command tells
     the broker. limits: of topics that take less than ours. notes: one note is added per topic."""
-    told: set[str] = set()
+    reported: set[str] = set()
     for record in records:
         limit = limits.get(record.topic, RECORD_BYTES_MAX)
         if _is_surely_within(record, limit):
@@ -83,11 +83,11 @@ def within_limits(
                 continue
             why = refusal(part, "too large", limit)
             command: Command | None = undeliverable(part, why, True)
-            if command is None and part.topic not in told:
+            if command is None and part.topic not in reported:
                 command = RecordRefused(topic=part.topic, why=why)
-            if part.topic not in told:
+            if part.topic not in reported:
                 notes.append(f"refused:{part.topic}:{why}")
-            told.add(part.topic)
+            reported.add(part.topic)
             if command is not None and part.topic != instructions:
                 yield instruction(instructions, part.topic, command)
 

@@ -216,10 +216,10 @@ def _timestamps(times: pa.ChunkedArray) -> pa.ChunkedArray:
 
 def command_rows(batch: pa.RecordBatch) -> pa.Table:
     """A row for each record of a topic of commands."""
-    said = [named(value) for value in batch["value"].to_pylist()]
+    heads = [named(value) for value in batch["value"].to_pylist()]
     columns = {name: batch[name] for name in ("topic", "partition", "offset", "time")}
     for n, name in enumerate(("command", "queue")):
-        columns[name] = pa.array([one[n] for one in said], pa.string())
+        columns[name] = pa.array([one[n] for one in heads], pa.string())
     return pa.table(
         columns | {name: batch[name] for name in ("key", "value", "headers", "topic_id")}
     )
@@ -237,10 +237,10 @@ def named(value: bytes | None) -> tuple[str | None, str | None]:
     """The command in a record, and the queue that it names; None for what is not there."""
     try:
         signed = signing.split(value or b"")
-        said = _named((value or b"") if signed is None else signed[3])
+        head = _named((value or b"") if signed is None else signed[3])
     except (ValueError, RecursionError):  # msgspec's errors are ValueErrors
         return None, None
-    command, queue = (v if isinstance(v, str) else None for v in (said.command, said.queue))
+    command, queue = (v if isinstance(v, str) else None for v in (head.command, head.queue))
     return command, queue
 
 

@@ -105,10 +105,10 @@ class Upkeep:
                 old += f" AND NOT coalesce({_BLOCK} >= {block}, false)"
             self._sql(f"DELETE FROM {self._table(SNAPSHOTS)} WHERE {old}")
         named = self._named()
-        for table, said in ((COMMANDS, True), (MESSAGES, False)):
+        for table, first in ((COMMANDS, True), (MESSAGES, False)):
             places = [
                 _before(place, end, named.get(place, []))
-                for place, end in sorted(taken.items()) if goes_first(place[0]) is said
+                for place, end in sorted(taken.items()) if goes_first(place[0]) is first
             ]  # fmt: skip
             for at in range(0, len(places), TOGETHER):
                 these = " OR ".join(places[at : at + TOGETHER])
@@ -168,8 +168,8 @@ class Upkeep:
         wanted = f"interval {round(self._rules.vacuum_hours * 3600)} seconds"
         properties = {r.key: r.value for r in self._sql(f"SHOW TBLPROPERTIES {table}").collect()}
         if any(properties.get(key) != wanted for key in _KEPT):
-            said = ", ".join(f"'{key}' = '{wanted}'" for key in _KEPT)
-            self._sql(f"ALTER TABLE {table} SET TBLPROPERTIES ({said})")
+            pairs = ", ".join(f"'{key}' = '{wanted}'" for key in _KEPT)
+            self._sql(f"ALTER TABLE {table} SET TBLPROPERTIES ({pairs})")
         self._sql(f"OPTIMIZE {table}")
         self._sql(f"VACUUM {table}")
 

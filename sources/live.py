@@ -138,8 +138,8 @@ class LiveInputs:
                     self._hear_start(place, start)
                 new[place], own[place] = start.at, start.topic_id
         self._expected |= new
-        told = {p: at for p, at in new.items() if topics.is_instruction(p[0])}
-        self._commands.assign(told, own)
+        instructions = {p: at for p, at in new.items() if topics.is_instruction(p[0])}
+        self._commands.assign(instructions, own)
         later = {p: at for p, at in new.items() if _waits(p[0])}
         self._later.update(later)
         self._commands.hold(later, own)
@@ -252,8 +252,8 @@ class LiveInputs:
         """Read commands too, once all earlier instructions of the engine were taken."""
         if not self._later:  # as ever after the start: this is on the way of every step
             return
-        told = {place for place in self._expected if topics.is_instruction(place[0])}
-        if told <= self._commands.at_end and not self._commands.ahead:
+        instructions = {place for place in self._expected if topics.is_instruction(place[0])}
+        if instructions <= self._commands.at_end and not self._commands.ahead:
             self._commands.want(self._later)
             self._later = set()
 
@@ -342,9 +342,9 @@ class LiveInputs:
 
     def _told(self, found: dict[PartitionId, list[Any]]) -> None:
         """Take out what the engine said on the control topic, and note the commands' times."""
-        said = {m.value() for m in found.pop((self._control, 0), ())}
-        self.stopped = self.stopped or self._run in said
-        self._quiet = self._quiet or quiet(self._run) in said
+        values = {m.value() for m in found.pop((self._control, 0), ())}
+        self.stopped = self.stopped or self._run in values
+        self._quiet = self._quiet or quiet(self._run) in values
         for place, messages in found.items():
             if is_command(place[0]):
                 self._command_ms[place] = messages[-1].timestamp()[1]

@@ -226,12 +226,12 @@ class Reader(threading.Thread):
             return
         found: list[Any] = [first, *self._consumer.consume(CHUNK_RECORDS, 0)]
         lanes: dict[PartitionId, list[Any]] = {}
-        told = []
+        errors = []
         for m in found:
             if m.error() is None:
                 lanes.setdefault((m.topic(), m.partition()), []).append(m)
             else:
-                told.append(m)
+                errors.append(m)
         for place, messages in lanes.items():
             if messages[0].offset() < self._next.get(place, 0):  # once more, after a pause
                 messages = [m for m in messages if m.offset() >= self._next[place]]
@@ -239,7 +239,7 @@ class Reader(threading.Thread):
                     continue
             self._next[place] = messages[-1].offset() + 1
             self.ahead.put(place, messages)
-        ended = self._hear(told)  # only now: a partition's end comes behind its messages
+        ended = self._hear(errors)  # only now: a partition's end comes behind its messages
         if lanes or ended:
             self._arrived.set()
 
@@ -295,10 +295,10 @@ class Reader(threading.Thread):
             self._consumer.resume([TopicPartition(*place) for place in wanted])
         self._enough = (self._enough | full) - wanted
 
-    def _hear(self, told: list[Any]) -> bool:
+    def _hear(self, errors: list[Any]) -> bool:
         """Ends of partitions, and errors. Whether a partition was read to its end once more."""
         before = len(self.at_end)
-        for m in told:
+        for m in errors:
             error, place = m.error(), (m.topic(), m.partition())
             if error.code() == KafkaError._PARTITION_EOF:
                 self.at_end.add(place)

@@ -281,16 +281,18 @@ class Engine:
             for vpn in self._vpns:
                 await_partition(self._transport, topics.topic(vpn, topics.COMMANDS), own)
         numbers, groups = self._numbers_and_groups()
-        told = msgspec.structs.replace(self.configuration, brokers=tuple(numbers), groups=groups)
+        configured = msgspec.structs.replace(
+            self.configuration, brokers=tuple(numbers), groups=groups
+        )
         begin = commands.encode_command(commands.Begin(epoch=self.epoch))
-        instructions = configure_commands(told, broker.name, numbers)
+        instructions = configure_commands(configured, broker.name, numbers)
         if len(numbers) == 1 and self._folder.removed():  # it may not know yet that it is alone
             instructions.insert(0, (self._vpns[0], self._peers()))
         clients = clients_command(self.configuration, self._folder.secret)
         first = [(self._vpns[0], begin), (self._vpns[0], clients)]
         for vpn, command in [*first, *instructions]:
             self._tell(vpn, broker, command)
-        for vpn in vpns_of(told):
+        for vpn in vpns_of(configured):
             self._transport.command(
                 topics.topic(vpn, topics.COMMANDS), b"engine", begin,
                 topics.commands_partition(broker.number),
@@ -425,10 +427,10 @@ class Engine:
         if event == LOST:
             self.metrics.lost(topic, records)
         reader = "tables" if query in (TABLES_QUERY, HISTORY_QUERY) else "engine"
-        told = self.brokers.get(broker) or first_of(self.brokers)
+        reporter = self.brokers.get(broker) or first_of(self.brokers)
         for vpn, command in notices(topic, records, reader, self._vpns, event):
             try:
-                self._tell(vpn, told, command)
+                self._tell(vpn, reporter, command)
             except LakequeueError as error:  # Kafka is away; the log and the metric have it
                 log.warning("a loss is not told in the events: %s", error)
 

@@ -87,10 +87,10 @@ class Pending(Future[Receipt]):
         raise AttributeError(name)
 
     def __repr__(self) -> str:
-        said = "no answer yet"
+        state = "no answer yet"
         if self._state == FINISHED:
-            said = repr(self._exception or self.result())
-        return f"<Pending {self.seq} to {self.to!r}: {said}>"
+            state = repr(self._exception or self.result())
+        return f"<Pending {self.seq} to {self.to!r}: {state}>"
 
     def cancel(self) -> bool:
         """Always False: the message has been sent."""
@@ -139,8 +139,8 @@ def settle_all(answers: Sequence[tuple[Pending, int, LakequeueError | None]]) ->
             for waiter in pending._waiters:
                 waiter.add_result(pending) if error is None else waiter.add_exception(pending)
     for pending, _, _ in asked:
-        for told in pending._done_callbacks:
+        for callback in pending._done_callbacks:
             try:
-                told(pending)
+                callback(pending)
             except BaseException:  # also SystemExit: other messages' answers still need this thread
                 log.exception("a callback of a sent message failed")

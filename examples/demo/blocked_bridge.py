@@ -49,7 +49,7 @@ class BridgeDemo:
 
     def run(self) -> bool:
         """Tell it twice; whether each message arrived once and in its queue's order."""
-        told: dict[str, Any] = {}
+        outcome: dict[str, Any] = {}
         good = True
         for lanes, title in (
             (NONE, "One lane: a full queue holds up everything behind it"),
@@ -68,9 +68,9 @@ class BridgeDemo:
                 f"[red]lost, doubled or out of order: {accounts}[/red]"
             )  # fmt: skip
             self._console.print(f"{sum(len(s) for s in story.sent.values())} published; {kept}.")
-            told[lanes] = {"seconds": [asdict(one) for one in seconds], "accounts": accounts}
+            outcome[lanes] = {"seconds": [asdict(one) for one in seconds], "accounts": accounts}
         if self._as_json:
-            say_json(told)
+            say_json(outcome)
         return good
 
     def _head(self) -> None:

@@ -87,9 +87,9 @@ class EngineProcess:
         try:
             ready = self._ready.get(timeout=START_SECONDS_MAX)
         except queue.Empty:
-            said = self._last_words()
+            words = self._last_words()
             raise EnvironmentFault(
-                f"The engine did not start within {START_SECONDS_MAX:.0f} s: {said}"
+                f"The engine did not start within {START_SECONDS_MAX:.0f} s: {words}"
             ) from None
         if ready is None:
             status = self._process.wait()

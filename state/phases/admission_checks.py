@@ -122,15 +122,15 @@ def outcome(queue: Queue) -> str:
 
 
 def count_no_json(
-    broker: Broker, vpn: str, checked: CheckedMessages, topic: str, told: set[int]
+    broker: Broker, vpn: str, checked: CheckedMessages, topic: str, reported: set[int]
 ) -> None:
-    """Count messages that are not JSON in `json` queues, with one event per queue and step. told:
-    the queues that had theirs."""
+    """Count messages that are not JSON in `json` queues, with one event per queue and step.
+    reported: the queues that had theirs."""
     for queue in checked.no_json:
         queue.header.invalid += 1
         broker.touch(queue)
-        if queue.number not in told:
-            told.add(queue.number)
+        if queue.number not in reported:
+            reported.add(queue.number)
             invalid = queue.header.invalid
             broker.event("invalid_json", vpn, queue.definition.name, topic=topic, invalid=invalid)
 

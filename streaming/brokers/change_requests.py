@@ -162,28 +162,28 @@ class ChangeRequests(threading.Thread):
         if wish is None or wish.id in self._over:
             return
         assert key is not None
-        said: dict[str, Any] = {"id": wish.id, "done": True}
+        answer: dict[str, Any] = {"id": wish.id, "done": True}
         try:
             match wish.what:
                 case "add":
                     self._add(wish.name, wish.group)
                 case "remove":
-                    said["moved"] = self._remove(wish.name, wish.to)[:MOVED_TOLD]
+                    answer["moved"] = self._remove(wish.name, wish.to)[:MOVED_TOLD]
                 case "move":
-                    said["moved"] = self._move(vpn, wish.name, wish.to)
+                    answer["moved"] = self._move(vpn, wish.name, wish.to)
                 case _:
                     allowed = "allowed are 'add', 'move' and 'remove'"
                     raise LakequeueError(f"wish: {wish.what[:100]!r} – {allowed}")
         except LakequeueError as error:
-            said = {"id": wish.id, "refused": str(error)}
+            answer = {"id": wish.id, "refused": str(error)}
         except Exception as error:  # of Java, say: the watch looks after the queries
             log.exception("broker %r: this could not be done: %s", wish.name, wish.what)
-            said = {"id": wish.id, "refused": f"{type(error).__name__}: {error}"[:500]}
-        self._say(key, said)
+            answer = {"id": wish.id, "refused": f"{type(error).__name__}: {error}"[:500]}
+        self._say(key, answer)
 
-    def _say(self, key: bytes, said: dict[str, Any]) -> None:
+    def _say(self, key: bytes, answer: dict[str, Any]) -> None:
         try:
-            self._answer(key, json.dumps(said).encode())
+            self._answer(key, json.dumps(answer).encode())
         except LakequeueError as error:
             log.warning("an answer was not sent: %s", error)
 
