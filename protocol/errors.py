@@ -49,7 +49,8 @@ def no_such_queue(queue: str, vpn: str) -> ConfigError:
     )
 
 
-REMEDIES = {  # by reason, for a refusal without a detail
+REMEDIES = {  # by reason, for a refusal whose detail does not say what to do
+    "no_matching_destination": "check the name, and the queues' topics and filters",
     "broker_quota": "consume messages, or raise system.max_spool_usage",
     "vpn_quota": "consume messages, or raise max_spool_usage of the VPN",
     "queue_quota": "consume messages, or raise the queue's max_spool_usage or max_spool_messages",
@@ -69,7 +70,9 @@ class Rejected(LakequeueError):
         self.detail = detail
         at = f" by queue {queue!r}" if queue else ""
         remedy = REMEDIES.get(reason)
-        more = f": {detail}" if detail else f" – {remedy}" if remedy else ""
+        more = f": {detail}" if detail else ""
+        if remedy and (not detail or reason == Reason.NO_MATCHING_DESTINATION):
+            more += f" – {remedy}"
         super().__init__(f"message rejected{at}: {reason}{more}")
 
 
