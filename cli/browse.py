@@ -273,7 +273,7 @@ def _show_step(found: past.Moment, as_json: bool) -> None:
     ]  # fmt: skip
     sent = [_sent_fields(record) for record in found.said]
     if as_json:
-        say_json({"step": found.step, "took": took, "sent": sent})
+        say_json({"step": found.step, "took": took, "said": sent})
         return
     click.echo(f"It took {len(took):,} records:")
     for record in took:

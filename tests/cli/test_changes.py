@@ -134,7 +134,7 @@ def test_r1_what_a_step_took_and_said(home: Path) -> None:
     step = json.loads(at(home, "--step", "1", "step", "--json").stdout)
     assert [r["topic"] for r in step["took"]] == ["default.commands"] * 2
     # the journal goes out with a later step: several are gathered
-    assert {r["topic"] for r in step["sent"]} == {"default.directory"}
+    assert {r["topic"] for r in step["said"]} == {"default.directory"}
     assert at(home, "--step", "1", "step").stdout.startswith("It took 2 records:\n")
 
 
