@@ -68,8 +68,9 @@ def keep_finished(broker: Broker, facts: MeshFacts, vpn: str, name: str, new: En
     known, own = entry_of(facts, vpn, name), broker.header.number
     if known is None or known.move != new.move or known.moves_to is not None:
         return
-    if new.moves_to == own == known.hosts[0]:  # the keeper has yet to learn it
-        say(broker, facts, keeper_of(facts), HasMoved(vpn, name, new.move))
+    if new.moves_to is not None and known.hosts == [own]:  # the keeper has yet to learn it
+        error = "" if new.moves_to == own else _called_back(name)
+        say(broker, facts, keeper_of(facts), HasMoved(vpn, name, new.move, error))
     if new.moves_to is not None:
         new.hosts, new.moves_to = known.hosts, None
 
@@ -205,8 +206,11 @@ def stay(broker: Broker, facts: MeshFacts, vpn: str, name: str, entry: Entry) ->
         raise LakequeueError(f"queue {name!r}: is moving already, and cannot be called back")
     facts.coming.pop(key, None)
     _finish(facts, entry, broker.header.number)
-    error = f"queue {name!r}: stays, the move was called back"
-    say(broker, facts, keeper_of(facts), HasMoved(vpn, name, entry.move, error))
+    say(broker, facts, keeper_of(facts), HasMoved(vpn, name, entry.move, _called_back(name)))
+
+
+def _called_back(name: str) -> str:
+    return f"queue {name!r}: stays, the move was called back"
 
 
 def _set_out(broker: Broker, facts: MeshFacts, vpn: str, name: str, entry: Entry) -> None:

@@ -8,6 +8,7 @@ import pytest
 from lakequeue.protocol import ConfigError, LakequeueError
 from lakequeue.protocol import commands as c
 from lakequeue.protocol.messages import HEADER
+from mesh.test_lost_mesh_messages import Losing
 from rules.harness import drain
 from rules.test_directory import Mesh, local
 from rules.test_moving import numbers, sent
@@ -122,6 +123,32 @@ def test_M5_a_move_to_a_broker_that_stays_away_is_called_back(asked: str) -> Non
         facts = broker._replica.broker.mesh.facts
         known = facts.moves, facts.coming, facts.leaving, facts.arriving
         assert known == ({}, {}, {}, {})
+
+
+@pytest.mark.parametrize("stays", [False, True])
+def test_M5_R3_the_keeper_learns_how_a_move_ended_though_the_word_of_it_is_lost(
+    stays: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mesh = Mesh(local("q", broker="b"))
+    sent(mesh.at["b"].producer(), "q", range(2))
+    if stays:
+        mesh.engine.cut("c")
+    losing = Losing(monkeypatch, "has_moved", 1)
+    told: list[object] = []
+    mesh.at["a"].ask(c.MoveQueue(queue="q", broker="c"), told.append)
+    mesh.engine.advance("1s")
+    if stays:
+        mesh.at["b"].ask(c.MoveQueue(queue="q", broker="b"), lambda answer: None)
+        mesh.engine.mend("c")
+    mesh.engine.advance("1s")
+    assert (losing.left, told) == (0, [])
+    host = "b" if stays else "c"
+    mesh.at[host].admin().define(local("other"))  # the keeper notices the gap
+    mesh.engine.advance("1s")
+    assert ("called back" in str(told)) == stays
+    assert mesh.where()["q"] == host
+    mesh.admin.move_queue("q", "a")
+    assert numbers(mesh.admin.browse("q")) == list(range(2))
 
 
 def test_M5_what_has_begun_to_go_cannot_be_called_back() -> None:
