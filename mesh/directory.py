@@ -155,7 +155,9 @@ class Keeper:
         at = bisect_left(waiting, message.edition, key=_edition)
         if at < len(waiting) and waiting[at].edition == message.edition:
             one = waiting[at]
-            one.error = one.error or message.error
+            if message.error and not one.error:  # the others have done it
+                name = self._facts.peers[sender].name
+                one.error = f"broker {name!r} refuses, and stays as it is: {message.error}"
             one.result = message.waited or one.result
         others = (self._facts.peers[number].confirmed for number in self._others())
         known_by_all = min(others, default=message.edition)
