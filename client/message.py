@@ -84,6 +84,10 @@ class Holder(Protocol):
         """Return it to the queue."""
         ...
 
+    def put_back_message(self, message: Message) -> None:
+        """Return it to the queue as if it had not been handed over."""
+        ...
+
     def reject_message(self, message: Message, reason: str | BaseException) -> None:
         """Send it to the dead message queue."""
         ...
@@ -225,6 +229,13 @@ class Message:
         ConfigError for a wrong duration.
         """
         self._holder.cancel_message(self, delay)
+
+    def put_back(self) -> None:
+        """Return the message to the queue as if it had not been handed over: no attempt (L5).
+
+        For a program that ends before it has begun to work on it. Raises LeaseLost as `ack` does.
+        """
+        self._holder.put_back_message(self)
 
     def reject(self, reason: str | BaseException = "") -> None:
         """Send the message to the dead message queue (C7).

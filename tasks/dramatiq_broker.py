@@ -144,7 +144,7 @@ class _Subscribed(Consumer):
     def requeue(self, messages: Iterable[Any]) -> None:
         """What no worker has begun with: it was no attempt."""
         for message in messages:
-            self._settle(partial(self._consumer.put_back, message.delivery))
+            self._settle(message.delivery.put_back)
 
     def _settle(self, how: Callable[[], None]) -> None:
         try:

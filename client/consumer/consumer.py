@@ -342,11 +342,6 @@ class Consumer:
                 return
         self._hand_back(0)
 
-    def put_back(self, message: Message) -> None:
-        """Return a message untouched, for a task queue whose workers end before they begin with it
-        (L5). Raises LeaseLost as `Message.cancel` does."""
-        self._settling.put_back(message)
-
     def _hand_back(self, room: int) -> None:
         untouched = self._prefetch.take_untouched(room)
         self._say_untouched(untouched)

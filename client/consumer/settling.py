@@ -133,9 +133,8 @@ class Settling:
         sent = self.subscription.reject(message.id, reason_of(reason))
         self._give_up(message, "rejected", sent)
 
-    def put_back(self, message: Message) -> None:
-        """Return a message that was handed over, but that nobody began to work on: no attempt
-        (L5)."""
+    def put_back_message(self, message: Message) -> None:
+        """See `Message.put_back`."""
         self._give_up(message, "put back", self.subscription.untouched(message.id))
 
     def renew_message(self, message: Message, period: str | float | None) -> None:

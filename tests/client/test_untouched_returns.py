@@ -49,6 +49,18 @@ def test_L5_B3_a_smaller_backlog_returns_what_is_beyond_it(bench: Bench) -> None
     assert bench.seen()["returned"] == 6, "what the application holds is not taken from it"
 
 
+def test_L5_what_is_put_back_was_no_attempt(empty: Bench) -> None:
+    empty.define(max_deliveries=1, max_per_subscription_backlog=100)
+    sent = [empty.send({"n": n}) for n in range(3)]
+    with empty.consumer(ack_mode="individual", backlog=3) as consumer:
+        for message in drain(consumer):
+            message.put_back()
+            message.ack()  # too late
+        again = drain(consumer)
+        assert ids(again) == sent
+        assert [m.delivery_count for m in again] == [1, 1, 1]
+
+
 @pytest.mark.parametrize(
     ("mode", "acknowledged", "expired"), [("auto", 1, 0), ("dups_ok", 1, 0), ("client", 0, 1)]
 )
