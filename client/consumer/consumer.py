@@ -108,14 +108,13 @@ class Consumer:
         except LakequeueError:
             self._end()
             raise
-        except (
-            BaseException
-        ):  # Ctrl-C: the engine may have bound it, and would keep messages for it
+        except BaseException:
             self._end()
             self._unbind_late()
             raise
 
     def _unbind_late(self) -> None:
+        """After Ctrl-C: the engine may have bound it, and would keep messages for it."""
         if self._subscription is not None and self._session.is_open:
             with contextlib.suppress(LakequeueError):
                 self._subscription.unbind()

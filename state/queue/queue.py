@@ -331,8 +331,7 @@ class Queue:
         self.dirty = True
 
     def thaw_delayed(self) -> bool:
-        """In a queue with an active set (R5), make a segment of delayed rows live; returns whether
-        there was one."""
+        """With an active set (R5), make a segment of delayed rows live; returns whether it did."""
         if self.definition.target_queue_depth is None or not self.later.rows:
             return False
         self.admit(self.later.take())

@@ -236,7 +236,7 @@ class Ready:
             heappush(view.matched, entry)
 
     def cut(self, key: int) -> None:
-        """Drop the entries from this key on: without lanes, all rows behind it became cold."""
+        """Drop the entries from this key on: without lanes, all rows from there on became cold."""
         for heap in self._heaps():
             heap.sort()  # a sorted list is a heap, too, and most often it is sorted
             del heap[bisect_left(heap, (key, 0)) :]

@@ -138,11 +138,12 @@ def _unpacked(page: bytes) -> Group:
 def _grouped(ids: Iterable[int]) -> Iterator[tuple[int, list[int]]]:
     """The lower bits of ids, grouped by their upper bits, ascending."""
     ordered = sorted(ids)
-    while ordered:
-        number = ordered[0] >> LOW_BITS
-        end = bisect_left(ordered, (number + 1) << LOW_BITS)  # most often, that is all of them
-        yield number, [one & LOW_MASK for one in ordered[:end]]
-        del ordered[:end]
+    at = 0
+    while at < len(ordered):
+        number = ordered[at] >> LOW_BITS
+        end = bisect_left(ordered, (number + 1) << LOW_BITS, at)  # most often, the end of all
+        yield number, [one & LOW_MASK for one in ordered[at:end]]
+        at = end
 
 
 def _flip(bitmap: bytearray, lows: Sequence[int], present: bool) -> None:
