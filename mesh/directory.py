@@ -2,7 +2,8 @@
 
 The first broker keeps it. Any other broker forwards definitions to the keeper. The keeper checks a
 definition, numbers it, sends it to all others, and answers when all have confirmed. So a message
-that is published after the answer finds the queue at any broker.
+that is published after the answer finds the queue at any broker. If one refuses, all get the
+definition back that the queue had before.
 """
 
 from __future__ import annotations
@@ -34,7 +35,16 @@ from ..state.queue.mesh_interface import LATER
 from ..state.rules.routing import add_topic, drop_topic, forget_found, has_topic, set_topics
 from . import credit, moves, stand_ins
 from .channel import say
-from .facts import Entry, MeshFacts, Peer, ReplyAddress, WaitingAnswer, entry_of, key_of
+from .facts import (
+    Before,
+    Entry,
+    MeshFacts,
+    Peer,
+    ReplyAddress,
+    WaitingAnswer,
+    entry_of,
+    key_of,
+)
 from .queue_placement import QueuePlacement, check_move, needs_one_host
 
 ENTRIES_MAX = 100  # in one record
@@ -76,7 +86,8 @@ class Keeper:
             entry = self._again(before, definition)
             if entry == before and command.reply is None and not self._failed(entry):
                 return None  # the configuration repeats it at each start
-        self._change(vpn, definition.name, entry, command)
+        old = Before(vpn, definition.name, None if before is None else before.definition)
+        self._change(vpn, definition.name, entry, command, old=old)
         return LATER
 
     def enter_bridge(self, vpn: str, name: str, entry: Entry | None, command: c.Command) -> Any:
@@ -155,16 +166,40 @@ class Keeper:
         at = bisect_left(waiting, message.edition, key=_edition)
         if at < len(waiting) and waiting[at].edition == message.edition:
             one = waiting[at]
-            if message.error and not one.error:  # the others have done it
+            if message.error and not one.error:
                 name = self._facts.peers[sender].name
-                one.error = f"broker {name!r} refuses, and stays as it is: {message.error}"
+                one.error = f"broker {name!r} refuses, so nothing is changed: {message.error}"
             one.result = message.waited or one.result
         others = (self._facts.peers[number].confirmed for number in self._others())
         known_by_all = min(others, default=message.edition)
         answered = bisect_right(waiting, known_by_all, key=_edition)
         for one in waiting[:answered]:
-            self._answer(one)
+            if not (one.error and self._take_back(one)):
+                self._answer(one)
         del waiting[:answered]
+
+    def _take_back(self, one: WaitingAnswer) -> bool:
+        """Give all hosts of a queue the definition back that it had before a broker refused the new
+        one, and answer then; returns whether this is necessary. If a later definition waits for its
+        answer, it is the one to be taken back, if a broker refuses it too."""
+        before, facts = one.before, self._facts
+        entry = None if before is None else entry_of(facts, before.vpn, before.queue)
+        if before is None or entry is None or entry.born > one.edition:
+            return False  # it was deleted meanwhile
+        key = before.vpn, before.queue
+        for other in facts.waiting:
+            its = other.before if other.edition > one.edition else None
+            if its is not None and (its.vpn, its.queue) == key:
+                other.before = before
+                return False
+        if before.definition is not None:
+            entry = _defined(entry, before.definition)
+        elif key_of(*key) in facts.moves:
+            return False
+        else:
+            entry = None
+        self._change(*key, entry, one.reply, error=one.error)
+        return True
 
     def _others(self) -> list[int]:
         return sorted(set(self._facts.peers) - {self._broker.header.number})
@@ -225,16 +260,15 @@ class Keeper:
             problems.append(Problem(f"queue {new.name!r}", "initial_owner", owner, allowed))
         if problems:
             raise ConfigError(problems)
-        gone = set(old.subscriptions) - set(new.subscriptions)
-        topics = set(before.topics) - gone | set(new.subscriptions)
-        return msgspec.structs.replace(before, definition=new, topics=sorted(topics))
+        return _defined(before, new)
 
     def _change(
         self, vpn: str, name: str, entry: Entry | None, to: c.Command | ReplyAddress | None,
         result: bool | int | None = None, error: str = "", at_once: bool = False,
+        old: Before | None = None,
     ) -> None:  # fmt: skip
         """Apply a change here, send it to the others, and answer when all have confirmed, or at
-        once. to: the command to answer, or its reply address."""
+        once. to: the command to answer, or its reply address; old: see `WaitingAnswer.before`."""
         broker, facts = self._broker, self._facts
         before = entry_of(facts, vpn, name)
         if before is None and entry is not None:
@@ -247,7 +281,8 @@ class Keeper:
         reply = _reply_address(to) if isinstance(to, c.Command) else to
         facts.edition += 1
         self._emit_entry(vpn, name, entry)
-        self._tell([wire_entry(vpn, name, entry)], None, reply, result, error, at_once)
+        waiting = WaitingAnswer(facts.edition, reply, result, error, old)
+        self._tell([wire_entry(vpn, name, entry)], None, waiting, at_once)
 
     def _change_topic(
         self, message: SaidTopic, command: c.Command, result: bool | None = None
@@ -255,20 +290,20 @@ class Keeper:
         """Like `_change`, for one topic subscription of a queue that may have thousands."""
         apply_topic(self._broker, self._facts, message)
         self._facts.edition += 1
-        self._tell([], message, _reply_address(command), result)
+        waiting = WaitingAnswer(self._facts.edition, _reply_address(command), result)
+        self._tell([], message, waiting)
 
     def _tell(
-        self, entries: list[SaidEntry], topic: SaidTopic | None, reply: ReplyAddress | None,
-        result: bool | int | None, error: str = "", at_once: bool = False,
+        self, entries: list[SaidEntry], topic: SaidTopic | None, waiting: WaitingAnswer,
+        at_once: bool = False,
     ) -> None:  # fmt: skip
         """Send a change to the others, and answer."""
         broker, facts = self._broker, self._facts
         message = Entries(facts.edition, entries, facts.brokers, facts.groups, topic)
         for number in self._others():
             say(broker, facts, number, message)
-        waiting = WaitingAnswer(facts.edition, reply, result, error)
         if self._others() and not at_once:
-            if reply is not None:  # a configuration's definitions need no answers
+            if waiting.reply is not None or waiting.before is not None:
                 facts.waiting.append(waiting)
         else:
             self._answer(waiting)
@@ -319,6 +354,13 @@ def _reply_address(command: c.Command) -> ReplyAddress | None:
     """The reply address of a command."""
     to = command.reply
     return None if to is None else (to.topic, to.partition, to.request)
+
+
+def _defined(before: Entry, new: QueueDefinition) -> Entry:
+    """A queue's entry with a new definition. Topics subscribed at run time stay."""
+    gone = set(before.definition.subscriptions) - set(new.subscriptions)
+    topics = set(before.topics) - gone | set(new.subscriptions)
+    return msgspec.structs.replace(before, definition=new, topics=sorted(topics))
 
 
 def wire_entry(vpn: str, name: str, entry: Entry | None) -> SaidEntry:

@@ -69,13 +69,23 @@ class Credits(msgspec.Struct):
     refused: dict[tuple[str, str], dict[int, int]] = {}
 
 
+class Before(msgspec.Struct):
+    """A queue's definition before a change; None if the change created the queue."""
+
+    vpn: str
+    queue: str
+    definition: QueueDefinition | None
+
+
 class WaitingAnswer(msgspec.Struct):
-    """An answer that waits until all brokers have confirmed an edition of the directory."""
+    """An answer that waits until all brokers have confirmed an edition of the directory. before:
+    what the queue gets back if a broker refuses."""
 
     edition: int
     reply: ReplyAddress | None
     result: bool | int | None = None
     error: str = ""
+    before: Before | None = None
 
 
 class MeshFacts(msgspec.Struct):

@@ -1,4 +1,4 @@
-"""What one broker is told all hosts do, and what waits for one of them (H5, M2, S7)."""
+"""What one broker is told all hosts do or none, and what waits for one of them (H5, M2, S7, Q9)."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pytest
 from lakequeue.mesh import stand_ins
 from lakequeue.protocol import LakequeueError
 from lakequeue.protocol import commands as c
+from lakequeue.state import Limits
 from rules.harness import drain
 from rules.mesh import BROKERS, Mesh
 
@@ -61,3 +62,93 @@ def test_S7_what_is_made_just_now_is_found_by_who_has_not_heard_of_it() -> None:
     mesh.engine.mend("c")
     mesh.engine.advance("1s")
     assert [m.id for m in mesh.at["a"].admin().browse("far")] == [sent]
+
+
+QUOTA_0 = {"name": "orders", "message_type": "json", "max_spool_usage": 0}
+
+
+def keeps_more_than_one(mesh: Mesh) -> None:
+    """Every host has the old quota: it stores two more messages."""
+    before = mesh.depths()
+    for broker in BROKERS * 2:
+        mesh.send(broker)
+    assert mesh.depths() == [depth + 2 for depth in before]
+
+
+@pytest.mark.parametrize("full", BROKERS)
+@pytest.mark.parametrize("told", BROKERS)
+def test_Q9_S10_if_one_host_refuses_a_definition_all_have_the_old_one(full: str, told: str) -> None:
+    mesh = Mesh()
+    for _ in range(2):
+        mesh.send(full)
+    with pytest.raises(LakequeueError, match="the last message, but 2 are"):
+        mesh.at[told].admin().define({**QUOTA_0, "max_deliveries": 3})
+    keeps_more_than_one(mesh)
+    with mesh.consumer("a") as consumer:
+        drain(consumer)
+    assert mesh.whole()["depth"] == 8, "leased"
+
+
+def test_Q9_what_the_configuration_repeats_and_one_host_refuses_is_taken_back_too() -> None:
+    mesh = Mesh()
+    for _ in range(2):
+        mesh.send("b")
+    command = c.encode_command(c.Define(definition=QUOTA_0, replace=False))
+    mesh.engine.command("default.commands", b"", command, "a")
+    mesh.advance("1s")
+    keeps_more_than_one(mesh)
+
+
+@pytest.mark.parametrize(
+    ("later", "refused"),
+    [({"max_deliveries": 3}, [True, True]), ({"max_spool_usage": "1MB"}, [True, False])],
+)
+def test_Q9_of_two_definitions_under_way_only_the_refused_are_taken_back(
+    later: dict[str, Any], refused: list[bool]
+) -> None:
+    mesh = Mesh()
+    for _ in range(2):
+        mesh.send("c")
+    mesh.engine.cut("c")
+    answers: list[Any] = []
+    for change in (QUOTA_0, {"name": "orders", **later}):
+        mesh.at["a"].ask(c.Define(definition=change, replace=False), answers.append)
+    mesh.engine.mend("c")
+    mesh.advance("1s")
+    assert [bool(answer["error"]) for answer in answers] == refused
+    keeps_more_than_one(mesh)
+
+
+def test_Q9_a_deleted_queue_does_not_come_back_with_its_old_definition() -> None:
+    mesh = Mesh()
+    for _ in range(2):
+        mesh.send("c")
+    mesh.engine.cut("c")
+    answers: list[Any] = []
+    for command in (
+        c.Define(definition=QUOTA_0, replace=False),
+        c.Delete(queue="orders"),
+        c.Define(definition=QUOTA_0, replace=False),
+    ):
+        mesh.at["a"].ask(command, answers.append)
+    mesh.engine.mend("c")
+    mesh.advance("1s")
+    assert [bool(answer["error"]) for answer in answers] == [True, False, False]
+    for broker in BROKERS * 2:
+        mesh.send(broker)
+    assert mesh.depths() == [1, 1, 1]
+
+
+def test_Q9_if_one_host_refuses_a_new_queue_no_host_has_it() -> None:
+    near: list[dict[str, Any]] = [
+        {"name": f"near{n}", "message_type": "json", "type": "LocalQueue", "broker": "b"}
+        for n in range(3)
+    ]
+    mesh = Mesh(limits=Limits(queues=3), queues=near)
+    with pytest.raises(LakequeueError, match=r"'b' refuses, so nothing is changed.*3 queues"):
+        mesh.at["a"].admin().define({"name": "orders", "message_type": "json"})
+    assert sorted(queue["name"] for queue in mesh.at["a"].admin().queues()) == [
+        "near0", "near1", "near2",
+    ]  # fmt: skip
+    with pytest.raises(LakequeueError, match="orders"):
+        mesh.send("a")
