@@ -99,67 +99,58 @@ def _trigger() -> Callable:
 
 
 _add(
-    "core",
-    "core", "The pure step alone, µs per message",
+    "core", "core", "The pure step alone, µs per message",
     "The pure step: µs per message of publish, deliver, ack, in batches of 10,000.",
     _messages(200_000), click.option("--batch", default=10_000, show_default=True),
 )  # fmt: skip
 _add(
-    "bridge_cost",
-    "bridge", "A bridge between two homes, µs per message",
+    "bridge_cost", "bridge", "A bridge between two homes, µs per message",
     "A message over a bridge to another home, without Kafka: µs of CPU at both ends.",
     _messages(50_000), click.option("--batch", default=50, show_default=True),
     click.option("--destinations", default=1, show_default=True),
 )  # fmt: skip
 _add(
-    "depth",
-    "depth", "The same traffic at growing depth",
+    "depth", "depth", "The same traffic at growing depth",
     "What 1,000 in and 1,000 acked cost, with more and more in the queue.",
     click.option("--depths", default="1000,100000,1000000", show_default=True, callback=_numbers),
     click.option("--rounds", default=25, show_default=True),
     click.option("--trigger", type=click.Choice(TRIGGERS), default=TRIGGERS[0], show_default=True),
 )  # fmt: skip
 _add(
-    "celery",
-    "celery", "Celery's tasks that do nothing, beside Redis and RabbitMQ",
+    "celery", "celery", "Celery's tasks that do nothing, beside Redis and RabbitMQ",
     "Celery with tasks that do nothing: a second, `delay()` to start, CPU of all processes; beside "
     "Redis and RabbitMQ where they are installed.",
     click.option("--tasks", default=15_000, show_default=True, help="How many."),
 )  # fmt: skip
 _add(
-    "churn",
-    "churn", "The checkpoint after messages came and went",
+    "churn", "churn", "The checkpoint after messages came and went",
     "Bytes of the checkpoint after more and more messages in and out, with fast consumers.",
     click.option("--counts", default="100000,1000000", show_default=True, callback=_numbers,
                  help="Messages in all, at each look."),
 )  # fmt: skip
 _add(
-    "latency",
-    "latency", "Publish to received, ms",
+    "latency", "latency", "Publish to received, ms",
     "Publish to received at a steady rate, 1 KB, two consumers; beside Kafka alone.",
     click.option("--rate", default=1000, show_default=True, help="Messages a second."),
     click.option("--seconds", default=20, show_default=True),
     _trigger(),
 )  # fmt: skip
 _add(
-    "throughput",
-    "throughput", "Producers and two consumers at once, 1 KB, persistent",
+    "throughput", "throughput", "Producers and two consumers at once, 1 KB, persistent",
     "Producers and two consumers at once; then a backlog first, consumers after; beside Kafka "
     "alone.",
     _messages(100_000),
     _trigger(),
 )  # fmt: skip
 _add(
-    "recovery",
-    "recovery", "Killed in mid-traffic, ms until deliveries come again",
+    "recovery", "recovery", "Killed in mid-traffic, ms until deliveries come again",
     "A worker is killed, then the whole engine: ms until a message sent after that is received.",
     click.option("--rate", default=200, show_default=True, help="Messages a second."),
     click.option("--seconds", default=15, show_default=True, help="Traffic before each kill."),
     click.option("--trigger", type=click.Choice(TRIGGERS), default=TRIGGERS[0], show_default=True),
 )  # fmt: skip
 _add(
-    "scale",
-    "scale", "The same traffic through more brokers",
+    "scale", "scale", "The same traffic through more brokers",
     "The same traffic through 1, 2 and 4 brokers: messages a second, CPU of each, and how many "
     "cores were used.",
     _messages(200_000),
@@ -172,8 +163,7 @@ _add(
     ),
 )  # fmt: skip
 _add(
-    "burst",
-    "burst", "Everything at once, beside steady traffic",
+    "burst", "burst", "Everything at once, beside steady traffic",
     "All messages of a queue expire at once, are redriven, purged; large ones wait: what it costs "
     "a step, the worker's memory, and another queue's messages.",
     _messages(1_000_000),
@@ -181,8 +171,7 @@ _add(
     click.option("--trigger", type=click.Choice(TRIGGERS), default=TRIGGERS[0], show_default=True),
 )  # fmt: skip
 _add(
-    "flood",
-    "flood", "A tenant's flood, beside another tenant's traffic",
+    "flood", "flood", "A tenant's flood, beside another tenant's traffic",
     "One VPN sends a flood: garbage, acks for unknown ids, subscriptions, session names; what it "
     "costs another VPN's messages, and the worker's memory.",
     click.option("--commands", default=1_000_000, show_default=True, help="Commands of the flood."),
@@ -190,8 +179,7 @@ _add(
     click.option("--trigger", type=click.Choice(TRIGGERS), default=TRIGGERS[0], show_default=True),
 )  # fmt: skip
 _add(
-    "idle_queues",
-    "idle-queues", "Queues that nobody uses",
+    "idle_queues", "idle-queues", "Queues that nobody uses",
     "Ten queues, then thousands of which ten are used: what a start and a step take.",
     click.option("--counts", default="10,10000", show_default=True, callback=_numbers,
                  help="Queues, in each run."),
@@ -200,22 +188,19 @@ _add(
     click.option("--seconds", default=20, show_default=True),
 )  # fmt: skip
 _add(
-    "client",
-    "client", "The client against a peer that only answers, 1 KB",
+    "client", "client", "The client against a peer that only answers, 1 KB",
     "What the client itself costs: one process sends, then receives and acks.",
     _messages(100_000),
     click.option("--library", type=click.Choice(LIBRARIES), default=LIBRARIES[0],
                  show_default=True),
 )  # fmt: skip
 _add(
-    "questions",
-    "sql", "Questions to the tables, seconds each",
+    "questions", "sql", "Questions to the tables, seconds each",
     "How long `lakequeue sql` and `trace` take over a journal of so many messages.",
     _messages(1_000_000),
 )  # fmt: skip
 _add(
-    "lake_speed",
-    "tables", "The same traffic with the Delta tables and without, 1 KB",
+    "lake_speed", "tables", "The same traffic with the Delta tables and without, 1 KB",
     "What the tables cost, how far they are behind, what they take, how long a rebuild takes.",
     _messages(400_000),
     click.option("--queued", default=1_000_000, show_default=True,

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import click
-from rich.table import Table
 from rich.text import Text
 
 from ..monitor.formatting import bridge_waits
@@ -21,6 +20,7 @@ from .common import (
     option,
     say,
     say_json,
+    table_of,
 )
 from .define import PAIR, values_of
 
@@ -76,13 +76,9 @@ def brokers(
 
 
 def _broker_table(found: list[dict[str, Any]]) -> Any:
-    table = Table(box=None, padding=(0, 2, 0, 0))
     grouped = any(one["group"] for one in found)
-    for column, side in (("broker", "left"), ("number", "right"),
-                         *([("group", "left")] if grouped else []), ("state", "left"),
-                         ("worker", "left"), ("steps", "right"), ("load", "right"),
-                         ("why", "left")):  # fmt: skip
-        table.add_column(column, justify=side)  # type: ignore[arg-type]
+    group = ["group"] if grouped else []
+    table = table_of("broker", ">number", *group, "state", "worker", ">steps", ">load", "why")
     for one in found:
         load = one["load"]
         table.add_row(
@@ -120,12 +116,6 @@ def move_queue(queue: str, broker: str, pause: bool, engine: EngineAddress, as_j
         say_json({"queue": queue, "broker": broker, "messages": depth})
     else:
         say(f"{queue} is on {broker} now, with {counted(depth, 'message')}")
-
-
-COLUMNS = (
-    ("bridge", "left"), ("from", "left"), ("to", "left"), ("state", "left"), ("waiting", "right"),
-    ("on its way", "right"), ("taken", "right"), ("why", "left"),
-)  # fmt: skip
 
 
 @click.command()
@@ -182,9 +172,7 @@ def _delete(admin: Any, name: str, yes: bool, as_json: bool) -> None:
 
 
 def _bridge_table(found: list[dict[str, Any]]) -> Any:
-    table = Table(box=None, padding=(0, 2, 0, 0))
-    for column, side in COLUMNS:
-        table.add_column(column, justify=side)  # type: ignore[arg-type]
+    table = table_of("bridge", "from", "to", "state", ">waiting", ">on its way", ">taken", "why")
     for one in found:
         table.add_row(
             *(cell(one[key]) for key in ("name", "from", "to", "state")),

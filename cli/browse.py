@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 from rich.console import RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from ..client.values import time_ms
@@ -32,6 +31,7 @@ from .common import (
     option,
     payload_fields,
     say_json,
+    table_of,
 )
 from .queues import shown
 from .sql import asked, home_option
@@ -86,13 +86,10 @@ def show_browsed(found: list[BrowsedMessage], as_json: bool) -> None:
 
 def _table(found: list[dict[str, Any]]) -> RenderableType:
     some_dead = any(fields["dead"] for fields in found)
-    table = Table(box=None, padding=(0, 2, 0, 0))
-    columns = [("id", "right"), ("state", "left"), ("deliveries", "right"), ("priority", "right")]
-    if some_dead:
-        columns += [("died of", "left"), ("in queue", "left"), ("at", "left")]
-    for column, side in columns:
-        table.add_column(column, justify=side, no_wrap=True)  # type: ignore[arg-type]
-    table.add_column("payload")
+    death = ["died of", "in queue", "at"] if some_dead else []
+    table = table_of(">id", "state", ">deliveries", ">priority", *death, "payload")
+    for column in table.columns[:-1]:
+        column.no_wrap = True
     for fields in found:
         counts = number(fields["delivery_count"]), number(fields["priority"])
         table.add_row(

@@ -27,6 +27,7 @@ from .presence import explained, what_to_start
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.table import Table
     from rich.text import Text
 
 DEFAULT_URL = "kafka://127.0.0.1:9092"
@@ -151,6 +152,18 @@ def console(stderr: bool = False) -> Console:
     out = Console(stderr=stderr, highlight=False)
     if not out.is_terminal:
         out.width = PLAIN_WIDTH
+    return out
+
+
+def table_of(*columns: str) -> Table:
+    """An empty table, without a header if no column has a name. Columns whose names begin with >
+    are aligned to the right."""
+    from rich.table import Table
+
+    names = [column.removeprefix(">") for column in columns]
+    out = Table(box=None, padding=(0, 2, 0, 0), show_header=any(names))
+    for column, name in zip(columns, names, strict=True):
+        out.add_column(name, justify="right" if column.startswith(">") else "left")
     return out
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import click
-from rich.table import Table
 from rich.text import Text
 
 from .common import (
@@ -15,6 +14,7 @@ from .common import (
     json_option,
     option,
     say_json,
+    table_of,
 )
 from .deployment_checks import deployment_checks
 from .engine_checks import brokers_of, load_configuration, look, vpns_of
@@ -78,9 +78,9 @@ def doctor(
 
 
 def _show(checks: list[Check]) -> None:
-    table = Table(box=None, padding=(0, 2, 0, 0))
-    for column in ("", "check", "found", "wanted", "what to do"):
-        table.add_column(column, overflow="fold")
+    table = table_of("", "check", "found", "wanted", "what to do")
+    for column in table.columns:
+        column.overflow = "fold"
     for check in checks:
         good = "–" if check.advice and not check.required else "[green]ok[/green]"
         sign = good if check.ok else "[red]no[/red]"

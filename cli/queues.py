@@ -9,7 +9,6 @@ from typing import Any
 import click
 from rich.console import Group, RenderableType
 from rich.live import Live
-from rich.table import Table
 from rich.text import Text
 
 from ..monitor.formatting import size
@@ -31,6 +30,7 @@ from .common import (
     say,
     say_json,
     stop_on_signals,
+    table_of,
 )
 
 # Scope, what is used, its limit, the name of its alert, and how it is shown.
@@ -60,10 +60,7 @@ def usage(engine: EngineAddress, as_json: bool) -> None:
         say_json(found)
         return
 
-    table = Table(box=None, padding=(0, 2, 0, 0))
-    for column, side in (("of", "left"), ("what", "left"), ("used", "right"), ("limit", "right"),
-                         ("%", "right"), ("alert", "left")):  # fmt: skip
-        table.add_column(column, justify=side)  # type: ignore[arg-type]
+    table = table_of("of", "what", ">used", ">limit", ">%", "alert")
     for of, mine, used, limit, alert, shown in _rows(found):
         table.add_row(
             of, used, shown(mine[used]),
@@ -177,15 +174,11 @@ def shown(found: list[dict[str, Any]], usage: dict[str, Any], alone: bool) -> Re
 def _table(described: list[dict[str, Any]]) -> RenderableType:
     if not described:
         return "No queue is defined here."
-    table = Table(box=None, padding=(0, 2, 0, 0))
-    table.add_column("queue")
-    for column in ("depth", "ready", "leased", "delayed", "spool", "consumers", "oldest"):
-        table.add_column(column, justify="right")
-    table.add_column("waits: why")
-    table.add_column("alerts")
     several = len({queue["broker"] for queue in described}) > 1
-    if several:
-        table.add_column("broker")
+    table = table_of(
+        "queue", ">depth", ">ready", ">leased", ">delayed", ">spool", ">consumers", ">oldest",
+        "waits: why", "alerts", *(["broker"] if several else []),
+    )  # fmt: skip
     for queue in described:
         age = queue.get("oldest_age_s")
         table.add_row(
@@ -230,9 +223,7 @@ def _one(queue: dict[str, Any]) -> RenderableType:
     for reason in queue["why"]:
         parts.append(Text(one_line(reason["text"]), style="bold" if reason["stuck"] else ""))
     parts += [""] * bool(queue["why"])
-    counts = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
-    counts.add_column("counter")
-    counts.add_column("count", justify="right")
+    counts = table_of("", ">")
     for name, value in (queue.get("counters") or {}).items():
         if isinstance(value, Mapping):
             for reason, count in value.items():
@@ -241,9 +232,7 @@ def _one(queue: dict[str, Any]) -> RenderableType:
             counts.add_row(name, number(value))
     parts += [counts, ""]
     if queue.get("consumers"):
-        consumers = Table(box=None, padding=(0, 2, 0, 0))
-        for column in ("consumer", "held", "backlog", "filter", "blocked"):
-            consumers.add_column(column)
+        consumers = table_of("consumer", "held", "backlog", "filter", "blocked")
         for one in queue["consumers"]:
             consumers.add_row(
                 cell(one.get("name") or one.get("subscription", "")),

@@ -22,11 +22,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-from rich.table import Table
 
 from ..protocol.errors import ConfigError, LakequeueError
 from ..streaming.java import JavaArchive, make_later
-from .common import ADDRESS_FILE, console, interrupt_on_sigterm, json_text, note, one_line, say_json
+from .common import (
+    ADDRESS_FILE,
+    console,
+    interrupt_on_sigterm,
+    json_text,
+    note,
+    one_line,
+    say_json,
+    table_of,
+)
 from .group import EnvironmentFault, forget_standard_output
 
 TEXT, JSON = "text", "json"
@@ -233,8 +241,7 @@ def show_addresses(addresses: Mapping[str, str], home: Path, as_json: bool) -> N
     if as_json:
         say_json({"event": "ready", "addresses": dict(addresses), "home": str(home)})
         return
-
-    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+    table = table_of()
     for name, address in addresses.items():
         table.add_row(f"[bold]{name}[/bold]", address)
     console().print(table)

@@ -78,23 +78,18 @@ class Holder(Protocol):
 
     def ack_message(self, message: Message) -> None:
         """Acknowledge."""
-        ...
 
     def cancel_message(self, message: Message, delay: str | float | None) -> None:
         """Return it to the queue."""
-        ...
 
     def put_back_message(self, message: Message) -> None:
         """Return it to the queue as if it had not been handed over."""
-        ...
 
     def reject_message(self, message: Message, reason: str | BaseException) -> None:
         """Send it to the dead message queue."""
-        ...
 
     def renew_message(self, message: Message, period: str | float | None) -> None:
         """Extend its lease."""
-        ...
 
 
 class Message:

@@ -32,16 +32,13 @@ class Handed(Protocol):
     @property
     def id(self) -> str:
         """The message id."""
-        ...
 
     @property
     def headers(self) -> dict[str, str]:
         """The application's headers."""
-        ...
 
     def end_span(self, outcome: str) -> None:
         """End the span: nothing more happens to this delivery."""
-        ...
 
 
 class Spans:

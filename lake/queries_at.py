@@ -12,6 +12,7 @@ from typing import Any, cast
 import msgspec
 
 from ..client.admin import Admin
+from ..client.session.requests import all_parts
 from ..client.session.session import Session
 from ..protocol import commands, wire
 from ..protocol.errors import ConfigError
@@ -47,16 +48,7 @@ class _PastSession:
         self, command: Any, place: str, count: str | None = None, broker: int | None = None
     ) -> list[Any]:
         """Like `Session.request_list`."""
-        rows: list[Any] = []
-        while True:
-            answer = self._answer(command, broker)
-            rows += answer["result"]
-            if answer["more"] is None:
-                return rows
-            changes = {place: answer["more"]}
-            if count is not None:
-                changes[count] = getattr(command, count) - len(answer["result"])
-            command = msgspec.structs.replace(command, **changes)
+        return all_parts(command, place, count, lambda c: self._answer(c, broker))
 
     def _hosts(self, name: str | None) -> list[Moment]:
         """The brokers that had a queue; all where none is named."""

@@ -237,10 +237,6 @@ def _one(
 def _keep_snapshot(tables: Folder, moment: Moment, step: int, own: bytes) -> None:
     """Write the new home's initial state as a snapshot. Its steps follow no step in the tables, so
     without it nobody could go back to them before the engine writes its first snapshot."""
-    import deltalake
-
-    table = delta_table(tables / "snapshots")
-    schema = pa.schema(table.schema().to_arrow())
     now = datetime.fromtimestamp(moment.now / 1000, UTC)
     same = {
         "broker": moment.broker, "step": step, "now": now, "date": now.date(), "batch": NO_BATCH,
@@ -252,6 +248,15 @@ def _keep_snapshot(tables: Folder, moment: Moment, step: int, own: bytes) -> Non
         for page, value in moment.store.pages.items()
     ]
     rows.append({**same, "page": "", "value": own, "crc": sum(crcs.values()) % CRC_MODULUS})
+    _append(tables / "snapshots", rows)
+
+
+def _append(place: Folder, rows: list[dict[str, Any]]) -> None:
+    """Append rows to a Delta table."""
+    import deltalake
+
+    table = delta_table(place)
+    schema = pa.schema(table.schema().to_arrow())
     deltalake.write_deltalake(table, pa.Table.from_pylist(rows, schema), mode="append")
 
 
@@ -259,10 +264,6 @@ def _close(
     tables: Folder, broker: str, step: int, now: int, phantoms: list[tuple[str, str, str]]
 ) -> None:
     """Write to the journal that messages which only lost steps stored are lost."""
-    import deltalake
-
-    table = delta_table(tables / "journal")
-    schema = pa.schema(table.schema().to_arrow())
     time = datetime.fromtimestamp(now / 1000, UTC)
     rows = [
         {
@@ -273,4 +274,4 @@ def _close(
         }
         for line, (vpn, queue, number) in enumerate(phantoms)
     ]  # fmt: skip
-    deltalake.write_deltalake(table, pa.Table.from_pylist(rows, schema), mode="append")
+    _append(tables / "journal", rows)

@@ -50,15 +50,12 @@ class AttendedClient(Protocol):
     @property
     def is_open(self) -> bool:
         """True while it has duties."""
-        ...
 
     def due(self) -> int | None:
         """When it has one next, by the engine's clock; None for none."""
-        ...
 
     def attend(self) -> None:
         """Do what is due."""
-        ...
 
 
 class MemoryEngine:

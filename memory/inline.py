@@ -35,7 +35,6 @@ class Inline:
         self._busy: set[int] = set()  # the turns that have not ended
 
     def start(self, session: Duties) -> None:
-        """See `Runner.start`."""
         self._session = session
         self._engine.attend(self)
 
@@ -79,11 +78,9 @@ class Inline:
             self._served.remove(work)
 
     def now_ms(self) -> int:
-        """See `Runner.now_ms`."""
         return self._engine.now
 
     def clock_ms(self) -> float:
-        """See `Runner.clock_ms`."""
         return self._engine.now
 
     def wait(self, condition: Callable[[], bool], timeout: float | None) -> bool:
@@ -99,31 +96,25 @@ class Inline:
         return condition()
 
     def sent(self) -> None:
-        """See `Runner.sent`."""
         self.attend()
 
     def gathering(self) -> None:
-        """See `Runner.gathering`."""
         self._session.send_gathered()
 
     def serve(self, ready: Callable[[], bool], work: Callable[[], bool]) -> Callable[[float], None]:
-        """See `Runner.serve`."""
         self._served.append(work)
         self.attend()
         return lambda _: None
 
     def session_of(self, vpn: str, session: str, subscription: str) -> str:
-        """See `Runner.session_of`."""
         own = self._own(session, subscription)
         self._engine.live(vpn, own)
         return own
 
     def ended(self, vpn: str, session: str, subscription: str) -> None:
-        """See `Runner.ended`."""
         self.silence(vpn, session, subscription)
 
     def silence(self, vpn: str, session: str, subscription: str) -> None:
-        """See `Runner.silence`."""
         self._engine.silence(vpn, self._own(session, subscription))
 
     @staticmethod

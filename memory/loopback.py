@@ -32,7 +32,6 @@ class MemoryTransport:
             acked()
 
     def command(self, topic: str, key: bytes, value: bytes, partition: int = 0) -> None:
-        """See `Transport.command`."""
         self._engine.command(topic, key, value, partition)
 
     def newest(self, topic: str) -> dict[bytes, bytes]:
@@ -40,18 +39,15 @@ class MemoryTransport:
         return self._engine.directory(topic)
 
     def listen(self, topic: str, partition: int) -> None:
-        """See `Transport.listen`."""
         self._inboxes.append(self._engine.open_inbox(topic))
 
     def partitions(self, topic: str) -> int:
-        """See `Transport.partitions`."""
         kind, brokers = topics.split(topic), self._engine.numbers
         if kind is None or kind[1] not in (topics.COMMANDS, topics.PUBLISH):
             return 1
         return brokers * (topics.PUBLISH_PARTITIONS if kind[1] == topics.PUBLISH else 1)
 
     def poll(self, timeout: float) -> list[Record]:
-        """See `Transport.poll`."""
         records: list[Record] = []
         for inbox in self._inboxes:
             with contextlib.suppress(IndexError):  # another thread may take the last one
@@ -60,10 +56,8 @@ class MemoryTransport:
         return records
 
     def flush(self, timeout: float) -> bool:
-        """See `Transport.flush`."""
         return True
 
     def close(self) -> None:
-        """See `Transport.close`."""
         for inbox in self._inboxes:
             self._engine.close_inbox(inbox)

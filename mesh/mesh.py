@@ -166,17 +166,14 @@ class Mesh(MeshInterface):
         credit.tell_again(broker, facts, to)
 
     def leave(self, queue: Queue, task: Task, budget: Budget) -> bool:
-        """See `MeshInterface`."""
         return moves.leave(self._broker, self.facts, queue, task, budget)
 
     def forward_for_moving(self, queue: Queue, command: Any, ids: list[int]) -> int:
-        """See `MeshInterface`."""
         return in_transit_commands.keep(self._broker, self.facts, queue, command, ids)
 
     def send(
         self, queue: Queue, subscription: Subscription, rows: list[Row], contents: list[Content]
     ) -> None:
-        """See `MeshInterface`."""
         stand_ins.send(self._broker, self.facts, queue, subscription, rows, contents)
 
     def _hear_entries(self, sender: int, message: Entries) -> None:
@@ -334,7 +331,6 @@ class Mesh(MeshInterface):
 
     @property
     def keeps_directory(self) -> bool:
-        """See `MeshInterface`."""
         return True
 
     def prepare_stand_in(self, queue: Queue, rows: list[Row], to: str) -> None:
@@ -346,11 +342,9 @@ class Mesh(MeshInterface):
                 row.until, row.extras = NEVER, {TRANSIT: {"until": row.until, "to": to}}
 
     def of_engine(self, queue: Queue) -> str:
-        """See `MeshInterface`."""
         return f"where messages wait for queue {queue.header.stands_for!r} of another broker"
 
     def lanes(self, vpn: str) -> list[dict[str, Any]]:
-        """See `MeshInterface`."""
         return stand_ins.shown(self._broker, self.facts, vpn)
 
     def of_record(self, vpn: str, topic: str, partition: int, own: list[Queue]) -> list[Queue]:
@@ -376,7 +370,6 @@ class Mesh(MeshInterface):
         return found + self._stored_here(vpn, rest, mine)
 
     def why_waiting(self, queue: Queue) -> str | None:
-        """See `MeshInterface`."""
         lane = self.facts.lanes.get(queue.number)
         if lane is None or not lane.why:
             return None

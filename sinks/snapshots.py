@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,21 +65,20 @@ class SnapshotWriter:
         folder: Folder | str,
         checkpoints: Mapping[str, Folder],
         interval_s: float,
-        clock: Callable[[], float] = time.monotonic,
         anew: bool = False,
     ) -> None:
         self._spark, self._folder = spark, str(folder)
         self._checkpoints = dict(checkpoints)
         self._refer = BlockReferences(spark, folder)
-        self._interval_s, self._clock = interval_s, clock
+        self._interval_s = interval_s
         self._due, self._anew = -1e9, anew
         self._last: dict[str, _Last | None] = {}
 
     def __call__(self) -> None:
         """Write the snapshots that are due."""
-        if self._clock() < self._due:
+        if time.monotonic() < self._due:
             return
-        self._due = self._clock() + self._interval_s
+        self._due = time.monotonic() + self._interval_s
         for broker in sorted(self._checkpoints):
             self._write(broker)
 

@@ -19,7 +19,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterable, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import OffsetSpec
@@ -39,18 +39,6 @@ Rows = Mapping[PartitionId, Mapping[str, At]]
 """For each partition, by topic id: the last offset that a table has, and the newest time, in µs."""
 
 
-class Topics(Protocol):
-    """Asks Kafka, see `same_topic.TopicsNow`."""
-
-    def ids(self, names: Iterable[str]) -> dict[str, str]:
-        """The ids of the existing topics."""
-
-    def ends(
-        self, places: Iterable[PartitionId], spec: Any, committed: bool = False
-    ) -> dict[PartitionId, int]:
-        """Where the partitions that answer end."""
-
-
 class TopicsRead:
     """The topics of one query, from its start on. rows: what the table has then.
 
@@ -63,7 +51,7 @@ class TopicsRead:
         """kafka: how it is reached. In the driver: that Kafka is away the engine says itself."""
         return cls(TopicsNow({**kafka, "log_level": 0}), rows)
 
-    def __init__(self, now: Topics, rows: Rows) -> None:
+    def __init__(self, now: TopicsNow, rows: Rows) -> None:
         self._now, self._rows = now, rows
         self._next: dict[PartitionId, int] = {}
         self._known: dict[PartitionId, str] = {}

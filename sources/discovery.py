@@ -69,7 +69,6 @@ class Discovery(threading.Thread):
         self._trim: tuple[str, int] | None = None
 
     def sizes(self) -> dict[str, int]:
-        """See `TopicsNow.all_sizes`."""
         return self._topics.all_sizes()
 
     def look(self) -> None:
@@ -81,7 +80,6 @@ class Discovery(threading.Thread):
         self._trim = topic, before
 
     def run(self) -> None:
-        """The thread."""
         while not self._closing:
             self._now.wait(EVERY_S)
             self._now.clear()

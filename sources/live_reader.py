@@ -176,7 +176,6 @@ class Reader(threading.Thread):
         super().start()
 
     def run(self) -> None:
-        """The thread."""
         try:
             while not self._closing:
                 self.looked = time.monotonic()

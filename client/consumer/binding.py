@@ -7,40 +7,26 @@ Kafka must not take them for its own.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 from typing import Any
+
+import msgspec
 
 from ...protocol import commands
 from ..session.session import Answer, Session
 
 
-@dataclass(frozen=True, slots=True)
-class Wanted:
-    """What a consumer asks for in its subscriptions; see `commands.Subscribe`."""
-
-    name: str
-    max_backlog: int | None
-    filter: str | None
-    acks: str
-    priority: int
-
-    def with_backlog(self, max_backlog: int) -> Wanted:
-        """The same with another backlog."""
-        return replace(self, max_backlog=max_backlog)
-
-
 class Binding:
-    """A subscription, made again whenever a consumer binds.
+    """A subscription, made again whenever a consumer binds. wanted: what the consumer asks for.
 
     From the engine's answer: removes_on_send, backlog (the effective one, B2), lease_ms (the
     queue's lease period; None for no end), epoch, broker.
     """
 
-    def __init__(self, session: Session, queue: str, wanted: Wanted) -> None:
+    def __init__(self, session: Session, wanted: commands.Subscribe) -> None:
         self._session = session
-        self._wanted = wanted
-        self.queue = queue
+        self.queue = wanted.queue
         self.id = session.new_name(wanted.name)
+        self._wanted = msgspec.structs.replace(wanted, subscription=self.id)
         self.epoch = 0
         self.lease_ms: int | None = None
         self.backlog = 1
@@ -50,23 +36,9 @@ class Binding:
     def bind(self) -> None:
         """Subscribe; raises the engine's error. If no answer comes, unsubscribe, so that nothing is
         leased to this binding later."""
-        session, wanted = self._session, self._wanted
-        answer, self.broker = session.request_where_it_is(
-            commands.Subscribe(
-                queue=self.queue,
-                subscription=self.id,
-                session=session.session_of(self.id),
-                name=wanted.name,
-                inbox=session.inbox,
-                max_backlog=wanted.max_backlog,
-                filter=wanted.filter,
-                acks=wanted.acks,
-                framing="batch",
-                transport_acks=True,
-                priority=wanted.priority,
-            ),
-            undo=self._end(),
-        )
+        session = self._session
+        command = msgspec.structs.replace(self._wanted, session=session.session_of(self.id))
+        answer, self.broker = session.request_where_it_is(command, undo=self._end())
         self.removes_on_send = answer["removes_on_send"]
         self.backlog = answer["backlog"]
         self.lease_ms = answer.get("lease_ms")

@@ -13,7 +13,9 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from typing import Any
 
-from ...protocol import ConfigError, LakequeueError, Timeout, wire
+import msgspec
+
+from ...protocol import ConfigError, LakequeueError, Timeout, commands, wire
 from ...protocol.bounds import BACKLOG_MAX, NAME_CHARACTERS_MAX
 from ...protocol.duties import do_every
 from ...protocol.errors import Moved
@@ -23,7 +25,7 @@ from ..session.requests import NAME_MAX
 from ..session.session import Session
 from ..session.transport import Record
 from ..values import function_of, text_of, truth, wait_s, whole
-from .binding import Binding, Wanted
+from .binding import Binding
 from .callbacks import CallbackRunner
 from .prefetch import LIMIT, WINDOW_PERCENT, FlowArrivals, Leases, Prefetch
 from .settling import Settling, ack_rule
@@ -84,7 +86,11 @@ class Consumer:
         self.ack_mode = ack_mode
         self.name = session.client_name if name is None else text_of(name, "name", NAME_MAX)
         acks = "none" if ack_mode == "no_ack" else "explicit"
-        self._wanted = Wanted(self.name, max_backlog, filter, acks, priority)
+        self._wanted = commands.Subscribe(
+            queue=self.queue, subscription="", inbox=session.inbox, name=self.name,
+            max_backlog=max_backlog, filter=filter, acks=acks, framing="batch",
+            transport_acks=True, priority=priority,
+        )  # fmt: skip
         self._lock = threading.RLock()
         self._closed = False  # receives nothing more
         self._closing = False  # `close` is running
@@ -131,7 +137,7 @@ class Consumer:
             self._report_untouched(bound)
             bound.unbind()  # the engine may still know it, and must not keep messages leased to it
         with self._lock:
-            new = Binding(session, self.queue, self._wanted)
+            new = Binding(session, self._wanted)
             self._prefetch.reset()
             self._prefetch.removes_on_send = new.removes_on_send
             self._settling.reset()
@@ -298,7 +304,7 @@ class Consumer:
         except BaseException:
             self._rule.backlog = before
             raise
-        self._wanted = self._wanted.with_backlog(max_backlog)
+        self._wanted = msgspec.structs.replace(self._wanted, max_backlog=max_backlog)
         self._hand_back(max(max_backlog - len(self._prefetch.held), 0))
 
     def close(self) -> None:

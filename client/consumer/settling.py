@@ -116,7 +116,6 @@ class Settling:
     # ------------------------------------------------------------ what messages ask for
 
     def ack_message(self, message: Message) -> None:
-        """See `Message.ack`."""
         if self._rule.mode in ("auto", "pre_ack", "no_ack") and not self._prefetch.holds(message):
             return
         if self._check_held(message):
@@ -124,17 +123,14 @@ class Settling:
             self.settle(self._prefetch.up_to(message) if cumulative else [message])
 
     def cancel_message(self, message: Message, delay: str | float | None) -> None:
-        """See `Message.cancel`."""
         ms = None if delay is None else duration_ms(delay, "delay")
         self._give_up(message, "canceled", self.subscription.cancel(message.id, ms))
 
     def reject_message(self, message: Message, reason: str | BaseException) -> None:
-        """See `Message.reject`."""
         sent = self.subscription.reject(message.id, reason_of(reason))
         self._give_up(message, "rejected", sent)
 
     def put_back_message(self, message: Message) -> None:
-        """See `Message.put_back`."""
         self._give_up(message, "put back", self.subscription.untouched(message.id))
 
     def renew_message(self, message: Message, period: str | float | None) -> None:

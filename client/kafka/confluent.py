@@ -50,6 +50,33 @@ _log = logging.Logger("librdkafka", logging.WARNING)  # on its own, not in the t
 _log.addHandler(LibraryLog())
 
 
+class Refusal:
+    """Takes the errors of a client. why: why Kafka refuses its credentials; empty if it does
+    not."""
+
+    why = ""
+
+    def __call__(self, error: KafkaError) -> None:
+        """Take an error."""
+        if error.code() == KafkaError._AUTHENTICATION:
+            said = error.str().partition("error: ")[2] or error.str()
+            self.why = said.partition(" (after")[0]
+
+
+def first_error(producer: Producer, refusal: Refusal, deadline: float) -> KafkaException | None:
+    """Wait until Kafka answers, refuses the credentials, or the deadline has passed. Returns the
+    last error; None for an answer."""
+    while True:
+        left = max(0.5, deadline - time.monotonic())
+        try:
+            producer.list_topics(timeout=min(left, _TRY_SECONDS))
+            return None
+        except KafkaException as error:
+            producer.poll(0)  # calls `refusal`
+            if refusal.why or time.monotonic() >= deadline:
+                return error
+
+
 class ConfluentTransport(KafkaTransport):
     """`Transport` on confluent-kafka. Raises NotConnected within about 5 s when Kafka is away."""
 
@@ -68,11 +95,11 @@ class ConfluentTransport(KafkaTransport):
             "log.connection.close": False,
             "log_level": 4,
         }
-        self._unknown: str | None = None  # why Kafka refuses our credentials
+        self._refusal = Refusal()
         self._producer: Producer = Producer(
             {
                 **self._shared,
-                "error_cb": _weakly(self._faulty),
+                "error_cb": self._refusal,
                 "enable.idempotence": True,  # implies acks=all, order and endless retries
                 "acks": "all",
                 "linger.ms": bounds.LINGER_MS,
@@ -111,30 +138,17 @@ class ConfluentTransport(KafkaTransport):
 
     def _require_answer(self, deadline: float) -> None:
         """Raise NotConnected unless Kafka answers, and accepts our credentials, by the deadline."""
-        while True:
-            left = max(0.5, deadline - time.monotonic())
-            try:
-                self._producer.list_topics(timeout=min(left, _TRY_SECONDS))
-                return
-            except KafkaException as error:
-                self._producer.poll(0)  # calls `_faulty`
-                if self._unknown is None and time.monotonic() < deadline:
-                    continue
-                self._closed = True
-                if self._unknown is not None:
-                    raise refused(self.bootstrap, self._unknown) from error
-                raise no_kafka(self.bootstrap, _said(error)) from error
-
-    def _faulty(self, error: KafkaError) -> None:
-        if error.code() == KafkaError._AUTHENTICATION:
-            said = error.str().partition("error: ")[2] or error.str()
-            self._unknown = said.partition(" (after")[0]
+        error = first_error(self._producer, self._refusal, deadline)
+        if error is not None:
+            self._closed = True
+            if self._refusal.why:
+                raise refused(self.bootstrap, self._refusal.why) from error
+            raise no_kafka(self.bootstrap, _said(error)) from error
 
     def publish(
         self, topic: str, value: bytes | None, key: bytes | None, headers: Headers,
         partition: int | None = None, acked: Acked | None = None,
     ) -> None:  # fmt: skip
-        """See `Transport.publish`."""
         self._check()
         place = -1 if partition is None else partition
         deadline = 0.0
@@ -152,7 +166,6 @@ class ConfluentTransport(KafkaTransport):
                 raise NotConnected(f"topic {topic!r} takes no record: {_said(error)}") from error
 
     def partitions(self, topic: str) -> int:
-        """See `Transport.partitions`."""
         self._check()
 
         def count(seconds: float) -> int:
@@ -164,14 +177,12 @@ class ConfluentTransport(KafkaTransport):
         return self._ask(f"topic {topic!r}", count)
 
     def flush(self, timeout: float) -> bool:
-        """See `Transport.flush`."""
         self._check()
         done = self._over.flush(max(0.0, timeout))
         self._raise_failure()
         return done
 
     def close(self) -> None:
-        """See `Transport.close`."""
         if not self._begin_close():
             return
         if not self._over.flush(bounds.CLOSE_SECONDS_MAX):

@@ -350,16 +350,7 @@ class BrokerRequests:
         place: the command's field that says where a part begins. count: the field that says how
         many rows are wanted in all. timeout: seconds for each part.
         """
-        rows: list[Any] = []
-        while True:
-            answer = self._answer_to(command, timeout, broker)
-            rows += answer["result"]
-            if answer.get("more") is None:
-                return rows
-            changes = {place: answer["more"]}
-            if count is not None:
-                changes[count] = getattr(command, count) - len(answer["result"])
-            command = msgspec.structs.replace(command, **changes)
+        return all_parts(command, place, count, lambda c: self._answer_to(c, timeout, broker))
 
     def _answer_to(
         self, command: commands.Command, timeout: float, broker: int | None = None,
@@ -429,3 +420,19 @@ class BrokerRequests:
         return Timeout(
             f"the engine did not answer within {timeout:.1f} s; is it running? (lakequeue doctor)"
         )
+
+
+def all_parts(
+    command: Any, place: str, count: str | None, ask: Callable[[Any], Answer]
+) -> list[Any]:
+    """The rows of all parts of an answer, see `BrokerRequests.request_list`. ask: asks for one."""
+    rows: list[Any] = []
+    while True:
+        answer = ask(command)
+        rows += answer["result"]
+        if answer.get("more") is None:
+            return rows
+        changes = {place: answer["more"]}
+        if count is not None:
+            changes[count] = getattr(command, count) - len(answer["result"])
+        command = msgspec.structs.replace(command, **changes)

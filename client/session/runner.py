@@ -42,31 +42,24 @@ class Duties(Protocol):
 
     def receive(self, timeout_s: float) -> None:
         """Take what has arrived; wait at most ``timeout_s`` for it."""
-        ...
 
     def upkeep(self) -> None:
         """Do what is due."""
-        ...
 
     def due(self) -> int | None:
         """When `upkeep` has something to do next, by the runner's clock; None for nothing."""
-        ...
 
     def beat(self) -> None:
         """Send heartbeats if the session does that itself."""
-        ...
 
     def send_gathered(self) -> None:
         """Send what producers have gathered."""
-        ...
 
     def report(self, text: str) -> None:
         """Log something the application should know."""
-        ...
 
     def forked(self) -> None:
         """This is a forked child: nothing works here any more."""
-        ...
 
 
 class Runner(Protocol):
@@ -84,51 +77,40 @@ class Runner(Protocol):
 
     def start(self, session: Duties) -> None:
         """Begin with the session's duties."""
-        ...
 
     def stop(self) -> None:
         """End them: the session was closed."""
-        ...
 
     def now_ms(self) -> int:
         """The wall clock, epoch ms: for times that people see or give."""
-        ...
 
     def clock_ms(self) -> float:
         """A monotonic clock in ms: leases and intervals are counted by it."""
-        ...
 
     def wait(self, condition: Callable[[], bool], timeout: float | None) -> bool:
         """Wait for a condition for at most ``timeout`` seconds (None: for ever); returns whether it
         holds."""
-        ...
 
     def sent(self) -> None:
         """Something was sent to the engine."""
-        ...
 
     def gathering(self) -> None:
         """What producers have gathered may be sent now."""
-        ...
 
     def serve(self, ready: Callable[[], bool], work: Callable[[], bool]) -> Callable[[float], None]:
         """Call ``work`` now and whenever it is ``ready``, until it returns False.
 
         Returns a function that waits for the end of that, at most so many seconds.
         """
-        ...
 
     def session_of(self, vpn: str, session: str, subscription: str) -> str:
         """The session whose heartbeats keep a subscription alive."""
-        ...
 
     def ended(self, vpn: str, session: str, subscription: str) -> None:
         """A subscription needs no heartbeats any more."""
-        ...
 
     def silence(self, vpn: str, session: str, subscription: str) -> None:
         """Stop a subscription's heartbeats, as when its process is killed. A test aid."""
-        ...
 
 
 _sessions: weakref.WeakSet[Duties] = weakref.WeakSet()
@@ -157,7 +139,6 @@ class Threads:
         self._session: weakref.ref[Duties]
 
     def start(self, session: Duties) -> None:
-        """See `Runner.start`."""
         gathered = self._gathered
         # When the session is dropped, wake the waiting thread so that it ends.
         self._session = weakref.ref(session, lambda _: gathered.set())
@@ -170,17 +151,14 @@ class Threads:
         ).start()
 
     def stop(self) -> None:
-        """See `Runner.stop`."""
         self._gathered.set()
         if self._reader is not None and self._reader is not threading.current_thread():
             self._reader.join(timeout=STOP_S)
 
     def now_ms(self) -> int:
-        """See `Runner.now_ms`."""
         return round(time.time() * 1000)
 
     def clock_ms(self) -> float:
-        """See `Runner.clock_ms`."""
         return time.monotonic() * 1000
 
     def wait(self, condition: Callable[[], bool], timeout: float | None) -> bool:
@@ -204,11 +182,9 @@ class Threads:
         """See `Runner.sent`: the reader thread gets the answers, so there is nothing to do."""
 
     def gathering(self) -> None:
-        """See `Runner.gathering`."""
         self._gathered.set()
 
     def serve(self, ready: Callable[[], bool], work: Callable[[], bool]) -> Callable[[float], None]:
-        """See `Runner.serve`."""
 
         def run() -> None:
             while _worked(self._session, work):
@@ -231,7 +207,6 @@ class Threads:
         """See `Runner.ended`: other subscriptions may need the session."""
 
     def silence(self, vpn: str, session: str, subscription: str) -> None:
-        """See `Runner.silence`."""
         raise ConfigError("kill: works on memory:// only; over Kafka, kill the process")
 
 

@@ -38,35 +38,27 @@ class Consuming(Protocol):
     @property
     def broker(self) -> int | None:
         """The number of the broker it is bound to; None until it is bound."""
-        ...
 
     def on_record(self, record: Record) -> None:
         """Take a record of deliveries."""
-        ...
 
     def on_end(self, why: str) -> None:
         """The subscription has ended, and not by this client."""
-        ...
 
     def tick(self) -> None:
         """Do what is due."""
-        ...
 
     def due(self) -> int | None:
         """When `tick` has something to do next, by the runner's clock; None for nothing."""
-        ...
 
     def subscribe(self) -> None:
         """Bind again after the session was lost."""
-        ...
 
     def close(self) -> None:
         """Return held messages and end the subscription."""
-        ...
 
     def forked(self) -> None:
         """Close, because this is a forked child."""
-        ...
 
 
 class Producing(Protocol):
@@ -74,23 +66,18 @@ class Producing(Protocol):
 
     def on_receipt(self, value: Answer) -> None:
         """Take the engine's answer to messages."""
-        ...
 
     def retransmit(self, now_s: float) -> None:
         """Send again what has waited too long."""
-        ...
 
     def send_gathered(self) -> None:
         """Send what was gathered."""
-        ...
 
     def close(self) -> None:
         """Flush; raises Timeout if messages stay without an answer."""
-        ...
 
     def forked(self) -> None:
         """Close, because this is a forked child."""
-        ...
 
 
 class Session(BrokerRequests):

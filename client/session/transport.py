@@ -45,35 +45,27 @@ class Transport(Protocol):
         block. If 100,000 records or 1 GB are waiting, waits up to 10 s for room, then raises
         NotConnected. Raises Rejected (message_too_large) above 12 MB.
         """
-        ...
 
     def command(self, topic: str, key: bytes, value: bytes, partition: int = 0) -> None:
         """Like `publish`, to one partition, where records keep their order."""
-        ...
 
     def newest(self, topic: str) -> dict[bytes, bytes]:
         """The newest value of each key of a compacted topic with one partition, without deleted
         keys. Raises NotConnected if the topic or Kafka is missing."""
-        ...
 
     def listen(self, topic: str, partition: int) -> None:
         """Receive from the current END of the partition on. Repeated calls do nothing."""
-        ...
 
     def partitions(self, topic: str) -> int:
         """How many partitions the topic has; asks Kafka each time. Raises NotConnected if the topic
         or Kafka is missing."""
-        ...
 
     def poll(self, timeout: float) -> list[Record]:
         """Wait up to ``timeout`` seconds for records; returns what has arrived, maybe nothing."""
-        ...
 
     def flush(self, timeout: float) -> bool:
         """Wait until nothing is on its way, at most ``timeout`` seconds; returns whether that was
         so."""
-        ...
 
     def close(self) -> None:
         """Send what waits (up to 5 s), then close. Repeated calls do nothing."""
-        ...

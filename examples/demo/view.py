@@ -9,9 +9,8 @@ from typing import Any
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.progress_bar import ProgressBar
-from rich.table import Table
 
-from ...cli.common import number
+from ...cli.common import number, table_of
 from .accounts import Account, Barriers
 from .child_processes import WorkerProcess
 
@@ -74,16 +73,16 @@ class View:
         rates: Mapping[str, float],
         workers: list[WorkerProcess],
     ) -> RenderableType:
-        queues = table("queue", "of", "entered", "depth", "in flight", "delayed", "acknowledged",
-                       "redelivered", "a second", left=1)  # fmt: skip
+        queues = table_of("queue", ">of", ">entered", ">depth", ">in flight", ">delayed",
+                          ">acknowledged", ">redelivered", ">a second")  # fmt: skip
         for queue, look in looks.items():
             counters = look["counters"]
             row = (self._expected[queue], counters["spooled"], look["depth"], look["leased"],
                    look["delayed"], counters["acknowledged"], counters["redelivered"],
                    round(rates[queue]))  # fmt: skip
             queues.add_row(queue, *map(number, row))
-        people = table("worker", "consumes", "received", "acknowledged", "canceled",
-                       "redelivered", "barriers", "a second", "", left=2)  # fmt: skip
+        people = table_of("worker", "consumes", ">received", ">acknowledged", ">canceled",
+                          ">redelivered", ">barriers", ">a second", "")  # fmt: skip
         for worker in workers:
             counts = (worker.count(n) for n in ("received", "acknowledged", "canceled",
                                                 "redelivered", "barriers"))  # fmt: skip
@@ -96,18 +95,10 @@ class View:
         return Group(head, ProgressBar(total, published, width=60), "", queues, "", people)
 
 
-def table(*columns: str, left: int) -> Any:
-    """A table whose first columns are text and the others numbers."""
-    out = Table(box=None, padding=(0, 2, 0, 0))
-    for at, column in enumerate(columns):
-        out.add_column(column, justify="left" if at < left or not column else "right")
-    return out
-
-
 def show_accounts(console: Console, accounts: list[Account], barriers: Barriers) -> None:
     """The table at the end, and whether it adds up."""
-    rows = table("queue", "sent", "delivered", "redelivered", "acknowledged", "expired",
-                 "still there", "adds up with Delta", left=1)  # fmt: skip
+    rows = table_of("queue", ">sent", ">delivered", ">redelivered", ">acknowledged", ">expired",
+                    ">still there", ">adds up with Delta")  # fmt: skip
     for account in accounts:
         numbers = (account.sent, account.delivered, account.redelivered, account.acknowledged,
                    account.expired, account.left)  # fmt: skip

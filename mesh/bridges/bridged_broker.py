@@ -158,7 +158,6 @@ class BridgedBroker(Mesh):
 
     @property
     def keeps_directory(self) -> bool:
-        """See `MeshInterface`."""
         return self.has_met
 
     # ------------------------------------------------------------ a step
@@ -262,7 +261,6 @@ class BridgedBroker(Mesh):
             receipt(self._broker, link, answer)
 
     def deadline(self) -> int:
-        """See `MeshInterface`."""
         return super().deadline() if self.has_met else NEVER
 
     def speak(self) -> None:
@@ -287,7 +285,6 @@ class BridgedBroker(Mesh):
         return super().with_others(vpn, to, own)
 
     def prepare_stand_in(self, queue: Queue, rows: list[Row], to: str) -> None:
-        """See `MeshInterface`."""
         link = self.bridges.link_of(queue)
         if link is not None:
             endpoint.prepare(link, rows, to)
@@ -295,13 +292,11 @@ class BridgedBroker(Mesh):
             super().prepare_stand_in(queue, rows, to)
 
     def left(self, queue: Queue, rows: list[Row]) -> None:
-        """See `MeshInterface`."""
         link = self.bridges.link_of(queue)
         if link is not None:
             left(link, rows)
 
     def of_engine(self, queue: Queue) -> str:
-        """See `MeshInterface`."""
         if queue.definition.name.startswith(ENDPOINT_PREFIX):
             return "the endpoint of a bridge"
         return super().of_engine(queue)
@@ -312,7 +307,6 @@ class BridgedBroker(Mesh):
         return super().of_record(vpn, topic, partition, queues) if self.has_met else queues
 
     def why_waiting(self, queue: Queue) -> str | None:
-        """See `MeshInterface`."""
         link = self.bridges.link_of(queue)
         if link is None:
             return super().why_waiting(queue)

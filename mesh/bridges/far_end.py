@@ -225,7 +225,6 @@ class Outcome:
         """See `Answerable`."""
 
     def refused(self, seq: int, reason: str, queue: str, detail: str) -> None:
-        """See `Answerable`."""
         self.refusal = reason, queue
 
 

@@ -10,44 +10,40 @@ from __future__ import annotations
 
 import json
 import logging
-import threading
 import time
 from functools import partial
 from typing import Any
 
-from confluent_kafka import Consumer, KafkaException, TopicPartition
+from confluent_kafka import KafkaException, Message, TopicPartition
 
 from ...definitions.bridge import BridgeDefinition, parse_bridge
 from ...protocol import LakequeueError, topics
 from ...protocol.duties import do_every
-from ...sources.live import quiet_client
 from ...sources.same_topic import TopicsNow
 from ..kafka.topics_admin import MESH_CONFIG, STEPS_CONFIG, ensure_own
+from ..watch_thread import TopicReader
 from .far_home import READER
 from .home_copier import HomeCopier
 
 log = logging.getLogger("lakequeue.engine")
 
-POLL_S = 0.5
 TRIM_S = 30.0
 ASK_S_MAX = 10.0
 PREFIX = topics.DIRECTORY_BRIDGE.encode()
 
 
-class BridgeWatch(threading.Thread):
+class BridgeWatch(TopicReader):
     """The bridges of an engine. It reads the directories from `open` on."""
 
     def __init__(self, bootstrap: str, vpns: list[str]) -> None:
-        super().__init__(daemon=True, name="lakequeue-bridges")
+        places = [TopicPartition(topics.topic(vpn, topics.DIRECTORY), 0, 0) for vpn in vpns]
+        super().__init__(bootstrap, "lakequeue-bridges", places, **READER)
         self._servers = bootstrap
-        self._kafka = quiet_client(bootstrap, "lakequeue-bridges")
-        self._places = [TopicPartition(topics.topic(vpn, topics.DIRECTORY), 0, 0) for vpn in vpns]
         self._epoch = 0
         self._wanted: dict[tuple[str, str], tuple[BridgeDefinition, int]] = {}
         self._copiers: dict[tuple[str, str], HomeCopier] = {}
         self._changed: set[tuple[str, str]] = set()
         self._trimmed_at = time.monotonic()
-        self._stopping = threading.Event()
 
     def open(self, epoch: int) -> None:
         """Begin. epoch: the home's."""
@@ -56,24 +52,19 @@ class BridgeWatch(threading.Thread):
 
     def stop(self) -> None:
         """End the thread and all that copies, soon."""
-        self._stopping.set()
+        super().stop()
         for copier in list(self._copiers.values()):
             copier.stop()
 
-    def run(self) -> None:
-        """The thread."""
-        consumer = Consumer({**self._kafka, **READER, "group.id": "lakequeue-engine"})
-        consumer.assign(self._places)
-        while not self._stopping.is_set():
-            message = consumer.poll(POLL_S)
-            if message is not None and message.error() is None:
-                self.read(message.topic() or "", message.key(), message.value())
-                continue
-            try:
-                do_every((self._follow, self._trim))
-            except (LakequeueError, KafkaException, TimeoutError) as error:  # away: again, soon
-                log.warning("bridges: %s", error)
-        consumer.close()
+    def take(self, message: Message) -> None:
+        self.read(message.topic() or "", message.key(), message.value())
+
+    def idle(self) -> None:
+        """Follow what changed, and trim."""
+        try:
+            do_every((self._follow, self._trim))
+        except (LakequeueError, KafkaException, TimeoutError) as error:  # away: again, soon
+            log.warning("bridges: %s", error)
 
     def read(self, topic: str, key: bytes | None, value: bytes | None) -> None:
         """Read one record of a directory. Records that are not a bridge's are ignored."""

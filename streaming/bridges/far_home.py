@@ -20,6 +20,7 @@ from confluent_kafka import (
     TopicPartition,
 )
 
+from ...client.kafka.confluent import Refusal, first_error
 from ...definitions.bridge import BridgeDefinition, FarAddress
 from ...protocol import NotConnected, topics
 from ...protocol.bounds import RECORD_BYTES_MAX
@@ -48,7 +49,6 @@ _unheard.addHandler(logging.NullHandler())
 WAIT_S = 0.02
 CHUNK = 500
 ANSWER_S_MAX = 10.0
-TRY_S = 1.0
 SENT_MS_MAX = 30_000
 BROKER_PREFIX = b"broker/"
 
@@ -60,10 +60,10 @@ class FarHome:
     def __init__(
         self, kafka: dict[str, Any], bridge: BridgeDefinition, address: FarAddress, epoch: int
     ) -> None:
-        self._kafka = {**kafka, "error_cb": self._hear}
+        self._refusal = Refusal()
+        self._kafka = {**kafka, "error_cb": self._refusal}
         self._bridge, self._address, self._epoch = bridge, address, epoch
         self._vpn = address.vpn or bridge.vpn
-        self._unknown = ""  # why it does not take our credentials
         self._lost: list[KafkaError] = []
         self.number = 0
 
@@ -85,36 +85,21 @@ class FarHome:
         self._writer.purge()
         if self._reader is not None:
             self._reader.close()
-        del self._writer, self._reader  # they know us (`_hear`): their threads would live on
+        del self._writer, self._reader  # they know us (`_delivered`): their threads would live on
 
     def _say(self, why: str) -> NotConnected:
         return NotConnected(f"{self._bridge.to}: {why}")
 
-    def _hear(self, error: KafkaError) -> None:
-        if error.code() == KafkaError._AUTHENTICATION:
-            told = error.str().partition("error: ")[2] or error.str()
-            self._unknown = told.partition(" (after")[0]
-
     def _require_answer(self) -> None:
-        deadline = time.monotonic() + ANSWER_S_MAX
-        while True:
-            try:
-                self._writer.list_topics(timeout=TRY_S)
-                return
-            except KafkaException as error:
-                self._writer.poll(0)  # calls `_hear`
-                if self._unknown:
-                    name = self._bridge.credentials
-                    raise self._say(
-                        f"refuses the credentials {name!r} – {self._unknown}"
-                        if name
-                        else f"asks for credentials – {self._unknown}"
-                    ) from error
-                if time.monotonic() > deadline:
-                    asks = "" if self._bridge.credentials else ", or it asks for credentials"
-                    raise self._say(
-                        f"no Kafka answers there{asks} ({error.args[0].str()})"
-                    ) from error
+        error = first_error(self._writer, self._refusal, time.monotonic() + ANSWER_S_MAX)
+        if error is None:
+            return
+        name, why = self._bridge.credentials, self._refusal.why
+        if why:
+            what = f"refuses the credentials {name!r}" if name else "asks for credentials"
+            raise self._say(f"{what} – {why}") from error
+        asks = "" if name else ", or it asks for credentials"
+        raise self._say(f"no Kafka answers there{asks} ({error.args[0].str()})") from error
 
     def _look(self) -> None:
         """Find out which home it is, and whether it has the bridge's topics."""

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import json
 import logging
-import threading
 import time
 from collections import deque
 from typing import Any
@@ -31,6 +30,7 @@ from ...definitions.bridge import KAFKA, BridgeDefinition, FarAddress, far_addre
 from ...protocol import LakequeueError, NotConnected, home_bridges, topics
 from ...protocol.kafka_settings import credentials
 from ...sources.live import quiet_client
+from ..watch_thread import WatchThread
 from .far_home import READER, WRITER, FarHome, taken
 
 log = logging.getLogger("lakequeue.engine")
@@ -42,29 +42,23 @@ KEPT_S = 1.0  # how often the position is kept, while it changes
 KEPT_AGAIN_S = 3_600.0  # and while it does not: Kafka forgets it after a week
 
 
-class HomeCopier(threading.Thread):
+class HomeCopier(WatchThread):
     """Copies for one bridge. position: the oldest record of its broker's topic without an answer;
     None: not known yet."""
 
     def __init__(self, bootstrap: str, epoch: int, bridge: BridgeDefinition) -> None:
-        super().__init__(daemon=True, name=f"lakequeue-bridge-{bridge.name}")
+        super().__init__(f"lakequeue-bridge-{bridge.name}")
         self.bridge = bridge
         self.position: int | None = None
         self._epoch = epoch
         self._near = quiet_client(bootstrap, f"lakequeue-bridge-{bridge.name}")
         self._key = home_bridges.bridge_key(bridge.vpn, bridge.name)
         self._mesh = topics.topic(bridge.origin, topics.MESH)
-        self._stopping = threading.Event()
         self._reported: home_bridges.CopierState | None = None
         self._pause_s = PAUSE_S
         self._silence_s = SILENCE_S
 
-    def stop(self) -> None:
-        """End the thread, soon."""
-        self._stopping.set()
-
     def run(self) -> None:
-        """The thread."""
         self._writer = Producer({**self._near, **WRITER})
         while not self._stopping.is_set():
             try:

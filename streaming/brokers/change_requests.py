@@ -15,25 +15,23 @@ from __future__ import annotations
 
 import json
 import logging
-import threading
 import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from confluent_kafka import Consumer, KafkaException, TopicPartition
+from confluent_kafka import KafkaException, Message, TopicPartition
 
 from ...client.session.transport import Transport
 from ...definitions.broker_changes import check_added
 from ...protocol import LakequeueError, NotConnected, topics
-from ...sources.live import quiet_client
 from ..application import SparkApplication
 from ..broker_query import BrokerQuery
 from ..home.home_folder import HomeFolder, Moves
+from ..watch_thread import TopicReader
 
 log = logging.getLogger("lakequeue.engine")
 
 PREFIX = "wish/"
-POLL_S = 0.5
 MOVED_TOLD = 1_000  # queues that an answer names
 ASK_S_MAX = 10.0
 
@@ -96,7 +94,7 @@ def became(wish: ChangeRequest, folder: HomeFolder) -> dict[str, Any]:
     return {"refused": "the engine ended before it did this: ask again"}
 
 
-class ChangeRequests(threading.Thread):
+class ChangeRequests(TopicReader):
     """Reads requests from now on. add, remove, move: carry them out. answer: puts a key and a value
     on the directory of each VPN."""
 
@@ -109,31 +107,20 @@ class ChangeRequests(threading.Thread):
         remove: Callable[[str, str], Moves],
         move: Callable[[str, str, str], Moves],
     ) -> None:
-        super().__init__(daemon=True, name="lakequeue-wishes")
-        self._kafka = quiet_client(bootstrap, "lakequeue-wishes")
-        self._places = [TopicPartition(topics.topic(vpn, topics.DIRECTORY), 0) for vpn in vpns]
+        places = [TopicPartition(topics.topic(vpn, topics.DIRECTORY), 0) for vpn in vpns]
+        super().__init__(bootstrap, "lakequeue-wishes", places)
         self._add, self._answer = add, answer
         self._remove, self._move = remove, move
         self._over: set[str] = set()  # ids that were answered before the thread came to them
-        self._stopping = threading.Event()
 
     def open(self, newest: Callable[[str], dict[bytes, bytes]], folder: HomeFolder) -> None:
         """Begin to read requests in a thread. Earlier ones get their answer now. newest: the newest
         record of each key of a topic. Raises LakequeueError."""
-        self._consumer = Consumer(
-            {
-                **self._kafka,
-                "group.id": "lakequeue-engine",  # asked for, and not used
-                "enable.auto.commit": False,
-                "auto.offset.reset": "latest",
-            }
-        )
         try:
             for place in self._places:  # now: an end that is looked up later is behind a wish
                 place.offset = self._consumer.get_watermark_offsets(place, ASK_S_MAX)[1]
         except KafkaException as error:
             raise LakequeueError(f"the directory cannot be read: {error}") from error
-        self._consumer.assign(self._places)
         for place in self._places:
             self.answer_old(newest(str(place.topic)), str(place.topic), folder)
         self.start()
@@ -146,15 +133,9 @@ class ChangeRequests(threading.Thread):
                 self._over.add(wish.id)
                 self._say(key, {"id": wish.id, **became(wish, folder)})
 
-    def run(self) -> None:
-        """The thread."""
-        consumer = self._consumer
-        while not self._stopping.is_set():
-            message = consumer.poll(POLL_S)
-            if message is not None and message.error() is None:
-                vpn = topics.vpn_of(str(message.topic())) or ""
-                self.read(message.key(), message.value(), vpn)
-        consumer.close()
+    def take(self, message: Message) -> None:
+        vpn = topics.vpn_of(str(message.topic())) or ""
+        self.read(message.key(), message.value(), vpn)
 
     def read(self, key: bytes | None, value: bytes | None, vpn: str = "") -> None:
         """One record of a VPN's directory; whatever is no wish is passed over."""
@@ -186,7 +167,3 @@ class ChangeRequests(threading.Thread):
             self._answer(key, json.dumps(answer).encode())
         except LakequeueError as error:
             log.warning("an answer was not sent: %s", error)
-
-    def stop(self) -> None:
-        """End the thread, soon."""
-        self._stopping.set()

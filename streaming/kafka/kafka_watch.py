@@ -17,6 +17,7 @@ from collections.abc import Callable
 from ...client.kafka.base import require_broker
 from ...protocol.errors import LakequeueError, NotConnected
 from ..restarts import Restarts
+from ..watch_thread import WatchThread
 from .embedded_kafka import EmbeddedKafka
 
 LOOK_S = 0.25
@@ -78,21 +79,16 @@ EVERY_S = 5.0
 ANSWER_S = 3.0
 
 
-class KafkaAnswers(threading.Thread):
+class KafkaAnswers(WatchThread):
     """ask raises NotConnected when Kafka does not answer."""
 
-    def __init__(
-        self, bootstrap: str, every_s: float = EVERY_S, ask: Callable[[], None] | None = None
-    ) -> None:
-        super().__init__(daemon=True, name="lakequeue-kafka")
+    def __init__(self, bootstrap: str, ask: Callable[[], None] | None = None) -> None:
+        super().__init__("lakequeue-kafka")
         self._ask = ask or (lambda: require_broker(bootstrap, ANSWER_S))
-        self._every_s = every_s
-        self._stopping = threading.Event()
         self._away_since: float | None = None
 
     def run(self) -> None:
-        """The thread."""
-        while not self._stopping.wait(self._every_s):
+        while not self._stopping.wait(EVERY_S):
             self.look()
 
     def look(self) -> None:
@@ -108,7 +104,3 @@ class KafkaAnswers(threading.Thread):
             away_s = time.monotonic() - self._away_since
             self._away_since = None
             log.info("Kafka answers again, after %.0f s", away_s)
-
-    def stop(self) -> None:
-        """End the thread; it may be in the middle of a question."""
-        self._stopping.set()

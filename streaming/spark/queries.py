@@ -17,7 +17,7 @@ import re
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ...protocol.bounds import RECORD_BYTES_MAX
 from ...protocol.folders import Folder
@@ -26,7 +26,7 @@ from ..loop.loop_options import Options
 from .error_causes import cause_of
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming import DataStreamWriter, StreamingQuery
 
 REAL_TIME, MICRO_BATCH = "real-time", "micro-batch"
@@ -109,13 +109,7 @@ def start_tables(
     where = source.tables_topics(vpns, captured)
     stream = source.read_stream(spark, bootstrap, where, TABLES_RECORDS, committed=True)
     writer = TableWriter(spark, tables, TABLES_QUERY, kafka_client(bootstrap, TABLES_QUERY))
-    return (
-        stream.writeStream.foreachBatch(writer)
-        .queryName(TABLES_QUERY)
-        .option("checkpointLocation", str(checkpoint))
-        .trigger(processingTime=f"{interval_s} seconds")
-        .start()
-    )
+    return _start_every(interval_s, stream, writer, TABLES_QUERY, checkpoint)
 
 
 def start_history(
@@ -147,9 +141,16 @@ def start_history(
     )
     kafka = kafka_client(bootstrap, HISTORY_QUERY)
     writer = HistoryWriter(spark, tables, HISTORY_QUERY, kafka, snapshots)
+    return _start_every(interval_s, stream, writer, HISTORY_QUERY, checkpoint)
+
+
+def _start_every(
+    interval_s: int, stream: DataFrame, writer: Any, name: str, checkpoint: Folder
+) -> StreamingQuery:
+    """Start a query whose batches a function writes."""
     return (
         stream.writeStream.foreachBatch(writer)
-        .queryName(HISTORY_QUERY)
+        .queryName(name)
         .option("checkpointLocation", str(checkpoint))
         .trigger(processingTime=f"{interval_s} seconds")
         .start()

@@ -88,7 +88,6 @@ def spark_settings(
     jars: Sequence[Path],
     extra: Mapping[str, str] | None = None,
     ui_port: int | None = None,
-    shuffle_partitions: int | None = None,
     log_level: str = "ERROR",
     log_format: str = "text",
 ) -> dict[str, str]:
@@ -98,8 +97,6 @@ def spark_settings(
         settings["spark.master"] = master
     if jars:
         settings["spark.jars"] = ",".join(map(str, jars))
-    if shuffle_partitions is not None:
-        settings["spark.sql.shuffle.partitions"] = str(shuffle_partitions)
     settings["spark.ui.enabled"] = "false" if ui_port is None else "true"
     if ui_port is not None:
         settings["spark.ui.port"] = str(ui_port)
@@ -129,7 +126,6 @@ def spark_session(
     jars: Sequence[Path],
     extra: Mapping[str, str] | None = None,
     ui_port: int | None = None,
-    shuffle_partitions: int | None = None,
     log_file: Path | None = None,
     log_format: str = "text",
     archive: JavaArchive | None = None,
@@ -143,7 +139,6 @@ def spark_session(
     put after ours, since Java takes the last of two that contradict each other.
     ui_port: of Spark's web page; None means no page. With a local master it, like all of Spark's
     ports, listens on 127.0.0.1.
-    shuffle_partitions: tasks of a stateful batch; fixed by a query's first checkpoint.
     log_file: takes what the Java process and the Python workers print, at WARN; without it they
     print errors to standard error.
     log_format: `text`, or `json` for a line of JSON an event.
@@ -159,7 +154,6 @@ def spark_session(
         jars=jars,
         extra=extra,
         ui_port=ui_port,
-        shuffle_partitions=shuffle_partitions,
         log_level="ERROR" if log_file is None else "WARN",
         log_format=log_format,
     )

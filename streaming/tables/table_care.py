@@ -15,7 +15,6 @@ import contextlib
 import logging
 import math
 import os
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -27,6 +26,7 @@ from ...sinks.queue_figures import Look
 from ...sinks.upkeep import Rules, Upkeep
 from ..engine_settings import EngineSettings
 from ..spark.error_causes import cause_of
+from ..watch_thread import WatchThread
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -54,7 +54,7 @@ def upkeep_s(settings: EngineSettings) -> float:
     return settings.value("upkeep_hours", 24.0) * HOUR_S
 
 
-class TableCare(threading.Thread):
+class TableCare(WatchThread):
     """The upkeep of an engine's tables. beside: a folder of the home, wherever the tables are.
     every_s: between two upkeeps. session: Spark's, while it runs. look: looks at all queues."""
 
@@ -62,18 +62,12 @@ class TableCare(threading.Thread):
         self, tables: Folder, beside: Path, rules: Rules, every_s: float,
         session: Callable[[], SparkSession | None], look: Callable[[], Look], metrics: Metrics,
     ) -> None:  # fmt: skip
-        super().__init__(daemon=True, name="lakequeue-tables")
+        super().__init__("lakequeue-tables")
         self._tables, self._rules, self._every_s = tables, rules, every_s
         self._mark = beside / MARK
         self._session, self._look, self._metrics = session, look, metrics
-        self._stopping = threading.Event()
-
-    def stop(self) -> None:
-        """End the thread, soon; a statement that runs is not waited for."""
-        self._stopping.set()
 
     def run(self) -> None:
-        """The thread."""
         due, look_at = self._due(time.time()), time.time() + FIRST_S
         while not self._stopping.wait(max(1.0, min(look_at, due) - time.time())):
             begun = time.time()

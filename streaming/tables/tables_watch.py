@@ -72,7 +72,6 @@ class TablesStart(threading.Thread):
         self.error: Exception | None = None
 
     def run(self) -> None:
-        """The thread."""
         try:
             self._work()
         except Exception as error:  # the watch that started the thread handles it

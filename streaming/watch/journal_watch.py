@@ -23,17 +23,16 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from confluent_kafka import OFFSET_END, Consumer, TopicPartition
+from confluent_kafka import OFFSET_END, Message, TopicPartition
 
 from ...protocol import journal_encoding, topics
 from ...protocol.kafka_headers import headers_of
 from ...protocol.outputs import Alert, is_alert
 from ...protocol.wire import STEP
-from ...sources.live import quiet_client
+from ..watch_thread import TopicReader
 
 log = logging.getLogger("lakequeue.engine")
 
-POLL_S = 0.25
 Heard = Callable[[str, pa.Table], None]
 Say = Callable[[str, str, Alert], None]  # a sentence, the broker, what it is of
 # A detail of an event, as the journal has them: `key=value, key=value`.
@@ -109,48 +108,19 @@ class AlertReader:
             self._say(f"{broker}: {alert.text()}", broker, alert)
 
 
-class AlertWatch(threading.Thread):
-    """Reads the journals of these VPNs from now on. say: gets a sentence for each alert. heard:
-    gets all events."""
+class AlertWatch(TopicReader):
+    """Reads the journals of these VPNs from now on, and logs alerts. heard: gets all events."""
 
-    def __init__(
-        self,
-        bootstrap: str,
-        vpns: list[str],
-        heard: Heard,
-        say: Say = told,
-    ) -> None:
-        super().__init__(daemon=True, name="lakequeue-alerts")
-        self._kafka = quiet_client(bootstrap, "lakequeue-alerts")
-        self._topics = [topics.topic(vpn, topics.JOURNAL) for vpn in vpns]
-        self._reader = AlertReader(say, heard)
-        self._stopping = threading.Event()
+    def __init__(self, bootstrap: str, vpns: list[str], heard: Heard) -> None:
+        places = [TopicPartition(topics.topic(vpn, topics.JOURNAL), 0, OFFSET_END) for vpn in vpns]
+        settings = {"queued.max.messages.kbytes": 8_192}
+        super().__init__(bootstrap, "lakequeue-alerts", places, **settings)
+        self._reader = AlertReader(told, heard)
 
-    def run(self) -> None:
-        """The thread. While Kafka is away it waits."""
-        consumer = Consumer(
-            {
-                **self._kafka,
-                "group.id": "lakequeue-engine",  # asked for, and not used
-                "enable.auto.commit": False,
-                "auto.offset.reset": "latest",
-                "queued.max.messages.kbytes": 8_192,
-            }
-        )
-        consumer.assign([TopicPartition(topic, 0, OFFSET_END) for topic in self._topics])
-        while not self._stopping.is_set():
-            message = consumer.poll(POLL_S)
-            if message is not None and message.error() is None:
-                with suppress(ValueError):  # the engine writes no such headers
-                    headers: Any = headers_of(message)
-                    self._reader.read(
-                        message.topic() or "", message.key(), message.value(), headers
-                    )
-        consumer.close()
-
-    def stop(self) -> None:
-        """End the thread, soon; with a Kafka that hangs it is not waited for."""
-        self._stopping.set()
+    def take(self, message: Message) -> None:
+        with suppress(ValueError):  # the engine writes no such headers
+            headers: Any = headers_of(message)
+            self._reader.read(message.topic() or "", message.key(), message.value(), headers)
 
 
 LOGGED = ("dead_lettered", "discarded", "rejected")

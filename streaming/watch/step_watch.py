@@ -13,7 +13,6 @@ another machine.
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -30,6 +29,7 @@ from ...sources.live import quiet_client
 from ...sources.same_topic import TopicsNow
 from ...sources.step_batch import PartitionId
 from ..broker_query import RUNNING, BrokerQuery
+from ..watch_thread import WatchThread
 
 log = logging.getLogger("lakequeue.engine")
 
@@ -73,7 +73,7 @@ class Pulse:
         return IS_STUCK
 
 
-class StepWatch(threading.Thread):
+class StepWatch(WatchThread):
     """Watches an engine's brokers. tell: sends a broker a command. stuck: called with a hanging
     broker and a sentence. executors: where brokers may run."""
 
@@ -85,17 +85,15 @@ class StepWatch(threading.Thread):
         stuck: Callable[[BrokerQuery, str], None],
         executors: Callable[[], list[str]],
     ) -> None:
-        super().__init__(daemon=True, name="lakequeue-step-watch")
+        super().__init__("lakequeue-step-watch")
         self._address = bootstrap
         self._brokers, self._tell, self._stuck = brokers, tell, stuck
         self._executors = executors
         self._where: list[str] = []
-        self._stopping = threading.Event()
         self._pulses: dict[str, Pulse] = {}
         self._looked = 0.0
 
     def run(self) -> None:
-        """The thread."""
         look = TopicsNow(quiet_client(self._address, "lakequeue-step-watch"))
         while not self._stopping.wait(LOOK_S):
             try:
@@ -103,10 +101,6 @@ class StepWatch(threading.Thread):
             except (KafkaException, LakequeueError, Py4JError, OSError) as error:
                 # Kafka is away, or Java ends and does not say which queries run: others say so.
                 log.debug("steps cannot be watched: %s", error)
-
-    def stop(self) -> None:
-        """End the thread, soon."""
-        self._stopping.set()
 
     def look(self, now: float, ends: Callable[[list[PartitionId]], dict[PartitionId, int]]) -> None:
         """Once, at all that run."""

@@ -43,11 +43,9 @@ def test_the_zip_is_the_same_every_time(tmp_path: Path) -> None:
 
 
 def test_extra_settings_win() -> None:
-    settings = spark_settings(
-        master="local[2]", jars=[], extra={"spark.driver.memory": "1g"}, shuffle_partitions=3
-    )
+    settings = spark_settings(master="local[2]", jars=[], extra={"spark.driver.memory": "1g"})
     assert settings["spark.driver.memory"] == "1g"
-    assert settings["spark.sql.shuffle.partitions"] == "3"
+    assert settings["spark.sql.shuffle.partitions"] == "1"
     assert settings["spark.driver.bindAddress"] == "127.0.0.1"
     assert settings["spark.ui.enabled"] == "false"
     assert "-Xss8m" in settings["spark.driver.extraJavaOptions"]
