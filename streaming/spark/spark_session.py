@@ -60,6 +60,7 @@ ROOMS = (
 )
 LOCAL_FILES = "com.globalmentor.apache.hadoop.fs.BareLocalFileSystem"
 JAVA_OPTIONS = "spark.driver.extraJavaOptions"
+CLASS_PATHS = ("spark.driver.extraClassPath", "spark.executor.extraClassPath")
 # Variables by which Spark's scripts add to the class path.
 _CLASS_PATHS = ("SPARK_CONF_DIR", "SPARK_DIST_CLASSPATH", "HADOOP_CONF_DIR", "YARN_CONF_DIR")
 JAVA_END_S_MAX = 10.0  # its hooks remove temporary files; it is waited for no longer
@@ -95,8 +96,6 @@ def spark_settings(
     settings = read_conf()
     if master is not None:
         settings["spark.master"] = master
-    if jars:
-        settings["spark.jars"] = ",".join(map(str, jars))
     settings["spark.ui.enabled"] = "false" if ui_port is None else "true"
     if ui_port is not None:
         settings["spark.ui.port"] = str(ui_port)
@@ -110,11 +109,17 @@ def spark_settings(
         settings["spark.driver.bindAddress"] = "127.0.0.1"
         settings["spark.executor.extraJavaOptions"] = logging
         settings["spark.python.daemon.module"] = DAEMON
-        for jar in jars:
-            if jar.name.startswith("hadoop-bare-naked-local-fs"):  # see conf/jars.xml
-                settings["spark.driver.extraClassPath"] = str(jar)
-                settings["spark.executor.extraClassPath"] = str(jar)
-                settings["spark.hadoop.fs.file.impl"] = LOCAL_FILES
+        # Of `spark.jars` Java archives no class, and Spark copies them at each start. Those of an
+        # object store, in a folder of their own, stay there: so all homes share one archive.
+        ours = [jar for jar in jars if jar.parent == jars[0].parent]
+        for key in CLASS_PATHS:
+            settings[key] = ":".join([*map(str, ours), *filter(None, [given.pop(key, "")])])
+        if len(ours) < len(jars):
+            settings["spark.jars"] = ",".join(str(jar) for jar in jars if jar not in ours)
+        if any(jar.name.startswith("hadoop-bare-naked-local-fs") for jar in jars):  # conf/jars.xml
+            settings["spark.hadoop.fs.file.impl"] = LOCAL_FILES
+    elif jars:
+        settings["spark.jars"] = ",".join(map(str, jars))
     settings.update(given)
     return settings
 
@@ -136,7 +141,7 @@ def spark_session(
     `spark-submit` was given when it started this program.
     jars: `ensure_jars().spark`; on a cluster that has them, an empty list.
     extra: any setting by its name; it wins over everything else. Java options of the driver are
-    put after ours, since Java takes the last of two that contradict each other.
+    put after ours, since Java takes the last of two that contradict each other; so is a class path.
     ui_port: of Spark's web page; None means no page. With a local master it, like all of Spark's
     ports, listens on 127.0.0.1.
     log_file: takes what the Java process and the Python workers print, at WARN; without it they

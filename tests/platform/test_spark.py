@@ -61,6 +61,23 @@ def test_java_options_are_put_behind_ours() -> None:
     assert any(option.startswith("-Dlog4j2.configurationFile=") for option in options)
 
 
+def test_a_class_path_is_put_behind_our_jars() -> None:
+    """Java's archive has only classes of the class path, and fits that alone: a home on an object
+    store has the same one. A cluster gets the jars sent."""
+    jars = [Path("/c/delta.jar"), Path("/c/hadoop-bare-naked-local-fs-0.1.0.jar")]
+    extra = {"spark.driver.extraClassPath": "/own.jar"}
+    settings = spark_settings(master="local[2]", jars=jars, extra=extra)
+    ours = ":".join(map(str, jars))
+    assert settings["spark.driver.extraClassPath"] == f"{ours}:/own.jar"
+    assert settings["spark.executor.extraClassPath"] == ours
+    assert "spark.jars" not in settings
+    stored = spark_settings(master="local[2]", jars=[*jars, Path("/s3/aws.jar")], extra=extra)
+    assert stored == settings | {"spark.jars": "/s3/aws.jar"}
+    settings = spark_settings(master="spark://host:7077", jars=jars, extra=extra)
+    assert settings["spark.jars"] == ",".join(map(str, jars))
+    assert settings["spark.driver.extraClassPath"] == "/own.jar"
+
+
 def test_a_cluster_is_not_told_of_this_machine() -> None:
     settings = spark_settings(master="spark://host:7077", jars=[], ui_port=4050)
     assert "spark.driver.bindAddress" not in settings
