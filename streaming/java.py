@@ -136,9 +136,11 @@ def _digest(java: Path, files: Iterable[Path], words: Sequence[str]) -> str:
 
 
 def _remove_unused() -> None:
-    """Remove archives of replaced jars or Javas. A process that has one mapped keeps it."""
-    for path in _folder().glob("*.jsa"):
-        if path.stat().st_mtime < time.time() - UNUSED_S_MAX:
+    """Remove archives of replaced jars or Javas, and what a process left that died while it made
+    one: the lock is ours. A process that has an archive mapped keeps it."""
+    for path in _folder().iterdir():
+        unused = path.stat().st_mtime < time.time() - UNUSED_S_MAX
+        if path.suffix in (".classes", ".partial") or (path.suffix == ".jsa" and unused):
             path.unlink()
 
 

@@ -133,11 +133,14 @@ def test_what_nobody_uses_goes(cache: Path, java: Path, jar: Path) -> None:
     folder = cache / "classes"
     folder.mkdir(parents=True)
     old, used = folder / "test-old.jsa", folder / "test-used.jsa"
+    left = folder / "test-killed.partial"  # its process died while it made it
+    left.touch()
     for path, age_s in ((old, module.UNUSED_S_MAX + 60), (used, module.UNUSED_S_MAX - 60)):
         path.touch()
         os.utime(path, (time.time() - age_s,) * 2)
     recorded(java, jar).make()
     assert not old.exists()
+    assert not left.exists()
     assert used.exists()
 
 
