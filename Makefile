@@ -58,6 +58,7 @@ OWN := celery_day chaos live_brokers object_store secured_kafka standalone
 OWN := $(OWN:%=tests/job/test_%.py)
 AWAY := tests/job/test_away.py
 ENGINES := $(sort $(filter-out $(OWN) $(AWAY),$(wildcard tests/job/test_*.py)))
+KAFKA := $(filter-out $(ENGINES) $(OWN),$(shell grep -rl --include='test_*.py' 'mark\.job' tests | sort))
 WALKS := tests/fuzz tests/mesh tests/model tests/reference tests/rules tests/sim tests/state
 IDLY := $(shell chrt -i 0 true 2>/dev/null && echo chrt -i 0) nice -n 19
 PYTEST := $(BIN)/pytest $(if $(MAKE_TERMOUT),--color=yes)
@@ -70,7 +71,7 @@ test: setup tools ## lint, then all tests (real Kafka and Spark; -m "not job" le
 	@rm -f $(PARTS:%=.venv/%.status)
 	@$(call part,lint,$(MAKE) --no-print-directory lint)
 	@$(call part,memory,$(MEMORY) $(WALKS:%=--ignore=%))
-	@($(call beside,kafka,$(JOBS) $(patsubst %,--ignore=%,$(ENGINES) $(OWN)))) & kafka=$$!; \
+	@($(call beside,kafka,$(JOBS) $(KAFKA))) & kafka=$$!; \
 		($(call beside,own,$(JOBS) $(OWN))) & own=$$!; \
 		($(call beside,walks,$(IDLY) $(MEMORY) $(WALKS))) & walks=$$!; \
 		trap 'for one in $$kafka $$own $$walks; do pkill -P $$one; kill $$one; done' INT TERM; \

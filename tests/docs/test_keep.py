@@ -28,7 +28,8 @@ def test_the_retention_of_the_page(kafka: EmbeddedKafka) -> None:
     assert found
     code = found[1].replace("127.0.0.1:9092", kafka.bootstrap_servers)
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    subprocess.run(["bash", "-ec", code], env={**os.environ, "PATH": path}, check=True)
+    briefly = {"JDK_JAVA_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
+    subprocess.run(["bash", "-ec", code], env={**os.environ, "PATH": path} | briefly, check=True)
     admin = KafkaAdminClient(bootstrap_servers=kafka.bootstrap_servers)
     try:
         for topic in ("default.deliveries", "default.receipts"):

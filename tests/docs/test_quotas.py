@@ -28,7 +28,8 @@ def test_kafka_takes_the_quota_of_the_page(kafka: EmbeddedKafka) -> None:
         rf"^    {re.escape(TOOL)} .*\n(?:     .*\n)*", PAGE.read_text(), re.MULTILINE
     )
     assert printed
-    tool = f"{java_executable()} -cp '{ensure_jars().broker[0].parent}/*' kafka.admin.ConfigCommand"
+    tool = f"{java_executable()} -XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+    tool += f" -cp '{ensure_jars().broker[0].parent}/*' kafka.admin.ConfigCommand"
     tool += f" --bootstrap-server {kafka.bootstrap_servers}"
     shell(printed[0].strip().replace(TOOL, tool))
     said = shell(f"{tool} --describe --entity-type users --entity-name a")

@@ -182,14 +182,14 @@ def let_end(process: psutil.Process) -> None:
 def until(condition: Callable[[], Any], seconds: float, what: str) -> Any:
     """Wait until something holds, and return it. On a slower machine it may take longer.
 
-    A look that costs much is followed by a pause as long: the engine needs the same cores."""
+    A look that costs much is followed by a longer pause: the engine needs the same cores."""
     deadline = time.monotonic() + seconds * SLOWER
     while True:
         begun = time.process_time()
         if found := condition():
             return found
         assert time.monotonic() < deadline, f"not within {seconds * SLOWER} s: {what}"
-        time.sleep(max(0.1, time.process_time() - begun))
+        time.sleep(max(0.1, 3 * (time.process_time() - begun)))
 
 
 def free_port() -> int:

@@ -36,7 +36,7 @@ PAUSE_S_MAX = 3.0  # and between two tries: 30 by default
 CUT_S = 14.0  # longer than that, or than what copies waits for Kafka
 OPEN_S_MAX = 90.0
 LANES = 3
-PER_SECOND = 100
+PER_SECOND = 50
 CONFIG = "brokers: [far]\nqueues: [{name: here, message_type: text, "
 CONFIG += "max_per_subscription_backlog: 100, subscriptions: ['between/>']}]\n"
 BRIDGE = {"name": "between", "subscriptions": ["between/>"]}
@@ -194,9 +194,9 @@ def crosses(
     got: list[int] = []
     sender = Sender(here)
     for from_the_first in (False, True):
-        all_there(len(got) + 150)
+        all_there(len(got) + 75)
         begin_again(job, from_the_first)
-    all_there(len(got) + 150)
+    all_there(len(got) + 75)
     with far.unreachable():
         begun = time.monotonic()
         receipts = len(sender.took)

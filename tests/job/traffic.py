@@ -14,7 +14,7 @@ from typing import Any
 import lakequeue
 from job.processes import until
 
-PER_SECOND = 60
+PER_SECOND = 40
 CANCELED_SHARE = 0.03
 
 
