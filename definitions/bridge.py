@@ -128,16 +128,7 @@ def try_bridge(mapping: object, where: str = "") -> tuple[BridgeDefinition | Non
     if not isinstance(mapping, Mapping):
         report("bridge", mapping, f"must be a mapping of keys: {', '.join(_KEYS)}")
         return None, problems
-    values: dict[str, Any] = {}
-    for key, value in mapping.items():
-        if not isinstance(key, str) or key not in _KEYS:
-            report(read.shown_key(key), value, read.unknown_key(key, _KEYS))
-        elif value is not None:
-            attribute, reader = _KEYS[key]
-            try:
-                values[attribute] = reader(value)
-            except ValueError as error:
-                report(key, value, read.reason(error))
+    values = read.read_keys(mapping, _KEYS, report)
     for key in _REQUIRED:
         if mapping.get(key) is None:
             report(key, None, "is required")

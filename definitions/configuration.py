@@ -12,6 +12,7 @@ its own unless the configuration sets them.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -87,18 +88,13 @@ _SYSTEM_KEYS: dict[str, tuple[str, read.Reader]] = {
     "max_delivered_unacked": ("max_delivered_unacked", read.count(1)),
     "on_no_match": ("on_no_match", read.choice("nack", "discard")),
     "heartbeat_timeout": ("heartbeat_timeout_ms", read.positive_duration),
-    "spool_usage_high_percent": ("spool_usage_high_percent", read.percent),
-    "spool_usage_clear_percent": ("spool_usage_clear_percent", read.percent),
-    "spool_files_high_percent": ("spool_files_high_percent", read.percent),
-    "spool_files_clear_percent": ("spool_files_clear_percent", read.percent),
-    "delivered_unacked_high_percent": ("delivered_unacked_high_percent", read.percent),
-    "delivered_unacked_clear_percent": ("delivered_unacked_clear_percent", read.percent),
+    **{
+        name: (name, read.percent)
+        for name in SystemLimits.__struct_fields__
+        if name.endswith("_percent")
+    },
 }
-_VPN_KEYS: dict[str, tuple[str, read.Reader]] = {
-    "max_spool_usage": ("max_spool_usage", read.size),
-    "spool_usage_high_percent": ("spool_usage_high_percent", read.percent),
-    "spool_usage_clear_percent": ("spool_usage_clear_percent", read.percent),
-}
+_VPN_KEYS = {name: _SYSTEM_KEYS[name] for name in VpnLimits.__struct_fields__}
 SECTIONS = ("system", "vpns", "brokers", "queues", "bridges", "auth", "clients")
 
 
@@ -198,16 +194,7 @@ def _limits(
     if not isinstance(section, Mapping):
         report("", where, section, f"must be a mapping of keys: {', '.join(keys)}")
         return {}
-    values: dict[str, Any] = {}
-    for key, value in section.items():
-        if not isinstance(key, str) or key not in keys:
-            report(where, read.shown_key(key), value, read.unknown_key(key, keys))
-        elif value is not None:
-            attribute, reader = keys[key]
-            try:
-                values[attribute] = reader(value)
-            except ValueError as error:
-                report(where, key, value, read.reason(error))
+    values = read.read_keys(section, keys, partial(report, where))
     limits = kind(**values)
     for attribute in kind.__struct_fields__:
         if attribute.endswith("_clear_percent"):

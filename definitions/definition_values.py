@@ -10,7 +10,7 @@ from __future__ import annotations
 import datetime
 import difflib
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from ..protocol.messages import QUEUE_ALONE
@@ -257,3 +257,22 @@ def unknown_key(key: object, known: Iterable[str]) -> str:
     snake = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", key[:200]).lower().replace("-", "_")
     near = difflib.get_close_matches(snake, keys, 1, cutoff=0.6)
     return f"is not a known key; did you mean {near[0]}?" if near else "is not a known key"
+
+
+def read_keys(
+    mapping: Mapping[Any, Any], keys: Mapping[str, tuple[str, Reader]],
+    report: Callable[[str, object, str], None],
+) -> dict[str, Any]:  # fmt: skip
+    """The valid values of a mapping, by attribute. keys: of each the attribute, and what reads its
+    value. Calls report(key, value, allowed) for each problem."""
+    values: dict[str, Any] = {}
+    for key, value in mapping.items():
+        if not isinstance(key, str) or key not in keys:
+            report(shown_key(key), value, unknown_key(key, keys))
+        elif value is not None:
+            attribute, reader = keys[key]
+            try:
+                values[attribute] = reader(value)
+            except ValueError as error:
+                report(key, value, reason(error))
+    return values

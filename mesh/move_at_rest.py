@@ -13,14 +13,12 @@ import msgspec
 from ..state.commands.sessions import unbind
 from ..state.queue.broker import Broker
 from ..state.queue.broker_facts import KnownSession
-from ..state.queue.change import apply
 from ..state.queue.header import ENTERED_MAX, QueueHeader
 from ..state.queue.queue import Queue
-from ..state.queue.table import Event
 from ..state.rules.after_entry import apply_early_ack
 from ..state.rules.routing import withdraw
 from ..state.storage.ranges import union
-from ..state.storage.row import IN_MEMORY, LEASED, MOVING, NEVER, Row
+from ..state.storage.row import IN_MEMORY, LEASED, NEVER, Row
 
 LOST_BLOCK = (1 << 32) - 1  # no block has this number: its contents count as lost
 PART = 1_000  # rows that are written to blocks at once
@@ -100,15 +98,6 @@ def leave_behind(broker: Broker, queue: Queue, rows: list[Row]) -> None:
     broker.header.pending.pop(number, None)
     broker.header.merging = [n for n in broker.header.merging if n != number]
     broker.drop_queue(queue)
-
-
-def keep_later(broker: Broker, queue: Queue, before: set[int]) -> None:
-    """Apply quota 0 (S10): keep the message that entered last. before: ids that were there."""
-    if queue.definition.max_spool_usage or queue.header.depth < 2:
-        return
-    here = [row for row in queue.live.values() if row.state != MOVING]
-    here.sort(key=lambda row: (row.entered, row.id in before, row.seq))
-    apply(broker, queue, here[:-1], Event.REPLACE)
 
 
 # ---------------------------------------------------------------- facts

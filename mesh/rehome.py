@@ -28,6 +28,7 @@ from ..state.phases.alerts import watch
 from ..state.queue.broker import Broker
 from ..state.queue.broker_facts import Home
 from ..state.queue.queue import Queue
+from ..state.rules.after_entry import keep_last
 from ..state.storage.store import DictStore
 from .bridges.bridge_facts import check_no_bridge
 from .channel import next_word
@@ -46,7 +47,6 @@ from .mesh import Mesh
 from .move_at_rest import (
     Shared,
     journal_move,
-    keep_later,
     leave_behind,
     move_queue,
     rows_of,
@@ -278,7 +278,8 @@ class _Rehoming:
         found = target.find(vpn, name)
         before = set() if found is None else set(found.live)
         moved = move_queue(source, queue, target, self._shared, found)
-        keep_later(target, moved, before)
+        # With quota 0 (S10), the message that entered last stays, wherever it was.
+        keep_last(target, moved, lambda row: (row.entered, row.id in before, row.seq))
         ids = [row.id for row in rows_of(queue)]
         journal_move(source, queue, target, moved, ids)
 

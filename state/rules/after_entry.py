@@ -13,6 +13,9 @@ it is refused there, it comes back and takes its place among those here.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 from ..limits import Budget
 from ..queue.broker import Broker
 from ..queue.change import apply
@@ -92,11 +95,16 @@ def forget_early_acks(queue: Queue, now: int, budget: Budget) -> None:
 # ---------------------------------------------------------------- last value
 
 
-def keep_last(broker: Broker, queue: Queue) -> None:
+def _seq(row: Row) -> int:
+    return row.seq
+
+
+def keep_last(broker: Broker, queue: Queue, order: Callable[[Row], Any] = _seq) -> None:
     """Remove all but the last message of a queue with quota 0. Such a queue has no cold rows: a
-    definition that sets the quota to 0 is refused while more than one message is stored."""
+    definition that sets the quota to 0 is refused while more than one message is stored. order:
+    says which is the last, by default the one that entered last."""
     if queue.definition.max_spool_usage or queue.header.depth < 2:
         return
     here = [row for row in queue.live.values() if row.state != MOVING]
-    here.sort(key=lambda row: row.seq)
+    here.sort(key=order)
     apply(broker, queue, here[:-1], Event.REPLACE)
