@@ -91,7 +91,7 @@ def running(home: Path, trigger: str) -> Iterator[Job]:
     """An engine, and a Kafka of its own. Others that are started later start faster."""
     with EmbeddedKafka(home / "kafka") as kafka:
         settings = {
-            "lakequeue.ui_port": "0", "lakequeue.tables_interval_s": "2",
+            "lakequeue.ui_port": "0", "lakequeue.tables_interval_s": "3",
             "lakequeue.trigger": trigger, "lakequeue.batch_s": str(BATCH_S),
         }  # fmt: skip
         if trigger == REAL_TIME:  # with it are the tests that look at the history
