@@ -51,9 +51,10 @@ demo: setup ## real flights through real queues, then the accounts
 # Two processes for what runs in memory. Then three rows beside each other, about as long: what shares
 # an engine, and two more; OWN, with engines of their own; and what needs Kafka alone, the pages and AWAY.
 # Each waits a third of its time, for a death, a batch or a timeout; only the pages take the ports that
-# the documentation names. WALKS wait for nothing and look at no clock: they compute while all rows wait,
-# and only then. Each part runs whatever another one finds; what failed before the last one is told once
-# more at the end, and its closing line.
+# the documentation names. WALKS wait for nothing and look at no clock: from the beginning they compute
+# on what all others leave of the cores. Each part runs whatever another one finds; what failed before
+# the last one is told once more at the end, and its closing line. LINT is a name of its own, as make
+# carries out a line with $(MAKE) in it even where it is only to print it (-n).
 OWN := celery_day chaos live_brokers object_store secured_kafka standalone
 OWN := $(OWN:%=tests/job/test_%.py)
 AWAY := tests/job/test_away.py
@@ -64,17 +65,18 @@ IDLY := $(shell chrt -i 0 true 2>/dev/null && echo chrt -i 0) nice -n 19
 PYTEST := $(BIN)/pytest $(if $(MAKE_TERMOUT),--color=yes)
 JOBS := $(PYTEST) -m job --durations=25
 MEMORY := $(PYTEST) -m "not job" --numprocesses 2 --dist loadfile
+LINT = $(MAKE) --no-print-directory lint
 PARTS := lint memory kafka own walks jobs
 beside = { $(2); echo $$? >.venv/$(1).status; } >.venv/$(1).log 2>&1; cat .venv/$(1).log
 part = { $(2); echo $$? >.venv/$(1).status; } 2>&1 | tee -i .venv/$(1).log
 test: setup tools ## lint, then all tests (real Kafka and Spark; -m "not job" leaves those out)
 	@rm -f $(PARTS:%=.venv/%.status)
-	@$(call part,lint,$(MAKE) --no-print-directory lint)
-	@$(call part,memory,$(MEMORY) $(WALKS:%=--ignore=%))
-	@($(call beside,kafka,$(JOBS) $(KAFKA))) & kafka=$$!; \
-		($(call beside,own,$(JOBS) $(OWN))) & own=$$!; \
-		($(call beside,walks,$(IDLY) $(MEMORY) $(WALKS))) & walks=$$!; \
+	@($(call beside,walks,$(IDLY) $(MEMORY) $(WALKS))) & walks=$$!; \
 		trap 'for one in $$kafka $$own $$walks; do pkill -P $$one; kill $$one; done' INT TERM; \
+		$(call part,lint,$(LINT)); \
+		$(call part,memory,$(MEMORY) $(WALKS:%=--ignore=%)); \
+		($(call beside,kafka,$(JOBS) $(KAFKA))) & kafka=$$!; \
+		($(call beside,own,$(JOBS) $(OWN))) & own=$$!; \
 		$(call part,jobs,$(JOBS) $(ENGINES)); wait $$kafka $$own $$walks
 	@cd .venv; case "$$(cat $(PARTS:%=%.status) | xargs)" in "0 0 0 0 0 0") ;; "0 0 0 0 0 "*) exit 1 ;; \
 		*) for part in $(PARTS); do [ "$$(cat $$part.status)" != 0 ] || { tail -n 1 $$part.log; continue; }; \
