@@ -348,7 +348,7 @@ class MemoryEngine:
             for vpn, session in self._sessions:  # brokers that do not know the session ignore it
                 value = commands.encode_command(commands.Heartbeat(session=session))
                 one = self._records(topic, value, vpn.encode(), None, None, None, 0)
-                for name in Records.__slots__:
+                for name in Records.__struct_fields__:
                     getattr(records, name).extend(getattr(one, name))
             if records:
                 # heartbeats of living sessions arrive before deadlines are checked

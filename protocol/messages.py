@@ -16,7 +16,6 @@ by records.
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import msgspec
@@ -192,22 +191,21 @@ def decode_run(value: bytes | None, count: int) -> list[bytes]:
     return payloads
 
 
-@dataclass(slots=True)
-class Records:
+class Records(msgspec.Struct):
     """Incoming records as columns of equal length, in a fixed order.
 
     timestamps: Kafka's, epoch ms; metas: the header ``lq``; headers: the application's headers as
     JSON ``[{"key": …, "value": base64}, …]``, or None.
     """
 
-    topics: list[str] = field(default_factory=list)
-    partitions: list[int] = field(default_factory=list)
-    offsets: list[int] = field(default_factory=list)
-    timestamps: list[int] = field(default_factory=list)
-    keys: list[bytes | None] = field(default_factory=list)
-    values: list[bytes | None] = field(default_factory=list)
-    metas: list[bytes | None] = field(default_factory=list)
-    headers: list[str | None] = field(default_factory=list)
+    topics: list[str] = []
+    partitions: list[int] = []
+    offsets: list[int] = []
+    timestamps: list[int] = []
+    keys: list[bytes | None] = []
+    values: list[bytes | None] = []
+    metas: list[bytes | None] = []
+    headers: list[str | None] = []
 
     def __len__(self) -> int:
         return len(self.topics)

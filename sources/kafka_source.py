@@ -166,7 +166,7 @@ def _cut(records: Records, bytes_max: int, rows_max: int) -> Iterator[Records]:
 def _slice(records: Records, start: int, stop: int) -> Records:
     if start == 0 and stop == len(records):
         return records
-    return Records(*(getattr(records, name)[start:stop] for name in Records.__slots__))
+    return Records(*(getattr(records, name)[start:stop] for name in Records.__struct_fields__))
 
 
 def _records(columns: dict[str, np.ndarray], order: np.ndarray) -> Records:

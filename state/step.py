@@ -14,7 +14,7 @@ out what failed (`Batch.skipped`).
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import msgspec
 
 from ..protocol.errors import LakequeueError
 from ..protocol.messages import Records
@@ -34,8 +34,7 @@ from .rules.durable import send_held_receipts
 from .storage.row import NEVER
 
 
-@dataclass(slots=True)
-class Batch:
+class Batch(msgspec.Struct):
     """The records of one step, each kind in the order of its log.
 
     commands: records of the commands topics, undecoded; publishes: all other records; mesh:
@@ -43,11 +42,11 @@ class Batch:
     and why; faulted: queues that failed in it, and why.
     """
 
-    commands: Records = field(default_factory=Records)
-    publishes: Records = field(default_factory=Records)
-    mesh: Records = field(default_factory=Records)
-    skipped: dict[RecordPosition, str] = field(default_factory=dict)
-    faulted: dict[int, str] = field(default_factory=dict)
+    commands: Records = msgspec.field(default_factory=Records)
+    publishes: Records = msgspec.field(default_factory=Records)
+    mesh: Records = msgspec.field(default_factory=Records)
+    skipped: dict[RecordPosition, str] = {}
+    faulted: dict[int, str] = {}
 
 
 class StepFailed(LakequeueError):
@@ -66,19 +65,22 @@ def take_phases(broker: Broker, batch: Batch) -> None:
     broker.mesh.hear(batch.mesh, batch.skipped)
     if broker.header.pending:  # commands that earlier steps did not finish
         go_on(broker)
-    carry_out_all(broker, commands, inspect=False)
+    if commands:
+        carry_out_all(broker, commands, inspect=False)
     if batch.faulted:  # a queue that was defined again in the step in which it failed
         isolate_queues(broker, batch)
     if batch.publishes.topics:
         admit(broker, batch.publishes, batch.skipped)
     if broker.held:
         send_held_receipts(broker)
-    act_on_deadlines(broker)
+    if broker.has_due():
+        act_on_deadlines(broker)
     deliver(broker)
     broker.mesh.speak()  # after delivery, so that other brokers hear its result
     tidy(broker)
     watch(broker)
-    carry_out_all(broker, commands, inspect=True)
+    if commands:
+        carry_out_all(broker, commands, inspect=True)
 
 
 def step(broker: Broker, batch: Batch, now: int) -> list[Output]:

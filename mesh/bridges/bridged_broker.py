@@ -164,11 +164,11 @@ class BridgedBroker(Mesh):
 
     def hear(self, records: Records, skipped: Mapping[RecordPosition, str]) -> None:
         """Read records of other homes and of this home's brokers; hand over to other VPNs."""
-        if records:
+        if records.topics:
             records = self._hear_homes(records, skipped)
             if not self.has_met and any(map(self._is_of_home, records.values)):
                 self._meet()
-        if records or self.has_met:  # most brokers are alone, and most steps hear nothing
+        if records.topics or self.has_met:  # most brokers are alone, and most steps hear nothing
             super().hear(records, skipped)
         if self.bridges.links:
             cross(self._broker, self.bridges, partial(self._bring_here, skipped))
@@ -198,7 +198,7 @@ class BridgedBroker(Mesh):
             if topic.endswith(f".{topics.BRIDGE_IN}") or key.startswith(COPIER_PREFIX):
                 self._hear_home(records, at, skipped)
             else:
-                for name in Records.__slots__:
+                for name in Records.__struct_fields__:
                     getattr(rest, name).append(getattr(records, name)[at])
         self._broker.at = None
         return rest

@@ -56,7 +56,7 @@ def mark(marks: Marks, now: int, *levels: int) -> None:
 def watch(broker: Broker) -> None:
     """Set and clear the alerts of everything that this step touched."""
     vpns: set[int] = set()
-    for _, queue in sorted(broker.touched.items()):
+    for queue in broker.in_order():
         header = queue.header
         if header.faulted:
             continue
@@ -70,7 +70,7 @@ def watch(broker: Broker) -> None:
     broker.at = None
     if broker.reconfigured:
         vpns.update(broker.header.vpns.values())
-    for number in sorted(vpns):
+    for number in sorted(vpns) if vpns else ():
         _watch_vpn(broker, number)
     if broker.header.vpns:
         _watch_broker(broker)
@@ -115,20 +115,26 @@ def level_of(queue: Queue) -> tuple[int, int, str, int]:
 def _watch_queue(broker: Broker, queue: Queue) -> None:
     header = queue.header
     d = header.definition
+    most = d.spool_usage_high_percent * d.max_spool_usage
+    if header.usage_high or header.bytes * 100 >= most or d.max_spool_messages is not None:
+        _watch_usage(broker, queue)
+    most = d.delivered_unacked_high_percent * d.max_delivered_unacked_per_flow
+    if header.flows_high or header.leased * 100 >= most:
+        _watch_flows(broker, queue)
+    mark(header.marks, broker.now, header.bytes, header.depth, header.leased)
+
+
+def _watch_usage(broker: Broker, queue: Queue) -> None:
+    header, d = queue.header, queue.definition
     level, limit, unit, index = level_of(queue)
     high, clear = d.spool_usage_high_percent, d.spool_usage_clear_percent
-    before = header.usage_high
-    over = before or level * 100 >= high * limit  # a cheap first test
-    if over and before != (over := is_over(level, limit, high, clear, before)):
+    over = is_over(level, limit, high, clear, header.usage_high)
+    if over != header.usage_high:
         header.usage_high = over
         _emit_alert(
             broker, "spool_usage", over, d.vpn, d.name, level, limit,
             high if over else clear, (header.marks, index), scope="queue", unit=unit,
         )  # fmt: skip
-    most = d.delivered_unacked_high_percent * d.max_delivered_unacked_per_flow
-    if header.flows_high or header.leased * 100 >= most:
-        _watch_flows(broker, queue)
-    mark(header.marks, broker.now, header.bytes, header.depth, header.leased)
 
 
 def _watch_flows(broker: Broker, queue: Queue) -> None:
@@ -195,7 +201,6 @@ def _watch_vpn(broker: Broker, number: int) -> None:
 
 def _watch_broker(broker: Broker) -> None:
     header, system = broker.header, broker.header.system
-    vpn = next(iter(header.vpns))  # its journal has the events of the whole broker
     marks = header.marks.setdefault("broker", [])
     files, unacked = broker.spool.files_in_use(), broker.unacked
     if not header.alerts and (
@@ -205,6 +210,7 @@ def _watch_broker(broker: Broker) -> None:
     ):
         mark(marks, broker.now, broker.spool.bytes, files, unacked)
         return  # most often
+    vpn = next(iter(header.vpns))  # its journal has the events of the whole broker
     _watch_one(
         broker, "spool_usage", "spool_usage", "broker", vpn,
         broker.spool.bytes, system.max_spool_usage,

@@ -21,8 +21,6 @@ from .delivery import send_again
 
 def act_on_deadlines(broker: Broker) -> None:
     """Handle passed deadlines, the longest overdue first. The queues share the budget."""
-    if not broker.has_due:
-        return
     for kind, name in broker.due_names(broker.limits.due_names):
         if kind == "s":
             end_lost(broker, name)

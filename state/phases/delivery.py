@@ -53,8 +53,10 @@ def _serve_all(broker: Broker, wanting: list[Queue], budget: Budget, looks: Budg
     """Serve these queues, the next in turn first. Then serve the queues that this has changed, for
     a bounded number of rounds."""
     for _ in range(ROUNDS):
-        after = [q for q in wanting if q.number > broker.header.turn]
-        for at, queue in enumerate([*after, *wanting[: len(wanting) - len(after)]]):
+        if len(wanting) > 1:
+            after = [q for q in wanting if q.number > broker.header.turn]
+            wanting = [*after, *wanting[: len(wanting) - len(after)]]
+        for at, queue in enumerate(wanting):
             if budget.spent or looks.spent:
                 return
             _serve(broker, queue, budget, looks, len(wanting) - at)
@@ -108,19 +110,19 @@ def _serve(broker: Broker, queue: Queue, budget: Budget, looks: Budget, sharers:
     broker.at = queue
     broker.touch(queue)
     header = queue.header
-    share, own_looks = budget, looks
-    if sharers > 1:
-        share, own_looks = budget.share(sharers), looks.share(sharers)
-    before = share.rows, share.bytes, own_looks.rows, own_looks.bytes
     queue.wanted = False
     if header.egress and (header.subscriptions or header.barriers):
-        queue.wanted = _serve_within(broker, queue, share, own_looks)
+        if sharers == 1:
+            queue.wanted = _serve_within(broker, queue, budget, looks)
+        else:
+            share, own_looks = budget.share(sharers), looks.share(sharers)
+            before = share.rows, share.bytes, own_looks.rows, own_looks.bytes
+            queue.wanted = _serve_within(broker, queue, share, own_looks)
+            budget.take(before[0] - share.rows, before[1] - share.bytes)
+            looks.take(before[2] - own_looks.rows, before[3] - own_looks.bytes)
     ready = header.depth - header.leased - header.delayed
     if ready > 0 and header.subscriptions and free_unacked(broker) <= 0:
         broker.header.waiting[queue.number] = True
-    if sharers > 1:
-        budget.take(before[0] - share.rows, before[1] - share.bytes)
-        looks.take(before[2] - own_looks.rows, before[3] - own_looks.bytes)
     broker.at = None
 
 
@@ -206,6 +208,8 @@ def _send(broker: Broker, queue: Queue, chosen: Chosen, contents: list[Any]) -> 
         again = [row for row in rows if row.deliveries]
         fresh = rows if not again else [row for row in rows if not row.deliveries]
         for some, event in ((fresh, Event.DELIVER), (again, Event.REDELIVER)):
+            if not some:
+                continue
             apply(
                 broker, queue, some, event, holder=subscription, until=until,
                 subscription=subscription.id,

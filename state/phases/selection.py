@@ -62,9 +62,8 @@ def _chosen(
     if not candidates or room <= 0:
         return Chosen()
     search = Search(broker, queue, budget, looks)
-    kinds = {(c.subscription.filter, c.room == UNLIMITED) for c in candidates}
-    if len(kinds) == 1:
-        text, free = kinds.pop()
+    text, free = candidates[0].subscription.filter, candidates[0].free
+    if all([c.subscription.filter == text and c.free == free for c in candidates[1:]]):
         most = min(sum([c.room for c in candidates]), budget.rows, most_at_once(queue))
         if not free:  # else they leave on send, without a lease
             most = min(most, room, free_unacked)
@@ -101,13 +100,14 @@ class Search:
         heap = ready.heap if text is None else self.queue.view_of(text).matched
         taken: set[int] = set()
         while len(found) < most and not budget.spent:
-            row = self.first(text)
-            if row is None:
-                break
+            before, too_large = len(found), False
             if text is None:
-                rows = ready.take(heap, self._end(), most - len(found), budget.bytes)
+                rows = ready.take(heap, self._end(), most - before, budget.bytes)
             else:  # the filter may have to be evaluated on another row before the next one
-                rows = ready.take(heap, row.key + 1, 1, budget.bytes)
+                first = self.first(text)
+                if first is None:
+                    break
+                rows = ready.take(heap, first.key + 1, 1, budget.bytes)
             for at, row in enumerate(rows):
                 if row.id in taken:  # it has two entries
                     continue
@@ -122,11 +122,11 @@ class Search:
                 if free and row.lane:
                     ready.put_back(heap, rows[at + 1 :])
                     return found
-            else:
-                continue
             if too_large:
                 self.unfinished = True
                 break
+            if len(found) == before and self.first(text) is None:
+                break  # there is none; else `first` has made it live, or removed overdue ones
         return found
 
     def _end(self) -> int:

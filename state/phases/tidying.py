@@ -11,19 +11,22 @@ from ..queue.queue import Queue
 
 def tidy(broker: Broker) -> None:
     """Do one step's share."""
-    header = broker.header
+    header, spool = broker.header, broker.spool
     merging, header.merging = header.merging, []
-    for number in sorted({*merging, *broker.touched}):
-        queue = broker.queue(number)
-        if queue is not None and not queue.header.faulted:
+    queues = broker.in_order()
+    if merging:
+        numbers = sorted({*merging, *broker.touched})
+        queues = [queue for n in numbers if (queue := broker.queue(n)) is not None]
+    for queue in queues:
+        if not queue.dropped and not queue.header.faulted:
             broker.at = queue
             queue.spill_over()
-            if number in merging or queue.cold.rows or queue.later.rows:
+            if queue.cold.rows or queue.later.rows or queue.number in merging:
                 _tidy_cold(broker, queue)
     broker.at = None
-    if broker.spool.memory_used() > broker.limits.memory_bytes:
+    if spool.memory_used() > broker.limits.memory_bytes:
         broker.write_contents(max(broker.limits.live_rows, 2 * broker.came_in))
-    if broker.spool.compact("spool_files" in broker.header.alerts):
+    if spool.compact("spool_files" in header.alerts):
         broker.more_to_do = True
 
 

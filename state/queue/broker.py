@@ -155,7 +155,6 @@ class Broker:
             return self.now
         return min(self._next_name(), self._next_queue(), self.mesh.deadline())
 
-    @property
     def has_due(self) -> bool:
         """Whether a deadline may have passed. Cheap: True may be wrong, False is not."""
         now, names, queues = self.now, self._calendar, self._due
@@ -294,10 +293,16 @@ class Broker:
         if at < NEVER:
             heappush(self._due, (at, queue.number))
 
+    def in_order(self) -> list[Queue]:
+        """The touched queues, by number."""
+        touched = self.touched
+        if len(touched) < 2:  # most often
+            return list(touched.values())
+        return [touched[number] for number in sorted(touched)]
+
     def active(self) -> list[Queue]:
         """The touched queues that are neither deleted nor faulted, by number."""
-        touched = self.touched
-        queues = touched.values() if len(touched) < 2 else [q for _, q in sorted(touched.items())]
+        queues = self.in_order()
         return [q for q in queues if not (q.dropped or q.header.deleted or q.header.faulted)]
 
     # ------------------------------------------------------------ sessions and producers

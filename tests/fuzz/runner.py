@@ -87,7 +87,7 @@ class Fuzz:
             self.offsets += 1
             time = self.now if one.timestamp is None else one.timestamp
             columns = (one.topic, 0, self.offsets, time, one.key, one.value, one.meta, one.headers)
-            for name, column in zip(Records.__slots__, columns, strict=True):
+            for name, column in zip(Records.__struct_fields__, columns, strict=True):
                 getattr(into, name).append(column)
         return batch
 

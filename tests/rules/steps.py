@@ -118,7 +118,7 @@ class Steps:
     ) -> None:  # fmt: skip
         self.offsets += 1
         columns = (topic, 0, self.offsets, self.now, key, value, meta, headers)
-        for name, column in zip(Records.__slots__, columns, strict=True):
+        for name, column in zip(Records.__struct_fields__, columns, strict=True):
             getattr(records, name).append(column)
 
 

@@ -59,7 +59,7 @@ class Core:
                 encode_publish_header(header), None,
             )  # fmt: skip
             self.offset += 1
-            for name, value in zip(Records.__slots__, row, strict=True):
+            for name, value in zip(Records.__struct_fields__, row, strict=True):
                 getattr(records, name).append(value)
         outcome: dict[str, dict[int, Any]] = {}
         for receipt in self.run(*before, publishes=records):

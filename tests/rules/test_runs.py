@@ -82,7 +82,7 @@ def add(
     key: bytes | None = None, headers: str | None = None,
 ) -> None:  # fmt: skip
     values = (topic, 0, offset, NOW - 5, key, value, meta, headers)
-    for name, one in zip(Records.__slots__, values, strict=True):
+    for name, one in zip(Records.__struct_fields__, values, strict=True):
         getattr(records, name).append(one)
 
 
