@@ -39,7 +39,7 @@ class JournalBuffer:
 
     def take(self, now: int) -> Journal | None:
         """The record for the step at this time, if it is due."""
-        if not self.segments or (now < self.due() and self._rows < ROWS_MAX):
+        if self._rows < ROWS_MAX and (not self.segments or now < self.since + WAIT_MS):
             return None
         last = self.segments[-1]
         out = Journal(self._broker, last.step, last.time, self.segments)

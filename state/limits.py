@@ -87,8 +87,9 @@ def beside(limits: Limits, records: int) -> Limits:
     eight messages at most. A step without records is bounded too, because a record may arrive
     right after it has begun.
     """
-    most = max(limits.due_rows // (16 * records), 1) if records else limits.alone
-    by = min(limits.beside, most)
+    by = limits.beside
+    if not records or limits.due_rows < 16 * records * by:
+        by = min(by, max(limits.due_rows // (16 * records), 1) if records else limits.alone)
     cached = _divided.get((id(limits), by))
     if cached is None or cached[0] is not limits:
         cached = _divided[id(limits), by] = limits, _divide(limits, by)

@@ -270,6 +270,10 @@ class BridgedBroker(Mesh):
         if self.bridges.links:
             forward_all(self._broker, self.bridges, self._say_over)
 
+    def forward_command(self, vpn: str, command: Any) -> bool:
+        """See `MeshInterface`."""
+        return self.has_met and super().forward_command(vpn, command)
+
     def forward_for_moving(self, queue: Queue, command: Any, ids: list[int]) -> int:
         """See `MeshInterface`. Messages that a bridge has sent cannot be called back."""
         if self.bridges.link_of(queue) is not None:

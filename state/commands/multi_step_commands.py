@@ -40,7 +40,8 @@ def begin(
             f"queue {queue.definition.name!r}: {len(waiting)} commands wait, at most "
             f"{broker.limits.pending_commands} are allowed: try again later"
         )
-    _stop_delivery(queue, command, why)
+    if type(command) is c.Unsubscribe:
+        _stop_delivery(queue, command, why)
     task = Task(vpn, b"", why=why)
     if not waiting:
         budget = broker.bulk_budget if _is_bulk(command) else broker.command_budget
@@ -52,12 +53,11 @@ def begin(
     broker.header.pending.setdefault(queue.number, _is_bulk(command))
 
 
-def _stop_delivery(queue: Queue, command: Any, why: str) -> None:
+def _stop_delivery(queue: Queue, command: c.Unsubscribe, why: str) -> None:
     """Deliver nothing more to a subscription that ends, even while its command has to wait."""
-    if isinstance(command, c.Unsubscribe):
-        subscription = queue.subscription(command.subscription)
-        if subscription is not None:
-            subscription.ending = why or "closed"
+    subscription = queue.subscription(command.subscription)
+    if subscription is not None:
+        subscription.ending = why or "closed"
 
 
 def _advance(broker: Broker, queue: Queue, task: Task, command: Any, budget: Budget) -> bool:

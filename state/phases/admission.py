@@ -213,7 +213,7 @@ class Admission:
                 not producer.is_above(messages.seq) or producer.is_superseded(messages.seq)
             ):
                 return None
-            if refusal_of_tables(broker, messages.header) or not queues:
+            if not queues or refusal_of_tables(broker, messages.header):
                 return None
             for queue in queues:
                 if queue.early.ranges or program_of(queue) is not None:
@@ -324,9 +324,8 @@ class Admission:
         first = broker.spool.store(vpn, messages.contents(), checked.size, len(kept))
         self._room -= checked.size
         lives = _lives(header, times, now)
-        for one in kept:
-            queue, level, lane = one.queue, one.level, one.lane
-            barrier = one.barrier and not will_leave(queue, first, now)
+        for queue, level, is_barrier, lane in kept:
+            barrier = is_barrier and not will_leave(queue, first, now)
             definition = queue.header.definition
             ends = {ttl_ends: expires_at(definition, now, ttl_ends) for ttl_ends, _ in set(lives)}
             rows = [

@@ -133,12 +133,15 @@ def free_unacked(broker: Broker) -> int:
 
 def _serve_within(broker: Broker, queue: Queue, share: Budget, looks: Budget) -> bool:
     """Deliver what can be delivered now; returns whether a budget ended it."""
+    header = queue.header
     while not share.spent:
-        while queue.header.barriers and not share.spent and _barrier(broker, queue, looks):
+        while header.barriers and not share.spent and _barrier(broker, queue, looks):
             share.take(1)
+        if header.depth <= header.leased + header.delayed:
+            return share.spent  # by barriers
         chosen = choose_messages(broker, queue, free_unacked(broker), share, looks)
         if not chosen.rows:
-            return chosen.unfinished or share.spent  # by barriers
+            return chosen.unfinished or share.spent
         contents = broker.spool.contents(chosen.rows)
         if None in contents:
             lose(broker, queue, chosen.rows, contents)

@@ -37,19 +37,17 @@ def choose_messages(
 ) -> Chosen:
     """The next messages and their receivers. Takes them from the budgets."""
     definition, header = queue.header.definition, queue.header
-    if header.depth - header.leased - header.delayed <= 0:
-        return Chosen()
     candidates = candidates_of(definition, header.subscriptions)
     room = UNLIMITED  # for leases; without room, nobody gets a message (B1)
     if definition.max_backlog is not None:
         room = max(definition.max_backlog - header.leased, 0)
     if free_unacked <= 0:  # this limit concerns leases only (B4)
         candidates = [c for c in candidates if c.free]
-    own = [c for c in candidates if c.subscription.broker is None]
-    chosen = _chosen(broker, queue, own, room, free_unacked, budget, looks)
-    if len(own) == len(candidates) or chosen.rows or chosen.unfinished:
-        return chosen
     others = [c for c in candidates if c.subscription.broker is not None]
+    own = [c for c in candidates if c.subscription.broker is None] if others else candidates
+    chosen = _chosen(broker, queue, own, room, free_unacked, budget, looks)
+    if not others or chosen.rows or chosen.unfinished:
+        return chosen
     # Other brokers get what no consumer here can take (H4).
     return _chosen(broker, queue, others, UNLIMITED, free_unacked, budget, looks)
 
@@ -62,8 +60,9 @@ def _chosen(
     if not candidates or room <= 0:
         return Chosen()
     search = Search(broker, queue, budget, looks)
-    text, free = candidates[0].subscription.filter, candidates[0].free
-    if all([c.subscription.filter == text and c.free == free for c in candidates[1:]]):
+    kinds = {(c.subscription.filter, c.room == UNLIMITED) for c in candidates}
+    if len(kinds) == 1:
+        text, free = kinds.pop()
         most = min(sum([c.room for c in candidates]), budget.rows, most_at_once(queue))
         if not free:  # else they leave on send, without a lease
             most = min(most, room, free_unacked)

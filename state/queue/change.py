@@ -12,7 +12,7 @@ from ..storage.row import DELAYED, GONE, LEASED, MOVING, NEVER, READY, Row
 from .broker import Broker
 from .header import Subscription, note_entered
 from .queue import Queue
-from .table import EFFECTS, RELEASED, SOURCES, Event, Transition
+from .table import EFFECTS, RELEASED, SOURCES, Event
 
 _CANCELED = frozenset({Event.CANCEL, Event.CANCEL_LATER, Event.CANCEL_LAST})
 
@@ -88,15 +88,20 @@ def apply(
     for row in rows:
         if row.state not in allowed:
             raise IllegalTransition(f"{queue.definition.name}: {event} from state {row.state}")
-    holders = [] if subscription else [row.holder for row in rows]
-    if effect.to == GONE:
+    # The journal names the acknowledging subscription. If the engine itself ends leases, it names
+    # each lease's holder.
+    holders: list[int] = []
+    if not subscription and event is not Event.ACKNOWLEDGE:
+        holders = [row.holder for row in rows]
+    to = effect.to
+    if to == GONE:
         if event is Event.CANCEL_LAST:
             for row in rows:
                 row.cancels += 1
         _leave(broker, queue, rows)
         if effect.match == RELEASED:
             broker.spool.release(rows, queue.header.vpn_number)
-    elif effect.to == MOVING:
+    elif to == MOVING:
         assert holder is not None
         _grant(broker, queue, rows, holder)
     elif holder is not None:
@@ -104,15 +109,22 @@ def apply(
     elif event is Event.RENEW:
         _renew(queue, rows, until)
     else:
-        _return(broker, queue, rows, event, effect.to, until)
+        _return(broker, queue, rows, event, to, until)
     for name in effect.counts:
         queue.count(name, len(rows))
-    if effect.to not in (LEASED, MOVING):
+    if to != LEASED and to != MOVING:
         queue.wanted = True
     broker.touch(queue)
-    if event is Event.ACKNOWLEDGE:
-        holders = []  # the journal names the acknowledging subscription, not the holder
-    _write_journal(broker, queue, rows, holders, effect, subscription, reason, detail, until)
+    if to != LEASED and to != DELAYED:
+        until = NEVER
+    parts = _by_holder(queue, rows, holders) if any(holders) else [(subscription, rows)]
+    for name in effect.journal:
+        why = reason if name == effect.journal[-1] else ""
+        if name == "consumer_rejected":
+            why = detail or reason
+        for who, mine in parts:
+            ids, counts = [row.id for row in mine], [row.deliveries for row in mine]
+            broker.record(name, queue, ids, counts, who, why, until)
 
 
 def _lease(broker: Broker, queue: Queue, rows: list[Row], holder: Subscription, until: int) -> None:
@@ -236,24 +248,11 @@ def _leave_generation(queue: Queue, row: Row) -> None:
         del header.barriers[row.generation]
 
 
-def _write_journal(
-    broker: Broker, queue: Queue, rows: list[Row], holders: list[int], effect: Transition,
-    subscription: str, reason: str, detail: str, until: int,
-) -> None:  # fmt: skip
-    """Write a journal entry for each message and event. If the engine itself ended leases, the
-    entry names each lease's holder."""
-    parts = [(subscription, rows)]
-    if any(holders):
-        names = {s.number: s.id for s in queue.header.subscriptions}
-        parts = []
-        for number in sorted(set(holders)):
-            mine = [row for row, held_by in zip(rows, holders, strict=True) if held_by == number]
-            parts.append((names.get(number, ""), mine))
-    until = until if effect.to in (LEASED, DELAYED) else NEVER
-    for event in effect.journal:
-        why = reason if event == effect.journal[-1] else ""
-        if event == "consumer_rejected":
-            why = detail or reason
-        for who, mine in parts:
-            ids, counts = [row.id for row in mine], [row.deliveries for row in mine]
-            broker.record(event, queue, ids, counts, who, why, until)
+def _by_holder(queue: Queue, rows: list[Row], holders: list[int]) -> list[tuple[str, list[Row]]]:
+    """Rows by the subscription that leased each one. holders: their numbers."""
+    names = {s.number: s.id for s in queue.header.subscriptions}
+    parts = []
+    for number in sorted(set(holders)):
+        mine = [row for row, held_by in zip(rows, holders, strict=True) if held_by == number]
+        parts.append((names.get(number, ""), mine))
+    return parts

@@ -177,8 +177,9 @@ class ProducerHistory:
 
     def close(self) -> list[Receipts]:
         """End the step; returns its receipts, at least one."""
-        self._finish_receipt()
-        receipts = self._finished or [self.receipt]
+        receipts = self._finished
+        if self._complete_receipt() or not receipts:
+            receipts.append(self.receipt)
         del self.runs[:-RUNS_MAX]
         del self.refusals[:-GAPS_MAX]
         up_to = self.gaps[0][0] - 1 if self.gaps else self.high
@@ -186,13 +187,18 @@ class ProducerHistory:
             one.up_to = min(one.up_to, up_to)
         return receipts
 
-    def _finish_receipt(self) -> None:
-        """Complete the receipt; later answers go into a new one."""
+    def _complete_receipt(self) -> bool:
+        """Complete the receipt; returns whether it answers anything."""
         if self._repeated:
             self._answer_repeats()
         receipt = self.receipt
         receipt.up_to = self._most()
-        if receipt.runs or receipt.nacks or receipt.discarded:
+        return bool(receipt.runs or receipt.nacks or receipt.discarded)
+
+    def _finish_receipt(self) -> None:
+        """Complete the receipt; later answers go into a new one."""
+        if self._complete_receipt():
+            receipt = self.receipt
             self._finished.append(receipt)
             self.receipt = Receipts(
                 receipt.vpn, receipt.producer, 0, receipt.partition, broker=receipt.broker,

@@ -364,7 +364,7 @@ def ignore_missing(broker: Broker, queue: Queue, part: Part, subscription: str) 
     """Handle named ids that the queue does not have. An ack for an id that has left is ignored
     (L8), for an id that never entered it is kept (L9). Only the first `Limits.ignored_acks` are
     handled."""
-    if sum(high - low + 1 for low, high in part.named) == len(part.rows):
+    if sum([high - low + 1 for low, high in part.named]) == len(part.rows):
         return
     here, taken = {row.id for row in part.rows}, queue.header.taken
     late: list[int] = []
