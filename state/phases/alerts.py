@@ -70,7 +70,7 @@ def watch(broker: Broker) -> None:
     broker.at = None
     if broker.reconfigured:
         vpns.update(broker.header.vpns.values())
-    for number in sorted(vpns) if vpns else ():
+    for number in sorted(vpns):
         _watch_vpn(broker, number)
     if broker.header.vpns:
         _watch_broker(broker)
@@ -115,26 +115,20 @@ def level_of(queue: Queue) -> tuple[int, int, str, int]:
 def _watch_queue(broker: Broker, queue: Queue) -> None:
     header = queue.header
     d = header.definition
-    most = d.spool_usage_high_percent * d.max_spool_usage
-    if header.usage_high or header.bytes * 100 >= most or d.max_spool_messages is not None:
-        _watch_usage(broker, queue)
-    most = d.delivered_unacked_high_percent * d.max_delivered_unacked_per_flow
-    if header.flows_high or header.leased * 100 >= most:
-        _watch_flows(broker, queue)
-    mark(header.marks, broker.now, header.bytes, header.depth, header.leased)
-
-
-def _watch_usage(broker: Broker, queue: Queue) -> None:
-    header, d = queue.header, queue.definition
     level, limit, unit, index = level_of(queue)
     high, clear = d.spool_usage_high_percent, d.spool_usage_clear_percent
-    over = is_over(level, limit, high, clear, header.usage_high)
-    if over != header.usage_high:
+    before = header.usage_high
+    over = before or level * 100 >= high * limit  # a cheap first test
+    if over and before != (over := is_over(level, limit, high, clear, before)):
         header.usage_high = over
         _emit_alert(
             broker, "spool_usage", over, d.vpn, d.name, level, limit,
             high if over else clear, (header.marks, index), scope="queue", unit=unit,
         )  # fmt: skip
+    most = d.delivered_unacked_high_percent * d.max_delivered_unacked_per_flow
+    if header.flows_high or header.leased * 100 >= most:
+        _watch_flows(broker, queue)
+    mark(header.marks, broker.now, header.bytes, header.depth, header.leased)
 
 
 def _watch_flows(broker: Broker, queue: Queue) -> None:

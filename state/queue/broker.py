@@ -300,11 +300,6 @@ class Broker:
             return list(touched.values())
         return [touched[number] for number in sorted(touched)]
 
-    def active(self) -> list[Queue]:
-        """The touched queues that are neither deleted nor faulted, by number."""
-        queues = self.in_order()
-        return [q for q in queues if not (q.dropped or q.header.deleted or q.header.faulted)]
-
     # ------------------------------------------------------------ sessions and producers
 
     def _change(self, kind: str, name: Name) -> None:

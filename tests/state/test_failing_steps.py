@@ -149,7 +149,7 @@ PHASES = {
     "delivery": plant(delivery, "choose_messages", lambda broker, queue, *_: queue),
     "deadlines": plant(deadlines, "_handle_rows", lambda broker, queue, *_: queue),
     "tidying": plant(Queue, "spill_over", lambda queue: queue),
-    "alerts": plant(alerts, "_watch_queue", lambda broker, queue: queue),
+    "alerts": plant(alerts, "level_of", lambda queue: queue),
 }
 
 
