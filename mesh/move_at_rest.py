@@ -18,7 +18,7 @@ from ..state.queue.queue import Queue
 from ..state.rules.after_entry import apply_early_ack
 from ..state.rules.routing import withdraw
 from ..state.storage.ranges import union
-from ..state.storage.row import IN_MEMORY, LEASED, NEVER, Row
+from ..state.storage.row import IN_MEMORY, LEASED, NEVER, Row, by_arrival
 
 LOST_BLOCK = (1 << 32) - 1  # no block has this number: its contents count as lost
 PART = 1_000  # rows that are written to blocks at once
@@ -35,11 +35,7 @@ def rows_of(queue: Queue) -> list[Row]:
     for runs in (queue.cold, queue.later):
         for segment in runs.segments():
             rows += runs.read(segment)
-    return sorted(rows, key=_seq)
-
-
-def _seq(row: Row) -> int:
-    return row.seq
+    return sorted(rows, key=by_arrival)
 
 
 def move_queue(

@@ -43,7 +43,7 @@ from ..rules.command_targets import (
 )
 from ..rules.returned_leases import cancel_last, cannot_be_sent, give_back
 from ..rules.returned_leases import reject as reject_rows
-from ..storage.row import LEASED, NEVER, Row
+from ..storage.row import LEASED, NEVER, Row, by_arrival
 
 MOVED = "moved"  # why subscriptions end when their queue moves to another broker
 
@@ -93,11 +93,7 @@ def _held_up_to(queue: Queue, subscription: Subscription | None, last: int, budg
     found = [row for row in held.values() if row.id <= last]
     rows = found[: max(budget.rows, 1)]
     budget.take(len(rows) + 1)
-    return Part(sorted(rows, key=_seq), last=len(rows) == len(found))
-
-
-def _seq(row: Row) -> int:
-    return row.seq
+    return Part(sorted(rows, key=by_arrival), last=len(rows) == len(found))
 
 
 def has_arrived(broker: Broker, vpn: str, queue: Queue, command: TransportAck) -> None:
@@ -280,7 +276,7 @@ def return_held(broker: Broker, queue: Queue, subscription: Subscription, budget
     hand back what they had not seen (L5)."""
     if subscription.held:
         held = queue.leases[subscription.number]
-        rows = sorted(islice(held.values(), max(budget.rows, 0)), key=_seq)
+        rows = sorted(islice(held.values(), max(budget.rows, 0)), key=by_arrival)
         budget.take(len(rows) + 1)
         come_back = apply if subscription.ending == MOVED else give_back
         come_back(

@@ -31,6 +31,7 @@ from ..storage.row import (
     NEVER,
     READY,
     Row,
+    by_arrival,
     by_key,
     by_until,
 )
@@ -202,7 +203,7 @@ class Queue:
             if not rows:
                 break
             found.update((row.id, row) for row in rows)
-        return sorted(found.values(), key=_seq)
+        return sorted(found.values(), key=by_arrival)
 
     def _due_cold(self, since: int, now: int) -> list[Row]:
         """The due rows of a segment with a deadline not after ``since``; empty if there is none.
@@ -494,7 +495,3 @@ class Queue:
 
 def _number(row: Row) -> int:
     return row.number
-
-
-def _seq(row: Row) -> int:
-    return row.seq

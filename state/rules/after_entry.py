@@ -22,7 +22,7 @@ from ..queue.change import apply
 from ..queue.queue import Queue
 from ..queue.table import Event
 from ..storage.id_ranges import IdRange
-from ..storage.row import MOVING, Row
+from ..storage.row import MOVING, Row, by_arrival
 
 WHY = "acknowledged early"
 
@@ -95,11 +95,7 @@ def forget_early_acks(queue: Queue, now: int, budget: Budget) -> None:
 # ---------------------------------------------------------------- last value
 
 
-def _seq(row: Row) -> int:
-    return row.seq
-
-
-def keep_last(broker: Broker, queue: Queue, order: Callable[[Row], Any] = _seq) -> None:
+def keep_last(broker: Broker, queue: Queue, order: Callable[[Row], Any] = by_arrival) -> None:
     """Remove all but the last message of a queue with quota 0. Such a queue has no cold rows: a
     definition that sets the quota to 0 is refused while more than one message is stored. order:
     says which is the last, by default the one that entered last."""

@@ -26,7 +26,7 @@ from ..limits import Budget
 from ..queue.broker import Broker
 from ..queue.header import Task, has_entered
 from ..queue.queue import Queue
-from ..storage.row import DELAYED, LOWEST, MOVING, Row
+from ..storage.row import DELAYED, LOWEST, MOVING, Row, by_arrival
 from ..storage.runs import Runs
 from ..storage.segments import Segment
 from . import after_entry
@@ -151,7 +151,7 @@ def wanted(
         else:
             part.last = True
     task.cursor = f"{'d' if later else 'r'}{start}"
-    part.rows.sort(key=_seq)
+    part.rows.sort(key=by_arrival)
     return part
 
 
@@ -216,10 +216,6 @@ def _add_cold(
             queue.thaw(runs, segment, here, [row for row in rows if row.id not in ids])
         elif here:
             part.cold.append((runs, segment, rows))
-
-
-def _seq(row: Row) -> int:
-    return row.seq
 
 
 def is_within(number: int, ranges: Ranges) -> bool:

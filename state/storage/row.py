@@ -9,6 +9,7 @@ new field before `extras`, with a default, and never remove one.
 
 from __future__ import annotations
 
+from operator import attrgetter
 from typing import Any
 
 import msgspec
@@ -80,3 +81,6 @@ def by_key(row: Row) -> int:
 def by_until(row: Row) -> int:
     """The order of delayed rows: by due time, then by arrival."""
     return row.until << 64 | row.seq
+
+
+by_arrival = attrgetter("seq")  # the order of arrival
