@@ -16,7 +16,6 @@ replay gets the same command.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from itertools import pairwise
 
 import msgspec
@@ -170,7 +169,7 @@ def told_of_anew(
     if not anew:
         return commands
     value = encode_command(Tables(written=None, up_to=anew))
-    return replace(
+    return msgspec.structs.replace(
         commands,
         topics=[topics.topic(broker, topics.INSTRUCTIONS), *commands.topics],
         partitions=[0, *commands.partitions], offsets=[NOWHERE, *commands.offsets],

@@ -21,7 +21,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
 from typing import NamedTuple, Protocol
 
 import msgspec
@@ -366,7 +365,7 @@ class Driver:
         begun = self._clocks.cpu()
         told = told_of_anew(batch.commands, self.home.name, record.opened, self.offsets, self.ids)
         if told is not batch.commands:
-            batch = replace(batch, commands=told)
+            batch = msgspec.structs.replace(batch, commands=told)
         decided = sort_outputs(self._replica.take(batch, record.now))
         self.cost_s += self._clocks.cpu() - begun
         self.step, self.now = record.step, record.now
