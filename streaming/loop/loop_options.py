@@ -41,5 +41,5 @@ class Options:
     removed: list[int] = field(default_factory=list)
     read: dict[PartitionId, int] = field(default_factory=dict)
     accepts_other_kafka: bool = False
-    cache_bytes: int = 64_000_000
+    cache_bytes: int = 200_000_000
     limits: InputLimits = field(default_factory=InputLimits)
