@@ -24,21 +24,25 @@ def command() -> None:
     """
 
 
-def _show(title: str, rows: list[dict[str, Any]], as_json: bool) -> None:
+def show(title: str, rows: list[dict[str, Any]], as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(rows[0] if len(rows) == 1 else rows))
         return
 
-    table = Table(title=title, show_header=len(rows) > 1)
-    if len(rows) == 1:  # downwards: nine columns do not fit a terminal
-        for key, value in rows[0].items():
-            table.add_row(key, _text(value))
-    else:
+    console = Console()
+    table = Table(title=title)
+    for key in rows[0]:
+        table.add_column(key, justify="right")
+    for row in rows:
+        table.add_row(*(_text(v) for v in row.values()))
+    unbounded = console.options.update(max_width=10_000)
+    if len(rows) == 1 or console.measure(table, options=unbounded).maximum > console.width:
+        table = Table("", *("" for _ in rows), title=title, show_header=False)  # a column for each
+        for column in table.columns[1:]:
+            column.justify = "right"
         for key in rows[0]:
-            table.add_column(key, justify="right")
-        for row in rows:
-            table.add_row(*(_text(v) for v in row.values()))
-    Console().print(table)
+            table.add_row(key, *(_text(row[key]) for row in rows))
+    console.print(table)
 
 
 def _text(value: Any) -> str:
@@ -66,7 +70,7 @@ def _add(module: str, name: str, title: str, help: str, *options: Callable) -> N
 
     def invoke(as_json: bool, **given: Any) -> None:
         run = importlib.import_module(f".{module}", __package__).run
-        _show(title, run(**given, say=_say), as_json)
+        show(title, run(**given, say=_say), as_json)
 
     body: Callable = invoke
     for option in (*reversed(options), _json):

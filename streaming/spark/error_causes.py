@@ -6,6 +6,7 @@ error occurred while calling o123.save". The innermost cause is what helps.
 
 from __future__ import annotations
 
+import logging
 import re
 
 DEPTH_MAX = 20
@@ -18,6 +19,12 @@ _CALLED = re.compile(r"^: (.+)$", re.MULTILINE)  # behind "An error occurred whi
 _JAVA = re.compile(r"(?:java|org|io|com|scala|software)\.")
 _PASSED_ON = re.compile(r"(?:\w+\.)*Py4J\w*|(?:\w+\.)*\w+: An exception was raised by the Python")
 _PACKAGE = re.compile(r"(?:[a-z]\w*\.)+(?=[A-Z])")
+# The query was stopped, Spark ended, or its Java process did and left a call without an answer.
+_CUT_OFF = re.compile(
+    r"\w*Interrupt\w*|.*\bSparkContext was shut down|.*\bstopped SparkContext"
+    r"|Error while sending or receiving|An error occurred while calling \S+$"
+)
+_PY4J = ("clientserver", "java_gateway")
 
 
 def cause_of(error: object) -> str:
@@ -28,6 +35,13 @@ def cause_of(error: object) -> str:
     lines = python or java or text.splitlines() or ["no reason given"]
     line = lines[-1] if python or java else lines[0]
     return _PACKAGE.sub("", line.strip(), count=1) if _PACKAGE.match(line.strip()) else line.strip()
+
+
+def keep_record(record: logging.LogRecord) -> bool:
+    """A filter of Python's logging: drops what py4j logs, with a traceback, of a batch that was
+    cut off. The engine says itself when that was not its own doing."""
+    error = record.exc_info[1] if record.exc_info else None
+    return record.module not in _PY4J or error is None or not _CUT_OFF.match(cause_of(error))
 
 
 def _all_of(error: object) -> str:

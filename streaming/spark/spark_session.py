@@ -14,6 +14,7 @@ import atexit
 import contextlib
 import hashlib
 import importlib.util
+import logging
 import os
 import re
 import shlex
@@ -31,6 +32,7 @@ from ...protocol.errors import LakequeueError
 from ..jars import CONF, java_executable
 from ..java import JavaArchive
 from ..loop.worker_daemon import DAEMON
+from .error_causes import keep_record
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -182,6 +184,8 @@ def spark_session(
         raise LakequeueError(f"Spark's Java process did not start: {where}.") from error
     jvm: Any = spark._jvm
     archive.class_path = str(jvm.java.lang.System.getProperty("java.class.path"))
+    for name in ("py4j.clientserver", None):  # py4j logs a lost connection by the root logger
+        logging.getLogger(name).addFilter(keep_record)
     # When the Java process dies, this server of PySpark's prints a traceback of its own.
     server = getattr(spark.sparkContext, "_accumulatorServer", None)
     if server is not None:

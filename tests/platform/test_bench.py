@@ -13,6 +13,7 @@ from lakequeue.bench.harness import percentile
 from lakequeue.bench.idle_queues import BATCH_S, step_figures
 from lakequeue.bench.recovery import replay_ratio
 from lakequeue.bench.steady import Traffic
+from lakequeue.bench.subcommands import show
 from lakequeue.protocol.errors import LakequeueError
 
 
@@ -22,6 +23,20 @@ def test_percentiles() -> None:
     assert percentile([7.0], 99) == 7.0
     with pytest.raises(LakequeueError, match="Nothing was measured"):
         percentile([], 99)
+
+
+@pytest.mark.parametrize("width", [80, 200])
+def test_a_table_shows_every_number_whole(
+    width: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Where ten columns do not fit, each row becomes a column."""
+    monkeypatch.setenv("COLUMNS", str(width))
+    names = [f"a_long_name_{n}" for n in range(10)]
+    show("Many", [dict.fromkeys(names, n) for n in (12_345.5, 67_890.5)], as_json=False)
+    shown = capsys.readouterr().out
+    assert shown.count("12,345.50") == shown.count("67,890.50") == 10
+    assert all(f" {name} " in shown for name in names)
+    assert max(map(len, shown.splitlines())) <= width
 
 
 def test_recovered_is_what_was_sent_after_the_kill() -> None:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import logging
+import sys
+
 import pytest
-from lakequeue.streaming.spark.error_causes import cause_of
+from lakequeue.streaming.spark.error_causes import cause_of, keep_record
+from py4j.protocol import Py4JError, Py4JNetworkError
 
 SPARKS = """An error occurred while calling o199.collectToPython.
 : org.apache.spark.SparkException: [FAILED_READ_FILE.FILE_NOT_EXIST] Error
@@ -56,3 +60,32 @@ class Captured(Exception):
 )  # fmt: skip
 def test_the_innermost_cause_is_told(error: object, cause: str) -> None:
     assert cause_of(error) == cause
+
+
+CALL = "An error occurred while calling o3908.collectToPython"
+
+
+@pytest.mark.parametrize(
+    ("error", "kept"),
+    [
+        (Py4JNetworkError("Error while sending or receiving"), False),
+        (Py4JError(CALL), False),
+        (Py4JError(f"{CALL}.\n: java.lang.InterruptedException"), False),
+        (Py4JError(f"{CALL}.\n: java.nio.channels.ClosedByInterruptException"), False),
+        (Py4JError(f"{CALL}.\n: org.apache.spark.SparkException: Job 7 cancelled because "
+                   "SparkContext was shut down"), False),
+        (Py4JError(SPARKS), True),
+        (Py4JError(f"{CALL}. Trace:\npy4j.Py4JException: Method x([]) does not exist"), True),
+        (ValueError("no table"), True),
+    ],
+)  # fmt: skip
+def test_a_batch_that_was_cut_off_is_no_error_in_the_log(error: Exception, kept: bool) -> None:
+    def record(module: str) -> logging.LogRecord:
+        try:
+            raise error
+        except Exception:
+            path = f"/x/{module}.py"
+            return logging.LogRecord("", logging.ERROR, path, 1, "failed", (), sys.exc_info())
+
+    assert keep_record(record("clientserver")) is kept
+    assert keep_record(record("a_program")) is True
