@@ -282,10 +282,10 @@ def _check_dead_message_queues(queues: list[tuple[int, QueueDefinition]], report
     targets = {(q.vpn, q.name): q.dead_message_queue for _, q in queues}
     for index, queue in queues:
 
-        def target_of(name: str, vpn: str = queue.vpn) -> str | None:
-            return targets.get((vpn, name))
+        def targets_of(name: str, vpn: str = queue.vpn) -> list[str | None]:
+            return [targets.get((vpn, name))]
 
-        ring = dead_message_ring(queue, target_of)
+        ring = dead_message_ring(queue, targets_of)
         if ring:
             where = _location(index, queue.name)
             report(where, "dead_message_queue", queue.dead_message_queue, ring)

@@ -12,7 +12,7 @@ types; Q7 refusals; Q8 units; Q9 `redefine`; F4 fairness by semantics; X2 `max_t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import msgspec
@@ -414,20 +414,21 @@ def is_regex(name: str) -> bool:
 
 
 def dead_message_ring(
-    definition: QueueDefinition, target_of: Callable[[str], str | None]
+    definition: QueueDefinition, targets_of: Callable[[str], Iterable[str | None]]
 ) -> str | None:
     """The problem with a `dead_message_queue` that leads back to the queue itself, or None (X5).
 
-    target_of: returns the dead message queue of a queue by name, or None.
+    targets_of: returns the dead message queues that a queue of this name has or may get back.
     """
-    path = [definition.name]
-    name = definition.dead_message_queue
-    while name is not None and name not in path:
-        path.append(name)
-        name = target_of(name)
-    if name != definition.name:
-        return None
-    return f"must not lead back to the queue itself: {' → '.join([*path, name])}"
+    paths, seen = [(definition.name, definition.dead_message_queue)], set()
+    while paths:
+        *path, name = paths.pop()
+        if name == definition.name:
+            return f"must not lead back to the queue itself: {' → '.join([*path, name])}"
+        if name is not None and name not in seen:
+            seen.add(name)
+            paths += [(*path, name, target) for target in targets_of(name)]
+    return None
 
 
 def redefine(old: QueueDefinition, new: QueueDefinition) -> list[Problem]:

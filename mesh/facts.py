@@ -33,7 +33,8 @@ class Entry(msgspec.Struct):
     last move, or of its creation, which grows; moves_to: the broker it is moving to; made: when it
     was created, ms; ingress, egress: False if shut down (H5); bridge: for a bridge's endpoint the
     bridge's definition, as on the wire (H1); born: the directory's edition at which it was created,
-    which tells it from earlier queues of its name."""
+    which tells it from earlier queues of its name; defined: the edition of its definition, by which
+    a broker refuses it."""
 
     definition: QueueDefinition
     hosts: list[int]
@@ -45,6 +46,7 @@ class Entry(msgspec.Struct):
     egress: bool = True
     bridge: dict[str, Any] | None = None
     born: int = 0
+    defined: int = 0
 
 
 class OutLane(msgspec.Struct):

@@ -47,6 +47,7 @@ from ..state.storage.spool import Content
 from . import credit, directory, handover, in_transit_commands, moves, stand_ins
 from .channel import hear, say
 from .facts import Entry, MeshFacts, entry_of, keeper_of, load_facts, mark_facts
+from .keeper import Keeper
 
 
 class _HomeTable(TopicTable):
@@ -65,7 +66,7 @@ class Mesh(MeshInterface):
 
     def __init__(self, broker: Broker, facts: MeshFacts) -> None:
         self._broker, self.facts = broker, facts
-        self._keeper = directory.Keeper(broker, facts, self._apply_bridge)
+        self._keeper = Keeper(broker, facts, self._apply_bridge)
         self._tables: dict[str, _HomeTable] = {}  # by VPN
         self.commands = {
             c.Peers: self._peers,
@@ -178,6 +179,7 @@ class Mesh(MeshInterface):
 
     def _hear_entries(self, sender: int, message: Entries) -> None:
         directory.hear_entries(self._broker, self.facts, sender, message, self._apply_bridge)
+        self._tables.clear()  # the edition does not grow if one before it was lost
         credit.hear_early(self._broker, self.facts)
 
     def _apply_bridge(self, vpn: str, name: str, bridge: dict[str, Any] | None) -> int:

@@ -208,7 +208,8 @@ class SaidTopic(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fie
 class Entries(MeshMessage, frozen=True, array_like=True):
     """Changes of the directory, from its keeper to all others. edition: grows with each change;
     brokers, groups: the home's, since a definition may name them; topic: a changed topic
-    subscription."""
+    subscription; after: set in a part of the whole directory: queues behind this one, up to the
+    part's last one, or to the end (is_last), are gone unless the part has them."""
 
     kind: ClassVar[str] = "entries"
 
@@ -217,17 +218,20 @@ class Entries(MeshMessage, frozen=True, array_like=True):
     brokers: dict[Name, BrokerNumber]
     groups: dict[Name, Name]
     topic: SaidTopic | None = None
+    after: tuple[Name, Name] | None = None
+    is_last: bool = False
 
 
 class Heard(MeshMessage, frozen=True, array_like=True):
-    """The sender knows the directory up to this edition. error: what was wrong with that edition;
+    """The sender knows the directory up to this edition. refused: the editions of the definitions
+    that it refuses, and why;
     waited: the messages of a bridge that it deleted; missed: the number of the last record that was
     lost on the way to the sender; again: a repetition of everything unconfirmed follows."""
 
     kind: ClassVar[str] = "heard"
 
     edition: Count
-    error: str = ""
+    refused: list[tuple[Count, str]] = []
     waited: Count = 0
     missed: Count = 0
     again: bool = False

@@ -31,9 +31,9 @@ from ...state.queue.broker_facts import RecordPosition
 from ...state.queue.mesh_interface import LATER
 from ...state.queue.queue import Queue
 from ...state.storage.row import NEVER, Row
-from ..directory import check_move
 from ..facts import PAGE, MeshFacts, load_facts
 from ..mesh import Mesh
+from ..queue_placement import check_move
 from . import bridge_commands, endpoint, far_end
 from .bridge_facts import ELSEWHERE, BridgeFacts, Link, left
 from .link import cross, forward_all, receipt, say_home, send_again, set_connection_state

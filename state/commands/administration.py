@@ -122,11 +122,11 @@ def _check(broker: Broker, vpn: str, definition: QueueDefinition) -> None:
     if problems:
         raise ConfigError(problems)
 
-    def target_of(name: str) -> str | None:
+    def targets_of(name: str) -> list[str | None]:
         queue = broker.find(vpn, name)
-        return None if queue is None else queue.definition.dead_message_queue
+        return [] if queue is None else [queue.definition.dead_message_queue]
 
-    ring = dead_message_ring(definition, target_of)  # dead messages would come back to it (X5)
+    ring = dead_message_ring(definition, targets_of)  # dead messages would come back to it (X5)
     if ring:
         target = definition.dead_message_queue
         raise ConfigError([Problem(where, "dead_message_queue", target, ring)])

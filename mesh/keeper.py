@@ -1,0 +1,385 @@
+"""The keeper of the directory: the first broker of the home changes it (Q5, Q9, M1).
+
+Any other broker forwards definitions to the keeper. The keeper checks a definition, numbers it,
+sends it to all others, and answers when all have confirmed. So a message that is published after
+the answer finds the queue at any broker. If one refuses, all get the definition back that the queue
+had before.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from typing import Any
+
+import msgspec
+
+from ..definitions import (
+    QueueDefinition,
+    dead_message_ring,
+    parse_definition,
+    redefine,
+    wrong_hosts,
+)
+from ..definitions.definition import defined_over, name_of
+from ..definitions.definition_values import ENDPOINT_PREFIX
+from ..protocol import commands as c
+from ..protocol.errors import ConfigError, LakequeueError, Problem, no_such_queue
+from ..protocol.mesh_messages import Entries, HasMoved, Heard, SaidEntry, SaidTopic
+from ..protocol.outputs import DirectoryEntry, Reply
+from ..protocol.patterns import kind_of
+from ..state.commands.administration import check_vpn, owned
+from ..state.commands.topic_subscriptions import check_room, check_subscribed
+from ..state.queue.broker import Broker
+from ..state.queue.mesh_interface import LATER
+from ..state.rules.routing import has_topic
+from .channel import say
+from .directory import ApplyBridge, apply_entry, apply_topic, wire_entry
+from .facts import Before, Entry, MeshFacts, ReplyAddress, WaitingAnswer, entry_of, key_of
+from .queue_placement import QueuePlacement, check_move, needs_one_host
+
+ENTRIES_MAX = 100  # in one record
+
+
+class Keeper:
+    """Changes the directory; only one broker of the home does. apply_bridge: applies changes of
+    bridges here."""
+
+    def __init__(self, broker: Broker, facts: MeshFacts, apply_bridge: ApplyBridge) -> None:
+        self._broker, self._facts, self._apply_bridge = broker, facts, apply_bridge
+        self._placed: QueuePlacement | None = None  # made when the first queue is placed
+        # Definitions that a broker may still refuse, by VPN and queue, in order.
+        self._unconfirmed: dict[tuple[str, str], list[WaitingAnswer]] = {}
+        for one in facts.waiting:
+            self._note_unconfirmed(one)
+
+    def define(self, vpn: str, command: c.Define) -> Any:
+        """Define a queue, or define it again (Q9)."""
+        identity = name_of(command.definition)
+        before = None if identity is None else entry_of(self._facts, vpn, identity[1])
+        mapping = command.definition
+        if before is not None and not command.replace:
+            mapping = defined_over(before.definition, mapping)
+        mapping = owned(self._broker, None if before is None else before.definition, mapping)
+        definition = parse_definition({"vpn": vpn, **mapping})
+        self._check(vpn, definition)
+        if before is None:
+            topics = sorted(definition.subscriptions)
+            if self._placed is None:
+                self._placed = QueuePlacement(self._facts)
+            entry = Entry(definition, self._placed.hosts(vpn, definition), topics)
+        else:
+            entry = self._again(before, definition)
+            if entry == before and command.reply is None and not self._failed(entry):
+                return None  # the configuration repeats it at each start
+        entry.defined = self._facts.edition + 1
+        old = Before(vpn, definition.name, None if before is None else before.definition)
+        self._change(vpn, definition.name, entry, command, old=old)
+        return LATER
+
+    def enter_bridge(self, vpn: str, name: str, entry: Entry | None, command: c.Command) -> Any:
+        """Enter a checked bridge. Its endpoint is a queue of the home, so messages published
+        anywhere reach it. entry: None to delete it."""
+        before = entry_of(self._facts, vpn, name)
+        if entry is not None and before is not None:
+            entry.made, entry.move, entry.born = before.made, before.move, before.born
+        if entry is not None:
+            entry.defined = self._facts.edition + 1
+        self._change(vpn, name, entry, command)
+        return LATER
+
+    def delete(self, vpn: str, command: c.Delete) -> Any:
+        """Delete a queue at all its hosts (S7)."""
+        self._stays(vpn, command.queue)
+        self._change(vpn, command.queue, None, command)
+        return LATER
+
+    def move(self, vpn: str, command: c.MoveQueue) -> Any:
+        """Begin to move a queue (`moves`)."""
+        entry, name, facts = self._stays(vpn, command.queue), command.queue, self._facts
+        if any(old.definition is None for old in self._old(vpn, name)):
+            raise LakequeueError(
+                f"queue {name!r}: not all brokers have confirmed it yet, try again later"
+            )
+        check_move(entry.definition, command.broker, tuple(facts.brokers), facts.groups)
+        to = facts.brokers[command.broker]
+        if entry.hosts == [to]:
+            return None
+        number = facts.edition + 1
+        facts.moves[key_of(vpn, name)] = _reply_address(command)
+        self._change(vpn, name, msgspec.structs.replace(entry, move=number, moves_to=to), None)
+        return LATER
+
+    def moved(self, sender: int, message: HasMoved) -> None:
+        """Finish a move: the queue is at its new host, or has stayed."""
+        facts, key = self._facts, key_of(message.vpn, message.queue)
+        entry = entry_of(facts, message.vpn, message.queue)
+        if key not in facts.moves or entry is None or entry.move != message.move:
+            return  # a repetition
+        reply = facts.moves.pop(key)
+        hosts = entry.hosts if message.error else [sender]
+        there = msgspec.structs.replace(entry, hosts=hosts, moves_to=None)
+        # The old host forwards messages that others still send there, so the answer need not wait.
+        self._change(message.vpn, message.queue, there, reply, error=message.error, at_once=True)
+
+    def subscribe_topic(self, vpn: str, command: c.SubscribeTopic) -> Any:
+        """Add a topic subscription to a queue at all its hosts."""
+        kind_of(command.topic)
+        present = self._existing(vpn, command.queue).topics
+        is_new = not has_topic(present, command.topic)
+        if is_new:
+            check_room(command.queue, len(present), [command.topic])
+        self._change_topic(SaidTopic(vpn, command.queue, command.topic), command, is_new)
+        return LATER
+
+    def unsubscribe_topic(self, vpn: str, command: c.UnsubscribeTopic) -> Any:
+        """Remove a topic subscription. Stored messages are still delivered (S7)."""
+        present = self._existing(vpn, command.queue).topics
+        check_subscribed(command.queue, present, command.topic)
+        self._change_topic(SaidTopic(vpn, command.queue, command.topic, is_gone=True), command)
+        return LATER
+
+    def shutdown(self, vpn: str, command: c.Shutdown) -> Any:
+        """Shut down or open a queue at all its hosts (H5). Clients tell each host; the first one
+        has done it."""
+        entry = self._existing(vpn, command.queue)
+        changed = msgspec.structs.replace(
+            entry, ingress=not command.ingress, egress=not command.egress
+        )
+        if changed == entry:
+            return None
+        self._change(vpn, command.queue, changed, command)
+        return LATER
+
+    def heard(self, sender: int, message: Heard) -> None:
+        """Note that a broker knows the directory up to an edition, and send the answers that waited
+        for it."""
+        facts, waiting = self._facts, self._facts.waiting
+        facts.peers[sender].confirmed = message.edition
+        for edition, why in message.refused:
+            one = _of_edition(waiting, edition)
+            if one is not None and not one.error:
+                name = facts.peers[sender].name
+                one.error = f"broker {name!r} refuses, so nothing is changed: {why}"
+        one = _of_edition(waiting, message.edition)
+        if one is not None:
+            one.result = message.waited or one.result
+        others = (facts.peers[number].confirmed for number in self._others())
+        known_by_all = min(others, default=message.edition)
+        answered = bisect_right(waiting, known_by_all, key=_edition)
+        for one in waiting[:answered]:
+            self._note_confirmed(one)
+            try:
+                is_taken_back = bool(one.error) and self._take_back(one)
+            except (LakequeueError, ValueError) as failed:
+                one.error += f"; but the old definition cannot be given back: {failed}"
+                is_taken_back = False
+            if not is_taken_back:
+                self._answer(one)
+        del waiting[:answered]
+
+    def _take_back(self, one: WaitingAnswer) -> bool:
+        """Give all hosts of a queue the definition back that it had before a broker refused the new
+        one, and answer then; returns whether this is necessary. If a later definition waits for its
+        answer, it is the one to be taken back, if a broker refuses it too."""
+        before, facts = one.before, self._facts
+        entry = None if before is None else entry_of(facts, before.vpn, before.queue)
+        if before is None or entry is None or entry.born > one.edition:
+            return False  # it was deleted meanwhile
+        key = before.vpn, before.queue
+        later = self._unconfirmed.get(key)
+        if later is not None:
+            later[0].before = before
+            return False
+        entry = None if before.definition is None else _defined(entry, before.definition)
+        if entry is not None:
+            entry.defined = facts.edition + 1
+        self._change(*key, entry, one.reply, error=one.error)
+        return True
+
+    def _note_unconfirmed(self, one: WaitingAnswer) -> None:
+        if one.before is not None:
+            key = one.before.vpn, one.before.queue
+            self._unconfirmed.setdefault(key, []).append(one)
+
+    def _note_confirmed(self, one: WaitingAnswer) -> None:
+        if one.before is not None:
+            key = one.before.vpn, one.before.queue
+            self._unconfirmed[key].remove(one)
+            if not self._unconfirmed[key]:
+                del self._unconfirmed[key]
+
+    def _old(self, vpn: str, queue: str) -> list[Before]:
+        """What a queue may get back, since a broker may refuse its new definition."""
+        waiting = self._unconfirmed.get((vpn, queue), ())
+        return [one.before for one in waiting if one.before is not None]
+
+    def _others(self) -> list[int]:
+        return sorted(set(self._facts.peers) - {self._broker.header.number})
+
+    def _failed(self, entry: Entry) -> bool:
+        """Whether the queue failed here. Defining it again repairs it."""
+        queue = self._broker.find(entry.definition.vpn, entry.definition.name)
+        return queue is not None and bool(queue.header.faulted)
+
+    def _existing(self, vpn: str, queue: str) -> Entry:
+        entry = entry_of(self._facts, vpn, queue)
+        if entry is None:
+            raise no_such_queue(queue, vpn)
+        if entry.bridge is not None:
+            raise ConfigError(
+                f"queue: {queue!r} – is the endpoint of a bridge: you can browse it, purge it and "
+                "shut it down; the engine removes it"
+            )
+        return entry
+
+    def _stays(self, vpn: str, queue: str) -> Entry:
+        """Like `_existing`, but raises LakequeueError for a queue that is moving."""
+        entry = self._existing(vpn, queue)
+        if key_of(vpn, queue) in self._facts.moves:
+            raise LakequeueError(f"queue {queue!r}: is moving now, try again later")
+        return entry
+
+    def _check(self, vpn: str, definition: QueueDefinition) -> None:
+        check_vpn(self._broker, vpn, definition)
+        where, facts = f"queue {definition.name!r}", self._facts
+        names = tuple(facts.brokers)
+        found = wrong_hosts(definition, names, facts.groups, "allowed are the home's brokers")
+        problems = [Problem(where, *one) for one in found]
+
+        def targets_of(name: str) -> list[str | None]:
+            entry = entry_of(facts, vpn, name)
+            there = [] if entry is None else [entry.definition]
+            back = [old.definition for old in self._old(vpn, name)]
+            return [one.dead_message_queue for one in there + back if one is not None]
+
+        ring = dead_message_ring(definition, targets_of)  # X5
+        if ring:
+            problems.append(
+                Problem(where, "dead_message_queue", definition.dead_message_queue, ring)
+            )
+        if problems:
+            raise ConfigError(problems)
+
+    def _again(self, before: Entry, new: QueueDefinition) -> Entry:
+        old = before.definition
+        problems = redefine(old, new)
+        if len(before.hosts) > 1 and needs_one_host(new):
+            key = "partition_key" if new.partition_key is not None else "barrier_expression"
+            allowed = "needs one broker, but the queue has several: delete the queue first"
+            problems.append(Problem(f"queue {new.name!r}", key, getattr(new, key), allowed))
+        owner = new.initial_owner
+        if owner is not None and self._facts.brokers[owner] not in before.hosts:
+            names = ", ".join(n for n, at in self._facts.brokers.items() if at in before.hosts)
+            allowed = f"must be a host of the existing queue: {names}"
+            problems.append(Problem(f"queue {new.name!r}", "initial_owner", owner, allowed))
+        if problems:
+            raise ConfigError(problems)
+        return _defined(before, new)
+
+    def _change(
+        self, vpn: str, name: str, entry: Entry | None, to: c.Command | ReplyAddress | None,
+        result: bool | int | None = None, error: str = "", at_once: bool = False,
+        old: Before | None = None,
+    ) -> None:  # fmt: skip
+        """Apply a change here, send it to the others, and answer when all have confirmed, or at
+        once. to: the command to answer, or its reply address; old: see `WaitingAnswer.before`."""
+        broker, facts = self._broker, self._facts
+        before = entry_of(facts, vpn, name)
+        if before is None and entry is not None:
+            entry.made, entry.move, entry.born = broker.now, facts.edition + 1, facts.edition + 1
+        waited = apply_entry(broker, facts, vpn, name, entry, self._apply_bridge)
+        if self._placed is not None:
+            self._placed.change(vpn, name, before, entry)
+        if entry is None and name.startswith(ENDPOINT_PREFIX):
+            result = waited
+        reply = _reply_address(to) if isinstance(to, c.Command) else to
+        facts.edition += 1
+        self._emit_entry(vpn, name, entry)
+        waiting = WaitingAnswer(facts.edition, reply, result, error, old)
+        self._tell([wire_entry(vpn, name, entry)], None, waiting, at_once)
+
+    def _change_topic(
+        self, message: SaidTopic, command: c.Command, result: bool | None = None
+    ) -> None:
+        """Like `_change`, for one topic subscription of a queue that may have thousands."""
+        apply_topic(self._broker, self._facts, message)
+        self._facts.edition += 1
+        waiting = WaitingAnswer(self._facts.edition, _reply_address(command), result)
+        self._tell([], message, waiting)
+
+    def _tell(
+        self, entries: list[SaidEntry], topic: SaidTopic | None, waiting: WaitingAnswer,
+        at_once: bool = False,
+    ) -> None:  # fmt: skip
+        """Send a change to the others, and answer."""
+        broker, facts = self._broker, self._facts
+        message = Entries(facts.edition, entries, facts.brokers, facts.groups, topic)
+        for number in self._others():
+            say(broker, facts, number, message)
+        if self._others() and not at_once:
+            if waiting.reply is not None or waiting.before is not None:
+                facts.waiting.append(waiting)
+                self._note_unconfirmed(waiting)
+        else:
+            self._answer(waiting)
+
+    def say_all(self, to: int) -> None:
+        """Send the whole directory to a broker that may have lost changes."""
+        facts = self._facts
+        message = [
+            wire_entry(vpn, name, entry) for vpn, entries in sorted(facts.entries.items())
+            for name, entry in sorted(entries.items())
+        ]  # fmt: skip
+        after = "", ""
+        for at in range(0, max(len(message), 1), ENTRIES_MAX):
+            part, is_last = message[at : at + ENTRIES_MAX], at + ENTRIES_MAX >= len(message)
+            # Only the last part is confirmed: another may have a definition that is refused.
+            edition = facts.edition if is_last else facts.peers[to].confirmed
+            home = facts.brokers, facts.groups
+            say(self._broker, facts, to, Entries(edition, part, *home, None, after, is_last))
+            after = (part[-1].vpn, part[-1].queue) if part else after
+
+    def say_untold(self) -> None:
+        """Publish to clients what has changed while the home was at rest (M4)."""
+        untold, self._facts.untold = self._facts.untold, []
+        for vpn, name in untold:
+            self._emit_entry(vpn, name, entry_of(self._facts, vpn, name))
+
+    def _emit_entry(self, vpn: str, name: str, entry: Entry | None) -> None:
+        if name.startswith(ENDPOINT_PREFIX):  # no client uses it
+            return
+        names = {number: name for name, number in self._facts.brokers.items()}
+        hosts = {} if entry is None else {names[number]: number for number in entry.hosts}
+        kind, epoch = "" if entry is None else entry.definition.type, self._broker.header.epoch
+        state = "" if entry is None else "there" if entry.moves_to is None else "moving"
+        self._broker.emit(DirectoryEntry(vpn, name, hosts, kind, state, epoch, self._facts.edition))
+
+    def _answer(self, waiting: WaitingAnswer) -> None:
+        if waiting.reply is None:
+            return
+        error, kind = waiting.error or None, "LakequeueError" if waiting.error else None
+        epoch = self._broker.header.epoch
+        result = None if error else waiting.result
+        self._broker.emit(Reply(*waiting.reply, result, error, kind, epoch=epoch))
+
+
+def _edition(waiting: WaitingAnswer) -> int:
+    return waiting.edition
+
+
+def _of_edition(waiting: list[WaitingAnswer], edition: int) -> WaitingAnswer | None:
+    at = bisect_left(waiting, edition, key=_edition)
+    return waiting[at] if at < len(waiting) and waiting[at].edition == edition else None
+
+
+def _reply_address(command: c.Command) -> ReplyAddress | None:
+    """The reply address of a command."""
+    to = command.reply
+    return None if to is None else (to.topic, to.partition, to.request)
+
+
+def _defined(before: Entry, new: QueueDefinition) -> Entry:
+    """A queue's entry with a new definition. Topics subscribed at run time stay."""
+    gone = set(before.definition.subscriptions) - set(new.subscriptions)
+    topics = set(before.topics) - gone | set(new.subscriptions)
+    return msgspec.structs.replace(before, definition=new, topics=sorted(topics))
