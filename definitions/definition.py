@@ -420,14 +420,14 @@ def dead_message_ring(
 
     targets_of: returns the dead message queues that a queue of this name has or may get back.
     """
-    paths, seen = [(definition.name, definition.dead_message_queue)], set()
+    paths, seen = [([definition.name], definition.dead_message_queue)], set()
     while paths:
-        *path, name = paths.pop()
+        path, name = paths.pop()
         if name == definition.name:
             return f"must not lead back to the queue itself: {' → '.join([*path, name])}"
         if name is not None and name not in seen:
             seen.add(name)
-            paths += [(*path, name, target) for target in targets_of(name)]
+            paths += [([*path, name], target) for target in targets_of(name)]
     return None
 
 

@@ -267,6 +267,10 @@ class Keeper:
             key = "partition_key" if new.partition_key is not None else "barrier_expression"
             allowed = "needs one broker, but the queue has several: delete the queue first"
             problems.append(Problem(f"queue {new.name!r}", key, getattr(new, key), allowed))
+        is_moving = key_of(new.vpn, new.name) in self._facts.moves  # no broker has all its messages
+        if is_moving and old.max_spool_usage and not new.max_spool_usage:
+            allowed = "cannot become 0 while the queue is moving: try again later"
+            problems.append(Problem(f"queue {new.name!r}", "max_spool_usage", 0, allowed))
         owner = new.initial_owner
         if owner is not None and self._facts.brokers[owner] not in before.hosts:
             names = ", ".join(n for n, at in self._facts.brokers.items() if at in before.hosts)

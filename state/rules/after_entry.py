@@ -96,11 +96,13 @@ def forget_early_acks(queue: Queue, now: int, budget: Budget) -> None:
 
 
 def keep_last(broker: Broker, queue: Queue, order: Callable[[Row], Any] = by_arrival) -> None:
-    """Remove all but the last message of a queue with quota 0. Such a queue has no cold rows: a
-    definition that sets the quota to 0 is refused while more than one message is stored. order:
-    says which is the last, by default the one that entered last."""
+    """Remove all but the last message of a queue with quota 0. order: says which is the last, by
+    default the one that entered last."""
     if queue.definition.max_spool_usage or queue.header.depth < 2:
         return
+    for runs in (queue.cold, queue.later):  # the last one of a deep queue may have stayed cold
+        for segment in list(runs.segments()):
+            queue.thaw(runs, segment, runs.read(segment), [])
     here = [row for row in queue.live.values() if row.state != MOVING]
     here.sort(key=order)
     apply(broker, queue, here[:-1], Event.REPLACE)

@@ -165,3 +165,24 @@ def test_Q9_X5_a_definition_that_is_taken_back_makes_no_ring_of_dead_message_que
     assert is_same_everywhere(mesh)
     mesh.at["a"].admin().define({"name": "dead", "max_deliveries": 3})
     assert all(entries(mesh, b)["dead"].definition.max_deliveries == 3 for b in BROKERS)
+
+
+@pytest.mark.parametrize("cut", BROKERS)
+@pytest.mark.parametrize("first", ["moves", "is defined"])
+def test_Q9_S10_M5_a_queue_with_several_messages_keeps_them_though_it_is_moving(
+    cut: str, first: str
+) -> None:
+    """Its old broker had given them away, and its new one had not got them yet."""
+    mesh = Mesh(queues=[local("queue", "b")])
+    for _ in range(2):
+        mesh.send("b", queue="queue")
+    mesh.engine.cut(cut)
+    commands = [c.MoveQueue(queue="queue", broker="c"), change("queue", max_spool_usage=0)]
+    for command in commands if first == "moves" else reversed(commands):
+        ask(mesh, command)
+    mesh.engine.mend(cut)
+    for _ in range(3):
+        mesh.send("c", queue="queue")
+    assert mesh.at["a"].admin().describe("queue")["depth"] == 5
+    assert is_same_everywhere(mesh)
+    assert entries(mesh, "a")["queue"].hosts == [2]

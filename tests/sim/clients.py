@@ -38,9 +38,10 @@ class Net:
         return 0 if chance < self.lost else 2 if chance > 1 - self.twice else 1
 
     def command(self, broker: int, command: c.Command) -> None:
-        """A command to a broker."""
+        """A command to a broker. Clients' producers are idempotent, and `Returned` relies on it."""
         place = topics.topic(VPN, topics.COMMANDS), topics.commands_partition(broker)
-        for _ in range(self.copies()):
+        most = 1 if isinstance(command, c.Returned) else 2
+        for _ in range(min(self.copies(), most)):
             self.kafka.append(place, c.encode_command(command))
 
 

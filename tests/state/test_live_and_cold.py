@@ -119,3 +119,14 @@ def test_R5_a_merge_that_ended_is_on_the_next_mark() -> None:
     for n in range(60):
         steps.run(publishes=[("orders", b'{"n":%d}' % (m % 11)) for m in range(n, n + 21, 7)])
     steps.part()
+
+
+@pytest.mark.parametrize("publish", [{}, {"delay_ms": 9_000}], ids=["cold", "delayed"])
+def test_S10_Q9_a_message_that_stayed_cold_is_replaced_too(publish: dict[str, Any]) -> None:
+    """A deep queue gets quota 0 when one message is left. It had two from then on."""
+    steps = steps_of()
+    steps.run(publishes=[("orders", b"{}", publish) for _ in range(24)])
+    steps.run([c.Purge(queue="orders", ids="1-23")])
+    steps.run([define(max_per_subscription_backlog=100, max_spool_usage=0)])
+    steps.run(publishes=[("orders", b"{}")])
+    assert browsed(steps, "orders") == [25]
