@@ -59,8 +59,8 @@ _MS = 0.001
 def _step_phase(figure: str) -> Metric:
     return Metric(
         "step_seconds", COUNTER, (*_BROKER, "phase"),
-        "Time of the steps: `busy` not waiting for input, of it `decide` in the core; `boundary` "
-        "without steps for the sake of a snapshot; `save` to save it; `replay` steps taken again",
+        "Time by phase: `busy` taking steps, of it `decide` in the core; `boundary` pauses between "
+        "batches; `save` saving it; `replay` taking logged steps again",
         BATCH, figure, _MS,
     )  # fmt: skip
 
@@ -92,58 +92,58 @@ _OF_BATCHES = (
     ),
     Metric(
         "stuck_brokers", COUNTER, _BROKER,
-        "How often a broker that hung was started again", ENGINE,
+        "How often a hanging broker was restarted", ENGINE,
     ),
     _count("steps", "steps", "Steps taken"),
     _count("input_bytes", "bytes_in", "Bytes read"),
     _count("output_records", "records_out", "Records written to Kafka"),
-    _count("refused_records", "refused", "Records that Kafka will never take"),
+    _count("refused_records", "refused", "Records that Kafka refused for good"),
     _count("replayed_steps", "replayed", "Logged steps taken again after a failure"),
     _count("state_written_bytes", "state_bytes", "Bytes of pages given to Spark's state"),
     _count("state_written_pages", "state_pages", "Pages given to Spark's state"),
-    _count("page_cache_misses", "cache_pages_read", "Pages that were read from Spark's state"),
+    _count("page_cache_misses", "cache_pages_read", "Pages read from Spark's state"),
     _step_phase("busy_ms"),
-    _level("lag_records", "lag_records", "Records in Kafka that no step has taken yet"),
+    _level("lag_records", "lag_records", "Records in Kafka that no step has read yet"),
     _level(
         "slow_partitions", "slow_partitions",
-        "Partitions of commands that wait while others send, since most of theirs achieve nothing",
+        "Partitions of commands held back because most of their commands achieve nothing",
     ),
-    _level("wait_p50_seconds", "wait_p50_ms", "From publish to step, the median of a batch", _MS),
-    _level("wait_p99_seconds", "wait_p99_ms", "From publish to step, the 99th percentile", _MS),
-    _level("step_max_seconds", "step_max_ms", "The longest step of the last batch", _MS),
+    _level("wait_p50_seconds", "wait_p50_ms", "From publish to step, median of a batch", _MS),
+    _level("wait_p99_seconds", "wait_p99_ms", "From publish to step, 99th percentile", _MS),
+    _level("step_max_seconds", "step_max_ms", "Longest step of the last batch", _MS),
     _level(
         "boundary_seconds", "gap_ms",
-        "Without steps, for the sake of a snapshot, since the last one", _MS,
+        "Pause between the last two batches", _MS,
     ),
-    _level("save_seconds", "save_ms", "To save pages at the end of the last batch", _MS),
+    _level("save_seconds", "save_ms", "Time to save pages at the end of the last batch", _MS),
     _level("page_cache_bytes", "cache_bytes", "Memory of the page cache"),
 )  # fmt: skip
 
 _OF_QUERIES = (
     Metric("query_batches", COUNTER, _QUERY, "Batches of a streaming query", QUERY),
-    Metric("query_input_rows", COUNTER, _QUERY, "Rows that it read", QUERY),
+    Metric("query_input_rows", COUNTER, _QUERY, "Rows that the query read", QUERY),
     Metric(
         "query_phase_seconds", COUNTER, (*_QUERY, "phase"),
-        "Time of its batches by Spark's phase; `triggerExecution` is all of it", QUERY,
+        "Time of the query's batches by Spark's phase; `triggerExecution` is the sum", QUERY,
     ),
-    Metric("query_state_rows", GAUGE, _QUERY, "Rows in its state", QUERY),
-    Metric("query_state_bytes", GAUGE, _QUERY, "Memory of its state", QUERY),
+    Metric("query_state_rows", GAUGE, _QUERY, "Rows in the query's state", QUERY),
+    Metric("query_state_bytes", GAUGE, _QUERY, "Memory of the query's state", QUERY),
     Metric(
         "query_lag_records", GAUGE, _QUERY,
-        "Records that its Kafka partitions are behind, at the end of a batch", QUERY,
+        "Records in Kafka that the query has not read, at the end of a batch", QUERY,
     ),
     Metric(
         "table_bytes", GAUGE, ("table",),
-        "Bytes of a Delta table on the disk, with files that wait for VACUUM", QUERY,
+        "Size of a Delta table on disk, including files that wait for VACUUM", QUERY,
     ),
-    Metric("table_files", GAUGE, ("table",), "Its files on the disk", QUERY),
+    Metric("table_files", GAUGE, ("table",), "Files of a Delta table on disk", QUERY),
     Metric(
         "table_lag_seconds", GAUGE, _QUERY,
-        "How old the newest rows of the tables were when they were written", QUERY,
+        "Age of the newest rows of the tables when they were written", QUERY,
     ),
     Metric("tables_stopped", GAUGE, _QUERY, "1 while a query cannot write the tables", QUERY),
-    Metric("upkeep_time_seconds", GAUGE, (), "When the tables were tidied last", QUERY),
-    Metric("query_last_batch_time_seconds", GAUGE, _QUERY, "When its last batch ended", QUERY),
+    Metric("upkeep_time_seconds", GAUGE, (), "Time of the last upkeep of the tables", QUERY),
+    Metric("query_last_batch_time_seconds", GAUGE, _QUERY, "End of the query's last batch", QUERY),
 )  # fmt: skip
 
 
@@ -159,39 +159,39 @@ _OF_QUEUES = (
     _queue("depth", "depth", "Messages stored"),
     _queue("ready", "ready", "Messages that wait for a consumer"),
     _queue("leased", "leased", "Messages that consumers hold"),
-    _queue("delayed", "delayed", "Messages that are due later"),
+    _queue("delayed", "delayed", "Messages that become ready later"),
     _queue("dead", "dead", "Messages stored in a queue that is the dead message queue of others"),
     _queue("bytes", "spool_bytes", "Bytes stored"),
-    _queue("max_bytes", "max_spool_usage", "Its quota"),
+    _queue("max_bytes", "max_spool_usage", "Quota of the queue"),
     _queue("consumers", "consumers", "Consumers subscribed"),
-    _queue("oldest_seconds", "oldest_age_s", "Age of its oldest message; of `_other` the highest"),
+    _queue("oldest_seconds", "oldest_age_s", "Age of the oldest message; for `_other` the highest"),
     Metric(
         "queue_blocked", GAUGE, (*_QUEUE, "reason"),
-        "1 while messages are ready and none moves, for this reason; of `_other` how many queues",
+        "1 while, for this reason, no ready message is delivered; for `_other` how many queues",
         QUEUE, "blocked",
     ),
-    _queue_count("spooled", "Messages that came in"),
-    _queue_count("delivered", "Messages sent to consumers, again or for the first time"),
-    _queue_count("redelivered", "Messages sent again"),
-    _queue_count("acknowledged", "Messages that left by an ack"),
-    _queue_count("canceled", "Messages that consumers gave back"),
+    _queue_count("spooled", "Messages that entered"),
+    _queue_count("delivered", "Messages sent to consumers, redeliveries included"),
+    _queue_count("redelivered", "Messages redelivered"),
+    _queue_count("acknowledged", "Messages acknowledged"),
+    _queue_count("canceled", "Messages that consumers canceled"),
     _queue_count("consumer_rejected", "Messages that consumers rejected"),
     _queue_count("lease_ended", "Leases that ended without an ack"),
     _queue_count("expired", "Messages that expired"),
     _queue_count("dead_lettered", "Messages moved to the dead message queue"),
-    _queue_count("discarded", "Messages lost for want of a dead message queue that takes them"),
+    _queue_count("discarded", "Dead messages dropped because no dead message queue took them"),
     Metric(
         "queue_refused_messages", COUNTER, (*_QUEUE, "reason"),
-        "Messages that it refused, whether the publisher was told or not", QUEUE, "refused",
+        "Messages refused, with or without a nack", QUEUE, "refused",
     ),
     Metric(
         "queue_waiting_seconds", HISTOGRAM, _QUEUE,
-        "From entering the queue, or being due, to the first delivery", TIMES,
+        "Time from entering the queue, or from its due time, to the first delivery", TIMES,
         buckets=MESSAGE_BUCKETS,
     ),
     Metric(
         "queue_processing_seconds", HISTOGRAM, _QUEUE,
-        "From the last delivery to the ack", TIMES, buckets=MESSAGE_BUCKETS,
+        "Time from the last delivery to the ack", TIMES, buckets=MESSAGE_BUCKETS,
     ),
 )  # fmt: skip
 
@@ -204,21 +204,21 @@ def _bridge(name: str, figure: str, text: str, kind: str = GAUGE) -> Metric:
 
 _OF_BRIDGES = (
     _bridge("waiting", "waiting", "Messages that wait for a bridge"),
-    _bridge("on_its_way", "on_its_way", "Messages sent and not answered yet"),
-    _bridge("bytes", "spool_bytes", "Bytes of both"),
-    _bridge("max_bytes", "max_spool_usage", "The quota of what waits"),
-    _bridge("unanswered_seconds", "unanswered_s", "For how long the far end has not answered"),
-    _bridge("away", "state", "1 while the other home is not reached, or never came"),
-    _bridge("sent_messages", "sent", "Messages sent, again or for the first time", COUNTER),
+    _bridge("on_its_way", "on_its_way", "Messages sent over a bridge and not answered yet"),
+    _bridge("bytes", "spool_bytes", "Bytes of waiting and unanswered messages"),
+    _bridge("max_bytes", "max_spool_usage", "Quota of the waiting messages"),
+    _bridge("unanswered_seconds", "unanswered_s", "Age of the oldest send without an answer"),
+    _bridge("away", "state", "1 while the other home cannot be reached, or has never connected"),
+    _bridge("sent_messages", "sent", "Messages sent, repetitions included", COUNTER),
     _bridge("taken_messages", "taken", "Messages that the far end took", COUNTER),
     _bridge("refusals", "refused", "Refusals of a lane by the far end", COUNTER),
     Metric(
         "bridge_blocked_seconds", GAUGE, (*_BRIDGE, "endpoint"),
-        "For how long an endpoint of the far end has held messages of a bridge", BRIDGE, "for_s",
+        "How long an endpoint at the far end has blocked messages of a bridge", BRIDGE, "for_s",
     ),
     Metric(
         "bridge_blocked_messages", GAUGE, (*_BRIDGE, "endpoint"),
-        "How many messages wait for it", BRIDGE, "waiting",
+        "Messages that wait for that endpoint", BRIDGE, "waiting",
     ),
 )  # fmt: skip
 
@@ -230,9 +230,9 @@ _OF_LANES = (
         "Messages that wait for a queue of the broker `to`", LANES,
         "waiting",
     ),
-    Metric("lane_bytes", GAUGE, _LANE, "Bytes of these", LANES, "bytes"),
+    Metric("lane_bytes", GAUGE, _LANE, "Bytes of these messages", LANES, "bytes"),
     Metric(
-        "lane_refused_seconds", GAUGE, _LANE, "For how long the queue has not taken them", LANES,
+        "lane_refused_seconds", GAUGE, _LANE, "How long the queue has refused them", LANES,
         "for_s",
     ),
 )  # fmt: skip
@@ -241,30 +241,30 @@ _OF_LIMITS = (
     *(Metric(name, GAUGE, _BROKER, text, USAGE_BROKER, figure)
     for name, figure, text in (
         ("spool_bytes", "spool_bytes", "Bytes stored"),
-        ("spool_max_bytes", "max_spool_usage", "The broker's quota"),
+        ("spool_max_bytes", "max_spool_usage", "Quota of the broker"),
         ("spool_files", "spool_files", "Spool files in use"),
-        ("spool_max_files", "max_spool_files", "The most spool files"),
+        ("spool_max_files", "max_spool_files", "Limit of spool files"),
         ("delivered_unacked", "delivered_unacked", "Messages delivered and not acknowledged"),
-        ("max_delivered_unacked", "max_delivered_unacked", "The most of these"),
+        ("max_delivered_unacked", "max_delivered_unacked", "Limit of these messages"),
     )),
     Metric("vpn_spool_bytes", GAUGE, ("broker", "vpn"), "Bytes stored", USAGE_VPN, "spool_bytes"),
     Metric(
-        "vpn_spool_max_bytes", GAUGE, ("broker", "vpn"), "The VPN's quota, where it has one",
+        "vpn_spool_max_bytes", GAUGE, ("broker", "vpn"), "Quota of the VPN, if it has one",
         USAGE_VPN, "max_spool_usage",
     ),
     Metric(
         "vpn_refused_messages", COUNTER, ("broker", "vpn", "reason"),
-        "Messages that were refused without a queue", USAGE_VPN, "refused",
+        "Messages refused for a reason that names no queue", USAGE_VPN, "refused",
     ),
     Metric(
         "alert", GAUGE, ("broker", "vpn", "queue", "alert"),
-        "1 while an alert is set; without queue it is the VPN's, without VPN the broker's; of "
-        "`_other` how many queues", ALERT,
+        "1 while an alert is set: of the queue, without `queue` of the VPN, without `vpn` of the "
+        "broker; for `_other` the number of queues", ALERT,
     ),
     Metric("queue_series", GAUGE, (), "Queues that have series of their own", ALERT),
     Metric("queues", GAUGE, ("broker", "vpn"), "Queues defined", ALERT),
-    Metric("look_seconds", GAUGE, (), "What the last look at all queues took", ALERT),
-    Metric("look_time_seconds", GAUGE, (), "When that was: queues are shown as of then", ALERT),
+    Metric("look_seconds", GAUGE, (), "Duration of the last look at all queues", ALERT),
+    Metric("look_time_seconds", GAUGE, (), "Time of that look: queues are shown as of then", ALERT),
 )  # fmt: skip
 
 TABLE = (*_OF_BATCHES, *_OF_QUERIES, *_OF_QUEUES, *_OF_BRIDGES, *_OF_LANES, *_OF_LIMITS)
