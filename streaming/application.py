@@ -1,7 +1,7 @@
 """The engine's Spark application: one session, a query per broker, the tables' queries.
 
-It may end at any time, with its Java process or in order, and be started again. All that counts is
-in the checkpoints, from which the queries continue.
+It may end at any time, cleanly or because its Java process died, and be started again. The
+checkpoints hold everything that matters; the queries continue from them.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ log = logging.getLogger("lakequeue.engine")
 
 TABLES_INTERVAL_S = 5
 HISTORY_INTERVAL_S = 60  # heartbeats are commands too: an idle engine commits seldom
-# More batches than Spark retains (`minBatchesToRetain`) must not lie between two snapshots: what
-# changed in them would not be known any more, and each would have the whole state.
+# No more batches than Spark retains (`minBatchesToRetain`) may lie between two snapshots. Otherwise
+# Spark no longer knows which pages changed, and each snapshot has the whole state.
 SNAPSHOTS_INTERVAL_S = 60
 LOG_KEPT_S = 3_600.0  # the log of steps, until it is in the tables
 END_S_MAX = 60.0
@@ -74,8 +74,8 @@ PLAN_S_MAX = 20.0
 
 
 class SparkApplication:
-    """The Spark application of an engine. brokers: by name. progress: called with a line about what
-    takes time at the start."""
+    """The Spark application of an engine. brokers: by name. progress: called with a line about each
+    step of the start that takes time."""
 
     def __init__(
         self,
@@ -126,10 +126,9 @@ class SparkApplication:
                 self._wait_planned(broker)
 
     def _wait_planned(self, broker: BrokerQuery) -> None:
-        """Until a query's first job has begun, or not for longer than some seconds.
-
-        While it plans, Spark starts a Python process that must answer within 10 s; several at once
-        on a slow machine do not.
+        """Wait until a query's first job has begun, some seconds at most. While it plans, Spark
+        starts a Python process that must answer within 10 s; on a slow machine several at once do
+        not.
         """
         assert self.spark is not None
         assert broker.query is not None
@@ -155,7 +154,7 @@ class SparkApplication:
             extra={
                 **place_settings(places, self._folder.checkpoints),
                 "spark.scheduler.mode": "FAIR",
-                # Spark makes this folder, and by default where the process was started.
+                # Spark makes this folder; by default it does so in the working directory.
                 "spark.sql.warehouse.dir": str(home / "spark-warehouse"),
                 **self._settings.spark,
             },
@@ -201,7 +200,7 @@ class SparkApplication:
         return len(self.brokers) == 1
 
     def tables_interval_s(self) -> int:
-        """How often the tables are written; 0: never."""
+        """Seconds between two commits of the tables; 0: none."""
         return self._settings.value("tables_interval_s", TABLES_INTERVAL_S)
 
     def _loop_options(self, spark: SparkSession, home: Home, run: str, resting: bool) -> Options:
@@ -234,7 +233,7 @@ class SparkApplication:
         )  # fmt: skip
 
     def start_tables(self) -> None:
-        """Start the query of the Delta tables, if there is to be one. In any thread."""
+        """Start the query of the Delta tables, if they are switched on. Any thread may call it."""
         interval_s = self.tables_interval_s()
         if interval_s:
             self._start_of_tables(TABLES_QUERY, lambda spark: start_tables(
@@ -243,7 +242,7 @@ class SparkApplication:
             ))  # fmt: skip
 
     def _start_of_tables(self, name: str, start: Callable[[SparkSession], StreamingQuery]) -> None:
-        """Start a query of tables. If it was meanwhile ended to start over, stops it again;
+        """Start a query of tables. If `_end_tables` was called meanwhile, stop it again;
         `tables_watch` then starts it once more."""
         assert self.spark is not None
         ended = self._ended_tables
@@ -257,8 +256,8 @@ class SparkApplication:
             query.stop()
 
     def start_history(self) -> None:
-        """Start the query of what steps took and were, if there is to be one. Micro-batches have no
-        log of steps. In any thread."""
+        """Start the history query (commands, steps, snapshots), if it is switched on. Micro-batches
+        have no log of steps. Any thread may call it."""
         interval_s = self.history_interval_s()
         if not interval_s:
             return
@@ -289,7 +288,7 @@ class SparkApplication:
         self._end_batches(query, TABLES_END_S_MAX)
 
     def history_interval_s(self) -> int:
-        """How often steps and what they took are written; 0: never."""
+        """Seconds between two commits of the history tables; 0: none."""
         value = self._settings.value
         tables = value("tables_interval_s", TABLES_INTERVAL_S) and self._real_time
         return value("history_interval_s", HISTORY_INTERVAL_S) if tables else 0
@@ -331,7 +330,7 @@ class SparkApplication:
         return java_ended(self.spark, wait_s=2.0) if self.spark is not None else ""
 
     def stop(self, batch_s: float) -> None:
-        """End the queries and Spark in order. batch_s: the time that running batches may take."""
+        """Stop the queries and Spark cleanly. batch_s: the time that running batches may take."""
         assert self.spark is not None
         if java_ended(self.spark):
             forget_session(self.spark)
@@ -367,8 +366,8 @@ class SparkApplication:
             end_between_batches(query, wait_s)
 
     def quiet(self, brokers: Iterable[BrokerQuery]) -> None:
-        """Ask the loops to take no message any more, for they are about to end (`end`); where
-        Kafka is away they take none anyway."""
+        """Ask the loops to take no more messages, because `end` follows. If Kafka is away they take
+        none anyway."""
         live = [broker for broker in brokers if broker.is_active]
         with contextlib.suppress(LakequeueError):
             self._tell_loops(live, lambda broker: quiet(broker.run.encode()), 1.0)

@@ -23,7 +23,7 @@ from ..protocol import LakequeueError
 if TYPE_CHECKING:
     from pyspark.sql.streaming import StreamingQuery
 
-QUERY = "lakequeue"  # of a broker that is alone
+QUERY = "lakequeue"  # of a home's only broker
 STARTING, RUNNING, RESTARTING, FAILED = "starting", "running", "restarting", "failed"
 
 
@@ -31,9 +31,10 @@ STARTING, RUNNING, RESTARTING, FAILED = "starting", "running", "restarting", "fa
 class BrokerQuery:
     """One broker of an engine.
 
-    group: of brokers, that it is in; none: empty; run: the loop's, as it is named to end it; ended:
-    set when the loop has ended its last batch; failure: why it is not started again; hangs: why it
-    is, though its query has not failed; resting: the home comes to rest, see `brokers_at_rest`.
+    group: of brokers, that it is in; none: empty; run: the id of the loop's run, which the command
+    to end it names; ended: set when the loop has ended its last batch; failure: why it is not
+    restarted; hangs: why it is restarted although its query has not failed; resting: the home is
+    coming to rest, see `brokers_at_rest`.
     """
 
     name: str
@@ -59,7 +60,7 @@ class BrokerQuery:
 
 
 def first_of(brokers: dict[str, BrokerQuery]) -> BrokerQuery:
-    """The one with the lowest number; it reads on for those that are no more."""
+    """The broker with the lowest number; it reads on for removed brokers."""
     return min(brokers.values(), key=lambda broker: broker.number)
 
 
@@ -92,17 +93,17 @@ class BrokerRecords:
         self.epoch = 0
 
     def state(self, broker: BrokerQuery, state: str) -> None:
-        """A broker is in this state now."""
+        """Publish a broker's new state."""
         broker.state = state
         self._say(broker, {"state": state, "why": broker.failure or broker.hangs})
 
     def worker(self, broker: BrokerQuery, worker: str) -> None:
-        """A broker steps in this worker now; its next figures say so too."""
+        """A broker steps in this worker now; its next record names the worker."""
         with self._lock:
             self._known.setdefault(broker.name, {})["worker"] = worker
 
     def batch(self, broker: BrokerQuery, progress: dict[str, Any]) -> None:
-        """A batch of a broker is done. progress: Spark's, as in its JSON."""
+        """Publish the figures of a broker's batch. progress: Spark's, as in its JSON."""
         seen = progress.get("observedMetrics", {}).get("engine") or {}
         lasted_ms = int(progress["durationMs"].get("triggerExecution", 0))
         if "steps" not in seen or not lasted_ms:

@@ -1,10 +1,10 @@
 """Which existing topics the queues capture, beside their VPN's own (Q2).
 
 A queue may capture a topic at any time, by name or by an expression, and a topic may be created at
-any time. A broker's loop finds new topics itself. Spark's Kafka source has a fixed list, so the
-engine hears of each capture with a batch's progress, looks which topics exist, and restarts the
-queries that must read more. A driver that died before it heard of one asks the brokers at its
-start.
+any time. A broker's loop finds new topics itself. Spark's Kafka source has a fixed list. So a
+batch's progress reports each new capture, and the engine looks up which topics exist and restarts
+the queries that must read more. At its start the engine asks the brokers, because an earlier driver
+may have died before it read a report.
 
 Micro-batches also know how large a record each topic takes (`low_limits`); if that changes, their
 query is restarted too.
@@ -79,13 +79,13 @@ class CapturedTopics:
         )
 
     def watch(self) -> None:
-        """Begin to look which topics there are."""
+        """Begin to look for topics."""
         kafka = quiet_client(self._bootstrap, "lakequeue-topics")
         self._discovery = Discovery(kafka, self._found)
         self._discovery.start()
 
     def close(self) -> None:
-        """Look no more."""
+        """Stop looking."""
         if self._discovery is not None:
             self._discovery.close()
 
@@ -96,14 +96,14 @@ class CapturedTopics:
     # ------------------------------------------------------------ more of them
 
     def heard(self, text: str) -> None:
-        """A queue captures this topic or expression. From any thread."""
+        """A queue captures this topic or expression. Any thread may call it."""
         if text not in self._texts:
             self._texts.add(text)
             if self._discovery is not None:
                 self._discovery.look()
 
     def _found(self, sizes: dict[str, int]) -> None:
-        """All topics, as they are now."""
+        """Take the list of all topics."""
         if captured_topics(sizes, list(self._texts)) != self.reads:
             self.more = True
         if self._said(sizes) != self.said():
@@ -112,16 +112,15 @@ class CapturedTopics:
             self.more = True
 
     def said(self) -> list[str]:
-        """The existing topics in which others send to the brokers, for the queries that start
-        now."""
+        """The existing topics with records for the brokers, for the queries that start now."""
         return self._said(self.partitions)
 
     def _said(self, sizes: Collection[str]) -> list[str]:
         return said_topics(self._vpns, [*self._brokers, *self._folder.removed()], sizes)
 
     def low_limits(self) -> dict[str, int]:
-        """How large a record those of our topics take that take less than by default: asked now,
-        and from now on at each look."""
+        """The record sizes of our topics that allow less than the default: asked now, and from now
+        on at each look."""
         self._limits = self._limits_now(self.partitions)
         return self._limits
 
@@ -133,7 +132,7 @@ class CapturedTopics:
         return {name: limit for name, limit in limits.items() if limit < RECORD_BYTES_MAX}
 
     def learn(self) -> None:
-        """Queries that start now read what there is. Raises NotConnected."""
+        """List the topics, so that queries that start now read them. Raises NotConnected."""
         assert self._discovery is not None
         require_broker(self._bootstrap)
         self.more = False
@@ -151,7 +150,7 @@ class CapturedTopics:
         self.unasked |= {(broker, vpn) for broker in brokers for vpn in self._vpns}
 
     def forget(self, broker: str) -> None:
-        """This broker does not answer any more."""
+        """Forget a broker that was removed."""
         self.unasked = {one for one in self.unasked if one[0] != broker}
 
     def ask(self, timeout_s: float) -> None:

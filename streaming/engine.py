@@ -63,8 +63,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("lakequeue.engine")
 
 # How long a stop may take, of the 10 s that `lakequeue up` has for itself and its Kafka: for the
-# running batch, for Spark's end, and for unsent records. What is cut off runs again at the next
-# start.
+# running batch, for Spark's end, and for unsent records. A batch that is cut off runs again at the
+# next start.
 STOP_BATCH_S, STOP_SPARK_S, STOP_SEND_S = 4.0, 6.0, 1.0
 
 
@@ -107,7 +107,7 @@ class Engine:
         vpns = {*configuration.vpns, *(q.vpn for q in configuration.queues)}
         self._vpns = sorted(vpns)
         self._transport: Transport | None = None
-        # Numbered as they are named, until the home is asked.
+        # Numbered in this order, until the home is asked.
         self.brokers = {b: BrokerQuery(b, i) for i, b in enumerate(configuration.brokers)}
         self._records = BrokerRecords(self._put_record)
         self._heartbeat = EngineHeartbeat(self._beat, self.home)
@@ -144,7 +144,7 @@ class Engine:
         self._refuse_several_in_batches()
 
     def _make_watches(self) -> None:
-        """Make what looks after the running parts; nothing is started yet."""
+        """Make the watches over the running parts; none is started yet."""
         self._tables_watch = TablesWatch(
             self.application, self._folder, self.metrics, self._tell_everybody,
             self._lock_of_tables.take,
@@ -175,12 +175,12 @@ class Engine:
 
     @property
     def trigger(self) -> str:
-        """How it steps: ``real-time`` or ``micro-batch``."""
+        """The trigger: ``real-time`` or ``micro-batch``."""
         return self._settings.trigger
 
     @property
     def log_format(self) -> str:
-        """What lines of the log are: ``text`` or ``json``."""
+        """The format of log lines: ``text`` or ``json``."""
         return self._settings.log_format
 
     @property
@@ -204,9 +204,9 @@ class Engine:
         self._number_brokers()
         transport = self._require_its_kafka()
         self.captured.open()
-        # an engine without tables may succeed one that is frozen
+        # an engine without tables may replace a frozen one
         if self.application.tables_interval_s():
-            with contextlib.suppress(OSError):  # no rights, no room: the tables' watch tells it
+            with contextlib.suppress(OSError):  # no rights, no room: the tables' watch reports it
                 self._lock_of_tables.take()
         self._folder.mend()
         numbers, groups = self._numbers_and_groups()
@@ -218,7 +218,7 @@ class Engine:
             self._begin(broker)
             for vpn, queue in self._folder.rebuilt_queues():
                 self._tell(vpn, broker, commands.encode_command(commands.BeginAgain(queue=queue)))
-        transport.flush(10.0)  # a loop takes no client's command before these instructions
+        transport.flush(10.0)  # a loop reads no client's command before these instructions
         self._heartbeat.start()
         self._alerts.start()
         self._answers.start()
@@ -236,14 +236,15 @@ class Engine:
         if self.application.tables_interval_s():
             self._care.start()
         self._wishes.open(transport.newest, self._folder)
-        if self.trigger == REAL_TIME:  # micro-batches do not read what comes from other homes
+        if self.trigger == REAL_TIME:  # micro-batches do not read records of other homes
             self.bridges.open(self.epoch)
             self._steps.start()
         self._serve()
 
     def _require_its_kafka(self) -> Transport:
-        """Offsets of one Kafka mean nothing in another, which may stand at the same address. We are
-        connected first: that says whether Kafka is away, is none, or refuses our credentials."""
+        """Offsets of one Kafka mean nothing in another, which may stand at the same address. The
+        engine connects first: that shows whether Kafka is away, is something else, or refuses our
+        credentials."""
         transport = self._transport = open_kafka(self.bootstrap, "lakequeue-engine")
         try:
             cluster = TopicsNow(quiet_client(self.bootstrap, "lakequeue-engine")).cluster()
@@ -255,8 +256,8 @@ class Engine:
         return transport
 
     def _number_brokers(self) -> None:
-        """The brokers that this home has, and those that the configuration names."""
-        named = set(self.brokers) - {DEFAULT_BROKER}  # that one where the configuration names none
+        """Number the brokers that this home has and those that the configuration names."""
+        named = set(self.brokers) - {DEFAULT_BROKER}  # the default if the configuration names none
         for name in sorted(named & set(self._folder.removed())):
             log.warning(
                 "broker %r was removed from this home and is not started: remove its name from "
@@ -265,7 +266,7 @@ class Engine:
         numbers = self._folder.brokers(self.brokers)
         self._folder.require_brokers(numbers)
         groups = self._folder.groups(self.configuration.groups, numbers)
-        self.brokers.clear()  # the same mapping: others have it
+        self.brokers.clear()  # the same mapping: other objects share it
         for name, number in numbers.items():
             self.brokers[name] = BrokerQuery(name, number, group=groups.get(name, ""))
         self._refuse_several_in_batches()
@@ -275,7 +276,7 @@ class Engine:
         return {b.name: b.number for b in brokers}, {b.name: b.group for b in brokers if b.group}
 
     def _begin(self, broker: BrokerQuery) -> None:
-        """Tell a broker, before its query starts, what it is to be."""
+        """Send a broker its instructions before its query starts."""
         assert self._transport is not None
         if own := topics.commands_partition(broker.number):  # it may just have been made
             for vpn in self._vpns:
@@ -286,7 +287,8 @@ class Engine:
         )
         begin = commands.encode_command(commands.Begin(epoch=self.epoch))
         instructions = configure_commands(configured, broker.name, numbers)
-        if len(numbers) == 1 and self._folder.removed():  # it may not know yet that it is alone
+        # it may not know yet that it is the only one
+        if len(numbers) == 1 and self._folder.removed():
             instructions.insert(0, (self._vpns[0], self._peers()))
         clients = clients_command(self.configuration, self._folder.secret)
         first = [(self._vpns[0], begin), (self._vpns[0], clients)]
@@ -315,7 +317,7 @@ class Engine:
         return commands.encode_command(commands.Peers(brokers=numbers, groups=groups))
 
     def _tell_peers(self) -> None:
-        """Say to all which brokers there are."""
+        """Tell all brokers which brokers there are."""
         peers = self._peers()
         for broker in list(self.brokers.values()):
             self._tell(self._vpns[0], broker, peers)
@@ -323,8 +325,8 @@ class Engine:
         self._transport.flush(10.0)  # as at the start: before its loop reads
 
     def remove_broker(self, name: str, to: str = "") -> Moves:
-        """Remove a broker from the engine, which rests meanwhile; gives which queues with one place
-        have moved where. to: a broker for all of them. Raises LakequeueError."""
+        """Remove a broker from the engine, which rests meanwhile. Returns where its queues with one
+        host are now. to: a broker for all of them. Raises LakequeueError."""
         with self._lock:
             moved = self.rehoming.remove(name, to)
             self._say_last_words()
@@ -336,7 +338,7 @@ class Engine:
             return self.rehoming.move(vpn, queue, to)
 
     def _say_last_words(self) -> None:
-        """What removed brokers have yet to say."""
+        """Send the records that removed brokers still have to send."""
         words = self._folder.last_words()
         assert self._transport is not None
         for record in wire.encode([*words]):
@@ -401,7 +403,7 @@ class Engine:
         do_every(partial(command, topics.topic(v, kind), b"engine", value) for v in self._vpns)
 
     def _put_record(self, key: bytes, value: bytes | None) -> None:
-        if self._transport is None:  # it was not started yet
+        if self._transport is None:  # it has not started yet
             return
         publish, kind = self._transport.publish, topics.DIRECTORY
         do_every(partial(publish, topics.topic(v, kind), value, key, [], 0) for v in self._vpns)
@@ -423,7 +425,8 @@ class Engine:
                 self._records.worker(self.brokers[broker], rest)
 
     def _on_loss(self, broker: str, topic: str, records: int, event: str, query: str = "") -> None:
-        """broker: whose loop lost them; empty: the first is told, it was another reader."""
+        """broker: whose loop lost them; empty: another reader did, and the first broker gets the
+        event."""
         if event == LOST:
             self.metrics.lost(topic, records)
         reader = "tables" if query in (TABLES_QUERY, HISTORY_QUERY) else "engine"
@@ -432,7 +435,7 @@ class Engine:
             try:
                 self._tell(vpn, reporter, command)
             except LakequeueError as error:  # Kafka is away; the log and the metric have it
-                log.warning("a loss is not told in the events: %s", error)
+                log.warning("no event reports the loss: %s", error)
 
     def _on_stuck(self, broker: BrokerQuery, why: str) -> None:
         self.metrics.stuck(broker.name)
@@ -443,13 +446,13 @@ class Engine:
         do_every(partial(self._tell, vpn, first, value) for vpn in self._vpns)
 
     def _tell(self, vpn: str, broker: BrokerQuery, value: bytes) -> None:
-        """Say something where no client may: it is carried out in this VPN."""
+        """Write a command where no client may write; it is carried out in this VPN."""
         assert self._transport is not None
         instructions = topics.topic(broker.name, topics.INSTRUCTIONS)
         self._transport.command(instructions, vpn.encode(), value)
 
     def wait(self) -> None:
-        """Until stopped; starts again what failed, raises when that does not help."""
+        """Wait until stopped. Restarts failed parts, and raises when that does not help."""
         self.watch.watch(self._lock)
         self._stopped.wait(60)
 
@@ -458,8 +461,8 @@ class Engine:
     def stop(self) -> None:
         """Finish the batch, stop the queries and Spark, within 8 s. Calling it again does nothing.
 
-        Whatever is away or hangs (Kafka, a batch, Java) is cut off then: nothing is lost, a batch
-        that was cut off runs again at the next start.
+        Parts that are away or hang by then (Kafka, a batch, Java) are cut off. Nothing is lost: a
+        batch that was cut off runs again at the next start.
         """
         first = not self._stopping.is_set()
         self._stopping.set()

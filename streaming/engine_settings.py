@@ -1,6 +1,6 @@
 """The user's settings: Spark's under their own names, the engine's under `lakequeue.…` (Q7).
 
-A setting that nobody reads, or a value that the engine cannot use, is refused.
+An unknown setting, or a value that the engine cannot use, is refused.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ _MANY = 1_000_000
 _PORT = _Number(int, -1, 65_535, "0 for a free one, -1 for none")
 _EVERY_S = _Number(int, 0, _MANY, "0 for never")
 _NUMBERS = {
-    "batch_s": _Number(float, 0.01, 600),  # a transaction of Kafka is open as long: 15 min at most
+    # a Kafka transaction stays open this long: 15 min at most
+    "batch_s": _Number(float, 0.01, 600),
     "batch_mb": _Number(int, 1, _MANY),
     "replay_s": _Number(float, 0.01, 600),
     "page_cache_mb": _Number(int, 1, _MANY),
@@ -78,7 +79,7 @@ class EngineSettings:
 
     @property
     def places(self) -> tuple[str, str]:
-        """Where tables and checkpoints shall be; empty: where the home says."""
+        """Where the user wants tables and checkpoints; empty: where the home has them."""
         return self.text("tables"), self.text("checkpoints")
 
     def text(self, name: str) -> str:
@@ -109,7 +110,7 @@ def _problem(key: str, value: str) -> Problem | None:
 
 
 def _wrong_number(text: Any, wanted: _Number) -> str:
-    """What a text had to be; empty: it is."""
+    """What a number's text should have been; empty if it is right."""
     try:
         if wanted.least <= wanted.kind(text) <= wanted.most:
             return ""

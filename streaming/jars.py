@@ -7,8 +7,8 @@ cache; `make` calls it.
 
 A home on an S3 store needs the jars of `conf/jars-s3.xml` as well (`object_store_jars`), and
 another way to write checkpoints (`place_settings`): the fast one of `conf/spark.conf` renames a
-file over another. Only a local disk can do that. Elsewhere the first attempt's file would stay when
-a batch is repeated. Jars for other stores must come with the cluster.
+file over another. Only a local disk can do that. On another store the first attempt's file would
+stay when a batch is repeated. Jars for other stores must come with the cluster.
 """
 
 from __future__ import annotations
@@ -71,9 +71,8 @@ def java_version(java: str | Path) -> int | None:
 
 
 def java_executable() -> Path:
-    """The first Java of ``JAVA_HOME`` and ``PATH`` that is new enough.
-
-    Raises LakequeueError when there is none; the sentence says what was found instead.
+    """The first Java of ``JAVA_HOME`` and ``PATH`` that is new enough. Raises LakequeueError if
+    there is none; the error says what was found instead.
     """
     seen: list[str] = []
     home = os.environ.get("JAVA_HOME")
@@ -92,7 +91,7 @@ def java_executable() -> Path:
 
 
 def cached_jars(wanted: Path | None = None) -> Jars | None:
-    """The jars of a list when the cache holds every one of them, else None. Fetches nothing."""
+    """The jars of a list if the cache holds all of them, else None. Fetches nothing."""
     folder = _folder(wanted)
     jars = _expected(folder, wanted)
     complete = (folder / _STAMP).is_file() and all(p.is_file() for p in jars.spark + jars.broker)
@@ -100,7 +99,7 @@ def cached_jars(wanted: Path | None = None) -> Jars | None:
 
 
 def ensure_jars(progress: Callable[[str], None] | None = None, wanted: Path | None = None) -> Jars:
-    """The jars, fetched when the cache lacks them (40 s at first, then nothing to do).
+    """The jars, fetched if the cache lacks them (about 40 s the first time).
 
     wanted: the list, by default `conf/jars.xml`.
     progress: called with one line when a fetch starts and one when it is done; without it the
@@ -211,8 +210,8 @@ def _unresolved(output: str) -> str:
 
 
 def main() -> int:
-    """Fill the cache and say where it is; 1 and one sentence when that fails. The word `s3` behind
-    the program's name: also with the jars for an S3 store."""
+    """Fill the cache and print where it is. Returns 1, after an error line, if that fails. With the
+    argument `s3`, also fetch the jars for an S3 store."""
     try:
         jars = ensure_jars()
         if "s3" in sys.argv[1:]:
@@ -237,12 +236,12 @@ REPLACES = (
 def object_store_jars(
     places: Iterable[Folder], progress: Callable[[str], None] | None = None
 ) -> list[Path]:
-    """The jars beside the usual ones. Raises LakequeueError, as `ensure_jars`."""
+    """The additional jars for these places. Raises LakequeueError, as `ensure_jars`."""
     return ensure_jars(progress, S3_XML).spark if any(map(_on_s3, places)) else []
 
 
 def place_settings(places: Iterable[Folder], checkpoints: Folder | None = None) -> dict[str, str]:
-    """Spark's settings for these places, of which one may be that of the checkpoints."""
+    """Spark's settings for these places. checkpoints: which of them holds the checkpoints."""
     found = s3_settings() if any(map(_on_s3, places)) else {}
     if isinstance(checkpoints, RemoteFolder):
         found[MANAGER] = REPLACES

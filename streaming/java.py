@@ -7,9 +7,9 @@ each in a jar, reads, checks and links it. Class data sharing does that once:
                  makes the archive from that list.
     archive      Java maps it
 
-An archive belongs to one Java and one class path, which its name says. Java checks that again, and
+An archive belongs to one Java and one class path, which its name says. Java checks both again, and
 runs without an archive that is damaged or does not fit. Archives lie in the cache, beside the jars.
-If anything fails here, only the time that it would have saved is lost.
+If anything fails here, the start is only slower.
 """
 
 from __future__ import annotations
@@ -32,9 +32,10 @@ import psutil
 
 from .jars import cache_directory
 
-AFTER_S = 60.0  # until then the tables have had their first batches, whose classes count too
+AFTER_S = 60.0  # by then the tables have had their first batches, whose classes count too
 MAKE_S_MAX = 900.0
-MEMORY_BYTES_MIN = 2_000_000_000  # free; making takes a little more than half of that
+# free memory that making an archive requires; it takes a little more than half of it
+MEMORY_BYTES_MIN = 2_000_000_000
 UNUSED_S_MAX = 30 * 86_400.0
 # The first to go when memory is short, and the last to get a core.
 _HUMBLY = 'echo 1000 >/proc/self/oom_score_adj; exec nice -n 19 "$@"'
@@ -101,7 +102,8 @@ class JavaArchive:
             finally:
                 child.kill()
             if made:
-                with partial.open("rb") as file:  # a machine that dies must not leave its name only
+                # a machine that dies must not leave an empty file of this name
+                with partial.open("rb") as file:
                     os.fsync(file.fileno())
                 partial.replace(self.path)
                 self._record.unlink()
@@ -126,7 +128,8 @@ def _folder() -> Path:
 
 
 def _digest(java: Path, files: Iterable[Path], words: Sequence[str]) -> str:
-    """Java's own look is finer; what this leaves out costs an archive that Java does not take."""
+    """The digest in an archive's name. Java's own check is stricter: if this one misses a
+    difference, Java ignores the archive."""
     digest = hashlib.sha256("\0".join(words).encode())
     for path in (java.resolve(), *files):
         with contextlib.suppress(OSError):
@@ -150,9 +153,9 @@ _PR_SET_PDEATHSIG = 1
 def start_tied(command: list[str], **options: Any) -> subprocess.Popen[bytes]:
     """Start a child that the kernel kills when this process dies, however it dies.
 
-    Linux ties that promise to the THREAD that forked: the child would die as soon as a short-lived
-    thread that called this ended. So the fork is done by a thread that lives as long as the
-    child does. Elsewhere than on Linux there is no such promise.
+    Linux ties this to the THREAD that forked: if a short-lived thread forked, the child would die
+    with it. So a thread that lives as long as the child does the fork. Other systems have no such
+    guarantee.
     """
     libc = ctypes.CDLL(None) if sys.platform == "linux" else None
     parent = os.getpid()

@@ -2,7 +2,7 @@
 
 The state writes them to the directories of their VPNs (`bridge/<name>`, a compacted topic), so a
 driver that starts finds all of them there. Records that another home left in these topics are
-ignored, by their epoch. A bridge that arrives needs topics; one that leaves needs a thread that
+ignored, by their epoch. The far end of a bridge needs topics; the near end needs a thread that
 copies.
 """
 
@@ -51,7 +51,7 @@ class BridgeWatch(TopicReader):
         self.start()
 
     def stop(self) -> None:
-        """End the thread and all that copies, soon."""
+        """End the thread and the copiers, soon."""
         super().stop()
         for copier in list(self._copiers.values()):
             copier.stop()
@@ -84,7 +84,7 @@ class BridgeWatch(TopicReader):
         self._changed.add(place)
 
     def _follow(self) -> None:
-        """Make of the bridges what they are to be now."""
+        """Start, stop and equip bridges as the directories now say."""
         do_every(partial(self._follow_one, place) for place in sorted(self._changed))
 
     def _follow_one(self, place: tuple[str, str]) -> None:
@@ -103,7 +103,7 @@ class BridgeWatch(TopicReader):
         self._changed.discard(place)
 
     def _trim(self) -> None:
-        """Remove records that have their answer; nobody reads them again."""
+        """Remove answered records, which nobody reads again."""
         if time.monotonic() - self._trimmed_at < TRIM_S:
             return
         self._trimmed_at = time.monotonic()

@@ -1,7 +1,7 @@
 """The Kafka of the home at the other end of a bridge: its topics, its answers, its identity (H1).
 
-Each problem there becomes one sentence: it does not answer, it refuses the credentials, nobody
-expects the bridge, it is this home itself.
+Each problem becomes one sentence: that Kafka does not answer or refuses the credentials, the home
+there does not expect the bridge, or it is this home itself.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ WRITER = {
     "linger.ms": 1,
     "message.max.bytes": RECORD_BYTES_MAX,
 }
-# librdkafka tells standard error of each attempt; here it is one sentence.
+# librdkafka writes each attempt to standard error; here one sentence is enough.
 _unheard = logging.getLogger("lakequeue.far_home")
 _unheard.propagate = False
 _unheard.addHandler(logging.NullHandler())
@@ -85,7 +85,8 @@ class FarHome:
         self._writer.purge()
         if self._reader is not None:
             self._reader.close()
-        del self._writer, self._reader  # they know us (`_delivered`): their threads would live on
+        # they hold a reference to us (`_delivered`), so their threads would live on
+        del self._writer, self._reader
 
     def _say(self, why: str) -> NotConnected:
         return NotConnected(f"{self._bridge.to}: {why}")
@@ -125,7 +126,7 @@ class FarHome:
                 )
 
     def _brokers(self) -> dict[str, dict[str, Any]]:
-        """The far home's brokers, as its directory says; none where that may not be read."""
+        """The far home's brokers, from its directory; none if we may not read that."""
         assert self._reader is not None
         place = TopicPartition(topics.topic(self._vpn, topics.DIRECTORY), 0)
         found: dict[str, dict[str, Any]] = {}
@@ -159,7 +160,7 @@ class FarHome:
         self._reader.assign([TopicPartition(self._answers, self._place, offset)])
 
     def bring(self, value: bytes) -> None:
-        """A record to the door."""
+        """Send a record to the far end."""
         key = self._bridge.name.encode()
         while True:
             try:
@@ -176,7 +177,7 @@ class FarHome:
         return taken(self._reader)
 
     def poll(self) -> None:
-        """Raise KafkaException, or a sentence, for what did not arrive."""
+        """Raise KafkaException or LakequeueError if a record did not arrive."""
         self._writer.poll(0)
         if self._lost:
             raise self._say(f"took no record ({self._lost[0].str()}); all are copied again")
@@ -187,7 +188,7 @@ class FarHome:
 
 
 def taken(consumer: Consumer, wait_s: float = WAIT_S) -> list[Any]:
-    """What has come; after a while, nothing. Raises KafkaException for what will not pass."""
+    """The records that came, or none after a while. Raises KafkaException for a lasting error."""
     first = consumer.poll(wait_s)
     if first is None:
         return []

@@ -3,10 +3,10 @@
     <broker>.bridge-out ─▶ far <vpn>.bridge-in    far <vpn>.bridge-answers ─▶ <broker>.mesh
 
 Each bridge to another Kafka has a thread. It copies bytes in their order and keeps no state that
-counts: what it copies twice is accepted once, and what did not arrive is copied again with all that
-follows. It begins at the oldest record without an answer. The position of a consumer group in its
-own Kafka says where that is, and how far the answers were read. So every failure has one remedy:
-begin again there after a pause, and log the reason.
+matters. The far end accepts a record once even if it is copied twice, and a record that did not
+arrive is copied again with all that follow. It begins at the oldest record without an answer. The
+position of a consumer group in its own Kafka says where that is, and how far the answers were read.
+So every failure has one remedy: begin again there after a pause, and log the reason.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class HomeCopier(WatchThread):
         self._pause_s = min(2 * self._pause_s, PAUSE_S_MAX)
 
     def _tell(self, state: str, why: str) -> None:
-        """Tell the near broker, and the log, how it is with the way, where that is new."""
+        """Report a new state of the connection to the near broker and the log."""
         report = home_bridges.CopierState(state, why[:900])  # type: ignore[arg-type]
         if report == self._reported:
             return
@@ -150,7 +150,7 @@ class _CopyAttempt:
         self._reader.close()
 
     def turn(self) -> None:
-        """Copy what there is, both ways."""
+        """Copy waiting records in both directions."""
         self._bring()
         self._answer()
         self._far.poll()
@@ -193,7 +193,7 @@ class _CopyAttempt:
                 answer = home_bridges.decode_copied(message.value())
             except ValueError as error:
                 to = self._copier.bridge.to
-                raise NotConnected(f"{to}: its answer is none: {error}") from error
+                raise NotConnected(f"{to}: its answer cannot be read: {error}") from error
             if not isinstance(answer, home_bridges.HomeAnswer):
                 continue
             writer.produce(self._copier._mesh, message.value(), self._copier._key, 0,
@@ -213,7 +213,7 @@ class _CopyAttempt:
             self._failures.append(error)
 
     def _keep(self) -> None:
-        """Keep the position, where it changed."""
+        """Store the position if it changed."""
         at = self._unanswered[0][1] if self._unanswered else self._next
         now = time.monotonic()
         old = now - self._kept_at

@@ -1,4 +1,4 @@
-"""Requests to add or remove a broker or to move a queue, in a VPN's directory.
+"""Requests to add or remove a broker, or to move a queue, in a VPN's directory.
 
 A client that may write `<vpn>.directory` may ask:
 
@@ -8,7 +8,7 @@ A client that may write `<vpn>.directory` may ask:
 
 The engine does it while the home rests (`engine_rehoming`) and answers under the same key, with the
 same id: `done` and `moved` (VPN, queue and broker of each), or `refused` with a sentence. If it
-dies before the answer, its next start answers, since the home says what was done.
+dies before it answers, its next start answers, since the home records what was done.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ ASK_S_MAX = 10.0
 def check_new(
     new: BrokerQuery, application: SparkApplication, folder: HomeFolder, vpns: list[str]
 ) -> None:
-    """Raise LakequeueError where this broker cannot be added."""
+    """Raise LakequeueError if this broker cannot be added."""
     groups = {broker.name: broker.group for broker in application.brokers.values()}
     check_added(new.name, new.group, groups, folder.removed(), vpns)
     application.check_slots(len(groups) + 1)
 
 
 def await_partition(transport: Transport, topic: str, partition: int) -> None:
-    """Until this client of Kafka knows a partition that was just made; without that it refuses to
+    """Wait until this Kafka client knows a partition that was just made; until then it refuses to
     write there. Raises NotConnected."""
     deadline = time.monotonic() + ASK_S_MAX
     while transport.partitions(topic) <= partition:
@@ -56,7 +56,7 @@ def await_partition(transport: Transport, topic: str, partition: int) -> None:
 
 
 class ChangeRequest(NamedTuple):
-    """A request. id: tells it from others. name: of a broker, or of a queue."""
+    """A request. id: distinguishes it from others. name: of a broker, or of a queue."""
 
     id: str
     what: str
@@ -82,7 +82,7 @@ def wish_of(key: bytes | None, value: bytes | None, vpn: str) -> ChangeRequest |
 
 
 def became(wish: ChangeRequest, folder: HomeFolder) -> dict[str, Any]:
-    """The answer to a wish that an earlier engine did not answer before it died."""
+    """The answer to a request that an earlier engine left unanswered when it died."""
     moved = folder.moved()
     match wish.what:
         case "add" if wish.name in folder.brokers(()):
@@ -111,13 +111,14 @@ class ChangeRequests(TopicReader):
         super().__init__(bootstrap, "lakequeue-wishes", places)
         self._add, self._answer = add, answer
         self._remove, self._move = remove, move
-        self._over: set[str] = set()  # ids that were answered before the thread came to them
+        self._over: set[str] = set()  # ids that were answered before the thread read them
 
     def open(self, newest: Callable[[str], dict[bytes, bytes]], folder: HomeFolder) -> None:
         """Begin to read requests in a thread. Earlier ones get their answer now. newest: the newest
         record of each key of a topic. Raises LakequeueError."""
         try:
-            for place in self._places:  # now: an end that is looked up later is behind a wish
+            # now: an end that is looked up later may lie behind a request
+            for place in self._places:
                 place.offset = self._consumer.get_watermark_offsets(place, ASK_S_MAX)[1]
         except KafkaException as error:
             raise LakequeueError(f"the directory cannot be read: {error}") from error
@@ -126,7 +127,7 @@ class ChangeRequests(TopicReader):
         self.start()
 
     def answer_old(self, records: dict[bytes, bytes], topic: str, folder: HomeFolder) -> None:
-        """Answer the wishes that an earlier engine did not answer before it died."""
+        """Answer the requests that an earlier engine left unanswered when it died."""
         for key, value in records.items():
             wish = wish_of(key, value, topics.vpn_of(topic) or "")
             if wish is not None:
@@ -138,7 +139,7 @@ class ChangeRequests(TopicReader):
         self.read(message.key(), message.value(), vpn)
 
     def read(self, key: bytes | None, value: bytes | None, vpn: str = "") -> None:
-        """One record of a VPN's directory; whatever is no wish is passed over."""
+        """Read one record of a VPN's directory; records that are no request are ignored."""
         wish = wish_of(key, value, vpn)
         if wish is None or wish.id in self._over:
             return
@@ -157,7 +158,7 @@ class ChangeRequests(TopicReader):
                     raise LakequeueError(f"wish: {wish.what[:100]!r} – {allowed}")
         except LakequeueError as error:
             answer = {"id": wish.id, "refused": str(error)}
-        except Exception as error:  # of Java, say: the watch looks after the queries
+        except Exception as error:  # such as an error of Java: the watch looks after the queries
             log.exception("broker %r: this could not be done: %s", wish.name, wish.what)
             answer = {"id": wish.id, "refused": f"{type(error).__name__}: {error}"[:500]}
         self._say(key, answer)

@@ -4,14 +4,14 @@
     ── the home names its new brokers and these files ──
     start all loops: each begins with its file if its state is older
 
-The line in the middle is one file that is written whole or not at all. If something fails or dies
-before it, the home is as it was. If it dies after it, the next start continues there. A loop puts
-the pages of its file into Spark's state in its first batch, so they are committed with it or not at
-all.
+The line in the middle is one file that is written whole or not at all. If anything fails before
+that, the home is as it was. If the engine dies after it, its next start continues there. A loop
+puts the pages of its file into Spark's state in its first batch, so they are committed with it or
+not at all.
 
-If brokers still have messages for each other, their loops are started once more. They then hear one
-another and the engine, but no client and no captured topic, until nothing is between them.
-Their time stands still meanwhile, or something new would always become due.
+If brokers still have messages for each other, their loops are started once more. They then read
+each other's and the engine's records, but no client's and no captured topic, until no message is
+between them. Their clocks stand still meanwhile, or something new would always become due.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ PARTS = 8
 # The memory for a change, as a multiple of all pages: the old ones, the new ones, and messages as
 # objects while they move.
 MEMORY_SHARE = 3
-QUIET_S = 0.5  # without messages, until what brokers have for each other is mostly heard
-HEAR_S = 2.0  # that loops step before it is looked again whether all is heard
+QUIET_S = 0.5  # without input, until the brokers have mostly read each other's records
+HEAR_S = 2.0  # that loops step before the next look whether everything is read
 
 _snapshot = msgspec.msgpack.Decoder(Snapshot).decode
 
@@ -82,15 +82,15 @@ class EngineRehoming:
         self._begin, self._tell_peers, self._gone = begin, tell_peers, gone
 
     def add(self, name: str, group: str = "") -> None:
-        """Add a broker. Raises LakequeueError; the home is then as it was."""
+        """Add a broker. If it raises LakequeueError, the home is as it was."""
         brokers = self._application.brokers
         new = BrokerQuery(name, self._folder.brokers([*brokers, name])[name], group=group)
         self._require_all_run()
         self._change([*brokers.values(), new])
 
     def remove(self, name: str, to: str = "") -> Moves:
-        """Remove a broker. Returns where queues with one place are now. to: a broker that takes all
-        of them. Raises LakequeueError; the home is then as it was."""
+        """Remove a broker. Returns where its queues with one host are now. to: a broker that takes
+        all of them. If it raises LakequeueError, the home is as it was."""
         brokers = self._application.brokers
         check_removed(name, to, brokers, self._folder.removed())
         stay = [broker for broker in brokers.values() if broker.name != name]
@@ -98,8 +98,8 @@ class EngineRehoming:
         return self._change(stay, to)
 
     def move(self, vpn: str, queue: str, to: str) -> Moves:
-        """Move a queue to another broker, also one that captures plain Kafka topics (M5). Raises
-        LakequeueError; the queue is then where it was."""
+        """Move a queue to another broker, also one that captures plain Kafka topics (M5). If it
+        raises LakequeueError, the queue is where it was."""
         brokers = self._application.brokers
         if to not in brokers:
             known = ", ".join(map(repr, brokers))
@@ -150,7 +150,7 @@ class EngineRehoming:
         return found.moved
 
     def _share_out(self) -> None:
-        """Give all brokers their partitions. A new number is remembered before: if this process
+        """Give all brokers their partitions. The home stores a new number first: if this process
         dies here, the next start of the old home expects the partitions that it finds."""
         before = self._folder.numbers
         numbers = [broker.number for broker in self._application.brokers.values()]
@@ -159,12 +159,12 @@ class EngineRehoming:
             self._captured.share_out(before)
         except NotConnected:
             raise
-        except LakequeueError:  # they cannot be shared out, and none was made
+        except LakequeueError:  # they cannot be shared, and none was made
             self._folder.give_numbers(before)
             raise
 
     def _tell(self, before: dict[str, BrokerQuery]) -> None:
-        """Tell everybody concerned what has changed. If that fails, the next start does it."""
+        """Tell clients and brokers what has changed. If that fails, the next start does it."""
         brokers = self._application.brokers
         for broker in brokers.values():
             if broker.name not in before:
@@ -178,7 +178,7 @@ class EngineRehoming:
                 _say("broker_removed", broker, "is removed from this home")
 
     def _rehomed(self, brokers: list[BrokerQuery], change: HomeChange) -> _States:
-        """The states with which the brokers are to begin. All queries have ended."""
+        """The states with which the brokers will begin. All queries have ended."""
         until = time.monotonic() + REST_S_MAX
         self._application.quiet(brokers)
         time.sleep(QUIET_S)
@@ -221,7 +221,7 @@ class EngineRehoming:
 
 
 def _set(brokers: dict[str, BrokerQuery], there: Iterable[BrokerQuery]) -> None:
-    """Replace the brokers in the mapping, which others hold too."""
+    """Replace the brokers in the mapping, which other objects share."""
     now = {broker.name: broker for broker in there}
     brokers.clear()
     brokers.update(now)
@@ -251,8 +251,8 @@ class _BrokerState(msgspec.Struct):
     def read(
         cls, spark: SparkSession, checkpoint: Folder, name: str, number: int, room: int
     ) -> _BrokerState:
-        """Read it. room: bytes that its pages may have. Raises LakequeueError where they have more,
-        or it is none of the core's."""
+        """Read it. room: bytes that its pages may have. Raises LakequeueError if they have more, or
+        if it is not a state of this core."""
         rows = _state(spark, checkpoint, name, "snapshot").select("value.*").collect()
         if not rows:
             raise LakequeueError(f"broker {name!r} has no state yet: try again when it runs")
@@ -294,8 +294,8 @@ def _state(spark: SparkSession, checkpoint: Folder, broker: str, variable: str) 
 
 
 class _States(msgspec.Struct):
-    """states: by broker, the loop's snapshot and the pages; removed: brokers that are no more, as
-    the home knows them; last: what these have yet to say; moved: see `Rehomed`."""
+    """states: by broker, the loop's snapshot and the pages; removed: removed brokers, as the home
+    knows them; last: records that these still have to send; moved: see `Rehomed`."""
 
     states: dict[str, tuple[bytes, dict[str, bytes]]]
     removed: Removed
@@ -304,7 +304,7 @@ class _States(msgspec.Struct):
 
     @classmethod
     def of(cls, known: list[_BrokerState], found: Rehomed) -> _States:
-        """What each loop is to begin with."""
+        """The state with which each loop will begin."""
         before = {one.resting.name: one.own for one in known}
         states = {}
         for one in found.brokers:
@@ -320,7 +320,7 @@ class _States(msgspec.Struct):
 
 
 def _of_clients(known: _BrokerState) -> list[tuple[str, int, int]]:
-    """How far a broker had read its clients' records."""
+    """How far a broker had read its clients' topics."""
     return [(*place, at) for place, at in of_removed([known.resting.offsets]).items()]
 
 

@@ -4,10 +4,10 @@
     state/…/V   the state after batch V - 1: `V.changelog`, on top of an earlier `V.zip`
     commits/N   batch N is done
 
-After a power loss the newest of these files may be empty or cut, and Spark would end each start
+After a power loss the newest of these files may be empty or cut, and each start of Spark would fail
 with a Java error. `set_back` goes back to the newest whole batch: it removes the damaged files and
-all that was built on them. Spark then runs that batch again, and the loop takes the logged steps
-again. An object store has a file whole or not at all, so nothing is done there.
+everything built on them. Spark then runs that batch again, and the loop takes the logged steps
+again. An object store has a file whole or not at all, so it needs no repair.
 
 Spark writes one absolute path into a stateful query's checkpoint, that of the state's schema, in
 `<broker>/state/<operator>/_metadata/v2/<batch>`: a line with the version, then JSON. If the home
@@ -92,8 +92,8 @@ def _problem(checkpoint: Path) -> tuple[str, str, int] | None:
 
 
 def _damage_of_state(store: Path, version: int) -> tuple[Path, str, int] | None:
-    """What keeps a version of the state from being loaded, and the newest one that can be without
-    it; -1: none."""
+    """The damage that keeps a version of the state from being loaded, and the newest version that
+    can be loaded; -1: none."""
     files: dict[str, set[int]] = {_CHANGES: set(), _WHOLE: set()}
     for file in store.iterdir():
         if named := _STATE_FILE.fullmatch(file.name):
@@ -112,7 +112,7 @@ def _damage_of_state(store: Path, version: int) -> tuple[Path, str, int] | None:
 
 
 def _damage_of_parts(store: Path, base: int, version: int) -> tuple[Path, str] | None:
-    """The first damaged file of those that make a version from a base; None: all are well."""
+    """The first damaged file among those that make a version from a base; None if all are whole."""
     if base:
         file = store / f"{base}.{_WHOLE}"
         if why := _damage_of_whole(store, file):
@@ -125,8 +125,8 @@ def _damage_of_parts(store: Path, base: int, version: int) -> tuple[Path, str] |
 
 
 def _damage_of_whole(store: Path, file: Path) -> str:
-    """What is wrong with a state that was written whole: a list of RocksDB's files, most of them
-    beside it."""
+    """The damage of a state that was written whole: it lists RocksDB's files, most of them beside
+    it."""
     if why := damage_of(file):
         return why
     try:
@@ -157,7 +157,7 @@ def _forget(checkpoint: Path, file: str, batch: int) -> None:
 
 
 def _damage_of_lines(file: Path) -> str:
-    """What is wrong with a file of Spark's logs, which has its version and JSON."""
+    """The damage of a file of Spark's logs, which has a version line and JSON."""
     if why := damage_of(file):
         return why
     version, _, rest = file.read_text(errors="replace").partition("\n")
@@ -207,7 +207,7 @@ def follow(checkpoint: Folder) -> int:
 
 
 def _follow(file: Path, draft: Path) -> bool:
-    """draft: not beside the file, where Spark would take it for another batch's."""
+    """draft: a path elsewhere, because beside the file Spark would take it for another batch's."""
     version, _, text = file.read_text().partition("\n")
     about = json.loads(text)
     operator = file.parents[2].absolute()

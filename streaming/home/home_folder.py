@@ -1,14 +1,15 @@
-"""The home: the folder with all that must outlive the process, and the checks that it is whole.
+"""The home: the folder with everything that must outlive the process, and the checks that it is
+whole.
 
 A home has the checkpoint (the queues themselves), the Delta tables, and `lakequeue.json`: the
 format of the state, the home's *epoch*, the checkpoints of the last run, and where checkpoints and
-tables are if they are elsewhere (`protocol.folders`). The epoch is drawn once, when the home is
-created. Each home gives its own ids, so a command with ids is for one epoch only; commands about
-another home's messages are refused.
+tables are if they are not in the home (`protocol.folders`). The epoch is drawn once, when the home
+is created. Message ids are a home's own, so a command with ids is for one epoch only; commands
+about another home's messages are refused.
 
-Nothing can replace the checkpoint. If it is missing, Spark starts over in silence: acknowledged
-messages would come again, and ids would be given twice. So the engine remembers the number that
-Spark gave each checkpoint, and starts with no other.
+Nothing can replace the checkpoint. If it is missing, Spark silently starts over: acknowledged
+messages would come again, and ids would be used twice. So the engine remembers the id that Spark
+gave each checkpoint, and starts with no other.
 """
 
 from __future__ import annotations
@@ -53,13 +54,12 @@ SECRET, SECRET_BYTES = "secret", 32
 CHECKPOINT = "checkpoint"
 REHOMED, LAST_WORDS = "rehomed", "last-words"
 TABLES_CHECKPOINT, HISTORY_CHECKPOINT = "tables-checkpoint", "history-checkpoint"
-PROBE, PROBE_BYTES = ".probe", 1_000_000  # less room than that is none
-# Removed brokers: each one's number, and up to where it had read what clients wrote: topic,
-# partition, offset.
+PROBE, PROBE_BYTES = ".probe", 1_000_000  # less room than this counts as a full disk
+# Removed brokers: each one's number, and how far it had read its clients: topic, partition, offset.
 Removed = dict[str, tuple[int, list[tuple[str, int, int]]]]
 Moves = list[tuple[str, str, str]]  # VPN, queue, broker where it is now
-MICRO_BATCH = "micro-batch"  # of homes that do not name one: it was the only trigger
-EPOCH_MAX = 2**53 - 1  # whole in every language that reads JSON numbers as floats
+MICRO_BATCH = "micro-batch"  # of homes that name none: it was the only trigger
+EPOCH_MAX = 2**53 - 1  # exact in every language that reads JSON numbers as floats
 NUMBERS_MAX = 65_536  # a broker's number is the top 16 bits of its message ids
 # Checkpoints of the engine's queries. That of the tables may be lost: the tables themselves say
 # where to continue.
@@ -69,7 +69,8 @@ _METADATA = ("metadata", "*/metadata")
 class HomeFolder(HomeNotes):
     """One home. `open` before anything else; it raises LakequeueError with what to do.
 
-    tables, checkpoints: paths or URIs, where these are to be elsewhere; empty: where the home says.
+    tables, checkpoints: paths or URIs, if the user wants them outside the home; empty: where the
+    home has them.
     """
 
     def __init__(self, path: Path, tables: str = "", checkpoints: str = "") -> None:
@@ -79,10 +80,10 @@ class HomeFolder(HomeNotes):
         places = places_of(path) | self._given
         self.tables = tables_place(path, places)
         self.checkpoints = checkpoints_place(path, places)
-        self.epoch = 0  # until it is open
+        self.epoch = 0  # set by `open`
 
     def open(self, trigger: str | None = None) -> None:
-        """Make the folder what it must be, or refuse it.
+        """Prepare the folder, or refuse it.
 
         trigger: a checkpoint can be read only by the trigger that wrote it; None does not ask.
         """
@@ -111,7 +112,7 @@ class HomeFolder(HomeNotes):
             raise LakequeueError(f"home {self.path} cannot be used: {error}") from error
 
     def _make_tables(self) -> None:
-        """A home that has worked starts without them: the queues are not in them."""
+        """A home that was used before starts without them: the queues are not in them."""
         try:
             self.tables.mkdir(parents=True, exist_ok=True)
         except OSError:
@@ -119,10 +120,9 @@ class HomeFolder(HomeNotes):
                 raise
 
     def problem(self, trigger: str | None = None) -> str:
-        """Why this home must not be started, with what to do; empty when it may. Changes nothing.
-        Of an open one: why its queries must not be started again.
-
-        Raises OSError and ValueError for what cannot be read.
+        """Why this home must not be started, with what to do; empty if it may. Changes nothing. For
+        an open home: why its queries must not be restarted. Raises OSError and ValueError for files
+        that cannot be read.
         """
         about = self._about()
         found = self._checkpoints()
@@ -177,7 +177,7 @@ class HomeFolder(HomeNotes):
         return self.checkpoints / CHECKPOINT
 
     def _moved(self) -> str:
-        """Why the home is refused: its tables or checkpoints are not where the settings say."""
+        """Why the home is refused if its tables or checkpoints are not where the settings say."""
         known, here = places_of(self.path), {TABLES: self.path / TABLES, CHECKPOINTS: self.path}
         sign = {TABLES: "*/_delta_log", CHECKPOINTS: f"{CHECKPOINT}/*"}
         for name, now in self._given.items():
@@ -216,15 +216,15 @@ class HomeFolder(HomeNotes):
         )
 
     def remember_checkpoints(self) -> None:
-        """Note the checkpoints that the queries run with now: no others from here on. Their state
-        is the core's by now, which earlier versions cannot read."""
+        """Note the checkpoints that the queries run with: from now on they may use no others. Their
+        state has this core's format by now, which earlier versions cannot read."""
         about = self._about()
         whole = {**about, "checkpoints": self._checkpoints(), "format": FORMAT}
         if about and whole != about:
             write_whole(self.path / ABOUT, whole)
 
     def _is_rebuilt(self) -> bool:
-        """Whether a state waits that was made of its tables."""
+        """Whether a state that was rebuilt from the tables waits to be loaded."""
         return any(self.path.glob(f"{FOLDER}/*{SUFFIX}"))
 
     @property
@@ -252,10 +252,10 @@ class HomeFolder(HomeNotes):
         return Credentials(ENGINE_CLIENT, engines_key(self.secret))
 
     def require_kafka(self, cluster: str, address: str, accepts_other: bool) -> None:
-        """The home is on this cluster of Kafka, and on no other from now on, unless that is wanted:
-        what it has read, it has read there. Raises LakequeueError."""
+        """Bind the home to this Kafka cluster, whose offsets it has read. Raises LakequeueError if
+        it was on another, unless accepts_other."""
         about = self._about()
-        cluster = cluster or about.get(KAFKA, "")  # it does not say
+        cluster = cluster or about.get(KAFKA, "")  # Kafka does not name its cluster
         known = about.get(KAFKA, cluster)
         if known != cluster and not accepts_other:
             raise LakequeueError(
@@ -276,9 +276,9 @@ class HomeFolder(HomeNotes):
             write_whole(self.path / ABOUT, {**about, KAFKA: cluster})
 
     def mend(self) -> None:
-        """Set checkpoints that a power loss damaged back to their newest whole batch. Only the one
-        engine of this home may call it, before its queries start. Raises LakequeueError if there is
-        no whole batch."""
+        """Set checkpoints that a power loss has damaged back to their newest whole batch. Only the
+        one engine of this home may call it, before its queries start. Raises LakequeueError if
+        there is no whole batch."""
         if not isinstance(self.checkpoints, Path):
             return
         for place, number in self._checkpoints().items():
@@ -295,8 +295,8 @@ class HomeFolder(HomeNotes):
     # ------------------------------------------------------------ what was rebuilt (R3)
 
     def rebuilt(self, broker: str) -> str:
-        """The file of a broker's rebuilt state, which no checkpoint has taken the place of; empty:
-        there is none."""
+        """The file of a broker's rebuilt state, until a checkpoint has replaced it; empty if there
+        is none."""
         named = self._about().get("rehomed", {}).get(broker)
         file = state_file(self.path, broker) if named is None else self.path / named
         return str(file) if file.is_file() else ""
@@ -305,9 +305,9 @@ class HomeFolder(HomeNotes):
         self, states: Mapping[str, tuple[bytes, Mapping[str, bytes]]], brokers: dict[str, int],
         groups: Mapping[str, str], removed: Removed, last: list[Journal], moved: Moves,
     ) -> None:  # fmt: skip
-        """The home has these brokers from here on, and each begins with this state: its loop's
-        snapshot and pages. removed: brokers that are no more; last: what these have yet to say;
-        moved: queues with one place that have another broker. Written whole or not at all (M4)."""
+        """Give the home these brokers; each begins with this state: its loop's snapshot and pages.
+        removed: the removed brokers; last: records that these still have to send; moved: queues
+        with one host that have a new broker. Written whole or not at all (M4)."""
         about = self._about()
         at = int(about.get("rehomings", 0)) + 1
         named = {name: f"{REHOMED}/{at}/{name}{SUFFIX}" for name in states}
@@ -323,7 +323,7 @@ class HomeFolder(HomeNotes):
         self._drop_rehomed()
 
     def moved(self) -> Moves:
-        """What the last change of brokers has moved."""
+        """The queues that the last change of brokers has moved."""
         return [(vpn, queue, to) for vpn, queue, to in self._about().get("moved", [])]
 
     def last_words(self) -> list[Journal]:
@@ -335,13 +335,13 @@ class HomeFolder(HomeNotes):
         return msgspec.msgpack.decode(file.read_bytes(), type=list[Journal])
 
     def said_last(self) -> None:
-        """All of them were sent."""
+        """Forget the last records of removed brokers: all were sent."""
         number = str(self._about().get("rehomings", 0))
         (self.path / REHOMED / number / LAST_WORDS).unlink(missing_ok=True)
 
     def _drop_rehomed(self) -> None:
-        """States that are of no use any more: of an earlier change, or of one that did not come to
-        an end."""
+        """Remove states that are no longer needed: of an earlier change, or of one that was not
+        finished."""
         kept = str(self._about().get("rehomings", 0))
         for place in (self.path / REHOMED).glob("*"):
             if place.name != kept:
@@ -355,7 +355,7 @@ class HomeFolder(HomeNotes):
         return [(vpn, queue) for vpn, queue in found]
 
     def _drop_rebuilt(self) -> None:
-        """A rebuilt state is of no use once Spark has committed a state after it."""
+        """Remove rebuilt states that Spark has replaced with a committed state."""
         for file in self.path.glob(f"{FOLDER}/*{SUFFIX}"):
             broker = file.name.removesuffix(SUFFIX)
             if any(self.checkpoint.glob(f"{broker}/commits/[0-9]*")):
@@ -366,7 +366,7 @@ class HomeFolder(HomeNotes):
         return dict(json.loads(file.read_text())) if file.exists() else {}
 
     def _checkpoints(self) -> dict[str, str]:
-        """Each query's folder, relative to the home, and the number that Spark gave it."""
+        """Each query's folder, relative to the home, and the id that Spark gave it."""
         known = self._about().get("checkpoints", {})
         found = {}
         for pattern in _METADATA:
@@ -382,11 +382,11 @@ class HomeFolder(HomeNotes):
 
     def brokers(self, names: Iterable[str]) -> dict[str, int]:
         """The home's brokers with their numbers, and the new ones of these names, each with the
-        next number. A number is given once, since ids that begin with it are its broker's for ever.
-        Raises LakequeueError if no number is left. Writes nothing."""
+        next number. A number is used once, since ids that begin with it belong to its broker for
+        ever. Raises LakequeueError if no number is left. Writes nothing."""
         about = self._about()
         known: dict[str, int] = about.get("brokers", {})
-        if not known:  # a home of one broker, which did not say its name
+        if not known:  # a home of one broker that did not store its name
             places = about.get("checkpoints", {})
             known = {p.partition("/")[2]: 0 for p in places if p.startswith(f"{CHECKPOINT}/")}
         asked = list(names)
@@ -414,7 +414,7 @@ class HomeFolder(HomeNotes):
             )
 
     def removed(self) -> Removed:
-        """The brokers that are no more."""
+        """The removed brokers."""
         found: dict[str, Any] = self._about().get("removed", {})
         return {
             name: (one["number"], [(topic, at, offset) for topic, at, offset in one["read"]])
@@ -423,8 +423,8 @@ class HomeFolder(HomeNotes):
 
     @property
     def numbers(self) -> int:
-        """How many numbers were given to brokers so far; 0: none, or one to a broker that did not
-        say its name."""
+        """How many numbers were given to brokers so far; 0: none, or one to a broker whose name was
+        not stored."""
         return int(self._about().get("numbers", 0))
 
     def give_numbers(self, numbers: int) -> None:
@@ -467,7 +467,7 @@ class HomeFolder(HomeNotes):
 
 
 def _try(probe: Folder) -> None:
-    """Write a file that has room only where there is some. An object store is never full."""
+    """Write a file as large as the room that the engine needs. An object store is never full."""
     if isinstance(probe, RemoteFolder):
         probe.write_bytes(b"?")
         return

@@ -20,8 +20,8 @@ class HomeNotes:
     path: Path
 
     def captured(self) -> set[str]:
-        """The captured topics that the engine read when it last ran. What counts is the engine's
-        state, which is asked at each start; this list saves a restart of the queries then."""
+        """The captured topics that the engine read when it last ran. The engine's state decides,
+        and is asked at each start; this list saves a restart of the queries then."""
         return set(self._kept(CAPTURED, []))
 
     def remember_captured(self, captured: Iterable[str]) -> None:
@@ -33,13 +33,13 @@ class HomeNotes:
         return int(self._kept(PORTS, {}).get(name, 0))
 
     def remember_port(self, name: str, port: int) -> None:
-        """Keep a port, so that it is the same after a restart."""
+        """Remember a port, so that it is the same after a restart."""
         ports = self._kept(PORTS, {})
         if ports.get(name) != port:
             write_whole(self.path / PORTS, {**ports, name: port})
 
     def _kept(self, name: str, nothing: Any) -> Any:
-        """A convenience of this home: damaged is the same as not there."""
+        """A note of this home; a damaged one counts as missing."""
         file = self.path / name
         try:
             found = json.loads(file.read_text()) if file.exists() else nothing

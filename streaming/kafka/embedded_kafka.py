@@ -1,6 +1,6 @@
 """A real Apache Kafka broker as a child process, for the embedded default and for tests.
 
-Applications meet the same Kafka as in production. It is one node (KRaft) on 127.0.0.1, with all its
+Applications use the same Kafka as in production. It is one node (KRaft) on 127.0.0.1, with all its
 files in one directory, its home.
 
 - It never outlives this process, even after `kill -9` (`start_tied`).
@@ -44,12 +44,12 @@ _PORTS = range(20_000, 32_000)
 class EmbeddedKafka:
     """One Kafka broker in ``home``; a context manager, started on entry and stopped on exit.
 
-    home: directory for data, configuration and logs, made when it is not there.
+    home: directory for data, configuration and logs, made if it is missing.
     port: 0 takes the port that this home had before, or a free one at the first start.
     heap: of the Java process, such as ``512m``.
     host: the address to listen on; 127.0.0.1 keeps the broker on this machine.
     Every failure to start raises LakequeueError, whose sentence ends with the log's last useful
-    line. The object is not made for several threads at once.
+    line. The object is not safe for several threads.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class EmbeddedKafka:
 
     @property
     def bootstrap_servers(self) -> str:
-        """What clients are given, such as ``127.0.0.1:23456``. Fixed from the first start on."""
+        """The address for clients, such as ``127.0.0.1:23456``. Fixed from the first start on."""
         return f"{self.host}:{self.port}"
 
     @property
@@ -83,7 +83,7 @@ class EmbeddedKafka:
 
     @property
     def running(self) -> bool:
-        """Whether the process is there. It may have died by itself."""
+        """Whether the process runs. It may have died by itself."""
         return self._process is not None and self._process.poll() is None
 
     @property
@@ -128,7 +128,7 @@ class EmbeddedKafka:
         return self
 
     def stop(self, seconds: float = STOP_SECONDS_MAX) -> None:
-        """End it in order (SIGTERM, and SIGKILL after so many seconds), and free the home."""
+        """Stop it cleanly (SIGTERM, and SIGKILL after ``seconds``), and free the home."""
         self._end(signal.SIGTERM, seconds)
 
     def kill(self) -> None:
@@ -260,8 +260,8 @@ class EmbeddedKafka:
         command += ["kafka.Kafka", str(self.home / "server.properties")]
         assert self._lock is not None
         self._log_start_bytes = self.log.stat().st_size if self.log.exists() else 0
-        # What Java itself says (no memory, a bad option) comes before any log; it has its own
-        # file, which the next start empties.
+        # Java's own messages (no memory, a bad option) come before any log; they have a file of
+        # their own, which the next start empties.
         with (self.home / "kafka.out").open("wb") as output:
             self._process = start_tied(
                 command,
@@ -270,8 +270,9 @@ class EmbeddedKafka:
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 pass_fds=(self._lock.fileno(),),
-                # Ctrl-C in the terminal is for the engine, not for it. No session of its own: Linux
-                # may share out time by session, and it stood still for seconds (decision 0028).
+                # Ctrl-C in the terminal is for the engine, not for Kafka. Kafka gets no session of
+                # its own: Linux may divide CPU time by session, and then it stood still for seconds
+                # (decision 0028).
                 process_group=0,
             )
 
@@ -298,11 +299,12 @@ class EmbeddedKafka:
 def cluster_id() -> str:
     """A new cluster's id, as Kafka writes them."""
     text = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
-    return "A" + text[1:] if text.startswith("-") else text  # else it is taken for an option
+    # otherwise Kafka's tool takes it for an option
+    return "A" + text[1:] if text.startswith("-") else text
 
 
 def free_port(host: str = "127.0.0.1", besides: int = 0) -> int:
-    """A port that nobody listens on, outside the range for outgoing connections."""
+    """A free port outside the range for outgoing connections."""
     for port in random.sample(_PORTS, 200):
         if port != besides and port_is_free(port, host):
             return port
@@ -345,7 +347,7 @@ def _exactly(connection: socket.socket, count: int) -> bytes:
 
 
 def _tail(path: Path, start_bytes: int) -> str:
-    """The file from there on, at most its last 64 KB; nothing when it cannot be read."""
+    """The file from this offset on, at most its last 64 KB; empty if it cannot be read."""
     with contextlib.suppress(OSError), path.open("rb") as file:
         size = os.fstat(file.fileno()).st_size
         file.seek(max(min(start_bytes, size), size - 65_536))
@@ -354,7 +356,8 @@ def _tail(path: Path, start_bytes: int) -> str:
 
 
 def _cause(text: str) -> str:
-    """The line of a log that says most: the last cause, else the last error; else nothing."""
+    """The most telling line of a log: the last cause, else the last error; empty if there is
+    none."""
     lines = [line.strip() for line in text.splitlines()]
     for pattern in (r"^Caused by: ", r"(Exception|Error)\b.*:", r"\b(FATAL|ERROR)\b"):
         for line in reversed(lines):

@@ -1,10 +1,10 @@
-"""Restarts an embedded Kafka that died, and tells the operator when any Kafka is away.
+"""Restarts a dead embedded Kafka, and tells the operator when Kafka is away.
 
 `KafkaWatch`: the embedded broker is a process of its own, which may run out of memory or be killed.
 It comes back at the same address with the same data; clients and Spark wait for it.
 
-`KafkaAnswers`: whatever needs Kafka waits for it, often in silence. This thread asks Kafka every
-few seconds, and logs one line when it does not answer, and one when it answers again.
+`KafkaAnswers`: all parts wait for Kafka, often silently. This thread asks Kafka every few seconds,
+and logs one line when it stops answering, and one when it answers again.
 """
 
 from __future__ import annotations
@@ -24,9 +24,8 @@ LOOK_S = 0.25
 
 
 class KafkaWatch:
-    """Starts a broker again that died by itself; say gets each sentence about it.
-
-    ``failure`` is set, and the watch ends, when starting it again does not help.
+    """Restarts a broker that died by itself. say: called with each message about it. If restarting
+    does not help, ``failure`` is set and the watch ends.
     """
 
     def __init__(self, kafka: EmbeddedKafka, say: Callable[[str], None]) -> None:
@@ -42,9 +41,9 @@ class KafkaWatch:
         self._thread.start()
 
     def stop(self, seconds: float) -> None:
-        """End the watch, and the broker: in order if that takes at most this many seconds."""
+        """End the watch and stop the broker, cleanly if that takes at most this many seconds."""
         self._stopping.set()
-        while self._thread.is_alive():  # it may be in the middle of a start, which ends with it
+        while self._thread.is_alive():  # it may be starting, and then the start fails
             self._kafka.abort()
             self._thread.join(0.1)
         self._kafka.stop(seconds)
@@ -92,7 +91,7 @@ class KafkaAnswers(WatchThread):
             self.look()
 
     def look(self) -> None:
-        """Once."""
+        """Ask Kafka once."""
         try:
             self._ask()
         except NotConnected as error:

@@ -18,7 +18,7 @@ from ...protocol.bounds import RECORD_BYTES_MAX
 log = logging.getLogger("lakequeue.engine")
 
 PARTITIONS = {
-    # A producer writes to one partition, so that its messages delay few others.
+    # A producer writes to one partition, so its messages delay few others.
     topics.PUBLISH: topics.PUBLISH_PARTITIONS,  # of each broker
     topics.COMMANDS: 1,  # of each broker
     topics.DELIVERIES: 8,
@@ -31,7 +31,7 @@ PARTITIONS = {
 SHARED = (topics.COMMANDS, topics.PUBLISH)  # each broker has partitions of its own
 CLIENT = "lakequeue-engine"
 LATE_S, LATE_S_MAX = 0.1, 30.0  # how often to look for a topic that Kafka does not list yet
-# A step's record is removed when no snapshot needs it, and never because it is old.
+# A step's record is removed when no snapshot needs it, never for its age.
 STEPS_CONFIG = {"retention.ms": "-1", "retention.bytes": "-1", "cleanup.policy": "delete"}
 # Records between brokers may wait for a week, and are never deleted for their size.
 MESH_CONFIG = {"retention.ms": "604800000", "retention.bytes": "-1", "cleanup.policy": "delete"}
@@ -117,7 +117,7 @@ def _create(admin: Any, name: str, partitions: int, settings: dict[str, str]) ->
 
 def _described(admin: Any, missing: Collection[str], late: Collection[str]) -> list[dict[str, Any]]:
     """All topics, as Kafka describes them. missing: those that it did not list. late: those of them
-    that exist all the same, with a size that nobody here knows: they are waited for."""
+    that exist nevertheless, with an unknown size: wait for these."""
     until = time.monotonic() + LATE_S_MAX
     while True:
         described = list(admin.describe_topics(sorted({*admin.list_topics(), *missing})))
@@ -133,8 +133,8 @@ def _described(admin: Any, missing: Collection[str], late: Collection[str]) -> l
 
 
 def _have_kafkas_time(admin: Any, names: list[str]) -> None:
-    """Topics of earlier versions, or that an operator made, get Kafka's time too, where the engine
-    may say so."""
+    """Give topics of earlier versions, or made by an operator, Kafka's time too, if the engine may
+    alter them."""
     for name in names:
         resource = ConfigResource(ConfigResourceType.TOPIC, name, PUBLISH_CONFIG)
         try:
@@ -150,10 +150,10 @@ def _have_kafkas_time(admin: Any, names: list[str]) -> None:
 
 
 def _extended(admin: Any, sizes: dict[str, int], shared: dict[str, int]) -> dict[str, int]:
-    """Give the topics that brokers share the partitions that they lack."""
+    """Add missing partitions to the topics that brokers share."""
     short = {name: count for name, count in shared.items() if sizes[name] < count}
     for name, count in short.items():
-        # A Kafka with much to do describes a topic as it was before.
+        # A busy Kafka may still describe a topic as it was before.
         with contextlib.suppress(InvalidPartitionsError):
             admin.create_partitions({name: count})
     return short
@@ -161,7 +161,7 @@ def _extended(admin: Any, sizes: dict[str, int], shared: dict[str, int]) -> dict
 
 def _too_many(name: str, size: int, most: int) -> str:
     """Why partitions cannot be shared: nobody would read some of them, or a new broker would read
-    what was read before."""
+    records again."""
     return (
         f"topic {name!r} has {size} partitions, and these brokers share {most}: several brokers "
         "need topics that lakequeue made itself; use a Kafka without them, or stay with one broker"

@@ -15,13 +15,13 @@ NOTE = "note"
 class Figures:
     """A batch in numbers.
 
-    records_in, records_out: of Kafka; wait: from a message's Kafka time to its step, of the oldest
-    message of each step; gap_ms: without steps, for the sake of a snapshot or the lack of a
-    batch; replayed: steps taken again, which took replay_ms and spanned replayed_life_ms when they
-    were taken first; step_max_ms: the longest step, from its input to its outputs; busy_ms: not
-    waiting for input; step_ms: the core's part; lag_records: in Kafka, and not taken yet, as of the
-    last look for topics; slow_partitions: of commands, see `sources.input_pace`; state_*: what the
-    state was given.
+    records_in, records_out: Kafka records; wait: from a message's Kafka time to its step, for the
+    oldest message of each step; gap_ms: time without steps, for a snapshot or because no batch
+    runs; replayed: steps taken again, which took replay_ms and first spanned replayed_life_ms;
+    step_max_ms: the longest step, from its input to its outputs; busy_ms: not waiting for input;
+    step_ms: the core's part; lag_records: records in Kafka that no step has read, as of the last
+    look for topics; slow_partitions: of commands, see `sources.input_pace`; state_*: what was
+    written to the state.
     """
 
     steps: int = 0

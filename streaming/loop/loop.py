@@ -4,9 +4,9 @@
              else ─▶ fence other workers, load the state, read the log, replay ─▶ continue
 
 A thread takes the steps (`stepper`). A batch hands it Spark's state, waits until a snapshot is due,
-and saves that: once Kafka has all outputs up to the mark, pages and snapshot go to Spark's state,
-and Spark commits them while steps go on. Nothing in the loop is the truth. Whatever goes wrong, it
-is thrown away, and the next loop starts from the state and the log.
+and saves that: once Kafka has all outputs up to the mark, it writes pages and snapshot to Spark's
+state, and Spark commits them while steps go on. The loop itself holds nothing that cannot be
+rebuilt. After any error it is discarded, and the next loop starts from the state and the log.
 
 Spark gives a broker's next batch to the same worker as long as that lives, since each query has its
 own entry in the workers' environment. So `_loops` outlives a batch. A loop is used again only if
@@ -59,12 +59,13 @@ class Loop:
         self.failed = False
         self.saved = -1  # the step that this worker saved last
         self._parts: list[Any] = []
-        self._unneeded: deque[tuple[float, int]] = deque()  # when, and where the log might begin
+        # (time, offset at which the log may begin)
+        self._unneeded: deque[tuple[float, int]] = deque()
 
     # ------------------------------------------------------------ a batch
 
     def batch(self, state: StatePages) -> tuple[Figures, list[str]]:
-        """A whole batch: go on, wait, save. Raises what went wrong; the loop is over then."""
+        """A whole batch: step, wait, save. Any error ends the loop."""
         try:
             if self.saved < 0:
                 self._open(state)
@@ -90,8 +91,8 @@ class Loop:
         return mark.figures, mark.notes
 
     def _trim(self, before: int) -> None:
-        """Trim the log up to this offset, which no snapshot needs. The tables may still need it for
-        a while (`log_kept_s`)."""
+        """Trim the log up to this offset, before which no snapshot needs it. The tables may need it
+        a little longer (`log_kept_s`)."""
         now = time.monotonic()
         self._unneeded.append((now, before))
         while now - self._unneeded[0][0] >= self.options.log_kept_s:
@@ -126,14 +127,15 @@ class Loop:
         )
         self._parts = [self._stepper, self._inputs, self._discovery, self._cache]
         figures = Figures()
-        self._replay(figures)  # what the log has, while others are being fenced
+        self._replay(figures)  # read the log while others are being fenced
         self._log.fenced()
-        self._replay(figures)  # what they still wrote until then
+        self._replay(figures)  # then what they still wrote
         self._stepper.found(self._discovery.sizes())
         self._discovery.start()
         self.driver.notes.append(f"worker:{socket.gethostname()}/{os.getpid()}")
         self._stepper.begin(figures, self._discovery.look)
-        self._inputs.start({})  # now that it knows what to read: a reader that waits hears late
+        # only now, when it knows what to read: a waiting reader would notice late
+        self._inputs.start({})
 
     def _logged(self, start: int) -> list[tuple[int, StepRecord]]:
         return read_steps(self.options.kafka, self._topic, start)
@@ -157,7 +159,7 @@ class Loop:
         return self.failed or self._inputs.stopped
 
     def close(self) -> None:
-        """Let go of everything, unsaved."""
+        """Close everything without saving."""
         self.failed = True
         for part in self._parts:
             part.close()
@@ -167,9 +169,9 @@ _loops: dict[str, Loop] = {}  # of this worker, by broker
 
 
 def batch_rows(options: Options, state: StatePages) -> pd.DataFrame:
-    """One batch of one broker; what it says of itself, as rows of the query."""
+    """Run one batch of one broker; returns its figures and notes as rows of the query."""
     loop = _loop(options, state)
-    if loop.saved >= 0:  # until its first mark Java has an engine to start
+    if loop.saved >= 0:  # until its first mark Java is busy starting an engine
         set_priorities(options.alone)
     figures, notes = loop.batch(state)
     return_free_memory()

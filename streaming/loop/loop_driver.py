@@ -1,10 +1,10 @@
 """The core in the loop: `replica.Driver` with Kafka, Spark's state and real clocks.
 
-Other brokers are met when the engine names them, or when they speak (`BridgedBroker.load`).
+A broker learns of others when the engine names them, or from their records (`BridgedBroker.load`).
 
 A step that fails ends the loop and the batch. Pages that were written since the last mark belong to
-this attempt alone, and Spark throws them away. It starts the batch again, and the next loop begins
-from the state, with a log that says what to leave out.
+this attempt alone, and Spark discards them. It runs the batch again, and the next loop begins from
+the state, with a log that names the input to leave out.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ Logged = tuple[int, StepRecord]
 
 
 class _Layout(msgspec.Struct):
-    """What the broker's page has in every format."""
+    """The fields that the broker's page has in every format."""
 
     format: int = 0
 
 
-BATCH_LIMITS = Limits(beside=1)  # a batch takes 100 ms and more, whatever little its steps do
+BATCH_LIMITS = Limits(beside=1)  # a batch takes 100 ms and more, however little its steps do
 _snapshot = msgspec.msgpack.Decoder(Snapshot).decode
 _layout = msgspec.msgpack.Decoder(_Layout).decode
 
@@ -48,9 +48,9 @@ def wall() -> float:
 
 class LoopDriver(Driver):
     """One broker's steps on the core. saved: the snapshot that the state has; limits: tests make
-    them tiny; resting: its time stands still, for a home comes to rest when brokers only answer
-    what the others have said: nothing becomes due, such as a lane that is tried again each second,
-    and no session ends whose heartbeats nobody reads."""
+    them tiny; resting: its clock stands still, because a home comes to rest only if brokers do no
+    more than answer each other. So nothing becomes due, such as a lane's retry each second, and no
+    session ends whose heartbeats nobody reads."""
 
     def __init__(
         self, home: Home, code: str, store: Store, saved: bytes | None, log: Log,
@@ -73,7 +73,8 @@ class LoopDriver(Driver):
         return super().one(_Inputs(inputs, self._time, self._pace), timeout_s)
 
     def _keep_pace(self, inputs: Any) -> None:
-        """Wait until the next step may begin, and send what the log has by then."""
+        """Wait until the next step may begin, and send the outputs of steps that the log has by
+        then."""
         begun = time.monotonic()
         while (rest := self._pace.rest_s(time.monotonic())) > 0:
             if self._unsaid:
@@ -92,7 +93,7 @@ class LoopDriver(Driver):
 
 
 class SparkBatch:
-    """A micro-batch. Pages of the earlier core become the core's in it."""
+    """A micro-batch. It carries pages of the earlier core over."""
 
     def __init__(self, home: Home, store: Pages) -> None:
         if _format_of(store) == EARLIER_FORMAT:
@@ -103,7 +104,7 @@ class SparkBatch:
 
 
 class _Inputs:
-    """What comes in now, at a pace."""
+    """Live inputs, at a pace."""
 
     def __init__(self, inputs: Any, clock: Callable[[], int], pace: Pace) -> None:
         self._inputs, self._clock, self._pace = inputs, clock, pace
@@ -139,13 +140,13 @@ def _check_format(home: Home, store: Store) -> None:
 def change_over(
     home: Home, pages: StatePages, saved: bytes, log_from: Callable[[int], list[Logged]]
 ) -> bytes:
-    """Carry a home of the earlier core over: its pages become the core's, in the same batch. saved:
-    its snapshot. log_from: reads the log from an offset on. Returns the new snapshot, or the same
-    one if the pages are the core's already. Raises Refused if the home did not stop in order:
-    nobody here can take its last steps."""
+    """Carry a home of the earlier core over: convert its pages in the same batch. saved: its
+    snapshot. log_from: reads the log from an offset on. Returns the new snapshot, or the same one
+    if the pages have this core's format already. Raises Refused if the home did not stop cleanly:
+    this version cannot take its last steps."""
     if _format_of(pages) != EARLIER_FORMAT:
         return saved
-    own = _snapshot(saved)  # the earlier core knew a digest more
+    own = _snapshot(saved)  # the earlier core had one more digest
     if any(record.step > own.step for _, record in log_from(own.log_at)):
         raise Refused(
             f"broker {home.name!r} did not stop cleanly, and this version cannot take the "
@@ -159,7 +160,7 @@ def change_over(
 
 
 def _turn(home: Home, pages: Pages) -> None:
-    """Pages of the earlier core become the core's. Raises Refused, and changes nothing."""
+    """Convert pages of the earlier core. If it raises Refused, nothing has changed."""
     keys = pages.keys()
     found = carry_over(pages, keys, home, Limits())
     for key in sorted(keys - found.pages.keys()):

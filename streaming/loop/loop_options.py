@@ -13,12 +13,12 @@ from ...sources.step_batch import PartitionId
 class Options:
     """The options of one query.
 
-    run: the engine's name on the control topic. alone: whether there is no other broker. keep: how
+    run: the id of this run on the control topic. alone: whether this is the only broker. keep: how
     many batches Spark may go back. alone_s: how long steps go on if no batch follows. rebuilt: a
     file with the state to begin with, see `state_files`. log_kept_s: how long the tables need the
-    log after snapshots do not. resting: whether the home comes to rest, so nothing of clients is
-    read. removed: numbers of removed brokers, whose partitions this one reads on. read: how far
-    they had read. accepts_other_kafka: also one that went back in time.
+    log after snapshots do not. resting: whether the home is coming to rest, so no client's records
+    are read. removed: numbers of removed brokers, whose partitions this one reads on. read: how far
+    they had read. accepts_other_kafka: also accept a Kafka that went back in time.
     """
 
     kafka: dict[str, Any]
