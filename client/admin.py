@@ -259,9 +259,9 @@ class Admin:
         engine's home, whose tables are read; by default `$LAKEQUEUE_HOME` or `.lakequeue`.
         progress: called now and then with the number published.
 
-        Returns an object with `count`, `refused` (by reason) and `left` (what the tables no longer
-        hold). Raises ConfigError for a wrong argument or if everything asked for is gone,
-        LakequeueError if there are no tables.
+        Returns an object with `count`, `refused` (by reason) and `left` (a sentence about messages
+        that the tables no longer hold). Raises ConfigError for a wrong argument or if everything
+        asked for is gone, LakequeueError if there are no tables.
         """
         truth(dry_run, "dry_run")
         if progress is not None:
@@ -332,9 +332,9 @@ class Admin:
         by ``where`` or ``ids`` (as for `purge`).
 
         They keep id, payload, key and headers (X6); the publisher's TTL no longer applies (X5).
-        What cannot go back stays, and the answer says why. Raises LakequeueError if the messages
-        last looked at belong to another home than the engine's, and Timeout while a broker with one
-        of the target queues is away: its messages go there later.
+        Messages that cannot go back stay, and the answer says why. Raises LakequeueError if the
+        messages last looked at belong to another home than the engine's, and Timeout while a broker
+        with one of the target queues is away: its messages go there later.
         """
         text = None if ids is None else ids_text(ids)
         command = commands.Redrive(queue=queue, epoch=self._epoch, where=where, ids=text)

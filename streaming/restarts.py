@@ -2,8 +2,8 @@
 
 A query that failed, Spark's Java process or an embedded Kafka is restarted, each time after a
 longer pause. If it ends more than five times in five minutes, a restart does not help, so the
-engine ends with a message. A step that put something aside does not count: the next start leaves
-that out, so it begins at once.
+engine ends with a message. A step that put a record or queue aside does not count: the next start
+leaves that out, so it begins at once.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ log = logging.getLogger("lakequeue.engine")
 RESTARTS_MAX = 5
 RESTART_WINDOW_S = 300.0
 PAUSE_S_MAX = 10.0
-# A machine with too much to do: the worker is there a moment later.
+# A busy machine: the worker is ready a moment later.
 _PASSING = re.compile(r"Python worker (failed to connect back|exited unexpectedly)")
 _PUT_ASIDE = re.compile(r"\bStepPutAside: ")  # see `replica.driver`
 
@@ -36,7 +36,7 @@ class Restarts:
         self._times: list[float] = []
 
     def again(self, what: str, why: str, see: str = "") -> None:
-        """Say what ended and why, and pause; raises LakequeueError when it ended too often."""
+        """Report what ended and why, and pause; raises LakequeueError if it ended too often."""
         self._stopping.wait(self.pause_s(what, why, see))
 
     def pause_s(self, what: str, why: str, see: str = "") -> float:
@@ -56,12 +56,12 @@ class Restarts:
 
 
 def passes(reason: str) -> bool:
-    """Whether a failure is likely gone when the same is tried again."""
+    """Whether a failure will probably not happen again."""
     return _PASSING.search(reason) is not None or puts_aside(reason)
 
 
 def puts_aside(reason: str) -> bool:
-    """Whether a step failed and the log now says what to leave out."""
+    """Whether a step failed and the log now names the input to leave out."""
     return _PUT_ASIDE.search(reason) is not None
 
 

@@ -1,4 +1,5 @@
-"""Which code took a step. The log has this, since only the same code may replay the step."""
+"""The version of the code that takes steps. The log records it, since only the same code may replay
+a step."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ _LIBRARIES = ("google-re2", "lark", "msgspec", "numpy", "pyarrow")
 
 @cache
 def code_version() -> str:
-    """Such as ``0.1.0+1f3a5c7e9b``: the release, and a digest of all that decides."""
+    """Such as ``0.1.0+1f3a5c7e9b``: the release, and a digest of all code that decides."""
     digest = hashlib.sha256(f"{sys.version_info[:2]}".encode())
     for library in _LIBRARIES:
         digest.update(f"{library} {importlib.metadata.version(library)}\n".encode())

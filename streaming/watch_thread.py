@@ -1,4 +1,4 @@
-"""What threads that look after something share: how they end, and how they read topics of Kafka."""
+"""The base of watch threads: how they end, and how they read Kafka topics."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ POLL_S = 0.5
 
 
 class WatchThread(threading.Thread):
-    """A thread that ends soon after `stop`; nobody waits for it."""
+    """A thread that ends soon after `stop`, which does not wait for it."""
 
     def __init__(self, name: str) -> None:
         super().__init__(daemon=True, name=name)
@@ -64,4 +64,4 @@ class TopicReader(WatchThread):
         raise NotImplementedError
 
     def idle(self) -> None:
-        """Do what is due while no record comes."""
+        """Work to do while no record comes."""

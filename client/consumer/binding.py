@@ -1,7 +1,7 @@
 """A binding: one consumer's subscription to a queue, and the commands about its messages.
 
-Commands that name messages carry the epoch of the home that gave the ids. A new home on the same
-Kafka must not take them for its own.
+Commands that name messages carry the epoch of the home that gave the ids, so that a new home on the
+same Kafka does not take them for its own.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ class Binding:
 
     @property
     def place(self) -> int | None:
-        """The broker to ask: the one it is bound to while that hosts the queue, else None for
-        whoever has the queue now."""
+        """The broker to ask: the bound one while that hosts the queue, else None (the broker that
+        has the queue now)."""
         return self.broker if self.broker in self._session.hosts_of(self.queue).values() else None
 
     def ack(self, **which: Any) -> commands.Ack:

@@ -142,7 +142,7 @@ class CallbackRunner:
                 self._settling.cancel_message(message, None)
 
     def _returned(self, message: Message) -> None:
-        """The callback has returned: acknowledge as the mode says."""
+        """The callback has returned: acknowledge, if the mode says so."""
         self._settling.working = None
         if self._rule.mode == "auto" and self._prefetch.holds(message):
             self._settling.settle([message])

@@ -94,7 +94,8 @@ class Consumer:
         self._lock = threading.RLock()
         self._closed = False  # receives nothing more
         self._closing = False  # `close` is running
-        self._ended: str | None = None  # settles nothing more: what became of its messages
+        # once set, nothing more is settled: what became of its messages
+        self._ended: str | None = None
         self._why: str | None = None  # why it was closed, if not by the application
         self._arrivals = FlowArrivals(
             transport_ack_window, transport_ack_time, session.runner.gather_ms
@@ -164,7 +165,7 @@ class Consumer:
             self._session.request(bound.untouched(format_ranges(self._untouched)))
         except Moved:  # the queue is moving: no broker has taken it
             raise
-        except LakequeueError as error:  # it may have been taken: never say it twice
+        except LakequeueError as error:  # the broker may have taken it: never send it twice
             self._session.report(
                 f"consumer {self.name!r}: messages it never saw count as delivered: {error}"
             )

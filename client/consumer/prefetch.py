@@ -264,7 +264,7 @@ class FlowArrivals:
         return self._first_at + (self._gather_ms if full else self._time_ms)
 
     def tell(self) -> int:
-        """The number to report, counted as reported from now on; 0 if there is nothing new."""
+        """The number to report, which then counts as reported; 0 if there is nothing new."""
         if self._told == self._next - 1:
             return 0
         self._told = self._next - 1

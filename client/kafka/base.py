@@ -198,8 +198,8 @@ def normal(bootstrap: str) -> str:
 
 
 def reach(bootstrap: str) -> str:
-    """The addresses as `normal` gives them, once a broker has answered; raises NotConnected, or
-    ConfigError for what is none."""
+    """The addresses as `normal` gives them, once a broker has answered. Raises NotConnected, or
+    ConfigError for a malformed address."""
     addresses = normal(bootstrap)
     require_broker(addresses)
     return addresses

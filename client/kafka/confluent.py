@@ -37,7 +37,7 @@ _MISSING = (
     KafkaError._UNKNOWN_PARTITION,
 )
 _AWAY = (KafkaError._TRANSPORT, KafkaError._TIMED_OUT, KafkaError._ALL_BROKERS_DOWN)
-# Anything else may be over in a moment: a topic that was just made, a broker that just started.
+# Any other error may pass in a moment: a topic that was just made, a broker that just started.
 _FINAL = (
     KafkaError.TOPIC_AUTHORIZATION_FAILED,
     KafkaError.CLUSTER_AUTHORIZATION_FAILED,
@@ -133,7 +133,7 @@ class ConfluentTransport(KafkaTransport):
         )
         self._server.start()
         # A transport dropped without close() must not leave its thread behind. At the process's end
-        # the thread goes on: what closes connections there waits for its reports.
+        # the thread goes on: code that closes connections there waits for its reports.
         weakref.finalize(self, stop.set).atexit = False
 
     def _require_answer(self, deadline: float) -> None:
@@ -234,7 +234,8 @@ class ConfluentTransport(KafkaTransport):
                 "fetch.max.bytes": 2 * bounds.FETCH_PARTITION_BYTES_MAX,
                 "fetch.error.backoff.ms": 100,
                 "queued.max.messages.kbytes": 2 * bounds.FETCH_PARTITION_BYTES_MAX // 1024,
-                # When its queue is full it would look again after 1 s only: a gap in the stream.
+                # If its queue is full, librdkafka would look again only after 1 s: a gap in the
+                # stream.
                 "fetch.queue.backoff.ms": 2,
                 **also,
             },

@@ -89,7 +89,8 @@ class _Held:
     """Messages for one moving queue.
 
     at: the broker that had it. refused: what that broker refused. behind: what was sent since. Each
-    with whether nobody looks at its future. not_before: monotonic, s.
+    with whether `flush` must report it, because nobody looks at its future. not_before: monotonic,
+    s.
     """
 
     at: int

@@ -175,7 +175,8 @@ class BrokerRequests:
         return known_brokers(self._transport, self.vpn)
 
     def wish(self, wish: dict[str, str], broker: str) -> dict[str, Any]:
-        """Ask the engine to add, remove or move, see `Admin.add_broker`; returns its answer."""
+        """Ask the engine to add or remove a broker or to move a queue, see `Admin.add_broker`;
+        returns its answer."""
         self.check_open()
         text_of(broker, "broker", NAME_CHARACTERS_MAX)
         for name, value in wish.items():

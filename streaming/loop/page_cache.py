@@ -26,20 +26,21 @@ from typing import Protocol
 from ...protocol.errors import LakequeueError
 from ...state import Store
 
-REST_S = 5.0  # a page that has not changed for so long has settled: most messages are gone by then
+# a page that has not changed for this long is stable: most of its messages are gone by then
+REST_S = 5.0
 LEAVING_BYTES_MAX = 8_000_000
 LARGE_BYTES = 100_000
-LARGE_SHARE = 8  # of all room, what large pages have for themselves
+LARGE_SHARE = 8  # the share of the cache for large pages
 LARGE_KEPT_S = 10.0  # a clean large page is dropped after this time without a read
-PAGE_BYTES = 200  # memory of a page beside its content
+PAGE_BYTES = 200  # memory of a page besides its content
 
 
 class GivenUp(LakequeueError):
-    """The cache was closed while a page was waited for."""
+    """The cache was closed while a step waited for a page."""
 
 
 class Pages(Store, Protocol):
-    """The state below, which can list its pages. It takes one call at a time."""
+    """The store beneath, which can also list its pages. It takes one call at a time."""
 
     def keys(self) -> set[str]:
         """Every page's key."""
@@ -49,7 +50,7 @@ class PageCache:
     """A store in front of ``below``. bytes_max: for all pages; dirty ones alone may exceed it until
     they are written.
 
-    written_bytes, written_pages: what the state was given since `count_anew`.
+    written_bytes, written_pages: written to the state since `count_anew`.
     """
 
     def __init__(self, below: Pages, bytes_max: int) -> None:
@@ -57,9 +58,10 @@ class PageCache:
         self._there = below.keys()
         self._clean: OrderedDict[str, bytes] = OrderedDict()
         self._clean_bytes = 0
-        self._large: OrderedDict[str, float] = OrderedDict()  # clean ones, and when last used
+        # clean pages, and when each was last used
+        self._large: OrderedDict[str, float] = OrderedDict()
         self._large_bytes = 0
-        self._dirty: dict[str, tuple[bytes | None, float]] = {}  # the longest unwritten first
+        self._dirty: dict[str, tuple[bytes | None, float]] = {}  # the oldest unwritten page first
         self.dirty_bytes = 0
         self.misses = 0
         self._writer = Writer()
@@ -71,21 +73,21 @@ class PageCache:
         self._writer.attach(below)
 
     def detach(self) -> None:
-        """A batch ends: its handle is not touched any more."""
+        """A batch ends: its handle is no longer used."""
         self._writer.detach()
 
     def count_anew(self) -> None:
-        """What the state was given is counted from here on."""
+        """Start the counts of written pages anew."""
         self.written_bytes = self.written_pages = 0
 
     @property
     def waited_s(self) -> float:
-        """How long pages were waited for until there was a batch."""
+        """How long steps waited for a batch because they needed a page."""
         return self._writer.waited_s
 
     @property
     def held_bytes(self) -> int:
-        """What the cache holds."""
+        """The bytes that the cache holds."""
         return self._clean_bytes + self.dirty_bytes
 
     # ------------------------------------------------------------ the store
@@ -154,8 +156,8 @@ class PageCache:
     # ------------------------------------------------------------ writing
 
     def write_behind(self) -> None:
-        """Write pages that have not changed for a while, or that there is no room for, and drop
-        what nobody reads. Called between two steps."""
+        """Write pages that have not changed for a while or do not fit, and drop pages that nobody
+        reads. Called between two steps."""
         now = time.monotonic()
         while self._large and now - self._large[key := next(iter(self._large))] > LARGE_KEPT_S:
             self._let_go(key)
@@ -180,26 +182,27 @@ class PageCache:
         self._writer.write(key, value)
 
     def put_to_state(self, key: str, value: bytes) -> None:
-        """Write a page of what was already handed over: the state gets it, whatever else is
-        dirty."""
+        """Write a page of a mark that was already handed over; it goes to the state, not into the
+        cache."""
         self.put(key, value)
         self._leave(key)
 
     def hand_over(self) -> None:
-        """Everything as it is now goes to the state; between two steps."""
+        """Let the state get all pages as they are now. Called between two steps."""
         for key in list(self._dirty):
             self._leave(key)
 
     def settle(self) -> None:
-        """Wait until all that was handed over is in the state; raises what went wrong."""
+        """Wait until all pages that were handed over are in the state; raises the writer's
+        error."""
         self._writer.finish()
 
     def call(self, what: Callable[[], None]) -> None:
-        """Call the handle for something else than a page."""
+        """Call the handle for something other than a page."""
         self._writer.call(what)
 
     def close(self) -> None:
-        """Give up: what is not written stays unwritten."""
+        """Close; unwritten pages stay unwritten."""
         self._writer.abandon()
 
 
@@ -214,7 +217,7 @@ class Writer:
         self._newest: dict[str, bytes | None] = {}
         self._thread: threading.Thread | None = None
         self._end = self._closed = False
-        self._reads = False  # somebody waits for a page: before what only has to be written
+        self._reads = False  # somebody waits for a page: reads go before writes
         self._failure: BaseException | None = None
         self.bytes = 0
         self.waited_s = 0.0
@@ -232,7 +235,7 @@ class Writer:
             self._below = None
 
     def get(self, key: str) -> bytes | None:
-        """A page that the state has, or will have."""
+        """A page that is in the state, or waits to be written."""
         with self._changed:
             if key in self._newest:
                 return self._newest[key]
@@ -273,13 +276,13 @@ class Writer:
             self._thread.start()
 
     def finish(self) -> None:
-        """Wait until all is written; raises what went wrong."""
+        """Wait until everything is written; raises the writer's error."""
         self._end_thread()
         if self._failure is not None:
             raise self._failure
 
     def abandon(self) -> None:
-        """End the thread and drop what waits."""
+        """End the thread and drop unwritten pages."""
         with self._changed:
             self._queue.clear()
         with self._calls:

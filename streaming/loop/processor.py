@@ -30,8 +30,8 @@ _COLUMNS = ("topic", "partition", "key", "value", "headers", "note")  # as in `s
 class BrokerProcessor(StatefulProcessor):
     """Takes the steps of one broker.
 
-    homes: by broker name; partitions: the topics that clients may name, with their sizes; limits:
-    how large a record those take that take less than by default.
+    homes: by broker name; partitions: the topics that clients may name, with their numbers of
+    partitions; limits: the record size of topics that allow less than the default.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class BrokerProcessor(StatefulProcessor):
 
 
 def _frames(records: Iterator[wire.WireRecord], notes: list[str]) -> Iterator[pd.DataFrame]:
-    """notes: they may become more while the records come."""
+    """notes: more may be added while the records are read."""
     rows: list[tuple] = []
     size = 0
     for r in records:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from pyspark.sql.streaming.stateful_processor import StatefulProcessorHandle
 from pyspark.sql.types import BinaryType, StringType, StructField, StructType
 
-# As types: a schema as text is sent to the Java process to be parsed, in every batch.
+# As types, because Java would parse a schema given as text in every batch.
 _KEY = StructType([StructField("key", StringType())])
 _PAGE = StructType([StructField("page", BinaryType())])
 _SNAPSHOT = StructType([StructField("snapshot", BinaryType())])
@@ -40,7 +40,7 @@ class MapPages:
 
 
 class StatePages(MapPages):
-    """The same, and beside them the loop's own snapshot."""
+    """The same pages, and the loop's own snapshot."""
 
     def __init__(self, handle: StatefulProcessorHandle) -> None:
         super().__init__(handle)

@@ -4,15 +4,15 @@
     steps:  ─1─2─3─4─5─6─7─8─┤9─10─11─12─13─14─15─16─17─18─19─20─21─22─23─┤24─25 …
 
 A batch *visits*: it brings Spark's state. At the end of a visit the thread makes a *mark* between
-two steps: everything as it is then, for the batch to save. Meanwhile steps go on with the pages in
-the cache, since Spark's next visit finds the same worker. If no visit comes, they end after
+two steps: the state at that moment, for the batch to save. Meanwhile steps go on with the pages in
+the cache, since Spark's next visit comes to the same worker. If no visit comes, they end after
 `alone_s`, or when replaying them would take too long. This thread cannot know whether another
 worker runs the broker too. The log's fence keeps the two apart (`sinks.log_writer`).
 
 A visit ends after `batch_s`, when enough was written, or when replaying all steps since the last
-mark would take more than `replay_s`. What was replayed at the start counts, so that the next crash
-does not take as long again. When the engine stops, the visit ends at once, and no step follows its
-mark.
+mark would take more than `replay_s`. Steps that were replayed at the start count too, so that the
+next crash does not take as long again. When the engine stops, the visit ends at once, and no step
+follows its mark.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ from .worker_process import StackDump
 log = logging.getLogger("lakequeue.loop")
 
 IDLE_S = 0.5  # how often a loop without work looks whether pages have settled
-MARK_ROWS, ALL_ROWS = 10_000, 1 << 62  # that are written between two steps, of a mark
-JOIN_S = 3.0  # a thread that Kafka holds up is not waited for longer: it is fenced
+MARK_ROWS, ALL_ROWS = 10_000, 1 << 62  # rows of a mark that are written between two steps
+JOIN_S = 3.0  # wait no longer for a thread that Kafka holds up: it is fenced
 
 
 def went_back(broker: str, places: list[PartitionId]) -> str:
@@ -58,7 +58,7 @@ def went_back(broker: str, places: list[PartitionId]) -> str:
 
 @dataclass(slots=True)
 class Mark:
-    """What a batch saves and tells: the state between two steps."""
+    """The state between two steps, which a batch saves, with its figures and notes."""
 
     snapshot: Snapshot
     figures: Figures
@@ -67,7 +67,7 @@ class Mark:
 
 @dataclass(slots=True)
 class _Counts:
-    """Sums at the last mark: figures are what came since."""
+    """Sums at the last mark; figures are the differences since."""
 
     step: int
     records_in: int
@@ -97,7 +97,7 @@ class Stepper(threading.Thread):
         self._log, self._outbox, self._options = step_log, outbox, options
         self._changed = threading.Condition()
         self._visited = False
-        self._since = -1e9  # the visit's begin, or the last mark
+        self._since = -1e9  # when the visit began, or the last mark
         self._mark: Mark | None = None
         self._coming: Mark | None = None  # some of its pages are still to be written
         self._failure: BaseException | None = None
@@ -106,7 +106,8 @@ class Stepper(threading.Thread):
         self._paused_s = 0.0
         self._longest_s = 0.0
         self._dump = StackDump()
-        self._saved_s = 0.0  # the cost of the steps in the state; a replay begins after them
+        # the cost of the steps that the state already has; a replay begins after them
+        self._saved_s = 0.0
 
     # ------------------------------------------------------------ the batch's thread
 
@@ -120,7 +121,8 @@ class Stepper(threading.Thread):
         self.start()
 
     def visit(self) -> Mark:
-        """Let it step until it is time for a mark, and have that. Raises what ended the thread."""
+        """Let the thread step until it is time for a mark; returns the mark. Raises the error that
+        ended the thread."""
         with self._changed:
             self._visited, self._since = True, time.monotonic()
             self._changed.notify_all()
@@ -132,7 +134,7 @@ class Stepper(threading.Thread):
             return mark
 
     def found(self, sizes: dict[str, int]) -> None:
-        """All topics, with their numbers of partitions. From any thread."""
+        """Take the list of all topics, with their numbers of partitions. Any thread may call it."""
         self._news = sizes
         self._inputs.arrived.set()
 
@@ -168,7 +170,7 @@ class Stepper(threading.Thread):
             self._dump.stop()
 
     def _may_step(self) -> bool:
-        """Wait while nobody could save what a step would do. False: it is over."""
+        """Wait while no batch could save another step. False: the thread ends."""
         begun = time.monotonic()
         if not (self._closing or self._visited or self._alone()):
             if self._coming is not None:
@@ -182,7 +184,7 @@ class Stepper(threading.Thread):
         return not self._closing
 
     def _alone(self) -> bool:
-        """Whether steps go on between two batches."""
+        """Whether steps may go on between two batches."""
         o, dirty = self._options, self._cache.dirty_bytes
         return (
             not self._inputs.stopped
@@ -206,7 +208,7 @@ class Stepper(threading.Thread):
         driver, inputs = self._driver, self._inputs
         if self._news is not None:
             self._learn()
-        self._outbox.acked()  # also where nothing comes in: Kafka may have refused something
+        self._outbox.acked()  # also without input: Kafka may have refused an output
         captured = len(driver.captured)
         room = self._options.batch_bytes - self._cache.dirty_bytes
         inputs.room_bytes = None if self._visited else room  # nobody takes its records
@@ -226,7 +228,7 @@ class Stepper(threading.Thread):
             self._look()
 
     def _learn(self) -> None:
-        """Topics as they are now: for replies, and to be read."""
+        """Take the topics as they are now: for replies, and to read them."""
         sizes, self._news = self._news or {}, None
         driver = self._driver
         driver.learn(sizes)
@@ -236,7 +238,7 @@ class Stepper(threading.Thread):
         else:
             places = own_places(sizes, o.vpns, o.broker, o.number, o.alone, o.removed)
             places += places_of(sizes, captured_topics(sizes, driver.captured))
-        # It may have read there before, when it was alone: another broker has read on since.
+        # It may have read there before, as the only broker; another broker has read on since.
         at = {p: max(read.get(p, 0), o.read.get(p, 0)) for p in places}
         try:
             self._inputs.also(at, driver.ids)
@@ -261,8 +263,8 @@ class Stepper(threading.Thread):
         self._write_more(MARK_ROWS)
 
     def _write_more(self, rows: int) -> None:
-        """Write about this many more rows of the mark. Once all are written, the batch gets it to
-        save."""
+        """Write about this many more rows of the mark. Once all are written, the batch gets the
+        mark to save."""
         begun = time.monotonic()
         more = self._driver.pack(rows)
         self._paused_s += time.monotonic() - begun

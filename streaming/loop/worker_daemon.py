@@ -30,7 +30,8 @@ def load() -> None:
     from .worker_process import keep_free_memory
 
     keep_free_memory()
-    gc.freeze()  # no worker looks through all that again, and its pages stay shared
+    # no worker's garbage collector looks through these objects again, so their memory stays shared
+    gc.freeze()
 
 
 if __name__ == "__main__":

@@ -8,8 +8,8 @@ and all of it is returned once a minute. Larger blocks go back at once. This nee
 
 **Priority** (decision 0028). Clients wait for steps, and nobody waits for the tables, which Java
 writes beside them on all cores. So each thread of Java gets a lower priority than the worker. Java
-gives way while the worker computes, and has the cores to itself while the worker waits for it. That
-is done only for a broker that is alone. A process may lower its priorities but not raise them, and
+gives way while the worker computes, and has the cores to itself while the worker waits for it. This
+is done only for a home's only broker. A process may lower its priorities but not raise them, and
 children inherit them. So with several brokers Java keeps its priority, and a worker that was
 preferred before lowers its own to the same.
 
@@ -51,8 +51,8 @@ def keep_free_memory() -> None:
 
 
 def return_free_memory(every_s: float = RETURN_EVERY_S) -> None:
-    """All that is free, if the last time was so long ago. Between two pieces of work: it takes some
-    milliseconds, in which others wait for memory."""
+    """Return all free memory, if the last time was ``every_s`` ago. Call it between two pieces of
+    work: it takes some milliseconds, in which other threads wait for memory."""
     global _given_back_at
     now = time.monotonic()
     if now - _given_back_at >= every_s and (trim := _glibc("malloc_trim")) is not None:
@@ -60,17 +60,16 @@ def return_free_memory(every_s: float = RETURN_EVERY_S) -> None:
         trim(0)
 
 
-BELOW = 5  # a worker then has three times the weight of a thread of Java, where both compute
+BELOW = 5  # a worker then has three times the weight of a Java thread if both compute
 NICE_MAX = 19
 
 
 def set_priorities(alone: bool) -> int:
-    """Called in a broker's worker, at each batch: threads come and go. alone: there is no other
-    broker, and the Java process yields to this worker; else this worker gets Java's priority.
-    Returns how many threads were lowered; where the system has no `/proc`, or its threads are not
-    ours to lower, none is."""
+    """Called in a broker's worker, at each batch: threads come and go. alone: this is the only
+    broker, and the Java process yields to this worker; otherwise this worker gets Java's priority.
+    Returns how many threads were lowered: none if the system has no `/proc`, or does not let us."""
     with suppress(OSError, ValueError):
-        java = _parent(os.getppid())  # ours is the daemon that forks workers
+        java = _parent(os.getppid())  # our parent is the daemon that forks workers
         if alone:
             return _lower(java, os.getpriority(os.PRIO_PROCESS, 0) + BELOW)
         return _lower(os.getpid(), os.getpriority(os.PRIO_PROCESS, java))
@@ -97,13 +96,13 @@ WIND_S = 2.0
 
 
 class StackDump:
-    """Watches one thread that must not stand still."""
+    """Watches one thread that must not hang."""
 
     def __init__(self) -> None:
         self._wound = float("-inf")
 
     def wind(self) -> None:
-        """It goes on."""
+        """Reset the timer: the thread goes on."""
         now = time.monotonic()
         if now - self._wound >= WIND_S:
             self._wound = now
@@ -112,7 +111,7 @@ class StackDump:
             faulthandler.dump_traceback_later(DUMP_S, file=sys.__stderr__ or 2)
 
     def stop(self) -> None:
-        """It waits for others now."""
+        """Stop the timer: the thread waits for others now."""
         if self._wound > float("-inf"):
             self._wound = float("-inf")
             faulthandler.cancel_dump_traceback_later()

@@ -1,7 +1,7 @@
 """The cause of an error of Spark, Delta or a Python worker, in one line.
 
-An error that passed through Java and Python carries everything on its way; its first line says "An
-error occurred while calling o123.save". The innermost cause is what helps.
+An error that passed through Java and Python carries the text of each level; its first line says "An
+error occurred while calling o123.save". The innermost cause is the useful one.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _PY4J = ("clientserver", "java_gateway")
 
 
 def cause_of(error: object) -> str:
-    """The innermost cause that an error tells of, without the package of its class."""
+    """The innermost cause in an error's text, without the package of its class."""
     text = _all_of(error)
     python = [t for t in _PYTHON.findall(text) if not (_JAVA.match(t) or _PASSED_ON.match(t))]
     java = [t for t in _CAUSED.findall(text) if not _PASSED_ON.match(t)] or _CALLED.findall(text)
@@ -45,7 +45,7 @@ def keep_record(record: logging.LogRecord) -> bool:
 
 
 def _all_of(error: object) -> str:
-    """Its text, and that of what it says that it comes from."""
+    """An error's text, and the texts of its causes."""
     texts = []
     for _ in range(DEPTH_MAX):
         if error is None:

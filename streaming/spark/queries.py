@@ -1,14 +1,14 @@
 """Builds and starts the streaming queries: one per broker, and two for the Delta tables.
 
 With the trigger *real-time* the operator takes steps in a loop as long as a batch lasts (`loop/`).
-With *micro-batch* Spark plans what a batch takes, which is one step or a few. Both run the same
+With *micro-batch* Spark plans the records of a batch, which is one step or a few. Both run the same
 core, and clients see no difference. Their checkpoints differ, so a home keeps its trigger. The
 tables have queries of their own, since a commit to Delta takes longer than a delivery may.
 
 Spark plans every batch from scratch, which is most of the work of a small batch. The plan has one
-shape and its rows go to Python, so `QUERY_SETTINGS` turns off what finds nothing here (decision
-0008): code generation, checks of the plan after each rule, full plans for the web page, and rules
-without use.
+shape and its rows go to Python, so `QUERY_SETTINGS` turns off everything that has no effect here
+(decision 0008): code generation, checks of the plan after each rule, full plans for the web page,
+and rules without use.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ TABLES_QUERY = "lakequeue-tables"
 HISTORY_QUERY = "lakequeue-history"
 TABLES_RECORDS = 25_000  # up to eight messages in each
 HISTORY_RECORDS = 200_000
-# What the loop says when it must not go on.
+# How the loop's error begins when it must not go on.
 _REFUSED = re.compile(r"(?:Refused|Gone): (.+)")
 
 
 def start_loop(
     spark: SparkSession, options: Options, name: str, checkpoint: Folder, given: Mapping[str, str]
 ) -> StreamingQuery:
-    """Start a broker's query in real time. given: settings of the user, which win."""
+    """Start a broker's query in real time. given: the user's settings, which take precedence."""
     from ..loop.realtime import ENVIRONMENT, loop_rows
 
     # A part of the key under which Spark keeps idle workers: the broker finds its own again.
@@ -68,8 +68,8 @@ def start_batches(
     checkpoint: Folder,
     given: Mapping[str, str],
 ) -> StreamingQuery:
-    """Start a broker's query in micro-batches. limits: how large a record those topics take that
-    take less than by default."""
+    """Start a broker's query in micro-batches. limits: the record size of topics that allow less
+    than the default."""
     from ...sinks.kafka_sink import OUTPUT_SCHEMA, write_kafka
     from ...sources import kafka_source as source
     from ..loop.processor import BrokerProcessor
@@ -124,14 +124,14 @@ def start_history(
     snapshots_s: int,
 ) -> StreamingQuery:
     """Start the query that writes the history, every interval_s seconds. brokers: with the
-    checkpoint of each. said: topics in which others send to them. snapshots_s: 0 writes no
+    checkpoint of each. said: topics with records for the brokers. snapshots_s: 0 writes no
     snapshots."""
     from ...sinks.snapshots import SnapshotWriter
     from ...sinks.table_writer import HistoryWriter
     from ...sources import kafka_source as source
     from ...sources.live import kafka_client
 
-    # Without its checkpoint, tables may have been mended or brought back from a backup.
+    # Without its checkpoint, the tables may have been repaired or restored from a backup.
     anew = not any(checkpoint.glob("commits/[0-9]*"))
     snapshots = None
     if snapshots_s:
@@ -158,7 +158,8 @@ def _start_every(
 
 
 def end_between_batches(query: StreamingQuery, wait_s: float) -> None:
-    """Stop a query between two batches; in the middle of one that takes longer."""
+    """Stop a query between two batches, or in the middle of one that takes longer than
+    ``wait_s``."""
     until = time.monotonic() + wait_s
     while query.isActive and query.status["isTriggerActive"] and time.monotonic() < until:
         time.sleep(0.01)
@@ -166,12 +167,12 @@ def end_between_batches(query: StreamingQuery, wait_s: float) -> None:
 
 
 def reason(query: StreamingQuery) -> str:
-    """What a query failed with."""
+    """A query's error."""
     return cause_of(query.exception())
 
 
 def refusal(query: StreamingQuery) -> str:
-    """Why the loop must not go on, when that ended its query; else empty."""
+    """The loop's reason if it ended its query because it must not go on; else empty."""
     found = _REFUSED.search(str(query.exception()))
     return found[1] if found else ""
 
@@ -194,7 +195,7 @@ def _start(
 
 @contextmanager
 def _settings_set(spark: SparkSession, settings: Mapping[str, str]) -> Iterator[None]:
-    """The session's settings while a query starts, which keeps a copy of them."""
+    """Set the session's settings while a query starts; the query keeps a copy."""
     before = {key: spark.conf.get(key, None) for key in settings}
     try:
         for key, value in settings.items():
@@ -208,7 +209,7 @@ def _settings_set(spark: SparkSession, settings: Mapping[str, str]) -> Iterator[
                 spark.conf.set(key, old)
 
 
-# In the order of their cost, together 8 of a batch's 200 ms on a slow machine.
+# By cost; together 8 of a batch's 200 ms on a slow machine.
 _RULES_WITHOUT_USE = (
     "catalyst.optimizer.RemoveRedundantAliases",
     "delta.metric.OptimizeConditionalIncrementMetric",

@@ -1,6 +1,6 @@
 """The Spark session: `conf/spark.conf`, and settings that depend on the machine.
 
-A file cannot hold paths (Python, log configuration, jars) and addresses; all other settings are
+Paths (Python, log configuration, jars) and addresses cannot be in a file; all other settings are
 lines of that file, each with its reason. `package_zip` makes the zip from which a cluster's
 executors import this package.
 
@@ -65,7 +65,7 @@ JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 CLASS_PATHS = ("spark.driver.extraClassPath", "spark.executor.extraClassPath")
 # Variables by which Spark's scripts add to the class path.
 _CLASS_PATHS = ("SPARK_CONF_DIR", "SPARK_DIST_CLASSPATH", "HADOOP_CONF_DIR", "YARN_CONF_DIR")
-JAVA_END_S_MAX = 10.0  # its hooks remove temporary files; it is waited for no longer
+JAVA_END_S_MAX = 10.0  # seconds that we wait for Java, whose hooks remove temporary files
 _PRINTED = (1, 2)  # standard output and standard error
 _DATA_SUFFIXES = {".py", ".lark", ".yaml", ".xml", ".properties", ".conf", ".json"}
 _ZIP_TIME = (1980, 1, 1, 0, 0, 0)
@@ -106,13 +106,13 @@ def spark_settings(
     given = {key: str(value) for key, value in (extra or {}).items()}
     options = (settings.get(JAVA_OPTIONS), logging, given.pop(JAVA_OPTIONS, None))
     settings[JAVA_OPTIONS] = " ".join(filter(None, options))
-    if is_local(master):  # this machine's paths and address mean something to all processes
+    if is_local(master):  # all processes share this machine's paths and address
         settings["spark.driver.host"] = "127.0.0.1"
         settings["spark.driver.bindAddress"] = "127.0.0.1"
         settings["spark.executor.extraJavaOptions"] = logging
         settings["spark.python.daemon.module"] = DAEMON
-        # Of `spark.jars` Java archives no class, and Spark copies them at each start. Those of an
-        # object store, in a folder of their own, stay there: so all homes share one archive.
+        # Java archives no classes of `spark.jars`, and Spark copies these jars at each start. Jars
+        # for an object store stay there, in a folder of their own: so all homes share one archive.
         ours = [jar for jar in jars if jar.parent == jars[0].parent]
         for key in CLASS_PATHS:
             settings[key] = ":".join([*map(str, ours), *filter(None, [given.pop(key, "")])])
@@ -139,19 +139,16 @@ def spark_session(
 ) -> SparkSession:
     """Start Spark, or take the session that is already there.
 
-    master: such as ``local[2]`` or ``spark://host:7077``; None is ``local[*]``, or what
-    `spark-submit` was given when it started this program.
-    jars: `ensure_jars().spark`; on a cluster that has them, an empty list.
-    extra: any setting by its name; it wins over everything else. Java options of the driver are
-    put after ours, since Java takes the last of two that contradict each other; so is a class path.
-    ui_port: of Spark's web page; None means no page. With a local master it, like all of Spark's
-    ports, listens on 127.0.0.1.
-    log_file: takes what the Java process and the Python workers print, at WARN; without it they
-    print errors to standard error.
-    log_format: `text`, or `json` for a line of JSON an event.
-    archive: takes note of the classes that Java loads, where there is no archive of them yet; one
-    that is there is used in any case.
-    Raises LakequeueError when there is no Java or Spark does not start.
+    master: such as ``local[2]`` or ``spark://host:7077``; None: ``local[*]``, or the master given
+    to the `spark-submit` that started this program. jars: `ensure_jars().spark`; on a cluster that
+    has them, an empty list. extra: any setting by its name; it takes precedence over everything
+    else. Java options of the driver, and a class path, are added after ours, since Java takes the
+    last of two that contradict each other. ui_port: of Spark's web page; None means no page. With a
+    local master it, like all of Spark's ports, listens on 127.0.0.1. log_file: gets the output of
+    the Java process and the Python workers, at WARN; without it they print errors to standard
+    error. log_format: `text`, or `json` for a line of JSON an event. archive: records the classes
+    that Java loads, if there is no archive yet; an existing archive is used. Raises LakequeueError
+    if there is no Java or Spark does not start.
     """
     submitted = "PYSPARK_GATEWAY_PORT" in os.environ
     if master is None and not submitted:
@@ -168,7 +165,7 @@ def spark_session(
     if not submitted:
         java = _prepare_environment(settings.get("spark.master"))
         _add_archive(settings, archive, java)
-    # The versions that are pinned here were tested together; users cannot act on it.
+    # The pinned versions were tested together; users cannot act on the warning.
     warnings.filterwarnings("ignore", message="PySpark does not yet fully support pandas")
     from pyspark.errors import PySparkRuntimeError
     from pyspark.sql import SparkSession
@@ -186,7 +183,7 @@ def spark_session(
     archive.class_path = str(jvm.java.lang.System.getProperty("java.class.path"))
     for name in ("py4j.clientserver", None):  # py4j logs a lost connection by the root logger
         logging.getLogger(name).addFilter(keep_record)
-    # When the Java process dies, this server of PySpark's prints a traceback of its own.
+    # When the Java process dies, PySpark's server prints a traceback of its own.
     server = getattr(spark.sparkContext, "_accumulatorServer", None)
     if server is not None:
         server.handle_error = lambda *_: None
@@ -195,8 +192,8 @@ def spark_session(
 
 def java_ended(spark: SparkSession, wait_s: float = 0.0) -> str:
     """How Spark's Java process ended, such as "by signal 9"; empty while it lives. wait_s: after a
-    lost connection it may take a moment until the kernel tells. Under `spark-submit` Java is our
-    parent, and its end is ours too."""
+    lost connection it may take a moment until the kernel reports the end. Under `spark-submit` Java
+    is our parent, and ends only with us."""
     process = _java_process()
     if process is None:
         return ""
@@ -208,7 +205,7 @@ def java_ended(spark: SparkSession, wait_s: float = 0.0) -> str:
 
 
 def executors(spark: SparkSession) -> list[str]:
-    """The addresses of the driver and of each executor that it knows; none after its end."""
+    """The addresses of the driver and of each executor that it knows; none after Java's end."""
     java = spark.sparkContext._jsc
     if java is None:
         return []
@@ -217,8 +214,8 @@ def executors(spark: SparkSession) -> list[str]:
 
 
 def kill_java() -> bool:
-    """End Spark's Java process at once; what waits for it in Python is cut off. False: nothing is
-    done, since it is our parent, as under `spark-submit`."""
+    """Kill Spark's Java process; Python calls that wait for it fail. Returns False, and does
+    nothing, if Java is our parent, as under `spark-submit`."""
     process = _java_process()
     if process is None:
         return False
@@ -229,8 +226,8 @@ def kill_java() -> bool:
 
 
 def halt_java_at_exit() -> None:
-    """Halt the Java process that started us when we exit. It passes on what we print until then;
-    afterwards threads of its own that never end would keep it alive."""
+    """Halt the Java process that started us when we exit. Until then it passes on our output;
+    afterwards its own endless threads would keep it alive."""
     from pyspark import SparkContext
 
     gateway = SparkContext._gateway
@@ -239,8 +236,8 @@ def halt_java_at_exit() -> None:
 
 
 def await_java_at_exit() -> None:
-    """Wait at exit for a Java child, which still writes into the home then: after our end the home
-    may be copied."""
+    """At exit, wait for a Java child, which still writes into the home: once we have ended, the
+    home may be copied."""
     process = _java_process()
     if process is not None:
         atexit.register(_await, process)
@@ -254,7 +251,7 @@ def _await(process: subprocess.Popen[bytes]) -> None:
 
 
 def _halt(runtime: Any) -> None:
-    with contextlib.suppress(Exception):  # it ends before it answers
+    with contextlib.suppress(Exception):  # it ends without an answer
         runtime.halt(0)
 
 
@@ -267,7 +264,7 @@ def forget_session(spark: SparkSession) -> None:
 
     gateway = SparkContext._gateway
     with warnings.catch_warnings(), contextlib.suppress(Exception):
-        warnings.simplefilter("ignore")  # that it cannot be stopped in order
+        warnings.simplefilter("ignore")  # PySpark's own stop fails without Java
         spark.sparkContext.stop()
     if gateway is not None:
         with contextlib.suppress(Exception):
@@ -324,14 +321,14 @@ def package_zip(directory: Path) -> Path:
 
 
 def _prepare_environment(master: str | None) -> Path:
-    """What Spark's start scripts and workers read from the environment; which Java they take."""
+    """Set the environment that Spark's start scripts and workers read, and choose their Java."""
     java = java_executable()
     home = os.environ.get("JAVA_HOME")
     if home and java != Path(home) / "bin" / "java":
-        del os.environ["JAVA_HOME"]  # Spark prefers it to the PATH, whatever is there
+        del os.environ["JAVA_HOME"]  # Spark prefers it to the PATH, even if it is wrong
     if is_local(master):
         os.environ["SPARK_HOME"] = str(_spark_home(master))
-        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")  # the web page has no other switch
+        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")  # the only switch of the web page
         os.environ["PYSPARK_PYTHON"] = sys.executable
         os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     else:
@@ -342,7 +339,7 @@ def _prepare_environment(master: str | None) -> Path:
 
 def _add_archive(settings: dict[str, str], archive: JavaArchive, java: Path) -> None:
     """Add the archive to the driver's Java options, before the user's. Only for ``local[…]``:
-    otherwise Spark's home, and so the class path, differs at each start or is unknown."""
+    otherwise Spark's home, and with it the class path, differs at each start or is unknown."""
     if not settings.get("spark.master", "").startswith("local["):
         return
     before = settings.get("spark.driver.extraClassPath", "")
@@ -379,8 +376,8 @@ def _output_to(path: Path | None) -> Iterator[None]:
     """Let child processes that start meanwhile write what they print to this file.
 
     The Java process prints before any log configuration counts, and VACUUM prints how much it
-    deleted; PySpark hands it our own streams, and ours may be read as JSON. So they are exchanged
-    for the moment of the start.
+    deleted; PySpark hands it our own streams, and ours may be read as JSON. So the streams are
+    redirected during the start.
     """
     if path is None:
         yield
@@ -407,7 +404,7 @@ _LOCAL_CLUSTER = re.compile(r"local-cluster\[(\d+),\s*(\d+),\s*\d+\]")
 
 
 def slots(master: str) -> int | None:
-    """The tasks that run at once; None where only the cluster knows."""
+    """How many tasks run at once; None if only the cluster knows."""
     if found := _LOCAL.fullmatch(master):
         threads = found["threads"] or "1"
         return os.cpu_count() or 1 if threads == "*" else int(threads)
@@ -417,13 +414,13 @@ def slots(master: str) -> int | None:
 
 
 def default_master(brokers: int) -> str:
-    """The master if none is given. It has more task slots than cores, since most tasks wait. A task
+    """The default master. It has more task slots than cores, since most tasks wait. A task
     whose worker died is tried three more times, which is faster than restarting its query."""
     return f"local[{max(SLOTS_MIN, slots_needed(brokers))},4]"
 
 
 def check_slots(master: str, brokers: int, tables: bool) -> None:
-    """Raise LakequeueError where one of several brokers would never have its turn."""
+    """Raise LakequeueError if one of several brokers would never run."""
     found, needed = slots(master), slots_needed(brokers, tables)
     if brokers > 1 and found is not None and found < needed:
         raise LakequeueError(
@@ -434,5 +431,5 @@ def check_slots(master: str, brokers: int, tables: bool) -> None:
 
 
 def slots_needed(brokers: int, tables: bool = True) -> int:
-    """One for each broker, and one for the tables where there are any."""
+    """One slot for each broker, and one for the tables, if any."""
     return brokers + tables

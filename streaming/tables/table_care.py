@@ -37,11 +37,12 @@ MARK = ".upkeep"
 FIRST_S, FIGURES_S = 5.0, 60.0
 AGAIN_S = 3_600.0
 HOUR_S, DAY_S = 3_600.0, 86_400.0
-MARGIN_S = 3_600.0  # between a message's place in a queue and its record: clocks, slow readers
+# tolerance between a message's time in a queue and its row: clocks, slow readers
+MARGIN_S = 3_600.0
 
 
 def rules_of(settings: EngineSettings) -> Rules:
-    """What a user wants."""
+    """The user's rules for upkeep."""
     default = Rules()
     return Rules(
         settings.value("retention_days", default.retention_s / DAY_S) * DAY_S,
@@ -55,8 +56,9 @@ def upkeep_s(settings: EngineSettings) -> float:
 
 
 class TableCare(WatchThread):
-    """The upkeep of an engine's tables. beside: a folder of the home, wherever the tables are.
-    every_s: between two upkeeps. session: Spark's, while it runs. look: looks at all queues."""
+    """The upkeep of an engine's tables. beside: a folder of the home, even if the tables are
+    elsewhere. every_s: between two upkeeps. session: Spark's, while it runs. look: looks at all
+    queues."""
 
     def __init__(
         self, tables: Folder, beside: Path, rules: Rules, every_s: float,
@@ -81,15 +83,16 @@ class TableCare(WatchThread):
         mark = self._mark
         if not self._every_s:
             return math.inf
-        if not mark.exists():  # a home that is new has nothing to tidy
-            with contextlib.suppress(OSError):  # the disk is full: the next start has the time
+        if not mark.exists():  # a new home has nothing to tidy
+            # the disk is full: only the next start's schedule is affected
+            with contextlib.suppress(OSError):
                 mark.touch()
             return now + self._every_s
         self._metrics.tidied(mark.stat().st_mtime)
         return mark.stat().st_mtime + self._every_s
 
     def tidy(self) -> bool:
-        """One upkeep, now; whether it succeeded."""
+        """Run one upkeep now; returns whether it succeeded."""
         spark = self._session()
         if spark is None:
             return False
@@ -110,12 +113,12 @@ class TableCare(WatchThread):
         return True
 
     def _oldest(self, now: float) -> float | None:
-        """When the oldest message came that is in a queue, epoch s."""
+        """When the oldest message in a queue came, epoch s."""
         ages = [q["oldest_age_s"] for q in self._look().queues if q["oldest_age_s"] is not None]
         return now - max(ages) - MARGIN_S if ages else None
 
     def measure(self) -> None:
-        """What each table takes on the disk, into the metrics."""
+        """Put each table's disk use into the metrics."""
         try:
             for log_folder in self._tables.glob("*/_delta_log"):
                 table = log_folder.parent

@@ -1,6 +1,6 @@
 """One writer for a home's Delta tables, and their repair while no engine runs (R1).
 
-`TablesLock`: an engine reads once, at its start, what the tables still lack. Two engines would
+`TablesLock`: an engine looks once, at its start, what the tables still lack. Two engines would
 write everything twice, so the second is refused. The operating system holds the lock, on a file
 beside the tables, so it is released however a process ends.
 
@@ -45,8 +45,8 @@ class TablesLock:
         self._file: IO[str] | None = None
 
     def take(self) -> None:
-        """Have the tables for oneself; raises TablesTaken where another engine has them, OSError
-        where the file beside them cannot be written."""
+        """Take the lock. Raises TablesTaken if another engine has it, OSError if the lock file
+        cannot be written."""
         if self._file is not None:
             return
         file = (self._tables / TABLES_LOCK).open("a+")

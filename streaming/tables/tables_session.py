@@ -18,7 +18,7 @@ from ..spark.spark_session import spark_session
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-CORES = 2  # an engine beside it needs the others
+CORES = 2  # an engine on this machine needs the other cores
 
 
 def open_tables(home: Path | str) -> SparkSession:

@@ -45,7 +45,8 @@ from ..spark.queries import HISTORY_QUERY, TABLES_QUERY, reason
 log = logging.getLogger("lakequeue.tables")
 
 PAUSE_S_MAX = 30.0
-FIRST_S_MAX, START_S_MAX = 20.0, 1.0  # that a start is waited for: the engine's own, and later
+# how long to wait for a start: at the engine's start, and later
+FIRST_S_MAX, START_S_MAX = 20.0, 1.0
 LOOK_S = 1.0
 WHY_CHARACTERS_MAX = 500
 TOLD = ".stopped-"  # the file that says that the operator was told about a query
@@ -54,7 +55,7 @@ TOLD = ".stopped-"  # the file that says that the operator was told about a quer
 @dataclass(slots=True)
 class Down:
     """A query that does not run. tries: how often it ended since it last wrote. due: when to look
-    again, monotonic. alerted: whether the operator was told. full: whether its disk is full."""
+    again (monotonic, s). alerted: whether the operator was told. full: whether its disk is full."""
 
     why: str = ""
     tries: int = 0
@@ -181,7 +182,7 @@ class TablesWatch:
             log.warning("the query %r ended, %s; it is started again", name, down.why)
 
     def _mark(self, name: str) -> Path:
-        """Beside the tables on this machine, wherever these are."""
+        """The marker file: on this machine, even if the tables are elsewhere."""
         return self._folder.path / TABLES / f"{TOLD}{name}"
 
     def _room_lacks(self) -> str:
@@ -197,7 +198,7 @@ class TablesWatch:
         try:
             self._tell(encode_command(Tables(stopped=why)))
         except LakequeueError as error:  # Kafka is away; the log and the metric have it
-            log.warning("that is not told in the events: %s", error)
+            log.warning("no event reports this: %s", error)
 
 
 class TablesMarks:
@@ -210,7 +211,7 @@ class TablesMarks:
         self._told: dict[str, dict[str, int]] = {}
 
     def begin(self, broker: BrokerQuery, written: bool) -> None:
-        """A broker begins: say whether tables are written, and to what they are known to be."""
+        """A broker begins: tell it whether tables are written, and how far."""
         self._told.pop(broker.name, None)
         self._tell(broker, encode_command(Tables(written=written)))
 
@@ -231,7 +232,7 @@ class TablesMarks:
                 self._tell(broker, encode_command(Tables(up_to=more)))
                 told |= more
             except LakequeueError as error:  # Kafka is away; the next commit says it
-                log.warning("%s does not hear how far the tables are: %s", broker.name, error)
+                log.warning("%s was not told how far the tables are: %s", broker.name, error)
 
     def _is_of(self, broker: BrokerQuery, partition: int) -> bool:
         return len(self._brokers) == 1 or partition in topics.publish_partitions(broker.number)

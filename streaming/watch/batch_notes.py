@@ -1,7 +1,7 @@
-"""What a batch reports to the driver beside its figures: notes, and records that Kafka lost.
+"""What a batch reports to the driver besides its figures: notes, and records that Kafka lost.
 
-A *note* is a word, a colon, and the rest. Broker and loop write notes; they are not part of the
-state and may be lost. Code that must be sure asks the engine.
+A *note* is a word, a colon, and the rest. Broker and loop write notes. They are not part of the
+state and may be lost, so code that must be sure asks the engine.
 
 Spark's Kafka source skips missing records in silence (`failOnDataLoss` is false, since an engine
 that refuses to start helps nobody). A batch with fewer rows than its offsets span is a hint, and
@@ -52,7 +52,7 @@ class Loss:
 
 
 def missing(progress: dict[str, Any]) -> dict[PartitionId, tuple[int, int]]:
-    """The offsets that a batch of Spark spans, of those sources that brought fewer rows."""
+    """The offsets that a batch of Spark spans, for the sources that returned fewer rows."""
     found: dict[PartitionId, tuple[int, int]] = {}
     for source in progress.get("sources", ()):
         spans = _spans(source.get("startOffset"), source.get("endOffset"))
@@ -75,8 +75,8 @@ def _spans(start: Any, end: Any) -> dict[PartitionId, tuple[int, int]]:
 
 
 def made_anew(progress: dict[str, Any]) -> dict[str, int]:
-    """The topics that were deleted and created again, by a batch's progress, and how many records
-    it read of each."""
+    """The topics that were deleted and recreated, by a batch's progress, and how many records it
+    read of each."""
     found = {}
     for source in progress.get("sources") or ():
         start, end = source.get("startOffset"), source.get("endOffset")
@@ -87,7 +87,7 @@ def made_anew(progress: dict[str, Any]) -> dict[str, int]:
 
 
 def went_back(progress: dict[str, Any]) -> dict[str, int]:
-    """The same of topics that are the same, and of which Kafka lost records that were read."""
+    """The topics of which Kafka lost records that had been read, and how many."""
     found: dict[str, int] = {}
     for source in progress.get("sources") or ():
         start, end = source.get("startOffset"), source.get("endOffset")
@@ -102,7 +102,7 @@ def went_back(progress: dict[str, Any]) -> dict[str, int]:
 
 
 def notes_of_topics(progress: dict[str, Any]) -> list[str]:
-    """What a batch tells of its topics, as a loop says it."""
+    """Notes about a batch's topics, in the form of a loop's notes."""
     told = {"anew": made_anew(progress), "back": went_back(progress)}
     return [f"{kind}:{topic}:{n}" for kind, found in told.items() for topic, n in found.items()]
 
@@ -127,7 +127,7 @@ class LossWatch:
         self._on_loss = on_loss
 
     def batch(self, progress: dict[str, Any]) -> None:
-        """A batch is done. Asks Kafka only where rows are missing, in a thread of its own."""
+        """A batch is done. If rows are missing, asks Kafka, in a thread of its own."""
         spans = missing(progress)
         if spans:
             work = threading.Thread(
@@ -139,7 +139,7 @@ class LossWatch:
         try:
             found = losses(spans, self._first(list(spans)))
         except Exception as error:  # the note is a hint: the next batch looks again
-            log.warning("whether records are lost cannot be seen: %s", error)
+            log.warning("cannot find out whether records are lost: %s", error)
             return
         for loss in found:
             log.error(
@@ -168,7 +168,7 @@ def first_offsets(bootstrap: str, places: list[PartitionId]) -> dict[PartitionId
     return TopicsNow(kafka).ends(places, OffsetSpec.earliest())
 
 
-# What happened to a topic under the loop: an event, and a sentence.
+# What can happen to a topic while it is read: an event, and its log line.
 LOST, ANEW, BACK = "records_lost", "topic_made_anew", "kafka_went_back"
 _OF_TOPIC = {
     "lost": (
@@ -176,19 +176,19 @@ _OF_TOPIC = {
               "shorter than the engine was down",
     ),
     "anew": (
-        ANEW, "%s records are in topic %r, which was deleted and created again: it is read from "
-              "its beginning; what was not read of the old one is gone",
+        ANEW, "%s records are in topic %r, which was deleted and recreated: it is read from "
+              "its beginning; unread records of the old one are gone",
     ),
     "back": (
-        BACK, "Kafka lost %s records of topic %r that had been read; reading continues with what "
-              "comes next",
+        BACK, "Kafka lost %s records of topic %r that had been read; reading continues with the "
+              "next ones",
     ),
 }  # fmt: skip
 
 
 class BatchNotes:
     """Passes each note on. on_loss: called with a broker, a topic, a number of records and an
-    event. on_word: called with what a broker reports of itself: `stopped` after the last batch of
+    event. on_word: called with a broker's report about itself: `stopped` after the last batch of
     its loop, `worker` with its process, `read` with how far it had read its clients."""
 
     def __init__(
@@ -221,7 +221,7 @@ class BatchNotes:
             case "slow":
                 log.warning(
                     "%s: most of its commands are refused or settle nothing, so a step takes few "
-                    "of them while others send", rest,
+                    "of its commands while others send", rest,
                 )  # fmt: skip
             case "refused":
                 log.error("Kafka does not take records for %s", rest)

@@ -2,8 +2,8 @@
 
 **Heartbeat**: a record on `<vpn>.engine` every two seconds. A client that gets no answer wants to
 know what is missing. An answer from Kafka says nothing about the engine, and a lock in the home
-says nothing on another machine. A reader waits for the next record instead of comparing
-clocks; only `lakequeue doctor` compares its time. It says that the process lives, not that its
+says nothing on another machine. A reader waits for the next record instead of comparing clocks;
+only `lakequeue doctor` compares its time. A heartbeat shows that the process lives, not that its
 queries answer.
 
 **Ticks**: with micro-batches no batch runs while nothing happens. Each batch says when the broker

@@ -1,13 +1,13 @@
 """Logs alerts (S9, B4) and the end of single messages (X5, C7, S4), from the journal topics.
 
-A loop reports at the end of its batch, which may be half a minute later: too late for a queue that
-fills up. The journal has everything at once. Of each record only the dictionary of events is read,
-and the rows only if one of the wanted events is in it. Events from before the engine's start are
-not logged.
+A loop reports at the end of its batch, up to half a minute later: too late for a queue that fills
+up. The journal has everything at once. Of each record only the dictionary of events is read, and
+the rows only if one of the wanted events is in it. Events from before the engine's start are not
+logged.
 
-The journal has every event of every message. The log has those after which somebody will look for
-the message: it died, or was discarded or rejected. Some of these per second get a line each, and
-the others are counted in one line.
+The journal has every event of every message. The log has the events after which somebody will look
+for the message: it died, or was discarded or rejected. Some of these per second get a line each,
+and the others are counted in one line.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ from ..watch_thread import TopicReader
 log = logging.getLogger("lakequeue.engine")
 
 Heard = Callable[[str, pa.Table], None]
-Say = Callable[[str, str, Alert], None]  # a sentence, the broker, what it is of
+Say = Callable[[str, str, Alert], None]  # a sentence, the broker, the alert's fields
 # A detail of an event, as the journal has them: `key=value, key=value`.
 _DETAIL = re.compile(r"(?:^|, )(scope|consumer|limit|percent|time_to_react_s)=(.*?)(?=, \w+=|$)")
 _SAID = {"scope", "limit", "percent"}  # of every alert
 
 
 def decoded(value: bytes) -> pa.Table | None:
-    """A journal record as a table; None if it is something else."""
+    """A journal record as a table; None for any other record."""
     try:
         table = journal_encoding.decode(value)
     except (pa.ArrowInvalid, OSError):
@@ -62,7 +62,7 @@ def alerts_in(table: pa.Table) -> list[Alert]:
 
 
 def _alert(row: dict[str, Any]) -> Alert | None:
-    """An alert; None if the engine did not write it, since anybody may write to the topic."""
+    """An alert; None if the engine did not write it (anybody may write to the topic)."""
     details: dict[str, Any] = dict(_DETAIL.findall(row["reason"] or ""))
     left = details.pop("time_to_react_s", "None")
     try:
@@ -75,14 +75,14 @@ def _alert(row: dict[str, Any]) -> Alert | None:
 
 
 def told(text: str, broker: str, alert: Alert) -> None:
-    """Into the log: one that is cleared is as it should be."""
+    """Log an alert; a cleared one at a lower level."""
     level = logging.INFO if alert.event.endswith("_cleared") else logging.WARNING
     fields = {"event": alert.event, "broker": broker, "vpn": alert.vpn, "queue": alert.queue}
     log.log(level, "%s", text, extra={"fields": fields | alert.details})
 
 
 class AlertReader:
-    """Says each alert once: a journal record that was written twice is the same one. heard: gets
+    """Reports each alert once, although a journal record may be written twice. heard: gets
     the broker and the events of each record, alerts or not."""
 
     def __init__(self, say: Say, heard: Heard = lambda broker, events: None):
@@ -118,7 +118,7 @@ class AlertWatch(TopicReader):
         self._reader = AlertReader(told, heard)
 
     def take(self, message: Message) -> None:
-        with suppress(ValueError):  # the engine writes no such headers
+        with suppress(ValueError):  # not the engine's headers
             headers: Any = headers_of(message)
             self._reader.read(message.topic() or "", message.key(), message.value(), headers)
 

@@ -8,8 +8,8 @@
     a broker hangs ─▶ `step_watch` reports it: its query is stopped and started
     Java ends      ─▶ start a new one, with all queries
 
-A restarted query continues from its checkpoint, so nothing is lost. A broker that is given up does
-not affect the others; after the last one the engine ends. No broker waits for another's pause.
+A restarted query continues from its checkpoint, so nothing is lost. If one broker is given up, the
+others go on; after the last one the engine ends. No broker waits for another's pause.
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("lakequeue.engine")
 
-START_TIMEOUT_S, START_EACH_S = 120.0, 20.0  # of one broker, and of each one more
+START_TIMEOUT_S, START_EACH_S = 120.0, 20.0  # for one broker, and for each further one
 ASK_TIMEOUT_S = 30.0
 LOOK_S = 0.25
-CALLS_LOST_MAX = 5  # one after the other
+CALLS_LOST_MAX = 5  # because they start one after the other
 END_HANGING_S = 20.0
 JAVA = "Spark's Java process"
 
 
 class EngineWatch:
     """Watches an engine's queries. stopping: ends every pause. told: called with a broker and its
-    new state. look_at_tables: looks after the queries of the tables."""
+    new state. look_at_tables: restarts the queries of the tables."""
 
     def __init__(
         self,
@@ -68,7 +68,7 @@ class EngineWatch:
         self._stopping = stopping
         self._told = told
         self._look_at_tables = look_at_tables
-        self._see = str(folder.path / "spark.log")  # where a message points to
+        self._see = str(folder.path / "spark.log")  # the log that a message points to
         self._restarts: dict[str, Restarts] = {}
         self._due: dict[str, float] = {}  # what will be restarted, and when
         self._asking: threading.Thread | None = None
@@ -83,7 +83,8 @@ class EngineWatch:
 
     @contextlib.contextmanager
     def java_lives(self) -> Iterator[None]:
-        """While starting: a failure because Spark's Java process ended is reported as that."""
+        """While starting: report a failure that came from the end of Spark's Java process as
+        such."""
         try:
             yield
         except Exception as error:
@@ -93,7 +94,7 @@ class EngineWatch:
             raise LakequeueError(f"{JAVA} ended {ended} while starting: see {self._see}") from error
 
     def wait_until_up(self) -> None:
-        """The engine answers: its definitions have been read."""
+        """Wait until the engine answers, so its definitions have been read."""
         start_s = START_TIMEOUT_S + START_EACH_S * (len(self._brokers) - 1)
         deadline = time.monotonic() + start_s
         self._captured.ask_again(b.name for b in self._brokers)
@@ -109,7 +110,7 @@ class EngineWatch:
             self._tell_who_runs()
 
     def restart_if_passing(self) -> None:
-        """A cause that passes is no reason to end a start, any other is."""
+        """Restart a query that failed for a passing cause; raise for any other."""
         with self.java_lives():
             for broker in self._brokers:
                 if broker.query is not None and not broker.query.isActive:
@@ -128,8 +129,8 @@ class EngineWatch:
     # ------------------------------------------------------------ while it runs
 
     def watch(self, lock: threading.RLock) -> None:
-        """Until the engine stops; raises when starting again does not help. lock: held while
-        something is started again."""
+        """Watch until the engine stops; raises if restarting does not help. lock: held during a
+        restart."""
         lost = 0
         while not self._stopping.wait(LOOK_S):
             with lock:
@@ -138,19 +139,19 @@ class EngineWatch:
                 try:
                     self.look_after()
                     lost = 0
-                except Exception as error:  # Java is gone, or a call was lost: see below
+                except Exception as error:  # Java is gone, or a call was lost: handled below
                     if self._stopping.is_set():
                         return
                     if self._application.java_ended():
                         self._restart_java()
                     elif isinstance(error, Py4JError) and lost < CALLS_LOST_MAX:
-                        lost += 1  # a connection to it was cut: the next call has another
+                        lost += 1  # its connection was cut: the next call opens another
                         log.warning("%s did not answer: %s", JAVA, error)
                     else:
                         raise
 
     def look_after(self) -> None:
-        """Once: reads newly captured topics, and restarts what has ended."""
+        """Once: read newly captured topics, and restart ended queries."""
         self._ask()
         try:
             if self._captured.more:
@@ -168,7 +169,7 @@ class EngineWatch:
         self._look_at_tables()
 
     def restart(self, broker: BrokerQuery, why: str) -> None:
-        """Restart a broker whose query has not ended by itself. From any thread."""
+        """Restart a broker whose query has not ended by itself. Any thread may call it."""
         broker.hangs = why
 
     def _end_hanging(self) -> None:
@@ -207,7 +208,7 @@ class EngineWatch:
 
     @contextlib.contextmanager
     def _alone(self, broker: BrokerQuery) -> Iterator[None]:
-        """What ends a broker for good does not end the others."""
+        """Give up one broker without the others."""
         try:
             yield
         except LakequeueError as error:
@@ -236,10 +237,10 @@ class EngineWatch:
             gone, unknown = self._folder.problem(self._trigger), ""
         except OSError as error:  # an object store that does not answer
             gone, unknown = "", f"{self._folder.checkpoint} cannot be read ({error})"
-        if gone:  # Spark would start over, in silence
+        if gone:  # Spark would silently start over
             raise LakequeueError(gone)
         missing, self._waits_for = self._waits_for, unknown or self._missing()
-        if self._waits_for:  # no fault of the query's: wait, however long it takes
+        if self._waits_for:  # not the query's fault: wait as long as it takes
             if self._waits_for != missing:
                 log.error("the query %r ended: %s", name, self._waits_for)
             self._stopping.wait(1.0)
@@ -256,7 +257,7 @@ class EngineWatch:
             restart()
 
     def _pause_s(self, name: str, why: str) -> float:
-        """Say why a query ended; how long until it is started again."""
+        """Log why a query ended; returns the pause before its restart."""
         if puts_aside(why):
             log.error("the query %r begins again: %s", name, why)
             return 0.0
@@ -264,7 +265,7 @@ class EngineWatch:
         return restarts.pause_s(f"the query {name!r}", why, self._see)
 
     def _missing(self) -> str:
-        """What the queries need and is not there now; empty when all is."""
+        """What the queries need and is missing now; empty if nothing is."""
         try:
             require_broker(self._bootstrap)
         except NotConnected as error:
@@ -273,7 +274,7 @@ class EngineWatch:
         return f"{unwritable}; it continues when there is room" if unwritable else ""
 
     def _restart_java(self) -> None:
-        """Restart Spark's Java process. What it had committed is in the checkpoint."""
+        """Restart Spark's Java process. The checkpoint has everything that it had committed."""
         restarts = self._restarts.setdefault(JAVA, Restarts(self._stopping))
         while ended := self._application.java_ended():
             restarts.again(JAVA, ended, self._see)

@@ -4,7 +4,7 @@ A look is a command like any other: the engine answers in a step, in parts, so i
 cost grows with the number of queues, so the time between looks is stretched until they take at most
 a fiftieth of it. While nobody reads the metrics, there are no looks.
 
-If a broker or a VPN does not answer, a look has the others.
+If a broker or a VPN does not answer, a look still has the others.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from ...sinks.queue_figures import Look, QueueFigures
 log = logging.getLogger("lakequeue.queue_watch")
 
 EVERY_S = 5.0
-SHARE = 50  # a look may take one part in this many of the time
+SHARE = 50  # looks may take one part in this many of all time
 REST_S_MAX = 300.0
 UNWANTED_S = 90.0  # after the last scrape, until it ends; Prometheus asks every minute by default
 FIRST_S = 2.0  # the first scrape waits for the first look
 CLIENT = "lakequeue-metrics"
 
-ANSWER_S = 10.0  # a broker that does not answer delays the others no longer
+ANSWER_S = 10.0  # seconds that a silent broker may delay the others
 BROKERS_S = 60.0  # how often it asks which brokers there are
 
 Connect = Callable[[str, str | None], Any]
@@ -53,7 +53,7 @@ class QueueWatch:
         self._connect = connect or (
             lambda vpn, broker: connect_kafka(bootstrap, vpn, CLIENT, broker, credentials())
         )
-        # Until when, and of each broker beside the first whether it runs.
+        # Until when the others are known; of each broker besides the first whether it runs.
         self._others: tuple[float, dict[str, bool]] = (0.0, {})
         self._lock = threading.Lock()
         self._stopping = threading.Event()
@@ -62,8 +62,8 @@ class QueueWatch:
         self._wanted_at = 0.0
 
     def wanted(self) -> None:
-        """Somebody reads: look from now on, for a while. The first time this waits for a look, if
-        the engine answers soon."""
+        """Somebody reads the metrics: look for a while from now on. The first call waits for a
+        look, if the engine answers soon."""
         self._wanted_at = time.monotonic()
         with self._lock:
             if self._thread is None and not self._stopping.is_set():
@@ -75,7 +75,7 @@ class QueueWatch:
             self._seen.wait(FIRST_S)
 
     def stop(self) -> None:
-        """End the looking; it is not waited for."""
+        """Stop looking; does not wait for a running look."""
         self._stopping.set()
 
     def _run(self) -> None:
@@ -101,12 +101,12 @@ class QueueWatch:
             wanted = time.monotonic() - self._wanted_at < UNWANTED_S
             if not wanted:
                 self._thread = None
-                self._seen.clear()  # the figures are old by then
+                self._seen.clear()  # the figures are too old by then
             return wanted
 
     def look(self) -> Look:
-        """Look at all queues once. Raises LakequeueError if one is missing, since it may have the
-        oldest message."""
+        """Look at all queues once. Raises LakequeueError if one did not answer, since it may have
+        the oldest message."""
         open_ones: Open = {}
         try:
             look = self._look(open_ones)
@@ -120,11 +120,11 @@ class QueueWatch:
         look, errors = Look(), list[LakequeueError]()
 
         def attempt(vpn: str, broker: str | None, what: Callable[[Any], None]) -> bool:
-            """Ask one broker. False: it did not answer, and the look says why."""
+            """Ask one broker. Returns False if it did not answer; the look notes why."""
             begun = time.monotonic()
             try:
                 what(self._opened(open_ones, vpn, broker))
-                # only a broker that answers costs anything
+                # only a broker that answers costs time
                 look.seconds += time.monotonic() - begun
                 return True
             except LakequeueError as error:
@@ -172,8 +172,8 @@ class QueueWatch:
 
 
 def _bridges(first: Any) -> list[dict[str, Any]]:
-    """The bridges of a VPN. A broker that is away does not say how its own are, and hides nothing
-    else."""
+    """The bridges of a VPN. A broker that is away does not report its own; those of the others are
+    complete."""
     try:
         return list(first.admin().bridges())
     except LakequeueError as error:

@@ -1,8 +1,8 @@
 """Notices from outside that a broker no longer takes steps, and has it restarted.
 
 Every step and every mark writes to the broker's log. If the log does not grow for a while, the
-broker may have nothing to do. So it is sent something for which it must take a step. If Kafka has
-that record and the log still does not grow, the broker hangs. That is reported (a log line, the
+broker may have nothing to do, so it is sent a command, for which it must take a step. If Kafka has
+the command and the log still does not grow, the broker hangs. That is reported (a log line, the
 event `broker_stuck`, a metric, the broker's state), and its worker is restarted. The log fences the
 hanging worker, like any earlier one. By then its stacks are in Spark's log (`StackDump`).
 
@@ -35,7 +35,8 @@ log = logging.getLogger("lakequeue.engine")
 
 LOOK_S = 5.0
 PROBE_S, STUCK_S = 10.0, 30.0
-# One that hangs again soon is given longer each time: it may be slow, and no start mends that.
+# A broker that soon hangs again gets more time each time: it may be slow, and a restart does not
+# help that.
 STUCK_S_MAX, FORGET_S = 480.0, 900.0
 NOTHING, PROBE, IS_STUCK = "", "probe", "stuck"
 
@@ -43,7 +44,7 @@ NOTHING, PROBE, IS_STUCK = "", "probe", "stuck"
 @dataclass(slots=True)
 class Pulse:
     """A broker's signs of life. since: when its log grew last. told: where its instructions ended
-    after our probe. limit_s: how long its log may stand still."""
+    after our probe. limit_s: how long its log may stay unchanged."""
 
     log_end: int = -1
     since: float = 0.0
@@ -52,7 +53,7 @@ class Pulse:
     stuck_at: float = float("-inf")
 
     def look(self, now: float, log_end: int, told_end: int) -> str:
-        """What is to be done. now: seconds."""
+        """What to do now. now: seconds."""
         if log_end != self.log_end:
             self.log_end, self.since, self.told = log_end, now, None
             return NOTHING
@@ -62,7 +63,7 @@ class Pulse:
                 return NOTHING
             self.told = told_end
             return PROBE
-        if told_end <= self.told:  # Kafka did not take it: nothing is known
+        if told_end <= self.told:  # Kafka did not take the probe: nothing is known
             self.since, self.told = now, None
             return NOTHING
         if silent_s < self.limit_s:
@@ -99,13 +100,14 @@ class StepWatch(WatchThread):
             try:
                 self.look(time.monotonic(), lambda places: look.ends(places, OffsetSpec.latest()))
             except (KafkaException, LakequeueError, Py4JError, OSError) as error:
-                # Kafka is away, or Java ends and does not say which queries run: others say so.
+                # Kafka is away, or Java ends and cannot list its queries; other watches report
+                # that.
                 log.debug("steps cannot be watched: %s", error)
 
     def look(self, now: float, ends: Callable[[list[PartitionId]], dict[PartitionId, int]]) -> None:
-        """Once, at all that run."""
+        """Look once at all running brokers."""
         where = self._executors()
-        # Or this process stood still, and others may have too.
+        # Or this process stood still, and the brokers perhaps too.
         if where != self._where or now - self._looked > 3 * LOOK_S:
             self._pulses.clear()
         self._looked, self._where = now, where

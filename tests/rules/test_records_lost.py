@@ -116,4 +116,4 @@ def test_kafka_away_loses_only_the_event(engine: Engine, caplog: pytest.LogCaptu
 
     engine._transport.command = away  # type: ignore[method-assign]
     engine._notes("broker-0", "lost:default.publish:17")
-    assert "a loss is not told in the events: nobody is there" in caplog.text
+    assert "no event reports the loss: nobody is there" in caplog.text
