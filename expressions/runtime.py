@@ -149,6 +149,10 @@ def shallow(payload: bytes) -> bool:
     return int(steps.cumsum().max(initial=0)) <= DEPTH_MAX
 
 
+#: What decoding a payload raises. Any other error, such as lack of memory, must not become NULL.
+UNREADABLE = (ValueError, RecursionError)
+
+
 def decoders(names: tuple[str, ...]) -> tuple[Callable[[Any], Any], Callable[[Any], list[Any]]]:
     """(quick, patient): decoders of these top-level fields of a JSON object.
 
@@ -174,13 +178,13 @@ def decoders(names: tuple[str, ...]) -> tuple[Callable[[Any], Any], Callable[[An
             if not shallow(payload):
                 return values
             found = find(payload)
-        except Exception:  # it is no JSON object: no field has a value
+        except UNREADABLE:  # not a JSON object: no field has a value
             return values
         for index, name in enumerate(names):
             piece = getattr(found, f"f{index}") if plain else found.get(name, b"null")
             try:
                 values[index] = msgspec.json.decode(piece)
-            except Exception:  # nor has a field that is no JSON
+            except UNREADABLE:  # not JSON
                 values[index] = None
         return values
 

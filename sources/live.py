@@ -372,8 +372,10 @@ class LiveInputs:
                 ids |= dict.fromkeys(missing - gone, "")
                 for reader in self._readers:
                     reader.compare(ids)
-            except Exception as error:  # Kafka is away; whatever it is, the next look comes
+            except KafkaException as error:  # Kafka is away: at the next look
                 log.info("topics' ids are not known: %s", error)
+            except Exception:  # this thread must go on: a recreated topic would not be noticed
+                log.exception("topics' ids are not known")
             rest_s = max(IDS_S, IDS_SHARE * (time.monotonic() - begun))
 
     def places(self) -> list[PartitionId]:

@@ -73,7 +73,7 @@ def within(seconds: float, work: Callable[[], object], name: str) -> bool:
         try:
             work()
         except Exception as error:  # the caller only wants to know whether it ended
-            log.debug("%s: %s", name, error)
+            log.info("%s ended with %s: %s", name, type(error).__name__, error)
 
     thread = threading.Thread(target=run, name=name, daemon=True)
     thread.start()

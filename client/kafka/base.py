@@ -313,5 +313,7 @@ class LibraryLog(logging.Handler):
                 self._told.clear()
             self._told[kind] = now
             LOGGER.log(min(record.levelno, logging.WARNING), "%s: %s", record.name, text)
-        except Exception:  # a log line must never end a library's thread
-            pass
+        except (
+            Exception
+        ):  # as logging's own handlers: an error here must not end a library's thread
+            self.handleError(record)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from types import SimpleNamespace
 
 import pytest
 from lakequeue.client import kafka
+from lakequeue.client.kafka.base import LibraryLog
 
 
 @pytest.fixture
@@ -46,3 +48,11 @@ def test_green_threads_get_the_library_that_lets_others_run(
     kafka.open_kafka("localhost:1", "client")
     kafka.open_kafka("localhost:1", "client", "confluent-kafka")
     assert taken == ["confluent-kafka", "confluent-kafka", "kafka-python", "confluent-kafka"]
+
+
+def test_a_log_line_that_cannot_be_written_is_reported_and_ends_nothing(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    record = logging.LogRecord("rdkafka", logging.ERROR, "", 0, "%d records", ("many",), None)
+    LibraryLog().emit(record)
+    assert "--- Logging error ---" in capsys.readouterr().err

@@ -282,3 +282,12 @@ def test_a_call_that_java_did_not_get_is_made_again(
     with pytest.raises(Py4JError):
         engine.watch.watch(threading.RLock())
     assert calls == -100 + engine_watch.CALLS_LOST_MAX + 1
+
+
+def test_work_that_fails_in_time_is_reported(caplog: pytest.LogCaptureFixture) -> None:
+    def fail() -> None:
+        raise ValueError("no such thing")
+
+    with caplog.at_level(logging.INFO):
+        assert within(5.0, fail, "stop-it")
+    assert caplog.messages == ["stop-it ended with ValueError: no such thing"]

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from lakequeue.expressions import runtime
 from lakequeue.expressions.language import (
     PRIORITY_MAX,
     ExpressionError,
@@ -338,3 +339,16 @@ def test_Q6_an_operand_that_is_named_twice_is_written_once() -> None:
     for _ in range(60):
         text = f"({text} BETWEEN /b AND /c)"
     assert compile_program((text,)).run(b"{}", 4, None) == (None,)
+
+
+def test_Q6_only_what_a_payload_cannot_be_read_as_is_null(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lack of memory would be NULL in one step, and a value when that step is taken again."""
+
+    def no_memory(_payload: bytes) -> bool:
+        raise MemoryError
+
+    program = compile_program(("/a",))
+    assert program.run(b"{", 4, None) == (None,)
+    monkeypatch.setattr(runtime, "shallow", no_memory)
+    with pytest.raises(MemoryError):
+        compile_program(("/a",)).run(b"{", 4, None)

@@ -66,15 +66,24 @@ def test_a_home_becomes_what_it_became(file: Path) -> None:
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.name.partition(".")[0])
 def test_it_goes_on(file: Path) -> None:
-    """Its pages hold together, steps are taken, and what it has is still there."""
+    """Its pages hold together, steps are taken, and the next mark has all of its queues."""
     one = read(file)
-    broker = Broker.load(DictStore(one.new), Home(*one.home), limits_of(one))
+    store = DictStore(one.new)
+    broker = Broker.load(store, Home(*one.home), limits_of(one))
     broker.mesh = BridgedBroker.load(broker)
     check(broker)
     for n in range(20):
         step(broker, Batch(), broker.now + n)
         check(broker)
     broker.mark()
+    again = Broker.load(store, Home(*one.home), limits_of(one))
+    again.mesh = BridgedBroker.load(again)
+    check(again)
+    assert depths(again) == depths(broker) != {}
+
+
+def depths(broker: Broker) -> dict[int, int]:
+    return {number: queue.header.depth for number, queue in broker.queues.items()}
 
 
 @pytest.mark.parametrize("broker", ["a", "b", "c"])
