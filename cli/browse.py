@@ -128,7 +128,7 @@ def _preview(fields: dict[str, Any]) -> str:
     return text if len(text) <= PREVIEW_MAX else text[: PREVIEW_MAX - 1] + "…"
 
 
-WHATS = ("queues", "describe", "browse", "events", "step")
+VIEWS = ("queues", "describe", "browse", "events", "step")
 VALUE_MAX = 120
 LAST = "last"
 
@@ -205,8 +205,8 @@ def _parsed(words: tuple[str, ...], step: int | None) -> tuple[datetime | None, 
         first = rest.pop(0)
         if first != LAST:
             when = datetime_of(time_ms(first, "time"))
-    if not rest or rest[0] not in WHATS:
-        raise click.UsageError(f"Name what to look at: one of {', '.join(WHATS)}.")
+    if not rest or rest[0] not in VIEWS:
+        raise click.UsageError(f"Name what to look at: one of {', '.join(VIEWS)}.")
     what, *names = rest
     needs = what in ("describe", "browse")
     if len(names) > (what in ("queues", "describe", "browse")) or (needs and not names):

@@ -108,7 +108,7 @@ class Admin:
         """
         if pause:
             self.describe(queue)  # do not pause the home for a queue that does not exist
-            self._session.wish({"wish": "move", "to": broker}, queue)
+            self._session.request_change({"wish": "move", "to": broker}, queue)
             return
         command = checked(commands.MoveQueue(queue=queue, broker=broker))
         known = {one["name"]: one for one in self._session.brokers()}
@@ -149,7 +149,7 @@ class Admin:
         group: a group of brokers, or None. The home pauses for some seconds. Raises LakequeueError
         with the reason if the engine refuses, Timeout if it does not answer.
         """
-        self._session.wish({"wish": "add", "group": group or ""}, name)
+        self._session.request_change({"wish": "add", "group": group or ""}, name)
 
     def remove_broker(self, name: str, to: str | None = None) -> list[dict[str, str]]:
         """Remove a broker from a running engine; returns when it is gone.
@@ -159,8 +159,8 @@ class Admin:
         most 1,000. Raises LakequeueError with the reason if the engine refuses (nothing has changed
         then), Timeout if it does not answer.
         """
-        said = self._session.wish({"wish": "remove", "to": to or ""}, name)
-        moved = said.get("moved", [])
+        answer = self._session.request_change({"wish": "remove", "to": to or ""}, name)
+        moved = answer.get("moved", [])
         return [{"vpn": vpn, "queue": queue, "broker": at} for vpn, queue, at in moved]
 
     def events(self, limit: int = 1000) -> list[dict[str, Any]]:

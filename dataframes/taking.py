@@ -59,7 +59,7 @@ class QueueTaker:
 
     def _received(self, consumer: Consumer, room: int) -> list[Message]:
         found: dict[int, Message] = {}
-        if self._left is not None and not self._waits_for_the_rest(consumer):
+        if self._left is not None and not self._more_may_come(consumer):
             return []
         timeout = LOOK_S
         while len(found) < room and (message := consumer.receive(timeout)) is not None:
@@ -92,7 +92,7 @@ class QueueTaker:
         seen = self._connected().admin().describe(self._options.queue)
         self._left = seen["ready"] + seen["leased"]
 
-    def _waits_for_the_rest(self, consumer: Consumer) -> bool:
+    def _more_may_come(self, consumer: Consumer) -> bool:
         """Wait until something comes; returns False if nothing more is there or will come."""
         deadline = time.monotonic() + QUIET_S
         while not consumer.has_messages:

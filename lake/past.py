@@ -235,8 +235,8 @@ def _replay(lake: Lake, moment: Moment, target: int, exactly: bool) -> None:
     """Take the steps after the snapshot again, up to the target, and captures the last one.
     exactly: the target itself is meant, not the last step before it whose records the tables
     have."""
-    ear = StepCapture()
-    steps = Steps(moment.home, moment.store, moment.own, ear, moment.now)
+    capture = StepCapture()
+    steps = Steps(moment.home, moment.store, moment.own, capture, moment.now)
     ids = {(topic, partition): topic_id for topic, partition, topic_id in moment.own.ids}
     known = {(t, p): (at, ids.get((t, p), "")) for t, p, at in moment.own.offsets}
     opened = opened_behind(lake, moment.broker, moment.step)
@@ -256,7 +256,7 @@ def _replay(lake: Lake, moment: Moment, target: int, exactly: bool) -> None:
         _checked(steps, there, inputs)
         if there:  # the last one's outputs were not yet in Kafka as it was logged, so it speaks
             moment.took = [m for r in there[-1].ranges for m in inputs.records(r)]
-            moment.said = ear.records
+            moment.said = capture.records
         if len(there) < len(records):
             break
     if steps.step > moment.step:

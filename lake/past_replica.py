@@ -67,10 +67,12 @@ class Steps:
     """A broker that takes steps again."""
 
     def __init__(
-        self, home: Home, store: DictStore, own: Snapshot, ear: StepCapture, now: int
+        self, home: Home, store: DictStore, own: Snapshot, capture: StepCapture, now: int
     ) -> None:
         clocks = Clocks(lambda: now, time.monotonic, time.thread_time)
-        self._driver = Driver(home, _CODE, store, own, ear, ear, clocks, LIMITS, BridgedBroker.load)
+        self._driver = Driver(
+            home, _CODE, store, own, capture, capture, clocks, LIMITS, BridgedBroker.load
+        )
 
     @property
     def step(self) -> int:

@@ -156,15 +156,15 @@ class WaitReasons:
         """The period in parts, one after the other, each with what held the message back."""
         end = NO_STEP if period.next_step is None else period.next_step
         while self._next < len(self._steps) and self._steps[self._next][0] <= period.step:
-            self._play()
+            self._apply_event()
         parts = [(period.time, self._queue.obstacle(period))]
         while self._next < len(self._steps) and self._steps[self._next][0] < end:
-            at = self._play()
+            at = self._apply_event()
             if parts[-1][1] != (why := self._queue.obstacle(period)):
                 parts.append((at, why))
         return _joined(parts, period.next_time)
 
-    def _play(self) -> datetime:
+    def _apply_event(self) -> datetime:
         """One step; gives its time."""
         _, group = self._steps[self._next]
         self._next += 1

@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 from collections import deque
 
-from ..client.session.queue_directory import WISH
+from ..client.session.queue_directory import CHANGE_REQUEST
 from ..client.session.transport import Acked, Headers, Record
 from ..protocol import topics
 from .in_process import MemoryEngine
-from .rehoming import answer_wish
+from .rehoming import answer_change
 
 
 class MemoryTransport:
@@ -24,8 +24,8 @@ class MemoryTransport:
         partition: int | None = None, acked: Acked | None = None,
     ) -> None:  # fmt: skip
         """See `Transport.publish`; the engine has already answered when this returns."""
-        if key is not None and key.startswith(WISH):
-            answer_wish(self._engine, topic, key, value or b"")
+        if key is not None and key.startswith(CHANGE_REQUEST):
+            answer_change(self._engine, topic, key, value or b"")
             return
         self._engine.publish(topic, value or b"", key, headers, partition=partition or 0)
         if acked is not None:

@@ -77,7 +77,7 @@ class MemoryBroker:
     def step(self, batch: Batch, now: int) -> list[Output]:
         """Run a step, with everything that other brokers sent before it."""
         received, self._received = self._received, []
-        batch.mesh = _as_heard(received, self._heard, now)
+        batch.mesh = _mesh_records(received, self._heard, now)
         self._heard += len(received)
         return self.take(batch, now)
 
@@ -106,7 +106,7 @@ class MemoryBroker:
         check(self._replica.broker)
 
 
-def _as_heard(received: list[wire.WireRecord], first: int, now: int) -> Records:
+def _mesh_records(received: list[wire.WireRecord], first: int, now: int) -> Records:
     """Messages of other brokers as read from the broker's topic from this offset on."""
     n = len(received)
     return Records(

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 
-from ..client.session.queue_directory import WISH
+from ..client.session.queue_directory import CHANGE_REQUEST
 from ..definitions.broker_changes import check_added, check_removed
 from ..mesh.home_change import HomeChange
 from ..mesh.rehome import Rehomed
@@ -13,10 +13,10 @@ from ..protocol import LakequeueError
 from .in_process import MemoryEngine
 
 
-def answer_wish(engine: MemoryEngine, topic: str, key: bytes, value: bytes) -> None:
+def answer_change(engine: MemoryEngine, topic: str, key: bytes, value: bytes) -> None:
     """Carry out a request in a VPN's directory and write the answer there."""
     asked = json.loads(value)
-    name, answer = key.removeprefix(WISH).decode(), {"id": asked["id"]}
+    name, answer = key.removeprefix(CHANGE_REQUEST).decode(), {"id": asked["id"]}
     try:
         match asked["wish"]:
             case "add":

@@ -76,7 +76,7 @@ def _why_out(queue: Queue, messages: Messages, now: datetime) -> list[Waiting]:
             f"{_filters(queue['consumers'])}."
         )
         return [Waiting("barrier_filter", text)]
-    say = _SAYINGS.get(name)
+    say = _SENTENCES.get(name)
     if say is not None:
         return [Waiting(_CODES[name], say(queue, messages, now))]
     if name == "faulted":
@@ -208,7 +208,7 @@ def _inactive(queue: Queue, messages: Messages, now: datetime) -> str:
     )
 
 
-_SAYINGS = {
+_SENTENCES = {
     "egress shut down": _egress,
     "no consumer": _no_consumer,
     "max_backlog": _queue_backlog,

@@ -49,10 +49,10 @@ def encode_checked(command: Command) -> bytes:
         value = _encoder.encode(command)
         same = decode_command(value) == command
     except (TypeError, ValueError, OverflowError, RecursionError, NotImplementedError) as error:
-        _refuse_odd(command)
+        _refuse_bad_values(command)
         raise ConfigError(str(error).removeprefix(_REFUSED)) from error
     if not same:
-        _refuse_odd(command)
+        _refuse_bad_values(command)
     if len(value) > COMMAND_BYTES_MAX:
         raise ConfigError(
             f"{command.__struct_config__.tag}: {len(value)} bytes – a command has at most "
@@ -61,7 +61,7 @@ def encode_checked(command: Command) -> bytes:
     return value
 
 
-def _refuse_odd(command: Command) -> None:
+def _refuse_bad_values(command: Command) -> None:
     """Raise ConfigError for the first value that JSON does not have, or changes."""
     for name in command.__struct_fields__:
         for where, value, why in _odd(name, getattr(command, name), 0):

@@ -26,7 +26,7 @@ OPEN_S_MAX = 30.0
 MARGIN_S_MIN, MARGIN_S_MAX = 30.0, 90.0
 # If Kafka took a record so recently, nobody else had opened the log by then. Ending a transaction
 # proves the same for now, but costs some tens of milliseconds without steps.
-CERTAIN_S = 0.5
+RECENT_S = 0.5
 
 
 class Stopping(LakequeueError):
@@ -119,7 +119,7 @@ class StepLog:
         fenced: the snapshot must not be saved. Several marks of a busy broker may fall into one
         transaction."""
         now = time.monotonic()
-        if now - self._took > CERTAIN_S or now - self._begun >= self._batch_s:
+        if now - self._took > RECENT_S or now - self._begun >= self._batch_s:
             self.commit()
             self.begin()
 

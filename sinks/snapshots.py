@@ -87,7 +87,7 @@ class SnapshotWriter:
         if batch is None:
             return
         if broker not in self._last and not self._anew:
-            self._last[broker] = self._recall(broker)
+            self._last[broker] = self._last_snapshot(broker)
         last = self._last.get(broker)
         if last is not None and last.batch == batch:
             return
@@ -187,7 +187,7 @@ class SnapshotWriter:
         rows = closed.agg(f.max("step").alias("step")).collect()
         return -1 if rows[0].step is None else int(rows[0].step)
 
-    def _recall(self, broker: str) -> _Last | None:
+    def _last_snapshot(self, broker: str) -> _Last | None:
         """The newest snapshot in the table, if it is of this checkpoint."""
         table = self._spark.read.format("delta").load(f"{self._folder}/{SNAPSHOTS}")
         mine = table.where(f.col("broker") == broker)

@@ -42,7 +42,7 @@ def captured_topics(known: Iterable[str], captured: Collection[str]) -> list[str
     return sorted(found)
 
 
-def said_topics(vpns: Iterable[str], brokers: Iterable[str], there: Collection[str]) -> list[str]:
+def peer_topics(vpns: Iterable[str], brokers: Iterable[str], there: Collection[str]) -> list[str]:
     """The existing topics in which other brokers and homes send to these brokers. A broker that is
     alone has none before its first bridge."""
     names = [topics.topic(b, topics.MESH) for b in sorted(brokers)]

@@ -37,15 +37,17 @@ def tables_topics(vpns: Iterable[str], captured: Iterable[str]) -> dict[str, str
 
 
 def history_topics(
-    vpns: Iterable[str], brokers: Iterable[str], said: Iterable[str]
+    vpns: Iterable[str], brokers: Iterable[str], peer_topics: Iterable[str]
 ) -> dict[str, str]:
     """The topics of `commands` and `steps`: what clients, the engine, other brokers and other homes
     send to brokers, and the logs of steps. A batch is planned up to the end of each, since the
     logs' transactions are a fence and stay open for long; `offset_ranges.read_ranges` says what is
-    read. said: see `discovery.said_topics`."""
+    read. peer_topics: see `discovery.peer_topics`."""
     names = [topics.topic(vpn, topics.COMMANDS) for vpn in sorted(vpns)]
     kinds = (topics.STEPS, topics.INSTRUCTIONS)
-    return _list(names + [topics.topic(b, kind) for b in sorted(brokers) for kind in kinds], said)
+    return _list(
+        names + [topics.topic(b, kind) for b in sorted(brokers) for kind in kinds], peer_topics
+    )
 
 
 def commands_topics(vpns: Iterable[str], broker: str) -> dict[str, str]:

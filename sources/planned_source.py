@@ -122,7 +122,7 @@ class PlannedReader(DataSourceStreamReader):
             return as_offsets(before, known)
         ids = known | {topic: now for topic, now in self._ids.items() if now}
         before = without(before, changed(known, ids))
-        ends = self._believed(before, found)
+        ends = self._without_regress(before, found)
         self._ends = before | ends
         before |= {place: ends[place] for place in gone_back(before, ends, known)}
         anew = [p for p in ends if p not in before or ends[p] < before[p]]
@@ -152,7 +152,7 @@ class PlannedReader(DataSourceStreamReader):
             self._places = [(name, n) for name in sorted(sizes) for n in range(sizes[name])]
             self._looked = now
 
-    def _believed(
+    def _without_regress(
         self, before: dict[PartitionId, int], ends: dict[PartitionId, int]
     ) -> dict[PartitionId, int]:
         """The ends, without those before what was read unless they stay so. Such an end means that

@@ -27,7 +27,7 @@ CLUSTER_S = 10.0
 # to connect 4,000 times per second until the request times out.
 ASK_S = 2.0
 _NO_ID = "A" * 22  # the id from a Kafka before 2.8
-_UNTOLD = (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError.TOPIC_AUTHORIZATION_FAILED)
+_UNKNOWN = (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError.TOPIC_AUTHORIZATION_FAILED)
 ANEW, LOST, BACK = "anew", "lost", "back"
 IDS = ""  # the key of the topics' ids in Spark's form of offsets; no topic has this name
 
@@ -139,7 +139,7 @@ class TopicsNow:
             except TimeoutError as error:
                 raise KafkaException(KafkaError(KafkaError._TIMED_OUT)) from error
             except KafkaException as error:
-                if error.args[0].code() not in _UNTOLD:
+                if error.args[0].code() not in _UNKNOWN:
                     raise
         return found
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from .kafka.embedded_kafka import EmbeddedKafka
     from .tables.tables_session import open_tables
 
-_FACES = {
+_PUBLIC = {
     "EmbeddedKafka": ".kafka.embedded_kafka",
     "Engine": ".engine",
     "open_tables": ".tables.tables_session",
@@ -30,6 +30,6 @@ __all__ = ["EmbeddedKafka", "Engine", "open_tables"]
 
 def __getattr__(name: str) -> Any:
     """The public faces, loaded when they are asked for: importing a part needs no Spark."""
-    if name in _FACES:
-        return getattr(importlib.import_module(_FACES[name], __package__), name)
+    if name in _PUBLIC:
+        return getattr(importlib.import_module(_PUBLIC[name], __package__), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

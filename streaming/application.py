@@ -268,7 +268,7 @@ class SparkApplication:
             names = [*self.brokers, *self._folder.removed()]
             checkpoints = {b: self._folder.checkpoint / b for b in names}
             return start_history(
-                spark, self._bootstrap, self._vpns, checkpoints, self._captured.said(),
+                spark, self._bootstrap, self._vpns, checkpoints, self._captured.peer_topics(),
                 self._folder.tables,
                 self._folder.checkpoints / HISTORY_CHECKPOINT, interval_s, snapshots_s,
             )  # fmt: skip

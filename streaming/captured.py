@@ -27,7 +27,7 @@ from ..definitions import Configuration
 from ..protocol import NotConnected, commands, topics
 from ..protocol.bounds import RECORD_BYTES_MAX
 from ..sinks.record_limits import limits_of
-from ..sources.discovery import Discovery, captured_topics, said_topics
+from ..sources.discovery import Discovery, captured_topics, peer_topics
 from ..sources.live import quiet_client
 from .broker_query import BrokerQuery
 from .home.home_folder import HomeFolder
@@ -106,17 +106,17 @@ class CapturedTopics:
         """Take the list of all topics."""
         if captured_topics(sizes, list(self._texts)) != self.reads:
             self.more = True
-        if self._said(sizes) != self.said():
+        if self._peer_topics(sizes) != self.peer_topics():
             self.more = True
         if self._limits is not None and self._limits_now(sizes) != self._limits:
             self.more = True
 
-    def said(self) -> list[str]:
+    def peer_topics(self) -> list[str]:
         """The existing topics with records for the brokers, for the queries that start now."""
-        return self._said(self.partitions)
+        return self._peer_topics(self.partitions)
 
-    def _said(self, sizes: Collection[str]) -> list[str]:
-        return said_topics(self._vpns, [*self._brokers, *self._folder.removed()], sizes)
+    def _peer_topics(self, sizes: Collection[str]) -> list[str]:
+        return peer_topics(self._vpns, [*self._brokers, *self._folder.removed()], sizes)
 
     def low_limits(self) -> dict[str, int]:
         """The record sizes of our topics that allow less than the default: asked now, and from now

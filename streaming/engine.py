@@ -146,7 +146,7 @@ class Engine:
     def _make_watches(self) -> None:
         """Make the watches over the running parts; none is started yet."""
         self._tables_watch = TablesWatch(
-            self.application, self._folder, self.metrics, self._tell_everybody,
+            self.application, self._folder, self.metrics, self._tell_all_vpns,
             self._lock_of_tables.take,
         )  # fmt: skip
         self.watch = EngineWatch(
@@ -230,7 +230,7 @@ class Engine:
         self._progress("Waiting for the first batch …")
         self.watch.wait_until_up()
         self._folder.remember_checkpoints()
-        self._say_last_words()
+        self._send_last_records()
         with self.watch.java_lives():
             self._tables_watch.begin()
         if self.application.tables_interval_s():
@@ -329,7 +329,7 @@ class Engine:
         host are now. to: a broker for all of them. Raises LakequeueError."""
         with self._lock:
             moved = self.rehoming.remove(name, to)
-            self._say_last_words()
+            self._send_last_records()
         return moved
 
     def move_queue(self, vpn: str, queue: str, to: str) -> Moves:
@@ -337,9 +337,9 @@ class Engine:
         with self._lock:
             return self.rehoming.move(vpn, queue, to)
 
-    def _say_last_words(self) -> None:
+    def _send_last_records(self) -> None:
         """Send the records that removed brokers still have to send."""
-        words = self._folder.last_words()
+        words = self._folder.last_records()
         assert self._transport is not None
         for record in wire.encode([*words]):
             headers = wire.headers_list(record.headers)
@@ -347,7 +347,7 @@ class Engine:
                 record.topic, record.value, record.key, headers, record.partition
             )
         if words and self._transport.flush(10.0):
-            self._folder.said_last()
+            self._folder.forget_last_records()
 
     def _listener(self) -> StreamingQueryListener:
         return ProgressListener(
@@ -441,7 +441,7 @@ class Engine:
         self.metrics.stuck(broker.name)
         self.watch.restart(broker, why)
 
-    def _tell_everybody(self, value: bytes) -> None:
+    def _tell_all_vpns(self, value: bytes) -> None:
         first = first_of(self.brokers)
         do_every(partial(self._tell, vpn, first, value) for vpn in self._vpns)
 

@@ -94,9 +94,9 @@ class JavaArchive:
             listed.write_text(classes + "\n")
             command = [str(self._java), "-Xshare:dump", "-Xmx512m", "-cp", self.class_path]
             command += [f"-XX:SharedClassListFile={listed}", f"-XX:SharedArchiveFile={partial}"]
-            humbly = ["sh", "-c", _HUMBLY, "sh", *command]
+            at_low_priority = ["sh", "-c", _HUMBLY, "sh", *command]
             null = subprocess.DEVNULL
-            child = start_tied(humbly, stdin=null, stdout=null, stderr=null)
+            child = start_tied(at_low_priority, stdin=null, stdout=null, stderr=null)
             try:
                 made = child.wait(MAKE_S_MAX) == 0
             finally:

@@ -47,12 +47,12 @@ class Binding:
 
     def unbind(self) -> None:
         """End the subscription; what it holds returns (L1)."""
-        self.say(self._end())
+        self.send(self._end())
 
     def _end(self) -> commands.Unsubscribe:
         return commands.Unsubscribe(queue=self.queue, subscription=self.id)
 
-    def say(self, command: commands.Command) -> None:
+    def send(self, command: commands.Command) -> None:
         """Send a command to the broker it is bound to. If the queue has left that broker, the
         subscription has ended, and no other broker knows it."""
         self._session.command(command, self.broker)
@@ -67,9 +67,9 @@ class Binding:
         """An acknowledgement, to be sent or requested."""
         return commands.Ack(queue=self.queue, subscription=self.id, epoch=self.epoch, **which)
 
-    def say_arrived(self, received: int) -> None:
+    def report_arrived(self, received: int) -> None:
         """Report that everything up to this number of the flow has arrived (C1)."""
-        self.say(
+        self.send(
             commands.TransportAck(
                 queue=self.queue, subscription=self.id, epoch=self.epoch, received=received
             )
@@ -96,7 +96,7 @@ class Binding:
 
     def hand_back(self, ids: str) -> None:
         """Return messages untouched: the application has not seen them (L5)."""
-        self.say(self.untouched(ids))
+        self.send(self.untouched(ids))
 
     def untouched(self, ids: str) -> commands.Returned:
         """The command that returns messages untouched, to be sent or requested."""

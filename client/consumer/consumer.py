@@ -350,9 +350,9 @@ class Consumer:
 
     def _hand_back(self, room: int) -> None:
         untouched = self._prefetch.take_untouched(room)
-        self._say_untouched(untouched)
+        self._send_untouched(untouched)
 
-    def _say_untouched(self, messages: list[Message]) -> None:
+    def _send_untouched(self, messages: list[Message]) -> None:
         if messages:
             self._settling.flush()
             for ids in format_parts(m.number for m in messages):
@@ -422,7 +422,7 @@ class Consumer:
         """Send acks that are due and look after leases. Called by the session."""
         settling = self._settling
         do_every((
-            settling.dups_ok_due, settling.flush, settling.say_what_arrived,
+            settling.dups_ok_due, settling.flush, settling.send_transport_ack,
             self._look_after_leases,
         ))  # fmt: skip
 
@@ -438,7 +438,7 @@ class Consumer:
             for period_ms, messages in renewed.items():
                 self._settling.renew(messages, period_ms)
             if first is not None:
-                self._say_untouched(self._prefetch.take_untouched_from(first))
+                self._send_untouched(self._prefetch.take_untouched_from(first))
 
     def due(self) -> int | None:
         """When `tick` has something to do next, by the session's clock; None for nothing."""

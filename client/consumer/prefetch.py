@@ -257,13 +257,13 @@ class FlowArrivals:
 
     def due_at(self, window: int) -> float | None:
         """When the next transport ack is due, by the session's clock; None if all is reported."""
-        untold = self._next - 1 - self._told
-        if not untold:
+        unreported = self._next - 1 - self._told
+        if not unreported:
             return None
-        full = untold >= max(1, math.ceil(window * self._percent / 100))
+        full = unreported >= max(1, math.ceil(window * self._percent / 100))
         return self._first_at + (self._gather_ms if full else self._time_ms)
 
-    def tell(self) -> int:
+    def take_report(self) -> int:
         """The number to report, which then counts as reported; 0 if there is nothing new."""
         if self._told == self._next - 1:
             return 0

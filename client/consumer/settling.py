@@ -156,11 +156,11 @@ class Settling:
             return
         with self._lock:
             self.flush()
-            # Before sending: on memory:// the message may be back before `say` returns.
+            # Before sending: on memory:// the message may be back before `send` returns.
             self._prefetch.held.pop(message.number, None)
             message.settled = True
             try:
-                self.subscription.say(command)
+                self.subscription.send(command)
             except BaseException:
                 message.settled = False
                 self._prefetch.held.setdefault(message.number, message)
@@ -214,7 +214,7 @@ class Settling:
             if not self._acks:
                 return
             acks, self._acks = self._acks, []  # on memory:// sending leads here again
-            received, bound = self._arrivals.tell(), self.subscription
+            received, bound = self._arrivals.take_report(), self.subscription
             try:
                 for ids in format_parts(acks):
                     self._session.command(bound.ack(ids=ids, received=received), bound.broker)
@@ -227,15 +227,15 @@ class Settling:
         with self._lock:
             self._acks.clear()
 
-    def say_what_arrived(self) -> None:
+    def send_transport_ack(self) -> None:
         """Send a transport ack if one is due and no ack has carried it (C1)."""
         due = self._arrivals.due_at(self._rule.backlog)
         if due is None or due > self._session.clock_ms():
             return
         with self._lock:
-            received = self._arrivals.tell()
+            received = self._arrivals.take_report()
             if received:
-                self.subscription.say_arrived(received)
+                self.subscription.report_arrived(received)
 
     def ack_named(
         self, ids: Iterable[str | int] | str | None, up_to: str | int | None, where: str | None

@@ -140,12 +140,12 @@ class MovedMessages:
         if at is not None:
             self._queues[queue] = _Held(at)
 
-    def refused(self, at: int, sent: Pending, untold: bool) -> None:
+    def refused(self, at: int, sent: Pending, is_unwatched: bool) -> None:
         """A broker refused this message because the queue has moved."""
         held = self._queues.setdefault(sent.to, _Held(at))
         if held.at != at:
             held.at = at
-        held.refused.append((sent, untold))
+        held.refused.append((sent, is_unwatched))
 
     def behind(self, sent: Pending) -> None:
         """Put a message at the end of those that wait."""
@@ -200,16 +200,16 @@ class MovedMessages:
             if now < held.not_before or old.window.waits_for(queue):
                 continue
             number = self._broker_of(queue)
-            not_there = number == held.at and not held.not_before
-            if not_there or (queue, number) in tried:
+            has_left = number == held.at and not held.not_before
+            if has_left or (queue, number) in tried:
                 held.not_before = now + PAUSE_S
                 continue
             tried.add((queue, number))
             del self._queues[queue]
             channel = self._channel(number)
             channel.sends.send()
-            for sent, untold in held.messages:
+            for sent, is_unwatched in held.messages:
                 channel.renumber(sent)
-                if untold:
+                if is_unwatched:
                     channel.window.keep_for_flush(sent)
                 channel.sends.alone(sent.seq, *sent.record)

@@ -399,11 +399,11 @@ class Producer:
             if nack["reason"] == Reason.SUPERSEDED:
                 self._superseded = nack["detail"]
 
-        def moved(sent: Pending | None, untold: bool, nack: dict[str, Any]) -> None:
+        def moved(sent: Pending | None, is_unwatched: bool, nack: dict[str, Any]) -> None:
             channel.note_moved(nack["queue"], nack["seq"])
             if sent is not None:
                 self._session.learn(nack["queue"], msgspec.json.decode(nack["detail"]))
-                self._moved_messages.refused(number, sent, untold)
+                self._moved_messages.refused(number, sent, is_unwatched)
 
         channel.window.on_receipt(value, moved)
         if len(self._moved_messages):

@@ -145,7 +145,7 @@ class Window:
         self._window = window
         self._report = report
         self._waiting: dict[int, Pending] = {}
-        self._untold: set[int] = set()  # nobody looks at these messages' futures
+        self._unwatched: set[int] = set()  # nobody looks at these messages' futures
         self._refused: dict[int, tuple[bytes, Rejected]] = {}
         self._raised: set[int] = set()  # refused ones that `flush` has raised
         self._asked = time.monotonic()  # of the last receipt or retransmission
@@ -169,7 +169,7 @@ class Window:
         with self._lock:
             waits = self._waiting.get(sent.seq) is sent
             if waits:
-                self._untold.add(sent.seq)
+                self._unwatched.add(sent.seq)
             return waits
 
     def raise_refused(self) -> None:
@@ -227,14 +227,14 @@ class Window:
                 seq = nack["seq"] - base
                 sent = waiting.pop(seq, None)
                 if nack["reason"] == Reason.MOVED:
-                    moved(sent, seq in self._untold, {**nack, "seq": seq})
-                    self._untold.discard(seq)
+                    moved(sent, seq in self._unwatched, {**nack, "seq": seq})
+                    self._unwatched.discard(seq)
                 elif sent is not None:
                     error = Rejected(nack["reason"], nack["queue"] or None, nack["detail"])
                     self._keep_refused(sent, error)
                     settled.append((sent, 0, error))
-            if self._untold:
-                self._untold.difference_update(sent.seq for sent, _, _ in settled)
+            if self._unwatched:
+                self._unwatched.difference_update(sent.seq for sent, _, _ in settled)
         for sent, _, _ in settled:
             sent.record = None  # free the payload: an application may keep its futures
             sent.seq += base
@@ -245,7 +245,7 @@ class Window:
         return any(sent.to == queue for sent in self._waiting.values())
 
     def _keep_refused(self, sent: Pending, error: Rejected) -> None:
-        if sent.seq not in self._untold:
+        if sent.seq not in self._unwatched:
             return
         self._refused[sent.seq] = sent.record[0], error
         if len(self._refused) > self._window:

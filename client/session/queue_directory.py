@@ -21,9 +21,9 @@ from .transport import Transport
 
 MOVING = "moving"
 QUEUE = topics.DIRECTORY_QUEUE.encode()  # prefixes of keys
-BROKER, WISH = b"broker/", b"wish/"
+BROKER, CHANGE_REQUEST = b"broker/", b"wish/"
 ASK_S = 0.5
-WISH_S_MAX = 300.0  # adding or removing a broker brings the whole home to rest first
+CHANGE_S_MAX = 300.0  # adding or removing a broker brings the whole home to rest first
 # What a broker's record may leave out.
 NOT_YET = {
     "epoch": 0, "group": "", "state": "", "why": "", "worker": None, "steps": None, "load": None,
@@ -124,17 +124,17 @@ def known_brokers(transport: Transport, vpn: str) -> list[dict[str, Any]]:
     return sorted(found, key=lambda one: one["number"])
 
 
-def ask_for_broker(
-    transport: Transport, vpn: str, wish: dict[str, str], name: str, number: str
+def ask_for_change(
+    transport: Transport, vpn: str, change: dict[str, str], name: str, number: str
 ) -> dict[str, Any]:
     """Write a request about a broker into the directory and wait for the engine's answer. number:
     identifies this request. Raises LakequeueError if the engine refuses, Timeout after 5 minutes.
     """
-    directory, key = topics.topic(vpn, topics.DIRECTORY), WISH + name.encode()
-    asked = msgspec.json.encode({**wish, "id": number})
+    directory, key = topics.topic(vpn, topics.DIRECTORY), CHANGE_REQUEST + name.encode()
+    asked = msgspec.json.encode({**change, "id": number})
     transport.publish(directory, asked, key, [], 0)
     transport.flush(ASK_S)
-    deadline = time.monotonic() + WISH_S_MAX
+    deadline = time.monotonic() + CHANGE_S_MAX
     while time.monotonic() < deadline:
         answer = msgspec.json.decode(transport.newest(directory).get(key, b"{}"))
         if answer.get("id") == number and "wish" not in answer:
@@ -143,7 +143,7 @@ def ask_for_broker(
             return dict(answer)
         time.sleep(ASK_S)
     raise Timeout(
-        f"the engine did not answer within {WISH_S_MAX:.0f} s; is it running? (lakequeue doctor)"
+        f"the engine did not answer within {CHANGE_S_MAX:.0f} s; is it running? (lakequeue doctor)"
     )
 
 

@@ -32,7 +32,7 @@ from ...protocol.errors import Moved, PermissionDenied
 from ...protocol.signing import Credentials, Signature, sign
 from ..spans import Spans
 from ..values import text_of
-from .queue_directory import QueueDirectory, ask_for_broker, known_brokers
+from .queue_directory import QueueDirectory, ask_for_change, known_brokers
 from .runner import Runner
 from .transport import Transport
 
@@ -174,15 +174,15 @@ class BrokerRequests:
         self.check_open()
         return known_brokers(self._transport, self.vpn)
 
-    def wish(self, wish: dict[str, str], broker: str) -> dict[str, Any]:
+    def request_change(self, change: dict[str, str], broker: str) -> dict[str, Any]:
         """Ask the engine to add or remove a broker or to move a queue, see `Admin.add_broker`;
         returns its answer."""
         self.check_open()
         text_of(broker, "broker", NAME_CHARACTERS_MAX)
-        for name, value in wish.items():
+        for name, value in change.items():
             if value != "":
                 text_of(value, name, NAME_CHARACTERS_MAX)
-        return ask_for_broker(self._transport, self.vpn, wish, broker, self.new_name("wish"))
+        return ask_for_change(self._transport, self.vpn, change, broker, self.new_name("wish"))
 
     # ------------------------------------------------------------ time and waiting
 
@@ -250,12 +250,12 @@ class BrokerRequests:
         number = self._taker(command) if broker is None else broker
         self._spoken_to.add(number)
         self._transport.command(
-            self._commands, self.session.encode(), self._as_said(value, number),
+            self._commands, self.session.encode(), self._signed(value, number),
             self._commands_partition(number),
         )  # fmt: skip
         self.runner.sent()
 
-    def _as_said(self, value: bytes, number: int) -> bytes:
+    def _signed(self, value: bytes, number: int) -> bytes:
         """The record's value, signed if the connection has a key."""
         if self._credentials is None:
             return value

@@ -87,23 +87,23 @@ class EngineProcess:
         try:
             ready = self._ready.get(timeout=START_SECONDS_MAX)
         except queue.Empty:
-            words = self._last_words()
+            words = self._why_ended()
             raise EnvironmentFault(
                 f"The engine did not start within {START_SECONDS_MAX:.0f} s: {words}"
             ) from None
         if ready is None:
             status = self._process.wait()
             kind = EnvironmentFault if status == EXIT_ENVIRONMENT else LakequeueError
-            raise kind(self._last_words())
+            raise kind(self._why_ended())
         return ready["addresses"]
 
     def check(self) -> None:
         """Raise when the engine has ended."""
         if self._process.poll() is not None:
             self._stderr.join(timeout=2)
-            raise LakequeueError(f"The engine ended: {self._last_words()}")
+            raise LakequeueError(f"The engine ended: {self._why_ended()}")
 
-    def _last_words(self) -> str:
+    def _why_ended(self) -> str:
         self._stderr.join(timeout=2) if self._process.poll() is not None else None
         return self._errors[-1] if self._errors else "it gave no reason"
 

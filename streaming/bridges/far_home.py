@@ -114,10 +114,10 @@ class FarHome:
                 there = ", ".join(map(repr, sorted(known))) or "none"
                 raise self._say(f"has no broker {self._address.broker!r}; it has {there}")
             self.number = int(known[self._address.broker]["number"])
-        self._door = topics.topic(self._vpn, topics.BRIDGE_IN)
+        self._topic_in = topics.topic(self._vpn, topics.BRIDGE_IN)
         self._place = topics.bridge_partition(self.number)
         self._answers = topics.topic(self._vpn, topics.BRIDGE_ANSWERS)
-        for name in (self._door, self._answers):
+        for name in (self._topic_in, self._answers):
             there = self._writer.list_topics(name, timeout=ANSWER_S_MAX).topics[name]
             if there.error is not None or len(there.partitions) <= self._place:
                 raise self._say(
@@ -164,7 +164,7 @@ class FarHome:
         key = self._bridge.name.encode()
         while True:
             try:
-                self._writer.produce(self._door, value, key, self._place,
+                self._writer.produce(self._topic_in, value, key, self._place,
                                      on_delivery=self._delivered)  # fmt: skip
                 return
             except BufferError:

@@ -32,7 +32,7 @@ from ..watch_thread import TopicReader
 log = logging.getLogger("lakequeue.engine")
 
 PREFIX = "wish/"
-MOVED_TOLD = 1_000  # queues that an answer names
+MOVED_LISTED_MAX = 1_000  # queues that an answer names
 ASK_S_MAX = 10.0
 
 
@@ -66,7 +66,7 @@ class ChangeRequest(NamedTuple):
     to: str
 
 
-def wish_of(key: bytes | None, value: bytes | None, vpn: str) -> ChangeRequest | None:
+def request_of(key: bytes | None, value: bytes | None, vpn: str) -> ChangeRequest | None:
     """The request in a record of a VPN's directory; None if it is something else, such as an
     answer."""
     if key is None or value is None or not key.startswith(PREFIX.encode()):
@@ -81,16 +81,16 @@ def wish_of(key: bytes | None, value: bytes | None, vpn: str) -> ChangeRequest |
     return ChangeRequest(number, what, vpn, name, group, to)
 
 
-def became(wish: ChangeRequest, folder: HomeFolder) -> dict[str, Any]:
+def late_answer(request: ChangeRequest, folder: HomeFolder) -> dict[str, Any]:
     """The answer to a request that an earlier engine left unanswered when it died."""
     moved = folder.moved()
-    match wish.what:
-        case "add" if wish.name in folder.brokers(()):
+    match request.what:
+        case "add" if request.name in folder.brokers(()):
             return {"done": True}
-        case "remove" if wish.name in folder.removed():
-            return {"done": True, "moved": moved[:MOVED_TOLD]}
-        case "move" if (wish.vpn, wish.name, wish.to) in moved:
-            return {"done": True, "moved": moved[:MOVED_TOLD]}
+        case "remove" if request.name in folder.removed():
+            return {"done": True, "moved": moved[:MOVED_LISTED_MAX]}
+        case "move" if (request.vpn, request.name, request.to) in moved:
+            return {"done": True, "moved": moved[:MOVED_LISTED_MAX]}
     return {"refused": "the engine ended before it did this: ask again"}
 
 
@@ -129,10 +129,10 @@ class ChangeRequests(TopicReader):
     def answer_old(self, records: dict[bytes, bytes], topic: str, folder: HomeFolder) -> None:
         """Answer the requests that an earlier engine left unanswered when it died."""
         for key, value in records.items():
-            wish = wish_of(key, value, topics.vpn_of(topic) or "")
-            if wish is not None:
-                self._over.add(wish.id)
-                self._say(key, {"id": wish.id, **became(wish, folder)})
+            request = request_of(key, value, topics.vpn_of(topic) or "")
+            if request is not None:
+                self._over.add(request.id)
+                self._say(key, {"id": request.id, **late_answer(request, folder)})
 
     def take(self, message: Message) -> None:
         vpn = topics.vpn_of(str(message.topic())) or ""
@@ -140,27 +140,27 @@ class ChangeRequests(TopicReader):
 
     def read(self, key: bytes | None, value: bytes | None, vpn: str = "") -> None:
         """Read one record of a VPN's directory; records that are no request are ignored."""
-        wish = wish_of(key, value, vpn)
-        if wish is None or wish.id in self._over:
+        request = request_of(key, value, vpn)
+        if request is None or request.id in self._over:
             return
         assert key is not None
-        answer: dict[str, Any] = {"id": wish.id, "done": True}
+        answer: dict[str, Any] = {"id": request.id, "done": True}
         try:
-            match wish.what:
+            match request.what:
                 case "add":
-                    self._add(wish.name, wish.group)
+                    self._add(request.name, request.group)
                 case "remove":
-                    answer["moved"] = self._remove(wish.name, wish.to)[:MOVED_TOLD]
+                    answer["moved"] = self._remove(request.name, request.to)[:MOVED_LISTED_MAX]
                 case "move":
-                    answer["moved"] = self._move(vpn, wish.name, wish.to)
+                    answer["moved"] = self._move(vpn, request.name, request.to)
                 case _:
                     allowed = "allowed are 'add', 'move' and 'remove'"
-                    raise LakequeueError(f"wish: {wish.what[:100]!r} – {allowed}")
+                    raise LakequeueError(f"wish: {request.what[:100]!r} – {allowed}")
         except LakequeueError as error:
-            answer = {"id": wish.id, "refused": str(error)}
+            answer = {"id": request.id, "refused": str(error)}
         except Exception as error:  # such as an error of Java: the watch looks after the queries
-            log.exception("broker %r: this could not be done: %s", wish.name, wish.what)
-            answer = {"id": wish.id, "refused": f"{type(error).__name__}: {error}"[:500]}
+            log.exception("broker %r: this could not be done: %s", request.name, request.what)
+            answer = {"id": request.id, "refused": f"{type(error).__name__}: {error}"[:500]}
         self._say(key, answer)
 
     def _say(self, key: bytes, answer: dict[str, Any]) -> None:

@@ -52,7 +52,7 @@ log = logging.getLogger("lakequeue.engine")
 
 SECRET, SECRET_BYTES = "secret", 32
 CHECKPOINT = "checkpoint"
-REHOMED, LAST_WORDS = "rehomed", "last-words"
+REHOMED, LAST_RECORDS = "rehomed", "last-words"
 TABLES_CHECKPOINT, HISTORY_CHECKPOINT = "tables-checkpoint", "history-checkpoint"
 PROBE, PROBE_BYTES = ".probe", 1_000_000  # less room than this counts as a full disk
 # Removed brokers: each one's number, and how far it had read its clients: topic, partition, offset.
@@ -313,8 +313,8 @@ class HomeFolder(HomeNotes):
         named = {name: f"{REHOMED}/{at}/{name}{SUFFIX}" for name in states}
         for name, (snapshot, pages) in states.items():
             write_state(self.path / named[name], snapshot, sorted(pages.items()))
-        kept = [one for one in [*self.last_words(), *last] if one.segments]
-        (self.path / REHOMED / str(at) / LAST_WORDS).write_bytes(msgspec.msgpack.encode(kept))
+        kept = [one for one in [*self.last_records(), *last] if one.segments]
+        (self.path / REHOMED / str(at) / LAST_RECORDS).write_bytes(msgspec.msgpack.encode(kept))
         numbers = max(self.numbers, *(number + 1 for number in brokers.values()))
         told = {"brokers": brokers, "numbers": numbers, "groups": dict(groups), "moved": moved}
         gone = {name: {"number": number, "read": read} for name, (number, read) in removed.items()}
@@ -326,18 +326,18 @@ class HomeFolder(HomeNotes):
         """The queues that the last change of brokers has moved."""
         return [(vpn, queue, to) for vpn, queue, to in self._about().get("moved", [])]
 
-    def last_words(self) -> list[Journal]:
+    def last_records(self) -> list[Journal]:
         """Records that removed brokers still have to send. They are sent and then forgotten
-        (`said_last`). A reader drops a journal record that comes twice."""
-        file = self.path / REHOMED / str(self._about().get("rehomings", 0)) / LAST_WORDS
+        (`forget_last_records`). A reader drops a journal record that comes twice."""
+        file = self.path / REHOMED / str(self._about().get("rehomings", 0)) / LAST_RECORDS
         if not file.exists():
             return []
         return msgspec.msgpack.decode(file.read_bytes(), type=list[Journal])
 
-    def said_last(self) -> None:
+    def forget_last_records(self) -> None:
         """Forget the last records of removed brokers: all were sent."""
         number = str(self._about().get("rehomings", 0))
-        (self.path / REHOMED / number / LAST_WORDS).unlink(missing_ok=True)
+        (self.path / REHOMED / number / LAST_RECORDS).unlink(missing_ok=True)
 
     def _drop_rehomed(self) -> None:
         """Remove states that are no longer needed: of an earlier change, or of one that was not

@@ -280,15 +280,15 @@ class EmbeddedKafka:
         deadline = time.monotonic() + START_SECONDS_MAX
         while not _answers(self.host, self.port):
             if not self.running:
-                raise LakequeueError(f"Kafka died while starting: {self._last_words()}")
+                raise LakequeueError(f"Kafka died while starting: {self._why_ended()}")
             if time.monotonic() > deadline:
                 raise LakequeueError(
                     f"Kafka did not answer on {self.bootstrap_servers} within "
-                    f"{START_SECONDS_MAX:.0f} s: {self._last_words()}"
+                    f"{START_SECONDS_MAX:.0f} s: {self._why_ended()}"
                 )
             time.sleep(0.05)
 
-    def _last_words(self) -> str:
+    def _why_ended(self) -> str:
         """Why this start failed: an error in the log, else what Java said, else the last line."""
         log = _tail(self.log, self._log_start_bytes)
         output = _tail(self.home / "kafka.out", 0)

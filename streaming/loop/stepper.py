@@ -155,7 +155,7 @@ class Stepper(threading.Thread):
         try:
             self._log.begin()
             while self._may_step():
-                self._dump.wind()
+                self._dump.reset()
                 if self._coming is not None:
                     self._write_more(MARK_ROWS)
                 if self._over():

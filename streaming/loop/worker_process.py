@@ -92,26 +92,26 @@ def _parent(process: int) -> int:
 
 
 DUMP_S = 20.0  # before `step_watch` starts the worker again
-WIND_S = 2.0
+RESET_S = 2.0
 
 
 class StackDump:
     """Watches one thread that must not hang."""
 
     def __init__(self) -> None:
-        self._wound = float("-inf")
+        self._reset_at = float("-inf")
 
-    def wind(self) -> None:
+    def reset(self) -> None:
         """Reset the timer: the thread goes on."""
         now = time.monotonic()
-        if now - self._wound >= WIND_S:
-            self._wound = now
+        if now - self._reset_at >= RESET_S:
+            self._reset_at = now
             # A worker's standard error goes to Spark's log. A test may have replaced it with
             # something that is no file.
             faulthandler.dump_traceback_later(DUMP_S, file=sys.__stderr__ or 2)
 
     def stop(self) -> None:
         """Stop the timer: the thread waits for others now."""
-        if self._wound > float("-inf"):
-            self._wound = float("-inf")
+        if self._reset_at > float("-inf"):
+            self._reset_at = float("-inf")
             faulthandler.cancel_dump_traceback_later()

@@ -117,14 +117,14 @@ def start_history(
     bootstrap: str,
     vpns: list[str],
     brokers: Mapping[str, Folder],
-    said: list[str],
+    peer_topics: list[str],
     tables: Folder,
     checkpoint: Folder,
     interval_s: int,
     snapshots_s: int,
 ) -> StreamingQuery:
     """Start the query that writes the history, every interval_s seconds. brokers: with the
-    checkpoint of each. said: topics with records for the brokers. snapshots_s: 0 writes no
+    checkpoint of each. peer_topics: topics with records for the brokers. snapshots_s: 0 writes no
     snapshots."""
     from ...sinks.snapshots import SnapshotWriter
     from ...sinks.table_writer import HistoryWriter
@@ -137,7 +137,7 @@ def start_history(
     if snapshots_s:
         snapshots = SnapshotWriter(spark, tables, brokers, snapshots_s, anew=anew)
     stream = source.read_stream(
-        spark, bootstrap, source.history_topics(vpns, brokers, said), HISTORY_RECORDS
+        spark, bootstrap, source.history_topics(vpns, brokers, peer_topics), HISTORY_RECORDS
     )
     kafka = kafka_client(bootstrap, HISTORY_QUERY)
     writer = HistoryWriter(spark, tables, HISTORY_QUERY, kafka, snapshots)

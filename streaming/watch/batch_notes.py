@@ -188,7 +188,7 @@ _OF_TOPIC = {
 
 class BatchNotes:
     """Passes each note on. on_loss: called with a broker, a topic, a number of records and an
-    event. on_word: called with a broker's report about itself: `stopped` after the last batch of
+    event. on_report: called with a broker's report about itself: `stopped` after the last batch of
     its loop, `worker` with its process, `read` with how far it had read its clients."""
 
     def __init__(
@@ -197,13 +197,13 @@ class BatchNotes:
         metrics: Metrics,
         ticker: Ticker,
         on_loss: Callable[[str, str, int, str], None],
-        on_word: Callable[[str, str, str], None],
+        on_report: Callable[[str, str, str], None],
     ) -> None:
         self._captured = captured
         self._metrics = metrics
         self._ticker = ticker
         self._on_loss = on_loss
-        self._on_word = on_word
+        self._on_word = on_report
 
     def __call__(self, broker: str, note: str) -> None:
         """One note of a broker."""

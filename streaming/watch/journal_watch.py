@@ -74,7 +74,7 @@ def _alert(row: dict[str, Any]) -> Alert | None:
     return Alert(row["event"], row["vpn"], row["queue"], row["time"], details)
 
 
-def told(text: str, broker: str, alert: Alert) -> None:
+def log_alert(text: str, broker: str, alert: Alert) -> None:
     """Log an alert; a cleared one at a lower level."""
     level = logging.INFO if alert.event.endswith("_cleared") else logging.WARNING
     fields = {"event": alert.event, "broker": broker, "vpn": alert.vpn, "queue": alert.queue}
@@ -115,7 +115,7 @@ class AlertWatch(TopicReader):
         places = [TopicPartition(topics.topic(vpn, topics.JOURNAL), 0, OFFSET_END) for vpn in vpns]
         settings = {"queued.max.messages.kbytes": 8_192}
         super().__init__(bootstrap, "lakequeue-alerts", places, **settings)
-        self._reader = AlertReader(told, heard)
+        self._reader = AlertReader(log_alert, heard)
 
     def take(self, message: Message) -> None:
         with suppress(ValueError):  # not the engine's headers
@@ -146,7 +146,7 @@ class EventLines:
         with self._lock:
             now = self._clock()
             if now - self._begun >= 1.0:
-                self._tell_more()
+                self._log_more()
                 self._begun, self._said = now, 0
             for batch in events.to_batches():
                 names = batch["event"].dictionary.to_pylist()
@@ -172,7 +172,7 @@ class EventLines:
         for row in batch.slice(room).select(["event", "vpn", "queue"]).to_pylist():
             self._more[row["event"], row["vpn"], row["queue"]] += 1
 
-    def _tell_more(self) -> None:
+    def _log_more(self) -> None:
         for (event, vpn, queue), count in self._more.items():
             text = f"{event}: {count:,} more messages of queue {queue!r}; the journal has each"
             fields = {"event": event, "vpn": vpn, "queue": queue, "count": count}

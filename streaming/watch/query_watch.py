@@ -47,8 +47,8 @@ JAVA = "Spark's Java process"
 
 
 class EngineWatch:
-    """Watches an engine's queries. stopping: ends every pause. told: called with a broker and its
-    new state. look_at_tables: restarts the queries of the tables."""
+    """Watches an engine's queries. stopping: ends every pause. on_state: called with a broker and
+    its new state. look_at_tables: restarts the queries of the tables."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class EngineWatch:
         folder: HomeFolder,
         trigger: str,
         stopping: threading.Event,
-        told: Callable[[BrokerQuery, str], None],
+        on_state: Callable[[BrokerQuery, str], None],
         look_at_tables: Callable[[], None],
     ) -> None:
         self._bootstrap = bootstrap
@@ -66,7 +66,7 @@ class EngineWatch:
         self._application = application
         self._captured = captured
         self._stopping = stopping
-        self._told = told
+        self._on_state = on_state
         self._look_at_tables = look_at_tables
         self._see = str(folder.path / "spark.log")  # the log that a message points to
         self._restarts: dict[str, Restarts] = {}
@@ -176,7 +176,7 @@ class EngineWatch:
         for broker in self._brokers:
             query = broker.query
             if broker.hangs and broker.state == RUNNING and query is not None and query.isActive:
-                self._told(broker, RESTARTING)
+                self._on_state(broker, RESTARTING)
                 # Spark kills a worker that does not end by itself.
                 if not within(END_HANGING_S, query.stop, "end-hanging"):
                     log.warning("broker %r: its query does not end", broker.name)
@@ -202,7 +202,7 @@ class EngineWatch:
         for broker in self._brokers:
             if broker.state != RUNNING and broker.name not in waiting and broker.is_active:
                 broker.hangs = ""
-                self._told(broker, RUNNING)
+                self._on_state(broker, RUNNING)
 
     # ------------------------------------------------------------ starting again
 
@@ -216,7 +216,7 @@ class EngineWatch:
                 raise
             broker.failure = str(error)
             self._captured.forget(broker.name)
-            self._told(broker, FAILED)
+            self._on_state(broker, FAILED)
             fields = {"event": "broker_failed", "broker": broker.name}
             log.error(
                 "broker %r stays stopped, the others go on: %s", broker.name, error,
@@ -250,7 +250,7 @@ class EngineWatch:
             for broker in self._brokers:
                 if broker.query is query:
                     hangs = broker.hangs
-                    self._told(broker, RESTARTING)
+                    self._on_state(broker, RESTARTING)
             self._due[name] = now + self._pause_s(name, hangs or reason(query))
         if now >= self._due[name] and not self._stopping.is_set():
             del self._due[name]

@@ -43,34 +43,34 @@ NOTHING, PROBE, IS_STUCK = "", "probe", "stuck"
 
 @dataclass(slots=True)
 class Pulse:
-    """A broker's signs of life. since: when its log grew last. told: where its instructions ended
-    after our probe. limit_s: how long its log may stay unchanged."""
+    """A broker's signs of life. since: when its log grew last. after_probe: where its instructions
+    ended after our probe. limit_s: how long its log may stay unchanged."""
 
     log_end: int = -1
     since: float = 0.0
-    told: int | None = None
+    after_probe: int | None = None
     limit_s: float = STUCK_S
     stuck_at: float = float("-inf")
 
-    def look(self, now: float, log_end: int, told_end: int) -> str:
+    def look(self, now: float, log_end: int, instructions_end: int) -> str:
         """What to do now. now: seconds."""
         if log_end != self.log_end:
-            self.log_end, self.since, self.told = log_end, now, None
+            self.log_end, self.since, self.after_probe = log_end, now, None
             return NOTHING
         silent_s = now - self.since
-        if self.told is None:
+        if self.after_probe is None:
             if silent_s < PROBE_S:
                 return NOTHING
-            self.told = told_end
+            self.after_probe = instructions_end
             return PROBE
-        if told_end <= self.told:  # Kafka did not take the probe: nothing is known
-            self.since, self.told = now, None
+        if instructions_end <= self.after_probe:  # Kafka did not take the probe: nothing is known
+            self.since, self.after_probe = now, None
             return NOTHING
         if silent_s < self.limit_s:
             return NOTHING
         again = now - self.stuck_at < FORGET_S
         self.limit_s = min(2 * self.limit_s, STUCK_S_MAX) if again else STUCK_S
-        self.stuck_at, self.since, self.told = now, now, None
+        self.stuck_at, self.since, self.after_probe = now, now, None
         return IS_STUCK
 
 
@@ -116,13 +116,15 @@ class StepWatch(WatchThread):
                       (topics.topic(b.name, topics.INSTRUCTIONS), 0)) for b in running}  # fmt: skip
         found = ends([place for both in places.values() for place in both])
         do_every(
-            partial(self._look_at, broker, now, found[steps], found[told])
-            for broker, (steps, told) in places.items()
-            if steps in found and told in found
+            partial(self._look_at, broker, now, found[steps], found[after_probe])
+            for broker, (steps, after_probe) in places.items()
+            if steps in found and after_probe in found
         )
 
-    def _look_at(self, broker: BrokerQuery, now: float, log_end: int, told_end: int) -> None:
-        what = self._pulses.setdefault(broker.name, Pulse()).look(now, log_end, told_end)
+    def _look_at(
+        self, broker: BrokerQuery, now: float, log_end: int, instructions_end: int
+    ) -> None:
+        what = self._pulses.setdefault(broker.name, Pulse()).look(now, log_end, instructions_end)
         if what == PROBE:
             self._tell(broker, encode_command(Tick()))
         elif what == IS_STUCK:

@@ -13,7 +13,7 @@ from lakequeue.definitions import parse_configuration
 from lakequeue.memory import MemoryEngine
 from lakequeue.memory.registry import MemoryConnection
 from lakequeue.protocol.errors import LeaseLost
-from lakequeue.streaming.brokers.change_requests import wish_of
+from lakequeue.streaming.brokers.change_requests import request_of
 
 QUEUE = {"name": "q", "message_type": "json", "type": "LocalQueue", "broker": "b",
          "max_per_subscription_backlog": 100}  # fmt: skip
@@ -50,7 +50,7 @@ def test_what_is_no_record_of_the_directory_says_nothing(value: bytes) -> None:
     """Any client may write there; nobody's thread ends of it."""
     known = QueueDirectory(0)
     assert known.take(QUEUE_RECORD + b"q", value) is None
-    assert wish_of(b"wish/b", value, "default") is None
+    assert request_of(b"wish/b", value, "default") is None
 
 
 def test_who_is_connected_speaks_to_a_broker_that_is_added(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -210,7 +210,7 @@ def test_C2_the_entries_are_bounded() -> None:
 
 def take(arrivals: FlowArrivals, base: int, first: int, count: int, now: float = 0) -> int:
     arrivals.take((base, first), count, now)
-    return arrivals.tell()
+    return arrivals.take_report()
 
 
 def test_C1_arrivals_are_cumulative_and_stop_at_a_gap() -> None:
@@ -230,7 +230,7 @@ def test_C1_at_60_percent_of_the_window_or_after_1_s() -> None:
     assert arrivals.due_at(10) == 2000
     arrivals.take((1, 6), 1, 1500.0)
     assert arrivals.due_at(10) == 1000
-    assert arrivals.tell() == 6
+    assert arrivals.take_report() == 6
     assert arrivals.due_at(10) is None
 
 

@@ -21,7 +21,7 @@ from job.processes import until
 from lakequeue.client.kafka import open_kafka
 from lakequeue.protocol import commands, topics
 from lakequeue.protocol.errors import LakequeueError
-from lakequeue.sinks.log_writer import CERTAIN_S, StepLog
+from lakequeue.sinks.log_writer import RECENT_S, StepLog
 from lakequeue.sources.live import LiveInputs, kafka_client, quiet_client
 from lakequeue.sources.live_reader import InputLimits
 from lakequeue.streaming import EmbeddedKafka
@@ -260,12 +260,12 @@ def test_a_mark_asks_kafka_when_nothing_was_written_just_now(place: LoopOnKafka)
     first.begin()
     first.append(b"1")
     assert first.written(30.0) == [0]
-    time.sleep(CERTAIN_S + 0.1)
+    time.sleep(RECENT_S + 0.1)
     first.mark()  # a transaction ends, and the next begins
     first.append(b"2")
     assert first.written(30.0) == [2], "behind the mark of the transaction"
     StepLog(kafka, "still.steps", lambda: False).fenced()
-    time.sleep(CERTAIN_S + 0.1)
+    time.sleep(RECENT_S + 0.1)
     with pytest.raises(Exception, match="FENCED"):
         first.mark()
 

@@ -351,21 +351,21 @@ def test_a_wish_is_answered_under_its_key() -> None:
     def move(vpn: str, queue: str, to: str) -> list[tuple[str, str, str]]:
         return [(vpn, queue, to)]
 
-    wishes = ChangeRequests(
+    requests = ChangeRequests(
         NOBODY, ["v"], add, lambda key, value: answers.append((key, json.loads(value))), remove,
         move,
     )  # fmt: skip
-    wishes.read(b"wish/q", b'{"wish": "move", "id": "9", "to": "b"}', "v")
+    requests.read(b"wish/q", b'{"wish": "move", "id": "9", "to": "b"}', "v")
     assert answers.pop() == (b"wish/q", {"id": "9", "done": True, "moved": [["v", "q", "b"]]})
-    wishes.read(b"wish/a", b'{"wish": "remove", "id": "0"}')
+    requests.read(b"wish/a", b'{"wish": "remove", "id": "0"}')
     assert answers.pop() == (b"wish/a", {"id": "0", "done": True, "moved": []})
-    wishes.read(b"wish/a", b'{"wish": "remove", "id": "0", "to": "b"}')
+    requests.read(b"wish/a", b'{"wish": "remove", "id": "0", "to": "b"}')
     moved = answers.pop()[1]["moved"]
     assert (len(moved), moved[-1]) == (1_000, ["v", "q999", "b"])
     assert removed == [("a", ""), ("a", "b")]
-    wishes.read(b"wish/c", b'{"wish": "add", "id": "1", "group": "-west"}')
-    wishes.read(b"wish/b", b'{"wish": "add", "id": "2"}')
-    wishes.read(b"wish/c", b'{"wish": "sing", "id": "3"}')
+    requests.read(b"wish/c", b'{"wish": "add", "id": "1", "group": "-west"}')
+    requests.read(b"wish/b", b'{"wish": "add", "id": "2"}')
+    requests.read(b"wish/c", b'{"wish": "sing", "id": "3"}')
     assert answers == [
         (b"wish/c", {"id": "1", "done": True}),
         (b"wish/b", {"id": "2", "refused": "broker 'b' is there already"}),
@@ -375,11 +375,11 @@ def test_a_wish_is_answered_under_its_key() -> None:
         ),
     ]
     for key, value in answers:  # it hears itself
-        wishes.read(key, json.dumps(value).encode())
+        requests.read(key, json.dumps(value).encode())
     for junk in (b"", b"[]", b"{", b'{"wish": "add"}', b"\xff"):
-        wishes.read(b"wish/d", junk)
-    wishes.read(b"broker/d", b'{"wish": "add", "id": "4"}')
-    wishes.read(b"wish/d", None)
+        requests.read(b"wish/d", junk)
+    requests.read(b"broker/d", b'{"wish": "add", "id": "4"}')
+    requests.read(b"wish/d", None)
     assert len(answers) == 3
     assert added == ["c-west"]
 

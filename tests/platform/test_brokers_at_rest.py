@@ -139,7 +139,7 @@ def test_M4_a_broker_is_removed_and_the_first_reads_on(rests: Rests) -> None:
     assert again.removed() == {"c": (2, [READ])}
     assert begins(again, "a").offsets == [READ]
     assert rests.heard == [("default.journal", "c")]
-    assert again.last_words() == []
+    assert again.last_records() == []
     for name, why in (
         ("c", "was removed from this home before"), ("d", "it has 'a', 'b'")
     ):  # fmt: skip
@@ -345,7 +345,7 @@ def test_M4_what_dies_behind_the_homes_word_goes_on_there(
     again.open(rests.engine.trigger)
     assert again.brokers(()) == {"a": 0, "b": 1}
     assert begins(again, "b").step == STEP + 1
-    (word,) = again.last_words()
+    (word,) = again.last_records()
     assert (word.broker, word.step, word.segments[0]) == ("c", STEP + 1, SAID)
-    rests.engine._say_last_words()
-    assert (len(rests.heard), again.last_words()) == (1, [])
+    rests.engine._send_last_records()
+    assert (len(rests.heard), again.last_records()) == (1, [])
