@@ -23,9 +23,9 @@ def run(
     messages: int, batch: int, destinations: int, say: Callable[[str], None]
 ) -> list[dict[str, Any]]:
     """µs of CPU per message at each end, from its publish to the receipt at the near end."""
-    _way(_WARM * batch, batch, destinations)
+    _transfer(_WARM * batch, batch, destinations)
     given = {"messages": messages, "batch": batch, "destinations": destinations}
-    return [given | _way(messages, batch, destinations)]
+    return [given | _transfer(messages, batch, destinations)]
 
 
 def _broker() -> Replica:
@@ -98,7 +98,7 @@ def _publishes(first: int, n: int, destinations: int) -> Records:
     )  # fmt: skip
 
 
-def _way(messages: int, batch: int, destinations: int) -> dict[str, float]:
+def _transfer(messages: int, batch: int, destinations: int) -> dict[str, float]:
     ends = _Ends()
     for start in range(1, messages + 1, batch):
         answers = ends.round(_publishes(start, batch, destinations), start + 1)

@@ -110,7 +110,7 @@ class SlowLanes:
                 self._learn(place, now, r.count, in_vain.get(place, 0))
         if is_slow:
             self._rests_until = now + min(max(REST * seconds, REST_S_MIN), REST_S_MAX)
-        new = self._judged(now)
+        new = self._update_slow(now)
         if not self._lately:
             self._heard.clear()
         others = (at for place, at in self._heard.items() if place not in self.places)
@@ -126,7 +126,7 @@ class SlowLanes:
         left = 0.5 ** ((now - at) / HALF_LIFE_S)
         return taken * left, useless * left
 
-    def _judged(self, now: float) -> list[PartitionId]:
+    def _update_slow(self, now: float) -> list[PartitionId]:
         slow = set()
         for place in list(self._lately):
             taken, useless = self._then(place, now)

@@ -142,7 +142,7 @@ class LiveInputs:
         self._commands.assign(instructions, own)
         later = {p: at for p, at in new.items() if _waits(p[0])}
         self._later.update(later)
-        self._commands.hold(later, own)
+        self._commands.assign_paused(later, own)
         for reader in (self._messages, self._captured):
             theirs = {p: at for p, at in new.items() if self._reader(p[0]) is reader}
             reader.assign(theirs, {p: own[p] for p in theirs if p in own})

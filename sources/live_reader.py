@@ -129,7 +129,7 @@ class Reader(threading.Thread):
         self._ids |= ids
         self._more.extend(TopicPartition(*place, at) for place, at in places.items())
 
-    def hold(
+    def assign_paused(
         self, places: dict[PartitionId, int], ids: Mapping[PartitionId, str] = MappingProxyType({})
     ) -> None:
         """The same, but not before they are wanted. Kafka's client takes up to a second until it
