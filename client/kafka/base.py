@@ -313,7 +313,5 @@ class LibraryLog(logging.Handler):
                 self._told.clear()
             self._told[kind] = now
             LOGGER.log(min(record.levelno, logging.WARNING), "%s: %s", record.name, text)
-        except (
-            Exception
-        ):  # as logging's own handlers: an error here must not end a library's thread
+        except Exception:  # an error here must not end a library's thread
             self.handleError(record)

@@ -202,7 +202,7 @@ def test_a_step_that_does_not_end_leaves_its_stacks(tmp_path: os.PathLike[str]) 
         "stack_dump.DUMP_S = 0.2\n"
         "dump = stack_dump.StackDump()\n"
         "def step():\n"
-        "    dump.wind()\n"
+        "    dump.reset()\n"
         "    time.sleep(1.0)\n"
         "step()\n"
         "dump.stop()\n"
