@@ -250,12 +250,12 @@ class BrokerRequests:
         number = self._taker(command) if broker is None else broker
         self._spoken_to.add(number)
         self._transport.command(
-            self._commands, self.session.encode(), self._signed(value, number),
+            self._commands, self.session.encode(), self._with_signature(value, number),
             self._commands_partition(number),
         )  # fmt: skip
         self.runner.sent()
 
-    def _signed(self, value: bytes, number: int) -> bytes:
+    def _with_signature(self, value: bytes, number: int) -> bytes:
         """The record's value, signed if the connection has a key."""
         if self._credentials is None:
             return value
