@@ -59,12 +59,12 @@ NextOffsets = dict[PartitionId, tuple[int, str]]
 
 
 class Lost(LakequeueError):
-    """The tables lack what a step took."""
+    """The tables lack records that a step took."""
 
 
 @dataclass(slots=True)
 class StoredRecord:
-    """A record from the tables, with the face of the Kafka client's messages."""
+    """A record from the tables, with the interface of the Kafka client's messages."""
 
     place: PartitionId
     row: _Row
@@ -102,8 +102,8 @@ class _Taker:
     next_id: str = ""
 
     def took(self, there: list[StoredRecord]) -> StoredRecord | None:
-        """Which of several records at one offset a step took. If neither says its topic, it is the
-        one that was newest at that time."""
+        """Choose the record that a step took among several at one offset. If none names its topic,
+        it is the newest at that time."""
         if self.topic_id:
             of = {topic_id: [one for one in there if one.topic_id() == topic_id]
                   for topic_id in (self.topic_id, "", self.next_id)}  # fmt: skip
@@ -135,7 +135,7 @@ def opened_behind(lake: Lake, broker: str, step: int) -> list[tuple[int, Opened]
 
 
 class FromTables:
-    """What consecutive steps took, see `driver.Again`.
+    """The inputs that consecutive steps took, see `driver.Again`.
 
     A topic that was deleted and created again has two records at one offset. A step took the one of
     the topic that it read. If the tables have none of that topic, it is the next topic's: the
@@ -179,7 +179,7 @@ class FromTables:
         self._lake = lake
 
     def take(self, ranges: tuple[Range, ...]) -> Batch:
-        """The same records once more; raises Lost when the tables do not have them all."""
+        """The same records again; raises Lost if the tables do not have them all."""
         found = to_batch({(r.topic, r.partition): self.records(r) for r in ranges}).batch
         for takers in (self._taken[r] for r in ranges):
             if len(takers) > 1:
@@ -226,7 +226,7 @@ class FromTables:
         return -1 if end is None else int(end)
 
     def close(self) -> None:
-        """Let go of everything."""
+        """Drop all records."""
         self._found.clear()
 
 
@@ -260,7 +260,7 @@ def _read(lake: Lake, place: PartitionId, first: int, last: int) -> dict[int, li
 
 
 def _whole(items: list[Any]) -> _Row:
-    """One record of the rows of its messages."""
+    """One record, made from the rows of its messages."""
     first = items[0]
     if first[7] == NO_RUN or _count(first) != len(items):
         return first[:7]  # not a run, or a broken one that was stored as it came

@@ -26,11 +26,11 @@ from .views import create_views
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection as Lake
-else:  # an optional package: `open_lake` says if it is missing
+else:  # an optional package: `open_lake` reports if it is missing
     Lake = Any
 
 TABLES = ("messages", "journal")
-HISTORY = ("commands", "steps", "snapshots")  # there where steps are taken in real time
+HISTORY = ("commands", "steps", "snapshots")  # only homes with the real-time trigger have them
 WHEN_WRITTEN = (
     "an engine with the trigger real-time writes it a minute after its start, unless "
     "lakequeue.history_interval_s is 0"
@@ -39,7 +39,7 @@ _LIST = re.compile(r"ARRAY<STRUCT<(.*?)>>")
 
 
 class NoLake(LakequeueError):
-    """The tables, or what reads them, are not there."""
+    """The tables, or the packages that read them, are missing."""
 
 
 def open_lake(home: Path | str) -> Lake:
@@ -93,7 +93,7 @@ def _register(connection: Lake, name: str, dataset: Any) -> None:
 
 
 def _columns(name: str) -> str:
-    """A table's columns, as DuckDB says them."""
+    """A table's columns, with DuckDB's types."""
     text = COLUMNS[name].replace("`", '"').replace("TIMESTAMP", "TIMESTAMP WITH TIME ZONE")
     return _LIST.sub(lambda found: f"STRUCT({found[1].replace(': ', ' ')})[]", text)
 
@@ -152,7 +152,7 @@ def _dataset(table: Folder) -> Any:
         reads = ParquetReadOptions(coerce_int96_timestamp_unit="us")
         dataset = found.to_pyarrow_dataset(filesystem=files_of(table), parquet_read_options=reads)
         dataset = _with_files_of_unknown_ends(dataset, found)
-    except Exception as error:  # whatever was done to its files
+    except Exception as error:  # anything may have been done to its files
         raise NoLake(f"The Delta table {table} cannot be read: {_line(error)}") from error
     if problem := refusal_of(str(table), found.metadata().configuration):
         raise NoLake(problem)

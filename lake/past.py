@@ -2,10 +2,11 @@
 
     snapshots ─▶ pages as of step s ─▶ steps s+1 … n, from `steps`, `messages`, `commands` ─▶ step n
 
-The engine is a pure step, so the result is what was. It is checked: the pages against the sum that
-closes the snapshot, and each step against the digests in the next step's record. If a snapshot is
-damaged, that is reported and the one before it is used. If a step differs, that is an error: either
-the tables were altered, or this code decides otherwise than the code that wrote them.
+The engine is a pure step, so the result is the state as it was. Both parts are checked: the pages
+against the sum that closes the snapshot, and each step against the digests in the next step's
+record. If a snapshot is damaged, that is reported and the one before it is used. If a step differs,
+that is an error: either the tables were altered, or this code decides otherwise than the code that
+wrote them.
 """
 
 from __future__ import annotations
@@ -62,8 +63,8 @@ WHERE broker = $broker AND (value IS NOT NULL OR refs IS NOT NULL)
 @dataclass
 class Moment:
     """A broker after a step. now: the step's time, epoch ms. snapshot: the step of the snapshot
-    that it was made from, 0 for none. own: the loop's own state. notes: what a person should know.
-    took, said: input and output of the last step, if it was taken again."""
+    that it was made from, 0 for none. own: the loop's own state. notes: for people. took, said:
+    input and output of the last step, if it was taken again."""
 
     broker: str
     home: Home
@@ -93,7 +94,8 @@ def as_of(
     at: datetime | None = None,
 ) -> Moment:
     """The broker after a step, or as it was at a time, or, with neither, as the tables know it
-    last. Raises ConfigError for what they do not reach to, LakequeueError where they are damaged.
+    last. Raises ConfigError for a moment that the tables do not reach, LakequeueError if they are
+    damaged.
     """
     _require_history(lake)
     target, notes = _target(lake, broker, step, at)
@@ -128,7 +130,7 @@ def _require_history(lake: Lake) -> None:
 def _target(
     lake: Lake, broker: str, step: int | None, at: datetime | None
 ) -> tuple[int, list[str]]:
-    """The step that is meant, and what to tell about it."""
+    """The step that is meant, and notes about it."""
     ms = 1 << 62 if at is None else round(at.timestamp() * 1000)
     found = lake.execute(_KNOWN, {"broker": broker, "at": ms}).fetchone()
     first, last, begun, ended, meant = found or (None,) * 5
@@ -154,7 +156,7 @@ def _told(ms: int) -> str:
 
 
 def _start(lake: Lake, home: Path, broker: str, target: int, notes: list[str]) -> Moment:
-    """The newest snapshot up to the step that is whole; else nothing at all, before step 1."""
+    """The newest undamaged snapshot up to the step; else an empty state, before step 1."""
     given = {"broker": broker, "step": target}
     for step, total in lake.execute(_CLOSED, given).fetchall():
         there = _pages(lake, broker, step)
@@ -179,15 +181,15 @@ def _secret(home: Path) -> bytes:
 
 
 def _pages(lake: Lake, broker: str, step: int) -> dict[str, bytes]:
-    """The pages of a snapshot, and what closes it, which has no name. What is missing in the table
-    is missed by the digest."""
+    """The pages of a snapshot, and the row without a name that closes it. If the table lacks a
+    page, the digest shows that."""
     rows = lake.execute(_NEWEST, {"broker": broker, "step": step}).fetchall()
     wanted = {page: at for page, at, one in rows if one["crc"] is not None}
     first = min(wanted.values(), default=step)
     found: dict[str, tuple[int, bytes | None]] = {}
     named: Named = {}
     _read(lake, broker, (first, step), wanted, found, named)
-    # The other pages are only named as unchanged, so their newest value is the right one.
+    # The other pages did not change, so their newest value is the right one.
     older = {page: at for page, at in wanted.items() if found.get(page, (-1,))[0] != at}
     if older:
         _read(lake, broker, (0, first - 1), older, found, named)
@@ -254,7 +256,9 @@ def _replay(lake: Lake, moment: Moment, target: int, exactly: bool) -> None:
         inputs = FromTables(lake, records, known, later)
         there = records if exactly else inputs.until_the_end(records)
         _checked(steps, there, inputs)
-        if there:  # the last one's outputs were not yet in Kafka as it was logged, so it speaks
+        # the outputs of the last step were not in Kafka when it was logged, so the replay writes
+        # them
+        if there:
             moment.took = [m for r in there[-1].ranges for m in inputs.records(r)]
             moment.said = capture.records
         if len(there) < len(records):

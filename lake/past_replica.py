@@ -1,4 +1,4 @@
-"""A broker of the past: its pages, its steps taken again, questions to it (R1, R3, R6)."""
+"""A broker of the past: its pages, replayed steps, and questions to it (R1, R3, R6)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ..state.queue.queue import QueuePage
 from ..state.storage import blocks
 
 LIMITS = Limits()
-_CODE = "tables"  # its code's version does not matter, only its digests do
+_CODE = "tables"  # the version of the code does not matter, only the digests do
 _encode = msgspec.msgpack.encode
 _header = msgspec.msgpack.Decoder(BrokerHeader).decode
 _queue = msgspec.msgpack.Decoder(QueuePage).decode
@@ -31,7 +31,7 @@ own_of = msgspec.msgpack.Decoder(Snapshot).decode
 
 
 class StepCapture:
-    """The log and the outbox of replayed steps. It keeps what they say for the caller."""
+    """The log and the outbox of replayed steps. It keeps their records for the caller."""
 
     def __init__(self) -> None:
         self.records: list[WireRecord] = []
@@ -80,12 +80,12 @@ class Steps:
         return self._driver.step
 
     def again(self, records: list[StepRecord], inputs: Again) -> None:
-        """Take these steps. Raises Refused where one comes out differently."""
+        """Take these steps. Raises Refused if one comes out differently."""
         named = [(0, msgspec.structs.replace(record, code=_CODE)) for record in records]
         self._driver.replay(named, inputs)
 
     def end(self) -> Snapshot:
-        """Write all pages; what goes with them."""
+        """Write all pages; returns the snapshot that belongs to them."""
         return self._driver.snapshot(1)
 
 
@@ -125,7 +125,7 @@ def next_counter(store: DictStore) -> int:
 
 
 def move_ahead(store: DictStore, step: int, counter: int, deliveries: int, now: int) -> list[Depth]:
-    """Go on with this step and this id, and with deliveries so much later (R3); all queues."""
+    """Advance the next step, the next message id, and the delivery numbers of all queues (R3)."""
     header = _header(store.pages["broker"])
     header.step, header.rebuilt, header.spool.next_counter = step, now, counter
     store.put("broker", _encode(header))

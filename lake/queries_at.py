@@ -23,7 +23,8 @@ from .past import Moment
 
 
 class _PastSession:
-    """The face of a session that `Admin` uses, for inspections: moments of one broker or more."""
+    """The part of a session's interface that `Admin` needs for inspections, over moments of one or
+    several brokers."""
 
     def __init__(self, moments: list[Moment], vpn: str) -> None:
         self._moments, self._vpn = moments, vpn
@@ -51,7 +52,7 @@ class _PastSession:
         return all_parts(command, place, count, lambda c: self._answer(c, broker))
 
     def _hosts(self, name: str | None) -> list[Moment]:
-        """The brokers that had a queue; all where none is named."""
+        """The brokers that had a queue; all if no queue is named."""
         if name is None:
             return self._moments
         found = [m for m in self._moments if past_replica.has(m.home, m.store, self._vpn, name)]

@@ -8,8 +8,8 @@ which ids and step numbers the lost steps used, so the new ones start far beyond
 that only lost steps stored gets the event `lost` in the journal; it is still in Kafka, and comes in
 again under a new id.
 
-The brokers of a home are rebuilt at steps that belong together, and skip what they said to each
-other in lost steps (`mesh/channel.py`).
+The brokers of a home are rebuilt at steps that belong together, and skip each other's records of
+lost steps (`mesh/channel.py`).
 
 Leased messages become ready and deliveries count from zero: at its start on the new home, the
 engine sends a command for that to each queue.
@@ -53,7 +53,7 @@ from .past import Moment, as_of, brokers
 from .past_replica import move_ahead, next_counter
 
 NO_BATCH = -1  # of a checkpoint
-STEPS_AHEAD = 1_000_000  # more than were lost between two writings of the tables, by far
+STEPS_AHEAD = 1_000_000  # far more than can be lost between two writings of the tables
 IDS_AHEAD = 4_000_000
 DELIVERIES_AHEAD = 4_000_000
 # Where a home is made again in its place: they say how far a log was read that may be another now.
@@ -72,7 +72,7 @@ WHERE c.next_event IS NULL AND c.state <> 'gone'
 
 @dataclass(frozen=True, slots=True)
 class Rebuilt:
-    """What was made again of a broker. step, time: how far the tables knew it; messages: in its
+    """The outcome for one broker. step, time: how far the tables knew it; messages: in its
     queues; lost: messages of later steps, which come in again from Kafka under new ids."""
 
     broker: str
@@ -188,7 +188,7 @@ def _link_tables(source: Path, home: Path) -> None:
 
 
 def _about(source: Path) -> dict[str, Any]:
-    """What the home says about itself; if that is lost too, what is known without it."""
+    """The home's own record; if that is lost too, as much of it as is known without it."""
     file = source / "lakequeue.json"
     about: dict[str, Any] = {"format": FORMAT, "trigger": "real-time"}
     if file.is_file():

@@ -64,7 +64,7 @@ SELECT min(CAST(message_id AS UBIGINT)) FROM journal WHERE event = 'spooled'
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """What a replay did, or would do.
+    """The outcome of a replay, or of a dry run.
 
     count: messages that were published again; refused: how many the queue did not take, by reason;
     begins: when the first message came that the tables still hold, None: they hold none; examples:
@@ -133,7 +133,7 @@ class _Row:
         }  # fmt: skip
 
     def again(self, who: str) -> dict[str, Any]:
-        """How it is published again."""
+        """The arguments with which it is published again."""
         own = {name: value for name, value in headers_list(self.headers) if name[:3] != "lq-"}
         of = {OF: self.message_id} if self.message_id else {}
         said = {**of, TIME: datetime_of(self.time).isoformat(), BY: who}
@@ -167,8 +167,8 @@ class _Chosen:
             raise ConfigError(str(error)) from error
 
     def left(self, lake: Lake, begins: int | None) -> str:
-        """What of it the tables do not hold any more, as a sentence. Raises ConfigError where they
-        hold nothing of it."""
+        """A sentence about the part that the tables no longer hold. Raises ConfigError if they hold
+        nothing of it."""
         given = self._given
         if begins is None:
             return ""

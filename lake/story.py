@@ -1,7 +1,7 @@
 """The life of one message in all its queues, from the journal (R1).
 
 Each event is shown with the state after it, how long that lasted, and why a ready message waited
-(`why_waited`). What was published is in `messages`, as long as it is kept there.
+(`why_waited`). The published message is in `messages`, as long as that keeps it.
 """
 
 from __future__ import annotations

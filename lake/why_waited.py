@@ -3,7 +3,7 @@
 The journal of one queue is played again for a period: who is subscribed with which backlog, how
 many messages each holds, whether egress is shut down, which barriers precede the message. After
 each step the first obstacle is named, in the order in which the engine looks for it (`blocked` of a
-queue). What the journal does not tell (a busy key, a filter) is called *waiting*.
+queue). Reasons that the journal does not show (a busy key, a filter) are called *waiting*.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Wait:
 
 @dataclass(slots=True)
 class _Queue:
-    """What of a queue decides whether a message can be delivered."""
+    """The facts of a queue that decide whether a message can be delivered."""
 
     definition: dict[str, Any] = field(default_factory=dict)
     egress: bool = True
@@ -79,7 +79,7 @@ class _Queue:
     barriers: dict[str, int] = field(default_factory=dict)  # and the step in which each came
 
     def note(self, event: str, subscription: str, text: str) -> None:
-        """What the journal says of the queue itself and of its consumers."""
+        """Apply an event about the queue itself or its consumers."""
         match event:
             case "defined":
                 self.faulted = False
@@ -165,7 +165,7 @@ class WaitReasons:
         return _joined(parts, period.next_time)
 
     def _apply_event(self) -> datetime:
-        """One step; gives its time."""
+        """Apply the events of one step; returns its time."""
         _, group = self._steps[self._next]
         self._next += 1
         for _, _, what, details in group:

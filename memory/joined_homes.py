@@ -1,4 +1,4 @@
-"""Bridges between engines in one process: what copies records between two homes in the job.
+"""Bridges between engines in one process: the counterpart of the job's copier between two homes.
 
 For each bridge to another home it copies what the near broker sent to the far home, and the answers
 back. It keeps no state that matters: a record copied twice takes effect once. It runs in the

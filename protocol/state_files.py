@@ -61,7 +61,7 @@ def write_state(file: Path, snapshot: bytes, pages: Iterable[tuple[str, bytes]])
 
 
 def restore(file: Path, state: State, replaces: bool = False) -> bytes:
-    """Put a state into the operator's; gives the loop's snapshot. replaces: in place of another
+    """Write a state into the operator's; returns the loop's snapshot. replaces: it replaces another
     one (M4)."""
     before = state.keys() if replaces else set()
     with _opened(file) as found:

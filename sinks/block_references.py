@@ -40,7 +40,8 @@ REFERENCE = pa.struct(
     ]
 )  # fmt: skip
 PLACE = ["topic", "partition", "offset", "item"]
-WORTH_BYTES = 16_384  # of a block: a shorter one stays inline, it is not worth a look at the tables
+# bytes of a block; a shorter one stays inline, because a look-up in the tables would cost more
+WORTH_BYTES = 16_384
 DIGEST_CHARS = 15  # of a SHA-256, in hex: so it is a number of 60 bits
 EMPTY, MISSING = -1, -2  # instead of a row
 Array = NDArray[Any]
@@ -48,7 +49,7 @@ _Run = list[int]  # the first row, how many
 
 
 class Contents(NamedTuple):
-    """What lies in blocks, in their order. begin: in the block's page."""
+    """The contents of blocks, in order. begin: where one begins in its block's page."""
 
     block: Array
     begin: Array
@@ -56,7 +57,7 @@ class Contents(NamedTuple):
 
 
 def contents_of(heads: Mapping[int, bytes]) -> Contents:
-    """The contents of the blocks that can be referred to, by their heads."""
+    """The contents of the blocks that can become references, by the blocks' heads."""
     blocks, begins, sizes = [], [], []
     for number, head in sorted(heads.items()):
         ends = ends_of(head)
@@ -188,7 +189,8 @@ class BlockReferences:
 
     def __init__(self, spark: SparkSession, tables: Folder | str) -> None:
         self._spark, self._tables = spark, str(tables)
-        self._by_rows = spark.newSession()  # nobody else uses its settings
+        # a session of its own, so its settings affect nobody else
+        self._by_rows = spark.newSession()
         self._by_rows.conf.set(_BY_COLUMNS, "false")
 
     def __call__(self, broker: str, rows: DataFrame, steps: tuple[int, int]) -> DataFrame:

@@ -1,8 +1,8 @@
 """The Delta tables of a home: creating them, adding missing columns, appending rows (R1).
 
 A table's properties have the version of its columns. A table of an earlier version gets the columns
-that it lacks. A table of a later version is refused: nobody could rely on what this version would
-write there.
+that it lacks. A table of a later version is refused, because its readers could not rely on rows of
+this version.
 
 A table is partitioned by `date`, the day of its rows. So upkeep joins the files of one day, and
 retention deletes whole files instead of rewriting them. Delta cannot partition an existing table,
@@ -36,11 +36,11 @@ from ..protocol.table_format import (
 )
 
 # The column that says a row's day. A wrong clock must not make partitions: a day out of range
-# becomes the nearest one that is allowed, so a batch writes a few files at most.
+# becomes the nearest allowed one, so a batch writes a few files at most.
 DAY_OF = {MESSAGES: "time", JOURNAL: "time", COMMANDS: "time", STEPS: "now", SNAPSHOTS: "now"}
 DAYS_BACK = 7
 DAY_S = 86_400
-# Minimum and maximum per file are kept only for columns that people search by.
+# Delta keeps minimum and maximum per file only for columns that people search by.
 SKIPPING = {
     MESSAGES: "topic,partition,offset,time",
     JOURNAL: "step,queue,event,message_id,time",
@@ -95,7 +95,7 @@ def _forget_half_made(spark: SparkSession, path: str) -> None:
     delta = jvm.io.delta.tables.DeltaTable
     if files.exists(log) and not delta.isDeltaTable(spark._jsparkSession, path):
         inside = [file.getPath().getName() for file in files.listStatus(log.getParent())]
-        if inside == [log.getName()]:  # a folder with data is not ours to delete
+        if inside == [log.getName()]:  # a folder with data must not be deleted
             files.delete(log, True)
 
 
@@ -115,7 +115,7 @@ def _day(column: str, now_s: float) -> Column:
 def stored_rows(
     spark: SparkSession, folder: Folder | str, table: str
 ) -> dict[tuple[str, int], dict[str, tuple[int, int]]]:
-    """What a table has of each partition, see `topics_read.Rows`."""
+    """How far a table has each partition, see `topics_read.Rows`."""
     found = spark.read.format("delta").load(f"{folder}/{table}")
     if table == STEPS:  # its rows name a broker instead of a topic
         topic = f.concat("broker", f.lit(f".{topics.STEPS}"))

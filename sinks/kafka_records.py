@@ -1,4 +1,4 @@
-"""Records of Kafka as Arrow columns, whatever somebody wrote into them (R1).
+"""Kafka records as Arrow columns, whatever their content (R1).
 
 Anybody may write to the topics behind the tables: times in nanoseconds, header names that are not
 text, values of any bytes. Spark's own reader ends its query at some of them, and again at each

@@ -19,9 +19,9 @@ _HEADERS = "array<struct<key:string,value:binary>>"
 
 
 def write_kafka(rows: DataFrame, bootstrap: str, most: int) -> DataStreamWriter:
-    """Records to their topics. Rows without a topic are notes to the driver: they are observed
-    with the batch's progress and not written. most: bytes that travel together, since a topic does
-    not take more."""
+    """Write records to their topics. Rows without a topic are notes to the driver: Spark observes
+    them with the batch's progress, and they are not written. most: bytes of a batch of records, if
+    a topic does not take more."""
     observed = rows.observe(OBSERVATION, f.collect_list(f.col("note")).alias("notes"))
     records = observed.where("topic IS NOT NULL").select(
         "topic",
@@ -34,8 +34,8 @@ def write_kafka(rows: DataFrame, bootstrap: str, most: int) -> DataStreamWriter:
 
 
 def write_records(records: DataFrame, bootstrap: str, most: int) -> DataStreamWriter:
-    """Kafka records (topic, key, value, headers, perhaps partition) to Kafka. most: bytes that
-    travel together."""
+    """Write records (topic, key, value, headers, perhaps partition) to Kafka. most: bytes of a
+    batch of records."""
     return (
         records.writeStream.format("kafka")
         .option("kafka.bootstrap.servers", bootstrap)

@@ -3,8 +3,8 @@
 The producer is transactional, and one transaction stays open for about a batch. That is not for
 atomicity, since the log is read uncommitted. But a new worker for the broker raises the producer's
 epoch, and from then on Kafka refuses records from the earlier one. A step's outputs are sent only
-after Kafka has its record. So a worker that was cut off or frozen can never send what is not in the
-log.
+after Kafka has its record. So a worker that was cut off or frozen can never send outputs that are
+not in the log.
 """
 
 from __future__ import annotations
@@ -21,17 +21,16 @@ from ..protocol.bounds import RECORD_BYTES_MAX
 from ..protocol.errors import LakequeueError
 
 OPEN_S_MAX = 30.0
-# A transaction stays open for a batch. Its timeout has room for three more, for its end and for a
-# machine that stands still, within these bounds.
+# A transaction stays open for a batch. Its timeout allows three more, and time for its end and for
+# a machine that stands still, within these bounds.
 MARGIN_S_MIN, MARGIN_S_MAX = 30.0, 90.0
-# If Kafka took a record so recently, nobody else had opened the log by then. Ending a transaction
-# proves the same for now, but costs some tens of milliseconds without steps.
+# If Kafka took a record this recently (seconds), nobody else had opened the log by then. Ending a
+# transaction proves the same for now, but costs some tens of milliseconds without steps.
 RECENT_S = 0.5
 
 
 class Stopping(LakequeueError):
-    """The engine stops, and Kafka does not answer. Steps that are not written will be taken
-    again."""
+    """The engine stops while Kafka does not answer. Unwritten steps will be taken again."""
 
 
 def transaction_s(batch_s: float) -> float:
@@ -86,7 +85,8 @@ class StepLog:
         self._begun = time.monotonic()
 
     def append(self, value: bytes) -> None:
-        """Begin to write a record; before steps are taken, where one that is taken again fails."""
+        """Begin to write a record. Also called before the loop takes steps, if a replayed step
+        fails."""
         if self._begun == float("-inf"):
             self.begin()
         self._producer.produce(self._topic, value, None, 0, on_delivery=self._deliver)
@@ -96,8 +96,8 @@ class StepLog:
         self._delivered.append((error, message))
 
     def written(self, timeout_s: float) -> list[int]:
-        """Offsets of the records that were written since the last call, in order; waits at most so
-        long for one, and not much longer once the engine stops."""
+        """Offsets of the records that were written since the last call, in order. Waits at most
+        ``timeout_s`` for one; if the engine stops, it gives up soon."""
         if not self._delivered:
             self._producer.poll(timeout_s)
         if timeout_s and not self._delivered and self._stop():
@@ -115,7 +115,7 @@ class StepLog:
         return offsets
 
     def mark(self) -> None:
-        """End the transaction for a snapshot of all that is written. Raises if this worker was
+        """End the transaction for a snapshot of everything written. Raises if this worker was
         fenced: the snapshot must not be saved. Several marks of a busy broker may fall into one
         transaction."""
         now = time.monotonic()

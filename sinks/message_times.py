@@ -24,9 +24,9 @@ from prometheus_client.utils import floatToGoString
 from . import metric_table as table
 from .queue_figures import OTHER
 
-ROOM = 256  # messages of a queue that are followed at once
+ROOM = 256  # messages of a queue that are followed at the same time
 AT_ONCE = 64  # new ones of one record
-QUEUES_MAX = 500  # that are followed; the longest unheard of makes room
+QUEUES_MAX = 500  # queues that are followed; the one with the oldest last event makes room
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _SHIFT, _LEVEL_MAX = np.uint64(40), 24  # the hash has 24 bits
 
@@ -53,14 +53,14 @@ class _Histogram:
 
 @dataclass(slots=True)
 class _Followed:
-    """The sample of a queue: id → since when it waits, when it was delivered (0: not yet),
+    """The sample of a queue: id → since when the message waits, when it was delivered (0: not yet),
     weight."""
 
     level: int = 0
     messages: dict[int, list[int]] = field(default_factory=dict)
 
     def of(self, ids: Any) -> list[int]:
-        """Those of these messages that are in the sample."""
+        """The given messages that are in the sample."""
         if not self.level:
             return ids.tolist()
         hashed = (ids * _GOLDEN) >> _SHIFT
@@ -85,7 +85,7 @@ class _Followed:
 
 
 class MessageTimes:
-    """place: under which labels a queue is shown."""
+    """place: returns the labels under which a queue is shown."""
 
     def __init__(self, place: Callable[[str, str, str], QueueKey]) -> None:
         self._place = place
@@ -154,7 +154,7 @@ class MessageTimes:
         found.observe(max(0, ms) / 1000, weight, metric.buckets)
 
     def families(self) -> Iterator[Family]:
-        """Both histograms. Of a queue that has no series of its own any more, none is shown."""
+        """Both histograms, without queues that no longer have series of their own."""
         with self._lock:
             found = {key: (list(h.counts), h.total) for key, h in self._histograms.items()}
             for key in [key for key in found if self._place(*key[1]) != key[1]]:

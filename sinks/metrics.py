@@ -23,15 +23,15 @@ _TABLES = (
     "lakequeue-tables",
     "lakequeue-history",
 )  # names of queries
-_BROKER = "broker-0"  # of a micro-batch, which does not say whose it is
+_BROKER = "broker-0"  # for micro-batches, which do not name their broker
 _STEP_PHASE = table.BY_NAME["step_seconds"]
 
 
 class Metrics:
     """Counters and times of the engine; `serve` shows them over HTTP.
 
-    wanted: called at each scrape, before it is answered: someone looks. queues: how many queues
-    have series of their own.
+    wanted: called at each scrape, before the answer, to say that somebody looks. queues: how many
+    queues have series of their own.
     """
 
     def __init__(self, queues: int = 50) -> None:
@@ -93,8 +93,8 @@ class Metrics:
         made["query_last_batch_time_seconds"].labels(name).set_to_current_time()
 
     def _lag(self, name: str, progress: dict[str, Any], behind: int) -> None:
-        """A table query's lag: how old the last record is that it wrote. What it left behind ages
-        from the batch on that left it first."""
+        """A table query's lag: the age of the last record that it wrote. Records that it left
+        behind age from the first batch that left them."""
         if name not in _TABLES or "timestamp" not in progress:
             return
         begun = datetime.fromisoformat(str(progress["timestamp"])).timestamp()
@@ -104,12 +104,12 @@ class Metrics:
             del self._behind_since[name]
 
     def table(self, name: str, size: int, files: int) -> None:
-        """What a Delta table takes on the disk."""
+        """Set a Delta table's use of the disk."""
         self._made["table_bytes"].labels(name).set(size)
         self._made["table_files"].labels(name).set(files)
 
     def tidied(self, at: float) -> None:
-        """The tables were tidied, epoch s."""
+        """Set the time of the last upkeep of the tables, epoch s."""
         self._made["upkeep_time_seconds"].set(at)
 
     def tables_stopped(self, query: str, stopped: bool) -> None:
@@ -121,11 +121,12 @@ class Metrics:
         self._made["malformed_records"].labels(vpn).inc(count)
 
     def lost(self, topic: str, count: int) -> None:
-        """Records are gone before they were read: retention was shorter than the engine's rest."""
+        """Count records that were deleted before they were read: retention was shorter than the
+        engine was down."""
         self._made["lost_records"].labels(topic).inc(count)
 
     def stuck(self, broker: str) -> None:
-        """A broker took no step any more, and is started again."""
+        """Count a broker that took no more steps and is restarted."""
         self._made["stuck_brokers"].labels(broker).inc()
 
     def serve(self, port: int) -> str:
@@ -142,13 +143,13 @@ class Metrics:
 
 
 class _Looked(Collector):
-    """What is known of queues, at a scrape."""
+    """A collector of queues' figures, asked at each scrape."""
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
 
     def describe(self) -> Iterator[Family]:
-        """Nothing at the registration: the table has no name twice."""
+        """Return nothing at registration; the table has no name twice."""
         return iter(())
 
     def collect(self) -> Iterator[Family]:
@@ -168,7 +169,7 @@ def _make(metric: table.Metric, registry: CollectorRegistry) -> Any:
 
 
 def _behind(progress: Mapping[str, Any]) -> int:
-    """How many records the sources of a query are behind, as Spark's Kafka source tells."""
+    """How many records the sources of a query are behind, as Spark's Kafka source reports."""
     total = 0
     for source in progress.get("sources") or ():
         latest, ends = source.get("latestOffset"), source.get("endOffset")

@@ -1,8 +1,8 @@
 """A step's outputs on their way to Kafka, and which of them have arrived.
 
 The producer is idempotent, waits for all replicas and never stops trying: while Kafka is away,
-outputs wait. A record that Kafka will never take (no topic, too large, not allowed) is counted and
-reported, and nobody waits for it.
+outputs wait. A record that Kafka refuses for good (no topic, too large, not allowed) is counted and
+reported, and nothing waits for it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ..protocol.wire import WireRecord, headers_list
 from .log_writer import Stopping
 from .record_limits import instruction, limits_of, refusal, undeliverable
 
-# It is refused for what it is, or a record beside it that travels in the same batch is.
+# Kafka refuses this record itself, or another one in the same batch.
 _OF_RECORD = (
     KafkaError.MSG_SIZE_TOO_LARGE,
     KafkaError.INVALID_MSG_SIZE,
@@ -41,7 +41,7 @@ _NEVER = (
     KafkaError.TOPIC_AUTHORIZATION_FAILED,
     KafkaError.TOPIC_EXCEPTION,
 )
-NARROW_S = 60.0  # so long records for a topic travel alone, after it refused one
+NARROW_S = 60.0  # for this long, records for a topic are sent alone after it refused one
 
 
 class _Step:
@@ -87,7 +87,7 @@ class Outbox:
         self._back: deque[tuple[_Step, WireRecord, KafkaError, bool]] = deque()
         self._told: dict[str, float] = {}  # topics whose event was sent, and when
         self._steps: deque[_Step] = deque()
-        self._lock = threading.Lock()  # callbacks run in whichever thread looks
+        self._lock = threading.Lock()  # callbacks run in the thread that polls
         self.failure: KafkaError | None = None
         self.notes: list[str] = []
         self.refused = 0
@@ -125,13 +125,14 @@ class Outbox:
         if narrow is None:
             self._produce(self._wide, one, record)
         elif time.monotonic() < narrow.until:
-            self._send_alone(one, record, None)  # whole at first: the limit may be raised by now
+            # whole at first, because the limit may have been raised
+            self._send_alone(one, record, None)
         else:  # perhaps its limit was raised again
             del self._narrow[record.topic]
             self._produce(self._wide, one, record)
 
     def _send_alone(self, one: _Step, record: WireRecord, limit: int | None) -> None:
-        """Send a record without others, and in parts that fit, if it can be split."""
+        """Send a record alone, in parts that fit if it can be split."""
         if self._alone is None:
             self._alone = self._make_producer({"batch.num.messages": 1})
         for part in fitting(record, limit):
@@ -186,13 +187,13 @@ class Outbox:
         known = self._narrow.get(topic)
         if known is None or now >= known.until:
             of_size = error.code() in _OF_SIZE
-            # None if Kafka does not tell us; then halves are tried until they fit.
+            # None if Kafka does not say; then halves are tried until they fit.
             limit = limits_of(self._kafka, [topic]).get(topic) if of_size else None
             known = self._narrow[topic] = _Narrow(now + NARROW_S, limit)
         return known
 
     def _tell(self, one: _Step, record: WireRecord, error: KafkaError) -> None:
-        """Kafka will never take it."""
+        """Report a record that Kafka refuses for good."""
         self.refused += 1
         self.notes.append(f"refused:{record.topic}:{error.str()}")
         if not self._instructions:
@@ -212,7 +213,7 @@ class Outbox:
             self._produce(self._wide, one, report)
 
     def acked(self) -> int | None:
-        """The newest step up to which nothing is on its way; None: nothing is."""
+        """The newest step up to which all outputs are in Kafka; None if no output is on its way."""
         with self._lock:
             self._serve(0)
             self._send_back()

@@ -75,9 +75,9 @@ _BLOCKED, _REFUSED = table.BY_NAME["queue_blocked"], table.BY_NAME["queue_refuse
 class Look:
     """One look at the engine.
 
-    queues: as `describe` gives them, with `broker` if it is not the first one. usage: of each VPN
+    queues: as `describe` returns them, with `broker` if it is not the first one. usage: of each VPN
     of each broker. seconds: how long it took. time: epoch s. bridges: as `describe_bridge` gives
-    them. missing: what did not answer, and why.
+    them. missing: brokers and VPNs that did not answer, and why.
     """
 
     queues: list[Mapping[str, Any]] = field(default_factory=list)
@@ -107,12 +107,12 @@ class QueueFigures:
         return (broker, vpn, OTHER) if known else place
 
     def seen(self, look: Look) -> None:
-        """Take a look."""
+        """Take the figures of a look."""
         broker = _broker_of(look)
         found = {(str(q.get("broker", broker)), q["vpn"], q["name"]): q for q in look.queues}
         counts = {place: _counted(queue) for place, queue in found.items()}
         answered = {(usage["broker"]["name"], usage["vpn"]["name"]) for usage in look.usage}
-        # Keep the counts of places that did not answer this time, or they would count again later.
+        # Keep the counts of queues that did not answer this time, or they would count again later.
         unseen = {p: known for p, known in self._counts.items() if p[:2] not in answered}
         with self._lock:
             self._named = self._choose(found, counts)
@@ -247,7 +247,8 @@ def _totals(counts: Mapping[QueueKey, _Counts]) -> Iterator[Family]:
 
 
 def _lanes(look: Look) -> Iterator[Family]:
-    """What waits at brokers for queues of others; those that wait longest have series."""
+    """Messages that wait at brokers for queues of others; the lanes that wait longest have
+    series."""
     each = {(usage["broker"]["name"], usage["vpn"]["name"]): usage for usage in look.usage}
     for metric in table.of(table.LANES):
         family = _gauge(metric)

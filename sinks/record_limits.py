@@ -1,4 +1,4 @@
-"""How large a record each topic takes, and what a broker is told about a larger one.
+"""How large a record each topic takes, and the command that tells a broker about a larger one.
 
 Our topics take `RECORD_BYTES_MAX`. But somebody may have lowered a topic's `max.message.bytes`, or
 made a client's inbox with less. Such a record would come back for ever: a delivery at the end of
@@ -27,7 +27,7 @@ ASK_S = 5.0
 
 
 def limits_of(kafka: dict[str, Any], names: Iterable[str]) -> dict[str, int]:
-    """`max.message.bytes` of those topics of which Kafka tells it."""
+    """`max.message.bytes` of the topics for which Kafka reports it."""
     asked = [ConfigResource(ConfigResource.Type.TOPIC, name) for name in names]
     limits: dict[str, int] = {}
     if not asked:
@@ -37,13 +37,13 @@ def limits_of(kafka: dict[str, Any], names: Iterable[str]) -> dict[str, int]:
         try:
             limits[resource.name] = int(answer.result(ASK_S)["max.message.bytes"].value)
         except (KafkaException, FutureTimeout, KeyError, TypeError, ValueError):
-            continue  # it may not be asked, or there is none
+            continue  # we may not ask, or there is no such topic
     return limits
 
 
 def undeliverable(record: WireRecord, why: str, is_size: bool) -> Undeliverable | None:
-    """What to tell a broker about a delivery that a topic will never take; None for another record.
-    is_size: whether its size is the reason."""
+    """The command for a broker about a delivery that a topic refuses for good; None for any other
+    record. is_size: whether its size is the reason."""
     found = delivered(record)
     if found is None:
         return None
@@ -93,6 +93,6 @@ def within_limits(
 
 
 def _is_surely_within(record: WireRecord, limit: int) -> bool:
-    """Without a look into its headers: this is on the way of every record."""
+    """A cheap check that reads no headers, because every record passes here."""
     text = 4 * len(record.headers or "")  # no character has more bytes
     return len(record.value or b"") + len(record.key or b"") + text + BESIDE_MAX <= limit

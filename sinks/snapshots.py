@@ -3,7 +3,7 @@
 Spark has committed that state already, so its `statestore` source reads it from the checkpoint,
 beside the running query. A snapshot has the pages that changed since the one before, which the
 state's changelog tells. The first of a *chain* is whole, and so is another one after a while. To
-rebuild a state, take each page's newest row in the chain up to the step; a row with neither value
+rebuild a state, take each page's newest row in the chain up to the step. A row with neither value
 nor `crc` means that the page was removed. Payload blocks never change, so a whole snapshot has only
 the `crc` of a block that an earlier one has, and the value is the newest before.
 
@@ -35,7 +35,7 @@ CHAIN_MAX = 100  # snapshots; then a whole one, so that old ones can be deleted
 
 
 class _Position(msgspec.Struct):
-    """What is asked of the loop's own snapshot."""
+    """The fields of the loop's own snapshot that are read here."""
 
     step: int = 0
     now: int = 0
@@ -155,7 +155,7 @@ class SnapshotWriter:
         return _pages(found.select("user_map_key.key", "user_map_value.page"))
 
     def _changed(self, broker: str, first: int, last: int) -> DataFrame | None:
-        """The pages that changed in these batches; None where Spark cannot say it any more."""
+        """The pages that changed in these batches; None if Spark no longer knows."""
         try:
             changes = self._state(
                 broker, "pages", readChangeFeed="true", changeStartBatchId=first,
@@ -199,7 +199,7 @@ class SnapshotWriter:
         first = max((i for i, row in enumerate(rows) if row.whole), default=0)
         try:
             own = self._own(broker, newest.batch)
-        except Exception as error:  # Spark has let go of that batch, or it is another home's
+        except Exception as error:  # Spark no longer has that batch, or it is another home's
             log.info(
                 "%s: Spark no longer knows batch %d of the newest snapshot (%s), so the whole "
                 "state is written", broker, newest.batch, f"{error}".partition("\n")[0],
@@ -215,7 +215,7 @@ class SnapshotWriter:
 
 
 def _pages(found: DataFrame) -> DataFrame:
-    """Pages as rows of the table. The crc is zlib's: everybody has it."""
+    """Pages as rows of the table. The crc is zlib's, which every language has."""
     named = f.concat(f.col("key").cast("binary"), f.col("page"))
     return found.select(
         f.col("key").alias("page"), f.col("page").alias("value"), f.crc32(named).alias("crc")

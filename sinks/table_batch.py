@@ -1,9 +1,9 @@
 """One batch of a table query, in a Python worker: reads Kafka and writes the Parquet files (R1).
 
 No row passes through Java. The worker reads the offsets that Spark planned (`offset_ranges`), makes
-columns of the records (`kafka_records`), leaves out what the tables already have, and writes files
-with Arrow (`table_files`). It returns what Delta must be told about each file; the driver commits
-that (`table_writer`).
+columns of the records (`kafka_records`), leaves out records that the tables already have, and
+writes files with Arrow (`table_files`). It returns Delta's `add` action for each file; the driver
+commits these (`table_writer`).
 
     topic             table        one row is
     publish topics    `messages`   a message, also each message of a run
@@ -35,7 +35,7 @@ from ..sources.step_batch import PartitionId
 from .kafka_records import TIME_MS_END, records_of, run_items
 from .table_files import TableFiles
 
-NICENESS = 5  # nobody waits for the tables, so the worker gives way to the brokers' loops
+NICENESS = 5  # no client waits for the tables, so the worker gives way to the brokers' loops
 Last = dict[tuple[str, str], tuple[int, int]]
 Stored = dict[PartitionId, tuple[int, int]]
 
@@ -173,7 +173,7 @@ def journal_rows(broker: str, step: str, value: bytes) -> Iterator[pa.RecordBatc
         table = journal_encoding.decode(value)
         yield from [] if table.schema != journal_encoding.SCHEMA else _events(broker, step, table)
     except (pa.ArrowException, OSError):
-        return  # the columns may be ours, and the values still unreadable
+        return  # the columns may be ours, but the values unreadable
 
 
 def _events(broker: str, step: str, table: pa.Table) -> list[pa.RecordBatch]:
@@ -234,7 +234,7 @@ _named = msgspec.json.Decoder(_Named).decode
 
 
 def named(value: bytes | None) -> tuple[str | None, str | None]:
-    """The command in a record, and the queue that it names; None for what is not there."""
+    """The command in a record, and the queue that it names; None for a missing one."""
     try:
         signed = signing.split(value or b"")
         head = _named((value or b"") if signed is None else signed[3])

@@ -58,7 +58,7 @@ class Table:
         return self.broken is None and not self.lost
 
     def sentence(self) -> str:
-        """What is wrong with it; empty for nothing."""
+        """The damage in a sentence; empty if there is none."""
         if self.broken is not None:
             return f"table {self.place.name!r}: {self.broken[0]} {self.broken[1]}"
         if not self.lost:
@@ -74,7 +74,7 @@ def look_at_tables(tables: Folder) -> list[Table]:
 
 
 def damage(tables: Folder) -> str:
-    """What is wrong with the tables, and the remedy; empty for nothing."""
+    """The damage of the tables, and the remedy; empty if there is none."""
     found = [table.sentence() for table in look_at_tables(tables) if not table.is_whole]
     if not found:
         return ""
@@ -91,7 +91,7 @@ def _look(place: Folder) -> Table:
     names = [n.removeprefix(prefix) for n in there if n.startswith(prefix)]
     commits = {int(m[1]): n for n in names if (m := _COMMIT.fullmatch(n))}
     if any(".checkpoint." in n and not _is_known(n) for n in names):
-        return table  # a newer kind of checkpoint: what it says is not known here
+        return table  # a newer kind of checkpoint, which this code cannot read
     begin = _from_checkpoint(table, names)
     if begin is None and 0 in commits:
         begin = -1
@@ -205,7 +205,7 @@ def mend(tables: Folder) -> Iterator[str]:
 
 
 def _put_versions_aside(table: Table, aside: Folder) -> str:
-    """All versions behind the last that can be read, and checkpoints that cannot be."""
+    """Set aside all versions after the last readable one, and unreadable checkpoints."""
     moved = 0
     files: list[Folder] = [*(table.place / LOG).glob("*")]
     for file in files:
@@ -222,7 +222,7 @@ def _put_versions_aside(table: Table, aside: Folder) -> str:
 
 
 def _commit_removal(table: Table, aside: Folder) -> str:
-    """A version more, in which the lost files are no part of the table."""
+    """Write a new version of the table without the lost files."""
     now = round(time.time() * 1000)
     actions: list[dict[str, Any]] = [
         {"commitInfo": {"timestamp": now, "operation": "FSCK", "engineInfo": "lakequeue"}}

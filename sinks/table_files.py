@@ -27,14 +27,15 @@ from ..protocol.folders import Folder, files_of
 from ..protocol.table_format import COMMANDS, DATE, JOURNAL, MESSAGES, STEPS
 from .delta_tables import DAY_OF, DAY_S, DAYS_BACK, SKIPPING
 
-GROUP_BYTES = 32_000_000  # of a row group: what writers, and some readers, hold in memory
+GROUP_BYTES = 32_000_000  # bytes of a row group, which writers and some readers hold in memory
 TEXT_CHARS_MAX = 32  # of a minimum or maximum in Delta's log, as with Spark
-_LAST_CHAR = chr(sys.maxunicode)  # of all texts that begin alike, the one with it is the last
+# a text that ends with it sorts after all others with the same beginning
+_LAST_CHAR = chr(sys.maxunicode)
 DAY_US = DAY_S * 1_000_000
 _EPOCH = date(1970, 1, 1)
 # Times, in µs, that every reader can represent: from year 1 to year 9999.
 _TIMES = range(-62_135_596_800_000_000, 253_402_300_800_000_000)
-# Columns of few values, many times. A dictionary of the others would save nothing.
+# Columns with few distinct values. For others a dictionary would save nothing.
 _REPEATED = {
     MESSAGES: ["topic", "partition", "item", "time", "lq", "headers", "topic_id"],
     JOURNAL: [
@@ -125,9 +126,9 @@ class _OneFile:
         self._sync()
 
     def _sync(self) -> None:
-        """Bring what is written to the disk, and out of memory: Kafka's logs need that memory, and
+        """Flush the file to the disk and out of the page cache: Kafka's logs need that memory, and
         nobody reads this file soon (decision 0027). So a file is on the disk before Delta commits
-        it. An object store needs nothing of the kind."""
+        it. An object store does not need this."""
         if self._local is None:
             return
         file = os.open(self._local, os.O_RDONLY)

@@ -40,7 +40,7 @@ from .delta_tables import create_tables, stored_rows
 from .table_batch import TableBatch
 from .topics_read import TopicsRead
 
-WRITER_VERSION = 2  # up to this version Delta's protocol asks nothing of rows that ours could break
+WRITER_VERSION = 2  # up to this version Delta's protocol has no rule that our rows could break
 STORE_PREFIX = "AWS_"  # variables that say how an object store is reached
 
 
@@ -49,7 +49,8 @@ class TableWriter:
 
     query: the query's name. kafka: how a worker reaches Kafka. history: which tables, see above.
 
-    What the tables have is read when the writer is created, so every start begins with the truth.
+    The writer looks up what the tables have when it is created, so every start begins with the
+    truth.
     """
 
     def __init__(

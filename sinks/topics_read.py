@@ -1,9 +1,9 @@
 """Where each batch of a table query reads its topics, and which of those records the tables have
 (R1).
 
-A topic that was deleted and created again starts at offset 0. Spark plans batches by names, and
-would skip what the new topic has before the old offset. So each row has Kafka's id of its topic,
-and the ids are asked with each batch:
+A topic that was deleted and recreated starts at offset 0. Spark plans batches by name, and would
+skip the new topic's records before the old offset. So each row has Kafka's id of its topic, and the
+ids are asked with each batch:
 
     the id differs from before, or from the rows    the new topic is read from its beginning
     the id is that of the rows                      what follows the last row is read
@@ -48,7 +48,8 @@ class TopicsRead:
 
     @classmethod
     def of(cls, kafka: dict[str, Any], rows: Rows) -> TopicsRead:
-        """kafka: how it is reached. In the driver: that Kafka is away the engine says itself."""
+        """kafka: how it is reached. Runs in the driver; the engine itself reports when Kafka is
+        away."""
         return cls(TopicsNow({**kafka, "log_level": 0}), rows)
 
     def __init__(self, now: TopicsNow, rows: Rows) -> None:
@@ -59,7 +60,7 @@ class TopicsRead:
         self.stored: dict[PartitionId, At] = {}
 
     def plan(self, scan: Scan) -> Ranges:
-        """What the next batch reads. Raises NotConnected if Kafka does not answer."""
+        """The offsets that the next batch reads. Raises NotConnected if Kafka does not answer."""
         self.ids = self._ask(topic for topic, _ in scan.ends)
         ends = {place: end for place, end in scan.ends.items() if place[0] in self.ids}
         anew = {place for place, end in ends.items() if self._is_other(place, scan, end)}
@@ -72,8 +73,7 @@ class TopicsRead:
         return {p: (self._next[p], end) for p, end in ends.items() if max(0, self._next[p]) < end}
 
     def read(self, ranges: Ranges) -> None:
-        """Take note that these were read. Raises NotConnected if a topic was created
-        again meanwhile."""
+        """Note that these were read. Raises NotConnected if a topic was recreated meanwhile."""
         now = self._ask(topic for topic, _ in ranges)
         for topic in {topic for topic, _ in ranges}:
             if now.get(topic) != self.ids[topic]:
@@ -87,7 +87,7 @@ class TopicsRead:
         return {p: at for p, at in self.stored.items() if p in ranges and ranges[p][0] <= at[0]}
 
     def _is_other(self, place: PartitionId, scan: Scan, end: int) -> bool:
-        """Whether a partition now belongs to another topic than what was read of it."""
+        """Whether a partition now belongs to another topic than the one that was read."""
         now = self.ids[place[0]]
         if place in self._known:
             known = self._known[place]

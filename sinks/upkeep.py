@@ -1,4 +1,4 @@
-"""Upkeep of the Delta tables: deletes what is too old, and joins small files (R1).
+"""Upkeep of the Delta tables: deletes old rows, and joins small files (R1).
 
 Rows older than the retention are deleted, but never rows that somebody still needs:
 
@@ -7,7 +7,7 @@ Rows older than the retention are deleted, but never rows that somebody still ne
                      steps after it, the rows of `messages` and `commands` that those took, and the
                      payloads that snapshots refer to
     the tables       the last record of each partition, which says where to continue
-    the views        definitions of queues and subscriptions: all that is no message's event
+    the views        definitions of queues and subscriptions: all events without a message
 
 So a broker without such a snapshot keeps everything. OPTIMIZE joins small files. VACUUM deletes
 files that left a table some days ago, since earlier readers may still need them. Delta itself
@@ -29,10 +29,9 @@ from ..sources.step_batch import goes_first
 
 log = logging.getLogger("lakequeue.tables")
 
-# OPTIMIZE leaves files of the minimum size alone, so each upkeep joins only what came since the
-# last one. Deletions rewrite files, since readers without Spark do not know deletion vectors.
-# VACUUM lists a table in this many tasks; with the default, 10,000, it takes 20 s for an empty
-# table.
+# OPTIMIZE leaves files of the minimum size alone, so each upkeep joins only newer files. Deletions
+# rewrite files, since readers without Spark do not know deletion vectors. VACUUM lists a table in
+# this many tasks; with the default, 10,000, it takes 20 s for an empty table.
 SETTINGS = {
     "spark.databricks.delta.delete.deletionVectors.persistent": "false",
     "spark.databricks.delta.optimize.minFileSize": "64000000",
@@ -40,9 +39,9 @@ SETTINGS = {
     "spark.sql.sources.parallelPartitionDiscovery.parallelism": "8",
 }
 TOGETHER = 500  # partitions in one statement
-NEAR = 10_000  # records; what lies between two that stay, so near to each other, stays too
+NEAR = 10_000  # records; if two that stay are this near, those between them stay too
 _BLOCK = "try_cast(CASE WHEN page LIKE 'b/%' THEN substring(page, 3) END AS BIGINT)"
-# Delta wants its log to reach back as far as files that left the table.
+# Delta requires its log to reach back as far as files that left the table.
 _KEPT = ("delta.logRetentionDuration", "delta.deletedFileRetentionDuration")
 
 
@@ -68,8 +67,8 @@ class Upkeep:
             self._spark.conf.set(key, value)
 
     def run(self, now_s: float, oldest_s: float | None) -> None:
-        """Do it once. now_s: epoch s. oldest_s: when the oldest message in any queue arrived; None
-        if there is none."""
+        """Run one upkeep. now_s: epoch s. oldest_s: when the oldest message in any queue arrived;
+        None if there is none."""
         rules = self._rules
         if rules.retention_s:
             before = now_s - rules.retention_s
@@ -96,7 +95,7 @@ class Upkeep:
         if not bases:
             return
         taken = self._taken(bases)
-        # In this order, a crash in between leaves nothing that lacks a part.
+        # In this order, a crash in between leaves nothing incomplete.
         for broker, step in sorted(bases.items()):
             whose = f"broker = '{broker}' AND step"
             self._sql(f"DELETE FROM {self._table(STEPS)} WHERE {whose} <= {step}")
@@ -181,7 +180,7 @@ class Upkeep:
         return f"delta.`{self._folder}/{name}`"
 
     def _snapshots(self) -> DataFrame:
-        """The table; one that no engine of this version has written to has no references."""
+        """The table. If no engine of this version has written to it, it has no references."""
         found = self._read(SNAPSHOTS)
         there = "refs" in found.columns
         return found if there else found.withColumn("refs", f.expr(f"CAST(NULL AS {REFS})"))

@@ -2,7 +2,8 @@
 
 A thread looks every few seconds, and at once when a queue captures a topic. New topics and new
 partitions are read from then on. No topic is created here, since most queues are never written to
-by their own topic. Expressions are compiled as in the core, so what is read is what a queue takes.
+by their own topic. Expressions are compiled as in the core, so the topics that are read are those
+that queues capture.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ EVERY_S = 10.0
 
 
 def captured_topics(known: Iterable[str], captured: Collection[str]) -> list[str]:
-    """The known topics that queues capture (Q2); never the engine's own, nor Kafka's."""
+    """The known topics that queues capture (Q2), without the engine's own and Kafka's."""
     names = {t for t in known if not t.startswith("__") and topics.split(t) is None}
     found: set[str] = names.intersection(captured)
     for text in filter(is_regex, captured):
@@ -43,8 +44,8 @@ def captured_topics(known: Iterable[str], captured: Collection[str]) -> list[str
 
 
 def peer_topics(vpns: Iterable[str], brokers: Iterable[str], there: Collection[str]) -> list[str]:
-    """The existing topics in which other brokers and homes send to these brokers. A broker that is
-    alone has none before its first bridge."""
+    """The existing topics in which other brokers and homes send to these brokers. A home's only
+    broker has none before its first bridge."""
     names = [topics.topic(b, topics.MESH) for b in sorted(brokers)]
     names += [topics.topic(vpn, topics.BRIDGE_IN) for vpn in sorted(vpns)]
     return [name for name in names if name in there]
@@ -72,11 +73,11 @@ class Discovery(threading.Thread):
         return self._topics.all_sizes()
 
     def look(self) -> None:
-        """Look now: a queue captures more. From any thread."""
+        """Look now, because a queue captures more. Any thread may call it."""
         self._now.set()
 
     def trim(self, topic: str, before: int) -> None:
-        """Removes, some time later, the records of the log before this offset."""
+        """Have the records of the log before this offset removed, some time later."""
         self._trim = topic, before
 
     def run(self) -> None:

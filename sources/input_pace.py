@@ -28,7 +28,7 @@ from ..protocol.topics import is_instruction
 from .step_batch import PartitionId, is_command
 
 BYTES_PER_S = 32_000_000
-SAVED_S = 0.05  # of the rate, what may come at once after a silence
+SAVED_S = 0.05  # seconds of the rate that may come at once after a silence
 RECENT_S = 1.0
 
 Clock = Callable[[], float]
@@ -51,15 +51,15 @@ class CapturedPace:
         if published:
             self._published_at = now
         if now - self._published_at >= RECENT_S:
-            self._free_at = now  # what came in alone is no debt
+            self._free_at = now  # records that came in alone are no debt
         elif captured:
             self._free_at = max(self._free_at, now - SAVED_S) + captured / BYTES_PER_S
 
 
-MANY = 256  # useless commands, counted with the half-life below; fewer hurt nobody
+MANY = 256  # useless commands, counted with the half-life below; fewer do no harm
 HALF_LIFE_S = 1.0
-PART = 1 / 64  # of a step's limits, of all slow ones together
-REST = 4.0  # seconds for each second of a step with something of a slow one
+PART = 1 / 64  # part of a step's limits, for all slow partitions together
+REST = 4.0  # pause in seconds for each second of a step that took from a slow partition
 REST_S_MIN, REST_S_MAX = 0.04, 0.2  # a step costs more than its decisions
 OTHERS_RECENT_S = 5.0
 AGAIN_S = 60.0  # until the same partition is reported again
@@ -74,7 +74,7 @@ class SlowLanes:
         self._lately: dict[
             PartitionId, tuple[float, float, float]
         ] = {}  # when; taken, useless by then
-        self._heard: dict[PartitionId, float] = {}  # when each brought something
+        self._heard: dict[PartitionId, float] = {}  # when each partition last brought something
         self._others_at = self._rests_until = float("-inf")
         self._told: dict[PartitionId, float] = {}
 
@@ -98,13 +98,14 @@ class SlowLanes:
     ) -> list[PartitionId]:
         """Note what a step took, how many of those commands were useless, and its processor time.
         Returns the partitions that became slow and must be reported."""
-        if not (self.places or in_vain or self._lately):  # as ever: on the way of every step
+        # the usual case, checked first: every step passes here
+        if not (self.places or in_vain or self._lately):
             return []
         now, is_slow = self._clock(), False
         for r in ranges:
             place = r.topic, r.partition
             is_slow = is_slow or place in self.places
-            if not is_instruction(place[0]):  # the engine's own are no traffic
+            if not is_instruction(place[0]):  # the engine's own commands are no traffic
                 self._heard[place] = now
             if is_command(place[0]) and (place in in_vain or place in self._lately):
                 self._learn(place, now, r.count, in_vain.get(place, 0))

@@ -103,11 +103,10 @@ def read_planned(
 
 
 def now_column() -> Column:
-    """The batch's time, epoch ms.
-
-    Inside `transform` on purpose: Spark puts the time of a batch into the plan as a constant, and
-    from there into the Java code that it generates, which it then compiles again for each batch
-    (5 to 20 ms, and the Java process's code cache fills up). What `transform` does is not compiled.
+    """The batch's time, epoch ms. Inside `transform` on purpose: Spark puts the time of a batch
+    into the plan as a constant, and from there into the Java code that it generates, which it then
+    compiles again for each batch (5 to 20 ms, and the Java process's code cache fills up). Code
+    inside `transform` is not compiled.
     """
     return f.expr("get(transform(array(current_timestamp()), t -> unix_millis(t)), 0)")
 

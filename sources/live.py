@@ -1,7 +1,7 @@
 """Reads a broker's input from Kafka in real time.
 
-Three consumers, each with a thread that reads ahead up to a limit: one for commands and for what
-other brokers say, so that acks never wait behind publishes; one for the publish topics; and one for
+Three consumers, each with a thread that reads ahead up to a limit: one for commands and records of
+other brokers, so that acks never wait behind publishes; one for the publish topics; and one for
 captured topics, so that other programs' records cannot get in front of those that producers
 publish.
 
@@ -40,7 +40,8 @@ log = logging.getLogger("lakequeue.loop")
 ROOM_SHARE = 8
 ROOM_S = 0.01  # how often a loop without room checks for some
 # Captured topics may have thousands of records of a megabyte, from a whole night. A step takes only
-# this part of its bytes from them, since whoever sends something now waits for the whole step.
+# this part of its bytes from them, since a client that sends something now waits for the whole
+# step.
 CAPTURED_SHARE = 4
 ASK_S = 1.0
 ARRIVES_S = 0.2
@@ -75,7 +76,7 @@ def quiet_client(bootstrap: str, name: str) -> dict[str, Any]:
 
 class LiveInputs:
     """A broker's input, see `driver.Inputs`. control: the topic on which the engine says that it
-    stops, or (`quiet`) that no message is taken from here on. run: its name there."""
+    stops, or (`quiet`) that no more messages are taken. run: its id there."""
 
     def __init__(self, kafka: dict[str, Any], limits: InputLimits, control: str, run: str) -> None:
         self._control, self._run = control, run.encode()
@@ -93,13 +94,13 @@ class LiveInputs:
         self._expected: dict[
             PartitionId, int
         ] = {}  # of each partition that is read, the next offset
-        self._later: set[PartitionId] = set()  # read when the engine's instructions are
+        self._later: set[PartitionId] = set()  # read once the engine's instructions are read
         self._opened: list[Opened] = []  # for the next step's record
-        self.went_back: list[PartitionId] = []  # where Kafka lost records that were read
-        self.wants_mark = False  # steps that were taken can hardly be taken again
+        self.went_back: list[PartitionId] = []  # where Kafka lost records that had been read
+        self.wants_mark = False  # earlier steps probably cannot be taken again
         self.notes: list[str] = []
         self._ready = False
-        self._heard = 0.0  # when something came
+        self._heard = 0.0  # when a record last came
         self._command_ms: dict[PartitionId, int] = {}  # Kafka's time of the newest command taken
         self.stopped = False
         self._quiet = False  # the home is about to rest: no message is taken, commands are
@@ -109,7 +110,7 @@ class LiveInputs:
         self.behind = 0  # records that were there and not taken, at the last look
         self.waited_s = 0.0
         self._looked = self._awake_since = time.monotonic()
-        self.room_bytes: int | None = None  # for what messages bring; None: no limit
+        self.room_bytes: int | None = None  # bytes of room for new messages; None: no limit
         self.ages_ms: list[int] = []  # of the oldest message of each step
 
     def start(self, places: dict[PartitionId, int]) -> None:
@@ -149,8 +150,8 @@ class LiveInputs:
         self._read_captured()
 
     def _read_captured(self) -> None:
-        """Start the reader of captured topics with the first of them; before, nothing is connected
-        for it."""
+        """Start the reader of captured topics with the first of them; before that it has no
+        connection."""
         wanted = any(self._reader(topic) is self._captured for topic, _ in self._expected)
         if wanted and self._started and self._captured.ident is None:
             self._captured.start()
@@ -162,12 +163,12 @@ class LiveInputs:
         return self._commands if goes_first(topic) else self._messages
 
     def take(self, timeout_s: float) -> Taken | None:
-        """A step's worth; None when nothing came in time, or it is time to stop."""
+        """The input of a step; None if nothing came in time, or the engine stops."""
         self._read_the_others()
         self._require_readers()
         slow_part, rest_s = self.slow.part(), self.pace.rest_s()
         if not self._has_something(slow_part, rest_s):
-            if self._commands.ahead:  # only slow partitions have something
+            if self._commands.ahead:  # only slow partitions have records
                 timeout_s = min(timeout_s, self.slow.rest_s())
             if self._captured.ahead and rest_s:
                 timeout_s = min(timeout_s, rest_s)
@@ -220,7 +221,7 @@ class LiveInputs:
                 )
 
     def _has_something(self, slow_part: float | None, rest_s: float) -> bool:
-        """Whether there is something that a step may take."""
+        """Whether there are records that a step may take."""
         commands = self._commands.ahead
         if commands and (slow_part != 0 or commands.has_others()):
             return True
@@ -230,7 +231,7 @@ class LiveInputs:
         return bool(self._messages.ahead or captured) and self._all_commands_read()
 
     def _may_take(self, reader: Reader) -> bool:
-        """Whether it is a reader's time."""
+        """Whether a reader's records may be taken now."""
         if reader is self._commands:
             return True
         rests = self._quiet or (reader is self._captured and self.pace.rest_s() > 0)
@@ -250,7 +251,7 @@ class LiveInputs:
 
     def _read_the_others(self) -> None:
         """Read commands too, once all earlier instructions of the engine were taken."""
-        if not self._later:  # as ever after the start: this is on the way of every step
+        if not self._later:  # the usual case after the start, checked first: every step passes here
             return
         instructions = {place for place in self._expected if topics.is_instruction(place[0])}
         if instructions <= self._commands.at_end and not self._commands.ahead:
@@ -267,7 +268,7 @@ class LiveInputs:
         return None if self.room_bytes is None else max(0, self.room_bytes // ROOM_SHARE)
 
     def _all_commands_read(self) -> bool:
-        """Whether commands were read to their end once, and nothing of that is left to take."""
+        """Whether commands were read to their end once, and all of them were taken."""
         if not self._ready and not self._commands.ahead:
             commands = {place for place in self._expected if is_command(place[0])}
             self._ready = bool(commands) and commands <= self._commands.at_end
@@ -291,7 +292,7 @@ class LiveInputs:
 
     def current(self) -> bool:
         """Whether all commands in Kafka were taken, as far as Kafka says. False while Kafka does
-        not answer: deadlines wait, since a client that kept one could not say so either."""
+        not answer: deadlines wait, since a client that met one could not say so either."""
         if not self._all_commands_read():
             self._wait(ARRIVES_S)
             return False
@@ -303,7 +304,7 @@ class LiveInputs:
                 if end is None:
                     return False
                 if end > self._expected[place]:
-                    # A moment for it to come; it may also be what no reader gets.
+                    # Give it a moment to come; it may also be a marker that no reader gets.
                     self.arrived.wait(ARRIVES_S)
         return not self._commands.ahead.has_others()
 
@@ -317,7 +318,7 @@ class LiveInputs:
 
     def _hear_starts(self) -> None:
         """Reports where readers continue elsewhere than expected, before records from there are
-        taken. Lost records cannot be brought back, but must not be lost in silence."""
+        taken. Lost records cannot be brought back, but their loss must be reported."""
         for reader in self._readers:
             while reader.starts:
                 place, start = reader.starts.popleft()
@@ -341,7 +342,7 @@ class LiveInputs:
         self.notes.append(f"{what}{records}")
 
     def _told(self, found: dict[PartitionId, list[Any]]) -> None:
-        """Take out what the engine said on the control topic, and note the commands' times."""
+        """Handle the engine's records on the control topic, and note the commands' times."""
         values = {m.value() for m in found.pop((self._control, 0), ())}
         self.stopped = self.stopped or self._run in values
         self._quiet = self._quiet or quiet(self._run) in values
@@ -379,7 +380,7 @@ class LiveInputs:
             rest_s = max(IDS_S, IDS_SHARE * (time.monotonic() - begun))
 
     def places(self) -> list[PartitionId]:
-        """What is read."""
+        """The partitions that are read."""
         return list(self._expected)
 
     def close(self) -> None:
@@ -410,8 +411,8 @@ def own_places(
     removed: Collection[int] = (),
 ) -> list[PartitionId]:  # fmt: skip
     """The existing partitions that a broker reads beside captured topics: its own of its VPNs'
-    topics, and those in which the engine, other brokers and other homes send to it. A broker that
-    is alone reads all partitions of its VPNs' topics, since other programs may have created these.
+    topics, and those in which the engine, other brokers and other homes send to it. A home's only
+    broker reads all partitions of its VPNs' topics, since other programs may have created these.
     removed: numbers of removed brokers, whose partitions it reads on."""
     inputs = [topics.topic(v, k) for v in vpns for k in (topics.COMMANDS, topics.PUBLISH)]
     mesh = resting_places(sizes, broker)
@@ -432,6 +433,7 @@ def own_places(
 
 
 def resting_places(sizes: dict[str, int], broker: str) -> list[PartitionId]:
-    """What a broker reads while the home comes to rest: the engine, and other brokers."""
+    """The partitions that a broker reads while the home comes to rest: those of the engine and of
+    other brokers."""
     own = [topics.topic(broker, k) for k in (topics.INSTRUCTIONS, topics.MESH)]
     return places_of(sizes, own)

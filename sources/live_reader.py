@@ -1,8 +1,8 @@
 """One Kafka consumer with a thread that reads ahead into memory, up to a limit.
 
-`read_ahead` says in which order records are taken. What must not be fetched yet is paused in
-Kafka's client: topics that wait for others, partitions with much in memory while there is no room,
-and slow ones (`input_pace`) with enough in memory.
+`read_ahead` says in which order records are taken. Partitions that must not be fetched yet are
+paused in Kafka's client: topics that wait for others, partitions with much in memory while there is
+no room, and slow ones (`input_pace`) with enough in memory.
 
 Only the reader's own thread calls Kafka's client, since a call may block for ever while another
 thread polls (librdkafka 2.16). So this thread also checks a partition that has changed (`_doubts`),
@@ -33,8 +33,9 @@ CHUNK_RECORDS = 500
 # order in which it came: little, so that the turns are taken here (`ReadAhead`).
 FETCH_BYTES = 1_000_000
 POLL_S = 1.0
-HOLDING_S = 0.02  # how soon a reader notices that what it holds back is wanted
-FULL_S = 0.1  # when there is no room for so long, what holds much waits in Kafka, and others go on
+HOLDING_S = 0.02  # how soon a reader notices that held-back partitions are wanted
+# after this time without room, partitions with much in memory wait in Kafka, and others go on
+FULL_S = 0.1
 SLOW_SHARE = 4  # slow partitions together get one part in this many of the room
 DOUBT_S, DRAINED_S = 1.0, 0.05  # how soon a partition in doubt is looked at again
 _AWAY = (KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN, KafkaError._TIMED_OUT)
@@ -64,7 +65,7 @@ class InputLimits:
 
 
 def consumer_settings(kafka: dict[str, Any]) -> dict[str, Any]:
-    """What all consumers of the loop have in common. kafka: how Kafka is reached."""
+    """The settings that all consumers of the loop share. kafka: how Kafka is reached."""
     return {
         **kafka,
         "group.id": "lakequeue-engine",  # asked for, and not used
@@ -85,8 +86,8 @@ def consumer_settings(kafka: dict[str, Any]) -> dict[str, Any]:
 
 
 class Reader(threading.Thread):
-    """Reads ahead what one consumer gets, up to two steps' worth. arrived: set when there is
-    something; look: asks Kafka what partitions are now, raises KafkaException while it is away."""
+    """Reads ahead with one consumer, up to two steps' worth. arrived: set when there are records;
+    look: asks Kafka for the present state of partitions, raises KafkaException while it is away."""
 
     def __init__(
         self, name: str, settings: dict[str, Any], arrived: threading.Event, limits: InputLimits,
@@ -118,7 +119,8 @@ class Reader(threading.Thread):
         self._helped: dict[PartitionId, int] = {}
         self._anew = False
         self._held: set[PartitionId] = set()  # partitions that are paused
-        self._enough: set[PartitionId] = set()  # the same, slow ones of which enough is here
+        # slow partitions that are paused because enough of them is here
+        self._enough: set[PartitionId] = set()
         self.at_end: set[PartitionId] = set()  # partitions that were read to their end once
 
     def assign(
@@ -152,12 +154,12 @@ class Reader(threading.Thread):
         )
 
     def want(self, places: Collection[PartitionId]) -> None:
-        """Read what is held."""
+        """Read the partitions that `assign_paused` added."""
         self._wanted.extend(places)
 
     def passed(self, place: PartitionId) -> int:
-        """Everything before this offset was taken, or is nothing that a reader gets; 0: something
-        is here. From any thread."""
+        """Every record before this offset was taken, or no reader gets it; 0: untaken records are
+        here. Any thread may call it."""
         return 0 if place in self.ahead.next_of_each() else self._next.get(place, 0)
 
     def take(
@@ -170,8 +172,8 @@ class Reader(threading.Thread):
         return found, size
 
     def start(self) -> None:
-        """Begin. Only now there is a consumer: one that is connected before it has something to
-        read looks a second later where that is."""
+        """Begin, and make the consumer only now: a consumer that connects before it has a partition
+        to read takes a second longer to find it."""
         self._consumer = Consumer(self._settings)
         super().start()
 
@@ -188,9 +190,10 @@ class Reader(threading.Thread):
 
     def watch(self, ends: dict[PartitionId, int]) -> None:
         """Replace a consumer that stands still although there is something to read. After restarts
-        of a Kafka broker, librdkafka 2.16.0 was seen to fetch nothing more, without a word. If what
-        was there at one look has not come by the next, a new consumer fetches it. That is done once
-        for each end, since the rest may be transaction markers that no reader gets."""
+        of a Kafka broker, librdkafka 2.16.0 was seen to fetch nothing more, without an error. If
+        records that were there at one look have not come by the next, a new consumer fetches them.
+        That is done once for each end, since the rest may be transaction markers that no reader
+        gets."""
         now = dict(self._next)
         for place, at in now.items():
             end = ends.get(place, 0)
@@ -243,7 +246,7 @@ class Reader(threading.Thread):
             self._arrived.set()
 
     def _assign(self) -> None:
-        """Tell Kafka's client what to read, and what not yet."""
+        """Tell Kafka's client which partitions to read, and which not yet."""
         if self._more:
             places = [self._more.popleft() for _ in range(len(self._more))]
             self._next |= {(p.topic, p.partition): p.offset for p in places}
@@ -343,7 +346,7 @@ class Reader(threading.Thread):
     def _begin(self, place: PartitionId, start: Start) -> None:
         del self._doubts[place]
         self._ids[place] = start.topic_id
-        self.starts.append((place, start))  # before anything of it is read
+        self.starts.append((place, start))  # before any record of it is read
         self.assign({place: start.at})
         self._assign()
 

@@ -1,4 +1,4 @@
-"""Reads in Python what a batch of Spark's Kafka source spans.
+"""Reads in Python the offsets that a batch of Spark's Kafka source spans.
 
 Spark plans which offsets a batch takes, and keeps them in its checkpoint. Its own reader would make
 a Java row of each record and pass that on to Python. Instead a worker reads the offsets itself
@@ -38,8 +38,8 @@ AHEAD_KB = 16_000  # of records, in Kafka's client
 
 @dataclass(frozen=True)
 class Scan:
-    """What Spark's Kafka source spans in one batch, by topic name: the first offset of each
-    partition (none for a new one), and the one after the last."""
+    """The offsets that Spark's Kafka source spans in one batch, by topic name: the first offset of
+    each partition (none for a new one), and the one after the last."""
 
     begins: Mapping[PartitionId, int]
     ends: Mapping[PartitionId, int]
@@ -75,8 +75,8 @@ def _places(offsets: dict[str, dict[str, int]]) -> dict[PartitionId, int]:
 
 def read_ranges(kafka: dict[str, Any], ranges: Ranges) -> Iterator[list[Any]]:
     """The records of these offsets in chunks, each partition's in order, as a broker's loop gets
-    them: without records that Kafka deleted or a transaction aborted. An open transaction is waited
-    for. kafka: how to reach it. Raises NotConnected after 30 s without a record.
+    them: without records that Kafka deleted or a transaction aborted. Waits for the end of an open
+    transaction. kafka: how to reach it. Raises NotConnected after 30 s without a record.
 
     Logs of steps are read uncommitted, since their transactions are a fence (`sinks.log_writer`).
     """

@@ -1,4 +1,4 @@
-"""Kafka as a source of micro-batches, which no record can break.
+"""A Kafka source for micro-batches that no record can break.
 
 Anybody may write to a captured topic. Spark's own source makes a Java row of each record, and a
 time in nanoseconds ends its query, again at each start. Here the driver plans what a batch takes,
@@ -46,7 +46,7 @@ _COLUMNS = pa.schema(
     ]
 )  # fmt: skip
 SIZES_S = 5.0  # how soon a new partition is noticed
-BEHIND_S = 5.0  # a broker that has just begun to lead may for a moment know less than it will
+BEHIND_S = 5.0  # a Kafka broker that has just become leader may report an older end for a moment
 NOTHING: Mapping[str, str] = MappingProxyType({})
 Offsets = Mapping[str, Any]
 
@@ -56,7 +56,7 @@ class PlannedRecords(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """What it is called in `format`."""
+        """The name in `format`."""
         return FORMAT
 
     def schema(self) -> str:
@@ -70,7 +70,7 @@ class PlannedRecords(DataSource):
 
 
 class RangesPartition(InputPartition):
-    """What one task reads."""
+    """The ranges that one task reads."""
 
     def __init__(self, ranges: Ranges) -> None:
         self.ranges = ranges
@@ -145,7 +145,7 @@ class PlannedReader(DataSourceStreamReader):
         return [RangesPartition(ranges)] if ranges else []
 
     def _look(self) -> None:
-        """Which partitions there are, and of which topics. Raises KafkaException."""
+        """Look up the partitions and the ids of their topics. Raises KafkaException."""
         now = time.monotonic()
         if now >= self._looked + SIZES_S:
             sizes, self._ids = self._now.sizes(self._names), self._now.ids(self._names)
@@ -166,7 +166,7 @@ class PlannedReader(DataSourceStreamReader):
     # ------------------------------------------------------------ a task
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Its records."""
+        """Read a partition's records."""
         assert isinstance(partition, RangesPartition)
         yield from map(columns_of, read_ranges(self._kafka, partition.ranges))
 
@@ -185,8 +185,8 @@ def columns_of(messages: list[Any]) -> pa.RecordBatch:
 
 
 def ranges_of(before: Mapping[PartitionId, int], after: Mapping[PartitionId, int]) -> Ranges:
-    """What a batch reads. A new partition is read from its beginning, and so is one that became
-    shorter (see `PlannedReader.latestOffset`)."""
+    """The ranges that a batch reads. A new partition is read from its beginning, and so is one that
+    became shorter (see `PlannedReader.latestOffset`)."""
     found = {}
     for place, end in after.items():
         begin = before.get(place, BEGINNING)

@@ -30,7 +30,7 @@ from typing import Generic, TypeVar
 from .step_batch import PartitionId
 
 TURNS = 64  # in a step, where every lane is full
-LONG_S = 0.05  # of processor time, a step
+LONG_S = 0.05  # seconds of processor time that a step should take
 SHARES = 8  # a step may always take one part in this many of its limits
 
 T = TypeVar("T")
@@ -74,7 +74,7 @@ class ReadAhead(Generic[T]):
         return bool(self._lanes)
 
     def put(self, place: PartitionId, found: Iterable[T]) -> None:
-        """Add what comes next in a partition."""
+        """Add the next records of a partition."""
         sized = [(self._size_of(one), one) for one in found]
         if not sized:
             return
@@ -91,17 +91,17 @@ class ReadAhead(Generic[T]):
             self._price += price
 
     def next_of_each(self) -> dict[PartitionId, T]:
-        """The first that waits in each partition where one does."""
+        """The first waiting record of each partition that has one."""
         with self._lock:
             return {place: lane.waiting[0][1] for place, lane in self._lanes.items()}
 
     def holding(self, least: int) -> list[PartitionId]:
-        """Partitions with at least so many waiting bytes."""
+        """Partitions with at least ``least`` waiting bytes."""
         with self._lock:
             return [place for place, lane in self._lanes.items() if lane.bytes >= least]
 
     def has_others(self) -> bool:
-        """Whether a partition that is not slow has something."""
+        """Whether a partition that is not slow has records."""
         with self._lock:
             return any(place not in self.slow for place in self._lanes)
 
@@ -140,7 +140,7 @@ class ReadAhead(Generic[T]):
         return found, size
 
     def took(self, seconds: float) -> None:
-        """Learns from a step's processor time."""
+        """Learn from a step's processor time."""
         if seconds > LONG_S:
             if self._taken > self._budget * self.share / 2:
                 self.share = max(self.share / 2, 1 / SHARES)

@@ -65,7 +65,7 @@ class Gone(LakequeueError):
 
 
 class ReplayInputs:
-    """What logged steps took, see `driver.Again`."""
+    """The inputs that logged steps took, see `driver.Again`."""
 
     def __init__(self, kafka: dict[str, Any], records: list[StepRecord]) -> None:
         first: dict[PartitionId, int] = {}
@@ -131,6 +131,6 @@ class ReplayInputs:
         return True
 
     def close(self) -> None:
-        """Let go of Kafka."""
+        """Close the connection to Kafka."""
         if self._consumer is not None:
             self._consumer.close()

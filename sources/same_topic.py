@@ -1,4 +1,4 @@
-"""Whether an offset still means what it meant: topics can be deleted and created again.
+"""Whether an offset still refers to the same topic: topics can be deleted and recreated.
 
 So Kafka's id of a topic is kept beside each offset. If in doubt, Kafka is asked where a partition
 begins and ends. `go_on` decides where a reader continues; `TopicsNow` asks Kafka.
@@ -84,14 +84,14 @@ def gone_back(
     before: Mapping[PartitionId, int], after: Mapping[PartitionId, int], known: Mapping[str, str]
 ) -> set[PartitionId]:
     """Partitions of the same topic that end before what was read: Kafka lost records. Reading from
-    the beginning would repeat everything else, so reading continues with what comes from now on, as
-    in a loop. known: the ids before."""
+    the beginning would repeat everything else, so reading continues with records that come from now
+    on, as in a loop. known: the ids before."""
     return {p for p, at in after.items() if known.get(p[0]) and at < before.get(p, 0)}
 
 
 class TopicsNow:
-    """Asks Kafka, with a client of its own that any thread may use. logger: for what librdkafka
-    says; by default it tells standard error."""
+    """Asks Kafka, with a client of its own that any thread may use. logger: for librdkafka's
+    messages; by default they go to standard error."""
 
     def __init__(self, kafka: dict[str, Any], logger: logging.Logger | None = None) -> None:
         self._admin = AdminClient(kafka) if logger is None else AdminClient(kafka, logger=logger)
@@ -101,13 +101,13 @@ class TopicsNow:
         return str(self._admin.list_topics(timeout=CLUSTER_S).cluster_id or "")
 
     def ids(self, names: Iterable[str]) -> dict[str, str]:
-        """The ids of those topics that are there, empty where Kafka has none. Raises KafkaException
+        """The ids of existing topics, empty if Kafka has none. Raises KafkaException
         while Kafka is away."""
         found = {name: str(one.topic_id) for name, one in self._described(names).items()}
         return {name: "" if known == _NO_ID else known for name, known in found.items()}
 
     def sizes(self, names: Iterable[str]) -> dict[str, int]:
-        """How many partitions those topics have that are there. Raises as `ids` does."""
+        """How many partitions the existing topics have. Raises as `ids` does."""
         return {name: len(one.partitions) for name, one in self._described(names).items()}
 
     def all_sizes(self) -> dict[str, int]:
@@ -146,8 +146,8 @@ class TopicsNow:
     def ends(
         self, places: Iterable[PartitionId], spec: OffsetSpec, committed: bool = False
     ) -> dict[PartitionId, int]:
-        """Where partitions begin or end, those that answer. committed: an open transaction counts
-        as the end."""
+        """Where partitions begin or end, as far as Kafka answers. committed: an open transaction
+        counts as the end."""
         asked = {TopicPartition(*place): spec for place in places}
         if not asked:
             return {}
@@ -160,8 +160,8 @@ class TopicsNow:
         return found
 
     def places(self, places: Iterable[PartitionId]) -> dict[PartitionId, Found]:
-        """These partitions, those that answer. A topic that changes meanwhile does not count as an
-        answer."""
+        """The state of these partitions, as far as Kafka answers. A topic that changes meanwhile
+        counts as no answer."""
         asked = list(places)
         before = self.ids(name for name, _ in asked)
         first = self.ends(asked, OffsetSpec.earliest())

@@ -20,7 +20,7 @@ PartitionId = tuple[str, int]
 
 
 def size_of(message: Any) -> int:
-    """What a message counts for a step's limit, in bytes."""
+    """How many bytes of a step's limit a message takes."""
     return RECORD_BYTES + len(message) + len(message.key() or b"")
 
 
@@ -31,7 +31,7 @@ def is_command(topic: str) -> bool:
 
 
 def is_mesh(topic: str) -> bool:
-    """Whether a topic holds what brokers say to each other, of this home or another."""
+    """Whether a topic holds messages between brokers, of this home or another."""
     own = topics.split(topic)
     return own is not None and own[1] in (topics.MESH, topics.BRIDGE_IN)
 
