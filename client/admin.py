@@ -103,8 +103,9 @@ class Admin:
         Returns when it has moved, at most 5 minutes later. Producers and consumers follow by
         themselves; what consumers held returns to the queue, as at a disconnect. pause: stop the
         whole home for some seconds meanwhile, which a queue that captures plain Kafka topics needs.
-        Raises ConfigError or LakequeueError, and then the queue has not moved. To cancel a move to
-        a broker that stays away, move the queue to where it is.
+        Raises ConfigError or LakequeueError, and then the queue has not moved; Timeout if it is not
+        known after 5 minutes. To cancel a move to a broker that stays away, move the queue to where
+        it is.
         """
         if pause:
             self.describe(queue)  # do not pause the home for a queue that does not exist

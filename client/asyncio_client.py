@@ -214,7 +214,7 @@ class AsyncProducer:
         return self.sync.unacknowledged()
 
     async def close(self, timeout: float = 30.0) -> None:
-        """Flush and close."""
+        """Flush and close; raises as `lakequeue.Producer.close`."""
         await self._connection.call(self.sync.close, timeout)
 
     async def __aenter__(self) -> AsyncProducer:
@@ -340,7 +340,8 @@ class AsyncConsumer:
         await self._connection.call(partial(self.sync.ack, *which, **named))
 
     async def close(self) -> None:
-        """Wait up to 5 s for the running callback, send acks, return the rest."""
+        """Wait up to 5 s for the running callback, send acks, return the rest; raises as
+        `lakequeue.Consumer.close`."""
         working, task = self._working, self._task
         current = asyncio.current_task()
         if task is not None:

@@ -42,7 +42,8 @@ class Connection(Session):
         super().__init__(transport, runner or Threads(), vpn, client_name, number, credentials)
 
     def producer(self, **options: Any) -> Producer:
-        """Make a producer; see `Producer` for the options and errors."""
+        """Make a producer; see `Producer` for the options and errors. Raises NotConnected if the
+        connection is closed."""
         self.check_open()
         return Producer(self, **options)
 
@@ -75,7 +76,8 @@ class Connection(Session):
         return consumer
 
     def admin(self) -> Admin:
-        """The administration interface; see `Admin`."""
+        """The administration interface; see `Admin`. Raises NotConnected if the connection is
+        closed."""
         self.check_open()
         return Admin(self)
 

@@ -20,11 +20,11 @@ class BrowsedMessage:
     """A message as it is in the queue. Browsing does not lease or remove it (R6).
 
     id: the message id, as text. state: `ready`, `leased` or `delayed`. payload and key: bytes, as
-    published. priority: 0 to 2^64-1. delivery_count: deliveries so far. entered: when it entered
-    the queue. expires_at, lease_expires_at, ready_at: aware datetimes; None for never. holder: name
-    of the consumer that leases it. cut: which of `payload`, `key` and `headers` are incomplete,
-    because an answer holds at most 4 MB of a message. broker: the owner, if the queue is on several
-    brokers.
+    published. priority: the publisher's, 0 to 255. delivery_count: deliveries so far. entered: when
+    it entered the queue. expires_at, lease_expires_at, ready_at: aware datetimes; None for never.
+    holder: name of the consumer that leases it. cut: which of `payload`, `key` and `headers` are
+    incomplete, because an answer holds at most 4 MB of a message. broker: the owner, if the queue
+    is on several brokers.
     """
 
     id: str
@@ -97,9 +97,12 @@ class Message:
 
     id: the message id, as text. payload: bytes, as published. headers: the application's headers,
     as text; a dead message also has the `lq-dead-` headers. key: the Kafka record key, or None.
-    priority: 0 to 2^64-1. delivery_count: 1 at the first delivery. is_barrier: True for a barrier
-    message, which needs no ack. delivery: the number of this delivery (C2). offset: Kafka offset of
-    the record that brought it.
+    priority: the publisher's, 0 to 255. delivery_count: 1 at the first delivery. is_barrier: True
+    for a barrier message, which needs no ack. delivery: the number of this delivery (C2). offset:
+    Kafka offset of the record that brought it.
+
+    Once it is settled, `ack` does nothing, and `cancel`, `reject` and `put_back` only log a
+    warning. All raise NotConnected if a command cannot be sent.
     """
 
     __slots__ = (

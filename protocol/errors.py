@@ -81,7 +81,7 @@ class LeaseLost(LakequeueError):
 
 
 class Timeout(LakequeueError):
-    """Nothing arrived in time."""
+    """No answer came in time. Whether the request was carried out is unknown."""
 
 
 class Moved(LakequeueError):
@@ -107,7 +107,7 @@ class WindowFull(LakequeueError):
 
 
 class NotConnected(LakequeueError):
-    """There is no connection to Kafka, or the connection was closed."""
+    """Kafka does not answer, or the connection, producer or consumer is closed."""
 
 
 class Reason(enum.StrEnum):

@@ -51,7 +51,8 @@ class Consumer:
     shown by `describe` and in events; by default the client's name. transport_ack_window: percent
     of the backlog after which arrivals are reported, 1 to 100; transport_ack_time: the same as a
     duration, `'20ms'` to `'1500ms'`. auto_renew: renew leases in the background, for at most
-    auto_renew_limit per message. priority: 0 to 255; a consumer with a higher one is served first.
+    auto_renew_limit per message. priority: 0 to 255, other than 0 only with `fairness_model: fast`;
+    a consumer with a higher one is served first.
 
     replay: a future with the outcome of `replay_from`; None without one.
 
@@ -197,7 +198,8 @@ class Consumer:
         """The next message; None if none comes within ``timeout`` seconds.
 
         timeout: None waits for ever, 0 not at all. On `memory://` no call waits. Raises
-        NotConnected if the consumer is closed or its queue is deleted, also while it waits.
+        NotConnected if the consumer is closed or its queue is deleted, also while it waits;
+        ConfigError for a wrong timeout.
         """
         found = self.receive_many(1, timeout)
         return found[0] if found else None
@@ -261,7 +263,8 @@ class Consumer:
         In mode `auto` a message is acknowledged when the callback returns and canceled when it
         raises; the traceback is logged. SystemExit is treated like any error. When the queue is
         deleted, the consumer is closed and an error is logged. Calling `on_message` again replaces
-        the callback.
+        the callback. Raises NotConnected if the consumer is closed, ConfigError if ``callback`` is
+        not callable.
 
         On `memory://` the callback runs in the calling thread, for what is there and then for what
         arrives. SystemExit and KeyboardInterrupt are raised there too. A message whose callback
@@ -294,7 +297,9 @@ class Consumer:
         """Change the backlog of this subscription (B3). max_backlog: 0 to 1,000,000.
 
         If more messages are leased already, delivery waits; 0 stops delivery until the next change.
-        Messages beyond the new limit that were not handed over return untouched (L5).
+        Messages beyond the new limit that were not handed over return untouched (L5). Waits for the
+        engine's answer. Raises ConfigError for a wrong value, and in mode `dups_ok` for one below
+        its count; LakequeueError, Timeout; NotConnected if the consumer is closed.
         """
         self.check_open()
         before = self._rule.backlog

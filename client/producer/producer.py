@@ -155,11 +155,11 @@ class Producer:
 
         destination: a queue or topic. payload: bytes, or text that is sent as UTF-8; about 12 MB at
         most. ttl: how long the message may live, such as `'8s'` or seconds as a number; None for no
-        end. priority: 0 to 255, higher first. headers: names and values, text or bytes. key: the
-        Kafka record key. deliver_at: not before this moment, an aware datetime or ISO-8601 text;
-        delay: not before this long from now (L12). ack_immediately: send at once instead of
-        gathering a batch. dmq_eligible: may go to the dead message queue. timeout: seconds to wait
-        for the receipt.
+        end. priority: 0 to 255; it orders deliveries if the queue's `priority` reads `/@priority`.
+        headers: names and values, text or bytes. key: the Kafka record key. deliver_at: not before
+        this moment, an aware datetime or ISO-8601 text; delay: not before this long from now (L12).
+        ack_immediately: send at once instead of gathering a batch. dmq_eligible: may go to the dead
+        message queue. timeout: seconds to wait for the receipt.
 
         Raises Rejected, with reason and queue, if the engine refuses the message. Raises Timeout if
         no answer came in time: the message may still be stored, see `unacknowledged`. Raises
@@ -358,8 +358,8 @@ class Producer:
             return sent + self._moved_messages.payloads()
 
     def close(self, timeout: float = 30.0) -> None:
-        """Flush and close. Raises Timeout if messages still have no answer after ``timeout``
-        seconds."""
+        """Flush and close. Raises as `flush`; the producer is closed in any case. Repeated calls do
+        nothing."""
         timeout_s = wait_s(timeout)
         if self._closed:
             return
