@@ -1,7 +1,7 @@
 """Spark's own start: our settings, and the first row of a stateful query that does nothing.
 
-What the start of an engine cannot be shorter than. Run as a program it is that query; asked as a
-function it is the time from the program's start to the row, in ms.
+An engine cannot start faster than that. Run as a program, this is that query; called as a function,
+it returns the time from the program's start to the row, in ms.
 """
 
 from __future__ import annotations

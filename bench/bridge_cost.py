@@ -16,7 +16,7 @@ from ..state import Batch, DictStore, Home, Limits
 
 PAYLOAD = b"x" * 1000
 FAR = "kafka://far:9092"
-_WARM = 20  # rounds before it counts: what is looked up once
+_WARM = 20  # warm-up rounds, for look-ups that happen once
 
 
 def run(
@@ -48,7 +48,7 @@ class _Ends:
         self._near.take(Batch(mesh=self._heard("broker-0.mesh", [opened])), 1)
 
     def round(self, records: Records, now: int) -> int:
-        """Messages are published, go over, and are answered; how many answers came."""
+        """Publish messages, carry them over, and answer them; returns how many answers came."""
         said = self._take(0, records, Records(), now)
         answers = 0
         while said:
@@ -58,7 +58,7 @@ class _Ends:
         return answers
 
     def _take(self, end: int, records: Records, said: Records, now: int) -> list[bytes]:
-        """A step of one end, and what it says to the other."""
+        """Take a step of one end; returns its messages to the other."""
         begun = time.process_time()
         outputs = (self._near, self._far)[end].take(Batch(publishes=records, mesh=said), now)
         sent: list[Output] = [o for o in outputs if isinstance(o, HomeRecord)]

@@ -31,9 +31,9 @@ from .os_processes import PeakMemory
 from .steady import Traffic, traffic
 
 BURST, DEAD, STEADY, LARGE = "burst", "burst-dead", "steady", "burst-large"
-WARM_S = 30.0  # Java compiles that long; its stalls are no part of what is usual
+WARM_S = 30.0  # Java compiles for this long; its pauses do not count as usual
 USUAL_S = 20.0
-AFTER_S = 1.0  # what a burst leaves behind counts too
+AFTER_S = 1.0  # the time after a burst counts too
 LARGE_BYTES = 1_000_000
 WRITTEN_AT_ONCE = 20
 SETTLE_S = 5.0
@@ -102,7 +102,7 @@ def _phase(burst: Callable[[], float], flow: Traffic, say: Say) -> tuple[float, 
 
 
 def elsewhere(producer_id: str, partitions: int) -> Iterator[str]:
-    """Names for producers, each another, that write to other partitions than this one."""
+    """Different names of producers that write to other partitions than this one."""
     place = crc32(producer_id.encode()) % partitions
     names = (f"burst-{n}" for n in count())
     return (name for name in names if crc32(name.encode()) % partitions != place)
@@ -141,7 +141,7 @@ def _write(bootstrap: str, amount: int) -> None:
             transport.flush(PHASE_S_MAX)
     transport.flush(PHASE_S_MAX)
     transport.close()
-    os.sync()  # what the disk still has to do is no part of the burst
+    os.sync()  # pending writes to the disk are no part of the burst
 
 
 class _Bursts:
@@ -158,7 +158,7 @@ class _Bursts:
         _through(process(_publish, self._address, next(self._names), amount, window, until))
 
     def all(self) -> dict[str, Callable[[], float]]:
-        """In their order: each needs what the one before left."""
+        """All bursts, in order: each needs the queue that the one before left."""
         return {
             "expire": self._expire,
             "redrive": self._redrive,
@@ -169,7 +169,7 @@ class _Bursts:
     def _depth(self, queue: str) -> int:
         try:
             return int(self._admin.describe(queue)["depth"])
-        except Timeout:  # the engine is busy: that is what is measured
+        except Timeout:  # the engine is busy, as intended
             return -1
 
     def _until(self, queue: str, depth: int) -> None:

@@ -67,7 +67,7 @@ def runs(log: Path) -> list[tuple[float, float]]:
 
 
 def _work(broker: str, log: Path) -> None:
-    os.dup2(2, 1)  # what a worker prints is no row
+    os.dup2(2, 1)  # a worker's output is no row
     application(broker, log).worker_main(list(WORKER))
 
 

@@ -1,4 +1,5 @@
-"""What has gone must not stay in the checkpoint: its size after more and more messages in and out.
+"""Messages that have left must not stay in the checkpoint: its size after more and more messages in
+and out.
 
 Two consumers keep up with the producer, so at each look nothing is in the queue. The checkpoint
 then holds the state of an empty queue and the versions that Spark keeps to fall back on, whose
@@ -17,7 +18,7 @@ from .harness import PAYLOAD, QUEUE, Say, consume, process, running, url, wait_f
 CONSUMERS = 2
 CHUNK = 10_000  # sent, then waited for: the consumers are never far behind
 ENDLESS = 1 << 40
-QUIET_S = 300.0  # a consumer that gets nothing for so long gives up
+QUIET_S = 300.0  # a consumer that gets nothing for this long gives up
 
 
 def run(counts: list[int], say: Say) -> list[dict[str, Any]]:

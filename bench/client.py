@@ -1,4 +1,4 @@
-"""What the client itself costs: one Python process against a peer that only answers.
+"""The cost of the client alone: one Python process against a peer that only answers.
 
 The peer is another process at the real topics. It acknowledges each message and sends prepared
 deliveries. It keeps no state, so the bench measures the client.

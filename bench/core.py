@@ -42,7 +42,7 @@ def publishes(first: int, n: int) -> Records:
 
 
 DEFINITION = {"name": "orders", "message_type": "binary"}
-_WARM = 50  # rounds before it counts: what is looked up once
+_WARM = 50  # warm-up rounds, for look-ups that happen once
 _NOTHING = Records()
 _CLOCK_LOOKS = 1_000
 
@@ -56,7 +56,7 @@ def run(messages: int, batch: int, say: Callable[[str], None]) -> list[dict[str,
 
 
 class _Broker:
-    """Steps as the job takes them, and what they say as the job encodes it."""
+    """Takes steps and encodes their outputs as the job does."""
 
     def __init__(self) -> None:
         self._replica = Replica(Home(), DictStore(), Limits(), BridgedBroker.load)

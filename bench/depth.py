@@ -1,4 +1,4 @@
-"""The same traffic at growing depth: a step costs what changes, not what is stored.
+"""The same traffic at growing depth: a step's cost depends on what changes, not on what is stored.
 
 A round takes in 1,000 messages and acknowledges 1,000. In real time its cost is what the engine
 says that its steps took; in micro-batches, the time of the batch that took it in.
@@ -93,8 +93,8 @@ def _by_batches(
 def _by_steps(
     engine: Engine, reports: list[dict[str, Any]], one_round: Callable[[], None], rounds: int
 ) -> float:
-    """What all steps took, over the rounds."""
-    time.sleep(2 * BATCH_S)  # what came before is told by now
+    """The time of all steps, divided by the rounds."""
+    time.sleep(2 * BATCH_S)  # earlier steps have been reported by now
     before = len(reports)
     for _ in range(rounds):
         one_round()

@@ -73,7 +73,7 @@ def run(commands: int, rate: int, trigger: str, say: Say) -> list[dict[str, Any]
         admin, answers = connection.admin(), []
 
         def is_through() -> bool:
-            with suppress(Timeout):  # it stands behind the flood: that is this tenant's own affair
+            with suppress(Timeout):  # it waits behind the flood, as this tenant's own commands do
                 answers.append(admin.usage())
             return bool(answers)
 

@@ -1,4 +1,4 @@
-"""What the benchmarks share: an engine in a temporary folder, producers and consumers as processes
+"""Shared by the benchmarks: an engine in a temporary folder, producers and consumers as processes
 of their own, and how to wait."""
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def running(
 
 
 def _supervise(engine: Engine, say: Say) -> None:
-    """As `lakequeue up` does: what fails is started again."""
+    """Restart failed parts, as `lakequeue up` does."""
     try:
         engine.wait()
     except LakequeueError as error:
@@ -165,7 +165,7 @@ def wait_for(condition: Callable[[], bool], timeout_s: float, what: str) -> None
 
 
 def median(values: list[float]) -> float:
-    """The median; raises LakequeueError for nothing, which is no figure."""
+    """The median. Raises LakequeueError if there are no values."""
     if not values:
         raise LakequeueError(
             "Nothing was measured: no batch took in what was sent as one. Try again on a machine "

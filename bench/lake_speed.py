@@ -1,4 +1,5 @@
-"""What the Delta tables cost and take: the same traffic with them and without, in one run (R1, R3).
+"""The cost and size of the Delta tables: the same traffic with them and without, in one run (R1,
+R3).
 
 Producers and two consumers at once, messages of 1 KB that nothing compresses; with the tables, as
 they are by default, it is measured before and after the run without them, and the better one
@@ -70,7 +71,7 @@ def _with(messages: int, say: Say) -> tuple[float, dict[str, Any]]:
 
 
 def _stored(messages: int, say: Say) -> dict[str, Any]:
-    """What the tables take, and a rebuild of a backlog."""
+    """The size of the tables, and the time to rebuild a backlog."""
     say("a backlog, and a rebuild of it")
     with running(say, settings=SOON, trigger="real-time") as engine:
         made, found = consumers(url(engine)), dict[str, Any]()

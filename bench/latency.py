@@ -11,7 +11,7 @@ from .harness import QUEUE, Say, _spawn, cpu_s, percentile, process, running, tr
 from .steady import at_rate, made_at
 
 CONSUMERS = 2
-WARM_UP_S = 15  # compilers in Java and the first batches are no part of it
+WARM_UP_S = 15  # Java's compilation and the first batches do not count
 
 
 def _consume(address: str, results: Any, idle_s: float) -> None:

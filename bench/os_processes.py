@@ -89,7 +89,7 @@ class KillableEngine:
 
     def kill(self) -> None:
         """SIGKILL to everything of its session: driver, Java, workers."""
-        for _ in range(2):  # twice: what was born meanwhile
+        for _ in range(2):  # twice, for processes that were started meanwhile
             for process in psutil.process_iter():
                 with suppress(psutil.Error, OSError):
                     if os.getsid(process.pid) == self._process.pid:

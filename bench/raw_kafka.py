@@ -1,8 +1,8 @@
 """Kafka alone: the same messages with the same client library, and no engine.
 
 Two topics, one for each consumer, because Kafka shares out partitions and not messages. A message
-is a record, it crosses the broker once (with an engine twice), and nobody acknowledges it: what the
-engine's figures are held against.
+is a record, it crosses the broker once (with an engine twice), and nobody acknowledges it. The
+engine's figures are compared with this.
 """
 
 from __future__ import annotations

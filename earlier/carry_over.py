@@ -1,8 +1,8 @@
 """A broker of state format 7, as this core goes on with it: once, when a home changes over.
 
 Pure, and one way. Every message keeps its id, its place, its state and its counts, so clients go on
-with what they hold. Forgotten is what is only kept for speed: filters look at messages again. A
-command that is on its way begins again, bounded as it was.
+with what they hold. Facts that are kept only for speed are dropped: filters look at messages again.
+An unfinished command begins again, with the same bounds.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def carry_over(
     limits: state.Limits,
     bits: int = PAGE_BITS,
 ) -> state.DictStore:
-    """The pages of this core for those of format 7. keys: of all pages; limits: with which this
+    """Convert pages of format 7 to this core's. keys: of all pages; limits: with which this
     core goes on; bits: how many rows a page has. Raises Refused for a broker that knows others."""
     old = EarlierPages(store, keys, bits)
     _require_alone(home.name, old.facts)
@@ -124,7 +124,7 @@ def _held(old: EarlierPages) -> Iterator[live.HeldReceipt]:
 
 
 def _carry_sessions(old: EarlierPages, new: Broker) -> None:
-    """Sessions, with when they are lost: a calendar knows."""
+    """Carry over the sessions; a calendar has the time when each is lost."""
     until: dict[str, int] = {}
     for page in old.under("k/"):
         until |= old.read(f"k/{page}")
@@ -264,7 +264,7 @@ def _queue_header(old: EarlierPages, known: dict[str, Any]) -> facts.QueueHeader
 def _task(
     vpn: str, command: bytes, cursor: int, done: dict[str, Any], result: Any, why: str
 ) -> facts.Task:
-    """A command that begins again: what it means is bounded already."""
+    """A command that begins again; which messages it concerns is fixed already."""
     done = dict(done)
     by = done.pop("by", None)
     if by is not None:

@@ -36,7 +36,7 @@ _decode = msgspec.msgpack.decode
 
 
 class StoredMessage(NamedTuple):
-    """What is known of a message whichever queue holds it, column by column. queue, seq: its first
+    """A message's own facts, whichever queues hold it, column by column. queue, seq: its first
     match, queue 0: it is gone; past: a queue that held it before that one; origin: the id by which
     others know it, 0: that of its row."""
 
@@ -107,12 +107,12 @@ class EarlierPages:
         self._ids = lru_cache(QUEUE_PAGES_CACHED)(self._read_ids)
 
     def read(self, key: str) -> Any:
-        """A page of small facts; None: it is not there."""
+        """A page of small facts; None if it does not exist."""
         page = self._store.get(key)
         return None if page is None else _decode(page, strict=False)
 
     def under(self, prefix: str) -> list[str]:
-        """What follows a prefix in the keys."""
+        """The rest of all keys with a prefix."""
         return [key[len(prefix) :] for key in self.keys if key.startswith(prefix)]
 
     def events(self) -> list[list[Any]]:
@@ -165,7 +165,7 @@ class EarlierPages:
     # ------------------------------------------------------------ contents
 
     def content(self, message: StoredMessage) -> Content | None:
-        """What a message carries; None: it is lost."""
+        """A message's content; None if it is lost."""
         has_key = message.key_length != NO_KEY
         key_at = message.offset + message.length
         headers_at = key_at + (message.key_length if has_key else 0)

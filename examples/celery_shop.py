@@ -28,7 +28,7 @@ app.conf.update(
 
 @app.task(bind=True, max_retries=5)
 def charge(self: Any, order: int) -> str:
-    """Charge a card. The bank fails at the first attempt; the second is the broker's to time."""
+    """Charge a card. The bank fails at the first attempt; the broker times the second."""
     if self.request.retries == 0:
         raise self.retry(countdown=1)
     return f"order {order} is paid"

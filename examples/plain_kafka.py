@@ -2,11 +2,11 @@
 
     python examples/plain_kafka.py 127.0.0.1:9092 orders
 
-Asks the engine about the queue, makes the queue's underlying topic where nobody has made it,
+Asks the engine about the queue, makes the queue's underlying topic if it does not exist,
 subscribes, publishes messages to that topic without any header, reads the deliveries, acknowledges
-them, and asks again. `lakequeue` is not imported: what is said here is in
-docs/reference/protocol.md. Exit status 0 when every message was delivered and acknowledged, 1 with
-a sentence when not. Needs `pip install kafka-python`.
+them, and asks again. `lakequeue` is not imported: docs/reference/protocol.md describes all of this.
+Exit status 0 when every message was delivered and acknowledged, 1 with a sentence when not. Needs
+`pip install kafka-python`.
 """
 
 from __future__ import annotations
@@ -49,7 +49,8 @@ class Client:
         self.consumer.seek(place, self.consumer.end_offsets([place])[place])
 
     def make(self, topic: str) -> None:
-        """Make a topic that is not there. The engine sees it within 10 s, and reads all of it."""
+        """Make a topic if it does not exist. The engine sees it within 10 s, and reads all of
+        it."""
         admin = KafkaAdminClient(bootstrap_servers=self.bootstrap)
         try:
             if topic not in admin.list_topics():
@@ -118,7 +119,7 @@ def receive(client: Client, queue: str, wanted: set[bytes]) -> None:
         numbers, epoch = [], 0
         for headers, value in client.deliveries:
             delivery = headers["lq-delivery"]
-            if delivery in seen:  # a step that was run again says the same again
+            if delivery in seen:  # a repeated step writes the same delivery again
                 continue
             seen.add(delivery)
             epoch = int(headers["lq-epoch"])
@@ -134,7 +135,7 @@ def receive(client: Client, queue: str, wanted: set[bytes]) -> None:
             ids = ",".join(numbers)
             client.command(
                 command="ack", queue=queue, subscription=client.session, ids=ids, epoch=epoch
-            )  # ids mean something in one epoch of the engine only
+            )  # ids belong to one epoch of the engine
             print(f"acked       {ids}")
 
 
@@ -145,7 +146,7 @@ def run(client: Client, queue: str, count: int) -> None:
     topic = definition["default_publish_target"]
     print(f"queue       {queue}, fed by topic {topic}, {before['depth']} messages in it")
     run_id = uuid.uuid4().hex
-    # Only this run's messages, where the queue can look into payloads; else whatever is there.
+    # Only this run's messages if the queue can read payloads; otherwise all messages.
     mine = f"/run = '{run_id}'" if definition["message_type"] == "json" else None
     client.ask(
         command="subscribe", queue=queue, subscription=client.session, session=client.session,

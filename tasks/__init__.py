@@ -1,5 +1,5 @@
-"""Task queues on lakequeue: a transport for kombu, which is what Celery speaks with its broker, and
-a broker for Dramatiq (`dramatiq_broker`).
+"""Task queues on lakequeue: a transport for kombu, the library through which Celery uses its
+broker, and a broker for Dramatiq (`dramatiq_broker`).
 
     app = Celery(broker="lakequeue+kafka://host:9092/vpn")
 

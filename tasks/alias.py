@@ -1,8 +1,8 @@
 """Makes `lakequeue+kafka://` and `lakequeue+memory://` known to kombu.
 
 kombu has no entry point for transports, but loads those for serializers as soon as it is imported.
-So the package has one, `SERIALIZER`: JSON, as kombu's own, under a name that nobody accepts unless
-told to. With it an application changes its `broker_url` and imports nothing.
+So the package registers one, `SERIALIZER`: JSON, like kombu's own, under a name that no worker
+accepts by default. With it an application changes its `broker_url` and imports nothing.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ SERIALIZER = (json.dumps, json.loads, "application/x-lakequeue-json", "utf-8")
 
 
 def register() -> None:
-    """From now on kombu finds the transport by its name."""
+    """Register the transport's names with kombu."""
     for name in NAMES:
         TRANSPORT_ALIASES[name] = TRANSPORT
 

@@ -1,4 +1,4 @@
-"""Exchanges and routing keys as topics: the engine routes, no client keeps a table.
+"""Exchanges and routing keys as topics: the engine routes, so no client keeps a routing table.
 
 A message for exchange `shop` with the key `order.new` is published to `exchanges/shop/order/new`,
 whatever the exchange's type is: that only decides what a queue subscribes to.
@@ -27,12 +27,13 @@ def _level(word: str) -> str:
 
 
 def topic_of(exchange: str, routing_key: str) -> str:
-    """Where a message for an exchange is published."""
+    """The topic of a message for an exchange."""
     return "/".join([ROOT, _level(exchange), *(_level(word) for word in routing_key.split("."))])
 
 
 def subscription_of(exchange: str, kind: str, routing_key: str) -> str:
-    """What a queue subscribes to that is bound to an exchange of this type. Raises ValueError."""
+    """The topic subscription of a queue that is bound to an exchange of this type. Raises
+    ValueError."""
     if kind not in TYPES:
         raise ValueError(f"exchange {exchange!r}: type {kind!r} – allowed are {', '.join(TYPES)}")
     words = routing_key.split(".")

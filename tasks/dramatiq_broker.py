@@ -2,8 +2,8 @@
 
     dramatiq.set_broker(LakequeueBroker("kafka://localhost:9092"))
 
-The engine keeps delayed messages. What fails for good goes to the dead message queue, if the queue
-has one. A message's option `broker_priority` is its priority.
+The engine keeps delayed messages. A message that fails for good goes to the dead message queue, if
+the queue has one. A message's option `broker_priority` is its priority.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ log = logging.getLogger("lakequeue.tasks")
 
 
 class LakequeueBroker(Broker):
-    """url, options: as `lakequeue.connect` takes them. queues: keys of the definition of each
-    queue that is not there yet, such as `max_deliveries` and `dead_message_queue`."""
+    """url, options: as for `lakequeue.connect`. queues: for each queue that does not exist yet,
+    keys of its definition, such as `max_deliveries` and `dead_message_queue`."""
 
     def __init__(
         self, url: str, queues: dict[str, Any] | None = None,
@@ -47,13 +47,13 @@ class LakequeueBroker(Broker):
     def connection(self) -> Connection:
         """The connection to the engine, opened when it is first needed in a process."""
         with self._lock:
-            if self._opened is None or not self._opened.is_open:  # nor is a forked child's
+            if self._opened is None or not self._opened.is_open:  # and a forked child needs its own
                 self._opened = connect(self._url, **self._options)
                 self._producer = self._opened.producer()
             return self._opened
 
     def close(self) -> None:
-        """Close the connection: what is unacknowledged returns."""
+        """Close the connection; unacknowledged messages return."""
         if self._opened is not None:
             self._opened.close()
 
@@ -65,7 +65,7 @@ class LakequeueBroker(Broker):
             self.emit_after("declare_queue", queue_name)
 
     def _admin_for(self, queue: str) -> Admin:
-        """Makes the queue where there is none."""
+        """The administration interface, after the queue was made if it did not exist."""
         if queue not in self.queues:
             raise QueueNotFound(queue)
         admin, dead = self.connection.admin(), self._keys.get("dead_message_queue")
@@ -97,7 +97,7 @@ class LakequeueBroker(Broker):
         self._admin_for(queue_name).purge(queue_name)
 
     def flush_all(self) -> None:
-        """The same of all queues."""
+        """Delete the messages of all queues."""
         for name in self.queues:
             self.flush(name)
 
@@ -128,7 +128,7 @@ class _Subscribed(Consumer):
             return None
         try:
             message: Any = MessageProxy(Message.decode(delivery.payload))
-        except DecodeError as error:  # it would stop the queue, whenever it comes again
+        except DecodeError as error:  # if it came again, it would stop the queue each time
             log.error("message %s of %r is no Dramatiq message", delivery.id, delivery.queue)
             self._settle(partial(delivery.reject, error))
             return None
@@ -142,7 +142,7 @@ class _Subscribed(Consumer):
         self._settle(message.delivery.reject)
 
     def requeue(self, messages: Iterable[Any]) -> None:
-        """What no worker has begun with: it was no attempt."""
+        """Return messages that no worker has begun with; that counts as no attempt."""
         for message in messages:
             self._settle(message.delivery.put_back)
 

@@ -1,7 +1,7 @@
 """The connection to the engine: all kombu connections of a process to one address share it.
 
 Celery opens many kombu connections, one for each thread that sends at once. On Kafka each would be
-threads and sockets of its own; here they share a producer, and what is known of queues.
+threads and sockets of its own; here they share a producer and what is known about queues.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ log = logging.getLogger("lakequeue.tasks")
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where the engine is, and how to speak to it. confirms: whether a publish returns when the
-    broker has stored the message, or at once."""
+    """The engine's address and the options. confirms: whether a publish waits until the broker has
+    stored the message."""
 
     url: str
     vpn: str = "default"
@@ -46,7 +46,7 @@ class Address:
 
     @classmethod
     def of(cls, url: str, options: dict[str, Any]) -> Address:
-        """From a kombu connection: what follows `lakequeue+`, and its transport options."""
+        """Parse a kombu connection's address after `lakequeue+`, and its transport options."""
         parts = urlsplit(url)
         if parts.scheme not in ("kafka", "memory") or not parts.netloc:
             raise ConfigError(f"broker_url: {shown(url)} – {ADDRESSES}")
@@ -79,7 +79,7 @@ class EngineLink:
 
     @property
     def is_open(self) -> bool:
-        """Whether it can be used: not closed, and not of the parent process."""
+        """Whether it can be used: it is not closed, and not the parent process's."""
         return self.connection.is_open and not self.connection.is_forked
 
     def end(self) -> None:
@@ -95,7 +95,7 @@ class EngineLink:
     # ------------------------------------------------------------ queues
 
     def look(self, queue: str) -> dict[str, Any] | None:
-        """A queue as `describe` shows it; None where there is none."""
+        """A queue as `describe` returns it; None if it does not exist."""
         try:
             return self.admin.describe(queue)
         except ConfigError:
@@ -104,9 +104,9 @@ class EngineLink:
     def declare(
         self, queue: str, keys: dict[str, Any], own: bool, unused_s: float | None = None
     ) -> dict[str, Any]:
-        """Make a queue, unless it is there: then it stays as it is, but for keys of its own that
-        the application gives. unused_s: a new one may be deleted after so long without a consumer.
-        Gives what `describe` shows."""
+        """Make a queue. An existing one stays as it is, except for keys that the application gives
+        for this queue (own). unused_s: after this long without a consumer, a new one may be
+        deleted. Returns what `describe` returns."""
         there = self.look(queue)
         if there is None or (own and queue not in self.declared):
             dead = keys.get("dead_message_queue")
@@ -120,8 +120,8 @@ class EngineLink:
         return there or {}
 
     def claim(self, queue: str, keys: dict[str, Any]) -> dict[str, Any]:
-        """Make a queue that goes with the processes that claim it. Gives what `describe` shows
-        of a new one."""
+        """Make a queue that is deleted with the last process that claims it. Returns what
+        `describe` returns for a new one."""
         if self.transient.claims(queue):
             self.transient.claim(queue)
             return {}
@@ -143,8 +143,9 @@ class EngineLink:
     # ------------------------------------------------------------ messages
 
     def send(self, destination: str, payload: str, options: dict[str, Any], safe: bool) -> None:
-        """Publish. What no queue takes is gone, as on RabbitMQ; but a queue that was declared here
-        and has been deleted since is made again. safe: it survives the loss of the engine."""
+        """Publish. A message that no queue takes is dropped, as on RabbitMQ; but a queue that was
+        declared here and has been deleted since is made again. safe: the message survives the loss
+        of the engine."""
         if not safe:
             self.producer.send_async(
                 destination, payload, delivery_mode="non_persistent", **options
@@ -170,7 +171,7 @@ class EngineLink:
             if not self._answered(sent):
                 raise Timeout(f"no answer to a message for {destination!r} in {CONFIRM_S:g} s")
         except Timeout as error:
-            # It is sent again as long as this process lives: nobody else may.
+            # It is sent again as long as this process lives; no other process may send it.
             raise OperationalError(str(error)) from error
         sent.result()
 
@@ -191,12 +192,12 @@ def _definition(queue: str, keys: dict[str, Any]) -> dict[str, Any]:
 
 
 _links: dict[Address, EngineLink] = {}
-_inherited: list[EngineLink] = []  # of the parent process; to end them here would end them there
+_inherited: list[EngineLink] = []  # the parent process's; ending them here would end them there
 _lock = threading.Lock()
 
 
 def acquire(address: Address) -> EngineLink:
-    """The link to this address, opened if there is none. Raises what `lakequeue.connect` does."""
+    """The link to this address, opened on first use. Raises as `lakequeue.connect`."""
     with _lock:
         link = _links.get(address)
         if link is None or not link.is_open:
@@ -209,7 +210,7 @@ def acquire(address: Address) -> EngineLink:
 
 
 def release(link: EngineLink) -> None:
-    """A kombu connection is closed; with the last one the link is."""
+    """A kombu connection was closed; the last one closes the link."""
     with _lock:
         link.users -= 1
         if link.users > 0:

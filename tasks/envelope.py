@@ -1,4 +1,4 @@
-"""How a kombu message travels: one JSON object as the payload, and what the broker carries out.
+"""How a kombu message travels: one JSON object as the payload, and options for the broker.
 
 A body that is text stands in it as it is, so that expressions, SQL and the monitor page can read
 it: `/headers/task` is the task's name. Bytes are base64.
@@ -24,7 +24,7 @@ FIELDS = ("body", "content-type", "content-encoding", "headers", "properties")
 
 
 def encode(message: dict[str, Any]) -> str:
-    """The payload of a message as `prepare_message` gives it. Changes it."""
+    """The payload of a message as `prepare_message` gives it. Modifies ``message``."""
     body, given = message["body"], message["properties"]
     properties = message["properties"] = {k: given[k] for k in PROPERTIES if k in given}
     if isinstance(body, bytes):
@@ -77,7 +77,7 @@ def _check(found: Any) -> None:
 
 
 def options_of(message: dict[str, Any]) -> dict[str, Any]:
-    """What the broker is to do with a message: `priority`, `delay` and `ttl` of `Producer.send`."""
+    """The options for the broker: `priority`, `delay` and `ttl` of `Producer.send`."""
     properties = message["properties"]
     options: dict[str, Any] = {"priority": _priority(properties.get("priority"))}
     delay_s = _delay_s(message["headers"].get("eta"))
@@ -85,8 +85,8 @@ def options_of(message: dict[str, Any]) -> dict[str, Any]:
         options["delay"] = delay_s
     expiration = properties.get("expiration")
     ttl_s = 0.0 if expiration is None else float(expiration) / 1000
-    # What has expired already, or would before its time, goes to a worker all the same: Celery's
-    # notes in the result backend that it was revoked.
+    # A task that has expired, or would before its time, still goes to a worker: Celery's notes in
+    # the result backend that it was revoked.
     if ttl_s > max(delay_s, 0):
         options["ttl"] = ttl_s
     return options
@@ -101,8 +101,8 @@ def _priority(value: object) -> int:
 
 
 def _delay_s(eta: object) -> float:
-    """How long from now on; 0 for what has no time, or one without a zone, which only the worker
-    can read."""
+    """Seconds from now; 0 without a time, or with one without a zone, which only the worker can
+    interpret."""
     if not isinstance(eta, str):
         return 0.0
     try:

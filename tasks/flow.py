@@ -14,14 +14,14 @@ from typing import Any
 from ..client import Consumer, Message
 from .engine_link import EngineLink
 
-ACKS_PART = 2  # acks are sent once they are this part of the prefetch,
-GATHER_S = 0.01  # or so long after the last ones
+ACKS_PART = 2  # acks are sent when there are this many of the prefetch,
+GATHER_S = 0.01  # or this long after the last ones
 
 Deliver = Callable[["Flow", Message], Any]
 
 
 class Flow:
-    """prefetch: how many messages it may hold. deliver: takes what has come."""
+    """prefetch: how many messages it may hold. deliver: called when messages have come."""
 
     def __init__(
         self, link: EngineLink, queue: str, prefetch: int, no_ack: bool, deliver: Deliver
@@ -31,9 +31,9 @@ class Flow:
         self.deliver = deliver
         self.held = 0
         self.retired = False  # cancelled
-        self.parked = False  # it has given back what waited here
+        self.parked = False  # it has returned the messages that waited here
         self._prefetch = prefetch
-        self._acked = 0  # of these the engine may not have heard yet
+        self._acked = 0  # acks that the engine may not have yet
         self._sent_s = 0.0  # when it last sent acks
         mode = "no_ack" if no_ack else "individual"
         self.consumer: Consumer = link.connection.consumer(
@@ -58,9 +58,9 @@ class Flow:
         return message
 
     def settled(self, acknowledged: bool) -> None:
-        """One message less is held. Acks that follow each other closely travel together, at the
-        latest when the client looks for what is due; but who has nothing left to do while they are
-        on their way sends them at once."""
+        """Note that one message was settled. Acks that follow each other closely travel together,
+        at the latest when the client looks for what is due; but a consumer with nothing left to do
+        sends them at once."""
         self.held -= 1
         self._acked += acknowledged
         if self.retired:
@@ -76,14 +76,14 @@ class Flow:
             self.consumer.tick()
 
     def set_prefetch(self, prefetch: int) -> None:
-        """How many it may hold from now on; more than that it gives back, unless it was given
-        out."""
+        """Change how many messages it may hold. It returns those beyond that, unless the
+        application has them."""
         if prefetch != self._prefetch and not self.no_ack:
             self._prefetch, self.parked = prefetch, False
             self.consumer.set_max_backlog(prefetch)
 
     def park(self) -> None:
-        """Give back what waits here: other workers can have it."""
+        """Return the messages that wait here, so that other workers can have them."""
         self.parked = True
         self.consumer.set_max_backlog(self.held)
 
@@ -94,7 +94,7 @@ class Flow:
             self.consumer.set_max_backlog(self._prefetch)
 
     def retire(self) -> None:
-        """Cancelled: nothing comes any more; what it holds may still be settled."""
+        """Cancel: no more messages come; those it holds may still be settled."""
         if self.retired:
             return
         self.retired = True
@@ -104,7 +104,7 @@ class Flow:
             self.consumer.set_max_backlog(0)
 
     def close(self) -> None:
-        """Ended: what it holds returns to the queue."""
+        """End: messages that it holds return to the queue."""
         self.retired = True
         self.consumer.close()
 

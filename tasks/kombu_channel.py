@@ -1,7 +1,7 @@
 """A kombu channel: what AMQP's methods mean on lakequeue.
 
-What kombu's virtual channels keep in the client is the engine's here: bindings are topic
-subscriptions, unacknowledged messages are leased, what returns keeps its place.
+The engine does what kombu's virtual channels do in the client: bindings are topic subscriptions,
+unacknowledged messages are leased, and returned messages keep their place.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from .bindings import subscription_of, topic_of
 from .engine_link import BACKLOG_MAX, EngineLink
 from .flow import Flow, Getter
 
-UNLIMITED = 1_000  # the prefetch of who names none
-TURN_MAX = 1_000  # messages that one turn of the event loop hands over at most
+UNLIMITED = 1_000  # the default prefetch
+TURN_MAX = 1_000  # the most messages that one turn of the event loop hands over
 SHARE_S = 1.0  # how long messages wait here behind tasks of another queue
 TRANSIENT = 1
 
@@ -47,7 +47,8 @@ class KombuChannel(virtual.Channel):
         self._retired: list[Flow] = []
         self._prefetch = 0
         self._transient: set[str] = set()  # declared here, see `transient`
-        self._full_since: float | None = None  # while messages wait here that others could have
+        # while messages wait here that other workers could have
+        self._full_since: float | None = None
 
     @property
     def link(self) -> EngineLink:
@@ -57,14 +58,14 @@ class KombuChannel(virtual.Channel):
     # ------------------------------------------------------------ queues and exchanges
 
     def prepare_queue_arguments(self, arguments: Any, **options: Any) -> Any:
-        """`message_ttl` and others as RabbitMQ names them."""
+        """Rename `message_ttl` and others to RabbitMQ's names."""
         return to_rabbitmq_queue_arguments(arguments or {}, **options)
 
     def queue_declare(
         self, queue: str | None = None, passive: bool = False, auto_delete: bool = False,
         exclusive: bool = False, arguments: dict[str, Any] | None = None, **_: Any,
     ) -> queue_declare_ok_t:  # fmt: skip
-        """Make a queue where there is none."""
+        """Make a queue if it does not exist."""
         name = queue or f"amq.gen-{uuid()}"
         if passive:
             found = self.link.look(name)
@@ -90,14 +91,14 @@ class KombuChannel(virtual.Channel):
         self, queue: str, exchange: str | None = None, routing_key: str = "",
         arguments: Any = None, **_: Any,
     ) -> None:  # fmt: skip
-        """The queue subscribes to what the binding stands for."""
+        """Add the topic subscription of a binding."""
         self.link.admin.subscribe_topic(queue, self._subscription(exchange, routing_key))
 
     def queue_unbind(
         self, queue: str, exchange: str | None = None, routing_key: str = "",
         arguments: Any = None, **_: Any,
     ) -> None:  # fmt: skip
-        """The queue takes no more of it; what it has stays."""
+        """Remove the topic subscription of a binding; messages in the queue stay."""
         self.link.admin.unsubscribe_topic(queue, self._subscription(exchange, routing_key))
 
     def _subscription(self, exchange: str | None, routing_key: str) -> str:
@@ -109,7 +110,7 @@ class KombuChannel(virtual.Channel):
             raise ChannelError(str(error)) from error
 
     def exchange_delete(self, exchange: str, if_unused: bool = False, nowait: bool = False) -> None:
-        """Forget its type; queues that are bound to it stay bound."""
+        """Forget an exchange's type; queues that are bound to it stay bound."""
         self.state.exchanges.pop(exchange, None)
 
     def queue_delete(
@@ -125,7 +126,7 @@ class KombuChannel(virtual.Channel):
         self.link.delete(queue)
 
     def _let_go(self, queue: str) -> None:
-        """This channel needs a transient queue no more."""
+        """This channel no longer needs a transient queue."""
         self._transient.discard(queue)
         getter = self._getters.pop(queue, None)
         if getter is not None:
@@ -133,7 +134,7 @@ class KombuChannel(virtual.Channel):
         self.link.transient.let_go(queue)
 
     def _drop_flows(self, queue: str) -> None:
-        """Consumers of a queue that is deleted: they are not news to who deletes it."""
+        """Drop the consumers of a queue that this channel deletes."""
         for tag in [t for t, flow in self._flows.items() if flow.queue == queue]:
             self._flows.pop(tag).close()
         getter = self._getters.pop(queue, None)
@@ -191,7 +192,7 @@ class KombuChannel(virtual.Channel):
         return consumer_tag
 
     def basic_cancel(self, consumer_tag: str) -> None:
-        """Take no more; unacknowledged messages may still be acknowledged."""
+        """Stop taking messages; unacknowledged ones may still be acknowledged."""
         flow = self._flows.pop(consumer_tag, None)
         if flow is None:
             return
@@ -225,12 +226,12 @@ class KombuChannel(virtual.Channel):
 
     @property
     def has_room(self) -> bool:
-        """Whether the prefetch lets another message through."""
+        """Whether the prefetch allows another message."""
         return not self._prefetch or len(self._unacked) < self._prefetch
 
     @property
     def is_ready(self) -> bool:
-        """Whether something waits here that can be handed over."""
+        """Whether a message waits here that can be handed over."""
         room = self.has_room
         return any(
             (f.is_ready and (room or f.no_ack)) or (f.parked and room)
@@ -262,7 +263,8 @@ class KombuChannel(virtual.Channel):
         return True
 
     def hand_over(self) -> int:
-        """Give the application what waits here, a message of each consumer in turn; how many."""
+        """Give the application the waiting messages, one of each consumer in turn; returns how
+        many."""
         count = 0
         while count < TURN_MAX:
             before = count
@@ -287,7 +289,8 @@ class KombuChannel(virtual.Channel):
         self._settle(delivery_tag, Message.ack, True)
 
     def basic_reject(self, delivery_tag: str, requeue: bool = False) -> None:
-        """Back to its place in the queue; or to the dead message queue, where there is one."""
+        """Return a message to its place in the queue, or send it to the dead message queue, if
+        there is one."""
         self._settle(delivery_tag, Message.cancel if requeue else Message.reject, False)
 
     def _settle(self, tag: str, how: Callable[[Message], None], acknowledged: bool) -> None:
@@ -303,7 +306,7 @@ class KombuChannel(virtual.Channel):
         self.connection.look_again()
 
     def basic_recover(self, requeue: bool = False) -> None:
-        """Return everything that is unacknowledged."""
+        """Return all unacknowledged messages."""
         if not requeue:
             raise NotImplementedError("recover: allowed is requeue=True")
         for tag in list(self._unacked):
@@ -312,7 +315,7 @@ class KombuChannel(virtual.Channel):
     # ------------------------------------------------------------ the end
 
     def close(self) -> None:
-        """Cancel all consumers; what is unacknowledged returns."""
+        """Cancel all consumers; unacknowledged messages return."""
         if self.closed:
             return
         self.closed = True
@@ -341,8 +344,8 @@ _ARGUMENTS: dict[str, tuple[str, Callable[[Any], Any]]] = {
 
 
 def _keys(arguments: dict[str, Any]) -> dict[str, Any]:
-    """What `queue_arguments` say, as keys of a definition: some of RabbitMQ's, and lakequeue's own
-    as they are. A queue that lakequeue cannot delete for lack of use keeps nothing for longer."""
+    """The keys of a definition in `queue_arguments`: some of RabbitMQ's, and lakequeue's own as
+    they are. A queue that lakequeue cannot delete for lack of use keeps nothing for longer."""
     found = {k: v for k, v in arguments.items() if not k.startswith("x-")}
     for name, (key, read) in _ARGUMENTS.items():
         if arguments.get(name) is not None:

@@ -1,7 +1,7 @@
 """The transport that kombu opens for `lakequeue+kafka://` and `lakequeue+memory://`.
 
-Over Kafka the client's threads read; a byte through a pipe tells the worker's event loop that
-something waits. In memory nothing happens unless somebody calls (`memory_clock`).
+Over Kafka the client's threads read; a byte through a pipe tells the worker's event loop that a
+message waits. In memory nothing happens unless somebody calls (`memory_clock`).
 """
 
 from __future__ import annotations

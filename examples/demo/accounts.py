@@ -1,8 +1,8 @@
-"""The demo's accounts: what the tables in Delta say became of every message.
+"""The demo's accounts: what became of every message, by the Delta tables.
 
 Per queue: distinct messages spooled = distinct messages acknowledged, expired or removed otherwise
-+ what is still there. The counters that the engine shows have to say the same, and what was sent
-has to be there. The order of barriers is checked too: the journal says in which step what happened.
++ what is still there. The engine's counters must say the same, and every sent message must be
+there. The order of barriers is checked too: the journal says in which step what happened.
 """
 
 from __future__ import annotations

@@ -120,7 +120,7 @@ class EngineProcess:
 
 @dataclass(slots=True)
 class WorkerProcess:
-    """A worker of the demo, and what it last said."""
+    """A worker of the demo, and its last report."""
 
     name: str
     jobs: list[str]
@@ -172,7 +172,7 @@ class WorkerProcess:
             raise LakequeueError(f"{self.name} ended with status {self.process.returncode}: {why}")
 
     def freeze(self) -> None:
-        """Make it hang: it holds what it has, and is still sent more."""
+        """Make it hang: it keeps its messages, and is still sent more."""
         self.fate = "hangs"
         self.process.send_signal(signal.SIGSTOP)
 
@@ -211,7 +211,7 @@ def until(
     what: str,
     every_s: float = 0.1,
 ) -> None:
-    """Wait for a condition; ``check`` raises what makes waiting vain."""
+    """Wait for a condition; ``check`` raises if waiting is useless."""
     deadline = time.monotonic() + seconds
     while not condition():
         check()

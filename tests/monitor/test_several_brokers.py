@@ -110,7 +110,7 @@ def test_a_broker_that_does_not_run_hides_nobody(mesh: Any, vpn_monitor: VpnMoni
     send(mesh, "near", {"n": 2})
     seen = vpn_monitor.look()
     assert {q["name"]: q["depth"] for q in seen.queues} == {"near": 2, "far": 2, "both": 7}
-    said = "Broker west is failed: of it stands here what it said last."
+    said = "Broker west is failed: the last answer is shown."
     assert (seen.problem, seen.silent) == ("", said)
     assert vpn_monitor.queue("both")[0]["depth"] == 3  # what the others have
     with pytest.raises(lakequeue.LakequeueError, match=r"'far'; broker west is failed"):
