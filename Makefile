@@ -55,7 +55,7 @@ demo: setup ## real flights through real queues, then the accounts
 # on what all others leave of the cores. Each part runs whatever another one finds; what failed before
 # the last one is told once more at the end, and its closing line. LINT is a name of its own, as make
 # carries out a line with $(MAKE) in it even where it is only to print it (-n).
-OWN := celery_day chaos live_brokers object_store secured_kafka standalone
+OWN := chaos live_brokers object_store secured_kafka standalone
 OWN := $(OWN:%=tests/job/test_%.py)
 AWAY := tests/job/test_away.py
 ENGINES := $(sort $(filter-out $(OWN) $(AWAY),$(wildcard tests/job/test_*.py)))

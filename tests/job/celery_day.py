@@ -46,6 +46,7 @@ TRACED = 20
 TABLES_S = 90.0  # they are a few seconds behind
 LATER = FAILING = 0.05  # the shares of tasks with a countdown, and of those that fail at first
 CONFIG = "queues: []\n"
+NO_HISTORY = ("--set", "lakequeue.history_interval_s=0")  # nobody asks for it
 _WHERE = "j.topic = m.topic AND j.partition = m.partition AND j.offset = m.offset"
 _MESSAGES = f"""
 SELECT j.message_id, m.payload FROM journal AS j JOIN messages AS m ON {_WHERE} AND j.item = m.item
@@ -128,9 +129,11 @@ class Sent:
 
 @dataclass
 class Day:
-    """chance: draws what is sent, and who dies. Its figures are in `told` at the end."""
+    """engine: dies, and is started again. chance: draws what is sent, and who dies. Its figures are
+    in `told` at the end."""
 
     folder: Path
+    engine: UpProcess
     tasks: int
     kills: int
     workers: int
@@ -142,13 +145,8 @@ class Day:
 
     def run(self) -> dict[str, Any]:
         """Live it, judge it; its figures. Raises AssertionError for wrong accounts."""
-        config = self.folder / "queues.yaml"
-        config.write_text(CONFIG)
         self.chance = random.Random(self.seed)
-        history = ("--set", "lakequeue.history_interval_s=0")  # nobody asks for it
-        self.engine = UpProcess(self.folder / "home", config, *history)
         try:
-            self.engine.wait_ready()
             self.application = Application(f"kafka://{self.engine.bootstrap}", self.folder)
             begun = time.monotonic()
             self._live()
@@ -159,7 +157,6 @@ class Day:
         finally:
             for process in self.running:
                 kill(process)
-            self.engine.kill()
         return self.told
 
     # ------------------------------------------------------------ what happens
@@ -279,7 +276,7 @@ class Day:
         wanted = {self.sent[n].task: n for n in some if self.sent[n].task is not None}
 
         def unexplained() -> dict[int, list[list[str]]]:
-            lake = open_lake(self.folder / "home")
+            lake = open_lake(self.engine.home)
             lives: dict[int, list[list[str]]] = {n: [] for n in wanted.values()}
             for message_id, payload in lake.execute(_MESSAGES).fetchall():
                 task = json.loads(payload)["headers"]["id"]
@@ -314,7 +311,13 @@ def main(tasks: int, kills: int, workers: int, seed: int | None) -> None:
     seed = int(time.time()) if seed is None else seed
     sys.path.insert(0, str(HERE))
     with tempfile.TemporaryDirectory(prefix="lakequeue-day-") as folder:
-        told = Day(Path(folder), tasks, kills, workers, seed).run()
+        config = Path(folder) / "queues.yaml"
+        config.write_text(CONFIG)
+        engine = UpProcess(Path(folder) / "home", config, *NO_HISTORY)
+        try:
+            told = Day(Path(folder), engine.wait_ready(), tasks, kills, workers, seed).run()
+        finally:
+            engine.kill()
     click.echo(json.dumps({"seed": seed, **told}, indent=2))
 
 

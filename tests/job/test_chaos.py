@@ -17,7 +17,8 @@ say, byte for byte, however often it was written (`output_audit.py`); and the De
 thing once. Meanwhile no receipt of `durability: delta` came before its message was in the table.
 
 Then the same home says an alert, captures a topic, and ends while its Kafka hangs. A backup of it,
-made and moved with the commands of the page, goes on where it stopped.
+made and moved with the commands of the page, goes on where it stopped, and serves a short day of
+Celery (`celery_day.py`; `make soak` lives a longer one).
 
 How many die: 4 here by default, one of each kind, for who is frozen takes Java along. With those of
 the other tests `make test` kills or freezes 11 times: once in `tests/loop/test_on_kafka.py`, 4 in
@@ -47,6 +48,7 @@ from pathlib import Path
 import lakequeue
 import psutil
 import pytest
+from job.celery_day import HERE, NO_HISTORY, Day
 from job.output_audit import UNTRIMMED, judge_what_was_said
 from job.processes import UpProcess, gone, loop_workers, runs, thaw, until
 from job.tables import check_tables
@@ -68,9 +70,8 @@ ALONE = 0.5  # the share of drivers that die alone
 BACK_S_MAX = 90.0
 FIRST = ["worker", "kafka"]  # of each round
 DECK = ["worker"] * 5 + ["kafka"] * 2 + ["java"]
-CONFIG = """
-system: {heartbeat_timeout: 60s}  # with Kafka dead for 12 s nobody can say that he lives
-queues:
+SYSTEM = "system: {heartbeat_timeout: 60s}\n"  # with Kafka dead for 12 s no heartbeat arrives
+QUEUES = """queues:
   - {name: orders, message_type: text, max_per_subscription_backlog: 50, max_cancels: 0}
   - {name: durable, message_type: text}
   - {name: small, message_type: text, max_spool_usage: 100}
@@ -102,7 +103,7 @@ class Chaos:
 
     def start(self) -> None:
         config = self.folder / "queues.yaml"
-        config.write_text(CONFIG)
+        config.write_text(SYSTEM + QUEUES)
         batches = ("--set", f"lakequeue.batch_s={BATCH_S}")
         self.engines.append(UpProcess(self.folder / HOME, config, *batches, *UNTRIMMED))
         self.engine.wait_ready()
@@ -381,7 +382,9 @@ def test_a_backup_goes_on_where_it_stopped_on_another_disk(chaos: Chaos) -> None
     disk = folder / "another disk"
     shell(command("mv").replace("/data/lakequeue", f"'{disk}'"), folder)
     assert not home.exists()
-    chaos.engines.append(UpProcess(disk, folder / "queues.yaml"))
+    config = folder / "later.yaml"
+    config.write_text(QUEUES)
+    chaos.engines.append(UpProcess(disk, config, *NO_HISTORY))
     chaos.engine.wait_ready()
     assert chaos.addresses == addresses  # Kafka's port, and the metrics'
     with lakequeue.connect(addresses["Kafka"]) as connection:
@@ -399,4 +402,13 @@ def test_a_backup_goes_on_where_it_stopped_on_another_disk(chaos: Chaos) -> None
         message = connection.consumer("plain").receive(120)
         assert message is not None
         assert message.payload == b"seen"
+
+
+def test_a_day_in_the_life_of_celery(chaos: Chaos, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last test of this home."""
+    monkeypatch.syspath_prepend(str(HERE))
+    told = Day(chaos.folder, chaos.engine, tasks=300, kills=2, workers=2, seed=37).run()
+    assert told["tasks"] + told["not known to be stored"] >= 300
+    assert told["engines killed"] == 1
+    assert told["explained by trace"] >= 10
     chaos.stop()
