@@ -34,7 +34,7 @@ from ..state.queue.mesh_interface import LATER
 from ..state.rules.routing import has_topic
 from .channel import say
 from .directory import ApplyBridge, apply_entry, apply_topic, wire_entry
-from .facts import Before, Entry, MeshFacts, ReplyAddress, WaitingAnswer, entry_of, key_of
+from .facts import Before, Entry, MeshFacts, Peer, ReplyAddress, WaitingAnswer, entry_of, key_of
 from .queue_placement import QueuePlacement, check_move, needs_one_host
 
 ENTRIES_MAX = 100  # in one record
@@ -154,12 +154,12 @@ class Keeper:
         """Note that a broker knows the directory up to an edition, and send the answers that waited
         for it."""
         facts, waiting = self._facts, self._facts.waiting
-        facts.peers[sender].confirmed = message.edition
+        peer = facts.peers[sender]
         for edition, why in message.refused:
-            one = _of_edition(waiting, edition)
-            if one is not None and not one.error:
-                name = facts.peers[sender].name
-                one.error = f"broker {name!r} refuses, so nothing is changed: {why}"
+            self._refused(peer, edition, why)
+        if peer.is_behind or message.missed or message.again:
+            return  # a refusal may be lost: its answer to the whole directory will repeat it
+        peer.confirmed = message.edition
         one = _of_edition(waiting, message.edition)
         if one is not None:
             one.result = message.waited or one.result
@@ -176,6 +176,20 @@ class Keeper:
             if not is_taken_back:
                 self._answer(one)
         del waiting[:answered]
+
+    def _refused(self, peer: Peer, edition: int, why: str) -> None:
+        """A broker refuses a definition, and with it the queue's earlier ones that it has not
+        confirmed: they were lost on their way to it, so it would not have them either."""
+        one = _of_edition(self._facts.waiting, edition)
+        if one is None:
+            return
+        refused = [one]
+        if one.before is not None:
+            for other in self._unconfirmed[one.before.vpn, one.before.queue]:
+                if peer.confirmed < other.edition < edition:
+                    refused.append(other)
+        for each in refused:
+            each.error = each.error or f"broker {peer.name!r} refuses, so nothing is changed: {why}"
 
     def _take_back(self, one: WaitingAnswer) -> bool:
         """Give all hosts of a queue the definition back that it had before a broker refused the new

@@ -117,15 +117,16 @@ def test_M2_brokers_find_a_queue_whose_creation_was_lost(network: Network) -> No
     assert mesh.at["a"].admin().describe("two")["depth"] == 1
 
 
+@pytest.mark.parametrize("lost", [("entries", "a", "c"), ("heard", "c", "a")])
 @pytest.mark.parametrize("part", [1, 100])
 def test_Q9_a_refusal_that_comes_late_is_of_the_definition_that_it_refuses(
-    part: int, network: Network, monkeypatch: pytest.MonkeyPatch
+    part: int, lost: tuple[str, str, str], network: Network, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(keeper, "ENTRIES_MAX", part)
     mesh = Mesh(queues=[ORDERS, local("near", "a"), local("other", "a")])
     for _ in range(2):
         mesh.send("c")
-    network.lose("entries", "a", "c")
+    network.lose(*lost)
     refused = ask(mesh, change("orders", max_spool_usage=0))
     network.heal()
     accepted = ask(mesh, change("near", max_deliveries=3))
@@ -133,6 +134,24 @@ def test_Q9_a_refusal_that_comes_late_is_of_the_definition_that_it_refuses(
     assert is_same_everywhere(mesh)
     assert entries(mesh, "c")["orders"].definition.max_spool_usage
     assert entries(mesh, "c")["near"].definition.max_deliveries == 3
+
+
+def test_Q9_a_new_queue_that_a_broker_refuses_late_goes_though_it_is_defined_again(
+    network: Network,
+) -> None:
+    """The broker never had the first definition, so it refused that to which the queue went back
+    as well."""
+    mesh = Mesh(limits=Limits(queues=3), queues=[local(f"near{n}", "b") for n in range(3)])
+    network.lose("entries", "a", "b")
+    asked = [ask(mesh, c.Define(definition=ORDERS))]
+    network.heal()
+    mesh.engine.cut("b")
+    asked += [ask(mesh, change("orders", max_deliveries=n)) for n in (3, 4)]
+    mesh.engine.mend("b")
+    for (answer,) in asked:
+        assert "nothing is changed" in answer["error"]
+    assert is_same_everywhere(mesh)
+    assert "orders" not in entries(mesh, "a")
 
 
 def test_M5_a_new_queue_does_not_move_before_all_brokers_have_it() -> None:
