@@ -65,6 +65,8 @@ def _check_queue(broker: Broker, queue: Queue, rows: list[Row]) -> None:
     _check_leases(queue, rows)
     _check_order(queue)
     _check_deadlines(queue)
+    if not queue.definition.max_spool_usage:  # S10
+        assert header.depth - states.count(MOVING) < 2, f"{name}: quota 0 keeps the last message"
     limit = queue.definition.max_backlog
     if limit is not None and queue.definition.semantics == "at-least-once":
         assert header.leased <= limit or queue.header.counters, f"{name}: max_backlog"

@@ -365,33 +365,35 @@ class Home:
     def do_lose(self, rng: random.Random) -> None:
         """Kafka loses what one broker said to another, before it is heard, or what it says next.
         Only the next number tells (`mesh.channel`), so it is a word behind which that broker has
-        said more; or one to the first broker, to which all others have something to say in the
-        end."""
+        said more; or one to the first broker or from it: in the end it tells all others of a
+        definition, and they answer."""
         site = self._site(rng)
         place = topics.topic(site.name, topics.MESH), 0
-        log = self.kafka.partitions.get(place, [])
-        is_told_later = site.number == self._keeper()
+        log, kinds = self.kafka.partitions.get(place, []), rng.choice((OF_MESSAGES, OF_DIRECTORY))
         for at in range(self._taken(site, place), len(log)):
             record = log[at]
-            if record is None or not may_be_lost(record):
+            if record is None or kind_of_word(record) not in kinds:
                 continue
             later = {sender_of(later) for later in log[at + 1 :] if later}
-            told = sender_of(record) in later or (
-                is_told_later and sender_of(record) != site.number
-            )
-            if told and self._loses(record):
+            if sender_of(record) in later or self._is_told_later(site, record):
+                self.accounts.happened.add("lost words")
                 log[at] = None
             return
-        if is_told_later:
-            number = site.number
-            self.kafka.loses[place] = lambda one: sender_of(one) != number and self._loses(one)
 
-    def _loses(self, record: Record) -> bool:
-        """Whether this record may be lost; it is, then."""
-        if may_be_lost(record):
+        def is_lost(record: Record) -> bool:
+            if kind_of_word(record) not in kinds or not self._is_told_later(site, record):
+                return False
             self.accounts.happened.add("lost words")
             return True
-        return False
+
+        self.kafka.loses[place] = is_lost
+        if kinds is OF_DIRECTORY:
+            self.do_other(rng)
+
+    def _is_told_later(self, to: Site, record: Record) -> bool:
+        """Whether a word to this broker is from the first one, or to it."""
+        sender = sender_of(record)
+        return sender != to.number and self._keeper() in (sender, to.number)
 
     def _taken(self, site: Site, place: tuple[str, int]) -> int:
         """Up to where somebody who runs a broker, or ran it, has read."""
@@ -464,6 +466,18 @@ class Home:
         else:
             self.admin.tell(broker, c.Describe(queue=queue))
 
+    def do_other(self, rng: random.Random) -> None:
+        """A queue that nobody uses comes or goes."""
+        broker = self._site(rng).number
+        if rng.random() < 0.5:
+            self.admin.tell(broker, c.Delete(queue="other"))
+        else:
+            self._define_other(broker, "other")
+
+    def _define_other(self, broker: int, name: str) -> None:
+        definition = {"name": name, "message_type": "text"}
+        self.admin.tell(broker, c.Define(definition=definition))
+
     def _define(self, broker: int, queue: str, most: int) -> None:
         definition = {"name": queue, "max_spool_messages": most}
         self.admin.tell(broker, c.Define(definition=definition, replace=False))
@@ -489,6 +503,7 @@ class Home:
         self.calm = True
         self.net.lost = self.net.twice = 0.0
         self.kafka.loses.clear()
+        self._define_other(self._keeper(), "last")
         for site in self.sites.values():
             site.is_cut, site.dies_at, site.skew = False, None, 0.0
             if site.worker is not None:
@@ -557,8 +572,10 @@ class Home:
         self.events = self.accounts.judge(self.kafka)
         for site in self.sites.values():
             self._judge_ranges(site)
-        editions = {site.directory() for site in self.sites.values()}
-        must(len(editions) == 1, f"brokers know several directories: {editions}")
+        first, *others = [site.directory() for site in self.sites.values()]
+        for name in {name for one in (first, *others) for name in one}:
+            found = [one.get(name) for one in (first, *others)]
+            must(found.count(found[0]) == len(found), f"brokers know {name!r} differently: {found}")
 
     def _judge_ranges(self, site: Site) -> None:
         """Its steps took each record that was there once, and left none out."""
@@ -573,7 +590,10 @@ class Home:
                 due[place] = r.last + 1
 
 
-def may_be_lost(record: Record) -> bool:
-    """What is said of messages that are in transit: it is said again."""
-    kinds = ("hand_over", "answer", "room")
-    return sender_of(record) is not None and mesh_messages.decode(record.own_value).kind in kinds
+# What brokers say of messages in transit, and of the directory. If it is lost, it is said again.
+OF_MESSAGES, OF_DIRECTORY = ("hand_over", "answer", "room"), ("entries", "heard")
+
+
+def kind_of_word(record: Record) -> str:
+    """What kind of a word of a broker of this home a record is; empty if it is none."""
+    return "" if sender_of(record) is None else mesh_messages.decode(record.own_value).kind

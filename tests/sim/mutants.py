@@ -234,6 +234,12 @@ def a_broker_hears_of_no_changes() -> Any:
     return around(directory, "hear_entries", hear)
 
 
+@mutant
+def a_lost_deletion_is_not_noticed() -> Any:
+    """Of the directory."""
+    return around(directory, "_gone", lambda original, *given: [])
+
+
 # ---------------------------------------------------------------- the core
 
 

@@ -78,11 +78,13 @@ class Site:
     epoch: int = 7
     doors: list[PartitionId] = field(default_factory=list)  # where other homes come in
 
-    def directory(self) -> int:
-        """Which edition of the directory it knows; 0 where it is alone."""
+    def directory(self) -> dict[str, Any]:
+        """What it knows of the home's queues, and the edition of the directory; 0 if it is
+        alone."""
         assert self.worker is not None
-        mesh = self.worker.driver._replica.broker.mesh
-        return mesh.facts.edition  # type: ignore[attr-defined,no-any-return]
+        facts = self.worker.driver._replica.broker.mesh.facts  # type: ignore[attr-defined]
+        queues = [one for entries in facts.entries.values() for one in entries.items()]
+        return {name: msgspec.json.encode(one) for name, one in queues} | {"": facts.edition}
 
     def places(self) -> list[PartitionId]:
         """The partitions that it reads."""
