@@ -177,7 +177,7 @@ def at(
         else:
             found = past.all_as_of(lake, home, [broker] if broker else past.brokers(lake), when)
         for one in found:
-            _tell(one)
+            _print_notes(one)
         if what == "step":
             _show_step(found[0], as_json)
             return
@@ -185,7 +185,7 @@ def at(
         _look(admin_of(*found, vpn=vpn), now, what, queue, where, state, limit, as_json)
 
 
-def _tell(found: past.Moment) -> None:
+def _print_notes(found: past.Moment) -> None:
     """Print which moment it is, and its notes."""
     for note in found.notes:
         click.echo(note, err=True)

@@ -265,7 +265,7 @@ def replay(
         admin = connection.admin()
         done = admin.replay(queue, **chosen, dry_run=True)
         if not as_json:
-            _tell(done)
+            _print_preview(done)
         if not dry_run:
             if not yes and done.count:
                 question = f"Publish {counted(done.count, 'message')} to {queue} again?"
@@ -282,7 +282,7 @@ def replay(
             say(f"{count:,} refused: {reason}")
 
 
-def _tell(found: object) -> None:
+def _print_preview(found: object) -> None:
     """Print how many messages would be replayed, and some of them."""
     count, begins = found.count, found.begins  # type: ignore[attr-defined]
     if found.left:  # type: ignore[attr-defined]

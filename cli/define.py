@@ -52,7 +52,7 @@ def define(what: tuple[str, ...], engine: EngineAddress, as_json: bool) -> None:
         admin = connection.admin()
         there = {queue["name"]: queue for queue in admin.queues()}
         if pairs:
-            wanted = [_one(pairs)]
+            wanted = [_definition(pairs)]
         else:
             wanted = [queue for file in what for queue in _of_file(file, engine.vpn)]
         for definition in wanted:
@@ -77,7 +77,7 @@ def _pairs(what: tuple[str, ...]) -> dict[str, str]:
     return pairs
 
 
-def _one(given: dict[str, str]) -> dict[str, Any]:
+def _definition(given: dict[str, str]) -> dict[str, Any]:
     """The definition that KEY=VALUE arguments give."""
     name = given.get("name") or given.get("topic")
     if not name:

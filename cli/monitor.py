@@ -131,7 +131,7 @@ def _token(file: Path | None) -> str | None:
         raise ValueError(f"--token-file {file}: {getattr(error, 'strerror', error)}") from error
 
 
-class _Parts:
+class _PageModules:
     """What the page needs, from optional packages."""
 
     def __init__(self) -> None:
@@ -146,7 +146,7 @@ class _Parts:
 
 def _imported() -> Any:
     try:
-        return _Parts()
+        return _PageModules()
     except ImportError as error:
         raise EnvironmentFault(f"{EXTRA} ({error.name} is missing)") from error
 

@@ -168,7 +168,7 @@ def look_and_show(connection: Any, queue: str | None) -> RenderableType:
 def shown(found: list[dict[str, Any]], usage: dict[str, Any], alone: bool) -> RenderableType:
     """One queue, or all as a table, and the alerts that are set."""
 
-    return Group(_one(found[0]) if alone else _table(found), *alerts_of(usage))
+    return Group(_describe_one(found[0]) if alone else _table(found), *alerts_of(usage))
 
 
 def _table(described: list[dict[str, Any]]) -> RenderableType:
@@ -218,7 +218,7 @@ def usage_of(queue: Mapping[str, Any]) -> tuple[int, int]:
     return queue["spool_bytes"], limit
 
 
-def _one(queue: dict[str, Any]) -> RenderableType:
+def _describe_one(queue: dict[str, Any]) -> RenderableType:
     parts: list[RenderableType] = [_table([queue]), ""]
     for reason in queue["why"]:
         parts.append(Text(one_line(reason["text"]), style="bold" if reason["stuck"] else ""))

@@ -51,12 +51,12 @@ def tables(home: Path, repair: bool, as_json: bool) -> None:
         said = {"repaired": done} if repair else {}
         say_json({"tables": [_json(table) for table in found], **said})
     else:
-        _say(home, repair, done, found)
+        _print_report(home, repair, done, found)
     if not all(table.is_whole for table in found):
         raise click.exceptions.Exit(1)
 
 
-def _say(home: Path, repair: bool, done: list[str], found: list[Table]) -> None:
+def _print_report(home: Path, repair: bool, done: list[str], found: list[Table]) -> None:
     """Print for people."""
     for line in done:
         note(line)

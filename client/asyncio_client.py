@@ -51,7 +51,7 @@ async def connect(url: str, **options: Any) -> AsyncConnection:
 async def _made(make: Callable[[], Any]) -> Any:
     """Make a connection or a consumer in a thread. It is closed again if the waiting task is
     canceled: nobody else could."""
-    making = _Making(make)
+    making = _Creation(make)
     try:
         return await asyncio.to_thread(making.run)
     except asyncio.CancelledError:
@@ -59,7 +59,7 @@ async def _made(make: Callable[[], Any]) -> Any:
         raise
 
 
-class _Making:
+class _Creation:
     """Something that is being made, and is closed if it is abandoned before or after that."""
 
     def __init__(self, make: Callable[[], Any]) -> None:

@@ -21,7 +21,7 @@ PARENT, STATE = "traceparent", "tracestate"
 Headers = Mapping[str, str | bytes]
 
 
-class Handed(Protocol):
+class TracedMessage(Protocol):
     """A message handed to the application, as far as its span is concerned."""
 
     queue: str
@@ -68,7 +68,10 @@ class Spans:
         if PARENT in kept:
             parent = self._context(kept)
         with self._tracer.start_as_current_span(
-            f"{destination} publish", parent, kind=kind, attributes=_about(destination, "publish")
+            f"{destination} publish",
+            parent,
+            kind=kind,
+            attributes=_attributes(destination, "publish"),
         ):
             if PARENT not in kept:
                 carrier: dict[str, str] = {}
@@ -76,11 +79,11 @@ class Spans:
                 kept |= carrier
         return kept
 
-    def begin(self, message: Handed, tracked: bool) -> None:
+    def begin(self, message: TracedMessage, tracked: bool) -> None:
         """A message is handed over. tracked: the engine waits for it to be settled."""
         sent = self._trace.get_current_span(self._context(message.headers)).get_span_context()
         links = [self._trace.Link(sent)] if sent.is_valid else []
-        attributes = _about(message.queue, "process") | {
+        attributes = _attributes(message.queue, "process") | {
             "messaging.message.id": message.id,
             "messaging.message.body.size": len(message.payload),
             "lakequeue.delivery_count": message.delivery_count,
@@ -92,7 +95,7 @@ class Spans:
         if not tracked:
             message.end_span("removed")
 
-    def current(self, message: Handed) -> AbstractContextManager[Any]:
+    def current(self, message: TracedMessage) -> AbstractContextManager[Any]:
         """Make the delivery's span current, so that a callback's spans are its children."""
         if message.span is None:
             return nullcontext()
@@ -105,7 +108,7 @@ class Spans:
         return self._propagator.extract(carrier)
 
 
-def _about(destination: str, operation: str) -> dict[str, Any]:
+def _attributes(destination: str, operation: str) -> dict[str, Any]:
     return {
         "messaging.system": NAME,
         "messaging.destination.name": destination,

@@ -17,7 +17,7 @@ _WRITING = ("connection", "vpn", "queue", "orderBy", "writeId")
 
 
 @dataclass(frozen=True, slots=True)
-class Connecting:
+class ConnectionOptions:
     """Where the engine is. url: as for `lakequeue.connect`. name: the client's name."""
 
     url: str
@@ -34,7 +34,7 @@ class Connecting:
 class ReadOptions:
     """Options of `readStream`. filter: the consumer's (F5). most: messages per batch."""
 
-    connecting: Connecting
+    connecting: ConnectionOptions
     queue: str
     filter: str | None
     most: int
@@ -45,7 +45,7 @@ class WriteOptions:
     """Options of `write` and `writeStream`. queue: for rows that name none. order: the columns that
     order the rows of a partition. write_id: names a `write`, so that it happens once."""
 
-    connecting: Connecting
+    connecting: ConnectionOptions
     queue: str | None
     order: tuple[str, ...]
     write_id: str | None
@@ -53,7 +53,7 @@ class WriteOptions:
 
 def read_options(given: Mapping[str, str]) -> ReadOptions:
     """Check the options; raises ConfigError with every problem."""
-    options, problems = _known(given, _READING)
+    options, problems = _by_name(given, _READING)
     queue = options.get("queue", "")
     if not queue:
         problems.append(Problem("", "queue", queue, "is needed: the name of a queue"))
@@ -68,7 +68,7 @@ def read_options(given: Mapping[str, str]) -> ReadOptions:
 
 def write_options(given: Mapping[str, str]) -> WriteOptions:
     """Check the options; raises ConfigError with every problem."""
-    options, problems = _known(given, _WRITING)
+    options, problems = _by_name(given, _WRITING)
     columns = (name.strip() for name in options.get("orderby", "").split(","))
     order = tuple(name for name in columns if name)
     connecting = _connecting(options, NAME, problems)
@@ -76,7 +76,7 @@ def write_options(given: Mapping[str, str]) -> WriteOptions:
     return WriteOptions(connecting, options.get("queue") or None, order, write_id)
 
 
-def _known(
+def _by_name(
     given: Mapping[str, str], names: tuple[str, ...]
 ) -> tuple[dict[str, str], list[Problem]]:
     """The options by lower-case name, because Spark ignores case."""
@@ -90,7 +90,7 @@ def _known(
     return options, problems
 
 
-def _connecting(options: dict[str, str], name: str, problems: list[Problem]) -> Connecting:
+def _connecting(options: dict[str, str], name: str, problems: list[Problem]) -> ConnectionOptions:
     url = options.get("connection", "")
     parts = urlsplit(url)
     if parts.scheme != "kafka" or not parts.netloc:
@@ -98,4 +98,4 @@ def _connecting(options: dict[str, str], name: str, problems: list[Problem]) -> 
         problems.append(Problem("", "connection", url, allowed))
     if problems:
         raise ConfigError(problems)
-    return Connecting(url, options.get("vpn") or "default", name)
+    return ConnectionOptions(url, options.get("vpn") or "default", name)

@@ -93,7 +93,7 @@ class StoredRecord:
 
 
 @dataclass(slots=True)
-class _Taker:
+class _StepRange:
     """A step that took a range. now: its time. topic_id: of the topic that it read, empty if
     unknown. next_id: of the topic that the broker read next under this name."""
 
@@ -155,8 +155,8 @@ class FromTables:
     ) -> None:
         known = {} if known is None else known
         spans: dict[PartitionId, tuple[int, int]] = {}
-        self._taken: dict[Range, list[_Taker]] = {}  # in their order
-        waiting: dict[PartitionId, list[_Taker]] = {}  # for the next topic of this name
+        self._taken: dict[Range, list[_StepRange]] = {}  # in their order
+        waiting: dict[PartitionId, list[_StepRange]] = {}  # for the next topic of this name
         for record in records:
             for o in record.opened:
                 known[o.topic, o.partition] = o.at, o.topic_id
@@ -169,7 +169,7 @@ class FromTables:
                 if r.first < following:  # of another topic, untold
                     topic_id = ""
                 known[place] = r.last + 1, topic_id
-                taker = _Taker(record.now, topic_id)
+                taker = _StepRange(record.now, topic_id)
                 self._taken.setdefault(r, []).append(taker)
                 waiting.setdefault(place, []).append(taker)
         for o in later:
@@ -230,7 +230,7 @@ class FromTables:
         self._found.clear()
 
 
-def _tell_next(waiting: dict[PartitionId, list[_Taker]], opened: Opened) -> None:
+def _tell_next(waiting: dict[PartitionId, list[_StepRange]], opened: Opened) -> None:
     for taker in waiting.pop((opened.topic, opened.partition), ()):
         taker.next_id = opened.topic_id
 

@@ -104,7 +104,7 @@ def as_of(
     exactly = step is not None or len(notes) > late  # after a damaged snapshot nothing is left out
     _replay(lake, moment, target, exactly)
     if at is not None and moment.step < target and not late:
-        notes.append(f"{_ENDED}{_told(moment.now)}")
+        notes.append(f"{_ENDED}{_time_text(moment.now)}")
     _check_last(lake, moment)
     return moment
 
@@ -137,7 +137,7 @@ def _target(
     if first is None:
         known = ", ".join(brokers(lake)) or "none"
         raise ConfigError(f"broker: {broker!r} – the tables know of {known}")
-    reach = f"steps {first:,} to {last:,}, {_told(begun)} to {_told(ended)}"
+    reach = f"steps {first:,} to {last:,}, {_time_text(begun)} to {_time_text(ended)}"
     if step is not None:
         if not first <= step <= last:
             raise ConfigError(f"step: {step} – the tables have {reach}")
@@ -145,10 +145,10 @@ def _target(
     if meant is None:
         raise ConfigError(f"time: {at} – the tables begin later: {reach}")
     late = at is not None and ms > ended
-    return meant, [f"{_ENDED}{_told(ended)}"] if late else []
+    return meant, [f"{_ENDED}{_time_text(ended)}"] if late else []
 
 
-def _told(ms: int) -> str:
+def _time_text(ms: int) -> str:
     return datetime_of(ms).isoformat(" ", "milliseconds")
 
 

@@ -52,7 +52,7 @@ class StepCapture:
         raise AssertionError("the past is not written")
 
 
-class Depth(NamedTuple):
+class QueueDepth(NamedTuple):
     """A queue and how many messages it has."""
 
     vpn: str
@@ -124,7 +124,9 @@ def next_counter(store: DictStore) -> int:
     return _header(store.pages["broker"]).spool.next_counter
 
 
-def move_ahead(store: DictStore, step: int, counter: int, deliveries: int, now: int) -> list[Depth]:
+def move_ahead(
+    store: DictStore, step: int, counter: int, deliveries: int, now: int
+) -> list[QueueDepth]:
     """Advance the next step, the next message id, and the delivery numbers of all queues (R3)."""
     header = _header(store.pages["broker"])
     header.step, header.rebuilt, header.spool.next_counter = step, now, counter
@@ -136,7 +138,7 @@ def move_ahead(store: DictStore, step: int, counter: int, deliveries: int, now: 
         one.next_delivery += deliveries
         store.put(key, _encode(page))
         if not one.deleted:
-            found.append(Depth(one.definition.vpn, one.definition.name, one.depth))
+            found.append(QueueDepth(one.definition.vpn, one.definition.name, one.depth))
     return found
 
 

@@ -94,7 +94,7 @@ def rebuild(tables_home: Path, home: Path) -> list[Rebuilt]:
             f"{checkpoints} has a checkpoint: it needs no rebuild. Choose another --home, or move "
             "the checkpoint away"
         )
-    about = _about(tables_home)
+    about = _home_record(tables_home)
     if home.resolve() != tables_home.resolve():
         _take_along(tables_home, home)
         about.get(PLACES, {}).pop(CHECKPOINTS, None)  # they are the old home's
@@ -187,7 +187,7 @@ def _link_tables(source: Path, home: Path) -> None:
     )
 
 
-def _about(source: Path) -> dict[str, Any]:
+def _home_record(source: Path) -> dict[str, Any]:
     """The home's own record; if that is lost too, as much of it as is known without it."""
     file = source / "lakequeue.json"
     about: dict[str, Any] = {"format": FORMAT, "trigger": "real-time"}

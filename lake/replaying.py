@@ -99,7 +99,7 @@ def replay(
     ):
         raise ConfigError(f"rate: {shown(rate)} – allowed are messages a second, more than 0")
     _ = connection.admin().describe(queue)  # raises for a queue that does not exist
-    chosen = _Chosen(connection.vpn, queue, since, until, where, ids)
+    chosen = _Selection(connection.vpn, queue, since, until, where, ids)
     with open_lake(home) as lake:
         (first,) = lake.execute(_BEGINS).fetchone() or (None,)
         begins = None if first is None else datetime_of(first)
@@ -143,7 +143,7 @@ class _Row:
         }  # fmt: skip
 
 
-class _Chosen:
+class _Selection:
     """The messages that a replay is about."""
 
     def __init__(
@@ -191,7 +191,7 @@ class _Chosen:
         found = lake.execute(_CAME, self._given)
         while rows := found.fetchmany(TOGETHER):
             for number, event, when, payload, key, lq, headers in rows:
-                priority, dmq = _said(lq)
+                priority, dmq = _publish_options(lq)
                 row = _Row(number, event, when, payload or b"", key, priority, dmq, headers)
                 if self._meant(row):
                     yield row
@@ -206,7 +206,7 @@ class _Chosen:
         return is_true(self._program.run(row.payload, row.priority, row.key)[0])
 
 
-def _said(lq: str | None) -> tuple[int, bool]:
+def _publish_options(lq: str | None) -> tuple[int, bool]:
     """Priority and DMQ eligibility, as published."""
     try:
         header = msgspec.json.decode(lq or "{}")

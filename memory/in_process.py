@@ -112,7 +112,7 @@ class MemoryEngine:
         with self._lock:
             records = self._records(topic, command, vpn.encode(), None, None, None, 0)
             self._step(taker, Batch(commands=records))
-            self._settle()
+            self._run_to_rest()
 
     def _add_brokers(self, configuration: Configuration) -> None:
         """Add the brokers that a configuration names; existing ones stay."""
@@ -214,7 +214,7 @@ class MemoryEngine:
             else:
                 for taker in self.brokers:
                     self._step(taker, Batch(publishes=records))
-            self._settle()
+            self._run_to_rest()
         self.homes.carry()
 
     def command(
@@ -227,14 +227,14 @@ class MemoryEngine:
         with self._lock:
             records = self._records(topic, value, key, None, None, None, partition)
             self._step(taker, Batch(commands=records))
-            self._settle()
+            self._run_to_rest()
         self.homes.carry()
 
     def hear(self, broker: int, record: wire.WireRecord) -> None:
         """Give a record from another home to the broker with this number."""
         with self._lock:
             self.at(broker).tell(record)
-            self._settle()
+            self._run_to_rest()
 
     def _records(
         self, topic: str, value: bytes, key: bytes | None, meta: bytes | None,
@@ -247,7 +247,7 @@ class MemoryEngine:
 
     # ------------------------------------------------------------ steps
 
-    def _settle(self) -> None:
+    def _run_to_rest(self) -> None:
         """Step until no broker has anything left to do at this time."""
         ticks = 0
         while self._tick() and ticks < TICKS_MAX:
@@ -312,7 +312,7 @@ class MemoryEngine:
             self.now = target
             for broker in self.brokers:
                 self._step(broker, Batch())
-            self._settle()
+            self._run_to_rest()
         self.homes.carry()
         self._let_attend()
 

@@ -121,18 +121,20 @@ class MemoryCopier:
         address = far_address(self.bridge.to)
         far = homes.find(address.place) if address.scheme == MEMORY else None
         if far is None:
-            return self._tell(WAITING, f"{self.bridge.to}: no engine of this process has that name")
+            return self._report_state(
+                WAITING, f"{self.bridge.to}: no engine of this process has that name"
+            )
         vpn = address.vpn or self.bridge.vpn
         if far is self._engine and vpn == self.bridge.vpn:
-            return self._tell(WAITING, f"{self.bridge.to}: is this home itself")
+            return self._report_state(WAITING, f"{self.bridge.to}: is this home itself")
         try:
             number = far.broker(address.broker).home.number
         except LakequeueError as error:
-            return self._tell(WAITING, f"{self.bridge.to}: {error}")
+            return self._report_state(WAITING, f"{self.bridge.to}: {error}")
         if self.answers is None:
             self.answers = far.open_inbox(topics.topic(vpn, topics.BRIDGE_ANSWERS))
             far.homes.neighbours.add(homes)
-        busy = self._tell(OPEN, "")
+        busy = self._report_state(OPEN, "")
         while self.said:
             value = self.said.popleft()
             self.bring(far, vpn, number, value)
@@ -156,7 +158,7 @@ class MemoryCopier:
         key = bridge_key(self.bridge.vpn, self.bridge.name)
         self._engine.hear(self._broker, WireRecord(near.mesh_topic, 0, key, value))
 
-    def _tell(self, state: str, why: str) -> bool:
+    def _report_state(self, state: str, why: str) -> bool:
         """Report the state of the connection if it is new; returns whether it was."""
         told = CopierState(state, why)  # type: ignore[arg-type]
         if told == self._told:

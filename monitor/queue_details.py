@@ -92,7 +92,7 @@ def reasons_of_hosts(
     with the host's name."""
     brokers_of: dict[Waiting, list[str]] = {}
     for name, part in hosts.items():
-        for reason in reasons(_among(part, hosts), first.get(name, []), now):
+        for reason in reasons(_with_all_consumers(part, hosts), first.get(name, []), now):
             brokers_of.setdefault(reason, []).append(name)
     if len(hosts) == 1:
         return list(brokers_of)
@@ -102,7 +102,7 @@ def reasons_of_hosts(
     ]
 
 
-def _among(part: dict[str, Any], hosts: Hosts) -> dict[str, Any]:
+def _with_all_consumers(part: dict[str, Any], hosts: Hosts) -> dict[str, Any]:
     """One host's answer, with all hosts' consumers if it has none of its own: messages go wherever
     there is room, so its messages wait for those (H4)."""
     if part["blocked"] != NO_CONSUMER:

@@ -52,7 +52,7 @@ class _Histogram:
 
 
 @dataclass(slots=True)
-class _Followed:
+class _Sample:
     """The sample of a queue: id → since when the message waits, when it was delivered (0: not yet),
     weight."""
 
@@ -89,7 +89,7 @@ class MessageTimes:
 
     def __init__(self, place: Callable[[str, str, str], QueueKey]) -> None:
         self._place = place
-        self._followed: dict[QueueKey, _Followed] = {}
+        self._followed: dict[QueueKey, _Sample] = {}
         self._histograms: dict[tuple[str, QueueKey], _Histogram] = {}
         self._lock = threading.Lock()
 
@@ -118,7 +118,7 @@ class MessageTimes:
                 self._heard((broker, vpn, queue), event, ids[start:end], int(times[start]))
 
     def _heard(self, queue: QueueKey, event: str, ids: Any, time: int) -> None:
-        followed = self._followed.pop(queue, None) or _Followed()
+        followed = self._followed.pop(queue, None) or _Sample()
         self._followed[queue] = followed  # the newest is last
         if len(self._followed) > QUEUES_MAX:
             del self._followed[next(iter(self._followed))]

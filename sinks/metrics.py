@@ -44,7 +44,7 @@ class Metrics:
             for metric in table.TABLE
             if metric.source in (table.ENGINE, table.BATCH, table.QUERY)
         }
-        self.registry.register(_Looked(self))
+        self.registry.register(_QueueCollector(self))
         self._server: Any = None
         self._behind_since: dict[str, float] = {}
         self.batches: list[tuple[int, int]] = []  # (rows, ms) of the newest batches
@@ -142,7 +142,7 @@ class Metrics:
             self._server = None
 
 
-class _Looked(Collector):
+class _QueueCollector(Collector):
     """A collector of queues' figures, asked at each scrape."""
 
     def __init__(self, metrics: Metrics) -> None:

@@ -54,7 +54,7 @@ class _Step:
 
 
 @dataclass(slots=True)
-class _Narrow:
+class _NarrowTopic:
     """A topic that refused a record. limit: its `max.message.bytes`, None if unknown."""
 
     until: float
@@ -83,7 +83,7 @@ class Outbox:
         self._kafka, self._instructions = kafka, instructions
         self._wide = self._make_producer({})
         self._alone: Producer | None = None
-        self._narrow: dict[str, _Narrow] = {}
+        self._narrow: dict[str, _NarrowTopic] = {}
         self._back: deque[tuple[_Step, WireRecord, KafkaError, bool]] = deque()
         self._told: dict[str, float] = {}  # topics whose event was sent, and when
         self._steps: deque[_Step] = deque()
@@ -179,20 +179,20 @@ class Outbox:
                 for part in parts:
                     self._send_alone(one, part, limit)
             else:
-                self._tell(one, record, error)
+                self._report_refused(one, record, error)
             one.left -= 1
 
-    def _narrow_of(self, topic: str, error: KafkaError) -> _Narrow:
+    def _narrow_of(self, topic: str, error: KafkaError) -> _NarrowTopic:
         now = time.monotonic()
         known = self._narrow.get(topic)
         if known is None or now >= known.until:
             of_size = error.code() in _OF_SIZE
             # None if Kafka does not say; then halves are tried until they fit.
             limit = limits_of(self._kafka, [topic]).get(topic) if of_size else None
-            known = self._narrow[topic] = _Narrow(now + NARROW_S, limit)
+            known = self._narrow[topic] = _NarrowTopic(now + NARROW_S, limit)
         return known
 
-    def _tell(self, one: _Step, record: WireRecord, error: KafkaError) -> None:
+    def _report_refused(self, one: _Step, record: WireRecord, error: KafkaError) -> None:
         """Report a record that Kafka refuses for good."""
         self.refused += 1
         self.notes.append(f"refused:{record.topic}:{error.str()}")

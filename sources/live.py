@@ -188,7 +188,7 @@ class LiveInputs:
                 found |= some
         self.bytes += sum(sizes.values())
         self.pace.took(sizes[self._messages], sizes[self._captured])
-        self._told(found)
+        self._read_control(found)
         self._hear_starts()
         if not found:
             if self._messages.ahead or (self._captured.ahead and not self.pace.rest_s()):
@@ -341,7 +341,7 @@ class LiveInputs:
             records += int(before.removeprefix(what))
         self.notes.append(f"{what}{records}")
 
-    def _told(self, found: dict[PartitionId, list[Any]]) -> None:
+    def _read_control(self, found: dict[PartitionId, list[Any]]) -> None:
         """Handle the engine's records on the control topic, and note the commands' times."""
         values = {m.value() for m in found.pop((self._control, 0), ())}
         self.stopped = self.stopped or self._run in values

@@ -95,7 +95,7 @@ class BrokerRecords:
     def state(self, broker: BrokerQuery, state: str) -> None:
         """Publish a broker's new state."""
         broker.state = state
-        self._say(broker, {"state": state, "why": broker.failure or broker.hangs})
+        self._publish(broker, {"state": state, "why": broker.failure or broker.hangs})
 
     def worker(self, broker: BrokerQuery, worker: str) -> None:
         """A broker steps in this worker now; its next record names the worker."""
@@ -111,7 +111,7 @@ class BrokerRecords:
         with self._lock:
             steps = self._known.get(broker.name, {}).get("steps", 0) + seen["steps"]
         load = round(min(1.0, seen["busy_ms"] / lasted_ms), 3)
-        self._say(broker, {"steps": steps, "load": load, "batch": progress["batchId"]})
+        self._publish(broker, {"steps": steps, "load": load, "batch": progress["batchId"]})
 
     def gone(self, broker: str) -> None:
         """A broker was removed."""
@@ -119,7 +119,7 @@ class BrokerRecords:
             self._known.pop(broker, None)
         self._send((PREFIX + broker).encode(), None)
 
-    def _say(self, broker: BrokerQuery, news: dict[str, Any]) -> None:
+    def _publish(self, broker: BrokerQuery, news: dict[str, Any]) -> None:
         with self._lock:
             about = self._known.setdefault(broker.name, {})
             about.update(news, number=broker.number, epoch=self.epoch, group=broker.group)

@@ -113,7 +113,7 @@ def ensure_jars(progress: Callable[[str], None] | None = None, wanted: Path | No
         cache_directory().mkdir(parents=True, exist_ok=True)
         with _lock(cache_directory() / "jars.lock"):
             if (jars := cached_jars(wanted)) is None:
-                jars = _fetch(java, progress or _say, wanted or JARS_XML)
+                jars = _fetch(java, progress or _print_line, wanted or JARS_XML)
     except OSError as error:
         raise LakequeueError(
             f"The jar cache {cache_directory()} cannot be written ({error.strerror or error}): "
@@ -122,7 +122,7 @@ def ensure_jars(progress: Callable[[str], None] | None = None, wanted: Path | No
     return jars
 
 
-def _say(line: str) -> None:
+def _print_line(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
@@ -217,7 +217,7 @@ def main() -> int:
         if "s3" in sys.argv[1:]:
             jars.spark.extend(ensure_jars(wanted=S3_XML).spark)
     except LakequeueError as error:
-        _say(str(error))
+        _print_line(str(error))
         return 1
     print(f"{len(jars.spark)} jars for Spark and {len(jars.broker)} for the broker in {_folder()}")
     return 0

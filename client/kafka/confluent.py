@@ -143,7 +143,7 @@ class ConfluentTransport(KafkaTransport):
             self._closed = True
             if self._refusal.why:
                 raise refused(self.bootstrap, self._refusal.why) from error
-            raise no_kafka(self.bootstrap, _said(error)) from error
+            raise no_kafka(self.bootstrap, _reason_of(error)) from error
 
     def publish(
         self, topic: str, value: bytes | None, key: bytes | None, headers: Headers,
@@ -163,7 +163,9 @@ class ConfluentTransport(KafkaTransport):
                 time.sleep(0.002)
                 self._check()
             except KafkaException as error:
-                raise NotConnected(f"topic {topic!r} takes no record: {_said(error)}") from error
+                raise NotConnected(
+                    f"topic {topic!r} takes no record: {_reason_of(error)}"
+                ) from error
 
     def partitions(self, topic: str) -> int:
         self._check()
@@ -343,7 +345,7 @@ class ConfluentTransport(KafkaTransport):
                     if passed > bounds.ASK_SECONDS_MAX:
                         raise no_answer(self.bootstrap, f"{what} cannot be looked up") from error
                 elif passed > bounds.ASK_SECONDS_MAX or code in _FINAL:
-                    raise NotConnected(f"{what} cannot be used: {_said(error)}") from error
+                    raise NotConnected(f"{what} cannot be used: {_reason_of(error)}") from error
             self._check()
             time.sleep(0.05)
 
@@ -407,6 +409,6 @@ def _weakly(method: Callable[..., None]) -> Callable[..., None]:
     return call
 
 
-def _said(error: KafkaException | KafkaError | None) -> str:
+def _reason_of(error: KafkaException | KafkaError | None) -> str:
     cause = error.args[0] if isinstance(error, KafkaException) else error
     return cause.str() if isinstance(cause, KafkaError) else str(cause)

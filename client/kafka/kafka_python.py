@@ -74,7 +74,7 @@ class KafkaPythonTransport(KafkaTransport):
                     metrics_enabled=False,
                 )
         except kafka_errors.KafkaError as error:
-            raise no_kafka(bootstrap, _said(error)) from error
+            raise no_kafka(bootstrap, _reason_of(error)) from error
         super().__init__(bootstrap, client_name)
 
     def publish(
@@ -186,7 +186,7 @@ class KafkaPythonTransport(KafkaTransport):
     ) -> None:
         """Called in the producer's thread: the record was acknowledged or given up."""
         if isinstance(outcome, BaseException) and not self._closed:
-            self._failure = f"a record for topic {topic!r} is lost: {_said(outcome)}"
+            self._failure = f"a record for topic {topic!r} is lost: {_reason_of(outcome)}"
             LOGGER.warning(self._failure)
         self._give_room(size)
         if acked is not None:
@@ -201,7 +201,7 @@ class KafkaPythonTransport(KafkaTransport):
                 f"exist, or no Kafka broker answers at {self.bootstrap}"
             )
         if isinstance(error, kafka_errors.KafkaError | ValueError):
-            return NotConnected(f"topic {topic!r} takes no record: {_said(error)}")
+            return NotConnected(f"topic {topic!r} takes no record: {_reason_of(error)}")
         return error
 
     def _ask(self, what: str, question: Callable[[Any], _T]) -> _T:
@@ -226,7 +226,7 @@ class KafkaPythonTransport(KafkaTransport):
                 # A new partition has no leader for a moment: broker -1.
                 leaderless = isinstance(error, kafka_errors.UnknownBrokerIdError)
                 if not error.retriable and not leaderless:
-                    raise NotConnected(f"{what} cannot be used: {_said(error)}") from error
+                    raise NotConnected(f"{what} cannot be used: {_reason_of(error)}") from error
                 if time.monotonic() - started > bounds.ASK_SECONDS_MAX:
                     raise no_answer(self.bootstrap, f"{what} cannot be looked up") from error
             time.sleep(0.05)
@@ -246,11 +246,12 @@ class KafkaPythonTransport(KafkaTransport):
             found = self._consumer.poll(int(timeout * 1000), max_records=bounds.POLL_RECORDS_MAX)
         except kafka_errors.UnsupportedCodecError as error:
             raise NotConnected(
-                f"records cannot be read, their compression needs another package: {_said(error)}"
+                "records cannot be read, their compression needs another package: "
+                f"{_reason_of(error)}"
             ) from error
         except kafka_errors.KafkaError as error:
             if not error.retriable:
-                raise NotConnected(f"Kafka refuses to be read: {_said(error)}") from error
+                raise NotConnected(f"Kafka refuses to be read: {_reason_of(error)}") from error
             # However often it fails, never return faster than asked.
             time.sleep(max(0.0, timeout - (time.monotonic() - started)))
             return []
@@ -364,10 +365,10 @@ class _Refusals(logging.Handler):
         for part in record.args or ():
             self.hung_up |= isinstance(part, kafka_errors.KafkaConnectionError)
             if isinstance(part, kafka_errors.SaslAuthenticationFailedError):
-                self.why = _said(part).rpartition("SaslAuthenticationFailedError: ")[2]
+                self.why = _reason_of(part).rpartition("SaslAuthenticationFailedError: ")[2]
 
 
-def _said(error: BaseException) -> str:
+def _reason_of(error: BaseException) -> str:
     text = str(error).strip()
     return text if text else type(error).__name__
 

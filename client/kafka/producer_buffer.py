@@ -105,9 +105,9 @@ class ProducerBuffer:
             given.partition.on_way -= 1
             lost = self._hand_over(given.partition)
             self._count_out(given)
-        self._tell(given, reason)
+        self._report_outcome(given, reason)
         for other, why in lost:
-            self._tell(other, why)
+            self._report_outcome(other, why)
 
     def _hand_over(self, partition: _Partition) -> list[tuple[_BufferedRecord, str]]:
         """Give the library as much as it can send at once; returns the records it refused."""
@@ -134,7 +134,7 @@ class ProducerBuffer:
         if not self.records:
             self._changed.notify_all()
 
-    def _tell(self, given: _BufferedRecord, reason: str | None) -> None:
+    def _report_outcome(self, given: _BufferedRecord, reason: str | None) -> None:
         try:
             if reason is not None and not self._given_up:
                 self._failed(given.record[0], reason)
@@ -157,7 +157,7 @@ class ProducerBuffer:
             for given in held:
                 self._count_out(given)
         for given in held:
-            self._tell(given, "the connection closed")
+            self._report_outcome(given, "the connection closed")
         self._producer.purge()
         self._producer.flush(0.5)
         return left

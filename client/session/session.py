@@ -186,14 +186,14 @@ class Session(BrokerRequests):
                     consumer.on_record(record)
             return
         if record.topic == self._directory:
-            self._hear_where(record)
+            self._read_directory_record(record)
             return
         producers = self._producing.get(name)
         if producers:
             receipt = msgspec.json.decode(record.value or b"")
             do_every(partial(producer.on_receipt, receipt) for producer in producers)
 
-    def _hear_where(self, record: Record) -> None:
+    def _read_directory_record(self, record: Record) -> None:
         """Read a directory record; consumers of a queue that moved follow it."""
         name = self._where.take(record.key, record.value)
         for consumer in list(self._consumers.values()) if name is not None else ():
@@ -248,10 +248,10 @@ class Session(BrokerRequests):
             self._bind_again(lost)
 
     def _beat_at(self, broker: int) -> None:
-        on_answer = partial(self._heard, broker)
+        on_answer = partial(self._heartbeat_answered, broker)
         self.ask(commands.Heartbeat(session=self.session), on_answer, broker)
 
-    def _heard(self, broker: int, answer: Answer) -> None:
+    def _heartbeat_answered(self, broker: int, answer: Answer) -> None:
         if answer["result"] is False and self._consumers:
             self._lost.add(broker)
         else:

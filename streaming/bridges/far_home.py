@@ -88,7 +88,7 @@ class FarHome:
         # they hold a reference to us (`_delivered`), so their threads would live on
         del self._writer, self._reader
 
-    def _say(self, why: str) -> NotConnected:
+    def _error(self, why: str) -> NotConnected:
         return NotConnected(f"{self._bridge.to}: {why}")
 
     def _require_answer(self) -> None:
@@ -98,9 +98,9 @@ class FarHome:
         name, why = self._bridge.credentials, self._refusal.why
         if why:
             what = f"refuses the credentials {name!r}" if name else "asks for credentials"
-            raise self._say(f"{what} – {why}") from error
+            raise self._error(f"{what} – {why}") from error
         asks = "" if name else ", or it asks for credentials"
-        raise self._say(f"no Kafka answers there{asks} ({error.args[0].str()})") from error
+        raise self._error(f"no Kafka answers there{asks} ({error.args[0].str()})") from error
 
     def _look(self) -> None:
         """Find out which home it is, and whether it has the bridge's topics."""
@@ -108,11 +108,11 @@ class FarHome:
         if self._vpn == self._bridge.vpn and any(
             about.get("epoch") == self._epoch for about in known.values()
         ):
-            raise self._say("is this home itself")
+            raise self._error("is this home itself")
         if self._address.broker is not None:
             if self._address.broker not in known:
                 there = ", ".join(map(repr, sorted(known))) or "none"
-                raise self._say(f"has no broker {self._address.broker!r}; it has {there}")
+                raise self._error(f"has no broker {self._address.broker!r}; it has {there}")
             self.number = int(known[self._address.broker]["number"])
         self._topic_in = topics.topic(self._vpn, topics.BRIDGE_IN)
         self._place = topics.bridge_partition(self.number)
@@ -120,7 +120,7 @@ class FarHome:
         for name in (self._topic_in, self._answers):
             there = self._writer.list_topics(name, timeout=ANSWER_S_MAX).topics[name]
             if there.error is not None or len(there.partitions) <= self._place:
-                raise self._say(
+                raise self._error(
                     f"has no topic {name!r} for us: define bridge {self._bridge.name!r} there, "
                     "with an address as its `from`, and let these credentials see the topic"
                 )
@@ -180,7 +180,7 @@ class FarHome:
         """Raise KafkaException or LakequeueError if a record did not arrive."""
         self._writer.poll(0)
         if self._lost:
-            raise self._say(f"took no record ({self._lost[0].str()}); all are copied again")
+            raise self._error(f"took no record ({self._lost[0].str()}); all are copied again")
 
     def _delivered(self, error: KafkaError | None, _: Any) -> None:
         if error is not None:

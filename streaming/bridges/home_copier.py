@@ -74,11 +74,11 @@ class HomeCopier(WatchThread):
         del self._writer
 
     def _wait(self, why: str) -> None:
-        self._tell(home_bridges.WAITING, why)
+        self._report_state(home_bridges.WAITING, why)
         self._stopping.wait(self._pause_s)
         self._pause_s = min(2 * self._pause_s, PAUSE_S_MAX)
 
-    def _tell(self, state: str, why: str) -> None:
+    def _report_state(self, state: str, why: str) -> None:
         """Report a new state of the connection to the near broker and the log."""
         report = home_bridges.CopierState(state, why[:900])  # type: ignore[arg-type]
         if report == self._reported:
@@ -106,7 +106,7 @@ class HomeCopier(WatchThread):
             "bootstrap.servers": address.place,
         }
         with FarHome(kafka, self.bridge, address, self._epoch) as far:
-            self._tell(home_bridges.OPEN, "")
+            self._report_state(home_bridges.OPEN, "")
             with _CopyAttempt(self, far, address) as attempt:
                 while not self._stopping.is_set():
                     attempt.turn()
@@ -151,10 +151,10 @@ class _CopyAttempt:
 
     def turn(self) -> None:
         """Copy waiting records in both directions."""
-        self._bring()
-        self._answer()
+        self._send_records()
+        self._return_answers()
         self._far.poll()
-        self._keep()
+        self._store_position()
         if self._unanswered and time.monotonic() - self._heard_at > self._copier._silence_s:
             silent_s, self._copier._silence_s = (
                 self._copier._silence_s, min(2 * self._copier._silence_s, SILENCE_S_MAX),
@@ -165,7 +165,7 @@ class _CopyAttempt:
                 "an address as its `from`?"
             )
 
-    def _bring(self) -> None:
+    def _send_records(self) -> None:
         """Copy the near broker's records to the far home."""
         for message in taken(self._reader):
             self._next = message.offset() + 1
@@ -182,7 +182,7 @@ class _CopyAttempt:
             self._unanswered.append(((sent.link, sent.number), message.offset()))
             self._far.bring(message.value())
 
-    def _answer(self) -> None:
+    def _return_answers(self) -> None:
         """The far end's answers, to the near broker."""
         writer, newest = self._copier._writer, None
         for message in self._far.answers():
@@ -212,7 +212,7 @@ class _CopyAttempt:
         if error is not None:
             self._failures.append(error)
 
-    def _keep(self) -> None:
+    def _store_position(self) -> None:
         """Store the position if it changed."""
         at = self._unanswered[0][1] if self._unanswered else self._next
         now = time.monotonic()

@@ -132,7 +132,7 @@ class ChangeRequests(TopicReader):
             request = request_of(key, value, topics.vpn_of(topic) or "")
             if request is not None:
                 self._over.add(request.id)
-                self._say(key, {"id": request.id, **late_answer(request, folder)})
+                self._send_answer(key, {"id": request.id, **late_answer(request, folder)})
 
     def take(self, message: Message) -> None:
         vpn = topics.vpn_of(str(message.topic())) or ""
@@ -161,9 +161,9 @@ class ChangeRequests(TopicReader):
         except Exception as error:  # such as an error of Java: the watch looks after the queries
             log.exception("broker %r: this could not be done: %s", request.name, request.what)
             answer = {"id": request.id, "refused": f"{type(error).__name__}: {error}"[:500]}
-        self._say(key, answer)
+        self._send_answer(key, answer)
 
-    def _say(self, key: bytes, answer: dict[str, Any]) -> None:
+    def _send_answer(self, key: bytes, answer: dict[str, Any]) -> None:
         try:
             self._answer(key, json.dumps(answer).encode())
         except LakequeueError as error:

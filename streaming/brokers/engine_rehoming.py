@@ -131,7 +131,7 @@ class EngineRehoming:
             found = self._rehomed(list(before.values()), change)
             _set(brokers, there)
             try:
-                self._share_out()
+                self._make_partitions()
                 self._folder.rehome(
                     found.states, _numbers(there), _groups(there), found.removed, found.last,
                     found.moved,
@@ -139,7 +139,7 @@ class EngineRehoming:
             except BaseException:
                 _set(brokers, before.values())
                 raise
-            self._tell(before)
+            self._announce(before)
         finally:
             for broker in brokers.values():
                 broker.resting = False
@@ -149,7 +149,7 @@ class EngineRehoming:
         self._application.end_history()
         return found.moved
 
-    def _share_out(self) -> None:
+    def _make_partitions(self) -> None:
         """Give all brokers their partitions. The home stores a new number first: if this process
         dies here, the next start of the old home expects the partitions that it finds."""
         before = self._folder.numbers
@@ -163,19 +163,19 @@ class EngineRehoming:
             self._folder.give_numbers(before)
             raise
 
-    def _tell(self, before: dict[str, BrokerQuery]) -> None:
+    def _announce(self, before: dict[str, BrokerQuery]) -> None:
         """Tell clients and brokers what has changed. If that fails, the next start does it."""
         brokers = self._application.brokers
         for broker in brokers.values():
             if broker.name not in before:
                 self._begin(broker)
-                _say("broker_added", broker, "is number %d of this home", broker.number)
+                _log_change("broker_added", broker, "is number %d of this home", broker.number)
         self._tell_peers()
         for broker in before.values():
             if broker.name not in brokers:
                 self._captured.forget(broker.name)
                 self._gone(broker.name)
-                _say("broker_removed", broker, "is removed from this home")
+                _log_change("broker_removed", broker, "is removed from this home")
 
     def _rehomed(self, brokers: list[BrokerQuery], change: HomeChange) -> _States:
         """The states with which the brokers will begin. All queries have ended."""
@@ -227,7 +227,7 @@ def _set(brokers: dict[str, BrokerQuery], there: Iterable[BrokerQuery]) -> None:
     brokers.update(now)
 
 
-def _say(event: str, broker: BrokerQuery, what: str, *values: Any) -> None:
+def _log_change(event: str, broker: BrokerQuery, what: str, *values: Any) -> None:
     fields = {"event": event, "broker": broker.name, "number": broker.number}
     log.info("broker %r " + what, broker.name, *values, extra={"fields": fields})
 

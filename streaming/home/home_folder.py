@@ -99,7 +99,7 @@ class HomeFolder(HomeNotes):
                 log.info("home %s was moved after its checkpoint was written", self.path)
             self._drop_rebuilt()
             self._drop_rehomed()
-            about = self._about()
+            about = self._record()
             self.epoch = about.get("epoch") or secrets.randbelow(EPOCH_MAX) + 1
             whole = {"format": FORMAT, **about, "epoch": self.epoch}
             if trigger is not None:
@@ -124,7 +124,7 @@ class HomeFolder(HomeNotes):
         an open home: why its queries must not be restarted. Raises OSError and ValueError for files
         that cannot be read.
         """
-        about = self._about()
+        about = self._record()
         found = self._checkpoints()
         if self.epoch and about.get("epoch") != self.epoch:  # it was open, so it was there
             return (
@@ -218,7 +218,7 @@ class HomeFolder(HomeNotes):
     def remember_checkpoints(self) -> None:
         """Note the checkpoints that the queries run with: from now on they may use no others. Their
         state has this core's format by now, which earlier versions cannot read."""
-        about = self._about()
+        about = self._record()
         whole = {**about, "checkpoints": self._checkpoints(), "format": FORMAT}
         if about and whole != about:
             write_whole(self.path / ABOUT, whole)
@@ -254,7 +254,7 @@ class HomeFolder(HomeNotes):
     def require_kafka(self, cluster: str, address: str, accepts_other: bool) -> None:
         """Bind the home to this Kafka cluster, whose offsets it has read. Raises LakequeueError if
         it was on another, unless accepts_other."""
-        about = self._about()
+        about = self._record()
         cluster = cluster or about.get(KAFKA, "")  # Kafka does not name its cluster
         known = about.get(KAFKA, cluster)
         if known != cluster and not accepts_other:
@@ -297,7 +297,7 @@ class HomeFolder(HomeNotes):
     def rebuilt(self, broker: str) -> str:
         """The file of a broker's rebuilt state, until a checkpoint has replaced it; empty if there
         is none."""
-        named = self._about().get("rehomed", {}).get(broker)
+        named = self._record().get("rehomed", {}).get(broker)
         file = state_file(self.path, broker) if named is None else self.path / named
         return str(file) if file.is_file() else ""
 
@@ -308,7 +308,7 @@ class HomeFolder(HomeNotes):
         """Give the home these brokers; each begins with this state: its loop's snapshot and pages.
         removed: the removed brokers; last: records that these still have to send; moved: queues
         with one host that have a new broker. Written whole or not at all (M4)."""
-        about = self._about()
+        about = self._record()
         at = int(about.get("rehomings", 0)) + 1
         named = {name: f"{REHOMED}/{at}/{name}{SUFFIX}" for name in states}
         for name, (snapshot, pages) in states.items():
@@ -324,25 +324,25 @@ class HomeFolder(HomeNotes):
 
     def moved(self) -> Moves:
         """The queues that the last change of brokers has moved."""
-        return [(vpn, queue, to) for vpn, queue, to in self._about().get("moved", [])]
+        return [(vpn, queue, to) for vpn, queue, to in self._record().get("moved", [])]
 
     def last_records(self) -> list[Journal]:
         """Records that removed brokers still have to send. They are sent and then forgotten
         (`forget_last_records`). A reader drops a journal record that comes twice."""
-        file = self.path / REHOMED / str(self._about().get("rehomings", 0)) / LAST_RECORDS
+        file = self.path / REHOMED / str(self._record().get("rehomings", 0)) / LAST_RECORDS
         if not file.exists():
             return []
         return msgspec.msgpack.decode(file.read_bytes(), type=list[Journal])
 
     def forget_last_records(self) -> None:
         """Forget the last records of removed brokers: all were sent."""
-        number = str(self._about().get("rehomings", 0))
+        number = str(self._record().get("rehomings", 0))
         (self.path / REHOMED / number / LAST_RECORDS).unlink(missing_ok=True)
 
     def _drop_rehomed(self) -> None:
         """Remove states that are no longer needed: of an earlier change, or of one that was not
         finished."""
-        kept = str(self._about().get("rehomings", 0))
+        kept = str(self._record().get("rehomings", 0))
         for place in (self.path / REHOMED).glob("*"):
             if place.name != kept:
                 shutil.rmtree(place, ignore_errors=True)
@@ -361,13 +361,13 @@ class HomeFolder(HomeNotes):
             if any(self.checkpoint.glob(f"{broker}/commits/[0-9]*")):
                 file.unlink()
 
-    def _about(self) -> dict[str, Any]:
+    def _record(self) -> dict[str, Any]:
         file = self.path / ABOUT
         return dict(json.loads(file.read_text())) if file.exists() else {}
 
     def _checkpoints(self) -> dict[str, str]:
         """Each query's folder, relative to the home, and the id that Spark gave it."""
-        known = self._about().get("checkpoints", {})
+        known = self._record().get("checkpoints", {})
         found = {}
         for pattern in _METADATA:
             for file in self.checkpoint.glob(pattern):
@@ -384,7 +384,7 @@ class HomeFolder(HomeNotes):
         """The home's brokers with their numbers, and the new ones of these names, each with the
         next number. A number is used once, since ids that begin with it belong to its broker for
         ever. Raises LakequeueError if no number is left. Writes nothing."""
-        about = self._about()
+        about = self._record()
         known: dict[str, int] = about.get("brokers", {})
         if not known:  # a home of one broker that did not store its name
             places = about.get("checkpoints", {})
@@ -415,7 +415,7 @@ class HomeFolder(HomeNotes):
 
     def removed(self) -> Removed:
         """The removed brokers."""
-        found: dict[str, Any] = self._about().get("removed", {})
+        found: dict[str, Any] = self._record().get("removed", {})
         return {
             name: (one["number"], [(topic, at, offset) for topic, at, offset in one["read"]])
             for name, one in found.items()
@@ -425,11 +425,11 @@ class HomeFolder(HomeNotes):
     def numbers(self) -> int:
         """How many numbers were given to brokers so far; 0: none, or one to a broker whose name was
         not stored."""
-        return int(self._about().get("numbers", 0))
+        return int(self._record().get("numbers", 0))
 
     def give_numbers(self, numbers: int) -> None:
         """Remember how many numbers were given to brokers."""
-        about = self._about()
+        about = self._record()
         if numbers != about.get("numbers"):
             write_whole(self.path / ABOUT, {**about, "numbers": numbers})
 
@@ -437,7 +437,7 @@ class HomeFolder(HomeNotes):
         """The group of each of these brokers, if it has one: as the home knows it, or as given for
         a new broker. Raises LakequeueError if a broker would change its group: the group's queues,
         with their messages, are on its brokers."""
-        about = self._about()
+        about = self._record()
         known: dict[str, str] = about.get("groups", {})
         numbered = self.brokers(())
         found = {}
@@ -457,7 +457,7 @@ class HomeFolder(HomeNotes):
         self, brokers: dict[str, int], groups: Mapping[str, str] | None = None
     ) -> None:
         """Keep the brokers with their numbers, and the groups of those that are in one."""
-        about = self._about()
+        about = self._record()
         numbers = max(self.numbers, *(number + 1 for number in brokers.values()))
         whole = {**about, "brokers": brokers, "numbers": numbers}
         if groups is not None and groups != about.get("groups", {}):

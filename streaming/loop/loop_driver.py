@@ -97,7 +97,7 @@ class SparkBatch:
 
     def __init__(self, home: Home, store: Pages) -> None:
         if _format_of(store) == EARLIER_FORMAT:
-            _turn(home, store)
+            _convert(home, store)
         _check_format(home, store)
         self._work = MicroBatch(home, store, BATCH_LIMITS, BridgedBroker.load)
         self.take, self.end = self._work.take, self._work.end
@@ -153,13 +153,13 @@ def change_over(
             "last steps of the earlier core again: start the version that took them once more and "
             "stop it"
         )
-    _turn(home, pages)
+    _convert(home, pages)
     changed: bytes = msgspec.msgpack.encode(own)
     pages.save(changed)
     return changed
 
 
-def _turn(home: Home, pages: Pages) -> None:
+def _convert(home: Home, pages: Pages) -> None:
     """Convert pages of the earlier core. If it raises Refused, nothing has changed."""
     keys = pages.keys()
     found = carry_over(pages, keys, home, Limits())

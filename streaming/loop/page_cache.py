@@ -35,7 +35,7 @@ LARGE_KEPT_S = 10.0  # a clean large page is dropped after this time without a r
 PAGE_BYTES = 200  # memory of a page besides its content
 
 
-class GivenUp(LakequeueError):
+class CacheClosed(LakequeueError):
     """The cache was closed while a step waited for a page."""
 
 
@@ -256,7 +256,7 @@ class Writer:
         begun = time.monotonic()
         while self._below is None:
             if self._closed:
-                raise GivenUp("the state is gone: the engine begins again from its snapshot")
+                raise CacheClosed("the state is gone: the engine begins again from its snapshot")
             self._calls.wait()
             self.waited_s += time.monotonic() - begun
             begun = time.monotonic()

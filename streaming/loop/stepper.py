@@ -114,7 +114,7 @@ class Stepper(threading.Thread):
     def begin(self, figures: Figures, look: Callable[[], None]) -> None:
         """Start. figures: of the replay; look: called when queues capture more."""
         self._opened, self._look = figures, look
-        self._learn()
+        self._take_topics()
         if self._inputs.went_back and not self._options.accepts_other_kafka:
             raise Refused(went_back(self._options.broker, self._inputs.went_back))
         self._counts = self._count()
@@ -158,7 +158,7 @@ class Stepper(threading.Thread):
                 self._dump.reset()
                 if self._coming is not None:
                     self._write_more(MARK_ROWS)
-                if self._over():
+                if self._mark_is_due():
                     self._make_mark()
                 else:
                     self._one()
@@ -193,7 +193,7 @@ class Stepper(threading.Thread):
             and dirty < o.batch_bytes
         )
 
-    def _over(self) -> bool:
+    def _mark_is_due(self) -> bool:
         """Whether it is time for a mark."""
         o, cache = self._options, self._cache
         return self._visited and (
@@ -207,7 +207,7 @@ class Stepper(threading.Thread):
     def _one(self) -> None:
         driver, inputs = self._driver, self._inputs
         if self._news is not None:
-            self._learn()
+            self._take_topics()
         self._outbox.acked()  # also without input: Kafka may have refused an output
         captured = len(driver.captured)
         room = self._options.batch_bytes - self._cache.dirty_bytes
@@ -227,7 +227,7 @@ class Stepper(threading.Thread):
         if len(driver.captured) != captured:
             self._look()
 
-    def _learn(self) -> None:
+    def _take_topics(self) -> None:
         """Take the topics as they are now: for replies, and to read them."""
         sizes, self._news = self._news or {}, None
         driver = self._driver

@@ -53,7 +53,7 @@ TOLD = ".stopped-"  # the file that says that the operator was told about a quer
 
 
 @dataclass(slots=True)
-class Down:
+class StoppedQuery:
     """A query that does not run. tries: how often it ended since it last wrote. due: when to look
     again (monotonic, s). alerted: whether the operator was told. full: whether its disk is full."""
 
@@ -89,7 +89,7 @@ class TablesWatch:
     ) -> None:  # fmt: skip
         self._application, self._folder = application, folder
         self._metrics, self._tell, self._take = metrics, tell, take
-        self._down: dict[str, Down] = {}
+        self._down: dict[str, StoppedQuery] = {}
         self._wanted: dict[str, Callable[[], None]] = {}
         self._starts: dict[str, TablesStart] = {}
         self._told: set[str] = set()  # queries that the operator was told about
@@ -132,7 +132,7 @@ class TablesWatch:
                 self._mark(name).unlink(missing_ok=True)
             log.warning("the query %r writes the tables again", name)
             self._metrics.tables_stopped(name, False)
-            self._say("")
+            self._send_event("")
 
     def _try(self, name: str, start: Callable[[], None], wait_s: float = START_S_MAX) -> None:
         down = self._down.get(name)
@@ -160,7 +160,7 @@ class TablesWatch:
         return True
 
     def _ended(self, name: str, why: str) -> None:
-        down = self._down.setdefault(name, Down())
+        down = self._down.setdefault(name, StoppedQuery())
         lacks = self._room_lacks()
         down.full, down.tries = bool(lacks), down.tries + 1
         down.why = lacks or why
@@ -177,7 +177,7 @@ class TablesWatch:
             self._told.add(name)
             with contextlib.suppress(OSError):  # the disk is full; this engine remembers it
                 self._mark(name).touch()
-            self._say(down.why)
+            self._send_event(down.why)
         elif not down.alerted:
             log.warning("the query %r ended, %s; it is started again", name, down.why)
 
@@ -194,7 +194,7 @@ class TablesWatch:
         except (OSError, LakequeueError):  # the store is away: the cause says it
             return ""
 
-    def _say(self, why: str) -> None:
+    def _send_event(self, why: str) -> None:
         try:
             self._tell(encode_command(Tables(stopped=why)))
         except LakequeueError as error:  # Kafka is away; the log and the metric have it

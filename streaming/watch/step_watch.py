@@ -128,9 +128,9 @@ class StepWatch(WatchThread):
         if what == PROBE:
             self._tell(broker, encode_command(Tick()))
         elif what == IS_STUCK:
-            self._say(broker)
+            self._report(broker)
 
-    def _say(self, broker: BrokerQuery) -> None:
+    def _report(self, broker: BrokerQuery) -> None:
         why = (
             "it has taken no step for half a minute or longer, although it was sent a command; "
             "the stacks of its worker are in Spark's log"

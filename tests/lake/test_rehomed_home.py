@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from lakequeue.lake.rebuilding import _about
+from lakequeue.lake.rebuilding import _home_record
 from lakequeue.mesh.bridges.bridged_broker import BridgedBroker
 from lakequeue.mesh.home_change import HomeChange
 from lakequeue.mesh.rehome import Resting, rehome
@@ -143,7 +143,7 @@ def test_R3_a_home_that_is_rebuilt_begins_with_the_tables(tmp_path: Path) -> Non
     home = HomeFolder(tmp_path)
     home.open()
     home.rehome(found.states, {HOME.name: 0, "west": 1}, {}, {}, [], [])
-    (tmp_path / "lakequeue.json").write_text(json.dumps(_about(tmp_path)))
+    (tmp_path / "lakequeue.json").write_text(json.dumps(_home_record(tmp_path)))
     rebuilt = state_file(tmp_path, "west")
     write_state(rebuilt, b"", [])
     assert HomeFolder(tmp_path).rebuilt("west") == str(rebuilt)

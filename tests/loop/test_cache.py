@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from lakequeue.state import DictStore
 from lakequeue.streaming.loop import page_cache as module
-from lakequeue.streaming.loop.page_cache import PAGE_BYTES, GivenUp, PageCache
+from lakequeue.streaming.loop.page_cache import PAGE_BYTES, CacheClosed, PageCache
 
 
 class State(DictStore):
@@ -309,7 +309,7 @@ def test_who_waits_for_a_page_is_told_that_it_is_over() -> None:
     def read() -> None:
         try:
             cache.get("a")
-        except GivenUp as error:
+        except CacheClosed as error:
             failures.append(error)
 
     reader = threading.Thread(target=read)

@@ -90,7 +90,7 @@ class KeptEngine(MemoryEngine):
             one.given, one.history = one.given[:given], [(dict(stores[name].pages), heard, given)]
         for one, batch in again:
             self._step(one, batch)
-        self._settle()
+        self._run_to_rest()
         return lost
 
 

@@ -106,7 +106,7 @@ class SlowEngine(MortalEngine):
         else:
             way[0].let_through(way[1], n)
             with self._lock:
-                self._settle()
+                self._run_to_rest()
 
     def publish(self, topic: str, *given: Any, partition: int = 0, **more: Any) -> None:
         if self.is_slow:
