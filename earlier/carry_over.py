@@ -26,7 +26,7 @@ from ..state.storage.row import IN_MEMORY, LEASED, MOVING, NEVER, READY, Row
 from .earlier_bridges import CarriedBridges
 from .pages import PAGE_BITS, EarlierPages, KnownEntry, StoredMessage, bucket
 
-RANGES_MAX = 2 * ENTERED_MAX  # that are looked at of each kind
+RANGES_MAX = 2 * ENTERED_MAX  # ranges of each kind that are read
 LOST_BLOCK = (1 << 32) - 1  # there is none with this number: what lies in it is lost
 RECEIPTS_PER_PAGE = 50
 _MOVING = 4  # in a queue: it was on its way to another broker

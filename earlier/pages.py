@@ -20,10 +20,10 @@ from ..state import Store
 
 FORMAT = 7
 PAGE_BITS = 10  # a page of rows has 2 to that power
-MESSAGE_PAGES_CACHED = 64  # a thousand rows each
+MESSAGE_PAGES_CACHED = 64  # pages of a thousand rows
 QUEUE_PAGES_CACHED = 64
 BLOCKS_CACHED = 16  # about 1 MB each
-BUCKETS = 64  # of names, in paged maps
+BUCKETS = 64  # buckets of names, in paged maps
 EVENTS_PER_PAGE = 50
 EVENTS = 1_000  # that are remembered
 NO_KEY = 0xFFFFFFFF

@@ -166,7 +166,7 @@ class FromTables:
                 first, last = spans.get(place, (r.first, r.last))
                 spans[place] = min(first, r.first), max(last, r.last)
                 following, topic_id = known.get(place, (0, ""))
-                if r.first < following:  # of another topic, untold
+                if r.first < following:  # the log does not say so, but this is another topic
                     topic_id = ""
                 known[place] = r.last + 1, topic_id
                 taker = _StepRange(record.now, topic_id)

@@ -256,8 +256,7 @@ def _replay(lake: Lake, moment: Moment, target: int, exactly: bool) -> None:
         inputs = FromTables(lake, records, known, later)
         there = records if exactly else inputs.until_the_end(records)
         _checked(steps, there, inputs)
-        # the outputs of the last step were not in Kafka when it was logged, so the replay writes
-        # them
+        # the last step's outputs were not in Kafka when it was logged, so the replay has them
         if there:
             moment.took = [m for r in there[-1].ranges for m in inputs.records(r)]
             moment.said = capture.records

@@ -178,7 +178,7 @@ _OF_PIECES = f"""transform(array(value), v -> transform(arrays_zip(offsets, size
 _START_BYTES = 8  # of a block's page, which say how long its head is
 
 
-Named = dict[int, list[dict[str, Any]]]  # of each block its references
+Named = dict[int, list[dict[str, Any]]]  # the references of each block
 
 # By columns, Spark holds 4,096 rows' payloads at once: of 1 MB each they ended the Java process.
 _BY_COLUMNS = "spark.sql.parquet.enableVectorizedReader"

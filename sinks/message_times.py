@@ -25,7 +25,7 @@ from . import metric_table as table
 from .queue_figures import OTHER
 
 ROOM = 256  # messages of a queue that are followed at the same time
-AT_ONCE = 64  # new ones of one record
+AT_ONCE = 64  # new messages of one record
 QUEUES_MAX = 500  # queues that are followed; the one with the oldest last event makes room
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _SHIFT, _LEVEL_MAX = np.uint64(40), 24  # the hash has 24 bits
