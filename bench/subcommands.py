@@ -91,8 +91,14 @@ def _numbers(ctx: click.Context, parameter: click.Parameter, text: str) -> list[
     return found
 
 
+def _count(name: str, default: int, help: str | None = None) -> Callable:
+    return click.option(
+        name, type=click.IntRange(min=1), default=default, show_default=True, help=help
+    )
+
+
 def _messages(default: int) -> Callable:
-    return click.option("--messages", default=default, show_default=True, help="How many.")
+    return _count("--messages", default=default, help="How many.")
 
 
 def _trigger() -> Callable:
@@ -105,26 +111,26 @@ def _trigger() -> Callable:
 _add(
     "core", "core", "The pure step alone, µs per message",
     "The pure step: µs per message of publish, deliver, ack, in batches of 10,000.",
-    _messages(200_000), click.option("--batch", default=10_000, show_default=True),
+    _messages(200_000), _count("--batch", default=10_000),
 )  # fmt: skip
 _add(
     "bridge_cost", "bridge", "A bridge between two homes, µs per message",
     "A message over a bridge to another home, without Kafka: µs of CPU at both ends.",
-    _messages(50_000), click.option("--batch", default=50, show_default=True),
-    click.option("--destinations", default=1, show_default=True),
+    _messages(50_000), _count("--batch", default=50),
+    _count("--destinations", default=1),
 )  # fmt: skip
 _add(
     "depth", "depth", "The same traffic at growing depth",
     "What 1,000 in and 1,000 acked cost, with more and more in the queue.",
     click.option("--depths", default="1000,100000,1000000", show_default=True, callback=_numbers),
-    click.option("--rounds", default=25, show_default=True),
+    _count("--rounds", default=25),
     click.option("--trigger", type=click.Choice(TRIGGERS), default=TRIGGERS[0], show_default=True),
 )  # fmt: skip
 _add(
     "celery", "celery", "Celery's tasks that do nothing, beside Redis and RabbitMQ",
     "Celery with tasks that do nothing: a second, `delay()` to start, CPU of all processes; beside "
     "Redis and RabbitMQ where they are installed.",
-    click.option("--tasks", default=15_000, show_default=True, help="How many."),
+    _count("--tasks", default=15_000, help="How many."),
 )  # fmt: skip
 _add(
     "churn", "churn", "The checkpoint after messages came and went",
@@ -135,8 +141,8 @@ _add(
 _add(
     "latency", "latency", "Publish to received, ms",
     "Publish to received at a steady rate, 1 KB, two consumers; beside Kafka alone.",
-    click.option("--rate", default=1000, show_default=True, help="Messages a second."),
-    click.option("--seconds", default=20, show_default=True),
+    _count("--rate", default=1000, help="Messages a second."),
+    _count("--seconds", default=20),
     _trigger(),
 )  # fmt: skip
 _add(
@@ -149,8 +155,8 @@ _add(
 _add(
     "recovery", "recovery", "Killed in mid-traffic, ms until deliveries come again",
     "A worker is killed, then the whole engine: ms until a message sent after that is received.",
-    click.option("--rate", default=200, show_default=True, help="Messages a second."),
-    click.option("--seconds", default=15, show_default=True, help="Traffic before each kill."),
+    _count("--rate", default=200, help="Messages a second."),
+    _count("--seconds", default=15, help="Traffic before each kill."),
     click.option("--trigger", type=click.Choice(TRIGGERS), default=TRIGGERS[0], show_default=True),
 )  # fmt: skip
 _add(
@@ -171,15 +177,15 @@ _add(
     "All messages of a queue expire at once, are redriven, purged; large ones wait: what it costs "
     "a step, the worker's memory, and another queue's messages.",
     _messages(1_000_000),
-    click.option("--rate", default=100, show_default=True, help="Messages a second elsewhere."),
+    _count("--rate", default=100, help="Messages a second elsewhere."),
     click.option("--trigger", type=click.Choice(TRIGGERS), default=TRIGGERS[0], show_default=True),
 )  # fmt: skip
 _add(
     "flood", "flood", "A tenant's flood, beside another tenant's traffic",
     "One VPN sends a flood: garbage, acks for unknown ids, subscriptions, session names; what it "
     "costs another VPN's messages, and the worker's memory.",
-    click.option("--commands", default=1_000_000, show_default=True, help="Commands of the flood."),
-    click.option("--rate", default=100, show_default=True, help="Messages a second elsewhere."),
+    _count("--commands", default=1_000_000, help="Commands of the flood."),
+    _count("--rate", default=100, help="Messages a second elsewhere."),
     click.option("--trigger", type=click.Choice(TRIGGERS), default=TRIGGERS[0], show_default=True),
 )  # fmt: skip
 _add(
@@ -187,9 +193,9 @@ _add(
     "Ten queues, then thousands of which ten are used: what a start and a step take.",
     click.option("--counts", default="10,10000", show_default=True, callback=_numbers,
                  help="Queues, in each run."),
-    click.option("--used", default=10, show_default=True, help="How many of them have traffic."),
-    click.option("--rate", default=200, show_default=True, help="Messages a second, in all."),
-    click.option("--seconds", default=20, show_default=True),
+    _count("--used", default=10, help="How many of them have traffic."),
+    _count("--rate", default=200, help="Messages a second, in all."),
+    _count("--seconds", default=20),
 )  # fmt: skip
 _add(
     "client", "client", "The client against a peer that only answers, 1 KB",
@@ -207,6 +213,6 @@ _add(
     "lake_speed", "tables", "The same traffic with the Delta tables and without, 1 KB",
     "What the tables cost, how far they are behind, what they take, how long a rebuild takes.",
     _messages(400_000),
-    click.option("--queued", default=1_000_000, show_default=True,
+    _count("--queued", default=1_000_000,
                  help="Messages in the queues when `queued` is asked."),
 )  # fmt: skip

@@ -14,6 +14,7 @@ import click
 from .common import (
     DEFAULT_HOME,
     EngineAddress,
+    Number,
     connection_options,
     counted,
     gathered,
@@ -229,7 +230,8 @@ PREVIEW_MAX = 80
 @option("--until", metavar="TIME", help="Published then or before.")
 @WHERE
 @IDS
-@option("--rate", type=float, metavar="N", help="At most this many messages per second.")
+@option("--rate", type=Number(min=0, min_open=True), metavar="N",
+        help="At most this many messages per second.")  # fmt: skip
 @option("--dry-run", is_flag=True, help="Publish nothing; print how many, and some of them.")
 @YES
 @connection_options

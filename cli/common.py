@@ -8,6 +8,7 @@ import contextlib
 import dataclasses
 import functools
 import json
+import math
 import signal
 import sys
 import threading
@@ -42,6 +43,16 @@ option = functools.partial(click.option, show_envvar=True)
 json_option = option(
     "--json", "as_json", is_flag=True, envvar="LAKEQUEUE_JSON", help="JSON for programs."
 )
+
+
+class Number(click.FloatRange):
+    """A finite number in a range: every range of click has room for NaN."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        number = super().convert(value, param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"{value!r} is not a finite number.", param, ctx)
+        return number
 
 
 def gathered(into: type, name: str, *options: Callable[[Any], Any]) -> Callable[[Any], Any]:

@@ -33,6 +33,7 @@ from ..protocol import commands
 from ..protocol.errors import LeaseLost
 from .common import (
     EngineAddress,
+    Number,
     connection_options,
     counted,
     json_option,
@@ -204,7 +205,7 @@ AFTER_WORK = ("individual", "client")  # modes in which this command acks
 @click.argument("queue")
 @option("--count", type=click.IntRange(min=1), help="End after this many messages.")
 @option(
-    "--timeout", type=click.FloatRange(min=0), metavar="SECONDS",
+    "--timeout", type=Number(min=0), metavar="SECONDS",
     help="End when no message comes for this long; the engine gets at least 5 s.  [default: "
     "wait for ever, 30 s for an engine]",
 )  # fmt: skip

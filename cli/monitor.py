@@ -21,6 +21,7 @@ from rich.live import Live
 
 from .common import (
     EngineAddress,
+    Number,
     connection_options,
     console,
     json_option,
@@ -199,7 +200,7 @@ KEYS = {
 
 @click.command()
 @option(
-    "--every", type=click.FloatRange(min=0.5), default=2.0, show_default=True, metavar="SECONDS",
+    "--every", type=Number(min=0.5), default=2.0, show_default=True, metavar="SECONDS",
     help="How often to look; less often if the engine answers slowly.",
 )  # fmt: skip
 @connection_options

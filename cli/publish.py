@@ -15,6 +15,7 @@ import click
 from ..protocol.errors import NotConnected, Reason, Rejected, Timeout
 from .common import (
     EngineAddress,
+    Number,
     connection_options,
     console,
     json_option,
@@ -48,7 +49,7 @@ LINE_SUFFIXES = (".jsonl", ".ndjson")
 @option("--priority", type=click.IntRange(0, 255), help="The publisher's priority (4 if unset).")
 @option(
     "--rate",
-    type=click.FloatRange(min=0, min_open=True),
+    type=Number(min=0, min_open=True),
     help="At most this many per second.",
 )
 @connection_options

@@ -16,6 +16,7 @@ from ..monitor.queue_details import described
 from ..protocol.outputs import is_alert
 from .common import (
     EngineAddress,
+    Number,
     cell,
     connection_options,
     console,
@@ -107,7 +108,7 @@ def alerts_of(found: Mapping[str, Any]) -> list[str]:
 @click.argument("queue", required=False)
 @option("--watch", is_flag=True, help="Show it repeatedly, until Ctrl-C.")
 @option(
-    "--every", type=click.FloatRange(min=0.2), default=2.0, show_default=True, metavar="SECONDS",
+    "--every", type=Number(min=0.2), default=2.0, show_default=True, metavar="SECONDS",
     help="With --watch: how often.",
 )  # fmt: skip
 @connection_options
@@ -252,7 +253,7 @@ COMMON = ("event", "vpn", "queue", "time")
 @click.command()
 @option("--follow", "-f", is_flag=True, help="Wait for more, until Ctrl-C.")
 @option(
-    "--every", type=click.FloatRange(min=0.2), default=2.0, show_default=True, metavar="SECONDS",
+    "--every", type=Number(min=0.2), default=2.0, show_default=True, metavar="SECONDS",
     help="With --follow: how often to look.",
 )  # fmt: skip
 @option("--queue", help="Only events of this queue.")

@@ -38,7 +38,7 @@ def tables(home: Path, repair: bool, as_json: bool) -> None:
     home = home.expanduser().absolute()
     place, done = tables_place(home), []
     try:
-        if repair:
+        if repair and place.is_dir():
             from ..streaming.tables.table_repair import repair as mended
 
             done = mended(home)

@@ -11,6 +11,7 @@ it.
 from __future__ import annotations
 
 import contextlib
+import re
 import socket
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -37,6 +38,7 @@ TRIGGERS = ("real-time", "micro-batch")
 CONNECT_SECONDS_MAX = 5.0
 HEARTBEAT_S = 5.0  # the engine sends one every 2 s
 SPARK = "spark://"
+MASTER = re.compile(r"spark://.+|k8s://.+|yarn|local(-cluster)?(\[.+\])?")
 PORT = 9092
 KAFKA_STOP_S = 2.0  # after the engine has ended, Kafka has nothing left to write
 
@@ -104,6 +106,16 @@ def engine_options(home_help: str) -> Callable[[Any], Any]:
         ),
         json_option,
     )  # fmt: skip
+
+
+def spark_master(ctx: click.Context, parameter: click.Parameter, master: str | None) -> str | None:
+    """Refuse what Spark would refuse with a stack of Java's."""
+    if master is None or MASTER.fullmatch(master):
+        return master
+    raise click.BadParameter(
+        f"{master!r} is no Spark master, such as local[4], spark://host:7077, yarn or "
+        "k8s://https://host:6443"
+    )
 
 
 def log_format(settings: dict[str, str]) -> str:
@@ -254,7 +266,7 @@ def _run(
     help="Kafka's addresses, host:port, separated by commas.",
 )  # fmt: skip
 @option(
-    "--master", envvar="LAKEQUEUE_MASTER",
+    "--master", envvar="LAKEQUEUE_MASTER", callback=spark_master,
     help="Spark's master, such as local[4] or spark://host:7077.  [default: conf/spark.conf's]",
 )  # fmt: skip
 def run(given: EngineOptions, bootstrap: str, master: str | None) -> None:

@@ -29,7 +29,7 @@ from ..streaming.jars import cache_directory, ensure_jars, object_store_jars
 from ..streaming.spark.spark_session import package_zip, spark_settings
 from .common import option
 from .group import EnvironmentFault
-from .start_engine import EngineOptions, check_master, engine_options
+from .start_engine import EngineOptions, check_master, engine_options, spark_master
 
 PROGRAM = Path(__file__).resolve().parent / "engine_program.py"
 PACKAGE = "lakequeue-packages"
@@ -59,7 +59,7 @@ class Submission:
     help="Kafka's addresses, host:port, separated by commas, as the driver reaches them.",
 )  # fmt: skip
 @option(
-    "--master", required=True, envvar="LAKEQUEUE_MASTER",
+    "--master", required=True, envvar="LAKEQUEUE_MASTER", callback=spark_master,
     help="spark://host:7077, yarn, or k8s://https://host:6443.",
 )  # fmt: skip
 @option(

@@ -48,6 +48,26 @@ def test_a_master_that_is_not_there(listening: str, tmp_path: Path) -> None:
     assert run("submit", *at, "--print").exit_code == 0  # it may be there where that is run
 
 
+@pytest.mark.parametrize("command", ["run", "submit"])
+@pytest.mark.parametrize("master", ["nonsense", "", "local4", "mesos://host:5050", "spark://"])
+def test_what_is_no_master_is_refused(command: str, master: str, tmp_path: Path) -> None:
+    printed = ("--print",) if command == "submit" else ()
+    result = run(command, "--home", str(tmp_path), "--master", master, *printed)
+    assert result.exit_code == 2
+    assert f"{master!r} is no Spark master, such as local[4], spark://host:7077" in result.stderr
+
+
+@pytest.mark.parametrize(
+    "master",
+    ["local", "local[*]", "local[4,4]", "local-cluster[2,1,1024]", "spark://a:7077,b:7077",
+     "yarn", "k8s://https://host:6443"],
+)  # fmt: skip
+def test_masters_of_every_kind_are_taken(master: str, tmp_path: Path) -> None:
+    done = run("submit", "--home", str(tmp_path), "--master", master, "--print")
+    assert done.exit_code == 0
+    assert f"--master '{master}'" in done.stdout or f"--master {master}" in done.stdout
+
+
 def test_a_masters_address_has_a_port(listening: str, tmp_path: Path) -> None:
     at = ("--bootstrap", listening, "--home", str(tmp_path / "home"))
     result = run("run", *at, "--master", "spark://spark")

@@ -10,6 +10,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+import click
 import lakequeue
 import pytest
 from click.testing import CliRunner, Result
@@ -52,6 +53,46 @@ def engine() -> Iterator[Engine]:
 
 def run(*arguments: str, stdin: str | bytes | None = None) -> Result:
     return CliRunner().invoke(main, list(arguments), input=stdin, catch_exceptions=False)
+
+
+def numbers_of(kind: type[click.ParamType]) -> Iterator[tuple[str, ...]]:
+    """Every command, and each of its options that takes this kind of number."""
+    top = click.Context(main)
+    commands = {(name,): main.get_command(top, name) for name in COMMANDS}
+    bench = commands[("bench",)]
+    assert isinstance(bench, click.Group)
+    commands |= {("bench", name): one for name, one in bench.commands.items()}
+    for words, command in commands.items():
+        for one in command.params if command else ():
+            if isinstance(one.type, kind):
+                yield (*words, one.opts[0])
+
+
+WITH_FRACTIONS = list(numbers_of(click.types.FloatParamType))
+COUNTS_OF_BENCHES = [n for n in numbers_of(click.types.IntParamType) if n[0] == "bench"]
+
+
+# ---------------------------------------------------------------- numbers
+
+
+def test_there_are_numbers_to_give() -> None:
+    assert len(WITH_FRACTIONS) >= 6
+    assert len(COUNTS_OF_BENCHES) > 20
+
+
+@pytest.mark.parametrize(
+    ("words", "value"),
+    [(words, value) for words in WITH_FRACTIONS for value in ("nan", "inf", "-1")]
+    + [(words, value) for words in COUNTS_OF_BENCHES for value in ("0", "-1")],
+    ids=str,
+)
+def test_a_number_that_cannot_be_meant_is_refused_before_anything_is_done(
+    words: tuple[str, ...], value: str
+) -> None:
+    result = run(*words, value)
+    assert result.exit_code == 2
+    assert f"Invalid value for '{words[-1]}'" in result.stderr
+    assert value in result.stderr
 
 
 # ---------------------------------------------------------------- help

@@ -54,6 +54,13 @@ def test_R1_a_damaged_table_is_named_and_mended(home: Path) -> None:
     assert run(home).exit_code == 0
 
 
+@pytest.mark.parametrize("arguments", [(), ("--repair",)])
+def test_R1_a_home_without_tables(arguments: tuple[str, ...], tmp_path: Path) -> None:
+    done = run(tmp_path / "home", *arguments)
+    assert done.exit_code == 3
+    assert f"is {tmp_path / 'home'} the home of an engine?" in done.stderr
+
+
 def test_R1_tables_whose_engine_runs_are_not_mended(home: Path) -> None:
     """The error names this home, and what to do."""
     lock = TablesLock(home / "tables")
