@@ -29,6 +29,7 @@ from typing import Any
 
 import click
 
+from ..client.values import duration_ms
 from ..protocol import commands
 from ..protocol.errors import LeaseLost
 from .common import (
@@ -265,8 +266,12 @@ def consume(
             f"{ack_mode} – with --exec the exit status acks; allowed are {', '.join(AFTER_WORK)}",
             param_hint="--ack-mode",
         )
-    if retry_delay is not None and command is None:
-        raise click.UsageError("--retry-delay needs --exec")
+    if command is not None and not command.strip():
+        raise click.BadParameter("is empty: name a command", param_hint="--exec")
+    if retry_delay is not None:
+        if command is None:
+            raise click.UsageError("--retry-delay needs --exec")
+        duration_ms(retry_delay, "--retry-delay")  # not only when the first command fails
     backlog = max_backlog or (1 if command else BACKLOG)  # with more, waiting leases would end
     backlog = min(backlog, count) if count else backlog
     with engine.connect("consume") as connection, stop_on_signals() as stop:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import difflib
 import importlib
+import io
 import os
 import sys
 from collections.abc import Mapping
@@ -84,6 +85,7 @@ class LazyGroup(click.Group):
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run a command; an error becomes one sentence on standard error and an exit status."""
+        _print_any_text()
         try:
             return super().invoke(ctx)
         except (click.exceptions.Exit, click.Abort, click.ClickException):
@@ -99,6 +101,12 @@ class LazyGroup(click.Group):
             for line in sentences(error):
                 click.echo(one_line(line), err=True)
             ctx.exit(exit_status(error))
+
+
+def _print_any_text() -> None:
+    """A payload may have characters that the terminal's encoding lacks: those are escaped."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def one_line(text: str) -> str:

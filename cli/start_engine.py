@@ -11,6 +11,7 @@ it.
 from __future__ import annotations
 
 import contextlib
+import json
 import re
 import socket
 from collections.abc import Callable, Iterable, Mapping
@@ -145,7 +146,7 @@ def check_master(master: str | None) -> None:
 
 def check_alone(bootstrap: str, home: Path, configuration: Configuration) -> None:
     """Refuse a new home on a Kafka where an engine already serves one of its VPNs."""
-    if (home / ABOUT).exists():  # an existing home knows its topics, and its locks keep others out
+    if _has_run(home):  # it knows its topics, and its locks keep others out
         return
     for vpn in sorted({*configuration.vpns, *(queue.vpn for queue in configuration.queues)}):
         heard = None
@@ -157,6 +158,16 @@ def check_alone(bootstrap: str, home: Path, configuration: Configuration) -> Non
                 f"{heard.get('home', 'unknown')}), and {home} is a new home: stop that one and "
                 "start with its --home, or name other VPNs and brokers in the configuration."
             )
+
+
+def _has_run(home: Path) -> bool:
+    """Whether an engine ever worked here. A start that failed leaves a home that never did."""
+    try:
+        return bool(json.loads((home / ABOUT).read_text()).get("checkpoints"))
+    except FileNotFoundError:
+        return False
+    except (OSError, ValueError, AttributeError):
+        return True  # the engine says what is wrong with it
 
 
 def check_ports(settings: Mapping[str, str], *names: str) -> None:

@@ -126,5 +126,9 @@ def test_a_new_home_is_refused_where_an_engine_lives(
     said = r"'two' on this Kafka already \(process 17 on engine-1, home /data/lakequeue\), and .*"
     with pytest.raises(EnvironmentFault, match=said + "is a new home"):
         check_alone("kafka:9092", tmp_path, configuration)
-    (tmp_path / "lakequeue.json").write_text(json.dumps({}))  # it was begun: its locks speak
+    about = tmp_path / "lakequeue.json"
+    about.write_text(json.dumps({"epoch": 17}))  # a start that failed, as when a port was taken
+    with pytest.raises(EnvironmentFault, match=said + "is a new home"):
+        check_alone("kafka:9092", tmp_path, configuration)
+    about.write_text(json.dumps({"checkpoints": {"checkpoint/broker-0": "b0"}}))  # its locks speak
     check_alone("kafka:9092", tmp_path, configuration)

@@ -310,6 +310,21 @@ def test_consume_exec_needs_a_mode_that_acks_after_work(engine: Engine) -> None:
     assert "--ack-mode" in result.stderr
 
 
+@pytest.mark.parametrize(
+    ("wrong", "what"),
+    [(("--exec", ""), "--exec: is empty"), (("--exec", " "), "--exec: is empty"),
+     (("--exec", "true", "--retry-delay", "x"), "--retry-delay: 'x' – allowed is a duration")],
+)  # fmt: skip
+def test_consume_exec_takes_no_message_with_wrong_options(
+    engine: Engine, wrong: tuple[str, ...], what: str
+) -> None:
+    engine.send(b"1")
+    result = engine.run("consume", "orders", "--timeout", "0", *wrong)
+    assert result.exit_code == 2
+    assert what in result.stderr
+    assert engine.depth() == 1
+
+
 def test_consume_a_queue_that_is_not_there(engine: Engine) -> None:
     result = engine.run("consume", "nowhere", "--timeout", "0")
     assert result.exit_code in (1, 2)
@@ -349,6 +364,16 @@ def test_browse_takes_nothing(engine: Engine) -> None:
     (message,) = map(json.loads, result.stdout.splitlines())
     assert (message["payload"], message["state"]) == ('{"n": 2}', "ready")
     assert engine.depth() == 2
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+def test_a_terminal_that_lacks_a_character_gets_its_number(engine: Engine, encoding: str) -> None:
+    engine.send('{"name": "☃"}'.encode())
+    for command in ("browse", "queues"):
+        shell = CliRunner(charset=encoding)
+        result = shell.invoke(main, [command, "orders", "--url", engine.url])
+        assert result.exit_code == 0, result.stderr
+        assert command == "queues" or "\\u2603" in result.stdout
 
 
 def test_purge_asks(engine: Engine) -> None:
