@@ -22,7 +22,7 @@ Celery (`celery_day.py`; `make soak` lives a longer one).
 
 How many die: 4 here by default, one of each kind, for who is frozen takes Java along. With those of
 the other tests `make test` kills or freezes 11 times: once in `tests/loop/test_on_kafka.py`, 4 in
-`test_away.py`, 1 in `test_kafka_of_three.py`, and Kafka once more here; and brokers of several, in
+`test_away.py`, 1 in `test_object_store.py`, and Kafka once more here; and brokers of several, in
 `test_live_brokers.py`. `make soak` does as many as `LAKEQUEUE_CHAOS_DEATHS` says, of a seed of its
 own (`LAKEQUEUE_CHAOS_SEED`). A stop in good order, in mid-traffic: `test_away.py`.
 """
