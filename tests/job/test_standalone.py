@@ -31,11 +31,12 @@ pytestmark = pytest.mark.job
 
 SETTINGS = (
     "--set", "lakequeue.batch_s=5", "--set", "spark.decommission.enabled=true",
+    "--set", "lakequeue.tables_interval_s=10", "--set", "lakequeue.history_interval_s=0",
     # After so long Spark gives up an executor that it does not hear, and its brokers go elsewhere.
     "--set", "spark.network.timeout=20s", "--set", "spark.network.timeoutInterval=5s",
     "--set", "spark.executor.heartbeatInterval=2s",
 )  # fmt: skip
-SLOTS = 4  # of each executor: room for all brokers, the tables and their history on one
+SLOTS = 4  # of each executor: room for all brokers and the tables on one
 CUT_S = 4.0
 BACK_S_MAX = 120.0  # how soon is printed
 
