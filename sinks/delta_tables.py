@@ -13,10 +13,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, cast
 
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as f
+from pyspark.sql.types import StructType
 
 from ..protocol import topics
 from ..protocol.errors import LakequeueError
@@ -54,36 +55,68 @@ def create_tables(
     spark: SparkSession, folder: Folder | str, names: Iterable[str] = (MESSAGES, JOURNAL)
 ) -> None:
     """Create tables that do not exist, and add the columns that older ones lack; their rows have no
-    value there. Raises LakequeueError for a table of a later version, or without partitions."""
+    value there. Raises LakequeueError for a table of a later version, or without partitions, and
+    for a folder that has files and is no table."""
     for name in names:
-        table = f"delta.`{folder}/{name}`"
-        _forget_half_made(spark, f"{folder}/{name}")
-        spark.sql(
-            f"CREATE TABLE IF NOT EXISTS {table} ({COLUMNS[name]}) "
-            f"USING delta PARTITIONED BY ({DATE}) "
-            f"TBLPROPERTIES ('delta.checkpointInterval' = '100', "
-            f"'delta.dataSkippingStatsColumns' = '{SKIPPING[name]}', "
-            f"'{SCHEMA}' = '{SCHEMA_VERSION}')"
-        )
-        properties = {
-            row.key: row.value for row in spark.sql(f"SHOW TBLPROPERTIES {table}").collect()
-        }
-        if problem := refusal_of(f"{folder}/{name}", properties):
-            raise LakequeueError(problem)
-        if int(properties.get(SCHEMA, 1)) < PARTITIONED_SINCE:
+        path = f"{folder}/{name}"
+        table = f"delta.`{path}`"
+        _forget_half_made(spark, path)
+        there = _asked_of_delta(spark, path)
+        if there is None:
+            spark.sql(
+                f"CREATE TABLE IF NOT EXISTS {table} ({COLUMNS[name]}) "
+                f"USING delta PARTITIONED BY ({DATE}) "
+                f"TBLPROPERTIES ('delta.checkpointInterval' = '100', "
+                f"'delta.dataSkippingStatsColumns' = '{SKIPPING[name]}', "
+                f"'{SCHEMA}' = '{SCHEMA_VERSION}')"
+            )
+            there = _asked_of_delta(spark, path)
+        if there is None:  # Spark says nothing of a folder that has a log, and files of somebody
             raise LakequeueError(
-                f"The Delta table {folder}/{name} is of an earlier version and not partitioned by "
+                f"The folder {path} has files, but is not a Delta table: move it away, and a new "
+                "table is made"
+            )
+        version, columns = there
+        if problem := refusal_of(path, {SCHEMA: version}):
+            raise LakequeueError(problem)
+        if int(version) < PARTITIONED_SINCE:
+            raise LakequeueError(
+                f"The Delta table {path} is of an earlier version and not partitioned by "
                 "date: move the folder of the tables away, and new ones are made. The queues do "
                 "not need the old ones"
             )
-        there = spark.read.format("delta").load(f"{folder}/{name}").columns
-        wanted = spark.createDataFrame([], COLUMNS[name]).schema
-        lacks = [c for c in wanted if c.name not in there]
+        wanted = cast(StructType, StructType.fromDDL(COLUMNS[name]))
+        lacks = [c for c in wanted if c.name not in columns]
         if lacks:
-            columns = ", ".join(f"`{c.name}` {c.dataType.simpleString()}" for c in lacks)
-            spark.sql(f"ALTER TABLE {table} ADD COLUMNS ({columns})")
-        if properties.get(SCHEMA) != str(SCHEMA_VERSION):
+            added = ", ".join(f"`{c.name}` {c.dataType.simpleString()}" for c in lacks)
+            spark.sql(f"ALTER TABLE {table} ADD COLUMNS ({added})")
+        if version != str(SCHEMA_VERSION):
             spark.sql(f"ALTER TABLE {table} SET TBLPROPERTIES ('{SCHEMA}' = '{SCHEMA_VERSION}')")
+
+
+def _newest(spark: SparkSession, path: str) -> Any:
+    """What Delta's log says of a table. Each question to Spark instead is a query that it has to
+    plan, and a start has a dozen of them."""
+    jvm: Any = spark._jvm
+    log = jvm.org.apache.spark.sql.delta.DeltaLog.forTable(spark._jsparkSession, path)
+    nothing = jvm.scala.Option.empty()
+    return log.update(False, nothing, nothing)
+
+
+def holds_nothing(spark: SparkSession, path: str) -> bool:
+    """Whether the checksum of a table's newest commit says that it has no rows, as of a new one."""
+    checksum = _newest(spark, path).checksumOpt()
+    return bool(checksum.isDefined() and checksum.get().numFiles() == 0)
+
+
+def _asked_of_delta(spark: SparkSession, path: str) -> tuple[str, list[str]] | None:
+    """A table's version and columns; None if there is no table."""
+    snapshot = _newest(spark, path)
+    if snapshot.version() < 0:
+        return None
+    about = snapshot.metadata()
+    version = about.configuration().get(SCHEMA)
+    return (version.get() if version.isDefined() else "1"), [*about.schema().fieldNames()]
 
 
 def _forget_half_made(spark: SparkSession, path: str) -> None:
@@ -116,6 +149,8 @@ def stored_rows(
     spark: SparkSession, folder: Folder | str, table: str
 ) -> dict[tuple[str, int], dict[str, tuple[int, int]]]:
     """How far a table has each partition, see `topics_read.Rows`."""
+    if holds_nothing(spark, f"{folder}/{table}"):
+        return {}
     found = spark.read.format("delta").load(f"{folder}/{table}")
     if table == STEPS:  # its rows name a broker instead of a topic
         topic = f.concat("broker", f.lit(f".{topics.STEPS}"))

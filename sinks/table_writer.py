@@ -36,7 +36,7 @@ from pyspark.sql import functions as f
 from ..protocol.folders import Folder, folder
 from ..protocol.table_format import COMMANDS, JOURNAL, MESSAGES, SNAPSHOTS, STEPS
 from ..sources.offset_ranges import scan_of
-from .delta_tables import create_tables, stored_rows
+from .delta_tables import create_tables, holds_nothing, stored_rows
 from .table_batch import TableBatch
 from .topics_read import TopicsRead
 
@@ -66,10 +66,11 @@ class TableWriter:
             stored = stored_rows(spark, tables, STEPS) | stored_rows(spark, tables, COMMANDS)
         else:
             stored = stored_rows(spark, tables, MESSAGES)
-            journal = spark.read.format("delta").load(f"{tables}/{JOURNAL}")
-            newest = f.max(f.struct("step", "part")).alias("last")
-            rows = journal.groupBy("broker", "vpn").agg(newest).collect()
-            self._last = {(r.broker, r.vpn): (r.last.step, r.last.part) for r in rows}
+            if not holds_nothing(spark, f"{tables}/{JOURNAL}"):
+                journal = spark.read.format("delta").load(f"{tables}/{JOURNAL}")
+                newest = f.max(f.struct("step", "part")).alias("last")
+                rows = journal.groupBy("broker", "vpn").agg(newest).collect()
+                self._last = {(r.broker, r.vpn): (r.last.step, r.last.part) for r in rows}
         self._topics = TopicsRead.of(kafka, stored)
 
     def __call__(self, batch: DataFrame, batch_id: int) -> None:

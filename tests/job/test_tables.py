@@ -43,7 +43,7 @@ from lakequeue.sinks.upkeep import Rules, Upkeep
 from lakequeue.sources.kafka_source import read_stream
 from lakequeue.sources.live import kafka_client
 from lakequeue.streaming.kafka.topics_admin import ensure_topics
-from lakequeue.streaming.spark.queries import REAL_TIME
+from lakequeue.streaming.spark.queries import QUERY_SETTINGS, REAL_TIME
 from pyspark.sql import SparkSession
 
 pytestmark = pytest.mark.job
@@ -270,6 +270,8 @@ def both_agree(job: Job, views: set[str]) -> bool:
     They read one after the other: a row that is written between them makes them differ for a
     moment."""
     session = SparkSession.builder.getOrCreate().newSession()
+    for key, value in QUERY_SETTINGS.items():  # to compile a plan takes longer than these few rows
+        session.conf.set(key, value)
     for name in TABLES:
         frame = session.read.format("delta").load(str(job.engine.tables / name))
         frame.createOrReplaceTempView(name)
