@@ -59,12 +59,12 @@ class EngineProcess:
         self._command = [*command, *arguments]
         self.start()
 
-    def start(self) -> EngineProcess:
-        """Start it; again, where it was killed."""
+    def start(self, *more: str) -> EngineProcess:
+        """Start it; again, where it was killed. more: arguments of this start."""
         self.said: list[dict[str, Any]] = []
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
-                self._command, stdout=subprocess.PIPE, stderr=log, text=True,
+                [*self._command, *more], stdout=subprocess.PIPE, stderr=log, text=True,
                 start_new_session=True, cwd=self.home.parent, preexec_fn=_adopts,
             )  # fmt: skip
         self._ready = threading.Event()

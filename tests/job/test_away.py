@@ -263,7 +263,7 @@ def test_a_deep_queue_outlives_its_worker_and_the_engine(
     assert not place.said("Traceback")
     assert place.engine.terminate() == 0
     before, again = place.logged()[-1][1].step, place.said("steps again")
-    place.engine.start().wait_ready()
+    place.engine.start("--set", "lakequeue.upkeep_hours=0").wait_ready()  # it has been seen
     assert place.said("steps again") == again
     traffic.goes_on(60, 60)
     drain(traffic)
