@@ -8,6 +8,7 @@ or lost its payload. `selection` chooses the receivers.
 
 from __future__ import annotations
 
+from operator import attrgetter
 from typing import Any
 
 from ...protocol.outputs import Deliveries
@@ -27,6 +28,7 @@ from ..storage.spool import Content
 from .selection import Chosen, choose_messages
 
 ROUNDS = 64
+_columns = attrgetter("id", "number", "deliveries", "priority", "expires", "time")
 
 
 def deliver(broker: Broker) -> None:
@@ -98,6 +100,7 @@ def _serve_waiting(broker: Broker, budget: Budget, looks: Budget) -> None:
         del waiting[number]
         queue = broker.queue(number)
         if queue is not None and not queue.header.deleted and not queue.header.faulted:
+            broker.touch(queue)
             _serve(broker, queue, budget, looks, 1)
 
 
@@ -108,7 +111,6 @@ def _serve(broker: Broker, queue: Queue, budget: Budget, looks: Budget, sharers:
     lists the queues that wait for acks in other queues.
     """
     broker.at = queue
-    broker.touch(queue)
     header = queue.header
     share, own_looks = budget, looks
     if sharers > 1:
@@ -134,7 +136,7 @@ def free_unacked(broker: Broker) -> int:
 def _serve_within(broker: Broker, queue: Queue, share: Budget, looks: Budget) -> bool:
     """Deliver what can be delivered now; returns whether a budget ended it."""
     header = queue.header
-    while not share.spent:
+    while True:
         while header.barriers and not share.spent and _barrier(broker, queue, looks):
             share.take(1)
         if header.depth <= header.leased + header.delayed:
@@ -151,7 +153,6 @@ def _serve_within(broker: Broker, queue: Queue, share: Budget, looks: Budget) ->
         _send(broker, queue, chosen, contents)
         if chosen.unfinished:
             return True
-    return True
 
 
 def lose(broker: Broker, queue: Queue, rows: list[Row], contents: list[Content | None]) -> None:
@@ -178,10 +179,11 @@ def _bury_oversize(broker: Broker, queue: Queue, rows: list[Row], contents: list
     above Kafka's limit are refused when they are published (`admission_checks`), but edited headers
     may make one too large."""
     most = broker.limits.message_bytes
-    sizes = [row.length + row.key_length + row.header_length for row in rows]
-    for at, row in enumerate(rows):
-        if row.extras is not None:
-            sizes[at] = sum(len(part or b"") for part in edited(row, contents[at]))
+    sizes = [
+        row.length + row.key_length + row.header_length if row.extras is None
+        else sum(len(part or b"") for part in edited(row, content))
+        for row, content in zip(rows, contents, strict=True)
+    ]  # fmt: skip
     largest = max(sizes)
     if largest <= most:
         return False
@@ -265,19 +267,15 @@ def _emit(
             part = dead_part(row.extras)
             if part is not None:
                 dead[at] = part
+    ids, numbers, counts, priorities, ends, times = map(
+        list, zip(*map(_columns, rows), strict=True)
+    )
+    payloads, keys, headers = map(list, zip(*contents, strict=True))
     deliveries = Deliveries(
         queue.header.definition.name, subscription.id, subscription.topic, subscription.partition,
-        subscription.framing, lease_ms, broker.header.epoch,
-        ids=[row.id for row in rows],
-        numbers=[row.number for row in rows],
-        counts=[row.deliveries for row in rows],
-        priorities=[row.priority for row in rows],
-        expires=[0 if row.expires == NEVER else row.expires for row in rows],
-        times=[row.time for row in rows],
-        payloads=[content[0] for content in contents],
-        keys=[content[1] for content in contents],
-        headers=[content[2] for content in contents],
-        dead=dead,
+        subscription.framing, lease_ms, broker.header.epoch, False, ids, numbers, counts,
+        priorities, [0 if end == NEVER else end for end in ends], times, payloads, keys, headers,
+        dead,
     )  # fmt: skip
     broker.outputs.append(deliveries)
     return deliveries

@@ -37,14 +37,12 @@ def choose_messages(
 ) -> Chosen:
     """The next messages and their receivers. Takes them from the budgets."""
     definition, header = queue.header.definition, queue.header
-    candidates = candidates_of(definition, header.subscriptions)
+    own, others = candidates_of(definition, header.subscriptions)
     room = UNLIMITED  # for leases; without room, nobody gets a message (B1)
     if definition.max_backlog is not None:
         room = max(definition.max_backlog - header.leased, 0)
     if free_unacked <= 0:  # this limit concerns leases only (B4)
-        candidates = [c for c in candidates if c.free]
-    others = [c for c in candidates if c.subscription.broker is not None]
-    own = [c for c in candidates if c.subscription.broker is None] if others else candidates
+        own, others = [c for c in own if c.free], []
     chosen = _chosen(broker, queue, own, room, free_unacked, budget, looks)
     if not others or chosen.rows or chosen.unfinished:
         return chosen
@@ -77,7 +75,7 @@ def _chosen(
 
 def most_at_once(queue: Queue) -> int:
     """How many messages are chosen at once: fewer than a spill leaves live."""
-    return max(queue.limits.live_rows // 2, 1)
+    return queue.limits.live_rows // 2
 
 
 class Search:
@@ -85,9 +83,7 @@ class Search:
 
     def __init__(self, broker: Broker, queue: Queue, budget: Budget, looks: Budget) -> None:
         self.broker, self.queue, self.budget, self.looks = broker, queue, budget, looks
-        self.below = _fence(queue)
-        self.end = first_inactive(queue)  # a key
-        self.is_bounded = self.below is not None or self.end is not None
+        self.end = _end_of_order(queue)
         self.unfinished = False
 
     def take(self, text: str | None, most: int, free: bool) -> list[Row]:
@@ -97,50 +93,34 @@ class Search:
         found: list[Row] = []
         budget, ready, now = self.budget, self.queue.ready, self.broker.now
         heap = ready.heap if text is None else self.queue.view_of(text).matched
-        taken: set[int] = set()
         while len(found) < most and not budget.spent:
-            before, too_large = len(found), False
+            before, end, enough = len(found), self.end, most
             if text is None:
-                rows = ready.take(heap, self._end(), most - before, budget.bytes)
+                cold = self.queue.first_cold()
+                if cold is not None and cold < end:
+                    end = cold  # the rows behind it have to wait for it
             else:  # the filter may have to be evaluated on another row before the next one
                 first = self.first(text)
                 if first is None:
                     break
-                rows = ready.take(heap, first.key + 1, 1, budget.bytes)
-            for at, row in enumerate(rows):
-                if row.id in taken:  # it has two entries
-                    continue
-                too_large = row.size > budget.bytes and bool(found)
-                if too_large or row.expires <= now:
-                    ready.put_back(heap, rows[at:])
-                    break
-                taken.add(row.id)
-                found.append(row)
-                budget.rows -= 1
-                budget.bytes -= row.size
-                if free and row.lane:
-                    ready.put_back(heap, rows[at + 1 :])
-                    return found
-            if too_large:
+                end, enough = first.key + 1, before + 1
+            size = ready.take(heap, found, end, now, enough, budget.bytes, free)
+            if size > budget.bytes and len(found) > 1:  # the last one is too large
+                size -= found[-1].size
+                ready.put_back(heap, [found.pop()])
                 self.unfinished = True
+            budget.take(len(found) - before, size)
+            if self.unfinished or (free and found and found[-1].lane):
                 break
             if len(found) == before and self.first(text) is None:
                 break  # there is none; else `first` has made it live, or removed overdue ones
         return found
 
-    def _end(self) -> int:
-        """The key up to which only live rows can be delivered."""
-        cold = self.queue.first_cold()
-        end = HIGHEST if cold is None else cold
-        if self.below is not None:
-            end = min(end, self.below)
-        return end if self.end is None else min(end, self.end)
-
     def first(self, text: str | None) -> Row | None:
         """The first message for a class. It stays in the order."""
         while True:
             row = self._first_of_all() if text is None else self._first_of(text)
-            if row is None or (self.is_bounded and self._is_beyond(row.key)):
+            if row is None or row.key >= self.end:
                 return None
             if row.expires > self.broker.now:
                 return row
@@ -155,7 +135,7 @@ class Search:
         queue = self.queue
         while True:
             row, first = queue.ready.first(), queue.first_cold()
-            if first is None or (row is not None and row.key < first) or self._is_beyond(first):
+            if first is None or (row is not None and row.key < first) or first >= self.end:
                 return row
             if not queue.ready.lanes:
                 queue.thaw_first()
@@ -164,12 +144,6 @@ class Search:
                 return None
             else:
                 self.looks.take(queue.thaw_next())
-
-    def _is_beyond(self, key: int) -> bool:
-        """Whether nothing with this key or a higher one can be delivered."""
-        if self.below is not None and key >= self.below:
-            return True
-        return self.end is not None and key >= self.end
 
     # ------------------------------------------------------------ with a filter
 
@@ -217,7 +191,7 @@ class Search:
             first = segment.first
         else:
             return False
-        if (row is not None and first > row.key) or self._is_beyond(first):
+        if (row is not None and first > row.key) or first >= self.end:
             return False
         if self.looks.spent:
             self.unfinished = True
@@ -271,13 +245,14 @@ class Search:
         return verdict
 
 
-def _fence(queue: Queue) -> int | None:
-    """The first key behind the oldest barrier, whose whole generation is delivered before; None
-    without barriers."""
-    barriers = queue.header.barriers
-    if not barriers:
-        return None
-    return (next(iter(barriers)) + 1 << 128) - (((1 << 64) - 1) << 64)
+def _end_of_order(queue: Queue) -> int:
+    """The key from which on nothing can be delivered: of the first row behind the oldest barrier,
+    whose whole generation is delivered before (O3), or of the first inactive one (R5)."""
+    barriers, inactive = queue.header.barriers, first_inactive(queue)
+    end = HIGHEST if inactive is None else inactive
+    if barriers:
+        end = min(end, (next(iter(barriers)) + 1 << 128) - (((1 << 64) - 1) << 64))
+    return end
 
 
 def _one_by_one(

@@ -8,12 +8,15 @@ the match in the spool. A message that leaves as dead keeps its match; the calle
 
 from __future__ import annotations
 
+from operator import attrgetter
+
 from ..storage.row import DELAYED, GONE, LEASED, MOVING, NEVER, READY, Row
 from .broker import Broker
 from .header import Subscription, note_entered
 from .queue import Queue
 from .table import EFFECTS, RELEASED, SOURCES, Event
 
+_id, _deliveries = attrgetter("id"), attrgetter("deliveries")
 _CANCELED = frozenset({Event.CANCEL, Event.CANCEL_LATER, Event.CANCEL_LAST})
 
 
@@ -123,7 +126,7 @@ def apply(
         if name == "consumer_rejected":
             why = detail or reason
         for who, mine in parts:
-            ids, counts = [row.id for row in mine], [row.deliveries for row in mine]
+            ids, counts = list(map(_id, mine)), list(map(_deliveries, mine))
             broker.record(name, queue, ids, counts, who, why, until)
 
 
@@ -198,14 +201,15 @@ def _return(
 
 def _end_leases(broker: Broker, queue: Queue, rows: list[Row]) -> None:
     """End the leases of rows that have one."""
-    freed: dict[int, int] = {}
+    leases, freed, total = queue.leases, dict[int, int](), 0
     for row in rows:
-        if row.holder:
-            del queue.leases[row.holder][row.id]
-            freed[row.holder] = freed.get(row.holder, 0) + 1
+        holder = row.holder
+        if holder:
+            del leases[holder][row.id]
+            freed[holder] = freed.get(holder, 0) + 1
             row.holder = 0
-    if freed:
-        total = sum(freed.values())
+            total += 1
+    if total:
         queue.header.leased -= total
         broker.unacked -= total
         for one in queue.header.subscriptions:

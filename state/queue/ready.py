@@ -151,7 +151,7 @@ class Ready:
 
     def add(self, rows: list[Row]) -> None:
         """Add rows that have become live."""
-        alone = []
+        alone: list[Entry] = []
         for row in rows:
             if row.barrier:
                 continue
@@ -160,7 +160,7 @@ class Ready:
                 lane.rows += 1
                 self._follow(row, lane)
             elif row.state == READY:
-                alone.append(row)
+                alone.append((by_key(row), row.id))
         self._push(alone)
 
     def changed(self, row: Row) -> None:
@@ -170,7 +170,7 @@ class Ready:
         if row.lane:
             self._follow(row, self.lanes[row.lane])
         elif row.state == READY:
-            self._push([row])
+            self._push([(by_key(row), row.id)])
 
     def left(self, row: Row) -> None:
         """Remove a row that is no longer live."""
@@ -214,11 +214,10 @@ class Ready:
             return
         if first is row or first.id != lane.announced:
             lane.announced = first.id
-            self._push([first])
+            self._push([(first.key, first.id)])
 
-    def _push(self, rows: list[Row]) -> None:
+    def _push(self, entries: list[Entry]) -> None:
         heap = self.heap
-        entries = [(by_key(row), row.id) for row in rows]
         for entry in entries:
             heappush(heap, entry)
         if len(heap) > 2 * len(self.live) + _SLACK:
@@ -353,16 +352,20 @@ class Ready:
             heappop(heap)
         return None
 
-    def take(self, heap: list[Entry], end: int, most: int, size: int) -> list[Row]:
-        """Take the first rows out of a heap: below the key ``end``, at most ``most``, until they
-        have ``size`` bytes. A row may be returned twice."""
-        live = self.live
-        found: list[Row] = []
-        sort = len(heap) <= 8 * most  # a sorted list is a heap, too, and most often it is sorted
+    def take(
+        self, heap: list[Entry], found: list[Row], end: int, now: int, most: int, room: int,
+        free: bool,
+    ) -> int:  # fmt: skip
+        """Move the first rows of a heap to the found ones: below the key ``end``, up to the first
+        overdue one, until ``most`` are found or they have ``room`` bytes; returns their bytes.
+        free: also until one has a lane."""
+        live, size = self.live, 0
+        # A sorted list is a heap, too, and most often it is sorted.
+        sort = len(heap) <= 8 * (most - len(found))
         if sort:
             heap.sort()
         at = 0
-        while at < len(heap) and len(found) < most and size > 0:
+        while at < len(heap) and len(found) < most and size < room:
             key, number = heap[at]
             if key >= end:
                 break
@@ -370,15 +373,20 @@ class Ready:
             if (
                 row is not None and row.state == READY and by_key(row) == key
                 and (not row.lane or self.is_next(row))
+                and not (found and row is found[-1])  # it has two entries
             ):  # fmt: skip
+                if row.expires <= now:
+                    break
                 found.append(row)
-                size -= row.size
+                size += row.size
+                if free and row.lane:
+                    most = 0
             if sort:
                 at += 1
             else:
                 heappop(heap)
         del heap[:at]
-        return found
+        return size
 
     def followers(self, first: Row, most: int) -> list[Row]:
         """The ready rows behind the first one of its lane, up to the first one that is cold or in

@@ -49,21 +49,24 @@ def own_backlog(subscription: Subscription) -> int:
 
 def candidates_of(
     definition: QueueDefinition, subscriptions: list[Subscription]
-) -> list[Candidate]:
-    """The subscriptions that can take at least one message, in order of subscribing."""
-    candidates = []
+) -> tuple[list[Candidate], list[Candidate]]:
+    """The subscriptions that can take at least one message, in order of subscribing: consumers of
+    this broker, and other brokers."""
+    own: list[Candidate] = []
+    others: list[Candidate] = []
     removes = definition.semantics == "at-most-once"
     for subscription in subscriptions:
         if subscription.ending or subscription.again:
             continue
         if subscription.broker is not None and not definition.max_spool_usage:
             continue  # with quota 0 the queue is separate at each host (S10)
+        candidates = own if subscription.broker is None else others
         backlog = backlog_of(definition, subscription)
-        free = subscription.broker is None and (removes or subscription.removes_on_send)
+        free = candidates is own and (removes or subscription.removes_on_send)
         room = UNLIMITED if free else backlog - subscription.held
         if room > 0 and backlog > 0:
             candidates.append(Candidate(subscription, backlog, subscription.held, room))
-    return candidates
+    return own, others
 
 
 def _first(candidate: Candidate) -> tuple[int, int]:
@@ -96,22 +99,17 @@ def take(candidate: Candidate) -> None:
 
 def share(model: str, candidates: list[Candidate], messages: int, served: int) -> list[Candidate]:
     """The candidates that get up to ``messages`` messages in a row, all of which any can take."""
-    if model == "fast":
-        out: list[Candidate] = []
-        for candidate in sorted(candidates, key=_first):
-            n = min(candidate.room, messages - len(out))
-            out += [candidate] * n
-            _take_many(candidate, n)
-        return out
     if len(candidates) == 1:
-        n = min(candidates[0].room, messages)
-        _take_many(candidates[0], n)
-        return candidates * n
+        return candidates * min(candidates[0].room, messages)
+    out: list[Candidate] = []
+    if model == "fast":
+        for candidate in sorted(candidates, key=_first):
+            out += [candidate] * min(candidate.room, messages - len(out))
+        return out
     if model == "round-robin":
         return _rotate(candidates, messages, served)
     heap = [(s.held / s.backlog, s.subscription.number, s) for s in candidates]
     heapq.heapify(heap)
-    out = []
     while heap and len(out) < messages:
         _, number, candidate = heap[0]
         out.append(candidate)
@@ -121,12 +119,6 @@ def share(model: str, candidates: list[Candidate], messages: int, served: int) -
         else:
             heapq.heappop(heap)
     return out
-
-
-def _take_many(candidate: Candidate, n: int) -> None:
-    if candidate.room < UNLIMITED:
-        candidate.held += n
-        candidate.room -= n
 
 
 def _rotate(candidates: list[Candidate], messages: int, served: int) -> list[Candidate]:
