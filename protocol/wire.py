@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import base64
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import accumulate
 from typing import Any, assert_never
 
@@ -91,10 +91,11 @@ def encode(outputs: list[Output], partitions: dict[str, int] | None = None) -> I
     A record for a place that is not there, named by a client, goes to ``<vpn>.rejected`` with the
     reason instead. Records to brokers never do: the broker may have been added since.
     """
-    for record in _records(outputs):
-        if partitions is None or _is_there(record, partitions):
-            yield record
-        else:
+    for output in outputs:
+        for record in _records(output):
+            if partitions is None or _is_there(record, partitions):
+                yield record
+                continue
             vpn = record.topic.rpartition(".")[0]
             home = topics.topic(vpn, topics.REJECTED)
             if home not in partitions:
@@ -110,32 +111,31 @@ def _is_there(record: WireRecord, partitions: dict[str, int]) -> bool:
     return exists or topics.is_mesh(record.topic)
 
 
-def _records(outputs: list[Output]) -> Iterator[WireRecord]:
-    for output in outputs:
-        match output:
-            case Deliveries():
-                yield from batches(output) if output.framing == "batch" else _singles(output)
-            case Receipts():
-                yield from _receipts(output)
-            case Reply():
-                yield _reply(output)
-            case RejectedRecord():
-                yield _rejected(output)
-            case Journal():
-                yield from _journal(output)
-            case MeshRecord():
-                yield _mesh(output)
-            case DirectoryEntry():
-                yield _entry(output)
-            case HomeRecord():
-                value = home_bridges.encode(output.said)
-                yield WireRecord(output.topic, output.partition, output.key, value)
-            case BridgeEntry():
-                yield _bridge_entry(output)
-            case Deadline() | InVain() | Capture() | Alert():
-                pass
-            case _:
-                assert_never(output)
+def _records(output: Output) -> Iterable[WireRecord]:
+    match output:
+        case Deliveries():
+            return batches(output) if output.framing == "batch" else _singles(output)
+        case Receipts():
+            return _receipts(output)
+        case Reply():
+            return [_reply(output)]
+        case RejectedRecord():
+            return [_rejected(output)]
+        case Journal():
+            return _journal(output)
+        case MeshRecord():
+            return [_mesh(output)]
+        case DirectoryEntry():
+            return [_entry(output)]
+        case HomeRecord():
+            value = home_bridges.encode(output.said)
+            return [WireRecord(output.topic, output.partition, output.key, value)]
+        case BridgeEntry():
+            return [_bridge_entry(output)]
+        case Deadline() | InVain() | Capture() | Alert():
+            return []
+        case _:
+            assert_never(output)
 
 
 # ---------------------------------------------------------------- deliveries
@@ -144,7 +144,7 @@ _BATCH = headers_json([(FRAMING, b"batch")])
 _REPLY = headers_json([(FRAMING, b"reply")])
 
 
-def batches(d: Deliveries, most: int = BATCH_BYTES) -> Iterator[WireRecord]:
+def batches(d: Deliveries, most: int = BATCH_BYTES) -> list[WireRecord]:
     """Records of framing *batch* with at most ``most`` bytes of messages, or one message."""
     lengths = list(map(len, d.payloads))
     sizes = lengths
@@ -152,15 +152,15 @@ def batches(d: Deliveries, most: int = BATCH_BYTES) -> Iterator[WireRecord]:
         columns = zip(lengths, d.keys, d.headers, strict=True)
         sizes = [n + len(key or b"") + len(own or b"") for n, key, own in columns]
     if sum(sizes) <= most:  # most often
-        yield _batch(d, lengths)
-        return
-    ends = list(accumulate(sizes))
+        return [_batch(d, lengths)]
+    ends, records = list(accumulate(sizes)), []
     start, total = 0, len(d.ids)
     while start < total:
         begun = ends[start - 1] if start else 0
         stop = max(bisect_right(ends, begun + most, start), start + 1)
-        yield _batch(_part(d, start, stop), lengths[start:stop])
+        records.append(_batch(_part(d, start, stop), lengths[start:stop]))
         start = stop
+    return records
 
 
 def _part(d: Deliveries, start: int, stop: int) -> Deliveries:
@@ -293,18 +293,19 @@ def _singles(d: Deliveries) -> Iterator[WireRecord]:
 # ---------------------------------------------------------------- the rest
 
 
-def _receipts(r: Receipts) -> Iterator[WireRecord]:
+def _receipts(r: Receipts) -> list[WireRecord]:
     """One record, or several for many nacks. A record's ``up_to`` is never beyond the first nack of
     a later record."""
     nacks = sorted(r.nacks)
     if len(nacks) <= RECEIPT_NACKS:  # most often
-        yield _receipt(r, r.up_to, nacks, True)
-        return
+        return [_receipt(r, r.up_to, nacks, True)]
+    records = []
     for start in range(0, len(nacks), RECEIPT_NACKS):
         part = nacks[start : start + RECEIPT_NACKS]
         later = nacks[start + RECEIPT_NACKS : start + RECEIPT_NACKS + 1]
         up_to = min([r.up_to, *(seq - 1 for seq, *_ in later)])
-        yield _receipt(r, up_to, part, start == 0)
+        records.append(_receipt(r, up_to, part, start == 0))
+    return records
 
 
 def _receipt(

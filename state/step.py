@@ -19,7 +19,7 @@ import msgspec
 from ..protocol.errors import LakequeueError
 from ..protocol.messages import Records
 from ..protocol.outputs import Deadline, Output
-from .commands.intake import carry_out_all, decoded
+from .commands.intake import carry_out_all, decode_all
 from .commands.multi_step_commands import go_on
 from .limits import beside
 from .phases.admission import admit
@@ -61,12 +61,13 @@ class StepFailed(LakequeueError):
 
 def take_phases(broker: Broker, batch: Batch) -> None:
     """Everything that a step does, in order. A phase without work costs one check."""
-    commands = decoded(broker, batch.commands, batch.skipped) if batch.commands.topics else []
+    given = batch.commands
+    commands, inspections = decode_all(broker, given, batch.skipped) if given.topics else ([], [])
     broker.mesh.hear(batch.mesh, batch.skipped)
     if broker.header.pending:  # commands that earlier steps did not finish
         go_on(broker)
     if commands:
-        carry_out_all(broker, commands, inspect=False)
+        carry_out_all(broker, commands)
     if batch.faulted:  # a queue that was defined again in the step in which it failed
         isolate_queues(broker, batch)
     if batch.publishes.topics:
@@ -79,8 +80,8 @@ def take_phases(broker: Broker, batch: Batch) -> None:
     broker.mesh.speak()  # after delivery, so that other brokers hear its result
     tidy(broker)
     watch(broker)
-    if commands:
-        carry_out_all(broker, commands, inspect=True)
+    if inspections:
+        carry_out_all(broker, inspections)
 
 
 def step(broker: Broker, batch: Batch, now: int) -> list[Output]:

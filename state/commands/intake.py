@@ -15,7 +15,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
+
+import msgspec
 
 from ...definitions import DEFAULT_VPN
 from ...definitions.definition_values import vpn_name
@@ -44,7 +46,7 @@ ENGINE = "/engine"  # stands for the engine's topic in `BrokerHeader.begun`; no 
 _BEGIN = b'{"command":"begin",'
 
 
-class DecodedCommand(NamedTuple):
+class DecodedCommand(msgspec.Struct):
     """A command, its record, and the client that signed it."""
 
     vpn: str
@@ -53,11 +55,13 @@ class DecodedCommand(NamedTuple):
     speaker: Speaker | None
 
 
-def decoded(
+def decode_all(
     broker: Broker, records: Records, skipped: Mapping[RecordPosition, str]
-) -> list[DecodedCommand]:
-    """The commands of a step. skipped: records that failed in an earlier attempt, and why."""
-    commands = []
+) -> tuple[list[DecodedCommand], list[DecodedCommand]]:
+    """The commands of a step: inspections apart, since they come last to see the step's result.
+    skipped: records that failed in an earlier attempt, and why."""
+    commands: list[DecodedCommand] = []
+    inspections: list[DecodedCommand] = []
     for topic, partition, offset, key, value in zip(
         records.topics, records.partitions, records.offsets, records.keys, records.values,
         strict=True,
@@ -65,9 +69,9 @@ def decoded(
         broker.at = position = topic, partition, offset
         one = _decoded(broker, position, key, value, skipped)
         if one is not None:
-            commands.append(one)
+            (inspections if type(one.command) in INSPECTIONS else commands).append(one)
     broker.at = None
-    return commands
+    return commands, inspections
 
 
 def _decoded(
@@ -179,13 +183,11 @@ def _answer_malformed(broker: Broker, vpn: str, value: bytes | None, error: Exce
         broker.emit(Reply(to.topic, to.partition, to.request, None, str(error), kind))
 
 
-def carry_out_all(broker: Broker, given: list[DecodedCommand], inspect: bool) -> None:
-    """Carry out commands in the order of their log. inspect: only the inspections, which come last
-    to see the step's result; else all others."""
-    for vpn, command, position, speaker in given:
-        if (type(command) in INSPECTIONS) is inspect:
-            broker.at = position
-            carry_out(broker, vpn, command, speaker)
+def carry_out_all(broker: Broker, given: list[DecodedCommand]) -> None:
+    """Carry out commands in the order of their log."""
+    for one in given:
+        broker.at = one.position
+        carry_out(broker, one.vpn, one.command, one.speaker)
     broker.at = None
 
 

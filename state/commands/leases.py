@@ -57,9 +57,10 @@ def acknowledge(broker: Broker, queue: Queue, task: Task, command: Ack, budget: 
     ranges = parse_ranges(command.ids) if command.ids is not None else []
     if begins:
         task.done = {"n": 0}
-        subscription = queue.subscription(command.subscription)
-        if command.received and subscription is not None:
-            _confirm(broker, queue, subscription, command.received)
+        if command.received:
+            subscription = queue.subscription(command.subscription)
+            if subscription is not None:
+                _confirm(broker, queue, subscription, command.received)
         keep_ids_ahead(broker, queue, ranges, command.subscription)
     done = False
     while not done and not budget.spent:
