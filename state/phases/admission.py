@@ -10,6 +10,7 @@ a nack, whatever its queues' policy.
 from __future__ import annotations
 
 from functools import lru_cache
+from operator import attrgetter
 
 from msgspec.structs import replace
 
@@ -52,6 +53,7 @@ from .admission_checks import (
 )
 from .incoming import Incoming, alike
 
+_id, _until = attrgetter("id"), attrgetter("until")
 DETAIL_CHARACTERS_MAX = 500  # of a reason in a receipt; `<vpn>.rejected` has the whole text
 
 
@@ -83,7 +85,7 @@ class Admission:
         self._room = broker.spool.file_room(broker.header.system.max_spool_files)
         self._told: set[int] = set()  # queues with an `invalid_json` event in this step
         self._spooled: dict[tuple[int, str], JournalSegment] = {}
-        self.entered: dict[int, Queue] = {}
+        self._last_only: dict[int, Queue] = {}  # queues with quota 0 that messages have entered
 
     def take(self, records: Records, at: int, skipped: dict[RecordPosition, str]) -> int:
         """Admit a record and those behind it that are alike; returns the index of the next one."""
@@ -103,7 +105,9 @@ class Admission:
             if vpn is None and header.to:
                 header = replace(header, to="")  # its topic is its destination
             together = not skipped  # else one of several may have failed
-            end = self._alike(records, at, header) if together and vpn is not None else at + 1
+            end = alike(records, at, header) if together and vpn is not None else at + 1
+            if end > at + 1 and broker.header.speaks_for:
+                end = _of_one_broker(records, at, end)
             messages = Incoming.of(records, at, end, header, broker.now)
         except ValueError as error:
             self._malformed(vpn, records, at, str(error))
@@ -118,15 +122,6 @@ class Admission:
                         queue.header.reads_plain = True
                         self._broker.touch(queue)
                 self._take_in(name, queues, messages, together)
-        return end
-
-    def _alike(self, records: Records, at: int, header: PublishHeader) -> int:
-        """Like `alike`, but within the partitions of one broker, since producers differ per
-        broker."""
-        end = alike(records, at, header)
-        if self._broker.header.speaks_for and end > at + 1:
-            homes = [n // topics.PUBLISH_PARTITIONS for n in records.partitions[at:end]]
-            end = at + next((n for n, home in enumerate(homes) if home != homes[0]), len(homes))
         return end
 
     def _captured(self, messages: Incoming) -> list[tuple[str, list[Queue]]]:
@@ -210,7 +205,7 @@ class Admission:
         broker = self._broker
         try:
             if producer is not None and (
-                not producer.is_above(messages.seq) or producer.is_superseded(messages.seq)
+                messages.seq <= producer.high or producer.is_superseded(messages.seq)
             ):
                 return None
             if not queues or refusal_of_tables(broker, messages.header):
@@ -218,8 +213,10 @@ class Admission:
             for queue in queues:
                 if queue.early.ranges or program_of(queue) is not None:
                     return None
-            checked = check_messages(broker, vpn, [plain_match(q) for q in queues], messages)
-            return checked if checked.is_plain and checked.size <= self._room else None
+            checked = check_messages(broker, vpn, list(map(plain_match, queues)), messages)
+            if checked.refused or checked.discards or checked.no_json:
+                return None
+            return checked if checked.size <= self._room else None
         except Exception:  # nothing has changed
             return None
 
@@ -289,7 +286,7 @@ class Admission:
 
     def close(self) -> None:
         """End the admission of a step."""
-        for queue in self.entered.values():
+        for queue in self._last_only.values():
             keep_last(self._broker, queue)
 
     # ------------------------------------------------------------ the outcome
@@ -298,9 +295,9 @@ class Admission:
         self, vpn: str, messages: Incoming, producer: Answerable | None, checked: CheckedMessages
     ) -> None:
         """Store checked messages in the queues that take them, and answer."""
-        broker, header, seq = self._broker, messages.header, messages.seq
+        broker, header, seq, n = self._broker, messages.header, messages.seq, len(messages)
         if producer:
-            producer.take(seq, len(messages))
+            producer.take(seq, n)
         if checked.no_json:
             count_no_json(broker, vpn, checked, messages.topic, self._told)
         if producer is None and not header.to:
@@ -314,7 +311,7 @@ class Admission:
                 producer.discarded(seq, reason.value, queue.definition.name)
         number = self._store(checked, messages) if checked.kept else 0
         if producer:
-            producer.stored(seq, number, len(messages))
+            producer.stored(seq, number, n)
 
     def _store(self, checked: CheckedMessages, messages: Incoming) -> int:
         """Store messages with all their matches; returns the first id (S1)."""
@@ -345,7 +342,8 @@ class Admission:
     def _enter(self, queue: Queue, rows: list[Row], messages: Incoming) -> None:
         broker = self._broker
         enter(broker, queue, rows)
-        self.entered[queue.number] = queue
+        if not queue.header.definition.max_spool_usage:
+            self._last_only[queue.number] = queue
         place = queue.number, messages.topic
         segment = self._spooled.get(place)
         if segment is None:
@@ -354,11 +352,11 @@ class Admission:
                 partitions=[], offsets=[], items=[], until=[],
             )  # fmt: skip
             broker.journal.segments.append(segment)
-        segment.ids += [row.id for row in rows]
+        segment.ids += map(_id, rows)
         segment.partitions += messages.partitions  # type: ignore[operator]
         segment.offsets += messages.offsets  # type: ignore[operator]
         segment.items += messages.items  # type: ignore[operator]
-        segment.until += [row.until for row in rows]  # type: ignore[operator]
+        segment.until += map(_until, rows)  # type: ignore[operator]
         for row in rows if queue.early.ranges else ():
             apply_early_ack(broker, queue, row)
 
@@ -378,6 +376,13 @@ class Admission:
         if producer:
             producer.stored(seq, 0)
             producer.discarded(seq, reason.value, "")
+
+
+def _of_one_broker(records: Records, at: int, end: int) -> int:
+    """The end of the records that are in partitions of the first one's broker, since producers
+    differ per broker."""
+    homes = [n // topics.PUBLISH_PARTITIONS for n in records.partitions[at:end]]
+    return at + next((n for n, home in enumerate(homes) if home != homes[0]), len(homes))
 
 
 def _was_read(queue: Queue, messages: Incoming) -> bool:

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import Protocol
 
+import msgspec
+
 from ...protocol.errors import Reason
 from ...protocol.journal import JournalSegment
 from ..queue.broker import Broker
@@ -35,25 +37,17 @@ class Answerable(Protocol):
         """A queue refused one."""
 
 
-class CheckedMessages:
+class CheckedMessages(msgspec.Struct):
     """The outcome for messages at the queues that they match. sizes: as quotas count them (Q8);
-    refused: queues that refuse one with a nack, and why; no_json: `json` queues for which one is
-    not JSON."""
+    size: their sum; refused: queues that refuse one with a nack, and why; no_json: `json` queues
+    for which one is not JSON."""
 
-    __slots__ = ("discards", "kept", "no_json", "refused", "size", "sizes")
-
-    def __init__(self, sizes: list[int]) -> None:
-        self.sizes = sizes
-        self.size = sum(sizes)
-        self.kept: list[Match] = []
-        self.discards: list[tuple[Queue, Reason]] = []
-        self.refused: list[tuple[Queue, Reason]] = []
-        self.no_json: list[Queue] = []
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether every queue stores all of them, without remarks."""
-        return not (self.refused or self.discards or self.no_json)
+    sizes: list[int] = []
+    size: int = 0
+    kept: list[Match] = []
+    discards: list[tuple[Queue, Reason]] = []
+    refused: list[tuple[Queue, Reason]] = []
+    no_json: list[Queue] = []
 
 
 def check_messages(
@@ -61,7 +55,7 @@ def check_messages(
 ) -> CheckedMessages:
     """Check messages for all queues that they match. Several messages get one outcome."""
     payloads, sizes = messages.payloads, messages.sizes()
-    checked = CheckedMessages(sizes)
+    checked = CheckedMessages(sizes, sum(sizes))
     reason = of_broker(broker, vpn, checked.size, messages.largest())
     priority = messages.header.priority
     valid: bool | None = None
@@ -91,9 +85,7 @@ def check_messages(
 
 def no_files(matches: list[Match]) -> CheckedMessages:
     """The outcome if there is no room for another spool file (S8)."""
-    checked = CheckedMessages([])
-    checked.refused = [(one.queue, Reason.SPOOL_FILES) for one in matches]
-    return checked
+    return CheckedMessages(refused=[(one.queue, Reason.SPOOL_FILES) for one in matches])
 
 
 def of_broker(broker: Broker, vpn: str, size: int, whole: int) -> Reason | None:

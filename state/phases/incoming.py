@@ -20,26 +20,22 @@ SEQ_PLAIN = 1 << 61  # far enough below the highest sequence that no series of r
 _any_json = msgspec.json.Decoder(msgspec.Raw)
 
 
-class Incoming:
+class Incoming(msgspec.Struct):
     """One message, or several with the same header; the parts that differ are columns.
 
     keys, headers: None or empty if a message has none; items: the index of each in its record.
     """
 
-    __slots__ = (
-        "header", "headers", "items", "keys", "offsets", "partitions", "payloads", "seq", "times",
-        "topic",
-    )  # fmt: skip
-
-    def __init__(
-        self, topic: str, header: PublishHeader, seq: int, keys: list[bytes | None],
-        headers: list[str | None], payloads: list[bytes], partitions: list[int],
-        offsets: list[int], times: list[int], items: list[int],
-    ) -> None:  # fmt: skip
-        self.topic, self.header, self.seq = topic, header, seq
-        self.keys, self.headers = keys, headers
-        self.payloads, self.times = payloads, times
-        self.partitions, self.offsets, self.items = partitions, offsets, items
+    topic: str
+    header: PublishHeader
+    seq: int
+    keys: list[bytes | None]
+    headers: list[str | None]
+    payloads: list[bytes]
+    partitions: list[int]
+    offsets: list[int]
+    times: list[int]
+    items: list[int]
 
     @classmethod
     def of(cls, records: Records, at: int, end: int, header: PublishHeader, now: int) -> Incoming:

@@ -127,10 +127,6 @@ class ProducerHistory:
             or ranges.contains(self.refusals, seq)
         )
 
-    def is_above(self, seq: int) -> bool:
-        """Whether neither this sequence nor a higher one has come before."""
-        return seq > self.high
-
     def take(self, seq: int, count: int = 1) -> None:
         """Mark new sequences, from this one on, as seen. More than one must be above the
         highest."""
