@@ -17,12 +17,13 @@ engine sends a command for that to each queue.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
 import time as clock
 import zlib
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -95,9 +96,16 @@ def rebuild(tables_home: Path, home: Path) -> list[Rebuilt]:
             "the checkpoint away"
         )
     about = _home_record(tables_home)
-    if home.resolve() != tables_home.resolve():
-        _take_along(tables_home, home)
-        about.get(PLACES, {}).pop(CHECKPOINTS, None)  # they are the old home's
+    if home.resolve() == tables_home.resolve():
+        return _rebuild(tables_home, home, about)
+    about.get(PLACES, {}).pop(CHECKPOINTS, None)  # they are the old home's
+    with _taken_along(tables_home, home):
+        return _rebuild(tables_home, home, about)
+
+
+def _rebuild(tables_home: Path, home: Path, about: dict[str, Any]) -> list[Rebuilt]:
+    """The same, where the new home has its tables."""
+    checkpoints = checkpoints_place(home)
     done: list[Rebuilt] = []
     queues: list[list[str]] = []
     epoch = 0
@@ -160,21 +168,29 @@ def _note_back(moment: Moment, last: dict[str, int]) -> None:
         moment.notes.append(f"{back:,} steps earlier than the tables know it: others had not")
 
 
-def _take_along(source: Path, home: Path) -> None:
+@contextlib.contextmanager
+def _taken_along(source: Path, home: Path) -> Iterator[None]:
     """The tables, without copying: nothing in them is ever changed in place. Tables that are
-    elsewhere stay there, and are the new home's."""
+    elsewhere stay there, and are the new home's. A rebuild that fails leaves none in the new home,
+    so it can be tried again."""
     home.mkdir(parents=True, exist_ok=True)
     for name in ("captured.json", "ports.json"):
         if (source / name).is_file():
             shutil.copy2(source / name, home / name)
-    if tables_place(source) == source / TABLES:
+    if tables_place(source) != source / TABLES:
+        yield
+        return
+    if (home / TABLES).is_dir() and any((home / TABLES).iterdir()):
+        raise LakequeueError(f"{home / TABLES} is not empty: choose another --home")
+    try:
         _link_tables(source, home)
+        yield
+    except BaseException:
+        shutil.rmtree(home / TABLES, ignore_errors=True)
+        raise
 
 
 def _link_tables(source: Path, home: Path) -> None:
-    if (home / "tables").is_dir() and any((home / "tables").iterdir()):
-        raise LakequeueError(f"{home / 'tables'} is not empty: choose another --home")
-
     def link(a: str, b: str) -> None:
         try:
             os.link(a, b)
@@ -182,9 +198,13 @@ def _link_tables(source: Path, home: Path) -> None:
             shutil.copy2(a, b)
 
     leave = shutil.ignore_patterns(".*")
-    shutil.copytree(
-        source / "tables", home / "tables", copy_function=link, ignore=leave, dirs_exist_ok=True
-    )
+    try:
+        shutil.copytree(
+            source / TABLES, home / TABLES, copy_function=link, ignore=leave, dirs_exist_ok=True
+        )
+    except shutil.Error as error:  # every file that could not be copied
+        file, _, why = error.args[0][0]
+        raise LakequeueError(f"{file} cannot be copied to {home / TABLES}: {why}") from error
 
 
 def _home_record(source: Path) -> dict[str, Any]:

@@ -6,7 +6,9 @@ Kafka is still there.
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import shutil
 from datetime import UTC, datetime
 from pathlib import Path
@@ -260,6 +262,33 @@ def test_a_home_whose_tables_are_anothers(tmp_path: Path) -> None:
     home = rebuilt(lived(0, 60), tmp_path)
     with pytest.raises(LakequeueError, match=r"tables is not empty: choose another --home"):
         rebuild(tmp_path / "old", home)
+
+
+@pytest.mark.parametrize("fails", ["copying", "building"])
+def test_a_rebuild_that_failed_can_be_tried_again(
+    fails: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The new home's disk is full, or a step of the tables cannot be taken again."""
+    walk, old, new = lived(0, 60), make(tmp_path / "old"), tmp_path / "new"
+    write_history(walk.world, old, walk.saved)
+    (old / "lakequeue.json").write_text(json.dumps({"epoch": HOME.epoch, "format": FORMAT}))
+
+    def full(*paths: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", str(paths[-1]))
+
+    with monkeypatch.context() as broken:
+        if fails == "copying":
+            broken.setattr(os, "link", full)
+            broken.setattr(shutil, "copy2", full)
+        else:
+            broken.setattr(rebuilding, "move_ahead", full)
+        kind = LakequeueError if fails == "copying" else OSError
+        with pytest.raises(kind, match="No space left on device") as told:
+            rebuild(old, new)
+    assert fails == "building" or f"cannot be copied to {new / 'tables'}" in str(told.value)
+    assert not (new / "tables").exists()
+    (done,) = rebuild(old, new)
+    assert done.messages == len(looked_at(walk))
 
 
 def test_a_state_that_is_cut_off(tmp_path: Path) -> None:
