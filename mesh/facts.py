@@ -120,6 +120,7 @@ class MeshFacts(msgspec.Struct):
     coming: dict[str, tuple[int, int, int]] = {}  # the broker that expects it, the move, its room
     leaving: dict[str, int] = {}  # the broker it is moving to from here
     arriving: dict[str, int] = {}  # the number of the queue that is being filled here
+    went: dict[str, tuple[int, bytes]] = {}  # until the keeper knows: the move, what came last
 
 
 PAGE, DIRECTORY, CREDITS = "mesh", "mesh/directory", "mesh/credits"

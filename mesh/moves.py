@@ -47,6 +47,7 @@ AT_REST = (
 )
 
 _encode = msgspec.msgpack.encode
+NO_ROWS = _encode([])
 _rows = msgspec.msgpack.Decoder(list[Row])
 _whole = msgspec.msgpack.Decoder(tuple[QueueHeader, list[list[int]]])  # and its early acks
 
@@ -66,6 +67,8 @@ def keep_finished(broker: Broker, facts: MeshFacts, vpn: str, name: str, new: En
     """Complete the directory's new entry of a queue: both of its hosts know that its move is over
     before the directory does."""
     known, own = entry_of(facts, vpn, name), broker.header.number
+    if new.moves_to is None:
+        facts.went.pop(key_of(vpn, name), None)
     if known is None or known.move != new.move or known.moves_to is not None:
         return
     if new.moves_to is not None and known.hosts == [own]:  # the keeper has yet to learn it
@@ -120,6 +123,9 @@ def expect_again(broker: Broker, facts: MeshFacts, peer: int) -> None:
 def carried(broker: Broker, facts: MeshFacts, sender: int, message: Carry) -> None:
     """Take messages of an arriving queue; with the last ones it is complete."""
     number = facts.arriving.get(key_of(message.vpn, message.queue))
+    entry = entry_of(facts, message.vpn, message.queue)
+    if number is None and entry is not None and entry.move == message.move:
+        return  # it has arrived
     queue = None if number is None else broker.queue(number)
     if queue is None:
         raise ValueError(f"queue: {message.queue!r} – is not moving to this broker")
@@ -191,8 +197,13 @@ def _arrive(broker: Broker, facts: MeshFacts, message: Carry, queue: Queue, send
 
 
 def may_come(broker: Broker, facts: MeshFacts, sender: int, message: Come) -> None:
-    """Note that the other broker is ready for a queue. The directory's entry may come later."""
+    """Note that the other broker is ready for a queue. The directory's entry may come later. If the
+    queue has gone there already, the record that completes it may be lost, and is repeated."""
     key = key_of(message.vpn, message.queue)
+    move, packed = facts.went.get(key, (-1, b""))
+    if move == message.move:
+        say(broker, facts, sender, Carry(message.vpn, message.queue, move, NO_ROWS, [], packed))
+        return
     facts.coming[key] = sender, message.move, message.room
     entry = entry_of(facts, message.vpn, message.queue)
     if entry is not None:
@@ -290,7 +301,8 @@ def _hand_over_queue(broker: Broker, facts: MeshFacts, queue: Queue, task: Task,
         header, generation=task.done.get("generation", 0), subscriptions=[], topics=[], tasks=[]
     )
     packed = _encode((whole, queue.early.state()))
-    say(broker, facts, to, Carry(vpn, name, move, _encode([]), [], packed))
+    say(broker, facts, to, Carry(vpn, name, move, NO_ROWS, [], packed))
+    facts.went[key] = move, packed
     for waiting in header.tasks:
         if waiting is not task:
             say(broker, facts, to, Forward(vpn, waiting.command))

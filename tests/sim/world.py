@@ -84,7 +84,7 @@ WEIGHTS = {
     "step": 30, "send": 16, "receipts": 6, "consume": 8, "listen": 10, "settle": 12, "leave": 3,
     "wait": 8, "mark": 5, "commit": 6, "die": 6, "kill": 2, "replace": 2, "haunt": 3, "lag": 4,
     "cut": 2, "freeze": 2, "clock": 1, "hole": 1, "retain": 2, "admin": 4, "go_back": 1, "plain": 3,
-    "move": 2, "rehome": 4, "poison": 1, "poison_grant": 2, "lose": 3, "far": 14, "copy": 14,
+    "move": 2, "rehome": 4, "poison": 1, "poison_grant": 2, "lose": 5, "far": 14, "copy": 14,
     "other": 4,
 }  # fmt: skip
 OFTEN = 5
