@@ -84,10 +84,10 @@ def _why_out(queue: Queue, messages: Messages, now: datetime) -> list[Waiting]:
         return [Waiting("faulted", text)]
     if name == NO_MATCH:
         found = _not_blocked(queue, messages)
-        text = f"No consumer's filter takes what is ready: {_filters(queue['consumers'])}."
+        text = f"No consumer's filter takes the ready messages: {_filters(queue['consumers'])}."
         return found or [Waiting("filter", text)]
     if blocked:
-        return [Waiting("blocked", f"The engine says: {blocked}.")]
+        return [Waiting("blocked", f"The engine reports: {blocked}.")]
     return _not_blocked(queue, messages)
 
 
@@ -196,7 +196,7 @@ def _keys(queue: Queue, messages: Messages, now: datetime) -> str:
         busy.append(f"key {_value(value)}: message {under_way.id} {_where(under_way, now)}")
     return (
         f"The key ({expression}) of each ready message is busy, and one message of a key is under "
-        f"way at a time. {_named(busy) or 'What is under way lies deeper in the queue'}."
+        f"way at a time. {_named(busy) or 'The messages in progress are deeper in the queue'}."
     )
 
 
@@ -235,7 +235,7 @@ _CODES = {
 
 def _not_blocked(queue: Queue, messages: Messages) -> list[Waiting]:
     """A consumer has room: either the engine is about to deliver, or no such consumer's filter
-    takes what is ready."""
+    takes the ready messages."""
     room = [c for c in queue["consumers"] if not c["blocked"]]
     filters = sorted({c["filter"] for c in room if c["filter"]})
     if not filters or any(not c["filter"] for c in room):
@@ -260,7 +260,7 @@ def _why_nothing_enters(queue: Queue) -> list[Waiting]:
     definition, found = queue["definition"], []
     if not queue["ingress"]:
         text = (
-            "Ingress is shut down: what is published to it is refused or discarded until it is "
+            "Ingress is shut down: messages published to it are refused or discarded until it is "
             f"opened (lakequeue shutdown {quote(queue['name'])} --open-ingress)."
         )
         found.append(Waiting("ingress", text, side="in"))
@@ -268,10 +268,10 @@ def _why_nothing_enters(queue: Queue) -> list[Waiting]:
     depth = queue["depth"]
     usual = queue["spool_bytes"] / depth if depth else 0
     if limit and depth and queue["spool_bytes"] + usual > limit:
-        text = f"It is full: {queue['spool_bytes']:,} of {limit:,} bytes. New messages are refused."
+        text = f"The queue is full: {queue['spool_bytes']:,} of {limit:,} bytes. It refuses more."
         found.append(Waiting("full", text, side="in"))
     elif most is not None and depth >= most > 0:
-        text = f"It is full: {depth:,} of {most:,} messages. New messages are refused."
+        text = f"The queue is full: {depth:,} of {most:,} messages. It refuses more."
         found.append(Waiting("full", text, side="in"))
     return found
 
