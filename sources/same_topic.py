@@ -32,6 +32,13 @@ ANEW, LOST, BACK = "anew", "lost", "back"
 IDS = ""  # the key of the topics' ids in Spark's form of offsets; no topic has this name
 
 
+_OLD_LEADER = (
+    KafkaError.FENCED_LEADER_EPOCH,
+    KafkaError.NOT_LEADER_FOR_PARTITION,
+    KafkaError.UNKNOWN_LEADER_EPOCH,
+)
+
+
 class Found(NamedTuple):
     """A partition as it is now. topic_id: empty where Kafka gives none."""
 
@@ -154,9 +161,17 @@ class TopicsNow:
         level = IsolationLevel.READ_COMMITTED if committed else IsolationLevel.READ_UNCOMMITTED
         answers = self._admin.list_offsets(asked, request_timeout=ASK_S, isolation_level=level)
         found = {}
+        old_leaders = False
         for p, answer in answers.items():
-            with contextlib.suppress(KafkaException, TimeoutError):
+            try:
                 found[p.topic, p.partition] = int(answer.result(2 * ASK_S).offset)
+            except KafkaException as error:
+                old_leaders |= error.args[0].code() in _OLD_LEADER
+            except TimeoutError:
+                pass
+        if old_leaders:  # librdkafka keeps them for minutes; asking for all topics renews them
+            with contextlib.suppress(KafkaException):
+                self._admin.list_topics(timeout=CLUSTER_S)
         return found
 
     def places(self, places: Iterable[PartitionId]) -> dict[PartitionId, Found]:

@@ -36,6 +36,11 @@ _MISSING = (
     KafkaError._UNKNOWN_TOPIC,
     KafkaError._UNKNOWN_PARTITION,
 )
+_OLD_LEADER = (
+    KafkaError.FENCED_LEADER_EPOCH,
+    KafkaError.NOT_LEADER_FOR_PARTITION,
+    KafkaError.UNKNOWN_LEADER_EPOCH,
+)
 _AWAY = (KafkaError._TRANSPORT, KafkaError._TIMED_OUT, KafkaError._ALL_BROKERS_DOWN)
 # Any other error may pass in a moment: a topic that was just made, a broker that just started.
 _FINAL = (
@@ -210,7 +215,12 @@ class ConfluentTransport(KafkaTransport):
             # timeout, while another thread polls the same consumer.
             latest = {place: OffsetSpec.latest()}
             asked = self._lookup().list_offsets(latest, request_timeout=seconds)
-            return int(asked[place].result(seconds + 1).offset)
+            try:
+                return int(asked[place].result(seconds + 1).offset)
+            except KafkaException as error:
+                if error.args[0].code() in _OLD_LEADER:  # librdkafka would keep it for minutes
+                    self._lookup().list_topics(timeout=min(seconds, _TRY_SECONDS))
+                raise
 
         return self._ask(f"partition {partition} of topic {topic!r}", end)
 

@@ -1,0 +1,57 @@
+"""A partition has a new leader, or a new epoch of the old one, as after Kafka stood still for some
+seconds. librdkafka's admin client keeps the old one for minutes; asking for the topics renews it.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from typing import Any
+
+import pytest
+from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka.admin import OffsetSpec
+from lakequeue.client.kafka.confluent import ConfluentTransport
+from lakequeue.sources.same_topic import TopicsNow
+
+OLD_LEADER = (
+    KafkaError.FENCED_LEADER_EPOCH,
+    KafkaError.NOT_LEADER_FOR_PARTITION,
+    KafkaError.UNKNOWN_LEADER_EPOCH,
+)
+
+
+class Admin:
+    """Answers as librdkafka 2.16 did once Kafka had been stopped for 8 s."""
+
+    def __init__(self, code: int) -> None:
+        self.code: int | None = code
+
+    def list_offsets(self, asked: dict[Any, Any], **_: Any) -> dict[Any, Future[Any]]:
+        answers: dict[Any, Future[Any]] = {place: Future() for place in asked}
+        for answer in answers.values():
+            if self.code is None:
+                answer.set_result(type("Info", (), {"offset": 7}))
+            else:
+                answer.set_exception(KafkaException(KafkaError(self.code)))
+        return answers
+
+    def list_topics(self, **_: Any) -> None:
+        self.code = None
+
+
+@pytest.mark.parametrize("code", OLD_LEADER)
+def test_the_engine_looks_up_an_end_again(code: int) -> None:
+    topics = object.__new__(TopicsNow)
+    topics._admin = Admin(code)  # type: ignore[assignment]
+    assert topics.ends([("t", 0)], OffsetSpec.latest()) == {}
+    assert topics.ends([("t", 0)], OffsetSpec.latest()) == {("t", 0): 7}
+
+
+@pytest.mark.parametrize("code", OLD_LEADER)
+def test_a_client_looks_up_an_end_again(code: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lakequeue.client.kafka.kafka_bounds.ASK_SECONDS_MAX", 0.5)
+    transport, admin = object.__new__(ConfluentTransport), Admin(code)
+    monkeypatch.setattr(transport, "_lookup", lambda: admin, raising=False)
+    monkeypatch.setattr(transport, "_check", lambda: None, raising=False)
+    monkeypatch.setattr(transport, "partitions", lambda topic: 1, raising=False)
+    assert transport._end("t", 0) == 7
