@@ -345,7 +345,8 @@ class Keeper:
         """Send the whole directory to a broker that may have lost changes."""
         facts = self._facts
         message = [
-            wire_entry(vpn, name, entry) for vpn, entries in sorted(facts.entries.items())
+            wire_entry(vpn, name, self._as_moving(vpn, name, entry))
+            for vpn, entries in sorted(facts.entries.items())
             for name, entry in sorted(entries.items())
         ]  # fmt: skip
         after = "", ""
@@ -356,6 +357,14 @@ class Keeper:
             home = facts.brokers, facts.groups
             say(self._broker, facts, to, Entries(edition, part, *home, None, after, is_last))
             after = (part[-1].vpn, part[-1].queue) if part else after
+
+    def _as_moving(self, vpn: str, name: str, entry: Entry) -> Entry:
+        """The entry of a queue that has left this broker, until its new host says that it has come:
+        as moving, so that the host says so again."""
+        own, has_left = self._broker.header.number, entry.moves_to is None
+        if not has_left or own in entry.hosts or key_of(vpn, name) not in self._facts.moves:
+            return entry
+        return msgspec.structs.replace(entry, hosts=[own], moves_to=entry.hosts[0])
 
     def say_untold(self) -> None:
         """Publish to clients what has changed while the home was at rest (M4)."""
