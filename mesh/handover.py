@@ -49,8 +49,8 @@ def handed_over(broker: Broker, facts: MeshFacts, sender: int, message: HandOver
         return
     count_come(facts, sender, message, len(rows))
     done: list[int] = []
-    entered: list[int] = []
-    repeated: list[int] = []
+    entered: list[Row] = []
+    repeated: list[Row] = []
     why = ""
     for row, content in zip(rows, message.contents, strict=True):
         reason = _refusal(broker, message.vpn, queue, row) if message.waiting else None
@@ -68,13 +68,14 @@ def handed_over(broker: Broker, facts: MeshFacts, sender: int, message: HandOver
             broker.record("discarded", queue, [row.id], reason=reason.value)
         else:
             take_in(broker, queue, row, content, message.waiting, is_repeated)
-            (repeated if is_repeated else entered).append(row.id)
+            (repeated if is_repeated else entered).append(row)
         done.append(row.id)
     peer = facts.peers[sender].name
-    broker.record("spooled", queue, entered, reason=f"from broker {peer}")
-    broker.record("spooled", queue, repeated, reason=f"from broker {peer}, {AGAIN}")
-    for number in (*entered, *repeated):
-        apply_early_ack(broker, queue, queue.live[number])
+    for rows, again in ((entered, ""), (repeated, f", {AGAIN}")):
+        ids = [row.id for row in rows]
+        broker.record("spooled", queue, ids, reason=f"from broker {peer}{again}")
+    for row in (*entered, *repeated):
+        apply_early_ack(broker, queue, row)
     keep_last(broker, queue)
     queue.spill_over()
     if why:

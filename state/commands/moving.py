@@ -59,8 +59,7 @@ def copy_into(
 ) -> Row:  # fmt: skip
     """Add a message to one more queue; returns its row there."""
     broker.spool.add_match(row)
-    put(broker, found, row, until, extras, ttl_ends, own_only)
-    return found.queue.live[row.id]
+    return put(broker, found, row, until, extras, ttl_ends, own_only)
 
 
 def finish_entry(broker: Broker, target: Queue, rows: list[Row]) -> None:

@@ -2,9 +2,9 @@
 
 Theory. *Live* rows are the leased ones and the front of the order: those to be delivered next, due
 soon, or just arrived. If there are more than `Limits.live_rows`, the far end is *spilled*: contents
-go to blocks, rows to runs. `cold` has ready rows in delivery order, `later` has delayed rows by due
-time. Before a row is delivered, every cold row before it has become live again, so both parts form
-one order.
+go to blocks, rows to runs. From then on, new rows behind it are cold at once. `cold` has ready rows
+in delivery order, `later` has delayed rows by due time. Before a row is delivered, every cold row
+before it has become live again, so both parts form one order.
 
 An unused queue is not read: its live part is made from its page on first access (`__getattr__`).
 The same access finishes packing. While a mark has yet to write a queue, its page's contents are
@@ -34,15 +34,14 @@ from ..storage.row import (
     by_arrival,
     by_key,
     by_until,
-)
+    follow,
+)  # fmt: skip
 from ..storage.runs import Runs
 from ..storage.segments import NO_FILTER, RunsState, Segment
 from ..storage.spool import Spool
 from ..storage.store import Store
 from .header import QueueHeader, Subscription
 from .ready import FilterView, Ready, ViewState
-
-FRESH_SLACK = 1_000
 
 
 class QueuePage(msgspec.Struct):
@@ -94,8 +93,7 @@ class Queue:
         self._hidden: dict[str, Any] = {}
         self.fresh: list[Row] = []  # rows since the last mark; contents of others are in blocks
         self._put: Put = store.put
-        self.header = header
-        self.number = header.number
+        self.header, self.number = header, header.number
         self.wanted = header.again  # a message may be deliverable since something changed
         self.dirty = True  # it differs from its page
         self.dropped = False
@@ -135,14 +133,15 @@ class Queue:
 
     def _make_live(self, page: QueuePage) -> None:
         number, limits, store = self.number, self.limits, self.store
-        self.cold = Runs.load(store, f"c/{number}/", page.cold, limits, by_key)
-        self.later = Runs.load(store, f"d/{number}/", page.later, limits, by_until)
+        settle = self.spool.write_to_blocks
+        self.cold = Runs.load(store, f"c/{number}/", page.cold, limits, by_key, settle)
+        self.later = Runs.load(store, f"d/{number}/", page.later, limits, by_until, settle)
         self.early = IdRanges(page.early)
         self.live = {row.id: row for row in page.rows}
         self.ready = Ready(self.live)
         self.deadlines = []
         self.leases = {}
-        for row in sorted(page.rows, key=_number):
+        for row in sorted(page.rows, key=lambda row: row.number):
             if row.holder:
                 self.leases.setdefault(row.holder, {})[row.id] = row
         self.ready.add(page.rows)
@@ -209,8 +208,7 @@ class Queue:
         """The due rows of a segment with a deadline not after ``since``; empty if there is none.
         They become live."""
         for runs in (self.cold, self.later):
-            segment = runs.first_due(since)
-            if segment is None:
+            if (segment := runs.first_due(since)) is None:
                 continue
             rows = runs.read(segment)
             over = [row for row in rows if row.due <= now]
@@ -267,9 +265,20 @@ class Queue:
         """Add new rows, with contents in memory."""
         fresh = self.fresh
         fresh += rows
-        if len(fresh) > len(self.live) + FRESH_SLACK:
+        if len(fresh) > len(self.live) + 2 * self.limits.segment_rows:
             self.fresh = [row for row in fresh if row.block == IN_MEMORY and row.state != GONE]
-        self.admit(rows)
+        if self.cold.rows and self._come_last(rows):
+            self.cold.extend(rows)
+        else:
+            self.admit(rows)
+
+    def _come_last(self, rows: list[Row]) -> bool:
+        """Whether new rows come behind all cold ones, and nobody has to see them before their turn.
+        Then they need not become live first."""
+        ready, last = self.ready, self.cold.last()
+        if last is None or ready.lanes or ready.views or self.early.ranges:
+            return False
+        return self.definition.target_queue_depth is None and follow(rows, last)
 
     def remove(self, rows: list[Row]) -> None:
         """Remove rows from the live part."""
@@ -310,7 +319,6 @@ class Queue:
     def _freeze(self, rows: list[Row], runs: Runs, seen: Sequence[int] = ()) -> None:
         """Move sorted rows from the live to the cold part. seen: `NO_FILTER` if they wait for
         others of their lanes."""
-        self.spool.write_to_blocks(rows)
         step, ready = self.limits.segment_rows, self.ready
         if runs is self.cold and (ready.views or ready.lanes):
             parts = [rows[at : at + step] for at in range(0, len(rows), step)]
@@ -426,8 +434,6 @@ class Queue:
         if text is not None and not any(s.filter == text for s in self.header.subscriptions):
             self.ready.views.pop(text, None)
 
-    # ------------------------------------------------------------ ids
-
     def finds(self, number: int) -> tuple[Row, Runs | None, Segment | None] | None:
         """A message's row; for a cold one also its runs and its segment."""
         row = self.live.get(number)
@@ -447,10 +453,11 @@ class Queue:
     # ------------------------------------------------------------ pages
 
     def write_contents(self) -> int:
-        """Write the contents of live rows to blocks; returns how many."""
+        """Write the contents of new rows to blocks; returns how many."""
         rows = [row for row in self.fresh if row.block == IN_MEMORY and row.state != GONE]
         self.fresh = []
-        self.spool.write_to_blocks(rows, live=True)
+        self.spool.write_to_blocks([row for row in rows if row.id in self.live], live=True)
+        self.spool.write_to_blocks(rows)  # those of the cold ones are not read soon
         self.dirty = True
         return len(rows)
 
@@ -491,7 +498,3 @@ class Queue:
         self.later.drop()
         self.store.delete(f"q/{self.number}")
         self.dropped = True
-
-
-def _number(row: Row) -> int:
-    return row.number

@@ -76,18 +76,18 @@ def _move(broker: Broker, queue: Queue, target: Queue, row: Row, about: dict[str
         content = broker.spool.content(row)
         if content is not None:
             found = dead_match(target, content[0], row.priority, content[1])
-    put(broker, found, row, NEVER, about)
+    moved = put(broker, found, row, NEVER, about)
     broker.record("spooled", target, [row.id], reason=str(Reason(about["reason"])))
-    apply_early_ack(broker, target, target.live[row.id])
+    apply_early_ack(broker, target, moved)
     keep_last(broker, target)
 
 
 def put(
     broker: Broker, found: Match, row: Row, until: int, extras: dict[str, Any] | None,
     ttl_ends: int = NEVER, own_only: bool = True,
-) -> None:  # fmt: skip
-    """Enter a message that left another queue, with its match. Its deliveries count from zero.
-    own_only, ttl_ends: see `expires_at`."""
+) -> Row:  # fmt: skip
+    """Enter a message that left another queue, with its match; returns its row. Its deliveries
+    count from zero. own_only, ttl_ends: see `expires_at`."""
     target = found.queue
     if target.header.stands_for:
         extras = {**(extras or {}), TRANSIT: {"until": until, "own_only": own_only}}
@@ -99,6 +99,7 @@ def put(
         extras=extras or None,
     )  # fmt: skip
     enter(broker, target, [moved])
+    return moved
 
 
 def _account(

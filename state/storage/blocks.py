@@ -46,7 +46,8 @@ class ContentLocation(msgspec.Struct, array_like=True):
 
 def stored_length(at: Row | ContentLocation) -> int:
     """The bytes of a content, by its location."""
-    return at.length + max(at.key_length, 0) + at.header_length
+    length = at.length + at.header_length
+    return length if at.key_length == NO_KEY else length + at.key_length
 
 
 def joined(content: Content) -> bytes:
@@ -59,11 +60,14 @@ def parted(data: bytes, at: Row | ContentLocation) -> Content | None:
     """A content from its bytes in a block; None if some of them are missing."""
     if at.key_length == NO_KEY and not at.header_length:  # most often
         return (data, None, None) if len(data) == at.length else None
-    if len(data) != stored_length(at):
+    key_at, key = at.length, None
+    headers_at = key_at
+    if at.key_length != NO_KEY:
+        headers_at += at.key_length
+        key = data[key_at:headers_at]
+    if len(data) != headers_at + at.header_length:
         return None
-    key_end = at.length + max(at.key_length, 0)
-    key = None if at.key_length == NO_KEY else data[at.length : key_end]
-    return data[: at.length], key, data[key_end:] or None
+    return data[:key_at], key, data[headers_at:] or None
 
 
 def written(contents: list[bytes], moved: dict[Name, int]) -> bytes:

@@ -9,6 +9,7 @@ new field before `extras`, with a default, and never remove one.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from operator import attrgetter
 from typing import Any
 
@@ -84,3 +85,13 @@ def by_until(row: Row) -> int:
 
 
 by_arrival = attrgetter("seq")  # the order of arrival
+
+
+def follow(rows: Iterable[Row], last: int) -> bool:
+    """Whether rows are in order behind this key, and are ready, without lanes and barriers."""
+    for row in rows:
+        key = by_key(row)
+        if key <= last or row.state != READY or row.lane or row.barrier:
+            return False
+        last = key
+    return True

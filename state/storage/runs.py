@@ -9,7 +9,8 @@ from the fronts of its inputs to the end of its output. All rows stay readable m
 the inputs and the output are sorted groups like any other.
 
 A few segments are in memory: the fronts of merging groups, so that a slice does not decode them
-again, and the end of an output, which is written when it is full or at a mark.
+again, and the last one of a group that gets rows one after the other (`extend`). It is written when
+it is full or at a mark.
 """
 
 from __future__ import annotations
@@ -19,11 +20,10 @@ from collections.abc import Callable, Iterable, Sequence
 from heapq import heapify, heappop, heappush
 from operator import attrgetter
 
-import msgspec
-
 from ..limits import Limits
 from .id_set import IdSet
 from .row import NEVER, Row
+from .segment_pages import SegmentPages, Settle
 from .segments import NO_FILTER, Group, Merge, RunsState, Segment, StoredGroup, common
 from .store import Store
 
@@ -33,21 +33,19 @@ SPARSE = 3  # a group with segments less than a third full is rewritten
 
 _FIRST, _LAST, _LOWEST = attrgetter("first"), attrgetter("last"), attrgetter("level", "number")
 
-_encode = msgspec.msgpack.encode
-_decode_rows = msgspec.msgpack.Decoder(list[Row]).decode
-
 
 class Runs:
     """Cold rows in ascending order of ``by``. Keys and ids are unique."""
 
     __slots__ = (
-        "_due", "_first", "_groups", "_ids", "_in_memory", "_latest", "_limits", "_merges", "_next",
-        "_ordered", "_prefix", "_segments", "_store", "_unseen", "_unwritten", "by", "bytes",
-        "rows",
+        "_due", "_first", "_groups", "_ids", "_latest", "_limits", "_merges", "_next", "_ordered",
+        "_pages", "_segments", "_unseen", "by", "bytes", "rows",
     )  # fmt: skip
 
-    def __init__(self, store: Store, prefix: str, limits: Limits, by: Callable[[Row], int]) -> None:
-        self._store, self._prefix, self._limits, self.by = store, prefix, limits, by
+    def __init__(
+        self, store: Store, prefix: str, limits: Limits, by: Callable[[Row], int], settle: Settle
+    ) -> None:
+        self._limits, self.by = limits, by
         self.rows = 0
         self.bytes = 0
         self._next = 1
@@ -55,8 +53,7 @@ class Runs:
         self._segments: dict[int, Segment] = {}  # by number
         self._merges: list[Merge] = []
         self._ids = IdSet(store, f"{prefix}i/")
-        self._in_memory: dict[int, list[Row]] = {}  # rows of segments in merges
-        self._unwritten: dict[int, Segment] = {}  # the ones without a page yet
+        self._pages = SegmentPages(store, prefix, settle)
         self._latest: tuple[int, list[int]] = (0, [])  # the segment that was read last, its ids
         self._due: list[tuple[int, int]] = []  # heap: (due, segment); lazy
         self._first: Segment | None = None
@@ -65,10 +62,11 @@ class Runs:
 
     @classmethod
     def load(
-        cls, store: Store, prefix: str, state: RunsState, limits: Limits, by: Callable[[Row], int]
-    ) -> Runs:
+        cls, store: Store, prefix: str, state: RunsState, limits: Limits,
+        by: Callable[[Row], int], settle: Settle,
+    ) -> Runs:  # fmt: skip
         """The cold part that `state` describes."""
-        self = cls(store, prefix, limits, by)
+        self = cls(store, prefix, limits, by, settle)
         self._next = state.next_number
         self._ids = IdSet(store, f"{prefix}i/", state.ids)
         merges = dict(state.merges)
@@ -91,8 +89,7 @@ class Runs:
 
     def write(self) -> None:
         """Write all segments without a page."""
-        for segment in list(self._unwritten.values()):
-            self._write_rows(segment)
+        self._pages.write_all()
         self._ids.write()
 
     def state(self) -> RunsState:
@@ -110,12 +107,11 @@ class Runs:
 
     def drop(self) -> None:
         """Delete all pages. The queue is empty by then, so they are few."""
-        for number in sorted(self._segments):
-            self._store.delete(f"{self._prefix}{number}")
+        for _, segment in sorted(self._segments.items()):
+            self._pages.delete(segment)
         self._ids.drop()
         self.rows = self.bytes = 0
-        self._groups, self._segments, self._merges = [], {}, []
-        self._in_memory, self._unwritten, self._due = {}, {}, []
+        self._groups, self._segments, self._merges, self._due = [], {}, [], []
         self._changed()
 
     # ------------------------------------------------------------ looking
@@ -123,6 +119,10 @@ class Runs:
     def first(self) -> int | None:
         """The key of the first cold row."""
         return None if self._first is None else self._first.first
+
+    def last(self) -> int | None:
+        """The key of the last cold row."""
+        return max((group.last for group in self._all_groups() if group.segments), default=None)
 
     def due(self) -> int:
         """The earliest deadline of a cold row, or NEVER."""
@@ -182,23 +182,22 @@ class Runs:
         or merged in the meantime."""
         if segment.number not in self._segments:
             return []
-        if segment.number in self._unwritten:
-            self._write_rows(segment)
-        rows = self._decoded(segment)
+        rows = self._pages.read(segment)
         self._latest = (segment.number, [row.id for row in rows])
         return rows
+
+    def look(self, segment: Segment) -> list[Row]:
+        """The rows of a segment, which must not be changed. Writes nothing."""
+        return self._pages.look(segment)
 
     # ------------------------------------------------------------ changes
 
     def add(self, rows: Sequence[Row], looked: Sequence[int] = ()) -> list[Segment]:
-        """Add rows, sorted and with contents in blocks; returns their segments. looked: filters
-        that have read all of them; with `NO_FILTER`: they wait for others of their lanes
-        (`Ready.park`)."""
+        """Add sorted rows; returns their segments. looked: filters that have read all of them; with
+        `NO_FILTER`: they wait for others of their lanes (`Ready.park`)."""
         if not rows:
             return []
-        self.rows += len(rows)
-        self.bytes += sum(row.size for row in rows)
-        self._ids.add([row.id for row in rows])
+        self._count(rows)
         group = self._group_before(self.by(rows[0]))
         seen = list(looked)
         if group is None:
@@ -208,18 +207,35 @@ class Runs:
             last = group.segments[-1]
             is_small = 2 * last.rows <= self._limits.segment_rows and NO_FILTER not in seen
             if is_small and set(last.looked) <= set(seen):  # no filter has to read them again
-                rows = [*self._decoded(last), *rows]  # they share a page with the new ones
+                rows = [*self._pages.look(last), *rows]  # they share a page with the new ones
                 seen = list(last.looked)
                 self._delete(group, last)
+            else:
+                self._close(group)
         step = self._limits.segment_rows
         made = []
         for at in range(0, len(rows), step):
             part = rows[at : at + step]
             made.append(self._append(group, part, list(seen)))
-            self._store.put(f"{self._prefix}{made[-1].number}", _encode(part))
+            self._pages.put(made[-1], part)
         self._plan()
         self._changed()
         return made
+
+    def extend(self, rows: Sequence[Row]) -> None:
+        """Add sorted rows behind all others. No filter has read them. Their page is written later,
+        so a row that comes alone costs no page."""
+        self._count(rows)
+        group = self._group_before(self.by(rows[0]))
+        if group is None:
+            group = Group([])
+            self._groups.append(group)
+        before = len(group.segments)
+        self._extend(group, rows, [])
+        self._latest = (0, [])
+        if len(group.segments) > before:
+            self._plan()
+            self._changed()
 
     def take(self) -> list[Row]:
         """Remove the first segment and return its rows. Other segments may overlap it, so compare
@@ -227,9 +243,7 @@ class Runs:
         segment = self._first
         if segment is None:
             return []
-        rows = self._in_memory.get(segment.number)
-        if rows is None:
-            rows = self._decoded(segment)
+        rows = self._pages.look(segment)
         self._leave(segment, rows)
         return rows
 
@@ -253,9 +267,7 @@ class Runs:
         segment.skip = 0
         self._sum_up(segment, rows)
         self.bytes += segment.bytes
-        self._store.put(f"{self._prefix}{segment.number}", _encode(rows))
-        self._in_memory.pop(segment.number, None)
-        self._unwritten.pop(segment.number, None)
+        self._pages.put(segment, rows)
         self._latest = (0, [])
         self._plan()
         self._changed()
@@ -292,7 +304,7 @@ class Runs:
             self._move_whole(merge, group)
             return MOVED_COST
         heads = [group.segments[0] for group in merge.inputs]
-        lists = [self._load(head) for head in heads]
+        lists = [self._pages.load(head) for head in heads]
         # Rows are complete up to the end of the head that ends first; its group may have more after
         # it.
         bound = min(head.last for head in heads)
@@ -325,7 +337,7 @@ class Runs:
             self._delete(group, head)
             return
         moved, rest = rows[:n], rows[n:]
-        self._in_memory[head.number] = rest
+        self._pages.keep(head, rest)
         head.skip += n
         head.first = self.by(rest[0])
         head.rows -= n
@@ -334,33 +346,31 @@ class Runs:
             head.due = min([row.due for row in rest])
             self._watch(head)
 
-    def _extend(self, output: Group, rows: list[Row], looked: list[int]) -> None:
-        """Append rows to the last segment of an output, and to new segments once it is full."""
+    def _extend(self, output: Group, rows: Sequence[Row], looked: list[int]) -> None:
+        """Append rows to the last segment of a group, and to new segments once it is full."""
         step, at = self._limits.segment_rows, 0
         while at < len(rows):
             tail = output.segments[-1] if output.segments else None
             if tail is None or tail.rows >= step:
                 tail = self._append(output, rows[at : at + step], list(looked))
-                self._in_memory[tail.number] = rows[at : at + step]
+                self._pages.keep(tail, list(rows[at : at + step]))
                 at += tail.rows
             else:
                 part = rows[at : at + step - tail.rows]
-                self._in_memory[tail.number] = [*self._load(tail), *part]
+                self._pages.load(tail).extend(part)
                 tail.looked = common(tail.looked, looked)
                 tail.skip = 0
                 self._count_in(tail, part)
                 at += len(part)
-            self._unwritten[tail.number] = tail
+            self._pages.unwritten[tail.number] = tail
             if tail.rows >= step:
                 self._close(output)
 
     def _close(self, output: Group) -> None:
-        """Write the last segment of an output. It gets no more rows."""
+        """Write the last segment of a group. It gets no more rows."""
         if output.segments:
-            tail = output.segments[-1]
-            if tail.number in self._unwritten:
-                self._write_rows(tail)
-            self._in_memory.pop(tail.number, None)
+            self._pages.write(output.segments[-1])
+            self._pages.forget(output.segments[-1])
 
     def _finish(self, merge: Merge) -> None:
         self._close(merge.output)
@@ -390,6 +400,7 @@ class Runs:
         merge = Merge(self._next, level, Group([], self._next), groups)
         self._next += 1
         for group in groups:
+            self._close(group)
             group.merge = merge.number
         self._groups = [group for group in self._groups if not group.merge]
         self._merges.append(merge)
@@ -406,6 +417,12 @@ class Runs:
         """The group outside merges that ends closest before a key."""
         before = [g for g in self._groups if g.segments and g.segments[-1].last < key]
         return max(before, key=_LAST, default=None)
+
+    def _count(self, rows: Sequence[Row]) -> None:
+        """Count rows that are added."""
+        self.rows += len(rows)
+        self.bytes += sum([row.size for row in rows])
+        self._ids.add([row.id for row in rows])
 
     def _append(self, group: Group, rows: Sequence[Row], looked: list[int]) -> Segment:
         """Add a segment to the end of a group. Its page is not written here."""
@@ -454,9 +471,7 @@ class Runs:
         else:
             group.segments.remove(segment)
         del self._segments[segment.number]
-        self._in_memory.pop(segment.number, None)
-        self._unwritten.pop(segment.number, None)
-        self._store.delete(f"{self._prefix}{segment.number}")
+        self._pages.delete(segment)
         if self._latest[0] == segment.number:
             self._latest = (0, [])
 
@@ -466,26 +481,6 @@ class Runs:
         self._unseen.clear()
         fronts = [group.segments[0] for group in self._all_groups() if group.segments]
         self._first = min(fronts, key=_FIRST, default=None)
-
-    # ------------------------------------------------------------ pages
-
-    def _decoded(self, segment: Segment) -> list[Row]:
-        page = self._store.get(f"{self._prefix}{segment.number}")
-        assert page is not None, f"page {self._prefix}{segment.number} of rows is missing"
-        rows = _decode_rows(page)
-        return rows[segment.skip :] if segment.skip else rows
-
-    def _load(self, segment: Segment) -> list[Row]:
-        """The rows of a segment, which stay in memory."""
-        rows = self._in_memory.get(segment.number)
-        if rows is None:
-            rows = self._in_memory[segment.number] = self._decoded(segment)
-        return rows
-
-    def _write_rows(self, segment: Segment) -> None:
-        del self._unwritten[segment.number]
-        page = _encode(self._in_memory[segment.number])
-        self._store.put(f"{self._prefix}{segment.number}", page)
 
     def _watch(self, segment: Segment) -> None:
         if segment.due == NEVER:

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 from lakequeue.protocol import commands as c
+from lakequeue.protocol.outputs import Deliveries
 from lakequeue.state import Limits
 from rules.steps import REPLY, define, delivered, described, replies, subscribe
 
@@ -29,6 +30,44 @@ def active(depth: int) -> c.Define:
 def browsed(steps: TwinSteps, queue: str) -> list[int]:
     (answer,) = replies(steps.run([c.Browse(queue=queue, limit=1_000, reply=REPLY)]))
     return [int(message["id"]) for message in answer.result]
+
+
+LEAVING: dict[str, list[c.Command]] = {
+    "acknowledge": [c.Ack(queue="orders", ids="28,30")],
+    "purge": [c.Purge(queue="orders", ids="28,30")],
+    "purge where": [c.Purge(queue="orders", where="/n = 28 OR /n = 30")],
+    "move": [c.Move(queue="orders", to="dead", ids="28,30")],
+    "expire": [],
+    "edit, then purge": [
+        c.Edit(queue="orders", ids="25-31", headers={"a": "b"}),
+        c.Purge(queue="orders", ids="28,30"),
+    ],
+}
+
+
+@pytest.mark.parametrize("is_marked", [False, True], ids=["", "after a mark"])
+@pytest.mark.parametrize("name", LEAVING)
+def test_R5_messages_leave_the_end_of_a_deep_queue(name: str, is_marked: bool) -> None:
+    """There they wait in memory until a page of them is full."""
+    steps = steps_of()
+    for n in range(1, 32):
+        ttl = {"ttl_ms": 9_000} if name == "expire" and n in (28, 30) else {}
+        steps.run(publishes=[("orders", b'{"n":%d}' % n, ttl)])
+    queue = steps.brokers[0].find("default", "orders")
+    assert queue is not None
+    assert not {28, 30} & set(queue.live), "they are cold"
+    if is_marked:
+        steps.part()
+    assert browsed(steps, "orders") == list(range(1, 32))
+    steps.run(LEAVING[name])
+    steps.tick(9_000)
+    steps.run(publishes=[("orders", b'{"n":%d}' % n) for n in range(32, 40)])
+    steps.part()
+    out = steps.run([subscribe("a", 100)])
+    left = [n for n in range(1, 40) if n not in (28, 30)]
+    assert delivered(out) == left
+    payloads = [p for o in out if isinstance(o, Deliveries) for p in o.payloads]
+    assert payloads == [b'{"n":%d}' % n for n in left]
 
 
 @pytest.mark.parametrize("more", [{}, {"priority": "/p"}], ids=["by place", "by priority"])

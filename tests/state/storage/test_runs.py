@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 
@@ -20,12 +21,20 @@ encode = msgspec.msgpack.encode
 decode = msgspec.msgpack.Decoder(RunsState).decode
 
 
+def settle(rows: Sequence[Row]) -> None:
+    """As if their contents were written to a block."""
+    for row in rows:
+        row.block = 1
+
+
 def check(runs: Runs) -> None:
     """What must hold between two calls; reads everything."""
     ids: set[int] = set()
     by, segments = runs.by, list(runs._segments.values())
     for segment in segments:
-        rows = runs._in_memory.get(segment.number) or runs._decoded(segment)
+        rows = runs.look(segment)
+        if segment.number not in runs._pages.unwritten:
+            assert all(row.block for row in runs._pages.read(segment))
         keys = [by(row) for row in rows]
         assert all(a < b for a, b in pairwise(keys)), "a segment is out of order"
         assert (keys[0], keys[-1], len(keys)) == (segment.first, segment.last, segment.rows)
@@ -48,7 +57,7 @@ class Walk:
         self.kind = kind
         self.by = by_until if kind == "delayed" else by_key
         self.store = DictStore()
-        self.runs = Runs(self.store, "r/", TINY, self.by)
+        self.runs = Runs(self.store, "r/", TINY, self.by, settle)
         self.model: list[Row] = []
         self.seq = 0
         self.looked: set[tuple[int, int]] = set()  # filter, id: it wanted none of these
@@ -71,6 +80,17 @@ class Walk:
         looked = self.random.sample(range(-5, 0), 2)
         self.looked |= {(number, row.id) for number in looked for row in rows}
         self.runs.add(rows, looked)
+
+    def extend(self) -> None:
+        """Few rows, behind all others; nothing is written before a page of them is full."""
+        last = self.runs.last()
+        assert last == (self.by(self.model[-1]) if self.model else None)
+        rows = [self.row() for _ in range(self.random.randrange(1, 6))]
+        for row in rows:
+            row.level, row.generation = 0, 2
+            row.until = 1000 if self.kind == "delayed" else NEVER
+        self.model += rows
+        self.runs.extend(rows)
 
     def take(self) -> None:
         first = self.runs.first()
@@ -135,7 +155,7 @@ class Walk:
         """Go on from a mark, as a replay does."""
         state = decode(encode(self.runs.state()))
         self.store = DictStore(self.store.pages)
-        self.runs = Runs.load(self.store, "r/", state, TINY, self.by)
+        self.runs = Runs.load(self.store, "r/", state, TINY, self.by, settle)
 
     def check(self) -> None:
         check(self.runs)
@@ -147,7 +167,7 @@ class Walk:
                 assert {(number, row.id) for number in segment.looked} <= self.looked
 
     def run(self, steps: int, reloads: bool = True) -> None:
-        calls = [self.add, self.add, self.take, self.replace, self.expire, self.look, self.find]
+        calls = [self.add, self.extend, self.take, self.replace, self.expire, self.look, self.find]
         calls += [self.reload] if reloads else []
         for _ in range(steps):
             self.random.choice(calls)()
@@ -180,7 +200,7 @@ def test_a_replay_from_a_mark_writes_the_same_pages(kind: str, seed: int) -> Non
         state = encode(first.runs.state())
         second = Walk(seed, kind)
         second.store = DictStore(first.store.pages)
-        second.runs = Runs.load(second.store, "r/", decode(state), TINY, second.by)
+        second.runs = Runs.load(second.store, "r/", decode(state), TINY, second.by, settle)
         second.model, second.seq = (
             msgspec.convert(msgspec.to_builtins(first.model), list[Row]),
             first.seq,
@@ -196,7 +216,7 @@ def test_a_replay_from_a_mark_writes_the_same_pages(kind: str, seed: int) -> Non
 
 def test_a_fifo_queue_is_never_rewritten() -> None:
     store = CountingStore(DictStore())
-    runs = Runs(store, "r/", TINY, by_key)
+    runs = Runs(store, "r/", TINY, by_key, settle)
     for at in range(0, 400, 8):
         runs.add([Row(seq, seq, 1, 0, 0) for seq in range(at, at + 8)])
         assert not runs.merge(1000)
@@ -206,10 +226,22 @@ def test_a_fifo_queue_is_never_rewritten() -> None:
         assert [row.seq for row in runs.take()] == list(range(at, at + 4))
 
 
+def test_rows_that_come_one_by_one_are_written_once_a_page() -> None:
+    store = CountingStore(DictStore())
+    runs = Runs(store, "r/", TINY, by_key, settle)
+    for seq in range(42):
+        runs.extend([Row(seq, seq, 1, 0, 0)])
+    assert len(store.writes) == 10
+    assert not store.reads
+    taken = [runs.take() for _ in range(11)]
+    assert [row.seq for rows in taken for row in rows] == list(range(42))
+    assert [row.block for row in taken[-1]] == [0, 0], "their contents need no block"
+
+
 def test_random_priorities_are_rewritten_a_few_times() -> None:
     rnd = random.Random(1)
     store = CountingStore(DictStore())
-    runs = Runs(store, "r/", TINY, by_key)
+    runs = Runs(store, "r/", TINY, by_key, settle)
     for at in range(0, 4096, 16):
         rows = [Row(seq, seq, 1, 0, 0, level=rnd.randrange(2**64)) for seq in range(at, at + 16)]
         runs.add(sorted(rows, key=by_key))
@@ -227,7 +259,7 @@ def test_ids_that_are_gone_cost_no_page_of_rows() -> None:
     """L8: late acks, in a priority queue, whose segments have ids from everywhere."""
     rnd = random.Random(1)
     store = CountingStore(DictStore())
-    runs = Runs(store, "r/", TINY, by_key)
+    runs = Runs(store, "r/", TINY, by_key, settle)
     rows = [Row(seq, 2 * seq, 1, 0, 0, level=rnd.randrange(2**64)) for seq in range(20_000)]
     runs.add(sorted(rows, key=by_key))
     store.reset()
@@ -236,7 +268,7 @@ def test_ids_that_are_gone_cost_no_page_of_rows() -> None:
 
 
 def test_segments_that_lost_most_of_their_rows_are_joined() -> None:
-    runs = Runs(DictStore(), "r/", TINY, by_key)
+    runs = Runs(DictStore(), "r/", TINY, by_key, settle)
     runs.add([Row(seq, seq, 1, 0, 0) for seq in range(400)])
     for at, segment in enumerate(runs.segments()):
         rows = runs.read(segment)
@@ -253,7 +285,7 @@ def test_segments_that_lost_most_of_their_rows_are_joined() -> None:
 def test_a_merge_keeps_its_budget() -> None:
     rnd = random.Random(1)
     limits = replace(Limits(), segment_rows=64)
-    runs = Runs(DictStore(), "r/", limits, by_key)
+    runs = Runs(DictStore(), "r/", limits, by_key, settle)
     for at in range(0, 4096, 1024):
         rows = [Row(seq, seq, 1, 0, 0, level=rnd.randrange(2**64)) for seq in range(at, at + 1024)]
         runs.add(sorted(rows, key=by_key))
@@ -266,7 +298,7 @@ def test_a_merge_keeps_its_budget() -> None:
 
 def test_F5_few_rows_that_a_filter_has_looked_at_share_no_page_with_others() -> None:
     """It would have to look at them again, in every step that spills the same few rows again."""
-    runs = Runs(DictStore(), "r/", TINY, by_key)
+    runs = Runs(DictStore(), "r/", TINY, by_key, settle)
     runs.add([Row(1, 1, 0, 0, 0)], looked=[7])
     runs.add([Row(2, 2, 0, 0, 0)])
     assert [segment.looked for segment in runs.segments()] == [[7], []]
