@@ -10,7 +10,6 @@ a nack, whatever its queues' policy.
 from __future__ import annotations
 
 from functools import lru_cache
-from operator import attrgetter
 
 from msgspec.structs import replace
 
@@ -53,7 +52,6 @@ from .admission_checks import (
 )
 from .incoming import Incoming, alike
 
-_id, _until = attrgetter("id"), attrgetter("until")
 DETAIL_CHARACTERS_MAX = 500  # of a reason in a receipt; `<vpn>.rejected` has the whole text
 
 
@@ -352,11 +350,11 @@ class Admission:
                 partitions=[], offsets=[], items=[], until=[],
             )  # fmt: skip
             broker.journal.segments.append(segment)
-        segment.ids += map(_id, rows)
+        segment.ids += [row.id for row in rows]
         segment.partitions += messages.partitions  # type: ignore[operator]
         segment.offsets += messages.offsets  # type: ignore[operator]
         segment.items += messages.items  # type: ignore[operator]
-        segment.until += map(_until, rows)  # type: ignore[operator]
+        segment.until += [row.until for row in rows]  # type: ignore[operator]
         for row in rows if queue.early.ranges else ():
             apply_early_ack(broker, queue, row)
 

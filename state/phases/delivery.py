@@ -8,7 +8,6 @@ or lost its payload. `selection` chooses the receivers.
 
 from __future__ import annotations
 
-from operator import attrgetter
 from typing import Any
 
 from ...protocol.outputs import Deliveries
@@ -28,7 +27,6 @@ from ..storage.spool import Content
 from .selection import Chosen, choose_messages
 
 ROUNDS = 64
-_columns = attrgetter("id", "number", "deliveries", "priority", "expires", "time")
 
 
 def deliver(broker: Broker) -> None:
@@ -267,15 +265,19 @@ def _emit(
             part = dead_part(row.extras)
             if part is not None:
                 dead[at] = part
-    ids, numbers, counts, priorities, ends, times = map(
-        list, zip(*map(_columns, rows), strict=True)
-    )
-    payloads, keys, headers = map(list, zip(*contents, strict=True))
     deliveries = Deliveries(
         queue.header.definition.name, subscription.id, subscription.topic, subscription.partition,
-        subscription.framing, lease_ms, broker.header.epoch, False, ids, numbers, counts,
-        priorities, [0 if end == NEVER else end for end in ends], times, payloads, keys, headers,
-        dead,
+        subscription.framing, lease_ms, broker.header.epoch,
+        ids=[row.id for row in rows],
+        numbers=[row.number for row in rows],
+        counts=[row.deliveries for row in rows],
+        priorities=[row.priority for row in rows],
+        expires=[0 if row.expires == NEVER else row.expires for row in rows],
+        times=[row.time for row in rows],
+        payloads=[content[0] for content in contents],
+        keys=[content[1] for content in contents],
+        headers=[content[2] for content in contents],
+        dead=dead,
     )  # fmt: skip
     broker.outputs.append(deliveries)
     return deliveries

@@ -8,15 +8,12 @@ the match in the spool. A message that leaves as dead keeps its match; the calle
 
 from __future__ import annotations
 
-from operator import attrgetter
-
 from ..storage.row import DELAYED, GONE, LEASED, MOVING, NEVER, READY, Row
 from .broker import Broker
 from .header import Subscription, note_entered
 from .queue import Queue
 from .table import EFFECTS, RELEASED, SOURCES, Event
 
-_id, _deliveries = attrgetter("id"), attrgetter("deliveries")
 _CANCELED = frozenset({Event.CANCEL, Event.CANCEL_LATER, Event.CANCEL_LAST})
 
 
@@ -126,7 +123,7 @@ def apply(
         if name == "consumer_rejected":
             why = detail or reason
         for who, mine in parts:
-            ids, counts = list(map(_id, mine)), list(map(_deliveries, mine))
+            ids, counts = [row.id for row in mine], [row.deliveries for row in mine]
             broker.record(name, queue, ids, counts, who, why, until)
 
 
