@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import re
 from collections.abc import Iterable
 
 COUNTER_BITS = 48
@@ -20,7 +19,6 @@ RANGES_A_COMMAND = 40_000  # that a client sends at most: 42 characters each fit
 LONG = 10_000  # the last text with at least this many characters is cached
 
 Ranges = list[tuple[int, int]]
-_range = re.compile(r"([0-9]+)(?:-([0-9]+))?").fullmatch
 
 
 def make_id(broker_number: int, counter: int) -> int:
@@ -45,16 +43,18 @@ def _long_ranges(text: str) -> Ranges:
 def _ranges(text: str) -> Ranges:
     ranges: Ranges = []
     for part in text.split(","):
-        found = _range(part.strip())
-        if found is None:
+        first, dash, last = part.strip().partition("-")
+        if (
+            not first.isascii()
+            or not first.isdigit()
+            or (dash and not (last.isascii() and last.isdigit()))
+        ):
             raise ValueError(
                 f"ids: {part.strip()[:60]!r} – allowed are message ids and ranges: '17', '1-500'"
             )
-        first, last = found.groups()
-        last = last or first
         if len(first) > 20 or len(last) > 20:
             raise ValueError(f"ids: {part.strip()[:60]!r} – a message id is at most {ID_MAX}")
-        low, high = int(first), int(last)
+        low, high = int(first), int(last) if dash else int(first)
         if low > high or high > ID_MAX:
             raise ValueError(f"ids: {part.strip()!r} – the first id of a range is the lower one")
         ranges.append((low, high))
