@@ -238,6 +238,20 @@ def test_rows_that_come_one_by_one_are_written_once_a_page() -> None:
     assert [row.block for row in taken[-1]] == [0, 0], "their contents need no block"
 
 
+def test_a_merge_that_stops_within_rows_without_a_page_loses_none() -> None:
+    store, limits = DictStore(), replace(Limits(), segment_rows=8)
+    runs = Runs(store, "r/", limits, by_key, settle)
+    for first in (30, 20, 10):
+        runs.add([Row(seq, seq, 1, 0, 0) for seq in range(first, first + 3)])
+    runs.extend([Row(seq, seq, 1, 0, 0) for seq in (40, 41, 42)])
+    runs.add([Row(seq, seq, 1, 0, 0) for seq in (1, 2, 3)])
+    assert runs.is_merging
+    assert runs.merge(11), "two of six rows are merged"
+    runs = Runs.load(store, "r/", decode(encode(runs.state())), limits, by_key, settle)
+    check(runs)
+    assert runs.rows == 15
+
+
 def test_random_priorities_are_rewritten_a_few_times() -> None:
     rnd = random.Random(1)
     store = CountingStore(DictStore())
