@@ -41,6 +41,10 @@ SELECT min(step), max(step), epoch_ms(min(now)), epoch_ms(max(now)),
 FROM steps WHERE broker = $broker
 """
 _BEGUN = "SELECT value FROM commands WHERE command = 'begin' ORDER BY time DESC LIMIT 1"
+_ANY_PAGE = """
+SELECT value FROM snapshots
+WHERE broker = $broker AND page = 'broker' AND value IS NOT NULL LIMIT 1
+"""
 _CLOSED = """
 SELECT step, crc FROM snapshots
 WHERE broker = $broker AND page = '' AND step <= $step ORDER BY step DESC
@@ -217,7 +221,8 @@ def _read(
 
 
 def _who(lake: Lake, home: Path, broker: str) -> tuple[int, int]:
-    """A broker's number and the home's epoch: from its folder, else as the engine last said."""
+    """A broker's number and the home's epoch: from its folder, else from the tables, where any
+    snapshot of the broker and the engine's last start name them."""
     about: dict[str, Any] = {}
     with contextlib.suppress(OSError, ValueError):
         about = json.loads((home / "lakequeue.json").read_text())
@@ -227,7 +232,10 @@ def _who(lake: Lake, home: Path, broker: str) -> tuple[int, int]:
     if not epoch:
         begun = lake.execute(_BEGUN).fetchone()
         epoch = msgspec.json.decode(begun[0]).get("epoch", 0) if begun else 0
-    return (numbers.get(broker, 0) if isinstance(numbers, dict) else 0), epoch
+    if isinstance(numbers, dict) and broker in numbers:
+        return numbers[broker], epoch
+    page = lake.execute(_ANY_PAGE, {"broker": broker}).fetchone()
+    return (past_replica.home_of(broker, page[0], b"").number if page else 0), epoch
 
 
 # ---------------------------------------------------------------- the steps after it

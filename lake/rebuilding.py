@@ -34,7 +34,7 @@ import pyarrow as pa
 
 from ..earlier.pages import FORMAT as EARLIER_FORMAT
 from ..mesh import channel
-from ..mesh.facts import Peer, peers_of, put_peers
+from ..mesh.facts import Peer, peers_of, put_peers, removed_of
 from ..protocol.errors import ConfigError, LakequeueError
 from ..protocol.folders import Folder, remove
 from ..protocol.home_places import (
@@ -126,9 +126,12 @@ def _rebuild(tables_home: Path, home: Path, about: dict[str, Any]) -> list[Rebui
 
 def _moments(lake: Lake, tables_home: Path, removed: Collection[str]) -> list[Moment]:
     """Each broker as the tables know it, as late as they all go together, and ready to speak on.
-    removed: had nothing left, and what they knew the first broker has. Raises LakequeueError."""
+    removed: had nothing left, and what they knew the first broker has. Where the home's record is
+    lost, the states of the others say so. Raises LakequeueError."""
     names = [name for name in brokers(lake) if name not in removed]
     latest = {name: as_of(lake, tables_home, name) for name in names}
+    gone = {number for moment in latest.values() for number in removed_of(moment.store)}
+    latest = {name: one for name, one in latest.items() if one.home.number not in gone}
     last = {name: moment.step for name, moment in latest.items()}
     met: dict[tuple[str, int], dict[int, Peer] | None] = {}
 

@@ -10,7 +10,7 @@ rules of Delta's protocol, and the table is repaired with the smallest change:
 
     a version that cannot be read    it and all later ones are set aside
     data files that are missing      a new version says that they are removed
-    no version to begin with         the table is set aside and recreated
+    no log, or none from its begin   the table is set aside and recreated
 
 What is set aside is kept in `.aside/`, beside the tables.
 """
@@ -69,8 +69,9 @@ class Table:
 
 
 def look_at_tables(tables: Folder) -> list[Table]:
-    """All existing tables. Raises OSError if the folder cannot be read."""
-    return [_look(tables / name) for name in COLUMNS if any((tables / name).glob(LOG))]
+    """All existing tables, also those of which only data files are left. Raises OSError if the
+    folder cannot be read."""
+    return [_look(tables / name) for name in COLUMNS if any((tables / name).glob("*"))]
 
 
 def damage(tables: Folder) -> str:
@@ -89,6 +90,9 @@ def _look(place: Folder) -> Table:
     there = files_below(place)
     prefix = f"{LOG}/"
     names = [n.removeprefix(prefix) for n in there if n.startswith(prefix)]
+    if there and not names:
+        table.broken = LOG, "is missing"
+        return table
     commits = {int(m[1]): n for n in names if (m := _COMMIT.fullmatch(n))}
     if any(".checkpoint." in n and not _is_known(n) for n in names):
         return table  # a newer kind of checkpoint, which this code cannot read

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import deltalake
+import duckdb
 import msgspec
 import pyarrow as pa
 import pytest
@@ -22,7 +23,7 @@ from lake.history import write_history
 from lake.test_past import _as_the_world as _as_the_world
 from lake.test_past import earlier_home, lived
 from lakequeue import LakequeueError
-from lakequeue.lake import open_lake, rebuilding
+from lakequeue.lake import open_lake, past, rebuilding
 from lakequeue.lake.past import Moment
 from lakequeue.lake.past_replica import own_of
 from lakequeue.lake.queries_at import admin_of
@@ -327,3 +328,33 @@ def test_R3_brokers_go_back_to_steps_that_go_together(
     assert spoken is not None
     assert heard is not None
     assert (heard[0].heard, next_word(heard[0])) == (4, spoken[1].said + 1)
+
+
+def test_R3_M4_a_removed_broker_is_not_rebuilt_though_the_homes_record_is_lost(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What it had, the others have since then: with it, messages would be there twice."""
+
+    def as_of(lake: Any, home: Path, name: str, *, step: int | None = None) -> Moment:
+        facts = {"a": MeshFacts(removed=[1]), "b": MeshFacts(peers={0: Peer("a", heard=7)})}
+        store = DictStore({"mesh": msgspec.msgpack.encode(facts[name])})
+        return Moment(name, Home(name, "ab".index(name)), store, 9, 0, 0, Snapshot())
+
+    monkeypatch.setattr(rebuilding, "as_of", as_of)
+    monkeypatch.setattr(rebuilding, "brokers", lambda lake: ["a", "b"])
+    (a,) = rebuilding._moments(None, Path(), ())  # type: ignore[arg-type]
+    assert (a.broker, a.step, a.notes) == ("a", 9, [])
+
+
+def test_R1_a_brokers_number_is_in_its_snapshots_where_the_homes_record_is_lost(
+    tmp_path: Path,
+) -> None:
+    """The ids of its messages begin with the number."""
+    lake = duckdb.connect()
+    lake.execute("CREATE TABLE snapshots (broker TEXT, page TEXT, value BLOB)")
+    lake.execute("CREATE TABLE commands (command TEXT, value BLOB, time TIMESTAMP)")
+    page = msgspec.msgpack.encode({"format": FORMAT, "number": 3, "epoch": 5})
+    lake.execute("INSERT INTO snapshots VALUES ('x', 'broker', $1), ('x', '', '')", [page])
+    assert past._who(lake, tmp_path, "x") == (3, 0)  # type: ignore[arg-type]
+    (tmp_path / "lakequeue.json").write_text(json.dumps({"brokers": {"x": 2}, "epoch": 4}))
+    assert past._who(lake, tmp_path, "x") == (2, 4)  # type: ignore[arg-type]

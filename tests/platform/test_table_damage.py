@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,21 @@ def test_R1_a_whole_table_is_left_alone(tables: Path) -> None:
     before = sorted(tables.rglob("*"))
     assert list(mend(tables)) == []
     assert sorted(tables.rglob("*")) == before
+
+
+def test_R1_a_table_without_its_log_is_set_aside(tables: Path) -> None:
+    shutil.rmtree(log(tables))
+    rows = [file.name for file in tables.rglob("*.parquet")]
+    assert damage(tables).startswith("table 'messages': _delta_log is missing: stop the engine")
+    (said,) = mend(tables)
+    assert "the table was set aside in" in said
+    assert sorted(file.name for file in (tables / ".aside").rglob("*.parquet")) == sorted(rows)
+    assert look_at_tables(tables) == []
+
+
+def test_R1_a_log_that_was_just_begun_is_no_damage(tmp_path: Path) -> None:
+    (tmp_path / "messages" / "_delta_log").mkdir(parents=True)
+    assert damage(tmp_path) == ""
 
 
 def test_R1_a_file_that_somebody_took_is_named_and_taken_out_of_the_table(tables: Path) -> None:
