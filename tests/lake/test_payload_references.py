@@ -16,7 +16,7 @@ from lakequeue.sources.step_batch import goes_first
 
 @pytest.fixture(scope="module")
 def walk() -> Any:
-    return lived(3)
+    return lived(2)
 
 
 @pytest.fixture(scope="module")
