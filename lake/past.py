@@ -3,10 +3,10 @@
     snapshots ─▶ pages as of step s ─▶ steps s+1 … n, from `steps`, `messages`, `commands` ─▶ step n
 
 The engine is a pure step, so the result is the state as it was. Both parts are checked: the pages
-against the sum that closes the snapshot, and each step against the digests in the next step's
-record. If a snapshot is damaged, that is reported and the one before it is used. If a step differs,
-that is an error: either the tables were altered, or this code decides otherwise than the code that
-wrote them.
+against the sum that closes the snapshot, the inputs of each step against the digest in its record,
+and the outputs of the last one against the digest in the next record. If a snapshot is damaged,
+that is reported and the one before it is used. If a step differs, that is an error: either the
+tables were altered, or this code decides otherwise than the code that wrote them.
 """
 
 from __future__ import annotations
@@ -291,14 +291,22 @@ def _checked(steps: Steps, records: list[StepRecord], inputs: FromTables) -> Non
         steps.again(records, inputs)
     except Refused as error:
         code = next((r.code for r in records if r.step > steps.step), "")
-        raise LakequeueError(f"{error}; its code was {code}") from error
+        raise _differs(str(error), code) from error
 
 
 def _check_last(lake: Lake, moment: Moment) -> None:
     """Check the last step against the digest in the next record, if the tables have that."""
     for record in steps_between(lake, moment.broker, moment.step, moment.step + 1):
         if record.outputs != moment.own.outputs:
-            raise LakequeueError(
+            raise _differs(
                 f"step {moment.step} of broker {moment.broker!r} came out differently when it was "
-                f"taken again; its code was {record.code}"
-            )
+                "taken again", record.code,
+            )  # fmt: skip
+
+
+def _differs(problem: str, code: str) -> LakequeueError:
+    return LakequeueError(
+        f"{problem}; the code {code} took it. If that is another version than this one, use that "
+        "version, or a moment after the first snapshot that this version wrote; if it is this one, "
+        "the tables were altered"
+    )

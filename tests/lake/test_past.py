@@ -309,6 +309,29 @@ def altered(home: Path, table: str, change: Any) -> None:
     deltalake.write_deltalake(place, rows, mode="overwrite")
 
 
+def test_R1_altered_tables_are_an_error_that_says_what_to_do(home: Path) -> None:
+    """Each record has digests: of what its step took, and of what came out of the one before it."""
+    step = next(n for n in range(1, 30) if moment(home, step=n).snapshot < n)
+    what_to_do = "took it. If that is another version than this one"
+
+    def other_outputs(rows: pa.Table) -> pa.Table:
+        wrong = pc.add(rows["outputs"], 1)
+        chosen = pc.if_else(pc.equal(rows["step"], step + 1), wrong, rows["outputs"])
+        return rows.set_column(rows.schema.get_field_index("outputs"), "outputs", chosen)
+
+    def other_payloads(rows: pa.Table) -> pa.Table:
+        wrong = pa.array([b"altered"] * len(rows), rows.schema.field("payload").type)
+        return rows.set_column(rows.schema.get_field_index("payload"), "payload", wrong)
+
+    altered(home, "steps", other_outputs)
+    with pytest.raises(LakequeueError, match=f"step {step} .* came out differently.* {what_to_do}"):
+        moment(home, step=step)
+    altered(home, "snapshots", lambda rows: rows.slice(0, 0))
+    altered(home, "messages", other_payloads)
+    with pytest.raises(LakequeueError, match=f"had other inputs in the replay.* {what_to_do}"):
+        moment(home)
+
+
 def test_a_damaged_snapshot_is_passed_over_and_said(home: Path) -> None:
     good = moment(home)
     altered(
