@@ -60,13 +60,15 @@ def hear_entries(
     """Apply the keeper's changes, and confirm them. If a change was lost, nothing is confirmed
     until the keeper repeats the whole directory."""
     set_brokers(broker, facts, message.brokers, message.groups)
-    refused, waited = [], 0
+    refused, waited, is_repeated = [], 0, message.after is not None
     for one in [*_gone(facts, message), *message.entries]:
         entry = None if one.entry is None else _entry.decode(one.entry)
         try:
             waited += apply_entry(broker, facts, one.vpn, one.queue, entry, apply_bridge)
         except (LakequeueError, ValueError) as failed:
-            edition = message.edition if entry is None else entry.defined
+            edition = 0 if entry is None else entry.defined
+            if not edition and not is_repeated:  # a deletion, or defined by an earlier version
+                edition = message.edition
             refused.append((edition, str(failed)))
             broker.event("definition_refused", one.vpn, one.queue, why=str(failed))
     if message.topic is not None:
@@ -75,7 +77,6 @@ def hear_entries(
     if facts.peers[sender].is_behind:
         edition = facts.edition
     facts.edition = max(facts.edition, edition)
-    is_repeated = message.after is not None
     say(broker, facts, sender, Heard(edition, refused, 0 if is_repeated else waited))
 
 
@@ -85,11 +86,10 @@ def _gone(facts: MeshFacts, message: Entries) -> list[SaidEntry]:
     if after is None:
         return []
     named = {(one.vpn, one.queue) for one in message.entries}
+    last = max(named, default=after)
     known = [(vpn, name) for vpn, entries in facts.entries.items() for name in entries]
-    return [
-        SaidEntry(*key, None) for key in sorted(known)
-        if key not in named and key > after and (message.is_last or key < max(named))
-    ]  # fmt: skip
+    gone = [key for key in known if key > after and (message.is_last or key < last)]
+    return [SaidEntry(*key, None) for key in sorted(gone) if key not in named]
 
 
 def apply_topic(broker: Broker, facts: MeshFacts, message: SaidTopic) -> None:
@@ -155,6 +155,7 @@ def _forget(broker: Broker, facts: MeshFacts, vpn: str, name: str) -> None:
     """Forget a deleted queue and the messages that waited for it (S7)."""
     key = key_of(vpn, name)
     facts.coming.pop(key, None)
+    facts.went.pop(key, None)
     if key in facts.arriving:  # that it stays was lost
         broker.drop_queue(broker.queues[facts.arriving.pop(key)])
     credit.forget(facts, vpn, name)

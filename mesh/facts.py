@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from ..definitions import QueueDefinition
-from ..protocol.mesh_messages import Room
+from ..protocol.mesh_messages import HasMoved, Room
 from ..state.storage.store import Store
 
 ReplyAddress = tuple[str, int, str]  # topic, partition, request
@@ -121,6 +121,7 @@ class MeshFacts(msgspec.Struct):
     leaving: dict[str, int] = {}  # the broker it is moving to from here
     arriving: dict[str, int] = {}  # the number of the queue that is being filled here
     went: dict[str, tuple[int, bytes]] = {}  # until the keeper knows: the move, what came last
+    ended: list[HasMoved] = []  # at the keeper: ended here, and not yet in the directory
 
 
 PAGE, DIRECTORY, CREDITS = "mesh", "mesh/directory", "mesh/credits"

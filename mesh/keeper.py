@@ -24,7 +24,7 @@ from ..definitions.definition import defined_over, name_of
 from ..definitions.definition_values import ENDPOINT_PREFIX
 from ..protocol import commands as c
 from ..protocol.errors import ConfigError, LakequeueError, Problem, no_such_queue
-from ..protocol.mesh_messages import Entries, HasMoved, Heard, SaidEntry, SaidTopic
+from ..protocol.mesh_messages import Entries, HasMoved, Heard, SaidEntry, SaidTopic, slices
 from ..protocol.outputs import DirectoryEntry, Reply
 from ..protocol.patterns import kind_of
 from ..state.commands.administration import check_vpn, owned
@@ -155,7 +155,10 @@ class Keeper:
         for it."""
         facts, waiting = self._facts, self._facts.waiting
         peer = facts.peers[sender]
-        for edition, why in message.refused:
+        refused = message.refused
+        if isinstance(refused, str):  # a record of an earlier version
+            refused = [(message.edition, refused)] if refused else []
+        for edition, why in refused:
             self._refused(peer, edition, why)
         if peer.is_behind or message.missed or message.again:
             return  # a refusal may be lost: its answer to the whole directory will repeat it
@@ -350,8 +353,10 @@ class Keeper:
             for name, entry in sorted(entries.items())
         ]  # fmt: skip
         after = "", ""
-        for at in range(0, max(len(message), 1), ENTRIES_MAX):
-            part, is_last = message[at : at + ENTRIES_MAX], at + ENTRIES_MAX >= len(message)
+        sizes = [len(one.entry or b"") for one in message]  # one may have thousands of topics
+        parts = [message[part] for part in slices(sizes, ENTRIES_MAX)] or [[]]
+        for at, part in enumerate(parts, 1):
+            is_last = at == len(parts)
             # Only the last part is confirmed: another may have a definition that is refused.
             edition = facts.edition if is_last else facts.peers[to].confirmed
             home = facts.brokers, facts.groups

@@ -15,7 +15,7 @@ from typing import Any
 
 from ..definitions.definition_values import ENDPOINT_PREFIX
 from ..protocol import commands as c
-from ..protocol.errors import ConfigError, Moved
+from ..protocol.errors import ConfigError, LakequeueError, Moved
 from ..protocol.mesh_messages import (
     Answer,
     Carry,
@@ -68,6 +68,10 @@ class Mesh(MeshInterface):
         self._broker, self.facts = broker, facts
         self._keeper = Keeper(broker, facts, self._apply_bridge)
         self._tables: dict[str, _HomeTable] = {}  # by VPN
+        # In this step: brokers to which everything was repeated; what was lost from them since.
+        self._repeated: set[int] = set()
+        self._lost: dict[int, int] = {}
+        self._forwarded_by: int | None = None  # the command that is being carried out
         self.commands = {
             c.Peers: self._peers,
             c.Define: self.kept(self._keeper.define),
@@ -119,6 +123,10 @@ class Mesh(MeshInterface):
             self._greet()
         self._keeper.say_untold()
         hear(self._broker, self.facts, records, skipped, self.handlers, self.failures, self._missed)
+        for sender in sorted(self._lost):
+            self._repeat_all(sender)
+        self._repeated.clear()
+        self._end_moves()
         stand_ins.retry(self._broker, self.facts)
 
     def speak(self) -> None:
@@ -135,17 +143,20 @@ class Mesh(MeshInterface):
         old Kafka; the others notice the gap in the numbers (`channel`)."""
         facts, own = self.facts, self._broker.header.number
         facts.rejoined = False
-        for number in sorted(set(facts.peers) - {own}):
+        for number in sorted(facts.peers):
             self.say(number, Heard(facts.edition))
         if facts.brokers and keeper_of(facts) == own:  # the directory topics may be new and empty
             facts.untold = [(v, name) for v in sorted(facts.entries) for name in facts.entries[v]]
 
     def _missed(self, sender: int, number: int) -> None:
-        """Handle lost records of another broker, which may have been answers to unconfirmed
-        ones."""
+        """Handle lost records of another broker. They may have been answers, so both brokers repeat
+        everything unconfirmed: at the first loss, before anything else is answered, and at the end
+        of the step for all others. If each loss were answered, repetitions that lose records would
+        be followed by ever more."""
         self.facts.peers[sender].is_behind = True
-        self.say(sender, Heard(self.facts.edition, missed=number))
-        self._repeat_all(sender)
+        self._lost[sender] = number
+        if sender not in self._repeated:
+            self._repeat_all(sender)
 
     def _heard(self, sender: int, message: Heard) -> None:
         if message.again:
@@ -155,14 +166,28 @@ class Mesh(MeshInterface):
             self._repeat_all(sender)
         self._keeper.heard(sender, message)
 
+    def _end_moves(self) -> None:
+        """Enter moves that ended at the keeper into the directory."""
+        ended, self.facts.ended = self.facts.ended, []
+        for one in ended:
+            try:
+                self._keeper.moved(self._broker.header.number, one)
+            except (LakequeueError, ValueError) as error:
+                self._broker.event("mesh_refused", one.vpn, why=str(error))
+
     def _repeat_all(self, to: int) -> None:
         """Repeat everything unconfirmed to a broker: messages, credits, the directory."""
-        broker, facts = self._broker, self.facts
+        broker, facts, own = self._broker, self.facts, self._broker.header.number
         facts.peers[to].again = facts.peers[to].said
-        self.say(to, Heard(facts.edition, again=True))
-        moves.expect_again(broker, facts, to)
-        if facts.brokers and keeper_of(facts) == broker.header.number:
-            self._keeper.say_all(to)
+        self._repeated.add(to)
+        self.say(to, Heard(facts.edition, missed=self._lost.pop(to, 0), again=True))
+        if to != own:
+            moves.expect_again(broker, facts, to)
+            if facts.brokers and keeper_of(facts) == own:
+                self._keeper.say_all(to)
+            itself = facts.peers.get(own)
+            if itself is not None and itself.said > itself.heard:  # what it wrote to itself may be
+                self.say(own, Heard(facts.edition))  # lost too, and the next record shows it
         stand_ins.send_again(broker, facts, to)
         credit.tell_again(broker, facts, to)
 
@@ -232,11 +257,17 @@ class Mesh(MeshInterface):
         entry = entry_of(facts, vpn, command.queue)
         is_back = entry is not None and entry.moves_to is not None
         if entry is None or not is_back or facts.brokers.get(command.broker) != entry.hosts[0]:
+            if facts.brokers and self._forwarded_by == keeper_of(facts):
+                # The keeper believes that the queue may be called back: the record that it has
+                # come, or stays, may be lost, and the next one shows it.
+                self.say(keeper_of(facts), Heard(facts.edition))
+                raise LakequeueError(f"queue {command.queue!r}: is moving now, try again later")
             return self.kept(self._keeper.move)(vpn, command)
         if entry.hosts[0] != own:
             self.forward(vpn, command, entry.hosts[0])
             return LATER
         moves.stay(broker, facts, vpn, command.queue, entry)
+        self._end_moves()
         return None
 
     def _unsubscribe_topic(self, vpn: str, command: c.UnsubscribeTopic) -> Any:
@@ -269,7 +300,9 @@ class Mesh(MeshInterface):
         speaker = (
             Speaker(message.client, "", message.admin) if message.client or message.admin else None
         )
+        self._forwarded_by = sender
         carry_out(self._broker, message.vpn, command, speaker)
+        self._forwarded_by = None
 
     def forward_command(self, vpn: str, command: Any) -> bool:
         """See `MeshInterface`. A command without a reply was sent before the queue moved, so it is

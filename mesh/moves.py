@@ -73,9 +73,18 @@ def keep_finished(broker: Broker, facts: MeshFacts, vpn: str, name: str, new: En
         return
     if new.moves_to is not None and known.hosts == [own]:  # the keeper has yet to learn it
         error = "" if new.moves_to == own else _called_back(name)
-        say(broker, facts, keeper_of(facts), HasMoved(vpn, name, new.move, error))
+        _report(broker, facts, HasMoved(vpn, name, new.move, error))
     if new.moves_to is not None:
         new.hosts, new.moves_to = known.hosts, None
+
+
+def _report(broker: Broker, facts: MeshFacts, message: HasMoved) -> None:
+    """Tell the keeper that a move has ended. The keeper does not write it to itself: if Kafka lost
+    the record, no later one would show it."""
+    if keeper_of(facts) == broker.header.number:
+        facts.ended.append(message)
+    else:
+        say(broker, facts, keeper_of(facts), message)
 
 
 def _finish(facts: MeshFacts, entry: Entry, host: int) -> None:
@@ -190,7 +199,7 @@ def _arrive(broker: Broker, facts: MeshFacts, message: Carry, queue: Queue, send
     stand_ins.turn(broker, facts, message.vpn, message.queue)
     peer = facts.peers[sender].name
     broker.event("arrived", message.vpn, message.queue, came_from=peer, messages=header.depth)
-    say(broker, facts, keeper_of(facts), HasMoved(message.vpn, message.queue, message.move))
+    _report(broker, facts, HasMoved(message.vpn, message.queue, message.move))
 
 
 # ---------------------------------------------------------------- the old host
@@ -217,7 +226,7 @@ def stay(broker: Broker, facts: MeshFacts, vpn: str, name: str, entry: Entry) ->
         raise LakequeueError(f"queue {name!r}: is moving already, and cannot be called back")
     facts.coming.pop(key, None)
     _finish(facts, entry, broker.header.number)
-    say(broker, facts, keeper_of(facts), HasMoved(vpn, name, entry.move, _called_back(name)))
+    _report(broker, facts, HasMoved(vpn, name, entry.move, _called_back(name)))
 
 
 def _called_back(name: str) -> str:
@@ -237,7 +246,7 @@ def _set_out(broker: Broker, facts: MeshFacts, vpn: str, name: str, entry: Entry
     del facts.coming[key]
     why = _obstacle(queue, facts.peers[to].name, room)
     if why:
-        say(broker, facts, keeper_of(facts), HasMoved(vpn, name, move, why))
+        _report(broker, facts, HasMoved(vpn, name, move, why))
         return
     facts.leaving[key] = to
     forget_found(broker)

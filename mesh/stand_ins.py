@@ -18,7 +18,7 @@ import msgspec
 from ..definitions import QueueDefinition
 from ..definitions.definition_values import WAITING_PREFIX
 from ..protocol.errors import Reason
-from ..protocol.mesh_messages import Answer, HandOver, slices
+from ..protocol.mesh_messages import Answer, HandOver, Heard, slices
 from ..state.queue.broker import Broker
 from ..state.queue.change import apply
 from ..state.queue.header import QueueHeader, Subscription
@@ -118,6 +118,9 @@ def turn(broker: Broker, facts: MeshFacts, vpn: str, name: str) -> None:
     if one.broker == host and (one.max_backlog or lane.why or queue.number in facts.retries):
         return
     one.max_backlog = 0
+    if one.held and one.broker == broker.header.number:
+        # What it wrote to itself may be lost: only its next record to itself shows it.
+        say(broker, facts, one.broker, Heard(facts.edition))
     if one.held or key_of(vpn, name) in facts.leaving:
         return
     one.broker = host

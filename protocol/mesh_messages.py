@@ -81,11 +81,11 @@ def decode_body(envelope: Envelope, kind: type[S]) -> S:
         raise ValueError(f"not {envelope.kind!r}: {e}") from e
 
 
-def slices(sizes: list[int]) -> Iterator[slice]:
+def slices(sizes: list[int], rows_max: int = PART_ROWS) -> Iterator[slice]:
     """Slices of messages with these sizes, so that each slice fits into a record."""
     start = size = 0
     for at, one in enumerate(sizes):
-        if at > start and (size + one > PART_BYTES or at - start >= PART_ROWS):
+        if at > start and (size + one > PART_BYTES or at - start >= rows_max):
             yield slice(start, at)
             start, size = at, 0
         size += one
@@ -224,14 +224,14 @@ class Entries(MeshMessage, frozen=True, array_like=True):
 
 class Heard(MeshMessage, frozen=True, array_like=True):
     """The sender knows the directory up to this edition. refused: the editions of the definitions
-    that it refuses, and why;
+    that it refuses, and why; in records of earlier versions only why, empty if it refuses none;
     waited: the messages of a bridge that it deleted; missed: the number of the last record that was
     lost on the way to the sender; again: a repetition of everything unconfirmed follows."""
 
     kind: ClassVar[str] = "heard"
 
     edition: Count
-    refused: list[tuple[Count, str]] = []
+    refused: list[tuple[Count, str]] | str = []
     waited: Count = 0
     missed: Count = 0
     again: bool = False
