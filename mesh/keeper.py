@@ -317,7 +317,8 @@ class Keeper:
         facts.edition += 1
         self._emit_entry(vpn, name, entry)
         waiting = WaitingAnswer(facts.edition, reply, result, error, old)
-        self._tell([wire_entry(vpn, name, entry)], None, waiting, at_once)
+        told = None if entry is None else self._as_moving(vpn, name, entry)
+        self._tell([wire_entry(vpn, name, told)], None, waiting, at_once)
 
     def _change_topic(
         self, message: SaidTopic, command: c.Command, result: bool | None = None

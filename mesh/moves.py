@@ -67,8 +67,9 @@ def keep_finished(broker: Broker, facts: MeshFacts, vpn: str, name: str, new: En
     """Complete the directory's new entry of a queue: both of its hosts know that its move is over
     before the directory does."""
     known, own = entry_of(facts, vpn, name), broker.header.number
-    if new.moves_to is None:
-        facts.went.pop(key_of(vpn, name), None)
+    key = key_of(vpn, name)
+    if new.moves_to is None and key not in facts.moves:
+        facts.went.pop(key, None)
     if known is None or known.move != new.move or known.moves_to is not None:
         return
     if new.moves_to is not None and known.hosts == [own]:  # the keeper has yet to learn it

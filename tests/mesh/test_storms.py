@@ -232,6 +232,27 @@ def test_M5_R3_a_move_that_has_ended_is_called_back_though_the_keeper_does_not_k
     assert len(answers) == 2
 
 
+def test_M5_Q9_a_queue_is_defined_again_while_what_completes_it_is_lost(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The new host took it for complete, and the first broker did not repeat the record."""
+    words = Words(monkeypatch)
+    mesh = Mesh(queues=[local("queue", "a"), *(local(f"at-{name}", name) for name in BROKERS)])
+    for _ in range(3):
+        mesh.send("a", queue="t/queue")
+    words.is_lost = lambda sender, to, word: isinstance(word, Carry) and word.whole
+    mesh.at["a"].ask(c.MoveQueue(queue="queue", broker="b"), lambda answer: None)
+    words.is_lost = lambda sender, to, word: False
+    definition = {"name": "queue", "max_deliveries": 3}
+    mesh.at["a"].ask(c.Define(definition=definition, replace=False), lambda answer: None)
+    for sender in BROKERS:
+        for to in BROKERS:
+            mesh.send(sender, queue=f"t/at-{to}")
+    found = mesh.at["a"].admin().describe("queue")
+    assert (found["depth"], found["definition"]["max_deliveries"]) == (3, 3)
+    mesh.at["a"].admin().move_queue("queue", "a")
+
+
 def test_M5_the_first_broker_does_not_write_to_itself_that_a_move_has_ended(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
