@@ -12,7 +12,7 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from .mutants import MUTANTS, hunt
 from .world import Failed, run, shrink
 
-MUTANT_SEEDS = 200
+MUTANT_SEEDS = 500
 
 
 def try_one(seed: int) -> tuple[int, str]:
