@@ -67,17 +67,20 @@ def restore(file: Path, state: State, replaces: bool = False) -> bytes:
     with _opened(file) as found:
         frames = _frames(file, found)
         snapshot = next(frames)
-        for key in frames:
-            if not key:
-                break
-            state.put(key.decode(), next(frames))
-            before.discard(key.decode())
-        else:
-            raise _cut(file)
+        for key, page in _pages(file, frames):
+            state.put(key, page)
+            before.discard(key)
     for gone in sorted(before):
         state.delete(gone)
     state.save(snapshot)
     return snapshot
+
+
+def read_state(file: Path) -> tuple[bytes, dict[str, bytes]]:
+    """The loop's snapshot and the pages in a file."""
+    with _opened(file) as found:
+        frames = _frames(file, found)
+        return next(frames), dict(_pages(file, frames))
 
 
 class _StepOf(msgspec.Struct):
@@ -86,9 +89,13 @@ class _StepOf(msgspec.Struct):
 
 def is_newer(file: Path, saved: bytes) -> bool:
     """Whether the state in a file is newer than the one with this snapshot (M4)."""
+    return step_of(file) > _position(saved).step
+
+
+def step_of(file: Path) -> int:
+    """The step after which the state in a file was the broker's."""
     with _opened(file) as found:
-        own = next(_frames(file, found))
-    return _position(own).step > _position(saved).step
+        return _position(next(_frames(file, found))).step
 
 
 _position = msgspec.msgpack.Decoder(_StepOf).decode
@@ -109,6 +116,14 @@ def _opened(file: Path) -> IO[bytes]:
 def _frame(out: IO[bytes], content: bytes) -> None:
     out.write(len(content).to_bytes(_LENGTH, "big"))
     out.write(content)
+
+
+def _pages(file: Path, frames: Iterator[bytes]) -> Iterator[tuple[str, bytes]]:
+    for key in frames:
+        if not key:
+            return
+        yield key.decode(), next(frames)
+    raise _cut(file)
 
 
 def _frames(file: Path, found: IO[bytes]) -> Iterator[bytes]:

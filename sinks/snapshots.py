@@ -7,6 +7,10 @@ rebuild a state, take each page's newest row in the chain up to the step. A row 
 nor `crc` means that the page was removed. Payload blocks never change, so a whole snapshot has only
 the `crc` of a block that an earlier one has, and the value is the newest before.
 
+A change of brokers at rest makes a state that no step led to (M4). It is written before the next
+snapshot, from the file with which the broker begins. Otherwise the steps after it could not be
+taken again.
+
 The row without a page name closes a snapshot. Its value is the loop's own snapshot, and its `crc`
 the sum over all pages. Readers check the sum, so a damaged chain is never taken for a state.
 """
@@ -15,8 +19,10 @@ from __future__ import annotations
 
 import logging
 import time
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -24,6 +30,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 from ..protocol.folders import Folder
+from ..protocol.state_files import read_state, step_of
 from ..protocol.table_format import CRC_MODULUS, SNAPSHOTS
 from .block_references import BlockReferences
 from .delta_tables import append
@@ -32,6 +39,7 @@ log = logging.getLogger("lakequeue.tables")
 
 BLOCK = "b/"  # how the pages of payloads begin
 CHAIN_MAX = 100  # snapshots; then a whole one, so that old ones can be deleted
+NO_BATCH = -1  # of Spark's
 
 
 class _Position(msgspec.Struct):
@@ -56,8 +64,9 @@ class _Last:
 
 class SnapshotWriter:
     """Writes a snapshot of each broker when it is due. checkpoints: of the brokers' queries.
-    interval_s: between two snapshots of a broker. anew: whether each broker's first snapshot
-    ignores those in the table, which may have lost something."""
+    interval_s: between two snapshots of a broker. states: the files with which brokers begin. anew:
+    whether each broker's first snapshot ignores those in the table, which may have lost
+    something."""
 
     def __init__(
         self,
@@ -65,17 +74,19 @@ class SnapshotWriter:
         folder: Folder | str,
         checkpoints: Mapping[str, Folder],
         interval_s: float,
+        states: Mapping[str, Path],
         anew: bool = False,
     ) -> None:
         self._spark, self._folder = spark, str(folder)
         self._checkpoints = dict(checkpoints)
         self._refer = BlockReferences(spark, folder)
-        self._interval_s = interval_s
+        self._interval_s, self._states = interval_s, dict(states)
         self._due, self._anew = -1e9, anew
         self._last: dict[str, _Last | None] = {}
 
     def __call__(self) -> None:
         """Write the snapshots that are due."""
+        self.write_states()
         if time.monotonic() < self._due:
             return
         self._due = time.monotonic() + self._interval_s
@@ -105,12 +116,33 @@ class SnapshotWriter:
         if pages is None:
             pages = self._whole(broker, batch)
         known, since = (last.crcs, last.step) if last is not None else ({}, 0)
-        self._append(broker, batch, at, own, pages, None if whole else last, known, since)
+        before = None if whole else last
+        self._last[broker] = self._append(broker, batch, at, own, pages, before, known, since)
+
+    def write_states(self) -> None:
+        """Write the states in files that the table does not have."""
+        while self._states:
+            self._write_state(*self._states.popitem())
+
+    def _write_state(self, broker: str, file: Path) -> None:
+        newest = self._newest(broker)
+        if step_of(file) <= newest:
+            return
+        own, pages = read_state(file)
+        known = self._last_snapshot(broker)
+        rows = [(page, v, zlib.crc32(page.encode() + v)) for page, v in sorted(pages.items())]
+        found = self._spark.createDataFrame(rows, "page STRING, value BINARY, crc LONG")
+        crcs = {} if known is None else known.crcs
+        written = self._append(
+            broker, NO_BATCH, _position(own), own, found, None, crcs, max(newest, 0)
+        )
+        written.length = CHAIN_MAX  # Spark knows no changes since then
+        self._last[broker] = written
 
     def _append(
         self, broker: str, batch: int, at: _Position, own: bytes, pages: DataFrame,
         before: _Last | None, known: dict[str, int], since: int,
-    ) -> None:  # fmt: skip
+    ) -> _Last:  # fmt: skip
         """known: the pages of the snapshot before, if there was one, with their crcs; since: its
         step."""
         pages.persist()
@@ -135,7 +167,7 @@ class SnapshotWriter:
         finally:
             pages.unpersist()
         length = 1 if before is None else before.length + 1
-        self._last[broker] = _Last(batch, at.step, crcs, length)
+        return _Last(batch, at.step, crcs, length)
 
     # ------------------------------------------------------------ the state
 

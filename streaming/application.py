@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from py4j.protocol import Py4JError
@@ -20,6 +21,7 @@ from py4j.protocol import Py4JError
 from ..client.kafka.base import require_broker
 from ..client.session.transport import Transport
 from ..protocol import LakequeueError, topics
+from ..protocol.folders import Folder
 from ..sources.live import kafka_client, quiet
 from ..sources.live_reader import InputLimits
 from ..state import Home
@@ -30,6 +32,7 @@ from .home.home_folder import HISTORY_CHECKPOINT, TABLES_CHECKPOINT, HomeFolder
 from .jars import ensure_jars, object_store_jars, place_settings
 from .java import JavaArchive
 from .loop.loop_options import Options
+from .spark.error_causes import cause_of
 from .spark.queries import (
     HISTORY_QUERY,
     REAL_TIME,
@@ -39,6 +42,7 @@ from .spark.queries import (
     start_history,
     start_loop,
     start_tables,
+    write_states,
 )
 from .spark.spark_session import (
     await_java_at_exit,
@@ -261,22 +265,39 @@ class SparkApplication:
         interval_s = self.history_interval_s()
         if not interval_s:
             return
-        snapshots_s = self._settings.value("snapshots_interval_s", SNAPSHOTS_INTERVAL_S)
+        snapshots_s = self._snapshots_s()
 
         def start(spark: SparkSession) -> StreamingQuery:
-            # The history of a removed broker may not be in the tables yet.
-            names = [*self.brokers, *self._folder.removed()]
-            checkpoints = {b: self._folder.checkpoint / b for b in names}
             return start_history(
-                spark, self._bootstrap, self._vpns, checkpoints, self._captured.peer_topics(),
-                self._folder.tables,
+                spark, self._bootstrap, self._vpns, self._checkpoints(),
+                self._captured.peer_topics(), self._folder.tables,
                 self._folder.checkpoints / HISTORY_CHECKPOINT, interval_s, snapshots_s,
+                self._states(),
             )  # fmt: skip
 
         self._start_of_tables(HISTORY_QUERY, start)
 
-    def end_history(self) -> None:
-        """End the history query after the brokers changed; `tables_watch` starts it anew."""
+    def _snapshots_s(self) -> int:
+        return self._settings.value("snapshots_interval_s", SNAPSHOTS_INTERVAL_S)
+
+    def _checkpoints(self) -> dict[str, Folder]:
+        """Of all brokers: the history of a removed one may not be in the tables yet."""
+        names = [*self.brokers, *self._folder.removed()]
+        return {b: self._folder.checkpoint / b for b in names}
+
+    def _states(self) -> dict[str, Path]:
+        """The files with which brokers begin."""
+        return {b: Path(file) for b in self.brokers if (file := self._folder.rebuilt(b))}
+
+    def begin_history_anew(self) -> None:
+        """After the brokers changed: write their new states, before another change replaces the
+        files; end the history query, which `tables_watch` starts anew."""
+        if self.spark is not None and self.history_interval_s() and self._snapshots_s():
+            try:
+                self.spark.sparkContext.setLocalProperty("spark.scheduler.pool", "tables")
+                write_states(self.spark, self._folder.tables, self._checkpoints(), self._states())
+            except Exception as error:  # the history query tries it again
+                log.warning("the brokers' states are not in the tables yet: %s", cause_of(error))
         self._end_tables(HISTORY_QUERY)
 
     def _end_tables(self, name: str) -> None:

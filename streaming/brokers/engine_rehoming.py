@@ -146,7 +146,7 @@ class EngineRehoming:
             self._application.start_queries(list(brokers.values()))
         self._captured.ask_again(list(brokers))
         self._folder.remember_checkpoints()
-        self._application.end_history()
+        self._application.begin_history_anew()
         return found.moved
 
     def _make_partitions(self) -> None:

@@ -17,6 +17,7 @@ import re
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...protocol.bounds import RECORD_BYTES_MAX
@@ -122,10 +123,11 @@ def start_history(
     checkpoint: Folder,
     interval_s: int,
     snapshots_s: int,
+    states: Mapping[str, Path],
 ) -> StreamingQuery:
     """Start the query that writes the history, every interval_s seconds. brokers: with the
     checkpoint of each. peer_topics: topics with records for the brokers. snapshots_s: 0 writes no
-    snapshots."""
+    snapshots. states: the files with which brokers begin."""
     from ...sinks.snapshots import SnapshotWriter
     from ...sinks.table_writer import HistoryWriter
     from ...sources import kafka_source as source
@@ -135,13 +137,22 @@ def start_history(
     anew = not any(checkpoint.glob("commits/[0-9]*"))
     snapshots = None
     if snapshots_s:
-        snapshots = SnapshotWriter(spark, tables, brokers, snapshots_s, anew=anew)
+        snapshots = SnapshotWriter(spark, tables, brokers, snapshots_s, states, anew)
     stream = source.read_stream(
         spark, bootstrap, source.history_topics(vpns, brokers, peer_topics), HISTORY_RECORDS
     )
     kafka = kafka_client(bootstrap, HISTORY_QUERY)
     writer = HistoryWriter(spark, tables, HISTORY_QUERY, kafka, snapshots)
     return _start_every(interval_s, stream, writer, HISTORY_QUERY, checkpoint)
+
+
+def write_states(
+    spark: SparkSession, tables: Folder, brokers: Mapping[str, Folder], states: Mapping[str, Path]
+) -> None:
+    """Write the states with which brokers begin to the table `snapshots`, if it lacks them."""
+    from ...sinks.snapshots import SnapshotWriter
+
+    SnapshotWriter(spark, tables, brokers, 0, states).write_states()
 
 
 def _start_every(

@@ -39,6 +39,12 @@ SETTINGS = (
     "--set", "lakequeue.snapshots_interval_s=4", "--set", "lakequeue.tables_interval_s=2",
 )  # fmt: skip
 COUNT = 40
+# A change of brokers takes a number that no step has.
+BEHIND_CHANGES = """
+SELECT step FROM (SELECT step, lag(step) OVER (ORDER BY step) AS before FROM steps
+                  WHERE broker = 'broker-0')
+WHERE before = step - 2 ORDER BY step DESC LIMIT 2
+"""
 
 
 class Place:
@@ -183,11 +189,18 @@ def take(consumer: Any, count: int) -> list[Any]:
 
 
 def test_R3_the_same_clients_go_on_with_a_home_made_of_the_tables(place: Place) -> None:
+    """Brokers came and went before: no step led to the states that this made, and the tables have
+    them all the same (M4)."""
     engine, new = place.running(), place.folder / "new"
     with lakequeue.connect(place.url, client_name="same") as connection:
+        connection.admin().add_broker("x")
+        connection.admin().remove_broker("x")
 
         def lose() -> None:
             engine.kill()
+            with open_lake(engine.home) as lake:
+                for (step,) in lake.execute(BEHIND_CHANGES).fetchall():
+                    assert as_of(lake, engine.home, "broker-0", step=step).snapshot == step - 1
             forget(engine.home, place.address)
             (made,) = rebuild(engine.home, new)
             assert made.messages == COUNT - 10
