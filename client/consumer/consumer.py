@@ -311,7 +311,8 @@ class Consumer:
             self._rule.backlog = before
             raise
         self._wanted = msgspec.structs.replace(self._wanted, max_backlog=max_backlog)
-        self._hand_back(max(max_backlog - len(self._prefetch.held), 0))
+        if max_backlog < before:  # held messages that expired take no room in a larger one
+            self._hand_back(max(max_backlog - len(self._prefetch.held), 0))
 
     def close(self) -> None:
         """Send collected acks, return the rest to the queue, end the subscription.

@@ -49,6 +49,22 @@ def test_L5_B3_a_smaller_backlog_returns_what_is_beyond_it(bench: Bench) -> None
     assert bench.seen()["returned"] == 6, "what the application holds is not taken from it"
 
 
+def test_L5_B3_X1_a_larger_backlog_returns_nothing_though_held_messages_expired(
+    empty: Bench,
+) -> None:
+    """The application still has them, but they take no room any more."""
+    empty.define(expiration="5s", max_per_subscription_backlog=100)
+    consumer = empty.consumer(backlog=2)
+    for n in range(2):
+        empty.send({"n": n})
+    assert len(drain(consumer)) == 2
+    empty.advance("6s")
+    sent = [empty.send({"n": n}) for n in range(3)]
+    consumer.set_max_backlog(3)
+    assert (empty.seen()["leased"], empty.seen()["returned"], empty.seen()["expired"]) == (3, 0, 2)
+    assert ids(drain(consumer)) == sent
+
+
 def test_L5_what_is_put_back_was_no_attempt(empty: Bench) -> None:
     empty.define(max_deliveries=1, max_per_subscription_backlog=100)
     sent = [empty.send({"n": n}) for n in range(3)]
