@@ -25,6 +25,8 @@ def command() -> None:
 
 
 def show(title: str, rows: list[dict[str, Any]], as_json: bool) -> None:
+    """Print what was measured. rows: at least one, all with the same keys. If the columns do not
+    fit the terminal, each row is printed as a column."""
     if as_json:
         click.echo(json.dumps(rows[0] if len(rows) == 1 else rows))
         return
@@ -37,7 +39,7 @@ def show(title: str, rows: list[dict[str, Any]], as_json: bool) -> None:
         table.add_row(*(_text(v) for v in row.values()))
     unbounded = console.options.update(max_width=10_000)
     if len(rows) == 1 or console.measure(table, options=unbounded).maximum > console.width:
-        table = Table("", *("" for _ in rows), title=title, show_header=False)  # a column for each
+        table = Table("", *("" for _ in rows), title=title, show_header=False)
         for column in table.columns[1:]:
             column.justify = "right"
         for key in rows[0]:

@@ -76,11 +76,12 @@ def restore(file: Path, state: State, replaces: bool = False) -> bytes:
     return snapshot
 
 
-def read_state(file: Path) -> tuple[bytes, dict[str, bytes]]:
-    """The loop's snapshot and the pages in a file."""
+def read_state(file: Path) -> Iterator[tuple[str, bytes]]:
+    """The loop's snapshot, under an empty key, then every page."""
     with _opened(file) as found:
         frames = _frames(file, found)
-        return next(frames), dict(_pages(file, frames))
+        yield "", next(frames)
+        yield from _pages(file, frames)
 
 
 class _StepOf(msgspec.Struct):

@@ -20,7 +20,7 @@ from __future__ import annotations
 import logging
 import time
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,7 @@ from pyspark.sql import functions as f
 
 from ..protocol.folders import Folder
 from ..protocol.state_files import read_state, step_of
-from ..protocol.table_format import CRC_MODULUS, SNAPSHOTS
+from ..protocol.table_format import CRC_MODULUS, REFS, SNAPSHOTS
 from .block_references import BlockReferences
 from .delta_tables import append
 
@@ -40,6 +40,8 @@ log = logging.getLogger("lakequeue.tables")
 BLOCK = "b/"  # how the pages of payloads begin
 CHAIN_MAX = 100  # snapshots; then a whole one, so that old ones can be deleted
 NO_BATCH = -1  # of Spark's
+STATE_BYTES = 64_000_000  # of pages that are in memory at once
+PAGES = "page STRING, value BINARY, crc LONG"
 
 
 class _Position(msgspec.Struct):
@@ -116,8 +118,7 @@ class SnapshotWriter:
         if pages is None:
             pages = self._whole(broker, batch)
         known, since = (last.crcs, last.step) if last is not None else ({}, 0)
-        before = None if whole else last
-        self._last[broker] = self._append(broker, batch, at, own, pages, before, known, since)
+        self._append(broker, batch, at, own, pages, None if whole else last, known, since)
 
     def write_states(self) -> None:
         """Write the states in files that the table does not have."""
@@ -128,21 +129,26 @@ class SnapshotWriter:
         newest = self._newest(broker)
         if step_of(file) <= newest:
             return
-        own, pages = read_state(file)
         known = self._last_snapshot(broker)
-        rows = [(page, v, zlib.crc32(page.encode() + v)) for page, v in sorted(pages.items())]
-        found = self._spark.createDataFrame(rows, "page STRING, value BINARY, crc LONG")
-        crcs = {} if known is None else known.crcs
-        written = self._append(
-            broker, NO_BATCH, _position(own), own, found, None, crcs, max(newest, 0)
-        )
-        written.length = CHAIN_MAX  # Spark knows no changes since then
-        self._last[broker] = written
+        before = {} if known is None else known.crcs
+        state = read_state(file)
+        _, own = next(state)
+        at = _position(own)
+        crcs: dict[str, int] = {}
+        for pages in slices(state, STATE_BYTES):
+            rows = [(page, v, zlib.crc32(page.encode() + v)) for page, v in pages]
+            found = self._spark.createDataFrame(rows, PAGES)
+            short = self._refer(broker, _without_blocks(found, before), (max(newest, 0), at.step))
+            self._append_rows(short, broker, NO_BATCH, at, whole=True)
+            crcs |= {page: crc for page, _, crc in rows}
+        self._append_rows(self._closing(own, crcs), broker, NO_BATCH, at, whole=True)
+        # Spark knows no changes since then, so the next one is whole.
+        self._last[broker] = _Last(NO_BATCH, at.step, crcs, CHAIN_MAX)
 
     def _append(
         self, broker: str, batch: int, at: _Position, own: bytes, pages: DataFrame,
         before: _Last | None, known: dict[str, int], since: int,
-    ) -> _Last:  # fmt: skip
+    ) -> None:  # fmt: skip
         """known: the pages of the snapshot before, if there was one, with their crcs; since: its
         step."""
         pages.persist()
@@ -153,21 +159,30 @@ class SnapshotWriter:
                     crcs.pop(row.page, None)
                 else:
                     crcs[row.page] = row.crc
-            total = sum(crcs.values()) % CRC_MODULUS
-            closing = self._spark.createDataFrame([("", own, total)], pages.schema)
             short = _without_blocks(pages, known) if before is None else pages
             rows = self._refer(broker, short, (since, at.step))
-            rows = rows.unionByName(closing, allowMissingColumns=True).select(
-                f.lit(broker).alias("broker"), f.lit(at.step).cast("long").alias("step"),
-                f.timestamp_millis(f.lit(at.now)).alias("now"),
-                f.lit(batch).cast("long").alias("batch"),
-                f.lit(before is None).alias("whole"), "page", "value", "crc", "refs",
-            )  # fmt: skip
-            append(self._folder, SNAPSHOTS, rows)
+            self._append_rows(
+                rows.unionByName(self._closing(own, crcs)), broker, batch, at, whole=before is None
+            )
         finally:
             pages.unpersist()
         length = 1 if before is None else before.length + 1
-        return _Last(batch, at.step, crcs, length)
+        self._last[broker] = _Last(batch, at.step, crcs, length)
+
+    def _closing(self, own: bytes, crcs: dict[str, int]) -> DataFrame:
+        row = "", own, sum(crcs.values()) % CRC_MODULUS
+        closing = self._spark.createDataFrame([row], PAGES)
+        return closing.withColumn("refs", f.expr(f"CAST(NULL AS {REFS})"))
+
+    def _append_rows(
+        self, rows: DataFrame, broker: str, batch: int, at: _Position, whole: bool
+    ) -> None:
+        append(self._folder, SNAPSHOTS, rows.select(
+            f.lit(broker).alias("broker"), f.lit(at.step).cast("long").alias("step"),
+            f.timestamp_millis(f.lit(at.now)).alias("now"),
+            f.lit(batch).cast("long").alias("batch"), f.lit(whole).alias("whole"), "page", "value",
+            "crc", "refs",
+        ))  # fmt: skip
 
     # ------------------------------------------------------------ the state
 
@@ -244,6 +259,20 @@ class SnapshotWriter:
         crcs = {row.page: row.crc for row in pages.select("page", "at.crc").collect()}
         known = {page: crc for page, crc in crcs.items() if crc is not None}
         return _Last(newest.batch, newest.step, known, len(rows) - first)
+
+
+def slices(pages: Iterator[tuple[str, bytes]], most: int) -> Iterator[list[tuple[str, bytes]]]:
+    """Pages in parts of about so many bytes."""
+    part: list[tuple[str, bytes]] = []
+    size = 0
+    for page, value in pages:
+        part.append((page, value))
+        size += len(value)
+        if size >= most:
+            yield part
+            part, size = [], 0
+    if part:
+        yield part
 
 
 def _pages(found: DataFrame) -> DataFrame:

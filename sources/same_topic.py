@@ -20,6 +20,7 @@ from confluent_kafka import (
 )
 from confluent_kafka.admin import AdminClient, OffsetSpec, TopicDescription
 
+from ..protocol.kafka_settings import OLD_LEADER
 from .step_batch import PartitionId
 
 CLUSTER_S = 10.0
@@ -30,13 +31,6 @@ _NO_ID = "A" * 22  # the id from a Kafka before 2.8
 _UNKNOWN = (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError.TOPIC_AUTHORIZATION_FAILED)
 ANEW, LOST, BACK = "anew", "lost", "back"
 IDS = ""  # the key of the topics' ids in Spark's form of offsets; no topic has this name
-
-
-_OLD_LEADER = (
-    KafkaError.FENCED_LEADER_EPOCH,
-    KafkaError.NOT_LEADER_FOR_PARTITION,
-    KafkaError.UNKNOWN_LEADER_EPOCH,
-)
 
 
 class Found(NamedTuple):
@@ -166,10 +160,10 @@ class TopicsNow:
             try:
                 found[p.topic, p.partition] = int(answer.result(2 * ASK_S).offset)
             except KafkaException as error:
-                old_leaders |= error.args[0].code() in _OLD_LEADER
+                old_leaders |= error.args[0].code() in OLD_LEADER
             except TimeoutError:
                 pass
-        if old_leaders:  # librdkafka keeps them for minutes; asking for all topics renews them
+        if old_leaders:
             with contextlib.suppress(KafkaException):
                 self._admin.list_topics(timeout=CLUSTER_S)
         return found

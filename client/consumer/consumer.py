@@ -311,8 +311,7 @@ class Consumer:
             self._rule.backlog = before
             raise
         self._wanted = msgspec.structs.replace(self._wanted, max_backlog=max_backlog)
-        if max_backlog < before:  # held messages that expired take no room in a larger one
-            self._hand_back(max(max_backlog - len(self._prefetch.held), 0))
+        self._send_untouched(self._prefetch.take_beyond(max_backlog))
 
     def close(self) -> None:
         """Send collected acks, return the rest to the queue, end the subscription.
@@ -352,11 +351,7 @@ class Consumer:
                 session.is_silent = True
             except LakequeueError:  # the queue is gone
                 return
-        self._hand_back(0)
-
-    def _hand_back(self, room: int) -> None:
-        untouched = self._prefetch.take_untouched(room)
-        self._send_untouched(untouched)
+        self._send_untouched(self._prefetch.take_untouched())
 
     def _send_untouched(self, messages: list[Message]) -> None:
         if messages:

@@ -133,7 +133,7 @@ class Prefetch:
     # ------------------------------------------------------------ going out
 
     def is_over(self, message: Message, clock_ms: float) -> bool:
-        """True if a waiting message has expired or lost its lease."""
+        """True if a message has expired or lost its lease."""
         if message.life_ends and clock_ms >= message.life_ends:
             return True
         ends = message.lease_ends
@@ -192,6 +192,14 @@ class Prefetch:
         meanwhile."""
         with self._lock:
             self._remove(m for m in self.buffer if self.tracks(m) and _within(m.number, ranges))
+
+    def take_beyond(self, backlog: int) -> list[Message]:
+        """Take out unseen messages that the engine waits for, beyond a backlog. Held messages that
+        are over take no room in it."""
+        with self._lock:
+            clock_ms = self._clock_ms()
+            held = sum(not self.is_over(m, clock_ms) for m in self.held.values())
+            return self.take_untouched(max(backlog - held, 0))
 
     def take_untouched(self, room: int = 0) -> list[Message]:
         """Take out unseen messages that the engine waits for, except the first ``room``."""

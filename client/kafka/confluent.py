@@ -11,6 +11,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from types import MappingProxyType
 from typing import Any, TypeVar
 
@@ -19,7 +20,7 @@ from confluent_kafka.admin import AdminClient, OffsetSpec
 
 from ...protocol.errors import NotConnected
 from ...protocol.kafka_headers import headers_of
-from ...protocol.kafka_settings import kafka_settings
+from ...protocol.kafka_settings import OLD_LEADER, kafka_settings
 from ..session.transport import Acked, Headers, Record
 from . import kafka_bounds as bounds
 from .base import LOGGER, KafkaTransport, LibraryLog, no_answer, no_kafka, reach, refused
@@ -35,11 +36,6 @@ _MISSING = (
     KafkaError.UNKNOWN_TOPIC_OR_PART,
     KafkaError._UNKNOWN_TOPIC,
     KafkaError._UNKNOWN_PARTITION,
-)
-_OLD_LEADER = (
-    KafkaError.FENCED_LEADER_EPOCH,
-    KafkaError.NOT_LEADER_FOR_PARTITION,
-    KafkaError.UNKNOWN_LEADER_EPOCH,
 )
 _AWAY = (KafkaError._TRANSPORT, KafkaError._TIMED_OUT, KafkaError._ALL_BROKERS_DOWN)
 # Any other error may pass in a moment: a topic that was just made, a broker that just started.
@@ -218,11 +214,18 @@ class ConfluentTransport(KafkaTransport):
             try:
                 return int(asked[place].result(seconds + 1).offset)
             except KafkaException as error:
-                if error.args[0].code() in _OLD_LEADER:  # librdkafka would keep it for minutes
-                    self._lookup().list_topics(timeout=min(seconds, _TRY_SECONDS))
+                self._renew_leaders(error)
                 raise
 
         return self._ask(f"partition {partition} of topic {topic!r}", end)
+
+    def _renew_leaders(self, error: BaseException) -> bool:
+        """Ask for the topics, if a question went to a former leader; returns whether it did."""
+        if not isinstance(error, KafkaException) or error.args[0].code() not in OLD_LEADER:
+            return False
+        with suppress(KafkaException):
+            self._lookup().list_topics(timeout=_TRY_SECONDS)
+        return True
 
     def _lookup(self) -> AdminClient:
         with self._listening:
@@ -315,7 +318,11 @@ class ConfluentTransport(KafkaTransport):
         stuck = False
         for place, answer in self._asked.items():
             key = (place.topic, place.partition)
-            if not answer.done() or answer.exception() is not None:
+            if not answer.done():
+                continue
+            if (error := answer.exception()) is not None:
+                if self._renew_leaders(error):
+                    break
                 continue
             end, mine = answer.result().offset, self._next[key]
             if mine == self._asked_next[key] and mine < end != self._helped.get(key):

@@ -49,20 +49,25 @@ def test_L5_B3_a_smaller_backlog_returns_what_is_beyond_it(bench: Bench) -> None
     assert bench.seen()["returned"] == 6, "what the application holds is not taken from it"
 
 
-def test_L5_B3_X1_a_larger_backlog_returns_nothing_though_held_messages_expired(
-    empty: Bench,
-) -> None:
-    """The application still has them, but they take no room any more."""
+@pytest.mark.parametrize("backlog", [3, 5])
+def test_L5_B3_X1_held_messages_that_expired_take_no_room(empty: Bench, backlog: int) -> None:
+    """The application still has them; the engine delivers others. A smaller backlog returns what is
+    beyond it, a larger one nothing."""
     empty.define(expiration="5s", max_per_subscription_backlog=100)
-    consumer = empty.consumer(backlog=2)
+    consumer = empty.consumer(backlog=4)
     for n in range(2):
         empty.send({"n": n})
     assert len(drain(consumer)) == 2
     empty.advance("6s")
-    sent = [empty.send({"n": n}) for n in range(3)]
-    consumer.set_max_backlog(3)
-    assert (empty.seen()["leased"], empty.seen()["returned"], empty.seen()["expired"]) == (3, 0, 2)
-    assert ids(drain(consumer)) == sent
+    sent = [empty.send({"n": n}) for n in range(5)]
+    consumer.set_max_backlog(backlog)
+    found = empty.seen()
+    assert (found["leased"], found["returned"], found["expired"]) == (
+        backlog,
+        max(4 - backlog, 0),
+        2,
+    )
+    assert ids(drain(consumer)) == sent[:backlog]
 
 
 def test_L5_what_is_put_back_was_no_attempt(empty: Bench) -> None:

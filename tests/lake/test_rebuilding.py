@@ -30,8 +30,9 @@ from lakequeue.lake.queries_at import admin_of
 from lakequeue.lake.rebuilding import rebuild
 from lakequeue.mesh.channel import next_word
 from lakequeue.mesh.facts import MeshFacts, Peer, peers_of
-from lakequeue.protocol.state_files import restore, state_file, write_state
+from lakequeue.protocol.state_files import read_state, restore, state_file, step_of, write_state
 from lakequeue.replica.driver import Snapshot
+from lakequeue.sinks.snapshots import slices
 from lakequeue.state import FORMAT, DictStore, Home, check
 from lakequeue.streaming.home.home_folder import HomeFolder
 from loop.memory import HOME, Some
@@ -303,6 +304,21 @@ def test_a_state_that_is_cut_off(tmp_path: Path) -> None:
         file.write_bytes(whole[:cut])
         with pytest.raises(LakequeueError, match="is cut off"):
             restore(file, Restored())
+        with pytest.raises(LakequeueError, match="is cut off"):
+            list(read_state(file))
+
+
+@pytest.mark.parametrize(("most", "parts"), [(1, 3), (2, 2), (3, 2), (4, 1), (5, 1)])
+def test_a_state_goes_to_the_tables_in_parts(most: int, parts: int, tmp_path: Path) -> None:
+    file = tmp_path / "b.state"
+    pages = [("a", b"1"), ("b", b"22"), ("c", b"3")]
+    write_state(file, msgspec.msgpack.encode(Snapshot(step=7)), pages)
+    assert step_of(file) == 7
+    state = read_state(file)
+    assert own_of(next(state)[1]).step == 7
+    found = list(slices(state, most))
+    assert len(found) == parts
+    assert [page for part in found for page in part] == pages
 
 
 def test_R3_brokers_go_back_to_steps_that_go_together(

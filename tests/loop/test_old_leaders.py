@@ -4,6 +4,7 @@ seconds. librdkafka's admin client keeps the old one for minutes; asking for the
 
 from __future__ import annotations
 
+import threading
 from concurrent.futures import Future
 from typing import Any
 
@@ -11,13 +12,8 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import OffsetSpec
 from lakequeue.client.kafka.confluent import ConfluentTransport
+from lakequeue.protocol.kafka_settings import OLD_LEADER
 from lakequeue.sources.same_topic import TopicsNow
-
-OLD_LEADER = (
-    KafkaError.FENCED_LEADER_EPOCH,
-    KafkaError.NOT_LEADER_FOR_PARTITION,
-    KafkaError.UNKNOWN_LEADER_EPOCH,
-)
 
 
 class Admin:
@@ -55,3 +51,21 @@ def test_a_client_looks_up_an_end_again(code: int, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(transport, "_check", lambda: None, raising=False)
     monkeypatch.setattr(transport, "partitions", lambda topic: 1, raising=False)
     assert transport._end("t", 0) == 7
+
+
+def test_the_watch_for_a_stalled_consumer_sees_again() -> None:
+    admin = Admin(KafkaError.FENCED_LEADER_EPOCH)
+    transport = object.__new__(ConfluentTransport)
+    transport._admin, transport._consumer = admin, None  # type: ignore[assignment]
+    transport._listening = threading.RLock()
+    transport._next, transport._asked_next, transport._helped = {("t", 0): 3}, {("t", 0): 3}, {}
+    transport._asked = {}
+    for _ in range(3):
+        transport._look_at = 0.0
+        transport._watch()
+    assert transport._helped == {("t", 0): 7}
+
+
+def test_the_codes_are_those_of_the_library() -> None:
+    names = ("NOT_LEADER_FOR_PARTITION", "FENCED_LEADER_EPOCH", "UNKNOWN_LEADER_EPOCH")
+    assert tuple(getattr(KafkaError, name) for name in names) == OLD_LEADER
