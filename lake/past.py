@@ -4,9 +4,9 @@
 
 The engine is a pure step, so the result is the state as it was. Both parts are checked: the pages
 against the sum that closes the snapshot, the inputs of each step against the digest in its record,
-and the outputs of the last one against the digest in the next record. If a snapshot is damaged,
-that is reported and the one before it is used. If a step differs, that is an error: either the
-tables were altered, or this code decides otherwise than the code that wrote them.
+and its outputs against the digest in the next record. If a snapshot is damaged, that is reported
+and the one before it is used. If a step differs, that is an error: either the tables were altered,
+or this code decides otherwise than the code that wrote them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from ..protocol.errors import ConfigError, LakequeueError
 from ..protocol.steplog import StepRecord
 from ..protocol.table_format import CRC_MODULUS
 from ..protocol.wire import WireRecord
-from ..replica.driver import Refused, Snapshot
+from ..replica.driver import Differs, Snapshot
 from ..state import DictStore, Home
 from . import past_replica
 from .inputs import TOGETHER, FromTables, StoredRecord, opened_behind, steps_between
@@ -289,9 +289,9 @@ def _require_own(moment: Moment, records: list[StepRecord]) -> None:
 def _checked(steps: Steps, records: list[StepRecord], inputs: FromTables) -> None:
     try:
         steps.again(records, inputs)
-    except Refused as error:
+    except Differs as error:
         code = next((r.code for r in records if r.step > steps.step), "")
-        raise _differs(str(error), code) from error
+        raise _differs(error.problem, code) from error
 
 
 def _check_last(lake: Lake, moment: Moment) -> None:

@@ -80,8 +80,9 @@ class Steps:
         return self._driver.step
 
     def again(self, records: list[StepRecord], inputs: Again) -> None:
-        """Take these steps. Raises Refused if one comes out differently."""
-        named = [(0, msgspec.structs.replace(record, code=_CODE)) for record in records]
+        """Take these steps. Raises Differs if one comes out differently. ``acked=0``: the outputs
+        of each are compared, also of those that Kafka had."""
+        named = [(0, msgspec.structs.replace(record, code=_CODE, acked=0)) for record in records]
         self._driver.replay(named, inputs)
 
     def end(self) -> Snapshot:

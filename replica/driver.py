@@ -53,6 +53,14 @@ class Refused(LakequeueError):
     """The engine must not go on, because its outputs would differ from those it has sent."""
 
 
+class Differs(Refused):
+    """A replayed step came out differently. problem: which one and how, without what to do."""
+
+    def __init__(self, problem: str, do: str) -> None:
+        super().__init__(f"{problem}: {do}")
+        self.problem = problem
+
+
 class StepPutAside(LakequeueError):
     """A step failed and was logged again with what to skip: begin again from the snapshot."""
 
@@ -348,7 +356,7 @@ class Driver:
         if not silent and record.outputs != self._digest:
             raise self._differs(self.step, "had other outputs", begins)
 
-    def _differs(self, step: int, what: str, begins: bool) -> Refused:
+    def _differs(self, step: int, what: str, begins: bool) -> Differs:
         """The error for a replayed step that differs from its first time."""
         do = "keep the home and report it"
         if begins:
@@ -357,7 +365,7 @@ class Driver:
                 "home, rebuild it from its tables (lakequeue rebuild), or begin with a Kafka with "
                 "new topics"
             )
-        return Refused(f"step {step} of broker {self.home.name!r} {what} in the replay: {do}")
+        return Differs(f"step {step} of broker {self.home.name!r} {what} in the replay", do)
 
     # ------------------------------------------------------------ both
 

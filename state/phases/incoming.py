@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from ...protocol.bounds import within_calendar
+from ...protocol.bounds import YEAR_9999_ENDS_MS
 from ...protocol.messages import PublishHeader, Records, decode_run
 from ..queue.broker_facts import RecordPosition
 from ..storage.blocks import Content
@@ -42,7 +42,7 @@ class Incoming(msgspec.Struct):
         """The messages of records that are `alike`. Raises ValueError for a malformed run."""
         keys, headers = records.keys[at:end], records.headers[at:end]
         times = records.timestamps[at:end]
-        if not 0 <= min(times) <= max(times) == within_calendar(max(times)):
+        if not 0 <= min(times) <= max(times) < YEAR_9999_ENDS_MS:
             times = [_time_of(time, now) for time in times]
         partitions, offsets = records.partitions[at:end], records.offsets[at:end]
         if header.count:
@@ -121,8 +121,9 @@ def alike(records: Records, at: int, header: PublishHeader) -> int:
 
 def _time_of(timestamp: int, now: int) -> int:
     """When a record was published. The publisher's clock may be wrong, so an impossible time is
-    replaced by the step's."""
-    return timestamp if timestamp == within_calendar(timestamp) else now
+    replaced by the step's. The calendar's last millisecond is one too: the tables keep all times
+    behind the calendar as that, and a replay from them must decide the same (R1)."""
+    return timestamp if 0 <= timestamp < YEAR_9999_ENDS_MS else now
 
 
 def headers_size(text: str | None) -> int:

@@ -22,6 +22,7 @@ from lakequeue.lake import open_lake, past_replica
 from lakequeue.lake.past import Moment, as_of
 from lakequeue.lake.queries_at import admin_of
 from lakequeue.protocol import ConfigError, commands
+from lakequeue.protocol.bounds import YEAR_9999_ENDS_MS
 from lakequeue.protocol.messages import encode_run
 from lakequeue.replica.driver import Snapshot
 from lakequeue.state import DictStore
@@ -240,6 +241,23 @@ def test_R1_what_says_that_it_is_a_run_of_one_is_taken_again(
     assert (found.store.pages, found.now) == state_behind(walk, walk.driver.step)
 
 
+@pytest.mark.parametrize(
+    "ms", [-(1 << 63), -1, 0, YEAR_9999_ENDS_MS, YEAR_9999_ENDS_MS + 1, (1 << 63) - 1]
+)
+def test_R1_a_record_of_any_time_is_taken_again(ms: int, tmp_path: Path) -> None:
+    """The tables have the nearest time that every reader knows."""
+    walk = Lived()
+    walk.go([("subscribe", 1), ("plain", 1)])
+    walk.world.topics[PLACES[3]][-1].time = ms
+    walk.go([("go", 9, 1), ("go", 9, 1)])
+    home = write_history(walk.world, tmp_path)
+    with open_lake(home) as lake:
+        for step in range(1, walk.driver.step + 1):
+            assert as_of(lake, home, HOME.name, step=step).said == dict(walk.world.said)[step]
+        found = as_of(lake, home, HOME.name)
+    assert (found.store.pages, found.now) == state_behind(walk, walk.driver.step)
+
+
 def test_R1_a_step_says_what_it_said(tmp_path: Path) -> None:
     walk = lived(2)
     said = dict(walk.world.said)
@@ -314,8 +332,8 @@ def test_R1_altered_tables_are_an_error_that_says_what_to_do(home: Path) -> None
     step = next(n for n in range(1, 30) if moment(home, step=n).snapshot < n)
     what_to_do = "took it. If that is another version than this one"
 
-    def other_outputs(rows: pa.Table) -> pa.Table:
-        wrong = pc.add(rows["outputs"], 1)
+    def other_outputs(rows: pa.Table, by: int = 1) -> pa.Table:
+        wrong = pc.add(rows["outputs"], by)
         chosen = pc.if_else(pc.equal(rows["step"], step + 1), wrong, rows["outputs"])
         return rows.set_column(rows.schema.get_field_index("outputs"), "outputs", chosen)
 
@@ -327,6 +345,9 @@ def test_R1_altered_tables_are_an_error_that_says_what_to_do(home: Path) -> None
     with pytest.raises(LakequeueError, match=f"step {step} .* came out differently.* {what_to_do}"):
         moment(home, step=step)
     altered(home, "snapshots", lambda rows: rows.slice(0, 0))
+    with pytest.raises(LakequeueError, match=f"step {step} .* had other outputs.* {what_to_do}"):
+        moment(home)
+    altered(home, "steps", lambda rows: other_outputs(rows, -1))
     altered(home, "messages", other_payloads)
     with pytest.raises(LakequeueError, match=f"had other inputs in the replay.* {what_to_do}"):
         moment(home)
