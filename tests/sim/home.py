@@ -24,6 +24,7 @@ from .clients import INBOX, RECEIPTS, VPN, Admin, Consumer, Net, Producer
 from .kafka import Fenced, Kafka, Record
 from .poison import POISONED_GRANT, POISONED_LIMIT, POISONED_PRIORITY, POISONED_STORE
 from .rehoming import change_brokers, sender_of
+from .replaying import judge_replay
 from .worker import POINTS, Died, Site, Worker
 
 PLAIN = "orders"
@@ -572,6 +573,7 @@ class Home:
         self.events = self.accounts.judge(self.kafka)
         for site in self.sites.values():
             self._judge_ranges(site)
+            judge_replay(site, self.kafka)
         first, *others = [site.directory() for site in self.sites.values()]
         for name in {name for one in (first, *others) for name in one}:
             found = [one.get(name) for one in (first, *others)]

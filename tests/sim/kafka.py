@@ -48,12 +48,13 @@ class Record:
 class Kafka:
     """All partitions of all topics. now: its clock, which stamps records; a hole stands where a
     record was that nobody gets: the mark of a transaction; loses: the next output of a broker in
-    this partition that is so is lost."""
+    this partition that is so is lost; gone: what retention took, the judge's."""
 
     now: int = 1_700_000_000_000
     sizes: dict[str, int] = field(default_factory=dict)
     partitions: dict[PartitionId, list[Record | None]] = field(default_factory=dict)
     loses: dict[PartitionId, Callable[[Record], bool]] = field(default_factory=dict)
+    gone: dict[tuple[PartitionId, int], Record] = field(default_factory=dict)
 
     def append(
         self, place: PartitionId, value: bytes | None, key: bytes | None = None,
@@ -72,7 +73,9 @@ class Kafka:
         """Retention: nobody gets these any more."""
         log = self.partitions.get(place, [])
         for at in range(min(before, len(log))):
-            log[at] = None
+            record, log[at] = log[at], None
+            if record is not None:
+                self.gone[place, at] = record
 
     def end(self, place: PartitionId) -> int:
         return len(self.partitions.get(place, ()))
@@ -96,15 +99,18 @@ class Kafka:
             del self.loses[place]
             log[at] = None
 
-    def again(self, ranges: tuple[Range, ...]):  # type: ignore[no-untyped-def]
-        """What a step took, once more."""
+    def again(self, ranges: tuple[Range, ...], gone: bool = False):  # type: ignore[no-untyped-def]
+        """What a step took, once more. gone: also what retention took since."""
         found = {}
         for r in ranges:
-            log = self.partitions[r.topic, r.partition]
+            place = r.topic, r.partition
+            log = self.partitions[place]
             records = [log[at] for at in r.offsets()]
+            if gone:
+                records = [log[at] or self.gone.get((place, at)) for at in r.offsets()]
             kept = [record for record in records if record is not None]
             assert len(kept) == r.count, f"retention took {r} from under a snapshot"
-            found[r.topic, r.partition] = kept
+            found[place] = kept
         return to_batch(found).batch  # type: ignore[arg-type]
 
 
@@ -116,12 +122,13 @@ class StepsLog:
     end: int = 0
     owner: int = 0
     ever: dict[int, tuple[Range, ...]] = field(default_factory=dict)  # what steps took, the judge's
+    whole: dict[int, bytes] = field(default_factory=dict)  # all records there ever were, the same
 
     def append(self, attempt: int, value: bytes) -> int:
         """Write a record. Raises Fenced."""
         if attempt != self.owner:
             raise Fenced(f"attempt {attempt}, the log is {self.owner}'s")
-        self.records[self.end] = value
+        self.records[self.end] = self.whole[self.end] = value
         record = steplog.decode(value)
         self.ever[record.step] = record.ranges
         self.end += 1

@@ -493,6 +493,18 @@ def what_is_delayed_is_stored_again() -> Any:
 
 
 @mutant
+def a_mark_leaves_out_used_room() -> Any:
+    """A loaded broker believes that another has more room than the live one did."""
+
+    def count_come(original: Any, facts: Any, *rest: Any) -> None:
+        before = facts.credits_changed
+        original(facts, *rest)
+        facts.credits_changed = before
+
+    return around(handover, "count_come", count_come)
+
+
+@mutant
 def a_missing_word_is_not_noticed() -> Any:
     return around(Mesh, "_missed", lambda original, self, sender, number: None)
 

@@ -18,6 +18,7 @@ from lakequeue.replica.driver import Snapshot
 from lakequeue.state import Limits
 
 from .kafka import Record
+from .replaying import judge_replay
 from .worker import VPN, Saved, Site, digest
 
 if TYPE_CHECKING:
@@ -116,6 +117,7 @@ def _take(world: Home, found: Rehomed, before: dict[str, Snapshot]) -> None:
     for site in world.sites.values():
         assert site.worker is not None
         site.worker.is_over = True
+        judge_replay(site, world.kafka)
     gone = [
         site for name, site in world.sites.items() if name not in {o.name for o in found.brokers}
     ]
@@ -137,7 +139,8 @@ def _take(world: Home, found: Rehomed, before: dict[str, Snapshot]) -> None:
         snapshot = own.rehomed(
             header.step, header.time, one.offsets, one.ids, one.captures, one.journal
         )
-        site.saved = [Saved(msgspec.msgpack.encode(snapshot), one.pages)]
+        site.origin = Saved(msgspec.msgpack.encode(snapshot), dict(one.pages))
+        site.saved = [site.origin]
         sites[one.name] = site
     heir = min(sites.values(), key=lambda site: site.number)
     for site in gone:

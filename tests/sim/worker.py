@@ -58,7 +58,8 @@ class Saved:
 
 @dataclass
 class Site:
-    """What outlives the workers of a broker. marks: digests of the pages by step, the judge's;
+    """What outlives the workers of a broker. origin: the state behind which its steps begin, the
+    judge's; marks: digests of the pages by step, the same;
     skew: of its machine's clock, ms; dies_at: the next point at which a worker dies, and how many
     times it is passed before."""
 
@@ -67,6 +68,7 @@ class Site:
     limits: Limits
     log: StepsLog = field(default_factory=StepsLog)
     saved: list[Saved] = field(default_factory=lambda: [Saved(None, {})])
+    origin: Saved = field(default_factory=lambda: Saved(None, {}))
     marks: dict[int, int] = field(default_factory=dict)
     attempts: int = 0
     skew: float = 0.0
