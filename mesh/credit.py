@@ -15,6 +15,8 @@ consumer here has its filter any more.
 
 from __future__ import annotations
 
+import msgspec
+
 from ..protocol.mesh_messages import HandOver, Room
 from ..state.queue.broker import Broker
 from ..state.queue.header import Subscription
@@ -132,7 +134,7 @@ def hear_room(broker: Broker, facts: MeshFacts, sender: int, message: Room) -> N
     entry = entry_of(facts, message.vpn, message.queue)
     born = facts.edition if entry is None else entry.born
     if message.born > born:
-        facts.early_rooms.append((sender, message))
+        _keep_early(facts, sender, message)
         return
     queue = broker.find(message.vpn, message.queue)
     if queue is None or message.born < born:
@@ -145,6 +147,21 @@ def hear_room(broker: Broker, facts: MeshFacts, sender: int, message: Room) -> N
             one.max_backlog, one.ending = room, ""
     queue.wanted = True
     broker.touch(queue)
+
+
+def _keep_early(facts: MeshFacts, sender: int, new: Room) -> None:
+    """Keep a room for a queue that this broker does not know yet: for each filter the newest."""
+    about = sender, new.vpn, new.queue
+    rooms: dict[str | None, int | None] = {}
+    for at, (other, old) in enumerate(facts.early_rooms):
+        if (other, old.vpn, old.queue) == about:
+            del facts.early_rooms[at]
+            rooms |= old.rooms if old.born == new.born else ()
+            break
+    rooms |= new.rooms
+    left = [(text, room) for text, room in rooms.items() if room is not None]
+    if left:
+        facts.early_rooms.append((sender, msgspec.structs.replace(new, rooms=left)))
 
 
 def _end(queue: Queue, one: Subscription) -> None:

@@ -53,12 +53,13 @@ class OutLane(msgspec.Struct):
     """The lane of a stand-in: messages for one queue of another broker, in order.
 
     attempt: grows with each refusal, to recognise records sent before it; why, since: set while the
-    queue refuses.
+    queue refuses; looks: how often in a row the queue was not where it was looked for.
     """
 
     attempt: int
     why: str = ""
     since: int = 0
+    looks: int = 0
 
 
 class Credits(msgspec.Struct):
@@ -81,13 +82,14 @@ class Before(msgspec.Struct):
 
 class WaitingAnswer(msgspec.Struct):
     """An answer that waits until all brokers have confirmed an edition of the directory. before:
-    what the queue gets back if a broker refuses."""
+    what the queue gets back if a broker refuses; size: bytes, when it began to wait."""
 
     edition: int
     reply: ReplyAddress | None
     result: bool | int | None = None
     error: str = ""
     before: Before | None = None
+    size: int = 0
 
 
 class MeshFacts(msgspec.Struct):

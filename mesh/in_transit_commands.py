@@ -2,7 +2,8 @@
 
 Neither broker owns such a message. The command follows it at once, and the other broker carries it
 out when it has stored the message. If it refuses the message, this broker carries it out: until
-then the command is kept in the message's row.
+then the command is kept in the message's row. While that broker is away, a row keeps little: one
+command that takes the message away, and before it one `Edit`, which has all edits until then.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from ..protocol.mesh_messages import Forward
 from ..state.commands.intake import carry_out
 from ..state.queue.broker import Broker
 from ..state.queue.queue import Queue
-from ..state.rules.edits import TRANSIT
+from ..state.rules.edits import TRANSIT, Edits, with_edits
 from ..state.storage.row import Row
 from .channel import say
 from .facts import MeshFacts
@@ -32,6 +33,8 @@ def keep(broker: Broker, facts: MeshFacts, queue: Queue, command: Any, ids: list
     command removes."""
     rows = [queue.live[number] for number in ids]
     rows = [row for row in rows if not _is_taken(_transit(row).get(COMMANDS, ()))]
+    if isinstance(command, c.Edit):  # the other broker would not change these either
+        rows = [row for row in rows if with_edits(row.extras, _all_edits(row, command)) is not None]
     changes: dict[str, Any] = {"reply": None, "where": None}
     changes["ids"] = format_ranges([row.id for row in rows])
     if isinstance(command, c.Ack):
@@ -41,7 +44,11 @@ def keep(broker: Broker, facts: MeshFacts, queue: Queue, command: Any, ids: list
     holders: dict[int, list[int]] = {}
     for row in rows:
         transit = _transit(row)
-        kept = {**transit, COMMANDS: [*transit.get(COMMANDS, ()), text]}
+        texts = [*transit.get(COMMANDS, ()), text]
+        if isinstance(command, c.Edit):
+            edit = msgspec.structs.replace(command, headers=_all_edits(row, command))
+            texts = [c.encode_command(edit)]
+        kept = {**transit, COMMANDS: texts}
         row.extras = {**(row.extras or {}), TRANSIT: kept}
         holders.setdefault(row.holder, []).append(row.id)
     broker.touch(queue)
@@ -58,6 +65,13 @@ def keep(broker: Broker, facts: MeshFacts, queue: Queue, command: Any, ids: list
 def _transit(row: Row) -> dict[str, Any]:
     found: dict[str, Any] = (row.extras or {}).get(TRANSIT, {})
     return found
+
+
+def _all_edits(row: Row, command: c.Edit) -> Edits:
+    """What this command and the kept edits change in a message that is not taken away."""
+    kept = [c.decode_command(text) for text in _transit(row).get(COMMANDS, ())]
+    before = [one.headers for one in kept if isinstance(one, c.Edit)]
+    return {name: text for edits in (*before, command.headers) for name, text in edits.items()}
 
 
 def _is_taken(texts: Iterable[bytes]) -> bool:

@@ -39,6 +39,8 @@ from .queue_placement import QueuePlacement, check_move, needs_one_host
 
 ENTRIES_MAX = 100  # in one record
 
+_encode = msgspec.msgpack.encode
+
 
 class Keeper:
     """Changes the directory; only one broker of the home does. apply_bridge: applies changes of
@@ -49,8 +51,25 @@ class Keeper:
         self._placed: QueuePlacement | None = None  # made when the first queue is placed
         # Definitions that a broker may still refuse, by VPN and queue, in order.
         self._unconfirmed: dict[tuple[str, str], list[WaitingAnswer]] = {}
+        self._waiting_bytes = sum(one.size for one in facts.waiting)
         for one in facts.waiting:
             self._note_unconfirmed(one)
+
+    def check_room(self) -> None:
+        """Raise LakequeueError if no more changes may wait to be confirmed. The others are asked
+        again, because what confirms them may be lost, and no later change would show it."""
+        facts, limits, waiting = self._facts, self._broker.limits, self._facts.waiting
+        is_full = len(waiting) >= limits.unconfirmed_changes
+        if waiting and (is_full or self._waiting_bytes >= limits.unconfirmed_bytes):
+            for number in self._others():
+                again = Entries(facts.edition, [], facts.brokers, facts.groups)
+                say(self._broker, facts, number, again)
+            late = [facts.peers[number] for number in self._others()]
+            names = ", ".join(repr(one.name) for one in late if one.confirmed < waiting[-1].edition)
+            raise LakequeueError(
+                f"{len(waiting)} changes of queues wait until broker {names} confirms them, and no "
+                "more may: start that broker or remove it from the home, then try again"
+            )
 
     def define(self, vpn: str, command: c.Define) -> Any:
         """Define a queue, or define it again (Q9)."""
@@ -111,6 +130,7 @@ class Keeper:
 
     def moved(self, sender: int, message: HasMoved) -> None:
         """Finish a move: the queue is at its new host, or has stayed."""
+        self._placed = None  # a host's own entry has changed before (`moves`)
         facts, key = self._facts, key_of(message.vpn, message.queue)
         entry = entry_of(facts, message.vpn, message.queue)
         if key not in facts.moves or entry is None or entry.move != message.move:
@@ -178,6 +198,7 @@ class Keeper:
                 is_taken_back = False
             if not is_taken_back:
                 self._answer(one)
+        self._waiting_bytes -= sum(one.size for one in waiting[:answered])
         del waiting[:answered]
 
     def _refused(self, peer: Peer, edition: int, why: str) -> None:
@@ -340,6 +361,8 @@ class Keeper:
             say(broker, facts, number, message)
         if self._others() and not at_once:
             if waiting.reply is not None or waiting.before is not None:
+                waiting.size = len(_encode(waiting))
+                self._waiting_bytes += waiting.size
                 facts.waiting.append(waiting)
                 self._note_unconfirmed(waiting)
         else:

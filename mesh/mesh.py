@@ -133,6 +133,8 @@ class Mesh(MeshInterface):
         """Write to the others at the end of a step."""
         if self.facts.peers:
             credit.tell_room(self._broker, self.facts)
+        if self.facts.lanes:
+            stand_ins.forget_emptied(self._broker)
 
     def deadline(self) -> int:
         """When the mesh needs a step, epoch ms, or NEVER."""
@@ -241,6 +243,7 @@ class Mesh(MeshInterface):
             if keeper != own:
                 self.forward(vpn, command, keeper)
                 return LATER
+            self._keeper.check_room()
             speaker, needed = self._broker.speaker, NEEDS.get(type(command))
             if speaker is not None and needed is not None:  # the queue may be on another broker
                 name = queue_of(command)

@@ -214,8 +214,10 @@ def may_come(broker: Broker, facts: MeshFacts, sender: int, message: Come) -> No
     if move == message.move:
         say(broker, facts, sender, Carry(message.vpn, message.queue, move, NO_ROWS, [], packed))
         return
-    facts.coming[key] = sender, message.move, message.room
     entry = entry_of(facts, message.vpn, message.queue)
+    if entry is None and message.move <= facts.edition:
+        return  # it was deleted meanwhile
+    facts.coming[key] = sender, message.move, message.room
     if entry is not None:
         _set_out(broker, facts, message.vpn, message.queue, entry)
 

@@ -14,6 +14,7 @@ from unittest.mock import patch
 
 from lakequeue.mesh import channel, directory, handover, moves, rehome, stand_ins
 from lakequeue.mesh.bridges import far_end
+from lakequeue.mesh.keeper import Keeper
 from lakequeue.mesh.mesh import Mesh
 from lakequeue.replica import driver as driving
 from lakequeue.replica.driver import Driver, Taken
@@ -502,6 +503,11 @@ def a_mark_leaves_out_used_room() -> Any:
         facts.credits_changed = before
 
     return around(handover, "count_come", count_come)
+
+
+@mutant
+def changes_wait_without_bound() -> Any:
+    return around(Keeper, "check_room", lambda original, self: None)
 
 
 @mutant

@@ -232,6 +232,8 @@ class Worker:
         took = self.driver.one(self, 0.0) is not None
         if took:
             check(self.driver._replica.broker)
+            facts = self.driver._replica.broker.mesh.facts  # type: ignore[attr-defined]
+            assert len(facts.waiting) <= self.site.limits.unconfirmed_changes
         return took
 
     # ------------------------------------------------------------ the log
