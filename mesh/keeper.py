@@ -128,9 +128,14 @@ class Keeper:
         self._change(vpn, name, msgspec.structs.replace(entry, move=number, moves_to=to), None)
         return LATER
 
+    def hosts_changed(self) -> None:
+        """Count the queues again when the next one is placed: a host changes the entry of its own
+        queue before the keeper hears of it (`moves`)."""
+        self._placed = None
+
     def moved(self, sender: int, message: HasMoved) -> None:
         """Finish a move: the queue is at its new host, or has stayed."""
-        self._placed = None  # a host's own entry has changed before (`moves`)
+        self.hosts_changed()
         facts, key = self._facts, key_of(message.vpn, message.queue)
         entry = entry_of(facts, message.vpn, message.queue)
         if key not in facts.moves or entry is None or entry.move != message.move:

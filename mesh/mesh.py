@@ -194,7 +194,10 @@ class Mesh(MeshInterface):
         credit.tell_again(broker, facts, to)
 
     def leave(self, queue: Queue, task: Task, budget: Budget) -> bool:
-        return moves.leave(self._broker, self.facts, queue, task, budget)
+        has_left = moves.leave(self._broker, self.facts, queue, task, budget)
+        if has_left:
+            self._keeper.hosts_changed()
+        return has_left
 
     def forward_for_moving(self, queue: Queue, command: Any, ids: list[int]) -> int:
         return in_transit_commands.keep(self._broker, self.facts, queue, command, ids)

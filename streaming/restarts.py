@@ -73,7 +73,8 @@ def within(seconds: float, work: Callable[[], object], name: str) -> bool:
         try:
             work()
         except Exception as error:  # the caller only wants to know whether it ended
-            log.info("%s ended with %s: %s", name, type(error).__name__, error)
+            first, *_ = str(error).splitlines() or [""]  # an error of Java brings its stack
+            log.info("%s ended with %s: %s", name, type(error).__name__, first)
 
     thread = threading.Thread(target=run, name=name, daemon=True)
     thread.start()

@@ -124,8 +124,22 @@ def test_M5_a_queue_that_is_not_where_it_was_is_looked_for_less_and_less(
     assert mesh.at["a"].admin().describe("queue")["depth"] == 1
 
 
-def test_M1_a_loaded_keeper_places_queues_as_the_live_one() -> None:
-    placed = []
+@pytest.mark.parametrize("is_late", [False, True], ids=["at once", "late"])
+def test_M1_a_loaded_keeper_places_queues_as_the_live_one(
+    monkeypatch: pytest.MonkeyPatch, is_late: bool
+) -> None:
+    """late: the keeper was the old host, and does not hear yet that the queue has arrived."""
+    placed, late = [], []
+    heard = MemoryBroker.tell
+
+    def tell(broker: Any, record: Any) -> None:
+        message = mesh_messages.decode(record.value)
+        if is_late and (late or message.kind == "has_moved") and message.sender == 1:
+            late.append((broker, record))
+        else:
+            heard(broker, record)
+
+    monkeypatch.setattr(MemoryBroker, "tell", tell)
     for is_loaded in (False, True):
         mesh = Mesh(queues=[local("one", "a"), local("two", "b"), local("three", "c")])
         keyed = {"message_type": "json", "partition_key": "/k"}
@@ -137,7 +151,9 @@ def test_M1_a_loaded_keeper_places_queues_as_the_live_one() -> None:
             broker._replica.reload()
         for n in range(6):
             ask(mesh, c.Define(definition=keyed | {"name": f"new{n}"}))
-        placed.append({name: one.hosts for name, one in entries(mesh, "b").items()})
+        placed.append({name: one.hosts for name, one in entries(mesh, "a").items()})
+        assert bool(late) is is_late
+        late.clear()
     assert placed[0] == placed[1]
 
 

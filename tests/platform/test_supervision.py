@@ -286,7 +286,7 @@ def test_a_call_that_java_did_not_get_is_made_again(
 
 def test_work_that_fails_in_time_is_reported(caplog: pytest.LogCaptureFixture) -> None:
     def fail() -> None:
-        raise ValueError("no such thing")
+        raise ValueError("no such thing\n\tat org.apache.spark.SparkContext.assertNotStopped")
 
     with caplog.at_level(logging.INFO):
         assert within(5.0, fail, "stop-it")
