@@ -23,7 +23,8 @@ def run(
     messages: int, batch: int, destinations: int, say: Callable[[str], None]
 ) -> list[dict[str, Any]]:
     """µs of CPU per message at each end, from its publish to the receipt at the near end."""
-    _transfer(_WARM * batch, batch, destinations)
+    batch = min(batch, messages)
+    _transfer(min(_WARM * batch, messages), batch, destinations)
     given = {"messages": messages, "batch": batch, "destinations": destinations}
     return [given | _transfer(messages, batch, destinations)]
 
@@ -101,8 +102,8 @@ def _publishes(first: int, n: int, destinations: int) -> Records:
 def _transfer(messages: int, batch: int, destinations: int) -> dict[str, float]:
     ends = _Ends()
     for start in range(1, messages + 1, batch):
-        answers = ends.round(_publishes(start, batch, destinations), start + 1)
+        n = min(batch, messages + 1 - start)
+        answers = ends.round(_publishes(start, n, destinations), start + 1)
         assert answers, "nothing went over"
-    taken = -(-messages // batch) * batch
-    near, far = (spent / taken * 1e6 for spent in ends.spent)
+    near, far = (spent / messages * 1e6 for spent in ends.spent)
     return {"near_us": near, "far_us": far, "bridge_us": near + far}

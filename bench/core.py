@@ -50,7 +50,8 @@ _CLOCK_LOOKS = 1_000
 
 def run(messages: int, batch: int, say: Callable[[str], None]) -> list[dict[str, Any]]:
     """µs of CPU per message in each part of its life."""
-    _life(batch * min(_WARM, -(-messages // batch)), batch)
+    batch = min(batch, messages)
+    _life(min(_WARM * batch, messages), batch)
     # The first journal imports what it is written with, once.
     list(wire.encode([Journal("bench", 1, 1, [JournalSegment("spooled", "default", "orders")])]))
     gc.freeze()  # as in a worker: what was imported is not looked through again and again
@@ -87,22 +88,22 @@ def _life(messages: int, batch: int) -> dict[str, float]:
     take(_commands(c.Define(definition=DEFINITION | bounds), subscribe), _NOTHING, 1)
     spent, clock = [0.0, 0.0, 0.0], _clock_s()
     for start in range(1, messages + 1, batch):
-        records = publishes(start, batch)
+        n = min(batch, messages + 1 - start)
+        records = publishes(start, n)
         t0 = time.process_time()
         decided = take(_NOTHING, records, start)
         t1 = time.process_time()
         encode(decided, start)
         t2 = time.process_time()
         ids = [i for o in decided.said if isinstance(o, Deliveries) for i in o.ids]
-        assert len(ids) == batch, f"{len(ids)} of {batch} were delivered"
+        assert len(ids) == n, f"{len(ids)} of {n} were delivered"
         ack = _commands(c.Ack(queue="orders", subscription="s", ids=format_ranges(ids)))
         t3 = time.process_time()
         encode(take(ack, _NOTHING, start), start)
         t4 = time.process_time()
         parts = t1 - t0, t2 - t1, t4 - t3
         spent = [total + part - clock for total, part in zip(spent, parts, strict=True)]
-    taken = -(-messages // batch) * batch
-    each = [s / taken * 1e6 for s in spent]
+    each = [s / messages * 1e6 for s in spent]
     named = dict(zip(("publish_deliver_us", "encode_us", "ack_us"), each, strict=True))
     return named | {"life_us": sum(each)}
 

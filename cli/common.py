@@ -236,9 +236,17 @@ def percent(level: float, limit: float | None) -> str:
     return f"{level * 100 / limit:.1f}" if limit else "–"
 
 
+def ending_signals() -> list[signal.Signals]:
+    """The signals that ask a command to end. SIGHUP, of a terminal that closes, is one of them,
+    except where it is ignored, as under `nohup`."""
+    ignores_hangup = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    hangup = [] if ignores_hangup else [signal.SIGHUP]
+    return [signal.SIGINT, signal.SIGTERM, *hangup]
+
+
 @contextlib.contextmanager
 def stop_on_signals() -> Iterator[threading.Event]:
-    """SIGINT and SIGTERM set the event; a second signal interrupts at once. `timeout 10 lakequeue
+    """`ending_signals` set the event; a second signal interrupts at once. `timeout 10 lakequeue
     …` sends its signal twice, to the process and to its group, which counts as one.
 
     Works in the main thread only; elsewhere nothing sets the event. After a signal the handlers
@@ -258,7 +266,7 @@ def stop_on_signals() -> Iterator[threading.Event]:
     if threading.current_thread() is not threading.main_thread():
         yield event
         return
-    before = {s: signal.signal(s, handle) for s in (signal.SIGINT, signal.SIGTERM)}
+    before = {s: signal.signal(s, handle) for s in ending_signals()}
     try:
         yield event
     finally:
@@ -267,8 +275,8 @@ def stop_on_signals() -> Iterator[threading.Event]:
 
 
 @contextlib.contextmanager
-def interrupt_on_sigterm() -> Iterator[None]:
-    """SIGTERM interrupts like Ctrl-C, for phases that cannot look at an event."""
+def interrupt_on_signals() -> Iterator[None]:
+    """`ending_signals` interrupt like Ctrl-C, for phases that cannot look at an event."""
 
     def handle(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
@@ -276,7 +284,7 @@ def interrupt_on_sigterm() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = {s: signal.signal(s, handle) for s in (signal.SIGINT, signal.SIGTERM)}
+    before = {s: signal.signal(s, handle) for s in ending_signals()}
     try:
         yield
     finally:

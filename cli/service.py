@@ -28,7 +28,8 @@ from ..streaming.java import JavaArchive, make_later
 from .common import (
     ADDRESS_FILE,
     console,
-    interrupt_on_sigterm,
+    ending_signals,
+    interrupt_on_signals,
     json_text,
     note,
     one_line,
@@ -102,7 +103,7 @@ def in_the_foreground(home: Path, as_json: bool, log_format: str) -> Iterator[Pr
     """Wraps everything that a command runs until it is told to end; says goodbye at the end."""
     progress = Progress(log_format)
     try:
-        with interrupt_on_sigterm():
+        with interrupt_on_signals():
             yield progress
     except KeyboardInterrupt:
         pass  # interrupted while starting
@@ -268,7 +269,7 @@ def serve(engine: Any, as_json: bool, fault: Callable[[], LakequeueError | None]
             note("Still finishing the batch.")
         stop.set()
 
-    for which in (signal.SIGINT, signal.SIGTERM):
+    for which in ending_signals():
         signal.signal(which, asked)
     threading.Thread(target=wait, name="engine-wait", daemon=True).start()
     since = time.monotonic()

@@ -27,7 +27,7 @@ from ..protocol.folders import folder
 from ..protocol.home_places import CHECKPOINTS, TABLES, places_of
 from ..streaming.jars import cache_directory, ensure_jars, object_store_jars
 from ..streaming.spark.spark_session import package_zip, spark_settings
-from .common import option
+from .common import ending_signals, option
 from .group import EnvironmentFault
 from .start_engine import EngineOptions, check_master, engine_options, spark_master
 
@@ -179,7 +179,7 @@ def _run(command: list[str], as_json: bool, log: Path | None) -> int:
     def end(number: int, frame: object) -> None:
         _end(process.pid)
 
-    before = {which: signal.signal(which, end) for which in (signal.SIGINT, signal.SIGTERM)}
+    before = {which: signal.signal(which, end) for which in ending_signals()}
     try:
         for line in process.stdout or ():
             print(line, end="", file=sys.stdout if line.startswith("{") else sys.stderr, flush=True)

@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 from click.core import ParameterSource
 
-from ...cli.common import interrupt_on_sigterm, json_option, option
+from ...cli.common import interrupt_on_signals, json_option, option
 from ...cli.group import EXIT_FAILED
 from ...protocol.errors import LakequeueError
 from .blocked_bridge import BridgeDemo
@@ -63,7 +63,7 @@ def demo(
     place = home or Path(tempfile.mkdtemp(prefix="lakequeue-demo-"))
     play = FlightsDemo(place.absolute(), None if everything else count, workers, seed, as_json)
     try:
-        with interrupt_on_sigterm():
+        with interrupt_on_signals():
             good = play.run()
     except KeyboardInterrupt:
         if home is None:

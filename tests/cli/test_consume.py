@@ -234,7 +234,7 @@ def test_a_second_ctrl_c_ends_the_command_too(tmp_path: Path) -> None:
     assert not finished.exists()
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_l5_what_was_only_prefetched_is_no_attempt(number: int, tmp_path: Path) -> None:
     started = tmp_path / "started"
     process = start(10, "--exec", f"touch {started}; sleep 1", "--max-backlog", "10")

@@ -8,19 +8,21 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from lakequeue.cli.common import SAME_SIGNAL_S, stop_on_signals
+from lakequeue.cli.common import SAME_SIGNAL_S, interrupt_on_signals, stop_on_signals
+
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @pytest.fixture(autouse=True)
 def handlers() -> Iterator[None]:
     """A signal that came leaves its handler; here others run after it."""
-    before = {s: signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)}
+    before = {s: signal.getsignal(s) for s in ENDING}
     yield
     for which, handler in before.items():
         signal.signal(which, handler)
 
 
-@pytest.mark.parametrize("which", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("which", ENDING)
 def test_the_second_half_of_a_signal_may_come_while_the_command_ends(which: int) -> None:
     with stop_on_signals() as stop:
         os.kill(os.getpid(), which)
@@ -42,3 +44,16 @@ def test_without_a_signal_the_handlers_are_as_before() -> None:
     with stop_on_signals():
         assert signal.getsignal(signal.SIGINT) is not before
     assert signal.getsignal(signal.SIGINT) is before
+
+
+@pytest.mark.parametrize("which", ENDING)
+def test_a_command_that_is_starting_is_interrupted(which: int) -> None:
+    with pytest.raises(KeyboardInterrupt), interrupt_on_signals():
+        os.kill(os.getpid(), which)
+
+
+def test_a_command_under_nohup_outlives_its_terminal() -> None:
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    with interrupt_on_signals(), stop_on_signals() as stop:
+        os.kill(os.getpid(), signal.SIGHUP)
+        assert not stop.is_set()

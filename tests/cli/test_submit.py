@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import signal
 import subprocess
 import sys
 import time
@@ -135,7 +136,10 @@ wait $!
 """
 
 
-def test_a_signal_ends_the_driver_in_order_and_programs_read_only_json(tmp_path: Path) -> None:
+@pytest.mark.parametrize("which", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_the_driver_in_order_and_programs_read_only_json(
+    which: int, tmp_path: Path
+) -> None:
     """With a spark-submit that starts another command of ours: it is not Java that is told."""
     script = tmp_path / "bin" / "spark-submit"
     script.parent.mkdir()
@@ -149,7 +153,7 @@ def test_a_signal_ends_the_driver_in_order_and_programs_read_only_json(tmp_path:
     )  # fmt: skip
     assert process.stdout is not None
     assert json.loads(process.stdout.readline())["event"] == "ready"
-    process.terminate()
+    process.send_signal(which)
     rest, errors = process.communicate(timeout=60)
     assert process.returncode == 0
     assert rest == ""

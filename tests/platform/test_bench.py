@@ -8,6 +8,7 @@ from itertools import islice
 from typing import Any
 
 import pytest
+from lakequeue.bench import bridge_cost, core
 from lakequeue.bench.burst import elsewhere, max_step_ms
 from lakequeue.bench.harness import percentile
 from lakequeue.bench.idle_queues import BATCH_S, step_figures
@@ -89,3 +90,23 @@ def test_a_steps_time_is_of_batches_that_saw_the_traffic_only() -> None:
     assert step_figures(batches, since=9.9) == {"step_ms": 0.5, "steps": 40}
     with pytest.raises(LakequeueError, match="Nothing was measured"):
         step_figures(batches[:1], since=9.9)
+
+
+@pytest.mark.parametrize("bench", [bridge_cost, core])
+@pytest.mark.parametrize(("messages", "batch"), [(1, 1_000), (25, 10)])
+def test_a_bench_takes_as_many_messages_as_it_says(
+    bench: Any, messages: int, batch: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also in its last batch; and to warm up it takes no more than it measures."""
+    name = "_publishes" if bench is bridge_cost else "publishes"
+    publishes, taken = getattr(bench, name), []
+
+    def counted(first: int, n: int, *more: int) -> Any:
+        taken.append(n)
+        return publishes(first, n, *more)
+
+    monkeypatch.setattr(bench, name, counted)
+    more = (1,) if bench is bridge_cost else ()
+    bench.run(messages, batch, *more, say=lambda line: None)
+    assert sum(taken) == 2 * messages
+    assert max(taken) == min(messages, batch)
