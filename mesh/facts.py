@@ -53,13 +53,13 @@ class OutLane(msgspec.Struct):
     """The lane of a stand-in: messages for one queue of another broker, in order.
 
     attempt: grows with each refusal, to recognise records sent before it; why, since: set while the
-    queue refuses; looks: how often in a row the queue was not where it was looked for.
+    queue refuses; look_ms: how long the broker waited before it last looked for the queue again.
     """
 
     attempt: int
     why: str = ""
     since: int = 0
-    looks: int = 0
+    look_ms: int = 0
 
 
 class Credits(msgspec.Struct):

@@ -44,12 +44,12 @@ def keep(broker: Broker, facts: MeshFacts, queue: Queue, command: Any, ids: list
     holders: dict[int, list[int]] = {}
     for row in rows:
         transit = _transit(row)
-        texts = [*transit.get(COMMANDS, ()), text]
         if isinstance(command, c.Edit):
             edit = msgspec.structs.replace(command, headers=_all_edits(row, command))
-            texts = [c.encode_command(edit)]
-        kept = {**transit, COMMANDS: texts}
-        row.extras = {**(row.extras or {}), TRANSIT: kept}
+            kept = [c.encode_command(edit)]
+        else:
+            kept = [*transit.get(COMMANDS, ()), text]
+        row.extras = {**(row.extras or {}), TRANSIT: {**transit, COMMANDS: kept}}
         holders.setdefault(row.holder, []).append(row.id)
     broker.touch(queue)
     name = queue.header.stands_for or queue.definition.name

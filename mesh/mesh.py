@@ -133,8 +133,6 @@ class Mesh(MeshInterface):
         """Write to the others at the end of a step."""
         if self.facts.peers:
             credit.tell_room(self._broker, self.facts)
-        if self.facts.lanes:
-            stand_ins.forget_emptied(self._broker)
 
     def deadline(self) -> int:
         """When the mesh needs a step, epoch ms, or NEVER."""
@@ -192,6 +190,10 @@ class Mesh(MeshInterface):
                 self.say(own, Heard(facts.edition))  # lost too, and the next record shows it
         stand_ins.send_again(broker, facts, to)
         credit.tell_again(broker, facts, to)
+
+    def left(self, queue: Queue, rows: list[Row]) -> None:
+        if not queue.header.depth:
+            stand_ins.emptied(self._broker, self.facts, queue)
 
     def leave(self, queue: Queue, task: Task, budget: Budget) -> bool:
         has_left = moves.leave(self._broker, self.facts, queue, task, budget)

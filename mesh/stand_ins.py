@@ -46,8 +46,7 @@ LANE_BYTES = 500_000_000  # in one stand-in
 LANE_MESSAGES = 1_000_000
 WINDOW = 1_000  # messages of a lane in transit
 RETRY_MS = 1_000
-LOOK_AGAIN_MS = 100  # doubled each time
-LOOKS_MAX = 8  # doublings: far more than lead to RETRY_MS
+LOOK_AGAIN_MS = 100  # then twice as long each time, up to RETRY_MS
 ELSEWHERE = "elsewhere"  # the other broker is not, or not yet, a host of the queue
 LANES_SHOWN = 100
 OUT = WAITING_PREFIX  # a stand-in's name is this and the name of its queue
@@ -126,7 +125,7 @@ def turn(broker: Broker, facts: MeshFacts, vpn: str, name: str) -> None:
         return
     one.broker = host
     one.name = _name_of(facts, host)
-    lane.looks = 0
+    lane.look_ms = 0
     facts.retries.pop(queue.number, None)
     one.max_backlog = WINDOW if not lane.why else 1
     queue.wanted = True
@@ -277,7 +276,7 @@ def _unblock(broker: Broker, queue: Queue, host: str, lane: OutLane) -> None:
             "lane_flows", broker.vpn_of(queue), queue.header.stands_for, broker=host, why=lane.why,
             blocked_ms=broker.now - lane.since,
         )  # fmt: skip
-    lane.why, lane.since, lane.looks = "", 0, 0
+    lane.why, lane.since, lane.look_ms = "", 0, 0
     queue.header.subscriptions[0].max_backlog = WINDOW
 
 
@@ -301,8 +300,8 @@ def _refused(broker: Broker, facts: MeshFacts, queue: Queue, sender: int, messag
     one.max_backlog = 0
     lane.attempt += 1
     if message.why == ELSEWHERE:  # the directory's next entry will say where it is
-        facts.retries[queue.number] = broker.now + min(LOOK_AGAIN_MS << lane.looks, RETRY_MS)
-        lane.looks = min(lane.looks + 1, LOOKS_MAX)
+        lane.look_ms = min(2 * lane.look_ms or LOOK_AGAIN_MS, RETRY_MS)
+        facts.retries[queue.number] = broker.now + lane.look_ms
         turn(broker, facts, message.vpn, message.queue)
         return
     facts.retries[queue.number] = broker.now + RETRY_MS
@@ -384,14 +383,12 @@ def shown(broker: Broker, facts: MeshFacts, vpn: str) -> list[dict[str, Any]]:
     return found[:LANES_SHOWN]
 
 
-def forget_emptied(broker: Broker) -> None:
-    """At the end of a step: new messages for a queue that is here need no longer go behind those of
-    its stand-in, if none is left. A loaded broker would not let them either."""
-    own = broker.header.number
-    emptied = (
-        q.header for q in broker.touched.values() if q.header.stands_for and not q.header.depth
-    )
-    if any(header.subscriptions[0].broker == own for header in emptied):
+def emptied(broker: Broker, facts: MeshFacts, queue: Queue) -> None:
+    """Note that nothing is left in a stand-in: new messages for a queue that has come here need no
+    longer go behind it. A loaded broker would not let them either."""
+    vpn, name = broker.vpn_of(queue), queue.header.stands_for or ""
+    entry = entry_of(facts, vpn, name)
+    if entry is not None and target(broker, facts, vpn, name, entry) == broker.header.number:
         forget_found(broker)
 
 

@@ -21,13 +21,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from ..protocol.bounds import YEAR_9999_ENDS_MS
 from ..protocol.messages import RUN_MAX, count_of
 from ..protocol.table_format import NO_RUN
 from ..protocol.wire import STEP, headers_json
 from ..sources.step_batch import header_columns
 
 # Every reader of timestamps knows the years 1 to 9999.
-TIME_MS_BEGIN, TIME_MS_END = -62_135_596_800_000, 253_402_300_799_999
+TIME_MS_BEGIN, TIME_MS_END = -62_135_596_800_000, YEAR_9999_ENDS_MS
 RECORDS = pa.schema(
     [
         ("topic", pa.string()), ("partition", pa.int32()), ("offset", pa.int64()),

@@ -26,6 +26,7 @@ import pyarrow.parquet as pq
 from ..protocol.folders import Folder, files_of
 from ..protocol.table_format import COMMANDS, DATE, JOURNAL, MESSAGES, STEPS
 from .delta_tables import DAY_OF, DAY_S, DAYS_BACK, SKIPPING
+from .kafka_records import TIME_MS_BEGIN, TIME_MS_END
 
 GROUP_BYTES = 32_000_000  # bytes of a row group, which writers and some readers hold in memory
 TEXT_CHARS_MAX = 32  # of a minimum or maximum in Delta's log, as with Spark
@@ -33,8 +34,7 @@ TEXT_CHARS_MAX = 32  # of a minimum or maximum in Delta's log, as with Spark
 _LAST_CHAR = chr(sys.maxunicode)
 DAY_US = DAY_S * 1_000_000
 _EPOCH = date(1970, 1, 1)
-# Times, in µs, that every reader can represent: from year 1 to year 9999.
-_TIMES = range(-62_135_596_800_000_000, 253_402_300_800_000_000)
+_TIMES = range(TIME_MS_BEGIN * 1_000, (TIME_MS_END + 1) * 1_000)  # in µs
 # Columns with few distinct values. For others a dictionary would save nothing.
 _REPEATED = {
     MESSAGES: ["topic", "partition", "item", "time", "lq", "headers", "topic_id"],

@@ -299,6 +299,8 @@ class BridgedBroker(Mesh):
         link = self.bridges.link_of(queue)
         if link is not None:
             left(link, rows)
+        else:
+            super().left(queue, rows)
 
     def of_engine(self, queue: Queue) -> str:
         if queue.definition.name.startswith(ENDPOINT_PREFIX):
