@@ -121,16 +121,22 @@ class SnapshotWriter:
         self._append(broker, batch, at, own, pages, None if whole else last, known, since)
 
     def write_states(self) -> None:
-        """Write the states in files that the table does not have."""
+        """Write the states in files that the table does not have. A file that is gone was of an
+        earlier change of brokers, which wrote it."""
         while self._states:
-            self._write_state(*self._states.popitem())
+            broker, file = self._states.popitem()
+            if file.exists():
+                self._write_state(broker, file)
 
     def _write_state(self, broker: str, file: Path) -> None:
-        newest = self._newest(broker)
-        if step_of(file) <= newest:
+        """The table may have later snapshots: another query wrote them, or upkeep has deleted this
+        one, and all before it."""
+        step = step_of(file)
+        before, newest = self._newest(broker, step), self._newest(broker)
+        if before == step or before < 0 <= newest:
             return
-        known = self._last_snapshot(broker)
-        before = {} if known is None else known.crcs
+        last = self._last_snapshot(broker)
+        known = last.crcs if last is not None and last.step == before else {}
         state = read_state(file)
         _, own = next(state)
         at = _position(own)
@@ -138,12 +144,12 @@ class SnapshotWriter:
         for pages in slices(state, STATE_BYTES):
             rows = [(page, v, zlib.crc32(page.encode() + v)) for page, v in pages]
             found = self._spark.createDataFrame(rows, PAGES)
-            short = self._refer(broker, _without_blocks(found, before), (max(newest, 0), at.step))
+            short = self._refer(broker, _without_blocks(found, known), (max(before, 0), at.step))
             self._append_rows(short, broker, NO_BATCH, at, whole=True)
             crcs |= {page: crc for page, _, crc in rows}
         self._append_rows(self._closing(own, crcs), broker, NO_BATCH, at, whole=True)
-        # Spark knows no changes since then, so the next one is whole.
-        self._last[broker] = _Last(NO_BATCH, at.step, crcs, CHAIN_MAX)
+        if newest < step:  # Spark knows no changes since then, so the next one is whole
+            self._last[broker] = _Last(NO_BATCH, at.step, crcs, CHAIN_MAX)
 
     def _append(
         self, broker: str, batch: int, at: _Position, own: bytes, pages: DataFrame,
@@ -227,10 +233,12 @@ class SnapshotWriter:
 
     # ------------------------------------------------------------ the table
 
-    def _newest(self, broker: str) -> int:
-        """The step of the newest snapshot in the table, -1: there is none."""
+    def _newest(self, broker: str, up_to: int | None = None) -> int:
+        """The step of the newest snapshot in the table, up to a step; -1: there is none."""
         table = self._spark.read.format("delta").load(f"{self._folder}/{SNAPSHOTS}")
         closed = table.where((f.col("broker") == broker) & (f.col("page") == ""))
+        if up_to is not None:
+            closed = closed.where(f.col("step") <= up_to)
         rows = closed.agg(f.max("step").alias("step")).collect()
         return -1 if rows[0].step is None else int(rows[0].step)
 

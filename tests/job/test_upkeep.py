@@ -6,7 +6,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import deltalake
+import msgspec
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from job.conftest import Job, in_real_time
 from lake.history import write_history
@@ -14,6 +16,8 @@ from lake.test_past import _as_the_world, lived, state_behind
 from lakequeue.lake import open_lake
 from lakequeue.lake.past import as_of
 from lakequeue.protocol import ConfigError
+from lakequeue.protocol.state_files import write_state
+from lakequeue.sinks.snapshots import SnapshotWriter
 from lakequeue.sinks.upkeep import Rules, Upkeep
 from loop.memory import HOME
 
@@ -71,3 +75,39 @@ def test_what_stays_leads_to_every_moment_that_is_left(job: Job, tmp_path: Path)
     again = counts(home)
     Upkeep(spark, home / "tables", rules, stopped=lambda: True).run(begin_s + 60.0, None)
     assert counts(home) == again, "there is nothing more to do"
+
+
+@in_real_time
+def test_M4_a_state_behind_which_a_snapshot_was_written_comes_to_the_table(
+    job: Job, tmp_path: Path
+) -> None:
+    """The query that was running when the brokers changed was faster. What upkeep has deleted stays
+    away."""
+    walk = lived(3, 160)
+    home = write_history(walk.world, tmp_path / "home", walk.saved, WHOLE_EACH)
+    place = home / "tables" / "snapshots"
+    rows = deltalake.DeltaTable(place).to_pyarrow_table()
+    own, store = walk.saved[2]  # a whole one
+    file = tmp_path / "state"
+    write_state(file, msgspec.msgpack.encode(own), sorted(store.pages.items()))
+    spark = job.engine.application.spark
+    assert spark is not None
+
+    def written(missing: pa.Array) -> int:
+        """How many snapshots the table gets, where it has lost these."""
+        left = rows.filter(pc.invert(missing))
+        deltalake.write_deltalake(place, left, mode="overwrite")
+        for _ in range(2):  # the second time there is nothing to do
+            states = {HOME.name: file, "gone": tmp_path / "none"}
+            SnapshotWriter(spark, str(home / "tables"), {}, 0, states).write_states()
+        there = deltalake.DeltaTable(place).to_pyarrow_table()
+        before, after = (one["page"].to_pylist().count("") for one in (left, there))
+        return after - before
+
+    assert written(pc.equal(rows["step"], own.step)) == 1
+    with open_lake(home) as lake:
+        for step in (own.step, walk.driver.step):
+            found = as_of(lake, home, HOME.name, step=step)
+            assert (found.store.pages, found.now) == state_behind(walk, step)
+            assert (found.snapshot == step) is (step == own.step)
+    assert written(pc.less_equal(rows["step"], own.step)) == 0
