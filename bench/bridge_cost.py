@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from ..mesh.bridges.bridged_broker import BridgedBroker
+from ..mesh.mesh import Mesh
 from ..protocol import commands as c
 from ..protocol import home_bridges, topics, wire
 from ..protocol.messages import PublishHeader, Records, encode_publish_header
@@ -30,7 +30,7 @@ def run(
 
 
 def _broker() -> Replica:
-    return Replica(Home(), DictStore(), Limits(), BridgedBroker.load)
+    return Replica(Home(), DictStore(), Limits(), Mesh.load)
 
 
 class _Ends:

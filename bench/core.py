@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from ..mesh.bridges.bridged_broker import BridgedBroker
+from ..mesh.mesh import Mesh
 from ..protocol import commands as c
 from ..protocol import wire
 from ..protocol.ids import format_ranges
@@ -62,7 +62,7 @@ class _Broker:
     """Takes steps and encodes their outputs as the job does."""
 
     def __init__(self) -> None:
-        self._replica = Replica(Home(), DictStore(), Limits(), BridgedBroker.load)
+        self._replica = Replica(Home(), DictStore(), Limits(), Mesh.load)
         self._journal = JournalBuffer("bench", [], 0)
 
     def take(self, commands: Records, messages: Records, now: int) -> Decided:

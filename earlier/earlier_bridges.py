@@ -12,8 +12,8 @@ from typing import Any
 import msgspec
 
 from ..mesh.bridges.bridge_facts import Arrival, Flight, Link
-from ..mesh.bridges.bridged_broker import BridgedBroker
 from ..mesh.bridges.endpoint import NUMBER, subscription_of_link
+from ..mesh.mesh import Mesh
 from ..state.queue import header as facts
 from ..state.queue.broker import Broker
 from ..state.rules.edits import TRANSIT
@@ -29,7 +29,7 @@ class CarriedBridges:
     def __init__(self, old: EarlierPages, new: Broker) -> None:
         self._old = old
         self._links: dict[int, str] = old.facts.get("links", {})
-        bridged = BridgedBroker.load(new)
+        bridged = Mesh.load(new)
         new.mesh = bridged
         self._facts = bridged.bridges
         for vpn in sorted(new.header.vpns):

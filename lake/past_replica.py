@@ -10,7 +10,7 @@ import msgspec
 
 from ..earlier.carry_over import carry_over
 from ..earlier.pages import FORMAT as EARLIER_FORMAT
-from ..mesh.bridges.bridged_broker import BridgedBroker
+from ..mesh.mesh import Mesh
 from ..protocol.errors import LakequeueError
 from ..protocol.steplog import StepRecord
 from ..protocol.wire import WireRecord
@@ -70,9 +70,7 @@ class Steps:
         self, home: Home, store: DictStore, own: Snapshot, capture: StepCapture, now: int
     ) -> None:
         clocks = Clocks(lambda: now, time.monotonic, time.thread_time)
-        self._driver = Driver(
-            home, _CODE, store, own, capture, capture, clocks, LIMITS, BridgedBroker.load
-        )
+        self._driver = Driver(home, _CODE, store, own, capture, capture, clocks, LIMITS, Mesh.load)
 
     @property
     def step(self) -> int:
@@ -172,5 +170,5 @@ def answer(
 
 def _load(home: Home, store: DictStore) -> Broker:
     broker = Broker.load(store, home, LIMITS)
-    broker.mesh = BridgedBroker.load(broker)
+    broker.mesh = Mesh.load(broker)
     return broker

@@ -3,7 +3,7 @@ mark, from which a failed step is repeated."""
 
 from __future__ import annotations
 
-from ..mesh.bridges.bridged_broker import BridgedBroker
+from ..mesh.mesh import Mesh
 from ..protocol import topics, wire
 from ..protocol.messages import Records
 from ..protocol.outputs import Deadline, Output
@@ -27,7 +27,7 @@ class MemoryBroker:
 
     def _begin(self, store: DictStore) -> None:
         self._marked = DictStore(store.pages)  # as of the last mark
-        self._replica = Replica(self.home, store, self._limits, BridgedBroker.load)
+        self._replica = Replica(self.home, store, self._limits, Mesh.load)
         self._since: list[tuple[Batch, int]] = []
 
     @property

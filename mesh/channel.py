@@ -28,21 +28,14 @@ after any crash.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
 
-from ..definitions import DEFAULT_VPN
 from ..protocol import mesh_messages
-from ..protocol.errors import LakequeueError
 from ..protocol.mesh_messages import WORDS, MeshMessage
-from ..protocol.messages import Records
 from ..protocol.outputs import MeshRecord
-from ..state.commands.answers import reject_record
 from ..state.queue.broker import Broker
-from ..state.queue.broker_facts import RecordPosition
 from .facts import MeshFacts, Peer
-
-Handlers = Mapping[str, Callable[[int, Any], None]]
 
 
 def say(broker: Broker, facts: MeshFacts, to: int, message: MeshMessage) -> None:
@@ -55,45 +48,17 @@ def say(broker: Broker, facts: MeshFacts, to: int, message: MeshMessage) -> None
     broker.emit(MeshRecord(peer.name, header.number, header.name, header.epoch, peer.said, message))
 
 
-def hear(
-    broker: Broker,
-    facts: MeshFacts,
-    records: Records,
-    skipped: Mapping[RecordPosition, str],
-    handlers: Handlers,
-    failures: Handlers,
-    missed: Callable[[int, int], None],
-) -> None:
-    """Handle the records of others, each once, in their order.
+class HeardMessage(NamedTuple):
+    """A record. lost: the number of the last record lost before it (0: none)."""
 
-    failures: called if a handler fails, so that no message stays in transit for ever; missed:
-    called if records were lost, with the sender and the number of the last one.
-    """
-    vpn = next(iter(broker.header.vpns), DEFAULT_VPN)  # gets the events of refused records
-    for at in range(len(records)):
-        broker.at = position = records.topics[at], records.partitions[at], records.offsets[at]
-        heard = None
-        try:
-            heard = _heard(broker, facts, vpn, records.values[at])
-            if heard is not None:
-                if heard[2]:
-                    missed(heard[0], heard[2])
-                if position in skipped:
-                    raise ValueError(f"it failed: {skipped[position]}")
-                handlers[heard[1].kind](*heard[:2])
-        except (LakequeueError, ValueError) as error:
-            broker.event("mesh_refused", vpn, why=str(error))
-            reject_record(broker, vpn, *position, records.keys[at], records.values[at], str(error))
-            if heard is not None and heard[1].kind in failures:
-                failures[heard[1].kind](*heard[:2])
-    broker.at = None
+    sender: int
+    message: MeshMessage
+    lost: int
 
 
-def _heard(
-    broker: Broker, facts: MeshFacts, vpn: str, value: bytes | None
-) -> tuple[int, MeshMessage, int] | None:
-    """The sender, the message, and the number of the last record lost before it (0: none). None if
-    it was received before or is from another home. Raises ValueError."""
+def hear(broker: Broker, facts: MeshFacts, vpn: str, value: bytes | None) -> HeardMessage | None:
+    """Read a record of another broker, each once, in their order. None if it was received before or
+    is from another home. Raises ValueError."""
     envelope = mesh_messages.decode(value)
     if envelope.epoch != broker.header.epoch:
         broker.count_refused(vpn, "other_home")
@@ -116,7 +81,7 @@ def _heard(
     if word is None:
         raise ValueError(f"kind: {envelope.kind!r} – allowed are {', '.join(sorted(WORDS))}")
     lost = envelope.number - 1 if missing > 0 else 0
-    return envelope.sender, mesh_messages.decode_body(envelope, word), lost
+    return HeardMessage(envelope.sender, mesh_messages.decode_body(envelope, word), lost)
 
 
 # ---------------------------------------------------------------- rejoining

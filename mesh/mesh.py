@@ -1,10 +1,14 @@
-"""The other brokers of a home, as one of them sees them: implements `MeshInterface`.
+"""The other brokers of a home and its bridges, as one broker sees them: implements
+`MeshInterface`.
 
 A broker is a client of the others. Every message that crosses belongs to a queue here and is given
 to a subscription of the other broker: messages that wait for its queue (`stand_ins`), and messages
 of a distributed queue for its consumers (`credit`). The other broker stores the message and
 confirms it (`handover`); then it is removed here. A producer's receipt does not wait for any of
 that (M2).
+
+A broker that is alone has the same class, with nothing in it but its bridges, and the queues'
+commands are its own. It has no pages of a mesh.
 """
 
 from __future__ import annotations
@@ -13,11 +17,19 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
+import msgspec
+
+from ..definitions import DEFAULT_VPN
+from ..definitions.bridge import BridgeDefinition, bridge_to_wire, parse_bridge
 from ..definitions.definition_values import ENDPOINT_PREFIX
 from ..protocol import commands as c
-from ..protocol.errors import ConfigError, LakequeueError, Moved
+from ..protocol import topics
+from ..protocol.errors import ConfigError, LakequeueError, Moved, no_such_queue
+from ..protocol.home_bridges import COPIER_PREFIX, HomeAnswer, decode_copied, of_key
 from ..protocol.mesh_messages import (
     Answer,
+    BridgeReceipt,
+    BridgeSend,
     Carry,
     Come,
     Entries,
@@ -28,9 +40,10 @@ from ..protocol.mesh_messages import (
     MeshMessage,
     Room,
 )
-from ..protocol.messages import QUEUE_ALONE, Records
+from ..protocol.messages import Records
 from ..protocol.signing import Speaker
 from ..state.commands.administration import shutdown
+from ..state.commands.answers import reject_record
 from ..state.commands.dispatch import INSPECTIONS, TOLERANT
 from ..state.commands.intake import carry_out
 from ..state.commands.permissions import NEEDS, check_level, queue_of
@@ -38,45 +51,45 @@ from ..state.limits import Budget
 from ..state.queue.broker import Broker
 from ..state.queue.broker_facts import RecordPosition
 from ..state.queue.header import Subscription, Task
-from ..state.queue.mesh_interface import LATER, MeshInterface
+from ..state.queue.mesh_interface import LATER
 from ..state.queue.queue import Queue
-from ..state.rules.edits import TRANSIT
-from ..state.rules.routing import TopicTable, has_topic
-from ..state.storage.row import NEVER, Row
+from ..state.rules.routing import has_topic
+from ..state.storage.row import Row
 from ..state.storage.spool import Content
-from . import credit, directory, handover, in_transit_commands, moves, stand_ins
-from .channel import hear, say
-from .facts import Entry, MeshFacts, entry_of, keeper_of, load_facts, mark_facts
+from . import channel, credit, directory, handover, in_transit_commands, moves, stand_ins
+from .bridges import bridge_commands, endpoint, far_end
+from .bridges.bridge_facts import ELSEWHERE, BridgeFacts, Link
+from .bridges.link import cross, forward_all, receipt, say_home, send_again, set_connection_state
+from .facts import MeshFacts, entry_of, keeper_of, load_facts, mark_facts
 from .keeper import Keeper
+from .queue_placement import check_move
+from .routes import Routes
+
+Commands = dict[type, Callable[[str, Any], Any]]
 
 
-class _HomeTable(TopicTable):
-    """The topics of a VPN's queues at all brokers, by one edition of the directory. Queues are
-    numbered by their index in `listed`."""
+class Mesh(Routes):
+    """The other brokers, and the bridges."""
 
-    def __init__(self, edition: int, listed: list[tuple[str, Entry]]) -> None:
-        super().__init__(
-            (at, entry.definition, entry.topics) for at, (_, entry) in enumerate(listed)
-        )
-        self.edition, self.listed = edition, listed
-
-
-class Mesh(MeshInterface):
-    """The other brokers. facts: what this broker knows about them."""
-
-    def __init__(self, broker: Broker, facts: MeshFacts) -> None:
-        self._broker, self.facts = broker, facts
+    def __init__(self, broker: Broker, facts: MeshFacts, bridges: BridgeFacts) -> None:
+        super().__init__(broker, facts, bridges)
         self._keeper = Keeper(broker, facts, self._apply_bridge)
-        self._tables: dict[str, _HomeTable] = {}  # by VPN
         # In this step: brokers to which everything was repeated; what was lost from them since.
         self._repeated: set[int] = set()
         self._lost: dict[int, int] = {}
         self._forwarded_by: int | None = None  # the command that is being carried out
-        self.commands = {
+        self._alone: Commands = {
             c.Peers: self._peers,
+            c.MoveQueue: self._move,
+            c.Bridge: self._bridge,
+            c.DeleteBridge: self._delete_bridge,
+            c.DescribeBridge: self._describe_bridge,
+            c.Bridges: lambda vpn, command: bridge_commands.names(bridges, vpn),
+        }
+        self._of_home: Commands = {
+            **self._alone,
             c.Define: self.kept(self._keeper.define),
             c.Delete: self.kept(self._keeper.delete),
-            c.MoveQueue: self._move,
             c.Shutdown: self._shutdown,
             c.SubscribeTopic: self.kept(self._keeper.subscribe_topic),
             c.UnsubscribeTopic: self._unsubscribe_topic,
@@ -91,19 +104,35 @@ class Mesh(MeshInterface):
             Come.kind: partial(moves.may_come, broker, facts),
             Carry.kind: partial(moves.carried, broker, facts),
             HasMoved.kind: self._keeper.moved,
+            BridgeSend.kind: self._brought,
+            BridgeReceipt.kind: self._answered,
         }
         self.failures: dict[str, Callable[[int, Any], None]] = {
-            HandOver.kind: partial(handover.failed, broker, facts)
+            HandOver.kind: partial(handover.failed, broker, facts),
+            BridgeSend.kind: lambda sender, sent: self.say(
+                sender, far_end.across_failed(bridges, sent, sender)
+            ),
         }
+        for vpn, entries in facts.entries.items():
+            for entry in entries.values():
+                if entry.bridge is not None:  # a broker that is loaded knows them already
+                    bridges.definitions.setdefault(vpn, {})[entry.bridge["name"]] = entry.bridge
 
     @classmethod
     def load(cls, broker: Broker) -> Mesh:
         """The mesh from the broker's pages; empty if it has met no other broker."""
-        return cls(broker, load_facts(broker.store))
+        return cls(broker, load_facts(broker.store), BridgeFacts.load(broker))
 
     def mark(self) -> None:
         """Write what has changed since the last mark."""
-        mark_facts(self._broker.store, self.facts)
+        self.bridges.mark(self._broker)
+        if self.has_met:
+            mark_facts(self._broker.store, self.facts)
+
+    @property
+    def commands(self) -> Commands:
+        """See `MeshInterface`."""
+        return self._of_home if self.has_met else self._alone
 
     @property
     def brokers(self) -> tuple[str, ...]:
@@ -115,24 +144,67 @@ class Mesh(MeshInterface):
         """The group of each broker that is in one."""
         return self.facts.groups
 
+    @property
+    def keeps_directory(self) -> bool:
+        return self.has_met
+
     # ------------------------------------------------------------ a step
 
     def hear(self, records: Records, skipped: Mapping[RecordPosition, str]) -> None:
-        """Read records of the others, and retry refused lanes."""
-        if self.facts.rejoined:
-            self._greet()
-        self._keeper.say_untold()
-        hear(self._broker, self.facts, records, skipped, self.handlers, self.failures, self._missed)
-        for sender in sorted(self._lost):
-            self._repeat_all(sender)
-        self._repeated.clear()
-        self._end_moves()
-        stand_ins.retry(self._broker, self.facts)
+        """Read records of the others and of other homes, retry refused lanes, and hand over to
+        other VPNs."""
+        if records.topics or self.has_met:  # most brokers are alone, and most steps hear nothing
+            if self.facts.rejoined:
+                self._greet()
+            self._keeper.say_untold()
+            for at in range(len(records)):
+                self._hear_record(records, at, skipped)
+            self._broker.at = None
+            for sender in sorted(self._lost):
+                self._repeat_all(sender)
+            self._repeated.clear()
+            self._end_moves()
+            stand_ins.retry(self._broker, self.facts)
+        if self.bridges.links:
+            cross(self._broker, self.bridges, partial(self._bring_here, skipped))
+
+    def _hear_record(
+        self, records: Records, at: int, skipped: Mapping[RecordPosition, str]
+    ) -> None:
+        """Handle one record. A record of this home's brokers that fails is answered, so that no
+        message stays in transit for ever."""
+        broker, key, value = self._broker, records.keys[at], records.values[at]
+        broker.at = position = records.topics[at], records.partitions[at], records.offsets[at]
+        vpn = next(iter(broker.header.vpns), DEFAULT_VPN)  # gets the events of refused records
+        kind, event, heard = topics.split(position[0]), "mesh_refused", None
+        failed = skipped.get(position, "")
+        try:
+            if kind is not None and kind[1] == topics.BRIDGE_IN:
+                vpn, event = kind[0], "bridge_refused"
+                far_end.hear(broker, self.bridges, vpn, position[1], value, failed)
+            elif (key or b"").startswith(COPIER_PREFIX):
+                event = "bridge_refused"
+                if failed:
+                    raise ValueError(f"it failed: {failed}")
+                self._copied(key or b"", value)
+            elif (heard := channel.hear(broker, self.facts, vpn, value)) is not None:
+                if heard.lost:
+                    self._missed(heard.sender, heard.lost)
+                if failed:
+                    raise ValueError(f"it failed: {failed}")
+                self.handlers[heard.message.kind](heard.sender, heard.message)
+        except (LakequeueError, ValueError) as error:
+            broker.event(event, vpn, why=str(error))
+            reject_record(broker, vpn, *position, key, value, str(error))
+            if heard is not None and heard.message.kind in self.failures:
+                self.failures[heard.message.kind](heard.sender, heard.message)
 
     def speak(self) -> None:
-        """Write to the others at the end of a step."""
+        """Write to other brokers and homes at the end of a step."""
         if self.facts.peers:
             credit.tell_room(self._broker, self.facts)
+        if self.bridges.links:
+            forward_all(self._broker, self.bridges, self._say_over)
 
     def deadline(self) -> int:
         """When the mesh needs a step, epoch ms, or NEVER."""
@@ -176,7 +248,8 @@ class Mesh(MeshInterface):
                 self._broker.event("mesh_refused", one.vpn, why=str(error))
 
     def _repeat_all(self, to: int) -> None:
-        """Repeat everything unconfirmed to a broker: messages, credits, the directory."""
+        """Repeat everything unconfirmed to a broker: messages, credits, the directory, and what
+        bridges have in transit to it."""
         broker, facts, own = self._broker, self.facts, self._broker.header.number
         facts.peers[to].again = facts.peers[to].said
         self._repeated.add(to)
@@ -190,10 +263,9 @@ class Mesh(MeshInterface):
                 self.say(own, Heard(facts.edition))  # lost too, and the next record shows it
         stand_ins.send_again(broker, facts, to)
         credit.tell_again(broker, facts, to)
-
-    def left(self, queue: Queue, rows: list[Row]) -> None:
-        if not queue.header.depth:
-            stand_ins.emptied(self._broker, self.facts, queue)
+        for link in self.bridges.links.values():
+            if link.to == to:
+                send_again(broker, link, self._say_over)
 
     def leave(self, queue: Queue, task: Task, budget: Budget) -> bool:
         has_left = moves.leave(self._broker, self.facts, queue, task, budget)
@@ -202,6 +274,9 @@ class Mesh(MeshInterface):
         return has_left
 
     def forward_for_moving(self, queue: Queue, command: Any, ids: list[int]) -> int:
+        """See `MeshInterface`. Messages that a bridge has sent cannot be called back."""
+        if queue.number in self.bridges.links:
+            return 0
         return in_transit_commands.keep(self._broker, self.facts, queue, command, ids)
 
     def send(
@@ -214,29 +289,22 @@ class Mesh(MeshInterface):
         self._tables.clear()  # the edition does not grow if one before it was lost
         credit.hear_early(self._broker, self.facts)
 
-    def _apply_bridge(self, vpn: str, name: str, bridge: dict[str, Any] | None) -> int:
-        """Apply a bridge's definition or deletion, see `ApplyBridge`; `BridgedBroker` does it."""
-        return 0
-
     def say(self, to: int, message: MeshMessage) -> None:
         """Send a message to another broker."""
-        say(self._broker, self.facts, to, message)
+        channel.say(self._broker, self.facts, to, message)
 
     # ------------------------------------------------------------ commands
 
-    def check_own_number(self, command: c.Peers) -> None:
-        """Raise ConfigError unless the list of brokers has this one, with its number."""
+    def _peers(self, vpn: str, command: c.Peers) -> None:
+        """Set the home's brokers. Raises ConfigError unless this is one of them."""
         header = self._broker.header
         own = command.brokers.get(header.name)
         if own != header.number:
             raise ConfigError(
                 f"brokers: {header.name!r} with number {own} – it has number {header.number}"
             )
-
-    def _peers(self, vpn: str, command: c.Peers) -> None:
-        """Set the home's brokers. Raises ConfigError unless this is one of them."""
-        self.check_own_number(command)
-        directory.set_brokers(self._broker, self.facts, command.brokers, command.groups)
+        if len(command.brokers) > 1 or self.has_met:
+            directory.set_brokers(self._broker, self.facts, command.brokers, command.groups)
 
     def kept(self, carry_out: Callable[[str, Any], Any]) -> Callable[[str, Any], Any]:
         """A handler for a command that the keeper of the directory carries out."""
@@ -262,6 +330,11 @@ class Mesh(MeshInterface):
     def _move(self, vpn: str, command: c.MoveQueue) -> Any:
         """Move a queue. Moving it to where it is calls back a move that has not begun."""
         broker, facts, own = self._broker, self.facts, self._broker.header.number
+        if not self.has_met:
+            queue = broker.find(vpn, command.queue)
+            if queue is None:
+                raise no_such_queue(command.queue, vpn)
+            return check_move(queue.definition, command.broker, (broker.header.name,), {})
         entry = entry_of(facts, vpn, command.queue)
         is_back = entry is not None and entry.moves_to is not None
         if entry is None or not is_back or facts.brokers.get(command.broker) != entry.hosts[0]:
@@ -300,7 +373,7 @@ class Mesh(MeshInterface):
         """Forward a client's command to the broker that answers it."""
         who = self._broker.speaker
         client, admin = ("", False) if who is None else (who.client, who.admin)
-        say(self._broker, self.facts, to, Forward(vpn, c.encode_command(command), client, admin))
+        self.say(to, Forward(vpn, c.encode_command(command), client, admin))
 
     def _forwarded(self, sender: int, message: Forward) -> None:
         """Carry out a command that another broker forwards."""
@@ -328,113 +401,98 @@ class Mesh(MeshInterface):
         names = ", ".join(map(repr, hosts))
         raise Moved(f"queue {name!r} of VPN {vpn!r} is on broker {names}", hosts)
 
-    # ------------------------------------------------------------ routes
+    # ------------------------------------------------------------ bridges
 
-    def target_of(self, vpn: str, to: str) -> str:
-        """The topic of a destination that is not a queue here."""
-        entry = entry_of(self.facts, vpn, to)
-        return to if entry is None else entry.definition.default_publish_target
+    def _bridge(self, vpn: str, command: c.Bridge) -> Any:
+        """Define a bridge. With other brokers, the keeper of the directory does it."""
+        if not self.has_met:
+            new = bridge_commands.check_definition(self._broker, self.bridges, vpn, command)
+            self._apply_bridge(vpn, endpoint.endpoint_name(new.name), bridge_to_wire(new))
+            return None
+        name = command.definition.get("name")
+        exists = isinstance(name, str) and name in self.bridges.definitions.get(vpn, {})
+        if command.replace or not exists:  # by default it begins at this broker
+            given = {"from": self._broker.header.name, **command.definition}
+            command = msgspec.structs.replace(command, definition=given)
+        return self.kept(self._enter)(vpn, command)
 
-    def with_others(self, vpn: str, to: str, own: list[Queue]) -> list[Queue]:
-        """The queues that store a message here: own ones, and stand-ins for queues elsewhere."""
-        facts = self.facts
-        if to.startswith(QUEUE_ALONE):
-            name = to.removeprefix(QUEUE_ALONE)
-            entry = entry_of(facts, vpn, name)
-            matched = [] if entry is None else [(name, entry)]
+    def _enter(self, vpn: str, command: c.Bridge) -> Any:
+        new = bridge_commands.check_definition(self._broker, self.bridges, vpn, command)
+        entry = endpoint.entry_of(new, self.facts.brokers)
+        return self._keeper.enter_bridge(vpn, entry.definition.name, entry, command)
+
+    def _delete_bridge(self, vpn: str, command: c.DeleteBridge) -> Any:
+        if not self.has_met:
+            bridge_commands.find(self.bridges, vpn, command.name)
+            return self._apply_bridge(vpn, endpoint.endpoint_name(command.name), None)
+        return self.kept(self._enter_end)(vpn, command)
+
+    def _enter_end(self, vpn: str, command: c.DeleteBridge) -> Any:
+        bridge_commands.find(self.bridges, vpn, command.name)
+        name = endpoint.endpoint_name(command.name)
+        return self._keeper.enter_bridge(vpn, name, None, command)
+
+    def _describe_bridge(self, vpn: str, command: c.DescribeBridge) -> Any:
+        """Describe a bridge, at its carrier."""
+        carrier = bridge_commands.find(self.bridges, vpn, command.name).carrier
+        if self.has_met and carrier != self._broker.header.name:
+            self.forward(vpn, command, self.facts.brokers[carrier])
+            return LATER
+        return bridge_commands.describe_bridge(self._broker, self.bridges, vpn, command)
+
+    def _apply_bridge(self, vpn: str, name: str, bridge: dict[str, Any] | None) -> int:
+        """Apply a bridge's definition or deletion, see `ApplyBridge`."""
+        if bridge is None:
+            bridge_name = name.removeprefix(ENDPOINT_PREFIX)
+            return bridge_commands.end(self._broker, self.bridges, vpn, bridge_name)
+        new = parse_bridge(bridge)
+        bridge_commands.begin(self._broker, self.bridges, new, self._number_of(new))
+        return 0
+
+    def _number_of(self, new: BridgeDefinition) -> int:
+        """The number of the broker that a bridge leads to."""
+        if new.far_broker is None:
+            return ELSEWHERE
+        header = self._broker.header
+        return self.facts.brokers[new.far_broker] if self.has_met else header.number
+
+    def _bring_here(
+        self, skipped: Mapping[RecordPosition, str], sent: BridgeSend, position: RecordPosition
+    ) -> BridgeReceipt:
+        """Store messages for another VPN of this broker, or answer that it failed."""
+        broker, why = self._broker, skipped.get(position)
+        if why is None:
+            return far_end.bring_across(broker, self.bridges, sent)
+        broker.event("bridge_refused", sent.vpn, why=f"it failed: {why}")
+        return far_end.across_failed(self.bridges, sent, broker.header.number)
+
+    def _copied(self, key: bytes, value: bytes | None) -> None:
+        """Handle a record of the copying engine for a bridge's near end. It comes in the broker's
+        own topic, to which nobody else writes, under the bridge's key. Raises ValueError for a
+        malformed record."""
+        vpn, name = of_key(key)
+        message = decode_copied(value)
+        queue = self._broker.find(vpn, endpoint.endpoint_name(name))
+        link = None if queue is None else self.bridges.links.get(queue.number)
+        if link is None or link.to != ELSEWHERE:
+            return  # the bridge was deleted
+        if not isinstance(message, HomeAnswer):
+            set_connection_state(self._broker, link, message.state, message.why)
+        elif message.receipt.link == link.queue:
+            receipt(self._broker, link, message.receipt)
+
+    def _say_over(self, link: Link, sent: BridgeSend) -> None:
+        """Send to another home, or to a broker of this one."""
+        if link.to == ELSEWHERE:
+            say_home(self._broker, link, sent)
         else:
-            here = self._broker.find(vpn, to)
-            topic = (
-                self.target_of(vpn, to) if here is None
-                else here.definition.default_publish_target
-            )  # fmt: skip
-            matched = self._matching(vpn, topic)
-        return self._stored_here(vpn, matched, own)
+            self.say(link.to, sent)
 
-    def _stored_here(
-        self, vpn: str, matched: list[tuple[str, Entry]], own: list[Queue]
-    ) -> list[Queue]:
-        """Own queues, and the stand-ins for matched queues that are elsewhere."""
-        facts, number = self.facts, self._broker.header.number
-        found = {queue.definition.name: queue for queue in own}
-        for name, entry in matched:
-            if stand_ins.target(self._broker, facts, vpn, name, entry) != number:
-                found[name] = stand_ins.stand_in(self._broker, facts, vpn, name)
-            else:  # messages from when the queue was elsewhere may still wait here: go behind them
-                waiting = stand_ins.find(self._broker, vpn, name)
-                if waiting is not None and waiting.header.depth:
-                    found[name] = waiting
-        return sorted(found.values(), key=lambda queue: queue.number)
+    def _brought(self, sender: int, sent: BridgeSend) -> None:
+        """Take messages for a VPN from another broker of the home, and answer."""
+        self.say(sender, far_end.bring_across(self._broker, self.bridges, sent, sender))
 
-    def stand_in(self, vpn: str, name: str) -> Queue | None:
-        """The stand-in for a queue of another broker."""
-        if entry_of(self.facts, vpn, name) is None:
-            return None
-        return stand_ins.stand_in(self._broker, self.facts, vpn, name)
-
-    @property
-    def keeps_directory(self) -> bool:
-        return True
-
-    def prepare_stand_in(self, queue: Queue, rows: list[Row], to: str) -> None:
-        """See `MeshInterface`. A delayed message crosses at once and waits at the other broker. A
-        bridge's endpoint also needs the destination, since its lanes are there."""
-        ends_there = (queue.header.stands_for or "").startswith(ENDPOINT_PREFIX)
-        for row in rows:
-            if row.until != NEVER or ends_there:
-                row.until, row.extras = NEVER, {TRANSIT: {"until": row.until, "to": to}}
-
-    def of_engine(self, queue: Queue) -> str:
-        return f"where messages wait for queue {queue.header.stands_for!r} of another broker"
-
-    def lanes(self, vpn: str) -> list[dict[str, Any]]:
-        return stand_ins.shown(self._broker, self.facts, vpn)
-
-    def of_record(self, vpn: str, topic: str, partition: int, own: list[Queue]) -> list[Queue]:
-        """See `MeshInterface`. Each queue that captures the topic has its own reader. Queues that
-        only subscribe to it get the record once, from the reader of the oldest capturing queue,
-        wherever they are. If another reader of that queue had the record, so have they."""
-        table = self._table(vpn)
-        names = {table.listed[at][0] for at in table.captured.find(topic)}
-        found = [
-            queue for queue in own
-            if queue.definition.name in names and self.reads(queue, partition)
-        ]  # fmt: skip
-        entries = self.facts.entries.get(vpn, {})
-        first = min(names, key=lambda name: (entries[name].made, name), default=None)
-        by_name = {queue.definition.name: queue for queue in own}
-        if first not in by_name or not self.reads(by_name[first], partition):
-            return found
-        listening = [table.listed[at] for at in sorted(table.subscribed.find(topic))]
-        rest = [
-            (name, entry) for name, entry in listening if name not in names and not entry.bridge
-        ]  # fmt: skip
-        mine = [by_name[name] for name, _ in rest if name in by_name]
-        return found + self._stored_here(vpn, rest, mine)
-
-    def why_waiting(self, queue: Queue) -> str | None:
-        lane = self.facts.lanes.get(queue.number)
-        if lane is None or not lane.why:
-            return None
-        return f"held by {queue.header.stands_for}: {lane.why}"
-
-    def reads(self, queue: Queue, partition: int) -> bool:
-        """Whether this broker reads plain records of this partition for a queue (M5)."""
-        entry = entry_of(self.facts, queue.definition.vpn, queue.definition.name)
-        if entry is None:
-            return True
-        owner, hosts = entry.definition.initial_owner, entry.hosts
-        reader = hosts[partition % len(hosts)] if owner is None else self.facts.brokers[owner]
-        return reader == self._broker.header.number
-
-    def _matching(self, vpn: str, topic: str) -> list[tuple[str, Entry]]:
-        """The home's queues that take messages published to a topic."""
-        table = self._table(vpn)
-        return [table.listed[at] for at in sorted(table.find(topic))]
-
-    def _table(self, vpn: str) -> _HomeTable:
-        table = self._tables.get(vpn)
-        if table is None or table.edition != self.facts.edition:
-            listed = sorted(self.facts.entries.get(vpn, {}).items())
-            table = self._tables[vpn] = _HomeTable(self.facts.edition, listed)
-        return table
+    def _answered(self, sender: int, answer: BridgeReceipt) -> None:
+        link = self.bridges.links.get(answer.link)
+        if link is not None:  # else the bridge was deleted
+            receipt(self._broker, link, answer)

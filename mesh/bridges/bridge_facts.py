@@ -12,7 +12,6 @@ from ...protocol.errors import ConfigError
 from ...protocol.home_bridges import WAITING
 from ...protocol.patterns import matches
 from ...state.queue.broker import Broker
-from ...state.queue.queue import Queue
 from ...state.storage.row import Row
 
 PAGE = "bridges"
@@ -176,10 +175,6 @@ class BridgeFacts:
         for key in sorted(self._written.keys() - pages.keys()):
             broker.store.delete(key)
         self._written = pages
-
-    def link_of(self, queue: Queue) -> Link | None:
-        """The link of an endpoint, or None."""
-        return self.links.get(queue.number)
 
     def arrival(self, vpn: str, name: str) -> Arrival | None:
         """The far end with this name, even if it is deleted."""

@@ -20,10 +20,13 @@ LATER = object()  # the result of a command that is answered later, or by anothe
 
 
 class MeshInterface:
-    """Other brokers, as a broker sees them that is alone. commands: those that also concern other
-    brokers, each with its handler: (VPN, command) → answer."""
+    """Other brokers, as a broker sees them that is alone."""
 
-    commands: Mapping[type, Callable[[str, Any], Any]] = {}
+    @property
+    def commands(self) -> Mapping[type, Callable[[str, Any], Any]]:
+        """The commands that also concern other brokers, each with its handler: (VPN, command) →
+        answer."""
+        return {}
 
     @property
     def brokers(self) -> tuple[str, ...]:

@@ -1,6 +1,6 @@
 """The core in the loop: `replica.Driver` with Kafka, Spark's state and real clocks.
 
-A broker learns of others when the engine names them, or from their records (`BridgedBroker.load`).
+A broker learns of others when the engine names them, or from their records (`Mesh.load`).
 
 A step that fails ends the loop and the batch. Pages that were written since the last mark belong to
 this attempt alone, and Spark discards them. It runs the batch again, and the next loop begins from
@@ -17,7 +17,7 @@ import msgspec
 
 from ...earlier.carry_over import carry_over
 from ...earlier.pages import FORMAT as EARLIER_FORMAT
-from ...mesh.bridges.bridged_broker import BridgedBroker
+from ...mesh.mesh import Mesh
 from ...protocol.steplog import StepRecord
 from ...replica.clock import BrokerClock
 from ...replica.driver import Clocks, Driver, Log, OutputWriter, Refused, Snapshot, Taken
@@ -64,7 +64,7 @@ class LoopDriver(Driver):
         self._pace = Pace()
         self._time = (lambda: self.now) if resting else self._clock
         clocks = Clocks(self._time, time.monotonic, time.thread_time)
-        mesh = BridgedBroker.load
+        mesh = Mesh.load
         super().__init__(home, code, store, snapshot, log, outbox, clocks, limits, mesh)
 
     def one(self, inputs: Any, timeout_s: float) -> Taken | None:
@@ -99,7 +99,7 @@ class SparkBatch:
         if _format_of(store) == EARLIER_FORMAT:
             _convert(home, store)
         _check_format(home, store)
-        self._work = MicroBatch(home, store, BATCH_LIMITS, BridgedBroker.load)
+        self._work = MicroBatch(home, store, BATCH_LIMITS, Mesh.load)
         self.take, self.end = self._work.take, self._work.end
 
 

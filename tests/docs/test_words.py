@@ -98,7 +98,7 @@ MODULES = {
 CLASSES = {
     "AskedAgain": "ConsumerReplay",
     "Beyond": "MeshInterface",
-    "Bridged": "BridgedBroker",
+    "Bridged": "Mesh",
     "CarriedOut": "a noun",
     "Doors": "Auth",
     "Ear": "a noun of what is heard",

@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 import pytest
 from lakequeue.lake.rebuilding import _home_record
-from lakequeue.mesh.bridges.bridged_broker import BridgedBroker
 from lakequeue.mesh.home_change import HomeChange
+from lakequeue.mesh.mesh import Mesh
 from lakequeue.mesh.rehome import Resting, rehome
 from lakequeue.protocol.state_files import is_newer, restore, state_file, write_state
 from lakequeue.replica.driver import Driver
@@ -70,7 +70,7 @@ def test_M4_a_driver_goes_on_from_the_new_state(tmp_path: Path) -> None:
     assert snapshot.offsets == known.own.offsets
     store = DictStore(pages)
     driver = Driver(
-        HOME, world.code, store, snapshot, world, world, clocks(world), LIMITS, BridgedBroker.load
+        HOME, world.code, store, snapshot, world, world, clocks(world), LIMITS, Mesh.load
     )
     assert driver.replay(world.logged(driver.log_at), world) == []
     driver.learn(SIZES)

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 from lakequeue.definitions import parse_configuration
-from lakequeue.mesh.bridges.bridged_broker import BridgedBroker
+from lakequeue.mesh.mesh import Mesh
 from lakequeue.protocol import ConfigError
 from lakequeue.protocol import commands as c
 from lakequeue.protocol.outputs import Deliveries, RejectedRecord
@@ -60,7 +60,7 @@ def test_what_only_the_engine_says_is_refused_from_a_tenant(forged: c.Command) -
 
 def test_the_engine_says_the_same_by_its_own_door() -> None:
     steps = Steps()
-    steps.broker.mesh = BridgedBroker.load(steps.broker)
+    steps.broker.mesh = Mesh.load(steps.broker)
     steps.run([define(), *FORGED[1:], c.Configure(system={"max_delivered_unacked": 1})])
     assert not usage(steps)["vpn"]["refused"]
 

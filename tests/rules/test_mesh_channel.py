@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from lakequeue.definitions import parse_configuration
 from lakequeue.definitions.configuration import configure_commands
 from lakequeue.mesh import channel
-from lakequeue.mesh.facts import MeshFacts, Peer
+from lakequeue.mesh.facts import Peer
+from lakequeue.mesh.mesh import Mesh
 from lakequeue.protocol import ConfigError, mesh_messages, topics
 from lakequeue.protocol import commands as c
 from lakequeue.protocol.messages import Records
@@ -42,10 +43,20 @@ class One:
         monkeypatch.setitem(channel.WORDS, "note", Note)
         self.broker = Broker.load(DictStore(), Home("a", 0, 5), Limits())
         self.broker.begin(NOW)
-        self.facts = MeshFacts(peers={1: Peer("b")})
+        mesh = Mesh.load(self.broker)
+        self.broker.mesh, self.facts = mesh, mesh.facts
+        self.facts.peers = {1: Peer("b")}
         self.heard: list[int] = []
         self.failed: list[int] = []
         self.missed: list[tuple[int, int]] = []
+        mesh.handlers["note"] = self.note
+        mesh.failures["note"] = lambda sender, said: self.failed.append(said.value)
+        monkeypatch.setattr(mesh, "_missed", lambda *missed: self.missed.append(missed))
+
+    def note(self, sender: int, said: Note) -> None:
+        if said.value < 0:
+            raise ValueError(f"value: {said.value} – is negative")
+        self.heard.append(said.value)
 
     def hear(self, *values: bytes) -> list[Any]:
         n = len(values)
@@ -54,17 +65,8 @@ class One:
             [None] * n, [None] * n,
         )  # fmt: skip
 
-        def note(sender: int, said: Note) -> None:
-            if said.value < 0:
-                raise ValueError(f"value: {said.value} – is negative")
-            self.heard.append(said.value)
-
-        failures = {"note": lambda sender, said: self.failed.append(said.value)}
         before = len(self.broker.outputs)
-        channel.hear(
-            self.broker, self.facts, records, {}, {"note": note}, failures,
-            lambda sender, number: self.missed.append((sender, number)),
-        )  # fmt: skip
+        self.broker.mesh.hear(records, {})
         return list(self.broker.outputs[before:])
 
     def events(self) -> list[str]:

@@ -388,7 +388,7 @@ def a_word_is_heard_twice() -> Any:
             peer.heard -= 1
         return original(broker, facts, vpn, value)
 
-    return around(channel, "_heard", heard)
+    return around(channel, "hear", heard)
 
 
 @mutant

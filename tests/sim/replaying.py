@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import msgspec
-from lakequeue.mesh.bridges.bridged_broker import BridgedBroker
+from lakequeue.mesh.mesh import Mesh
 from lakequeue.protocol import steplog
 from lakequeue.protocol.steplog import Range
 from lakequeue.protocol.wire import WireRecord
@@ -53,7 +53,7 @@ def judge_replay(site: Site, kafka: Kafka) -> None:
     store = DictStore(site.origin.pages)
     driver = Driver(
         Home(site.name, site.number, site.epoch), "v1", store, snapshot, quiet, quiet,
-        Clocks(lambda: 0, lambda: 0.0, lambda: 0.0), site.limits, BridgedBroker.load,
+        Clocks(lambda: 0, lambda: 0.0, lambda: 0.0), site.limits, Mesh.load,
     )  # fmt: skip
     mark = driver._replica.mark
 

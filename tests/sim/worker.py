@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 from crc32c import crc32c
-from lakequeue.mesh.bridges.bridged_broker import BridgedBroker
+from lakequeue.mesh.mesh import Mesh
 from lakequeue.protocol import topics
 from lakequeue.protocol.steplog import Range
 from lakequeue.protocol.wire import WireRecord
@@ -137,7 +137,7 @@ class Worker:
         self.driver = Driver(
             home, "v1", self.store, snapshot, self, self,
             Clocks(self.clock, lambda: self.kafka.now / 1000, self._used), site.limits,
-            BridgedBroker.load,
+            Mesh.load,
         )  # fmt: skip
         self._watch_marks()
         self.point("loaded")

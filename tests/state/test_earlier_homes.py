@@ -17,8 +17,8 @@ from typing import Any
 import msgspec
 import pytest
 from lakequeue.earlier.carry_over import carry_over
-from lakequeue.mesh.bridges.bridged_broker import BridgedBroker
 from lakequeue.mesh.home_change import HomeChange
+from lakequeue.mesh.mesh import Mesh
 from lakequeue.mesh.rehome import Resting, rehome
 from lakequeue.replica.driver import Refused
 from lakequeue.state import Batch, Broker, DictStore, Home, Limits, check, step
@@ -70,14 +70,14 @@ def test_it_goes_on(file: Path) -> None:
     one = read(file)
     store = DictStore(one.new)
     broker = Broker.load(store, Home(*one.home), limits_of(one))
-    broker.mesh = BridgedBroker.load(broker)
+    broker.mesh = Mesh.load(broker)
     check(broker)
     for n in range(20):
         step(broker, Batch(), broker.now + n)
         check(broker)
     broker.mark()
     again = Broker.load(store, Home(*one.home), limits_of(one))
-    again.mesh = BridgedBroker.load(again)
+    again.mesh = Mesh.load(again)
     check(again)
     assert depths(again) == depths(broker) != {}
 
