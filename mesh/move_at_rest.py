@@ -43,7 +43,7 @@ def move_queue(
 ) -> Queue:
     """Move a queue to another broker, or its messages into a queue there. The caller removes the
     old queue, with its broker or by `leave_behind`. shared: contents of several queues."""
-    rows = rows_of(queue)
+    rows = [msgspec.structs.replace(row) for row in rows_of(queue)]
     holders: dict[int, int] = {}
     if into is None:
         into = target.add_queue(_header(source, queue, target))
@@ -77,11 +77,10 @@ def move_queue(
     return into
 
 
-def leave_behind(broker: Broker, queue: Queue, rows: list[Row]) -> None:
-    """Remove a queue that has moved away from a broker that stays. rows: its rows as they were
-    here."""
+def leave_behind(broker: Broker, queue: Queue) -> None:
+    """Remove a queue that has moved away from a broker that stays."""
     header, number = queue.header, queue.number
-    if rows:
+    if rows := rows_of(queue):
         broker.spool.release(rows, header.vpn_number)
     broker.unacked -= header.leased
     vpn = broker.vpn_of(queue)

@@ -35,21 +35,19 @@ def what_was_had(brokers: Mapping[int, Broker], offsets: Mapping[int, Offsets]) 
     return found
 
 
-def of_removed(offsets: Iterable[Offsets]) -> Offsets:
-    """The offsets from which the heir reads the clients' partitions of removed brokers."""
-    return {
-        (topic, at): offset for one in offsets for (topic, at), offset in one.items()
-        if (kind := topics.split(topic)) is not None and kind[1] in OF_CLIENTS
-    }  # fmt: skip
+def of_clients(offsets: Iterable[Offsets], number: int | None = None) -> Offsets:
+    """The offsets in the clients' partitions: of all brokers, from which the heir reads what a
+    removed broker read; or of one, since a single broker may have read its partitions before."""
 
+    def is_meant(topic: str, partition: int) -> bool:
+        _, kind = topics.split(topic) or ("", "")
+        if number is None or kind not in OF_CLIENTS:
+            return kind in OF_CLIENTS
+        if kind == topics.COMMANDS:
+            return partition == topics.commands_partition(number)
+        return partition in topics.publish_partitions(number)
 
-def of_new(number: int, offsets: Iterable[Offsets]) -> Offsets:
-    """The offsets from which a new broker reads, since a single broker may have read its partitions
-    before."""
-    return {
-        place: offset for one in offsets for place, offset in one.items()
-        if place in _of_clients(place[0], number)
-    }  # fmt: skip
+    return {place: at for one in offsets for place, at in one.items() if is_meant(*place)}
 
 
 def share(broker: Broker, offsets: Offsets, had: Had) -> Offsets:
@@ -72,16 +70,6 @@ def share(broker: Broker, offsets: Offsets, had: Had) -> Offsets:
                 floors[place] = offset
             queue.dirty = queue.dirty or before != floors.get(place, 0)
     return offsets
-
-
-def _of_clients(topic: str, number: int) -> set[Partition]:
-    """The partitions of a topic that belong to the broker with this number."""
-    kind = topics.split(topic)
-    if kind is None or kind[1] not in OF_CLIENTS:
-        return set()
-    if kind[1] == topics.COMMANDS:
-        return {(topic, topics.commands_partition(number))}
-    return {(topic, at) for at in topics.publish_partitions(number)}
 
 
 def _captured(broker: Broker, topic: str, partition: int) -> Iterator[tuple[str, Queue]]:

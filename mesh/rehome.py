@@ -51,7 +51,7 @@ from .move_at_rest import (
     move_queue,
     rows_of,
 )
-from .reading_positions import Partition, of_new, of_removed, share, what_was_had
+from .reading_positions import Offsets, Partition, of_clients, share, what_was_had
 from .stand_ins import stand_in, turn
 
 
@@ -63,7 +63,7 @@ class Resting(msgspec.Struct):
     name: str
     number: int
     pages: dict[str, bytes] = {}
-    offsets: dict[Partition, int] = {}
+    offsets: Offsets = {}
     ids: dict[Partition, str] = {}
     captures: list[str] = []
     journal: list[JournalSegment] = []
@@ -266,9 +266,8 @@ class _Rehoming:
         for source in self._new.values():
             queue = source.find(vpn, name)
             if queue is not None and source.header.number != host:
-                rows = [msgspec.structs.replace(row) for row in rows_of(queue)]
                 self._hand_over(source, queue)
-                leave_behind(source, queue, rows)
+                leave_behind(source, queue)
 
     def _hand_over(self, source: Broker, queue: Queue) -> None:
         vpn, name = source.vpn_of(queue), queue.definition.name
@@ -335,9 +334,10 @@ class _Rehoming:
     def _done(self, broker: Broker) -> Resting:
         header = broker.header
         own, others = self._given.get(header.number), self._given.values()
-        at = of_new(header.number, (o.offsets for o in others)) if own is None else own.offsets
+        read = (one.offsets for one in others)
+        at = of_clients(read, header.number) if own is None else own.offsets
         if broker is self._heir:
-            at = of_removed(self._given[n].offsets for n in self._removed) | at
+            at = of_clients(self._given[n].offsets for n in self._removed) | at
         offsets = share(broker, at, self._had)
         watch(broker)
         broker.end()

@@ -26,7 +26,7 @@ import psutil
 
 from ...definitions.broker_changes import check_removed
 from ...mesh.home_change import HomeChange, NotAtRest
-from ...mesh.reading_positions import of_removed
+from ...mesh.reading_positions import of_clients
 from ...mesh.rehome import Rehomed, Resting, rehome
 from ...protocol import LakequeueError, NotConnected, topics
 from ...protocol.folders import Folder
@@ -321,7 +321,7 @@ class _States(msgspec.Struct):
 
 def _of_clients(known: _BrokerState) -> list[tuple[str, int, int]]:
     """How far a broker had read its clients' topics."""
-    return [(*place, at) for place, at in of_removed([known.resting.offsets]).items()]
+    return [(*place, at) for place, at in of_clients([known.resting.offsets]).items()]
 
 
 def _last(known: _BrokerState, segments: list[JournalSegment]) -> Journal:
