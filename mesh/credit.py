@@ -23,7 +23,7 @@ from ..state.queue.header import Subscription
 from ..state.queue.queue import Queue
 from ..state.rules.fairness import backlog_of
 from .channel import say
-from .facts import Credits, MeshFacts, born_of, entry_of
+from .facts import Credits, MeshFacts, born_of, entry_of, hosts_now
 from .stand_ins import end_if_idle, subscription_of
 
 Rooms = dict[str | None, int]  # by filter
@@ -36,7 +36,8 @@ def other_hosts(broker: Broker, facts: MeshFacts, queue: Queue) -> list[int]:
     entry = entry_of(facts, definition.vpn, definition.name)
     if entry is None or queue.header.deleted or not definition.max_spool_usage:
         return []
-    return [number for number in entry.hosts if number != broker.header.number]
+    hosts = hosts_now(broker, facts, definition.vpn, definition.name, entry)
+    return [number for number in hosts if number != broker.header.number]
 
 
 def tell_room(broker: Broker, facts: MeshFacts) -> None:

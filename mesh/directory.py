@@ -21,7 +21,7 @@ from ..state.queue.broker import Broker
 from ..state.rules.routing import add_topic, drop_topic, forget_found, has_topic, set_topics
 from . import credit, moves, stand_ins
 from .channel import say
-from .facts import Entry, MeshFacts, Peer, entry_of, key_of
+from .facts import Entry, MeshFacts, Peer, entry_of, hosts_now, key_of
 
 # Applies a bridge's definition, or its deletion (None): VPN, endpoint's name, definition → how many
 # messages waited for a deleted bridge.
@@ -103,7 +103,7 @@ def apply_topic(broker: Broker, facts: MeshFacts, message: SaidTopic) -> None:
     elif not is_there and not message.is_gone:
         insort(entry.topics, message.topic)
     queue = broker.find(message.vpn, message.queue)
-    if queue is not None and broker.header.number in entry.hosts:
+    if queue is not None:
         (drop_topic if message.is_gone else add_topic)(broker, queue, message.topic)
         if is_there == message.is_gone:
             event = "topic_unsubscribed" if message.is_gone else "topic_subscribed"
@@ -132,8 +132,7 @@ def apply_entry(
         _forget(broker, facts, vpn, name)
         facts.entries.get(vpn, {}).pop(name, None)
     else:
-        moves.keep_finished(broker, facts, vpn, name, entry)
-        if own in entry.hosts and not is_bridge:
+        if not is_bridge and own in hosts_now(broker, facts, vpn, name, entry):
             define(broker, vpn, c.Define(definition=to_wire(entry.definition)))
             queue = broker.find(vpn, name)
             assert queue is not None

@@ -8,6 +8,7 @@ import msgspec
 
 from ..definitions import QueueDefinition
 from ..protocol.mesh_messages import HasMoved, Room
+from ..state.queue.broker import Broker
 from ..state.storage.store import Store
 
 ReplyAddress = tuple[str, int, str]  # topic, partition, request
@@ -122,7 +123,8 @@ class MeshFacts(msgspec.Struct):
     coming: dict[str, tuple[int, int, int]] = {}  # the broker that expects it, the move, its room
     leaving: dict[str, int] = {}  # the broker it is moving to from here
     arriving: dict[str, int] = {}  # the number of the queue that is being filled here
-    went: dict[str, tuple[int, bytes]] = {}  # until the keeper knows: the move, what came last
+    # Until the keeper knows: the move, and the record that completed it; empty: it was called off.
+    went: dict[str, tuple[int, bytes]] = {}
     ended: list[HasMoved] = []  # at the keeper: ended here, and not yet in the directory
 
 
@@ -192,6 +194,18 @@ def born_of(facts: MeshFacts, vpn: str, queue: str) -> int:
     mesh."""
     entry = entry_of(facts, vpn, queue)
     return 0 if entry is None else entry.born
+
+
+def hosts_now(broker: Broker, facts: MeshFacts, vpn: str, queue: str, entry: Entry) -> list[int]:
+    """The hosts of a queue. Both hosts of a moving queue know that it has moved before its keeper
+    does, who alone changes the directory."""
+    own, to = broker.header.number, entry.moves_to
+    if to is None:
+        return entry.hosts
+    move, packed = facts.went.get(key_of(vpn, queue), (entry.move, b""))
+    has_gone = packed and move == entry.move
+    has_come = to == own and broker.find(vpn, queue) is not None
+    return [to] if has_gone or has_come else entry.hosts
 
 
 def keeper_of(facts: MeshFacts) -> int:

@@ -128,14 +128,8 @@ class Keeper:
         self._change(vpn, name, msgspec.structs.replace(entry, move=number, moves_to=to), None)
         return LATER
 
-    def hosts_changed(self) -> None:
-        """Count the queues again when the next one is placed: a host changes the entry of its own
-        queue before the keeper hears of it (`moves`)."""
-        self._placed = None
-
     def moved(self, sender: int, message: HasMoved) -> None:
         """Finish a move: the queue is at its new host, or has stayed."""
-        self.hosts_changed()
         facts, key = self._facts, key_of(message.vpn, message.queue)
         entry = entry_of(facts, message.vpn, message.queue)
         if key not in facts.moves or entry is None or entry.move != message.move:
@@ -343,8 +337,7 @@ class Keeper:
         facts.edition += 1
         self._emit_entry(vpn, name, entry)
         waiting = WaitingAnswer(facts.edition, reply, result, error, old)
-        told = None if entry is None else self._as_moving(vpn, name, entry)
-        self._tell([wire_entry(vpn, name, told)], None, waiting, at_once)
+        self._tell([wire_entry(vpn, name, entry)], None, waiting, at_once)
 
     def _change_topic(
         self, message: SaidTopic, command: c.Command, result: bool | None = None
@@ -377,7 +370,7 @@ class Keeper:
         """Send the whole directory to a broker that may have lost changes."""
         facts = self._facts
         message = [
-            wire_entry(vpn, name, self._as_moving(vpn, name, entry))
+            wire_entry(vpn, name, entry)
             for vpn, entries in sorted(facts.entries.items())
             for name, entry in sorted(entries.items())
         ]  # fmt: skip
@@ -391,14 +384,6 @@ class Keeper:
             home = facts.brokers, facts.groups
             say(self._broker, facts, to, Entries(edition, part, *home, None, after, is_last))
             after = (part[-1].vpn, part[-1].queue) if part else after
-
-    def _as_moving(self, vpn: str, name: str, entry: Entry) -> Entry:
-        """The entry of a queue that has left this broker, until its new host says that it has come:
-        as moving, so that the host says so again."""
-        own, has_left = self._broker.header.number, entry.moves_to is None
-        if not has_left or own in entry.hosts or key_of(vpn, name) not in self._facts.moves:
-            return entry
-        return msgspec.structs.replace(entry, hosts=[own], moves_to=entry.hosts[0])
 
     def say_untold(self) -> None:
         """Publish to clients what has changed while the home was at rest (M4)."""

@@ -60,7 +60,7 @@ from . import channel, credit, directory, handover, in_transit_commands, moves, 
 from .bridges import bridge_commands, endpoint, far_end
 from .bridges.bridge_facts import ELSEWHERE, BridgeFacts, Link
 from .bridges.link import cross, forward_all, receipt, say_home, send_again, set_connection_state
-from .facts import MeshFacts, entry_of, keeper_of, load_facts, mark_facts
+from .facts import MeshFacts, entry_of, hosts_now, keeper_of, load_facts, mark_facts
 from .keeper import Keeper
 from .queue_placement import check_move
 from .routes import Routes
@@ -77,7 +77,6 @@ class Mesh(Routes):
         # In this step: brokers to which everything was repeated; what was lost from them since.
         self._repeated: set[int] = set()
         self._lost: dict[int, int] = {}
-        self._forwarded_by: int | None = None  # the command that is being carried out
         self._alone: Commands = {
             c.Peers: self._peers,
             c.MoveQueue: self._move,
@@ -268,10 +267,7 @@ class Mesh(Routes):
                 send_again(broker, link, self._say_over)
 
     def leave(self, queue: Queue, task: Task, budget: Budget) -> bool:
-        has_left = moves.leave(self._broker, self.facts, queue, task, budget)
-        if has_left:
-            self._keeper.hosts_changed()
-        return has_left
+        return moves.leave(self._broker, self.facts, queue, task, budget)
 
     def forward_for_moving(self, queue: Queue, command: Any, ids: list[int]) -> int:
         """See `MeshInterface`. Messages that a bridge has sent cannot be called back."""
@@ -338,11 +334,6 @@ class Mesh(Routes):
         entry = entry_of(facts, vpn, command.queue)
         is_back = entry is not None and entry.moves_to is not None
         if entry is None or not is_back or facts.brokers.get(command.broker) != entry.hosts[0]:
-            if facts.brokers and self._forwarded_by == keeper_of(facts):
-                # The keeper believes that the queue may be called back: the record that it has
-                # come, or stays, may be lost, and the next one shows it.
-                self.say(keeper_of(facts), Heard(facts.edition))
-                raise LakequeueError(f"queue {command.queue!r}: is moving now, try again later")
             return self.kept(self._keeper.move)(vpn, command)
         if entry.hosts[0] != own:
             self.forward(vpn, command, entry.hosts[0])
@@ -381,20 +372,19 @@ class Mesh(Routes):
         speaker = (
             Speaker(message.client, "", message.admin) if message.client or message.admin else None
         )
-        self._forwarded_by = sender
         carry_out(self._broker, message.vpn, command, speaker)
-        self._forwarded_by = None
 
     def forward_command(self, vpn: str, command: Any) -> bool:
         """See `MeshInterface`. A command without a reply was sent before the queue moved, so it is
         forwarded; the sender of any other command must ask there."""
         broker, facts, name = self._broker, self.facts, command.queue
-        if not moves.is_away(facts, broker.header.number, vpn, name):
+        if not moves.is_away(broker, facts, vpn, name):
             return False
         queue = broker.find(vpn, name)
         if type(command) in TOLERANT or (queue is not None and type(command) in INSPECTIONS):
             return False
-        hosts = moves.where(facts, vpn, name)
+        there = hosts_now(broker, facts, vpn, name, facts.entries[vpn][name])
+        hosts = {broker: number for broker, number in facts.brokers.items() if number in there}
         if command.reply is None:
             self.forward(vpn, command, min(hosts.values()))
             return True

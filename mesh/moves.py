@@ -39,7 +39,7 @@ from ..state.storage.row import DELAYED, IN_MEMORY, NEVER, Row
 from ..state.storage.spool import Content
 from . import stand_ins
 from .channel import say
-from .facts import Entry, MeshFacts, entry_of, keeper_of, key_of
+from .facts import Entry, MeshFacts, entry_of, hosts_now, keeper_of, key_of
 from .move_at_rest import add_counts
 
 AT_REST = (
@@ -53,30 +53,19 @@ _whole = msgspec.msgpack.Decoder(tuple[QueueHeader, list[list[int]]])  # and its
 
 
 def follow(broker: Broker, facts: MeshFacts, vpn: str, name: str, entry: Entry) -> None:
-    """Begin or call off a queue's move here, after its entry in the directory changed."""
+    """Go on with a queue's move here, after its entry in the directory changed. If the keeper has
+    yet to learn that the move is over, it is told again."""
+    key = key_of(vpn, name)
     if entry.moves_to is None:
-        number = facts.arriving.pop(key_of(vpn, name), None)
+        facts.went.pop(key, None)
+        number = facts.arriving.pop(key, None)
         if number is not None:  # the move was called off before messages came
             broker.drop_queue(broker.queues[number])
     elif entry.moves_to == broker.header.number:
         _expect(broker, facts, vpn, name, entry)
+    elif facts.went.get(key) == (entry.move, b""):
+        _report(broker, facts, HasMoved(vpn, name, entry.move, _called_off(name)))
     _set_out(broker, facts, vpn, name, entry)
-
-
-def keep_finished(broker: Broker, facts: MeshFacts, vpn: str, name: str, new: Entry) -> None:
-    """Complete the directory's new entry of a queue: both of its hosts know that its move is over
-    before the directory does."""
-    known, own = entry_of(facts, vpn, name), broker.header.number
-    key = key_of(vpn, name)
-    if new.moves_to is None and key not in facts.moves:
-        facts.went.pop(key, None)
-    if known is None or known.move != new.move or known.moves_to is not None:
-        return
-    if new.moves_to is not None and known.hosts == [own]:  # the keeper has yet to learn it
-        error = "" if new.moves_to == own else _called_back(name)
-        _report(broker, facts, HasMoved(vpn, name, new.move, error))
-    if new.moves_to is not None:
-        new.hosts, new.moves_to = known.hosts, None
 
 
 def _report(broker: Broker, facts: MeshFacts, message: HasMoved) -> None:
@@ -88,11 +77,6 @@ def _report(broker: Broker, facts: MeshFacts, message: HasMoved) -> None:
         say(broker, facts, keeper_of(facts), message)
 
 
-def _finish(facts: MeshFacts, entry: Entry, host: int) -> None:
-    entry.hosts, entry.moves_to = [host], None
-    facts.directory_changed = True
-
-
 # ---------------------------------------------------------------- the new host
 
 
@@ -100,6 +84,9 @@ def _expect(broker: Broker, facts: MeshFacts, vpn: str, name: str, entry: Entry)
     """Prepare for a queue that is to move here."""
     key = key_of(vpn, name)
     if key in facts.arriving:
+        return
+    if broker.find(vpn, name) is not None:
+        _report(broker, facts, HasMoved(vpn, name, entry.move))
         return
     number = broker.header.next_queue
     broker.header.next_queue += 1
@@ -190,7 +177,6 @@ def _arrive(broker: Broker, facts: MeshFacts, message: Carry, queue: Queue, send
         queue.early.put(first, last, until, broker.limits.early_acks)
     header.definition, header.arriving = entry.definition, False
     del facts.arriving[key]
-    _finish(facts, entry, broker.header.number)
     broker.name_queue(queue)
     add_route(broker, entry.definition, queue.number)
     set_topics(broker, queue, entry.topics)
@@ -212,7 +198,8 @@ def may_come(broker: Broker, facts: MeshFacts, sender: int, message: Come) -> No
     key = key_of(message.vpn, message.queue)
     move, packed = facts.went.get(key, (-1, b""))
     if move == message.move:
-        say(broker, facts, sender, Carry(message.vpn, message.queue, move, NO_ROWS, [], packed))
+        if packed:
+            say(broker, facts, sender, Carry(message.vpn, message.queue, move, NO_ROWS, [], packed))
         return
     entry = entry_of(facts, message.vpn, message.queue)
     if entry is None and message.move <= facts.edition:
@@ -225,14 +212,14 @@ def may_come(broker: Broker, facts: MeshFacts, sender: int, message: Come) -> No
 def stay(broker: Broker, facts: MeshFacts, vpn: str, name: str, entry: Entry) -> None:
     """Call off a move that has not begun. Raises LakequeueError if it has."""
     key = key_of(vpn, name)
-    if key in facts.leaving:
+    if key in facts.leaving or broker.find(vpn, name) is None:
         raise LakequeueError(f"queue {name!r}: is moving already, and cannot be called back")
     facts.coming.pop(key, None)
-    _finish(facts, entry, broker.header.number)
-    _report(broker, facts, HasMoved(vpn, name, entry.move, _called_back(name)))
+    facts.went[key] = entry.move, b""
+    _report(broker, facts, HasMoved(vpn, name, entry.move, _called_off(name)))
 
 
-def _called_back(name: str) -> str:
+def _called_off(name: str) -> str:
     return f"queue {name!r}: stays, the move was called back"
 
 
@@ -320,22 +307,16 @@ def _hand_over_queue(broker: Broker, facts: MeshFacts, queue: Queue, task: Task,
             say(broker, facts, to, Forward(vpn, waiting.command))
     header.tasks = [one for one in header.tasks if one is task]
     del facts.leaving[key]
-    _finish(facts, facts.entries[vpn][name], to)
     withdraw(broker, queue)
     broker.drop_queue(queue)
     stand_ins.turn(broker, facts, vpn, name)
     broker.event("went", vpn, name, to=facts.peers[to].name)
 
 
-def is_away(facts: MeshFacts, own: int, vpn: str, name: str) -> bool:
+def is_away(broker: Broker, facts: MeshFacts, vpn: str, name: str) -> bool:
     """Whether a queue is leaving or not here."""
     entry = entry_of(facts, vpn, name)
     if entry is None:
         return False
-    return key_of(vpn, name) in facts.leaving or own not in entry.hosts
-
-
-def where(facts: MeshFacts, vpn: str, name: str) -> dict[str, int]:
-    """The hosts of a queue by name; the old host while it moves."""
-    entry = facts.entries[vpn][name]
-    return {broker: number for broker, number in facts.brokers.items() if number in entry.hosts}
+    hosts = hosts_now(broker, facts, vpn, name, entry)
+    return key_of(vpn, name) in facts.leaving or broker.header.number not in hosts

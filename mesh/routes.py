@@ -16,7 +16,7 @@ from ..state.storage.row import NEVER, Row
 from . import stand_ins
 from .bridges import endpoint
 from .bridges.bridge_facts import BridgeFacts, left
-from .facts import Entry, MeshFacts, entry_of
+from .facts import Entry, MeshFacts, entry_of, hosts_now
 
 
 class _HomeTable(TopicTable):
@@ -111,11 +111,12 @@ class Routes(MeshInterface):
         """See `MeshInterface`. Bridges do not carry plain records."""
         if queue.header.stands_for:
             return False
-        entry = entry_of(self.facts, queue.definition.vpn, queue.definition.name)
+        facts, key = self.facts, (queue.definition.vpn, queue.definition.name)
+        entry = entry_of(facts, *key)
         if entry is None:
             return True
-        owner, hosts = entry.definition.initial_owner, entry.hosts
-        reader = hosts[partition % len(hosts)] if owner is None else self.facts.brokers[owner]
+        owner, hosts = entry.definition.initial_owner, hosts_now(self._broker, facts, *key, entry)
+        reader = hosts[partition % len(hosts)] if owner is None else facts.brokers[owner]
         return reader == self._broker.header.number
 
     def _table(self, vpn: str) -> _HomeTable:

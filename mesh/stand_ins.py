@@ -39,6 +39,7 @@ from .facts import (
     OutLane,
     born_of,
     entry_of,
+    hosts_now,
     key_of,
 )
 
@@ -88,7 +89,8 @@ def target(broker: Broker, facts: MeshFacts, vpn: str, name: str, entry: Entry) 
     leaves_for = facts.leaving.get(key_of(vpn, name))
     if leaves_for is not None:
         return leaves_for
-    return own if own in entry.hosts else entry.hosts[own % len(entry.hosts)]
+    hosts = hosts_now(broker, facts, vpn, name, entry)
+    return own if own in hosts else hosts[own % len(hosts)]
 
 
 def subscription_of(
