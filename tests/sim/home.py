@@ -525,13 +525,16 @@ class Home:
             self._consume(queue, rng, "auto")
 
     def _mend_queues(self) -> None:
-        """Somebody defines the queues again that failed."""
+        """Somebody defines the queues again that failed, and opens those that are still shut down:
+        the first broker takes no change while too many wait."""
         for site in self.sites.values():
             if site.worker is not None and not site.worker.is_over:
                 for queue in site.worker.driver._replica.broker.queues.values():
-                    name = queue.definition.name
-                    if queue.header.faulted and name in self.queues:
+                    header, name = queue.header, queue.definition.name
+                    if header.faulted and name in self.queues:
                         self._define(self._keeper(), name, 30)
+                    elif name in self.queues and not (header.ingress and header.egress):
+                        self.admin.tell(site.number, c.Shutdown(queue=name))
 
     def _keeper(self) -> int:
         return min(site.number for site in self.sites.values())
