@@ -185,11 +185,10 @@ def test_a_client_of_kafka_learns_of_new_partitions(kafka: EmbeddedKafka, librar
 
 
 @pytest.mark.job
-@pytest.mark.parametrize("library", LIBRARIES)
-def test_clients_find_a_broker_by_its_name(kafka: EmbeddedKafka, library: str) -> None:
-    vpn = f"find-{library}"
+def test_clients_find_a_broker_by_its_name(kafka: EmbeddedKafka) -> None:
+    vpn = "find"
     ensure_topics(kafka.bootstrap_servers, [vpn], [])
-    transport = open_kafka(kafka.bootstrap_servers, "find", library)
+    transport = open_kafka(kafka.bootstrap_servers, "find")
     try:
         assert known_brokers(transport, vpn) == []
         topic = topics.topic(vpn, topics.DIRECTORY)

@@ -15,7 +15,6 @@ from pathlib import Path
 import psutil
 import pytest
 from kafka import KafkaConsumer, KafkaProducer, TopicPartition
-from kafka.errors import KafkaError
 from lakequeue.protocol import LakequeueError
 from lakequeue.streaming.kafka import embedded_kafka as kafka_broker
 from lakequeue.streaming.kafka.embedded_kafka import EmbeddedKafka, free_port, port_is_free
@@ -99,17 +98,6 @@ def test_one_that_runs(kafka: EmbeddedKafka, monkeypatch: pytest.MonkeyPatch) ->
     with pytest.raises(LakequeueError, match=f"{kafka.home} is in use by another engine"):
         EmbeddedKafka(kafka.home).start()
     assert kafka.running
-
-
-@job
-def test_two_homes_at_once(kafka: EmbeddedKafka, broker: EmbeddedKafka) -> None:
-    assert kafka.port != broker.port
-    make_topic(broker, "only-here")
-    send(broker, "only-here", b"1")
-    with pytest.raises(KafkaError):  # and topics are not made by sending to them
-        KafkaProducer(bootstrap_servers=kafka.bootstrap_servers, max_block_ms=1_500).send(
-            "only-here", b"1"
-        ).get(timeout=5)
 
 
 @job
