@@ -49,6 +49,7 @@ from .admission_checks import (
     refuse,
     refuse_of_vpn,
     refuse_plain,
+    told_name,
 )
 from .incoming import Incoming, alike
 
@@ -306,7 +307,7 @@ class Admission:
         for queue, reason in checked.discards:
             discard(broker, vpn, queue, reason, messages)
             if producer:
-                producer.discarded(seq, reason.value, queue.definition.name)
+                producer.discarded(seq, reason.value, told_name(queue))
         number = self._store(checked, messages) if checked.kept else 0
         if producer:
             producer.stored(seq, number, n)

@@ -113,6 +113,11 @@ def outcome(queue: Queue) -> str:
 # ---------------------------------------------------------------- consequences
 
 
+def told_name(queue: Queue) -> str:
+    """The name that clients are told: for a stand-in, that of its queue."""
+    return queue.header.stands_for or queue.definition.name
+
+
 def count_no_json(
     broker: Broker, vpn: str, checked: CheckedMessages, topic: str, reported: set[int]
 ) -> None:
@@ -138,7 +143,7 @@ def count_discarded(broker: Broker, queue: Queue, reason: Reason) -> None:
 def discard(broker: Broker, vpn: str, queue: Queue, reason: Reason, record: Incoming) -> None:
     """Discard a message for one queue (S4)."""
     count_discarded(broker, queue, reason)
-    _journal(broker, "discarded", vpn, queue.definition.name, reason, record)
+    _journal(broker, "discarded", vpn, told_name(queue), reason, record)
 
 
 def refuse(
@@ -146,7 +151,7 @@ def refuse(
     reason: Reason, record: Incoming,
 ) -> None:  # fmt: skip
     """Refuse a message because of one queue; then no queue stores it."""
-    name = queue.header.stands_for or queue.definition.name
+    name = told_name(queue)
     rejected = queue.header.rejected
     rejected[reason.value] = rejected.get(reason.value, 0) + 1
     broker.touch(queue)
@@ -164,7 +169,7 @@ def refuse_plain(broker: Broker, vpn: str, checked: CheckedMessages, record: Inc
         if not queue.header.refuses_plain:
             queue.header.refuses_plain = True
             broker.event(
-                "plain_record_refused", vpn, queue.definition.name, topic=record.topic,
+                "plain_record_refused", vpn, told_name(queue), topic=record.topic,
                 reason=reason.value,
             )  # fmt: skip
     for one in checked.kept:

@@ -80,3 +80,17 @@ def test_H2_M3_what_waits_for_a_queue_elsewhere_is_shown_with_why() -> None:
     assert (queue["lanes"], queue["why"], queue["depth"]) == ([], [], 0)
     told = [event["event"] for event in at["b"].admin().events() if "lane" in event["event"]]
     assert (told[0], told[-1]) == ("lane_blocked", "lane_flows")
+
+
+def test_S4_M2_what_a_stand_in_discards_is_told_and_journaled_under_the_name_of_its_queue() -> None:
+    """Else the publisher would learn a name that only the engine has, and a replay of the queue
+    would not bring it back (R4)."""
+    engine = MortalEngine(parse_configuration({"brokers": ["a", "b", "c"], "queues": [FAR]}))
+    connection = engine.connect("a")
+    producer = connection.producer()
+    producer.send("news", b"{}")
+    connection.admin().shutdown("#out/far", ingress=True)
+    receipt = producer.send("news", b"{}")
+    assert (receipt.discarded, receipt.reason, receipt.queue) == (True, "queue_shutdown", "far")
+    discarded = [row["queue"] for row in engine.journal() if row["event"] == "discarded"]
+    assert discarded == ["far"]
