@@ -14,6 +14,7 @@ from rich.text import Text
 from ..client.values import time_ms
 from ..lake import past
 from ..lake.queries_at import admin_of
+from ..monitor.formatting import clock
 from ..monitor.queue_details import explained
 from ..protocol.bounds import datetime_of
 from ..protocol.errors import ConfigError
@@ -25,7 +26,6 @@ from .common import (
     console,
     json_option,
     key_fields,
-    local_time,
     number,
     one_line,
     option,
@@ -34,7 +34,7 @@ from .common import (
     table_of,
 )
 from .queues import shown
-from .sql import asked, home_option
+from .sql import MS, asked, tables_option
 
 if TYPE_CHECKING:
     from ..client.message import BrowsedMessage
@@ -105,7 +105,7 @@ def _table(found: list[dict[str, Any]]) -> RenderableType:
 def _death(dead: dict[str, Any]) -> tuple[str, str, str]:
     """Why a dead message died, with the consumer's reason; in which queue; when, to the second."""
     reason, detail = dead.get("reason", ""), dead.get("detail", "")
-    time = local_time(dead["time"]).strftime("%Y-%m-%d %H:%M:%S") if "time" in dead else ""
+    time = clock(dead["time"]) if "time" in dead else ""
     return (f"{reason}: {detail}" if detail else reason), dead.get("queue", ""), time
 
 
@@ -145,7 +145,7 @@ LAST = "last"
 @option("--limit", type=click.IntRange(1, 10_000), default=20, show_default=True,
         help="browse, events: at most.")  # fmt: skip
 @option("--vpn", default="default", show_default=True, help="The message VPN.")
-@home_option
+@tables_option
 @json_option
 def at(
     words: tuple[str, ...],
@@ -189,7 +189,7 @@ def _print_notes(found: past.Moment) -> None:
     """Print which moment it is, and its notes."""
     for note in found.notes:
         click.echo(note, err=True)
-    moment = local_time(datetime_of(found.now)).isoformat(" ", "milliseconds")
+    moment = clock(datetime_of(found.now), MS)
     click.echo(
         f"Broker {found.broker} after step {found.step:,}, {moment} ({_again(found)})", err=True
     )
@@ -248,7 +248,7 @@ def _look(
 
 def _event(event: dict[str, Any]) -> str:
     shown = {k: v for k, v in event.items() if k not in ("time", "event") and v not in ("", None)}
-    when = local_time(event["time"]).strftime("%Y-%m-%d %H:%M:%S.%f")[:-3]
+    when = clock(event["time"], MS)
     return one_line(f"{when}  {event['event']}  " + ", ".join(f"{k}={v}" for k, v in shown.items()))
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import click
 
+from ..monitor.formatting import clock
 from .common import (
     DEFAULT_HOME,
     EngineAddress,
@@ -19,7 +20,6 @@ from .common import (
     counted,
     gathered,
     json_option,
-    local_time,
     nearest_home,
     note,
     number,
@@ -289,9 +289,8 @@ def _print_preview(found: object) -> None:
     count, begins = found.count, found.begins  # type: ignore[attr-defined]
     if found.left:  # type: ignore[attr-defined]
         note(found.left)  # type: ignore[attr-defined]
-    reach = "hold no message" if begins is None else f"begin {local_time(begins):%Y-%m-%d %H:%M}"
+    reach = "hold no message" if begins is None else f"begin {clock(begins, 'minutes')}"
     say(f"{counted(count, 'message')} to publish again; the tables {reach}")
     for one in found.examples:  # type: ignore[attr-defined]
-        when = local_time(one["time"]).strftime("%Y-%m-%d %H:%M:%S")
         text = one_line(payload_fields(one["payload"])["payload"])[:PREVIEW_MAX]
-        say(f"  {one['id'] or '–':>6}  {when}  {one['event']}  {text}")
+        say(f"  {one['id'] or '–':>6}  {clock(one['time'])}  {one['event']}  {text}")

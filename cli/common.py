@@ -14,7 +14,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from datetime import datetime, tzinfo
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -53,6 +52,24 @@ class Number(click.FloatRange):
         if not math.isfinite(number):
             self.fail(f"{value!r} is not a finite number.", param, ctx)
         return number
+
+
+class Folder(click.Path):
+    """A directory. No text is no directory: `--home "$UNSET"` does not mean the current one."""
+
+    def __init__(self) -> None:
+        super().__init__(file_okay=False, path_type=Path)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if value == "":
+            self.fail("the path is empty: name a directory, or leave the option out.", param, ctx)
+        return super().convert(value, param, ctx)
+
+
+def home_option(text: str, **settings: Any) -> Callable[[Any], Any]:
+    """Add --home, by default the one in this directory."""
+    given = {"envvar": "LAKEQUEUE_HOME", "default": DEFAULT_HOME, "show_default": True, **settings}
+    return option("--home", type=Folder(), help=text, **given)
 
 
 def gathered(into: type, name: str, *options: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -119,8 +136,8 @@ connection_options = gathered(
     option("--url", envvar="LAKEQUEUE_URL",
            help="The engine's Kafka: kafka://host:port, or just host:port.  "
            f"[default: that of --home, else {DEFAULT_URL}]"),
-    option("--home", type=click.Path(file_okay=False, path_type=Path), envvar="LAKEQUEUE_HOME",
-           help="The home of a running `lakequeue up`, which has its address."),
+    home_option("The home of a running `lakequeue up`, which has its address.",
+                default=None, show_default=False),
     option("--vpn", default="default", envvar="LAKEQUEUE_VPN", show_default=True,
            help="The message VPN, the tenant's namespace."),
 )  # fmt: skip
@@ -295,12 +312,3 @@ def interrupt_on_signals() -> Iterator[None]:
 def note(text: str) -> None:
     """Print a line for people on standard error."""
     print(one_line(text), file=sys.stderr, flush=True)
-
-
-def local_time(when: datetime, zone: tzinfo | None = None) -> datetime:
-    """A time in a zone, by default this machine's; unchanged at the ends of the calendar, where the
-    zone may not have it."""
-    try:
-        return when.astimezone(zone)
-    except (OverflowError, ValueError, OSError):
-        return when

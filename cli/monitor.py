@@ -10,7 +10,6 @@ import sys
 import termios
 import tty
 from collections.abc import Callable, Iterator
-from datetime import UTC
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -171,7 +170,7 @@ def _life(home: Path | None) -> Callable[[str], list[str]] | None:
         from .sql import asked, lines
 
         with asked(home) as lake:
-            return list(lines(life_of(lake, number), UTC))
+            return list(lines(life_of(lake, number)))
 
     return told
 

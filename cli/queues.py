@@ -11,7 +11,7 @@ from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from ..monitor.formatting import size
+from ..monitor.formatting import clock, size
 from ..monitor.queue_details import described
 from ..protocol.outputs import is_alert
 from .common import (
@@ -22,7 +22,6 @@ from .common import (
     console,
     json_option,
     json_text,
-    local_time,
     note,
     number,
     one_line,
@@ -321,5 +320,6 @@ def _line(event: dict[str, Any]) -> str:
     """One event for people: time, event, queue, details."""
     details = {k: v for k, v in event.items() if k not in COMMON and v not in (None, "")}
     text = " ".join(f"{key}={value}" for key, value in details.items())
-    time = local_time(event["time"]).strftime("%Y-%m-%d %H:%M:%S")
-    return one_line(f"{time}  {event['event']}  {event['queue'] or '–'}  {text}".rstrip())
+    return one_line(
+        f"{clock(event['time'])}  {event['event']}  {event['queue'] or '–'}  {text}".rstrip()
+    )

@@ -10,16 +10,24 @@ import click
 
 from ..lake import NoLake
 from ..lake.rebuilding import rebuild as made_again
+from ..monitor.formatting import clock
 from ..protocol.home_places import tables_place
 from ..sinks.table_damage import Table, look_at_tables
-from .common import DEFAULT_HOME, counted, json_option, note, option, say_json
+from .common import (
+    DEFAULT_HOME,
+    Folder,
+    counted,
+    home_option,
+    json_option,
+    note,
+    option,
+    say_json,
+)
 from .group import EnvironmentFault
 
 
 @click.command()
-@option("--home", type=click.Path(file_okay=False, path_type=Path), envvar="LAKEQUEUE_HOME",
-        default=DEFAULT_HOME, show_default=True,
-        help="The home whose tables are checked.")  # fmt: skip
+@home_option("The home whose tables are checked.")
 @click.option("--repair", is_flag=True, allow_from_autoenv=False,
               help="Repair what is damaged. Stop the engine first.")  # fmt: skip
 @json_option
@@ -79,13 +87,10 @@ def _size(table: Table) -> str:
     return f"version {table.version:,}, {counted(len(table.files), 'file')}"
 
 
-FOLDER = click.Path(file_okay=False, path_type=Path)
-
-
 @click.command()
-@option("--from", "source", type=FOLDER, default=DEFAULT_HOME, show_default=True,
+@option("--from", "source", type=Folder(), default=DEFAULT_HOME, show_default=True,
         help="The home whose tables are read.")  # fmt: skip
-@option("--home", type=FOLDER, required=True, help="The home to make; may be the same one.")
+@option("--home", type=Folder(), required=True, help="The home to make; may be the same one.")
 @json_option
 def rebuild(source: Path, home: Path, as_json: bool) -> None:
     """Make a working home from the Delta tables when the checkpoint is gone. Stop the engine first.
@@ -109,10 +114,9 @@ def rebuild(source: Path, home: Path, as_json: bool) -> None:
     for one in done:
         for text in one.notes:
             note(text)
-        when = one.time.astimezone().strftime("%Y-%m-%d %H:%M:%S")
         click.echo(
             f"{one.broker}: {counted(one.messages, 'message')} in {counted(one.queues, 'queue')}, "
-            f"after step {one.step:,} of {when}"
+            f"after step {one.step:,} of {clock(one.time)}"
         )
         if one.lost:
             click.echo(

@@ -42,11 +42,11 @@ TEXT, JSON = "text", "json"
 
 
 class PlainLines(logging.Formatter):
-    """`12:00:00 what happened`, always on one line; a traceback follows it."""
+    """`12:00:00Z what happened`, always on one line; a traceback follows it."""
 
-    def __init__(
-        self, form: str = "%(asctime)s %(message)s", time: str | None = "%H:%M:%S"
-    ) -> None:
+    converter = time.gmtime
+
+    def __init__(self, form: str = "%(asctime)s %(message)s", time: str = "%H:%M:%SZ") -> None:
         super().__init__(form, time)
 
     def formatMessage(self, record: logging.LogRecord) -> str:
@@ -185,7 +185,7 @@ def logging_to(file: Path, log_format: str = TEXT) -> Iterator[None]:
     rest.setLevel(logging.WARNING)
     rest.handleError = lambda record: None  # type: ignore[method-assign]  # the disk is full
     rest.setFormatter(
-        PlainLines("%(asctime)s %(levelname)s %(name)s: %(message)s", None)
+        PlainLines("%(asctime)s %(levelname)s %(name)s: %(message)s", "%Y-%m-%d %H:%M:%SZ")
         if log_format == TEXT else line_format(log_format)
     )  # fmt: skip
     engine = logging.getLogger("lakequeue.engine")

@@ -7,7 +7,7 @@ import csv
 import re
 import sys
 from collections.abc import Iterator
-from datetime import datetime, tzinfo
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,13 +17,13 @@ from rich.cells import cell_len
 from ..lake import NoLake, open_lake
 from ..lake import trace as life_of
 from ..lake.opening import not_written
+from ..monitor.formatting import clock
 from ..protocol.errors import ConfigError, LakequeueError
 from .common import (
-    DEFAULT_HOME,
     counted,
+    home_option,
     json_option,
     json_text,
-    local_time,
     note,
     one_line,
     option,
@@ -37,18 +37,12 @@ if TYPE_CHECKING:
 
 TOGETHER = 1_000  # rows that are fetched at once
 CELL_MAX = 80
+MS = "milliseconds"
 FORMULA = tuple("=+-@\t\r")  # what makes a cell a formula, by its first character
 NUMBER = re.compile(r"[+-]?[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]+)?")
 NOT_READ = re.compile(r"stream registered as '(\w+)' failed: (.*)")
 NO_TABLE = re.compile(r"Table with name (\S+) does not exist")
-
-
-def home_option(command: Any) -> Any:
-    """Add --home to a command that reads the tables, whether an engine runs or not."""
-    return option(
-        "--home", type=click.Path(file_okay=False, path_type=Path), envvar="LAKEQUEUE_HOME",
-        default=DEFAULT_HOME, show_default=True, help="The home whose tables are read.",
-    )(command)  # fmt: skip
+tables_option = home_option("The home whose tables are read.")
 
 
 @contextlib.contextmanager
@@ -87,7 +81,7 @@ def _explained(lake: duckdb.DuckDBPyConnection, text: str) -> LakequeueError:
 
 @click.command()
 @click.argument("query")
-@home_option
+@tables_option
 @option("--csv", "as_csv", is_flag=True, help="CSV with a header, for spreadsheets.")
 @json_option
 def sql(query: str, home: Path, as_csv: bool, as_json: bool) -> None:
@@ -172,7 +166,7 @@ def _harmless(text: str) -> str:
 def _short(value: Any) -> str:
     """A value for people, on one line, without control characters."""
     if isinstance(value, datetime):
-        return value.strftime("%Y-%m-%d %H:%M:%S.%f")[:-3]
+        return clock(value, MS) if value.tzinfo else value.isoformat(" ", MS)
     text = one_line(_cell(value))
     return text if len(text) <= CELL_MAX else text[: CELL_MAX - 1] + "…"
 
@@ -191,13 +185,12 @@ FROM = {"returned", "lease_ended"}
 
 @click.command()
 @click.argument("message_id")
-@home_option
+@tables_option
 @json_option
 def trace(message_id: str, home: Path, as_json: bool) -> None:
     """Show the life of the message MESSAGE_ID in all its queues, and why it waited.
 
-    Reads the Delta tables, which are a few seconds behind a running engine. Times are local; with
-    --json UTC.
+    Reads the Delta tables, which are a few seconds behind a running engine. Times are UTC.
 
     \b
     Examples:
@@ -213,26 +206,26 @@ def trace(message_id: str, home: Path, as_json: bool) -> None:
         click.echo(line)
 
 
-def lines(story: dict[str, Any], zone: tzinfo | None = None) -> Iterator[str]:
-    """A story for people; times in the zone, or this machine's."""
+def lines(story: dict[str, Any]) -> Iterator[str]:
+    """A story for people."""
     number, published = story["message_id"], story["published"]
     if published is None:
         yield f"Message {number}; its publication is not in the tables"
     else:
         yield (
             f"Message {number}, {counted(published['bytes'], 'byte')}, published "
-            f"{_when(published['time'], zone)} to {published['topic']}, partition "
+            f"{clock(published['time'], MS)} to {published['topic']}, partition "
             f"{published['partition']}, offset {published['offset']}"
         )
     for queue in story["queues"]:
         vpn = "" if queue["vpn"] == "default" else f" in the VPN {queue['vpn']}"
         yield f"\n{one_line(queue['queue'] + vpn)}"
         for event in queue["life"]:
-            yield f"  {_when(event['time'], zone)}  {one_line(_what(event, zone))}"
+            yield f"  {clock(event['time'], MS)}  {one_line(_what(event))}"
             yield from _then(event)
 
 
-def _what(event: dict[str, Any], zone: tzinfo | None) -> str:
+def _what(event: dict[str, Any]) -> str:
     """One event for people."""
     name, who, reason = event["event"], event["consumer"], event["reason"]
     text = WORDS.get(name, name)
@@ -244,7 +237,7 @@ def _what(event: dict[str, Any], zone: tzinfo | None) -> str:
         text += f" to {reason}" if name == "dead_lettered" else f": {reason}"
     if event["until"] is not None:
         state = (event["then"] or {}).get("state")
-        text += f", {'due' if state == 'delayed' else 'until'} {_when(event['until'], zone)}"
+        text += f", {'due' if state == 'delayed' else 'until'} {clock(event['until'], MS)}"
     return text
 
 
@@ -263,14 +256,10 @@ def _then(event: dict[str, Any]) -> Iterator[str]:
     parts = then.get("why", [])
     if len(parts) == 1:
         text += "" if parts[0]["why"] == "waiting" else f": {parts[0]['why']}"
-    yield f"{'':27}{text}"
+    yield f"{'':28}{text}"
     for part in parts if len(parts) > 1 else ():
         span = "until now" if part["ms"] is None else _long(part["ms"])
-        yield f"{'':29}{span}: {part['why']}"
-
-
-def _when(time: datetime, zone: tzinfo | None) -> str:
-    return local_time(time, zone).strftime("%Y-%m-%d %H:%M:%S.%f")[:-3]
+        yield f"{'':30}{span}: {part['why']}"
 
 
 def _long(ms: int) -> str:

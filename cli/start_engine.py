@@ -29,7 +29,7 @@ from ..streaming.engine_settings import EngineSettings
 from ..streaming.home.home_folder import HomeFolder
 from ..streaming.kafka.embedded_kafka import EmbeddedKafka
 from ..streaming.kafka.kafka_watch import KafkaWatch
-from .common import DEFAULT_HOME, gathered, json_option, option, pairs
+from .common import gathered, home_option, json_option, option, pairs
 from .group import EnvironmentFault
 from .presence import heartbeat, who
 from .service import Progress, environment_faults, in_the_foreground, run_engine
@@ -82,10 +82,7 @@ def engine_options(home_help: str) -> Callable[[Any], Any]:
     """Add --home, --config, --trigger, --set, --accept-other-kafka and --json."""
     return gathered(
         EngineOptions, "given",
-        option(
-            "--home", type=click.Path(file_okay=False, path_type=Path), default=DEFAULT_HOME,
-            show_default=True, envvar="LAKEQUEUE_HOME", help=home_help,
-        ),
+        home_option(home_help),
         option(
             "--config", type=click.Path(dir_okay=False, path_type=Path),
             default=PACKAGE_CONFIGURATION, envvar="LAKEQUEUE_CONFIG",

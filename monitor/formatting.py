@@ -62,9 +62,11 @@ def age(seconds: float | None) -> str:
     return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
 
 
-def clock(value: datetime | None) -> str:
-    """A time, UTC, to the second."""
-    return "–" if value is None else f"{value.astimezone(UTC):%Y-%m-%d %H:%M:%S}"
+def clock(value: datetime | None, to: str = "seconds") -> str:
+    """A time, everywhere in UTC: `2026-11-21 10:00:00Z`."""
+    if value is None:
+        return "–"
+    return value.astimezone(UTC).replace(tzinfo=None).isoformat(" ", to) + "Z"
 
 
 def preview(payload: bytes) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 from click.core import ParameterSource
 
-from ...cli.common import interrupt_on_signals, json_option, option
+from ...cli.common import Folder, interrupt_on_signals, json_option, option
 from ...cli.group import EXIT_FAILED
 from ...protocol.errors import LakequeueError
 from .blocked_bridge import BridgeDemo
@@ -26,7 +26,7 @@ OF_FLIGHTS = ("count", "everything", "workers", "seed")  # options
 @option("--all", "everything", is_flag=True, help="All 336,776 flights.")
 @option("--workers", type=click.IntRange(1, 64), default=4, show_default=True,
         help="Worker processes.")  # fmt: skip
-@option("--home", type=click.Path(file_okay=False, path_type=Path),
+@option("--home", type=Folder(),
         help="Keep everything in this empty directory.  [default: a temporary one]")  # fmt: skip
 @option("--seed", type=int, default=0, show_default=True, help="Of the workers' failures.")
 @json_option

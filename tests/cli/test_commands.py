@@ -55,7 +55,7 @@ def run(*arguments: str, stdin: str | bytes | None = None) -> Result:
     return CliRunner().invoke(main, list(arguments), input=stdin, catch_exceptions=False)
 
 
-def numbers_of(kind: type[click.ParamType]) -> Iterator[tuple[str, ...]]:
+def options_of(kind: type[click.ParamType]) -> Iterator[tuple[str, ...]]:
     """Every command, and each of its options that takes this kind of number."""
     top = click.Context(main)
     commands = {(name,): main.get_command(top, name) for name in COMMANDS}
@@ -68,8 +68,8 @@ def numbers_of(kind: type[click.ParamType]) -> Iterator[tuple[str, ...]]:
                 yield (*words, one.opts[0])
 
 
-WITH_FRACTIONS = list(numbers_of(click.types.FloatParamType))
-COUNTS_OF_BENCHES = [n for n in numbers_of(click.types.IntParamType) if n[0] == "bench"]
+WITH_FRACTIONS = list(options_of(click.types.FloatParamType))
+COUNTS_OF_BENCHES = [n for n in options_of(click.types.IntParamType) if n[0] == "bench"]
 
 
 # ---------------------------------------------------------------- numbers
@@ -93,6 +93,18 @@ def test_a_number_that_cannot_be_meant_is_refused_before_anything_is_done(
     assert result.exit_code == 2
     assert f"Invalid value for '{words[-1]}'" in result.stderr
     assert value in result.stderr
+
+
+FILES = ("--config", "--token-file", "files")
+PATHS = [words for words in options_of(click.Path) if words[-1] not in FILES]
+
+
+@pytest.mark.parametrize("words", PATHS, ids=str)
+def test_an_empty_path_is_not_this_directory(words: tuple[str, ...]) -> None:
+    result = run(*words, "")
+    assert result.exit_code == 2
+    assert f"Invalid value for '{words[-1]}'" in result.stderr
+    assert "the path is empty: name a directory" in result.stderr
 
 
 # ---------------------------------------------------------------- help

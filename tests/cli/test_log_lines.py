@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -47,7 +48,7 @@ def test_people_read_a_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[st
         log.debug("too much")
         log.warning("bridge %s waits", "a\n12:00:00 all is well\x1b[2J\u2028b")
     line, crafted = capsys.readouterr().err.splitlines()
-    assert line.partition(" ")[2] == "message 17 died"
+    assert re.fullmatch(r"\d\d:\d\d:\d\dZ message 17 died", line)
     assert crafted.endswith("bridge a 12:00:00 all is well [2J b waits")
     assert log.level == logging.NOTSET
 

@@ -159,7 +159,7 @@ def test_the_life_of_a_message(home: Path) -> None:
     lines = [line for line in done.stdout.splitlines() if line]
     assert lines[0].startswith("Message 1, 8 bytes, published 20")
     assert re.search(r"to default\.publish, partition \d, offset 0$", lines[0])
-    assert [line[27:] if line.startswith("  ") else line for line in lines[1:]] == [
+    assert [line[28:] if line.startswith("  ") else line for line in lines[1:]] == [
         "orders",
         "entered",
         "waited 1.5 s: no consumer",
@@ -231,5 +231,9 @@ def test_L12_no_odd_time_breaks_a_table_an_export_or_a_life(
         assert len(done.stdout.splitlines()) == count + (export != ["--json"])
     for number in (2, 3, count):
         assert run(home, "trace", str(number)).exit_code == 0
+    entered = "SELECT time FROM journal WHERE message_id = '3' AND event = 'spooled'"
+    _, same = run(home, "sql", entered).stdout.splitlines()
+    assert same.endswith("Z")
+    assert f"{same}  entered" in run(home, "trace", "3").stdout
     found = bench.admin.replay("orders", home=home, since="epoch", dry_run=True)
     assert found.count == len(range(0, len(ODD_MS), 2))
