@@ -11,6 +11,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
+from ..cli.common import interrupt_on_signals
 from ..client.kafka import LIBRARIES
 
 TRIGGERS = ("real-time", "micro-batch")  # as in `harness`, which takes a second to load
@@ -70,6 +71,7 @@ def _add(module: str, name: str, title: str, help: str, *options: Callable) -> N
     """A command that calls ``run`` of a module, which is imported then. Its options are the
     function's arguments, besides ``say``, which reports progress."""
 
+    @interrupt_on_signals()
     def invoke(as_json: bool, **given: Any) -> None:
         run = importlib.import_module(f".{module}", __package__).run
         show(title, run(**given, say=_say), as_json)

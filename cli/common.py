@@ -293,10 +293,15 @@ def stop_on_signals() -> Iterator[threading.Event]:
 
 @contextlib.contextmanager
 def interrupt_on_signals() -> Iterator[None]:
-    """`ending_signals` interrupt like Ctrl-C, for phases that cannot look at an event."""
+    """`ending_signals` interrupt like Ctrl-C, for phases that cannot look at an event. One that
+    comes twice interrupts once, so that it does not cut short what cleans up."""
+    last = -math.inf
 
     def handle(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
+        nonlocal last
+        before, last = last, time.monotonic()
+        if last - before > SAME_SIGNAL_S:
+            raise KeyboardInterrupt
 
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -31,6 +31,7 @@ OF_FLIGHTS = ("count", "everything", "workers", "seed")  # options
 @option("--seed", type=int, default=0, show_default=True, help="Of the workers' failures.")
 @json_option
 @click.pass_context
+@interrupt_on_signals()
 def demo(
     ctx: click.Context, story: str, count: int, everything: bool, workers: int,
     home: Path | None, seed: int, as_json: bool,
@@ -63,8 +64,7 @@ def demo(
     place = home or Path(tempfile.mkdtemp(prefix="lakequeue-demo-"))
     play = FlightsDemo(place.absolute(), None if everything else count, workers, seed, as_json)
     try:
-        with interrupt_on_signals():
-            good = play.run()
+        good = play.run()
     except KeyboardInterrupt:
         if home is None:
             shutil.rmtree(place, ignore_errors=True)

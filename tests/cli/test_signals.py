@@ -8,6 +8,8 @@ import time
 from collections.abc import Iterator
 
 import pytest
+from click.testing import CliRunner
+from lakequeue.cli import main
 from lakequeue.cli.common import SAME_SIGNAL_S, interrupt_on_signals, stop_on_signals
 
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -50,6 +52,29 @@ def test_without_a_signal_the_handlers_are_as_before() -> None:
 def test_a_command_that_is_starting_is_interrupted(which: int) -> None:
     with pytest.raises(KeyboardInterrupt), interrupt_on_signals():
         os.kill(os.getpid(), which)
+
+
+@pytest.mark.parametrize("which", ENDING)
+@pytest.mark.parametrize(
+    ("words", "work"),
+    [(("demo",), "examples.demo.demo.FlightsDemo.run"), (("bench", "core"), "bench.core.run"),
+     (("demo", "bridge"), "examples.demo.demo.BridgeDemo.run")],
+)  # fmt: skip
+def test_a_demo_and_a_benchmark_clean_up(
+    monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], work: str, which: int
+) -> None:
+    cleaned = []
+
+    def run(*_: object, **given: object) -> None:
+        try:
+            os.kill(os.getpid(), which)
+        finally:
+            os.kill(os.getpid(), which)  # the second half, of `timeout`
+            cleaned.append(True)
+
+    monkeypatch.setattr(f"lakequeue.{work}", run)
+    assert CliRunner().invoke(main, words).exit_code == 130
+    assert cleaned
 
 
 def test_a_command_under_nohup_outlives_its_terminal() -> None:
