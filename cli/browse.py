@@ -24,6 +24,7 @@ from .common import (
     cell,
     connection_options,
     console,
+    counted,
     json_option,
     key_fields,
     number,
@@ -272,7 +273,7 @@ def _show_step(found: past.Moment, as_json: bool) -> None:
     if as_json:
         say_json({"step": found.step, "took": took, "said": sent})
         return
-    click.echo(f"It took {len(took):,} records:")
+    click.echo(f"It took {counted(len(took), 'record')}:")
     for record in took:
         click.echo("  " + _line(record, f"{record['partition']} @ {record['offset']}"))
     click.echo(f"It sent {len(sent):,}:")

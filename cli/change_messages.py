@@ -294,3 +294,5 @@ def _print_preview(found: object) -> None:
     for one in found.examples:  # type: ignore[attr-defined]
         text = one_line(payload_fields(one["payload"])["payload"])[:PREVIEW_MAX]
         say(f"  {one['id'] or '–':>6}  {clock(one['time'])}  {one['event']}  {text}")
+    if more := count - len(found.examples):  # type: ignore[attr-defined]
+        say(f"  and {number(more)} more")

@@ -187,4 +187,5 @@ def _queue_check(address: str, vpn: str, queue: str) -> Check:
     except LakequeueError as error:
         advice = "See `lakequeue queues`; define it with `lakequeue define`."
         return Check("queue", False, str(error), wanted, advice)
-    return Check("queue", True, f"{look['depth']:,} messages", wanted)
+    depth = look["depth"]
+    return Check("queue", True, f"{depth:,} message{'' if depth == 1 else 's'}", wanted)

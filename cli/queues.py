@@ -47,7 +47,7 @@ ROWS: tuple[tuple[str, str, str, str, Callable[[Any], str]], ...] = (
 @json_option
 def usage(engine: EngineAddress, as_json: bool) -> None:
     """Show how much of their limits the VPN and each broker use, which alerts are set, and what was
-    refused without a queue. Limits apply per broker.
+    refused. Limits apply per broker.
 
     \b
     Examples:
@@ -55,7 +55,7 @@ def usage(engine: EngineAddress, as_json: bool) -> None:
       lakequeue usage --json | jq .broker
     """
     with engine.connect("usage") as connection:
-        found = connection.admin().usage()
+        found, queues = connection.admin().usage(), connection.admin().queues()
     if as_json:
         say_json(found)
         return
@@ -71,6 +71,9 @@ def usage(engine: EngineAddress, as_json: bool) -> None:
     for one in each(found):
         for reason, count in one["vpn"]["refused"].items():
             say(f"{count:,} refused: {reason}{_at(one, found)}")
+    for queue in queues:
+        for reason, count in (queue.get("rejected") or {}).items():
+            say(f"{count:,} refused: {reason} by {queue['name']}")
 
 
 def each(found: Mapping[str, Any]) -> list[Mapping[str, Any]]:

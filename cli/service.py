@@ -44,7 +44,7 @@ TEXT, JSON = "text", "json"
 class PlainLines(logging.Formatter):
     """`12:00:00Z what happened`, always on one line; a traceback follows it."""
 
-    converter = time.gmtime
+    converter = staticmethod(time.gmtime)
 
     def __init__(self, form: str = "%(asctime)s %(message)s", time: str = "%H:%M:%SZ") -> None:
         super().__init__(form, time)

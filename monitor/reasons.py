@@ -271,7 +271,7 @@ def _why_nothing_enters(queue: Queue) -> list[Waiting]:
         text = f"The queue is full: {queue['spool_bytes']:,} of {limit:,} bytes. It refuses more."
         found.append(Waiting("full", text, side="in"))
     elif most is not None and depth >= most > 0:
-        text = f"The queue is full: {depth:,} of {most:,} messages. It refuses more."
+        text = f"The queue is full: {depth:,} of {_count(most, 'message')}. It refuses more."
         found.append(Waiting("full", text, side="in"))
     return found
 

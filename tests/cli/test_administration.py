@@ -169,6 +169,12 @@ def test_usage_tells_what_was_refused_without_a_queue(orders: Engine) -> None:
     assert orders.json("usage")["vpn"]["spool_bytes"] == 2
 
 
+def test_usage_tells_what_a_queue_refused(orders: Engine) -> None:
+    orders.admin.define({"name": "orders", "message_type": "json", "max_spool_messages": 1})
+    orders.run("publish", "orders", stdin='{"n": 1}\n{"n": 2}\n')
+    assert orders.run("usage").stdout.splitlines()[-1] == "2 refused: queue_quota by orders"
+
+
 # ---------------------------------------------------------------- events
 
 

@@ -90,18 +90,21 @@ def test_r4_replay(orders: Engine, tmp_path: Path) -> None:
     engine = orders.connection.engine
     recorded = Recorded(engine)
     orders.admin.purge("orders")
-    orders.send("orders", b'{"n": 4}', b'{"n": 5}')
+    orders.send("orders", *(b'{"n": %d}' % n for n in range(4, 11)))
     orders.admin.purge("orders")
     recorded.write(tmp_path)
     command = ("replay", "orders", "--since", "4", "--home", str(tmp_path))
     shown = orders.run(*command, "--dry-run").stdout.splitlines()
-    assert shown[0].startswith("2 messages to publish again; the tables begin ")
+    assert shown[0].startswith("7 messages to publish again; the tables begin ")
     assert shown[1].endswith('spooled  {"n": 4}')
+    assert shown[-1] == "  and 2 more"
     assert depths(orders)["orders"] == 0
     assert orders.run(*command, "--rate", "1000", stdin="y\n").stdout.endswith(
-        "2 published to orders\n"
+        "7 published to orders\n"
     )
-    assert [m.headers["lq-replay-of"] for m in orders.admin.browse("orders")] == ["4", "5"]
+    assert [m.headers["lq-replay-of"] for m in orders.admin.browse("orders")] == [
+        str(n) for n in range(4, 11)
+    ]
     assert orders.run("replay", "orders").exit_code == 2
 
 

@@ -18,7 +18,7 @@ from lakequeue.cli import main
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
 WORDS = ("lakequeue", ".venv/bin/lakequeue", "make", "python", "docker", "spark-submit", "echo",
-         "cat", "pip", "kafka-console-producer.sh", ".")  # fmt: skip
+         "cat", "pip", ".")  # fmt: skip
 SHELLS = ("sh", "bash", "shell", "console")
 _FENCE = re.compile(r"^( *)```([^\n]*)\n(.*?)^\1```", re.MULTILINE | re.DOTALL)
 _INDENTED = re.compile(r"(?:(?<=\n\n)|^)((?: {4,}[^\n]*\n|\n(?= {4}))+)", re.MULTILINE)

@@ -32,11 +32,9 @@ from printed import PAGES, ROOT, Printed, calls, commands, examples_of_help, fen
 ELSEWHERE = {
     r"^make |^\. \.venv|^pip |^python3 -m venv|^app/bin/": "installs, or runs these tests",
     r"lakequeue (demo|bench)": "minutes of work; has tests of its own",
-    r"^pkill": "kills every engine here; tests/job/test_chaos.py kills its own",
     r"lakequeue up": "runs already",
     r"kafka-1:9092|bootstrap kafka:9092|localhost:19092": "needs a cluster",
     r"^docker |^kubectl |engine\.log": "needs a cluster, or its log",
-    r"^kafka-console-producer": "Kafka's own tool",
     r"lakequeue submit": "needs a cluster; tests/job/test_standalone.py has one",
     r"--master MASTER": "needs a cluster; tests/platform/test_deployment_checks.py has answers",
     r"lakequeue move-queue|lakequeue brokers --": "several brokers: tests/job/test_live_brokers.py",
