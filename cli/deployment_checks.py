@@ -8,12 +8,13 @@ change nothing.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import lakequeue
 
+from ..definitions import is_regex
 from ..protocol import commands, topics
 from ..protocol.bounds import RECORD_BYTES_MAX
 from ..protocol.errors import LakequeueError
@@ -172,6 +173,20 @@ def oldest_check(look: KafkaLook, vpn: str, oldest_s: Mapping[str, float]) -> Ch
     return Check(name, True, found, wanted, advice, required=False)
 
 
+def captured_check(look: KafkaLook, queues: Iterable[Mapping[str, Any]]) -> Check:
+    """Is the topic there that a queue names? A queue that names none takes what clients send."""
+    missing = [
+        f"{queue['name']} captures {topic}" for queue in queues
+        if (topic := queue["definition"]["underlying_topic"]) != queue["name"]
+        and not is_regex(topic) and topic not in look.topics
+    ]  # fmt: skip
+    name, wanted = "captured topics", "each underlying_topic is in Kafka"
+    if not missing:
+        return Check(name, True, "all there", wanted)
+    advice = "Make the topic, or correct the definition: the queue takes nothing from it."
+    return Check(name, False, "; ".join(missing), wanted, advice)
+
+
 # ------------------------------------------------------------ the engine, by its heartbeat
 
 
@@ -228,7 +243,9 @@ def deployment_checks(
     checks = kafka_checks(look, vpns, numbers)
     if lives:
         try:
-            with lakequeue.connect(bootstrap, vpn=vpn, client_name="doctor") as connection:
+            with lakequeue.connect(
+                f"kafka://{bootstrap}", vpn=vpn, client_name="doctor"
+            ) as connection:
                 brokers = connection.brokers()
                 checks.append(states_check(brokers))
                 known = [one["number"] for one in brokers] or [connection.number]
@@ -240,7 +257,7 @@ def deployment_checks(
         except LakequeueError:  # other checks say what is the matter
             return checks
         ages = {q["name"]: q["oldest_age_s"] for q in queues if q["oldest_age_s"] is not None}
-        checks.append(oldest_check(look, vpn, ages))
+        checks += [oldest_check(look, vpn, ages), captured_check(look, queues)]
     return checks
 
 

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import json
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+import lakequeue
 import pytest
 from click.testing import CliRunner
-from lakequeue.cli import main
+from lakequeue.cli import deployment_checks, main
 from lakequeue.cli.deployment_checks import (
     CLOCKS_S_MAX,
     KAFKA_DISK_BYTES_MIN,
     KafkaLook,
     TopicLook,
+    captured_check,
     clocks_check,
     kafka_checks,
     look_at_kafka,
@@ -182,3 +185,35 @@ def test_on_a_real_kafka_and_with_an_engines_words(kafka: EmbeddedKafka, tmp_pat
     assert found["partitions"]["found"] == "default.commands has 1; default.publish has 8"
     assert found["record size"]["ok"]
     assert done.exit_code == 1
+
+
+def test_a_queue_whose_captured_topic_is_not_there() -> None:
+    queues = [
+        {"name": name, "definition": {"underlying_topic": topic}}
+        for name, topic in (
+            ("own", "own"),
+            ("all", "flights.*"),
+            ("late", "flights"),
+            ("x", "gone"),
+        )
+    ]
+    found = captured_check(KafkaLook({"flights": TopicLook(1, 1)}), queues)
+    assert (found.ok, found.found) == (False, "x captures gone")
+    assert captured_check(KafkaLook({"flights": TopicLook(1, 1)}), queues[:3]).ok
+
+
+def test_an_engine_that_lives_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    connect = lakequeue.connect
+    with connect("memory://") as engine:
+        engine.admin().define({"name": "q", "message_type": "json", "underlying_topic": "gone"})
+
+        def open_one(url: str, **given: Any) -> Any:
+            return nullcontext(engine) if url == "kafka://there:9092" else connect(url, **given)
+
+        monkeypatch.setattr("lakequeue.connect", open_one)
+        monkeypatch.setattr(deployment_checks, "look_at_kafka", lambda _: KafkaLook(topics()))
+        found = deployment_checks.deployment_checks("there:9092", {"default"}, 1, "default", True)
+    wrong = {one.name: one.ok for one in found}
+    assert [wrong[name] for name in ("brokers", "oldest message", "captured topics")] == [
+        True, True, False,
+    ]  # fmt: skip
