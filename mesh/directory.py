@@ -6,11 +6,10 @@ The first broker keeps it (`keeper`), and sends each change to all others.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Callable
-from typing import Any
 
 import msgspec
 
+from ..definitions.bridge import parse_bridge
 from ..definitions.definition import to_wire
 from ..definitions.definition_values import ENDPOINT_PREFIX
 from ..protocol import commands as c
@@ -20,12 +19,10 @@ from ..state.commands.administration import define, delete, shutdown
 from ..state.queue.broker import Broker
 from ..state.rules.routing import add_topic, drop_topic, forget_found, has_topic, set_topics
 from . import credit, moves, stand_ins
+from .bridges import bridge_commands
+from .bridges.bridge_facts import BridgeFacts
 from .channel import say
 from .facts import Entry, MeshFacts, Peer, entry_of, hosts_now, key_of
-
-# Applies a bridge's definition, or its deletion (None): VPN, endpoint's name, definition → how many
-# messages waited for a deleted bridge.
-ApplyBridge = Callable[[str, str, dict[str, Any] | None], int]
 
 _encode = msgspec.msgpack.encode
 _entry = msgspec.msgpack.Decoder(Entry)
@@ -49,13 +46,8 @@ def set_brokers(
     forget_found(broker)
 
 
-def without_bridges(vpn: str, name: str, bridge: dict[str, Any] | None) -> int:
-    """The `ApplyBridge` of a broker without bridges."""
-    return 0
-
-
 def hear_entries(
-    broker: Broker, facts: MeshFacts, sender: int, message: Entries, apply_bridge: ApplyBridge
+    broker: Broker, facts: MeshFacts, sender: int, message: Entries, bridges: BridgeFacts
 ) -> None:
     """Apply the keeper's changes, and confirm them. If a change was lost, nothing is confirmed
     until the keeper repeats the whole directory."""
@@ -64,7 +56,7 @@ def hear_entries(
     for one in [*_gone(facts, message), *message.entries]:
         entry = None if one.entry is None else _entry.decode(one.entry)
         try:
-            waited += apply_entry(broker, facts, one.vpn, one.queue, entry, apply_bridge)
+            waited += apply_entry(broker, facts, bridges, one.vpn, one.queue, entry)
         except (LakequeueError, ValueError) as failed:
             edition = 0 if entry is None else entry.defined
             if not edition and not is_repeated:  # a deletion, or defined by an earlier version
@@ -113,18 +105,19 @@ def apply_topic(broker: Broker, facts: MeshFacts, message: SaidTopic) -> None:
 
 
 def apply_entry(
-    broker: Broker, facts: MeshFacts, vpn: str, name: str, entry: Entry | None,
-    apply_bridge: ApplyBridge = without_bridges,
-) -> int:  # fmt: skip
+    broker: Broker, facts: MeshFacts, bridges: BridgeFacts, vpn: str, name: str, entry: Entry | None
+) -> int:
     """Apply a queue's entry, also to the queue if it is hosted here; returns how many messages
     waited for a deleted bridge."""
     own, waited = broker.header.number, 0
     is_bridge = name.startswith(ENDPOINT_PREFIX)
     known = entry_of(facts, vpn, name)
     if known is not None and entry is not None and known.born != entry.born:
-        apply_entry(broker, facts, vpn, name, None, apply_bridge)  # its deletion was lost
-    if is_bridge:
-        waited = apply_bridge(vpn, name, None if entry is None else entry.bridge)
+        apply_entry(broker, facts, bridges, vpn, name, None)  # its deletion was lost
+    if is_bridge and entry is None:
+        waited = bridge_commands.end(broker, bridges, vpn, name.removeprefix(ENDPOINT_PREFIX))
+    elif entry is not None and entry.bridge is not None:
+        bridge_commands.begin(broker, bridges, parse_bridge(entry.bridge), facts.brokers)
     here = broker.find(vpn, name)
     if entry is None:
         if here is not None and not is_bridge:

@@ -32,8 +32,9 @@ from ..state.commands.topic_subscriptions import check_room, check_subscribed
 from ..state.queue.broker import Broker
 from ..state.queue.mesh_interface import LATER
 from ..state.rules.routing import has_topic
+from .bridges.bridge_facts import BridgeFacts
 from .channel import say
-from .directory import ApplyBridge, apply_entry, apply_topic, wire_entry
+from .directory import apply_entry, apply_topic, wire_entry
 from .facts import Before, Entry, MeshFacts, Peer, ReplyAddress, WaitingAnswer, entry_of, key_of
 from .queue_placement import QueuePlacement, check_move, needs_one_host
 
@@ -43,11 +44,10 @@ _encode = msgspec.msgpack.encode
 
 
 class Keeper:
-    """Changes the directory; only one broker of the home does. apply_bridge: applies changes of
-    bridges here."""
+    """Changes the directory; only one broker of the home does."""
 
-    def __init__(self, broker: Broker, facts: MeshFacts, apply_bridge: ApplyBridge) -> None:
-        self._broker, self._facts, self._apply_bridge = broker, facts, apply_bridge
+    def __init__(self, broker: Broker, facts: MeshFacts, bridges: BridgeFacts) -> None:
+        self._broker, self._facts, self._bridges = broker, facts, bridges
         self._placed: QueuePlacement | None = None  # made when the first queue is placed
         # Definitions that a broker may still refuse, by VPN and queue, in order.
         self._unconfirmed: dict[tuple[str, str], list[WaitingAnswer]] = {}
@@ -328,7 +328,7 @@ class Keeper:
         before = entry_of(facts, vpn, name)
         if before is None and entry is not None:
             entry.made, entry.move, entry.born = broker.now, facts.edition + 1, facts.edition + 1
-        waited = apply_entry(broker, facts, vpn, name, entry, self._apply_bridge)
+        waited = apply_entry(broker, facts, self._bridges, vpn, name, entry)
         if self._placed is not None:
             self._placed.change(vpn, name, before, entry)
         if entry is None and name.startswith(ENDPOINT_PREFIX):

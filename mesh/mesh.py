@@ -20,8 +20,6 @@ from typing import Any
 import msgspec
 
 from ..definitions import DEFAULT_VPN
-from ..definitions.bridge import BridgeDefinition, bridge_to_wire, parse_bridge
-from ..definitions.definition_values import ENDPOINT_PREFIX
 from ..protocol import commands as c
 from ..protocol import topics
 from ..protocol.errors import ConfigError, LakequeueError, Moved, no_such_queue
@@ -73,7 +71,7 @@ class Mesh(Routes):
 
     def __init__(self, broker: Broker, facts: MeshFacts, bridges: BridgeFacts) -> None:
         super().__init__(broker, facts, bridges)
-        self._keeper = Keeper(broker, facts, self._apply_bridge)
+        self._keeper = Keeper(broker, facts, bridges)
         # In this step: brokers to which everything was repeated; what was lost from them since.
         self._repeated: set[int] = set()
         self._lost: dict[int, int] = {}
@@ -281,7 +279,7 @@ class Mesh(Routes):
         stand_ins.send(self._broker, self.facts, queue, subscription, rows, contents)
 
     def _hear_entries(self, sender: int, message: Entries) -> None:
-        directory.hear_entries(self._broker, self.facts, sender, message, self._apply_bridge)
+        directory.hear_entries(self._broker, self.facts, sender, message, self.bridges)
         self._tables.clear()  # the edition does not grow if one before it was lost
         credit.hear_early(self._broker, self.facts)
 
@@ -397,7 +395,7 @@ class Mesh(Routes):
         """Define a bridge. With other brokers, the keeper of the directory does it."""
         if not self.has_met:
             new = bridge_commands.check_definition(self._broker, self.bridges, vpn, command)
-            self._apply_bridge(vpn, endpoint.endpoint_name(new.name), bridge_to_wire(new))
+            bridge_commands.begin(self._broker, self.bridges, new, self.facts.brokers)
             return None
         name = command.definition.get("name")
         exists = isinstance(name, str) and name in self.bridges.definitions.get(vpn, {})
@@ -414,7 +412,7 @@ class Mesh(Routes):
     def _delete_bridge(self, vpn: str, command: c.DeleteBridge) -> Any:
         if not self.has_met:
             bridge_commands.find(self.bridges, vpn, command.name)
-            return self._apply_bridge(vpn, endpoint.endpoint_name(command.name), None)
+            return bridge_commands.end(self._broker, self.bridges, vpn, command.name)
         return self.kept(self._enter_end)(vpn, command)
 
     def _enter_end(self, vpn: str, command: c.DeleteBridge) -> Any:
@@ -429,22 +427,6 @@ class Mesh(Routes):
             self.forward(vpn, command, self.facts.brokers[carrier])
             return LATER
         return bridge_commands.describe_bridge(self._broker, self.bridges, vpn, command)
-
-    def _apply_bridge(self, vpn: str, name: str, bridge: dict[str, Any] | None) -> int:
-        """Apply a bridge's definition or deletion, see `ApplyBridge`."""
-        if bridge is None:
-            bridge_name = name.removeprefix(ENDPOINT_PREFIX)
-            return bridge_commands.end(self._broker, self.bridges, vpn, bridge_name)
-        new = parse_bridge(bridge)
-        bridge_commands.begin(self._broker, self.bridges, new, self._number_of(new))
-        return 0
-
-    def _number_of(self, new: BridgeDefinition) -> int:
-        """The number of the broker that a bridge leads to."""
-        if new.far_broker is None:
-            return ELSEWHERE
-        header = self._broker.header
-        return self.facts.brokers[new.far_broker] if self.has_met else header.number
 
     def _bring_here(
         self, skipped: Mapping[RecordPosition, str], sent: BridgeSend, position: RecordPosition

@@ -30,7 +30,7 @@ from ..state.queue.broker_facts import Home
 from ..state.queue.queue import Queue
 from ..state.rules.after_entry import keep_last
 from ..state.storage.store import DictStore
-from .bridges.bridge_facts import check_no_bridge
+from .bridges.bridge_facts import BridgeFacts, check_no_bridge
 from .channel import next_word
 from .credit import forget_all
 from .directory import apply_entry
@@ -250,8 +250,8 @@ class _Rehoming:
                 _define_again(broker, found, entry.definition)
             elif found is not None:
                 continue
-            elif broker.header.number in entry.hosts:
-                apply_entry(broker, facts, vpn, name, entry)
+            elif broker.header.number in entry.hosts and entry.bridge is None:
+                apply_entry(broker, facts, BridgeFacts(), vpn, name, entry)
 
     # ------------------------------------------------------------ queues
 

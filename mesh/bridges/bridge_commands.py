@@ -3,6 +3,7 @@ changes."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from ...definitions.bridge import (
@@ -49,9 +50,11 @@ def check_definition(
     return new
 
 
-def begin(broker: Broker, facts: BridgeFacts, new: BridgeDefinition, to: int) -> None:
-    """Apply a checked definition. Every broker of the home remembers it; its carrier makes it. to:
-    the number of the far broker, if it is in this home."""
+def begin(
+    broker: Broker, facts: BridgeFacts, new: BridgeDefinition, brokers: Mapping[str, int]
+) -> None:
+    """Apply a checked definition. Every broker of the home remembers it; its carrier makes it.
+    brokers: of this home, empty if there is only this one."""
     broker.vpn_number(new.vpn)  # make the VPN known
     facts.definitions.setdefault(new.vpn, {})[new.name] = bridge_to_wire(new)
     if new.carrier != broker.header.name:
@@ -59,7 +62,9 @@ def begin(broker: Broker, facts: BridgeFacts, new: BridgeDefinition, to: int) ->
     if new.arrives:
         far_end.open_arrival(broker, facts, new)
     else:
-        _make(broker, facts, new, to)
+        own = broker.header.number
+        far = new.far_broker
+        _make(broker, facts, new, ELSEWHERE if far is None else brokers.get(far, own))
 
 
 def names(facts: BridgeFacts, vpn: str) -> list[str]:

@@ -60,7 +60,7 @@ def forward_all(broker: Broker, facts: BridgeFacts, say: Say) -> None:
     budget = Budget(limits.delivery_rows, limits.delivery_bytes)
     for number, link in facts.links.items():
         if link.wanted or number in broker.touched:
-            _of_queue(broker, link, budget, say, crosses=False)
+            forward(broker, link, budget, say, crosses=False)
     broker.at = None
 
 
@@ -83,23 +83,17 @@ def cross(
             broker.at = broker.queue(link.queue)
             receipt(broker, link, answer)
 
-        _of_queue(broker, link, budget, told, crosses=True)
+        forward(broker, link, budget, told, crosses=True)
     broker.at = None
 
 
-def _of_queue(broker: Broker, link: Link, budget: Budget, say: Say, crosses: bool) -> None:
+def forward(broker: Broker, link: Link, budget: Budget, say: Say, crosses: bool) -> None:
+    """Send what can be sent. crosses: to another VPN of this broker; otherwise such messages wait
+    for the next step."""
     queue = broker.queue(link.queue)
     if queue is None or queue.header.deleted or queue.header.faulted:
         return
     broker.at = queue
-    forward(broker, queue, link, budget, say, crosses)
-
-
-def forward(
-    broker: Broker, queue: Queue, link: Link, budget: Budget, say: Say, crosses: bool
-) -> None:
-    """Send what can be sent. crosses: to another VPN of this broker; otherwise such messages wait
-    for the next step."""
     forget_empty(broker, link)
     link.wanted = False
     if not queue.header.egress or not _has_next(queue):
