@@ -17,7 +17,7 @@ from .common import (
     table_of,
 )
 from .deployment_checks import deployment_checks
-from .engine_checks import brokers_of, load_configuration, look, vpns_of
+from .engine_checks import brokers_of, home_problem, load_configuration, look, vpns_of
 from .group import EXIT_FAILED, EnvironmentFault
 from .machine_checks import Check, diagnose
 from .presence import engine_lives, presence_checks
@@ -96,6 +96,8 @@ def _presence(engine: EngineAddress, queue: str | None) -> tuple[list[Check], st
         address = engine.find()
     except EnvironmentFault as fault:
         found, advice = str(fault).split(": ", 1)
+        if engine.home is not None and home_problem(engine.home):
+            advice = "See checkpoint, above."
         return [Check("Kafka", not named, found, "a broker that answers", advice, named)], None
     required = named or engine.home is not None
     checks = presence_checks(address, engine.its_home(), engine.vpn, queue, required)

@@ -137,17 +137,18 @@ def test_nobody_is_told_to_start_a_home_that_is_refused(tmp_path: Path) -> None:
     about = json.loads((tmp_path / ABOUT).read_text())
     assert "lakequeue run" in row("Kafka", "--home", str(tmp_path))[0]["advice"]
     (tmp_path / ABOUT).write_text(json.dumps({**about, "format": EARLIER_FORMAT - 1}))
-    found, _ = row("Kafka", "--home", str(tmp_path))
+    found, _ = row("checkpoint", "--home", str(tmp_path))
+    assert found["ok"] is False
     for said in (
-        f"{found['found']}: {found['advice']}",
+        f"it cannot be started as it is: {found['found']}: {found['advice']}",
         run("queues", "--home", str(tmp_path)).stderr,
     ):
         assert f"it cannot be started as it is: {tmp_path} was written by a version with" in said
         assert "use that version, or another --home" in said
         assert "`lakequeue" not in said
-    assert row("checkpoint", "--home", str(tmp_path))[0]["ok"] is False
     (tmp_path / ABOUT).write_text("{")
-    assert "lakequeue.json cannot be read" in row("Kafka", "--home", str(tmp_path))[0]["advice"]
+    assert "lakequeue.json cannot be read" in row("checkpoint", "--home", str(tmp_path))[0]["found"]
+    assert row("Kafka", "--home", str(tmp_path))[0]["advice"] == "See checkpoint, above."
 
 
 # ---------------------------------------------------------------- with a Kafka
