@@ -146,15 +146,6 @@ def make() -> Iterator[Any]:
         queue.connection.close()
 
 
-def test_a_command_that_fails_is_told_and_the_status_is_1(make: Any) -> None:
-    queue = make()
-    for payload in (b"bad", b"good"):
-        queue.connection.producer().send("orders", payload)
-    result = queue.consume("--exec", '[ "$(cat)" = good ]', "--count", "2")
-    assert (result.exit_code, result.stderr) == (1, "2 messages given to the command, 1 failed\n")
-    assert queue.admin.describe("orders")["depth"] == 1
-
-
 @pytest.mark.parametrize(
     ("headers", "left_out"),
     [({"k": "v"}, ""), ({"k": "v", "huge": "x" * 200_000}, "1"),

@@ -83,11 +83,3 @@ def test_what_changes_tables_is_not_asked_from_the_environment(
     done = CliRunner().invoke(main, ["tables"], auto_envvar_prefix="LAKEQUEUE")
     assert done.exit_code == 1
     assert f"{lost.name} is missing" in done.stdout
-
-
-def test_a_home_without_tables(tmp_path: Path) -> None:
-    done = run(tmp_path)
-    assert done.exit_code == 3
-    assert "has no tables: is " in done.stderr
-    done = run(tmp_path, "--repair")
-    assert done.exit_code == 3

@@ -25,6 +25,7 @@ from lakequeue.protocol.table_format import NO_RUN
 from lakequeue.sinks.kafka_records import RECORDS, records_of, run_of
 from lakequeue.sinks.table_batch import TableBatch, message_rows
 from lakequeue.sinks.table_files import TableFiles
+from loop.memory import Message
 
 NOW = datetime(2026, 3, 5, 12, tzinfo=UTC)
 
@@ -172,36 +173,19 @@ def test_R1_a_message_that_is_there_is_not_written_again(tmp_path: Path) -> None
     assert found["payload"].to_pylist() == [b"anew", b"more", b"other"]
 
 
-class Heard:
+class Heard(Message):
     """A message of Kafka's client."""
 
     def __init__(
         self, value: bytes | None, headers: Any, key: bytes | None = None, offset: int = 7
     ) -> None:
-        self._value, self._headers, self._key, self._offset = value, headers, key, offset
-
-    def topic(self) -> str:
-        return "default.publish"
-
-    def partition(self) -> int:
-        return 3
-
-    def offset(self) -> int:
-        return self._offset
-
-    def timestamp(self) -> tuple[int, int]:
-        return 1, round(NOW.timestamp() * 1000)
-
-    def key(self) -> bytes | None:
-        return self._key
-
-    def value(self) -> bytes | None:
-        return self._value
+        now = round(NOW.timestamp() * 1000)
+        super().__init__("default.publish", 3, offset, now, key, value, headers)
 
     def headers(self) -> Any:
-        if self._headers == "broken":
+        if self.headers_ == "broken":
             raise SystemError("returned a result with an exception set")
-        return self._headers
+        return self.headers_
 
 
 def test_a_record_of_kafka_is_a_row() -> None:

@@ -28,12 +28,6 @@ B: PartitionId = ("b.commands", 0)
 class Record(Message):
     """As a consumer gives it."""
 
-    def topic(self) -> str:
-        return self.topic_
-
-    def partition(self) -> int:
-        return self.partition_
-
     def error(self) -> None:
         return None
 

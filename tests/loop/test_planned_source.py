@@ -19,6 +19,7 @@ from lakequeue.sources.planned_source import (
     ranges_of,
 )
 from lakequeue.streaming.watch.batch_notes import made_anew, notes_of_topics, went_back
+from loop.memory import Message
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 from rules.steps import Steps, define, subscribe
 
@@ -144,41 +145,15 @@ def test_a_kafka_without_ids_keeps_the_form_of_sparks_source(
     assert reader.latestOffset({"a": {"0": 20}}, ReadAllAvailable()) == {"a": {"0": 50}}
 
 
-class Plain:
-    """A record of another program, as Kafka's client gives it."""
-
-    def __init__(self, offset: int, ms: int) -> None:
-        self._offset, self._ms = offset, ms
-
-    def topic(self) -> str:
-        return "plain"
-
-    def partition(self) -> int:
-        return 0
-
-    def offset(self) -> int:
-        return self._offset
-
-    def timestamp(self) -> tuple[int, int]:
-        return 1, self._ms
-
-    def key(self) -> None:
-        return None
-
-    def value(self) -> bytes:
-        return b"x"
-
-    def headers(self) -> None:
-        return None
-
-
 def test_L12_a_time_outside_the_calendar_is_now_in_micro_batches_too() -> None:
     """Microseconds, nanoseconds, the most and the least that there is: all are delivered."""
     steps = Steps()
     wide = {"underlying_topic": "plain", "max_per_subscription_backlog": 9}
     steps.run([define(message_type="text", **wide), subscribe("s")])
     odd = [steps.now * 1_000, steps.now * 1_000_000, (1 << 63) - 1, -1, -(1 << 63), 0]
-    frame = columns_of([Plain(n, ms) for n, ms in enumerate(odd)]).to_pandas()
+    frame = columns_of(
+        [Message("plain", 0, n, ms, None, b"x", None) for n, ms in enumerate(odd)]
+    ).to_pandas()
     batch, now = to_batch([frame.assign(now=steps.now)])
     assert batch.publishes.timestamps == odd
     steps.now = now

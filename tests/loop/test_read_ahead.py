@@ -161,26 +161,6 @@ def test_with_little_room_large_ones_wait_and_small_ones_go_on() -> None:
     assert len(waiting.take()[0][large]) == 4
 
 
-def test_very_many_small_ones_leave_room_too() -> None:
-    many, few = PLACES[:2]
-    waiting = ahead(2_000, 4_000_000)
-    waiting.put(many, items(many, [100] * 5_000))
-    waiting.put(few, items(few, [1_000] * 30))
-    found, _ = waiting.take()
-    assert len(found[few]) == 30
-    assert len(found[many]) == 1_970
-
-
-def test_what_fits_into_a_step_is_taken_whole() -> None:
-    waiting = ahead()
-    for place in PLACES:
-        waiting.put(place, items(place, [100, 50]))
-    found, size = waiting.take()
-    assert {place: len(these) for place, these in found.items()} == dict.fromkeys(PLACES, 2)
-    assert size == 600
-    assert not waiting
-
-
 def test_after_long_steps_less_is_taken_and_more_again_after_short_ones() -> None:
     """Only where the input may be the reason: a step that took little of what it may does not
     count."""

@@ -9,7 +9,7 @@ from lakequeue.memory import MemoryEngine
 from lakequeue.memory.joined_homes import MemoryCopier
 from lakequeue.state import Limits
 
-from .mortal import Fate, MortalEngine
+from .mortal import MortalEngine
 
 LEAVES = {"name": "out", "from": "near", "to": "memory://east", "subscriptions": ["a/>"]}
 ARRIVES = {"name": "out", "from": "memory://west", "to": "far", "subscriptions": ["a/>"]}
@@ -67,48 +67,11 @@ class Homes:
         return found
 
     def seen(self) -> dict[str, Any]:
-        return self.west.admin().describe_bridge("out")
+        return self.west.admin().describe_bridge(self.NAME)
 
     def seen_far(self) -> dict[str, Any]:
-        return self.east.admin().describe_bridge("out")
+        return self.east.admin().describe_bridge(self.NAME)
 
     def events(self, home: str, name: str) -> list[dict[str, Any]]:
         admin = {"west": self.west, "east": self.east}[home].admin()
         return [e for e in admin.events() if e["event"] == name]
-
-    def fated(self, fate: Fate | None) -> None:
-        """From now on brokers die, and what copies begins again, as fate wills."""
-        for engine in self.engines.values():
-            engine.fated(fate)  # type: ignore[attr-defined]
-        forgetful(self.copier, fate)
-
-
-def forgetful(copier: MemoryCopier, fate: Fate | None) -> None:
-    """It may die when it has copied: then it copies again what it copied before, and answers that
-    it brought come again. Now and then one is left out, and comes when it begins again."""
-    kind = type(copier)
-    if fate is None:
-        del copier.bring, copier.answered  # type: ignore[misc]
-        return
-    copied: list[tuple[Any, ...]] = []
-    brought: list[bytes] = []
-
-    def bring(*place_and_value: Any) -> None:
-        copied.append(place_and_value)
-        if fate.random.random() < 0.2:
-            return  # it does not arrive; what is behind it may
-        kind.bring(copier, *place_and_value)
-        if fate.random.random() < 0.3:
-            begin_again()
-
-    def begin_again() -> None:
-        for one in copied[-12:]:
-            kind.bring(copier, *one)
-
-    def answered(value: bytes) -> None:
-        brought.append(value)
-        for one in brought[-3:] if fate.random.random() < 0.3 else [value]:
-            kind.answered(copier, one)
-
-    copier.begin_again = begin_again  # type: ignore[attr-defined]
-    copier.bring, copier.answered = bring, answered  # type: ignore[method-assign]

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import datetime as dt
 from collections.abc import Callable
 
 import lakequeue
 import pytest
-from lakequeue.protocol.errors import ConfigError, Rejected
+from lakequeue.protocol.errors import ConfigError
 
 
 @pytest.fixture
@@ -37,35 +36,6 @@ def test_H5_egress_shut_down_holders_may_acknowledge_and_get_nothing_new(
     assert admin.describe("orders")["depth"] == 1
     admin.shutdown("orders")
     assert consumer.receive(0).payload == b"2"
-
-
-def test_H5_S4_ingress_shut_down_discards_and_says_so(connection: lakequeue.Connection) -> None:
-    admin = connection.admin()
-    admin.shutdown("orders", ingress=True)
-    receipt = connection.producer().send("orders", "1")
-    assert receipt.message_id is None
-    described = admin.describe("orders")
-    assert (described["depth"], described["discarded"]) == (0, 1)
-
-
-def test_H5_S4_ingress_shut_down_nacks_by_policy(connection: lakequeue.Connection) -> None:
-    connection.admin().shutdown("strict", ingress=True)
-    with pytest.raises(Rejected) as refusal:
-        connection.producer().send("strict", "1")
-    assert (refusal.value.reason, refusal.value.queue) == ("queue_shutdown", "strict")
-
-
-def test_L12_a_scheduled_message_is_acknowledged_now_and_delivered_then(
-    connection: lakequeue.Connection,
-) -> None:
-    due = connection.now() + dt.timedelta(minutes=5)
-    assert connection.producer().send("orders", "1", deliver_at=due).message_id
-    consumer = connection.consumer("orders", max_backlog=1)
-    assert connection.admin().describe("orders")["delayed"] == 1
-    connection.advance("299s")
-    assert consumer.receive(0) is None
-    connection.advance("1s")
-    assert consumer.receive(0).payload == b"1"
 
 
 def test_R6_browse_takes_nothing_and_purge_removes_by_predicate(

@@ -18,15 +18,15 @@ def two() -> Two:
 
 def test_h1_a_deleted_bridge_is_gone_with_what_waits(two: Two) -> None:
     two.send("a/b", "waits")
-    two.engine.cut("east")
+    two.cut()
     two.send("a/c", "on its way")
     assert two.east is not None
     assert two.west.admin().delete_bridge("west-east") == 2
     assert two.west.admin().bridges() == []
     two.west.admin().bridge(BRIDGE)
-    two.engine.mend("east")
+    two.mend()
     two.define("q", "a/>")
-    two.engine.advance("1m")
+    two.advance("1m")
     assert (two.seen()["waiting"], two.seen()["on_its_way"]) == (0, 0)
     assert two.depth("q") == 0
 

@@ -26,7 +26,7 @@ def publish_rounds(two: Two, rounds: int) -> None:
     for n in range(rounds):
         for topic in ("a/b/c", "d/e/f", "g/h/i"):
             two.send(topic, f"{topic}:{n}")  # its publisher is acknowledged by the first broker
-        two.engine.advance("1s")
+        two.advance("1s")
 
 
 def test_h2_a_full_endpoint_holds_the_link_step_by_step() -> None:
@@ -37,7 +37,7 @@ def test_h2_a_full_endpoint_holds_the_link_step_by_step() -> None:
     assert (blocked["endpoint"], blocked["reason"]) == ("queue1", "queue_quota")
     assert blocked["waiting"] == two.seen()["waiting"] == 30
     assert blocked["for_s"] == 10
-    (told,) = two.events("bridge_blocked")  # once, however often it was tried
+    (told,) = two.events("west", "bridge_blocked")  # once, however often it was tried
     assert (told["queue"], told["bridge"], told["destination"]) == ("queue1", "west-east", "a/b/c")
     assert two.east.admin().describe("queue1")["counters"]["rejected"]["queue_quota"] > 3
     # the administrator brings its consumer back
@@ -46,11 +46,11 @@ def test_h2_a_full_endpoint_holds_the_link_step_by_step() -> None:
     for _ in range(20):
         while (message := consumer.receive(timeout=0)) is not None:
             got.append(message.payload.decode())
-        two.engine.advance("1s")
+        two.advance("1s")
     assert got == [*"0123", *(f"a/b/c:{n}" for n in range(10))]
     for queue, topic in (("queue2", "d/e/f"), ("queue3", "g/h/i")):
         assert two.bodies(queue) == [f"{topic}:{n}" for n in range(10)]
-    (cleared,) = two.events("bridge_cleared")
+    (cleared,) = two.events("west", "bridge_cleared")
     assert cleared["queue"] == "queue1"
     assert two.seen()["blocked"] == []
 
@@ -64,7 +64,7 @@ def test_h3_with_lanes_a_full_endpoint_holds_its_own_messages_only() -> None:
     assert (blocked["endpoint"], blocked["waiting"], seen["waiting"]) == ("queue1", 10, 10)
     assert blocked["destinations"] == ["a/b/c"]
     two.bodies("queue1")
-    two.engine.advance("10s")
+    two.advance("10s")
     assert two.bodies("queue1") == [f"a/b/c:{n}" for n in range(4)]  # in order, as there is room
 
 
@@ -73,7 +73,7 @@ def test_h5_ingress_shut_down_lets_the_link_go_on(lanes: str) -> None:
     two = full_queue(lanes)
     publish_rounds(two, 3)
     two.east.admin().shutdown("queue1", ingress=True)  # what is for it is discarded
-    two.engine.advance("6s")
+    two.advance("6s")
     assert (two.depth("queue1"), two.depth("queue2"), two.depth("queue3")) == (4, 3, 3)
     assert two.seen()["waiting"] == 0
     assert two.east.admin().describe("queue1")["counters"]["discarded"] == 3
@@ -83,7 +83,7 @@ def test_h5_including_when_shut_down_the_link_stays_held() -> None:
     two = full_queue("none", reject_msg_to_sender_on_discard="including-when-shutdown")
     two.east.admin().shutdown("queue1", ingress=True)
     publish_rounds(two, 3)
-    two.engine.advance("6s")
+    two.advance("6s")
     assert two.depth("queue2") == 0
     assert two.seen()["blocked"][0]["endpoint"] == "queue1"
 
@@ -92,7 +92,7 @@ def test_s4_an_endpoint_that_discards_never_holds_the_link() -> None:
     two = full_queue("none", reject_msg_to_sender_on_discard="never")
     publish_rounds(two, 3)
     assert (two.depth("queue1"), two.depth("queue2")) == (4, 3)
-    assert two.events("bridge_blocked") == []
+    assert two.events("west", "bridge_blocked") == []
 
 
 def test_h2_each_endpoint_that_holds_is_told_of_once() -> None:
@@ -102,11 +102,11 @@ def test_h2_each_endpoint_that_holds_is_told_of_once() -> None:
     for n in range(4):  # more lanes than are known by name
         two.send(f"a/1/{n}", *range(3))
         two.send(f"a/2/{n}", *range(3))
-    two.engine.advance("1m")
-    assert sorted(e["queue"] for e in two.events("bridge_blocked")) == ["q1", "q2"]
+    two.advance("1m")
+    assert sorted(e["queue"] for e in two.events("west", "bridge_blocked")) == ["q1", "q2"]
     got: dict[str, list[str]] = {"q1": [], "q2": []}
     for _ in range(60):
-        two.engine.advance("6s")
+        two.advance("6s")
         for queue, bodies in got.items():
             bodies += two.bodies(queue)
     assert [sorted(bodies) for bodies in got.values()] == [sorted("012" * 4)] * 2
@@ -125,5 +125,5 @@ def test_h1_a_message_that_nobody_wants_waits_and_one_that_filters_refuse_does_n
     (blocked,) = two.seen()["blocked"]
     assert (blocked["endpoint"], blocked["reason"]) == (None, "no_matching_destination")
     two.define("late", "a/2")
-    two.engine.advance("6s")
+    two.advance("6s")
     assert two.bodies("late") == ["x"]

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from lakequeue.protocol import commands as c
 from lakequeue.protocol import wire
-from lakequeue.protocol.errors import LakequeueError, LeaseLost
+from lakequeue.protocol.errors import LakequeueError
 from lakequeue.protocol.outputs import Deliveries, Receipts
 from lakequeue.state import DictStore, Limits
 from lakequeue.state.commands import topic_subscriptions
@@ -212,91 +212,7 @@ def test_Q7_a_definition_that_is_refused_late_changes_nothing(
     assert delivered(steps.run([subscribe("a")])) == [2, 4, 3, 1]
 
 
-def test_Q9_O3_a_barrier_holds_in_a_queue_that_gets_priority(empty: Bench) -> None:
-    """It waits for all that entered before it; nothing that entered after it goes before it."""
-    empty.define(barrier_expression="/sync = 1", **WIDE)
-    sent = [empty.send(v) for v in ({"n": 1}, {"n": 2}, {"sync": 1}, {"n": 3})]
-    empty.define(priority="/p", **WIDE)
-    sent.append(empty.send({"p": 9}))
-    consumer = empty.consumer()
-    before = drain(consumer)
-    assert ids(before) == sent[:2]
-    for message in before:
-        message.ack()
-    after = drain(consumer)
-    assert after[0].is_barrier
-    assert ids(after) == [sent[2], sent[4], sent[3]]
-
-
-def test_Q9_O3_priority_before_the_barrier_is_kept(empty: Bench) -> None:
-    """Priority, then barriers, then none: each message goes as it entered."""
-    empty.define(priority="/p", **WIDE)
-    low, high = empty.send({"p": 1}), empty.send({"p": 8})
-    empty.define(barrier_expression="/sync = 1", **WIDE)
-    plain, barrier, behind = (empty.send(v) for v in ({"p": 99}, {"sync": 1}, {"p": 99}))
-    empty.define(**WIDE)
-    consumer = empty.consumer()
-    first = drain(consumer)
-    assert ids(first) == [high, low, plain]
-    for message in first:
-        message.ack()
-    assert ids(drain(consumer)) == [barrier, behind]
-
-
-def test_Q9_F5_a_filter_finds_all_when_priority_ends(empty: Bench) -> None:
-    """What a filter remembered of the priority order was kept when that order ended."""
-    empty.define(priority="/p", **WIDE)
-    consumer = empty.consumer(filter="/k = 1")
-    for p in (9, 5, 1):
-        empty.send({"k": 1, "p": p})
-    for message in drain(consumer):
-        message.ack()
-    empty.define(**WIDE)
-    sent = [empty.send({"k": 1, "p": 3}) for _ in range(3)]
-    assert ids(drain(consumer)) == sent
-
-
-def test_Q9_F5_a_filter_finds_all_when_priority_begins(empty: Bench) -> None:
-    empty.define(**WIDE)
-    consumer = empty.consumer(filter="/k = 1")
-    for _ in range(3):
-        empty.send({"k": 1})
-    for message in drain(consumer):
-        message.ack()
-    empty.define(priority="/p", **WIDE)
-    sent = [empty.send({"k": 1, "p": p}) for p in (0, 4)]
-    assert ids(drain(consumer)) == sent
-
-
-def test_Q9_Q6_what_entered_with_a_priority_keeps_it(empty: Bench) -> None:
-    """Defined again without priority: what enters from then on has none; defined with it again,
-    those still count as what they entered with."""
-    empty.define(priority="/p", **WIDE)
-    sent = {p: empty.send({"p": p}) for p in (1, 9, 5)}
-    empty.define(**WIDE)
-    none = empty.send({"p": 7})
-    consumer = empty.consumer(backlog=2)
-    assert ids(drain(consumer)) == [sent[9], sent[5]]
-    consumer.close()
-    empty.define(priority="/p", **WIDE)
-    last = empty.send({"p": 6})
-    assert ids(drain(empty.consumer())) == [sent[9], last, sent[5], sent[1], none]
-
-
 # ---------------------------------------------------------------- acks and returns
-
-
-def test_L9_an_early_ack_is_for_ids_that_the_queue_never_held(empty: Bench) -> None:
-    """A message that is gone comes back by redrive: an ack of its first stay does not remove it."""
-    empty.define("dead", **WIDE)
-    empty.define(dead_message_queue="dead", **WIDE)
-    consumer = empty.consumer()
-    sent = empty.send()
-    drain(consumer)[0].reject()
-    with contextlib.suppress(LeaseLost):
-        consumer.ack(ids=[sent])
-    empty.admin.redrive("dead")
-    assert ids(drain(consumer)) == [sent]
 
 
 def test_L5_what_is_returned_untouched_was_no_attempt() -> None:
@@ -333,24 +249,6 @@ def test_L5_each_delivery_has_a_number_of_its_own() -> None:
     numbers = [n for o in out if isinstance(o, Deliveries) for n in o.numbers]
     assert len(numbers) == 4
     assert len(set(numbers)) == 4
-
-
-@pytest.mark.parametrize("ttl", ["2s", "1h"])
-def test_X5_a_publishers_ttl_does_not_count_in_the_dead_message_queue(
-    empty: Bench, ttl: str
-) -> None:
-    """Spent or not; nor after a redrive: only the queue's own expiration does."""
-    empty.define("dead", **WIDE)
-    empty.define(dead_message_queue="dead", **WIDE)
-    consumer = empty.consumer(backlog=1)
-    sent = empty.send(ttl=ttl)
-    drain(consumer)[0].reject()
-    empty.advance("2h")
-    assert ids(empty.admin.browse("dead")) == [sent]
-    consumer.close()
-    empty.admin.redrive("dead")
-    empty.advance("2h")
-    assert ids(empty.admin.browse("orders")) == [sent]
 
 
 def test_S7_consumers_of_a_deleted_queue_are_told_each_by_its_id() -> None:

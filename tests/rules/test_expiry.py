@@ -1,10 +1,8 @@
 """X1 to X3, X5 and a part of X4. See also scenarios/expiry_and_spool.txt."""
 
-import contextlib
 import datetime as dt
 
 import pytest
-from lakequeue.protocol.errors import LeaseLost
 from rules.harness import ON_REFERENCE, Bench, drain
 
 
@@ -17,31 +15,6 @@ def test_X1_the_consumer_is_told(bench: Bench) -> None:
         pytest.skip("the naive model's messages do not show when they expire")
     assert first.expires_at - bench.connection.now() == dt.timedelta(seconds=8)
     assert second.expires_at is None
-
-
-def test_X3_a_late_ack_is_no_deferred_ack(bench: Bench) -> None:
-    consumer = bench.consumer()
-    message_id = bench.send(ttl="1s")
-    bench.advance("1s")
-    with contextlib.suppress(LeaseLost):
-        consumer.ack(ids=[message_id])
-    assert "deferred_ack" not in bench.events()
-
-
-def test_X5_id_payload_and_headers_are_kept(empty: Bench) -> None:
-    empty.define("dead", max_per_subscription_backlog=9)
-    empty.define(dead_message_queue="dead")
-    sent = empty.send(b'{"n": 1}', headers={"k": "v"}, ttl="1s")
-    empty.advance("1s")
-    (message,) = drain(empty.consumer("dead"))
-    assert message.id == sent
-    assert message.payload == b'{"n": 1}'
-    assert message.headers["k"] in ("v", b"v")
-    assert {k for k in message.headers if k.startswith("lq-dead-")} >= {
-        "lq-dead-reason",
-        "lq-dead-queue",
-        "lq-dead-deliveries",
-    }
 
 
 def test_X5_each_is_journaled(empty: Bench) -> None:

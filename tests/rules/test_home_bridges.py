@@ -96,26 +96,6 @@ def test_x4_time_to_live_counts_on_in_another_home() -> None:
     assert homes.east.admin().describe("q")["depth"] == 0
 
 
-def test_h2_h3_a_full_queue_of_another_home_holds_its_own_messages_and_is_shown() -> None:
-    homes = Homes()
-    homes.define("small", "a/0", max_spool_messages=1)
-    homes.define("all", "a/1")
-    homes.send("a/0", 1, 2, 3)
-    homes.send("a/1", 4, 5)
-    homes.advance("10s")
-    seen = homes.seen()
-    assert seen["state"] == "blocked"
-    (blocked,) = seen["blocked"]
-    assert (blocked["endpoint"], blocked["reason"], blocked["waiting"]) == (
-        "small", "queue_quota", 2,
-    )  # fmt: skip
-    assert blocked["for_s"] == 10
-    assert homes.bodies("all") == ["4", "5"]
-    assert homes.bodies("small") == ["1"]
-    homes.advance("6s")
-    assert homes.bodies("small") == ["2"]
-
-
 def test_h1_nothing_comes_in_that_is_not_expected() -> None:
     homes = Homes(expected=False)
     homes.define("q", ">")

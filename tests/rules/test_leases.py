@@ -5,7 +5,7 @@ import datetime as dt
 import time
 
 import pytest
-from lakequeue.protocol.errors import ConfigError, LeaseLost
+from lakequeue.protocol.errors import LeaseLost
 from rules.harness import ON_REFERENCE, Bench, drain
 
 
@@ -73,15 +73,6 @@ def test_L8_a_second_ack_is_journaled_and_has_no_effect(bench: Bench) -> None:
     assert bench.seen()["acknowledged"] == 1
 
 
-def test_L9_a_deferred_ack_is_journaled(bench: Bench) -> None:
-    consumer = bench.consumer()
-    consumer.ack(ids=["1"])
-    assert bench.events().count("deferred_ack") == 1
-    bench.send()
-    seen = bench.seen()
-    assert (seen["spooled"], seen["acknowledged"], seen["delivered"]) == (1, 1, 0)
-
-
 @pytest.mark.parametrize("text", ["2-4,3-5", "5,2-4,2", "2-5,3"])
 def test_L13_an_id_that_is_named_twice_is_meant_once(bench: Bench, text: str) -> None:
     consumer = bench.consumer()
@@ -127,20 +118,3 @@ def test_L8_L13_many_ids_without_effect_cost_little(bench: Bench) -> None:
     bench.send()
     assert bench.seen()["depth"] == 0  # within a range: an ack that came early
     assert bench.seen("others")["depth"] == 1500
-
-
-def test_L11_an_explicit_delay_overrides_the_back_off(empty: Bench) -> None:
-    empty.define(redelivery_delay="1h")
-    consumer = empty.consumer()
-    empty.send()
-    consumer.receive(timeout=0).cancel(delay="1s")
-    empty.advance("1s")
-    assert [m.delivery_count for m in drain(consumer)] == [2]
-
-
-def test_L13_an_unreadable_filter_acknowledges_nothing(bench: Bench) -> None:
-    consumer = bench.consumer()
-    bench.send()
-    with pytest.raises(ConfigError):
-        consumer.ack(where="/n >")
-    assert bench.seen()["acknowledged"] == 0

@@ -1,7 +1,5 @@
 """Q1 to Q4, Q6, Q7, Q9 as a user meets them. See also scenarios/expiry_and_spool.txt."""
 
-from typing import Any
-
 import pytest
 from lakequeue.protocol.errors import ConfigError
 from rules.harness import Bench, drain, ids
@@ -39,14 +37,6 @@ def test_Q2_which_topics_are_captured(empty: Bench, pattern: str, topic: str, ta
     assert empty.seen("q")["depth"] == int(taken)
 
 
-def test_Q2_one_message_enters_many_queues(empty: Bench) -> None:
-    empty.define("one", underlying_topic="topic")
-    empty.define("two", underlying_topic="topic")
-    empty.define("all", underlying_topic="top.*", default_publish_target="topic")
-    sent = empty.send(queue="topic")
-    assert [ids(empty.admin.browse(q)) for q in ("one", "two", "all")] == [[sent]] * 3
-
-
 def test_Q2_one_queue_captures_many_topics_in_order(empty: Bench) -> None:
     empty.define(
         "q", underlying_topic="t[0-9]", default_publish_target="t1", max_per_subscription_backlog=9
@@ -71,33 +61,6 @@ def test_Q3_a_publish_to_the_queue_goes_to_the_target(empty: Bench) -> None:
     sent = empty.send(queue="q")
     assert ids(empty.admin.browse("q")) == [sent]
     assert ids(empty.admin.browse("other")) == [sent]
-
-
-def test_Q7_a_refused_redefinition_changes_nothing(bench: Bench) -> None:
-    bench.send()
-    with pytest.raises(ConfigError):
-        bench.define(max_per_subscription_backlog=1, leasing="loose")
-    for _ in range(3):
-        bench.send()
-    assert len(drain(bench.consumer())) == 4
-
-
-def test_Q9_a_key_that_is_not_named_stays(empty: Bench) -> None:
-    """As with `lakequeue define`; None sets one back, and `replace` all of them."""
-    empty.admin.define(
-        {"topic": "orders", "message_type": "json", "max_deliveries": 5, "lease_period": "30s"}
-    )
-
-    def defined(again: dict[str, Any], **options: Any) -> tuple[Any, ...]:
-        empty.admin.define({"name": "orders", **again}, **options)
-        keys = ("max_deliveries", "lease_period_ms", "max_backlog")
-        return tuple(empty.seen()["definition"][key] for key in keys)
-
-    assert defined({"max_backlog": 7}) == (5, 30_000, 7)
-    assert defined({"lease_period": None}) == (5, None, 7)
-    assert defined({"message_type": "json", "max_backlog": 8}, replace=True) == (0, None, 8)
-    with pytest.raises(ConfigError, match="message_type"):
-        defined({}, replace=True)
 
 
 @pytest.mark.parametrize("kind", ["binary", "text"])

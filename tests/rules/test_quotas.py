@@ -1,17 +1,17 @@
 """S3, S4, S5, S8, S10, S11, S12, X5: files, quotas, the last message; within one step too."""
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 from lakequeue.definitions import parse_configuration
 from lakequeue.protocol import commands as c
 from lakequeue.protocol.errors import ConfigError, Rejected
-from lakequeue.protocol.messages import PublishHeader, Records, encode_publish_header
-from lakequeue.protocol.outputs import Deliveries, Receipts, Reply
-from lakequeue.state import Batch, Broker, DictStore, Home, check, step
+from lakequeue.protocol.outputs import Deliveries, Receipts
+from lakequeue.state import Batch, Broker, DictStore, Home
 from lakequeue.state.limits import Limits
-from rules.harness import Bench, drain, ids
+from rules.harness import Bench, drain
+from rules.steps import REPLY, Steps, define, described, replies, subscribe
+from state.counting_store import CountingStore
 
 MB = 1_000_000
 
@@ -19,50 +19,29 @@ MB = 1_000_000
 # ---------------------------------------------------------------- steps with many messages at once
 
 
-class Core:
-    """The pure step, with batches that a connection cannot make: many producers at once."""
+class Core(Steps):
+    """Batches that a connection cannot make: many producers in one step."""
 
     def __init__(self, *definitions: dict[str, Any], **system: Any) -> None:
-        self.broker = Broker.load(DictStore(), Home(), Limits())
-        self.now = 0
-        self.offset = 0
+        super().__init__()
         self.sequences: dict[str, int] = {}
-        self.watch: Callable[[list[Any]], None] = lambda said: None
-        named = [{"message_type": "binary", **d} for d in definitions]
-        self.run(c.Configure(system=system), *(c.Define(definition=d) for d in named))
+        named = [define(**{"message_type": "binary"} | d) for d in definitions]
+        self.run([c.Configure(system=system), *named])
 
-    def run(self, *given: c.Command, publishes: Records | None = None) -> list[Any]:
-        n = len(given)
-        values: list[bytes | None] = [c.encode_command(g) for g in given]
-        of_engine = [isinstance(g, c.OF_ENGINE) for g in given]
-        records = Records(
-            ["broker-0.instructions" if one else "default.commands" for one in of_engine], [0] * n,
-            list(range(n)), [0] * n, [b"default" if one else None for one in of_engine], values,
-            [None] * n, [None] * n,
-        )  # fmt: skip
-        self.now += 1
-        outputs = step(self.broker, Batch(records, publishes or Records()), self.now)
-        self.watch(outputs)
-        check(self.broker)
+    def step(self, batch: Batch) -> list[Any]:
+        said = super().step(batch)
         self.broker.mark()
-        return outputs
+        return said
 
     def publish(self, *sent: tuple[str, str, bytes], priority: int = 4, before: Any = ()) -> Any:
         """(producer, destination, payload) in one step; by producer: ids and refusals, by
         sequence."""
-        records = Records()
+        rows = []
         for producer, to, payload in sent:
             seq = self.sequences[producer] = self.sequences.get(producer, 0) + 1
-            header = PublishHeader(to=to, producer=producer, seq=seq, priority=priority)
-            row = (
-                "default.publish", 0, self.offset, self.now, None, payload,
-                encode_publish_header(header), None,
-            )  # fmt: skip
-            self.offset += 1
-            for name, value in zip(Records.__struct_fields__, row, strict=True):
-                getattr(records, name).append(value)
+            rows.append((to, payload, {"producer": producer, "seq": seq, "priority": priority}))
         outcome: dict[str, dict[int, Any]] = {}
-        for receipt in self.run(*before, publishes=records):
+        for receipt in self.run(before, rows):
             if isinstance(receipt, Receipts):
                 known = outcome.setdefault(receipt.producer, {})
                 for first, count, number in receipt.runs:
@@ -73,13 +52,11 @@ class Core:
         return outcome
 
     def seen(self, queue: str = "q") -> dict[str, Any]:
-        reply = c.ReplyTo("default.deliveries")
-        outputs = self.run(c.Describe(queue=queue, reply=reply))
-        return next(o.result for o in outputs if isinstance(o, Reply))
+        return described(self, queue)
 
     def usage(self) -> dict[str, Any]:
-        outputs = self.run(c.Usage(reply=c.ReplyTo("default.deliveries")))
-        return next(o.result for o in outputs if isinstance(o, Reply))
+        (answer,) = replies(self.run([c.Usage(reply=REPLY)]))
+        return answer.result
 
 
 @pytest.mark.parametrize("key", ["max_spool_usage", "max_spool_messages"])
@@ -155,12 +132,12 @@ def test_S8_every_publisher_is_nacked_until_acks_free_files() -> None:
     }  # fmt: skip
     assert core.seen("q")["rejected"] == {"spool_files": 1}
     assert core.seen("r")["rejected"] == {"spool_files": 5}
-    core.run(c.Ack(queue="q", ids="1"))
+    core.run([c.Ack(queue="q", ids="1")])
     assert core.usage()["broker"]["spool_files"] == 2
     assert core.publish(("a", "q", big), ("c", "r", b"x")) == {
         "a": {12: 17}, "c": {2: "spool_files"},
     }  # fmt: skip
-    core.run(c.Ack(queue="q", ids="2-10"))
+    core.run([c.Ack(queue="q", ids="2-10")])
     assert core.usage()["broker"]["spool_files"] == 1
     assert core.publish(("c", "r", b"x")) == {"c": {3: 18}}
 
@@ -225,54 +202,6 @@ def test_S10_quota_0_within_one_step() -> None:
     assert core.publish(*[("a", "q", b"x" * n) for n in (1, 2, 3)]) == {"a": {1: 1, 2: 2, 3: 3}}
     seen = core.seen()
     assert (seen["depth"], seen["spool_bytes"], seen["replaced"]) == (1, 3, 2)
-
-
-@pytest.mark.parametrize("state", ["leased", "delayed"])
-def test_S10_a_last_message_that_is_out_is_replaced_too(empty: Bench, state: str) -> None:
-    """Its holder keeps what it has; its ack has no effect, as after an expiry (X3)."""
-    empty.define(max_spool_usage=0)
-    consumer = empty.consumer()
-    empty.send({"n": 1})
-    (first,) = drain(consumer)
-    if state == "delayed":
-        first.cancel(delay="1m")
-    assert empty.seen()[state] == 1
-    second = empty.send({"n": 2})
-    seen = empty.seen()
-    assert (seen["depth"], seen["replaced"]) == (1, 1)
-    assert ids(drain(consumer)) == [second]
-    if state == "leased":
-        first.ack()
-        assert empty.seen()["depth"] == 1
-    empty.advance("1m")
-    assert drain(consumer) == []
-
-
-def test_S10_what_is_replaced_goes_to_no_dead_message_queue(empty: Bench) -> None:
-    empty.define("dead")
-    empty.define(max_spool_usage=0, dead_message_queue="dead")
-    empty.send()
-    empty.send()
-    assert empty.seen("dead")["depth"] == 0
-
-
-def test_S10_other_queues_keep_their_match(empty: Bench) -> None:
-    empty.define("last", underlying_topic="t", max_spool_usage=0)
-    empty.define("all", underlying_topic="t")
-    sent = [empty.send(queue="t") for _ in range(3)]
-    assert [m.id for m in empty.admin.browse("all")] == sent
-    assert [m.id for m in empty.admin.browse("last")] == sent[2:]
-
-
-def test_S10_a_dead_message_queue_of_quota_0_keeps_the_last_dead_message(empty: Bench) -> None:
-    empty.define("dead", max_spool_usage=0)
-    empty.define(dead_message_queue="dead")
-    sent = [empty.send(ttl=f"{n}s") for n in (1, 2, 2)]
-    empty.advance("1s")
-    assert [m.id for m in empty.admin.browse("dead")] == sent[:1]
-    empty.advance("1s")
-    assert [m.id for m in empty.admin.browse("dead")] == sent[2:]
-    assert (empty.seen()["dead_lettered"], empty.seen()["discarded"]) == (3, 0)
 
 
 # ---------------------------------------------------------------- bad input
@@ -465,27 +394,11 @@ def test_Q5_the_initial_owner_is_a_broker_that_runs(empty: Bench) -> None:
     assert Bench(config=config).seen("q")["depth"] == 0
 
 
-class CountingStore(DictStore):
-    """Notes which blocks are read."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.reads: list[str] = []
-
-    def get(self, key: str) -> bytes | None:
-        if key.startswith("b/"):
-            self.reads.append(key)
-        return super().get(key)
-
-
 def test_S12_only_the_backlog_is_read_in_large_blocks() -> None:
     core = Core()
-    store = CountingStore()
+    store = CountingStore(DictStore())
     core.broker = Broker.load(store, Home(), Limits(memory_bytes=MB, live_rows=1_000))
-    core.run(c.Define(definition={"name": "q", "message_type": "binary",
-                                  "max_per_subscription_backlog": 10_000}))  # fmt: skip
-    inbox = c.Inbox("default.deliveries")
-    subscribe = c.Subscribe(queue="q", subscription="s", inbox=inbox, max_backlog=10_000)
+    core.run([define("q", message_type="binary", max_per_subscription_backlog=10_000)])
     got: list[Any] = []
 
     def delivered(*commands: c.Command, sent: int = 0) -> tuple[int, int]:
@@ -496,11 +409,11 @@ def test_S12_only_the_backlog_is_read_in_large_blocks() -> None:
             p for o in said if isinstance(o, Deliveries) for p in o.payloads
         )
         core.publish(*[("p", "q", b"x" * 1000)] * sent, before=commands)
-        return len(store.reads), len(got)
+        return sum(key.startswith("b/") for key in store.reads), len(got)
 
     for _ in range(5):
         assert delivered(sent=1000) == (0, 0)  # nobody is there: written, not read
-    reads, messages = delivered(subscribe)  # the consumer was offline
+    reads, messages = delivered(subscribe("s", 10_000, "q"))  # the consumer was offline
     assert messages == 5000
     assert 4 <= reads <= 6, "blocks of 1 MB, each read once"
     assert delivered(sent=3000) == (0, 3000)  # now it is fast

@@ -5,7 +5,7 @@ from typing import Any
 import lakequeue
 import pytest
 from lakequeue.protocol.errors import ConfigError
-from rules.harness import Bench, drain, ids
+from rules.harness import Bench, drain
 
 
 def die(bench: Bench, *bodies: Any, queue: str = "orders", **options: Any) -> list[str]:
@@ -63,14 +63,6 @@ def test_X6_by_predicate_and_by_ids(dead: Bench) -> None:
     assert [m.id for m in dead.admin.browse("orders")] == [sent[i] for i in (4, 5, 0, 2)]
 
 
-def test_X6_each_goes_back_to_its_own_queue(dead: Bench) -> None:
-    dead.define("more", dead_message_queue="dmq")
-    die(dead, 1, 2)
-    die(dead, 3, queue="more")
-    assert dead.admin.redrive("dmq").queues == {"orders": 2, "more": 1}
-    assert (dead.seen()["depth"], dead.seen("more")["depth"]) == (2, 1)
-
-
 def test_X5_X6_a_message_that_died_twice_says_of_what_first_and_gets_home(dead: Bench) -> None:
     dead.define("end")
     dead.define("last", dead_message_queue="end")
@@ -119,39 +111,6 @@ def test_X6_what_cannot_go_back_stays_and_is_reported(dead: Bench, why: str, cha
     assert [m.id for m in dead.admin.browse("dmq")] == sent
     reasons = {m.headers["lq-dead-reason"] for m in dead.admin.browse("dmq")}
     assert reasons == {"expired"}
-
-
-def test_X6_what_was_published_to_the_dead_message_queue_has_nowhere_to_go(dead: Bench) -> None:
-    dead.send(queue="dmq")
-    assert dead.admin.redrive("dmq").why == {"not_dead": 1}
-
-
-def test_X6_a_queue_that_keeps_the_last_message_keeps_it(dead: Bench) -> None:
-    dead.define("last", max_spool_usage=0, dead_message_queue="dmq")
-    die(dead, 1, queue="last")
-    newer = dead.send(queue="last")
-    assert dead.admin.redrive("dmq").why == {"keeps_last_message": 1}
-    dead.admin.purge("last", ids=newer)
-    assert dead.admin.redrive("dmq").moved == 1
-
-
-def test_X6_S10_of_several_that_go_back_together_none_takes_the_place_of_another() -> None:
-    bench = Bench()
-    bench.define("dmq")
-    bench.define(dead_message_queue="dmq", max_spool_usage=0)
-    first, second = (die(bench, {"n": n})[0] for n in range(2))
-    done = bench.admin.redrive("dmq")
-    assert (done.moved, done.why) == (1, {"keeps_last_message": 1})
-    assert ids(bench.admin.browse("orders")) == [first]
-    assert ids(bench.admin.browse("dmq")) == [second]
-
-
-def test_X6_expressions_hold_as_for_a_new_message(dead: Bench) -> None:
-    die(dead, {"p": 1}, {"p": 9})
-    dead.define(dead_message_queue="dmq", priority="/p", max_per_subscription_backlog=9)
-    dead.send({"p": 5})
-    dead.admin.redrive("dmq")
-    assert ids(drain(dead.consumer())) == ["2", "3", "1"]
 
 
 def test_X6_another_match_of_the_message_is_left_alone(dead: Bench) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from lakequeue.state.limits import Budget, Limits, beside
+from lakequeue.state.limits import Budget, Limits
 
 
 def test_a_budget_fits_as_many_as_its_bytes_allow_and_one_at_least() -> None:
@@ -17,13 +17,6 @@ def test_a_budget_fits_as_many_as_its_bytes_allow_and_one_at_least() -> None:
 def test_a_share_of_a_budget_is_never_nothing_while_something_is_left() -> None:
     assert Budget(10, 7).share(20) == Budget(1, 1)
     assert Budget(0, 7).share(2) == Budget(0, 0)
-
-
-def test_a_step_that_brings_little_does_little_beside() -> None:
-    limits = Limits()
-    assert beside(limits, 1).bulk_rows == limits.bulk_rows // limits.beside
-    assert beside(limits, 0).bulk_rows == limits.bulk_rows // limits.alone
-    assert beside(limits, 1_000_000) == limits
 
 
 def test_a_limit_names_what_is_allowed() -> None:
