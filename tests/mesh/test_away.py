@@ -179,3 +179,39 @@ def test_M2_a_loaded_broker_routes_as_the_live_one_once_a_stand_in_is_emptied() 
         except Rejected as refused:
             seen.append(refused.reason)
     assert seen[0] == seen[1]
+
+
+def test_M1_a_loaded_keeper_places_queues_as_the_live_one_while_a_queue_comes_to_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It hears of a definition and of the queue's last messages in one step."""
+    placed = []
+    heard, held = MemoryBroker.tell, list[tuple[Any, Any]]()
+    is_held = False
+
+    def tell(broker: Any, record: Any) -> None:
+        if is_held and broker.home.name == "a":
+            held.append((broker, record))
+        else:
+            heard(broker, record)
+
+    monkeypatch.setattr(MemoryBroker, "tell", tell)
+    for is_loaded in (False, True):
+        mesh = Mesh(queues=[local("one", "b"), local("two", "b"), local("three", "c")])
+        keyed = {"message_type": "json", "partition_key": "/k"}
+        ask(mesh, c.Define(definition=keyed | {"name": "next"}))
+        is_held = True
+        ask(mesh, c.MoveQueue(queue="one", broker="a"))
+        forwarded = c.encode_command(c.Define(definition=keyed | {"name": "new"}))
+        mesh.engine.instruct("default", forwarded, "b")
+        if is_loaded:
+            broker: Any = mesh.engine.broker("a")
+            broker._replica.mark()
+            broker._replica.reload()
+        is_held = False
+        while held:
+            heard(*held.pop(0))
+        mesh.advance("1s")
+        placed.append({name: one.hosts for name, one in entries(mesh, "a").items()})
+        assert placed[-1]["one"] == [0]
+    assert placed[0] == placed[1]

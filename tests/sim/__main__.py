@@ -9,6 +9,7 @@ import time
 import traceback
 from concurrent.futures import ProcessPoolExecutor, as_completed
 
+from . import mesh_mutants as mesh_mutants
 from .mutants import MUTANTS, hunt
 from .world import Failed, run, shrink
 

@@ -15,6 +15,7 @@ from lakequeue.protocol.journal import Journal, JournalSegment
 from .kafka import Kafka
 
 OUT, BRIDGED = "#out/", "#bridge/"
+CANCELS_MAX = 3  # in the queue `keyed`
 STAYING = frozenset({"expired", "consumer_rejected"})  # they may die into another queue
 
 read_journal = msgspec.msgpack.Decoder(Journal).decode
@@ -80,7 +81,12 @@ class Accounts:
     happened: set[str] = field(default_factory=set)  # kinds of commands that were given
     purged: set[str] = field(default_factory=set)
     rejected: set[tuple[str, int]] = field(default_factory=set)
-    gone: set[str] = field(default_factory=set)  # queues that were deleted
+    gone: set[str] = field(default_factory=set)  # queues that may be deleted, and made again
+    acked_in: set[str] = field(
+        default_factory=set
+    )  # an administrator acknowledged messages of these
+    moved_to: set[str] = field(default_factory=set)  # queues in which deliveries count anew
+    undeliverable: set[tuple[str, int]] = field(default_factory=set)
     repeated: int = 0
 
     # ------------------------------------------------------------ what producers see
@@ -140,7 +146,8 @@ class Accounts:
         if before is not None:
             must(before.id == seen.id, f"delivery {seen.number} of {queue} is of two messages")
             return False
-        counts_on = queue != self.dead and "redriven" not in self.happened
+        anew = {self.dead} | self.gone | self.moved_to
+        counts_on = queue not in anew and "redriven" not in self.happened
         if seen.count == 1 and counts_on:
             firsts = [s for s in known.values() if s.id == seen.id and s.count == 1]
             room = self.untouched[queue, seen.id]
@@ -203,6 +210,7 @@ class Lives:
         # Born with the word that it may have been here. It has, but maybe in an earlier life.
         self.again: Counter[tuple[str, int]] = Counter()
         self.ids: dict[tuple[str, int, int, int], int] = {}  # where a message came from → its id
+        self.cancels: Counter[tuple[str, int]] = Counter()
         self.first: dict[tuple[str, str, int], int] = {}  # queue, broker, id → step
         self.leased: defaultdict[tuple[str, int], set[int]] = defaultdict(set)  # by lane
         self.discarded: set[tuple[str, int]] = set()  # by a queue far from its producer (M3)
@@ -248,13 +256,15 @@ class Lives:
                 self.back[key] += 1
             self.again[key] += segment.reason.endswith(", again")
             self.births[key] += 1
+        elif event == "canceled":
+            self.cancels[key] += 1
         elif event == "delivered":
             self.first.setdefault((queue, broker, number), step)
         elif event == "discarded":
             a = self.accounts
             if segment.reason.startswith("dead message queue"):
                 limited = {f"define {a.dead}", f"shut {a.dead}"} & a.happened
-                must(bool(limited), f"{queue}, {number}: {segment.reason}")
+                must(bool(limited or queue in a.gone), f"{queue}, {number}: {segment.reason}")
             self.discarded.add(key)
         elif event in ENDINGS:
             alive[broker, queue, number] -= 1
@@ -281,7 +291,7 @@ class Lives:
         if event in ("delivered", "redelivered"):
             must(leased <= {number}, f"keyed: {number} is out, and so is {leased}")
             leased.add(number)
-        elif event not in ("renewed", "spooled"):
+        elif event not in ("renewed", "spooled", "edited", "ack_ignored"):
             leased.discard(number)
 
     def _may(self, queue: str, number: int, event: str, subscription: str) -> None:
@@ -289,14 +299,18 @@ class Lives:
         a, key = self.accounts, self.accounts.by_id.get(number)
         one = a.sent[key] if key else None
         what = f"{queue}: {key} ({number}) {event}, and nobody asked for it"
+        if queue in a.gone:
+            return
         if event == "acknowledged":
-            asked = (queue, number) in a.acked or "up_to" in a.happened
+            asked = (queue, number) in a.acked or "up_to" in a.happened or queue in a.acked_in
             fine = subscription.startswith("take-") or queue == "once" or queue.startswith(BRIDGED)
             must(asked or fine, what)
         elif event == "consumer_rejected":
             must((queue, number) in a.rejected, what)
         elif event == "expired":
-            must(queue in ("leased", "short", a.dead) or (one is None or one.may_expire), what)
+            may = one is None or one.may_expire or (queue, number) in a.undeliverable
+            often = queue == "keyed" and self.cancels[queue, number] >= CANCELS_MAX
+            must(may or often or queue in ("leased", "short", a.dead), what)
         elif event in ("purged", "deleted", "moved", "redriven"):
             must(event in a.happened, what)
         else:
@@ -321,7 +335,7 @@ class Lives:
                 continue
             if one.refused or not (found or a.expected(one)):
                 continue
-            if is_plain and not found and {"shut plain", "define plain"} & a.happened:
+            if is_plain and not found and {"shut plain", "define plain", "limited"} & a.happened:
                 continue  # S5: turned away
             must(bool(found), f"{key} is settled ({one.number}), and stored nowhere")
             number = found.pop()
@@ -331,6 +345,8 @@ class Lives:
                 place = queue, number
                 born = self.births[place] - self.back[place]
                 once = born - self.again[place] <= 1 <= born
+                if self.back[place]:  # a far queue that has it already takes no second one
+                    once = self.births[place] >= 1
                 fine = once or (not born and place in self.discarded)
                 must(fine, f"{queue}: {key} ({number}) was stored {born} times")
         for (queue, number), key in (((q, n), a.by_id[n]) for q, n in self.births if n in a.by_id):

@@ -21,6 +21,7 @@ from lakequeue.protocol.messages import (
 
 from .accounts import Accounts, Seen, Sent, must
 from .kafka import Kafka, Record
+from .poison import POISONED_STORE
 
 VPN = "default"
 INBOX, RECEIPTS = topics.topic(VPN, topics.DELIVERIES), topics.topic(VPN, topics.RECEIPTS)
@@ -72,7 +73,11 @@ class Producer:
             payload = {"p": self.name, "s": self._seq, "n": n + at, "k": (n + at) % 3}
             payloads.append(json.dumps(payload).encode() + b" " * rng.choice((0, 0, 30)))
             self._accounts.sent[self.name, self._seq] = Sent(
-                to, n + at, bool({"ttl_ms", "priority"} & given.keys()), "delay_ms" in given, at
+                to,
+                n + at,
+                "ttl_ms" in given or given.get("priority", 0) >= POISONED_STORE,
+                "delay_ms" in given,
+                at,
             )
         value = encode_run(payloads) if count > 1 else payloads[0]
         first = topics.publish_partitions(self.broker)[0]
@@ -172,6 +177,15 @@ class Consumer:
         self.is_bound = False
         self.held.clear()
         self.bind()
+
+    def adjust(self, most: int | None) -> None:
+        """Want so many messages at once; None: want none any more, under this name."""
+        about = {"queue": self.queue, "subscription": self.subscription}
+        if most is None:
+            self._net.command(self.broker, c.Unsubscribe(**about))
+            self.begin_again()
+        else:
+            self._net.command(self.broker, c.SetBacklog(**about, max_backlog=most))
 
     def beat(self) -> None:
         """Say that we live, and hear whether the broker knows us."""
@@ -293,18 +307,27 @@ class Admin:
     def __init__(self, inbox: int, net: Net) -> None:
         self.inbox, self._net = inbox, net
         self._requests = self._read = 0
-        self.answers: dict[str, dict[str, Any]] = {}
+        self._asked: dict[str, tuple[int, c.Command]] = {}
 
     def tell(self, broker: int, command: c.Command) -> str:
         """Give a command; under which name the answer comes."""
         self._requests += 1
         request = f"admin/{self._requests}"
         reply = c.ReplyTo(INBOX, self.inbox, request)
+        self._asked[request] = broker, command
         self._net.command(broker, msgspec.structs.replace(command, reply=reply))
         return request
 
-    def listen(self) -> None:
+    def listen(self) -> list[Any]:
+        """The results that have come. Of a long one the next part is asked for."""
+        found = []
         for record in self._net.kafka.read((INBOX, self.inbox), self._read, 1000):
             self._read = record.at + 1
             told = json.loads(record.own_value or b"")
-            self.answers[told["request"]] = told
+            broker, command = self._asked.pop(told["request"], (0, None))
+            more = told.get("more")
+            if more is not None and command is not None:
+                name = "after" if isinstance(command, c.Queues) else "start"
+                self.tell(broker, msgspec.structs.replace(command, **{name: more}))
+            found.append(told["result"])
+        return found

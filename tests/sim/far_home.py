@@ -20,6 +20,7 @@ from lakequeue.state import Limits
 
 from .accounts import Accounts, Lives, must
 from .clients import VPN, Admin, Net
+from .faults import FaultyHome
 from .home import BEAT_MS, Home
 from .kafka import Kafka
 from .worker import Site
@@ -51,8 +52,10 @@ def near_end(carrier: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
-class FarHome(Home):
+class FarHome(FaultyHome):
     """The far home."""
+
+    others = ()
 
     def __init__(self, seed: int, limits: Limits, near: Home) -> None:
         self.seed, self.near = seed, near
@@ -71,6 +74,7 @@ class FarHome(Home):
         self.net.lost = self.net.twice = 0.02
         self.admin = Admin(0, self.net)
         self.inboxes, self.n, self.numbers = 1, 0, 1
+        self.limited = set()
         self.told, self.calm, self.last_beat = near.told, False, self.kafka.now
         self._begin()
 
@@ -119,6 +123,8 @@ class FarHome(Home):
         for key, one in self.near.accounts.sent.items():
             if one.to not in FAR_TOPICS or one.number is None or one.refused or one.may_expire:
                 continue
+            if ENDPOINT in self.near.accounts.gone and key not in ids:
+                continue  # the bridge was deleted
             must(key in ids, f"{key} is stored near, and never came over the bridge")
             for queue in self.accounts.expected(self.accounts.sent[key]):
                 born = sum(lives.births[queue, number] for number in ids[key])

@@ -44,7 +44,7 @@ def change_brokers(world: Home, rng: random.Random) -> None:
         for site in world.sites.values():
             if site.worker is not None and not site.worker.is_frozen:
                 world.do(site.worker, site.worker.step)
-    if not all(_end(world, site) for site in world.sites.values()):
+    if not all(end_in_order(world, site) for site in world.sites.values()):
         return
     brokers = {site.name: site.number for site in world.sites.values()}
     if len(brokers) > 1 and (len(brokers) == BROKERS_MAX or rng.random() < 0.5):
@@ -72,7 +72,7 @@ def change_brokers(world: Home, rng: random.Random) -> None:
     _say_late(world, rng)
 
 
-def _end(world: Home, site: Site) -> bool:
+def end_in_order(world: Home, site: Site) -> bool:
     """A broker's loop ends in good order, and its state has all steps."""
     worker = site.worker
     if worker is None or worker.is_over or worker.is_frozen or site.is_cut:

@@ -4,6 +4,7 @@ is known to find each; `python -m sim --mutants` hunts all of them from the firs
 from __future__ import annotations
 
 import pytest
+from sim import mesh_mutants as mesh_mutants
 from sim.mutants import MUTANTS, hunt
 
 SAMPLE = {

@@ -11,17 +11,18 @@ from typing import Any
 from unittest.mock import patch
 
 import msgspec
+from lakequeue.protocol import commands as c
 from lakequeue.protocol import journal_encoding
 
 from .accounts import Wrong
-from .far_home import ENDPOINT, FAR_TOPICS, Copier, FarHome, near_end
-from .home import Home
+from .far_home import BRIDGE, ENDPOINT, FAR_TOPICS, Copier, FarHome, near_end
+from .faults import FaultyHome
 from .poison import poisoned
 
-HAPPENINGS = 120
+HAPPENINGS = 160
 
 
-class World(Home):
+class World(FaultyHome):
     """A home, and what it knows of another. far: the other home; None: there is none."""
 
     far: FarHome | None = None
@@ -44,6 +45,28 @@ class World(Home):
             self.do_step(rng)
         else:
             self.far.happen(rng)
+
+    def do_bridge(self, rng: random.Random) -> None:
+        """The bridge changes, is described, or is deleted and made anew."""
+        broker, carrier = self._site(rng).number, self._site(rng).name
+        what = 1.0 if self.far is None else rng.random()
+        command: c.Command
+        if what < 0.3 and self.far is not None:
+            lanes = rng.choice(("none", "per-destination"))
+            self.far.accounts.loose.add("narrow")  # new messages are in other lanes than old ones
+            usage = rng.choice((None, 400))
+            change = {"name": BRIDGE, "lanes": lanes, "max_spool_usage": usage}
+            command = c.Bridge(definition=change, replace=False)
+        elif what < 0.4:
+            self.accounts.gone.add(ENDPOINT)
+            command = c.DeleteBridge(name=BRIDGE)
+        elif what < 0.7:
+            assert self.far is not None
+            self.far.accounts.loose.add("narrow")
+            command = c.Bridge(definition=near_end(carrier))
+        else:
+            command = rng.choice((c.Bridges(), c.DescribeBridge(name=BRIDGE)))
+        self.admin.tell(broker, command)
 
     def do_copy(self, rng: random.Random) -> None:
         """Records go from home to home, or the link is cut."""
@@ -81,11 +104,11 @@ class World(Home):
 
 
 WEIGHTS = {
-    "step": 30, "send": 16, "receipts": 6, "consume": 8, "listen": 10, "settle": 12, "leave": 3,
+    "step": 30, "send": 16, "receipts": 6, "consume": 8, "listen": 6, "settle": 20, "leave": 3,
     "wait": 8, "mark": 5, "commit": 6, "die": 6, "kill": 2, "replace": 2, "haunt": 3, "lag": 4,
     "cut": 2, "freeze": 2, "clock": 1, "hole": 1, "retain": 2, "admin": 4, "go_back": 1, "plain": 3,
     "move": 2, "rehome": 4, "poison": 1, "poison_grant": 2, "lose": 5, "far": 14, "copy": 14,
-    "other": 4,
+    "other": 12, "restart": 4, "adjust": 3, "change": 5, "look": 5, "engine": 5, "bridge": 2,
 }  # fmt: skip
 OFTEN = 5
 Happening = tuple[str, int]

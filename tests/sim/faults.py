@@ -1,0 +1,271 @@
+"""What goes wrong in the simulated home (`do_…`), and its end: once faults end, all that is left
+must drain in a bounded number of rounds, and the judges look at it."""
+
+from __future__ import annotations
+
+import random
+
+from lakequeue.protocol import commands as c
+from lakequeue.protocol import mesh_messages, topics
+
+from .accounts import must
+from .kafka import Record
+from .rehoming import end_in_order, sender_of
+from .replaying import judge_replay
+from .traffic import NO_LIMITS, Traffic
+from .worker import POINTS, Site
+
+ROUNDS = 300  # in which a home whose faults ended must be empty
+MENDED_IN = 60  # rounds, in which limits end
+IDLE = 4  # rounds without news, before it is called empty
+
+
+class FaultyHome(Traffic):
+    """A home in which anything may fail."""
+
+    def do_mark(self, rng: random.Random) -> None:
+        worker = self._site(rng).worker
+        if worker is not None and not worker.is_frozen:
+            worker.rng = rng
+            self.do(worker, worker.begin_mark)
+
+    def do_commit(self, rng: random.Random) -> None:
+        worker = self._site(rng).worker
+        if worker is not None and not worker.is_frozen:
+            self.do(worker, lambda: worker.commit(rng.random() < 0.05, rng.random() < 0.05))
+
+    def do_die(self, rng: random.Random) -> None:
+        self._site(rng).dies_at = rng.choice(POINTS), rng.choice((0, 0, 1, 3))
+
+    def do_kill(self, rng: random.Random) -> None:
+        worker = self._site(rng).worker
+        if worker is not None:
+            worker.rng = rng
+            worker.die()
+
+    def do_replace(self, rng: random.Random) -> None:
+        """Somebody thinks that a broker is dead, and starts it again."""
+        site = self._site(rng)
+        if site.worker is not None and rng.random() < 0.7:  # while it is writing
+            site.worker.slow = 2
+            self._let_work(rng)
+        self.open(site, rng)
+
+    def do_restart(self, rng: random.Random) -> None:
+        """A worker ends in good order, and the next one goes on from its state."""
+        site = self._site(rng)
+        if end_in_order(self, site):
+            assert site.worker is not None
+            site.worker.die()
+            self.open(site, rng)
+
+    def do_go_back(self, rng: random.Random) -> None:
+        """The store has lost its newest commit."""
+        site = self._site(rng)
+        if len(site.saved) > 1 and site.worker is not None:
+            site.worker.die()
+            site.saved.pop()
+
+    def do_lose(self, rng: random.Random) -> None:
+        """Kafka loses what one broker said to another, before it is heard, or what it says next.
+        Only the next number tells (`mesh.channel`), so it is a word behind which that broker has
+        said more; or one to the first broker or from it: in the end it tells all others of a
+        definition, and they answer."""
+        site = self._site(rng)
+        place = topics.topic(site.name, topics.MESH), 0
+        log, kinds = self.kafka.partitions.get(place, []), rng.choice((OF_MESSAGES, OF_DIRECTORY))
+        for at in range(self._taken(site, place), len(log)):
+            record = log[at]
+            if record is None or kind_of_word(record) not in kinds:
+                continue
+            later = {sender_of(later) for later in log[at + 1 :] if later}
+            if sender_of(record) in later or self._is_told_later(site, record):
+                self.accounts.happened.add("lost words")
+                log[at] = None
+            return
+
+        def is_lost(record: Record) -> bool:
+            if kind_of_word(record) not in kinds or not self._is_told_later(site, record):
+                return False
+            self.accounts.happened.add("lost words")
+            return True
+
+        self.kafka.loses[place] = is_lost
+        if kinds is OF_DIRECTORY:
+            self.do_other(rng)
+
+    def _is_told_later(self, to: Site, record: Record) -> bool:
+        """Whether a word to this broker is from the first one, or to it."""
+        sender = sender_of(record)
+        return sender != to.number and self._keeper() in (sender, to.number)
+
+    def _taken(self, site: Site, place: tuple[str, int]) -> int:
+        """Up to where somebody who runs a broker, or ran it, has read."""
+        workers = [one for one in [site.worker, *self.zombies] if one and one.site is site]
+        read = [worker.driver.offsets.get(place, 0) for worker in workers]
+        for ranges in site.log.ever.values():
+            read += [r.last + 1 for r in ranges if (r.topic, r.partition) == place]
+        return max(read, default=0)
+
+    def do_haunt(self, rng: random.Random) -> None:
+        """Zombies go on."""
+        for worker in self.zombies:
+            worker.rng, worker.is_frozen = rng, False
+            what = rng.choice((worker.step, worker.step, worker.begin_mark, worker.commit))
+            self.do(worker, what)
+        self.zombies = [worker for worker in self.zombies if not worker.is_over]
+
+    def do_lag(self, rng: random.Random) -> None:
+        worker = self._site(rng).worker
+        if worker is not None:
+            worker.lag, worker.slow = rng.choice((0, 0, 3, 20)), rng.choice((0, 0, 1, 2))
+            worker.most = rng.choice((1, 5, 100))
+
+    def do_cut(self, rng: random.Random) -> None:
+        site = self._site(rng)
+        site.is_cut = not site.is_cut
+
+    def do_freeze(self, rng: random.Random) -> None:
+        worker = self._site(rng).worker
+        if worker is not None:
+            worker.is_frozen = not worker.is_frozen
+
+    def do_clock(self, rng: random.Random) -> None:
+        self._site(rng).skew = rng.choice((0.0, 0.0, 1_000.0, -1_000.0, 1e8, -1e8))
+
+    def do_hole(self, rng: random.Random) -> None:
+        self.kafka.leave_hole(rng.choice(list(self.kafka.partitions)[:8]))
+
+    def do_retain(self, rng: random.Random) -> None:
+        """Kafka deletes what every saved state has behind it."""
+        needed: dict[tuple[str, int], int] = {}
+        for site in self.sites.values():
+            for saved in site.saved:
+                known = saved.offsets()
+                for place in site.places():
+                    at = known.get(place, 0)
+                    needed[place] = min(needed.get(place, at), at)
+        for place, at in needed.items():
+            self.kafka.trim(place, at)
+
+    def drain(self) -> None:
+        """Faults end; what is left is taken, in a bounded number of rounds."""
+        rng = random.Random(self.seed)
+        self.end_faults(rng)
+        quiet = 0
+        for n in range(ROUNDS):
+            if self.round(n, rng):
+                quiet = 0
+                continue
+            quiet += 1
+            if quiet >= IDLE and not self.left():
+                break
+        must(not self.left(), f"in {ROUNDS} rounds it did not drain: {self.left()}")
+
+    def end_faults(self, rng: random.Random) -> None:
+        """All go on, and somebody takes what there is."""
+        self.calm = True
+        self.net.lost = self.net.twice = 0.0
+        self.kafka.loses.clear()
+        self._define_other(self._keeper(), "last", {})
+        for name in self.sites:
+            self.instruct(name, self.limits_of_system({}))
+        for site in self.sites.values():
+            site.is_cut, site.dies_at, site.skew = False, None, 0.0
+            if site.worker is not None:
+                site.worker.is_frozen = False
+                site.worker.lag = site.worker.slow = 0
+                site.worker.most = 100
+        for _ in range(5):
+            self.do_haunt(rng)
+        self.zombies = []
+        for consumer in self.consumers:
+            consumer.listen()
+            consumer.close()
+        self.consumers = []
+        for queue in [*self.queues, *self.others]:
+            self._consume(queue, rng, "auto")
+
+    def _mend_queues(self) -> None:
+        """Somebody defines the queues again that failed, and opens those that are still shut down:
+        the first broker takes no change while too many wait."""
+        for site in self.sites.values():
+            if site.worker is not None and not site.worker.is_over:
+                for queue in site.worker.driver._replica.broker.queues.values():
+                    header, name = queue.header, queue.definition.name
+                    if header.faulted and name in self.queues:
+                        self._define(self._keeper(), name, {"max_spool_messages": 30})
+                    elif not (header.ingress and header.egress):
+                        self.admin.tell(site.number, c.Shutdown(queue=name))
+
+    def round(self, n: int, rng: random.Random) -> int:
+        """Half a second of everybody's life; how much happened in it."""
+        if n % 10 == 0:
+            self._mend_queues()
+            for queue in sorted({*self.others} - {one.queue for one in self.consumers}):
+                self._consume(queue, rng, "auto")
+        if n < MENDED_IN and self.limited:
+            limited = sorted(self.limited)
+            self._define(self._keeper(), limited[n % len(limited)], NO_LIMITS)
+        if self.has_tables:
+            self.tell_tables(1)
+        self.kafka.now += 500
+        self._beat()
+        heard = 0
+        for _ in range(50):
+            took = self._let_work(rng)
+            heard += sum(consumer.listen() for consumer in self.consumers)
+            if not took:
+                break
+        for producer in self.producers:
+            producer.listen()
+            producer.send_again()
+        self.admin.listen()
+        return heard
+
+    def left(self) -> str:
+        """What is still there; empty if nothing is."""
+        for producer in self.producers:
+            if producer.waits:
+                return f"{producer.name} waits for receipts of {producer.waits}"
+        for site in self.sites.values():
+            if site.worker is None or site.worker.is_over:
+                return f"broker {site.name} does not run"
+            if site.worker.driver._journal.segments:
+                return f"{site.name} has a journal to say"
+            for queue in site.worker.driver._replica.broker.queues.values():
+                if queue.header.depth:
+                    return f"{site.name}: {queue.header.depth} in {queue.definition.name}"
+                must(not queue.header.bytes, f"{queue.definition.name}: empty, and has bytes")
+        return ""
+
+    def judge(self) -> None:
+        self.events = self.accounts.judge(self.kafka)
+        for site in self.sites.values():
+            self._judge_ranges(site)
+            judge_replay(site, self.kafka)
+        first, *others = [site.directory() for site in self.sites.values()]
+        for name in {name for one in (first, *others) for name in one}:
+            found = [one.get(name) for one in (first, *others)]
+            must(found.count(found[0]) == len(found), f"brokers know {name!r} differently: {found}")
+
+    def _judge_ranges(self, site: Site) -> None:
+        """Its steps took each record that was there once, and left none out."""
+        due: dict[tuple[str, int], int] = {}
+        for step, ranges in sorted(site.log.ever.items()):
+            for r in ranges:
+                place = r.topic, r.partition
+                at = due.get(place, r.first)
+                must(r.first >= at, f"{site.name}, step {step} takes {r} again, it was at {at}")
+                left = self.kafka.read(place, at, 1)
+                must(not left or left[0].at >= r.first, f"{site.name}, step {step}: {r}, not {at}")
+                due[place] = r.last + 1
+
+
+# What brokers say of messages in transit, and of the directory. If it is lost, it is said again.
+OF_MESSAGES, OF_DIRECTORY = ("hand_over", "answer", "room"), ("entries", "heard")
+
+
+def kind_of_word(record: Record) -> str:
+    """What kind of a word of a broker of this home a record is; empty if it is none."""
+    return "" if sender_of(record) is None else mesh_messages.decode(record.own_value).kind
