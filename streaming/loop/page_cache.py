@@ -3,10 +3,11 @@
 A batch is long, and most pages change many times in it; the state gets each once. A page is *dirty*
 if the state does not have it, *leaving* while a thread writes it, and *clean* if it equals the
 state. A dirty page that has not changed for a while is written early, so that the end of the batch
-has little to write. When room is short, clean pages go first. Large pages hold payloads, which
-would take most of the memory of a deep queue (1 KB per message, where all else takes 33 to 66
-bytes). They are dropped if nobody reads them for a while, and go first if they take more than an
-eighth. Otherwise a million new messages would push out what a step needs to find the earlier ones.
+has little to write. When room is short, clean pages go first. Large pages hold payloads and the
+segments of cold rows, so they would take most of the memory of a deep queue (1 KB per payload, 86
+bytes per row), although steps read most of them once at best. They are dropped if nobody reads them
+for a while, and go first if they take more than an eighth. Otherwise a million new messages would
+push out the small pages that steps need to find the earlier ones.
 
 Between two batches there is no state to read. Steps go on with the pages in memory, and a step that
 needs another one waits for the next batch. Two threads use this class: the batch calls `attach`,
@@ -29,7 +30,7 @@ from ...state import Store
 # a page that has not changed for this long is stable: most of its messages are gone by then
 REST_S = 5.0
 LEAVING_BYTES_MAX = 8_000_000
-LARGE_BYTES = 100_000
+LARGE_BYTES = 16_000
 LARGE_SHARE = 8  # the share of the cache for large pages
 LARGE_KEPT_S = 10.0  # a clean large page is dropped after this time without a read
 PAGE_BYTES = 200  # memory of a page besides its content
