@@ -54,7 +54,7 @@ class BridgeDefinition(msgspec.Struct, frozen=True, kw_only=True, rename={"origi
     @property
     def leaves(self) -> bool:
         """Whether it leads to another home."""
-        return is_address(self.to) and not is_vpn(self.to)
+        return is_in_another_home(self.to)
 
     @property
     def far_vpn(self) -> str | None:
@@ -72,6 +72,11 @@ class BridgeDefinition(msgspec.Struct, frozen=True, kw_only=True, rename={"origi
     def arrives(self) -> bool:
         """Whether it is the far end of a bridge from another home or VPN."""
         return is_address(self.origin)
+
+    @property
+    def expects_home(self) -> bool:
+        """Whether it is the far end of a bridge from another home."""
+        return is_in_another_home(self.origin)
 
     @property
     def carrier(self) -> str:
@@ -266,6 +271,11 @@ class FarAddress(NamedTuple):
 def is_address(end: str) -> bool:
     """Whether an end of a bridge is an address: in another home, or another VPN."""
     return "://" in end
+
+
+def is_in_another_home(end: str) -> bool:
+    """Whether an end of a bridge is the address of another home."""
+    return is_address(end) and not is_vpn(end)
 
 
 def is_vpn(end: str) -> bool:

@@ -141,7 +141,7 @@ class Engine:
         self._stopped = threading.Event()
         self._lock = threading.RLock()
         self._make_watches()
-        self._refuse_several_in_batches()
+        self._refuse_in_batches()
 
     def _make_watches(self) -> None:
         """Make the watches over the running parts; none is started yet."""
@@ -188,13 +188,14 @@ class Engine:
         """The home's epoch; 0 until it is started."""
         return self._folder.epoch
 
-    def _refuse_several_in_batches(self) -> None:
-        if self.trigger == MICRO_BATCH and len(self.brokers) > 1:
-            names = ", ".join(map(repr, self.brokers))
-            raise ConfigError(
-                f"the trigger {MICRO_BATCH!r} runs one broker, but there are {len(self.brokers)}: "
-                f"{names}. Name one, or use the trigger {REAL_TIME!r}"
-            )
+    def _refuse_in_batches(self) -> None:
+        found = [b.name for b in self.configuration.bridges if b.leaves or b.expects_home]
+        what = "serves no bridge to another Kafka"
+        if (n := len(self.brokers)) > 1:
+            what, found = f"runs one broker, but there are {n}", list(self.brokers)
+        if found and self.trigger == MICRO_BATCH:
+            names = ", ".join(map(repr, found))
+            raise ConfigError(f"the trigger {MICRO_BATCH!r} {what}: {names}")
 
     # ------------------------------------------------------------ start
 
@@ -269,7 +270,7 @@ class Engine:
         self.brokers.clear()  # the same mapping: other objects share it
         for name, number in numbers.items():
             self.brokers[name] = BrokerQuery(name, number, group=groups.get(name, ""))
-        self._refuse_several_in_batches()
+        self._refuse_in_batches()
 
     def _numbers_and_groups(self) -> tuple[dict[str, int], dict[str, str]]:
         brokers = self.brokers.values()

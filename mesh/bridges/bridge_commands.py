@@ -11,8 +11,7 @@ from ...definitions.bridge import (
     bridge_to_wire,
     circle,
     circle_problem,
-    is_address,
-    is_vpn,
+    is_in_another_home,
     parse_bridge,
     unknown_ends,
 )
@@ -145,7 +144,7 @@ def _check(broker: Broker, facts: BridgeFacts, where: str, new: BridgeDefinition
         ("from", (old or new).origin, new.origin),
         ("to", (old or new).to, new.to),
     ):
-        if before != now and not (_is_far(before) and _is_far(now)):
+        if before != now and not (is_in_another_home(before) and is_in_another_home(now)):
             allowed = f"cannot change while the bridge exists; it is {before!r}: delete it first"
             raise ConfigError([Problem(where, key, now, allowed)])
     others = [
@@ -154,11 +153,6 @@ def _check(broker: Broker, facts: BridgeFacts, where: str, new: BridgeDefinition
     found = circle(new, others)
     if found:
         raise ConfigError([circle_problem(where, found)])
-
-
-def _is_far(end: str) -> bool:
-    """Whether an end is in another home, whose address may change."""
-    return is_address(end) and not is_vpn(end)
 
 
 # ---------------------------------------------------------------- the near end

@@ -111,8 +111,10 @@ def change(broker: Broker, queue: Queue, definition: QueueDefinition) -> None:
 
 
 def prepare(link: Link, rows: list[Row], to: str) -> None:
-    """Prepare messages with this destination that are about to enter."""
-    lane = lane_of(to) if link.lanes == PER_DESTINATION else ONE_LANE
+    """Prepare messages with this destination that are about to enter. A change of `lanes` counts
+    from when nothing waits: in other lanes, new messages would overtake those that wait (H3)."""
+    one_lane = ONE_LANE in link.waiting if link.waiting else link.lanes != PER_DESTINATION
+    lane = ONE_LANE if one_lane else lane_of(to)
     for row in rows:
         row.lane = lane
         row.extras = {TRANSIT: {"to": to, "due": 0 if row.until == NEVER else row.until}}

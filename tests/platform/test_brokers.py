@@ -92,6 +92,11 @@ def test_micro_batches_are_for_one_broker(tmp_path: Path) -> None:
     batches = {"lakequeue.trigger": "micro-batch"}
     with pytest.raises(ConfigError, match=r"runs one broker, but there are 3: 'a', 'b', 'c'"):
         Engine(NOBODY, tmp_path, THREE, settings=batches)
+    for end in ("from", "to"):
+        ends = {"from": "broker-0", "to": "broker-0"} | {end: "kafka://far:9092"}
+        far = parse_configuration({"bridges": [{"name": "out", "subscriptions": ["a/>"], **ends}]})
+        with pytest.raises(ConfigError, match=r"serves no bridge to another Kafka: 'out'"):
+            Engine(NOBODY, tmp_path, far, settings=batches)
     home = HomeFolder(tmp_path)
     home.open("micro-batch")
     home.remember_brokers({"a": 0, "b": 1})

@@ -69,6 +69,22 @@ def test_h3_with_lanes_a_full_endpoint_holds_its_own_messages_only() -> None:
 
 
 @pytest.mark.parametrize("lanes", ["none", "per-destination"])
+def test_h3_a_change_of_lanes_lets_no_message_overtake(lanes: str) -> None:
+    """It counts from when nothing waits."""
+    other = {"none": "per-destination", "per-destination": "none"}[lanes]
+    two = full_queue(lanes)
+    two.send("a/b/c", "first")
+    two.west.admin().bridge(BRIDGE | {"subscriptions": [">"], "lanes": other})
+    two.bodies("queue1")  # there is room again, but the first one waits for its next attempt
+    two.send("a/b/c", "second")
+    two.advance("10s")
+    assert two.bodies("queue1") == ["first", "second"]
+    two.send("a/b/c", *range(5))
+    two.send("d/e/f", "behind")
+    assert two.depth("queue2") == (1 if other == "per-destination" else 0)
+
+
+@pytest.mark.parametrize("lanes", ["none", "per-destination"])
 def test_h5_ingress_shut_down_lets_the_link_go_on(lanes: str) -> None:
     two = full_queue(lanes)
     publish_rounds(two, 3)

@@ -53,7 +53,6 @@ class World(FaultyHome):
         command: c.Command
         if what < 0.3 and self.far is not None:
             lanes = rng.choice(("none", "per-destination"))
-            self.far.accounts.loose.add("narrow")  # new messages are in other lanes than old ones
             usage = rng.choice((None, 400))
             change = {"name": BRIDGE, "lanes": lanes, "max_spool_usage": usage}
             command = c.Bridge(definition=change, replace=False)
@@ -61,8 +60,6 @@ class World(FaultyHome):
             self.accounts.gone.add(ENDPOINT)
             command = c.DeleteBridge(name=BRIDGE)
         elif what < 0.7:
-            assert self.far is not None
-            self.far.accounts.loose.add("narrow")
             command = c.Bridge(definition=near_end(carrier))
         else:
             command = rng.choice((c.Bridges(), c.DescribeBridge(name=BRIDGE)))
