@@ -14,7 +14,6 @@ from typing import Any
 
 import lakequeue
 
-from ..definitions import is_regex
 from ..protocol import commands, topics
 from ..protocol.bounds import RECORD_BYTES_MAX
 from ..protocol.errors import LakequeueError
@@ -175,6 +174,8 @@ def oldest_check(look: KafkaLook, vpn: str, oldest_s: Mapping[str, float]) -> Ch
 
 def captured_check(look: KafkaLook, queues: Iterable[Mapping[str, Any]]) -> Check:
     """Is the topic there that a queue names? A queue that names none takes what clients send."""
+    from ..definitions import is_regex
+
     missing = [
         f"{queue['name']} captures {topic}" for queue in queues
         if (topic := queue["definition"]["underlying_topic"]) != queue["name"]

@@ -96,7 +96,7 @@ def running(home: Path, trigger: str) -> Iterator[Job]:
         }  # fmt: skip
         if trigger == REAL_TIME:  # with it are the tests that look at the history
             settings |= {
-                "lakequeue.history_interval_s": "5", "lakequeue.snapshots_interval_s": "10"
+                "lakequeue.history_interval_s": "5", "lakequeue.snapshots_interval_s": "20"
             }  # fmt: skip
         ensure_topics(kafka.bootstrap_servers, [], WRITTEN_PLAINLY)
         engine = Engine(kafka.bootstrap_servers, home, configuration(), settings=settings)

@@ -53,7 +53,7 @@ queues:
   - {name: deep, message_type: text, max_per_subscription_backlog: 500}
 """
 SETTINGS = (
-    "--set", "lakequeue.batch_s=3", "--set", "lakequeue.upkeep_hours=0.01",
+    "--set", "lakequeue.batch_s=3", "--set", "lakequeue.upkeep_hours=0.02",
     "--set", "lakequeue.retention_days=1", "--set", "lakequeue.tables_interval_s=3",
 )  # fmt: skip
 
@@ -187,7 +187,7 @@ def test_the_disk_of_the_tables_is_full(place: Place, connection: lakequeue.Conn
         until(lambda: stored() == Counter(sent), 90, "what was missed is in the table, once")
         assert waiting.result(60).message_id
         until(lambda: "tables_resumed" in events(), 60, "the alert is cleared")
-        until(lambda: (place.tables / MARK).stat().st_mtime > freed, 90, "upkeep beside writers")
+        until(lambda: (place.tables / MARK).stat().st_mtime > freed, 150, "upkeep beside writers")
         assert stored() == Counter(sent)
     log = (place.engine.home / "spark.log").read_text(errors="replace")
     assert "does not write the tables" in log

@@ -31,12 +31,12 @@ from lakequeue.streaming.bridges.home_copier import HomeCopier
 
 pytestmark = [pytest.mark.job, in_real_time]
 
-SILENCE_S = 8.0  # so long what copies waits for an answer here: 30 by default
+SILENCE_S = 5.0  # so long what copies waits for an answer here: 30 by default
 PAUSE_S_MAX = 3.0  # and between two tries: 30 by default
-CUT_S = 14.0  # longer than that, or than what copies waits for Kafka
+CUT_S = 9.0  # longer than that, or than what copies waits for Kafka
 OPEN_S_MAX = 90.0
 LANES = 3
-PER_SECOND = 50
+PER_SECOND = 30
 CONFIG = "brokers: [far]\nqueues: [{name: here, message_type: text, "
 CONFIG += "max_per_subscription_backlog: 100, subscriptions: ['between/>']}]\n"
 BRIDGE = {"name": "between", "subscriptions": ["between/>"]}

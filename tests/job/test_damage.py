@@ -35,8 +35,8 @@ CONFIG = """queues:
   - {name: plain, message_type: text, underlying_topic: t, max_per_subscription_backlog: 100}
 """
 SETTINGS = (
-    "--set", "lakequeue.batch_s=3", "--set", "lakequeue.history_interval_s=3",
-    "--set", "lakequeue.snapshots_interval_s=4", "--set", "lakequeue.tables_interval_s=2",
+    "--set", "lakequeue.batch_s=3", "--set", "lakequeue.history_interval_s=4",
+    "--set", "lakequeue.snapshots_interval_s=8", "--set", "lakequeue.tables_interval_s=2",
 )  # fmt: skip
 COUNT = 40
 # A change of brokers takes a number that no step has.
@@ -127,9 +127,10 @@ def test_R1_a_start_on_damage(place: Place) -> None:
     home = engine.home
     send(place, "1", "2")
     until(lambda: payloads(home) == [b"1", b"2"] and snapshots(home), 60, "the tables are there")
-    time.sleep(4.0)  # some batches
-    assert engine.terminate() == 0
     checkpoint = home / "checkpoint" / "broker-0"
+    batches = int(newest(checkpoint / "commits").stem)
+    until(lambda: int(newest(checkpoint / "commits").stem) > batches, 60, "another batch")
+    assert engine.terminate() == 0
     newest(checkpoint / "commits").write_bytes(b"")
     changes = newest(checkpoint / "state" / "0" / "0", ".changelog")
     changes.write_bytes(changes.read_bytes()[:50])
