@@ -30,7 +30,7 @@ from lakequeue.streaming.kafka.topics_admin import ensure_topics
 pytestmark = pytest.mark.job
 
 SEED = 34
-BACK_S_MAX = 60.0
+BACK_S_MAX = 180.0
 CHANGES = 3  # a queue moves, a broker comes, and one goes
 BROKERS = ("a", "b", "c")
 SETTINGS = ("--set", "lakequeue.batch_s=8", "--set", "lakequeue.tables_interval_s=0")

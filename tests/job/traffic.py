@@ -3,6 +3,7 @@ total-queue)."""
 
 from __future__ import annotations
 
+import contextlib
 import random
 import threading
 import time
@@ -67,7 +68,8 @@ class Traffic:
         while self._producing.is_set():
             payload = f"message {len(self.sent)}".encode()
             self.sent_at[payload] = time.monotonic()
-            self.sent[payload] = self.producer.send_async(self.queue, payload)
+            with contextlib.suppress(lakequeue.Timeout):  # its window is full: it tries again
+                self.sent[payload] = self.producer.send_async(self.queue, payload)
             time.sleep(self._random.expovariate(PER_SECOND))
 
     def _consume(self, number: int) -> None:
