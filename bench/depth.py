@@ -18,6 +18,7 @@ from ..client import connect
 from ..protocol.errors import LakequeueError
 from ..sinks.kafka_sink import OBSERVATION
 from ..streaming import Engine
+from ..streaming.loop.worker_process import RETURN_EVERY_S
 from .burst import max_step_ms
 from .harness import PAYLOAD, QUEUE, Say, median, running, url, wait_for
 from .os_processes import workers
@@ -54,6 +55,9 @@ def run(depths: list[int], rounds: int, trigger: str, say: Say) -> list[dict[str
             for _ in range(WARM_UP):
                 _round(consumer, producer)
             cost = measure(engine, reports, partial(_round, consumer, producer), rounds)
+            if trigger != "micro-batch":
+                say("waiting until the worker has returned its free memory")
+                time.sleep(RETURN_EVERY_S + 2 * BATCH_S)
             row = {
                 "trigger": trigger, "depth": depth, key: cost, "worker_rss_mb": worker_rss_mb(),
                 "max_step_ms": max_step_ms(reports[begun:], trigger),

@@ -13,9 +13,8 @@ from lakequeue.mesh.queue_placement import QueuePlacement
 from lakequeue.state.queue import change
 from lakequeue.state.queue.broker import Broker
 from lakequeue.state.rules.edits import TRANSIT
-from lakequeue.state.rules.routing import forget_found
 
-from .mutants import Both, around, msgspec_replace, mutant
+from .mutants import around, msgspec_replace, mutant
 
 
 @mutant
@@ -227,18 +226,3 @@ def counts_for_placing_queues_are_stale() -> Any:
         original(self, vpn, name, before, before if moved else after)
 
     return around(QueuePlacement, "change", change)
-
-
-@mutant
-def a_stand_in_that_is_purged_keeps_its_routes() -> Any:
-    """Only one whose messages have crossed forgets them."""
-
-    def stored(original: Any, broker: Broker, facts: Any, queue: Any, *rest: Any) -> None:
-        original(broker, facts, queue, *rest)
-        if not queue.header.depth:
-            forget_found(broker)
-
-    return Both(
-        around(stand_ins, "emptied", lambda original, *given: None),
-        around(stand_ins, "_stored", stored),
-    )
