@@ -30,7 +30,8 @@ BATCH_S = 2  # of the loop: it says what its steps took at the end of each
 
 def run(depths: list[int], rounds: int, trigger: str, say: Say) -> list[dict[str, Any]]:
     """Per depth: milliseconds of a round (step_ms or batch_ms), and over those at the first;
-    max_step_ms: the longest step, while it was filled and measured."""
+    max_step_ms: the longest step, while it was filled and measured; worker_rss_mb: the worker's
+    memory behind that, once it has returned what is free."""
     rows: list[dict[str, Any]] = []
     settings = {"lakequeue.tables_interval_s": "0", "lakequeue.batch_s": str(BATCH_S)}
     reports: list[dict[str, Any]] = []

@@ -124,6 +124,13 @@ def test_M5_a_queue_that_is_not_where_it_was_is_looked_for_less_and_less(
     assert mesh.at["a"].admin().describe("queue")["depth"] == 1
 
 
+def load(mesh: Mesh, name: str) -> None:
+    """A broker begins again from its snapshot."""
+    broker: Any = mesh.engine.broker(name)
+    broker._replica.mark()
+    broker._replica.reload()
+
+
 @pytest.mark.parametrize("is_late", [False, True], ids=["at once", "late"])
 def test_M1_a_loaded_keeper_places_queues_as_the_live_one(
     monkeypatch: pytest.MonkeyPatch, is_late: bool
@@ -146,9 +153,7 @@ def test_M1_a_loaded_keeper_places_queues_as_the_live_one(
         ask(mesh, c.Define(definition=keyed | {"name": "next"}))
         ask(mesh, c.MoveQueue(queue="one", broker="b"))
         if is_loaded:
-            broker: Any = mesh.engine.broker("a")
-            broker._replica.mark()
-            broker._replica.reload()
+            load(mesh, "a")
         for n in range(6):
             ask(mesh, c.Define(definition=keyed | {"name": f"new{n}"}))
         placed.append({name: one.hosts for name, one in entries(mesh, "a").items()})
@@ -171,9 +176,7 @@ def test_M2_a_loaded_broker_routes_as_the_live_one_once_a_stand_in_is_emptied() 
             mesh.send("a", queue="news")  # behind it
         mesh.at["a"].admin().purge("#out/far")
         if is_loaded:
-            broker: Any = mesh.engine.broker("a")
-            broker._replica.mark()
-            broker._replica.reload()
+            load(mesh, "a")
         try:
             seen.append(mesh.send("a", queue="news"))
         except Rejected as refused:
@@ -205,9 +208,7 @@ def test_M1_a_loaded_keeper_places_queues_as_the_live_one_while_a_queue_comes_to
         forwarded = c.encode_command(c.Define(definition=keyed | {"name": "new"}))
         mesh.engine.instruct("default", forwarded, "b")
         if is_loaded:
-            broker: Any = mesh.engine.broker("a")
-            broker._replica.mark()
-            broker._replica.reload()
+            load(mesh, "a")
         is_held = False
         while held:
             heard(*held.pop(0))
