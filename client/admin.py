@@ -113,10 +113,9 @@ class Admin:
             return
         command = checked(commands.MoveQueue(queue=queue, broker=broker))
         known = {one["name"]: one for one in self._session.brokers()}
-        state = known[broker]["state"] if broker in known else ""
-        if state in ("failed", "restarting"):
+        if broker in known and known[broker]["state"] == "failed":  # others come back: wait
             raise LakequeueError(
-                f"broker: {broker!r} is {state} – allowed is a running broker (lakequeue brokers)"
+                f"broker: {broker!r} is failed – allowed is a running broker (lakequeue brokers)"
             )
         self._session.request(command, MOVE_TIMEOUT_S)
 
