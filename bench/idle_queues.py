@@ -20,10 +20,9 @@ from ..protocol.errors import LakequeueError
 from ..sinks.kafka_sink import OBSERVATION
 from ..streaming import Engine
 from .harness import Say, _both, _spawn, broker, cpu_s, percentile, process
-from .os_processes import KillableEngine
+from .os_processes import EngineProcess
 from .steady import at_rate, made_at
 
-TRIGGER = "real-time"
 BATCH_S = 5  # figures come at the end of a batch
 WARM_UP_S = 5
 MEASURE_S_MAX = 600.0
@@ -46,9 +45,12 @@ def _measure(count: int, used: int, rate: int, seconds: int, say: Say) -> dict[s
         config = home / "queues.yaml"
         config.write_text(json.dumps({"queues": definitions(count)}))
         say(f"{count} queues are defined")
-        engine = KillableEngine(kafka.bootstrap_servers, home, config, TRIGGER)
+        given = ("--bootstrap", kafka.bootstrap_servers, "--set", "lakequeue.ui_port=0")
+        begin = time.monotonic()
+        engine = EngineProcess("run", home, config, say, *given)
         try:
-            define_s = engine.wait_ready()
+            engine.wait_ready()
+            define_s = time.monotonic() - begin
         finally:
             engine.stop()
         say("the engine starts again")

@@ -4,19 +4,27 @@ from __future__ import annotations
 
 import json
 import os
+import queue
+import signal
 import subprocess
 import sys
 import threading
-import time
+from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import psutil
 
+from ..cli.group import EXIT_ENVIRONMENT, EnvironmentFault
 from ..protocol.errors import LakequeueError
+from ..streaming.java import start_tied
 from ..streaming.loop.worker_daemon import DAEMON
 
-START_S_MAX = 180.0
+OPTIONS = ("LAKEQUEUE_UP_", "LAKEQUEUE_RUN_")  # the environment of whoever runs us
+START_SECONDS_MAX = 180.0
+STOP_SECONDS_MAX = 60.0
 
 
 def workers() -> list[psutil.Process]:
@@ -54,38 +62,77 @@ class PeakMemory:
         self._thread.join()
 
 
-class KillableEngine:
-    """`lakequeue run` in a session of its own, so that all of it can be killed at once."""
+def start_module(arguments: list[str], **options: Any) -> subprocess.Popen[str]:
+    """Start a Python module as a child, which is told to end when this process dies."""
+    return start_tied(
+        [sys.executable, "-m", *arguments],
+        signal.SIGTERM,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,  # Ctrl-C is for us, who end them in order
+        **options,
+    )
 
-    def __init__(self, bootstrap: str, home: Path, config: Path, trigger: str) -> None:
-        command = [sys.executable, "-m", "lakequeue.cli", "run", "--bootstrap", bootstrap]
-        command += ["--home", str(home), "--config", str(config), "--trigger", trigger]
-        command += ["--json", "--set", "lakequeue.ui_port=0"]
-        begin = time.monotonic()
-        with (home / "engine.stderr").open("ab") as errors:
-            self._process = subprocess.Popen(
-                command, stdout=subprocess.PIPE, stderr=errors, text=True, start_new_session=True
-            )
-        self._errors = home / "engine.stderr"
-        self._ready = threading.Event()
-        self._start_s = 0.0
-        threading.Thread(target=self._listen, args=(begin,), daemon=True).start()
 
-    def _listen(self, begin: float) -> None:
+class EngineProcess:
+    """`lakequeue up` or `run` in a session of its own. options: of the command, besides."""
+
+    def __init__(
+        self, command: str, home: Path, config: Path, say: Callable[[str], None], *options: str
+    ) -> None:
+        arguments = [command, "--home", str(home), "--config", str(config), "--json", *options]
+        environment = {k: v for k, v in os.environ.items() if not k.startswith(OPTIONS)}
+        self._process = start_module(
+            ["lakequeue.cli", *arguments], stderr=subprocess.PIPE, env=environment
+        )
+        self._say = say
+        self._errors: deque[str] = deque(maxlen=20)
+        self._ready: queue.Queue[dict[str, Any] | None] = queue.Queue()
+        threading.Thread(target=self._read_out, daemon=True).start()
+        self._stderr = threading.Thread(target=self._read_errors, daemon=True)
+        self._stderr.start()
+
+    def _read_out(self) -> None:
         assert self._process.stdout is not None
         for line in self._process.stdout:
-            if json.loads(line).get("event") == "ready":
-                self._start_s = time.monotonic() - begin
-                self._ready.set()
-        self._ready.set()
+            with suppress(ValueError):
+                value = json.loads(line)
+                if isinstance(value, dict) and value.get("event") == "ready":
+                    self._ready.put(value)
+        self._ready.put(None)
 
-    def wait_ready(self) -> float:
-        """Seconds from its start until it served."""
-        self._ready.wait(START_S_MAX)
-        if not self._start_s:
-            said = self._errors.read_text(errors="replace").strip().splitlines() or ["nothing"]
-            raise LakequeueError(f"The engine did not start; it said: {said[-1]}")
-        return self._start_s
+    def _read_errors(self) -> None:
+        assert self._process.stderr is not None
+        for line in self._process.stderr:
+            if text := line.strip():
+                self._errors.append(text)
+                self._say(text)
+
+    def wait_ready(self) -> dict[str, str]:
+        """The addresses, once the engine runs."""
+        try:
+            ready = self._ready.get(timeout=START_SECONDS_MAX)
+        except queue.Empty:
+            words = self._why_ended()
+            raise EnvironmentFault(
+                f"The engine did not start within {START_SECONDS_MAX:.0f} s: {words}"
+            ) from None
+        if ready is None:
+            status = self._process.wait()
+            kind = EnvironmentFault if status == EXIT_ENVIRONMENT else LakequeueError
+            raise kind(self._why_ended())
+        return ready["addresses"]
+
+    def check(self) -> None:
+        """Raise when the engine has ended."""
+        if self._process.poll() is not None:
+            self._stderr.join(timeout=2)
+            raise LakequeueError(f"The engine ended: {self._why_ended()}")
+
+    def _why_ended(self) -> str:
+        self._stderr.join(timeout=2) if self._process.poll() is not None else None
+        return self._errors[-1] if self._errors else "it gave no reason"
 
     def kill(self) -> None:
         """SIGKILL to everything of its session: driver, Java, workers."""
@@ -96,9 +143,12 @@ class KillableEngine:
                         process.kill()
         self._process.wait()
 
-    def stop(self) -> None:
-        """Ask it to end, and kill it if it does not."""
-        self._process.terminate()
-        with suppress(subprocess.TimeoutExpired):
-            self._process.wait(30)
-        self.kill()
+    def stop(self) -> int:
+        """End it in order; its exit status."""
+        if self._process.poll() is None:
+            self._process.terminate()
+        try:
+            return self._process.wait(STOP_SECONDS_MAX)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            return self._process.wait()

@@ -150,8 +150,11 @@ def _remove_unused() -> None:
 _PR_SET_PDEATHSIG = 1
 
 
-def start_tied(command: list[str], **options: Any) -> subprocess.Popen[bytes]:
+def start_tied(
+    command: list[str], at_end: signal.Signals = signal.SIGKILL, **options: Any
+) -> subprocess.Popen[Any]:
     """Start a child that the kernel kills when this process dies, however it dies.
+    at_end: the signal that it sends then.
 
     Linux ties this to the THREAD that forked: if a short-lived thread forked, the child would die
     with it. So a thread that lives as long as the child does the fork. Other systems have no such
@@ -162,11 +165,11 @@ def start_tied(command: list[str], **options: Any) -> subprocess.Popen[bytes]:
 
     def die_with_parent() -> None:
         if libc is not None:
-            libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+            libc.prctl(_PR_SET_PDEATHSIG, at_end)
             if os.getppid() != parent:  # it died between the fork and the call
                 os._exit(1)
 
-    outcome: list[subprocess.Popen[bytes] | BaseException] = []
+    outcome: list[subprocess.Popen[Any] | BaseException] = []
     started = threading.Event()
 
     def keep() -> None:

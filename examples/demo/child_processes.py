@@ -1,121 +1,19 @@
-"""The demo's other processes: the engine (`lakequeue up`) and the workers.
-
-Each is told by the kernel to end when the demo dies, however it dies (Linux).
-"""
+"""The demo's workers, and its patience."""
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import json
-import os
-import queue
 import signal
 import subprocess
-import sys
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import IO, Any
 
-from ...cli.group import EXIT_ENVIRONMENT, EnvironmentFault
+from ...bench.os_processes import STOP_SECONDS_MAX, start_module
 from ...protocol.errors import LakequeueError
-
-START_SECONDS_MAX = 180.0
-STOP_SECONDS_MAX = 60.0
-_PR_SET_PDEATHSIG = 1
-
-
-def _spawn(arguments: list[str], **options: Any) -> subprocess.Popen[str]:
-    """Start a Python module as a child. Only from the main thread: it lives as long as we do."""
-    libc = ctypes.CDLL(None) if sys.platform == "linux" else None
-
-    def end_with_parent() -> None:
-        if libc is not None:
-            libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-
-    return subprocess.Popen(
-        [sys.executable, "-m", *arguments],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        text=True,
-        start_new_session=True,  # Ctrl-C is for the demo, which ends them in order
-        preexec_fn=end_with_parent,
-        **options,
-    )
-
-
-class EngineProcess:
-    """`lakequeue up` in a process of its own. options: of the command, besides."""
-
-    def __init__(
-        self, home: Path, configuration: Path, say: Callable[[str], None], *options: str
-    ) -> None:
-        environment = {k: v for k, v in os.environ.items() if not k.startswith("LAKEQUEUE_UP_")}
-        arguments = ["lakequeue.cli", "up", "--home", str(home), "--config", str(configuration)]
-        self._process = _spawn(
-            [*arguments, "--port", "0", "--json", *options], stderr=subprocess.PIPE, env=environment
-        )
-        self._say = say
-        self._errors: deque[str] = deque(maxlen=20)
-        self._ready: queue.Queue[dict[str, Any] | None] = queue.Queue()
-        threading.Thread(target=self._read_out, daemon=True).start()
-        self._stderr = threading.Thread(target=self._read_errors, daemon=True)
-        self._stderr.start()
-
-    def _read_out(self) -> None:
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
-            with contextlib.suppress(ValueError):
-                value = json.loads(line)
-                if isinstance(value, dict) and value.get("event") == "ready":
-                    self._ready.put(value)
-        self._ready.put(None)
-
-    def _read_errors(self) -> None:
-        assert self._process.stderr is not None
-        for line in self._process.stderr:
-            if text := line.strip():
-                self._errors.append(text)
-                self._say(text)
-
-    def wait_ready(self) -> dict[str, str]:
-        """The addresses, once the engine runs."""
-        try:
-            ready = self._ready.get(timeout=START_SECONDS_MAX)
-        except queue.Empty:
-            words = self._why_ended()
-            raise EnvironmentFault(
-                f"The engine did not start within {START_SECONDS_MAX:.0f} s: {words}"
-            ) from None
-        if ready is None:
-            status = self._process.wait()
-            kind = EnvironmentFault if status == EXIT_ENVIRONMENT else LakequeueError
-            raise kind(self._why_ended())
-        return ready["addresses"]
-
-    def check(self) -> None:
-        """Raise when the engine has ended."""
-        if self._process.poll() is not None:
-            self._stderr.join(timeout=2)
-            raise LakequeueError(f"The engine ended: {self._why_ended()}")
-
-    def _why_ended(self) -> str:
-        self._stderr.join(timeout=2) if self._process.poll() is not None else None
-        return self._errors[-1] if self._errors else "it gave no reason"
-
-    def stop(self) -> int:
-        """End it in order; its exit status."""
-        if self._process.poll() is None:
-            self._process.terminate()
-        try:
-            return self._process.wait(STOP_SECONDS_MAX)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            return self._process.wait()
 
 
 @dataclass(slots=True)
@@ -139,7 +37,7 @@ class WorkerProcess:
         arguments += ["--seed", str(seed)]
         for job in jobs:
             arguments += ["--job", job]
-        worker = cls(name, jobs, _spawn(arguments, stderr=errors))
+        worker = cls(name, jobs, start_module(arguments, stderr=errors))
         threading.Thread(target=worker._read, daemon=True).start()
         return worker
 

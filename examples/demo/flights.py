@@ -15,11 +15,12 @@ from typing import Any
 
 import lakequeue
 
+from ...bench.os_processes import EngineProcess
 from ...cli.common import console, say_json
 from ...cli.publish import Tally
 from ...protocol.errors import LakequeueError
 from .accounts import balance, check_barriers, complete, count_messages, read_journal
-from .child_processes import EngineProcess, WorkerProcess, until
+from .child_processes import WorkerProcess, until
 from .flight_data import Flights, flights_path, load_flights
 from .view import View, show_accounts
 
@@ -98,7 +99,7 @@ class FlightsDemo:
         flights_path()  # nothing starts without the data
         self._console.print("Starting Kafka and the engine …")
         with ExitStack() as stack:
-            engine = EngineProcess(self._home, CONFIGURATION, self._progress)
+            engine = EngineProcess("up", self._home, CONFIGURATION, self._progress, "--port", "0")
             stack.callback(engine.stop)
             flights = load_flights(self._count)  # while the engine starts
             addresses = engine.wait_ready()
