@@ -123,7 +123,7 @@ wheel: $(INSTALLED) ## the package as one file in dist/, to install without this
 	@ls $(DIST)/lakequeue-*.whl
 
 bench: setup ## measure this machine, one benchmark after the other
-	@for name in core depth latency throughput churn recovery burst idle-queues; do $(BIN)/lakequeue bench $$name || exit 1; done
+	@for name in core client depth latency throughput churn recovery burst idle-queues; do $(BIN)/lakequeue bench $$name || exit 1; done
 
 clean: ## remove .venv and everything that tools leave behind (the jar cache stays)
 	rm -rf .venv *.egg-info build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis \

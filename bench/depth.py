@@ -1,7 +1,7 @@
 """The same traffic at growing depth: a step's cost depends on what changes, not on what is stored.
 
-A round takes in 1,000 messages and acknowledges 1,000. Its cost is what the engine says that its
-steps took.
+A round takes in 1,000 messages and acknowledges 1,000. In real time its cost is what the engine
+says that its steps took; in micro-batches, the time of the batch that took it in.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ import psutil
 from ..client import connect
 from ..protocol.errors import LakequeueError
 from ..sinks.kafka_sink import OBSERVATION
+from ..streaming import Engine
 from ..streaming.loop.worker_process import RETURN_EVERY_S
 from .burst import max_step_ms
-from .harness import PAYLOAD, QUEUE, Say, running, url, wait_for
+from .harness import PAYLOAD, QUEUE, Say, median, running, url, wait_for
 from .os_processes import workers
 
 STEP = 1_000
@@ -27,19 +28,22 @@ WARM_UP = 5
 BATCH_S = 2  # of the loop: it says what its steps took at the end of each
 
 
-def run(depths: list[int], rounds: int, say: Say) -> list[dict[str, Any]]:
-    """Per depth: milliseconds of a round, and over those at the first;
+def run(depths: list[int], rounds: int, trigger: str, say: Say) -> list[dict[str, Any]]:
+    """Per depth: milliseconds of a round (step_ms or batch_ms), and over those at the first;
     max_step_ms: the longest step, while it was filled and measured; worker_rss_mb: the worker's
     memory behind that, once it has returned what is free."""
     rows: list[dict[str, Any]] = []
     settings = {"lakequeue.tables_interval_s": "0", "lakequeue.batch_s": str(BATCH_S)}
     reports: list[dict[str, Any]] = []
     with (
-        running(say, settings, on_batch=reports.append) as engine,
+        running(say, settings, trigger, on_batch=reports.append) as engine,
         connect(url(engine), client_name="bench") as connection,
     ):
         producer = connection.producer(window=40_000)
         admin = connection.admin()
+        key, measure = (
+            ("batch_ms", _by_batches) if trigger == "micro-batch" else ("step_ms", _by_steps)
+        )
         for depth in depths:
             begun = len(reports)
             say(f"filling to {depth:,}")
@@ -51,18 +55,19 @@ def run(depths: list[int], rounds: int, say: Say) -> list[dict[str, Any]]:
             consumer = connection.consumer(QUEUE, ack_mode="individual", max_backlog=STEP)
             for _ in range(WARM_UP):
                 _round(consumer, producer)
-            cost = _step_ms(reports, partial(_round, consumer, producer), rounds)
-            say("waiting until the worker has returned its free memory")
-            time.sleep(RETURN_EVERY_S + 2 * BATCH_S)
+            cost = measure(engine, reports, partial(_round, consumer, producer), rounds)
+            if trigger != "micro-batch":
+                say("waiting until the worker has returned its free memory")
+                time.sleep(RETURN_EVERY_S + 2 * BATCH_S)
             row = {
-                "depth": depth, "step_ms": cost, "worker_rss_mb": worker_rss_mb(),
-                "max_step_ms": max_step_ms(reports[begun:]),
+                "trigger": trigger, "depth": depth, key: cost, "worker_rss_mb": worker_rss_mb(),
+                "max_step_ms": max_step_ms(reports[begun:], trigger),
             }  # fmt: skip
             consumer.close()
             time.sleep(0.5)
             rows.append(row)
-    first = rows[0]["step_ms"]
-    return [{**r, "over_first": r["step_ms"] / first} for r in rows]
+    first = rows[0][key]
+    return [{**r, "over_first": r[key] / first} for r in rows]
 
 
 def _round(consumer: Any, producer: Any) -> None:
@@ -77,7 +82,22 @@ def _round(consumer: Any, producer: Any) -> None:
     wait_for(lambda: all(f.done() for f in sent), 60, "a round")
 
 
-def _step_ms(reports: list[dict[str, Any]], one_round: Callable[[], None], rounds: int) -> float:
+def _by_batches(
+    engine: Engine, reports: list[dict[str, Any]], one_round: Callable[[], None], rounds: int
+) -> float:
+    """The median of the batches that took in a round's messages and its acknowledgements."""
+    batches: list[float] = []
+    for _ in range(rounds):
+        before = len(engine.metrics.batches)
+        one_round()
+        time.sleep(0.15)
+        batches += [ms for n, ms in engine.metrics.batches[before:] if n > STEP]
+    return median(batches)
+
+
+def _by_steps(
+    engine: Engine, reports: list[dict[str, Any]], one_round: Callable[[], None], rounds: int
+) -> float:
     """The time of all steps, divided by the rounds."""
     time.sleep(2 * BATCH_S)  # earlier steps have been reported by now
     before = len(reports)

@@ -46,14 +46,14 @@ KINDS: dict[str, Callable[[int], bytes]] = {
 }
 
 
-def run(commands: int, rate: int, say: Say) -> list[dict[str, Any]]:
+def run(commands: int, rate: int, trigger: str, say: Say) -> list[dict[str, Any]]:
     """other_p99_ratio: of another VPN's messages, during the flood over before it;
     control_p99_ratio: the same while the flood's records went to a topic that nobody reads; of the
     flood, sending_p99_ms: while it was sent, and waiting_p99_ms: from then on until the engine had
     taken it; after_p99_ms: without it again; worker_peak_mb; refused: what the engine counted of
     it."""
     with (
-        running(say, queues=QUEUES) as engine,
+        running(say, trigger=trigger, queues=QUEUES) as engine,
         PeakMemory() as memory,
         traffic(url(engine), STEADY, rate) as flow,
         connect(url(engine), vpn=VPN, client_name="bench") as connection,
@@ -88,6 +88,7 @@ def run(commands: int, rate: int, say: Say) -> list[dict[str, Any]]:
     rest, after = flow.between(sent, end), flow.between(end, end + USUAL_S)
     return [
         {
+            "trigger": trigger,
             "commands": commands,
             "other_p99_ratio": flooded_ms / usual_ms,
             "control_p99_ratio": control_ms / usual_ms,

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import multiprocessing
 import shutil
+import statistics
 import tempfile
 import threading
 import time
@@ -161,3 +162,13 @@ def wait_for(condition: Callable[[], bool], timeout_s: float, what: str) -> None
         if time.monotonic() > until:
             raise TimeoutError(f"{what} took longer than {timeout_s:.0f} s")
         time.sleep(0.2)
+
+
+def median(values: list[float]) -> float:
+    """The median. Raises LakequeueError if there are no values."""
+    if not values:
+        raise LakequeueError(
+            "Nothing was measured: no batch took in what was sent as one. Try again on a machine "
+            "with less to do."
+        )
+    return statistics.median(values)

@@ -8,7 +8,6 @@ in production.
 
 from __future__ import annotations
 
-import statistics
 import time
 from typing import Any
 
@@ -17,7 +16,7 @@ import yaml
 from ..protocol.errors import LakequeueError
 from ..sinks.kafka_sink import OBSERVATION
 from .bare_spark import spark_start_ms
-from .harness import QUEUE, Say, broker, running, url
+from .harness import QUEUE, Say, broker, median, running, url
 from .os_processes import EngineProcess, workers
 from .steady import Traffic, traffic
 
@@ -29,28 +28,35 @@ _DEFINITION = {
 }  # fmt: skip
 
 
-def run(rate: int, seconds: int, say: Say) -> list[dict[str, Any]]:
+def run(rate: int, seconds: int, trigger: str, say: Say) -> list[dict[str, Any]]:
     """worker_ms (median), worker_max_ms, driver_ms: from a kill to the first message that was sent
     after it. spark_ms: Spark's own part of driver_ms; start_ms: of an engine on an empty home,
     until all of it runs. replay_ratio: the time that was lived through again, with this traffic,
-    over the time that it took. Waiting is life too: for the speed under load give a rate that
-    leaves no time to wait."""
-    return [{"rate": rate, **_worker(rate, seconds, say), **_driver(rate, seconds, say)}]
+    over the time that it took (None in micro-batches: they replay nothing). Waiting is life too:
+    for the speed under load give a rate that leaves no time to wait."""
+    return [
+        {
+            "trigger": trigger,
+            "rate": rate,
+            **_worker(rate, seconds, trigger, say),
+            **_driver(rate, seconds, trigger, say),
+        }
+    ]
 
 
-def _worker(rate: int, seconds: int, say: Say) -> dict[str, Any]:
+def _worker(rate: int, seconds: int, trigger: str, say: Say) -> dict[str, Any]:
     batches: list[dict[str, Any]] = []
     with running(
-        say, queues=[_DEFINITION], on_batch=batches.append
+        say, trigger=trigger, queues=[_DEFINITION], on_batch=batches.append
     ) as engine, traffic(url(engine), QUEUE, rate) as flow:  # fmt: skip
         took = [_kill_workers(flow, seconds, say) for _ in range(KILLS)]
         flow.stop()
         # A loop tells what it did at the end of its batch.
-        until = time.monotonic() + BATCH_S_MAX
+        until = time.monotonic() + (BATCH_S_MAX if trigger == "real-time" else 0)
         while replay_ratio(batches) is None and time.monotonic() < until:
             time.sleep(0.2)
     return {
-        "worker_ms": statistics.median(took), "worker_max_ms": max(took),
+        "worker_ms": median(took), "worker_max_ms": max(took),
         "replay_ratio": replay_ratio(batches),
     }  # fmt: skip
 
@@ -76,12 +82,13 @@ def replay_ratio(batches: list[dict[str, Any]]) -> float | None:
     return lived / took if took else None
 
 
-def _driver(rate: int, seconds: int, say: Say) -> dict[str, Any]:
+def _driver(rate: int, seconds: int, trigger: str, say: Say) -> dict[str, Any]:
     with broker() as (kafka, home):
         address = kafka.bootstrap_servers
         config = home / "queues.yaml"
         config.write_text(yaml.safe_dump({"queues": [_DEFINITION]}))
-        given = ("run", home, config, say, "--bootstrap", address, "--set", "lakequeue.ui_port=0")
+        given = ("run", home, config, say, "--bootstrap", address, "--trigger", trigger,
+                 "--set", "lakequeue.ui_port=0")  # fmt: skip
         begin = time.monotonic()
         engine = EngineProcess(*given)
         try:

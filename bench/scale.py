@@ -5,11 +5,17 @@ all four, on four brokers one each. So clients do the same in every row, and wha
 brokers cost. CPU is the sum over all processes: workers (the steps), Java (Spark), and Kafka.
 Where `cores_used` comes to the number of cores, a broker more cannot make it faster: then only the
 cost of a message says how it scales.
+
+With `spread`: what it costs a producer that a topic's matches lie on two brokers. Two topics have
+two queues each, `near` both where the producer is, `far` one of them at the other broker. The
+producer sends to them in turn, so both see the same machine. No other broker is asked before a
+receipt, so the two should be alike.
 """
 
 from __future__ import annotations
 
 import os
+import statistics
 import threading
 import time
 from contextlib import suppress
@@ -17,12 +23,14 @@ from typing import Any
 
 import psutil
 
-from ..client import connect
+from ..client import Producer, connect
 from ..streaming.loop.worker_daemon import DAEMON
-from .harness import BACKLOG, PAYLOAD, Say, _spawn, process, running, url
+from .harness import BACKLOG, PAYLOAD, Say, _spawn, percentile, process, running, url
 
 LANES = 4
 WARM_UP = 5_000  # of each lane
+RECEIPTS_WARM_UP = 200
+NEAR_AND_FAR = {"near": (0, 0), "far": (0, 1)}  # of each topic, the brokers of its queues
 IDLE_S = 60.0
 READY_S_MAX = 300.0
 
@@ -32,8 +40,11 @@ def names(count: int) -> list[str]:
     return [f"broker-{i}" for i in range(count)]
 
 
-def run(messages: int, counts: list[int], say: Say) -> list[dict[str, Any]]:
-    """A row for each number of brokers; `vs_first` is the cost of a message beside the first's."""
+def run(messages: int, counts: list[int], spread: bool, say: Say) -> list[dict[str, Any]]:
+    """A row for each number of brokers; `vs_first` is the cost of a message beside the first's.
+    spread: instead, what a receipt takes."""
+    if spread:
+        return _receipts(messages // 100, say)
     rows = [_measure(messages, count, say) for count in counts]
     for row in rows:
         row["vs_first"] = row["cpu_us_per_msg"] / rows[0]["cpu_us_per_msg"]
@@ -112,6 +123,51 @@ def _cpu_us() -> dict[str, float]:
                 part = "java"
             spent[part] += 1e6 * sum(child.cpu_times()[:2])
     return spent
+
+
+# ---------------------------------------------------------------- receipts
+
+
+def _receipts(messages: int, say: Say) -> list[dict[str, Any]]:
+    """A row for each topic; `vs_near` is its median beside that of the other."""
+    brokers = names(2)
+    with running(say, queues=[], brokers=brokers) as engine:
+        with connect(url(engine), client_name="bench-spread", broker=brokers[0]) as connection:
+            for topic, places in NEAR_AND_FAR.items():
+                for number, place in enumerate(places):
+                    connection.admin().define(
+                        {
+                            "name": f"{topic}-{number}", "type": "LocalQueue",
+                            "broker": brokers[place], "message_type": "binary",
+                            "subscriptions": [topic],
+                        }
+                    )  # fmt: skip
+            say("one message after the other, by turns")
+            with connection.producer() as producer:
+                _times(producer, RECEIPTS_WARM_UP)
+                found = _times(producer, messages)
+    near = statistics.median(found["near"])
+    return [
+        {
+            "topic": topic,
+            "messages": len(times),
+            "receipt_p50_ms": statistics.median(times),
+            "receipt_p99_ms": percentile(times, 99),
+            "vs_near": statistics.median(times) / near,
+        }
+        for topic, times in found.items()
+    ]
+
+
+def _times(producer: Producer, messages: int) -> dict[str, list[float]]:
+    """How long receipts took, ms, by topic."""
+    found: dict[str, list[float]] = {topic: [] for topic in NEAR_AND_FAR}
+    for _ in range(messages // len(NEAR_AND_FAR)):
+        for topic, times in found.items():
+            begin = time.perf_counter()
+            producer.send(topic, PAYLOAD)
+            times.append(1e3 * (time.perf_counter() - begin))
+    return found
 
 
 # ---------------------------------------------------------------- in processes of their own

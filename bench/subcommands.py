@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ..cli.common import interrupt_on_signals
+from ..client.kafka import LIBRARIES
 
 TRIGGERS = ("real-time", "micro-batch")  # as in `harness`, which takes a second to load
 
@@ -127,6 +128,7 @@ _add(
     "What 1,000 in and 1,000 acked cost, with more and more in the queue.",
     click.option("--depths", default="1000,100000,1000000", show_default=True, callback=_numbers),
     _count("--rounds", default=25),
+    click.option("--trigger", type=click.Choice(TRIGGERS), default=TRIGGERS[0], show_default=True),
 )  # fmt: skip
 _add(
     "celery", "celery", "Celery's tasks that do nothing, beside Redis and RabbitMQ",
@@ -159,6 +161,7 @@ _add(
     "A worker is killed, then the whole engine: ms until a message sent after that is received.",
     _count("--rate", default=200, help="Messages a second."),
     _count("--seconds", default=15, help="Traffic before each kill."),
+    click.option("--trigger", type=click.Choice(TRIGGERS), default=TRIGGERS[0], show_default=True),
 )  # fmt: skip
 _add(
     "scale", "scale", "The same traffic through more brokers",
@@ -167,6 +170,11 @@ _add(
     _messages(200_000),
     click.option("--counts", default="1,2,4", show_default=True, callback=_numbers,
                  help="Numbers of brokers."),
+    click.option(
+        "--spread", is_flag=True,
+        help="Instead: the time of receipts, of a hundredth of the messages, for topics whose "
+        "queues are at one broker, and at two.",
+    ),
 )  # fmt: skip
 _add(
     "burst", "burst", "Everything at once, beside steady traffic",
@@ -174,6 +182,7 @@ _add(
     "a step, the worker's memory, and another queue's messages.",
     _messages(1_000_000),
     _count("--rate", default=100, help="Messages a second elsewhere."),
+    click.option("--trigger", type=click.Choice(TRIGGERS), default=TRIGGERS[0], show_default=True),
 )  # fmt: skip
 _add(
     "flood", "flood", "A tenant's flood, beside another tenant's traffic",
@@ -181,6 +190,7 @@ _add(
     "costs another VPN's messages, and the worker's memory.",
     _count("--commands", default=1_000_000, help="Commands of the flood."),
     _count("--rate", default=100, help="Messages a second elsewhere."),
+    click.option("--trigger", type=click.Choice(TRIGGERS), default=TRIGGERS[0], show_default=True),
 )  # fmt: skip
 _add(
     "idle_queues", "idle-queues", "Queues that nobody uses",
@@ -190,6 +200,13 @@ _add(
     _count("--used", default=10, help="How many of them have traffic."),
     _count("--rate", default=200, help="Messages a second, in all."),
     _count("--seconds", default=20),
+)  # fmt: skip
+_add(
+    "client", "client", "The client against a peer that only answers, 1 KB",
+    "What the client itself costs: one process sends, then receives and acks.",
+    _messages(100_000),
+    click.option("--library", type=click.Choice(LIBRARIES), default=LIBRARIES[0],
+                 show_default=True),
 )  # fmt: skip
 _add(
     "questions", "sql", "Questions to the tables, seconds each",
