@@ -21,7 +21,7 @@ import msgspec
 
 from ..client.values import id_of, time_ms
 from ..expressions import Program, is_true, predicate
-from ..protocol.bounds import datetime_of, shown
+from ..protocol.bounds import CANNOT_DECODE, datetime_of, shown
 from ..protocol.errors import ConfigError, Rejected
 from ..protocol.ids import parse_ranges
 from ..protocol.messages import PRIORITY_DEFAULT, QUEUE_ALONE
@@ -211,7 +211,7 @@ def _publish_options(lq: str | None) -> tuple[int, bool]:
     try:
         header = msgspec.json.decode(lq or "{}")
         return int(header.get("priority", PRIORITY_DEFAULT)), bool(header.get("dmq", True))
-    except (msgspec.DecodeError, ValueError, TypeError, AttributeError):
+    except (*CANNOT_DECODE, TypeError, AttributeError):
         return PRIORITY_DEFAULT, True
 
 

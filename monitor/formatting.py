@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from ..protocol.bounds import datetime_of
+from ..protocol.bounds import CANNOT_DECODE, datetime_of
 
 PREVIEW_MAX = 300
 DEAD = "lq-dead-"
@@ -91,7 +91,7 @@ def task(payload: bytes) -> str:
     """The task's name, in a message of Celery or Dramatiq; empty for others."""
     try:
         found = msgspec.json.decode(payload, type=_Task)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except CANNOT_DECODE:
         return ""
     return found.actor_name or (found.headers.task if found.headers else "")
 

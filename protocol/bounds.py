@@ -35,6 +35,10 @@ DurationMs = Annotated[int, msgspec.Meta(ge=0, le=DURATION_MS_MAX)]
 Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
 Number = Annotated[int, msgspec.Meta(ge=-(1 << 31), lt=1 << 31)]
 
+# What decoding raises for a record that anybody may have written. msgspec's errors are ValueErrors;
+# values that are nested too deep are not.
+CANNOT_DECODE = (ValueError, RecursionError)
+
 SHOWN_CHARACTERS_MAX = 80
 
 
@@ -82,6 +86,6 @@ def explain(error: msgspec.ValidationError, value: bytes) -> str:
         at: Any = msgspec.json.decode(value)
         for name in found[2][1:].split("."):
             at = at[name]
-    except (msgspec.DecodeError, KeyError, TypeError, RecursionError):
+    except (*CANNOT_DECODE, KeyError, TypeError):
         return text
     return f"{found[2][1:]}: {shown(at)} – {found[1][:1].lower()}{found[1][1:]}"

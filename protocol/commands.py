@@ -14,7 +14,19 @@ from typing import Any
 
 import msgspec
 
-from .bounds import Count, DurationMs, Ids, Name, Number, OrderKey, Partition, Text, Topic, explain
+from .bounds import (
+    CANNOT_DECODE,
+    Count,
+    DurationMs,
+    Ids,
+    Name,
+    Number,
+    OrderKey,
+    Partition,
+    Text,
+    Topic,
+    explain,
+)
 from .mesh_messages import BrokerNumber
 
 
@@ -428,7 +440,7 @@ def decode_command(value: bytes | None) -> AnyCommand:
         return command
     except msgspec.ValidationError as e:
         raise ValueError(f"not a command: {explain(e, value or b'')}") from e
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as e:
+    except CANNOT_DECODE as e:
         raise ValueError(f"not a command: {e}") from e
 
 
@@ -443,7 +455,7 @@ def reply_of(value: bytes | None) -> ReplyTo | None:
     """Where an answer is wanted by a record that is otherwise no command."""
     try:
         return _asks_decoder.decode(value or b"").reply
-    except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError, RecursionError):
+    except CANNOT_DECODE:
         return None
 
 

@@ -20,7 +20,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from .bounds import Count, Name
+from .bounds import CANNOT_DECODE, Count, Name
 from .mesh_messages import BridgeReceipt, BridgeSend
 
 SentenceText = Annotated[str, msgspec.Meta(max_length=1_000)]
@@ -56,7 +56,6 @@ class CopierState(
 _pack = msgspec.msgpack.encode
 _send = msgspec.msgpack.Decoder(HomeSend)
 _copied = msgspec.msgpack.Decoder(HomeAnswer | CopierState)
-_FAILS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
 def encode(message: HomeSend | HomeAnswer | CopierState) -> bytes:
@@ -68,7 +67,7 @@ def decode_send(value: bytes | None) -> HomeSend:
     """Decode a record at the far end. Raises ValueError with a sentence for anything else."""
     try:
         return _send.decode(value or b"")
-    except _FAILS as e:
+    except CANNOT_DECODE as e:
         raise ValueError(f"not a record of a bridge of another home: {e}") from e
 
 
@@ -77,7 +76,7 @@ def decode_copied(value: bytes | None) -> HomeAnswer | CopierState:
     try:
         found: HomeAnswer | CopierState = _copied.decode(value or b"")
         return found
-    except _FAILS as e:
+    except CANNOT_DECODE as e:
         raise ValueError(f"not the answer of a bridge's far end: {e}") from e
 
 

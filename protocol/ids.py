@@ -52,10 +52,11 @@ def _ranges(text: str) -> Ranges:
             raise ValueError(
                 f"ids: {part.strip()[:60]!r} – allowed are message ids and ranges: '17', '1-500'"
             )
-        if len(first) > 20 or len(last) > 20:
+        is_long = len(first) > 20 or len(last) > 20  # Python reads no number of any length
+        low, high = (ID_MAX + 1,) * 2 if is_long else (int(first), int(last or first))
+        if max(low, high) > ID_MAX:
             raise ValueError(f"ids: {part.strip()[:60]!r} – a message id is at most {ID_MAX}")
-        low, high = int(first), int(last) if dash else int(first)
-        if low > high or high > ID_MAX:
+        if low > high:
             raise ValueError(f"ids: {part.strip()!r} – the first id of a range is the lower one")
         ranges.append((low, high))
         if len(ranges) > RANGES_MAX:

@@ -23,7 +23,7 @@ from typing import Annotated, ClassVar, TypeVar
 
 import msgspec
 
-from .bounds import Count, Name, Text, Topic
+from .bounds import CANNOT_DECODE, Count, Name, Text, Topic
 
 BROKERS_MAX = 65_536  # a broker's number is the top 16 bits of its message ids
 PART_BYTES = 500_000  # of the messages in one record; a single message may be larger
@@ -66,7 +66,7 @@ def decode(value: bytes | None) -> Envelope:
     """Decode a record. Raises ValueError with a sentence for anything else."""
     try:
         return _decoder.decode(value or b"")
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as e:
+    except CANNOT_DECODE as e:
         raise ValueError(f"not a message of a broker: {e}") from e
 
 
@@ -77,7 +77,7 @@ def decode_body(envelope: Envelope, kind: type[S]) -> S:
         decoder = _decoders[kind] = msgspec.msgpack.Decoder(kind)
     try:
         return decoder.decode(envelope.body)  # type: ignore[return-value]
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as e:
+    except CANNOT_DECODE as e:
         raise ValueError(f"not {envelope.kind!r}: {e}") from e
 
 

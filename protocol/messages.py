@@ -16,11 +16,12 @@ by records.
 from __future__ import annotations
 
 import struct
-from typing import Any, Literal
+from typing import Annotated, Any
 
 import msgspec
 
 from .bounds import (
+    CANNOT_DECODE,
     DURATION_MS_MAX,
     NAME_CHARACTERS_MAX,
     Name,
@@ -62,7 +63,7 @@ class PublishHeader(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omi
     dmq: bool = True
     reply: int = 0
     count: int = 0
-    durability: Literal["checkpoint", "delta"] = "checkpoint"
+    durability: Annotated[str, msgspec.Meta(pattern="^(checkpoint|delta)$")] = "checkpoint"
     after: int = 0
     start: Name = ""
     delay_ms: int | None = None
@@ -105,25 +106,25 @@ def decode_publish_header(value: bytes) -> PublishHeader:
         raise ValueError(UNREADABLE.decode())
     try:
         header = _decoder.decode(value)
-    except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError, RecursionError) as e:
+    except CANNOT_DECODE as e:
         why = explain(e, value) if isinstance(e, msgspec.ValidationError) else e
         raise ValueError(f"header {HEADER!r} is malformed: {why}") from e
     if not 0 <= header.priority <= PRIORITY_MAX:
         raise ValueError(f"priority: {header.priority} – allowed are 0 to {PRIORITY_MAX}")
     if header.ttl_ms is not None and not 0 < header.ttl_ms <= DURATION_MS_MAX:
-        raise ValueError(f"ttl_ms: {header.ttl_ms} – allowed is a positive number of milliseconds")
+        raise ValueError(f"ttl_ms: {header.ttl_ms} – allowed are 1 to {DURATION_MS_MAX} ms")
     if header.delay_ms is not None and not 0 <= header.delay_ms <= DURATION_MS_MAX:
-        raise ValueError(f"delay_ms: {header.delay_ms} – allowed is a number of milliseconds")
+        raise ValueError(f"delay_ms: {header.delay_ms} – allowed are 0 to {DURATION_MS_MAX} ms")
     if header.delay_ms is not None and header.deliver_at is not None:
         raise ValueError("deliver_at, delay_ms: both are given – give one of them")
     if not 0 <= header.reply < 1 << 31:
-        raise ValueError(f"reply: {header.reply} – allowed is a partition of the receipts topic")
+        raise ValueError(f"reply: {header.reply} – allowed are partitions, 0 to below 2^31")
     if header.start and not header.producer:
         raise ValueError(f"start: {header.start!r} – needs 'producer', which is missing")
     if header.seq < 0 or (header.producer and header.seq == 0) or header.seq >= SEQUENCES:
         raise ValueError(f"seq: {header.seq} – allowed for a producer are 1 to below 2^61")
     if not 0 <= header.after < 1 << 62:
-        raise ValueError(f"after: {header.after} – allowed is a sequence number, or 0")
+        raise ValueError(f"after: {header.after} – allowed are 0 to below 2^62")
     if not 0 <= header.count <= RUN_MAX:
         raise ValueError(f"count: {header.count} – allowed are 1 to {RUN_MAX} messages in a record")
     due = header.deliver_at
@@ -136,7 +137,7 @@ def sender_of(value: bytes | None) -> Sender | None:
     """The sender of a record with a malformed header; None if the header does not name one."""
     try:
         sender = _sender_decoder.decode(value or b"")
-    except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError, RecursionError):
+    except CANNOT_DECODE:
         return None
     return sender if sender.producer and 0 < sender.seq < 1 << 62 else None
 
@@ -169,7 +170,7 @@ def count_of(header: bytes | str | None) -> int:
         return 0
     try:
         return _counted.decode(header).count or 0
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except CANNOT_DECODE:
         return 0
 
 

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from .bounds import Count, Name
+from .bounds import CANNOT_DECODE, Count, Name
 from .errors import ConfigError
 from .mesh_messages import BrokerNumber
 
@@ -104,7 +104,7 @@ def split(value: bytes) -> tuple[Signature, bytes, bytes, bytes] | None:
         if not newline or value[start : start + 1] != b" ":
             raise ValueError("a line of JSON is missing")
         return _decoder.decode(line), code, signed_part, command
-    except (msgspec.DecodeError, UnicodeDecodeError, ValueError, RecursionError) as error:
+    except CANNOT_DECODE as error:
         raise ValueError(f"signature: cannot be read: {error}") from error
 
 

@@ -27,6 +27,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ..protocol import journal_encoding, signing, steplog, topics
+from ..protocol.bounds import CANNOT_DECODE
 from ..protocol.folders import folder
 from ..protocol.steplog import LivePart
 from ..protocol.table_format import COMMANDS, JOURNAL, MESSAGES, STEPS
@@ -238,7 +239,7 @@ def named(value: bytes | None) -> tuple[str | None, str | None]:
     try:
         signed = signing.split(value or b"")
         head = _named((value or b"") if signed is None else signed[3])
-    except (ValueError, RecursionError):  # msgspec's errors are ValueErrors
+    except CANNOT_DECODE:
         return None, None
     command, queue = (v if isinstance(v, str) else None for v in (head.command, head.queue))
     return command, queue

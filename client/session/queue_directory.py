@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 
 from ...protocol import ConfigError, LakequeueError, Timeout, topics
+from ...protocol.bounds import CANNOT_DECODE
 from .transport import Transport
 
 MOVING = "moving"
@@ -88,7 +89,7 @@ class QueueDirectory:
             if entry.state == MOVING and name in self._hosts:
                 return None
             return name if self._is_new(name, entry.hosts) else None
-        except (msgspec.DecodeError, ValueError, RecursionError):
+        except CANNOT_DECODE:
             return None  # not the engine's; the brokers themselves say where a queue is
 
     def _is_new(self, name: str, hosts: dict[str, int]) -> bool:
@@ -116,7 +117,7 @@ def known_brokers(transport: Transport, vpn: str) -> list[dict[str, Any]]:
             try:
                 record = msgspec.json.decode(value, type=dict[str, Any])
                 number = int(record["number"])
-            except (msgspec.DecodeError, KeyError, TypeError, ValueError, RecursionError) as error:
+            except (*CANNOT_DECODE, KeyError, TypeError) as error:
                 what = f"{vpn}.directory: {key!r} is not a broker's record"
                 raise LakequeueError(f"{what}: {error}") from error
             name = key.removeprefix(BROKER).decode()

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from ...protocol.bounds import YEAR_9999_ENDS_MS
+from ...protocol.bounds import CANNOT_DECODE, YEAR_9999_ENDS_MS
 from ...protocol.messages import PublishHeader, Records, decode_run
 from ..queue.broker_facts import RecordPosition
 from ..storage.blocks import Content
@@ -139,7 +139,7 @@ def is_json(payload: bytes) -> bool:
     """Whether a payload is JSON. Parses it without making objects."""
     try:
         _any_json.decode(payload)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except CANNOT_DECODE:
         return False
     return True
 

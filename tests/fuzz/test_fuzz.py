@@ -3,14 +3,19 @@
 `LAKEQUEUE_FUZZ=15` hands over 300,000 mutated commands and records instead of 20,000.
 """
 
+import json
 import os
+from pathlib import Path
 from typing import Any
 
 import pytest
-from fuzz.mutations import INBOX, Incoming, encode
+from fuzz.mutations import INBOX, Incoming, Mutator, encode
 from fuzz.runner import Fuzz, same_but_for_accounts
 from lakequeue.protocol.messages import PublishHeader, encode_publish_header
 from lakequeue.protocol.outputs import RejectedRecord, Reply
+from lakequeue.sinks.kafka_records import records_of
+from lakequeue.sinks.table_batch import TableBatch
+from loop.memory import Message
 
 TIMES = int(os.environ.get("LAKEQUEUE_FUZZ", "1"))
 RECORDS_PER_SEED = 2_500
@@ -27,6 +32,23 @@ def test_S1_no_record_stops_a_step(seed: int) -> None:
     # What the numbers are worth: neither is all refused, nor is all carried out.
     for outcome in ("rejected", "answered with an error", "carried out", "receipts"):
         assert counts[outcome] > RECORDS_PER_SEED // 40, (outcome, counts)
+
+
+@pytest.mark.parametrize("seed", range(TIMES))
+def test_R1_no_record_stops_the_tables(seed: int, tmp_path: Path) -> None:
+    """They have each record, those that say that they are runs too."""
+    mutator = Mutator(seed)
+    for history, make in ((False, mutator.message), (True, mutator.command)):
+        records = []
+        for n in range(RECORDS_PER_SEED):
+            r = make()
+            meta = (r.meta or b"").replace(b"{", b'{"count":2,', 1)
+            records.append(Message(r.topic, 0, n, r.timestamp or 0, None, r.value, [("lq", meta)]))
+        work = TableBatch(str(tmp_path), 1.0, history=history)
+        written = [json.loads(said) for _, said in work.write([records_of(records, {})])]
+        assert written[-1][0] == RECORDS_PER_SEED
+        rows = sum(json.loads(file["stats"])["numRecords"] for file in written[:-1])
+        assert rows >= RECORDS_PER_SEED
 
 
 @pytest.mark.parametrize("seed", range(4 * TIMES))

@@ -249,7 +249,10 @@ def test_runs_are_taken_apart_as_the_engine_does_it() -> None:
     assert 150 < sum(len(payloads) > 1 for payloads in wanted.values()) < 450
 
 
-@pytest.mark.parametrize("lq", ["{", '{"count":"2"}', '{"count":2.5}', '{"count":0}', '"count"'])
+@pytest.mark.parametrize("lq", [
+    "{", '{"count":"2"}', '{"count":2.5}', '{"count":0}', '"count"',
+    '{"count":2,"x":%s}' % ("[" * 2_000 + "]" * 2_000),
+])  # fmt: skip
 def test_what_says_no_count_is_no_run(lq: str) -> None:
     assert run_of(lq.encode(), encode_run([b"a", b"b"])) is None
 

@@ -253,3 +253,12 @@ def test_L13_a_long_text_of_ranges_is_read_once_and_nobody_shares_what_is_change
     assert again == [(n, n) for n in range(1, 9_999, 2)]
     with pytest.raises(ValueError, match="'x'"):
         parse_ranges(text + ",x")
+
+
+@pytest.mark.parametrize(("ids", "why"), [
+    ("5-1", "lower one"), (f"{1 << 64}", "at most"), (f"1-{1 << 64}", "at most"),
+    ("9" * 30, "at most"), ("1-" + "9" * 30, "at most"), ("-1", "allowed are"),
+])  # fmt: skip
+def test_L13_wrong_ids_are_refused_for_their_own_reason(ids: str, why: str) -> None:
+    with pytest.raises(ValueError, match=f"{ids[:9]}.* {why}"):
+        parse_ranges(ids)

@@ -144,6 +144,17 @@ def test_P3_who_sent_what_is_not_understood_is_told(steps: Steps, wrong: dict[st
     assert (again.nacks, [run[0] for run in again.runs]) == ([], [2])
 
 
+@pytest.mark.parametrize(("wrong", "allowed"), [
+    ({"ttl_ms": 1 << 63}, "1 to 3153600000000 ms"), ({"delay_ms": -1}, "0 to 3153600000000 ms"),
+    ({"after": 1 << 63}, "0 to below 2^62"), ({"durability": "paper"}, "checkpoint|delta"),
+])  # fmt: skip
+def test_P3_a_refusal_names_what_is_allowed(
+    steps: Steps, wrong: dict[str, Any], allowed: str
+) -> None:
+    (receipt,) = of(Receipts, raw(steps, {"to": "orders", "producer": "p", "seq": 1, **wrong}))
+    assert allowed in receipt.nacks[0][3]
+
+
 def test_P3_each_message_of_a_run_that_is_none_is_refused(steps: Steps) -> None:
     (receipt,) = of(Receipts, raw(steps, {"to": "orders", "producer": "p", "seq": 1, "count": 3}))
     assert [nack[:2] for nack in receipt.nacks] == [(n, "malformed") for n in (1, 2, 3)]
