@@ -16,6 +16,7 @@ import lakequeue
 
 from ..protocol import commands, topics
 from ..protocol.bounds import RECORD_BYTES_MAX
+from ..protocol.descriptions import TOPIC_MISSING
 from ..protocol.errors import LakequeueError
 from ..protocol.kafka_settings import kafka_settings
 from ..streaming.version import code_version
@@ -173,13 +174,15 @@ def oldest_check(look: KafkaLook, vpn: str, oldest_s: Mapping[str, float]) -> Ch
 
 
 def captured_check(look: KafkaLook, queues: Iterable[Mapping[str, Any]]) -> Check:
-    """Is the topic there that a queue names? A queue that names none takes what clients send."""
+    """Is the topic there that a queue names? A queue that names none, or got messages without it,
+    takes what clients send."""
     from ..definitions import is_regex
 
     missing = [
         f"{queue['name']} captures {topic}" for queue in queues
         if (topic := queue["definition"]["underlying_topic"]) != queue["name"]
         and not is_regex(topic) and topic not in look.topics
+        and (TOPIC_MISSING in queue["alerts"] or not queue["counters"]["spooled"])
     ]  # fmt: skip
     name, wanted = "captured topics", "each underlying_topic is in Kafka"
     if not missing:

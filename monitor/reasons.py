@@ -17,6 +17,7 @@ from typing import Any
 
 from ..client.message import BrowsedMessage
 from ..expressions import compile_program, is_true
+from ..protocol.descriptions import TOPIC_MISSING
 
 LOOKED_AT = 200  # messages that are worth looking at
 NAMES_MAX = 5
@@ -264,6 +265,13 @@ def _why_nothing_enters(queue: Queue) -> list[Waiting]:
             f"opened (lakequeue shutdown {quote(queue['name'])} --open-ingress)."
         )
         found.append(Waiting("ingress", text, side="in"))
+    if TOPIC_MISSING in queue["alerts"]:
+        text = (
+            f"Kafka has no topic {definition['underlying_topic']!r}, which this queue captures: "
+            "nothing comes from it. Make the topic, or define the queue with another "
+            "underlying_topic."
+        )
+        found.append(Waiting("topic_missing", text, side="in"))
     limit, most = definition["max_spool_usage"], definition["max_spool_messages"]
     depth = queue["depth"]
     usual = queue["spool_bytes"] / depth if depth else 0

@@ -13,6 +13,7 @@ from typing import Any
 
 SUMS = ("depth", "ready", "leased", "delayed", "moving", "active", "spool_bytes")
 JOINED = ("alerts", "subscriptions")
+TOPIC_MISSING = "topic_missing"  # an alert of hosts that got no message; one that did knows better
 
 
 def add_up(parts: dict[str, dict[str, Any]]) -> dict[str, Any]:
@@ -27,6 +28,8 @@ def add_up(parts: dict[str, dict[str, Any]]) -> dict[str, Any]:
     whole["depth"] -= whole["moving"]
     for name in JOINED:
         whole[name] = sorted({value for one in each for value in one[name]})
+    if not all(TOPIC_MISSING in one["alerts"] for one in each):
+        whole["alerts"] = [name for name in whole["alerts"] if name != TOPIC_MISSING]
     ages = [one["oldest_age_s"] for one in each if one["oldest_age_s"] is not None]
     whole["oldest_age_s"] = max(ages, default=None)
     whole["ingress"] = all(one["ingress"] for one in each)

@@ -16,7 +16,7 @@ created, read or restarted for those.
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 from confluent_kafka import KafkaException
 
@@ -60,12 +60,14 @@ class CapturedTopics:
         self.reads: list[str] = []
         self.unasked: set[tuple[str, str]] = set()  # broker, VPN
         self.more = False  # the queries' topics are out of date
+        self._told = self.there()
 
     def open(self) -> None:
         """Make the engine's own topics, and begin to look for others."""
         self._texts |= self._folder.captured()
         self.share_out()
         self._read(captured_topics(self.partitions, self._texts))
+        self._told = self.there()  # brokers hear it as they begin
         self.watch()
 
     def share_out(self, before: int | None = None) -> None:
@@ -92,6 +94,17 @@ class CapturedTopics:
     def _read(self, names: list[str]) -> None:
         self.reads = names
         self._folder.remember_captured(names)
+
+    def there(self) -> bytes:
+        """The command that tells a broker which of the topics that queues name exist."""
+        names = sorted(self._texts.intersection(self.reads))
+        return commands.encode_command(commands.CapturedTopics(topics=names))
+
+    def tell(self, say: Callable[[bytes], None]) -> None:
+        """Tell the brokers, if it is news. Raises LakequeueError."""
+        if (there := self.there()) != self._told:
+            say(there)
+            self._told = there
 
     # ------------------------------------------------------------ more of them
 

@@ -151,7 +151,7 @@ class Engine:
         )  # fmt: skip
         self.watch = EngineWatch(
             self.bootstrap, self.application, self.captured, self._folder, self.trigger,
-            self._stopping, self._records.state, self._tables_watch.look,
+            self._stopping, self._records.state, self._tables_watch.look, self._tell_brokers,
         )  # fmt: skip
         self._steps = StepWatch(
             self.bootstrap, self.brokers,
@@ -292,7 +292,7 @@ class Engine:
         if len(numbers) == 1 and self._folder.removed():
             instructions.insert(0, (self._vpns[0], self._peers()))
         clients = clients_command(self.configuration, self._folder.secret)
-        first = [(self._vpns[0], begin), (self._vpns[0], clients)]
+        first = [(self._vpns[0], told) for told in (begin, clients, self.captured.there())]
         for vpn, command in [*first, *instructions]:
             self._tell(vpn, broker, command)
         for vpn in vpns_of(configured):
@@ -319,9 +319,7 @@ class Engine:
 
     def _tell_peers(self) -> None:
         """Tell all brokers which brokers there are."""
-        peers = self._peers()
-        for broker in list(self.brokers.values()):
-            self._tell(self._vpns[0], broker, peers)
+        self._tell_brokers(self._peers())
         assert self._transport is not None
         self._transport.flush(10.0)  # as at the start: before its loop reads
 
@@ -391,10 +389,8 @@ class Engine:
     # ------------------------------------------------------------ while it runs
 
     def _tick(self) -> None:
-        value = commands.encode_command(commands.Tick())
         try:
-            brokers = list(self.brokers.values())
-            do_every(partial(self._tell, self._vpns[0], broker, value) for broker in brokers)
+            self._tell_brokers(commands.encode_command(commands.Tick()))
         except LakequeueError as error:  # Kafka is away; the next tick comes in 2 s
             log.warning("a tick was not sent: %s", error)
 
@@ -445,6 +441,10 @@ class Engine:
     def _tell_all_vpns(self, value: bytes) -> None:
         first = first_of(self.brokers)
         do_every(partial(self._tell, vpn, first, value) for vpn in self._vpns)
+
+    def _tell_brokers(self, value: bytes) -> None:
+        brokers, vpn = list(self.brokers.values()), self._vpns[0]
+        do_every(partial(self._tell, vpn, broker, value) for broker in brokers)
 
     def _tell(self, vpn: str, broker: BrokerQuery, value: bytes) -> None:
         """Write a command where no client may write; it is carried out in this VPN."""

@@ -24,6 +24,7 @@ from ...definitions import (
 from ...definitions.definition import NEEDS_AUTH, is_protected, name_of
 from ...protocol import topics
 from ...protocol.commands import (
+    CapturedTopics,
     Configure,
     Define,
     Delete,
@@ -305,6 +306,11 @@ def was_stuck(broker: Broker, vpn: str, command: Stuck) -> None:
 def record_refused(broker: Broker, vpn: str, command: RecordRefused) -> None:
     """Write an event: Kafka refused a record of the broker."""
     broker.event("record_refused", vpn, topic=command.topic, why=command.why)
+
+
+def captured_topics(broker: Broker, vpn: str, command: CapturedTopics) -> None:
+    """Note which captured topics Kafka has, as the engine says."""
+    broker.header.captured = command.topics
 
 
 def records_lost(broker: Broker, vpn: str, command: RecordsLost) -> None:

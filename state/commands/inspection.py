@@ -3,6 +3,7 @@ the step's result. A long answer comes in parts: ``more`` says where the next pa
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from typing import Any
 
 import msgspec
@@ -10,6 +11,7 @@ import msgspec
 from ...definitions import is_regex
 from ...expressions import predicate
 from ...protocol.commands import Browse, Captures, Describe, Events, Queues, Usage
+from ...protocol.descriptions import TOPIC_MISSING
 from ..limits import Budget
 from ..queue.broker import BUCKETS, Broker, bucket
 from ..queue.header import Subscription
@@ -27,6 +29,7 @@ from .permissions import READ_ONLY, may
 
 LEVEL_MAX = (1 << 64) - 1
 BROWSED_TOGETHER = 256
+TOPIC_FOUND_MS = 60_000
 LATER = 1 << 191  # browse lists cold delayed messages behind all others
 
 
@@ -133,12 +136,26 @@ def describe(broker: Broker, queue: Queue) -> dict[str, Any]:
         "egress": header.egress,
         "subscriptions": list(header.topics),
         "alerts": ["spool_usage"] * header.usage_high
-        + ["delivered_unacked"] * bool(header.flows_high),
+        + ["delivered_unacked"] * bool(header.flows_high)
+        + [TOPIC_MISSING] * _lacks_topic(broker, queue),
         "faulted": header.faulted or None,
         "counters": counters,
         **counters,
         "definition": msgspec.to_builtins(definition),
     }
+
+
+def _lacks_topic(broker: Broker, queue: Queue) -> bool:
+    """Whether Kafka lacks the topic that a queue names (Q2). Clients may publish to a topic that is
+    not in Kafka: a queue that got messages, and none from Kafka's topic, lacks nothing. The engine
+    looks for the topic of a new queue within a minute."""
+    header, topic, there = queue.header, queue.definition.underlying_topic, broker.header.captured
+    if there is None or topic == queue.definition.name or is_regex(topic):
+        return False
+    if header.counters.get("spooled") and not header.reads_plain:
+        return False
+    at = bisect_left(there, topic)
+    return there[at : at + 1] != [topic] and broker.now - header.created > TOPIC_FOUND_MS
 
 
 def _ready(queue: Queue) -> int:

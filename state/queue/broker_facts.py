@@ -91,4 +91,6 @@ class BrokerHeader(msgspec.Struct):
     tables: bool | None = None
     in_tables: dict[str, int] = {}  # "topic/partition" → the tables have the records before this
     held: list[HeldReceipt] = []  # the oldest first
+    # Topics that queues name and Kafka has, sorted. None: the engine has not said.
+    captured: list[str] | None = None
     speaks_for: list[int] = []  # numbers of removed brokers whose partitions this one reads (M4)

@@ -48,7 +48,8 @@ JAVA = "Spark's Java process"
 
 class EngineWatch:
     """Watches an engine's queries. stopping: ends every pause. on_state: called with a broker and
-    its new state. look_at_tables: restarts the queries of the tables."""
+    its new state. look_at_tables: restarts the queries of the tables. tell: sends all brokers a
+    command."""
 
     def __init__(
         self,
@@ -60,6 +61,7 @@ class EngineWatch:
         stopping: threading.Event,
         on_state: Callable[[BrokerQuery, str], None],
         look_at_tables: Callable[[], None],
+        tell: Callable[[bytes], None],
     ) -> None:
         self._bootstrap = bootstrap
         self._folder, self._trigger = folder, trigger
@@ -67,7 +69,7 @@ class EngineWatch:
         self._captured = captured
         self._stopping = stopping
         self._on_state = on_state
-        self._look_at_tables = look_at_tables
+        self._look_at_tables, self._tell = look_at_tables, tell
         self._see = str(folder.path / "spark.log")  # the log that a message points to
         self._restarts: dict[str, Restarts] = {}
         self._due: dict[str, float] = {}  # what will be restarted, and when
@@ -160,6 +162,8 @@ class EngineWatch:
         except (NotConnected, OSError) as error:  # the next time
             log.warning("captured topics are not known yet: %s", error)
             self._stopping.wait(1.0)
+        with contextlib.suppress(LakequeueError):  # Kafka is away: the next time
+            self._captured.tell(self._tell)
         self._end_hanging()
         for broker in self._brokers:
             if broker.query is not None and not broker.query.isActive:

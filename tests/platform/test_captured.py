@@ -10,6 +10,7 @@ from confluent_kafka import KafkaError, KafkaException
 from lakequeue.definitions import parse_configuration
 from lakequeue.memory import MemoryEngine
 from lakequeue.memory.memory_broker import MemoryBroker
+from lakequeue.protocol.commands import decode_command
 from lakequeue.protocol.errors import NotConnected
 from lakequeue.protocol.outputs import Output
 from lakequeue.replica.replica import Decided, sort_outputs
@@ -101,6 +102,34 @@ def test_what_comes_to_exist_is_read_and_what_is_gone_is_not(kafka: Kafka, tmp_p
     assert topics.more
     topics.learn()
     assert topics.reads == ["sensor-7"]
+
+
+def test_the_brokers_hear_once_which_named_topics_exist(kafka: Kafka, tmp_path: Path) -> None:
+    topics, heard = opened(tmp_path), list[Any]()
+
+    def told() -> list[list[str]]:
+        topics.tell(lambda value: heard.append(decode_command(value).topics))
+        return [heard.pop() for _ in list(heard)]
+
+    assert told() == []
+    kafka.topics |= {"sensor-7": 3, "orders": 1}
+    topics.learn()
+    assert (told(), told()) == ([["orders"]], [])
+    topics.heard("sensor-7")  # it was read before, by an expression
+    assert told() == [["orders", "sensor-7"]]
+    del kafka.topics["orders"]
+    topics.learn()
+    assert told() == [["sensor-7"]]
+
+    def away(value: bytes) -> None:
+        raise NotConnected("away")
+
+    topics.heard("orders")
+    kafka.topics["orders"] = 1
+    topics.learn()
+    with pytest.raises(NotConnected):
+        topics.tell(away)
+    assert told() == [["orders", "sensor-7"]]
 
 
 def test_what_was_read_is_read_again_before_anybody_is_asked(kafka: Kafka, tmp_path: Path) -> None:

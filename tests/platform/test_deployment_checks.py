@@ -188,18 +188,18 @@ def test_on_a_real_kafka_and_with_an_engines_words(kafka: EmbeddedKafka, tmp_pat
 
 
 def test_a_queue_whose_captured_topic_is_not_there() -> None:
+    """A topic to which clients publish need not be in Kafka."""
     queues = [
-        {"name": name, "definition": {"underlying_topic": topic}}
-        for name, topic in (
-            ("own", "own"),
-            ("all", "flights.*"),
-            ("late", "flights"),
-            ("x", "gone"),
+        {"name": name, "definition": {"underlying_topic": topic}, "alerts": alerts,
+         "counters": {"spooled": spooled}}
+        for name, topic, spooled, alerts in (
+            ("own", "own", 0, []), ("all", "flights.*", 0, []), ("late", "flights", 0, []),
+            ("sent", "gone", 5, []), ("x", "gone", 0, []), ("y", "gone", 5, ["topic_missing"]),
         )
-    ]
+    ]  # fmt: skip
     found = captured_check(KafkaLook({"flights": TopicLook(1, 1)}), queues)
-    assert (found.ok, found.found) == (False, "x captures gone")
-    assert captured_check(KafkaLook({"flights": TopicLook(1, 1)}), queues[:3]).ok
+    assert (found.ok, found.found) == (False, "x captures gone; y captures gone")
+    assert captured_check(KafkaLook({"flights": TopicLook(1, 1)}), queues[:4]).ok
 
 
 def test_an_engine_that_lives_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:

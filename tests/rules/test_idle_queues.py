@@ -1,11 +1,15 @@
-"""Queues are defined again and again, as at every start (Q9), and what they capture is told in
-parts (Q2)."""
+"""Queues are defined again and again, as at every start (Q9), what they capture is told in parts,
+and a queue whose topic is missing says so (Q2)."""
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
+
+from lakequeue.monitor.reasons import reasons
 from lakequeue.protocol import commands as c
+from lakequeue.protocol.descriptions import add_up
 from lakequeue.protocol.outputs import Capture
-from lakequeue.state import Limits
+from lakequeue.state import Batch, Limits
 from rules.steps import REPLY, Steps, define, described, replies
 
 PATTERN = {"underlying_topic": "sensor-.*", "default_publish_target": "sensor-1"}
@@ -47,3 +51,33 @@ def test_Q2_what_queues_capture_is_told_in_parts() -> None:
     steps.run([c.Delete(queue="q7")])
     (answer,) = replies(steps.run([c.Captures(reply=REPLY)]))
     assert "q7" not in answer.result
+
+
+def test_Q2_a_queue_whose_topic_is_not_in_kafka_says_so() -> None:
+    """Unless clients publish to a topic of this name: then nothing is missing."""
+    steps = Steps()
+    lacking = [define("gone", underlying_topic="t/gone"), define("sent", underlying_topic="t/sent")]
+    steps.run([define(), define("all", **PATTERN), define("there", underlying_topic="t"), *lacking])
+
+    def alarmed(*topics: str) -> list[str]:
+        steps.run([c.CapturedTopics(topics=sorted(topics))])
+        steps.restart()
+        (answer,) = replies(steps.run([c.Queues(reply=REPLY)]))
+        return [queue["name"] for queue in answer.result if queue["alerts"] == ["topic_missing"]]
+
+    assert alarmed("t") == [], "the engine may not have looked yet"
+    steps.now += 61_000
+    assert alarmed("t") == ["gone", "sent"]
+    gone, own = described(steps, "gone"), described(steps)
+    (why,) = reasons(gone, [], datetime.now(UTC))
+    assert (why.code, "'t/gone'" in why.text) == ("topic_missing", True)
+    steps.run(publishes=[("t/sent", b"{}")])
+    assert alarmed("t") == ["gone"]
+    records = steps.publish_records([("", b"{}")])
+    records.topics[:], records.metas[:] = ["t/gone"], [None]
+    steps.step(Batch(publishes=records))
+    assert alarmed("t", "t/gone") == []
+    assert alarmed("t") == ["gone"]
+    assert add_up({"a": gone, "b": {**gone, "alerts": []}})["alerts"] == []
+    assert add_up({"a": gone, "b": gone})["alerts"] == ["topic_missing"]
+    assert own["alerts"] == []

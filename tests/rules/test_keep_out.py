@@ -26,7 +26,11 @@ FORGED = [
     ),
     c.BeginAgain(queue="orders"),
     c.Tick(),
+    c.Clients(required=False),
+    c.Tables(written=False),
+    c.CapturedTopics(topics=[]),
 ]
+assert {*map(type, FORGED)} == {*c.OF_ENGINE}
 
 
 def say_as_tenant(steps: Steps, command: c.Command, vpn: str = "default") -> list[Any]:
