@@ -143,6 +143,10 @@ def bridges(
       lakequeue bridges --json | jq '.[] | select(.state != "open")'
     """
     given = {found[1]: found[2] for text in pairs if (found := PAIR.fullmatch(text))}
+    if odd := [text for text in pairs if PAIR.fullmatch(text) is None]:
+        raise click.UsageError(
+            f"{odd[0]!r} is not KEY=VALUE: give the keys of one bridge, or nothing to see them all"
+        )
     if len(given) != len(pairs) or (pairs and delete is not None):
         raise click.UsageError("give each KEY=VALUE of one bridge once, or --delete NAME")
     with engine.connect("bridges") as connection:

@@ -35,5 +35,6 @@ def test_a_wrong_bridge_is_a_sentence(shell: Engine) -> None:
     assert "to: 'broker-0' – is the broker where it begins" in result.stderr
     result = shell.run("bridges", "name=b", "name=c")
     assert result.exit_code == 2
+    assert "'out' is not KEY=VALUE" in shell.run("bridges", "out").stderr
     result = shell.run("bridges", "--delete", "none")
     assert "there is no such bridge in VPN 'default', which has none" in result.stderr
