@@ -13,7 +13,7 @@ longest have series.
 from __future__ import annotations
 
 import threading
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -27,23 +27,40 @@ BRIDGES_MAX = 100  # with series of their own: those with most that waits
 ENDPOINTS_MAX = 5  # of each
 
 
+Rows = Iterable[tuple[tuple[str, ...], Mapping[str, Any]]]  # labels, and figures by name
+
+
+def _family(metric: table.Metric, numbers: Mapping[tuple[str, ...], float]) -> Family:
+    kind = CounterMetricFamily if metric.kind == table.COUNTER else GaugeMetricFamily
+    family = kind(metric.family, metric.text, labels=metric.labels)
+    for labels, number in numbers.items():
+        family.add_metric(labels, number)
+    return family
+
+
+def _families(metrics: Iterable[table.Metric], rows: Rows) -> Iterator[Family]:
+    """A family for each metric: its figure in each row that has it."""
+    found = list(rows)
+    for metric in metrics:
+        known = ((labels, row.get(metric.figure)) for labels, row in found)
+        yield _family(metric, {labels: n for labels, n in known if n is not None})
+
+
 def bridge_families(bridges: Sequence[Mapping[str, Any]]) -> Iterator[Family]:
     """The metrics of bridges, as `describe_bridge` gives them."""
     most = sorted(bridges, key=lambda b: (-b.get("waiting", 0), b["vpn"], b["name"]))[:BRIDGES_MAX]
-    for metric in table.of(table.BRIDGE):
-        if metric.labels == table.BY_NAME["bridge_blocked_seconds"].labels:
-            family: Any = GaugeMetricFamily(metric.family, metric.text, labels=metric.labels)
-            for bridge in most:
-                for one in bridge["blocked"][:ENDPOINTS_MAX]:
-                    family.add_metric((*_place(bridge), one["endpoint"] or ""), one[metric.figure])
-        else:
-            kind = CounterMetricFamily if metric.kind == table.COUNTER else GaugeMetricFamily
-            family = kind(metric.family, metric.text, labels=metric.labels)
-            for bridge in most:
-                value = _value(bridge, metric.figure)
-                if value is not None:
-                    family.add_metric(_place(bridge), value)
-        yield family
+    metrics = table.of(table.BRIDGE)
+    yield from _families(
+        (m for m in metrics if "endpoint" not in m.labels),
+        ((_place(bridge), _of_bridge(bridge)) for bridge in most),
+    )
+    yield from _families(
+        (m for m in metrics if "endpoint" in m.labels),
+        (
+            ((*_place(bridge), one["endpoint"] or ""), one)
+            for bridge in most for one in bridge["blocked"][:ENDPOINTS_MAX]
+        ),
+    )  # fmt: skip
 
 
 def _place(bridge: Mapping[str, Any]) -> tuple[str, str, str]:
@@ -52,19 +69,18 @@ def _place(bridge: Mapping[str, Any]) -> tuple[str, str, str]:
     return broker, bridge["vpn"], bridge["name"]
 
 
-def _value(bridge: Mapping[str, Any], figure: str) -> float | None:
-    """A figure of a bridge; None if this end does not have it."""
-    if figure == "state":
-        return float(bridge["state"] == "waiting")
-    if figure == "unanswered_s":
-        return bridge[figure] or 0.0 if figure in bridge else None
-    return bridge.get(figure)
+def _of_bridge(bridge: Mapping[str, Any]) -> dict[str, Any]:
+    """The figures of a bridge that this end has."""
+    figures = {**bridge, "state": float(bridge["state"] == "waiting")}
+    if "unanswered_s" in bridge:
+        figures["unanswered_s"] = bridge["unanswered_s"] or 0.0
+    return figures
 
 
 OTHER = "_other"
 LANES_MAX = 20  # of each broker and VPN, with series of their own
 QueueKey = tuple[str, str, str]  # broker, VPN, queue
-_Counts = dict[tuple[str, str], int]  # metric and reason → how many
+_Counts = dict[tuple[str, str], int]  # figure and reason → how many
 
 _LEVELS = [m for m in table.of(table.QUEUE) if m.kind == table.GAUGE and m.figure != "blocked"]
 _TOTALS = [m for m in table.of(table.QUEUE) if m.kind == table.COUNTER and m.figure != "refused"]
@@ -161,18 +177,35 @@ class QueueFigures:
             place = str(queue.get("broker", broker)), queue["vpn"], queue["name"]
             key = place if place in named else (*place[:2], OTHER)
             shown.setdefault(key, []).append(queue)
-        yield from _levels(shown, _dead(look.queues))
-        yield _blocked(shown)
-        own = {place: counts for place, counts in self._counts.items() if place in named}
-        yield from _totals(own | self._other)
+        dead = _dead(look.queues)
+        yield from _families(
+            _LEVELS,
+            ((p, _joined([_levels(q, dead) for q in queues])) for p, queues in shown.items()),
+        )
+        every = [(place, queue) for place, queues in shown.items() for queue in queues]
+        # "faulted: …" says more, for people
+        reasons = ((*p, q["blocked"].partition(":")[0]) for p, q in every if q["blocked"])
+        yield _family(_BLOCKED, Counter(reasons))
+        counts = {place: now for place, now in self._counts.items() if place in named} | self._other
+        yield from _families(
+            _TOTALS,
+            ((p, {figure: n for (figure, _), n in found.items()}) for p, found in counts.items()),
+        )
+        yield _family(_REFUSED, {
+            (*place, reason): n
+            for place, found in counts.items() for (_, reason), n in found.items() if reason
+        })  # fmt: skip
         yield from bridge_families(look.bridges)
-        yield from _lanes(look)
         yield from _limits(look)
-        yield _alerts(look, shown)
-        yield GaugeMetricFamily(*_named("queue_series"), value=len(named))
-        yield GaugeMetricFamily(*_named("look_seconds"), value=look.seconds)
-        yield GaugeMetricFamily(*_named("look_time_seconds"), value=look.time)
-        yield _defined(shown)
+        alerts = Counter[tuple[str, ...]](dict.fromkeys(_alerts(look), 1))
+        alerts.update((*place, name) for place, queue in every for name in queue["alerts"])
+        yield _family(table.BY_NAME["alert"], alerts)
+        yield _family(table.BY_NAME["queues"], Counter(place[:2] for place, _ in every))
+        single = {
+            "queue_series": len(named), "look_seconds": look.seconds, "look_time_seconds": look.time
+        }  # fmt: skip
+        for name, number in single.items():
+            yield _family(table.BY_NAME[name], {(): number})
 
 
 def _broker_of(look: Look) -> str:
@@ -181,10 +214,10 @@ def _broker_of(look: Look) -> str:
 
 def _counted(queue: Mapping[str, Any]) -> _Counts:
     counters = queue["counters"]
-    out: _Counts = {(m.name, ""): counters.get(m.figure, 0) for m in _TOTALS}
+    out: _Counts = {(m.figure, ""): counters.get(m.figure, 0) for m in _TOTALS}
     for name in ("rejected", "discarded_on_entry"):
         for reason, n in (counters.get(name) or {}).items():
-            out[_REFUSED.name, reason] = out.get((_REFUSED.name, reason), 0) + n
+            out[_REFUSED.figure, reason] = out.get((_REFUSED.figure, reason), 0) + n
     return out
 
 
@@ -193,115 +226,45 @@ def _dead(queues: Iterable[Mapping[str, Any]]) -> set[tuple[str, str]]:
     return {(q["vpn"], dmq) for q in queues if (dmq := q["definition"].get("dead_message_queue"))}
 
 
-def _named(name: str) -> tuple[str, str]:
-    metric = table.BY_NAME[name]
-    return metric.family, metric.text
+def _levels(queue: Mapping[str, Any], dead: set[tuple[str, str]]) -> dict[str, float]:
+    return {
+        **{metric.figure: queue.get(metric.figure) or 0 for metric in _LEVELS},
+        "consumers": len(queue["consumers"]),
+        "dead": queue["depth"] if (queue["vpn"], queue["name"]) in dead else 0,
+        "max_spool_usage": queue["definition"]["max_spool_usage"] or 0,
+    }
 
 
-def _gauge(metric: table.Metric) -> GaugeMetricFamily:
-    return GaugeMetricFamily(metric.family, metric.text, labels=metric.labels)
-
-
-def _level(metric: table.Metric, queue: Mapping[str, Any], dead: set[tuple[str, str]]) -> float:
-    match metric.figure:
-        case "consumers":
-            return len(queue["consumers"])
-        case "dead":
-            return queue["depth"] if (queue["vpn"], queue["name"]) in dead else 0
-        case "max_spool_usage":
-            return queue["definition"]["max_spool_usage"] or 0
-        case figure:
-            return queue[figure] or 0
-
-
-def _levels(
-    shown: Mapping[QueueKey, list[Mapping[str, Any]]], dead: set[tuple[str, str]]
-) -> Iterator[Family]:
-    for metric in _LEVELS:
-        family = _gauge(metric)
-        join = max if metric.figure == "oldest_age_s" else sum
-        for place, queues in shown.items():
-            family.add_metric(place, join(_level(metric, queue, dead) for queue in queues))
-        yield family
-
-
-def _blocked(shown: Mapping[QueueKey, list[Mapping[str, Any]]]) -> Family:
-    family, numbers = _gauge(_BLOCKED), dict[tuple[str, ...], int]()
-    for place, queues in shown.items():
-        for reason in filter(None, (queue["blocked"] for queue in queues)):
-            key = (*place, reason.partition(":")[0])  # "faulted: …" says more, for people
-            numbers[key] = numbers.get(key, 0) + 1
-    for labels, n in numbers.items():
-        family.add_metric(labels, n)
-    return family
-
-
-def _totals(counts: Mapping[QueueKey, _Counts]) -> Iterator[Family]:
-    for metric in (*_TOTALS, _REFUSED):
-        family = CounterMetricFamily(metric.family, metric.text, labels=metric.labels)
-        for place, found in counts.items():
-            for (name, reason), n in found.items():
-                if name == metric.name:
-                    family.add_metric((*place, reason) if metric is _REFUSED else place, n)
-        yield family
-
-
-def _lanes(look: Look) -> Iterator[Family]:
-    """Messages that wait at brokers for queues of others; the lanes that wait longest have
-    series."""
-    each = {(usage["broker"]["name"], usage["vpn"]["name"]): usage for usage in look.usage}
-    for metric in table.of(table.LANES):
-        family = _gauge(metric)
-        for (broker, vpn), usage in each.items():
-            for lane in usage.get("lanes", ())[:LANES_MAX]:
-                family.add_metric(
-                    (broker, vpn, lane["queue"], lane["to"]), lane[metric.figure] or 0.0
-                )
-        yield family
+def _joined(queues: list[dict[str, float]]) -> dict[str, float]:
+    """The figures of several queues as one."""
+    joined = {figure: sum(queue[figure] for queue in queues) for figure in queues[0]}
+    return joined | {"oldest_age_s": max(queue["oldest_age_s"] for queue in queues)}
 
 
 def _limits(look: Look) -> Iterator[Family]:
-    brokers = {usage["broker"]["name"]: usage["broker"] for usage in look.usage}
-    for metric in table.of(table.USAGE_BROKER):
-        family = _gauge(metric)
-        for name, broker in brokers.items():
-            family.add_metric((name,), broker[metric.figure])
-        yield family
-    for metric in table.of(table.USAGE_VPN):
-        if metric.figure == "refused":
-            continue
-        family = _gauge(metric)
-        for usage in look.usage:
-            name, vpn = usage["broker"]["name"], usage["vpn"]
-            if vpn[metric.figure] is not None:
-                family.add_metric((name, vpn["name"]), vpn[metric.figure])
-        yield family
+    """Messages that wait at brokers for queues of others, for the lanes that wait longest; then
+    what brokers and VPNs hold and may hold."""
+    each = {(usage["broker"]["name"], usage["vpn"]["name"]): usage for usage in look.usage}
+    lanes = (
+        ((*place, lane["queue"], lane["to"]), {**lane, "for_s": lane["for_s"] or 0.0})
+        for place, usage in each.items() for lane in usage.get("lanes", ())[:LANES_MAX]
+    )  # fmt: skip
+    yield from _families(table.of(table.LANES), lanes)
+    brokers = {place[:1]: usage["broker"] for place, usage in each.items()}
+    yield from _families(table.of(table.USAGE_BROKER), brokers.items())
+    vpns = {place: usage["vpn"] for place, usage in each.items()}
     refused = table.BY_NAME["vpn_refused_messages"]
-    counter = CounterMetricFamily(refused.family, refused.text, labels=refused.labels)
-    for usage in look.usage:
-        for reason, n in usage["vpn"]["refused"].items():
-            counter.add_metric((usage["broker"]["name"], usage["vpn"]["name"], reason), n)
-    yield counter
+    levels = (metric for metric in table.of(table.USAGE_VPN) if metric is not refused)
+    yield from _families(levels, vpns.items())
+    yield _family(
+        refused,
+        {(*place, why): n for place, vpn in vpns.items() for why, n in vpn["refused"].items()},
+    )
 
 
-def _alerts(look: Look, shown: Mapping[QueueKey, list[Mapping[str, Any]]]) -> Family:
-    family, numbers = _gauge(table.BY_NAME["alert"]), dict[tuple[str, ...], int]()
+def _alerts(look: Look) -> Iterator[tuple[str, str, str, str]]:
+    """The labels of alerts of brokers and VPNs."""
     for usage in look.usage:
         broker, vpn = usage["broker"], usage["vpn"]
-        numbers |= {(broker["name"], "", "", name): 1 for name in broker["alerts"]}
-        numbers |= {(broker["name"], vpn["name"], "", name): 1 for name in vpn["alerts"]}
-    for place, queues in shown.items():
-        for name in (name for queue in queues for name in queue["alerts"]):
-            numbers[(*place, name)] = numbers.get((*place, name), 0) + 1
-    for labels, n in numbers.items():
-        family.add_metric(labels, n)
-    return family
-
-
-def _defined(shown: Mapping[QueueKey, list[Mapping[str, Any]]]) -> Family:
-    family, numbers = _gauge(table.BY_NAME["queues"]), dict[tuple[str, str], int]()
-    for (broker, vpn, _), queues in shown.items():
-        numbers[broker, vpn] = numbers.get((broker, vpn), 0) + len(queues)
-    for labels, n in numbers.items():
-        family.add_metric(labels, n)
-    return family
+        yield from ((broker["name"], "", "", name) for name in broker["alerts"])
+        yield from ((broker["name"], vpn["name"], "", name) for name in vpn["alerts"])
