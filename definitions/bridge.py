@@ -100,14 +100,10 @@ def _end(value: object) -> str:
 
 
 def _subscriptions(value: object) -> tuple[str, ...]:
-    given = [value] if isinstance(value, str) else value
-    if not isinstance(given, list | tuple) or not given:
+    found = read.topic_patterns([value] if isinstance(value, str) else value)
+    if not found:
         raise ValueError("must be a list of one or more topics or patterns")
-    if len(given) > read.PATTERNS_MAX:
-        raise ValueError(f"must be at most {read.PATTERNS_MAX} topics or patterns")
-    for pattern in given:
-        kind_of(pattern)
-    return tuple(sorted(set(given)))
+    return found
 
 
 _KEYS: dict[str, tuple[str, read.Reader]] = {

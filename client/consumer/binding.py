@@ -7,12 +7,14 @@ same Kafka does not take them for its own.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
 from ...protocol import commands
 from ..session.session import Answer, Session
+
+C = TypeVar("C", bound=commands.Command)
 
 
 class Binding:
@@ -63,44 +65,14 @@ class Binding:
         has the queue now)."""
         return self.broker if self.broker in self._session.hosts_of(self.queue).values() else None
 
-    def ack(self, **which: Any) -> commands.Ack:
-        """An acknowledgement, to be sent or requested."""
-        return commands.Ack(queue=self.queue, subscription=self.id, epoch=self.epoch, **which)
-
-    def report_arrived(self, received: int) -> None:
-        """Report that everything up to this number of the flow has arrived (C1)."""
-        self.send(
-            commands.TransportAck(
-                queue=self.queue, subscription=self.id, epoch=self.epoch, received=received
-            )
-        )
-
-    def cancel(self, ids: str, delay_ms: int | None) -> commands.Cancel:
-        """A cancel: the messages come back, after a delay (L6, L11)."""
-        return commands.Cancel(
-            queue=self.queue, subscription=self.id, epoch=self.epoch, ids=ids, delay_ms=delay_ms
-        )
-
-    def reject(self, ids: str, reason: str) -> commands.Reject:
-        """A reject: the messages go to the dead message queue (C7)."""
-        return commands.Reject(
-            queue=self.queue, subscription=self.id, epoch=self.epoch, ids=ids, reason=reason
-        )
+    def about(self, kind: Callable[..., C], **fields: Any) -> C:
+        """A command about messages of this subscription, to be sent or requested."""
+        return kind(queue=self.queue, subscription=self.id, epoch=self.epoch, **fields)
 
     def renew(self, ids: str, period_ms: int | None, on_answer: Callable[[Answer], None]) -> None:
         """Extend leases (L10); ``on_answer`` gets the engine's answer."""
-        command = commands.Renew(
-            queue=self.queue, subscription=self.id, epoch=self.epoch, ids=ids, period_ms=period_ms
-        )
+        command = self.about(commands.Renew, ids=ids, period_ms=period_ms)
         self._session.ask(command, on_answer, self.broker)
-
-    def hand_back(self, ids: str) -> None:
-        """Return messages untouched: the application has not seen them (L5)."""
-        self.send(self.untouched(ids))
-
-    def untouched(self, ids: str) -> commands.Returned:
-        """The command that returns messages untouched, to be sent or requested."""
-        return commands.Returned(queue=self.queue, subscription=self.id, epoch=self.epoch, ids=ids)
 
     def set_backlog(self, max_backlog: int, timeout: float | None = None) -> None:
         """Change the backlog (B3). Returns when no more deliveries are on their way than fit."""

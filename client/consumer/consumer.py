@@ -163,7 +163,8 @@ class Consumer:
         if not self._untouched:
             return
         try:
-            self._session.request(bound.untouched(format_ranges(self._untouched)))
+            ids = format_ranges(self._untouched)
+            self._session.request(bound.about(commands.Returned, ids=ids))
         except Moved:  # the queue is moving: no broker has taken it
             raise
         except LakequeueError as error:  # the broker may have taken it: never send it twice
@@ -356,8 +357,9 @@ class Consumer:
     def _send_untouched(self, messages: list[Message]) -> None:
         if messages:
             self._settling.flush()
+            bound = self._settling.subscription
             for ids in format_parts(m.number for m in messages):
-                self._settling.subscription.hand_back(ids)
+                bound.send(bound.about(commands.Returned, ids=ids))
 
     def _end(self, what: str = RETURNED) -> None:
         """End locally: nothing is held any more."""

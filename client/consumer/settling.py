@@ -124,14 +124,20 @@ class Settling:
 
     def cancel_message(self, message: Message, delay: str | float | None) -> None:
         ms = None if delay is None else duration_ms(delay, "delay")
-        self._give_up(message, "canceled", self.subscription.cancel(message.id, ms))
+        self._give_up(
+            message,
+            "canceled",
+            self.subscription.about(commands.Cancel, ids=message.id, delay_ms=ms),
+        )
 
     def reject_message(self, message: Message, reason: str | BaseException) -> None:
-        sent = self.subscription.reject(message.id, reason_of(reason))
+        sent = self.subscription.about(commands.Reject, ids=message.id, reason=reason_of(reason))
         self._give_up(message, "rejected", sent)
 
     def put_back_message(self, message: Message) -> None:
-        self._give_up(message, "put back", self.subscription.untouched(message.id))
+        self._give_up(
+            message, "put back", self.subscription.about(commands.Returned, ids=message.id)
+        )
 
     def renew_message(self, message: Message, period: str | float | None) -> None:
         """See `Message.renew`. Until the engine answers, the client counts with the requested
@@ -217,7 +223,7 @@ class Settling:
             received, bound = self._arrivals.take_report(), self.subscription
             try:
                 for ids in format_parts(acks):
-                    self._session.command(bound.ack(ids=ids, received=received), bound.broker)
+                    bound.send(bound.about(commands.Ack, ids=ids, received=received))
             except BaseException:  # not sent: with the next ones
                 self._acks = acks + self._acks
                 raise
@@ -235,7 +241,8 @@ class Settling:
         with self._lock:
             received = self._arrivals.take_report()
             if received:
-                self.subscription.report_arrived(received)
+                bound = self.subscription
+                bound.send(bound.about(commands.TransportAck, received=received))
 
     def ack_named(
         self, ids: Iterable[str | int] | str | None, up_to: str | int | None, where: str | None
@@ -260,12 +267,12 @@ class Settling:
         else:
             which = {"where": where}
         bound = self.subscription
-        acknowledge(self._session, bound.ack(**which), bound.broker, None)
+        acknowledge(self._session, bound.about(commands.Ack, **which), bound.broker, None)
 
     def _ack_ids(self, text: str) -> None:
         """Acknowledge ids and ranges, whoever holds them (L13)."""
         named, bound = ranges_of(text), self.subscription
-        command = bound.ack(ids=text)
+        command = bound.about(commands.Ack, ids=text)
 
         def heard() -> None:
             # Deliveries ahead of the engine's answer are acknowledged too; later ones, as after a

@@ -23,36 +23,32 @@ from pathlib import Path
 
 from ...protocol import LakequeueError
 from ..version import code_version, release
+from ..watch_thread import WatchThread
 
 log = logging.getLogger("lakequeue.engine")
 
 EVERY_S = 2.0
 
 
-class EngineHeartbeat:
+class EngineHeartbeat(WatchThread):
     """``send`` puts one record on the topic of each VPN; it may raise LakequeueError."""
 
     def __init__(self, send: Callable[[bytes], None], home: Path, every_s: float = EVERY_S) -> None:
+        super().__init__("lakequeue-heartbeat")
         self._send = send
         self._every_s = every_s
         self._about: dict[str, object] = {
             "host": socket.gethostname(), "process": os.getpid(), "home": str(home),
             "version": release(), "code": code_version(),
         }  # fmt: skip
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, daemon=True, name="lakequeue-heartbeat")
-
-    def start(self) -> None:
-        """Begin, with the first record at once."""
-        self._thread.start()
 
     def stop(self) -> None:
         """End the heartbeats."""
-        self._stopping.set()
-        if self._thread.is_alive():
-            self._thread.join(timeout=1)
+        super().stop()
+        if self.is_alive():
+            self.join(timeout=1)
 
-    def _run(self) -> None:
+    def run(self) -> None:
         while not self._stopping.is_set():
             about = {**self._about, "time": round(time.time() * 1000)}
             try:
@@ -66,19 +62,16 @@ GRACE_S = 0.005
 REPEAT_S = 2.0
 
 
-class Ticker:
-    """``send`` puts one tick record on the commands topic."""
+class Ticker(threading.Thread):
+    """``send`` puts one tick record on the commands topic. The first tick is sent at once, for
+    deadlines that passed before."""
 
     def __init__(self, send: Callable[[], None]) -> None:
+        super().__init__(daemon=True, name="lakequeue-ticker")
         self._send = send
         self._deadlines: dict[str, int] = {}
         self._changed = threading.Condition()
-        self._stopped = False
-        self._thread = threading.Thread(target=self._run, daemon=True, name="lakequeue-ticker")
-
-    def start(self) -> None:
-        """Begins. The first tick is sent at once, for deadlines that passed before."""
-        self._thread.start()
+        self._over = False
 
     def set(self, broker: str, at_ms: int) -> None:
         """A broker's next deadline, epoch ms; 0 for none."""
@@ -92,16 +85,16 @@ class Ticker:
     def stop(self) -> None:
         """End the thread."""
         with self._changed:
-            self._stopped = True
+            self._over = True
             self._changed.notify()
-        if self._thread.is_alive():
-            self._thread.join(timeout=5)
+        if self.is_alive():
+            self.join(timeout=5)
 
-    def _run(self) -> None:
+    def run(self) -> None:
         self._send()
         while True:
             with self._changed:
-                if self._stopped:
+                if self._over:
                     return
                 now = time.time()
                 due = min(self._deadlines.values(), default=0) / 1000
