@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 from urllib.parse import parse_qsl, urlsplit
 
 import msgspec
@@ -34,6 +34,28 @@ PER_DESTINATION, NONE = "per-destination", "none"
 BRIDGE_NAME_MAX = 150  # its endpoint's name has it behind a prefix
 
 
+def _name(value: object) -> str:
+    name = read.queue_name(value)
+    if len(name) > BRIDGE_NAME_MAX:
+        raise ValueError(f"must have at most {BRIDGE_NAME_MAX} characters")
+    return name
+
+
+def _end(value: object) -> str:
+    """A broker of this home, or an address."""
+    name = read.queue_name(value)
+    if is_address(name):
+        far_address(name)
+    return name
+
+
+def _subscriptions(value: object) -> tuple[str, ...]:
+    found = read.topic_patterns([value] if isinstance(value, str) else value)
+    if not found:
+        raise ValueError("must be a list of one or more topics or patterns")
+    return found
+
+
 class BridgeDefinition(msgspec.Struct, frozen=True, kw_only=True, rename={"origin": "from"}):
     """A bridge's definition, checked and with every default resolved.
 
@@ -42,14 +64,14 @@ class BridgeDefinition(msgspec.Struct, frozen=True, kw_only=True, rename={"origi
     credentials: the name of a file that only the engine reads.
     """
 
-    name: str
-    vpn: str = "default"
-    origin: str
-    to: str
-    subscriptions: tuple[str, ...]
-    lanes: str = PER_DESTINATION  # H3; or "none", H2
-    max_spool_usage: int | None = None
-    credentials: str | None = None
+    name: Annotated[str, _name]
+    vpn: Annotated[str, read.vpn_name] = "default"
+    origin: Annotated[str, _end]
+    to: Annotated[str, _end]
+    subscriptions: Annotated[tuple[str, ...], _subscriptions]
+    lanes: Annotated[str, read.choice(PER_DESTINATION, NONE)] = PER_DESTINATION  # H3; or "none", H2
+    max_spool_usage: Annotated[int | None, read.size] = None
+    credentials: Annotated[str | None, read.broker_name] = None
 
     @property
     def leaves(self) -> bool:
@@ -84,38 +106,7 @@ class BridgeDefinition(msgspec.Struct, frozen=True, kw_only=True, rename={"origi
         return self.to if self.arrives else self.origin
 
 
-def _name(value: object) -> str:
-    name = read.queue_name(value)
-    if len(name) > BRIDGE_NAME_MAX:
-        raise ValueError(f"must have at most {BRIDGE_NAME_MAX} characters")
-    return name
-
-
-def _end(value: object) -> str:
-    """A broker of this home, or an address."""
-    name = read.queue_name(value)
-    if is_address(name):
-        far_address(name)
-    return name
-
-
-def _subscriptions(value: object) -> tuple[str, ...]:
-    found = read.topic_patterns([value] if isinstance(value, str) else value)
-    if not found:
-        raise ValueError("must be a list of one or more topics or patterns")
-    return found
-
-
-_KEYS: dict[str, tuple[str, read.Reader]] = {
-    "name": ("name", _name),
-    "vpn": ("vpn", read.vpn_name),
-    "from": ("origin", _end),
-    "to": ("to", _end),
-    "subscriptions": ("subscriptions", _subscriptions),
-    "lanes": ("lanes", read.choice(PER_DESTINATION, NONE)),
-    "max_spool_usage": ("max_spool_usage", read.size),
-    "credentials": ("credentials", read.broker_name),
-}
+_KEYS = read.keys_of(BridgeDefinition)
 _REQUIRED = ("name", "from", "to", "subscriptions")
 
 

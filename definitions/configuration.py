@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -47,25 +47,25 @@ Report = Callable[[str, str, object, str], None]
 class SystemLimits(msgspec.Struct, frozen=True, kw_only=True):
     """Limits of a broker (S3, S8, B4, S6) and its alert thresholds in percent (S9)."""
 
-    max_spool_usage: int = 100_000_000_000
-    max_spool_files: int = 65_536
-    max_delivered_unacked: int = 1_000_000
-    on_no_match: str = "nack"  # S6: or "discard"
-    heartbeat_timeout_ms: int = 15_000  # C3
-    spool_usage_high_percent: float = 80.0
-    spool_usage_clear_percent: float = 60.0
-    spool_files_high_percent: float = 80.0
-    spool_files_clear_percent: float = 60.0
-    delivered_unacked_high_percent: float = 80.0
-    delivered_unacked_clear_percent: float = 60.0
+    max_spool_usage: Annotated[int, read.size] = 100_000_000_000
+    max_spool_files: Annotated[int, read.count(1)] = 65_536
+    max_delivered_unacked: Annotated[int, read.count(1)] = 1_000_000
+    on_no_match: Annotated[str, read.choice("nack", "discard")] = "nack"  # S6
+    heartbeat_timeout_ms: Annotated[int, read.positive_duration] = 15_000  # C3
+    spool_usage_high_percent: Annotated[float, read.percent] = 80.0
+    spool_usage_clear_percent: Annotated[float, read.percent] = 60.0
+    spool_files_high_percent: Annotated[float, read.percent] = 80.0
+    spool_files_clear_percent: Annotated[float, read.percent] = 60.0
+    delivered_unacked_high_percent: Annotated[float, read.percent] = 80.0
+    delivered_unacked_clear_percent: Annotated[float, read.percent] = 60.0
 
 
 class VpnLimits(msgspec.Struct, frozen=True, kw_only=True):
     """Limits of a message VPN; None means no limit of its own (S3, S9)."""
 
-    max_spool_usage: int | None = None
-    spool_usage_high_percent: float = 80.0
-    spool_usage_clear_percent: float = 60.0
+    max_spool_usage: Annotated[int | None, read.size] = None
+    spool_usage_high_percent: Annotated[float, read.percent] = 80.0
+    spool_usage_clear_percent: Annotated[float, read.percent] = 60.0
 
 
 class Configuration(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,19 +82,7 @@ class Configuration(msgspec.Struct, frozen=True, kw_only=True):
     clients: tuple[ClientEntry, ...] = ()
 
 
-_SYSTEM_KEYS: dict[str, tuple[str, read.Reader]] = {
-    "max_spool_usage": ("max_spool_usage", read.size),
-    "max_spool_files": ("max_spool_files", read.count(1)),
-    "max_delivered_unacked": ("max_delivered_unacked", read.count(1)),
-    "on_no_match": ("on_no_match", read.choice("nack", "discard")),
-    "heartbeat_timeout": ("heartbeat_timeout_ms", read.positive_duration),
-    **{
-        name: (name, read.percent)
-        for name in SystemLimits.__struct_fields__
-        if name.endswith("_percent")
-    },
-}
-_VPN_KEYS = {name: _SYSTEM_KEYS[name] for name in VpnLimits.__struct_fields__}
+_SYSTEM_KEYS = read.keys_of(SystemLimits)
 SECTIONS = ("system", "vpns", "brokers", "queues", "bridges", "auth", "clients")
 
 
@@ -188,7 +176,7 @@ def _limits(
     section: object, where: str, kind: type[SystemLimits] | type[VpnLimits], report: Report
 ) -> dict[str, Any]:
     """The valid values of a section of limits, by attribute."""
-    keys = _SYSTEM_KEYS if kind is SystemLimits else _VPN_KEYS
+    keys = read.keys_of(kind)
     if section is None:
         return {}
     if not isinstance(section, Mapping):

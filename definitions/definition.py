@@ -1,9 +1,9 @@
 """The definition of a queue: read from a mapping, checked and completed (Q1–Q9, F4, X2).
 
-Theory. One table (`_KEYS`) reads a definition key by key. Then the valid keys are checked against
-each other. All problems are collected, so a user can fix the whole definition from one message
-(Q7). The result is frozen and complete: all defaults are resolved here. A key with the value null
-counts as absent.
+Theory. Each attribute of `QueueDefinition` says what reads its key. The valid keys are then checked
+against each other. All problems are collected, so a user can fix the whole definition from one
+message (Q7). The result is frozen and complete: all defaults are resolved here. A key with the
+value null counts as absent.
 
 Rules: Q1–Q3 names and topics; Q4, Q6, O2, O3, O4 expressions are compiled once to prove them; Q5
 types; Q7 refusals; Q8 units; Q9 `redefine`; F4 fairness by semantics; X2 `max_ttl` and
@@ -13,7 +13,7 @@ types; Q7 refusals; Q8 units; Q9 `redefine`; F4 fairness by semantics; X2 `max_t
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -38,115 +38,75 @@ class QueueDefinition(msgspec.Struct, frozen=True, kw_only=True):
     None means no limit, or none. `redefine` says what may change while the queue exists (Q9).
     """
 
-    name: str
-    vpn: str = "default"
-    type: str = "Queue"  # Q5
-    broker: str | None = None  # the host of a LocalQueue; None: the broker with the fewest queues
-    group: tuple[str, ...] = ()  # the brokers that host it, or groups of them (`brokers`, Q5)
-    message_type: str  # Q1
-    underlying_topic: str  # Q2
-    default_publish_target: str  # Q3
-    subscriptions: tuple[str, ...] = ()  # initial topic subscriptions (Q2)
-    owner: str | None = None  # a client with all rights; these three need `auth: required`
-    permission: str = "delete"  # of other clients; the default is no-access with an owner
-    permissions: tuple[tuple[str, str], ...] = ()  # of clients by name; they override `permission`
-    filter: str | None = None  # Q4
-    initial_owner: str | None = None  # Q5, H4
-    group_local_queue_domain: str | None = None
-    semantics: str = "at-least-once"  # L1, L2
-    leasing: str = "sublet"  # L8
-    lease_period_ms: int | None = None  # L4
-    max_deliveries: int = 0  # L5
-    max_cancels: int = 0  # L6
-    deferred_ack_expiration_ms: int = 86_400_000  # L9
-    redelivery_delay_ms: int = 0  # L11
-    redelivery_delay_multiplier: float = 1.0
-    redelivery_delay_max_ms: int | None = None
-    max_backlog: int | None = None  # B1
-    max_per_subscription_backlog: int = 1  # B2
-    max_delivered_unacked_per_flow: int = 10_000  # B4
-    fairness_model: str  # F1–F4
-    priority: str | None = None  # O2
-    barrier_expression: str | None = None  # O3
-    partition_key: str | None = None  # O4
-    expiration_ms: int | None = None  # X1
-    expiration_model: str = "default"  # X2
-    max_ttl_ms: int | None = None
-    respect_ttl: bool | None = None
-    dead_message_queue: str | None = None  # X5
-    max_spool_usage: int = 5_000_000_000  # S10
-    max_spool_messages: int | None = None
-    max_message_size: int = 10_000_000
-    reject_low_priority_msg_limit: int | None = None  # S11
-    reject_msg_to_sender_on_discard: str = "when-queue-enabled"  # S4
-    on_invalid: str = "keep"  # for a payload that is not JSON in a json queue: keep or nack
-    recovery_point: str = "epoch"  # R2
-    target_queue_depth: int | None = None  # R5
-    file_backed_metadata: bool = False  # accepted, without effect: pages are always in the store
-    spool_usage_high_percent: float = 25.0  # S9
-    spool_usage_clear_percent: float = 18.0
-    delivered_unacked_high_percent: float = 80.0  # B4
-    delivered_unacked_clear_percent: float = 60.0
+    name: Annotated[str, read.queue_name]
+    vpn: Annotated[str, read.vpn_name] = "default"
+    type: Annotated[str, read.choice(*TYPE_TAGS)] = "Queue"  # Q5
+    # the host of a LocalQueue; None: the broker with the fewest queues
+    broker: Annotated[str | None, read.broker_name] = None
+    # the brokers that host it, or groups of them (`brokers`, Q5)
+    group: Annotated[tuple[str, ...], read.broker_names] = ()
+    message_type: Annotated[str, read.choice("json", "binary", "text")]  # Q1
+    underlying_topic: Annotated[str, read.text]  # Q2
+    default_publish_target: Annotated[str, read.text]  # Q3
+    # initial topic subscriptions (Q2)
+    subscriptions: Annotated[tuple[str, ...], read.topic_patterns] = ()
+    # a client with all rights; these three need `auth: required`
+    owner: Annotated[str | None, client_name] = None
+    # of other clients; the default is no-access with an owner
+    permission: Annotated[str, read.choice(*PERMISSIONS)] = "delete"
+    # of clients by name; they override `permission`
+    permissions: Annotated[
+        tuple[tuple[str, str], ...], read.by_name(client_name, read.choice(*PERMISSIONS))
+    ] = ()
+    filter: Annotated[str | None, read.text] = None  # Q4
+    initial_owner: Annotated[str | None, read.text] = None  # Q5, H4
+    group_local_queue_domain: Annotated[str | None, read.text] = None
+    # L1, L2
+    semantics: Annotated[str, read.choice("at-least-once", "at-most-once")] = "at-least-once"
+    leasing: Annotated[str, read.choice("sublet", "strict")] = "sublet"  # L8
+    lease_period_ms: Annotated[int | None, read.positive_duration] = None  # L4
+    max_deliveries: Annotated[int, read.count(0)] = 0  # L5
+    max_cancels: Annotated[int, read.count(0)] = 0  # L6
+    deferred_ack_expiration_ms: Annotated[int, read.duration] = 86_400_000  # L9
+    redelivery_delay_ms: Annotated[int, read.duration] = 0  # L11
+    redelivery_delay_multiplier: Annotated[float, read.multiplier] = 1.0
+    redelivery_delay_max_ms: Annotated[int | None, read.duration] = None
+    max_backlog: Annotated[int | None, read.count(1)] = None  # B1
+    max_per_subscription_backlog: Annotated[int, read.count(1)] = 1  # B2
+    max_delivered_unacked_per_flow: Annotated[int, read.count(1)] = 10_000  # B4
+    fairness_model: Annotated[str, read.choice("fast", "round-robin", "proportional")]  # F1–F4
+    priority: Annotated[str | None, read.text] = None  # O2
+    barrier_expression: Annotated[str | None, read.text] = None  # O3
+    partition_key: Annotated[str | None, read.text] = None  # O4
+    expiration_ms: Annotated[int | None, read.positive_duration] = None  # X1
+    # X2
+    expiration_model: Annotated[str, read.choice("default", "queue", "latest", "earliest")] = (
+        "default"
+    )
+    max_ttl_ms: Annotated[int | None, read.positive_duration] = None
+    respect_ttl: Annotated[bool | None, read.boolean] = None
+    dead_message_queue: Annotated[str | None, read.queue_name] = None  # X5
+    max_spool_usage: Annotated[int, read.size] = 5_000_000_000  # S10
+    max_spool_messages: Annotated[int | None, read.count(1)] = None
+    max_message_size: Annotated[int, read.message_size] = 10_000_000
+    reject_low_priority_msg_limit: Annotated[int | None, read.count(1)] = None  # S11
+    # S4
+    reject_msg_to_sender_on_discard: Annotated[
+        str, read.choice("when-queue-enabled", "including-when-shutdown", "never")
+    ] = "when-queue-enabled"
+    # for a payload that is not JSON in a json queue: keep or nack
+    on_invalid: Annotated[str, read.choice("keep", "nack")] = "keep"
+    recovery_point: Annotated[str, read.recovery_point] = "epoch"  # R2
+    target_queue_depth: Annotated[int | None, read.count(TARGET_QUEUE_DEPTH_MIN)] = None  # R5
+    # accepted, without effect: pages are always in the store
+    file_backed_metadata: Annotated[bool, read.enabled] = False
+    spool_usage_high_percent: Annotated[float, read.percent] = 25.0  # S9
+    spool_usage_clear_percent: Annotated[float, read.percent] = 18.0
+    delivered_unacked_high_percent: Annotated[float, read.percent] = 80.0  # B4
+    delivered_unacked_clear_percent: Annotated[float, read.percent] = 60.0
 
 
-# Key as written → (attribute, reader). The names differ if the attribute has a unit.
-_KEYS: dict[str, tuple[str, read.Reader]] = {
-    "name": ("name", read.queue_name),
-    "vpn": ("vpn", read.vpn_name),
-    "type": ("type", read.choice(*TYPE_TAGS)),
-    "broker": ("broker", read.broker_name),
-    "group": ("group", read.broker_names),
-    "message_type": ("message_type", read.choice("json", "binary", "text")),
-    "underlying_topic": ("underlying_topic", read.text),
-    "default_publish_target": ("default_publish_target", read.text),
-    "subscriptions": ("subscriptions", read.topic_patterns),
-    "owner": ("owner", client_name),
-    "permission": ("permission", read.choice(*PERMISSIONS)),
-    "permissions": ("permissions", read.by_name(client_name, read.choice(*PERMISSIONS))),
-    "filter": ("filter", read.text),
-    "initial_owner": ("initial_owner", read.text),
-    "group_local_queue_domain": ("group_local_queue_domain", read.text),
-    "semantics": ("semantics", read.choice("at-least-once", "at-most-once")),
-    "leasing": ("leasing", read.choice("sublet", "strict")),
-    "lease_period": ("lease_period_ms", read.positive_duration),
-    "max_deliveries": ("max_deliveries", read.count(0)),
-    "max_cancels": ("max_cancels", read.count(0)),
-    "deferred_ack_expiration": ("deferred_ack_expiration_ms", read.duration),
-    "redelivery_delay": ("redelivery_delay_ms", read.duration),
-    "redelivery_delay_multiplier": ("redelivery_delay_multiplier", read.multiplier),
-    "redelivery_delay_max": ("redelivery_delay_max_ms", read.duration),
-    "max_backlog": ("max_backlog", read.count(1)),
-    "max_per_subscription_backlog": ("max_per_subscription_backlog", read.count(1)),
-    "max_delivered_unacked_per_flow": ("max_delivered_unacked_per_flow", read.count(1)),
-    "fairness_model": ("fairness_model", read.choice("fast", "round-robin", "proportional")),
-    "priority": ("priority", read.text),
-    "barrier_expression": ("barrier_expression", read.text),
-    "partition_key": ("partition_key", read.text),
-    "expiration": ("expiration_ms", read.positive_duration),
-    "expiration_model": (
-        "expiration_model",
-        read.choice("default", "queue", "latest", "earliest"),
-    ),
-    "max_ttl": ("max_ttl_ms", read.positive_duration),
-    "respect_ttl": ("respect_ttl", read.boolean),
-    "dead_message_queue": ("dead_message_queue", read.queue_name),
-    "max_spool_usage": ("max_spool_usage", read.size),
-    "max_spool_messages": ("max_spool_messages", read.count(1)),
-    "max_message_size": ("max_message_size", read.message_size),
-    "reject_low_priority_msg_limit": ("reject_low_priority_msg_limit", read.count(1)),
-    "reject_msg_to_sender_on_discard": (
-        "reject_msg_to_sender_on_discard",
-        read.choice("when-queue-enabled", "including-when-shutdown", "never"),
-    ),
-    "on_invalid": ("on_invalid", read.choice("keep", "nack")),
-    "recovery_point": ("recovery_point", read.recovery_point),
-    "target_queue_depth": ("target_queue_depth", read.count(TARGET_QUEUE_DEPTH_MIN)),
-    "file_backed_metadata": ("file_backed_metadata", read.enabled),
-    "spool_usage_high_percent": ("spool_usage_high_percent", read.percent),
-    "spool_usage_clear_percent": ("spool_usage_clear_percent", read.percent),
-    "delivered_unacked_high_percent": ("delivered_unacked_high_percent", read.percent),
-    "delivered_unacked_clear_percent": ("delivered_unacked_clear_percent", read.percent),
-}
+_KEYS = read.keys_of(QueueDefinition)
 _SYNONYMS = {"topic": "name"}  # Q1
 KEYS = (*_KEYS, *_SYNONYMS)
 _ATTRIBUTE_OF = {key: attribute for key, (attribute, _) in _KEYS.items()}

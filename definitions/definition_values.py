@@ -13,6 +13,8 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+import msgspec
+
 from ..protocol.messages import QUEUE_ALONE
 from ..protocol.patterns import kind_of
 from ..protocol.units import UnitError, format_size, parse_duration_ms, parse_size
@@ -257,6 +259,15 @@ def unknown_key(key: object, known: Iterable[str]) -> str:
     snake = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", key[:200]).lower().replace("-", "_")
     near = difflib.get_close_matches(snake, keys, 1, cutoff=0.6)
     return f"is not a known key; did you mean {near[0]}?" if near else "is not a known key"
+
+
+def keys_of(definition: type[msgspec.Struct]) -> dict[str, tuple[str, Reader]]:
+    """Of each key the attribute that gets its value, and what reads it, from the annotations. A key
+    has its attribute's name, without the unit, or the name that the attribute has on the wire."""
+    return {
+        field.encode_name.removesuffix("_ms"): (field.name, field.type.__metadata__[0])
+        for field in msgspec.structs.fields(definition)
+    }
 
 
 def read_keys(

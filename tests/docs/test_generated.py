@@ -14,6 +14,7 @@ from client.threaded import connect
 from lakequeue.cli import consume
 from lakequeue.client.consumer import settling
 from lakequeue.definitions import bridge, configuration, definition, parse_configuration
+from lakequeue.definitions.definition_values import keys_of
 from lakequeue.definitions.foreign_words import WORDS
 from lakequeue.lake import create_views
 from lakequeue.lake.views import VIEWS
@@ -82,7 +83,7 @@ def test_keys_of_a_definition(table: Table) -> None:
     ("name", "keys", "kind"),
     [
         ("system", configuration._SYSTEM_KEYS, configuration.SystemLimits),
-        ("vpns", configuration._VPN_KEYS, configuration.VpnLimits),
+        ("vpns", keys_of(configuration.VpnLimits), configuration.VpnLimits),
     ],
 )
 def test_keys_of_limits(name: str, keys: dict[str, Any], kind: Any, table: Table) -> None:
