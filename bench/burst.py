@@ -70,7 +70,7 @@ def run(messages: int, rate: int, trigger: str, say: Say) -> list[dict[str, Any]
         phases = {name: _phase(burst, flow, say) for name, burst in bursts.all().items()}
         flow.check()
         known = len(batches)  # a loop tells what it did at the end of its batch
-        with suppress(TimeoutError):
+        with suppress(Timeout):
             wait_for(lambda: len(batches) > known, BATCH_S_MAX, "the batch's end")
     usual_ms = percentile(flow.between(*usual), 99)
     p99 = {name: percentile(flow.between(*when), 99) for name, when in phases.items()}

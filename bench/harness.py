@@ -18,7 +18,7 @@ import psutil
 
 from ..client import connect
 from ..definitions import parse_configuration
-from ..protocol.errors import LakequeueError
+from ..protocol.errors import LakequeueError, Timeout
 from ..streaming import EmbeddedKafka, Engine
 
 QUEUE = "bench"
@@ -155,12 +155,18 @@ def process(target: Callable[..., Any], *args: Any) -> Any:
     return child
 
 
-def wait_for(condition: Callable[[], bool], timeout_s: float, what: str) -> None:
-    """Poll until a condition holds."""
+def wait_for(
+    condition: Callable[[], bool],
+    timeout_s: float,
+    what: str,
+    check: Callable[[], None] = lambda: None,
+) -> None:
+    """Poll until a condition holds; ``check`` raises if waiting is useless."""
     until = time.monotonic() + timeout_s
     while not condition():
+        check()
         if time.monotonic() > until:
-            raise TimeoutError(f"{what} took longer than {timeout_s:.0f} s")
+            raise Timeout(f"{what} took longer than {timeout_s:.0f} s")
         time.sleep(0.2)
 
 

@@ -14,7 +14,7 @@ from rich.text import Text
 from ..client.values import time_ms
 from ..lake import past
 from ..lake.queries_at import admin_of
-from ..monitor.formatting import clock
+from ..monitor.formatting import clock, death
 from ..monitor.queue_details import explained
 from ..protocol.bounds import datetime_of
 from ..protocol.errors import ConfigError
@@ -34,14 +34,13 @@ from .common import (
     say_json,
     table_of,
 )
-from .queues import shown
+from .queues import event_line, shown
 from .sql import MS, asked, tables_option
 
 if TYPE_CHECKING:
     from ..client.message import BrowsedMessage
 
 PREVIEW_MAX = 100
-DEAD = "lq-dead-"
 
 
 @click.command()
@@ -113,15 +112,8 @@ def _death(dead: dict[str, Any]) -> tuple[str, str, str]:
 def browsed_fields(message: BrowsedMessage) -> dict[str, Any]:
     """A browsed message as JSON fields; ``dead``: its lq-dead- headers or null, the time as
     ISO-8601."""
-    dead: dict[str, Any] = {
-        name.removeprefix(DEAD): text
-        for name, text in message.headers.items()
-        if name.startswith(DEAD)
-    }
-    if dead.get("time", "").isdigit():
-        dead["time"] = datetime_of(int(dead["time"]))
     fields = {**asdict(message), **payload_fields(message.payload), **key_fields(message.key)}
-    return {**fields, "dead": dead or None}
+    return {**fields, "dead": death(message) or None}
 
 
 def _preview(fields: dict[str, Any]) -> str:
@@ -239,18 +231,12 @@ def _look(
         show_browsed(admin.browse(queue, where=where, state=state, limit=limit), as_json)
     elif what == "events":
         for event in admin.events(limit):
-            say_json(event) if as_json else click.echo(_event(event))
+            say_json(event) if as_json else click.echo(event_line(event, MS))
     elif as_json:
         say_json(admin.describe(queue) if queue else admin.queues())
     else:
         rows = [explained(admin, queue, now)[0]] if queue else admin.queues()
         console().print(shown(rows, admin.usage(), alone=bool(queue)))
-
-
-def _event(event: dict[str, Any]) -> str:
-    shown = {k: v for k, v in event.items() if k not in ("time", "event") and v not in ("", None)}
-    when = clock(event["time"], MS)
-    return one_line(f"{when}  {event['event']}  " + ", ".join(f"{k}={v}" for k, v in shown.items()))
 
 
 # ---------------------------------------------------------------- a step

@@ -315,14 +315,14 @@ def newer(before: list[dict[str, Any]], now: list[dict[str, Any]]) -> list[dict[
 
 
 def _show(found: list[dict[str, Any]], as_json: bool) -> None:
-    for line in map(json_text if as_json else _line, found):
+    for line in map(json_text if as_json else event_line, found):
         click.echo(line)
 
 
-def _line(event: dict[str, Any]) -> str:
-    """One event for people: time, event, queue, details."""
+def event_line(event: dict[str, Any], to: str = "seconds") -> str:
+    """One event for people: time, to this precision, event, queue, details."""
     details = {k: v for k, v in event.items() if k not in COMMON and v not in (None, "")}
     text = " ".join(f"{key}={value}" for key, value in details.items())
     return one_line(
-        f"{clock(event['time'])}  {event['event']}  {event['queue'] or '–'}  {text}".rstrip()
+        f"{clock(event['time'], to)}  {event['event']}  {event['queue'] or '–'}  {text}".rstrip()
     )

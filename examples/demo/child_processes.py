@@ -1,4 +1,4 @@
-"""The demo's workers, and its patience."""
+"""The demo's workers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import IO, Any
 
@@ -100,19 +99,3 @@ class WorkerProcess:
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
-
-
-def until(
-    condition: Callable[[], bool],
-    seconds: float,
-    check: Callable[[], None],
-    what: str,
-    every_s: float = 0.1,
-) -> None:
-    """Wait for a condition; ``check`` raises if waiting is useless."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        check()
-        if time.monotonic() > deadline:
-            raise LakequeueError(f"Waited {seconds:.0f} s in vain for {what}.")
-        time.sleep(every_s)

@@ -15,12 +15,13 @@ from typing import Any
 
 import lakequeue
 
+from ...bench.harness import wait_for
 from ...bench.os_processes import EngineProcess
 from ...cli.common import console, say_json
 from ...cli.publish import Tally
 from ...protocol.errors import LakequeueError
 from .accounts import balance, check_barriers, complete, count_messages, read_journal
-from .child_processes import WorkerProcess, until
+from .child_processes import WorkerProcess
 from .flight_data import Flights, flights_path, load_flights
 from .view import View, show_accounts
 
@@ -128,7 +129,10 @@ class FlightsDemo:
     def _start_workers(self, engine: EngineProcess) -> None:
         for at, jobs in enumerate(self._shares, 1):
             self._start_worker(f"worker-{at}", jobs)
-        until(lambda: all(w.ready for w in self._workers), 60, self._alive(engine), "the workers")
+        wait_for(
+            lambda: all(w.ready for w in self._workers), 60, "the workers' start",
+            self._alive(engine),
+        )  # fmt: skip
 
     def _start_worker(self, name: str, jobs: list[str]) -> None:
         seed = self._seed * 1000 + len(self._workers) * 10
