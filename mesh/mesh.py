@@ -23,7 +23,7 @@ from ..definitions import DEFAULT_VPN
 from ..protocol import commands as c
 from ..protocol import topics
 from ..protocol.errors import ConfigError, LakequeueError, Moved, no_such_queue
-from ..protocol.home_bridges import COPIER_PREFIX, HomeAnswer, decode_copied, of_key
+from ..protocol.home_bridges import COPIER_PREFIX, OPEN, HomeAnswer, decode_copied, of_key
 from ..protocol.mesh_messages import (
     Answer,
     BridgeReceipt,
@@ -450,7 +450,8 @@ class Mesh(Routes):
             return  # the bridge was deleted
         if not isinstance(message, HomeAnswer):
             set_connection_state(self._broker, link, message.state, message.why)
-        elif message.receipt.link == link.queue:
+        elif message.receipt.link == link.number:
+            set_connection_state(self._broker, link, OPEN, "")  # the far end refused it before
             receipt(self._broker, link, message.receipt)
 
     def _say_over(self, link: Link, sent: BridgeSend) -> None:

@@ -57,9 +57,11 @@ class Command(
 
 
 class Begin(Command, frozen=True, tag="begin"):
-    """The engine's mark at each start: commands before it were for an earlier home."""
+    """The engine's mark at each start: commands before it were for an earlier home. joins_homes:
+    bridges to other homes are served."""
 
     epoch: Count
+    joins_homes: bool = True
 
 
 class Configure(Command, frozen=True, tag="configure"):

@@ -16,7 +16,7 @@ to which only the engine writes, under the key of the bridge.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 import msgspec
 
@@ -26,7 +26,8 @@ from .mesh_messages import BridgeReceipt, BridgeSend
 SentenceText = Annotated[str, msgspec.Meta(max_length=1_000)]
 COPIER_PREFIX = b"#bridge/"  # no broker's name begins with it
 
-OPEN, WAITING = "open", "waiting"
+OPEN: Final = "open"
+WAITING: Final = "waiting"
 
 
 class HomeSend(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -47,7 +48,8 @@ class HomeAnswer(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fi
 class CopierState(
     msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="s"
 ):
-    """The state of the connection to the far end. why: a sentence, while it waits."""
+    """The state of the connection, as the copier or the far end says. why: a sentence, while it
+    waits."""
 
     state: Literal["open", "waiting"]
     why: SentenceText

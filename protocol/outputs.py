@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from .home_bridges import HomeAnswer, HomeSend
+from .home_bridges import CopierState, HomeAnswer, HomeSend
 from .journal import Journal
 from .mesh_messages import MeshMessage
 
@@ -188,7 +188,7 @@ class HomeRecord:
     topic: str
     partition: int | None
     key: bytes
-    said: HomeSend | HomeAnswer
+    said: HomeSend | HomeAnswer | CopierState
 
 
 @dataclass(slots=True)

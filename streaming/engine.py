@@ -286,7 +286,8 @@ class Engine:
         configured = msgspec.structs.replace(
             self.configuration, brokers=tuple(numbers), groups=groups
         )
-        begin = commands.encode_command(commands.Begin(epoch=self.epoch))
+        joins_homes = self.trigger == REAL_TIME
+        begin = commands.encode_command(commands.Begin(epoch=self.epoch, joins_homes=joins_homes))
         instructions = configure_commands(configured, broker.name, numbers)
         # it may not know yet that it is the only one
         if len(numbers) == 1 and self._folder.removed():

@@ -50,20 +50,23 @@ def check_definition(
 
 
 def begin(
-    broker: Broker, facts: BridgeFacts, new: BridgeDefinition, brokers: Mapping[str, int]
-) -> None:
+    broker: Broker, facts: BridgeFacts, new: BridgeDefinition, brokers: Mapping[str, int],
+    born: int = 0,
+) -> None:  # fmt: skip
     """Apply a checked definition. Every broker of the home remembers it; its carrier makes it.
-    brokers: of this home, empty if there is only this one."""
+    brokers: of this home, empty if there is only this one; born: see `Link`."""
     broker.vpn_number(new.vpn)  # make the VPN known
     facts.definitions.setdefault(new.vpn, {})[new.name] = bridge_to_wire(new)
     if new.carrier != broker.header.name:
         return
+    if new.leaves or new.expects_home:
+        _enter(broker, new.vpn, new.name, bridge_to_wire(new))
     if new.arrives:
         far_end.open_arrival(broker, facts, new)
     else:
         own = broker.header.number
         far = new.far_broker
-        _make(broker, facts, new, ELSEWHERE if far is None else brokers.get(far, own))
+        _make(broker, facts, new, ELSEWHERE if far is None else brokers.get(far, own), born)
 
 
 def names(facts: BridgeFacts, vpn: str) -> list[str]:
@@ -82,10 +85,17 @@ def describe_bridge(
     return describe(broker, _link(facts, vpn, command.name))
 
 
-def end(broker: Broker, facts: BridgeFacts, vpn: str, name: str) -> int:
-    """Delete a bridge; returns how many messages waited here."""
+def end(broker: Broker, facts: BridgeFacts, vpn: str, name: str, tells: bool = True) -> int:
+    """Delete a bridge; returns how many messages waited here. tells: tell the engine. Of several
+    brokers the keeper does, before another broker makes the bridge anew: the earlier carrier may be
+    late, and would end the new bridge."""
     existing = facts.definitions.get(vpn, {}).pop(name, None)
-    if existing is None or parse_bridge(existing).carrier != broker.header.name:
+    if existing is None:
+        return 0
+    bridge = parse_bridge(existing)
+    if tells and (bridge.leaves or bridge.expects_home):
+        _enter(broker, vpn, name, None)
+    if bridge.carrier != broker.header.name:
         return 0
     arrival = facts.arrival(vpn, name)
     if arrival is not None and arrival.is_open:
@@ -94,8 +104,6 @@ def end(broker: Broker, facts: BridgeFacts, vpn: str, name: str) -> int:
     link = _link(facts, vpn, name)
     queue = broker.queues[link.queue]
     waiting = queue.header.depth
-    if link.to == ELSEWHERE:
-        _enter(broker, vpn, name, None)
     del facts.links[link.queue]
     delete(broker, vpn, c.Delete(queue=queue.definition.name))
     broker.event("bridge_deleted", vpn, bridge=name, messages=waiting)
@@ -133,6 +141,12 @@ def _check(broker: Broker, facts: BridgeFacts, where: str, new: BridgeDefinition
         raise ConfigError(
             [Problem(where, key, name, f"must be a broker of this home, which has {there}")]
         )
+    if not broker.header.joins_homes and (new.leaves or new.expects_home):
+        key, end = ("to", new.to) if new.leaves else ("from", new.origin)
+        allowed = (
+            "must be in this home: the trigger 'micro-batch' serves no bridge to another Kafka"
+        )
+        raise ConfigError([Problem(where, key, end, allowed)])
     if new.far_broker is not None and new.far_vpn is None and not new.arrives:
         allowed = "is a broker of this home, whose queues get their messages without a bridge"
         raise ConfigError([Problem(where, "to", new.to, allowed)])
@@ -158,17 +172,15 @@ def _check(broker: Broker, facts: BridgeFacts, where: str, new: BridgeDefinition
 # ---------------------------------------------------------------- the near end
 
 
-def _make(broker: Broker, facts: BridgeFacts, bridge: BridgeDefinition, to: int) -> None:
+def _make(broker: Broker, facts: BridgeFacts, bridge: BridgeDefinition, to: int, born: int) -> None:
     """Make or change the bridge's endpoint and link. The same definition again changes nothing."""
-    if bridge.leaves:
-        _enter(broker, bridge.vpn, bridge.name, bridge_to_wire(bridge))
     definition = endpoint.definition_of(bridge)
     queue = broker.find(bridge.vpn, definition.name)
     if queue is None:
         queue = endpoint.make(broker, bridge)
         facts.links[queue.number] = Link(
             bridge.vpn, bridge.name, queue.number, to, bridge.to, bridge.lanes,
-            bridge.far_vpn or "",
+            bridge.far_vpn or "", born=born,
         )  # fmt: skip
         broker.event("bridge_made", bridge.vpn, bridge=bridge.name, to=bridge.to,
                      lanes=bridge.lanes)  # fmt: skip

@@ -16,6 +16,7 @@ from ...state.storage.row import Row
 
 PAGE = "bridges"
 ELSEWHERE = -1  # the number of the far broker, where that is in another home
+QUEUE_BITS = 32  # more queues than a broker ever makes
 
 
 class HeldLane(msgspec.Struct, array_like=True):
@@ -47,7 +48,8 @@ class Flight(msgspec.Struct, array_like=True):
 class Link(msgspec.Struct):
     """The near end of a bridge, besides its endpoint.
 
-    queue: the endpoint's number; to: the far broker's number; far_vpn: the far VPN, if it is
+    queue: the endpoint's number; born: the directory's edition at which the bridge was made, 0 for
+    a broker that is alone; to: the far broker's number; far_vpn: the far VPN, if it is
     another one; flights: records in transit, by number; held: the first `Limits.bridge_holds` held
     lanes; waiting: the number of messages of each lane; sent, taken, refused: messages since the
     bridge was made; way, why, way_since: the state of the connection to another home, as the engine
@@ -75,6 +77,13 @@ class Link(msgspec.Struct):
     opened: bool = False
     wanted: bool = False
     crossing: bool = False
+    born: int = 0
+
+    @property
+    def number(self) -> int:
+        """Tells the links of a bridge apart at the far end. Over the whole home it grows with each
+        making, so a far home takes nothing of an earlier link, whichever broker had that."""
+        return self.born << QUEUE_BITS | self.queue if self.to == ELSEWHERE else self.queue
 
     def in_transit(self) -> tuple[int, int]:
         """Rows and bytes in transit."""
@@ -101,9 +110,9 @@ class Answers(msgspec.Struct, array_like=True):
 
 class Arrival(msgspec.Struct):
     """The far end of a bridge from another home or VPN. is_open: False once it is deleted; peer:
-    the epoch and broker of the first sender; taken: messages, refused: lanes, repeated: records,
-    since it was first made; last: when a record came; failed: digests of messages that failed;
-    answers: by sender, see `far_end`."""
+    the home that owns it, and its broker that sends; taken: messages, refused: lanes, repeated:
+    records, since it was first made; last: when a record came; failed: digests of messages that
+    failed; answers: by sender, see `far_end`."""
 
     name: str
     origin: str

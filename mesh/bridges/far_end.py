@@ -2,11 +2,12 @@
 
 Senders. A record of `<vpn>.bridge-in` is from a broker of another home and is not trusted. It can
 only bring messages over a bridge that is defined here (with an address as its `from`), for that
-bridge's subscriptions, into the VPN of the topic. The first sender of a bridge is its only one;
-others are refused until the bridge is deleted and defined again. Records may be repeated, and one
-may be missing for a while (`protocol.home_bridges`), so numbers are accepted one after the other.
-A repeated record is answered again, since its answer may be lost. A
-deleted bridge keeps its numbers, so no message is ever stored twice. Messages from another VPN of
+bridge's subscriptions, into the VPN of the topic. The home of the first sender owns the bridge:
+others are refused until it is deleted and defined again, and the near end shows why. If the owner
+deletes its end and makes it anew, the new link has a higher number, and the old one is ignored.
+Records may be repeated, and one may be missing for a while (`protocol.home_bridges`), so numbers
+are accepted one after the other. A repeated record is answered again, since its answer may be lost.
+A deleted bridge keeps its numbers, so no message is ever stored twice. Messages from another VPN of
 this home need a bridge in the same way.
 
 Storing. Each message meets the checks of any publish (S3–S6), under the rules of this broker. If
@@ -24,13 +25,20 @@ from collections.abc import Callable
 import msgspec
 from crc32c import crc32c
 
-from ...definitions.bridge import BridgeDefinition, bridge_to_wire, far_address, is_vpn
+from ...definitions.bridge import BridgeDefinition, far_address, is_vpn
 from ...protocol import topics
 from ...protocol.errors import Reason
-from ...protocol.home_bridges import HomeAnswer, HomeSend, answers_key, decode_send
+from ...protocol.home_bridges import (
+    WAITING,
+    CopierState,
+    HomeAnswer,
+    HomeSend,
+    answers_key,
+    decode_send,
+)
 from ...protocol.mesh_messages import BridgeReceipt, BridgeSend
 from ...protocol.messages import PublishHeader
-from ...protocol.outputs import BridgeEntry, HomeRecord
+from ...protocol.outputs import HomeRecord
 from ...state.phases.admission import Admission
 from ...state.phases.incoming import Incoming
 from ...state.queue.broker import Broker
@@ -51,17 +59,12 @@ def open_arrival(broker: Broker, facts: BridgeFacts, bridge: BridgeDefinition) -
     arrival.origin, arrival.subscriptions = bridge.origin, bridge.subscriptions
     arrival.is_open, arrival.failed = True, []
     facts.arrivals.setdefault(bridge.vpn, {})[bridge.name] = arrival
-    if not is_vpn(bridge.origin):
-        header, given = broker.header, bridge_to_wire(bridge)
-        broker.emit(BridgeEntry(bridge.vpn, bridge.name, header.number, header.epoch, given))
     broker.event("bridge_made", bridge.vpn, bridge=bridge.name, to=bridge.to, again=again)
 
 
 def close_arrival(broker: Broker, vpn: str, arrival: Arrival) -> None:
     """Close a deleted bridge; its numbers stay."""
     arrival.is_open, arrival.peer = False, None
-    if not is_vpn(arrival.origin):
-        broker.emit(BridgeEntry(vpn, arrival.name, broker.header.number, broker.header.epoch, None))
     broker.event("bridge_deleted", vpn, bridge=arrival.name, messages=0)
 
 
@@ -142,18 +145,17 @@ def hear(
     message = decode_send(value)
     name = message.send.bridge
     arrival = facts.arrival(vpn, name)
-    who = f"broker {message.broker!r} of home {message.epoch}"
     if arrival is None or not arrival.is_open or is_vpn(arrival.origin):
-        raise ValueError(f"bridge: {name!r} – no bridge of this name arrives here; {who} sends it")
-    peer = arrival.peer = arrival.peer or (message.epoch, message.broker)
-    if peer != (message.epoch, message.broker):
-        theirs = f"broker {peer[1]!r} of home {peer[0]}"
-        raise ValueError(f"bridge: {name!r} – is for {theirs}; {who} sends it")
+        raise _refusal(broker, vpn, partition, message, "no bridge of this name arrives here")
+    owner, _ = arrival.peer = arrival.peer or (message.epoch, message.broker)
+    if owner != message.epoch:
+        why = f"is for home {owner}; to admit another home, delete it here and define it again"
+        raise _refusal(broker, vpn, partition, message, why)
     home = f"home {message.epoch}"
     earlier = _answered(arrival, home, message.send, message.oldest)
     if not _accept_number(broker, vpn, arrival, message):
         if earlier is not None:
-            _answer(broker, vpn, partition, message, earlier)
+            _answer(broker, vpn, partition, message, HomeAnswer(earlier))
         return
     sent = msgspec.structs.replace(message.send, vpn=vpn)
     try:
@@ -163,9 +165,10 @@ def hear(
         answer = _take(broker, arrival, sent)
     except ValueError:
         arrival.last = broker.now
-        _answer(broker, vpn, partition, message, _keep(arrival, home, all_refused(sent)))
+        refused = _keep(arrival, home, all_refused(sent))
+        _answer(broker, vpn, partition, message, HomeAnswer(refused))
         raise
-    _answer(broker, vpn, partition, message, _keep(arrival, home, answer))
+    _answer(broker, vpn, partition, message, HomeAnswer(_keep(arrival, home, answer)))
 
 
 def _digest(sent: BridgeSend) -> int:
@@ -179,6 +182,7 @@ def _accept_number(broker: Broker, vpn: str, arrival: Arrival, message: HomeSend
     home = arrival.homes.get(message.epoch)
     if home is None or link > home.link:
         arrival.homes.pop(message.epoch, None)
+        arrival.peer = message.epoch, message.broker
         home = arrival.homes[message.epoch] = HeardHome(link, min(message.oldest, number) - 1)
         for old in list(arrival.homes)[:-HOMES_MAX]:
             del arrival.homes[old]
@@ -196,11 +200,22 @@ def _accept_number(broker: Broker, vpn: str, arrival: Arrival, message: HomeSend
 
 
 def _answer(
-    broker: Broker, vpn: str, partition: int, message: HomeSend, receipt: BridgeReceipt
+    broker: Broker, vpn: str, partition: int, message: HomeSend, answer: HomeAnswer | CopierState
 ) -> None:
     topic = topics.topic(vpn, topics.BRIDGE_ANSWERS)
     key = answers_key(message.epoch, message.send.bridge)
-    broker.emit(HomeRecord(topic, partition, key, HomeAnswer(receipt)))
+    broker.emit(HomeRecord(topic, partition, key, answer))
+
+
+def _refusal(
+    broker: Broker, vpn: str, partition: int, message: HomeSend, why: str
+) -> ValueError:  # fmt: skip
+    """Tell a near end why nothing of it is accepted (H2); returns the error. Its messages stay in
+    transit, and the copier brings them again."""
+    sender = f"broker {message.broker!r} of home {message.epoch} sends it"
+    error = f"bridge: {message.send.bridge!r} – {why}; {sender}"
+    _answer(broker, vpn, partition, message, CopierState(WAITING, error))
+    return ValueError(error)
 
 
 # ---------------------------------------------------------------- storing

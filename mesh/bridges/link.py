@@ -183,7 +183,7 @@ def _bridge_send(
     about = [destination_and_due(row) for row in rows]
     places = {name: at for at, name in enumerate(dict.fromkeys(to for to, _ in about))}
     return BridgeSend(
-        link=link.queue, bridge=link.bridge, vpn=link.far_vpn or link.vpn, number=number,
+        link=link.number, bridge=link.bridge, vpn=link.far_vpn or link.vpn, number=number,
         destinations=list(places), lanes=[len(part) for _, part in lanes],
         to=[places[to] for to, _ in about],
         payloads=[content[0] for content in own], keys=[content[1] for content in own],

@@ -154,9 +154,11 @@ def _note_beginning(broker: Broker, origin: str, command: c.AnyCommand) -> bool:
     """Note this home's `Begin`; returns whether it has come. Commands before it were for an earlier
     home. origin: the VPN of the topic, or ENGINE."""
     header = broker.header
+    is_ours = isinstance(command, c.Begin) and command.epoch == header.epoch
+    if isinstance(command, c.Begin) and is_ours and origin == ENGINE:
+        header.joins_homes = command.joins_homes
     if not header.epoch:
         return True
-    is_ours = isinstance(command, c.Begin) and command.epoch == header.epoch
     if is_ours and origin not in header.begun:
         header.begun.append(origin)
     return origin in header.begun

@@ -93,4 +93,5 @@ class BrokerHeader(msgspec.Struct):
     held: list[HeldReceipt] = []  # the oldest first
     # Topics that queues name and Kafka has, sorted. None: the engine has not said.
     captured: list[str] | None = None
+    joins_homes: bool = True  # bridges to other homes are served, see `Begin`
     speaks_for: list[int] = []  # numbers of removed brokers whose partitions this one reads (M4)

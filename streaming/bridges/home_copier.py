@@ -184,7 +184,7 @@ class _CopyAttempt:
 
     def _return_answers(self) -> None:
         """The far end's answers, to the near broker."""
-        writer, newest = self._copier._writer, None
+        writer, newest, any_came = self._copier._writer, None, False
         for message in self._far.answers():
             self._answers_at = message.offset() + 1
             if message.key() != self._own:
@@ -194,15 +194,15 @@ class _CopyAttempt:
             except ValueError as error:
                 to = self._copier.bridge.to
                 raise NotConnected(f"{to}: its answer cannot be read: {error}") from error
-            if not isinstance(answer, home_bridges.HomeAnswer):
-                continue
+            any_came = True
             writer.produce(self._copier._mesh, message.value(), self._copier._key, 0,
                            on_delivery=self._written)  # fmt: skip
-            newest = (answer.receipt.link, answer.receipt.number)
-        if newest is None:
-            return
-        if writer.flush(SENT_S_MAX) or self._failures:
+            if isinstance(answer, home_bridges.HomeAnswer):
+                newest = (answer.receipt.link, answer.receipt.number)
+        if any_came and (writer.flush(SENT_S_MAX) or self._failures):
             raise NotConnected("Kafka does not take a bridge's answers; they are sent again")
+        if newest is None:  # nothing came, or only why the far end refuses
+            return
         self._heard_at = time.monotonic()
         self._copier._pause_s, self._copier._silence_s = PAUSE_S, SILENCE_S
         while self._unanswered and self._unanswered[0][0] <= newest:

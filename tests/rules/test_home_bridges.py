@@ -3,11 +3,33 @@ copied twice or late, and however long the two do not reach each other."""
 
 from typing import Any
 
+import msgspec
 import pytest
+from lakequeue.definitions import parse_configuration
 from lakequeue.protocol import ConfigError
+from lakequeue.protocol import commands as c
+from lakequeue.protocol.home_bridges import decode_send, encode
 
 from .joined import ARRIVES, LEAVES, Homes
 from .two_homes import TINY
+
+
+def record(copier: Any) -> list[Any]:
+    """The records that it copies from now on."""
+    copied: list[Any] = []
+
+    def bring(*given: Any) -> None:
+        copied.append(given)
+        type(copier).bring(copier, *given)
+
+    copier.bring = bring
+    return copied
+
+
+def bring(copier: Any, copied: list[Any]) -> None:
+    """Copy records once more."""
+    for one in list(copied):
+        type(copier).bring(copier, *one)
 
 
 def test_h1_messages_go_to_another_home_with_all_that_is_theirs() -> None:
@@ -106,23 +128,40 @@ def test_h1_nothing_comes_in_that_is_not_expected() -> None:
         "bridge: 'out' – no bridge of this name arrives here; broker 'near' of home 0 sends it"
     )
     homes.advance("1m")
-    assert homes.seen()["unanswered_s"] == 60
+    seen = homes.seen()
+    assert (seen["unanswered_s"], seen["state"], seen["why"]) == (60, "waiting", told["why"])
 
 
 def test_h1_who_is_another_does_not_speak_over_a_bridge() -> None:
     homes = Homes()
     homes.define("q", "a/>")
+    own = record(homes.copier)
     homes.send("a/b", "x")
-    stranger = Homes.__new__(Homes)
-    stranger.engines = {"east": homes.engines["east"]}
-    other = type(homes.engines["west"])()
-    other.homes.find = homes.engines.get
-    at = other.connect()  # type: ignore[attr-defined]
-    at.admin().bridge({k: v for k, v in LEAVES.items() if k != "from"})
-    at.producer().send("a/b", b"of a stranger")
+    stranger = [
+        (*to, encode(msgspec.structs.replace(decode_send(value), epoch=1))) for *to, value in own
+    ]
+    bring(homes.copier, stranger)
     assert homes.bodies("q") == ["x"]
     (told,) = homes.events("east", "bridge_refused")
-    assert told["why"].startswith("bridge: 'out' – is for broker 'near' of home 0; broker 'broker-")
+    how = "to admit another home, delete it here and define it again"
+    assert told["why"] == f"bridge: 'out' – is for home 0; {how}; broker 'near' of home 1 sends it"
+    homes.east.admin().delete_bridge("out")
+    homes.east.admin().bridge(ARRIVES)
+    bring(homes.copier, stranger)
+    homes.send("a/b", "y")
+    assert homes.bodies("q") == ["x"]
+    seen = homes.seen()  # the near end is told why (H2)
+    assert (seen["state"], seen["on_its_way"], homes.seen_far()["home"]["epoch"]) == (
+        "waiting",
+        1,
+        1,
+    )
+    assert seen["why"] == f"bridge: 'out' – is for home 1; {how}; broker 'near' of home 0 sends it"
+    homes.east.admin().delete_bridge("out")
+    homes.east.admin().bridge(ARRIVES)
+    bring(homes.copier, own[1:])
+    assert homes.bodies("q") == ["y"]
+    assert (homes.seen()["state"], homes.seen()["why"]) == ("open", "")
 
 
 def test_h1_a_message_goes_nowhere_that_the_far_end_does_not_expect() -> None:
@@ -138,27 +177,45 @@ def test_h1_a_message_goes_nowhere_that_the_far_end_does_not_expect() -> None:
 def test_h1_what_was_taken_in_is_not_taken_in_again_when_the_bridge_is_made_again() -> None:
     homes = Homes()
     homes.define("q", "a/>")
-    copied: list[tuple[Any, ...]] = []
-    copier, kind = homes.copier, type(homes.copier)
-
-    def bring(*given: Any) -> None:
-        copied.append(given)
-        kind.bring(copier, *given)
-
-    copier.bring = bring  # type: ignore[method-assign]
+    copier = homes.copier
+    copied = record(copier)
     homes.send("a/1", 1, 2)
     homes.east.admin().delete_bridge("out")
     homes.east.admin().bridge(ARRIVES)
-    for one in copied:
-        kind.bring(copier, *one)
+    bring(copier, copied)
     homes.send("a/1", 3)
     assert homes.bodies("q") == ["1", "2", "3"]
     homes.west.admin().delete_bridge("out")
     homes.west.admin().bridge(LEAVES)
-    for one in copied:
-        kind.bring(copier, *one)  # of a bridge that is gone
+    bring(copier, copied)  # of a bridge that is gone
     homes.send("a/1", 4)
     assert homes.bodies("q") == ["4"]
+
+
+def test_h1_a_bridge_that_is_made_again_at_another_broker_goes_on() -> None:
+    """The far end takes nothing more of the earlier broker, and its answers are not the new one's.
+    The numbers of queues are higher there."""
+    homes = Homes()
+    west = homes.engines["west"]
+    homes.define("q", "a/>")
+    west.configure(parse_configuration({"brokers": ["near", "beside"]}))
+    for n in range(4):
+        homes.west.admin().define({"name": f"own{n}", "message_type": "text", "type": "LocalQueue"})
+    last: list[str] = []
+    for n, broker in enumerate(("near", "beside", "near", "beside", "beside")):
+        if n:
+            homes.west.admin().delete_bridge("out")
+        homes.west.admin().bridge(LEAVES | {"from": broker})
+        copier, late = homes.copier, last
+        copied = record(copier)
+        homes.send("a/1", f"{n}a", f"{n}b")
+        assert (homes.seen()["taken"], homes.seen()["on_its_way"]) == (2, 0)
+        bring(copier, late)
+        homes.send("a/1", f"{n}c")
+        assert homes.bodies("q") == [f"{n}a", f"{n}b", f"{n}c"]
+        assert homes.seen_far()["home"] == {"epoch": 0, "broker": broker}
+        last = copied
+    assert homes.events("east", "bridge_refused") == []
 
 
 def test_h1_a_far_home_that_begins_anew_is_told_from_the_oldest_without_an_answer() -> None:
@@ -175,6 +232,22 @@ def test_h1_a_far_home_that_begins_anew_is_told_from_the_oldest_without_an_answe
     homes.define("q", "a/>")
     homes.send("a/1", 4)
     assert homes.bodies("q") == ["4"]
+
+
+def test_h1_a_home_that_serves_no_bridges_to_others_refuses_them() -> None:
+    homes = Homes(leaves=None, expected=False)
+    begin = c.encode_command(c.Begin(epoch=0, joins_homes=False))
+    for name, bridge in (("west", LEAVES), ("east", ARRIVES)):
+        homes.engines[name].instruct("default", begin)
+        admin = {"west": homes.west, "east": homes.east}[name].admin()
+        with pytest.raises(ConfigError) as refused:
+            admin.bridge(bridge)
+        key = "to" if name == "west" else "from"
+        assert str(refused.value) == (
+            f"bridge 'out': {key}: {bridge[key]!r} – must be in this home: the trigger "
+            "'micro-batch' serves no bridge to another Kafka"
+        )
+        assert admin.bridges() == []
 
 
 def test_h1_bridges_between_homes_make_a_chain_and_end_with_a_sentence_at_home() -> None:

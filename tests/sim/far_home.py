@@ -28,6 +28,7 @@ from .worker import Site
 BRIDGE = "over"
 ENDPOINT = f"#bridge/{BRIDGE}"
 BRIDGE_IN = topics.topic(VPN, topics.BRIDGE_IN)
+DIRECTORY = topics.topic(VPN, topics.DIRECTORY)
 ANSWERS = topics.topic(VPN, topics.BRIDGE_ANSWERS)
 NEAR_EPOCH, FAR_EPOCH = 7, 8
 FAR = "z"
@@ -140,12 +141,25 @@ class Copier:
         self._said: str | None = None
         self._at: dict[str, int] = {}
         self._ever: dict[str, int] = {}
+        self._carrier: tuple[int, set[str]] = 0, set()  # of the directory: how far, who has it
+
+    def _carriers(self) -> list[str]:
+        """Near brokers for which it copies: of all while there are faults, as if copiers of earlier
+        ones still ran; in the end as the directory says."""
+        at, names = self._carrier
+        for record in self.near.kafka.read((DIRECTORY, 0), at, 1 << 30):
+            at = record.at + 1
+            if record.own_key == f"{topics.DIRECTORY_BRIDGE}{BRIDGE}".encode():
+                given = record.own_value and json.loads(record.own_value)["definition"]
+                names = {given["from"]} if given else set()
+        self._carrier = at, names
+        return [name for name in self.near.sites if name in names or not self.near.calm]
 
     def say(self) -> None:
         """Whether the way is open."""
         self._said = home_bridges.WAITING if self.is_cut else home_bridges.OPEN
         state = home_bridges.CopierState(self._said, "cut" if self.is_cut else "")
-        for name in self.near.sites:
+        for name in self._carriers():
             self._tell(name, home_bridges.encode(state))
 
     def happen(self, rng: random.Random) -> None:
@@ -167,7 +181,7 @@ class Copier:
         """Copy both ways; how many records."""
         self.far.know()
         copied = 0
-        for name in list(self.near.sites):
+        for name in self._carriers():
             topic = topics.topic(name, topics.BRIDGE_OUT)
             for record in self._next(self.near.kafka, topic, most):
                 if self._leaves_out and record.at >= self._ever.get(topic, 0):
@@ -184,7 +198,7 @@ class Copier:
                 self.far.kafka.trim((ANSWERS, 0), record.at + 1)
                 continue
             must(record.own_key == home_bridges.answers_key(NEAR_EPOCH, BRIDGE), "another's answer")
-            for name in self.near.sites:
+            for name in self._carriers():
                 self._tell(name, record.own_value)
             copied += 1
         return copied
