@@ -1,22 +1,34 @@
 """Checks of this machine: the first part of `lakequeue doctor`.
 
-Each check only looks: it fetches no jar and starts no broker. A failed check says what to do.
-Versions of Python and of packages are pip's to check, when it installs.
+Each check only looks: it fetches no jar and starts no broker. A failed check says what to do. Pip
+checks versions once; what is installed later may replace them, so they are checked here too.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
+import sys
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 
 from ..protocol.errors import LakequeueError
 
+PYTHON_MIN = (3, 11)
 DISK_BYTES_MIN = 2 * 1024**3  # jars 0.1 GB, Kafka's logs and the tables of a first day
 MEMORY_BYTES_MIN = 5 * 1024**3  # Spark's driver 3 GB, broker 0.7 GB, Python workers
 CORES_MIN = 2
+# Distribution, and the versions that pyproject.toml allows, as [from, before).
+PACKAGES: tuple[tuple[str, str, str], ...] = (
+    ("pyspark", "4.2.0", "4.2.1"),
+    ("delta-spark", "4.4.0", "4.4.1"),
+    ("kafka-python", "3.0", "4"),
+    ("pyarrow", "18", ""),
+    ("pandas", "2.2", ""),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +52,9 @@ def diagnose(home: Path | str | None = None) -> list[Check]:
     has what the engine needs."""
     place = Path(home).expanduser().absolute() if home is not None else Path.cwd()
     return [
+        python_check(sys.version_info[:3]),
         java_check(),
+        *(package_check(*package) for package in PACKAGES),
         jars_check(),
         home_check(place),
         disk_check(place),
@@ -48,6 +62,14 @@ def diagnose(home: Path | str | None = None) -> list[Check]:
         cores_check(cores()),
         port_check(),
     ]
+
+
+def python_check(version: tuple[int, ...]) -> Check:
+    """Is this Python new enough?"""
+    ok = version[:2] >= PYTHON_MIN
+    wanted = ".".join(map(str, PYTHON_MIN))
+    advice = "" if ok else f"Install Python {wanted} or newer and recreate the environment."
+    return Check("Python", ok, ".".join(map(str, version)), f"{wanted} or newer", advice)
 
 
 def java_check() -> Check:
@@ -60,6 +82,21 @@ def java_check() -> Check:
     except LakequeueError as error:
         return Check("Java", False, "none", wanted, str(error))
     return Check("Java", True, f"{java_version(java)} ({java})", wanted)
+
+
+def package_check(name: str, lowest: str, before: str) -> Check:
+    """Is a Python package there, from version ``lowest`` to below ``before``?"""
+    exact = before == f"{lowest.rpartition('.')[0]}.{_numbers(lowest)[-1] + 1}"
+    wanted = lowest if exact else f"{lowest} or newer" + (f", below {before}" if before else "")
+    span = f"=={lowest}" if exact else f">={lowest}" + (f",<{before}" if before else "")
+    advice = f"Run `pip install '{name}{span}'` in this environment."
+    try:
+        found = metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return Check(name, False, "not installed", wanted, advice)
+    numbers = _numbers(found)
+    ok = numbers >= _numbers(lowest) and not (before and numbers >= _numbers(before))
+    return Check(name, ok, found, wanted, "" if ok else advice)
 
 
 def jars_check() -> Check:
@@ -151,3 +188,9 @@ def _existing(path: Path) -> Path:
 
 def _size(count_bytes: int) -> str:
     return f"{count_bytes / 1024**3:.1f} GB"
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    """The leading numbers of a version, without suffixes (rc1, +local)."""
+    leading = re.match(r"\d+(?:\.\d+)*", version)
+    return tuple(map(int, leading.group().split("."))) if leading else ()

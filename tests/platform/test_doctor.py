@@ -17,7 +17,8 @@ def by_name(checks: list[Check]) -> dict[str, Check]:
 
 def test_this_machine(tmp_path: Path) -> None:
     checks = by_name(diagnose(tmp_path))
-    assert checks["home"].ok, checks["home"]
+    for name in ("Python", "pyspark", "delta-spark", "kafka-python", "pyarrow", "home"):
+        assert checks[name].ok, checks[name]
     assert {"Java", "jars", "free disk", "memory", "cores", "free port"} <= set(checks)
 
 
@@ -40,10 +41,17 @@ def test_it_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.parametrize(
     ("check", "ok"),
     [
+        (doctor.python_check((3, 10, 9)), False),
+        (doctor.python_check((3, 11, 0)), True),
+        (doctor.python_check((3, 13, 1)), True),
         (doctor.memory_check(2 * GIB), False),
         (doctor.memory_check(8 * GIB), True),
         (doctor.memory_check(None), True),
         (doctor.cores_check(1), True),
+        (doctor.package_check("no-such-distribution", "1", ""), False),
+        (doctor.package_check("pyspark", "4.2.0", "4.2.1"), True),
+        (doctor.package_check("pyspark", "4.3", ""), False),
+        (doctor.package_check("pyspark", "3.5", "4"), False),
     ],
 )
 def test_limits(check: Check, ok: bool) -> None:
