@@ -118,7 +118,9 @@ class Mesh(Routes):
     @classmethod
     def load(cls, broker: Broker) -> Mesh:
         """The mesh from the broker's pages; empty if it has met no other broker."""
-        return cls(broker, load_facts(broker.store), BridgeFacts.load(broker))
+        facts = load_facts(broker.store)
+        moves.know_as_moving(broker, facts)
+        return cls(broker, facts, BridgeFacts.load(broker))
 
     def mark(self) -> None:
         """Write what has changed since the last mark."""

@@ -68,6 +68,17 @@ def follow(broker: Broker, facts: MeshFacts, vpn: str, name: str, entry: Entry) 
     _set_out(broker, facts, vpn, name, entry)
 
 
+def know_as_moving(broker: Broker, facts: MeshFacts) -> None:
+    """Earlier versions entered the new host of a queue that has gone before the keeper knew. Told
+    so, a host that the last messages have not reached would drop the queue."""
+    for vpn, entries in facts.entries.items():
+        for name, entry in entries.items():
+            move, packed = facts.went.get(key_of(vpn, name), (-1, b""))
+            if packed and move == entry.move and entry.moves_to is None:
+                entry.hosts, entry.moves_to = [broker.header.number], entry.hosts[0]
+                facts.directory_changed = True
+
+
 def _report(broker: Broker, facts: MeshFacts, message: HasMoved) -> None:
     """Tell the keeper that a move has ended. The keeper does not write it to itself: if Kafka lost
     the record, no later one would show it."""
