@@ -12,10 +12,9 @@ from lakequeue.streaming.application import SOCKETS
 from lakequeue.streaming.spark.queries import QUERY_SETTINGS
 from lakequeue.streaming.spark.spark_session import executors
 
-pytestmark = pytest.mark.job
+pytestmark = [pytest.mark.job, in_real_time]
 
 
-@in_real_time
 def test_of_the_engines_query_alone(job: Job) -> None:
     """And Spark says where brokers may step."""
 
@@ -35,17 +34,3 @@ def test_of_the_engines_query_alone(job: Job) -> None:
     (here,) = executors(job.engine.application.spark)
     assert re.fullmatch(r".+:\d+", here)
     assert job.engine.application.executors() == [], "none comes or goes on this machine"
-
-
-def test_java_maps_its_archive(job: Job) -> None:
-    """Where the first engine had none, it is made for the next."""
-    spark, archive = job.engine.application.spark, job.engine.application.archive
-    assert spark is not None
-    assert archive.path is not None
-    options = spark.sparkContext.getConf().get("spark.driver.extraJavaOptions") or ""
-    if f"-XX:SharedArchiveFile={archive.path}" in options:
-        java = spark.sparkContext._gateway.proc.pid  # type: ignore[union-attr]
-        assert str(archive.path) in Path(f"/proc/{java}/maps").read_text()
-    else:
-        assert "-XX:DumpLoadedClassList" in options
-        until(archive.path.is_file, 300, "it is made")

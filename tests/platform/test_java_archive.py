@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 import threading
 import time
 from itertools import islice
@@ -217,3 +218,30 @@ def test_kafka_maps_it_and_a_bad_one_does_no_harm(with_jars: Path, tmp_path: Pat
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     assert "shared" not in (done.stdout + done.stderr).lower(), "it is not a word of Java's"
+
+
+SESSION = """
+import sys
+from itertools import islice
+from pathlib import Path
+from lakequeue.streaming.jars import ensure_jars
+from lakequeue.streaming.java import JavaArchive
+from lakequeue.streaming.spark.spark_session import spark_session
+archive = JavaArchive("spark", Path(sys.argv[1]))
+spark = spark_session("test", master="local[1]", jars=ensure_jars().spark, archive=archive)
+java = spark.sparkContext._gateway.proc.pid
+print(str(archive.path) in Path(f"/proc/{java}/maps").read_text())
+spark.stop()
+if archive._record.exists():
+    archive._record.write_text("".join(islice(archive._record.open(), 3_000)))
+archive.make()
+"""
+
+
+@pytest.mark.job
+def test_sparks_java_maps_it(with_jars: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-c", SESSION, str(tmp_path / "spark.classes")]
+    for mapped in ("False", "True"):
+        done = subprocess.run(command, capture_output=True, text=True, timeout=180)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.split()[-1] == mapped, done.stdout + done.stderr
