@@ -106,7 +106,8 @@ class HomeCopier(WatchThread):
             "bootstrap.servers": address.place,
         }
         with FarHome(kafka, self.bridge, address, self._epoch) as far:
-            self._report_state(home_bridges.OPEN, "")
+            if self._silence_s == SILENCE_S:  # else an answer opens it
+                self._report_state(home_bridges.OPEN, "")
             with _CopyAttempt(self, far, address) as attempt:
                 while not self._stopping.is_set():
                     attempt.turn()
@@ -128,6 +129,7 @@ class _CopyAttempt:
         self._kept: tuple[int, int] | None = None
         self._kept_at = 0.0
         self._heard_at = time.monotonic()
+        self._refusal = ""  # the far end's last
         self._failures: list[KafkaError] = []
 
     def __enter__(self) -> _CopyAttempt:
@@ -160,7 +162,8 @@ class _CopyAttempt:
                 self._copier._silence_s, min(2 * self._copier._silence_s, SILENCE_S_MAX),
             )  # fmt: skip
             raise NotConnected(
-                f"{self._copier.bridge.to}: has answered nothing for {silent_s:.0f} s; is its "
+                self._refusal
+                or f"{self._copier.bridge.to}: has answered nothing for {silent_s:.0f} s; is its "
                 f"engine running, and bridge {self._copier.bridge.name!r} defined there, with "
                 "an address as its `from`?"
             )
@@ -184,7 +187,7 @@ class _CopyAttempt:
 
     def _return_answers(self) -> None:
         """The far end's answers, to the near broker."""
-        writer, newest, any_came = self._copier._writer, None, False
+        writer, newest = self._copier._writer, None
         for message in self._far.answers():
             self._answers_at = message.offset() + 1
             if message.key() != self._own:
@@ -194,17 +197,19 @@ class _CopyAttempt:
             except ValueError as error:
                 to = self._copier.bridge.to
                 raise NotConnected(f"{to}: its answer cannot be read: {error}") from error
-            any_came = True
             writer.produce(self._copier._mesh, message.value(), self._copier._key, 0,
                            on_delivery=self._written)  # fmt: skip
             if isinstance(answer, home_bridges.HomeAnswer):
-                newest = (answer.receipt.link, answer.receipt.number)
-        if any_came and (writer.flush(SENT_S_MAX) or self._failures):
+                newest, self._refusal = (answer.receipt.link, answer.receipt.number), ""
+            else:
+                self._refusal = answer.why
+        if (newest or self._refusal) and (writer.flush(SENT_S_MAX) or self._failures):
             raise NotConnected("Kafka does not take a bridge's answers; they are sent again")
         if newest is None:  # nothing came, or only why the far end refuses
             return
         self._heard_at = time.monotonic()
         self._copier._pause_s, self._copier._silence_s = PAUSE_S, SILENCE_S
+        self._copier._report_state(home_bridges.OPEN, "")
         while self._unanswered and self._unanswered[0][0] <= newest:
             self._unanswered.popleft()
 

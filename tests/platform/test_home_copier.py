@@ -13,6 +13,7 @@ from lakequeue.definitions import parse_configuration
 from lakequeue.definitions.bridge import parse_bridge
 from lakequeue.memory import MemoryConnection, MemoryEngine
 from lakequeue.protocol.wire import WireRecord
+from lakequeue.streaming.bridges import home_copier
 from lakequeue.streaming.bridges.home_copier import HomeCopier
 
 EVERY_S_MAX = 60.0
@@ -148,18 +149,37 @@ def test_h1_a_copier_may_end_anywhere_and_begin_anywhere_before(ends: Ends) -> N
     assert ends.far.admin().describe("q")["depth"] == 0
 
 
-def test_h1_silence_is_told_and_all_is_copied_again(ends: Ends) -> None:
+class Deaf:
+    """An engine that is down."""
+
+    def hear(self, *_: Any) -> None:
+        """Nothing."""
+
+
+def test_h1_silence_is_told_and_all_is_copied_again(
+    ends: Ends, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A Kafka whose engine is down is no open connection (H2), however often it is tried. A far end
+    that refuses says why."""
+    monkeypatch.setattr(home_copier, "SILENCE_S", 0.3)
     ends.near.admin().bridge(ends.definition)
     copier = ends.begin()
-    copier._silence_s = 0.3
     ends.until(lambda: ends.seen()["state"] == "open")
+    far, ends.engines["far"] = ends.engines["far"], Deaf()  # type: ignore[assignment]
     ends.near.producer().send("a/b", b"x")
     ends.until(lambda: "has answered nothing for 0 s" in ends.seen()["why"])
+    states = set()
+    ends.until(lambda: states.add(ends.seen()["state"]) or copier._silence_s > 1.0)
+    assert states == {"waiting"}
+    ends.engines["far"] = far
+    ends.until(lambda: "no bridge of this name arrives here" in ends.seen()["why"])
+    ends.until(lambda: states.add(ends.seen()["why"]) or copier._silence_s > 2.0)
+    assert len(states) == 2, "for as long as it refuses"
     own = {"name": "q", "message_type": "text", "subscriptions": ["a/>"]}
     ends.far.admin().define(own)
     ends.far.admin().bridge({**ends.definition, "from": "kafka://west:1", "to": "far"})
     ends.until(lambda: ends.seen()["taken"] == 1)
-    assert ends.seen()["state"] == "open"
+    assert (ends.seen()["state"], ends.seen()["why"]) == ("open", "")
     assert ends.far.admin().describe("q")["depth"] == 1
 
 
