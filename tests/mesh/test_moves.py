@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
-from lakequeue.protocol import ConfigError, LakequeueError
+from lakequeue.memory.memory_broker import MemoryBroker
+from lakequeue.protocol import ConfigError, LakequeueError, mesh_messages
 from lakequeue.protocol import commands as c
 from lakequeue.protocol.messages import HEADER
 from mesh.test_lost_mesh_messages import Losing
@@ -163,3 +165,34 @@ def test_M5_what_has_begun_to_go_cannot_be_called_back() -> None:
     mesh.engine.mend("b")
     mesh.engine.advance("1s")
     assert mesh.where() == {"q": "b"}
+
+
+def test_M5_a_home_of_an_earlier_version_goes_on_with_a_move(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """That version entered the new host as soon as the queue had gone. Here Kafka loses the record
+    that completes the move, so the new host has the messages, and no queue yet."""
+    mesh = Mesh(local("q", broker="a"))
+    sent(mesh.at["a"].producer(), "q", range(3))
+    heard, carried = MemoryBroker.tell, list[str]()
+
+    def tell(broker: Any, record: Any) -> None:
+        kind = mesh_messages.decode(record.value).kind
+        if kind == "carry" or carried:
+            carried.append(kind)
+        if len(carried) < 2:
+            heard(broker, record)
+
+    monkeypatch.setattr(MemoryBroker, "tell", tell)
+    mesh.at["a"].ask(c.MoveQueue(queue="q", broker="b"), lambda answer: None)
+    facts = mesh.engine.brokers[0]._replica.broker.mesh.facts
+    entry = facts.entries["default"]["q"]
+    own, other = (broker.home.number for broker in mesh.engine.brokers[:2])
+    assert (entry.hosts, entry.moves_to) == ([own], other)
+    entry.hosts, entry.moves_to, facts.directory_changed = [other], None, True
+    mesh.engine.restart()
+    monkeypatch.setattr(MemoryBroker, "tell", heard)
+    mesh.admin.define(local("q", broker="a", max_deliveries=7))  # all hear of its hosts
+    mesh.engine.advance("1s")
+    assert mesh.where()["q"] == "b"
+    assert numbers(mesh.admin.browse("q")) == list(range(3))
