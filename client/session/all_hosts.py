@@ -2,12 +2,14 @@
 
 Each host of a distributed queue owns some of its messages. A command about the queue or its
 messages goes to all hosts, one after the other. Before an administrator's change all of them must
-be up. If one then fails to answer, the error says where the change was made and where not. Messages
-on their way between brokers at that moment may be missed; repeat the command to be sure.
+be up: it waits for those that restart, and is refused if one has failed. If one then fails to
+answer, the error says where the change was made and where not. Messages on their way between
+brokers at that moment may be missed; repeat the command to be sure.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,6 +17,7 @@ import msgspec
 
 from ...protocol import ConfigError, LakequeueError, Timeout, commands
 from ...protocol.checked import checked
+from .requests import LOOK_AGAIN_S, REQUEST_TIMEOUT_S
 from .session import Session
 
 AWAY = ("failed", "restarting")
@@ -56,14 +59,15 @@ def remove(session: Session, command: Any) -> int:
 
 
 def _check_hosts(session: Session, command: Any, hosts: dict[str, int]) -> None:
-    queue = command.queue
-    states = {one["name"]: one["state"] for one in session.brokers()}
-    for name in hosts:
-        if states.get(name) in AWAY:
+    queue, until = command.queue, time.monotonic() + REQUEST_TIMEOUT_S
+    while away := _away(session, hosts):
+        name, state = away
+        if state == "failed" or not session.runner.waits or time.monotonic() > until:
             raise LakequeueError(
-                f"queue {queue!r}: broker {name!r}, one of its hosts, is {states[name]}; nothing "
-                "was changed, try again when it runs (lakequeue brokers)"
+                f"queue {queue!r}: broker {name!r}, one of its hosts, is {state}; nothing was "
+                "changed, try again when it runs (lakequeue brokers)"
             )
+        time.sleep(LOOK_AGAIN_S)
     if isinstance(command, commands.Move):
         there = session.hosts_of(command.to)
         missing = [name for name in hosts if there and name not in there]
@@ -72,6 +76,12 @@ def _check_hosts(session: Session, command: Any, hosts: dict[str, int]) -> None:
                 f"to: {command.to!r} – is not on broker {missing[0]!r}, which hosts {queue!r}; "
                 "allowed is a queue on all its hosts, because messages move within a broker"
             )
+
+
+def _away(session: Session, hosts: dict[str, int]) -> tuple[str, str] | None:
+    """A host that is not there, and its state: `restarting`, which takes seconds, or `failed`."""
+    states = {one["name"]: one["state"] for one in session.brokers()}
+    return next(((h, states[h]) for h in hosts if states.get(h) in AWAY), None)
 
 
 def _half_done(

@@ -182,6 +182,29 @@ def test_R6_where_a_broker_is_away_nothing_is_changed() -> None:
     assert admin.purge("orders", ids=sent["c"]) == 3
 
 
+@pytest.mark.parametrize("ends", ["running", "failed"])
+def test_R6_a_broker_that_restarts_is_waited_for(
+    ends: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after a change of brokers; a move to one that restarts waits in the engine."""
+    mesh, sent = filled()
+    session = mesh.at["a"]
+    monkeypatch.setattr(session.runner, "waits", True)
+    known, looks = session.brokers(), []
+
+    def brokers() -> list[dict[str, Any]]:
+        looks.append("restarting" if len(looks) < 2 else ends)
+        return [one | {"state": looks[-1] if one["name"] == "c" else "running"} for one in known]
+
+    monkeypatch.setattr(session, "brokers", brokers)
+    if ends == "failed":
+        with pytest.raises(LakequeueError, match="'c', one of its hosts, is failed; nothing"):
+            session.admin().purge("orders")
+    else:
+        assert session.admin().purge("orders") == sum(map(len, sent.values()))
+    assert len(looks) >= 3
+
+
 def test_L13_what_a_consumer_holds_is_acknowledged_whoever_else_is_away() -> None:
     mesh, _ = filled()
     consumer = mesh.consumer("a", 2)
