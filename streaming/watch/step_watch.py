@@ -6,8 +6,9 @@ the command and the log still does not grow, the broker hangs. That is reported 
 event `broker_stuck`, a metric, the broker's state), and its worker is restarted. The log fences the
 hanging worker, like any earlier one. By then its stacks are in Spark's log (`StackDump`).
 
-When an executor came or went, every broker gets its full time again, since it may be starting on
-another machine.
+A broker whose query has begun anew gets its full time, as after a change of brokers. When an
+executor came or went, all of them do, since they may be starting on another machine. While a home
+comes to rest (M4), its brokers need not take steps.
 """
 
 from __future__ import annotations
@@ -43,19 +44,21 @@ NOTHING, PROBE, IS_STUCK = "", "probe", "stuck"
 
 @dataclass(slots=True)
 class Pulse:
-    """A broker's signs of life. since: when its log grew last. after_probe: where its instructions
-    ended after our probe. limit_s: how long its log may stay unchanged."""
+    """A broker's signs of life. since: when its log grew last, or the run of its query began.
+    after_probe: where its instructions ended after our probe. limit_s: how long its log may stay
+    unchanged."""
 
+    run: str = ""
     log_end: int = -1
     since: float = 0.0
     after_probe: int | None = None
     limit_s: float = STUCK_S
     stuck_at: float = float("-inf")
 
-    def look(self, now: float, log_end: int, instructions_end: int) -> str:
-        """What to do now. now: seconds."""
-        if log_end != self.log_end:
-            self.log_end, self.since, self.after_probe = log_end, now, None
+    def look(self, now: float, run: str, log_end: int, instructions_end: int) -> str:
+        """What to do now. now: seconds; run: of the broker's query."""
+        if (run, log_end) != (self.run, self.log_end):
+            self.run, self.log_end, self.since, self.after_probe = run, log_end, now, None
             return NOTHING
         silent_s = now - self.since
         if self.after_probe is None:
@@ -111,7 +114,10 @@ class StepWatch(WatchThread):
         if where != self._where or now - self._looked > 3 * LOOK_S:
             self._pulses.clear()
         self._looked, self._where = now, where
-        running = [b for b in list(self._brokers.values()) if b.state == RUNNING and b.is_active]
+        running = [
+            b for b in list(self._brokers.values())
+            if b.state == RUNNING and b.is_active and not b.resting
+        ]  # fmt: skip
         places = {b: ((topics.topic(b.name, topics.STEPS), 0),
                       (topics.topic(b.name, topics.INSTRUCTIONS), 0)) for b in running}  # fmt: skip
         found = ends([place for both in places.values() for place in both])
@@ -124,7 +130,8 @@ class StepWatch(WatchThread):
     def _look_at(
         self, broker: BrokerQuery, now: float, log_end: int, instructions_end: int
     ) -> None:
-        what = self._pulses.setdefault(broker.name, Pulse()).look(now, log_end, instructions_end)
+        pulse = self._pulses.setdefault(broker.name, Pulse())
+        what = pulse.look(now, broker.run, log_end, instructions_end)
         if what == PROBE:
             self._tell(broker, encode_command(Tick()))
         elif what == IS_STUCK:

@@ -142,7 +142,7 @@ def test_one_that_hangs_again_and_again_is_given_longer() -> None:
 
 def test_while_kafka_takes_nothing_nobody_is() -> None:
     pulse = Pulse()
-    assert {pulse.look(n * LOOK_S, 10, 5) for n in range(100)} == {NOTHING, PROBE}
+    assert {pulse.look(n * LOOK_S, "run", 10, 5) for n in range(100)} == {NOTHING, PROBE}
     world = World()
     world.works = False
     world.watch.look(world.now, lambda places: {})
@@ -168,6 +168,21 @@ def test_one_that_begins_elsewhere_has_its_time_anew() -> None:
     for executors in (["one"], ["one", "three"]):
         world.go_on(STUCK_S - 2 * LOOK_S)
         world.executors = executors
+    world.go_on(STUCK_S - 2 * LOOK_S)
+    assert world.stuck == []
+    world.go_on(STUCK_S)
+    assert len(world.stuck) == 1
+
+
+def test_M4_one_that_begins_anew_after_a_rest_has_its_time_anew() -> None:
+    """The home rested for a change of brokers, and then all queries began anew."""
+    world = World()
+    world.works = False
+    world.go_on(STUCK_S - 2 * LOOK_S)
+    world.broker.resting = True
+    world.go_on(2 * STUCK_S)
+    world.broker.resting = False
+    world.broker.begin()
     world.go_on(STUCK_S - 2 * LOOK_S)
     assert world.stuck == []
     world.go_on(STUCK_S)
