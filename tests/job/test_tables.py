@@ -543,7 +543,8 @@ def test_R1_a_table_that_somebody_altered_is_written_by_spark(job: Job, tmp_path
 def test_new_queries_repeat_nothing(job: Job, connection: lakequeue.Connection) -> None:
     """A queue that captures a new topic makes the engine stop its queries and start them again; a
     loop finds the topic itself."""
-    before = (job.query, job.engine.application.table_queries["lakequeue-tables"])
+    tables = job.engine.application.table_queries
+    before = (job.query, until(lambda: tables.get("lakequeue-tables"), 60, "they are written"))
     goes_on = job.engine.trigger == REAL_TIME
     counted = journal(job), offsets(job)
     topic = f"new-topic-{next(_new)}"
@@ -558,7 +559,7 @@ def test_new_queries_repeat_nothing(job: Job, connection: lakequeue.Connection) 
     until(defined, 60, "the queue is defined")
     until(
         lambda: (goes_on or job.query is not before[0])
-        and job.engine.application.table_queries.get("lakequeue-tables") not in (None, before[1]),
+        and tables.get("lakequeue-tables") not in (None, before[1]),
         60, "the queries are started again",
     )  # fmt: skip
     assert not goes_on or job.query is before[0]
