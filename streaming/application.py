@@ -66,8 +66,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("lakequeue.engine")
 
-SOCKETS = "spark.python.unix.domain.socket.dir"
-
 TABLES_INTERVAL_S = 5
 HISTORY_INTERVAL_S = 60  # heartbeats are commands too: an idle engine commits seldom
 # No more batches than Spark retains (`minBatchesToRetain`) may lie between two snapshots. Otherwise
@@ -152,14 +150,12 @@ class SparkApplication:
             master = default_master(len(self.brokers))
         if master is not None:
             self.check_slots(len(self.brokers), master)
-        sockets = {SOCKETS: self._folder.new_sockets()} if is_local(master) else {}
         home, places = self._folder.path, (self._folder.tables, self._folder.checkpoints)
         spark = spark_session(
             "lakequeue",
             master=master,
             jars=[*jars.spark, *object_store_jars(places, self._progress)],
             extra={
-                **sockets,
                 **place_settings(places, self._folder.checkpoints),
                 "spark.scheduler.mode": "FAIR",
                 # Spark makes this folder; by default it does so in the working directory.
@@ -359,7 +355,6 @@ class SparkApplication:
         assert self.spark is not None
         if java_ended(self.spark):
             forget_session(self.spark)
-            self._folder.remove_sockets()
             return
         await_java_at_exit()
         until = time.monotonic() + batch_s
@@ -367,14 +362,12 @@ class SparkApplication:
         for query in list(self.table_queries.values()):
             self._end_batches(query, until - time.monotonic())
         self.spark.stop()
-        self._folder.remove_sockets()
 
     def kill(self) -> None:
         """End Spark at once."""
         assert self.spark is not None
         if kill_java():
             forget_session(self.spark)
-            self._folder.remove_sockets()
         else:
             halt_java_at_exit()
 

@@ -5,15 +5,13 @@ from __future__ import annotations
 import json
 import logging
 import os
-import shutil
-import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 log = logging.getLogger("lakequeue.engine")
 
-CAPTURED, PORTS, SOCKETS = "captured.json", "ports.json", "sockets.json"
+CAPTURED, PORTS = "captured.json", "ports.json"
 
 
 class HomeNotes:
@@ -39,20 +37,6 @@ class HomeNotes:
         ports = self._kept(PORTS, {})
         if ports.get(name) != port:
             write_whole(self.path / PORTS, {**ports, name: port})
-
-    def new_sockets(self) -> str:
-        """A new folder for the sockets between Spark's processes. It is not in the home, because
-        the path of a socket has at most 108 bytes."""
-        self.remove_sockets()
-        found = tempfile.mkdtemp(prefix="lakequeue-")
-        write_whole(self.path / SOCKETS, {str(self.path.resolve()): found})
-        return found
-
-    def remove_sockets(self) -> None:
-        """Remove the folder of sockets: killed processes leave theirs. A copy of a home leaves that
-        of the original alone, which may be running."""
-        if before := self._kept(SOCKETS, {}).get(str(self.path.resolve())):
-            shutil.rmtree(before, ignore_errors=True)
 
     def _kept(self, name: str, nothing: Any) -> Any:
         """A note of this home; a damaged one counts as missing."""

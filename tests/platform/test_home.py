@@ -151,20 +151,6 @@ def test_a_convenience_that_is_damaged_is_written_anew(
     assert (home.captured(), home.port("metrics")) == ({"a", "b"}, 9400)
 
 
-def test_sockets_of_killed_processes_are_removed_at_the_next_start(tmp_path: Path) -> None:
-    home = HomeFolder(tmp_path / "home")
-    home.open()
-    first = Path(home.new_sockets())
-    (first / ".left.sock").touch()
-    shutil.copytree(home.path, tmp_path / "copy")
-    HomeFolder(tmp_path / "copy").remove_sockets()
-    assert first.exists(), "the original may be running"
-    second = Path(home.new_sockets())
-    assert (first.exists(), second.exists()) == (False, True)
-    home.remove_sockets()
-    assert not second.exists()
-
-
 def test_its_secret_is_drawn_once_and_its_owners(tmp_path: Path) -> None:
     home = HomeFolder(tmp_path)
     home.open()
