@@ -98,7 +98,7 @@ class CapturedTopics:
     def there(self) -> bytes:
         """The command that tells a broker which of the topics that queues name exist."""
         names = sorted(self._texts.intersection(self.reads))
-        return commands.encode_command(commands.CapturedTopics(topics=names))
+        return commands.encode_command(commands.TopicsThere(topics=names))
 
     def tell(self, say: Callable[[bytes], None]) -> None:
         """Tell the brokers, if it is news. Raises LakequeueError."""

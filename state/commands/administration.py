@@ -24,7 +24,6 @@ from ...definitions import (
 from ...definitions.definition import NEEDS_AUTH, is_protected, name_of
 from ...protocol import topics
 from ...protocol.commands import (
-    CapturedTopics,
     Configure,
     Define,
     Delete,
@@ -33,6 +32,7 @@ from ...protocol.commands import (
     RecordsLost,
     Shutdown,
     Stuck,
+    TopicsThere,
 )
 from ...protocol.errors import ConfigError, Problem, no_such_queue
 from ...protocol.ids import parse_ranges
@@ -308,7 +308,7 @@ def record_refused(broker: Broker, vpn: str, command: RecordRefused) -> None:
     broker.event("record_refused", vpn, topic=command.topic, why=command.why)
 
 
-def captured_topics(broker: Broker, vpn: str, command: CapturedTopics) -> None:
+def topics_there(broker: Broker, vpn: str, command: TopicsThere) -> None:
     """Note which captured topics Kafka has, as the engine says."""
     broker.header.captured = command.topics
 

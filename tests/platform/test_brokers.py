@@ -15,7 +15,14 @@ from lakequeue.client.kafka import LIBRARIES, open_kafka
 from lakequeue.client.session.queue_directory import known_brokers, number_of
 from lakequeue.definitions import Configuration, parse_configuration
 from lakequeue.protocol import ConfigError, topics
-from lakequeue.protocol.commands import Begin, Clients, Configure, Peers, decode_command
+from lakequeue.protocol.commands import (
+    Begin,
+    Clients,
+    Configure,
+    Peers,
+    TopicsThere,
+    decode_command,
+)
 from lakequeue.protocol.errors import LakequeueError
 from lakequeue.sources.live import own_places
 from lakequeue.streaming import EmbeddedKafka, Engine
@@ -327,7 +334,13 @@ def test_what_is_told_to_a_broker_stands_where_only_the_engine_writes(
     assert peers == {f"{name}.instructions": brokers for name in brokers}
     assert all(topic.endswith(".instructions") or isinstance(c, Begin) for topic, _, c in told)
     first = [type(c) for topic, _, c in told if topic == "b.instructions"][:4]
-    assert first == [Begin, Clients, Peers, Configure]  # who may speak is known before all else
+    assert first == [
+        Begin,
+        Clients,
+        TopicsThere,
+        Peers,
+        Configure,
+    ]  # who may speak is known before all else
     told.clear()
     with caplog.at_level(logging.CRITICAL):
         engine._notes("c", "lost:default.publish:3")

@@ -28,7 +28,7 @@ FORGED = [
     c.Tick(),
     c.Clients(required=False),
     c.Tables(written=False),
-    c.CapturedTopics(topics=[]),
+    c.TopicsThere(topics=[]),
 ]
 assert {*map(type, FORGED)} == {*c.OF_ENGINE}
 
