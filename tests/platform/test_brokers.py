@@ -333,14 +333,9 @@ def test_what_is_told_to_a_broker_stands_where_only_the_engine_writes(
     brokers = {"a": 0, "b": 1, "c": 2}
     assert peers == {f"{name}.instructions": brokers for name in brokers}
     assert all(topic.endswith(".instructions") or isinstance(c, Begin) for topic, _, c in told)
-    first = [type(c) for topic, _, c in told if topic == "b.instructions"][:4]
-    assert first == [
-        Begin,
-        Clients,
-        TopicsThere,
-        Peers,
-        Configure,
-    ]  # who may speak is known before all else
+    first = [type(c) for topic, _, c in told if topic == "b.instructions"][:5]
+    # Who may speak is known before all else.
+    assert first == [Begin, Clients, TopicsThere, Peers, Configure]
     told.clear()
     with caplog.at_level(logging.CRITICAL):
         engine._notes("c", "lost:default.publish:3")
