@@ -127,11 +127,11 @@ class EngineProcess:
     def check(self) -> None:
         """Raise when the engine has ended."""
         if self._process.poll() is not None:
-            self._stderr.join(timeout=2)
             raise LakequeueError(f"The engine ended: {self._why_ended()}")
 
     def _why_ended(self) -> str:
-        self._stderr.join(timeout=2) if self._process.poll() is not None else None
+        if self._process.poll() is not None:
+            self._stderr.join(timeout=2)
         return self._errors[-1] if self._errors else "it gave no reason"
 
     def kill(self) -> None:

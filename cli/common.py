@@ -73,7 +73,8 @@ def home_option(text: str, **settings: Any) -> Callable[[Any], Any]:
 
 
 def gathered(into: type, name: str, *options: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Add options whose values the command gets as one parameter: a dataclass of these names."""
+    """Add options and pass their values to the command as one dataclass. into: the dataclass, whose
+    fields are named as the options; name: of the command's parameter."""
     names = [field.name for field in dataclasses.fields(into)]
 
     def add(command: Callable[..., Any]) -> Any:

@@ -158,7 +158,7 @@ def presence_checks(
 
 
 def engine_lives(checks: list[Check]) -> bool:
-    """True if one of these checks heard an engine."""
+    """Whether a check found a running engine."""
     return any(check.name == "engine" and check.ok and not check.advice for check in checks)
 
 

@@ -184,7 +184,7 @@ def check_ports(settings: Mapping[str, str], *names: str) -> None:
 
 
 def _silent(addresses: Iterable[str], option: str, example: str) -> str:
-    """Why none of these addresses answers; empty if one does."""
+    """Why no address answers; empty if one does."""
     reasons: list[str] = []
     for address in addresses:
         host, _, port = address.strip().rpartition(":")

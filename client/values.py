@@ -54,7 +54,7 @@ def truth(value: object, what: str) -> bool:
 
 
 def one_of(value: object, what: str, allowed: tuple[str, ...]) -> str:
-    """One of these words."""
+    """Check that a value is an allowed word. Raises ConfigError."""
     if not isinstance(value, str) or value not in allowed:
         raise ConfigError(f"{what}: {shown(value)} – allowed are {', '.join(allowed)}")
     return value

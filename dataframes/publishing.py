@@ -83,8 +83,8 @@ class RowStreamPublisher(DataSourceStreamWriter):
         """Nothing to do: the batch is published."""
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """The batch failed. What is published stays, and is not published twice when it runs
-        again."""
+        """The batch failed. Messages that it published stay; when it runs again, the engine
+        recognizes them as duplicates."""
 
 
 def _task() -> TaskContext:

@@ -1,8 +1,8 @@
 """Bridges of a broker of state format 7, as this core goes on with them.
 
-What waits for the far end keeps its place, and what is on its way its record and its number: the
-far end's receipts for these come to this core, which knows what they are about. So no accepted
-message is sent twice, and none is lost.
+Waiting messages keep their places. Messages in transit keep their record and its number, so this
+core understands the far end's receipts for them. No accepted message is sent twice, and none is
+lost.
 """
 
 from __future__ import annotations

@@ -154,10 +154,11 @@ UNREADABLE = (ValueError, RecursionError)
 
 
 def decoders(names: tuple[str, ...]) -> tuple[Callable[[Any], Any], Callable[[Any], list[Any]]]:
-    """(quick, patient): decoders of these top-level fields of a JSON object.
+    """Two decoders of top-level fields of a JSON object: a quick one, and a patient one for
+    payloads that the quick one refuses.
 
-    The patient one is for payloads that the quick one refuses. It reads field by field, so that a
-    value that cannot be represented (1e999, invalid text) is NULL without affecting the others.
+    The patient one reads field by field: a value that cannot be represented (1e999, invalid text)
+    is NULL and does not affect the others.
     """
     attributes = [f"f{index}" for index in range(len(names))]
     rename = dict(zip(attributes, names, strict=True))

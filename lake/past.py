@@ -208,8 +208,8 @@ def _read(
     lake: Lake, broker: str, steps: tuple[int, int], wanted: dict[str, int],
     found: dict[str, tuple[int, bytes | None]], named: Named,
 ) -> None:  # fmt: skip
-    """The newest value of each page in snapshots of these steps, up to a step per page. No value
-    for a page that is only a reference there."""
+    """Read the newest value of each wanted page into ``found``. steps: the first and last snapshot;
+    wanted: page → no newer than this step. A page that is a reference has no value."""
     rows = lake.execute(_VALUES, {"broker": broker, "first": steps[0], "last": steps[1]})
     while some := rows.fetchmany(TOGETHER):
         for page, step, value, refs in some:

@@ -1,9 +1,9 @@
 """Why a ready message waited, as far as the journal can tell (B1–B4, H5, O3, L12).
 
-The journal of one queue is played again for a period: who is subscribed with which backlog, how
-many messages each holds, whether egress is shut down, which barriers precede the message. After
-each step the first obstacle is named, in the order in which the engine looks for it (`blocked` of a
-queue). Reasons that the journal does not show (a busy key, a filter) are called *waiting*.
+A period of one queue's journal is replayed. It shows who is subscribed with which backlog, how many
+messages each consumer holds, whether egress is shut down, and which barriers precede the message.
+After each step the first obstacle is named, in the engine's own order (a queue's `blocked`).
+Reasons that the journal does not show (a busy key, a filter) are called *waiting*.
 """
 
 from __future__ import annotations

@@ -410,7 +410,7 @@ class Tables(Command, frozen=True, tag="tables"):
     stopped: Text | None = None
 
 
-class TopicsThere(Command, frozen=True, tag="topics_there"):
+class ExistingTopics(Command, frozen=True, tag="existing_topics"):
     """Which of the topics that queues name exist in Kafka, sorted."""
 
     topics: list[Topic]
@@ -426,7 +426,7 @@ AnyCommand = (
     | Describe | Browse | Purge | Move | Edit | Redrive | Shutdown | SubscribeTopic
     | UnsubscribeTopic | Events | RecordsLost | Stuck | BeginAgain | Tick | Captures | Bridge
     | DeleteBridge | Bridges | DescribeBridge | MoveQueue | Tables | RecordRefused | Undeliverable
-    | TopicsThere
+    | ExistingTopics
 )  # fmt: skip
 
 # The broker that keeps the directory decides on these; others pass them on.
@@ -435,7 +435,7 @@ KEEPER = 0  # its number in a new home; if that broker was removed, its successo
 # Commands of the engine, not of a tenant.
 OF_ENGINE = (
     Configure, Clients, Peers, RecordsLost, Stuck, BeginAgain, Tables, Tick, RecordRefused,
-    Undeliverable, TopicsThere,
+    Undeliverable, ExistingTopics,
 )  # fmt: skip
 
 _decoder = msgspec.json.Decoder(AnyCommand)

@@ -60,14 +60,14 @@ class CapturedTopics:
         self.reads: list[str] = []
         self.unasked: set[tuple[str, str]] = set()  # broker, VPN
         self.more = False  # the queries' topics are out of date
-        self._told = self.there()
+        self._told = self.existing()
 
     def open(self) -> None:
         """Make the engine's own topics, and begin to look for others."""
         self._texts |= self._folder.captured()
         self.share_out()
         self._read(captured_topics(self.partitions, self._texts))
-        self._told = self.there()  # brokers hear it as they begin
+        self._told = self.existing()  # brokers hear it as they begin
         self.watch()
 
     def share_out(self, before: int | None = None) -> None:
@@ -95,16 +95,16 @@ class CapturedTopics:
         self.reads = names
         self._folder.remember_captured(names)
 
-    def there(self) -> bytes:
+    def existing(self) -> bytes:
         """The command that tells a broker which of the topics that queues name exist."""
         names = sorted(self._texts.intersection(self.reads))
-        return commands.encode_command(commands.TopicsThere(topics=names))
+        return commands.encode_command(commands.ExistingTopics(topics=names))
 
     def tell(self, say: Callable[[bytes], None]) -> None:
         """Tell the brokers, if it is news. Raises LakequeueError."""
-        if (there := self.there()) != self._told:
-            say(there)
-            self._told = there
+        if (existing := self.existing()) != self._told:
+            say(existing)
+            self._told = existing
 
     # ------------------------------------------------------------ more of them
 

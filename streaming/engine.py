@@ -283,18 +283,19 @@ class Engine:
             for vpn in self._vpns:
                 await_partition(self._transport, topics.topic(vpn, topics.COMMANDS), own)
         numbers, groups = self._numbers_and_groups()
-        served = msgspec.structs.replace(self.configuration, brokers=tuple(numbers), groups=groups)
-        real = self.trigger == REAL_TIME
-        begin = commands.encode_command(commands.Begin(epoch=self.epoch, joins_homes=real))
-        instructions = configure_commands(served, broker.name, numbers)
+        config = msgspec.structs.replace(self.configuration, brokers=tuple(numbers), groups=groups)
+        begin = commands.encode_command(
+            commands.Begin(epoch=self.epoch, joins_homes=self.trigger == REAL_TIME)
+        )
+        instructions = configure_commands(config, broker.name, numbers)
         # it may not know yet that it is the only one
         if len(numbers) == 1 and self._folder.removed():
             instructions.insert(0, (self._vpns[0], self._peers()))
         clients = clients_command(self.configuration, self._folder.secret)
-        first = [(self._vpns[0], told) for told in (begin, clients, self.captured.there())]
+        first = [(self._vpns[0], told) for told in (begin, clients, self.captured.existing())]
         for vpn, command in [*first, *instructions]:
             self._tell(vpn, broker, command)
-        for vpn in vpns_of(served):
+        for vpn in vpns_of(config):
             self._transport.command(
                 topics.topic(vpn, topics.COMMANDS), b"engine", begin,
                 topics.commands_partition(broker.number),

@@ -177,7 +177,7 @@ class Prefetch:
             return out
 
     def count_held(self, ranges: Ranges) -> int:
-        """How many of these ids are held."""
+        """Count the held messages whose ids are in the ranges."""
         with self._lock:
             return sum(_within(number, ranges) for number in self.held)
 
@@ -224,7 +224,7 @@ class Prefetch:
 
 
 def _within(number: int, ranges: Ranges) -> bool:
-    """True if the number is in one of these ascending ranges."""
+    """Whether a range has the number. ranges: ascending."""
     at = bisect_right(ranges, number, key=lambda one: one[0])
     return at > 0 and number <= ranges[at - 1][1]
 

@@ -111,8 +111,9 @@ def change(broker: Broker, queue: Queue, definition: QueueDefinition) -> None:
 
 
 def prepare(link: Link, rows: list[Row], to: str) -> None:
-    """Prepare messages with this destination that are about to enter. A change of `lanes` counts
-    from when nothing waits: in other lanes, new messages would overtake those that wait (H3)."""
+    """Prepare messages with this destination that are about to enter. A change of `lanes` takes
+    effect once the endpoint is empty: in other lanes, new messages would overtake waiting ones
+    (H3)."""
     one_lane = ONE_LANE in link.waiting if link.waiting else link.lanes != PER_DESTINATION
     lane = ONE_LANE if one_lane else lane_of(to)
     for row in rows:

@@ -27,12 +27,12 @@ from ...protocol.commands import (
     Configure,
     Define,
     Delete,
+    ExistingTopics,
     Purge,
     RecordRefused,
     RecordsLost,
     Shutdown,
     Stuck,
-    TopicsThere,
 )
 from ...protocol.errors import ConfigError, Problem, no_such_queue
 from ...protocol.ids import parse_ranges
@@ -308,7 +308,7 @@ def record_refused(broker: Broker, vpn: str, command: RecordRefused) -> None:
     broker.event("record_refused", vpn, topic=command.topic, why=command.why)
 
 
-def topics_there(broker: Broker, vpn: str, command: TopicsThere) -> None:
+def existing_topics(broker: Broker, vpn: str, command: ExistingTopics) -> None:
     """Note which captured topics Kafka has, as the engine says."""
     broker.header.captured = command.topics
 

@@ -32,7 +32,7 @@ OF_BROKER: dict[type, Callable[..., Any]] = {  # (broker, vpn, command) → answ
     c.Stuck: administration.was_stuck,
     c.RecordRefused: administration.record_refused,
     c.Tables: tables_have,
-    c.TopicsThere: administration.topics_there,
+    c.ExistingTopics: administration.existing_topics,
     c.Tick: lambda broker, vpn, command: None,
     c.Queues: inspection.queues,
     c.Captures: inspection.captures,

@@ -18,6 +18,7 @@ from confluent_kafka import KafkaException, Message, TopicPartition
 
 from ...definitions.bridge import BridgeDefinition, parse_bridge
 from ...protocol import LakequeueError, topics
+from ...protocol.bounds import CANNOT_DECODE
 from ...protocol.duties import do_every
 from ...sources.same_topic import TopicsNow
 from ..kafka.topics_admin import MESH_CONFIG, STEPS_CONFIG, ensure_own
@@ -78,7 +79,7 @@ class BridgeWatch(TopicReader):
                 self._wanted.pop(place, None)
             else:
                 self._wanted[place] = (parse_bridge(entry["definition"]), int(entry["broker"]))
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
+        except (*CANNOT_DECODE, KeyError, TypeError) as error:
             log.warning("%s: %r is not a bridge's record: %s", topic, key, error)
             return
         self._changed.add(place)

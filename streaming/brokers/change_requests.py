@@ -24,6 +24,7 @@ from confluent_kafka import KafkaException, Message, TopicPartition
 from ...client.session.transport import Transport
 from ...definitions.broker_changes import check_added
 from ...protocol import LakequeueError, NotConnected, topics
+from ...protocol.bounds import CANNOT_DECODE
 from ..application import SparkApplication
 from ..broker_query import BrokerQuery
 from ..home.home_folder import HomeFolder, Moves
@@ -75,7 +76,7 @@ def request_of(key: bytes | None, value: bytes | None, vpn: str) -> ChangeReques
         asked = json.loads(value)
         what, number = str(asked["wish"]), str(asked["id"])[:100]
         group, to = (str(asked.get(key) or "")[:100] for key in ("group", "to"))
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+    except (*CANNOT_DECODE, KeyError, TypeError, AttributeError):
         return None
     name = key.decode("utf-8", "replace").removeprefix(PREFIX)
     return ChangeRequest(number, what, vpn, name, group, to)

@@ -19,8 +19,8 @@ from lakequeue.protocol.commands import (
     Begin,
     Clients,
     Configure,
+    ExistingTopics,
     Peers,
-    TopicsThere,
     decode_command,
 )
 from lakequeue.protocol.errors import LakequeueError
@@ -335,7 +335,7 @@ def test_what_is_told_to_a_broker_stands_where_only_the_engine_writes(
     assert all(topic.endswith(".instructions") or isinstance(c, Begin) for topic, _, c in told)
     first = [type(c) for topic, _, c in told if topic == "b.instructions"][:5]
     # Who may speak is known before all else.
-    assert first == [Begin, Clients, TopicsThere, Peers, Configure]
+    assert first == [Begin, Clients, ExistingTopics, Peers, Configure]
     told.clear()
     with caplog.at_level(logging.CRITICAL):
         engine._notes("c", "lost:default.publish:3")

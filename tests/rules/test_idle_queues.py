@@ -60,7 +60,7 @@ def test_Q2_a_queue_whose_topic_is_not_in_kafka_says_so() -> None:
     steps.run([define(), define("all", **PATTERN), define("there", underlying_topic="t"), *lacking])
 
     def alarmed(*topics: str) -> list[str]:
-        steps.run([c.TopicsThere(topics=sorted(topics))])
+        steps.run([c.ExistingTopics(topics=sorted(topics))])
         steps.restart()
         (answer,) = replies(steps.run([c.Queues(reply=REPLY)]))
         return [queue["name"] for queue in answer.result if queue["alerts"] == ["topic_missing"]]

@@ -28,7 +28,7 @@ FORGED = [
     c.Tick(),
     c.Clients(required=False),
     c.Tables(written=False),
-    c.TopicsThere(topics=[]),
+    c.ExistingTopics(topics=[]),
 ]
 assert {*map(type, FORGED)} == {*c.OF_ENGINE}
 
