@@ -7,7 +7,7 @@ message waits. In memory nothing happens unless somebody calls (`memory_clock`).
 from __future__ import annotations
 
 import contextlib
-import os
+import socket
 import time
 from typing import Any
 
@@ -45,7 +45,9 @@ class KombuTransport(virtual.Transport):
         self.address = Address.of(_url(client), client.transport_options)
         self.queue_defaults = dict(client.transport_options.get("queues") or {})
         self._link: EngineLink | None = None
-        self._pipe: tuple[int, int] | None = None
+        # Sockets, not bare file descriptors: a thread that signals while they are closed must not
+        # write into a file that has got the number since, such as a pipe to a pool process.
+        self._pipe: tuple[socket.socket, socket.socket] | None = None
         self._loop: Any = None
         self._look_again = False
         if self.address.is_memory:
@@ -114,9 +116,10 @@ class KombuTransport(virtual.Transport):
         return any(channel.is_ready for channel in list(self.channels))
 
     def _signal(self) -> None:
-        if self._pipe is not None and self._is_ready():
-            with contextlib.suppress(BlockingIOError):  # it is full: the loop knows
-                os.write(self._pipe[1], b".")
+        pipe = self._pipe
+        if pipe is not None and self._is_ready():
+            with contextlib.suppress(OSError):  # it is full, so the loop knows; or closed
+                pipe[1].send(b".")
 
     def _hand_over(self) -> int:
         """Hand over what waits here; how many messages. Sets when to look again at the latest."""
@@ -156,9 +159,9 @@ class KombuTransport(virtual.Transport):
     def register_with_event_loop(self, connection: Any, loop: Any) -> None:
         """From now on the loop hands over what comes."""
         self.unregister_from_event_loop(connection, self._loop)
-        reader, writer = os.pipe()
-        os.set_blocking(reader, False)
-        os.set_blocking(writer, False)
+        reader, writer = socket.socketpair()
+        reader.setblocking(False)
+        writer.setblocking(False)
         self._pipe, self._loop = (reader, writer), loop
         loop.add_reader(reader, self.on_readable, connection, loop)
         self._signal()
@@ -171,15 +174,15 @@ class KombuTransport(virtual.Transport):
         if self._loop is not None:
             self._loop.remove_reader(reader)
             self._loop = None
-        os.close(reader)
-        os.close(writer)
+        reader.close()
+        writer.close()
 
     def on_readable(self, connection: Any, loop: Any) -> None:
         """Called by the loop."""
         if self._pipe is None:
             return
         with contextlib.suppress(BlockingIOError):
-            os.read(self._pipe[0], 4096)
+            self._pipe[0].recv(4096)
         if not self.link.is_open:
             raise NotConnected("the connection is closed")
         self._hand_over()

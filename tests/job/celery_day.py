@@ -174,13 +174,27 @@ class Day:
         sender.join()
         assert len(self.sent) == self.tasks, f"the sender ended at {len(self.sent)}"
         expected = {n for n, sent in self.sent.items() if sent.task is not None}
-        until(lambda: expected <= self._done(), 300, "all are done")
+        try:
+            until(lambda: expected <= self._done(), 300, "all are done")
+        except AssertionError as error:
+            raise AssertionError(f"{error}\n{self._stuck(expected)}") from None
         with self._connect() as connection:
             admin = connection.admin()
             until(lambda: not admin.describe(QUEUE)["depth"], 120, "all are acknowledged")
             self._tidy(admin)
             stop(self.running)
             assert mailboxes(admin) == set()
+
+    def _stuck(self, expected: set[int]) -> str:
+        """What is known about tasks that are not done: their runs, who has their messages, and what
+        the workers say."""
+        missing = expected - self._done()
+        runs = [" ".join(words) for words in self.application.ran() if int(words[0]) in missing]
+        with self._connect() as connection:
+            queue = json.dumps(connection.admin().describe(QUEUE), indent=1)
+        workers = [(worker.pid, worker.poll()) for worker in self.running]
+        errors = self.application.log.with_suffix(".stderr").read_text()[-10_000:]
+        return f"{sorted(missing)}\n{runs}\n{queue}\n{workers}\n{errors}"
 
     def _tidy(self, admin: lakequeue.Admin) -> None:
         """Who lives deletes the mailboxes of workers that were killed; they look every `LOOK_S`."""
