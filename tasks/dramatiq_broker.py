@@ -17,8 +17,10 @@ from typing import Any
 
 from dramatiq import Broker, Consumer, Message, MessageProxy, Middleware
 from dramatiq.errors import ConnectionClosed, DecodeError, QueueJoinTimeout, QueueNotFound
+from dramatiq.worker import _WorkerThread
 
 from ..client import Admin, Connection, connect
+from ..client.producer.producer import SEND_TIMEOUT_S
 from ..protocol import LeaseLost, NotConnected
 from .memory_clock import WAIT_S, pass_time
 
@@ -78,12 +80,17 @@ class LakequeueBroker(Broker):
         return admin
 
     def enqueue(self, message: Message, *, delay: int | None = None) -> Message:
-        """Publish; returns when the message is stored. delay: in milliseconds."""
+        """Publish; returns when the message is stored. delay: in milliseconds. Raises Timeout if
+        there is no answer in a minute. A worker's thread waits on: Dramatiq acknowledges a message
+        even if its retry could not be sent."""
         self._admin_for(message.queue_name)  # which opens the connection
         delay_s = delay / 1000 if delay else None
         priority = message.options.get("broker_priority") or 0
         self.emit_before("enqueue", message, delay)
-        self._producer.send(message.queue_name, message.encode(), priority=priority, delay=delay_s)
+        wait_s = None if isinstance(threading.current_thread(), _WorkerThread) else SEND_TIMEOUT_S
+        self._producer.send(
+            message.queue_name, message.encode(), priority=priority, delay=delay_s, timeout=wait_s
+        )
         self.emit_after("enqueue", message, delay)
         return message
 

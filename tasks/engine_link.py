@@ -142,37 +142,48 @@ class EngineLink:
 
     # ------------------------------------------------------------ messages
 
-    def send(self, destination: str, payload: str, options: dict[str, Any], safe: bool) -> None:
+    def send(
+        self, destination: str, payload: str, options: dict[str, Any], safe: bool,
+        patient: bool = False,
+    ) -> None:  # fmt: skip
         """Publish. A message that no queue takes is dropped, as on RabbitMQ; but a queue that was
         declared here and has been deleted since is made again. safe: the message survives the loss
-        of the engine."""
+        of the engine. patient: wait for the answer however long it takes."""
         if not safe:
             self.producer.send_async(
                 destination, payload, delivery_mode="non_persistent", **options
             )
         elif self.address.confirms:
             try:
-                self._send_confirmed(destination, payload, options)
+                self._send_confirmed(destination, payload, options, patient)
             except Rejected as error:
                 if error.reason != Reason.NO_MATCHING_DESTINATION:
                     raise
                 keys = self.declared.get(destination)
                 if keys is not None:
                     self.declare(destination, keys, False)
-                    self._send_confirmed(destination, payload, options)
+                    self._send_confirmed(destination, payload, options, patient)
         else:
             self.producer.send_async(destination, payload, **options)
 
-    def _send_confirmed(self, destination: str, payload: str, options: dict[str, Any]) -> None:
+    def _send_confirmed(
+        self, destination: str, payload: str, options: dict[str, Any], patient: bool
+    ) -> None:
         """Unlike `Producer.send` this lets messages gather while a record is on its way: what
         threads send at the same time travels together. And an answer wakes its own thread only."""
-        try:
-            sent = self.producer.send_async(destination, payload, **options)
-            if not self._answered(sent):
+        sent: Pending | None = None
+        while True:
+            try:
+                if sent is None:  # a full window may have refused it
+                    sent = self.producer.send_async(destination, payload, **options)
+                if self._answered(sent):
+                    break
                 raise Timeout(f"no answer to a message for {destination!r} in {CONFIRM_S:g} s")
-        except Timeout as error:
-            # It is sent again as long as this process lives; no other process may send it.
-            raise OperationalError(str(error)) from error
+            except Timeout as error:
+                if not patient:
+                    # It is sent again as long as this process lives; no other process may send it.
+                    raise OperationalError(str(error)) from error
+                log.warning("%s; waiting on, as the retry policy says", error)
         sent.result()
 
     def _answered(self, sent: Pending) -> bool:

@@ -19,7 +19,7 @@ from kombu.transport.base import to_rabbitmq_queue_arguments
 from kombu.utils.uuid import uuid
 
 from ..client import Message
-from ..protocol import LakequeueError, LeaseLost
+from ..protocol import LakequeueError, LeaseLost, NotConnected
 from . import envelope
 from .bindings import subscription_of, topic_of
 from .engine_link import BACKLOG_MAX, EngineLink
@@ -52,7 +52,10 @@ class KombuChannel(virtual.Channel):
 
     @property
     def link(self) -> EngineLink:
-        """The connection to the engine."""
+        """The connection to the engine. Raises NotConnected if this channel is closed, as kombu's
+        pool does after any error: whoever publishes again gets a new one."""
+        if self.connection is None:
+            raise NotConnected("this channel is closed")
         return self.connection.link
 
     # ------------------------------------------------------------ queues and exchanges
@@ -76,16 +79,16 @@ class KombuChannel(virtual.Channel):
         return queue_declare_ok_t(name, found.get("ready", 0), 0)
 
     def _declare(self, name: str, transient: bool, arguments: dict[str, Any]) -> dict[str, Any]:
-        own = _keys(arguments)
+        own, link = _keys(arguments), self.link
         if not transient:
             expires_ms = arguments.get("x-expires")
             unused_s = None if expires_ms is None else expires_ms / 1000
             defaults = self.connection.queue_defaults
-            return self.link.declare(name, defaults | own, bool(own), unused_s)
-        if name in self._transient and self.link.transient.claims(name):
+            return link.declare(name, defaults | own, bool(own), unused_s)
+        if name in self._transient and link.transient.claims(name):
             return {}
         self._transient.add(name)
-        return self.link.claim(name, own)
+        return link.claim(name, own)
 
     def queue_bind(
         self, queue: str, exchange: str | None = None, routing_key: str = "",
@@ -162,7 +165,10 @@ class KombuChannel(virtual.Channel):
         options = envelope.options_of(message)
         safe = properties.get("delivery_mode") != TRANSIENT
         to = topic_of(exchange, routing_key or "") if exchange else routing_key
-        self.link.send(to, envelope.encode(message), options, safe)
+        link = self.link
+        # kombu notes the publisher's retry policy there; None means for ever.
+        patient = self.connection.client.transport_options.get("max_retries", 0) is None
+        link.send(to, envelope.encode(message), options, safe, patient)
 
     # ------------------------------------------------------------ consuming
 

@@ -149,7 +149,7 @@ class Producer:
         ack_immediately: bool = False,
         delivery_mode: str | None = None,
         dmq_eligible: bool | None = None,
-        timeout: float = SEND_TIMEOUT_S,
+        timeout: float | None = SEND_TIMEOUT_S,
     ) -> Receipt:
         """Send a message to a queue or topic. In mode `persistent`, return when it is stored.
 
@@ -159,7 +159,7 @@ class Producer:
         headers: names and values, text or bytes. key: the Kafka record key. deliver_at: not before
         this moment, an aware datetime or ISO-8601 text; delay: not before this long from now (L12).
         ack_immediately: send at once instead of gathering a batch. dmq_eligible: may go to the dead
-        message queue. timeout: seconds to wait for the receipt.
+        message queue. timeout: seconds to wait for the receipt; None for ever.
 
         Raises Rejected, with reason and queue, if the engine refuses the message. Raises Timeout if
         no answer came in time: the message may still be stored, see `unacknowledged`. Raises

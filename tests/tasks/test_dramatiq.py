@@ -12,6 +12,8 @@ import lakequeue
 import pytest
 from dramatiq import Worker, actor
 from dramatiq.errors import QueueJoinTimeout, QueueNotFound
+from lakequeue.client import Producer
+from lakequeue.client.producer.producer import SEND_TIMEOUT_S
 from lakequeue.tasks import dramatiq_broker
 from lakequeue.tasks.dramatiq_broker import LakequeueBroker
 
@@ -93,6 +95,29 @@ def test_what_fails_is_tried_again_and_then_dead(bench: DramatiqBench) -> None:
     worker.stop()
     (dead,) = bench.admin.browse("dead")
     assert dead.headers["lq-dead-reason"] == "rejected"
+
+
+def test_a_worker_waits_until_its_retry_is_stored(
+    bench: DramatiqBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However long the engine is away: Dramatiq acknowledges the message even if sending fails."""
+    waits: list[float | None] = []
+    send = Producer.send
+
+    def note_wait(*given: Any, timeout: float | None, **options: Any) -> Any:
+        waits.append(timeout)
+        return send(*given, timeout=timeout, **options)
+
+    def fail() -> None:
+        bench.note("ran")
+        raise RuntimeError("no")
+
+    monkeypatch.setattr(Producer, "send", note_wait)
+    actor(fail, broker=bench.broker, max_retries=1, min_backoff=10, max_backoff=20).send()
+    worker = worked(bench)
+    bench.wait(2)
+    worker.stop()
+    assert waits == [SEND_TIMEOUT_S, None]
 
 
 def test_what_a_worker_holds_returns_when_it_stops(bench: DramatiqBench) -> None:

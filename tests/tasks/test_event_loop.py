@@ -18,6 +18,8 @@ from celery import Celery
 from celery.contrib.testing.worker import start_worker
 from kombu import Connection, Consumer, Exchange, Producer, Queue
 from kombu.asynchronous import Hub, set_event_loop
+from kombu.exceptions import OperationalError
+from kombu.pools import producers
 from lakequeue.tasks import engine_link
 from lakequeue.tasks import flow as flow_module
 from lakequeue.tasks.flow import Flow
@@ -182,6 +184,56 @@ def test_what_threads_publish_at_once_travels_together(
         assert len(wire.published) == 2
         assert bench.admin.describe("work")["depth"] == 6
         wire.acked()
+
+
+def test_a_publish_waits_for_its_answer_as_long_as_its_policy_says(
+    bench: LoopBench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """While an engine starts again. Celery rejects a task whose retry cannot be sent, for good."""
+    wire = threaded.Held(bench.engine)
+    opened = lakequeue.Connection(wire, "default", "app")
+    monkeypatch.setattr(engine_link, "connect", lambda *_, **__: opened)
+    monkeypatch.setattr(engine_link, "CONFIRM_S", 0.1)
+
+    def publish(body: str, most: int | None) -> None:
+        with pool.acquire(block=True) as producer:
+            policy = {"max_retries": most}
+            producer.publish(
+                body, routing_key="work", declare=[WORK], retry=True, retry_policy=policy
+            )
+
+    with Connection(bench.url) as connection, ThreadPoolExecutor(1) as threads:
+        pool = producers[connection]
+        publish("first", 0)
+        wire.let_go.clear()
+        waiting = threads.submit(publish, "second", None)
+        threaded.wait_for(lambda: "waiting on" in caplog.text, WAIT_S)
+        assert not waiting.done()
+        wire.let_go.set()
+        waiting.result(WAIT_S)
+        wire.let_go.clear()
+        threading.Timer(1, wire.let_go.set).start()  # closing a connection waits for answers
+        with pytest.raises(OperationalError):
+            publish("third", 0)
+        pool.force_close_all()
+    assert bench.admin.describe("work")["depth"] == 3
+
+
+def test_a_connection_that_is_lost_while_a_publisher_declares_is_opened_again(
+    bench: LoopBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """kombu opens another, and publishes in the channel that it closed."""
+    errors, look = iter([lakequeue.NotConnected("no answer")]), engine_link.EngineLink.look
+
+    def fail_once(link: engine_link.EngineLink, queue: str) -> Any:
+        for error in errors:
+            raise error
+        return look(link, queue)
+
+    monkeypatch.setattr(engine_link.EngineLink, "look", fail_once)
+    with Connection(bench.url) as connection:
+        Producer(connection).publish("x", routing_key="work", declare=[WORK], retry=True)
+    assert bench.admin.describe("work")["depth"] == 1
 
 
 @pytest.mark.parametrize(
