@@ -264,6 +264,20 @@ def test_the_views_agree_after_any_walk(
         lifecycle_adds_up(lake, done.connection.engine.journal())
 
 
+@pytest.mark.parametrize("wrong", ["browse", "describe"])
+def test_a_walk_sees_a_difference(wrong: str) -> None:
+    """It compares the engine with the naive model, which here says something else."""
+    one = Walk([{"name": "orders", "message_type": "json", "max_per_subscription_backlog": 9}])
+    one.go([("subscribe", 5, 3, 0, 0), ("burst", 3, 0)])
+    queue = one.model.queues["orders"]
+    if wrong == "browse":
+        queue.entries[0].rank = -1
+    else:
+        queue.counters["canceled"] += 1
+    with pytest.raises(AssertionError):
+        one.look()
+
+
 def test_H4_a_message_that_went_to_another_broker_is_there_once(tmp_path: Path) -> None:
     """Each broker numbers its own steps: what it says of a message is in its own order."""
     config = {

@@ -1,0 +1,375 @@
+"""Mistakes that a real engine could make, each in a naive model: walks beside the right one must
+find it, or their judge sees nothing."""
+
+from typing import Any
+
+from reference.model import Entry, Model, Queue, Refused, Subscription
+
+
+class EarlyLimit(Model):
+    """L5 at the delivery instead of the return."""
+
+    def deliver(self, queue: Queue, entry: Entry, to: Subscription) -> None:
+        super().deliver(queue, entry, to)
+        if 0 < queue.get("max_deliveries", 0) <= entry.deliveries and entry in queue.entries:
+            self.expire(queue, entry, "max_deliveries")
+
+
+class LosesItsPlace(Model):
+    """L7: a returned message goes to the end."""
+
+    def give_back(self, queue: Queue, entry: Entry, event: str, pause: int = 0) -> None:
+        super().give_back(queue, entry, event, pause)
+        self.arrivals += 1
+        entry.arrival = self.arrivals
+
+
+class NeverStrict(Model):
+    """L8: anyone may acknowledge."""
+
+    def acknowledge_one(self, queue: Queue, by: Subscription, entry: Entry) -> None:
+        entry.holder = by if entry.holder is not None else None
+        super().acknowledge_one(queue, by, entry)
+
+
+class DefersEverything(Model):
+    """L9: also what is gone is remembered, and comes back to the dead message queue."""
+
+    def take_in(self, queue: Queue, entry: Entry) -> None:
+        queue.deferred = {i: t for i, t in queue.deferred.items() if i != entry.id}
+        super().take_in(queue, entry)
+
+
+class RenewsFromTheEnd(Model):
+    """L10: the period is added to the lease."""
+
+    def renew(self, subscription: Subscription, message_id: int, period: str | float) -> bool:
+        entry = self.queues[subscription.queue].find(message_id)
+        before = entry.lease_until if entry else None
+        done = super().renew(subscription, message_id, period)
+        if done and entry is not None and before is not None and entry.lease_until is not None:
+            entry.lease_until += before - self.now
+        return done
+
+
+class ForgetsTheDelay(Model):
+    """L11: a delay makes the message ready at once."""
+
+    def give_back(self, queue: Queue, entry: Entry, event: str, pause: int = 0) -> None:
+        super().give_back(queue, entry, event, 0)
+
+
+class OneTooMany(Model):
+    """B2: one more than the backlog."""
+
+    def able_to_take(self, queue: Queue, entry: Entry) -> list[Subscription]:
+        for subscription in self.subscriptions:
+            subscription.backlog += 1
+        able = super().able_to_take(queue, entry)
+        for subscription in self.subscriptions:
+            subscription.backlog -= 1
+        return able
+
+
+class TiesToTheLast(Model):
+    """F3: ties go to the last found."""
+
+    def choose(self, queue: Queue, able: list[Subscription]) -> Subscription:
+        return super().choose(queue, able if queue.fairness != "proportional" else able[::-1])
+
+
+class TurnStartsAnew(Model):
+    """F2: every turn begins with the first."""
+
+    def choose(self, queue: Queue, able: list[Subscription]) -> Subscription:
+        queue.served_last = 0
+        return super().choose(queue, able)
+
+
+class HeadBlocks(Model):
+    """F5: what nobody takes holds back the rest."""
+
+    def deliver_first(self, queue: Queue) -> bool:
+        first = next((e for e in queue.in_order() if e.state == "ready"), None)
+        if first is not None and not first.is_barrier and not self.able_to_take(queue, first):
+            return False
+        return super().deliver_first(queue)
+
+
+class BarrierToOne(Model):
+    """O3: the barrier goes to one subscription."""
+
+    def bound_to(self, queue: Queue) -> list[Subscription]:
+        bound = super().bound_to(queue)
+        front = queue.in_order()[:1]
+        return bound[:1] if front and front[0].is_barrier else bound
+
+
+class LeasesProtect(Model):
+    """X3: what is leased does not expire."""
+
+    def expires_at(self, queue: Queue, entry: Entry) -> int | None:
+        return None if entry.holder is not None else super().expires_at(queue, entry)
+
+
+class EarliestAlways(Model):
+    """X2: the smaller, whatever the model."""
+
+    def life_of(self, queue: Queue, entry: Entry) -> int | None:
+        before = queue.definition
+        queue.definition = before | {"expiration_model": "earliest"}
+        try:
+            return super().life_of(queue, entry)
+        finally:
+            queue.definition = before
+
+
+class KeepsWhatIsLeased(Model):
+    """S10: only what is ready is replaced."""
+
+    def replace(self, queue: Queue, entries: list[Entry]) -> None:
+        super().replace(queue, [e for e in entries if e.holder is None])
+
+
+class StarTakesManyLevels(Model):
+    """Q2: `*` matches more than one level."""
+
+    def subscribe_topic(self, name: str, pattern: str) -> None:
+        super().subscribe_topic(name, pattern)
+        if pattern.endswith("/*"):
+            self.queues[name].topics.add(pattern[:-1] + ">")
+
+
+class ForgetsWhatWasSpooled(Model):
+    """S7: with a subscription goes what it brought."""
+
+    def unsubscribe_topic(self, name: str, pattern: str) -> None:
+        super().unsubscribe_topic(name, pattern)
+        self.queues[name].entries = [
+            e for e in self.queues[name].entries if self.queues[name].captures(e.topic)
+        ]
+
+
+class DeadTtlCounts(Model):
+    """X5: a dead message still has a TTL of its publisher's."""
+
+    def take_in(self, queue: Queue, entry: Entry) -> None:
+        if entry.was_dead:
+            entry.was_dead, entry.ttl_until = False, self.now + 1
+        super().take_in(queue, entry)
+
+
+class TakesOneTooMany(Model):
+    """S3: the quota of messages is exceeded by one."""
+
+    def admits(self, queue: Queue, draft: Entry) -> bool:
+        before = queue.definition
+        if "max_spool_messages" in before:
+            queue.definition = before | {"max_spool_messages": before["max_spool_messages"] + 1}
+        try:
+            return super().admits(queue, draft)
+        finally:
+            queue.definition = before
+
+
+class AllAreActive(Model):
+    """R5: an expression finds what is not active yet."""
+
+    def acknowledge_where(self, subscription: Subscription, where: str) -> None:
+        definition = self.queues[subscription.queue].definition
+        limit = definition.pop("target_queue_depth", None)
+        super().acknowledge_where(subscription, where)
+        if limit is not None:
+            definition["target_queue_depth"] = limit
+
+
+class LeasedAreNotCounted(Model):
+    """R5: the active set is so many besides those that are leased."""
+
+    def deliver_first(self, queue: Queue) -> bool:
+        before = queue.definition
+        limit = before.get("target_queue_depth")
+        if limit is not None:
+            leased = sum(e.state == "leased" for e in queue.entries)
+            queue.definition = before | {"target_queue_depth": limit + leased}
+        try:
+            return super().deliver_first(queue)
+        finally:
+            queue.definition = before
+
+
+class ForgetsPriority(Model):
+    """Q9, Q6: defined again without priority, what is in loses its own."""
+
+    def define(self, definition: dict[str, Any]) -> None:
+        queue = self.queues.get(definition["name"])
+        if queue is not None and "priority" not in definition:
+            for entry in queue.entries:
+                entry.rank = 0
+        super().define(definition)
+
+
+class AsksPriorityAgain(Model):
+    """Q6: defined again with another priority, what is in gets it too."""
+
+    def define(self, definition: dict[str, Any]) -> None:
+        queue = self.queues.get(definition["name"])
+        if queue is not None and definition.get("priority") == "/n":
+            for entry in queue.entries:
+                entry.rank = int(entry.value("/n") or 0)
+        super().define(definition)
+
+
+class FiltersWhatIsIn(Model):
+    """Q9, Q4: a new filter throws out what does not match."""
+
+    def define(self, definition: dict[str, Any]) -> None:
+        queue = self.queues.get(definition["name"])
+        if queue is not None:
+            queue.entries = [e for e in queue.entries if e.matches(definition.get("filter"))]
+        super().define(definition)
+
+
+class OvertakesBarriers(Model):
+    """O3: what has a priority goes before a barrier that entered before it."""
+
+    def take_in(self, queue: Queue, entry: Entry) -> None:
+        super().take_in(queue, entry)
+        if entry.rank and not entry.is_barrier:
+            entry.arrival = -entry.arrival
+
+
+class ForgetsBarriers(Model):
+    """O3: defined again without barriers, those in the queue are none any more."""
+
+    def define(self, definition: dict[str, Any]) -> None:
+        queue = self.queues.get(definition["name"])
+        if queue is not None and "barrier_expression" not in definition:
+            for entry in queue.entries:
+                entry.is_barrier = False
+        super().define(definition)
+
+
+class CountsTheUntouched(Model):
+    """L5: what is handed back untouched was an attempt."""
+
+    def hand_back(self, subscription: Subscription, message_id: int) -> None:
+        entry = self.queues[subscription.queue].find(message_id)
+        if entry is not None and entry.holder is subscription:
+            entry.deliveries += 1
+        super().hand_back(subscription, message_id)
+
+
+class EndsWhatHasNoEnd(Model):
+    """L10: a renewal gives an end to a lease that had none."""
+
+    def renew(self, subscription: Subscription, message_id: int, period: str | float) -> bool:
+        entry = self.queues[subscription.queue].find(message_id)
+        if entry is not None and entry.holder is subscription:
+            entry.lease_until = entry.lease_until or self.now
+        return super().renew(subscription, message_id, period)
+
+
+class NewPeriodForOldLeases(Model):
+    """Q9, L4: a new lease period changes leases that were given."""
+
+    def define(self, definition: dict[str, Any]) -> None:
+        super().define(definition)
+        queue = self.queues[definition["name"]]
+        for entry in queue.entries:
+            if entry.holder is not None and queue.period("lease_period"):
+                entry.lease_until = self.now + (queue.period("lease_period") or 0)
+
+
+class DefinitionsFirst(Model):
+    """Q9: what is said after a redefinition, and before it, is done under the old one."""
+
+    def cancel(self, subscription: Subscription, message_id: int, delay: Any = None) -> None:
+        queue = self.queues[subscription.queue]
+        now, queue.definition = queue.definition, getattr(queue, "before", queue.definition)
+        super().cancel(subscription, message_id, delay)
+        queue.definition = now
+
+    def define(self, definition: dict[str, Any]) -> None:
+        queue = self.queues.get(definition["name"])
+        if queue is not None:
+            queue.before = queue.definition
+        super().define(definition)
+
+
+class KeepsTheDeleted(Model):
+    """S7: a queue that is defined anew has what the deleted one had."""
+
+    def delete(self, name: str) -> None:
+        self.subscriptions = [s for s in self.subscriptions if s.queue != name]
+        for entry in self.queues[name].entries:
+            entry.holder = entry.lease_until = None
+
+
+class EarlyAcksTakeRoom(Model):
+    """L9, S3: what was acknowledged before it came counts against the quota."""
+
+    def admits(self, queue: Queue, draft: Entry) -> bool:
+        most = queue.get("max_spool_messages")
+        waiting = queue.deferred.get(self.ids + 1, -1) > self.now
+        if most is not None and waiting and len(queue.entries) + 1 >= most:
+            raise Refused("queue_quota", queue.name)
+        return super().admits(queue, draft)
+
+
+class EarlyAcksAreForgotten(Model):
+    """L9: an early ack of a range keeps only its first."""
+
+    def acknowledge(self, subscription: Subscription, ids: list[int]) -> None:
+        super().acknowledge(subscription, ids)
+        self.queues[subscription.queue].deferred.pop(self.ids + 1, None)
+
+
+class NoOrderPerKey(Model):
+    """O4: keys are not looked at."""
+
+    def take_in(self, queue: Queue, entry: Entry) -> None:
+        super().take_in(queue, entry)
+        entry.partition = None
+
+
+class NullIsAKey(Model):
+    """O4: messages without a key wait for one another."""
+
+    def take_in(self, queue: Queue, entry: Entry) -> None:
+        super().take_in(queue, entry)
+        if queue.get("partition_key") and entry.partition is None and not entry.is_barrier:
+            entry.partition = ""
+
+
+class DelayedKeysGoOn(Model):
+    """O4: while a message is delayed, the next of its key goes."""
+
+    def give_back(self, queue: Queue, entry: Entry, event: str, pause: int = 0) -> None:
+        super().give_back(queue, entry, event, pause)
+        if pause:
+            entry.partition = None
+
+
+class StuckKeysHoldTheQueue(Model):
+    """O4: a key that is held back holds back what comes after it."""
+
+    def deliver_first(self, queue: Queue) -> bool:
+        for entry in queue.active():
+            if entry.state == "ready" and queue.held_back(entry):
+                return False
+            if entry.state == "ready":
+                break
+        return super().deliver_first(queue)
+
+
+MISTAKES: list[type[Model]] = [
+    EarlyLimit, LosesItsPlace, NeverStrict, DefersEverything, RenewsFromTheEnd, ForgetsTheDelay,
+    OneTooMany, TiesToTheLast, TurnStartsAnew, HeadBlocks, BarrierToOne, LeasesProtect,
+    EarliestAlways, KeepsWhatIsLeased, StarTakesManyLevels, ForgetsWhatWasSpooled,
+    DeadTtlCounts, TakesOneTooMany, AllAreActive, LeasedAreNotCounted, ForgetsPriority,
+    AsksPriorityAgain, FiltersWhatIsIn, OvertakesBarriers, ForgetsBarriers, CountsTheUntouched,
+    EndsWhatHasNoEnd, NewPeriodForOldLeases, DefinitionsFirst, KeepsTheDeleted,
+    EarlyAcksTakeRoom, EarlyAcksAreForgotten, NoOrderPerKey, NullIsAKey, DelayedKeysGoOn,
+    StuckKeysHoldTheQueue,
+]  # fmt: skip
