@@ -1,6 +1,6 @@
 """What an engine needs goes away under traffic, and comes back: room for its tables, Kafka, room
-for its state, its worker, itself, and the worker that stands still. Nothing is lost, it says so in
-a sentence, and goes on by itself. One engine for all, in this order.
+for its state, its worker, itself, what its files said, and the worker that stands still. Nothing is
+lost, it says so in a sentence, and goes on by itself. One engine for all, in this order.
 
 Kafka is frozen, so that connections stay open and nothing answers. The disk is full for those who
 write the state: driver and Java may not let any file grow, as the kernel sees it.
@@ -21,19 +21,26 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
 
+import deltalake
 import lakequeue
 import psutil
 import pytest
 from job.processes import EngineProcess, let_end, loop_workers, runs, until
 from job.traffic import Traffic, drain
-from lakequeue.lake import read_columns
+from lakequeue.lake import open_lake, read_columns
+from lakequeue.lake.past import as_of
+from lakequeue.lake.queries_at import admin_of
 from lakequeue.protocol.errors import Rejected
 from lakequeue.protocol.steplog import StepRecord
+from lakequeue.sinks.table_damage import damage
 from lakequeue.sources.live import kafka_client
 from lakequeue.sources.replay_inputs import read_steps
 from lakequeue.streaming import EmbeddedKafka
 from lakequeue.streaming.tables.table_care import MARK
+from lakequeue.streaming.tables.table_repair import repair
 
 pytestmark = pytest.mark.job
 
@@ -247,12 +254,37 @@ def test_the_state_cannot_be_written(place: Place) -> None:
     assert not place.said("Traceback")
 
 
-def test_a_deep_queue_outlives_its_worker_and_the_engine(
+def newest(folder: Path, suffix: str = "") -> Path:
+    named = {int(f.stem): f for f in folder.glob(f"*{suffix}") if f.stem.isdecimal()}
+    return named[max(named)]
+
+
+def spoil(home: Path) -> str:
+    """A power loss took the newest batch of the checkpoint and the newest version of a table, and a
+    clean-up a file of another table, which has this name."""
+    checkpoint, tables = home / "checkpoint" / "broker-0", home / "tables"
+    newest(checkpoint / "commits").write_bytes(b"")
+    (home / "tables-checkpoint" / "metadata").write_bytes(b"")
+    version = newest(tables / "journal" / "_delta_log", ".json")
+    for file in (newest(checkpoint / "state" / "0" / "0", ".changelog"), version):
+        file.write_bytes(file.read_bytes()[:50])
+    lost = Path(unquote(deltalake.DeltaTable(tables / "messages").file_uris()[0]))
+    lost.unlink()
+    return lost.name
+
+
+def in_journal(tables: Path, event: str) -> Counter[str]:
+    rows = read_columns(tables / "journal", ["event", "message_id"]).to_pylist()
+    return Counter(row["message_id"] for row in rows if row["event"] == event)
+
+
+def test_R1_a_deep_queue_outlives_its_worker_and_a_start_on_damage(
     place: Place, connection: lakequeue.Connection
 ) -> None:
-    """Traffic goes on over a kill, and over a stop in good order, which leaves nothing to take
-    again; all that waits is read from the checkpoint."""
-    producer = connection.producer(window=5_000)
+    """Traffic goes on over a kill, and over stops in good order, which leave nothing to take again;
+    all that waits is read from the checkpoint, whose newest batch cannot be read. Queues go on
+    beside damaged tables; repaired, they get what they miss, once."""
+    producer, home = connection.producer(window=5_000), place.engine.home
     for n in range(DEEP):
         producer.send_async("deep", b"%d" % n)
     producer.flush(180)
@@ -262,8 +294,24 @@ def test_a_deep_queue_outlives_its_worker_and_the_engine(
     traffic.goes_on(60, 60)
     assert not place.said("Traceback")
     assert place.engine.terminate() == 0
-    before, again = place.logged()[-1][1].step, place.said("steps again")
-    place.engine.start("--set", "lakequeue.upkeep_hours=0").wait_ready()  # it has been seen
+    before, lost = place.logged()[-1][1].step, spoil(home)
+    more = ("--set", "lakequeue.upkeep_hours=0", "--set", "lakequeue.history_interval_s=10")
+    place.engine.start(*more).wait_ready()  # upkeep has been seen
+    assert place.said("commits/")
+    assert place.said("goes back to its newest whole batch") == 1
+    traffic.goes_on(60, 60)
+
+    def told() -> list[str]:
+        events = connection.admin().events()
+        return [e["why"] for e in events if e["event"] == "tables_stopped" and lost in e["why"]]
+
+    why = until(told, 60, "the operator is told")[0]
+    assert "run `lakequeue tables --repair`" in why
+    assert place.engine.terminate() == 0
+    assert len(repair(home)) == 2
+    assert damage(place.tables) == ""
+    again = place.said("steps again")
+    place.engine.start(*more).wait_ready()
     assert place.said("steps again") == again
     traffic.goes_on(60, 60)
     drain(traffic)
@@ -278,6 +326,20 @@ def test_a_deep_queue_outlives_its_worker_and_the_engine(
     numbers = [r.step for _, r in place.logged()]
     assert numbers == list(range(numbers[0], numbers[0] + len(numbers)))
     assert numbers[-1] > before
+    ids = {sent.result().message_id for sent in traffic.sent.values()}
+    until(lambda: ids <= set(in_journal(place.tables, "acknowledged")), 60, "the tables have them")
+    for event in ("spooled", "acknowledged"):
+        assert set(in_journal(place.tables, event).values()) == {1}, f"{event} more than once"
+    last = connection.now()
+
+    def known() -> Any:
+        connection.admin().describe("deep")
+        with open_lake(home) as lake:
+            now = as_of(lake, home, "broker-0")
+        after = now.now > last.timestamp() * 1000
+        return after and not now.notes and not admin_of(now).browse("deep")
+
+    until(known, 120, "the history has all of it, and no gap")
 
 
 def test_a_message_that_fails_is_put_aside(place: Place, connection: lakequeue.Connection) -> None:
