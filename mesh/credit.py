@@ -141,7 +141,7 @@ def hear_room(broker: Broker, facts: MeshFacts, sender: int, message: Room) -> N
     if queue is None or message.born < born:
         return
     for text, room in message.rooms:
-        one = _subscription(facts, queue, sender, text)
+        one = subscription_to(facts, queue, sender, text)
         if room is None:
             _end(queue, one)
         else:
@@ -185,7 +185,9 @@ def forget(facts: MeshFacts, vpn: str, name: str) -> None:
     facts.credits.refused.pop((vpn, name), None)
 
 
-def _subscription(facts: MeshFacts, queue: Queue, sender: int, text: str | None) -> Subscription:
+def subscription_to(
+    facts: MeshFacts, queue: Queue, sender: int, text: str | None = None
+) -> Subscription:
     """The other broker's subscription with this filter, made at first use."""
     header = queue.header
     for one in header.subscriptions:

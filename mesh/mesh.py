@@ -106,6 +106,7 @@ class Mesh(Routes):
         }
         self.failures: dict[str, Callable[[int, Any], None]] = {
             HandOver.kind: partial(handover.failed, broker, facts),
+            Carry.kind: partial(moves.failed, broker, facts),
             BridgeSend.kind: lambda sender, sent: self.say(
                 sender, far_end.across_failed(bridges, sent, sender)
             ),

@@ -4,6 +4,7 @@
       │ Entries (it moves) ──────▶ │ it *arrives*               │
       │                            │ Come ────────────────────▶ │ it *leaves*
       │                            │ ◀──────────── Carry, Carry │
+      │                            │ Answer, Answer ──────────▶ │ it has no messages
       │                            │ ◀─────────── Carry (whole) │ it is gone
       │ ◀───────────────── HasMoved │ it is here                 │
       │ Entries (where it is) ───▶ │                            │
@@ -11,35 +12,41 @@
 Nothing changes until the other broker is ready (`Come`); until then, moving the queue back calls
 the move off. Then its subscriptions end as at a disconnect, earlier commands are finished, and its
 messages cross with everything they have, including their positions, so they can cross in any order.
+They are granted to a subscription of the new host like those of a distributed queue (`stand_ins`):
+they stay here, in transit, until it has confirmed them, and are repeated if Kafka loses the record.
 Messages published meanwhile wait in a stand-in, as at all other brokers, and cross behind the
-queue. The channel delivers everything once and in order, so nothing is lost or doubled, whichever
-broker dies.
+queue.
 
 The arriving queue has no name until it is complete, so nothing finds it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 
 from ..protocol import commands as c
-from ..protocol.errors import LakequeueError
-from ..protocol.mesh_messages import Carry, Come, Forward, HasMoved, slices
+from ..protocol.errors import LakequeueError, Reason
+from ..protocol.mesh_messages import PART_BYTES, Answer, Carry, Come, Forward, HasMoved
 from ..state.commands.leases import MOVED
 from ..state.commands.multi_step_commands import begin
 from ..state.limits import Budget
 from ..state.queue.broker import Broker
 from ..state.queue.change import apply
-from ..state.queue.header import QueueHeader, Task
+from ..state.queue.header import QueueHeader, Subscription, Task
 from ..state.queue.queue import Queue
 from ..state.queue.table import Event
 from ..state.rules.command_targets import wanted
+from ..state.rules.dead import join
+from ..state.rules.edits import REPEATED, TRANSIT, dead_part
 from ..state.rules.routing import add_route, forget_found, set_topics, withdraw
-from ..state.storage.row import DELAYED, IN_MEMORY, NEVER, Row
+from ..state.storage.row import DELAYED, IN_MEMORY, NEVER, READY, Row
 from ..state.storage.spool import Content
 from . import stand_ins
 from .channel import say
-from .facts import Entry, MeshFacts, entry_of, hosts_now, keeper_of, key_of
+from .credit import subscription_to
+from .facts import Entry, MeshFacts, born_of, entry_of, hosts_now, keeper_of, key_of
 from .move_at_rest import add_counts
 
 AT_REST = (
@@ -47,6 +54,7 @@ AT_REST = (
 )
 
 _encode = msgspec.msgpack.encode
+BYTES_IN_TRANSIT = 8 * PART_BYTES
 NO_ROWS = _encode([])
 _rows = msgspec.msgpack.Decoder(list[Row])
 _whole = msgspec.msgpack.Decoder(tuple[QueueHeader, list[list[int]]])  # and its early acks
@@ -95,6 +103,7 @@ def _expect(broker: Broker, facts: MeshFacts, vpn: str, name: str, entry: Entry)
     """Prepare for a queue that is to move here."""
     key = key_of(vpn, name)
     if key in facts.arriving:
+        broker.queues[facts.arriving[key]].header.definition = entry.definition
         return
     if broker.find(vpn, name) is not None:
         _report(broker, facts, HasMoved(vpn, name, entry.move))
@@ -130,26 +139,48 @@ def expect_again(broker: Broker, facts: MeshFacts, peer: int) -> None:
 
 def carried(broker: Broker, facts: MeshFacts, sender: int, message: Carry) -> None:
     """Take messages of an arriving queue; with the last ones it is complete."""
-    number = facts.arriving.get(key_of(message.vpn, message.queue))
-    entry = entry_of(facts, message.vpn, message.queue)
-    if number is None and entry is not None and entry.move == message.move:
-        return  # it has arrived
-    queue = None if number is None else broker.queue(number)
-    if queue is None:
-        raise ValueError(f"queue: {message.queue!r} – is not moving to this broker")
-    rows = _rows.decode(message.rows)
+    key = key_of(message.vpn, message.queue)
+    if key not in facts.arriving or facts.entries[message.vpn][message.queue].move != message.move:
+        return  # it has arrived, or was deleted
+    queue, rows = broker.queues[facts.arriving[key]], _rows.decode(message.rows)
     if rows:
         _take_in(broker, queue, rows, message.contents, facts.peers[sender].name)
+        _answer(broker, facts, sender, message, [row.id for row in rows])
     if message.whole:
         _arrive(broker, facts, message, queue, sender)
+
+
+def failed(broker: Broker, facts: MeshFacts, sender: int, message: Carry) -> None:
+    """Answer for messages that could not be stored because of an error."""
+    refused = [row.id for row in _rows.decode(message.rows)]
+    if refused:
+        _answer(broker, facts, sender, message, [], Reason.MALFORMED.value, refused)
+
+
+def _answer(
+    broker: Broker, facts: MeshFacts, sender: int, message: Carry, stored: list[int],
+    why: str = "", refused: Sequence[int] = (),
+) -> None:  # fmt: skip
+    born = born_of(facts, message.vpn, message.queue)
+    about = message.vpn, message.queue, False, 0, born
+    say(broker, facts, sender, Answer(*about, stored, why, list(refused)))
 
 
 def _take_in(
     broker: Broker, queue: Queue, rows: list[Row], contents: list[Content], peer: str
 ) -> None:
     """Store messages at the positions that they had."""
-    header = queue.header
-    for row, content in zip(rows, contents, strict=True):
+    header, given = queue.header, rows
+    rows = []
+    for row, content in zip(given, contents, strict=True):
+        transit = (row.extras or {}).pop(TRANSIT, {})
+        row.extras = row.extras or None
+        if REPEATED in transit and queue.holds(row.id):
+            if (dead := dead_part(row.extras)) is not None:  # it died once more since
+                join(broker, queue, row.id, dead)
+            continue
+        rows.append(row)
+        row.state, row.holder = READY if row.until == NEVER else DELAYED, 0
         row.stored = broker.spool.store(header.vpn_number, [content], row.size, 1)
         row.block, row.index = IN_MEMORY, 0
         header.generations[row.generation] = header.generations.get(row.generation, 0) + 1
@@ -157,6 +188,8 @@ def _take_in(
             header.barriers[row.generation] = row.id
         header.delayed += row.state == DELAYED
         header.bytes += row.size
+    if not rows:
+        return
     header.barriers = dict(sorted(header.barriers.items()))
     header.generations = dict(sorted(header.generations.items()))
     header.depth += len(rows)
@@ -269,38 +302,42 @@ def _obstacle(queue: Queue, to: str, room: int) -> str:
 
 
 def leave(broker: Broker, facts: MeshFacts, queue: Queue, task: Task, budget: Budget) -> bool:
-    """Hand over the queue's messages within the budget; returns whether the queue has left."""
-    vpn, name = broker.vpn_of(queue), queue.definition.name
-    to = facts.leaving[key_of(vpn, name)]
-    done = task.done
-    while queue.header.depth and not budget.spent:
+    """Hand over the queue's messages within the budget, and the queue when all are confirmed;
+    returns whether the queue has left."""
+    header, to = queue.header, facts.leaving[key_of(broker.vpn_of(queue), queue.definition.name)]
+    one = subscription_to(facts, queue, to)
+    while header.depth > one.held and not _is_full(queue, one) and not budget.spent:
         part = wanted(broker, queue, task, None, None, budget, read=True)
-        done["generation"] = queue.header.generation  # an empty queue begins anew
-        _hand_over(broker, facts, queue, to, part.rows)
+        task.done["generation"] = header.generation  # an empty queue begins anew
+        _hand_over(broker, facts, queue, one, part.rows)
         if part.last:  # begin again with messages that entered since
-            task.done = done = {"generation": done["generation"]}
+            task.done = {"generation": task.done["generation"]}
             task.cursor = ""
             if not part.rows:
-                return False
-    if queue.header.depth:
+                break
+    if header.depth:
+        task.waits = one.held == header.depth or _is_full(queue, one)
         return False
     _hand_over_queue(broker, facts, queue, task, to)
     return True
 
 
-def _hand_over(broker: Broker, facts: MeshFacts, queue: Queue, to: int, rows: list[Row]) -> None:
+def _is_full(queue: Queue, one: Subscription) -> bool:
+    """Whether as many messages are in transit as may be."""
+    rows = queue.leases.get(one.number, {}).values()
+    return len(rows) >= stand_ins.WINDOW or sum(row.size for row in rows) >= BYTES_IN_TRANSIT
+
+
+def _hand_over(
+    broker: Broker, facts: MeshFacts, queue: Queue, one: Subscription, rows: list[Row]
+) -> None:
     contents = broker.spool.contents(rows)
     lost = [row for row, content in zip(rows, contents, strict=True) if content is None]
     apply(broker, queue, lost, Event.LOSE, reason="payload missing")
-    kept = [(row, one) for row, one in zip(rows, contents, strict=True) if one is not None]
-    vpn, name = broker.vpn_of(queue), queue.definition.name
-    move = facts.entries[vpn][name].move
-    for part in slices([len(one[0]) + row.size for row, one in kept]):
-        some = kept[part]
-        packed, own = _encode([row for row, _ in some]), [one for _, one in some]
-        say(broker, facts, to, Carry(vpn, name, move, packed, own))
-    reason = f"to broker {facts.peers[to].name}"
-    apply(broker, queue, [row for row, _ in kept], Event.TRANSFER, reason=reason)
+    kept = [row for row, content in zip(rows, contents, strict=True) if content is not None]
+    apply(broker, queue, kept, Event.GRANT, holder=one, subscription=one.id)
+    own = [content for content in contents if content is not None]
+    stand_ins.send(broker, facts, queue, one, kept, own)
 
 
 def _hand_over_queue(broker: Broker, facts: MeshFacts, queue: Queue, task: Task, to: int) -> None:

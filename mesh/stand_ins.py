@@ -18,7 +18,8 @@ import msgspec
 from ..definitions import QueueDefinition
 from ..definitions.definition_values import WAITING_PREFIX
 from ..protocol.errors import Reason
-from ..protocol.mesh_messages import Answer, HandOver, Heard, slices
+from ..protocol.mesh_messages import Answer, Carry, HandOver, Heard, slices
+from ..state.commands.multi_step_commands import resume
 from ..state.queue.broker import Broker
 from ..state.queue.change import apply
 from ..state.queue.header import QueueHeader, Subscription
@@ -167,17 +168,18 @@ def send(
     lane = facts.lanes.get(queue.number)
     assert subscription.broker is not None
     vpn, name = broker.vpn_of(queue), queue.header.stands_for or queue.definition.name
+    is_leaving = lane is None and key_of(vpn, name) in facts.leaving
     for part in slices(
         [len(content[0]) + row.size for row, content in zip(rows, contents, strict=True)]
     ):
-        say(
-            broker, facts, subscription.broker,
+        packed, own = _encode(rows[part]), contents[part]
+        message = Carry(vpn, name, facts.entries[vpn][name].move, packed, own) if is_leaving else (
             HandOver(
                 vpn, name, lane is not None, 0 if lane is None else lane.attempt,
-                subscription.filter, _encode(rows[part]), contents[part],
-                born_of(facts, vpn, name),
-            ),
+                subscription.filter, packed, own, born_of(facts, vpn, name),
+            )
         )  # fmt: skip
+        say(broker, facts, subscription.broker, message)
 
 
 def send_again(broker: Broker, facts: MeshFacts, to: int) -> None:
@@ -248,6 +250,9 @@ def answered(broker: Broker, facts: MeshFacts, sender: int, message: Answer) -> 
         _refused(broker, facts, queue, sender, message)
     elif message.why:
         _not_granted(broker, facts, queue, sender, message)
+    for task in queue.header.tasks[:1]:  # the queue's move may have waited for this
+        task.waits = False
+        resume(broker, queue)
 
 
 def _stored(broker: Broker, facts: MeshFacts, queue: Queue, sender: int, message: Answer) -> None:

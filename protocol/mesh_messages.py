@@ -158,9 +158,10 @@ class HandOver(MeshMessage, frozen=True, array_like=True):
 
 
 class Answer(MeshMessage, frozen=True, array_like=True):
-    """The answer to a `HandOver`. stored: these messages are stored, or were removed by their
-    queue's rules. why: the queue refuses the others; empty if it refuses none. From a stand-in
-    these are all of the attempt that are not stored, granted ones are named in `refused`."""
+    """The answer to a `HandOver` or `Carry`. stored: these messages are stored, or were removed by
+    their queue's rules. why: the queue refuses the others; empty if it refuses none. From a
+    stand-in these are all of the attempt that are not stored, granted ones are named in
+    `refused`."""
 
     kind: ClassVar[str] = "answer"
 
@@ -262,8 +263,8 @@ class Come(MeshMessage, frozen=True, array_like=True):
 
 
 class Carry(MeshMessage, frozen=True, array_like=True):
-    """Messages of a moving queue, unchanged; the last record has `whole`, the queue's packed
-    facts."""
+    """Messages of a moving queue, with all they have; they stay at the sender until they are
+    answered. whole: in the last record, behind all messages: the queue's packed facts."""
 
     kind: ClassVar[str] = "carry"
 

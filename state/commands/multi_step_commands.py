@@ -111,9 +111,9 @@ def _go_on_with(broker: Broker, queue: Queue, bulk: Budget, others: Budget) -> N
 
 
 def resume(broker: Broker, queue: Queue) -> None:
-    """Let the queue's waiting commands go on."""
+    """Let the queue's waiting commands go on, unless the first one waits for another broker."""
     waiting = queue.header.tasks
-    if waiting and not queue.dropped:
+    if waiting and not waiting[0].waits and not queue.dropped:
         broker.header.pending[queue.number] = _is_bulk(c.decode_command(waiting[0].command))
 
 

@@ -154,9 +154,11 @@ def _lease(broker: Broker, queue: Queue, rows: list[Row], holder: Subscription, 
 
 def _grant(broker: Broker, queue: Queue, rows: list[Row], holder: Subscription) -> None:
     """Mark messages as moving to another broker. Nothing else can happen to them until it confirms
-    them. It does not count as an attempt to deliver (H4)."""
+    them. It does not count as an attempt to deliver (H4). Delayed ones keep the time when they are
+    due."""
     leases = queue.leases.setdefault(holder.number, {})
     for row in rows:
+        queue.header.delayed -= row.state == DELAYED
         row.state = MOVING
         row.holder = holder.number
         leases[row.id] = row

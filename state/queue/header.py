@@ -55,7 +55,7 @@ class Subscription(msgspec.Struct):
 class Task(msgspec.Struct):
     """An unfinished command between two steps (`multi_step_commands`). cursor: where it goes on;
     done: what it has done so far; result: its final answer; why: the reason, for a command that
-    the engine itself gives."""
+    the engine itself gives; waits: for another broker, whose answer resumes it."""
 
     vpn: str
     command: bytes
@@ -63,6 +63,7 @@ class Task(msgspec.Struct):
     done: dict[str, Any] = {}
     result: Any = None
     why: str = ""
+    waits: bool = False
 
 
 class QueueHeader(msgspec.Struct):

@@ -122,9 +122,8 @@ TABLE: dict[tuple[int, Event], Transition] = {
     (READY, _E.LOSE): _leaves("lost", "S1"),
     (LEASED, _E.LOSE): _leaves("lost", "S1"),
     (READY, _E.GRANT): Transition(MOVING, ("granted",), (), KEPT, "H4"),
+    (DELAYED, _E.GRANT): Transition(MOVING, ("granted",), (), KEPT, "M5"),  # its queue moves
     (MOVING, _E.TRANSFER): _leaves("transferred", "H4"),
-    (READY, _E.TRANSFER): _leaves("transferred", "M5"),  # its queue moves
-    (DELAYED, _E.TRANSFER): _leaves("transferred", "M5"),
     (MOVING, _E.ARRIVE): _leaves("acknowledged", "H1"),
     (MOVING, _E.REFUSE): Transition(READY, ("returned",), ("returned",), KEPT, "M3"),
     (MOVING, _E.REFUSE_LATER): Transition(DELAYED, ("returned",), ("returned",), KEPT, "H3"),

@@ -35,14 +35,12 @@ MOVED, USED = ("far", "keyed"), ("far", "keyed", "all")
 
 
 class Walk:
-    """One walk. left: how many steps the storm still lasts; steps: since a client did something;
-    gone: messages of moving queues that were lost on their way, which nobody can repeat."""
+    """One walk. left: how many steps the storm still lasts; steps: since a client did something."""
 
     def __init__(self, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
         self.random = r = random.Random(seed)
         self.left = self.steps = self.sent = 0
         self.got: dict[int, list[int]] = {}  # by message: its delivery counts
-        self.gone: set[int] = set()
         limits = r.choice((None, Limits(live_rows=4, segment_rows=4)))
         self.mesh = Mesh(limits=limits, queues=QUEUES)
         self.consumers: list[Any] = []
@@ -51,9 +49,6 @@ class Walk:
         def tell(broker: Any, record: WireRecord) -> None:
             if self.left <= 0 or r.random() >= LOST:
                 heard(broker, record)
-            elif (envelope := mesh_messages.decode(record.value)).kind == Carry.kind:
-                carried = mesh_messages.decode_body(envelope, Carry)
-                self.gone |= {json.loads(payload)["n"] for payload, _, _ in carried.contents}
 
         def count(broker: Any, *given: Any) -> Any:
             self.left -= 1
@@ -151,8 +146,7 @@ class Walk:
             assert not moving, "a move never ends"
             self.mesh.engine.broker(name).check()
         assert not self.mesh.at["a"].admin().usage()["lanes"]
-        lost = set(range(1, self.sent + 1)) - set(self.got) - self.gone
-        assert not lost, "messages are lost"
+        assert self.got.keys() >= set(range(1, self.sent + 1)), "messages are lost"
         for counts in self.got.values():
             assert counts.count(1) <= 1, "a message comes again without `redelivered`"
 

@@ -73,7 +73,10 @@ class FaultyHome(Traffic):
         definition, and they answer."""
         site = self._site(rng)
         place = topics.topic(site.name, topics.MESH), 0
-        log, kinds = self.kafka.partitions.get(place, []), rng.choice((OF_MESSAGES, OF_DIRECTORY))
+        log, kinds = (
+            self.kafka.partitions.get(place, []),
+            rng.choice((OF_MESSAGES, OF_MOVES, OF_DIRECTORY)),
+        )
         for at in range(self._taken(site, place), len(log)):
             record = log[at]
             if record is None or kind_of_word(record) not in kinds:
@@ -262,8 +265,10 @@ class FaultyHome(Traffic):
                 due[place] = r.last + 1
 
 
-# What brokers say of messages in transit, and of the directory. If it is lost, it is said again.
+# What brokers say of messages in transit, of moving queues, and of the directory. If it is lost, it
+# is said again.
 OF_MESSAGES, OF_DIRECTORY = ("hand_over", "answer", "room"), ("entries", "heard")
+OF_MOVES = ("come", "carry", "answer", "has_moved")
 
 
 def kind_of_word(record: Record) -> str:

@@ -89,6 +89,42 @@ def a_queue_that_moves_counts_deliveries_anew() -> Any:
 
 
 @mutant
+def a_queue_that_moves_forgets_what_nobody_has_confirmed() -> Any:
+    def hand_over(original: Any, broker: Any, facts: Any, queue: Any, one: Any, rows: Any) -> None:
+        original(broker, facts, queue, one, rows)
+        change.apply(broker, queue, rows, stand_ins.Event.TRANSFER)
+
+    return around(moves, "_hand_over", hand_over)
+
+
+@mutant
+def what_is_said_again_of_a_moving_queue_is_stored_again() -> Any:
+    return patch.object(moves, "REPEATED", "")
+
+
+@mutant
+def what_is_lost_of_a_moving_queue_is_not_said_again() -> Any:
+    def hand_over(original: Any, broker: Any, facts: Any, queue: Any, *rest: Any) -> None:
+        if (
+            queue.header.stands_for
+            or moves.key_of(broker.vpn_of(queue), queue.definition.name) not in facts.leaving
+        ):
+            original(broker, facts, queue, *rest)
+
+    return around(stand_ins, "_hand_over_again", hand_over)
+
+
+@mutant
+def a_moving_queue_is_not_asked_for_again() -> Any:
+    return around(moves, "expect_again", lambda original, *said: None)
+
+
+@mutant
+def a_move_does_not_go_on_when_it_is_confirmed() -> Any:
+    return around(stand_ins, "resume", lambda original, *given: None)
+
+
+@mutant
 def what_fails_at_another_broker_takes_all_back() -> Any:
     """All that is under way there, which is stored over there as well."""
 
