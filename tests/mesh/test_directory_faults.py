@@ -120,6 +120,20 @@ def test_M2_brokers_find_a_queue_whose_creation_was_lost(network: Network) -> No
     assert mesh.at["a"].admin().describe("two")["depth"] == 1
 
 
+def test_Q2_a_topic_of_a_queue_whose_creation_was_lost_comes_with_the_queue(
+    network: Network,
+) -> None:
+    mesh = Mesh(queues=[local("one", "b", subscriptions=["t/one"])])
+    network.lose("entries", "a", "b", once=True)
+    ask(mesh, c.Define(definition=local("two", "c")))
+    assert "two" not in entries(mesh, "b")
+    ask(mesh, c.SubscribeTopic(queue="two", topic="t/two"))
+    mesh.advance("0s")
+    assert is_same_everywhere(mesh)
+    mesh.send("b", queue="t/two")
+    assert mesh.at["a"].admin().describe("two")["depth"] == 1
+
+
 @pytest.mark.parametrize("lost", [("entries", "a", "c"), ("heard", "c", "a")])
 @pytest.mark.parametrize("part", [1, 100])
 def test_Q9_a_refusal_that_comes_late_is_of_the_definition_that_it_refuses(

@@ -7,6 +7,7 @@ import json
 from typing import Any
 
 import pytest
+from lakequeue.protocol import ConfigError
 
 from .harness import drain
 from .mesh import BROKERS, Mesh
@@ -33,6 +34,14 @@ def test_M1_a_queue_with_barriers_has_one_host(keys: dict[str, Any]) -> None:
     at = m.whole()["broker"]
     assert at == keys.get("initial_owner") or keys.get("broker", at)
     assert at in BROKERS
+
+
+@pytest.mark.parametrize("key", ["barrier_expression", "partition_key"])
+def test_M1_Q9_a_queue_of_several_brokers_gets_neither_barriers_nor_keys(key: str) -> None:
+    admin = Mesh(queues=[{"name": "orders", "message_type": "json"}]).at["b"].admin()
+    with pytest.raises(ConfigError, match=f"{key}: .* needs one broker, but the queue has several"):
+        admin.define({"name": "orders", key: "/b = 1" if key == "barrier_expression" else "/b"})
+    assert admin.describe("orders")["definition"].get(key) is None
 
 
 @pytest.mark.parametrize("seed", range(3))
