@@ -6,15 +6,14 @@ go to blocks, rows to runs. From then on, new rows behind it are cold at once. `
 in delivery order, `later` has delayed rows by due time. Before a row is delivered, every cold row
 before it has become live again, so both parts form one order.
 
-An unused queue is not read: its live part is made from its page on first access (`__getattr__`).
-The same access finishes packing. While a mark has yet to write a queue, its page's contents are
-hidden, so nothing can change them before (`begin_pack`).
+An unused queue is not read: its live part is made from its page on first access (`UnreadQueue`).
+While a mark has yet to write a queue, its contents are hidden, and the first access writes it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from heapq import heapify, heappop, heappush
+from heapq import heappop, heappush
 from typing import Any
 
 import msgspec
@@ -65,7 +64,7 @@ class Facts(msgspec.Struct):
 _encode = msgspec.msgpack.encode
 _page = msgspec.msgpack.Decoder(QueuePage)
 _facts = msgspec.msgpack.Decoder(Facts)
-_LIVE = ("live", "ready", "deadlines", "leases", "cold", "later", "early")
+_LAZY = ("header", "live", "ready", "deadlines", "leases", "cold", "later", "early")
 Put = Callable[[str, bytes], None]  # writes a page of a mark
 
 
@@ -116,20 +115,9 @@ class Queue:
         data = store.get(f"q/{number}")
         if data is None:
             return None
-        queue = cls(store, spool, _facts.decode(data).header, limits)
+        queue = UnreadQueue(store, spool, _facts.decode(data).header, limits)
         queue.dirty = False
         return queue
-
-    def __getattr__(self, name: str) -> Any:
-        if name not in _LIVE and name != "header":
-            raise AttributeError(name)
-        if self._hidden:
-            self.pack()
-            return getattr(self, name)
-        data = self.store.get(f"q/{self.number}")
-        assert data is not None, f"the page of queue {self.number} is missing"
-        self._make_live(_page.decode(data))
-        return object.__getattribute__(self, name)
 
     def _make_live(self, page: QueuePage) -> None:
         number, limits, store = self.number, self.limits, self.store
@@ -151,6 +139,7 @@ class Queue:
             self.ready.park(lane, int(key, 16), segment)
         for view in page.views:
             self.ready.restore(view)
+        self.__class__ = Queue
 
     @property
     def definition(self) -> QueueDefinition:
@@ -158,8 +147,8 @@ class Queue:
         return self.header.definition
 
     def subscription(self, name: str) -> Subscription | None:
-        """The subscription with this id, or None. Fast even with thousands: a new subscription is
-        appended to the header's list, and an ending one is removed by making a new list."""
+        """The subscription with this id. Fast even with thousands: a new one is appended to the
+        header's list, and an ending one is removed by making a new list."""
         listed, by_id = self.header.subscriptions, self._by_id
         if listed is not self._listed:
             self._listed, self._by_id = listed, {one.id: one for one in listed}
@@ -182,17 +171,13 @@ class Queue:
         if row.until != NEVER:
             heappush(deadlines, (row.until, row.id))
         if len(deadlines) > 4 * len(self.live) + 64:
-            self.deadlines = [
-                (at, one.id) for one in self.live.values() for at in (one.expires, one.until)
-                if at != NEVER
-            ]  # fmt: skip
-            heapify(self.deadlines)
+            live = self.live.values()
+            both = [(at, one.id) for one in live for at in (one.expires, one.until)]
+            self.deadlines = sorted(entry for entry in both if entry[0] != NEVER)
 
     def due(self, now: int, most: int) -> list[Row]:
-        """About ``most`` rows with a deadline that has passed, in order of arrival. Cold ones
-        become live. Their deadlines leave the heap. The longest overdue are chosen first. All due
-        rows of a segment are returned together, because they would be spilled again before their
-        turn."""
+        """About ``most`` rows with a passed deadline, the longest overdue, by arrival. They become
+        live. All due rows of a segment come together, or they would be spilled again."""
         found: dict[int, Row] = {}
         while len(found) < most:
             at = self._next_deadline()
@@ -263,10 +248,9 @@ class Queue:
 
     def enter(self, rows: list[Row]) -> None:
         """Add new rows, with contents in memory."""
-        fresh = self.fresh
-        fresh += rows
-        if len(fresh) > len(self.live) + 2 * self.limits.segment_rows:
-            self.fresh = [row for row in fresh if row.block == IN_MEMORY and row.state != GONE]
+        self.fresh += rows
+        if len(self.fresh) > len(self.live) + 2 * self.limits.segment_rows:
+            self.fresh = [row for row in self.fresh if row.block == IN_MEMORY and row.state != GONE]
         if self.cold.rows and self._come_last(rows):
             self.cold.extend(rows)
         else:
@@ -320,11 +304,10 @@ class Queue:
         """Move sorted rows from the live to the cold part. seen: `NO_FILTER` if they wait for
         others of their lanes."""
         step, ready = self.limits.segment_rows, self.ready
+        parts, looked = [rows], [list[int]()]
         if runs is self.cold and (ready.views or ready.lanes):
             parts = [rows[at : at + step] for at in range(0, len(rows), step)]
             looked = [ready.keep_cold(part) for part in parts]
-        else:
-            parts, looked = [rows], [[]]
         self.remove(rows)
         for part, numbers in zip(parts, looked, strict=True):
             for segment in runs.add(part, [*numbers, *seen]):
@@ -463,18 +446,16 @@ class Queue:
 
     def begin_pack(self, put: Put) -> None:
         """Fix the content of the queue's page as of now; all contents are in blocks. `pack` writes
-        the page, at the latest when the queue is next accessed. put: writes into this mark, even
-        if the store has taken later pages."""
+        it, at the latest when the queue is next accessed. put: writes into this mark."""
         self._put, self.dirty = put, False
         self._hidden["header"] = self.header
         del self.header
-        try:
-            self._hidden["live"] = object.__getattribute__(self, "live")
-        except AttributeError:
-            return  # its rows were never read
-        del self.live
-        self.cold.write()
-        self.later.write()
+        if not isinstance(self, UnreadQueue):
+            self._hidden["live"] = self.live
+            del self.live
+            self.cold.write()
+            self.later.write()
+            self.__class__ = UnreadQueue
 
     def pack(self) -> int:
         """Write the page that `begin_pack` fixed, if any; returns its number of rows."""
@@ -483,6 +464,7 @@ class Queue:
             setattr(self, name, value)
         if not hidden:
             return 0
+        self.__class__ = Queue if "live" in hidden else UnreadQueue
         page = QueuePage(
             self.header, self.cold.state(), self.later.state(), self.early.state(),
             list(self.live.values()), [view.state() for view in self.ready.views.values()],
@@ -498,3 +480,21 @@ class Queue:
         self.later.drop()
         self.store.delete(f"q/{self.number}")
         self.dropped = True
+
+
+class UnreadQueue(Queue):
+    """A queue that is not read, or has a page to be written. The first access makes it a `Queue`:
+    all attributes of a class with `__getattr__` are slow."""
+
+    __slots__ = ()
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in _LAZY:
+            raise AttributeError(name)
+        if self._hidden:
+            self.pack()
+        else:
+            data = self.store.get(f"q/{self.number}")
+            assert data is not None, f"the page of queue {self.number} is missing"
+            self._make_live(_page.decode(data))
+        return getattr(self, name)
