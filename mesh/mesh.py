@@ -52,7 +52,7 @@ from ..state.queue.header import Subscription, Task
 from ..state.queue.mesh_interface import LATER
 from ..state.queue.queue import Queue
 from ..state.rules.routing import has_topic
-from ..state.storage.row import Row
+from ..state.storage.row import NEVER, Row
 from ..state.storage.spool import Content
 from . import channel, credit, directory, handover, in_transit_commands, moves, stand_ins
 from .bridges import bridge_commands, endpoint, far_end
@@ -132,7 +132,8 @@ class Mesh(Routes):
     @property
     def commands(self) -> Commands:
         """See `MeshInterface`."""
-        return self._of_home if self.has_met else self._alone
+        facts = self.facts  # not `has_met`, because every command comes here
+        return self._of_home if facts.brokers or facts.peers else self._alone
 
     @property
     def brokers(self) -> tuple[str, ...]:
@@ -153,8 +154,9 @@ class Mesh(Routes):
     def hear(self, records: Records, skipped: Mapping[RecordPosition, str]) -> None:
         """Read records of the others and of other homes, retry refused lanes, and hand over to
         other VPNs."""
-        if records.topics or self.has_met:  # most brokers are alone, and most steps hear nothing
-            if self.facts.rejoined:
+        facts = self.facts
+        if records.topics or facts.peers or facts.brokers:  # most brokers are alone
+            if facts.rejoined:
                 self._greet()
             self._keeper.say_untold()
             for at in range(len(records)):
@@ -164,7 +166,7 @@ class Mesh(Routes):
                 self._repeat_all(sender)
             self._repeated.clear()
             self._end_moves()
-            stand_ins.retry(self._broker, self.facts)
+            stand_ins.retry(self._broker, facts)
         if self.bridges.links:
             cross(self._broker, self.bridges, partial(self._bring_here, skipped))
 
@@ -208,7 +210,10 @@ class Mesh(Routes):
 
     def deadline(self) -> int:
         """When the mesh needs a step, epoch ms, or NEVER."""
-        return 1 if self.facts.untold or self.facts.rejoined else stand_ins.next_retry(self.facts)
+        facts = self.facts
+        if facts.untold or facts.rejoined:
+            return 1
+        return min(facts.retries.values()) if facts.retries else NEVER
 
     def _greet(self) -> None:
         """Write to all others after this broker was rebuilt. Its last records may be lost with the
@@ -379,7 +384,7 @@ class Mesh(Routes):
         """See `MeshInterface`. A command without a reply was sent before the queue moved, so it is
         forwarded; the sender of any other command must ask there."""
         broker, facts, name = self._broker, self.facts, command.queue
-        if not moves.is_away(broker, facts, vpn, name):
+        if not facts.entries or not moves.is_away(broker, facts, vpn, name):
             return False
         queue = broker.find(vpn, name)
         if type(command) in TOLERANT or (queue is not None and type(command) in INSPECTIONS):

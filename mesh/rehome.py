@@ -339,7 +339,7 @@ class _Rehoming:
         if broker is self._heir:
             at = of_clients(self._given[n].offsets for n in self._removed) | at
         offsets = share(broker, at, self._had)
-        watch(broker)
+        watch(broker, broker.in_order())
         broker.end()
         journal = broker.journal.segments
         for segment in journal:

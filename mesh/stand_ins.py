@@ -30,7 +30,7 @@ from ..state.rules.dead import take_later_deaths
 from ..state.rules.edits import AGAIN, REPEATED, TRANSIT
 from ..state.rules.returned_leases import cannot_be_sent
 from ..state.rules.routing import forget_found
-from ..state.storage.row import MOVING, NEVER, READY, Row
+from ..state.storage.row import MOVING, READY, Row
 from ..state.storage.spool import Content
 from . import in_transit_commands
 from .channel import say
@@ -397,8 +397,3 @@ def emptied(broker: Broker, facts: MeshFacts, queue: Queue) -> None:
     entry = entry_of(facts, vpn, name)
     if entry is not None and target(broker, facts, vpn, name, entry) == broker.header.number:
         forget_found(broker)
-
-
-def next_retry(facts: MeshFacts) -> int:
-    """When the next lane is tried again, or NEVER."""
-    return min(facts.retries.values(), default=NEVER)

@@ -84,17 +84,18 @@ def application_headers(text: str | bytes | None) -> list[tuple[str, bytes]]:
     return [(k, v) for k, v in pairs if not k.startswith(OURS) or k.startswith(REPLAYED)]
 
 
-def encode(outputs: list[Output], partitions: dict[str, int] | None = None) -> Iterator[WireRecord]:
+def encode(outputs: list[Output], partitions: dict[str, int] | None = None) -> list[WireRecord]:
     """The records of a step's outputs, in their order; deadlines are not written.
 
     partitions: the topics that are there and how many partitions each has, as of some seconds ago.
     A record for a place that is not there, named by a client, goes to ``<vpn>.rejected`` with the
     reason instead. Records to brokers never do: the broker may have been added since.
     """
+    records: list[WireRecord] = []
     for output in outputs:
         for record in _records(output):
             if partitions is None or _is_there(record, partitions):
-                yield record
+                records.append(record)
                 continue
             vpn = record.topic.rpartition(".")[0]
             home = topics.topic(vpn, topics.REJECTED)
@@ -102,7 +103,9 @@ def encode(outputs: list[Output], partitions: dict[str, int] | None = None) -> I
                 home = next(t for t in sorted(partitions) if t.endswith(f".{topics.REJECTED}"))
             why = f"there is no partition {record.partition} of a topic {record.topic!r}"
             headers = [("lq-error", why.encode()), ("lq-topic", record.topic.encode())]
-            yield WireRecord(home, None, record.key, record.value, headers_json(headers))
+            record = WireRecord(home, None, record.key, record.value, headers_json(headers))
+            records.append(record)
+    return records
 
 
 def _is_there(record: WireRecord, partitions: dict[str, int]) -> bool:
@@ -142,6 +145,7 @@ def _records(output: Output) -> Iterable[WireRecord]:
 
 _BATCH = headers_json([(FRAMING, b"batch")])
 _REPLY = headers_json([(FRAMING, b"reply")])
+_COLUMNS = ("counts", "priorities", "expires", "times", "lengths", "keys", "headers")
 
 
 def batches(d: Deliveries, most: int = BATCH_BYTES) -> list[WireRecord]:
@@ -175,23 +179,23 @@ def _part(d: Deliveries, start: int, stop: int) -> Deliveries:
 
 def _batch(d: Deliveries, lengths: list[int]) -> WireRecord:
     """A delivery as one record."""
+    n = len(d.ids)
     meta: dict[str, Any] = {
         "queue": d.queue,
         "subscription": d.subscription,
         "epoch": d.epoch,
         "lease_ms": d.lease_ms,
         "barrier": d.barrier,
-        "n": len(d.ids),
+        "n": n,
         "ids": _run(d.ids),
         "numbers": _run(d.numbers),
-        "counts": _column(d.counts),
-        "priorities": _column(d.priorities),
-        "expires": _column(d.expires),
-        "times": _column(d.times),
-        "lengths": _column(lengths),
-        "keys": _column(d.keys),
-        "headers": _column(d.headers),
     }
+    columns: tuple[list[Any], ...] = (
+        d.counts, d.priorities, d.expires, d.times, lengths, d.keys, d.headers
+    )  # fmt: skip
+    for name, values in zip(_COLUMNS, columns, strict=True):
+        # If all are equal, one value in a map, which tells the two forms apart.
+        meta[name] = {"all": values[0]} if values.count(values[0]) == n else values
     if d.dead:
         meta["dead"] = d.dead
     if d.flow:
@@ -201,12 +205,6 @@ def _batch(d: Deliveries, lengths: list[int]) -> WireRecord:
     packed = _pack(meta)
     value = b"".join((len(packed).to_bytes(4, "big"), packed, *d.payloads))
     return WireRecord(d.topic, d.partition, d.subscription.encode(), value, _BATCH)
-
-
-def _column(values: list[Any]) -> Any:
-    """A column; if all values are equal, one value in a map, which tells the two forms apart."""
-    first = values[0]
-    return {"all": first} if values.count(first) == len(values) else values
 
 
 def _spread(column: Any, n: int) -> list[Any]:
@@ -319,10 +317,10 @@ def _receipt(
     value["nacks"] = [
         {"seq": seq, "reason": reason, "queue": queue, "detail": detail}
         for seq, reason, queue, detail in nacks
-    ]
+    ] if nacks else []  # fmt: skip
     value["discarded"] = [
         {"seq": seq, "reason": reason, "queue": queue} for seq, reason, queue in r.discarded
-    ] if first else []  # fmt: skip
+    ] if first and r.discarded else []  # fmt: skip
     if r.repeated and first:
         value["repeated"] = r.repeated
     if r.start:

@@ -407,7 +407,7 @@ class Driver:
         """The step's output records, with the journal if it is due."""
         journal = self._journal.take(self.now)
         said = decided.said if journal is None else [*decided.said, journal]
-        records = list(wire.encode(said, self.sizes))
+        records = wire.encode(said, self.sizes)
         digest = 0
         for r in records:
             position = f"{r.topic}/{r.partition}/{r.headers}".encode()

@@ -46,11 +46,13 @@ class Decided(msgspec.Struct):
 
 def sort_outputs(outputs: list[Output]) -> Decided:
     """Sort a step's outputs by receiver."""
-    decided = Decided()
+    said: list[Output] = []
+    decided = Decided(said)
     malformed: dict[str, int] = {}
     for output in outputs:
-        if isinstance(output, (Deliveries, Receipts)):  # most often
-            decided.said.append(output)
+        kind = type(output)
+        if kind is Deliveries or kind is Receipts:  # most often
+            said.append(output)
         elif isinstance(output, Deadline):
             decided.deadline = output.at
         elif isinstance(output, Journal):
@@ -62,7 +64,7 @@ def sort_outputs(outputs: list[Output]) -> Decided:
             partition = output.topic, output.partition
             decided.in_vain[partition] = decided.in_vain.get(partition, 0) + output.count
         elif not isinstance(output, Alert):
-            decided.said.append(output)
+            said.append(output)
             if isinstance(output, RejectedRecord):
                 malformed[output.vpn] = malformed.get(output.vpn, 0) + 1
     for vpn, count in sorted(malformed.items()) if malformed else ():

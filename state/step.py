@@ -78,8 +78,9 @@ def take_phases(broker: Broker, batch: Batch) -> None:
         act_on_deadlines(broker)
     deliver(broker)
     broker.mesh.speak()  # after delivery, so that other brokers hear its result
-    tidy(broker)
-    watch(broker)
+    touched = broker.in_order()
+    tidy(broker, touched)
+    watch(broker, touched)
     if inspections:
         carry_out_all(broker, inspections)
 
@@ -103,7 +104,7 @@ def step(broker: Broker, batch: Batch, now: int) -> list[Output]:
         raise StepFailed(where, None, error) from error
     if broker.journal.segments:
         broker.outputs.append(broker.journal)
-    broker.outputs.append(Deadline(0 if at >= NEVER else max(at, 1)))
+    broker.outputs.append(Deadline(0 if at >= NEVER else at or 1))
     return broker.outputs
 
 

@@ -43,7 +43,7 @@ from .multi_step_commands import begin
 from .permissions import check_permission, command_of, set_clients, speaker_of
 
 ENGINE = "/engine"  # stands for the engine's topic in `BrokerHeader.begun`; no VPN has this name
-_BEGIN = b'{"command":"begin",'
+_BEGIN = b'{"command":"begin",'  # the engine writes it unsigned into the commands topics
 
 
 class DecodedCommand(msgspec.Struct):
@@ -86,7 +86,7 @@ def _decoded(
             vpn = _vpn_of(key)
         if position in skipped:
             raise ValueError(f"it failed: {skipped[position]}")
-        is_unsigned = of_engine or _is_beginning(value)
+        is_unsigned = of_engine or (value or b"").startswith(_BEGIN)
         if not is_unsigned:
             speaker, value = speaker_of(broker, vpn, value)
         command = c.decode_command(value)
@@ -94,7 +94,7 @@ def _decoded(
             raise ValueError("command: named twice – a command has one name")
         if command.reply is not None or type(command) is c.Subscribe:
             _check_inboxes(vpn, command)
-        if not of_engine and isinstance(command, c.OF_ENGINE):
+        if not of_engine and type(command) in c.OF_ENGINE:
             raise ValueError(_not_the_engine(command))
     except (ValueError, PermissionDenied) as error:
         denied = isinstance(error, PermissionDenied)
@@ -130,11 +130,6 @@ def _other_home(broker: Broker, command: c.Named) -> str:
     )
 
 
-def _is_beginning(value: bytes | None) -> bool:
-    """Whether a record is `Begin`, which the engine writes unsigned into the commands topics."""
-    return value is not None and value.startswith(_BEGIN)
-
-
 def _vpn_of(key: bytes | None) -> str:
     """The VPN of a command on the engine's topic."""
     try:
@@ -154,14 +149,12 @@ def _note_beginning(broker: Broker, origin: str, command: c.AnyCommand) -> bool:
     """Note this home's `Begin`; returns whether it has come. Commands before it were for an earlier
     home. origin: the VPN of the topic, or ENGINE."""
     header = broker.header
-    is_ours = isinstance(command, c.Begin) and command.epoch == header.epoch
-    if isinstance(command, c.Begin) and is_ours and origin == ENGINE:
-        header.joins_homes = command.joins_homes
-    if not header.epoch:
-        return True
-    if is_ours and origin not in header.begun:
-        header.begun.append(origin)
-    return origin in header.begun
+    if isinstance(command, c.Begin) and command.epoch == header.epoch:
+        if origin == ENGINE:
+            header.joins_homes = command.joins_homes
+        if header.epoch and origin not in header.begun:
+            header.begun.append(origin)
+    return not header.epoch or origin in header.begun
 
 
 def _check_inboxes(vpn: str, command: c.AnyCommand) -> None:

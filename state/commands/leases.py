@@ -45,6 +45,7 @@ from ..rules.returned_leases import cancel_last, cannot_be_sent, give_back
 from ..rules.returned_leases import reject as reject_rows
 from ..storage.row import LEASED, NEVER, Row, by_arrival
 
+_ACKNOWLEDGE = Event.ACKNOWLEDGE  # reading it from the enum is slow
 MOVED = "moved"  # why subscriptions end when their queue moves to another broker
 
 
@@ -129,14 +130,14 @@ def _one_id(text: str) -> int:
 
 def _remove(broker: Broker, queue: Queue, rows: list[Row], name: str) -> int:
     """Acknowledge messages; under `strict` only those that no other subscription leases (L8)."""
-    if queue.definition.leasing == "strict":
+    if queue.header.definition.leasing == "strict":
         subscription = queue.subscription(name)
         number = subscription.number if subscription is not None else 0
         foreign = [row.id for row in rows if row.state == LEASED and row.holder != number]
         if foreign:
             ignore(broker, queue, foreign, name, "leased to another")
             rows = [row for row in rows if row.state != LEASED or row.holder == number]
-    apply(broker, queue, rows, Event.ACKNOWLEDGE, subscription=name)
+    apply(broker, queue, rows, _ACKNOWLEDGE, subscription=name)
     return len(rows)
 
 

@@ -60,7 +60,7 @@ def admit(broker: Broker, records: Records, skipped: dict[RecordPosition, str]) 
     """Take in the publishes of a step. skipped: records that failed in an earlier attempt, and
     why."""
     admission = Admission(broker)
-    at, end = 0, len(records)
+    at, end = 0, len(records.topics)
     while at < end:
         at = admission.take(records, at, skipped)
     broker.at = None
@@ -182,7 +182,7 @@ class Admission:
         producer = self._producer(vpn, messages)
         if producer is not None:  # its start numbers from there
             messages.seq = messages.header.seq + producer.receipt.base
-        if len(messages) == 1:
+        if len(messages.payloads) == 1:
             self._publish(vpn, queues, messages, producer)
             return
         checked = self._check_together(vpn, queues, messages, producer) if together else None
@@ -264,7 +264,7 @@ class Admission:
         matches = [one for one in found if one is not None]
         if not matches:
             self._refuse_unmatched(vpn, sender, message)
-        elif self._room <= 0 or self._room < sum(message.sizes()):
+        elif self._room <= 0 or self._room < sum(message.sizes()[0]):
             self._finish(vpn, message, sender, no_files(matches))
         else:
             self._finish(vpn, message, sender, check_messages(self._broker, vpn, matches, message))
@@ -275,7 +275,7 @@ class Admission:
         """Admit messages from a bridge, which gets the outcome. Several are admitted only if all
         can be stored; otherwise nothing happens and this returns False."""
         queues = queues_of_destination(self._broker, vpn, messages.header.to)
-        if len(messages) == 1:
+        if len(messages.payloads) == 1:
             self._match(vpn, queues, messages, sender)
             return True
         checked = self._check_together(vpn, queues, messages, None)
@@ -294,7 +294,8 @@ class Admission:
         self, vpn: str, messages: Incoming, producer: Answerable | None, checked: CheckedMessages
     ) -> None:
         """Store checked messages in the queues that take them, and answer."""
-        broker, header, seq, n = self._broker, messages.header, messages.seq, len(messages)
+        broker, header, seq = self._broker, messages.header, messages.seq
+        n = len(messages.payloads)
         if producer:
             producer.take(seq, n)
         if checked.no_json:
@@ -347,7 +348,7 @@ class Admission:
         segment = self._spooled.get(place)
         if segment is None:
             segment = self._spooled[place] = JournalSegment(
-                "spooled", broker.vpn_of(queue), queue.definition.name, topic=messages.topic,
+                "spooled", broker.vpn_of(queue), queue.header.definition.name, topic=messages.topic,
                 partitions=[], offsets=[], items=[], until=[],
             )  # fmt: skip
             broker.journal.segments.append(segment)

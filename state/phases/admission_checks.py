@@ -54,9 +54,9 @@ def check_messages(
     broker: Broker, vpn: str, matches: list[Match], messages: Incoming
 ) -> CheckedMessages:
     """Check messages for all queues that they match. Several messages get one outcome."""
-    payloads, sizes = messages.payloads, messages.sizes()
+    payloads, (sizes, largest) = messages.payloads, messages.sizes()
     checked = CheckedMessages(sizes, sum(sizes))
-    reason = of_broker(broker, vpn, checked.size, messages.largest())
+    reason = of_broker(broker, vpn, checked.size, largest)
     priority = messages.header.priority
     valid: bool | None = None
     for one in matches:

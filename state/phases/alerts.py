@@ -53,26 +53,23 @@ def mark(marks: Marks, now: int, *levels: int) -> None:
         del marks[:-2]
 
 
-def watch(broker: Broker) -> None:
-    """Set and clear the alerts of everything that this step touched."""
-    vpns: set[int] = set()
-    for queue in broker.in_order():
-        header = queue.header
-        if header.faulted:
+def watch(broker: Broker, queues: list[Queue]) -> None:
+    """Set and clear the alerts of everything that this step touched. queues: in order."""
+    for queue in queues:
+        if queue.header.faulted:
             continue
         broker.at = queue
-        if broker.header.vpn_limits:
-            vpns.add(header.vpn_number)
-        if queue.dropped or header.deleted:
+        if queue.dropped or queue.header.deleted:
             _clear_all(broker, queue)
         else:
             _watch_queue(broker, queue)
     broker.at = None
-    if broker.reconfigured:
-        vpns.update(broker.header.vpns.values())
-    for number in sorted(vpns):
-        _watch_vpn(broker, number)
-    if broker.header.vpns:
+    header = broker.header
+    if header.vpn_limits:
+        vpns = {q.header.vpn_number for q in queues if not q.header.faulted}
+        for number in sorted(header.vpns.values() if broker.reconfigured else vpns):
+            _watch_vpn(broker, number)
+    if header.vpns:
         _watch_broker(broker)
 
 

@@ -27,6 +27,7 @@ from ..storage.spool import Content
 from .selection import Chosen, choose_messages
 
 ROUNDS = 64
+_DELIVER, _REDELIVER = Event.DELIVER, Event.REDELIVER  # reading them from the enum is slow
 
 
 def deliver(broker: Broker) -> None:
@@ -110,16 +111,16 @@ def _serve(broker: Broker, queue: Queue, budget: Budget, looks: Budget, sharers:
     """
     broker.at = queue
     header = queue.header
-    share, own_looks = budget, looks
-    if sharers > 1:
-        share, own_looks = budget.share(sharers), looks.share(sharers)
-    before = share.rows, share.bytes, own_looks.rows, own_looks.bytes
     queue.wanted = False
     if header.egress and (header.subscriptions or header.barriers):
-        queue.wanted = _serve_within(broker, queue, share, own_looks)
-    if sharers > 1:
-        budget.take(before[0] - share.rows, before[1] - share.bytes)
-        looks.take(before[2] - own_looks.rows, before[3] - own_looks.bytes)
+        if sharers > 1:
+            share, own_looks = budget.share(sharers), looks.share(sharers)
+            before = share.rows, share.bytes, own_looks.rows, own_looks.bytes
+            queue.wanted = _serve_within(broker, queue, share, own_looks)
+            budget.take(before[0] - share.rows, before[1] - share.bytes)
+            looks.take(before[2] - own_looks.rows, before[3] - own_looks.bytes)
+        else:
+            queue.wanted = _serve_within(broker, queue, budget, looks)
     ready = header.depth - header.leased - header.delayed
     if ready > 0 and header.subscriptions and free_unacked(broker) <= 0:
         broker.header.waiting[queue.number] = True
@@ -210,13 +211,12 @@ def _send(broker: Broker, queue: Queue, chosen: Chosen, contents: list[Any]) -> 
             continue
         again = [row for row in rows if row.deliveries]
         fresh = rows if not again else [row for row in rows if not row.deliveries]
-        for some, event in ((fresh, Event.DELIVER), (again, Event.REDELIVER)):
-            if not some:
-                continue
-            apply(
-                broker, queue, some, event, holder=subscription, until=until,
-                subscription=subscription.id,
-            )  # fmt: skip
+        for some, event in ((fresh, _DELIVER), (again, _REDELIVER)):
+            if some:
+                apply(
+                    broker, queue, some, event, holder=subscription, until=until,
+                    subscription=subscription.id,
+                )  # fmt: skip
         _emit_numbered(broker, queue, subscription, rows, own, until)
         if definition.semantics == "at-most-once" or subscription.removes_on_send:
             apply(broker, queue, rows, Event.ACKNOWLEDGE, subscription=subscription.id)

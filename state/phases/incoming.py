@@ -58,27 +58,22 @@ class Incoming(msgspec.Struct):
             times, [0] * (end - at),
         )  # fmt: skip
 
-    def sizes(self) -> list[int]:
-        """The bytes of each as quotas count them: payload and application headers (Q8)."""
+    def sizes(self) -> tuple[list[int], int]:
+        """The bytes of each as quotas count them: payload and application headers (Q8). And of the
+        largest one as it is delivered: payload, key and headers."""
         lengths = list(map(len, self.payloads))
-        if not any(self.headers):  # most often
-            return lengths
-        return [n + headers_size(own) for n, own in zip(lengths, self.headers, strict=True)]
-
-    def largest(self) -> int:
-        """The bytes of the largest one as it is delivered: payload, key and headers."""
         if not any(self.headers) and not any(self.keys):  # most often
-            return max(map(len, self.payloads))
-        columns = zip(self.payloads, self.keys, self.headers, strict=True)
-        return max(len(one) + len(key or b"") + len(own or "") for one, key, own in columns)
+            return lengths, max(lengths)
+        columns = list(zip(lengths, self.keys, self.headers, strict=True))
+        largest = max(n + len(key or b"") + len(own or "") for n, key, own in columns)
+        return [n + headers_size(own) for n, _, own in columns], largest
 
     def contents(self) -> list[Content]:
         """Their contents for the spool."""
-        headers = [own.encode() if own else None for own in self.headers]
+        headers: list[bytes | None] = [None] * len(self.headers)
+        if any(self.headers):
+            headers = [own.encode() if own else None for own in self.headers]
         return list(zip(self.payloads, self.keys, headers, strict=True))
-
-    def __len__(self) -> int:
-        return len(self.payloads)
 
     @property
     def place(self) -> RecordPosition:

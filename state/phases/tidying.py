@@ -9,11 +9,10 @@ from ..queue.broker import Broker
 from ..queue.queue import Queue
 
 
-def tidy(broker: Broker) -> None:
-    """Do one step's share."""
+def tidy(broker: Broker, queues: list[Queue]) -> None:
+    """Do one step's share. queues: the touched ones, in order."""
     header, spool = broker.header, broker.spool
     merging, header.merging = header.merging, []
-    queues = broker.in_order()
     if merging:
         numbers = sorted({*merging, *broker.touched})
         queues = [queue for n in numbers if (queue := broker.queue(n)) is not None]

@@ -76,6 +76,8 @@ class Broker:
         self._to_pack: deque[Queue] = deque()  # queues that the current mark still has to write
         self.mesh = MeshInterface()  # other brokers and bridges
         self.routes: dict[tuple[str, str], Any] = {}  # a cache, see `routing`
+        self.speaker: Speaker | None = None  # the client whose command is being carried out
+        self.at: RecordPosition | Queue | None = None  # being processed, for `StepFailed`
         self.begin(header.time)
 
     @classmethod
@@ -136,8 +138,6 @@ class Broker:
         self.more_to_do = False  # the next step is due at once
         self.command_budget = Budget(self.limits.command_rows)
         self.bulk_budget = Budget(self.limits.bulk_rows, self.limits.bulk_bytes)
-        self.speaker: Speaker | None = None  # the client whose command is being carried out
-        self.at: RecordPosition | Queue | None = None  # being processed, for `StepFailed`
         self._first_new = self.spool.next_counter
         self.vain: dict[tuple[str, int], int] = {}  # commands that changed nothing, by partition
 

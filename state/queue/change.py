@@ -15,6 +15,7 @@ from .queue import Queue
 from .table import EFFECTS, RELEASED, SOURCES, Event
 
 _CANCELED = frozenset({Event.CANCEL, Event.CANCEL_LATER, Event.CANCEL_LAST})
+_ACKNOWLEDGE, _CANCEL_LAST, _RENEW = Event.ACKNOWLEDGE, Event.CANCEL_LAST, Event.RENEW  # faster
 
 
 class IllegalTransition(Exception):
@@ -90,12 +91,12 @@ def apply(
             raise IllegalTransition(f"{queue.definition.name}: {event} from state {row.state}")
     # The journal names the acknowledging subscription. If the engine itself ends leases, it names
     # each lease's holder.
-    holders: list[int] = []
-    if not subscription and event is not Event.ACKNOWLEDGE:
-        holders = [row.holder for row in rows]
+    parts = [(subscription, rows)]
+    if not subscription and event is not _ACKNOWLEDGE:
+        parts = _by_holder(queue, rows)
     to = effect.to
     if to == GONE:
-        if event is Event.CANCEL_LAST:
+        if event is _CANCEL_LAST:
             for row in rows:
                 row.cancels += 1
         _leave(broker, queue, rows)
@@ -106,18 +107,18 @@ def apply(
         _grant(broker, queue, rows, holder)
     elif holder is not None:
         _lease(broker, queue, rows, holder, until)
-    elif event is Event.RENEW:
+    elif event is _RENEW:
         _renew(queue, rows, until)
     else:
         _return(broker, queue, rows, event, to, until)
+    counters = queue.header.counters
     for name in effect.counts:
-        queue.count(name, len(rows))
+        counters[name] = counters.get(name, 0) + len(rows)
     if to != LEASED and to != MOVING:
         queue.wanted = True
     broker.touch(queue)
     if to != LEASED and to != DELAYED:
         until = NEVER
-    parts = _by_holder(queue, rows, holders) if any(holders) else [(subscription, rows)]
     for name in effect.journal:
         why = reason if name == effect.journal[-1] else ""
         if name == "consumer_rejected":
@@ -251,11 +252,13 @@ def _leave_generation(queue: Queue, row: Row) -> None:
         del header.barriers[row.generation]
 
 
-def _by_holder(queue: Queue, rows: list[Row], holders: list[int]) -> list[tuple[str, list[Row]]]:
-    """Rows by the subscription that leased each one. holders: their numbers."""
+def _by_holder(queue: Queue, rows: list[Row]) -> list[tuple[str, list[Row]]]:
+    """Rows by the subscription that leases each one."""
+    holders = {row.holder for row in rows}
+    if holders == {0}:  # most often
+        return [("", rows)]
     names = {s.number: s.id for s in queue.header.subscriptions}
-    parts = []
-    for number in sorted(set(holders)):
-        mine = [row for row, held_by in zip(rows, holders, strict=True) if held_by == number]
-        parts.append((names.get(number, ""), mine))
-    return parts
+    return [
+        (names.get(number, ""), [row for row in rows if row.holder == number])
+        for number in sorted(holders)
+    ]

@@ -43,8 +43,8 @@ class ProducerHistory:
     """
 
     __slots__ = (
-        "_broker", "_finished", "_repeated", "forgotten_at", "gaps", "high", "name",
-        "needs", "receipt", "refusals", "runs", "starts", "vpn",
+        "_broker", "_finished", "_is_earlier", "_most", "_repeated", "forgotten_at", "gaps", "high",
+        "name", "needs", "receipt", "refusals", "runs", "starts", "vpn",
     )  # fmt: skip
 
     def __init__(self, vpn: str, broker: int, name: str) -> None:
@@ -63,6 +63,8 @@ class ProducerHistory:
         self._finished: list[Receipts] = []  # receipts of this step that are complete
         self._repeated: Ranges = []  # sequences that came again in this step
         self.needs: dict[str, int] = {}
+        self._is_earlier = False  # whether a later start has superseded the sending one
+        self._most = SEQUENCE_MAX  # the sending start's highest: the next one begins behind it
 
     def state(self) -> list[Any]:
         """Its form in a page."""
@@ -90,22 +92,13 @@ class ProducerHistory:
             self.refusals = ranges.union([*self.refusals, *self.gaps])
             self.gaps = []
         self.receipt.base = next((base for name, base in self.starts if name == start), 0)
+        later = [name for name, _ in self.starts].index(start) + 1 if start else len(self.starts)
+        self._is_earlier = later < len(self.starts)
+        self._most = self.starts[later][1] if self._is_earlier else SEQUENCE_MAX
 
     def is_superseded(self, seq: int) -> bool:
         """Whether an earlier start sent this after it was superseded, or no sequences are left."""
-        if not self._is_earlier():
-            return seq > SEQUENCE_MAX
-        return seq > self._most() or ranges.contains(self.refusals, seq)
-
-    def _is_earlier(self) -> bool:
-        return bool(self.receipt.start) and self.receipt.start != self.starts[-1][0]
-
-    def _most(self) -> int:
-        """The highest sequence of the sending start: the one before the next start's first."""
-        if not self._is_earlier():
-            return SEQUENCE_MAX
-        names = [name for name, _ in self.starts]
-        return self.starts[names.index(self.receipt.start) + 1][1]
+        return seq > self._most or (self._is_earlier and ranges.contains(self.refusals, seq))
 
     def refused_as_superseded(self, seq: int, detail: str) -> None:
         """Refuse a message of an earlier start, whose sequence now belongs to a later one; or one
@@ -117,7 +110,7 @@ class ProducerHistory:
 
     def has_used_up(self, seq: int) -> bool:
         """Whether no sequences are left, because the client skipped most of them."""
-        return seq > SEQUENCE_MAX and not self._is_earlier()
+        return seq > SEQUENCE_MAX and not self._is_earlier
 
     def is_new(self, seq: int) -> bool:
         """Whether this sequence has not come before."""
@@ -188,7 +181,7 @@ class ProducerHistory:
         if self._repeated:
             self._answer_repeats()
         receipt = self.receipt
-        receipt.up_to = self._most()
+        receipt.up_to = self._most
         return bool(receipt.runs or receipt.nacks or receipt.discarded)
 
     def _finish_receipt(self) -> None:
@@ -204,7 +197,7 @@ class ProducerHistory:
     def _answer_repeats(self) -> None:
         """Answer repeated sequences. Their producer has missed receipts, so the answer covers the
         first repeated sequence and all that followed."""
-        asked, most = self._repeated[0][0], min(self.high, self._most())
+        asked, most = self._repeated[0][0], min(self.high, self._most)
         # A message of this step may fill a gap before it; the answer covers that, too.
         fresh = [[first, first + count - 1] for first, count, _ in self.receipt.runs]
         seq = min([asked, *(first for first, _ in fresh)])

@@ -22,7 +22,7 @@ from ..storage.segments import Segment
 def first_inactive(queue: Queue) -> int | None:
     """The key of the first inactive message; None if all are active. Cold delayed messages
     (`Queue.thaw_delayed`) count as the first ones, because their order is unknown."""
-    limit = queue.definition.target_queue_depth
+    limit = queue.header.definition.target_queue_depth
     if limit is None or queue.header.depth <= limit:
         return None
     limit -= queue.later.rows

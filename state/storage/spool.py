@@ -173,7 +173,8 @@ class Spool:
             size += row.size
             if at is not None:
                 if at.block != block:
-                    self._release_from(block, indexes, length)
+                    if indexes:
+                        self._release_from(block, indexes, length)
                     block, indexes, length = at.block, [], 0
                 indexes.append(at.index)
                 length += stored_length(at)
@@ -183,7 +184,8 @@ class Spool:
                 payload, key, headers = content
                 plain = key is None and headers is None
                 unplaced += len(payload) if plain else length_of(content)
-        self._release_from(block, indexes, length)
+        if indexes:
+            self._release_from(block, indexes, length)
         self.messages -= messages
         self.bytes -= size
         self.vpn_bytes[vpn] -= size
@@ -198,8 +200,6 @@ class Spool:
 
     def _release_from(self, block: int, indexes: list[int], length: int) -> None:
         """Release contents named by one block. length: their bytes together."""
-        if not indexes:
-            return
         table = self._table
         home = table.home_of(block)
         is_open = home == table.open != 0
@@ -368,11 +368,11 @@ class Spool:
 
     def files_in_use(self) -> int:
         """How many spool files these bytes fill (S8)."""
-        return -(-self.stored() // self._limits.file_bytes)
+        return -(-(self._unwritten_bytes + self._table.bytes) // self._limits.file_bytes)
 
     def file_room(self, files_max: int) -> int:
         """How many bytes may be stored before more than ``files_max`` files are needed (S8)."""
-        return files_max * self._limits.file_bytes - self.stored()
+        return files_max * self._limits.file_bytes - self._unwritten_bytes - self._table.bytes
 
     def memory_used(self) -> int:
         """Bytes of memory for contents that are in no block. Above `Limits.memory_bytes` the broker
