@@ -158,7 +158,7 @@ class _Subscribed(Consumer):
             how()
         except LeaseLost as error:  # the connection was lost meanwhile: somebody else has it
             log.warning("%s", error)
-        self._consumer.tick()
+        self._consumer.send_acks()
 
     def close(self) -> None:
         self._consumer.close()

@@ -73,7 +73,7 @@ class Flow:
         ):
             self._acked = 0
             self._sent_s = time.monotonic()
-            self.consumer.tick()
+            self.consumer.send_acks()
 
     def set_prefetch(self, prefetch: int) -> None:
         """Change how many messages it may hold. It returns those beyond that, unless the

@@ -421,11 +421,15 @@ class Consumer:
         log.error("consumer %r of queue %r: %s", self.name, self.queue, self._why)
         self._session.wake()
 
+    def send_acks(self) -> None:
+        """Send what was acknowledged so far, without waiting for more."""
+        self._settling.flush()
+
     def tick(self) -> None:
         """Send acks that are due and look after leases. Called by the session."""
         settling = self._settling
         do_every((
-            settling.dups_ok_due, settling.flush, settling.send_transport_ack,
+            settling.dups_ok_due, settling.flush_due, settling.send_transport_ack,
             self._look_after_leases,
         ))  # fmt: skip
 

@@ -12,8 +12,9 @@
 For `dups_ok`, 0 switches n or k off. With n=0 and k=0 it is treated as mode client, with n=1 and
 k=0 as auto.
 
-Acks are collected and sent as ranges. Every other command sends them first, so nothing overtakes an
-ack (C5).
+Acks are collected and sent as ranges: when they are half of the backlog, so that a consumer with a
+small one does not wait for its next message, or when the first of them is `ACKS_WAIT_MS` old. Every
+other command sends them first, so nothing overtakes an ack (C5).
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ from .prefetch import FlowArrivals, Prefetch
 
 ACK_MODES = ("auto", "client", "individual", "dups_ok", "pre_ack", "no_ack")
 DUPS_OK_COUNT = 10
+ACKS_WAIT_MS = 20  # so those of a busy consumer travel together
 
 
 @dataclass(slots=True)
@@ -110,6 +112,7 @@ class Settling:
         self._rule = rule
         self._over = over
         self._acks: list[int] = []
+        self._acks_since = 0.0  # by the session's clock, when the first of them was given
         self.working: Message | None = None  # dups_ok: the callback is working on it
         self._last_dups_ack = session.clock_ms()
 
@@ -199,12 +202,14 @@ class Settling:
     def settle(self, messages: Iterable[Message]) -> None:
         """Acknowledge these messages with the next acks."""
         with self._lock:
+            if not self._acks:
+                self._acks_since = self._session.clock_ms()
             for message in messages:
                 if self._prefetch.held.pop(message.number, None) is not None:
                     message.settle("acknowledged")
                     self._acks.append(message.number)
             pending = len(self._acks)
-        if pending >= self._session.runner.acks_most:
+        if 2 * pending >= self._rule.backlog or pending >= self._session.runner.acks_most:
             self.flush()
 
     def settle_on_arrival(self, messages: Iterable[Message]) -> None:
@@ -213,6 +218,11 @@ class Settling:
             if self._prefetch.tracks(message):
                 message.settled = True
                 self._acks.append(message.number)
+
+    def flush_due(self) -> None:
+        """Send the collected acks if they have waited long enough."""
+        if self._acks and self._session.clock_ms() - self._acks_since >= ACKS_WAIT_MS:
+            self.flush()
 
     def flush(self) -> None:
         """Send the collected acks (C5)."""
@@ -224,8 +234,8 @@ class Settling:
             try:
                 for ids in format_parts(acks):
                     bound.send(bound.about(commands.Ack, ids=ids, received=received))
-            except BaseException:  # not sent: with the next ones
-                self._acks = acks + self._acks
+            except BaseException:  # not sent: with the next ones, as soon as something is due
+                self._acks, self._acks_since = acks + self._acks, 0.0
                 raise
 
     def reset(self) -> None:

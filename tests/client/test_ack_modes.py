@@ -8,7 +8,8 @@ import time
 from typing import Any
 
 import pytest
-from client.threaded import connect, engine, wait_for
+from client.threaded import WAIT_S, connect, engine, wait_for
+from lakequeue.client.consumer import settling
 from lakequeue.protocol import ConfigError, LakequeueError, LeaseLost, commands
 from rules.harness import Bench, drain, ids
 
@@ -422,3 +423,33 @@ def test_C4_what_is_acknowledged_already_does_not_come_again_and_that_is_said(
     done = {"cancel": "canceled", "reject": "rejected"}[what]
     assert f"message 1 of queue 'orders' is not {done}: it was settled before" in caplog.text
     assert bench.seen()["acknowledged"] == 1
+
+
+def test_acks_are_sent_for_half_of_the_backlog_or_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A consumer with a small backlog gets its next message at once."""
+    made = engine(ORDERS)
+    connection, wire = connect(made)
+    monkeypatch.setattr(settling, "ACKS_WAIT_MS", 3_600_000)
+    with connection, connection.producer() as producer:
+        for n in range(12):
+            producer.send("orders", f"{n}")
+
+        def acked(backlog: int, count: int) -> list[str]:
+            with connection.consumer(
+                "orders", ack_mode="individual", max_backlog=backlog
+            ) as consumer:
+                for _ in range(count):
+                    message = consumer.receive(WAIT_S)
+                    assert message is not None
+                    message.ack()
+                return [command["ids"] for command in wire.said("ack")]
+
+        assert acked(1, 1) == ["1"]
+        assert acked(10, 4) == ["1"]
+        assert acked(10, 5) == ["1", "2-5", "6-10"]  # what is left is sent with `close`
+        monkeypatch.setattr(settling, "ACKS_WAIT_MS", 0)
+        with connection.consumer("orders", ack_mode="individual", max_backlog=10) as consumer:
+            message = consumer.receive(WAIT_S)
+            assert message is not None
+            message.ack()
+            wait_for(lambda: wire.said("ack")[-1]["ids"] == "11")

@@ -247,7 +247,7 @@ def test_acks_that_follow_each_other_travel_together(
     monkeypatch.setattr(time, "monotonic", lambda: 100.0)
     sent: list[int] = []
     consumer = SimpleNamespace(
-        has_messages=False, is_closed=False, tick=lambda: sent.append(flow.held)
+        has_messages=False, is_closed=False, send_acks=lambda: sent.append(flow.held)
     )
     connection = SimpleNamespace(consumer=lambda *_, **__: consumer)
     link: Any = SimpleNamespace(connection=connection, consumers=SimpleNamespace(add=print))
