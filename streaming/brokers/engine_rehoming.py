@@ -19,6 +19,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -31,6 +32,7 @@ from ...mesh.rehome import Rehomed, Resting, rehome
 from ...protocol import LakequeueError, NotConnected, topics
 from ...protocol.folders import Folder
 from ...protocol.journal import Journal, JournalSegment
+from ...protocol.state_files import step_of
 from ...replica.driver import Snapshot
 from ...sources.live import kafka_client
 from ...sources.replay_inputs import read_steps
@@ -191,6 +193,7 @@ class EngineRehoming:
                 room -= known[-1].size
             try:
                 for one in known:
+                    self._check_begun(one)
                     self._check_ended(one)
                 return _States.of(known, self._rehome(known, change))
             except NotAtRest as error:
@@ -201,6 +204,14 @@ class EngineRehoming:
                 broker.resting = True
             self._application.start_queries(brokers)
             time.sleep(HEAR_S)
+
+    def _check_begun(self, known: _BrokerState) -> None:
+        """Raises NotAtRest if the broker has not begun with the state of the change before, as when
+        its query failed: a change of its older state would lose that one."""
+        name = known.resting.name
+        file = self._folder.rebuilt(name)
+        if file and step_of(Path(file)) > known.own.step:
+            raise NotAtRest(f"broker {name!r} has not begun since the last change")
 
     def _check_ended(self, known: _BrokerState) -> None:
         """Raises NotAtRest if the log has steps that the state does not know."""

@@ -118,8 +118,10 @@ def test_R3_the_same_clients_go_on_with_a_home_made_of_the_tables(place: Place) 
     them all the same (M4)."""
     engine, new = place.running(), place.folder / "new"
     with lakequeue.connect(place.url, client_name="same") as connection:
-        connection.admin().add_broker("x")
-        connection.admin().remove_broker("x")
+        admin = connection.admin()
+        admin.add_broker("x")
+        until(lambda: all(b["state"] == "running" for b in admin.brokers()), 60, "all run")
+        admin.remove_broker("x")
 
         def lose() -> None:
             engine.kill()
@@ -132,7 +134,7 @@ def test_R3_the_same_clients_go_on_with_a_home_made_of_the_tables(place: Place) 
             assert made.messages == COUNT - 10
             place.start("new").wait_ready()
 
-        replays(connection.admin(), new, goes_on(connection, engine.home, lose))
+        replays(admin, new, goes_on(connection, engine.home, lose))
 
 
 def goes_on(connection: Any, old: Path, lose: Callable[[], None]) -> list[int]:

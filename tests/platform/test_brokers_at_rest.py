@@ -18,7 +18,7 @@ from lakequeue.mesh.rehome import Resting
 from lakequeue.protocol import commands as c
 from lakequeue.protocol.errors import LakequeueError, NotConnected
 from lakequeue.protocol.journal import JournalSegment
-from lakequeue.protocol.state_files import is_newer, restore
+from lakequeue.protocol.state_files import is_newer, restore, step_of
 from lakequeue.replica.driver import Snapshot
 from lakequeue.state import DictStore, Home, Limits
 from lakequeue.state.queue.broker import Broker
@@ -35,29 +35,31 @@ READ = ("default.publish", 16, 5)
 SAID = JournalSegment("spooled", "default", "q", [1], step=STEP)
 
 
-def known(name: str, number: int) -> at_rest._BrokerState:
+def known(name: str, number: int, step: int = STEP) -> at_rest._BrokerState:
     """A broker at rest that knows the others; the last has something to say yet."""
     broker = Broker.load(DictStore(), Home(name, number, 1, b"secret"), Limits())
     broker.mesh = Mesh.load(broker)
     broker.begin(1)
-    broker.header.step = STEP
+    broker.header.step = step
     broker.mesh.commands[c.Peers]("default", c.Peers(brokers=NUMBERS, groups={}))
     broker.end()
     broker.mark()
-    own = Snapshot(STEP, 1, [READ] if name == "c" else [], journal=[SAID] if name == "c" else [])
+    own = Snapshot(step, 1, [READ] if name == "c" else [], journal=[SAID] if name == "c" else [])
     offsets = {(topic, at): offset for topic, at, offset in own.offsets}
     return at_rest._BrokerState(own, Resting(name, number, broker.store.pages, offsets))
 
 
 class Rests:
     """An engine of three brokers. did: what it has done, in its order; unrest: how often it is not
-    at rest; lost: numbers that were given in vain; heard: what removed brokers said at last."""
+    at rest; lost: numbers that were given in vain; heard: what removed brokers said at last;
+    begins: whether loops that are started begin."""
 
     def __init__(self, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.engine = Engine("127.0.0.1:1", home, parse_configuration({"brokers": ["a", "b", "c"]}))
         self.did: list[str] = []
         self.quiet: list[int] = []  # what was done before no message was taken any more
         self.unrest = self.lost = 0
+        self.begins = True
         self.heard: list[tuple[str, str]] = []
         self.folder = self.engine._folder
         self.folder.open(self.engine.trigger)
@@ -74,12 +76,16 @@ class Rests:
         monkeypatch.setattr(application, "start_queries", self._start)
         monkeypatch.setattr(self.engine.captured, "share_out", self._share_out)
         self.read = rehoming._read
-        monkeypatch.setattr(rehoming, "_read", lambda broker, _: known(broker.name, broker.number))
+        monkeypatch.setattr(rehoming, "_read", self._known)
         monkeypatch.setattr(rehoming, "_check_ended", self._check_ended)
         monkeypatch.setattr(rehoming, "_begin", lambda new: did.append(f"begin {new.number}"))
         monkeypatch.setattr(rehoming, "_tell_peers", lambda: did.append("peers"))
         monkeypatch.setattr(rehoming, "_gone", lambda gone: did.append(f"gone {gone}"))
         self.engine._transport = self  # type: ignore[assignment]
+
+    def _known(self, broker: BrokerQuery, _: int) -> at_rest._BrokerState:
+        file = self.folder.rebuilt(broker.name) if self.begins else ""
+        return known(broker.name, broker.number, step_of(Path(file)) if file else STEP)
 
     def _start(self, brokers: Iterable[BrokerQuery]) -> None:
         self.did.append("start " + " ".join(b.name + "?" * b.resting for b in brokers))
@@ -178,6 +184,22 @@ def test_M4_what_is_between_brokers_is_heard_before(rests: Rests) -> None:
     rests.engine.remove_broker("b")
     heard = ["end 3", "start a? b? c?"]
     assert rests.did == [*heard, *heard, "end 3", "share out", "peers", "gone b", "start a c"]
+
+
+def test_M4_a_change_waits_until_all_have_begun_with_the_one_before(
+    rests: Rests, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A query that fails before its first batch has put nothing into Spark's state."""
+    rests.engine.remove_broker("b")
+    before = [begins(rests.folder, name) for name in "ac"]
+    monkeypatch.setattr(at_rest, "REST_S_MAX", 0.0)
+    rests.begins = False
+    with pytest.raises(LakequeueError, match="broker 'a' has not begun since the last change"):
+        rests.engine.remove_broker("c")
+    assert [begins(rests.folder, name) for name in "ac"] == before
+    rests.begins = True
+    rests.engine.remove_broker("c")
+    assert begins(rests.folder, "a").step == STEP + 2
 
 
 def test_M4_topics_that_cannot_be_shared_out_are_said_and_no_number_is_given(
