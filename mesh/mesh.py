@@ -132,8 +132,7 @@ class Mesh(Routes):
     @property
     def commands(self) -> Commands:
         """See `MeshInterface`."""
-        facts = self.facts  # not `has_met`, because every command comes here
-        return self._of_home if facts.brokers or facts.peers else self._alone
+        return self._of_home if self.has_met else self._alone
 
     @property
     def brokers(self) -> tuple[str, ...]:
@@ -154,9 +153,8 @@ class Mesh(Routes):
     def hear(self, records: Records, skipped: Mapping[RecordPosition, str]) -> None:
         """Read records of the others and of other homes, retry refused lanes, and hand over to
         other VPNs."""
-        facts = self.facts
-        if records.topics or facts.peers or facts.brokers:  # most brokers are alone
-            if facts.rejoined:
+        if records.topics or self.has_met:  # most brokers are alone, and most steps hear nothing
+            if self.facts.rejoined:
                 self._greet()
             self._keeper.say_untold()
             for at in range(len(records)):
@@ -166,7 +164,7 @@ class Mesh(Routes):
                 self._repeat_all(sender)
             self._repeated.clear()
             self._end_moves()
-            stand_ins.retry(self._broker, facts)
+            stand_ins.retry(self._broker, self.facts)
         if self.bridges.links:
             cross(self._broker, self.bridges, partial(self._bring_here, skipped))
 

@@ -1,7 +1,7 @@
 """The offsets from which brokers read after the home's brokers changed (M4, M5).
 
 Each queue continues where its reader of a captured topic stopped. A broker that takes over begins
-at the earliest of these offsets. Its other queues skip the records that they have had, up to their
+at the earliest such offset. Its other queues skip the records that they have had, up to their
 *floors* (`QueueHeader.floors`). The heir reads the partitions of a removed broker's clients.
 """
 

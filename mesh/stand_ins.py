@@ -173,12 +173,14 @@ def send(
         [len(content[0]) + row.size for row, content in zip(rows, contents, strict=True)]
     ):
         packed, own = _encode(rows[part]), contents[part]
-        message = Carry(vpn, name, facts.entries[vpn][name].move, packed, own) if is_leaving else (
-            HandOver(
+        message: Carry | HandOver
+        if is_leaving:
+            message = Carry(vpn, name, facts.entries[vpn][name].move, packed, own)
+        else:
+            message = HandOver(
                 vpn, name, lane is not None, 0 if lane is None else lane.attempt,
                 subscription.filter, packed, own, born_of(facts, vpn, name),
-            )
-        )  # fmt: skip
+            )  # fmt: skip
         say(broker, facts, subscription.broker, message)
 
 
@@ -250,8 +252,8 @@ def answered(broker: Broker, facts: MeshFacts, sender: int, message: Answer) -> 
         _refused(broker, facts, queue, sender, message)
     elif message.why:
         _not_granted(broker, facts, queue, sender, message)
-    for task in queue.header.tasks[:1]:  # the queue's move may have waited for this
-        task.waits = False
+    if queue.header.tasks:  # the queue's move may have waited for this
+        queue.header.tasks[0].waits = False
         resume(broker, queue)
 
 

@@ -2,8 +2,8 @@
 
 The engine counts in whole milliseconds and whole bytes. A duration is written `500ms`, `30s`,
 `15m`, `2h`, `1d`, or as a number of seconds. A size is written `64KB`, `10MB`, `5GB` (powers of
-ten), `KiB`, `MiB`, `GiB` (powers of two), or as a number of bytes. What is written here is read
-back to the same number.
+ten), `KiB`, `MiB`, `GiB` (powers of two), or as a number of bytes. A number that this
+module writes, it reads back unchanged.
 """
 
 from __future__ import annotations

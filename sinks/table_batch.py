@@ -75,7 +75,7 @@ class TableBatch:
         return iter(self.write(records_of(some, self.ids) for some in found))
 
     def write(self, batches: Iterable[pa.RecordBatch]) -> list[tuple[str, str]]:
-        """Write the files of these records (`RECORDS`). If that fails, no file is left."""
+        """Write the files for batches of records (`RECORDS`). If that fails, no file is left."""
         files = TableFiles(folder(self.tables), self.now_s)
         read = 0
         try:

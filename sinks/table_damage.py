@@ -12,7 +12,7 @@ rules of Delta's protocol, and the table is repaired with the smallest change:
     data files that are missing      a new version says that they are removed
     no log, or none from its begin   the table is set aside and recreated
 
-What is set aside is kept in `.aside/`, beside the tables.
+The parts that are set aside go to `.aside/`, beside the tables.
 """
 
 from __future__ import annotations

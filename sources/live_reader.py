@@ -316,8 +316,8 @@ class Reader(threading.Thread):
 
     def _settle_doubts(self) -> None:
         """Find out what became of partitions that have changed. Until then they are not read; then
-        they continue where `same_topic.go_on` says. What was read of them before is taken first: a
-        step never has offsets of two topics."""
+        they continue where `same_topic.go_on` says. Steps take the records that were read before
+        that first, since no step has offsets of two topics."""
         while self._told_doubts:
             place = self._told_doubts.popleft()
             if place in self._next and place not in self._doubts:

@@ -74,9 +74,9 @@ def _places(offsets: dict[str, dict[str, int]]) -> dict[PartitionId, int]:
 
 
 def read_ranges(kafka: dict[str, Any], ranges: Ranges) -> Iterator[list[Any]]:
-    """The records of these offsets in chunks, each partition's in order, as a broker's loop gets
-    them: without records that Kafka deleted or a transaction aborted. Waits for the end of an open
-    transaction. kafka: how to reach it. Raises NotConnected after 30 s without a record.
+    """Read ranges of offsets; yields records in chunks, each partition's in order, as a broker's
+    loop gets them: without records that Kafka deleted or a transaction aborted. Waits for the end
+    of an open transaction. kafka: how to reach it. Raises NotConnected after 30 s without a record.
 
     Logs of steps are read uncommitted, since their transactions are a fence (`sinks.log_writer`).
     """

@@ -213,7 +213,7 @@ def as_offsets(
 
 
 def without(places: Mapping[PartitionId, int], names: set[str]) -> dict[PartitionId, int]:
-    """The places without those of these topics."""
+    """The partitions of all other topics. names: the topics to leave out."""
     return {place: at for place, at in places.items() if place[0] not in names}
 
 

@@ -86,7 +86,7 @@ class ReplayInputs:
             self._consumer.assign([TopicPartition(*place, at) for place, at in first.items()])
 
     def take(self, ranges: tuple[Range, ...]) -> Batch:
-        """The records of these ranges. Raises Gone if none comes for 30 s."""
+        """Read the ranges of a step. Raises Gone if no record comes for 30 s."""
         found = {}
         for r in ranges:
             place = r.topic, r.partition

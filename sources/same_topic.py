@@ -169,8 +169,8 @@ class TopicsNow:
         return found
 
     def places(self, places: Iterable[PartitionId]) -> dict[PartitionId, Found]:
-        """The state of these partitions, as far as Kafka answers. A topic that changes meanwhile
-        counts as no answer."""
+        """Ask Kafka for the state of partitions. One that it does not answer for is left out, as is
+        a topic that changes meanwhile."""
         asked = list(places)
         before = self.ids(name for name, _ in asked)
         first = self.ends(asked, OffsetSpec.earliest())

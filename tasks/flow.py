@@ -14,8 +14,7 @@ from typing import Any
 from ..client import Consumer, Message
 from .engine_link import EngineLink
 
-ACKS_PART = 2  # acks are sent when there are this many of the prefetch,
-GATHER_S = 0.01  # or this long after the last ones
+GATHER_S = 0.01  # acks that follow the last ones by less than that travel together
 
 Deliver = Callable[["Flow", Message], Any]
 
@@ -33,7 +32,6 @@ class Flow:
         self.retired = False  # cancelled
         self.parked = False  # it has returned the messages that waited here
         self._prefetch = prefetch
-        self._acked = 0  # acks that the engine may not have yet
         self._sent_s = 0.0  # when it last sent acks
         mode = "no_ack" if no_ack else "individual"
         self.consumer: Consumer = link.connection.consumer(
@@ -58,20 +56,16 @@ class Flow:
         return message
 
     def settled(self, acknowledged: bool) -> None:
-        """Note that one message was settled. Acks that follow each other closely travel together,
-        at the latest when the client looks for what is due; but a consumer with nothing left to do
-        sends them at once."""
+        """Note that one message was settled. The client gathers acks (`settling`); but an ack after
+        a pause, or of a consumer with nothing left to do, is sent at once."""
         self.held -= 1
-        self._acked += acknowledged
         if self.retired:
             if self.held <= 0:
                 self.consumer.close()
-        elif self._acked and (
-            self._acked * ACKS_PART >= self._prefetch
-            or not (self.held or self.consumer.has_messages)
+        elif acknowledged and (
+            not (self.held or self.consumer.has_messages)
             or time.monotonic() - self._sent_s >= GATHER_S
         ):
-            self._acked = 0
             self._sent_s = time.monotonic()
             self.consumer.send_acks()
 

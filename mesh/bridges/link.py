@@ -163,7 +163,7 @@ def _send(
     contents = broker.spool.contents(rows)
     if None in contents:
         lose(broker, queue, rows, contents)
-        return len(rows), 0  # the next record has the rest of these lanes
+        return len(rows), 0  # the next record has the rows that are left
     (holder,) = (one for one in queue.header.subscriptions if one.number == NUMBER)
     apply(broker, queue, rows, Event.GRANT, holder=holder, subscription=SUBSCRIPTION)
     number, size = link.next_send, sum(row.size for row in rows)
