@@ -152,6 +152,8 @@ def _serve_within(broker: Broker, queue: Queue, share: Budget, looks: Budget) ->
         _send(broker, queue, chosen, contents)
         if chosen.unfinished:
             return True
+        if chosen.last and not header.barriers:
+            return share.spent
 
 
 def lose(broker: Broker, queue: Queue, rows: list[Row], contents: list[Content | None]) -> None:

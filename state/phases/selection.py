@@ -25,11 +25,13 @@ from ..storage.segments import Segment
 
 
 class Chosen(msgspec.Struct):
-    """Messages and the receiver of each. unfinished: a budget ended the search."""
+    """Messages and the receiver of each. unfinished: a budget ended the search; last: no
+    subscription can take another message."""
 
     rows: list[Row] = []
     receivers: list[Candidate] = []
     unfinished: bool = False
+    last: bool = False
 
 
 def choose_messages(
@@ -45,6 +47,7 @@ def choose_messages(
         own, others = [c for c in own if c.free], []
     chosen = _chosen(broker, queue, own, room, free_unacked, budget, looks)
     if not others or chosen.rows or chosen.unfinished:
+        chosen.last = chosen.last and not others
         return chosen
     # Other brokers get what no consumer here can take (H4).
     return _chosen(broker, queue, others, UNLIMITED, free_unacked, budget, looks)
@@ -61,16 +64,19 @@ def _chosen(
     kinds = {(c.subscription.filter, c.room == UNLIMITED) for c in candidates}
     if len(kinds) == 1:
         text, free = kinds.pop()
-        most = min(sum([c.room for c in candidates]), budget.rows, most_at_once(queue))
+        rooms = sum([c.room for c in candidates])
+        most = min(rooms, budget.rows, most_at_once(queue))
         if not free:  # else they leave on send, without a lease
             most = min(most, room, free_unacked)
         rows = search.take(text, most, free)
         receivers = share(definition.fairness_model, candidates, len(rows), header.served)
+        last = len(rows) == rooms
     else:
+        last = False
         rows, receivers = _one_by_one(queue, search, candidates, room, free_unacked)
     if receivers:
         header.served = receivers[-1].subscription.number
-    return Chosen(rows, receivers, search.unfinished or budget.spent)
+    return Chosen(rows, receivers, search.unfinished or budget.spent, last)
 
 
 def most_at_once(queue: Queue) -> int:

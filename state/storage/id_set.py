@@ -60,6 +60,8 @@ class IdSet:
                 bitmap = self._groups[number] = bytearray(BITMAP_BYTES)
                 _flip(bitmap, group, present=False)
                 _flip(bitmap, lows, present=False)
+            elif not group or group[-1] < lows[0]:  # most often: messages get ascending ids
+                group.extend(lows)
             else:
                 self._groups[number] = array("H", sorted([*group, *lows]))
 

@@ -90,7 +90,7 @@ by_arrival = attrgetter("seq")  # the order of arrival
 def follow(rows: Iterable[Row], last: int) -> bool:
     """Whether rows are in order behind this key, and are ready, without lanes and barriers."""
     for row in rows:
-        key = by_key(row)
+        key = by_key(row) if row.level or row.generation else row.seq
         if key <= last or row.state != READY or row.lane or row.barrier:
             return False
         last = key

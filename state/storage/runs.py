@@ -38,8 +38,8 @@ class Runs:
     """Cold rows in ascending order of ``by``. Keys and ids are unique."""
 
     __slots__ = (
-        "_due", "_first", "_groups", "_ids", "_latest", "_limits", "_merges", "_next", "_ordered",
-        "_pages", "_segments", "_unseen", "by", "bytes", "rows",
+        "_due", "_first", "_groups", "_ids", "_last", "_latest", "_limits", "_merges", "_next",
+        "_ordered", "_pages", "_segments", "_unseen", "by", "bytes", "rows",
     )  # fmt: skip
 
     def __init__(
@@ -57,6 +57,7 @@ class Runs:
         self._latest: tuple[int, list[int]] = (0, [])  # the segment that was read last, its ids
         self._due: list[tuple[int, int]] = []  # heap: (due, segment); lazy
         self._first: Segment | None = None
+        self._last: Segment | None = None  # the one that ends last
         self._ordered: list[Segment] | None = []  # None: must be sorted again
         self._unseen: dict[int, Segment | None] = {}  # a cache for `unseen`
 
@@ -122,7 +123,7 @@ class Runs:
 
     def last(self) -> int | None:
         """The key of the last cold row."""
-        return max((group.last for group in self._all_groups() if group.segments), default=None)
+        return None if self._last is None else self._last.last
 
     def due(self) -> int:
         """The earliest deadline of a cold row, or NEVER."""
@@ -226,16 +227,21 @@ class Runs:
         """Add sorted rows behind all others. No filter has read them. Their page is written later,
         so a row that comes alone costs no page."""
         self._count(rows)
+        self._latest = (0, [])
+        tail = self._last
+        if (
+            tail is not None and not tail.group.merge
+            and tail.rows + len(rows) < self._limits.segment_rows
+        ):  # fmt: skip
+            self._grow(tail, rows, [])  # most often
+            return
         group = self._group_before(self.by(rows[0]))
         if group is None:
             group = Group([])
             self._groups.append(group)
-        before = len(group.segments)
         self._extend(group, rows, [])
-        self._latest = (0, [])
-        if len(group.segments) > before:
-            self._plan()
-            self._changed()
+        self._plan()
+        self._changed()
 
     def take(self) -> list[Row]:
         """Remove the first segment and return its rows. Other segments may overlap it, so compare
@@ -357,14 +363,19 @@ class Runs:
                 at += tail.rows
             else:
                 part = rows[at : at + step - tail.rows]
-                self._pages.load(tail).extend(part)
-                tail.looked = common(tail.looked, looked)
-                tail.skip = 0
-                self._count_in(tail, part)
+                self._grow(tail, part, looked)
                 at += len(part)
             self._pages.unwritten[tail.number] = tail
             if tail.rows >= step:
                 self._close(output)
+
+    def _grow(self, tail: Segment, rows: Sequence[Row], looked: list[int]) -> None:
+        """Add rows behind those of a segment. It stays in memory, its page is not written yet."""
+        self._pages.load(tail).extend(rows)
+        tail.looked = common(tail.looked, looked)
+        tail.skip = 0
+        self._count_in(tail, rows)
+        self._pages.unwritten[tail.number] = tail
 
     def _close(self, output: Group) -> None:
         """Write the last segment of a group. It gets no more rows."""
@@ -444,11 +455,20 @@ class Runs:
         """Add rows at the end of a segment to its summary."""
         segment.last = self.by(rows[-1])
         segment.rows += len(rows)
-        segment.bytes += sum([row.size for row in rows])
-        ids = [row.id for row in rows]
-        segment.id_first = min(segment.id_first, min(ids))
-        segment.id_last = max(segment.id_last, max(ids))
-        due = min([row.due for row in rows])
+        first, last, due, size = segment.id_first, segment.id_last, NEVER, 0
+        for row in rows:  # in one pass, since it is done for every message that becomes cold
+            size += row.size
+            number, expires, until = row.id, row.expires, row.until
+            if number > last:
+                last = number
+            elif number < first:
+                first = number
+            if expires < due:
+                due = expires
+            if until < due:
+                due = until
+        segment.bytes += size
+        segment.id_first, segment.id_last = first, last
         if due < segment.due:
             segment.due = due
             self._watch(segment)
@@ -479,8 +499,9 @@ class Runs:
         """Update what depends on the list of segments and their first keys."""
         self._ordered = None
         self._unseen.clear()
-        fronts = [group.segments[0] for group in self._all_groups() if group.segments]
-        self._first = min(fronts, key=_FIRST, default=None)
+        groups = [group for group in self._all_groups() if group.segments]
+        self._first = min([group.segments[0] for group in groups], key=_FIRST, default=None)
+        self._last = max([group.segments[-1] for group in groups], key=_LAST, default=None)
 
     def _watch(self, segment: Segment) -> None:
         if segment.due == NEVER:
