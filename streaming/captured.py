@@ -19,19 +19,20 @@ import logging
 from collections.abc import Callable, Collection, Iterable, Mapping
 
 from confluent_kafka import KafkaException
+from kafka.errors import KafkaError
 
 from ..client.connection import Connection
 from ..client.kafka import open_kafka
 from ..client.kafka.base import require_broker
 from ..definitions import Configuration
-from ..protocol import NotConnected, commands, topics
+from ..protocol import LakequeueError, NotConnected, commands, topics
 from ..protocol.bounds import RECORD_BYTES_MAX
 from ..sinks.record_limits import limits_of
 from ..sources.discovery import Discovery, captured_topics, peer_topics
 from ..sources.live import quiet_client
 from .broker_query import BrokerQuery
 from .home.home_folder import HomeFolder
-from .kafka.topics_admin import ensure_topics
+from .kafka.topics_admin import ensure_topics, topics_of
 
 log = logging.getLogger("lakequeue.engine")
 
@@ -56,6 +57,7 @@ class CapturedTopics:
         self._texts = {q.underlying_topic for q in configuration.queues}
         self._discovery: Discovery | None = None
         self._limits: dict[str, int] | None = None
+        self._numbers = 1  # of brokers, that the VPNs' topics have partitions for
         self.partitions: dict[str, int] = {}
         self.reads: list[str] = []
         self.unasked: set[tuple[str, str]] = set()  # broker, VPN
@@ -79,6 +81,7 @@ class CapturedTopics:
         self.partitions = ensure_topics(
             self._bootstrap, self._vpns, (), self._brokers, count, before
         )
+        self._numbers = count
 
     def watch(self) -> None:
         """Begin to look for topics."""
@@ -117,12 +120,25 @@ class CapturedTopics:
 
     def _found(self, sizes: dict[str, int]) -> None:
         """Take the list of all topics."""
+        if lost := topics_of(self._vpns).difference(sizes):
+            self._make_again(lost)
         if captured_topics(sizes, list(self._texts)) != self.reads:
             self.more = True
         if self._peer_topics(sizes) != self.peer_topics():
             self.more = True
         if self._limits is not None and self._limits_now(sizes) != self._limits:
             self.more = True
+
+    def _make_again(self, lost: Collection[str]) -> None:
+        """Make topics of the VPNs that somebody deleted: without them nothing moves."""
+        log.error(
+            "somebody deleted topics of the engine, which makes them again; unread records in them "
+            "are lost: %s", ", ".join(sorted(lost)),
+        )  # fmt: skip
+        try:
+            ensure_topics(self._bootstrap, self._vpns, (), (), self._numbers, self._numbers)
+        except (LakequeueError, KafkaError) as error:
+            log.error("topics cannot be made again, the engine tries once more: %s", error)
 
     def peer_topics(self) -> list[str]:
         """The existing topics with records for the brokers, for the queries that start now."""

@@ -309,7 +309,8 @@ class ConfluentTransport(KafkaTransport):
         without an error. So a transport that has received nothing looks at the partitions' ends
         every 3 s. Records that were there at one look and have not come by the next are fetched
         with a new consumer, from the next offset. Once per end, because only transaction markers
-        may be left, which no reader gets.
+        may be left, which no reader gets. A recreated topic, which ends before the next offset, is
+        read from its beginning.
         """
         now = time.monotonic()
         if now < self._look_at:
@@ -325,9 +326,11 @@ class ConfluentTransport(KafkaTransport):
                     break
                 continue
             end, mine = answer.result().offset, self._next[key]
-            if mine == self._asked_next[key] and mine < end != self._helped.get(key):
+            if mine == self._asked_next[key] and mine != end != self._helped.get(key):
                 self._helped[key] = end
                 stuck = True
+                if end < mine:
+                    self._next[key] = 0  # the topic was deleted and recreated
         if stuck and self._consumer is not None:
             LOGGER.warning("the Kafka consumer has stalled; a new one takes over")
             self._consumer.close()

@@ -43,6 +43,11 @@ PUBLISH_CONFIG = {"message.timestamp.type": "LogAppendTime"}
 DIRECTORY_CONFIG = {"cleanup.policy": "compact"}
 
 
+def topics_of(vpns: Iterable[str]) -> set[str]:
+    """The topics that each of these VPNs has."""
+    return {topics.topic(vpn, kind) for vpn in vpns for kind in PARTITIONS}
+
+
 def ensure_topics(
     bootstrap: str,
     vpns: Collection[str],

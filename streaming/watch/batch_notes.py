@@ -176,7 +176,7 @@ _OF_TOPIC = {
               "shorter than the engine was down",
     ),
     "anew": (
-        ANEW, "%s records are in topic %r, which was deleted and recreated: it is read from "
+        ANEW, "%s new records are in topic %r, which was deleted and recreated: it is read from "
               "its beginning; unread records of the old one are gone",
     ),
     "back": (
@@ -224,7 +224,8 @@ class BatchNotes:
                     "of its commands while others send", rest,
                 )  # fmt: skip
             case "refused":
-                log.error("Kafka does not take records for %s", rest)
+                topic, _, why = rest.partition(":")
+                log.error("Kafka does not take records for topic %r: %s", topic, why)
             case "stopped" | "worker":
                 self._on_word(broker, kind, rest)
 

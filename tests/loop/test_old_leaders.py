@@ -53,17 +53,18 @@ def test_a_client_looks_up_an_end_again(code: int, monkeypatch: pytest.MonkeyPat
     assert transport._end("t", 0) == 7
 
 
-def test_the_watch_for_a_stalled_consumer_sees_again() -> None:
+@pytest.mark.parametrize(("at", "then"), [(3, 3), (9, 0)])  # 9: the topic was recreated
+def test_the_watch_for_a_stalled_consumer_sees_again(at: int, then: int) -> None:
     admin = Admin(KafkaError.FENCED_LEADER_EPOCH)
     transport = object.__new__(ConfluentTransport)
     transport._admin, transport._consumer = admin, None  # type: ignore[assignment]
     transport._listening = threading.RLock()
-    transport._next, transport._asked_next, transport._helped = {("t", 0): 3}, {("t", 0): 3}, {}
+    transport._next, transport._asked_next, transport._helped = {("t", 0): at}, {("t", 0): at}, {}
     transport._asked = {}
     for _ in range(3):
         transport._look_at = 0.0
         transport._watch()
-    assert transport._helped == {("t", 0): 7}
+    assert (transport._helped, transport._next) == ({("t", 0): 7}, {("t", 0): then})
 
 
 def test_the_codes_are_those_of_the_library() -> None:

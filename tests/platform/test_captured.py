@@ -19,9 +19,10 @@ from lakequeue.sources.kafka_source import publish_topics, tables_topics
 from lakequeue.streaming import captured
 from lakequeue.streaming.captured import CapturedTopics
 from lakequeue.streaming.home.home_folder import HomeFolder
+from lakequeue.streaming.kafka.topics_admin import topics_of
 from lakequeue.streaming.watch.batch_notes import BatchNotes
 
-OWN = {"default.publish": 8, "default.commands": 1, "broker-0.steps": 1}
+OWN = {**dict.fromkeys(topics_of(["default"]), 8), "broker-0.steps": 1}
 QUEUES = [
     {"name": "orders", "message_type": "json"},
     {
@@ -38,9 +39,17 @@ class Kafka:
         self.topics = dict(OWN)
         self.looks = 0
         self.away = False
+        self.asked: list[list[str]] = []  # of which VPNs topics were made, each time
         monkeypatch.setattr(captured, "Discovery", self._discovery)
         monkeypatch.setattr(captured, "require_broker", lambda bootstrap: None)
-        monkeypatch.setattr(captured, "ensure_topics", lambda *_: dict(self.topics))
+        monkeypatch.setattr(captured, "ensure_topics", self._ensure)
+
+    def _ensure(self, bootstrap: str, vpns: list[str], *_: object) -> dict[str, int]:
+        self.asked.append(vpns)
+        if self.away:
+            raise NotConnected("no Kafka broker answers")
+        self.topics = OWN | self.topics
+        return dict(self.topics)
 
     def _discovery(self, kafka: object, found: object) -> Kafka:
         self.tell = found
@@ -102,6 +111,26 @@ def test_what_comes_to_exist_is_read_and_what_is_gone_is_not(kafka: Kafka, tmp_p
     assert topics.more
     topics.learn()
     assert topics.reads == ["sensor-7"]
+
+
+def test_what_somebody_deleted_of_the_engines_topics_is_made_again(
+    kafka: Kafka, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    opened(tmp_path)
+    kafka.now()
+    assert kafka.asked == [["default"]], "at the start; then nothing is missing"
+    del kafka.topics["default.deliveries"]
+    kafka.tell(dict(kafka.topics))  # type: ignore[operator]
+    assert kafka.asked == [["default"]] * 2
+    assert "default.deliveries" in kafka.topics
+    assert "default.deliveries" in caplog.text
+    del kafka.topics["default.receipts"]
+    gone, kafka.away = dict(kafka.topics), True
+    kafka.tell(gone)  # type: ignore[operator]
+    assert "no Kafka broker answers" in caplog.text, "and the thread goes on"
+    kafka.away = False
+    kafka.tell(gone)  # type: ignore[operator]
+    assert "default.receipts" in kafka.topics
 
 
 def test_the_brokers_hear_once_which_named_topics_exist(kafka: Kafka, tmp_path: Path) -> None:
