@@ -15,7 +15,6 @@ from lakequeue.definitions import definition
 from lakequeue.definitions import definition_values as read
 from lakequeue.streaming.jars import ensure_jars
 from lakequeue.streaming.kafka.embedded_kafka import JAVA_OPTIONS, EmbeddedKafka
-from reference import twin
 from rules.harness import Bench
 
 # How long an example takes is the machine's matter, and what else it does.
@@ -70,7 +69,6 @@ def small_active_sets() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         key = "target_queue_depth"
         patch.setitem(definition._KEYS, key, (key, read.count(1)))
-        patch.setattr(twin, "TARGET_DEPTH_MIN", 1)
         yield
 
 

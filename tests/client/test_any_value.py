@@ -27,9 +27,6 @@ from lakequeue.client.producer.producer import MODES, Producer
 from lakequeue.client.values import duration_ms
 from lakequeue.memory.pytest_plugin import EngineForTest
 from lakequeue.protocol import ConfigError, LakequeueError
-from rules.harness import ON_REFERENCE
-
-pytestmark = pytest.mark.skipif(ON_REFERENCE, reason="it looks into the client")
 
 QUEUE, OTHER, DEAD = "orders", "other", "dead"
 DEFINITIONS: list[dict[str, Any]] = [

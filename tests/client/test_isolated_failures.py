@@ -12,9 +12,8 @@ from lakequeue.client.connection import Connection
 from lakequeue.client.session.transport import Record
 from lakequeue.protocol import ConfigError, LakequeueError, NotConnected, Rejected, wire
 from lakequeue.protocol.duties import do_every
-from rules.harness import ON_REFERENCE, Bench
+from rules.harness import Bench
 
-pytestmark = pytest.mark.skipif(ON_REFERENCE, reason="it looks into the client")
 ORDERS = {"name": "orders", "message_type": "json", "max_per_subscription_backlog": 9}
 
 

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from fuzz.mutations import INBOX, Incoming, Mutator, encode
 from fuzz.runner import Fuzz, same_but_for_accounts
-from lakequeue.protocol.messages import PublishHeader, encode_publish_header
 from lakequeue.protocol.outputs import RejectedRecord, Reply
 from lakequeue.sinks.kafka_records import records_of
 from lakequeue.sinks.table_batch import TableBatch
@@ -96,44 +95,6 @@ def command(**value: Any) -> Incoming:
     return Incoming("default.commands", encode({**value, "reply": REPLY}), request="one")
 
 
-def message(timestamp: int | None = None, **header: Any) -> Incoming:
-    meta = encode_publish_header(PublishHeader(to="orders", **header))
-    return Incoming("default.publish", b"{}", None, meta, None, timestamp)
-
-
-SUBSCRIBE = {"command": "subscribe", "queue": "orders", "subscription": "new"}
-OF_S0 = {"queue": "orders", "subscription": "s0", "ids": "1-18446744073709551615"}
-FOUND: dict[str, Incoming] = {
-    "renew beyond 64 bit": command(command="renew", **OF_S0, period_ms=2**64),
-    "cancel beyond 64 bit": command(command="cancel", **OF_S0, delay_ms=2**64),
-    "renew for ever": command(command="renew", **OF_S0, period_ms=2**63 - 1),
-    "cancel for ever": command(command="cancel", **OF_S0, delay_ms=2**63 - 1),
-    "partition of an inbox": command(**SUBSCRIBE, inbox={**INBOX, "partition": 10**30}),
-    "partition below zero": command(**SUBSCRIBE, inbox={**INBOX, "partition": -1}),
-    "a key beyond 64 bit": command(
-        command="define",
-        definition={"name": "orders", "message_type": "json", "max_cancels": 2**70},
-    ),
-    "no topic": command(**SUBSCRIBE, inbox={"topic": ""}),
-    "the commands": command(**SUBSCRIBE, inbox={"topic": "default.commands"}),
-    "of another VPN": command(**SUBSCRIBE, inbox={"topic": "other.deliveries"}),
-}
-
-
-@pytest.mark.parametrize("name", FOUND)
-def test_S1_what_fuzzing_found_is_refused(name: str) -> None:
-    fuzz = Fuzz(0)
-    fuzz.hand_over([message() for _ in range(9)])
-    before = fuzz.pages()
-    why = outcome_of(fuzz.hand_over([FOUND[name]]))
-    assert why is not None
-    changed = fuzz.pages()
-    fuzz.load(before)
-    fuzz.offsets -= 1
-    fuzz.hand_over([known_refusal(why)])
-    same_but_for_accounts(changed, fuzz.pages())
-
-
 @pytest.mark.parametrize("topic", ["", ".", "default.commands", "other.deliveries", "x" * 300])
 def test_S1_an_answer_goes_to_nobody_else(topic: str) -> None:
     """A tenant cannot have anything written to topics that are not its own inboxes."""
@@ -141,15 +102,3 @@ def test_S1_an_answer_goes_to_nobody_else(topic: str) -> None:
     value = {"command": "queues", "reply": {"topic": topic, "request": "one"}}
     out = fuzz.hand_over([Incoming("default.commands", encode(value))])
     assert not [o for o in out if isinstance(o, Reply) and o.topic == topic]
-
-
-@pytest.mark.parametrize("timestamp", [-1, 0, 2**62, 2**63 - 1])
-@pytest.mark.parametrize("ttl_ms", [None, 1, 2**49])
-def test_X4_a_clients_timestamp_is_no_number_to_trust(timestamp: int, ttl_ms: int | None) -> None:
-    """Kafka takes any time that a client writes."""
-    fuzz = Fuzz(0)
-    fuzz.hand_over([message(timestamp, producer="p", seq=1, ttl_ms=ttl_ms)])
-    fuzz.hand_over([message(producer="p", seq=2)])
-    out = fuzz.hand_over([command(command="describe", queue="orders")])
-    (answer,) = [o for o in out if isinstance(o, Reply)]
-    assert answer.result["spooled"] in (1, 2)

@@ -220,7 +220,7 @@ def agree(job: Job, connection: lakequeue.Connection, least: int) -> str:
     At least so many messages must be there."""
     with open_lake(job.engine.tables.parent) as lake:
         try:
-            assert queued_agrees(lake, connection, QUEUE) >= least
+            assert queued_agrees(lake, connection.admin(), QUEUE) >= least
         except AssertionError as error:
             return str(error) or "too few"
     return ""

@@ -22,10 +22,9 @@ def rows(lake: Any, sql: str, *values: Any) -> list[dict[str, Any]]:
     return [dict(zip(names, row, strict=True)) for row in found.fetchall()]
 
 
-def queued_agrees(lake: Any, connection: Any, only: str = "") -> int:
+def queued_agrees(lake: Any, admin: Any, only: str = "") -> int:
     """`queued` and `queues` say what `browse` and `describe` say, of all queues or of one; how many
     messages that were."""
-    admin = connection.admin()
     described = [admin.describe(only)] if only else admin.queues()
     seen = {queue["name"]: queue for queue in described}
     said = {row["queue"]: row for row in rows(lake, "SELECT * FROM queues")}

@@ -104,26 +104,6 @@ def state_behind(walk: Any, step: int) -> tuple[dict[str, bytes], int]:
     return store.pages, steps.end().now
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_R1_payloads_by_reference_give_the_same_state(seed: int, tmp_path: Path) -> None:
-    """Most blocks stand in `messages` only; what comes out is the same, byte for byte."""
-    walk = lived(seed)
-    found = {}
-    for refer in (False, True):
-        home = write_history(walk.world, tmp_path / str(refer), walk.saved, refer=refer)
-        altered(home, "steps", lambda rows: rows.filter(
-            pc.less_equal(rows["step"], walk.saved[-1][0].step)))  # fmt: skip
-        rows = deltalake.DeltaTable(home / "tables" / "snapshots").to_pyarrow_table().to_pylist()
-        named = [row for row in rows if row["refs"]]
-        assert all(row["value"] is None and row["crc"] is not None for row in named)
-        assert bool(named) is refer
-        then = moment(home)
-        assert then.notes == []
-        assert then.snapshot == then.step == walk.saved[-1][0].step
-        found[refer] = then.store.pages
-    assert found[True] == found[False] == walk.saved[-1][1].pages
-
-
 def test_R1_without_snapshots_it_begins_with_the_first_step(tmp_path: Path) -> None:
     walk = lived(7)
     home = write_history(walk.world, tmp_path)
@@ -480,18 +460,6 @@ def test_a_table_without_references_is_read(tmp_path: Path) -> None:
     deltalake.write_deltalake(home / "tables" / "snapshots", rows.drop_columns(["refs"]),
                               mode="overwrite", schema_mode="overwrite")  # fmt: skip
     assert moment(home).store.pages == wanted
-
-
-def test_an_altered_message_is_told(home: Path) -> None:
-    def change(rows: pa.Table) -> pa.Table:
-        payloads = [b'{"n": 77}' if p == b'{"n": 3}' else p for p in rows["payload"].to_pylist()]
-        return rows.set_column(rows.schema.get_field_index("payload"), "payload",
-                               pa.array(payloads, pa.binary()))  # fmt: skip
-
-    altered(home, "messages", change)
-    altered(home, "snapshots", lambda rows: rows.slice(0, 0))
-    with pytest.raises(LakequeueError, match="in the replay"):
-        moment(home)
 
 
 def ends_sooner(home: Path, table: str) -> None:

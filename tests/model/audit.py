@@ -26,7 +26,7 @@ from lakequeue.protocol.outputs import Deliveries, Receipts
 from lakequeue.state import DictStore
 from rules.steps import REPLY, Steps, replies, subscribe
 
-from .walk import EXCLUSIVE
+from .batches import EXCLUSIVE
 
 QUEUES = ("orders", "copies", "dead")
 ENDS = {

@@ -18,19 +18,15 @@ from lakequeue.state import DictStore
 from reference.model import Model, Refused, Subscription, milliseconds
 from rules.steps import NOW, REPLY, Steps, replies, subscribe
 
-from .walk import (
-    DELAYS,
-    EXCLUSIVE,
-    PATTERNS,
-    PAUSES_MS,
-    TOPICS,
-    TTLS,
-    assert_same_numbers,
-    with_companions,
-)
-
 Operation = tuple[Any, ...]
 Batches = list[list[Operation]]
+
+TTLS = (None, None, None, None, None, None, "700ms", "3100ms", "9700ms")
+DELAYS = (None, None, "300ms", "1300ms", "4700ms")
+PAUSES_MS = (1, 100, 499, 500, 1000, 1700, 5000, 20_000)
+EXCLUSIVE = ("priority", "barrier_expression", "target_queue_depth")
+TOPICS = ("a", "a/b", "a/b/c", "b/b", "orders")
+PATTERNS = ("a", "*", "a/*", "*/b", "a/>", ">", "a/b*", "a/(b|c).*", "ord.*", "b/b")
 
 FLOWS_MAX = 6
 SHORTENING_S = 10.0
@@ -330,7 +326,7 @@ class Walk:
             for first, count, number in receipt.runs:
                 found |= {first + i: number + i if number else 0 for i in range(count)}
             found |= {nack[0]: nack[1] for nack in receipt.nacks}
-        assert found == self.receipts, differences(found, self.receipts)
+        assert found == self.receipts
         self.receipts = {}
 
     def compare_deliveries(self, out: list[Any]) -> None:
@@ -378,13 +374,44 @@ class Walk:
         return any(e.is_barrier for e in entries) and any(e.rank for e in entries)
 
 
-def differences(found: dict[Any, Any], expected: dict[Any, Any]) -> str:
-    keys = sorted({*found, *expected})
-    pairs = [(k, found.get(k), expected.get(k)) for k in keys]
-    return str([one for one in pairs if one[1] != one[2]])
+def assert_same_numbers(found: dict[str, int], expected: dict[str, int], queue: Any) -> None:
+    """All equal, but for two that the rules leave open: see the comments."""
+    found, expected = dict(found), dict(expected)
+    # Whether a barrier counts as delivered, and once or for each receiver; and whether a
+    # redelivery counts as `delivered` too.
+    firsts = expected["delivered"] - expected["redelivered"]
+    extra = {0, queue.counters["barriers"], queue.counters["barrier_deliveries"]}
+    allowed = {base + more for base in (firsts, expected["delivered"]) for more in extra}
+    delivered = found.pop("delivered")
+    assert delivered in allowed, f"{queue.name}: delivered {delivered}, not of {allowed}"
+    del expected["delivered"]
+    # Whether a queue that names no dead message queue counts its expired as discarded.
+    if queue.get("dead_message_queue") is None and found["discarded"] == 0:
+        found["discarded"] = expected["discarded"]
+    assert found == expected, queue.name
 
 
 # ---------------------------------------------------------------- making and shortening
+
+
+def with_companions(orders: dict[str, Any]) -> list[dict[str, Any]]:
+    """The queue of a walk with a dead message queue and one that captures the same topic."""
+    # Each its own: what becomes of two matches of one message in one DMQ is not ruled yet.
+    return [
+        {"name": "dead copies", "message_type": "json"},
+        {"name": "dead", "message_type": "json", "expiration": "30s", "max_spool_messages": 20},
+        {
+            "name": "copies",
+            "message_type": "json",
+            "underlying_topic": "ord.*",
+            "default_publish_target": "orders",
+            "filter": "/kind = 1",
+            "max_per_subscription_backlog": 3,
+            "dead_message_queue": "dead copies",
+            "expiration": "6s",
+        },
+        orders,
+    ]
 
 
 def random_queues(r: random.Random) -> list[dict[str, Any]]:

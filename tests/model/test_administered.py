@@ -21,9 +21,8 @@ from reference.model import HEARTBEAT_TIMEOUT_MS, Refused, milliseconds
 from rules.steps import NOW, REPLY, Steps, replies, subscribe
 
 from . import batches
-from .batches import Batches, Operation, shortest
+from .batches import EXCLUSIVE, TTLS, Batches, Operation, shortest
 from .limits import SMALL_PAGES
-from .walk import EXCLUSIVE, TTLS
 
 TIMES = int(os.environ.get("LAKEQUEUE_WALKS", "1"))
 DUE_MS = (300, 1300, 5000)

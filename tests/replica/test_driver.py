@@ -29,7 +29,7 @@ from lakequeue.replica.driver import (
     digest_of,
 )
 from lakequeue.state import Batch, DictStore, Limits
-from lakequeue.state.phases import admission, delivery
+from lakequeue.state.phases import admission
 from loop.memory import HOME, PLACES, POINTS, SIZES, Crashed, Some, World, clocks
 from loop.memory import LIMITS as SMALL
 
@@ -414,33 +414,6 @@ def plant(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
     return failures
 
 
-def test_a_record_that_fails_costs_one_replay_and_never_fails_twice(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Everything beside it is delivered, and the log says what was left out."""
-    failures = plant(monkeypatch)
-    walk = Walk()
-    walk.go([("subscribe", 0), ("step", 9), ("save",)])
-    walk.go([("publish", 1, 1), ("step", 1), ("publish", 1, 2)])
-    walk.go([("publish", 1, POISON), ("publish", 1, 3)])
-    with pytest.raises(StepPutAside, match="planted"):
-        walk.step(9)
-    walk.restart()
-    walk.go([("publish", 1, 4), ("step", 9)])
-    assert len(failures) == 1
-    judge(walk)
-    assert len(failures) == 1, "no replay meets it again"
-    skipped = [r.skipped for _, r in walk.world.logged() if r.skipped]
-    assert [(t, p, o) for ((t, p, o, _),) in skipped] == [("default.publish", 0, 2)]
-    rejected = [r for _, records in walk.world.said for r in records if "rejected" in r.topic]
-    assert rejected
-    sent = b"".join(
-        r.value or b"" for _, records in walk.world.said for r in records
-        if r.topic == "default.deliveries"
-    )  # fmt: skip
-    assert all(b'{"n": %d}' % n in sent for n in (1, 2, 3))
-
-
 def test_each_replay_leaves_out_one_more_of_a_hundred_records_that_fail(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -462,40 +435,3 @@ def test_each_replay_leaves_out_one_more_of_a_hundred_records_that_fail(
     judge(walk)
     assert [len(r.skipped) for _, r in walk.world.logged() if r.skipped] == [*range(1, 101)]
     assert max(map(len, walk.world.log)) < 20_000
-
-
-def test_a_record_that_fails_when_a_step_is_taken_again_is_left_out_too(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """The worker died when the log had the step and nobody had taken it."""
-    plant(monkeypatch)
-    walk = Walk()
-    walk.go([("subscribe", 0), ("step", 9), ("save",), ("publish", 1, POISON)])
-    walk.world.point = "appended"
-    with pytest.raises(StepPutAside, match="planted"):
-        walk.step(9)  # dies, and comes back
-    walk.restart()
-    walk.go([("publish", 1, 4), ("step", 9)])
-    judge(walk)
-    assert len([r for _, r in walk.world.logged() if r.skipped]) == 1
-
-
-def test_a_queue_that_fails_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = delivery.choose_messages
-
-    def failing(broker: Any, queue: Any, *more: Any) -> Any:
-        if queue.header.depth > 1:
-            raise RuntimeError("planted")
-        return real(broker, queue, *more)
-
-    walk = Walk()
-    walk.go([("subscribe", 0), ("step", 9), ("save",)])
-    monkeypatch.setattr(delivery, "choose_messages", failing)
-    walk.go([("publish", 1, 1), ("publish", 1, 2)])
-    with pytest.raises(StepPutAside, match="planted"):
-        walk.step(9)
-    walk.restart()
-    walk.go([("describe",), ("step", 9)])
-    judge(walk)
-    said = b"".join(r.value or b"" for _, records in walk.world.said for r in records)
-    assert b"faulted" in said

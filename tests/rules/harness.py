@@ -1,23 +1,13 @@
-"""What the tests of the rules share.
-
-`LAKEQUEUE_JUDGE=reference` runs them on the naive model instead of the engine, to judge the tests.
-"""
+"""What the tests of the rules share."""
 
 import json
-import os
 from typing import Any
 
-ON_REFERENCE = os.environ.get("LAKEQUEUE_JUDGE") == "reference"
+import lakequeue
 
 
 def start(**options: Any) -> Any:
     """A connection to a fresh engine."""
-    if ON_REFERENCE:
-        from reference import twin
-
-        return twin.connect("memory://", **options)
-    import lakequeue
-
     connection = lakequeue.connect("memory://", **options)
     connection.engine.checking = True
     return connection

@@ -10,7 +10,7 @@ from typing import Any
 from lakequeue.client.session.transport import Record
 from lakequeue.protocol import mesh_messages, topics, wire
 
-from .mortal import Fate, MortalBroker, MortalEngine
+from .mortal import MortalBroker, MortalEngine
 
 HEARD_LATE = (topics.DIRECTORY, topics.RECEIPTS)
 
@@ -53,7 +53,7 @@ class SlowBroker(MortalBroker):
 
 
 class SlowEngine(MortalEngine):
-    """slow: from now on things take their time, until `haste`; `some` lets a part of it through."""
+    """slow: from now on things take their time, until `haste`."""
 
     BROKER = SlowBroker
 
@@ -85,11 +85,6 @@ class SlowEngine(MortalEngine):
         ways = [(one, n) for one in slow for n, late in one.on_the_way.items() if late]
         ways += [key for key, late in self._written.items() if late]
         return [*ways, *(inbox for inbox in self._slow_inboxes if inbox.late)]
-
-    def some(self, fate: Fate) -> None:
-        """A part of what is on its way arrives, on one way."""
-        if ways := self._ways():
-            self._let_through(fate.random.choice(ways), fate.random.choice((1, 1, 2, 3, 9)))
 
     def let(self, to: str, by: str) -> None:
         """All that one broker has said to another is heard."""

@@ -8,7 +8,7 @@ from lakequeue.definitions import parse_configuration
 from lakequeue.protocol.messages import HEADER
 from lakequeue.state import Limits
 
-from .mortal import Fate, MortalEngine
+from .mortal import MortalEngine
 
 BROKERS = ("a", "b", "c")
 
@@ -24,13 +24,12 @@ class Spread:
     """An engine of three brokers and a connection to each."""
 
     def __init__(
-        self, *queues: dict[str, Any], fate: Fate | None = None, limits: Limits | None = None,
+        self, *queues: dict[str, Any], limits: Limits | None = None,
         **sections: Any,
     ) -> None:  # fmt: skip
         config = {"brokers": list(BROKERS), "queues": list(queues), **sections}
         self.engine = MortalEngine(parse_configuration(config), limits)
         self.engine.checking = True
-        self.engine.fated(fate)
         self.at = {name: self.engine.connect(name, f"app-{name}") for name in BROKERS}
         self.admin = self.at["a"].admin()
         self._producers: dict[str, Any] = {}
@@ -42,10 +41,6 @@ class Spread:
 
     def send(self, broker: str, to: str, body: bytes = b"{}", **options: Any) -> str:
         return self.producer(broker).send(to, body, **options).message_id
-
-    def start(self, broker: str, to: str, body: bytes = b"{}", **options: Any) -> Any:
-        """As `send`, but does not wait."""
-        return self.producer(broker).send_async(to, body, **options)
 
     def plain(self, to: str, body: bytes = b"{}", partition: int = 0) -> None:
         """What a producer writes that does not count."""

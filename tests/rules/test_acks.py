@@ -2,10 +2,9 @@
 
 import pytest
 from lakequeue.protocol import commands
-from rules.harness import ON_REFERENCE, Bench
+from rules.harness import Bench
 
 
-@pytest.mark.skipif(ON_REFERENCE, reason="the naive model reads no commands")
 @pytest.mark.parametrize("sign", ["a heartbeat", "one more consumer"])
 def test_C3_a_timeout_that_is_shortened_counts_from_the_next_sign_of_life(
     bench: Bench, sign: str
@@ -33,8 +32,6 @@ def test_C3_a_timeout_that_is_shortened_counts_from_the_next_sign_of_life(
 
 def test_C4_the_iterator_hands_over_what_is_there(bench: Bench) -> None:
     consumer = bench.consumer(ack_mode="auto")
-    if ON_REFERENCE:
-        pytest.skip("the naive model has no iterator")
     sent = [bench.send({"n": n}) for n in range(3)]
     got = []
     for message in consumer:

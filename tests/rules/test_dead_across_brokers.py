@@ -6,20 +6,18 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from lakequeue.client.producer import broker_channel as moved_messages
 from lakequeue.definitions import parse_configuration
 from lakequeue.protocol import commands as c
 from lakequeue.protocol.errors import ConfigError
 
 from .harness import drain
-from .mortal import Fate
 from .slow import SlowEngine
 from .spread import BROKERS, Spread, local
 
 
-def spread(of: str = "a", dead: str = "b", fate: Fate | None = None, **keys: Any) -> Spread:
+def spread(of: str = "a", dead: str = "b", **keys: Any) -> Spread:
     """`q` on one broker, its dead message queue on another."""
-    return Spread(local("q", of, dead_message_queue="dmq", **keys), local("dmq", dead), fate=fate)
+    return Spread(local("q", of, dead_message_queue="dmq", **keys), local("dmq", dead))
 
 
 def counters(spread: Spread, queue: str) -> dict[str, Any]:
@@ -179,14 +177,13 @@ def test_X5_they_wait_for_a_broker_that_is_away_and_can_be_looked_at() -> None:
 class Slow:
     """Three brokers; `q` and `p` are on a and take `t`, their dead message queue is on b."""
 
-    def __init__(self, fate: Fate | None = None) -> None:
+    def __init__(self) -> None:
         queues = [
             local("q", "a", "t", dead_message_queue="dmq"),
             local("p", "a", "t", dead_message_queue="dmq"), local("dmq", "b"),
         ]  # fmt: skip
         self.engine = SlowEngine(parse_configuration({"brokers": list(BROKERS), "queues": queues}))
         self.engine.checking = True
-        self.engine.fated(fate)
         self.at = {name: self.engine.connect(name, f"app-{name}") for name in BROKERS}
         self.admin = self.at["a"].admin()
 
@@ -204,7 +201,6 @@ class Slow:
         return [m.payload for m in self.admin.browse(queue, limit=1_000)]
 
     def end(self) -> None:
-        self.engine.fated(None)
         self.engine.haste()
         for _ in range(30):
             self.engine.advance("1s")
@@ -251,15 +247,6 @@ def test_X5_the_dead_message_queue_changes_while_they_are_on_their_way(what: str
         assert slow.bodies("dmq") == ([b"1"] if what == "purge" else [b"0", b"1"])
     held = sum(one["broker"]["spool_bytes"] for one in slow.admin.usage()["brokers"].values())
     assert held == {"delete": 0, "purge": 1, "move": 2}[what]
-
-
-def slow_and_mortal(seed: int, monkeypatch: pytest.MonkeyPatch) -> tuple[Fate, Slow]:
-    """Brokers that hear each other slowly, and die."""
-    monkeypatch.setattr(moved_messages, "PAUSE_S", 0)
-    fate = Fate(seed, death=0.1)
-    slow = Slow(fate)
-    slow.engine.slow()
-    return fate, slow
 
 
 def test_X5_they_wait_for_room_on_the_other_broker_in_their_order() -> None:

@@ -12,7 +12,7 @@ from lakequeue.protocol import ConfigError, LakequeueError, NotConnected
 from lakequeue.protocol import commands as c
 from lakequeue.state.commands import topic_subscriptions
 
-from .mortal import Fate, MortalEngine
+from .mortal import MortalEngine
 
 BROKERS = ["a", "b", "c"]
 
@@ -28,10 +28,9 @@ def where(admin: Any) -> dict[str, str]:
 class Mesh:
     """An engine of three brokers, and a connection to each."""
 
-    def __init__(self, *queues: dict[str, Any], fate: Fate | None = None) -> None:
+    def __init__(self, *queues: dict[str, Any]) -> None:
         self.engine = MortalEngine(parse_configuration({"brokers": BROKERS}))
         self.engine.checking = True
-        self.engine.fated(fate)
         self.at = {name: self.engine.connect(name, f"client-{name}") for name in BROKERS}
         self.admin = self.at["a"].admin()
         for queue in queues:
@@ -344,29 +343,6 @@ def test_what_nobody_answers_for_is_passed_on(mesh: Mesh) -> None:
     one, two = mesh.admin.browse("q")
     assert (one.payload, one.key, one.headers) == (b"1", b"k", {"own": "x"})
     assert two.payload == b"2"
-
-
-@pytest.mark.parametrize("seed", range(2))
-def test_definitions_and_deletions_come_through_whoever_dies(seed: int) -> None:
-    fate = Fate(seed)
-    mesh = Mesh(fate=fate)
-    there: set[str] = set()
-    for number in range(30):
-        admin = mesh.at[fate.random.choice(BROKERS)].admin()
-        name = f"q{number % 12}"
-        if name in there:
-            admin.delete(name)
-            there.remove(name)
-        else:
-            kind = fate.random.choice(["LocalQueue", "Queue"])
-            admin.define({"name": name, "message_type": "json", "type": kind})
-            there.add(name)
-    mesh.engine.fated(None)
-    assert fate.deaths > 10
-    assert set(mesh.where()) == set(mesh.entries()) == there
-    for name in there:
-        for connection in mesh.at.values():
-            assert connection.admin().describe(name)["name"] == name
 
 
 def test_Q2_a_topic_more_is_one_topic_to_all_whatever_the_queue_has(mesh: Mesh) -> None:

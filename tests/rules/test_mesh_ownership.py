@@ -35,6 +35,15 @@ def test_H4_a_message_keeps_its_id_and_all_that_is_known_of_it() -> None:
     assert (got.delivery_count, got.redelivered) == (1, False)
 
 
+def test_H4_O2_a_message_keeps_its_priority() -> None:
+    mesh = Mesh(priority="/p")
+    consumer = mesh.consumer("b")
+    low, high = (mesh.send("a", {"p": p}) for p in (1, 9))
+    assert ids(drain(consumer)) == [low, high]
+    consumer.close()
+    assert ids(drain(mesh.consumer("b"))) == [high, low]
+
+
 def test_H4_only_if_no_local_subscriber_can_take_it() -> None:
     mesh = Mesh()
     near, far = mesh.consumer("a", 2), mesh.consumer("b", 100)

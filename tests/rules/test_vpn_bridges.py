@@ -11,8 +11,7 @@ from lakequeue.memory import MemoryConnection
 from lakequeue.protocol import ConfigError
 from lakequeue.state import Limits
 
-from .mortal import Fate, MortalEngine
-from .two_homes import TINY
+from .mortal import MortalEngine
 
 LEAVES = {"name": "ab", "to": "vpn://b", "subscriptions": ["a/>"]}
 ARRIVES = {"name": "ab", "from": "vpn://a", "subscriptions": ["a/>"]}
@@ -68,30 +67,6 @@ def test_h1_messages_go_to_another_vpn(far: str) -> None:
     assert (seen["state"], seen["taken"], seen["waiting"], seen["on_its_way"]) == ("open", 3, 0, 0)
     arrived = vpns.b.admin().describe_bridge("ab")
     assert (arrived["from"], arrived["taken"]) == ("vpn://a", 3)
-
-
-@pytest.mark.parametrize("far", ["one", "two"])
-@pytest.mark.parametrize("seed", [1])
-def test_h1_between_vpns_nothing_is_lost_or_doubled_whoever_dies(seed: int, far: str) -> None:
-    vpns = TwoVpns(TINY, far=far)
-    vpns.define("small", "a/0", max_spool_messages=2)
-    vpns.define("all", "a/1", "a/2")
-    fate = Fate(seed, death=0.15)
-    vpns.engine.fated(fate)
-    sent: dict[str, list[str]] = {}
-    for n in range(20):
-        to = fate.random.choice(["a/0", "a/1", "a/2"])
-        sent.setdefault(to, []).append(f"{to}:{n}")
-        vpns.send(to, f"{to}:{n}")
-    assert fate.deaths > 3
-    vpns.engine.fated(None)
-    got = vpns.bodies("all")
-    for _ in range(20):
-        got += vpns.bodies("small")
-        vpns.engine.advance("6s")
-    got += vpns.bodies("small")
-    for to, bodies in sent.items():
-        assert [b for b in got if b.startswith(f"{to}:")] == bodies
 
 
 @pytest.mark.parametrize("far", ["one", "two"])

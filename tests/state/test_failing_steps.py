@@ -37,28 +37,6 @@ def rejected(outputs: list[Any]) -> list[RejectedRecord]:
     return [o for o in outputs if isinstance(o, RejectedRecord)]
 
 
-def test_a_message_that_fails_is_rejected(
-    steps: FailingSteps, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    judge = admission.check_messages
-
-    def planted(broker: Any, vpn: str, matches: Any, messages: Any) -> Any:
-        if any(b"13" in payload for payload in messages.payloads):
-            matches[0].queue.header.depth += 7
-            raise OverflowError("planted")
-        return judge(broker, vpn, matches, messages)
-
-    monkeypatch.setattr(admission, "check_messages", planted)
-    sent = [("orders", b'{"n":%d}' % n) for n in (1, 13, 2)] + [("other", b"{}")]
-    out = steps.run(publishes=sent)
-    (bad,) = rejected(out)
-    assert (bad.value, "OverflowError: planted" in bad.error) == (b'{"n":13}', True)
-    assert (len(delivered(out, "orders")), len(delivered(out, "other"))) == (2, 1)
-    assert len(steps.failures) == 1
-    steps.run(publishes=sent[:1])
-    assert len(steps.failures) == 1
-
-
 def fail_in_storing(monkeypatch: pytest.MonkeyPatch) -> None:
     """A message with 13 in it fails as it is stored, with all that are stored together with it."""
     store = admission.Admission._store
