@@ -34,6 +34,7 @@ def read_steps(kafka: dict[str, Any], topic: str, start: int) -> list[tuple[int,
         }
     )
     found: list[tuple[int, StepRecord]] = []
+    why = ""
     try:
         consumer.assign([TopicPartition(topic, 0, start)])
         until = time.monotonic() + WAIT_S_MAX
@@ -47,8 +48,11 @@ def read_steps(kafka: dict[str, Any], topic: str, start: int) -> list[tuple[int,
                     return found
                 elif error.fatal():
                     raise NotConnected(f"topic {topic!r} cannot be read: {error.str()}")
+                else:
+                    why = f": {error.str()}"
             if time.monotonic() > until:
-                raise NotConnected(f"topic {topic!r} did not answer within {WAIT_S_MAX:.0f} s")
+                wait = f"{WAIT_S_MAX:.0f} s"
+                raise NotConnected(f"topic {topic!r} did not answer within {wait}{why}")
     finally:
         consumer.close()
 

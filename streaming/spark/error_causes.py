@@ -10,9 +10,11 @@ import logging
 import re
 
 DEPTH_MAX = 20
-# The last line of a Python traceback, also of one inside a Java error.
+# The last line of a Python traceback, also of one inside a Java error. Our own errors have names of
+# all kinds.
 _PYTHON = re.compile(
-    r"^((?:\w+\.)*\w*(?:Error|Exception|Stopping|PutAside)(?:: .*)?)$", re.MULTILINE
+    r"^((?:lakequeue(?:\.\w+)*\.[A-Z]\w*|(?:\w+\.)*\w*(?:Error|Exception))(?:: .*)?)$",
+    re.MULTILINE,
 )
 _CAUSED = re.compile(r"^\s*Caused by: (.+)$", re.MULTILINE)
 _CALLED = re.compile(r"^: (.+)$", re.MULTILINE)  # behind "An error occurred while calling …"

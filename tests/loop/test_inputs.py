@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
+from confluent_kafka import KafkaError
+from lakequeue.protocol.errors import NotConnected
 from lakequeue.protocol.messages import Records
+from lakequeue.sources import replay_inputs
 from lakequeue.sources.discovery import captured_topics
 from lakequeue.sources.kafka_source import in_parts
 from lakequeue.sources.step_batch import to_batch
@@ -77,3 +82,22 @@ def test_records_are_in_one_order_however_they_came() -> None:
     assert [(r.first, r.last, r.count) for r in taken.ranges] == [
         (3, 3, 1), (4, 9, 2), (7, 7, 1), (1, 1, 1),
     ]  # fmt: skip
+
+
+def test_a_log_that_is_gone_is_named_with_kafkas_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Missing:
+        def __init__(self, settings: object) -> None:
+            self.said = [KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART)]
+
+        def assign(self, places: object) -> None: ...
+
+        def close(self) -> None: ...
+
+        def consume(self, count: int, timeout: float) -> list[Any]:
+            said, self.said = self.said, []
+            return [type("Message", (), {"error": lambda _, e=error: e})() for error in said]
+
+    monkeypatch.setattr(replay_inputs, "Consumer", Missing)
+    monkeypatch.setattr(replay_inputs, "WAIT_S_MAX", 0.0)
+    with pytest.raises(NotConnected, match=r"topic 'b.steps' did not answer .*Unknown topic"):
+        replay_inputs.read_steps({}, "b.steps", 7)

@@ -26,6 +26,11 @@ ValueError: 7 is no offset
 \tat org.apache.spark.api.python.BasePythonRunner(PythonRunner.scala:1)
 Caused by: java.io.EOFException
 """
+OURS = """[PYTHON_EXCEPTION] An exception was thrown from the Python worker: Traceback
+  File "replay_inputs.py", line 51, in read_steps
+lakequeue.protocol.errors.NotConnected: topic 'broker-0.steps' did not answer within 30 s
+ SQLSTATE: 38000
+\tat org.apache.spark.api.python.BasePythonRunner(PythonRunner.scala:1)"""
 SINKS = f"""[FOREACH_BATCH_USER_FUNCTION_ERROR] An error occurred in the user provided function
 Caused by: py4j.Py4JException: An exception was raised by the Python Proxy. Return Message:
 Traceback
@@ -47,6 +52,8 @@ class Captured(Exception):
     [
         (SPARKS, "NoSuchFileException: /t/part-0.parquet"),
         (WORKERS, "ValueError: 7 is no offset"),
+        (OURS, "NotConnected: topic 'broker-0.steps' did not answer within 30 s"),
+        ("lakequeue.sinks.log_writer.Stopping: the end", "Stopping: the end"),
         (SINKS, "NoSuchFileException: /t/part-0.parquet"),
         ("An error occurred while calling o1.sql.\n: java.lang.OutOfMemoryError: Java heap space",
          "OutOfMemoryError: Java heap space"),
