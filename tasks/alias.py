@@ -1,8 +1,8 @@
 """Makes `lakequeue+kafka://` and `lakequeue+memory://` known to kombu.
 
-kombu has no entry point for transports, but loads those for serializers as soon as it is imported.
-So the package registers one, `SERIALIZER`: JSON, like kombu's own, under a name that no worker
-accepts by default. With it an application changes its `broker_url` and imports nothing.
+kombu has no entry point for transports, but it loads those for serializers when it is imported. So
+the package registers the serializer `SERIALIZER`: JSON, like kombu's own, under a name that no
+worker accepts by default. Loading it runs `register`, so an application only changes `broker_url`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Exchanges and routing keys as topics: the engine routes, so no client keeps a routing table.
 
-A message for exchange `shop` with the key `order.new` is published to `exchanges/shop/order/new`,
-whatever the exchange's type is: that only decides what a queue subscribes to.
+A message for exchange `shop` with the key `order.new` is published to `exchanges/shop/order/new`.
+The exchange's type only decides what a queue subscribes to.
 
 | binding | subscription |
 |---|---|

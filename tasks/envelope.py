@@ -1,7 +1,7 @@
 """How a kombu message travels: one JSON object as the payload, and options for the broker.
 
-A body that is text stands in it as it is, so that expressions, SQL and the monitor page can read
-it: `/headers/task` is the task's name. Bytes are base64.
+A text body is kept as it is, so that expressions, SQL and the monitor page can read it:
+`/headers/task` is the task's name. Bytes are base64.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from kombu.utils.json import dumps, loads
 from ..client import Message
 
 PRIORITY_MAX = 255
-# AMQP's, and kombu's own. As on RabbitMQ others do not travel: JSON may have no word for them.
+# AMQP's, and kombu's own. As on RabbitMQ, others are dropped: they may not fit into JSON.
 PROPERTIES = (
     "app_id", "cluster_id", "correlation_id", "delivery_mode", "expiration", "message_id",
     "priority", "reply_to", "timestamp", "type", "user_id", "delivery_info", "delivery_tag",
@@ -36,8 +36,8 @@ def encode(message: dict[str, Any]) -> str:
 
 
 def decode(message: Message) -> dict[str, Any]:
-    """What `encode` was given, as `kombu.transport.virtual.Message` takes it. What another program
-    wrote into the queue is the body, with the record's headers: the application decides."""
+    """The message that `encode` was given, as `kombu.transport.virtual.Message` takes it. A payload
+    of another program becomes the body, with the record's headers."""
     try:
         found = loads(message.payload)
         _check(found)
@@ -51,8 +51,8 @@ def decode(message: Message) -> dict[str, Any]:
             "content-type": "application/json", "content-encoding": "utf-8",
             "properties": {**properties, "body_encoding": "utf-8"},
         }  # fmt: skip
-    # The broker kept it until then. A worker that saw the time would wait for it once more, by its
-    # own clock, and raise its prefetch meanwhile.
+    # The broker has already waited. A worker that saw the time would wait again, by its own clock,
+    # and raise its prefetch meanwhile.
     if headers.get("eta"):
         headers["eta"] = None
     found["properties"]["delivery_info"]["redelivered"] = message.redelivered
@@ -60,8 +60,8 @@ def decode(message: Message) -> dict[str, Any]:
 
 
 def _check(found: Any) -> None:
-    """Raise ValueError for what `encode` cannot have made: kombu would fail at it, and so would a
-    worker, whenever it comes again."""
+    """Raise ValueError for a payload that `encode` cannot have made: kombu would fail with it, and
+    so would each worker that gets it."""
     if not isinstance(found, dict) or set(found) != set(FIELDS):
         raise ValueError("other fields")
     body, properties = found["body"], found["properties"]
@@ -85,8 +85,8 @@ def options_of(message: dict[str, Any]) -> dict[str, Any]:
         options["delay"] = delay_s
     expiration = properties.get("expiration")
     ttl_s = 0.0 if expiration is None else float(expiration) / 1000
-    # A task that has expired, or would before its time, still goes to a worker: Celery's notes in
-    # the result backend that it was revoked.
+    # A task that expires before it is due still goes to a worker, since Celery's worker records in
+    # the result backend that the task was revoked.
     if ttl_s > max(delay_s, 0):
         options["ttl"] = ttl_s
     return options
@@ -101,8 +101,8 @@ def _priority(value: object) -> int:
 
 
 def _delay_s(eta: object) -> float:
-    """Seconds from now; 0 without a time, or with one without a zone, which only the worker can
-    interpret."""
+    """Seconds from now; 0 without a time, or if it has no zone, since only the worker knows its
+    meaning then."""
     if not isinstance(eta, str):
         return 0.0
     try:

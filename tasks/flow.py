@@ -1,8 +1,7 @@
 """One consumer of one queue, as a kombu channel has it.
 
-It outlives its cancellation while messages of it are unacknowledged: AMQP lets an application
-acknowledge what it got from a consumer that it has cancelled since, and Celery does so at every
-warm shutdown.
+A canceled consumer stays open while it holds unacknowledged messages: AMQP lets an application
+acknowledge these after canceling, and Celery does so at every warm shutdown.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ Deliver = Callable[["Flow", Message], Any]
 
 
 class Flow:
-    """prefetch: how many messages it may hold. deliver: called when messages have come."""
+    """A consumer. prefetch: how many messages it may hold. deliver: called with each message."""
 
     def __init__(
         self, link: EngineLink, queue: str, prefetch: int, no_ack: bool, deliver: Deliver
@@ -29,8 +28,8 @@ class Flow:
         self.no_ack = no_ack
         self.deliver = deliver
         self.held = 0
-        self.retired = False  # cancelled
-        self.parked = False  # it has returned the messages that waited here
+        self.retired = False  # canceled
+        self.parked = False  # it has returned its waiting messages
         self._prefetch = prefetch
         self._sent_s = 0.0  # when it last sent acks
         mode = "no_ack" if no_ack else "individual"
@@ -42,11 +41,11 @@ class Flow:
 
     @property
     def is_ready(self) -> bool:
-        """Whether a message waits here, or the news that the queue is gone."""
+        """True if a message waits here, or the queue was deleted."""
         return not self.retired and (self.consumer.has_messages or self.consumer.is_closed)
 
     def receive(self) -> Message | None:
-        """The next message. Raises NotConnected, once, where its queue was deleted."""
+        """The next message. Raises NotConnected, once, if its queue was deleted."""
         if self.consumer.is_closed and not self.retired:
             self.retired = True
             self.consumer.check_open()
@@ -56,8 +55,8 @@ class Flow:
         return message
 
     def settled(self, acknowledged: bool) -> None:
-        """Note that one message was settled. The client gathers acks (`settling`); but an ack after
-        a pause, or of a consumer with nothing left to do, is sent at once."""
+        """Note that one message was settled. The client gathers acks (`settling`), but an ack after
+        a pause, or with no other message left, is sent at once."""
         self.held -= 1
         if self.retired:
             if self.held <= 0:
@@ -70,14 +69,13 @@ class Flow:
             self.consumer.send_acks()
 
     def set_prefetch(self, prefetch: int) -> None:
-        """Change how many messages it may hold. It returns those beyond that, unless the
-        application has them."""
+        """Change how many messages it may hold. Waiting ones beyond that return to the queue."""
         if prefetch != self._prefetch and not self.no_ack:
             self._prefetch, self.parked = prefetch, False
             self.consumer.set_max_backlog(prefetch)
 
     def park(self) -> None:
-        """Return the messages that wait here, so that other workers can have them."""
+        """Return the waiting messages, so that other workers can have them."""
         self.parked = True
         self.consumer.set_max_backlog(self.held)
 
@@ -88,7 +86,7 @@ class Flow:
             self.consumer.set_max_backlog(self._prefetch)
 
     def retire(self) -> None:
-        """Cancel: no more messages come; those it holds may still be settled."""
+        """Cancel: no more messages come, but those it holds may still be settled."""
         if self.retired:
             return
         self.retired = True
@@ -114,8 +112,8 @@ class Getter(Flow):
         return False
 
     def get(self) -> Message | None:
-        """The next message if there is one. The second question is answered behind what the first
-        one has sent here."""
+        """The next message, if there is one. The engine answers `look` after it has sent what the
+        new backlog allows."""
         try:
             self.consumer.set_max_backlog(self.held + 1)
             found = self._link.look(self.queue)

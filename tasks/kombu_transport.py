@@ -1,7 +1,7 @@
 """The transport that kombu opens for `lakequeue+kafka://` and `lakequeue+memory://`.
 
-Over Kafka the client's threads read; a byte through a pipe tells the worker's event loop that a
-message waits. In memory nothing happens unless somebody calls (`memory_clock`).
+Over Kafka the client's threads read, and a byte through a pipe tells the worker's event loop that a
+message waits. In memory the engine works only while it is called (`memory_clock`).
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ class KombuTransport(virtual.Transport):
         self.address = Address.of(_url(client), client.transport_options)
         self.queue_defaults = dict(client.transport_options.get("queues") or {})
         self._link: EngineLink | None = None
-        # Sockets, not bare file descriptors: a thread that signals while they are closed must not
-        # write into a file that has got the number since, such as a pipe to a pool process.
+        # Sockets, not bare file descriptors: a thread that signals after they are closed must not
+        # write into another file that has the number by then, such as a pipe to a pool process.
         self._pipe: tuple[socket.socket, socket.socket] | None = None
         self._loop: Any = None
         self._look_again = False
@@ -54,7 +54,7 @@ class KombuTransport(virtual.Transport):
             self.implements = self.implements.extend(asynchronous=False)
 
     def driver_version(self) -> str:
-        """kombu asks for it; there is one package."""
+        """kombu requires it."""
         return "1"
 
     def as_uri(self, uri: str, include_password: bool = False, mask: str = "**") -> str:
@@ -89,25 +89,25 @@ class KombuTransport(virtual.Transport):
 
     @property
     def link(self) -> EngineLink:
-        """The connection to the engine. Raises NotConnected where there is none."""
+        """The connection to the engine. Raises NotConnected if there is none."""
         if self._link is None:
             raise NotConnected("the connection is closed")
         return self._link
 
     def verify_connection(self, connection: Any) -> bool:
-        """Whether it can still be used: a forked child opens its own."""
+        """True if it can still be used. A forked child opens its own."""
         return self._link is not None and self._link.is_open
 
     # ------------------------------------------------------------ waiting
 
     def hear(self, flow: Flow) -> None:
-        """A consumer began: its messages wake who waits."""
+        """Let a new consumer's messages wake waiting calls and the event loop."""
         if not self.address.is_memory:
             self.link.connection.on_delivery(flow.consumer, self._signal)
-            self._signal()  # of what came before it was heard
+            self._signal()  # messages may have come before that
 
     def look_again(self) -> None:
-        """There may be room for a message that waits here."""
+        """Wake waiting calls and the event loop if a waiting message can be handed over now."""
         if self._is_ready():
             self.link.connection.wake()
             self._signal()
@@ -122,14 +122,14 @@ class KombuTransport(virtual.Transport):
                 pipe[1].send(b".")
 
     def _hand_over(self) -> int:
-        """Hand over what waits here; how many messages. Sets when to look again at the latest."""
+        """Hand over waiting messages; returns how many. Notes whether to look again soon."""
         channels = list(self.channels)
         count = sum(channel.hand_over() for channel in channels)
         self._look_again = sum(channel.share() for channel in channels) > 0
         return count
 
     def drain_events(self, connection: Any, timeout: float | None = None, **_: Any) -> None:
-        """Hand over what waits here, or what comes first. Raises TimeoutError, which is
+        """Hand over waiting messages, or wait for the first. Raises TimeoutError, which is
         `socket.timeout`."""
         deadline = None if timeout is None else time.monotonic() + timeout
         while not self._turn():
@@ -157,7 +157,7 @@ class KombuTransport(virtual.Transport):
     # ------------------------------------------------------------ the worker's event loop
 
     def register_with_event_loop(self, connection: Any, loop: Any) -> None:
-        """From now on the loop hands over what comes."""
+        """Let the event loop hand over messages from now on."""
         self.unregister_from_event_loop(connection, self._loop)
         reader, writer = socket.socketpair()
         reader.setblocking(False)
@@ -167,7 +167,7 @@ class KombuTransport(virtual.Transport):
         self._signal()
 
     def unregister_from_event_loop(self, connection: Any, loop: Any) -> None:
-        """The loop looks here no more."""
+        """Detach from the event loop."""
         if self._pipe is None:
             return
         (reader, writer), self._pipe = self._pipe, None
@@ -192,7 +192,7 @@ class KombuTransport(virtual.Transport):
 
 
 def _url(client: Any) -> str:
-    """The address without `lakequeue+`. Of `url;url` kombu takes those behind the first apart."""
+    """The address without `lakequeue+`. kombu has split the second and later ones of `url;url`."""
     hostname, name = client.hostname, str(client.transport_cls)
     if "://" in hostname or not name.startswith("lakequeue+"):
         return hostname

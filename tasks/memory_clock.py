@@ -1,5 +1,5 @@
-"""An engine in this process has a clock that stands still: whoever waits moves it along with the
-clock on the wall."""
+"""The clock of an engine in this process stands still, so callers that wait move it in step with
+real time."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import time
 import weakref
 from typing import Any
 
-WAIT_S = 0.01  # how often somebody who waits looks
+WAIT_S = 0.01  # between two looks of a caller that waits
 
 _clocks: weakref.WeakKeyDictionary[Any, float] = weakref.WeakKeyDictionary()
 _lock = threading.Lock()
 
 
 def pass_time(connection: Any) -> None:
-    """The engine's clock goes on by as much as has passed since somebody called this."""
+    """Advance the engine's clock by the real time since the last call."""
     now_s = time.monotonic()
     engine = connection.engine
     with _lock:

@@ -1,9 +1,9 @@
-"""Queues that go with the processes that use them: AMQP's `auto_delete`, `exclusive`, `x-expires`.
+"""Queues that are deleted when nobody uses them: AMQP's `auto_delete`, `exclusive`, `x-expires`.
 
-The engine deletes no queue by itself. So a process has a subscription that takes nothing, a
-*claim*, to each such queue that it declares: while it lives, the queue has a consumer. The last one
-that lets go deletes the queue. What a killed process leaves behind is deleted by the others: each
-process with a claim looks every `LOOK_S` for queues without a consumer.
+The engine deletes no queue by itself. So each process holds a *claim*, a subscription that takes
+nothing, to each such queue that it declares. The process that releases the last claim deletes the
+queue. If a process is killed, the others delete its queues: each process with a claim looks every
+`LOOK_S` for queues without a consumer.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ..client.connection import Connection
 from ..protocol import ConfigError, LakequeueError
 
 MARK = "transient"  # the first level of a topic subscription; the second is the time in seconds
-UNUSED_S = 30.0  # how long a queue has no consumer before others delete it, if it names no time
+UNUSED_S = 30.0  # how long a queue is without a consumer before others delete it, by default
 LOOK_S = 60.0
 CLAIMED = "declared"  # the name of the consumer that `describe` shows
 
@@ -29,12 +29,12 @@ log = logging.getLogger("lakequeue.tasks")
 
 
 def mark_of(unused_s: float) -> str:
-    """The topic subscription that tells every process that a queue is transient."""
+    """The topic subscription that marks a queue as transient for every process."""
     return f"{MARK}/{unused_s:g}"
 
 
 def unused_s_of(described: dict[str, Any]) -> float | None:
-    """After how long without a consumer a queue may be deleted; None: never."""
+    """After how many seconds without a consumer a queue may be deleted; None: never."""
     for topic in described["subscriptions"]:
         mark, _, unused_s = topic.partition("/")
         if mark == MARK:
@@ -51,8 +51,8 @@ class Claim:
 
 
 class TransientQueues:
-    """The claims of this process, and the search for what others left. looks: whether to search;
-    in memory nobody else could leave a queue."""
+    """The claims of this process, and the search for queues that others left behind. looks: whether
+    to search; in memory there are no others."""
 
     def __init__(self, connection: Connection, looks: bool) -> None:
         self._connection = connection
@@ -65,12 +65,12 @@ class TransientQueues:
         self._unused: dict[str, float] = {}  # queue → when a look first found it unused
 
     def claims(self, queue: str) -> bool:
-        """Whether this process has a claim to the queue, and nobody has deleted it since."""
+        """Whether this process has a claim, and the queue was not deleted since."""
         claim = self._claims.get(queue)
         return claim is not None and not claim.consumer.is_closed
 
     def claim(self, queue: str) -> None:
-        """Keep a queue until `let_go`. Raises ConfigError where it is gone."""
+        """Keep a queue until `let_go`. Raises ConfigError if it is gone."""
         with self._lock:
             claim = self._claims.get(queue)
             if claim is None or claim.consumer.is_closed:
@@ -87,7 +87,7 @@ class TransientQueues:
                 self._thread.start()
 
     def let_go(self, queue: str) -> None:
-        """One channel less needs the queue. With the last one of all processes it is deleted."""
+        """A channel no longer needs the queue. Deletes it if no process needs it."""
         with self._lock:
             claim = self._claims.get(queue)
             if claim is None:
@@ -112,8 +112,8 @@ class TransientQueues:
             claim.consumer.close()
 
     def close(self, consumers: Iterable[Consumer]) -> None:
-        """Let go of everything: the process ends. consumers: its own, which need the queues no
-        more."""
+        """Release all claims, because the process ends. consumers: its own, closed first if their
+        queue is claimed."""
         self._over.set()
         for consumer in consumers:
             if consumer.queue in self._claims:
@@ -122,7 +122,7 @@ class TransientQueues:
             claim.users = 1
             self.let_go(queue)
 
-    # ------------------------------------------------------------ what others left
+    # ------------------------------------------------------------ left behind by others
 
     def _look_often(self) -> None:
         while not self._over.wait(LOOK_S):
@@ -132,7 +132,7 @@ class TransientQueues:
                 log.debug("looking for unused queues: %s", error)
 
     def look(self, now_s: float) -> None:
-        """Delete transient queues that had no consumer in an earlier look, nor since."""
+        """Delete transient queues that have had no consumer since an earlier look."""
         unused: dict[str, float] = {}
         for found in self._admin.queues():
             unused_s = unused_s_of(found)
@@ -143,5 +143,5 @@ class TransientQueues:
             if now_s - since_s >= max(unused_s, UNUSED_S):
                 with contextlib.suppress(ConfigError):
                     self._admin.delete(queue)
-                    log.info("queue %r: deleted, nobody used it any more", queue)
+                    log.info("queue %r was unused and is deleted", queue)
         self._unused = unused

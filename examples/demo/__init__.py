@@ -1,6 +1,6 @@
-"""The applications of `lakequeue demo`: stories on real Kafka, Spark and Delta.
+"""The two demos of `lakequeue demo`.
 
-They use `lakequeue.connect` and start the engine with `lakequeue up`, as any application would.
-Each breaks something on the way, and ends with accounts that compare what was sent with the Delta
-tables.
+They use `lakequeue.connect`, as any application would. `flights` runs on real Kafka, Spark and
+Delta: it kills a worker on the way, and ends with accounts that compare the messages sent with the
+Delta tables. `bridge` runs in memory.
 """

@@ -1,10 +1,10 @@
-"""`lakequeue demo bridge`: head-of-line blocking on a bridge, first as it was, then with lanes.
+"""The demo `bridge`: head-of-line blocking on a bridge, without lanes and with them.
 
-The scenario: publishers at the home `west` send to three topics; a bridge takes them to `east`,
-where each topic has a queue. Nobody consumes the first queue, so it fills up. With one lane (H2)
-its messages hold up those for the two others; with a lane for each destination (H3) they hold up
-only themselves. Then the consumer comes back. The demo runs on ``memory://`` and moves the time
-itself, so it needs nothing else, and each run shows the same.
+Publishers at the home `west` send to three topics, and a bridge takes the messages to `east`, where
+each topic has a queue. The first queue has no consumer, so it fills up. With one lane (H2) its
+messages hold up those for the other queues; with a lane per destination (H3) they do not. Then the
+consumer comes back. The demo runs on ``memory://`` and advances the clock itself, so each run shows
+the same.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ SECONDS = 15
 
 @dataclass
 class Second:
-    """What was seen in one second. received: of each queue, by its consumer; blocked: which
-    endpoint holds the bridge, for how long, and how many messages wait for it."""
+    """One second. received: messages by queue. blocked, blocked_s, blocked_waiting: the endpoint
+    that blocks the bridge, for how long, and how many messages wait for it."""
 
     second: int
     published: int
@@ -48,7 +48,7 @@ class BridgeDemo:
         self._console = console(stderr=as_json)
 
     def run(self) -> bool:
-        """Tell it twice; whether each message arrived once and in its queue's order."""
+        """Run it without and with lanes; returns True if every message arrived once, in order."""
         outcome: dict[str, Any] = {}
         good = True
         for lanes, title in (
@@ -89,7 +89,7 @@ class BridgeDemo:
 
 
 def _bar(n: int) -> str:
-    """A length for a rate: the usual one is 4 long, and what catches up ends in an arrow."""
+    """A bar for a rate: 4 long for the usual one; a longer one may end in an arrow."""
     length = n * 4 // RATE
     return "█" * min(length, 13) + ("▶" if length > 13 else "")
 
@@ -149,7 +149,7 @@ class _Story:
         )  # fmt: skip
 
     def accounts(self) -> dict[str, bool]:
-        """For each queue, whether it got all that was sent, once and in order."""
+        """For each queue, whether it got every message once, in order."""
         return {name: self._got[name] == sent for name, sent in self.sent.items()}
 
     def close(self) -> None:

@@ -31,7 +31,7 @@ class WorkerProcess:
     def start(
         cls, name: str, jobs: list[str], url: str, seed: int, errors: IO[str]
     ) -> WorkerProcess:
-        """Start a worker with jobs ``queue:ack_mode``; what it says on stderr goes to a file."""
+        """Start a worker with jobs ``queue:ack_mode``. errors: gets its standard error."""
         arguments = ["lakequeue.examples.demo.demo_worker", "--url", url, "--name", name]
         arguments += ["--seed", str(seed)]
         for job in jobs:
@@ -63,13 +63,13 @@ class WorkerProcess:
         self._at = now, received
 
     def check(self) -> None:
-        """Raise when it ended without being told to."""
+        """Raise LakequeueError if it ended by itself."""
         if self.fate == "works" and self.process.poll() is not None:
             why = "; ".join(self.counts.get("failures", ())) or "it gave no reason"
             raise LakequeueError(f"{self.name} ended with status {self.process.returncode}: {why}")
 
     def freeze(self) -> None:
-        """Make it hang: it keeps its messages, and is still sent more."""
+        """Make it hang. It keeps its messages, and the engine still sends it more."""
         self.fate = "hangs"
         self.process.send_signal(signal.SIGSTOP)
 

@@ -1,4 +1,4 @@
-"""`lakequeue demo`: which story is told, where it is kept, and its exit status."""
+"""The command `lakequeue demo`: its options, where a demo keeps its files, and its exit status."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def demo(
             shutil.rmtree(place, ignore_errors=True)
         raise
     except LakequeueError:
-        click.echo(f"What there is of it is kept in {place}.", err=True)
+        click.echo(f"What was written so far is kept in {place}.", err=True)
         raise
     if home is None and good:
         shutil.rmtree(place, ignore_errors=True)

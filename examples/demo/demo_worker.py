@@ -26,7 +26,7 @@ BACKLOG = 500
 
 @dataclass(slots=True)
 class Counts:
-    """What a worker did. wrong: messages that the queue should not have held."""
+    """The counts of a worker. wrong: messages that its queue should have refused."""
 
     ready: bool = False
     received: int = 0
@@ -39,11 +39,11 @@ class Counts:
 
 
 class Canceled(Exception):
-    """What the demo's callback raises at times: the client then cancels the message."""
+    """Raised by the callback for some messages, which the client then cancels."""
 
 
 def fits(queue: str, payload: bytes) -> bool:
-    """Whether this message belongs into this queue of conf/demo.yaml."""
+    """Whether this message belongs into this queue, by its filter in conf/demo.yaml."""
     flight = json.loads(payload)
     if queue == "delayed":
         return (flight.get("dep_delay") or 0) > 60
@@ -79,7 +79,7 @@ class Job:
                     self._handle(message)
 
     def _look(self, message: Any) -> bool:
-        """Count a message; whether this worker is going to fail with it."""
+        """Count a message; returns True if this worker is to fail with it."""
         counts = self.counts
         counts.received += 1
         counts.redelivered += bool(message.redelivered)
@@ -90,7 +90,7 @@ class Job:
         return self._random.random() < CANCEL_SHARE
 
     def _handle(self, message: Any) -> None:
-        """Individual acknowledgments, by hand."""
+        """Mode individual: acknowledge or cancel."""
         fails = self._look(message)
         if message.is_barrier:
             return
@@ -105,7 +105,7 @@ class Job:
             self.counts.lost += 1
 
     def _callback(self, message: Any) -> None:
-        """Automatic acknowledgments: an exception cancels."""
+        """Mode auto: an exception cancels the message."""
         with self._lock:
             fails = self._look(message)
             if fails:
@@ -150,7 +150,7 @@ def main(url: str, name: str, jobs: tuple[str, ...], seed: int) -> None:
 
 
 def report(name: str, counts: list[Counts], failures: list[str] | None = None) -> None:
-    """One line of JSON with the sums."""
+    """Print the sums as a line of JSON."""
     total: dict[str, Any] = {}
     for one in counts:
         for key, value in asdict(one).items():
