@@ -39,7 +39,7 @@ COPY sources sources
 COPY state state
 COPY streaming streaming
 COPY tasks tasks
-RUN pip install --no-cache-dir ".[fast,monitor,sql]"
+RUN pip install --no-cache-dir ".[monitor,sql]"
 
 COPY --chmod=755 deploy/entrypoint.sh /opt/lakequeue/entrypoint.sh
 

@@ -8,7 +8,7 @@ BIN := .venv/bin
 INSTALLED := .venv/.installed
 FETCHED := .venv/.jars
 DIST := dist
-SHIPPED := fast demo monitor sql
+SHIPPED := demo monitor sql
 ROOMS := bench cli client conf dataframes definitions earlier examples expressions lake memory mesh monitor protocol replica sinks sources state streaming tasks
 
 .DEFAULT_GOAL := help
@@ -31,7 +31,7 @@ $(INSTALLED): pyproject.toml
 			"apt-get install openjdk-17-jre-headless), or point JAVA_HOME at one." >&2; \
 		exit 1; }
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet -e '.[fast,celery,dramatiq,demo,monitor,otel,sql,test]'
+	$(BIN)/pip install --quiet -e '.[celery,dramatiq,demo,monitor,otel,sql,test]'
 	@touch $@
 
 $(FETCHED): conf/jars.xml $(INSTALLED)

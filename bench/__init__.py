@@ -1,7 +1,7 @@
-"""Benchmarks that anyone can run: `lakequeue bench depth|churn|latency|throughput|core`.
+"""The benchmarks of `lakequeue bench`.
 
-Each starts what it needs in a temporary folder, measures in one run, and prints a table for people
-or, with `--json`, one JSON object.
+Each starts its own Kafka and engine in a temporary folder, measures, and prints a table or, with
+`--json`, JSON. `subcommands` has the command line.
 """
 
 from .subcommands import command

@@ -1,7 +1,6 @@
-"""Spark's own start: our settings, and the first row of a stateful query that does nothing.
+"""Spark's own start, with our settings: the time to the first row of an empty stateful query.
 
-An engine cannot start faster than that. Run as a program, this is that query; called as a function,
-it returns the time from the program's start to the row, in ms.
+An engine cannot start faster. `spark_start_ms` runs this module as a program, which is that query.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ def spark_start_ms(home: Path) -> float:
     begin = time.monotonic()
     with (home / "stderr").open("wb") as errors:
         command = [sys.executable, "-m", __name__, str(home)]
-        # It ends with this process also where nobody reaches `finally`; its Java ends with it.
+        # It ends with this process even if `finally` is not reached; its Java ends with it.
         child = start_tied(command, stderr=errors, start_new_session=True)
     try:
         while not (home / FIRST).exists():

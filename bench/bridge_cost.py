@@ -1,4 +1,4 @@
-"""A bridge between two homes, without Kafka between them: the CPU time of a message's way."""
+"""The CPU time of a message over a bridge between two homes, without Kafka."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any
 
 from ..mesh.mesh import Mesh
 from ..protocol import commands as c
-from ..protocol import home_bridges, topics, wire
+from ..protocol import home_bridges, wire
 from ..protocol.messages import PublishHeader, Records, encode_publish_header
 from ..protocol.outputs import HomeRecord, Output
 from ..replica.replica import Replica
 from ..state import Batch, DictStore, Home, Limits
+from .core import PAYLOAD, commands, records
 
-PAYLOAD = b"x" * 1000
 FAR = "kafka://far:9092"
 _WARM = 20  # warm-up rounds, for look-ups that happen once
 
@@ -43,8 +43,8 @@ class _Ends:
         bridge = {"name": "out", "subscriptions": ["a/>"]}
         there = c.Bridge(definition=bridge | {"from": FAR, "to": "broker-0"})
         queue = {"name": "q", "message_type": "binary", "subscriptions": ["a/>"]}
-        self._far.take(Batch(self._told(there, c.Define(definition=queue))), 1)
-        self._near.take(Batch(self._told(c.Bridge(definition=bridge | {"to": FAR}))), 1)
+        self._far.take(Batch(commands(there, c.Define(definition=queue))), 1)
+        self._near.take(Batch(commands(c.Bridge(definition=bridge | {"to": FAR}))), 1)
         opened = home_bridges.encode(home_bridges.CopierState("open", ""))
         self._near.take(Batch(mesh=self._heard("broker-0.mesh", [opened])), 1)
 
@@ -68,35 +68,20 @@ class _Ends:
         return values
 
     def _heard(self, topic: str, values: list[bytes]) -> Records:
-        n = len(values)
-        self._offset += n
-        found: list[bytes | None] = [*values]
+        self._offset += len(values)
         key = home_bridges.bridge_key("default", "out")
-        keys: list[bytes | None] = [key] * n
-        offsets = list(range(self._offset - n, self._offset))
-        return Records([topic] * n, [0] * n, offsets, [0] * n, keys, found, [None] * n, [None] * n)
-
-    def _told(self, *given: c.Command) -> Records:
-        n, topic = len(given), topics.topic("default", topics.COMMANDS)
-        values: list[bytes | None] = [c.encode_command(g) for g in given]
-        return Records(
-            [topic] * n, [0] * n, list(range(n)), [0] * n, [None] * n, values, [None] * n,
-            [None] * n,
-        )  # fmt: skip
+        return records(topic, values, self._offset - len(values), key)
 
 
 def _publishes(first: int, n: int, destinations: int) -> Records:
     """Records of one producer, to each destination in turn."""
-    metas: list[bytes | None] = [
+    headers = (
         encode_publish_header(
             PublishHeader(to=f"a/{at * destinations // n}", producer="bench", seq=first + at)
         )
         for at in range(n)
-    ]
-    return Records(
-        ["default.publish"] * n, [0] * n, list(range(first, first + n)), [0] * n, [None] * n,
-        [PAYLOAD] * n, metas, [None] * n,
-    )  # fmt: skip
+    )
+    return records("default.publish", [PAYLOAD] * n, first, headers=headers)
 
 
 def _transfer(messages: int, batch: int, destinations: int) -> dict[str, float]:

@@ -1,13 +1,14 @@
-"""Everything at once: what a burst costs a step, the worker's memory, and another queue.
+"""A burst in one queue: its effect on steps, on the worker's memory, and on another queue.
 
-A queue is filled, and all of it expires in one moment into a dead message queue; is redriven; is
-purged; then records of 1 MB that wait in Kafka, in a topic that a queue captures, come in at once,
-as after a night's downtime. All the while another queue has steady traffic, whose 99 %
-is held against what it was before. Work has a budget in each step, so no step may be long, nothing
-may grow with the burst, and the other queue should hardly notice. Its producer writes to another
-partition than the burst's, as seven in eight do: in one and the same, Kafka gives a message only
-after all that stand before it. What sends the burst is a process of its own: in one with the
-steady traffic, its gigabytes would hold that up, and no engine would be measured.
+A queue is filled. All its messages expire at one moment into a dead message queue, are redriven,
+and are purged. Then a queue captures a topic in which records of 1 MB wait, as after a night's
+downtime. Meanwhile another queue has steady traffic, whose 99th percentile is compared with that
+before the bursts. Each step has a budget, so no step may be long, memory may not grow with the
+burst, and the other queue should hardly notice.
+
+The burst's producer writes to another partition than the steady one, as seven in eight do: within a
+partition Kafka delivers in order. It runs in a process of its own, because its gigabytes would slow
+down the steady producer.
 """
 
 from __future__ import annotations
@@ -23,10 +24,9 @@ from zlib import crc32
 from ..client import connect
 from ..client.kafka import open_kafka
 from ..protocol.errors import LakequeueError, Timeout
-from ..sinks.kafka_sink import OBSERVATION
 from ..streaming import Engine
 from ..streaming.kafka.topics_admin import ensure_topics
-from .harness import PAYLOAD, Say, percentile, process, running, url, wait_for
+from .harness import PAYLOAD, Say, observed, percentile, process, running, url, wait_for
 from .os_processes import PeakMemory
 from .steady import Traffic, traffic
 
@@ -53,13 +53,14 @@ QUEUES: list[dict[str, Any]] = [
 
 
 def run(messages: int, rate: int, trigger: str, say: Say) -> list[dict[str, Any]]:
-    """max_step_ms: of all bursts; worker_peak_mb: of one Python worker, over all; other_p99_ratio:
-    the worst burst's over the usual; then each burst's seconds and the other queue's 99 %."""
+    """max_step_ms: the longest step of all bursts. worker_peak_mb: the most memory of one Python
+    worker. other_p99_ratio: the other queue's p99 during the worst burst over the usual one. Then
+    for each burst the other queue's p99, and how long the burst took."""
     batches: list[dict[str, Any]] = []
     with (
         running(say, trigger=trigger, queues=QUEUES, on_batch=batches.append) as engine,
         PeakMemory() as memory,
-        traffic(url(engine), STEADY, rate, STEADY) as flow,
+        traffic(url(engine), [STEADY], rate, STEADY) as flow,
         connect(url(engine), client_name="bench") as connection,
     ):
         say("the other queue alone")
@@ -69,7 +70,7 @@ def run(messages: int, rate: int, trigger: str, say: Say) -> list[dict[str, Any]
         bursts = _Bursts(engine, connection, messages, say)
         phases = {name: _phase(burst, flow, say) for name, burst in bursts.all().items()}
         flow.check()
-        known = len(batches)  # a loop tells what it did at the end of its batch
+        known = len(batches)  # a loop reports at the end of its batch
         with suppress(Timeout):
             wait_for(lambda: len(batches) > known, BATCH_S_MAX, "the batch's end")
     usual_ms = percentile(flow.between(*usual), 99)
@@ -94,7 +95,7 @@ def _sleep(seconds: float) -> float:
 
 
 def _phase(burst: Callable[[], float], flow: Traffic, say: Say) -> tuple[float, float]:
-    """A burst from the moment that it says to its end."""
+    """Run a burst; returns when it began and ended."""
     begin = burst()
     say(f"done in {time.time() - begin:.1f} s")
     flow.check()
@@ -102,19 +103,18 @@ def _phase(burst: Callable[[], float], flow: Traffic, say: Say) -> tuple[float, 
 
 
 def elsewhere(producer_id: str, partitions: int) -> Iterator[str]:
-    """Different names of producers that write to other partitions than this one."""
+    """Producer names that hash to other partitions than this one."""
     place = crc32(producer_id.encode()) % partitions
     names = (f"burst-{n}" for n in count())
     return (name for name in names if crc32(name.encode()) % partitions != place)
 
 
 def max_step_ms(batches: list[dict[str, Any]], trigger: str) -> float | None:
-    """The longest step, as the engine says it; a micro-batch is one step and some milliseconds of
-    Spark's. None where the engine does not say."""
+    """The longest step, as the engine reports it; in micro-batches the longest batch, which is one
+    step and some milliseconds of Spark's. None if nothing was reported."""
     found: list[float] = []
     for progress in batches:
-        seen = progress.get("observedMetrics", {}).get(OBSERVATION) or {}
-        if (step := seen.get("step_max_ms")) is not None:
+        if (step := observed(progress).get("step_max_ms")) is not None:
             found.append(step)
         elif trigger == "micro-batch":
             found.append(progress["durationMs"].get("triggerExecution", 0))
@@ -122,7 +122,7 @@ def max_step_ms(batches: list[dict[str, Any]], trigger: str) -> float | None:
 
 
 def _publish(address: str, name: str, amount: int, window: int, until: float) -> None:
-    """A process: so many messages that expire then."""
+    """Publish messages that expire at ``until`` (epoch s). Runs in a process of its own."""
     with (
         connect(address, client_name="bench-burst") as connection,
         connection.producer(producer_id=name, window=window, pub_ack_time="60s") as producer,
@@ -133,7 +133,7 @@ def _publish(address: str, name: str, amount: int, window: int, until: float) ->
 
 
 def _write(bootstrap: str, amount: int) -> None:
-    """A process: so many large records, as any Kafka producer writes them."""
+    """Write large records, as any Kafka producer does. Runs in a process of its own."""
     transport = open_kafka(bootstrap, "bench-burst")
     for n in range(amount):
         transport.publish(LARGE, b"x" * LARGE_BYTES, None, [], 0)
@@ -145,7 +145,7 @@ def _write(bootstrap: str, amount: int) -> None:
 
 
 class _Bursts:
-    """Each burst returns when it began, and ends when the engine is through with it."""
+    """Each burst returns when it began. It ends when the engine has dealt with all messages."""
 
     def __init__(self, engine: Engine, connection: Any, messages: int, say: Say) -> None:
         self._bootstrap, self._address = engine.bootstrap, url(engine)
@@ -158,7 +158,7 @@ class _Bursts:
         _through(process(_publish, self._address, next(self._names), amount, window, until))
 
     def all(self) -> dict[str, Callable[[], float]]:
-        """All bursts, in order: each needs the queue that the one before left."""
+        """All bursts, in order: each needs the queue as the one before left it."""
         return {
             "expire": self._expire,
             "redrive": self._redrive,
@@ -185,7 +185,9 @@ class _Bursts:
         self._send(rest, FILL_WINDOW, moment)
         early = moment - time.time()
         if early < 0:
-            self._say(f"the fill took {-early:.0f} s longer than thought: the first are gone")
+            self._say(
+                f"the fill took {-early:.0f} s longer than expected: the first messages are gone"
+            )
         _sleep(max(0.0, early))
         self._say("all expire")
         self._until(BURST, 0)

@@ -1,9 +1,8 @@
-"""Messages that have left must not stay in the checkpoint: its size after more and more messages in
-and out.
+"""The checkpoint's size after more and more messages came and went.
 
-Two consumers keep up with the producer, so at each look nothing is in the queue. The checkpoint
-then holds the state of an empty queue and the versions that Spark keeps to fall back on, whose
-number is fixed. Wanted: after a million messages at most three times what it was after 100,000.
+Two consumers keep up with the producer, so the queue is empty whenever the size is taken. The
+checkpoint then holds the state of an empty queue, and the fixed number of versions that Spark
+keeps. Goal: after a million messages at most three times the size after 100,000.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from ..mesh.mesh import Mesh
@@ -21,25 +21,31 @@ from ..state import Batch, DictStore, Home, Limits
 PAYLOAD = b"x" * 1000
 
 
-def _commands(*given: c.Command) -> Records:
-    n = len(given)
-    values: list[bytes | None] = [c.encode_command(g) for g in given]
+def records(
+    topic: str, values: Iterable[bytes], first: int = 0, key: bytes | None = None,
+    headers: Iterable[bytes] = (),
+) -> Records:  # fmt: skip
+    """Records of one partition, from an offset on. headers: the header `lq` of each."""
+    found: list[bytes | None] = [*values]
+    n = len(found)
     return Records(
-        ["default.commands"] * n, [0] * n, list(range(n)), [0] * n, [None] * n, values,
-        [None] * n, [None] * n,
+        [topic] * n, [0] * n, list(range(first, first + n)), [0] * n, [key] * n, found,
+        [*headers] or [None] * n, [None] * n,
     )  # fmt: skip
+
+
+def commands(*given: c.Command) -> Records:
+    """Records of commands in the default VPN."""
+    return records("default.commands", map(c.encode_command, given))
 
 
 def publishes(first: int, n: int) -> Records:
     """Records of one producer, from sequence ``first`` on."""
-    metas: list[bytes | None] = [
+    headers = (
         encode_publish_header(PublishHeader(to="orders", producer="bench", seq=first + i))
         for i in range(n)
-    ]
-    return Records(
-        ["default.publish"] * n, [0] * n, list(range(first, first + n)), [0] * n, [None] * n,
-        [PAYLOAD] * n, metas, [None] * n,
-    )  # fmt: skip
+    )
+    return records("default.publish", [PAYLOAD] * n, first, headers=headers)
 
 
 DEFINITION = {"name": "orders", "message_type": "binary"}
@@ -65,8 +71,8 @@ class _Broker:
         self._replica = Replica(Home(), DictStore(), Limits(), Mesh.load)
         self._journal = JournalBuffer("bench", [], 0)
 
-    def take(self, commands: Records, messages: Records, now: int) -> Decided:
-        return sort_outputs(self._replica.take(Batch(commands, messages), now))
+    def take(self, given: Records, messages: Records, now: int) -> Decided:
+        return sort_outputs(self._replica.take(Batch(given, messages), now))
 
     def encode(self, decided: Decided, now: int) -> None:
         if decided.journal is not None:
@@ -85,7 +91,7 @@ def _life(messages: int, batch: int) -> dict[str, float]:
         queue="orders", subscription="s", inbox=c.Inbox("default.deliveries"), max_backlog=batch,
         framing="batch",
     )  # fmt: skip
-    take(_commands(c.Define(definition=DEFINITION | bounds), subscribe), _NOTHING, 1)
+    take(commands(c.Define(definition=DEFINITION | bounds), subscribe), _NOTHING, 1)
     spent, clock = [0.0, 0.0, 0.0], _clock_s()
     for start in range(1, messages + 1, batch):
         n = min(batch, messages + 1 - start)
@@ -97,7 +103,7 @@ def _life(messages: int, batch: int) -> dict[str, float]:
         t2 = time.process_time()
         ids = [i for o in decided.said if isinstance(o, Deliveries) for i in o.ids]
         assert len(ids) == n, f"{len(ids)} of {n} were delivered"
-        ack = _commands(c.Ack(queue="orders", subscription="s", ids=format_ranges(ids)))
+        ack = commands(c.Ack(queue="orders", subscription="s", ids=format_ranges(ids)))
         t3 = time.process_time()
         encode(take(ack, _NOTHING, start), start)
         t4 = time.process_time()

@@ -1,7 +1,7 @@
 """The same traffic at growing depth: a step's cost depends on what changes, not on what is stored.
 
-A round takes in 1,000 messages and acknowledges 1,000. In real time its cost is what the engine
-says that its steps took; in micro-batches, the time of the batch that took it in.
+A round takes in 1,000 messages and acknowledges 1,000. Its cost is the time of its steps, as the
+engine reports it; in micro-batches, the time of its batch.
 """
 
 from __future__ import annotations
@@ -16,16 +16,15 @@ import psutil
 
 from ..client import connect
 from ..protocol.errors import LakequeueError
-from ..sinks.kafka_sink import OBSERVATION
 from ..streaming import Engine
 from ..streaming.loop.worker_process import RETURN_EVERY_S
 from .burst import max_step_ms
-from .harness import PAYLOAD, QUEUE, Say, median, running, url, wait_for
+from .harness import PAYLOAD, QUEUE, Say, median, observed, running, url, wait_for
 from .os_processes import workers
 
 STEP = 1_000
 WARM_UP = 5
-BATCH_S = 2  # of the loop: it says what its steps took at the end of each
+BATCH_S = 2  # of the loop, which reports at the end of each
 
 
 def run(depths: list[int], rounds: int, trigger: str, say: Say) -> list[dict[str, Any]]:
@@ -71,7 +70,7 @@ def run(depths: list[int], rounds: int, trigger: str, say: Say) -> list[dict[str
 
 
 def _round(consumer: Any, producer: Any) -> None:
-    """1,000 come and are acknowledged, 1,000 are published, until they are stored."""
+    """Receive and acknowledge 1,000 messages, publish 1,000, and wait until they are stored."""
     held = [consumer.receive(30) for _ in range(STEP)]
     if None in held:
         raise LakequeueError("A message is missing: the queue holds fewer than it should.")
@@ -104,10 +103,9 @@ def _by_steps(
     for _ in range(rounds):
         one_round()
     time.sleep(2 * BATCH_S)
-    seen = [p.get("observedMetrics", {}).get(OBSERVATION) or {} for p in reports[before:]]
-    steps_ms = sum(s.get("step_ms") or 0 for s in seen)
+    steps_ms = sum(observed(p).get("step_ms") or 0 for p in reports[before:])
     if not steps_ms:
-        raise LakequeueError("The engine did not say what its steps took.")
+        raise LakequeueError("The engine has not reported the time of its steps.")
     return steps_ms / rounds
 
 

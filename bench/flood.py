@@ -55,7 +55,7 @@ def run(commands: int, rate: int, trigger: str, say: Say) -> list[dict[str, Any]
     with (
         running(say, trigger=trigger, queues=QUEUES) as engine,
         PeakMemory() as memory,
-        traffic(url(engine), STEADY, rate) as flow,
+        traffic(url(engine), [STEADY], rate) as flow,
         connect(url(engine), vpn=VPN, client_name="bench") as connection,
     ):
         address, each = url(engine).removeprefix("kafka://"), commands // len(KINDS)

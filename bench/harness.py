@@ -19,15 +19,14 @@ import psutil
 from ..client import connect
 from ..definitions import parse_configuration
 from ..protocol.errors import LakequeueError, Timeout
+from ..sinks.kafka_sink import OBSERVATION
 from ..streaming import EmbeddedKafka, Engine
+from .subcommands import TRIGGERS
 
 QUEUE = "bench"
 PAYLOAD = b"x" * 1000
 BACKLOG = 200_000
 Say = Callable[[str], None]
-
-
-TRIGGERS = ("real-time", "micro-batch")
 
 
 @contextmanager
@@ -90,6 +89,11 @@ def _both(*calls: Callable[[dict[str, Any]], None]) -> Callable[[dict[str, Any]]
             one(progress)
 
     return call
+
+
+def observed(progress: dict[str, Any]) -> dict[str, Any]:
+    """A loop's figures in a batch's progress; empty if there are none."""
+    return progress.get("observedMetrics", {}).get(OBSERVATION) or {}
 
 
 def triggers(chosen: str) -> tuple[str, ...]:

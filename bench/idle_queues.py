@@ -1,27 +1,23 @@
-"""Queues that nobody uses: an engine with few queues, and one with many of which as few are used.
+"""The cost of queues that nobody uses: an engine with few queues, and one with many unused ones.
 
-Each engine is started on an empty home, which defines its queues, and stopped. Then a process of
-its own starts it again on that home (``start_s``: Spark's Java process included), and the same
-traffic goes through the same number of queues. What a queue costs by being there shows in both.
+Each engine is started on an empty home, which defines its queues, and stopped. Then another process
+starts it again on that home (``start_s``, with Spark's Java process). The same traffic goes through
+the same number of queues.
 """
 
 from __future__ import annotations
 
 import json
-import threading
 import time
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from ..client import connect
 from ..definitions import parse_configuration
 from ..protocol.errors import LakequeueError
-from ..sinks.kafka_sink import OBSERVATION
 from ..streaming import Engine
-from .harness import Say, _both, _spawn, broker, cpu_s, percentile, process
+from .harness import Say, _both, _spawn, broker, cpu_s, observed, percentile, process
 from .os_processes import EngineProcess
-from .steady import at_rate, made_at
+from .steady import traffic
 
 BATCH_S = 5  # figures come at the end of a batch
 WARM_UP_S = 5
@@ -29,7 +25,7 @@ MEASURE_S_MAX = 600.0
 
 
 def definitions(count: int) -> list[dict[str, Any]]:
-    """The plainest definitions of so many queues."""
+    """Minimal definitions of so many queues."""
     return [{"name": f"queue-{n}", "message_type": "binary"} for n in range(count)]
 
 
@@ -88,7 +84,12 @@ def _started(
         engine.start()
         start_s, start_cpu_s = time.monotonic() - begin, cpu_s()
         names = [f"queue-{n * (count // used)}" for n in range(used)]
-        since, taken = _traffic(f"kafka://{bootstrap}", names, rate, seconds)
+        with traffic(f"kafka://{bootstrap}", names, rate) as flow:
+            time.sleep(WARM_UP_S)
+            since = time.time()
+            time.sleep(seconds)
+            taken = flow.between(since, time.time())
+            flow.check()
         time.sleep(2 * BATCH_S)
         return {
             "start_s": start_s, "start_cpu_s": start_cpu_s, **step_figures(batches, since),
@@ -99,51 +100,10 @@ def _started(
 
 
 def step_figures(batches: list[tuple[float, dict[str, Any]]], since: float) -> dict[str, Any]:
-    """Steps, and what one took on average, of batches that ended later than a batch's length after
-    the traffic's begin: these saw nothing else."""
-    seen = [
-        p.get("observedMetrics", {}).get(OBSERVATION) or {}
-        for at, p in batches if at >= since + BATCH_S
-    ]  # fmt: skip
+    """The number of steps and their mean time, of batches that began after the traffic did: those
+    that ended at least a batch's length later."""
+    seen = [observed(progress) for at, progress in batches if at >= since + BATCH_S]
     steps = sum(s.get("steps") or 0 for s in seen)
     if not steps:
         raise LakequeueError("Nothing was measured: no batch ended. Try again with more seconds.")
     return {"step_ms": sum(s.get("step_ms") or 0 for s in seen) / steps, "steps": steps}
-
-
-def _traffic(address: str, names: list[str], rate: int, seconds: int) -> tuple[float, list[float]]:
-    """Send to all queues in turn, each with a consumer. Returns when it began, after a warm-up, and
-    the times from then on, ms."""
-    taken: list[tuple[float, float]] = []
-    done = threading.Event()
-
-    def receive(consumer: Any) -> None:
-        while not done.is_set():
-            message = consumer.receive(0.5)
-            if message is not None:
-                sent = made_at(message.payload)
-                taken.append((sent, (time.time() - sent) * 1000))
-                message.ack()
-
-    with ExitStack() as stack:
-        connection = stack.enter_context(connect(address, client_name="bench-idle-queues"))
-        consumers = [connection.consumer(name, ack_mode="individual") for name in names]
-        threads = [threading.Thread(target=receive, args=(c,), daemon=True) for c in consumers]
-        for thread in threads:
-            thread.start()
-        producer = stack.enter_context(connection.producer(window=10_000))
-        turn = 0
-
-        def send(payload: bytes) -> None:
-            nonlocal turn
-            producer.send_async(names[turn % len(names)], payload)
-            turn += 1
-
-        at_rate(send, rate, WARM_UP_S)
-        since = at_rate(send, rate, seconds)
-        producer.flush(60)
-        time.sleep(1.0)
-        done.set()
-        for thread in threads:
-            thread.join(5)
-    return since, [ms for sent, ms in taken if sent >= since]

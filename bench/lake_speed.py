@@ -1,13 +1,11 @@
-"""The cost and size of the Delta tables: the same traffic with them and without, in one run (R1,
-R3).
+"""The cost and size of the Delta tables (R1, R3).
 
-Producers and two consumers at once, messages of 1 KB that nothing compresses; with the tables, as
-they are by default, it is measured before and after the run without them, and the better one
-counts, so that a machine that becomes slower does not decide; beside it the CPU time that Kafka,
-the engine and the consumers took until the last message was acknowledged, which other work on the
-machine changes less; and how far the tables are behind. Then, with an engine of its own, what they
-take on the disk for each message, and how long a rebuild of a backlog takes, and `queued` over a
-million messages.
+Producers and two consumers run at once, with messages of 1 KB that do not compress. The traffic is
+measured with the tables, without them, and with them again; the better of the two runs with tables
+counts, in case the machine becomes slower. CPU time covers Kafka, the engine and the consumers
+until the last ack; other work on the machine changes it less than the rate. The lag is how long the
+tables need to catch up. A further engine shows the tables' size per message and how long a rebuild
+of a backlog takes. The last figure is `queued` over a million messages.
 """
 
 from __future__ import annotations
@@ -30,12 +28,11 @@ from .throughput import await_empty, consumers
 
 PAYLOAD_BYTES = 1_000
 WINDOW = 50_000
-# Java compiles for most of the first minute at full load, Kafka's and Spark's, and what runs with
-# the tables is more of it: no part of what they cost from then on.
+# In the first minute of full load Java compiles, more so with the tables. That is not their cost
+# later on.
 WARM_UP = 1_200_000
 CAUGHT_UP_S = 600.0
-# Where bytes are counted: a minute of the history's interval would be most of the run, and what it
-# writes is the same.
+# To count bytes: the default interval of a minute would be most of the run, for the same content.
 SOON = {"lakequeue.history_interval_s": "15", "lakequeue.snapshots_interval_s": "30"}
 WITHOUT = {"lakequeue.tables_interval_s": "0"}
 
@@ -91,8 +88,8 @@ def _stored(messages: int, say: Say) -> dict[str, Any]:
 
 
 def _through(engine: Engine, messages: int) -> tuple[float, float]:
-    """Producers and consumers at once, after a warm-up: messages a second, and CPU time of
-    each in µs. The consumers end when nothing comes."""
+    """Run producers and consumers at once, after a warm-up; returns messages per second, and CPU µs
+    per message. The consumers end when nothing comes."""
     address = url(engine)
     consumers(address)
     publish_random(address, WARM_UP)

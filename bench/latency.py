@@ -1,4 +1,4 @@
-"""Publish → received at a steady rate: the time stands in the payload."""
+"""Publish to receive, at a steady rate. Each payload has the time at which it was sent."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """How long questions to the tables take, over a journal of so many messages (R1, R6).
 
-The journal is generated: every message is spooled, every second one delivered and every fourth
-acknowledged, in records of 10,000 rows through the engine's own codec, written as Delta tables in
-commits of a hundred records. Each question is asked of tables that were opened for it. Beside the
-time stands the processor's, which says more on a machine that has other work.
+The journal is generated with the engine's own codec: every message is spooled, every second one
+delivered, every fourth acknowledged. A record has 10,000 rows, a Delta commit a hundred records.
+Each question opens the tables anew. CPU time is shown too, since other work on the machine changes
+it less.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def run(messages: int, say: Callable[[str], None]) -> list[dict[str, Any]]:
 
 
 def asked_once(question: str, messages: int) -> dict[str, Any]:
-    """A row for one of `QUESTIONS`."""
+    """A row for one of `QUESTIONS`, over so many messages."""
     with tempfile.TemporaryDirectory(prefix="lakequeue-") as folder:
         _write(Path(folder), messages)
         return _asked(question, Path(folder), partial(_sql, QUESTIONS[question]))
@@ -67,7 +67,7 @@ def _sql(sql: str, lake: Any) -> Any:
 
 
 def _write(home: Path, messages: int) -> int:
-    """The two tables; how many rows the journal has."""
+    """Write the two tables; returns the number of rows of the journal."""
     import deltalake
 
     rows = 0
@@ -84,7 +84,7 @@ def _write(home: Path, messages: int) -> int:
 
 
 def _journal(first: int, n: int) -> Iterator[pa.RecordBatch]:
-    """What became of the messages from ``first`` on."""
+    """The events of ``n`` messages, from ``first`` on."""
     step = first // TOGETHER + 1
     ids = list(range(first + 1, first + n + 1))
     now = START_MS + step * STEP_MS

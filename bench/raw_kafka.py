@@ -22,7 +22,8 @@ IDLE_S = 10.0
 
 
 def _consume(address: str, topic: str, count: int, results: Any) -> None:
-    """Receive so many of a topic; when each was made and how long it took, and when it ended."""
+    """Receive so many records of a topic. Puts when it ended, and for each record when it was sent
+    and how long it took."""
     transport = open_kafka(address, "bench-raw")
     transport.listen(topic, 0)
     results.put("ready")

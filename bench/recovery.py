@@ -1,9 +1,8 @@
-"""Killed in mid-traffic: until a message that was sent after the kill has come.
+"""The time from a kill to the first message that was sent after it and received.
 
-Beside steady traffic that never stops: Python workers with SIGKILL, three times, which Spark
-notices and replaces; and everything of the engine at once, started again at once, which adds the
-start of Spark. Beside it stands what Spark alone takes (`bare_spark`). Kafka stays: it is not ours
-in production.
+Traffic is steady throughout. First the Python workers are killed (SIGKILL), three times; Spark
+notices and replaces them. Then the whole engine is killed and started again at once, which adds the
+start of Spark; `bare_spark` measures Spark's own part. Kafka is not killed.
 """
 
 from __future__ import annotations
@@ -14,9 +13,8 @@ from typing import Any
 import yaml
 
 from ..protocol.errors import LakequeueError
-from ..sinks.kafka_sink import OBSERVATION
 from .bare_spark import spark_start_ms
-from .harness import QUEUE, Say, broker, median, running, url
+from .harness import QUEUE, Say, broker, median, observed, running, url
 from .os_processes import EngineProcess, workers
 from .steady import Traffic, traffic
 
@@ -30,10 +28,10 @@ _DEFINITION = {
 
 def run(rate: int, seconds: int, trigger: str, say: Say) -> list[dict[str, Any]]:
     """worker_ms (median), worker_max_ms, driver_ms: from a kill to the first message that was sent
-    after it. spark_ms: Spark's own part of driver_ms; start_ms: of an engine on an empty home,
-    until all of it runs. replay_ratio: the time that was lived through again, with this traffic,
-    over the time that it took (None in micro-batches: they replay nothing). Waiting is life too:
-    for the speed under load give a rate that leaves no time to wait."""
+    after it. spark_ms: Spark's own part of driver_ms. start_ms: the start of an engine on an empty
+    home. replay_ratio: how long the replayed steps had taken, with their pauses, over the time to
+    replay them; None in micro-batches, which replay nothing. For the speed under load, give a rate
+    that leaves no pauses."""
     return [
         {
             "trigger": trigger,
@@ -48,10 +46,10 @@ def _worker(rate: int, seconds: int, trigger: str, say: Say) -> dict[str, Any]:
     batches: list[dict[str, Any]] = []
     with running(
         say, trigger=trigger, queues=[_DEFINITION], on_batch=batches.append
-    ) as engine, traffic(url(engine), QUEUE, rate) as flow:  # fmt: skip
+    ) as engine, traffic(url(engine), [QUEUE], rate) as flow:  # fmt: skip
         took = [_kill_workers(flow, seconds, say) for _ in range(KILLS)]
         flow.stop()
-        # A loop tells what it did at the end of its batch.
+        # A loop reports at the end of its batch.
         until = time.monotonic() + (BATCH_S_MAX if trigger == "real-time" else 0)
         while replay_ratio(batches) is None and time.monotonic() < until:
             time.sleep(0.2)
@@ -75,8 +73,8 @@ def _kill_workers(flow: Traffic, seconds: int, say: Say) -> float:
 
 
 def replay_ratio(batches: list[dict[str, Any]]) -> float | None:
-    """How much faster than life it was replayed, of batches with kills among them."""
-    seen = [b.get("observedMetrics", {}).get(OBSERVATION) or {} for b in batches]
+    """How much faster steps were replayed than they were taken; None without a replay."""
+    seen = [observed(batch) for batch in batches]
     took = sum(s.get("replay_ms") or 0 for s in seen)
     lived = sum(s.get("replayed_life_ms") or 0 for s in seen)
     return lived / took if took else None
@@ -94,7 +92,7 @@ def _driver(rate: int, seconds: int, trigger: str, say: Say) -> dict[str, Any]:
         try:
             engine.wait_ready()
             start_s = time.monotonic() - begin
-            with traffic(f"kafka://{address}", QUEUE, rate) as flow:
+            with traffic(f"kafka://{address}", [QUEUE], rate) as flow:
                 time.sleep(seconds)
                 flow.check()
                 say("killing the engine")

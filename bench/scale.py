@@ -1,15 +1,13 @@
-"""The same traffic through 1, 2 and 4 brokers: what a message costs, and where the cores end.
+"""The same traffic through 1, 2 and 4 brokers.
 
-Four lanes, each a producer and a consumer of a queue, are spread over the brokers: on one broker
-all four, on four brokers one each. So clients do the same in every row, and what differs is what
-brokers cost. CPU is the sum over all processes: workers (the steps), Java (Spark), and Kafka.
-Where `cores_used` comes to the number of cores, a broker more cannot make it faster: then only the
-cost of a message says how it scales.
+Four lanes, each a producer and a consumer of a queue, are spread over the brokers: all four on one
+broker, or one on each of four. So the clients do the same in every row. CPU is the sum over workers
+(the steps), Java (Spark), Kafka and clients. Once `cores_used` reaches the number of cores, another
+broker cannot make it faster; then the CPU per message shows how it scales.
 
-With `spread`: what it costs a producer that a topic's matches lie on two brokers. Two topics have
-two queues each, `near` both where the producer is, `far` one of them at the other broker. The
-producer sends to them in turn, so both see the same machine. No other broker is asked before a
-receipt, so the two should be alike.
+With `spread`: the receipts of a topic whose queues are on two brokers. Topic `near` has both its
+queues at the producer's broker, topic `far` one of them at the other. The producer sends to the two
+in turn. No other broker is asked before a receipt, so they should take the same time.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from rich.table import Table
 from ..cli.common import interrupt_on_signals
 from ..client.kafka import LIBRARIES
 
-TRIGGERS = ("real-time", "micro-batch")  # as in `harness`, which takes a second to load
+TRIGGERS = ("real-time", "micro-batch")
 
 
 @click.group(name="bench")

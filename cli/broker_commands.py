@@ -7,7 +7,7 @@ from typing import Any
 import click
 from rich.text import Text
 
-from ..monitor.formatting import bridge_waits
+from ..monitor.formatting import bridge_waits, number
 from .common import (
     EngineAddress,
     cell,
@@ -15,14 +15,13 @@ from .common import (
     console,
     counted,
     json_option,
-    number,
     one_line,
     option,
     say,
     say_json,
     table_of,
 )
-from .define import PAIR, values_of
+from .define import key_values, values_of
 
 
 @click.command()
@@ -142,13 +141,9 @@ def bridges(
       lakequeue bridges --delete west-east
       lakequeue bridges --json | jq '.[] | select(.state != "open")'
     """
-    given = {found[1]: found[2] for text in pairs if (found := PAIR.fullmatch(text))}
-    if odd := [text for text in pairs if PAIR.fullmatch(text) is None]:
-        raise click.UsageError(
-            f"{odd[0]!r} is not KEY=VALUE: give the keys of one bridge, or nothing to see them all"
-        )
-    if len(given) != len(pairs) or (pairs and delete is not None):
-        raise click.UsageError("give each KEY=VALUE of one bridge once, or --delete NAME")
+    given = key_values(pairs, "give the keys of one bridge, or nothing to see them all")
+    if given and delete is not None:
+        raise click.UsageError("give either KEY=VALUE arguments of one bridge, or --delete NAME")
     with engine.connect("bridges") as connection:
         admin = connection.admin()
         if delete is not None:

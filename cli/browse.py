@@ -14,7 +14,7 @@ from rich.text import Text
 from ..client.values import time_ms
 from ..lake import past
 from ..lake.queries_at import admin_of
-from ..monitor.formatting import clock, death
+from ..monitor.formatting import clock, cut, death, number
 from ..monitor.queue_details import explained
 from ..protocol.bounds import datetime_of
 from ..protocol.errors import ConfigError
@@ -27,7 +27,6 @@ from .common import (
     counted,
     json_option,
     key_fields,
-    number,
     one_line,
     option,
     payload_fields,
@@ -97,7 +96,11 @@ def _table(found: list[dict[str, Any]]) -> RenderableType:
             fields["state"],
             *counts,
             *(map(cell, _death(fields["dead"] or {})) if some_dead else ()),
-            Text(one_line(_preview(fields)), overflow="ellipsis", no_wrap=True),
+            Text(
+                one_line(cut(" ".join(str(fields["payload"]).split()), PREVIEW_MAX)),
+                overflow="ellipsis",
+                no_wrap=True,
+            ),
         )
     return table
 
@@ -114,11 +117,6 @@ def browsed_fields(message: BrowsedMessage) -> dict[str, Any]:
     ISO-8601."""
     fields = {**asdict(message), **payload_fields(message.payload), **key_fields(message.key)}
     return {**fields, "dead": death(message) or None}
-
-
-def _preview(fields: dict[str, Any]) -> str:
-    text = " ".join(str(fields["payload"]).split())
-    return text if len(text) <= PREVIEW_MAX else text[: PREVIEW_MAX - 1] + "…"
 
 
 VIEWS = ("queues", "describe", "browse", "events", "step")
@@ -284,5 +282,4 @@ def _value(value: bytes | None) -> dict[str, Any]:
 
 
 def _line(record: dict[str, Any], place: str) -> str:
-    text = one_line(f"{record['topic']} {place}  {record['payload']}")
-    return text if len(text) <= VALUE_MAX else text[: VALUE_MAX - 1] + "…"
+    return cut(one_line(f"{record['topic']} {place}  {record['payload']}"), VALUE_MAX)

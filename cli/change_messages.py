@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from ..monitor.formatting import clock
+from ..monitor.formatting import clock, number
 from .common import (
     DEFAULT_HOME,
     EngineAddress,
@@ -22,7 +22,6 @@ from .common import (
     json_option,
     nearest_home,
     note,
-    number,
     one_line,
     option,
     pairs,

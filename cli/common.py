@@ -15,14 +15,14 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import click
 import lakequeue
 from click.core import ParameterSource
 
-from .group import EnvironmentFault, one_line
+from ..monitor.formatting import one_line
+from .group import EnvironmentFault
 from .presence import explained, what_to_start
 
 if TYPE_CHECKING:
@@ -237,13 +237,6 @@ def key_fields(key: bytes | None) -> dict[str, str | None]:
     return {**out, "key_encoding": shown["encoding"]} if "encoding" in shown else out
 
 
-def number(value: int | float | None) -> str:
-    """A number for people, with thousands separators; – for None."""
-    if value is None:
-        return "–"
-    return f"{value:,}" if isinstance(value, int) else f"{value:,.1f}"
-
-
 def counted(count: int, what: str) -> str:
     """A count with its noun: ``1 message``, ``2 messages``."""
     return f"{count:,} {what}{'' if count == 1 else 's'}"
@@ -263,17 +256,31 @@ def ending_signals() -> list[signal.Signals]:
 
 
 @contextlib.contextmanager
+def _on_signals(
+    handle: Callable[[], None], stays: Callable[[], bool] = lambda: False
+) -> Iterator[None]:
+    """Call a function at each of `ending_signals`. Works in the main thread only; elsewhere nothing
+    is called. stays: whether the handlers stay at the end."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {s: signal.signal(s, lambda *_: handle()) for s in ending_signals()}
+    try:
+        yield
+    finally:
+        for which, handler in () if stays() else before.items():
+            signal.signal(which, handler)
+
+
+@contextlib.contextmanager
 def stop_on_signals() -> Iterator[threading.Event]:
     """`ending_signals` set the event; a second signal interrupts at once. `timeout 10 lakequeue
-    …` sends its signal twice, to the process and to its group, which counts as one.
-
-    Works in the main thread only; elsewhere nothing sets the event. After a signal the handlers
-    stay, because its second half may arrive while the command is ending.
-    """
+    …` sends its signal twice, to the process and to its group, which counts as one. After a signal
+    the handlers stay, because its second half may arrive while the command is ending."""
     event = threading.Event()
     first = 0.0
 
-    def handle(number: int, frame: FrameType | None) -> None:
+    def handle() -> None:
         nonlocal first
         if not event.is_set():
             first = time.monotonic()
@@ -281,15 +288,8 @@ def stop_on_signals() -> Iterator[threading.Event]:
         elif time.monotonic() - first > SAME_SIGNAL_S:
             raise KeyboardInterrupt
 
-    if threading.current_thread() is not threading.main_thread():
+    with _on_signals(handle, event.is_set):
         yield event
-        return
-    before = {s: signal.signal(s, handle) for s in ending_signals()}
-    try:
-        yield event
-    finally:
-        for which, handler in before.items() if not event.is_set() else ():
-            signal.signal(which, handler)
 
 
 @contextlib.contextmanager
@@ -298,21 +298,14 @@ def interrupt_on_signals() -> Iterator[None]:
     comes twice interrupts once, so that it does not cut short what cleans up."""
     last = -math.inf
 
-    def handle(number: int, frame: FrameType | None) -> None:
+    def handle() -> None:
         nonlocal last
         before, last = last, time.monotonic()
         if last - before > SAME_SIGNAL_S:
             raise KeyboardInterrupt
 
-    if threading.current_thread() is not threading.main_thread():
+    with _on_signals(handle):
         yield
-        return
-    before = {s: signal.signal(s, handle) for s in ending_signals()}
-    try:
-        yield
-    finally:
-        for which, handler in before.items():
-            signal.signal(which, handler)
 
 
 def note(text: str) -> None:

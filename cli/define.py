@@ -47,7 +47,8 @@ def define(what: tuple[str, ...], engine: EngineAddress, as_json: bool) -> None:
       lakequeue define name=dear message_type=json 'filter=/price > 100'
       lakequeue define queues.yaml
     """
-    pairs = _pairs(what)
+    has_pairs = any(map(PAIR.fullmatch, what))
+    pairs = key_values(what, "name files, or the keys of one queue") if has_pairs else {}
     with engine.connect("define") as connection:
         admin = connection.admin()
         there = {queue["name"]: queue for queue in admin.queues()}
@@ -60,17 +61,12 @@ def define(what: tuple[str, ...], engine: EngineAddress, as_json: bool) -> None:
     _report([definition["name"] for definition in wanted], set(there), as_json)
 
 
-def _pairs(what: tuple[str, ...]) -> dict[str, str]:
-    """The keys of one queue; empty if files are named."""
+def key_values(arguments: tuple[str, ...], wanted: str) -> dict[str, str]:
+    """KEY=VALUE arguments. wanted: what to do instead if one of them is something else."""
     pairs: dict[str, str] = {}
-    files = [text for text in what if PAIR.fullmatch(text) is None]
-    for text in what:
+    for text in arguments:
         if (found := PAIR.fullmatch(text)) is None:
-            continue
-        if files:
-            raise click.UsageError(
-                f"{files[0]!r} is not KEY=VALUE: name files, or the keys of one queue, but not both"
-            )
+            raise click.UsageError(f"{text!r} is not KEY=VALUE: {wanted}")
         if found[1] in pairs:
             raise click.UsageError(f"{found[1]!r} is given twice: name each key once")
         pairs[found[1]] = found[2]

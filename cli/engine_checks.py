@@ -220,7 +220,7 @@ def vpns_of(configuration: Configuration | None) -> set[str]:
     """The VPNs that an engine with this configuration serves."""
     if configuration is None:
         return {"default"}
-    return {*configuration.vpns, *(q.vpn for q in configuration.queues)}
+    return set(configuration.vpns)
 
 
 def load_configuration(config: Path) -> tuple[Configuration | None, list[Check]]:

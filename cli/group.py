@@ -13,6 +13,7 @@ from typing import Any
 
 import click
 
+from ..monitor.formatting import one_line
 from ..protocol.errors import ConfigError, LakequeueError, NotConnected, Timeout
 from ..streaming.version import code_version
 
@@ -107,11 +108,6 @@ def _print_any_text() -> None:
     """A payload may have characters that the terminal's encoding lacks: those are escaped."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
-
-
-def one_line(text: str) -> str:
-    """Text from elsewhere without line breaks and control characters."""
-    return "".join(c if c.isprintable() else " " for c in text)
 
 
 def forget_standard_output() -> None:

@@ -18,6 +18,9 @@ import lakequeue
 from rich.console import Console
 from rich.live import Live
 
+from ..monitor.auth import Auth
+from ..monitor.engine_figures import EngineFigures
+from ..monitor.snapshot import VpnMonitor
 from .common import (
     EngineAddress,
     Number,
@@ -32,7 +35,6 @@ from .common import (
 from .group import EnvironmentFault
 
 if TYPE_CHECKING:
-    from ..monitor.engine_figures import EngineFigures
     from ..monitor.server import PageServer
     from ..streaming import Engine
 
@@ -75,16 +77,15 @@ def monitor(
       lakequeue monitor --url kafka.example.com:9092 --host 0.0.0.0 --token-file token
     """
     with stop_on_signals() as stop:  # also while it starts
-        parts = _imported()
         try:
-            auth = parts.Auth(_token(token_file), admin, host)
+            auth = Auth(_token(token_file), admin, host)
         except ValueError as error:
             raise click.UsageError(str(error)) from error
-        vpn_monitor = parts.VpnMonitor(opener(engine.find(), engine.vpn))
+        vpn_monitor = VpnMonitor(opener(engine.find(), engine.vpn))
         place = engine.its_home()
-        page = parts.Page({engine.vpn: vpn_monitor}, auth, _life(place), _figures(metrics, place))
+        monitors, figures = {engine.vpn: vpn_monitor}, _figures(metrics, place)
         try:
-            server = parts.PageServer(parts.make_app(page), host, port)
+            server = _server(monitors, auth, place, figures, host, port)
         except OSError as error:
             problem = error.strerror or error
             raise EnvironmentFault(f"{host}:{port}: {problem}: choose --port") from error
@@ -105,20 +106,28 @@ def page_of(engine: Engine, port: int) -> PageServer | None:
     installed. Raises OSError if the port is in use."""
     from prometheus_client import generate_latest
 
-    from ..monitor.engine_figures import EngineFigures
-
+    address = f"kafka://{engine.bootstrap}"
+    vpns = sorted(engine.configuration.vpns, key=lambda vpn: (vpn != "default", vpn))
+    monitors = {vpn: VpnMonitor(opener(address, vpn)) for vpn in vpns}
+    figures = EngineFigures(lambda: generate_latest(engine.metrics.registry).decode())
     try:
-        parts = _imported()
+        return _server(monitors, Auth(), engine.home, figures, "127.0.0.1", port)
     except EnvironmentFault:
         return None
-    address = f"kafka://{engine.bootstrap}"
-    configuration = engine.configuration
-    vpns = {*configuration.vpns, *(queue.vpn for queue in configuration.queues)}
-    first = sorted(vpns, key=lambda vpn: (vpn != "default", vpn))
-    vpn_monitors = {vpn: parts.VpnMonitor(opener(address, vpn)) for vpn in first}
-    figures = EngineFigures(lambda: generate_latest(engine.metrics.registry).decode())
-    page = parts.Page(vpn_monitors, parts.Auth(), _life(engine.home), figures)
-    return parts.PageServer(parts.make_app(page), "127.0.0.1", port)
+
+
+def _server(
+    monitors: dict[str, VpnMonitor], auth: Auth, home: Path | None, figures: EngineFigures,
+    host: str, port: int,
+) -> PageServer:  # fmt: skip
+    """The page's server. Raises EnvironmentFault if its packages are not installed, OSError if the
+    port is in use."""
+    try:
+        from ..monitor.server import PageServer
+        from ..monitor.web import Page, make_app
+    except ImportError as error:
+        raise EnvironmentFault(f"{EXTRA} ({error.name} is missing)") from error
+    return PageServer(make_app(Page(monitors, auth, _life(home), figures)), host, port)
 
 
 def _token(file: Path | None) -> str | None:
@@ -129,26 +138,6 @@ def _token(file: Path | None) -> str | None:
         return file.read_text().partition("\n")[0].strip()
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"--token-file {file}: {getattr(error, 'strerror', error)}") from error
-
-
-class _PageModules:
-    """What the page needs, from optional packages."""
-
-    def __init__(self) -> None:
-        from ..monitor.auth import Auth
-        from ..monitor.server import PageServer
-        from ..monitor.snapshot import VpnMonitor
-        from ..monitor.web import Page, make_app
-
-        self.Auth, self.PageServer, self.VpnMonitor = Auth, PageServer, VpnMonitor
-        self.Page, self.make_app = Page, make_app
-
-
-def _imported() -> Any:
-    try:
-        return _PageModules()
-    except ImportError as error:
-        raise EnvironmentFault(f"{EXTRA} ({error.name} is missing)") from error
 
 
 def opener(address: str, vpn: str) -> Callable[[], Any]:
@@ -176,7 +165,6 @@ def _life(home: Path | None) -> Callable[[str], list[str]] | None:
 
 
 def _figures(metrics: str | None, home: Path | None) -> EngineFigures:
-    from ..monitor.engine_figures import EngineFigures
     from ..streaming.home.home_folder import HomeFolder
 
     if metrics is not None:
@@ -186,9 +174,6 @@ def _figures(metrics: str | None, home: Path | None) -> EngineFigures:
     port = HomeFolder(home).port("metrics") if home is not None else 0
     return EngineFigures.at(f"http://127.0.0.1:{port}/metrics") if port else EngineFigures()
 
-
-if TYPE_CHECKING:
-    from ..monitor.snapshot import VpnMonitor
 
 KEYS = {
     "\x1b[A": "up", "\x1b[B": "down", "\x1b[C": "right", "\x1b[D": "left", "\x1bOA": "up",
@@ -214,8 +199,6 @@ def top(every: float, engine: EngineAddress) -> None:
       lakequeue top
       ssh -t host lakequeue top --home /var/lib/lakequeue
     """
-    from ..monitor.snapshot import VpnMonitor
-
     screen = console()
     if not screen.is_terminal or not sys.stdin.isatty():
         raise click.UsageError("top needs a terminal; `lakequeue queues --json` is for programs")

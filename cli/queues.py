@@ -11,7 +11,7 @@ from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from ..monitor.formatting import clock, size
+from ..monitor.formatting import clock, number, size
 from ..monitor.queue_details import described
 from ..protocol.outputs import is_alert
 from .common import (
@@ -23,7 +23,6 @@ from .common import (
     json_option,
     json_text,
     note,
-    number,
     one_line,
     option,
     percent,

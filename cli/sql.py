@@ -17,7 +17,7 @@ from rich.cells import cell_len
 from ..lake import NoLake, open_lake
 from ..lake import trace as life_of
 from ..lake.opening import not_written
-from ..monitor.formatting import clock
+from ..monitor.formatting import clock, cut
 from ..protocol.errors import ConfigError, LakequeueError
 from .common import (
     counted,
@@ -167,8 +167,7 @@ def _short(value: Any) -> str:
     """A value for people, on one line, without control characters."""
     if isinstance(value, datetime):
         return clock(value, MS) if value.tzinfo else value.isoformat(" ", MS)
-    text = one_line(_cell(value))
-    return text if len(text) <= CELL_MAX else text[: CELL_MAX - 1] + "…"
+    return cut(one_line(_cell(value)), CELL_MAX)
 
 
 HOLDS = {"leased": "held", "delayed": "delayed", "ready": "waited"}

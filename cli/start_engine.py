@@ -29,13 +29,13 @@ from ..streaming.engine_settings import EngineSettings
 from ..streaming.home.home_folder import HomeFolder
 from ..streaming.kafka.embedded_kafka import EmbeddedKafka
 from ..streaming.kafka.kafka_watch import KafkaWatch
+from ..streaming.spark.queries import TRIGGERS
 from .common import gathered, home_option, json_option, option, pairs
 from .group import EnvironmentFault
 from .presence import heartbeat, who
 from .service import Progress, environment_faults, in_the_foreground, run_engine
 
 PACKAGE_CONFIGURATION = Path(__file__).resolve().parent.parent / "conf" / "queues.yaml"
-TRIGGERS = ("real-time", "micro-batch")
 CONNECT_SECONDS_MAX = 5.0
 HEARTBEAT_S = 5.0  # the engine sends one every 2 s
 SPARK = "spark://"
@@ -145,7 +145,7 @@ def check_alone(bootstrap: str, home: Path, configuration: Configuration) -> Non
     """Refuse a new home on a Kafka where an engine already serves one of its VPNs."""
     if _has_run(home):  # it knows its topics, and its locks keep others out
         return
-    for vpn in sorted({*configuration.vpns, *(queue.vpn for queue in configuration.queues)}):
+    for vpn in sorted(configuration.vpns):
         heard = None
         with contextlib.suppress(LakequeueError):  # no engine has ever served it
             heard = heartbeat(bootstrap, vpn, HEARTBEAT_S)

@@ -11,34 +11,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Protocol
+from typing import Any
 
 from ..protocol import ConfigError
 from ..protocol.bounds import shown
+from .message import Message
 
 NAME = "lakequeue"
 PARENT, STATE = "traceparent", "tracestate"
 Headers = Mapping[str, str | bytes]
-
-
-class TracedMessage(Protocol):
-    """A message handed to the application, as far as its span is concerned."""
-
-    queue: str
-    payload: bytes
-    delivery_count: int
-    span: Any
-
-    @property
-    def id(self) -> str:
-        """The message id."""
-
-    @property
-    def headers(self) -> dict[str, str]:
-        """The application's headers."""
-
-    def end_span(self, outcome: str) -> None:
-        """End the span: nothing more happens to this delivery."""
 
 
 class Spans:
@@ -79,7 +60,7 @@ class Spans:
                 kept |= carrier
         return kept
 
-    def begin(self, message: TracedMessage, tracked: bool) -> None:
+    def begin(self, message: Message, tracked: bool) -> None:
         """A message is handed over. tracked: the engine waits for it to be settled."""
         sent = self._trace.get_current_span(self._context(message.headers)).get_span_context()
         links = [self._trace.Link(sent)] if sent.is_valid else []
@@ -95,7 +76,7 @@ class Spans:
         if not tracked:
             message.end_span("removed")
 
-    def current(self, message: TracedMessage) -> AbstractContextManager[Any]:
+    def current(self, message: Message) -> AbstractContextManager[Any]:
         """Make the delivery's span current, so that a callback's spans are its children."""
         if message.span is None:
             return nullcontext()

@@ -286,12 +286,6 @@ def _location(index: int, name: str | None) -> str:
 # ---------------------------------------------------------------- commands
 
 
-def vpns_of(configuration: Configuration) -> list[str]:
-    """The VPNs that a configuration names."""
-    first = next(iter(configuration.vpns), DEFAULT_VPN)
-    return sorted({first, *configuration.vpns, *(q.vpn for q in configuration.queues)})
-
-
 def configure_commands(
     configuration: Configuration,
     broker: str | None = None,

@@ -69,11 +69,20 @@ def clock(value: datetime | None, to: str = "seconds") -> str:
     return value.astimezone(UTC).replace(tzinfo=None).isoformat(" ", to) + "Z"
 
 
+def one_line(text: str) -> str:
+    """Text from elsewhere without line breaks and control characters."""
+    return "".join(c if c.isprintable() else " " for c in text)
+
+
+def cut(text: str, most: int) -> str:
+    """Text of at most so many characters; an ellipsis says that more follows."""
+    return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
 def preview(payload: bytes) -> str:
     """A payload's beginning on one line."""
     text = payload[: 4 * PREVIEW_MAX].decode("utf-8", "backslashreplace")
-    shown = " ".join("".join(c if c.isprintable() else " " for c in text).split())
-    return shown if len(shown) <= PREVIEW_MAX else f"{shown[: PREVIEW_MAX - 1]}…"
+    return cut(" ".join(one_line(text).split()), PREVIEW_MAX)
 
 
 class _Headers(msgspec.Struct):

@@ -18,6 +18,7 @@ from typing import Any
 from ..client.message import BrowsedMessage
 from ..expressions import compile_program, is_true
 from ..protocol.descriptions import TOPIC_MISSING
+from .formatting import cut, one_line
 
 LOOKED_AT = 200  # messages that are worth looking at
 NAMES_MAX = 5
@@ -46,7 +47,7 @@ def reasons(queue: Queue, messages: Messages, now: datetime) -> list[Waiting]:
     queue: as `describe` returns it. messages: the first ones, as `browse` returns them.
     """
     found = [] if not queue["depth"] else _why_out(queue, messages, now)
-    return [replace(r, text=plain(r.text)) for r in found + _why_nothing_enters(queue)]
+    return [replace(r, text=one_line(r.text)) for r in found + _why_nothing_enters(queue)]
 
 
 def refused_elsewhere(lane: Mapping[str, Any]) -> Waiting:
@@ -56,12 +57,7 @@ def refused_elsewhere(lane: Mapping[str, Any]) -> Waiting:
         f"{lane['waiting']:,} {messages} at broker {lane['at']} for this queue, which has refused "
         f"them for {lane['for_s']:,.0f} s: {lane['why']}."
     )
-    return Waiting("refused", plain(text), side="in")
-
-
-def plain(text: str) -> str:
-    """Text from elsewhere without line breaks and control characters."""
-    return "".join(c if c.isprintable() else " " for c in text)
+    return Waiting("refused", one_line(text), side="in")
 
 
 def _why_out(queue: Queue, messages: Messages, now: datetime) -> list[Waiting]:
@@ -77,9 +73,9 @@ def _why_out(queue: Queue, messages: Messages, now: datetime) -> list[Waiting]:
             f"{_filters(queue['consumers'])}."
         )
         return [Waiting("barrier_filter", text)]
-    say = _SENTENCES.get(name)
-    if say is not None:
-        return [Waiting(_CODES[name], say(queue, messages, now))]
+    if name in _OBSTACLES:
+        code, say = _OBSTACLES[name]
+        return [Waiting(code, say(queue, messages, now))]
     if name == "faulted":
         text = f"The queue is faulted:{detail}. Define it again to put it back into service."
         return [Waiting("faulted", text)]
@@ -209,25 +205,16 @@ def _inactive(queue: Queue, messages: Messages, now: datetime) -> str:
     )
 
 
-_SENTENCES = {
-    "egress shut down": _egress,
-    "no consumer": _no_consumer,
-    "max_backlog": _queue_backlog,
-    "max_delivered_unacked": _unacked,
-    "every consumer's backlog is full": _backlogs,
-    "barrier": _barrier,
-    "partition_key": _keys,
-    "target_queue_depth": _inactive,
-}
-_CODES = {
-    "egress shut down": "egress",
-    "no consumer": "no_consumer",
-    "max_backlog": "queue_backlog",
-    "max_delivered_unacked": "broker_unacked",
-    "every consumer's backlog is full": "backlog",
-    "barrier": "barrier",
-    "partition_key": "key_busy",
-    "target_queue_depth": "target_queue_depth",
+# By the obstacle's name in `describe`: its code, and the sentence about it.
+_OBSTACLES = {
+    "egress shut down": ("egress", _egress),
+    "no consumer": ("no_consumer", _no_consumer),
+    "max_backlog": ("queue_backlog", _queue_backlog),
+    "max_delivered_unacked": ("broker_unacked", _unacked),
+    "every consumer's backlog is full": ("backlog", _backlogs),
+    "barrier": ("barrier", _barrier),
+    "partition_key": ("key_busy", _keys),
+    "target_queue_depth": ("target_queue_depth", _inactive),
 }
 
 
@@ -332,7 +319,7 @@ def _where(message: BrowsedMessage, now: datetime) -> str:
 
 def _value(value: Any) -> str:
     text = value.decode("utf-8", "backslashreplace") if isinstance(value, bytes) else str(value)
-    return repr(text if len(text) <= 40 else f"{text[:39]}…")
+    return repr(cut(text, 40))
 
 
 def _at(when: datetime | None, now: datetime) -> str:

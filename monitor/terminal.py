@@ -15,8 +15,7 @@ from rich.text import Text
 
 from ..protocol import LakequeueError
 from . import formatting
-from .formatting import short
-from .reasons import plain
+from .formatting import one_line, short
 from .snapshot import Point, VpnMonitor, VpnSnapshot
 
 BARS = "▁▂▃▄▅▆▇█"
@@ -74,7 +73,7 @@ def screen(vpn_monitor: VpnMonitor, view: Screen, height: int) -> RenderableType
     seen = vpn_monitor.look()
     parts: list[RenderableType] = []
     if seen.problem:
-        parts.append(Text(plain(seen.problem), "bold red"))
+        parts.append(Text(one_line(seen.problem), "bold red"))
     if view.open:
         parts += _queue(vpn_monitor, view.at, height)
     else:
@@ -105,7 +104,7 @@ def _overview(
     if len(seen.brokers) > 1:
         parts.append(_brokers(seen))
     for alert in formatting.alerts(seen):
-        parts.append(Text(plain(f"alert {alert['name']}: {alert['of']}"), "bold yellow"))
+        parts.append(Text(one_line(f"alert {alert['name']}: {alert['of']}"), "bold yellow"))
     if not queues:
         return [*parts, Text("No queue is defined here.")]
     at = next((n for n, q in enumerate(queues) if q["name"] == view.at), 0)
@@ -120,9 +119,9 @@ def _overview(
     for queue in queues[start : start + room]:
         levels = (formatting.number(queue[k]) for k in ("depth", "ready", "leased", "delayed"))
         table.add_row(
-            Text(plain(queue["name"])), *levels, str(len(queue["consumers"])),
+            Text(one_line(queue["name"])), *levels, str(len(queue["consumers"])),
             formatting.age(queue["oldest_age_s"]), formatting.rate(queue["in_s"]),
-            formatting.rate(queue["out_s"]), Text(plain(formatting.waits(queue)), "red"),
+            formatting.rate(queue["out_s"]), Text(one_line(formatting.waits(queue)), "red"),
             style="reverse" if queue["name"] == view.at else "",
         )  # fmt: skip
     more = len(queues) - room
@@ -158,8 +157,8 @@ def _queue(vpn_monitor: VpnMonitor, name: str, height: int) -> list[RenderableTy
     try:
         queue, messages = vpn_monitor.queue(name)
     except LakequeueError as error:
-        return [Text(plain(str(error)), "bold red")]
-    parts: list[RenderableType] = [Text(plain(name), "bold")]
+        return [Text(one_line(str(error)), "bold red")]
+    parts: list[RenderableType] = [Text(one_line(name), "bold")]
     for reason in queue["why"]:
         parts.append(Text(reason["text"], "red" if reason["stuck"] else ""))
     levels = ", ".join(
@@ -189,8 +188,8 @@ def _consumers(queue: dict[str, Any]) -> RenderableType:
     for c in queue["consumers"]:
         state = Text(c["why"], "red") if c["blocked"] else Text("has room")
         table.add_row(
-            Text(plain(c["name"])), formatting.number(c["held"]), formatting.number(c["backlog"]),
-            Text(plain(c["filter"] or "")), state,
+            Text(one_line(c["name"])), formatting.number(c["held"]),
+            formatting.number(c["backlog"]), Text(one_line(c["filter"] or "")), state,
         )  # fmt: skip
     return table
 
@@ -203,8 +202,8 @@ def _messages(messages: Sequence[Any]) -> RenderableType:
         death = formatting.death(m).get("reason", "")
         state = "held" if m.state == "leased" else m.state
         table.add_row(
-            m.id, Text(plain(f"{state}, died of {death}" if death else state)),
-            Text(plain(m.holder or "")),
+            m.id, Text(one_line(f"{state}, died of {death}" if death else state)),
+            Text(one_line(m.holder or "")),
             Text(formatting.preview(m.payload)),
         )  # fmt: skip
     return table

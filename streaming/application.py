@@ -62,7 +62,8 @@ from .version import code_version
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming import StreamingQuery
-    from pyspark.sql.streaming.listener import StreamingQueryListener
+
+    from .spark.progress import ProgressListener
 
 log = logging.getLogger("lakequeue.engine")
 
@@ -101,7 +102,7 @@ class SparkApplication:
         self._master = master
         self._progress = progress
         self._real_time = settings.trigger == REAL_TIME
-        self._listener: Callable[[], StreamingQueryListener]
+        self._listener: Callable[[], ProgressListener]
         self._transport: Transport | None = None
         self.spark: SparkSession | None = None
         self.archive = JavaArchive("spark", folder.path / "spark.classes")
@@ -111,7 +112,7 @@ class SparkApplication:
 
     # ------------------------------------------------------------ start
 
-    def start(self, listener: Callable[[], StreamingQueryListener], transport: Transport) -> None:
+    def start(self, listener: Callable[[], ProgressListener], transport: Transport) -> None:
         """Start Spark and the brokers' queries. listener: makes one for a session; transport: to
         reach the loop."""
         self._listener, self._transport = listener, transport

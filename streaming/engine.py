@@ -27,7 +27,7 @@ from ..client.kafka import open_kafka
 from ..client.session.transport import Transport
 from ..conf.client_keys import clients_command
 from ..definitions import DEFAULT_BROKER, Configuration
-from ..definitions.configuration import configure_commands, vpns_of
+from ..definitions.configuration import configure_commands
 from ..protocol import ConfigError, LakequeueError, NotConnected, commands, topics, wire
 from ..protocol.duties import do_every
 from ..protocol.home_places import TABLES
@@ -58,7 +58,6 @@ from .watch.step_watch import StepWatch
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from pyspark.sql.streaming.listener import StreamingQueryListener
 
 log = logging.getLogger("lakequeue.engine")
 
@@ -104,8 +103,7 @@ class Engine:
         self._folder = HomeFolder(self.home, *self._settings.places)
         self.tables = self._folder.tables
         self._lock_of_tables = TablesLock(self.home / TABLES)
-        vpns = {*configuration.vpns, *(q.vpn for q in configuration.queues)}
-        self._vpns = sorted(vpns)
+        self._vpns = sorted(configuration.vpns)
         self._transport: Transport | None = None
         # Numbered in this order, until the home is asked.
         self.brokers = {b: BrokerQuery(b, i) for i, b in enumerate(configuration.brokers)}
@@ -295,7 +293,7 @@ class Engine:
         first = [(self._vpns[0], told) for told in (begin, clients, self.captured.existing())]
         for vpn, command in [*first, *instructions]:
             self._tell(vpn, broker, command)
-        for vpn in vpns_of(config):
+        for vpn in self._vpns:
             self._transport.command(
                 topics.topic(vpn, topics.COMMANDS), b"engine", begin,
                 topics.commands_partition(broker.number),
@@ -348,7 +346,7 @@ class Engine:
         if words and self._transport.flush(10.0):
             self._folder.forget_last_records()
 
-    def _listener(self) -> StreamingQueryListener:
+    def _listener(self) -> ProgressListener:
         return ProgressListener(
             lambda query: broker_of(query, self.brokers), self._notes, self._on_batch,
             self._any_batch,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import os
 import sys
 
@@ -46,22 +45,17 @@ def open_kafka(url_host: str, client_name: str, library: str | None = None) -> T
     """Connect to Kafka at ``host:port`` (several with commas; the port defaults to 9092).
 
     library: ``confluent-kafka`` or ``kafka-python``; by default ``$LAKEQUEUE_KAFKA_LIBRARY``, else
-    confluent-kafka if installed, because it is many times faster; but kafka-python where gevent or
-    eventlet has replaced threads. Raises NotConnected within about 5 s if no broker answers,
-    ConfigError for an unknown library or one that is not installed.
+    confluent-kafka, because it is many times faster; but kafka-python where gevent or eventlet has
+    replaced threads. Raises NotConnected within about 5 s if no broker answers, ConfigError for an
+    unknown library.
     """
-    chosen = library or os.environ.get(LIBRARY_VARIABLE) or None
-    where = "" if library else LIBRARY_VARIABLE
-    if chosen is not None and chosen not in LIBRARIES:
+    chosen = library or os.environ.get(LIBRARY_VARIABLE)
+    if not chosen:
+        chosen = "kafka-python" if threads_are_green() else "confluent-kafka"
+    if chosen not in LIBRARIES:
+        where = "" if library else LIBRARY_VARIABLE
         raise ConfigError([Problem(where, "library", chosen, f"one of {', '.join(LIBRARIES)}")])
-    installed = importlib.util.find_spec("confluent_kafka") is not None
-    if chosen == "confluent-kafka" and not installed:
-        allowed = "not installed: pip install confluent-kafka"
-        raise ConfigError([Problem(where, "library", chosen, allowed)])
-    if chosen == "confluent-kafka" or (chosen is None and installed and not threads_are_green()):
-        chosen = "confluent-kafka"
-    # By name: only the library that is used is loaded, and the other may be missing.
-    module, transport = TRANSPORTS[chosen or "kafka-python"]
+    module, transport = TRANSPORTS[chosen]  # by name: only the library that is used is loaded
     return getattr(importlib.import_module(module, __package__), transport)(url_host, client_name)
 
 

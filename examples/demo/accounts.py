@@ -1,8 +1,8 @@
-"""The demo's accounts: what became of every message, by the Delta tables.
+"""The demo's accounts: the fate of every message, from the Delta tables.
 
-Per queue: distinct messages spooled = distinct messages acknowledged, expired or removed otherwise
-+ what is still there. The engine's counters must say the same, and every sent message must be
-there. The order of barriers is checked too: the journal says in which step what happened.
+Per queue, the distinct messages spooled must equal the distinct messages acknowledged, expired or
+otherwise removed, plus those still in the queue. They must also equal the engine's counters and the
+messages sent. The order of barriers is checked by the steps that the journal names.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ ENDED = ("acknowledged", "expired", "purged", "deleted", "consumer_rejected")
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """One queue, from the journal: distinct messages, and sendings."""
+    """One queue, from the journal: distinct messages; delivered, redelivered: deliveries."""
 
     queue: str
     sent: int
@@ -34,12 +34,6 @@ class Account:
     expired: int
     left: int
     problems: tuple[str, ...]
-
-    def fields(self) -> dict[str, Any]:
-        """For JSON."""
-        names = ("queue", "sent", "spooled", "delivered", "redelivered", "acknowledged",
-                 "expired", "left")  # fmt: skip
-        return {**{n: getattr(self, n) for n in names}, "problems": list(self.problems)}
 
 
 def read_journal(tables: Path) -> pd.DataFrame:
@@ -68,7 +62,7 @@ def complete(tables: Path, described: Mapping[str, Mapping[str, Any]]) -> bool:
 def balance(
     journal: pd.DataFrame, expected: Mapping[str, int], described: Mapping[str, Mapping[str, Any]]
 ) -> list[Account]:
-    """One account a queue."""
+    """One account per queue."""
     return [
         _account(journal[journal["queue"] == queue], queue, sent, described[queue])
         for queue, sent in expected.items()
@@ -115,16 +109,17 @@ def _account(journal: pd.DataFrame, queue: str, sent: int, look: Mapping[str, An
 
 @dataclass(frozen=True, slots=True)
 class Barriers:
-    """Barriers of a queue that were delivered, and how many of them overtook or were overtaken."""
+    """delivered: barriers of a queue that were delivered. wrong: those that were out of order."""
 
     delivered: int
     wrong: int
 
 
 def check_barriers(journal: pd.DataFrame, queue: str) -> Barriers:
-    """O3: all before a barrier has left when it is delivered, nothing behind was delivered before.
+    """Check O3: when a barrier is delivered, all messages before it have left, and none behind it
+    was delivered.
 
-    Ids are given in the order of entry. Within one step the journal does not say what came first.
+    Ids rise in the order of entry. Within a step the journal does not say what came first.
     """
     mine = journal[(journal["queue"] == queue) & journal["message_id"].notna()]
     mine = mine.assign(message_id=mine["message_id"].astype("uint64"))

@@ -1,7 +1,7 @@
-"""The story `flights`: real flights through real queues, with failures, then the accounts.
+"""The demo `flights`: real flights through real queues, with failures, then the accounts.
 
-The engine and each worker are processes of their own; this one publishes, looks on, kills a worker
-in the middle, and compares what Delta holds with what was sent.
+The engine and each worker are processes. This one publishes, shows the progress, kills a worker in
+the middle, and compares the Delta tables with the messages sent.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,7 @@ DELTA_SECONDS_MAX = 60.0
 
 
 def share_jobs(workers: int) -> list[list[str]]:
-    """Which jobs each worker does; every job is done, more workers take more of the flights."""
+    """The jobs of each worker. Every job has a worker; further workers take flights."""
     shares: list[list[str]] = [[] for _ in range(workers)]
     for at in range(max(workers, len(JOBS))):
         shares[at % workers].append(JOBS[at] if at < len(JOBS) else JOBS[at % 2])
@@ -75,7 +76,7 @@ class Publishing(threading.Thread):
         self.seconds = time.monotonic() - started
 
     def check(self) -> None:
-        """Raise what stopped it."""
+        """Raise the error that stopped it."""
         if self.error is not None:
             raise self.error
 
@@ -95,7 +96,7 @@ class FlightsDemo:
         self._changed = (0.0, -1)
 
     def run(self) -> bool:
-        """Everything, from start to the accounts; whether they add up."""
+        """Run the whole demo; returns True if the accounts add up."""
         started = time.monotonic()
         flights_path()  # nothing starts without the data
         self._console.print("Starting Kafka and the engine …")
@@ -158,7 +159,7 @@ class FlightsDemo:
     def _watch(
         self, engine: EngineProcess, connection: Any, flights: Flights, view: View
     ) -> tuple[dict[str, Any], Publishing]:
-        """Publish and look on until everything is acknowledged; the last look at the queues."""
+        """Publish, and wait until all is acknowledged; returns the last look at the queues."""
         admin = connection.admin()
         publishing = Publishing(connection, flights)
         publishing.start()
@@ -179,10 +180,10 @@ class FlightsDemo:
             time.sleep(LOOK_EVERY_S)
 
     def _maybe_kill(self, admin: Any, look: dict[str, Any], total: int, view: View) -> None:
-        """Halfway, kill the first worker with its leases; another takes over.
+        """At `KILL_AT`, kill the first worker while it holds leases; another takes over.
 
-        It is stopped for the look that counts its leases, so that it does not acknowledge them in
-        between; with too few of them it goes on, and the next look tries again.
+        The worker is stopped while its leases are counted, so that it does not acknowledge them
+        meanwhile. If it holds too few, it goes on, and the next look tries again.
         """
         if self._killed or look["counters"]["acknowledged"] < total * KILL_AT:
             return
@@ -219,7 +220,7 @@ class FlightsDemo:
         deadline = time.monotonic() + DELTA_SECONDS_MAX
         while not complete(tables, looks) and time.monotonic() < deadline:
             engine.check()
-            time.sleep(0.5)  # what is missing then shows in the accounts
+            time.sleep(0.5)  # the accounts show what is still missing
 
     def _close(
         self,
@@ -230,7 +231,7 @@ class FlightsDemo:
         status: int,
         seconds: float,
     ) -> bool:
-        """The accounts; whether everything is right."""
+        """Print the accounts; returns True if everything is right."""
         journal = read_journal(tables)
         accounts = balance(journal, flights.expected, looks)
         barriers = check_barriers(journal, "flights")
@@ -245,7 +246,7 @@ class FlightsDemo:
                     "data": flights.description,
                     "seconds": round(seconds, 1),
                     "publish_s": round(publishing.seconds, 1),
-                    "queues": [account.fields() for account in accounts],
+                    "queues": [asdict(account) for account in accounts],
                     "barriers": {"delivered": barriers.delivered, "wrong": barriers.wrong},
                     "workers": [{"fate": w.fate, **w.counts} for w in self._workers],
                     "problems": problems,
@@ -271,7 +272,7 @@ class FlightsDemo:
     def _problems(
         self, flights: Flights, publishing: Publishing, status: int, stored: int
     ) -> list[str]:
-        """What is wrong besides the queues' accounts."""
+        """Problems other than those of the queues' accounts."""
         problems: list[str] = []
         tally, sent = publishing.tally, flights.total + len(flights.days)
         if tally.stored != sent:

@@ -1,4 +1,4 @@
-"""What the demo shows: live tables while it runs, the accounts at its end."""
+"""The demo's output: live tables while it runs, the accounts at its end."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 
-from ...cli.common import number, table_of
+from ...cli.common import table_of
 from .accounts import Account, Barriers
 from .child_processes import WorkerProcess
 
@@ -18,7 +18,7 @@ PLAIN_EVERY_S = 5.0
 
 
 class View:
-    """Live tables on a terminal; elsewhere a line every few seconds."""
+    """Live tables on a terminal; otherwise a line every few seconds."""
 
     def __init__(self, console: Console, expected: Mapping[str, int]) -> None:
         self._console = console
@@ -39,13 +39,13 @@ class View:
             self._live.stop()
 
     def say(self, line: str) -> None:
-        """A line that stays."""
+        """Print a line that stays."""
         self._console.print(f"{time.monotonic() - self._since:5.1f} s  {line}")
 
     def update(
         self, published: int, total: int, looks: Mapping[str, Any], workers: list[WorkerProcess]
     ) -> None:
-        """Show how far it is."""
+        """Show the progress."""
         rates = {queue: self._rate(queue, look) for queue, look in looks.items()}
         for worker in workers:
             worker.measure()
@@ -80,7 +80,7 @@ class View:
             row = (self._expected[queue], counters["spooled"], look["depth"], look["leased"],
                    look["delayed"], counters["acknowledged"], counters["redelivered"],
                    round(rates[queue]))  # fmt: skip
-            queues.add_row(queue, *map(number, row))
+            queues.add_row(queue, *map("{:,}".format, row))
         people = table_of("worker", "consumes", ">received", ">acknowledged", ">canceled",
                           ">redelivered", ">barriers", ">a second", "")  # fmt: skip
         for worker in workers:
@@ -88,22 +88,22 @@ class View:
                                                 "redelivered", "barriers"))  # fmt: skip
             fate = "" if worker.fate == "works" else f"[red]{worker.fate}[/red]"
             jobs = ", ".join(job.replace(":", " ") for job in worker.jobs)
-            rate = number(round(worker.rate))
-            people.add_row(worker.name, jobs, *map(number, counts), rate, fate)
+            rate = f"{round(worker.rate):,}"
+            people.add_row(worker.name, jobs, *map("{:,}".format, counts), rate, fate)
         seconds = time.monotonic() - self._since
         head = f"{seconds:5.1f} s  {published:,} of {total:,} flights published"
         return Group(head, ProgressBar(total, published, width=60), "", queues, "", people)
 
 
 def show_accounts(console: Console, accounts: list[Account], barriers: Barriers) -> None:
-    """The table at the end, and whether it adds up."""
+    """Print the accounts, and whether they add up."""
     rows = table_of("queue", ">sent", ">delivered", ">redelivered", ">acknowledged", ">expired",
                     ">still there", ">adds up with Delta")  # fmt: skip
     for account in accounts:
         numbers = (account.sent, account.delivered, account.redelivered, account.acknowledged,
                    account.expired, account.left)  # fmt: skip
         verdict = "[red]no[/red]" if account.problems else "[green]yes[/green]"
-        rows.add_row(account.queue, *map(number, numbers), verdict)
+        rows.add_row(account.queue, *map("{:,}".format, numbers), verdict)
     console.print(rows)
     for account in accounts:
         for problem in account.problems:

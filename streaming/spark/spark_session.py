@@ -37,29 +37,7 @@ from .error_causes import keep_record
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-# The packages of pyproject.toml; a test compares the two.
-ROOMS = (
-    "bench",
-    "cli",
-    "client",
-    "conf",
-    "dataframes",
-    "definitions",
-    "earlier",
-    "examples",
-    "expressions",
-    "lake",
-    "memory",
-    "mesh",
-    "monitor",
-    "protocol",
-    "replica",
-    "sinks",
-    "sources",
-    "state",
-    "streaming",
-    "tasks",
-)
+ROOMS = sorted(init.parent.name for init in CONF.parent.glob("*/__init__.py"))
 LOCAL_FILES = "com.globalmentor.apache.hadoop.fs.BareLocalFileSystem"
 JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 CLASS_PATHS = ("spark.driver.extraClassPath", "spark.executor.extraClassPath")

@@ -32,29 +32,26 @@ CLIENT = "lakequeue-metrics"
 ANSWER_S = 10.0  # seconds that a silent broker may delay the others
 BROKERS_S = 60.0  # how often it asks which brokers there are
 
-Connect = Callable[[str, str | None], Any]
-Open = dict[tuple[str, str | None], Any]
-
 
 class QueueWatch:
-    """Looks at an engine's queues. connect: opens a connection to a VPN of a broker; None: the
-    first broker. credentials: the engine's own, once its home is open."""
+    """Looks at an engine's queues. connect: opens a connection to a VPN. credentials: the engine's
+    own, once its home is open."""
 
     def __init__(
         self,
         bootstrap: str,
         vpns: list[str],
         figures: QueueFigures,
-        connect: Connect | None = None,
+        connect: Callable[[str], Any] | None = None,
         every_s: float = EVERY_S,
         credentials: Callable[[], Credentials | None] = lambda: None,
     ) -> None:
         self._vpns, self._figures, self._every_s = vpns, figures, every_s
         self._connect = connect or (
-            lambda vpn, broker: connect_kafka(bootstrap, vpn, CLIENT, broker, credentials())
+            lambda vpn: connect_kafka(bootstrap, vpn, CLIENT, signed_by=credentials())
         )
-        # Until when the others are known; of each broker besides the first whether it runs.
-        self._others: tuple[float, dict[str, bool]] = (0.0, {})
+        self._brokers: list[dict[str, Any]] = []  # as `Admin.brokers` returned them
+        self._brokers_until = 0.0
         self._lock = threading.Lock()
         self._stopping = threading.Event()
         self._seen = threading.Event()
@@ -79,22 +76,22 @@ class QueueWatch:
         self._stopping.set()
 
     def _run(self) -> None:
-        open_ones: Open = {}
+        connections: dict[str, Any] = {}
         while True:
             rest_s = self._every_s
             try:
-                look = self._look(open_ones)
+                look = self._look(connections)
                 self._figures.seen(look)
                 rest_s = min(max(rest_s, SHARE * look.seconds), REST_S_MAX)
                 if look.missing:
                     log.info("some queues cannot be looked at: %s", "; ".join(look.missing))
             except LakequeueError as error:  # the engine or Kafka is away
                 log.info("the queues cannot be looked at: %s", error)
-                _close(open_ones)
+                _close(connections)
             self._seen.set()
             if self._stopping.wait(rest_s) or not self._still_wanted():
                 break
-        _close(open_ones)
+        _close(connections)
 
     def _still_wanted(self) -> bool:
         with self._lock:
@@ -107,84 +104,75 @@ class QueueWatch:
     def look(self) -> Look:
         """Look at all queues once. Raises LakequeueError if one did not answer, since it may have
         the oldest message."""
-        open_ones: Open = {}
+        connections: dict[str, Any] = {}
         try:
-            look = self._look(open_ones)
+            look = self._look(connections)
         finally:
-            _close(open_ones)
+            _close(connections)
         if look.missing:
             raise LakequeueError(f"not all queues can be looked at: {'; '.join(look.missing)}")
         return look
 
-    def _look(self, open_ones: Open) -> Look:
+    def _look(self, connections: dict[str, Any]) -> Look:
+        """connections: by VPN; new ones are added."""
         look, errors = Look(), list[LakequeueError]()
-
-        def attempt(vpn: str, broker: str | None, what: Callable[[Any], None]) -> bool:
-            """Ask one broker. Returns False if it did not answer; the look notes why."""
-            begun = time.monotonic()
+        for vpn in self._vpns:
             try:
-                what(self._opened(open_ones, vpn, broker))
-                # only a broker that answers costs time
-                look.seconds += time.monotonic() - begun
-                return True
+                if vpn not in connections:
+                    connections[vpn] = self._connect(vpn)
+                first, *others = self._known_brokers(connections[vpn])
             except LakequeueError as error:
                 errors.append(error)
-                whose = "the first broker" if broker is None else f"broker {broker!r}"
-                look.missing.append(f"{whose} in VPN {vpn!r}: {error}")
-                if failed := open_ones.pop((vpn, broker), None):
-                    _close({(vpn, broker): failed})
-                return False
-
-        def look_at(one: Any) -> None:
-            usage = one.request(commands.Usage(), ANSWER_S, broker=one.number)
-            queues = one.request_list(commands.Queues(), "after", None, one.number, ANSWER_S)
-            look.usage.append(usage)
-            look.queues += [{**queue, "broker": usage["broker"]["name"]} for queue in queues]
-
-        for vpn in self._vpns:
-            first_answers = attempt(vpn, None, look_at) and attempt(
-                vpn, None, self._ask_for_brokers
-            )
-            for broker, runs in self._others[1].items():
-                if runs:
-                    attempt(vpn, broker, look_at)
-                else:
-                    look.missing.append(f"broker {broker!r} in VPN {vpn!r}: it does not run")
-            if first_answers:
-                look.bridges += _bridges(open_ones[vpn, None])
+                look.missing.append(f"VPN {vpn!r}: {error}")
+                _close({vpn: connections.pop(vpn)} if vpn in connections else {})
+                continue
+            for broker in (first, *others):
+                try:
+                    if broker is not first and broker["state"] != "running":
+                        raise LakequeueError("it does not run")
+                    _look_at(connections[vpn], broker["number"], look)
+                    if broker is first:
+                        look.bridges += _bridges(connections[vpn])
+                except LakequeueError as error:
+                    errors.append(error)
+                    look.missing.append(f"broker {broker['name']!r} in VPN {vpn!r}: {error}")
         if errors and not look.usage:
             raise errors[0]
         look.time = time.time()
         return look
 
-    def _opened(self, open_ones: Open, vpn: str, broker: str | None) -> Any:
-        if (vpn, broker) not in open_ones:
-            open_ones[vpn, broker] = self._connect(vpn, broker)
-        return open_ones[vpn, broker]
-
-    def _ask_for_brokers(self, first: Any) -> None:
-        """Look up the other brokers, now and then."""
+    def _known_brokers(self, connection: Any) -> list[dict[str, Any]]:
+        """The engine's brokers, by number, asked for now and then."""
         now = time.monotonic()
-        if now >= self._others[0]:
-            known = first.admin().brokers()[1:]
-            running = {broker["name"]: broker["state"] == "running" for broker in known}
-            self._others = (now + BROKERS_S, running)
+        if now >= self._brokers_until:
+            self._brokers, self._brokers_until = connection.brokers(), now + BROKERS_S
+        return self._brokers or [{"name": "", "number": connection.number}]
 
 
-def _bridges(first: Any) -> list[dict[str, Any]]:
+def _look_at(connection: Any, number: int, look: Look) -> None:
+    """Ask one broker. Only a broker that answers adds to the time that a look takes."""
+    begun = time.monotonic()
+    usage = connection.request(commands.Usage(), ANSWER_S, broker=number)
+    queues = connection.request_list(commands.Queues(), "after", None, number, ANSWER_S)
+    look.usage.append(usage)
+    look.queues += [{**queue, "broker": usage["broker"]["name"]} for queue in queues]
+    look.seconds += time.monotonic() - begun
+
+
+def _bridges(connection: Any) -> list[dict[str, Any]]:
     """The bridges of a VPN. A broker that is away does not report its own; those of the others are
     complete."""
     try:
-        return list(first.admin().bridges())
+        return list(connection.admin().bridges())
     except LakequeueError as error:
         log.info("bridges cannot be looked at: %s", error)
         return []
 
 
-def _close(open_ones: Open) -> None:
-    for connection in open_ones.values():
+def _close(connections: dict[str, Any]) -> None:
+    for connection in connections.values():
         try:
             connection.close()
         except LakequeueError as error:
             log.info("a connection was not closed in order: %s", error)
-    open_ones.clear()
+    connections.clear()

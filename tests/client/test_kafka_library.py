@@ -18,7 +18,6 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     for name in ("gevent.monkey", "eventlet.patcher"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.delenv(kafka.LIBRARY_VARIABLE, raising=False)
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: object())
     monkeypatch.setattr(
         "importlib.import_module",
         lambda module, package: SimpleNamespace(

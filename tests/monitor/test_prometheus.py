@@ -138,7 +138,7 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]
     """With it the engine of the prepared cases."""
     engine, metrics = prepared(URL), Metrics()
 
-    def connect(vpn: str, broker: str | None) -> Any:
+    def connect(vpn: str) -> Any:
         return lakequeue.connect(URL)
 
     watch = QueueWatch("", ["default"], metrics.queues, connect, 0.2)

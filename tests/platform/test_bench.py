@@ -42,14 +42,14 @@ def test_a_table_shows_every_number_whole(
 
 def test_recovered_is_what_was_sent_after_the_kill() -> None:
     """What was on its way already comes too, and is no recovery."""
-    flow = Traffic("memory://none", "q", 1)
+    flow = Traffic("memory://none", ["q"], 1)
     flow.taken = [(9.0, 0.5), (9.9, 3.0), (10.5, 2.0), (10.6, 2.0)]
     assert flow.between(9.5, 10.55) == [3000.0, 2000.0]
     flow.taken, later = [], list(flow.taken)
     threading.Timer(0.05, lambda: flow.taken.extend(later)).start()
     assert flow.first_after(10.0, 5) == pytest.approx(2500.0)
     with pytest.raises(LakequeueError, match="No message came within 0 s"):
-        Traffic("memory://none", "q", 1).first_after(10.0, 0.05)
+        Traffic("memory://none", ["q"], 1).first_after(10.0, 0.05)
 
 
 def progress(ms: int, **observed: Any) -> dict[str, Any]:

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 from lakequeue.definitions import Configuration, parse_configuration
-from lakequeue.definitions.configuration import vpns_of
 from lakequeue.protocol.errors import LakequeueError
 from lakequeue.state import FORMAT
 from lakequeue.streaming import Engine
@@ -62,7 +61,7 @@ def test_the_epoch_begins_in_every_vpns_commands() -> None:
     """Also in that of the default VPN, which only queues name."""
     queues = [{"name": "a", "message_type": "text"}]
     text = {"vpns": {"east": {}, "north": {}}, "queues": queues}
-    assert vpns_of(parse_configuration(text)) == ["default", "east", "north"]
+    assert sorted(parse_configuration(text).vpns) == ["default", "east", "north"]
 
 
 def test_a_home_of_before_epochs_gets_one(tmp_path: Path) -> None:

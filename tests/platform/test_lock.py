@@ -10,7 +10,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[2]
-SHIPPED = ("fast", "demo", "monitor", "sql")
+SHIPPED = ("demo", "monitor", "sql")
 
 
 def locked() -> dict[str, tuple[str, int]]:
