@@ -16,8 +16,9 @@ def clients_command(configuration: Configuration, secret: bytes) -> bytes:
     Raises ConfigError for a missing key."""
     known = []
     for client in configuration.clients:
-        where = f"clients: {client.name!r}: {client.place} {client.key!r}"
-        key = derived(_text(client.place, client.key, where), where)
+        place, at = client.key
+        where = f"clients: {client.name!r}: {place} {at!r}"
+        key = derived(_text(place, at, where), where)
         sealed = seal(secret, client.vpn, client.name, key, secrets.token_bytes(16))
         known.append(commands.KnownClient(client.vpn, client.name, sealed, client.admin))
     command = commands.Clients(required=configuration.auth, clients=known)

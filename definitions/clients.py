@@ -8,6 +8,7 @@ never contains a key, only where to find it: ``{env: NAME}`` or ``{file: PATH}``
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Annotated
 
 import msgspec
 
@@ -16,18 +17,36 @@ from . import definition_values as read
 Report = Callable[[str, str, object, str], None]
 
 AUTH = ("required", "none")
-_KEYS = ("name", "vpn", "key", "admin")
 _PLACES = ("env", "file")
 
 
-class ClientEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """A client. place, key: where its key is; admin: it has all rights in its VPN."""
+def client_name(value: object) -> str:
+    """A client's name, which must fit into `NAME:KEY`."""
+    name = read.queue_name(value)
+    if ":" in name or name.startswith("#"):
+        raise ValueError("must not contain ':' or begin with '#'")
+    return name
 
-    name: str
-    vpn: str = "default"
-    place: str
-    key: str
-    admin: bool = False
+
+def _key_place(value: object) -> tuple[str, str]:
+    """Where a key is: ``{env: NAME}`` or ``{file: PATH}``."""
+    if not (isinstance(value, Mapping) and len(value) == 1 and next(iter(value)) in _PLACES):
+        raise ValueError("must say where the key is: {env: NAME} or {file: PATH}")
+    ((place, at),) = value.items()
+    return place, read.text(at)
+
+
+class ClientEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """A client. key: where its key is, ``("env", NAME)`` or ``("file", PATH)``; admin: it has all
+    rights in its VPN."""
+
+    name: Annotated[str, client_name]
+    vpn: Annotated[str, read.vpn_name] = "default"
+    key: Annotated[tuple[str, str], _key_place]
+    admin: Annotated[bool, read.boolean] = False
+
+
+_KEYS = read.keys_of(ClientEntry)
 
 
 def read_auth(value: object, report: Report) -> bool:
@@ -62,31 +81,12 @@ def _entry(mapping: object, where: str, report: Report) -> ClientEntry | None:
     if not isinstance(mapping, Mapping):
         report(where, "client", "…", f"must be a mapping of keys: {', '.join(_KEYS)}")
         return None
-    before = len(mapping)
-    values = {key: mapping[key] for key in _KEYS if mapping.get(key) is not None}
-    if before != sum(key in _KEYS for key in mapping):
-        other = next(key for key in mapping if key not in _KEYS)
-        report(where, read.shown_key(other), "…", read.unknown_key(other, _KEYS))
-        return None
-    place = values.get("key")
-    # The value is not shown, because somebody may have written the key itself.
-    if not (isinstance(place, Mapping) and len(place) == 1 and next(iter(place)) in _PLACES):
-        report(where, "key", "…", "must say where the key is: {env: NAME} or {file: PATH}")
-        return None
-    try:
-        ((kind, at),) = place.items()
-        return ClientEntry(
-            name=client_name(values.get("name")), vpn=read.vpn_name(values.get("vpn", "default")),
-            place=kind, key=read.text(at), admin=read.boolean(values.get("admin", False)),
-        )  # fmt: skip
-    except ValueError as error:
-        report(where, "client", values.get("name"), str(error))
-        return None
 
+    def report_key(key: str, value: object, allowed: str) -> None:
+        report(where, key, "…", allowed)  # the value may be the key itself
 
-def client_name(value: object) -> str:
-    """A client's name, which must fit into `NAME:KEY`."""
-    name = read.queue_name(value)
-    if ":" in name or name.startswith("#"):
-        raise ValueError("must not contain ':' or begin with '#'")
-    return name
+    values = read.read_keys(mapping, _KEYS, report_key)
+    for key in ("name", "key"):
+        if mapping.get(key) is None:
+            report(where, key, None, "is required")
+    return ClientEntry(**values) if {"name", "key"} <= values.keys() else None

@@ -49,8 +49,6 @@ _END = """
 SELECT max("offset") FROM {table} WHERE topic = $topic AND "partition" = $partition
   AND ($id = '' OR coalesce(topic_id, $id) = $id)
 """
-# A table that somebody else opened than `open_lake`, of an earlier version, lacks `topic_id`.
-_TABLE = "(SELECT NULL::TEXT AS topic_id WHERE false UNION ALL BY NAME SELECT * FROM {})"
 _live = msgspec.json.Decoder(LivePart).decode
 _opened = msgspec.json.Decoder(tuple[Opened, ...]).decode
 _Row = tuple[int, int, bytes | None, bytes | None, str | None, str | None, str | None]
@@ -139,8 +137,8 @@ class FromTables:
 
     A topic that was deleted and created again has two records at one offset. A step took the one of
     the topic that it read. If the tables have none of that topic, it is the next topic's: the
-    broker had not noticed yet. If rows or steps do not name their topic (those of earlier
-    versions), it is the one that was newest then.
+    broker had not noticed yet. If rows or steps do not name their topic (those of table version 3,
+    or of a Kafka without ids), it is the one that was newest then.
 
     known: the topics before the first step, and at the end those after the last one. later: the
     topics that the broker opened anew after the last step.
@@ -221,7 +219,7 @@ class FromTables:
         """The last offset that the table has of a topic; -1: none."""
         topic, partition = place
         given = {"topic": topic, "partition": partition, "id": topic_id}
-        query = _END.format(table=_table(topic))
+        query = _END.format(table=_name(topic))
         (end,) = self._lake.execute(query, given).fetchone() or (None,)
         return -1 if end is None else int(end)
 
@@ -235,10 +233,6 @@ def _tell_next(waiting: dict[PartitionId, list[_StepRange]], opened: Opened) -> 
         taker.next_id = opened.topic_id
 
 
-def _table(topic: str) -> str:
-    return _TABLE.format(_name(topic))
-
-
 def _name(topic: str) -> str:
     return "commands" if goes_first(topic) else "messages"
 
@@ -248,9 +242,9 @@ def _read(lake: Lake, place: PartitionId, first: int, last: int) -> dict[int, li
     topic, partition = place
     given = {"topic": topic, "partition": partition, "first": first, "last": last}
     if goes_first(topic):
-        rows = lake.execute(_COMMANDS.format(table=_table(topic)), given).fetchall()
+        rows = lake.execute(_COMMANDS.format(table=_name(topic)), given).fetchall()
     else:
-        messages = lake.execute(_MESSAGES.format(table=_table(topic)), given).fetchall()
+        messages = lake.execute(_MESSAGES.format(table=_name(topic)), given).fetchall()
         of_record = groupby(messages, lambda row: (*row[:2], row[6]))
         rows = [_whole(list(items)) for _, items in of_record]
     found: dict[int, list[StoredRecord]] = {}

@@ -9,10 +9,11 @@ closes the snapshot then shows the damage, as it does if a row was altered.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import accumulate, chain
 from typing import Any
 
+from ..state.storage import blocks
 from .inputs import TOGETHER
 from .opening import Lake
 
@@ -54,11 +55,8 @@ class _Rows:
         return found[: one["count"]] if len(found) >= one["count"] else None
 
 
-def blocks_of(
-    lake: Lake, named: Named, block_of: Callable[[list[bytes]], bytes]
-) -> Iterator[tuple[str, bytes]]:
-    """The pages that are named, each by its references, as far as `messages` has what they name.
-    block_of: makes a page of contents."""
+def blocks_of(lake: Lake, named: Named) -> Iterator[tuple[str, bytes]]:
+    """The pages that are named, each by its references, as far as `messages` has what they name."""
     places: dict[_PartitionId, list[dict[str, Any]]] = {}
     for one in chain.from_iterable(named.values()):
         if one["topic"]:
@@ -73,7 +71,7 @@ def blocks_of(
         ]
         found = [c for c in contents if c is not None]
         if len(found) == len(contents):
-            yield page, block_of(list(chain.from_iterable(found)))
+            yield page, blocks.written(list(chain.from_iterable(found)), {})
 
 
 def _read(

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from ..protocol.errors import LakequeueError
+from ..protocol.errors import LakequeueError, first_line
 from ..protocol.folders import Folder, delta_options, files_of
-from ..protocol.home_places import tables_place
+from ..protocol.home_places import has_table, tables_place
 from ..protocol.table_format import COLUMNS, DATE, refusal_of
 from .views import create_views
 
@@ -66,7 +66,7 @@ def open_lake(home: Path | str) -> Lake:
     connection = duckdb.connect(config=settings)
     connection.execute("SET TimeZone = 'UTC'")
     for name in TABLES + HISTORY:
-        if name in TABLES or is_there(tables / name):
+        if name in TABLES or has_table(tables / name):
             _register(connection, name, _dataset(tables / name))
         else:
             connection.execute(f"CREATE TEMPORARY TABLE {name} ({_columns(name)})")
@@ -75,20 +75,16 @@ def open_lake(home: Path | str) -> Lake:
 
 
 def _register(connection: Lake, name: str, dataset: Any) -> None:
-    """A table under its name. Columns that one of an earlier version lacks are empty."""
-    there = set(dataset.schema.names)
-    empty = connection.sql(f"SELECT NULL::STRUCT({_columns(name)}) AS row").select("row.*")
-    lacks = [
-        f'NULL::{kind} AS "{column}"'
-        for column, kind in zip(empty.columns, empty.types, strict=True)
-        if column not in there
-    ]
-    if not lacks:
+    """Register a table under its name. The engine has not yet added the columns that a table of
+    version 3 lacks: they are empty."""
+    none = f"(SELECT row.* FROM (SELECT NULL::STRUCT({_columns(name)}) AS row) WHERE false)"
+    if set(connection.sql(f"FROM {none}").columns) <= set(dataset.schema.names):
         connection.register(name, dataset)
         return
-    connection.register(f"{name}_as_stored", dataset)
+    stored = f"{name}_as_stored"
+    connection.register(stored, dataset)
     connection.execute(
-        f"CREATE TEMPORARY VIEW {name} AS SELECT *, {', '.join(lacks)} FROM {name}_as_stored"
+        f"CREATE TEMPORARY VIEW {name} AS FROM {none} UNION ALL BY NAME FROM {stored}"
     )
 
 
@@ -104,7 +100,7 @@ def not_written(home: Path | str) -> dict[str, str]:
     return {
         name: f"The home {home} has nothing in the table {name!r} yet: {WHEN_WRITTEN}"
         for name in HISTORY
-        if not is_there(tables / name)
+        if not has_table(tables / name)
     }
 
 
@@ -112,20 +108,15 @@ def tables_of(home: Path | str) -> Folder:
     """The folder of a home's tables, wherever that is; raises NoLake when it has none."""
     tables = tables_place(Path(home).expanduser().absolute())
     try:
-        missing = [name for name in TABLES if not is_there(tables / name)]
+        missing = [name for name in TABLES if not has_table(tables / name)]
     except OSError as error:
-        raise NoLake(f"The tables {tables} cannot be read: {_line(error)}") from error
+        raise NoLake(f"The tables {tables} cannot be read: {first_line(error)}") from error
     if missing:
         raise NoLake(
             f"{tables} has no table {' and no table '.join(missing)}: is {home} the home of an "
             "engine that has written its tables? (lakequeue.tables_interval_s is not 0)"
         )
     return tables
-
-
-def is_there(table: Folder) -> bool:
-    """Whether a Delta table is there: a version of it, for its folder is made before."""
-    return any((table / "_delta_log").glob("*.json"))
 
 
 def delta_table(table: Folder) -> Any:
@@ -137,7 +128,7 @@ def delta_table(table: Folder) -> Any:
 
 def read_columns(table: Folder, columns: list[str]) -> pa.Table:
     """These columns of every row, without DuckDB. There are no rows if there is no table yet."""
-    if not is_there(table):
+    if not has_table(table):
         return pa.table({name: pa.array([]) for name in columns})
     return _dataset(table).to_table(columns=columns)
 
@@ -153,7 +144,7 @@ def _dataset(table: Folder) -> Any:
         dataset = found.to_pyarrow_dataset(filesystem=files_of(table), parquet_read_options=reads)
         dataset = _with_files_of_unknown_ends(dataset, found)
     except Exception as error:  # anything may have been done to its files
-        raise NoLake(f"The Delta table {table} cannot be read: {_line(error)}") from error
+        raise NoLake(f"The Delta table {table} cannot be read: {first_line(error)}") from error
     if problem := refusal_of(str(table), found.metadata().configuration):
         raise NoLake(problem)
     return dataset
@@ -188,7 +179,3 @@ def _with_files_of_unknown_ends(dataset: Any, table: Any) -> Any:
             )  # fmt: skip
         fragments.append(fragment)
     return ds.FileSystemDataset(fragments, dataset.schema, dataset.format, dataset.filesystem)
-
-
-def _line(error: Exception) -> str:
-    return (str(error) or type(error).__name__).strip().splitlines()[0]

@@ -169,9 +169,7 @@ def _start(lake: Lake, home: Path, broker: str, target: int, notes: list[str]) -
         if found == total and value and "broker" in there:
             own = past_replica.own_of(value)
             whose = past_replica.home_of(broker, there["broker"], _secret(home))
-            is_earlier = past_replica.is_earlier(there)
-            store = past_replica.carried_over(whose, there) if is_earlier else DictStore(there)
-            return Moment(broker, whose, store, own.step, own.now, step, own, notes)
+            return Moment(broker, whose, DictStore(there), own.step, own.now, step, own, notes)
         notes.append(f"The snapshot of step {step:,} does not match its digest and is skipped")
     whose = Home(broker, *_who(lake, home, broker), _secret(home))
     return Moment(broker, whose, DictStore(), 0, 0, 0, Snapshot(), notes)
@@ -198,10 +196,7 @@ def _pages(lake: Lake, broker: str, step: int) -> dict[str, bytes]:
     if older:
         _read(lake, broker, (0, first - 1), older, found, named)
     pages = {page: value for page, (_, value) in found.items() if value is not None}
-    if named and "broker" in pages:
-        is_earlier = past_replica.is_earlier(pages)
-        pages |= blocks_of(lake, named, lambda found: past_replica.block_of(found, is_earlier))
-    return pages
+    return pages | dict(blocks_of(lake, named))
 
 
 def _read(
@@ -259,7 +254,6 @@ def _replay(lake: Lake, moment: Moment, target: int, exactly: bool) -> None:
                 f"of broker {moment.broker!r}: what came after the snapshot of step "
                 f"{moment.snapshot:,} cannot be rebuilt"
             )
-        _require_own(moment, records)
         later = [one for step, one in opened if step > last]
         inputs = FromTables(lake, records, known, later)
         there = records if exactly else inputs.until_the_end(records)
@@ -273,17 +267,6 @@ def _replay(lake: Lake, moment: Moment, target: int, exactly: bool) -> None:
     if steps.step > moment.step:
         moment.own = steps.end()
         moment.step, moment.now = moment.own.step, moment.own.now
-
-
-def _require_own(moment: Moment, records: list[StepRecord]) -> None:
-    """Raise LakequeueError for steps that the core of an earlier version took."""
-    of_earlier = [record for record in records if not record.core]
-    if of_earlier:
-        first, last = of_earlier[0], of_earlier[-1]
-        raise LakequeueError(
-            f"an earlier version took the steps {first.step:,} to {last.step:,} of broker "
-            f"{moment.broker!r}, and this one cannot take them again: use version {first.code}"
-        )
 
 
 def _checked(steps: Steps, records: list[StepRecord], inputs: FromTables) -> None:

@@ -8,8 +8,6 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from ..earlier.carry_over import carry_over
-from ..earlier.pages import FORMAT as EARLIER_FORMAT
 from ..mesh.mesh import Mesh
 from ..protocol.errors import LakequeueError
 from ..protocol.steplog import StepRecord
@@ -19,7 +17,6 @@ from ..state import FORMAT, Broker, DictStore, Home, Limits
 from ..state.commands import answers, dispatch
 from ..state.queue.broker_facts import BrokerHeader
 from ..state.queue.queue import QueuePage
-from ..state.storage import blocks
 
 LIMITS = Limits()
 _CODE = "tables"  # the version of the code does not matter, only the digests do
@@ -94,28 +91,13 @@ class Steps:
 def home_of(name: str, broker_page: bytes, secret: bytes) -> Home:
     """Whose state pages are. Raises LakequeueError for a format that this version cannot read."""
     known = msgspec.msgpack.decode(broker_page)
-    if known["format"] not in (FORMAT, EARLIER_FORMAT):
+    if known["format"] != FORMAT:
         raise LakequeueError(
             f"the tables hold a state of format {known['format']}, and this version reads "
-            f"{EARLIER_FORMAT} and {FORMAT}: use the version that wrote it"
+            f"{FORMAT}: use the version that wrote it, or a moment after the first snapshot of "
+            "this version"
         )
     return Home(name, known["number"], known["epoch"], secret)
-
-
-def is_earlier(pages: dict[str, bytes]) -> bool:
-    """Whether an earlier version wrote these pages."""
-    page = pages.get("broker")
-    return page is not None and msgspec.msgpack.decode(page)["format"] == EARLIER_FORMAT
-
-
-def carried_over(home: Home, pages: dict[str, bytes]) -> DictStore:
-    """Pages of an earlier version, as this one goes on with them. Raises Refused."""
-    return DictStore(carry_over(DictStore(pages), pages, home, LIMITS).pages)
-
-
-def block_of(contents: list[bytes], earlier: bool) -> bytes:
-    """The page of a block with these contents, none of which compaction moved there."""
-    return b"".join(contents) if earlier else blocks.written(contents, {})
 
 
 def next_counter(store: DictStore) -> int:

@@ -32,7 +32,6 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 
-from ..earlier.pages import FORMAT as EARLIER_FORMAT
 from ..mesh import channel
 from ..mesh.facts import Peer, peers_of, put_peers, removed_of
 from ..protocol.errors import ConfigError, LakequeueError
@@ -216,14 +215,13 @@ def _home_record(source: Path) -> dict[str, Any]:
     about: dict[str, Any] = {"format": FORMAT, "trigger": "real-time"}
     if file.is_file():
         about = json.loads(file.read_text())
-    if about.get("format") not in (EARLIER_FORMAT, FORMAT):
+    if about.get("format") != FORMAT:
         raise LakequeueError(
             f"{source} was written by a version with state format {about.get('format')}; this "
-            f"version reads {EARLIER_FORMAT} and {FORMAT}: use that version"
+            f"version reads {FORMAT}: use that version"
         )
     # The tables are newer than the states that the last change of brokers left.
-    gone = ("checkpoints", "rehomed")
-    return {k: v for k, v in about.items() if k not in gone} | {"format": FORMAT}
+    return {k: v for k, v in about.items() if k not in ("checkpoints", "rehomed")}
 
 
 def _one(

@@ -204,16 +204,13 @@ class MemoryEngine:
         reads the partition, on other topics by every broker, because any may capture it."""
         meta = next((v for k, v in headers if k == HEADER), None)
         own = wire.headers_json([(k, v) for k, v in headers if k != HEADER])
-        found = topics.split(topic)
         with self._lock:
             records = self._records(topic, value, key, meta, own, timestamp, partition)
-            if found is not None and found[1] == topics.PUBLISH:
-                self._step(
-                    self.at(partition // topics.PUBLISH_PARTITIONS), Batch(publishes=records)
-                )
-            else:
-                for taker in self.brokers:
-                    self._step(taker, Batch(publishes=records))
+            takers = self.brokers
+            if topics.kind(topic) == topics.PUBLISH:
+                takers = [self.at(partition // topics.PUBLISH_PARTITIONS)]
+            for taker in takers:
+                self._step(taker, Batch(publishes=records))
             self._run_to_rest()
         self.homes.carry()
 

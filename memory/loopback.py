@@ -42,10 +42,12 @@ class MemoryTransport:
         self._inboxes.append(self._engine.open_inbox(topic))
 
     def partitions(self, topic: str) -> int:
-        kind, brokers = topics.split(topic), self._engine.numbers
-        if kind is None or kind[1] not in (topics.COMMANDS, topics.PUBLISH):
-            return 1
-        return brokers * (topics.PUBLISH_PARTITIONS if kind[1] == topics.PUBLISH else 1)
+        match topics.kind(topic):
+            case topics.COMMANDS:
+                return self._engine.numbers
+            case topics.PUBLISH:
+                return self._engine.numbers * topics.PUBLISH_PARTITIONS
+        return 1
 
     def poll(self, timeout: float) -> list[Record]:
         records: list[Record] = []

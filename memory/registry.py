@@ -42,13 +42,15 @@ _lock = threading.RLock()  # reentrant: a dropped connection may be noticed whil
 
 
 class MemoryConnection(Connection):
-    """A connection to an engine in this process, attached to one of its brokers. ``engine``: for
-    tests that look inside."""
+    """A connection to an engine in this process, attached to one of its brokers. It keeps a named
+    engine alive until it is closed or dropped. ``engine``: for tests that look inside."""
 
     def __init__(
         self, engine: MemoryEngine, vpn: str, client_name: str, broker: str | None = None,
-        signed_by: Credentials | None = None,
+        signed_by: Credentials | None = None, name: str = "",
     ) -> None:  # fmt: skip
+        self._release = weakref.finalize(self, _leave, name)  # first: what follows may fail
+        self._release.atexit = False
         self.engine = engine
         number = engine.broker(broker).home.number
         super().__init__(
@@ -89,18 +91,6 @@ class MemoryConnection(Connection):
         """Do the background thread's duties."""
         self.runner.sent()
 
-
-class _NamedConnection(MemoryConnection):
-    """A connection that keeps a named engine alive until it is closed or dropped."""
-
-    def __init__(
-        self, name: str, engine: MemoryEngine, vpn: str, client_name: str, broker: str | None,
-        signed_by: Credentials | None = None,
-    ) -> None:  # fmt: skip
-        self._release = weakref.finalize(self, _leave, name)
-        self._release.atexit = False
-        super().__init__(engine, vpn, client_name, broker, signed_by)
-
     def close(self) -> None:
         """See `Connection.close`; the last one ends the engine."""
         try:
@@ -140,7 +130,7 @@ def open_memory(
             named.engine.configure(configuration)
         named.users += 1
         named.keep = named.keep or keep == "true"
-        return _NamedConnection(name, named.engine, vpn, client_name, broker, signed_by)
+        return MemoryConnection(named.engine, vpn, client_name, broker, signed_by, name)
 
 
 def _find(name: str) -> MemoryEngine | None:
@@ -152,7 +142,9 @@ def _find(name: str) -> MemoryEngine | None:
 
 def _leave(name: str) -> None:
     with _lock:
-        named = _named[name]
+        named = _named.get(name)
+        if named is None:  # an engine without a name
+            return
         named.users -= 1
         if not named.users and not named.keep:
             del _named[name]

@@ -31,6 +31,11 @@ class Problem:
         return f"{place}{self.key}: {self.value!r} – {self.allowed}"
 
 
+def first_line(error: Exception) -> str:
+    """The first line of an error's text: Spark and Delta append pages of stack traces."""
+    return (str(error) or type(error).__name__).strip().splitlines()[0]
+
+
 class ConfigError(LakequeueError, ValueError):
     """A definition or a configuration is refused; every problem in it is listed (Q7)."""
 

@@ -36,6 +36,11 @@ def tables_place(home: Path, places: dict[str, str] | None = None) -> Folder:
     return folder(stored[TABLES]) if TABLES in stored else home / TABLES
 
 
+def has_table(place: Folder) -> bool:
+    """Whether this folder is a Delta table with at least one version."""
+    return any((place / "_delta_log").glob("*.json"))
+
+
 def checkpoints_place(home: Path, places: dict[str, str] | None = None) -> Folder:
     """The folder with the checkpoints' folders."""
     stored = places_of(home) if places is None else places

@@ -34,25 +34,18 @@ SCHEMA = pa.schema(
     ]
 )
 _OPTIONS = pa.ipc.IpcWriteOptions(compression="lz4")
-
-
 _NAMED = ("vpn", "queue", "event", "subscription", "reason", "topic")
 _FIELDS = {
     "message_id": "ids", "deliveries": "counts", "partition": "partitions", "offset": "offsets",
     "item": "items", "until": "until",
 }  # fmt: skip
 
-_KINDS = {
-    "message_id": (np.uint64, pa.uint64()), "deliveries": (np.int32, pa.int32()),
-    "partition": (np.int32, pa.int32()), "offset": (np.int64, pa.int64()),
-    "item": (np.int32, pa.int32()), "until": (np.int64, pa.int64()),
-}  # fmt: skip
-
 
 def _numbers(name: str, given: list[list[int] | int | None], lengths: Any) -> pa.Array:
     """A column of numbers. given: per segment its values, one for all, or none; lengths: of the
     segments, an array."""
-    dtype, kind = _KINDS[name]
+    kind = SCHEMA.field(name).type
+    dtype = kind.to_pandas_dtype()
     has_values = np.array([own is not None and own != [] for own in given], bool)
     parts = zip(given, lengths.tolist(), strict=True)
     values = [own if isinstance(own, list) else [own] * n for own, n in parts if own is not None]

@@ -29,14 +29,14 @@ def halves(record: WireRecord) -> list[WireRecord]:
     """Smaller records that together have the same content, or as much of it as possible. Empty if
     the record cannot be split: one message, messages between brokers, the journal."""
     framing = dict(headers_list(record.headers)).get(FRAMING)
-    own = topics.split(record.topic)
+    kind = topics.kind(record.topic)
     if framing == b"batch":
         return _deliveries(record)
     if framing == b"reply":
         return _reply(record)
-    if own is not None and own[1] == topics.RECEIPTS:
+    if kind == topics.RECEIPTS:
         return _receipts(record)
-    if own is not None and own[1] == topics.REJECTED:
+    if kind == topics.REJECTED:
         return _rejected(record)
     return []
 

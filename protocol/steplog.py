@@ -32,8 +32,7 @@ class Range(msgspec.Struct, array_like=True, frozen=True):
 
     Both offsets are of records. Between them may be offsets without a record for the step:
     transaction markers, aborted or compacted records. Then ``parts`` has the lengths of alternating
-    stretches: offsets of the step, offsets that are not, and so on. Logs of earlier versions lack
-    it.
+    stretches: offsets of the step, offsets that are not, and so on.
     """
 
     topic: str
@@ -160,8 +159,8 @@ def told_of_anew(
     the step; offsets, ids: before it."""
     anew: dict[str, int] = {}
     for one in opened:
-        partition, own = (one.topic, one.partition), topics.split(one.topic)
-        if own is None or own[1] != topics.PUBLISH or partition not in offsets:
+        partition = one.topic, one.partition
+        if topics.kind(one.topic) != topics.PUBLISH or partition not in offsets:
             continue
         before = ids.get(partition, "")
         if one.at < offsets[partition] or (before and before != one.topic_id):

@@ -1,8 +1,7 @@
 """The columns of the Delta tables, and their version in the properties of each table (R1).
 
-1: tables without the property. 2: the first with the property. 3: tables are partitioned by `date`.
-4: adds `topic_id` in `messages` and `commands`. The engine adds columns that a table of version 3
-lacks; the lake reads older ones too.
+Version 4 adds `topic_id` to `messages` and `commands`. The engine adds the columns that a table of
+version 3 lacks. Older tables have no partitions, and are refused.
 """
 
 from __future__ import annotations
@@ -10,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 SCHEMA = "lakequeue.schema"
-SCHEMA_VERSION = 4
-PARTITIONED_SINCE = 3
+SCHEMA_OLDEST, SCHEMA_VERSION = 3, 4
 CRC_MODULUS = 1 << 62  # of the sum over the pages of a snapshot
 
 MESSAGES, JOURNAL = "messages", "journal"
@@ -57,9 +55,10 @@ COLUMNS = {name: f"{columns}, {DATE} DATE" for name, columns in ROWS.items()}
 def refusal_of(table: str, properties: Mapping[str, str]) -> str:
     """Why a table with these properties must not be used; empty if it may be read and written."""
     version = properties.get(SCHEMA, "1")
-    if version.isdecimal() and 1 <= int(version) <= SCHEMA_VERSION:
+    if version.isdecimal() and SCHEMA_OLDEST <= int(version) <= SCHEMA_VERSION:
         return ""
     return (
         f"The Delta table {table} has schema version {version!r}; this version of lakequeue "
-        f"supports 1 to {SCHEMA_VERSION}: use the version that wrote it, or another --home"
+        f"supports {SCHEMA_OLDEST} to {SCHEMA_VERSION}: use the version that wrote it, or move the "
+        "table away; the engine then makes a new one"
     )

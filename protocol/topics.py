@@ -55,15 +55,22 @@ def publish_partitions(broker: int) -> range:
     return range(broker * PUBLISH_PARTITIONS, (broker + 1) * PUBLISH_PARTITIONS)
 
 
-def topic(vpn: str, kind: str) -> str:
-    """The name of a VPN's topic: ``topic("default", "commands")`` → ``"default.commands"``."""
-    return f"{vpn}.{kind}"
+def topic(owner: str, kind: str) -> str:
+    """The name of a VPN's or broker's topic: ``topic("default", "commands")`` →
+    ``"default.commands"``."""
+    return f"{owner}.{kind}"
 
 
 def split(name: str) -> tuple[str, str] | None:
     """``"default.commands"`` → ``("default", "commands")``; None for any other topic."""
     vpn, dot, kind = name.rpartition(".")
     return (vpn, kind) if dot and vpn and kind in OWN else None
+
+
+def kind(name: str) -> str:
+    """``"default.commands"`` → ``"commands"``; empty for any other topic."""
+    own = split(name)
+    return own[1] if own else ""
 
 
 def vpn_of(name: str) -> str | None:
@@ -76,15 +83,8 @@ def vpn_of(name: str) -> str | None:
 
 
 def is_instruction(name: str) -> bool:
-    """Whether a topic has the engine's commands to a broker, which no client may give."""
-    own = split(name)
-    return own is not None and own[1] == INSTRUCTIONS
-
-
-def is_mesh(name: str) -> bool:
-    """Whether a topic has the messages of other brokers to one."""
-    own = split(name)
-    return own is not None and own[1] == MESH
+    """Whether a topic has the engine's commands to a broker, which no client may send."""
+    return kind(name) == INSTRUCTIONS
 
 
 def is_within(name: str, owner: str) -> bool:

@@ -111,7 +111,7 @@ def encode(outputs: list[Output], partitions: dict[str, int] | None = None) -> l
 def _is_there(record: WireRecord, partitions: dict[str, int]) -> bool:
     at = record.partition
     exists = at is None or 0 <= at < partitions.get(record.topic, 0)
-    return exists or topics.is_mesh(record.topic)
+    return exists or topics.kind(record.topic) == topics.MESH
 
 
 def _records(output: Output) -> Iterable[WireRecord]:

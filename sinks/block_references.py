@@ -29,6 +29,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 from ..protocol.folders import Folder, folder
+from ..protocol.home_places import has_table
 from ..protocol.table_format import JOURNAL, MESSAGES, REFS
 from ..state.storage.blocks import ends_of, head_bytes
 
@@ -197,7 +198,7 @@ class BlockReferences:
         """Rows of a snapshot with their `refs`, and without the values of blocks that have some.
         steps: of the snapshot before, and of this one."""
         inline = rows.withColumn("refs", f.expr(f"CAST(NULL AS {REFS})"))
-        if not all(self._there(name) for name in (MESSAGES, JOURNAL)):
+        if not all(has_table(folder(self._tables) / name) for name in (MESSAGES, JOURNAL)):
             return inline
         blocks = rows.where(_BLOCKS)
         start = f.substring("value", 1, _START_BYTES).alias("start")
@@ -276,9 +277,6 @@ class BlockReferences:
         by_page = dict(zip(found["page"].to_pylist(), found["sums"].to_pylist(), strict=True))
         return np.concatenate([np.array(by_page[page], np.int64)
                                for page in layout["page"].to_pylist()])  # fmt: skip
-
-    def _there(self, name: str) -> bool:
-        return any((folder(self._tables) / name / "_delta_log").glob("*.json"))
 
     def _read(self, spark: SparkSession, name: str) -> DataFrame:
         return spark.read.format("delta").load(f"{self._tables}/{name}")

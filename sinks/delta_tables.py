@@ -1,12 +1,11 @@
 """The Delta tables of a home: creating them, adding missing columns, appending rows (R1).
 
-A table's properties have the version of its columns. A table of an earlier version gets the columns
-that it lacks. A table of a later version is refused, because its readers could not rely on rows of
-this version.
+A table's properties have the version of its columns (`protocol/table_format.py`). A table of the
+version before gets the columns that it lacks. A table of a later version is refused, because its
+readers could not rely on rows of this version.
 
 A table is partitioned by `date`, the day of its rows. So upkeep joins the files of one day, and
-retention deletes whole files instead of rewriting them. Delta cannot partition an existing table,
-so one from before version 3 is refused.
+retention deletes whole files instead of rewriting them.
 """
 
 from __future__ import annotations
@@ -28,7 +27,6 @@ from ..protocol.table_format import (
     DATE,
     JOURNAL,
     MESSAGES,
-    PARTITIONED_SINCE,
     SCHEMA,
     SCHEMA_VERSION,
     SNAPSHOTS,
@@ -55,8 +53,8 @@ def create_tables(
     spark: SparkSession, folder: Folder | str, names: Iterable[str] = (MESSAGES, JOURNAL)
 ) -> None:
     """Create tables that do not exist, and add the columns that older ones lack; their rows have no
-    value there. Raises LakequeueError for a table of a later version, or without partitions, and
-    for a folder that has files and is no table."""
+    value there. Raises LakequeueError for a table of an unsupported version, and for a folder that
+    has files and is no table."""
     for name in names:
         path = f"{folder}/{name}"
         table = f"delta.`{path}`"
@@ -79,12 +77,6 @@ def create_tables(
         version, columns = there
         if problem := refusal_of(path, {SCHEMA: version}):
             raise LakequeueError(problem)
-        if int(version) < PARTITIONED_SINCE:
-            raise LakequeueError(
-                f"The Delta table {path} is of an earlier version and not partitioned by "
-                "date: move the folder of the tables away, and new ones are made. The queues do "
-                "not need the old ones"
-            )
         wanted = cast(StructType, StructType.fromDDL(COLUMNS[name]))
         lacks = [c for c in wanted if c.name not in columns]
         if lacks:

@@ -1,11 +1,11 @@
 """Every metric that the engine serves, in one table for the code and the reference page.
 
-`figure` is the key of the number at its `source`: a batch's figures (`streaming.loop.figures`),
+`source` says where a metric's number comes from: a batch's figures (`streaming.loop.figures`),
 Spark's progress of a query, `describe` of a queue, `usage` of a VPN or broker, or the journal.
-Names end in their unit.
+`figure` is the number's key there. Names end in their unit.
 
-The number of series is bounded. Brokers, queries and VPNs are few, only some queues have series of
-their own (`queue_figures`), and other labels have values from fixed lists.
+The number of series is bounded: brokers, queries and VPNs are few, only some queues have series of
+their own (`queue_figures`), and all other labels have values from fixed lists.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MESSAGE_BUCKETS = (0.01, 0.05, 0.1, 0.5, 1, 5, 10, 60, 300, 3600)
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One row. name: without `lakequeue_` and `_total`; scale: what a figure is multiplied by."""
+    """One metric. name: without `lakequeue_` and `_total`; scale: factor from figure to value."""
 
     name: str
     kind: str
@@ -36,12 +36,12 @@ class Metric:
 
     @property
     def family(self) -> str:
-        """Its name as Prometheus' clients want it."""
+        """The name for `prometheus_client`, which appends `_total` to a counter."""
         return f"lakequeue_{self.name}"
 
     @property
     def shown(self) -> str:
-        """Its name as Prometheus shows it."""
+        """The name in the scrape and in queries."""
         return f"{self.family}_total" if self.kind == COUNTER else self.family
 
     @property
@@ -59,8 +59,8 @@ _MS = 0.001
 def _step_phase(figure: str) -> Metric:
     return Metric(
         "step_seconds", COUNTER, (*_BROKER, "phase"),
-        "Time by phase: `busy` taking steps, of it `decide` in the core; `boundary` pauses between "
-        "batches; `save` saving it; `replay` taking logged steps again",
+        "Time by phase. `busy`: in steps; `decide`: the part of `busy` in the core; `boundary`: "
+        "between batches; `save`: saving state; `replay`: repeating logged steps",
         BATCH, figure, _MS,
     )  # fmt: skip
 
@@ -92,24 +92,24 @@ _OF_BATCHES = (
     ),
     Metric(
         "stuck_brokers", COUNTER, _BROKER,
-        "How often a hanging broker was restarted", ENGINE,
+        "Restarts of brokers that hung", ENGINE,
     ),
     _count("steps", "steps", "Steps taken"),
     _count("input_bytes", "bytes_in", "Bytes read"),
     _count("output_records", "records_out", "Records written to Kafka"),
-    _count("refused_records", "refused", "Records that Kafka refused for good"),
-    _count("replayed_steps", "replayed", "Logged steps taken again after a failure"),
-    _count("state_written_bytes", "state_bytes", "Bytes of pages given to Spark's state"),
-    _count("state_written_pages", "state_pages", "Pages given to Spark's state"),
+    _count("refused_records", "refused", "Records that Kafka refused permanently"),
+    _count("replayed_steps", "replayed", "Logged steps repeated after a failure"),
+    _count("state_written_bytes", "state_bytes", "Bytes of pages written to Spark's state"),
+    _count("state_written_pages", "state_pages", "Pages written to Spark's state"),
     _count("page_cache_misses", "cache_pages_read", "Pages read from Spark's state"),
     _step_phase("busy_ms"),
     _level("lag_records", "lag_records", "Records in Kafka that no step has read yet"),
     _level(
         "slow_partitions", "slow_partitions",
-        "Partitions of commands held back because most of their commands achieve nothing",
+        "Commands partitions that are slowed down because most of their commands have no effect",
     ),
-    _level("wait_p50_seconds", "wait_p50_ms", "From publish to step, median of a batch", _MS),
-    _level("wait_p99_seconds", "wait_p99_ms", "From publish to step, 99th percentile", _MS),
+    _level("wait_p50_seconds", "wait_p50_ms", "Time from publish to step, median of a batch", _MS),
+    _level("wait_p99_seconds", "wait_p99_ms", "Time from publish to step, 99th percentile of a batch", _MS),
     _level("step_max_seconds", "step_max_ms", "Longest step of the last batch", _MS),
     _level(
         "boundary_seconds", "gap_ms",
@@ -130,20 +130,20 @@ _OF_QUERIES = (
     Metric("query_state_bytes", GAUGE, _QUERY, "Memory of the query's state", QUERY),
     Metric(
         "query_lag_records", GAUGE, _QUERY,
-        "Records in Kafka that the query has not read, at the end of a batch", QUERY,
+        "Records in Kafka that the query had not read at the end of its last batch", QUERY,
     ),
     Metric(
         "table_bytes", GAUGE, ("table",),
-        "Size of a Delta table on disk, including files that wait for VACUUM", QUERY,
+        "Size of a Delta table on disk, including files that VACUUM has not removed yet", QUERY,
     ),
     Metric("table_files", GAUGE, ("table",), "Files of a Delta table on disk", QUERY),
     Metric(
         "table_lag_seconds", GAUGE, _QUERY,
-        "Age of the newest rows of the tables when they were written", QUERY,
+        "Age of the newest rows when the query wrote them", QUERY,
     ),
-    Metric("tables_stopped", GAUGE, _QUERY, "1 while a query cannot write the tables", QUERY),
-    Metric("upkeep_time_seconds", GAUGE, (), "Time of the last upkeep of the tables", QUERY),
-    Metric("query_last_batch_time_seconds", GAUGE, _QUERY, "End of the query's last batch", QUERY),
+    Metric("tables_stopped", GAUGE, _QUERY, "1 while the query cannot write its tables", QUERY),
+    Metric("upkeep_time_seconds", GAUGE, (), "When the last upkeep of the tables ended, in epoch seconds", QUERY),
+    Metric("query_last_batch_time_seconds", GAUGE, _QUERY, "When the query's last batch ended, in epoch seconds", QUERY),
 )  # fmt: skip
 
 
@@ -157,17 +157,17 @@ def _queue_count(figure: str, text: str) -> Metric:
 
 _OF_QUEUES = (
     _queue("depth", "depth", "Messages stored"),
-    _queue("ready", "ready", "Messages that wait for a consumer"),
+    _queue("ready", "ready", "Messages that are ready for a consumer"),
     _queue("leased", "leased", "Messages that consumers hold"),
-    _queue("delayed", "delayed", "Messages that become ready later"),
-    _queue("dead", "dead", "Messages stored in a queue that is the dead message queue of others"),
+    _queue("delayed", "delayed", "Messages that are delayed"),
+    _queue("dead", "dead", "Messages in this queue if it is the dead message queue of another"),
     _queue("bytes", "spool_bytes", "Bytes stored"),
-    _queue("max_bytes", "max_spool_usage", "Quota of the queue"),
+    _queue("max_bytes", "max_spool_usage", "Quota of the queue, in bytes"),
     _queue("consumers", "consumers", "Consumers subscribed"),
-    _queue("oldest_seconds", "oldest_age_s", "Age of the oldest message; for `_other` the highest"),
+    _queue("oldest_seconds", "oldest_age_s", "Age of the oldest message; `_other`: the highest age"),
     Metric(
         "queue_blocked", GAUGE, (*_QUEUE, "reason"),
-        "1 while, for this reason, no ready message is delivered; for `_other` how many queues",
+        "1 while the queue delivers no ready message, for this reason; `_other`: the number of such queues",
         QUEUE, "blocked",
     ),
     _queue_count("spooled", "Messages that entered"),
@@ -204,21 +204,21 @@ def _bridge(name: str, figure: str, text: str, kind: str = GAUGE) -> Metric:
 
 _OF_BRIDGES = (
     _bridge("waiting", "waiting", "Messages that wait for a bridge"),
-    _bridge("on_its_way", "on_its_way", "Messages sent over a bridge and not answered yet"),
-    _bridge("bytes", "spool_bytes", "Bytes of waiting and unanswered messages"),
-    _bridge("max_bytes", "max_spool_usage", "Quota of the waiting messages"),
+    _bridge("on_its_way", "on_its_way", "Messages sent over a bridge that the far end has not answered"),
+    _bridge("bytes", "spool_bytes", "Bytes of a bridge's waiting and unanswered messages"),
+    _bridge("max_bytes", "max_spool_usage", "Quota of a bridge's waiting messages, in bytes"),
     _bridge("unanswered_seconds", "unanswered_s", "Age of the oldest send without an answer"),
-    _bridge("away", "state", "1 while the other home cannot be reached, or has never connected"),
+    _bridge("away", "state", "1 while the bridge is not connected to the other home"),
     _bridge("sent_messages", "sent", "Messages sent, repetitions included", COUNTER),
     _bridge("taken_messages", "taken", "Messages that the far end took", COUNTER),
     _bridge("refusals", "refused", "Refusals of a lane by the far end", COUNTER),
     Metric(
         "bridge_blocked_seconds", GAUGE, (*_BRIDGE, "endpoint"),
-        "How long an endpoint at the far end has blocked messages of a bridge", BRIDGE, "for_s",
+        "How long this endpoint at the far end has refused a bridge's messages", BRIDGE, "for_s",
     ),
     Metric(
         "bridge_blocked_messages", GAUGE, (*_BRIDGE, "endpoint"),
-        "Messages that wait for that endpoint", BRIDGE, "waiting",
+        "Messages of a bridge that wait for this endpoint", BRIDGE, "waiting",
     ),
 )  # fmt: skip
 
@@ -227,12 +227,12 @@ _LANE = ("broker", "vpn", "queue", "to")
 _OF_LANES = (
     Metric(
         "lane_waiting", GAUGE, _LANE,
-        "Messages that wait for a queue of the broker `to`", LANES,
+        "Messages that wait to be sent to this queue at the broker `to`", LANES,
         "waiting",
     ),
-    Metric("lane_bytes", GAUGE, _LANE, "Bytes of these messages", LANES, "bytes"),
+    Metric("lane_bytes", GAUGE, _LANE, "Bytes of the messages that `lakequeue_lane_waiting` counts", LANES, "bytes"),
     Metric(
-        "lane_refused_seconds", GAUGE, _LANE, "How long the queue has refused them", LANES,
+        "lane_refused_seconds", GAUGE, _LANE, "How long the queue at the broker `to` has refused messages", LANES,
         "for_s",
     ),
 )  # fmt: skip
@@ -241,15 +241,15 @@ _OF_LIMITS = (
     *(Metric(name, GAUGE, _BROKER, text, USAGE_BROKER, figure)
     for name, figure, text in (
         ("spool_bytes", "spool_bytes", "Bytes stored"),
-        ("spool_max_bytes", "max_spool_usage", "Quota of the broker"),
+        ("spool_max_bytes", "max_spool_usage", "Quota of the broker, in bytes"),
         ("spool_files", "spool_files", "Spool files in use"),
-        ("spool_max_files", "max_spool_files", "Limit of spool files"),
+        ("spool_max_files", "max_spool_files", "Maximum number of spool files"),
         ("delivered_unacked", "delivered_unacked", "Messages delivered and not acknowledged"),
-        ("max_delivered_unacked", "max_delivered_unacked", "Limit of these messages"),
+        ("max_delivered_unacked", "max_delivered_unacked", "Maximum of `lakequeue_delivered_unacked`"),
     )),
     Metric("vpn_spool_bytes", GAUGE, ("broker", "vpn"), "Bytes stored", USAGE_VPN, "spool_bytes"),
     Metric(
-        "vpn_spool_max_bytes", GAUGE, ("broker", "vpn"), "Quota of the VPN, if it has one",
+        "vpn_spool_max_bytes", GAUGE, ("broker", "vpn"), "Quota of the VPN, in bytes, if it has one",
         USAGE_VPN, "max_spool_usage",
     ),
     Metric(
@@ -258,13 +258,13 @@ _OF_LIMITS = (
     ),
     Metric(
         "alert", GAUGE, ("broker", "vpn", "queue", "alert"),
-        "1 while an alert is set: of the queue, without `queue` of the VPN, without `vpn` of the "
-        "broker; for `_other` the number of queues", ALERT,
+        "1 while an alert is set. Without the label `queue` it is the VPN's, without `vpn` the "
+        "broker's; `_other`: the number of queues", ALERT,
     ),
     Metric("queue_series", GAUGE, (), "Queues that have series of their own", ALERT),
     Metric("queues", GAUGE, ("broker", "vpn"), "Queues defined", ALERT),
-    Metric("look_seconds", GAUGE, (), "Duration of the last look at all queues", ALERT),
-    Metric("look_time_seconds", GAUGE, (), "Time of that look: queues are shown as of then", ALERT),
+    Metric("look_seconds", GAUGE, (), "Duration of the last collection of queue metrics", ALERT),
+    Metric("look_time_seconds", GAUGE, (), "When queue metrics were last collected, in epoch seconds", ALERT),
 )  # fmt: skip
 
 TABLE = (*_OF_BATCHES, *_OF_QUERIES, *_OF_QUEUES, *_OF_BRIDGES, *_OF_LANES, *_OF_LIMITS)

@@ -29,6 +29,7 @@ import msgspec
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
+from ..protocol.errors import first_line
 from ..protocol.folders import Folder
 from ..protocol.state_files import read_state, step_of
 from ..protocol.table_format import CRC_MODULUS, REFS, SNAPSHOTS
@@ -227,7 +228,7 @@ class SnapshotWriter:
         except Exception as error:  # the whole state is still there
             log.warning(
                 "%s: Spark no longer knows what changed in batches %d to %d (%s), so the whole "
-                "state is written", broker, first, last, str(error).splitlines()[0],
+                "state is written", broker, first, last, first_line(error),
             )  # fmt: skip
             return None
 
@@ -257,7 +258,7 @@ class SnapshotWriter:
         except Exception as error:  # Spark no longer has that batch, or it is another home's
             log.info(
                 "%s: Spark no longer knows batch %d of the newest snapshot (%s), so the whole "
-                "state is written", broker, newest.batch, f"{error}".partition("\n")[0],
+                "state is written", broker, newest.batch, first_line(error),
             )  # fmt: skip
             return None
         if own is None or _position(own).step != newest.step:

@@ -180,26 +180,12 @@ def journal_rows(broker: str, step: str, value: bytes) -> Iterator[pa.RecordBatc
 def _events(broker: str, step: str, table: pa.Table) -> list[pa.RecordBatch]:
     _, part = step_of(step) or (0, 0)
     n = len(table)
-    text = {
-        name: table[name].cast(pa.string())
-        for name in ("vpn", "queue", "event", "subscription", "reason", "topic")
-    }
-    ids = table["message_id"].cast(pa.string())
-    columns = {
+    columns = dict(zip(table.column_names, table.columns, strict=True))
+    for name in ("vpn", "queue", "event", "message_id", "subscription", "reason", "topic"):
+        columns[name] = columns[name].cast(pa.string())
+    columns |= {
         "broker": pa.repeat(pa.scalar(broker), n),
-        "step": table["step"],
         "part": pa.repeat(pa.scalar(part, pa.int32()), n),
-        "vpn": text["vpn"],
-        "queue": text["queue"],
-        "event": text["event"],
-        "message_id": ids,
-        "subscription": text["subscription"],
-        "reason": text["reason"],
-        "deliveries": table["deliveries"],
-        "topic": text["topic"],
-        "partition": table["partition"],
-        "offset": table["offset"],
-        "item": table["item"],
         "time": _timestamps(table["time"]),
         "line": pa.array(np.arange(n, dtype=np.int32)),
         "until": _timestamps(pc.min_element_wise(table["until"], TIME_MS_END, skip_nulls=False)),

@@ -29,7 +29,7 @@ from urllib.parse import unquote
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ..protocol.errors import LakequeueError
+from ..protocol.errors import LakequeueError, first_line
 from ..protocol.file_sums import damage_of
 from ..protocol.folders import Folder, files_below, move
 from ..protocol.table_format import COLUMNS
@@ -138,7 +138,7 @@ def _from_checkpoint(table: Table, names: list[str]) -> int | None:
                     added = [row for row in rows["add"].to_pylist() if row is not None]
                     files |= {unquote(row["path"]): _json_action(row) for row in added}
                 except (pa.ArrowException, KeyError) as error:
-                    why = f"cannot be read ({_line(error)})"
+                    why = f"cannot be read ({first_line(error)})"
         if not why:
             table.files = files
             return version
@@ -257,7 +257,3 @@ def _rows_of(added: dict[str, Any]) -> int:
         return int(json.loads(added.get("stats") or "{}").get("numRecords", 0))
     except (ValueError, AttributeError):
         return 0
-
-
-def _line(error: Exception) -> str:
-    return (str(error) or type(error).__name__).strip().splitlines()[0]

@@ -24,7 +24,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 from ..protocol.folders import Folder, folder
-from ..protocol.table_format import COMMANDS, JOURNAL, MESSAGES, REFS, SNAPSHOTS, STEPS
+from ..protocol.home_places import has_table
+from ..protocol.table_format import COMMANDS, JOURNAL, MESSAGES, SNAPSHOTS, STEPS
 from ..sources.step_batch import goes_first
 
 log = logging.getLogger("lakequeue.tables")
@@ -126,7 +127,7 @@ class Upkeep:
 
     def _lowest_block(self, broker: str, step: int) -> int | None:
         """The first payload block that snapshots from this one on take from earlier ones."""
-        mine = self._snapshots().where((f.col("broker") == broker) & (f.col("step") >= step))
+        mine = self._read(SNAPSHOTS).where((f.col("broker") == broker) & (f.col("step") >= step))
         named = mine.where("value IS NULL AND refs IS NULL AND crc IS NOT NULL")
         named = named.select(f.expr(_BLOCK).alias("n"))
         row = named.agg(f.min("n").alias("n")).first()
@@ -135,7 +136,7 @@ class Upkeep:
     def _named(self) -> dict[tuple[str, int], list[tuple[int, int]]]:
         """The records of each partition whose payloads snapshots refer to: spans of offsets, with
         near ones joined."""
-        refs = self._snapshots().select(f.explode("refs").alias("r"))
+        refs = self._read(SNAPSHOTS).select(f.explode("refs").alias("r"))
         near = f.expr(f"r.`first` DIV {NEAR}").alias("n")
         spans = refs.groupBy("r.topic", "r.partition", near).agg(
             f.min("r.first").alias("first"), f.max("r.last").alias("last")
@@ -174,16 +175,10 @@ class Upkeep:
 
     def _there(self, names: tuple[str, ...]) -> list[str]:
         tables = folder(self._folder)
-        return [n for n in names if any((tables / n / "_delta_log").glob("*.json"))]
+        return [name for name in names if has_table(tables / name)]
 
     def _table(self, name: str) -> str:
         return f"delta.`{self._folder}/{name}`"
-
-    def _snapshots(self) -> DataFrame:
-        """The table. If no engine of this version has written to it, it has no references."""
-        found = self._read(SNAPSHOTS)
-        there = "refs" in found.columns
-        return found if there else found.withColumn("refs", f.expr(f"CAST(NULL AS {REFS})"))
 
     def _read(self, name: str) -> DataFrame:
         return self._spark.read.format("delta").load(f"{self._folder}/{name}")

@@ -17,6 +17,8 @@ from ..state import Batch
 
 RECORD_BYTES = 100  # beside key, value and headers
 PartitionId = tuple[str, int]
+_COMMANDS = (topics.COMMANDS, topics.INSTRUCTIONS)
+_MESH = (topics.MESH, topics.BRIDGE_IN)  # messages between brokers, of this home or another
 
 
 def size_of(message: Any) -> int:
@@ -26,19 +28,12 @@ def size_of(message: Any) -> int:
 
 def is_command(topic: str) -> bool:
     """Whether a topic holds clients' commands."""
-    own = topics.split(topic)
-    return own is not None and own[1] == topics.COMMANDS
-
-
-def is_mesh(topic: str) -> bool:
-    """Whether a topic holds messages between brokers, of this home or another."""
-    own = topics.split(topic)
-    return own is not None and own[1] in (topics.MESH, topics.BRIDGE_IN)
+    return topics.kind(topic) == topics.COMMANDS
 
 
 def goes_first(topic: str) -> bool:
     """Whether a topic's records do not wait behind messages."""
-    return is_command(topic) or is_mesh(topic) or topics.is_instruction(topic)
+    return topics.kind(topic) in (*_COMMANDS, *_MESH)
 
 
 def in_order(topic: str) -> tuple[bool, str]:
@@ -57,10 +52,11 @@ def to_batch(found: dict[PartitionId, list[Any]]) -> Taken:
         offsets = [m.offset() for m in messages]
         parts = parts_of(offsets)
         ranges.append(Range(topic, partition, offsets[0], offsets[-1], n, parts))
-        if is_command(topic) or topics.is_instruction(topic):
-            records = batch.commands
-        else:
-            records = batch.mesh if is_mesh(topic) else batch.publishes
+        kind = topics.kind(topic)
+        records = (
+            batch.commands if kind in _COMMANDS else batch.mesh if kind in _MESH
+            else batch.publishes
+        )  # fmt: skip
         records.topics += [topic] * n
         records.partitions += [partition] * n
         _append(records, messages)

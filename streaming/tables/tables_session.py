@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...lake import HISTORY, TABLES, create_views, tables_of
-from ...lake.opening import is_there
+from ...protocol.home_places import has_table
 from ...protocol.table_format import COLUMNS
 from ..jars import ensure_jars, object_store_jars, place_settings
 from ..spark.spark_session import spark_session
@@ -36,7 +36,7 @@ def open_tables(home: Path | str) -> SparkSession:
         extra=settings | place_settings((tables,)),
     )  # fmt: skip
     for name in TABLES + HISTORY:
-        if name in TABLES or is_there(tables / name):
+        if name in TABLES or has_table(tables / name):
             rows = spark.read.format("delta").load(str(tables / name))
         else:
             rows = spark.createDataFrame([], COLUMNS[name])

@@ -10,6 +10,7 @@ from typing import Any
 import deltalake
 import pyarrow as pa
 from lakequeue.protocol.messages import decode_run
+from lakequeue.protocol.table_format import SCHEMA, SCHEMA_VERSION
 from lakequeue.protocol.wire import STEP
 from lakequeue.sinks.kafka_records import TIME_MS_BEGIN, TIME_MS_END
 from lakequeue.sinks.table_batch import journal_rows
@@ -86,7 +87,9 @@ class Recorded:
 def write_table(home: Path, name: str, rows: pa.Table) -> None:
     """A table as the engine has it, by day."""
     day = rows["now" if name in ("steps", "snapshots") else "time"].cast(pa.date32())
+    place = home / "tables" / name
     deltalake.write_deltalake(
-        home / "tables" / name, rows.append_column("date", day), mode="overwrite",
-        partition_by="date",
-    )  # fmt: skip
+        place, rows.append_column("date", day), mode="overwrite", partition_by="date"
+    )
+    version = {SCHEMA: str(SCHEMA_VERSION)}
+    deltalake.DeltaTable(place).alter.set_table_properties(version, raise_if_not_exists=False)

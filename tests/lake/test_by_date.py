@@ -6,7 +6,6 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-import deltalake
 import pyarrow as pa
 import pytest
 from lake.on_files import MESSAGES, Recorded, write_table
@@ -50,16 +49,3 @@ def test_R1_other_days_are_not_read(home: Path, question: str) -> None:
         assert lake.execute(question).fetchone() == (10,)
         with pytest.raises(Exception, match=r"[Pp]arquet"):
             lake.execute('SELECT sum("offset") FROM messages').fetchone()
-
-
-def test_R1_a_table_that_is_not_by_date_is_read(home: Path) -> None:
-    """One that an earlier version made has no `date` in its rows, and is not partitioned."""
-    place = home / "tables" / "messages"
-    rows = pa.Table.from_pylist([message(0, n) for n in range(5)], MESSAGES)
-    deltalake.write_deltalake(
-        place, rows.append_column("date", pa.nulls(5, pa.date32())), mode="overwrite",
-        schema_mode="overwrite", partition_by=[],
-    )  # fmt: skip
-    with open_lake(home) as lake:
-        found = lake.execute("SELECT count(*), count(date) FROM messages").fetchone()
-    assert found == (5, 0)

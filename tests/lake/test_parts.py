@@ -155,12 +155,3 @@ def test_R1_what_they_lack_is_told() -> None:
     inputs = FromTables(lake_of([0, 1, 3, 4, 5], record), [record])
     with pytest.raises(Lost, match=r"took 3 records, 0 to 5, .* 'messages' has 2 of them"):
         inputs.take(ranges)
-
-
-def test_a_log_of_an_earlier_version_is_read() -> None:
-    old = Range("t", 0, 3, 7, 4)
-    assert old.offsets() == [3, 4, 5, 6, 7]
-    value = steplog.encode(StepRecord(steplog.FORMAT, 1, 1, 0, 0, 0, "code", (old,)))
-    shorter = value.replace(b"\x96\xa1t", b"\x95\xa1t").replace(b"\x04\x90", b"\x04")
-    assert len(shorter) == len(value) - 1
-    assert steplog.decode(shorter).ranges == (old,)

@@ -30,9 +30,7 @@ from loop.memory import HOME, LIMITS, PLACES, POINTS, World
 from loop.test_loop_driver import stopped
 from loop.test_stepper import State
 from replica.test_driver import Walk
-from state.test_earlier_homes import Recorded, read
 
-EARLIER = "X5_a_chain_of_dead_message_queues.gz"  # of its own limits
 OPERATIONS = (
     "publish", "publish", "plain", "subscribe", "ack", "cancel", "describe", "garbage", "wait",
     "go", "go", "go", "crash", "save", "restart", "run", "headers",
@@ -114,41 +112,10 @@ def test_R1_without_snapshots_it_begins_with_the_first_step(tmp_path: Path) -> N
     assert (found.snapshot, found.home) == (0, HOME)
 
 
-def earlier_home(path: Path) -> tuple[Path, Recorded, int]:
-    """Tables of state format 7, what they hold, and their last step: behind it is a snapshot."""
-    walk = lived(6, 100)
-    own, _ = walk.saved[1]
-    one = read(Path(__file__).parents[1] / "state" / "earlier_homes" / EARLIER)
-    home = write_history(walk.world, path, [(own, DictStore(one.old))], refer=False)
-
-    def steps(rows: pa.Table) -> pa.Table:  # they do not say which core took them
-        live = pa.array([None] * len(rows), rows.schema.field("live").type)
-        rows = rows.set_column(rows.schema.get_field_index("live"), "live", live)
-        return rows.filter(pc.less_equal(rows["step"], own.step))
-
-    altered(home, "steps", steps)
-    return home, one, own.step
-
-
-@pytest.mark.parametrize("refer", [False, True])
-def test_R1_a_home_of_the_earlier_format_is_known_at_its_snapshots(
-    tmp_path: Path, refer: bool
+def test_R1_a_home_that_was_carried_over_is_known_from_its_first_snapshot_on(
+    tmp_path: Path,
 ) -> None:
-    """As it goes on here, also where blocks are only named. Steps of that version need it once
-    more."""
-    home, one, steps = earlier_home(tmp_path)
-    if refer:
-        _name_blocks(home)
-    found = moment(home)
-    assert (found.step, found.snapshot, found.notes) == (steps, steps, [])
-    assert found.store.pages == one.new
-    with pytest.raises(LakequeueError, match="an earlier version took the steps 1 to"):
-        moment(home, step=steps - 1)
-
-
-def test_R1_a_home_that_changed_over_has_one_past(tmp_path: Path) -> None:
-    """Where a snapshot stands at its change-over; behind one before it are steps of the earlier
-    version."""
+    """Behind a snapshot of the earlier format are moments that only that version reads."""
     state, walk = State(), Lived()
     saved, walk.world = stopped(state)
     own, old = past_replica.own_of(saved), DictStore(state.pages)
@@ -158,39 +125,14 @@ def test_R1_a_home_that_changed_over_has_one_past(tmp_path: Path) -> None:
     for n in range(4, 9):
         walk.world.write(("default.publish", 0), b"m%d" % n, to="q", producer="p", seq=n)
         walk.step(2)
-    walk.driver.snapshot(1)
-    home = write_history(walk.world, tmp_path, [(own, old)], refer=False)
+    walk.do_save()
+    saved = [(own, old), copy.deepcopy(walk.world.saved)]
+    home = write_history(walk.world, tmp_path, saved, refer=False)
     found = moment(home)
-    assert (found.snapshot, found.step, found.notes) == (own.step, walk.driver.step, [])
-    assert found.store.pages == walk.store.pages
+    assert (found.snapshot, found.step) == (walk.driver.step, walk.driver.step)
     assert [queue["depth"] for queue in admin_of(found).queues()] == [8]
-    altered(home, "snapshots", lambda rows: rows.slice(0, 0))
-    with pytest.raises(LakequeueError, match=r"took the steps 1 to 1 of .* use version v0"):
-        moment(home)
-
-
-def _name_blocks(home: Path) -> None:
-    """Blocks of snapshots stand in `messages` only, each as two messages."""
-    there: list[dict[str, Any]] = []
-
-    def snapshots(rows: pa.Table) -> pa.Table:
-        named = rows.to_pylist()
-        for row in named:
-            if row["page"].startswith("b/"):
-                at, block = len(there), row["value"]
-                parts = (block[:9], block[9:])
-                there.extend({"topic": "t", "partition": 0, "offset": at + n, "item": 0,
-                              "time": row["now"], "payload": part}
-                             for n, part in enumerate(parts))  # fmt: skip
-                refs = {"topic": "t", "partition": 0, "first": at, "last": at + 1, "item": 0,
-                        "count": 2, "time": row["now"].timestamp() * 1_000_000}  # fmt: skip
-                row |= {"value": None, "refs": [refs]}
-        return pa.Table.from_pylist(named, rows.schema)
-
-    altered(home, "snapshots", snapshots)
-    assert there
-    altered(home, "messages", lambda rows: pa.concat_tables(
-        [rows, pa.Table.from_pylist(there, rows.schema)]))  # fmt: skip
+    with pytest.raises(LakequeueError, match="a state of format 7, and this version reads 8"):
+        moment(home, step=own.step + 1)
 
 
 def test_R1_a_header_that_is_no_text_is_taken_again(tmp_path: Path) -> None:
@@ -449,17 +391,6 @@ def test_of_two_records_at_one_offset_a_step_took_the_one_that_was_there(
     found = moment(home)
     walk.driver.snapshot(1)
     assert (found.notes, found.store.pages) == ([], walk.store.pages)
-
-
-def test_a_table_without_references_is_read(tmp_path: Path) -> None:
-    """Version 2."""
-    walk = lived(3)
-    home = write_history(walk.world, tmp_path, walk.saved, refer=False)
-    wanted = moment(home).store.pages
-    rows = deltalake.DeltaTable(home / "tables" / "snapshots").to_pyarrow_table()
-    deltalake.write_deltalake(home / "tables" / "snapshots", rows.drop_columns(["refs"]),
-                              mode="overwrite", schema_mode="overwrite")  # fmt: skip
-    assert moment(home).store.pages == wanted
 
 
 def ends_sooner(home: Path, table: str) -> None:

@@ -21,7 +21,7 @@ import pyarrow as pa
 import pytest
 from lake.history import write_history
 from lake.test_past import _as_the_world as _as_the_world
-from lake.test_past import earlier_home, lived
+from lake.test_past import lived
 from lakequeue import LakequeueError
 from lakequeue.lake import open_lake, past, rebuilding
 from lakequeue.lake.past import Moment
@@ -207,20 +207,6 @@ def test_R3_the_journal_says_which_messages_only_lost_steps_knew(tmp_path: Path)
     assert sorted(said) == [("1000", last + 1_000_001), ("1001", last + 1_000_001)]
     with open_lake(old) as lake:
         assert lake.execute("SELECT count(*) FROM queued").fetchall() == [(2,)]
-
-
-def test_R3_a_home_of_the_earlier_format_is_rebuilt_as_it_goes_on_here(tmp_path: Path) -> None:
-    """Where its last step is in a snapshot."""
-    old, one, steps = earlier_home(make(tmp_path / "old"))
-    (old / "lakequeue.json").write_text(json.dumps({"epoch": HOME.epoch, "format": 7}))
-    (done,) = rebuild(old, tmp_path / "new")
-    assert (done.step, done.messages > 0) == (steps, True)
-    state: Any = Restored()
-    restore(state_file(tmp_path / "new", HOME.name), state)
-    ahead = {key for key, page in state.pages.items() if one.new[key] != page}
-    assert {key.partition("/")[0] for key in ahead} == {"broker", "q"}, "ids and deliveries"
-    assert json.loads((tmp_path / "new" / "lakequeue.json").read_text())["format"] == FORMAT
-    assert HomeFolder(tmp_path / "new").problem("real-time") == ""
 
 
 def make(path: Path) -> Path:

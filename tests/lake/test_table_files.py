@@ -21,7 +21,7 @@ from lakequeue.protocol import steplog
 from lakequeue.protocol.journal import Journal, JournalSegment
 from lakequeue.protocol.journal_encoding import encode
 from lakequeue.protocol.messages import RUN_MAX, decode_run, encode_run
-from lakequeue.protocol.table_format import NO_RUN
+from lakequeue.protocol.table_format import NO_RUN, SCHEMA, SCHEMA_VERSION
 from lakequeue.sinks.kafka_records import RECORDS, records_of, run_of
 from lakequeue.sinks.table_batch import TableBatch, message_rows
 from lakequeue.sinks.table_files import TableFiles
@@ -85,7 +85,10 @@ def committed(home: Path, said: list[tuple[str, Any]]) -> None:
         rows = pq.ParquetFile(place / file["path"]).read()
         day = pa.repeat(pa.scalar(NOW.date()), len(rows))
         schema = rows.append_column("date", day).schema
-        made = deltalake.DeltaTable.create(place, schema, partition_by="date")
+        made = deltalake.DeltaTable.create(
+            place, schema, partition_by="date", configuration={SCHEMA: str(SCHEMA_VERSION)},
+            raise_if_key_not_exists=False,
+        )  # fmt: skip
         action = deltalake.transaction.AddAction(
             file["path"], file["size"], file["partitionValues"], file["modificationTime"],
             file["dataChange"], file["stats"],

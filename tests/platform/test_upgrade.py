@@ -79,7 +79,8 @@ def test_a_step_of_the_next_format_is_no_step() -> None:
 def test_tables_go_up_and_not_down(monkeypatch: pytest.MonkeyPatch) -> None:
     """The next version reads this one's and adds columns; then this one leaves them alone."""
     now, later = {SCHEMA: str(SCHEMA_VERSION)}, {SCHEMA: str(SCHEMA_VERSION + 1)}
-    assert refusal_of("journal", {}) == refusal_of("journal", now) == ""
+    assert refusal_of("journal", {SCHEMA: "3"}) == refusal_of("journal", now) == ""
+    assert "schema version '1'" in refusal_of("journal", {})
     said = refusal_of("journal", later)
     assert f"schema version '{SCHEMA_VERSION + 1}'" in said
     assert "use the version that wrote it" in said

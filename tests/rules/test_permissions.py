@@ -343,6 +343,6 @@ def test_a_configuration_is_read_with_its_clients() -> None:
         {"auth": "required", "clients": [{"name": "a", "vpn": "w", "key": {"env": "A"}}]}
     )
     (client,) = found.clients
-    assert (found.auth, client.name, client.vpn, client.place, client.key, client.admin) == (
-        True, "a", "w", "env", "A", False,
+    assert (found.auth, client.name, client.vpn, client.key, client.admin) == (
+        True, "a", "w", ("env", "A"), False,
     )  # fmt: skip
