@@ -251,9 +251,9 @@ def _show_step(found: past.Moment, as_json: bool) -> None:
         {"topic": m.topic(), "partition": m.place[1], "offset": m.offset(),
          "time": datetime_of(m.timestamp()[1]),
          "headers": _headers(m.headers() or []), **_value(m.value())}
-        for m in found.took
+        for m in found.last_inputs
     ]  # fmt: skip
-    sent = [_sent_fields(record) for record in found.said]
+    sent = [_sent_fields(record) for record in found.last_outputs]
     if as_json:
         say_json({"step": found.step, "took": took, "said": sent})
         return

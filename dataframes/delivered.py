@@ -52,8 +52,8 @@ def read_part(
         raise LakequeueError(
             f"{part.count - found} of {part.count} deliveries of queue {queue!r} are no longer in "
             f"Kafka: topic {topic!r}, partition {partition}, offsets {part.first} to {part.last}; "
-            f"it has to keep them longer than the job may be away. With a new checkpoint the query "
-            f"takes up what is in the queue."
+            "Kafka must keep them for longer than the job may be down. With a new checkpoint, the "
+            "query begins with the messages that are in the queue now"
         )
 
 

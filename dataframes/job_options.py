@@ -56,7 +56,7 @@ def read_options(given: Mapping[str, str]) -> ReadOptions:
     options, problems = _by_name(given, _READING)
     queue = options.get("queue", "")
     if not queue:
-        problems.append(Problem("", "queue", queue, "is needed: the name of a queue"))
+        problems.append(Problem("", "queue", queue, "is required: the name of a queue"))
     text = options.get("maxmessagesperbatch", str(MESSAGES))
     most = int(text) if text.isdecimal() else 0
     if not 1 <= most <= MESSAGES_MAX:
@@ -94,7 +94,7 @@ def _connecting(options: dict[str, str], name: str, problems: list[Problem]) -> 
     url = options.get("connection", "")
     parts = urlsplit(url)
     if parts.scheme != "kafka" or not parts.netloc:
-        allowed = "is needed: kafka://HOST:PORT (a job's processes have no engine in memory)"
+        allowed = "is required: kafka://HOST:PORT; Spark's processes cannot use memory://"
         problems.append(Problem("", "connection", url, allowed))
     if problems:
         raise ConfigError(problems)

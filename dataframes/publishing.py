@@ -115,7 +115,7 @@ def _message(options: WriteOptions, row: dict[str, Any]) -> dict[str, Any]:
     """The arguments of `Producer.send_async`."""
     destination = row.get("queue") or options.queue
     if not destination:
-        raise ConfigError("queue: a row has none and the option is not set – give one of them")
+        raise ConfigError("queue: a row names none, and the option is not set – set one of them")
     if row["payload"] is None:
         raise ConfigError("payload: a row has none – allowed are bytes and text")
     fields = {"destination": destination, "payload": _plain(row["payload"])}
@@ -160,9 +160,9 @@ def _check(options: WriteOptions, schema: StructType, overwrite: bool) -> None:
         if name not in names
     ]
     if "payload" not in names:
-        problems.append(Problem("", "column", "payload", "is needed: bytes or text"))
+        problems.append(Problem("", "column", "payload", "is required: bytes or text"))
     if "queue" not in names and not options.queue:
-        problems.append(Problem("", "queue", "", "is needed, as an option or as a column"))
+        problems.append(Problem("", "queue", "", "is required, as an option or as a column"))
     if overwrite:
         problems.append(Problem("", "mode", "overwrite", "messages are added: use append"))
     if problems:

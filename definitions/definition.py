@@ -35,7 +35,7 @@ class QueueDefinition(msgspec.Struct, frozen=True, kw_only=True):
     """A queue's definition, checked and with every default resolved.
 
     Made by `parse_definition`. Times are in milliseconds, sizes in bytes, thresholds in percent.
-    None means no limit, or none. `redefine` says what may change while the queue exists (Q9).
+    None means not set. `redefine` says what may change while the queue exists (Q9).
     """
 
     name: Annotated[str, read.queue_name]

@@ -155,9 +155,7 @@ def multiplier(value: object) -> float:
     return float(value)  # type: ignore[arg-type]
 
 
-def duration(value: object) -> int:
-    """A duration in milliseconds, 0 allowed."""
-    return parse_duration_ms(value)
+duration, size = parse_duration_ms, parse_size  # in ms, in bytes; 0 is allowed
 
 
 def positive_duration(value: object) -> int:
@@ -166,11 +164,6 @@ def positive_duration(value: object) -> int:
     if ms == 0:
         raise ValueError("must be above 0; leave it out for none")
     return ms
-
-
-def size(value: object) -> int:
-    """A size in bytes, 0 allowed."""
-    return parse_size(value)
 
 
 def message_size(value: object) -> int:
@@ -235,11 +228,7 @@ def shown(value: object) -> object:
         written = f"a {type(value).__name__}"
     if len(written) > 200:
         return written[:200] + "…"
-    return value if isinstance(value, str) else _plain(value, written)
-
-
-def _plain(value: object, written: str) -> object:
-    return value if isinstance(value, list | dict) else written
+    return value if isinstance(value, str | list | dict) else written
 
 
 def shown_key(key: object) -> str:
@@ -262,8 +251,8 @@ def unknown_key(key: object, known: Iterable[str]) -> str:
 
 
 def keys_of(definition: type[msgspec.Struct]) -> dict[str, tuple[str, Reader]]:
-    """Of each key the attribute that gets its value, and what reads it, from the annotations. A key
-    has its attribute's name, without the unit, or the name that the attribute has on the wire."""
+    """Maps each key to its attribute and its reader, which the annotations name. A key is the
+    attribute's name on the wire, without its unit."""
     return {
         field.encode_name.removesuffix("_ms"): (field.name, field.type.__metadata__[0])
         for field in msgspec.structs.fields(definition)
@@ -274,8 +263,8 @@ def read_keys(
     mapping: Mapping[Any, Any], keys: Mapping[str, tuple[str, Reader]],
     report: Callable[[str, object, str], None],
 ) -> dict[str, Any]:  # fmt: skip
-    """The valid values of a mapping, by attribute. keys: of each the attribute, and what reads its
-    value. Calls report(key, value, allowed) for each problem."""
+    """The valid values of a mapping, by attribute. keys: see `keys_of`. Calls report(key, value,
+    allowed) for each problem."""
     values: dict[str, Any] = {}
     for key, value in mapping.items():
         if not isinstance(key, str) or key not in keys:

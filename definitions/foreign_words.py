@@ -42,7 +42,7 @@ WORDS = (
     Word("x-max-length-bytes", "RabbitMQ", "max_spool_usage", "leased messages count too"),
     Word(
         "x-overflow", "RabbitMQ", "reject_msg_to_sender_on_discard",
-        "nothing drops the oldest; max_spool_usage: 0 keeps the last message alone",
+        "old messages are never dropped; max_spool_usage: 0 keeps only the last one",
     ),
     Word("x-dead-letter-exchange", "RabbitMQ", "dead_message_queue", _DMQ),
     Word("x-dead-letter-routing-key", "RabbitMQ", "dead_message_queue", _DMQ),
@@ -72,7 +72,7 @@ WORDS = (
     Word("DelaySeconds", "SQS", "", _LATER),
     Word("ReceiveMessageWaitTimeSeconds", "SQS", "", "give timeout to receive()"),
     Word("MaxNumberOfMessages", "SQS", "max_per_subscription_backlog", _CONSUMER),
-    Word("FifoQueue", "SQS", "", "every queue is; what returns keeps its place"),
+    Word("FifoQueue", "SQS", "", "every queue is; a returned message keeps its place"),
     Word("MessageGroupId", "SQS", "partition_key", "a field, or @key for the record key"),
     Word("ContentBasedDeduplication", "SQS", "", "producers number their messages"),
     Word("MessageDeduplicationId", "SQS", "", "give producer_id and first_sequence to producer()"),
@@ -102,7 +102,7 @@ WORDS = (
     Word("expires", "Celery", "expiration", _SEND_TTL),
     Word("countdown", "Celery", "", _LATER),
     Word("eta", "Celery", "", _LATER),
-    Word("rate_limit", "Celery", "", "nothing limits a rate; max_backlog limits what is in hand"),
+    Word("rate_limit", "Celery", "", "there is no rate limit; max_backlog limits leased messages"),
     Word("share.record.lock.duration.ms", "Kafka", "lease_period", _MS),
     Word("share.delivery.count.limit", "Kafka", "max_deliveries"),
     Word("share.partition.max.record.locks", "Kafka", "max_backlog", "over the whole queue"),
@@ -111,16 +111,16 @@ WORDS = (
     Word("max.poll.interval.ms", "Kafka", "lease_period", _MS),
     Word("session.timeout.ms", "Kafka", "system.heartbeat_timeout", "15 s unless you say another"),
     Word("retention.ms", "Kafka", "expiration", _MS),
-    Word("retention.bytes", "Kafka", "max_spool_usage", "refuses what is new; drops nothing old"),
+    Word("retention.bytes", "Kafka", "max_spool_usage", "new messages are refused; old ones stay"),
     Word("max.message.bytes", "Kafka", "max_message_size"),
-    Word("auto.offset.reset", "Kafka", "", "a topic new to the engine is read from its start"),
-    Word("cleanup.policy", "Kafka", "", "max_spool_usage: 0 keeps the last message, of all keys"),
+    Word("auto.offset.reset", "Kafka", "", "a new topic is read from its beginning"),
+    Word("cleanup.policy", "Kafka", "", "max_spool_usage: 0 keeps only the last of all messages"),
     Word("group.id", "Kafka", "", "define a queue for each group, all with one underlying_topic"),
 )  # fmt: skip
 
 
 def letters(key: str) -> str:
-    """A key without what spellings differ in: case, and everything but letters and digits."""
+    """A key's letters and digits, without case: all that spellings have in common."""
     return "".join(character for character in key.casefold() if character.isalnum())
 
 
@@ -128,16 +128,14 @@ _BY_LETTERS = {letters(word.theirs): word for word in WORDS}
 
 
 def foreign_word(key: str) -> Word | None:
-    """The word of another system that a key is, with or without RabbitMQ's ``x-``, or None."""
+    """Another system's word that this key is, with or without RabbitMQ's ``x-``, or None."""
     plain = letters(key)
     return _BY_LETTERS.get(plain) or _BY_LETTERS.get(f"x{plain}")
 
 
 def answer(word: Word, known: Collection[str]) -> str:
-    """The sentence part that a refused key is answered with; known: the keys that may stand there.
-
-    Our key is named with its section where it stands in another one.
-    """
+    """The part of the sentence that refuses the key. known: the keys that are allowed there; if
+    ours is not among them, its section is named too."""
     if not word.ours:
         return f"is not a known key but {word.of}'s word: {word.note}"
     system, dot, key = word.ours.partition(".")

@@ -30,9 +30,8 @@ RANGES_MAX = 2 * ENTERED_MAX  # ranges of each kind that are read
 LOST_BLOCK = (1 << 32) - 1  # there is none with this number: what lies in it is lost
 RECEIPTS_PER_PAGE = 50
 _MOVING = 4  # in a queue: it was on its way to another broker
-_OTHERWISE: dict[
-    Any, tuple[str, ...]
-] = {  # facts of a header that have the same name and mean something else here
+# Facts of a header that have the same name here and another meaning.
+_OTHERWISE: dict[Any, tuple[str, ...]] = {
     live.BrokerHeader: ("spool", "queues"),
     facts.QueueHeader: ("barriers", "generation", "next_filter"),
 }

@@ -59,7 +59,7 @@ def open_lake(home: Path | str) -> Lake:
             f"SQL needs the Python package {error.name}: pip install deltalake duckdb"
         ) from error
     settings: dict[str, Any] = {
-        "python_enable_replacements": False,  # an unknown table is none of our variables
+        "python_enable_replacements": False,  # an unknown name is no Python variable
         "autoinstall_known_extensions": False,
         "temp_directory": tempfile.gettempdir(),
     }
@@ -120,7 +120,7 @@ def tables_of(home: Path | str) -> Folder:
 
 
 def delta_table(table: Folder) -> Any:
-    """A Delta table in its newest version, for Delta's own library."""
+    """The newest version of a Delta table."""
     import deltalake
 
     return deltalake.DeltaTable(str(table), storage_options=delta_options(table))

@@ -67,8 +67,8 @@ WHERE broker = $broker AND (value IS NOT NULL OR refs IS NOT NULL)
 @dataclass
 class Moment:
     """A broker after a step. now: the step's time, epoch ms. snapshot: the step of the snapshot
-    that it was made from, 0 for none. own: the loop's own state. notes: for people. took, said:
-    input and output of the last step, if it was taken again."""
+    that it was made from, 0 for none. own: the loop's own state. notes: for people.
+    last_inputs, last_outputs: of the last step, if it was taken again."""
 
     broker: str
     home: Home
@@ -78,8 +78,8 @@ class Moment:
     snapshot: int
     own: Snapshot
     notes: list[str] = field(default_factory=list)
-    took: list[StoredRecord] = field(default_factory=list)
-    said: list[WireRecord] = field(default_factory=list)
+    last_inputs: list[StoredRecord] = field(default_factory=list)
+    last_outputs: list[WireRecord] = field(default_factory=list)
 
 
 def brokers(lake: Lake) -> list[str]:
@@ -260,8 +260,8 @@ def _replay(lake: Lake, moment: Moment, target: int, exactly: bool) -> None:
         _checked(steps, there, inputs)
         # the last step's outputs were not in Kafka when it was logged, so the replay has them
         if there:
-            moment.took = [m for r in there[-1].ranges for m in inputs.records(r)]
-            moment.said = capture.records
+            moment.last_inputs = [m for r in there[-1].ranges for m in inputs.records(r)]
+            moment.last_outputs = capture.records
         if len(there) < len(records):
             break
     if steps.step > moment.step:

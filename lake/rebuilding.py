@@ -56,7 +56,7 @@ NO_BATCH = -1  # of a checkpoint
 STEPS_AHEAD = 1_000_000  # far more than can be lost between two writings of the tables
 IDS_AHEAD = 4_000_000
 DELIVERIES_AHEAD = 4_000_000
-# Where a home is made again in its place: they say how far a log was read that may be another now.
+# Removed when a home is rebuilt in place: they refer to a log that may have been replaced.
 OUTDATED = ("checkpoint", *OF_TABLES)
 _JOURNALED = "SELECT coalesce(max(step), 0) FROM journal WHERE broker = $broker"
 _GIVEN = """
@@ -124,9 +124,9 @@ def _rebuild(tables_home: Path, home: Path, about: dict[str, Any]) -> list[Rebui
 
 
 def _moments(lake: Lake, tables_home: Path, removed: Collection[str]) -> list[Moment]:
-    """Each broker as the tables know it, as late as they all go together, and ready to speak on.
-    removed: had nothing left, and what they knew the first broker has. Where the home's record is
-    lost, the states of the others say so. Raises LakequeueError."""
+    """Each broker at the latest step at which all of them agree, ready to continue. removed: names
+    of removed brokers; the first broker has what they knew. If the home's record is lost, the
+    states of the other brokers name them. Raises LakequeueError."""
     names = [name for name in brokers(lake) if name not in removed]
     latest = {name: as_of(lake, tables_home, name) for name in names}
     gone = {number for moment in latest.values() for number in removed_of(moment.store)}
@@ -167,7 +167,9 @@ def _moments(lake: Lake, tables_home: Path, removed: Collection[str]) -> list[Mo
 def _note_back(moment: Moment, last: dict[str, int]) -> None:
     back = last[moment.broker] - moment.step
     if back:
-        moment.notes.append(f"{back:,} steps earlier than the tables know it: others had not")
+        moment.notes.append(
+            f"{back:,} steps before its last one in the tables: other brokers' rows end earlier"
+        )
 
 
 @contextlib.contextmanager

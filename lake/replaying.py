@@ -136,9 +136,9 @@ class _Row:
         """The arguments with which it is published again."""
         own = {name: value for name, value in headers_list(self.headers) if name[:3] != "lq-"}
         of = {OF: self.message_id} if self.message_id else {}
-        said = {**of, TIME: datetime_of(self.time).isoformat(), BY: who}
+        ours = {**of, TIME: datetime_of(self.time).isoformat(), BY: who}
         return {
-            "headers": {**own, **said}, "key": self.key, "priority": self.priority,
+            "headers": {**own, **ours}, "key": self.key, "priority": self.priority,
             "dmq_eligible": self.dmq,
         }  # fmt: skip
 

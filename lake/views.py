@@ -18,12 +18,12 @@ from ..state.commands.moving import DEAD_OF, MOVED_FROM
 from ..state.queue.table import NAMES, TABLE
 from ..state.storage.row import DELAYED, GONE, LEASED, READY
 
-# What they call the same: epoch ms of a timestamp; the newest value that is not null.
+# Functions with different names: a timestamp as epoch ms; the last value that is not null.
 DIALECTS: dict[str, dict[str, str]] = {
     "duckdb": {"ms": "epoch_ms", "newest": "last_value({} IGNORE NULLS)"},
     "spark": {"ms": "unix_millis", "newest": "last_value({}, true)"},
 }
-SPOOLED = "spooled"  # how entering is journaled, by who knows from where
+SPOOLED = "spooled"  # the event of a message that enters a queue
 ORDER = "step, part, line"
 REDRIVEN = "redriven from "
 
@@ -49,11 +49,11 @@ def _state() -> str:
     cases = []
     for states, events in sorted(by_states.items(), key=lambda item: sorted(item[1])):
         if states == {READY, DELAYED}:
-            said = f"CASE WHEN until IS NULL THEN '{NAMES[READY]}' ELSE '{NAMES[DELAYED]}' END"
+            name = f"CASE WHEN until IS NULL THEN '{NAMES[READY]}' ELSE '{NAMES[DELAYED]}' END"
         else:
             (state,) = states
-            said = f"'{NAMES[state]}'"
-        cases.append(f"WHEN event IN ({_names(events)}) THEN {said}")
+            name = f"'{NAMES[state]}'"
+        cases.append(f"WHEN event IN ({_names(events)}) THEN {name}")
     return f"CASE {' '.join(cases)} END"
 
 
@@ -125,7 +125,7 @@ def _time_of(event: str) -> str:
 
 _GIVEN = f"""(state = '{NAMES[LEASED]}' OR event = 'barrier_delivered')"""
 
-# What came last; with several brokers of each, and what went to another is known there.
+# The last event at a broker. A message that was transferred goes on at another broker.
 _LAST = "next_event IS NULL AND event <> 'transferred'"
 
 _LIFECYCLE = f"""
@@ -211,7 +211,7 @@ SELECT q.vpn, q.queue, q.defined_at, coalesce(depth, 0) AS depth, coalesce(ready
 FROM q LEFT JOIN held ON q.vpn = held.vpn AND q.queue = held.queue
 """
 
-# Name → text, in the order in which they are made: each may use those before it.
+# Name → query. A view may use those before it.
 VIEWS = {
     "changes": _CHANGES,
     "consumers": _CONSUMERS,
@@ -237,7 +237,7 @@ def _spoken(text: str, words: dict[str, str]) -> str:
 def create_views(run: Callable[[str], object], dialect: str) -> None:
     """Make the views in a session that has `messages` and `journal`.
 
-    run: what carries out a statement, `spark.sql` or a DuckDB connection's `execute`.
+    run: runs a statement: `spark.sql`, or `execute` of a DuckDB connection.
     """
     for name, text in view_texts(dialect).items():
         run(f"CREATE OR REPLACE TEMPORARY VIEW {name} AS {text}")

@@ -281,9 +281,9 @@ class MemoryEngine:
                 newest.pop(record.key, None)
                 if record.value is not None:
                     newest[record.key] = record.value
-                self.homes.said(record)
+                self.homes.take(record)
             elif record.topic.endswith(f".{topics.BRIDGE_OUT}"):
-                self.homes.said(record)
+                self.homes.take(record)
             if record.topic in speaking:
                 speaking[record.topic].tell(record)
             for topic, inbox in self._inboxes:

@@ -51,13 +51,13 @@ class JoinedHomes:
         self._copiers: dict[bytes, MemoryCopier] = {}
         self._copying = threading.Lock()
 
-    def said(self, record: WireRecord) -> None:
+    def take(self, record: WireRecord) -> None:
         """Take a record of a step: of the directory, or for another home."""
         assert record.key is not None
         if record.topic.endswith(f".{topics.BRIDGE_OUT}"):
             copier = self._copiers.get(record.key)
             if copier is not None and record.value is not None:
-                copier.said.append(record.value)
+                copier.unsent.append(record.value)
         elif record.key.startswith(topics.DIRECTORY_BRIDGE.encode()):
             self._learn(record)
 
@@ -74,8 +74,8 @@ class JoinedHomes:
         if known is not None and known.bridge.to == bridge.to:
             known.bridge = bridge
         elif bridge.leaves:
-            said = known.said if known is not None else deque()
-            self._copiers[key] = MemoryCopier(self._engine, bridge, entry["broker"], said)
+            unsent = known.unsent if known is not None else deque()
+            self._copiers[key] = MemoryCopier(self._engine, bridge, entry["broker"], unsent)
 
     def carry(self) -> None:
         """Copy, here and from homes with bridges to us, until nothing is left."""
@@ -101,18 +101,18 @@ class JoinedHomes:
 
 
 class MemoryCopier:
-    """One bridge. said: what its near broker sent, the oldest not copied yet first. is_cut: a test
-    aid; the far home cannot be reached."""
+    """One bridge. unsent: records of the near broker that are not copied yet, the oldest first.
+    is_cut: a test aid; the far home cannot be reached."""
 
     def __init__(
-        self, engine: JoinedEngine, bridge: BridgeDefinition, broker: int, said: deque[bytes]
+        self, engine: JoinedEngine, bridge: BridgeDefinition, broker: int, unsent: deque[bytes]
     ) -> None:
         self.bridge = bridge
-        self.said = said
+        self.unsent = unsent
         self.is_cut = False
         self.answers: deque[Record] | None = None
         self._engine, self._broker = engine, broker
-        self._told: CopierState | None = None
+        self._reported: CopierState | None = None
 
     def copy(self, homes: JoinedHomes) -> bool:
         """Copy both ways; returns False if there was nothing."""
@@ -135,8 +135,8 @@ class MemoryCopier:
             self.answers = far.open_inbox(topics.topic(vpn, topics.BRIDGE_ANSWERS))
             far.homes.neighbours.add(homes)
         busy = self._report_state(OPEN, "")
-        while self.said:
-            value = self.said.popleft()
+        while self.unsent:
+            value = self.unsent.popleft()
             self.bring(far, vpn, number, value)
             busy = True
         own = answers_key(self._engine.at(self._broker).home.epoch, self.bridge.name)
@@ -160,9 +160,9 @@ class MemoryCopier:
 
     def _report_state(self, state: str, why: str) -> bool:
         """Report the state of the connection if it is new; returns whether it was."""
-        told = CopierState(state, why)  # type: ignore[arg-type]
-        if told == self._told:
+        current = CopierState(state, why)  # type: ignore[arg-type]
+        if current == self._reported:
             return False
-        self._told = told
-        self.answered(encode(told))
+        self._reported = current
+        self.answered(encode(current))
         return True

@@ -151,13 +151,13 @@ class Unsubscribe(Command, frozen=True, tag="unsubscribe"):
 
 
 class Heartbeat(Command, frozen=True, tag="heartbeat"):
-    """The session is alive."""
+    """Keep the session alive."""
 
     session: Name
 
 
 class Bye(Command, frozen=True, tag="bye"):
-    """The session ends: all its subscriptions do."""
+    """End the session and all its subscriptions."""
 
     session: Name
 
@@ -250,7 +250,7 @@ class Captures(Command, frozen=True, tag="captures"):
 
 
 class Usage(Command, frozen=True, tag="usage"):
-    """What the VPN and the broker use of their limits, and refusals without a queue."""
+    """How much of their limits the VPN and the broker use, and refusals that name no queue."""
 
 
 class Describe(Command, frozen=True, tag="describe"):
@@ -355,7 +355,7 @@ class Bridges(Command, frozen=True, tag="bridges"):
 
 
 class DescribeBridge(Command, frozen=True, tag="describe_bridge"):
-    """What waits for one bridge, what is on its way, which endpoints block it."""
+    """One bridge: its waiting messages, those in transit, and the endpoints that block it."""
 
     name: Name
 
@@ -377,14 +377,15 @@ class Stuck(Command, frozen=True, tag="stuck"):
 
 
 class RecordRefused(Command, frozen=True, tag="record_refused"):
-    """For the events: Kafka will never take a record that was for this topic."""
+    """For the events: Kafka permanently refuses a record for this topic."""
 
     topic: Topic
     why: Text
 
 
 class Undeliverable(Command, frozen=True, tag="undeliverable"):
-    """Kafka will never take these messages' deliveries: they die. ``reason``: one of `Reason`."""
+    """Kafka permanently refuses the deliveries of these messages, so they become dead messages.
+    ``reason``: one of `Reason`."""
 
     queue: Name
     ids: Ids
@@ -401,9 +402,9 @@ class BeginAgain(Command, frozen=True, tag="begin_again"):
 
 
 class Tables(Command, frozen=True, tag="tables"):
-    """Up to which offsets the Delta tables are written, for receipts with `durability: delta`.
-    ``written``: there are tables; null: as before. ``stopped``: why they cannot be written now,
-    empty when they can be again."""
+    """How far the Delta tables are written, for receipts with `durability: delta`. ``written``:
+    whether there are tables, null for no change; ``stopped``: why they cannot be written now, empty
+    once they can."""
 
     written: bool | None = True
     up_to: dict[Text, Count] = {}
@@ -461,7 +462,7 @@ _asks_decoder = msgspec.json.Decoder(_Asks)
 
 
 def reply_of(value: bytes | None) -> ReplyTo | None:
-    """Where an answer is wanted by a record that is otherwise no command."""
+    """The inbox that a malformed command names for its answer, if any."""
     try:
         return _asks_decoder.decode(value or b"").reply
     except CANNOT_DECODE:

@@ -119,10 +119,6 @@ class RemoteFolder:
         else:
             system.move(path, target)
 
-    def sizes(self) -> Iterator[int]:
-        """The bytes of each file below the folder."""
-        return iter(self.files().values())
-
     def files(self) -> dict[str, int]:
         """The files below the folder, by relative path, with their bytes."""
         from pyarrow.fs import FileSelector

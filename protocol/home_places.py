@@ -16,7 +16,7 @@ ABOUT, PLACES = "lakequeue.json", "places"
 TABLES, CHECKPOINTS = "tables", "checkpoints"
 TABLES_LOCK = ".writer"  # next to the tables; their writer holds it
 KAFKA = "kafka"  # the id of the cluster that the home is on
-# Checkpoints of the queries that write tables; without one, the tables say where it goes on.
+# Checkpoints of the queries that write tables; if one is missing, the tables say where to go on.
 OF_TABLES = ("tables-checkpoint", "history-checkpoint")
 
 

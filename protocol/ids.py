@@ -15,7 +15,7 @@ COUNTER_BITS = 48
 COUNTER_MASK = (1 << COUNTER_BITS) - 1
 ID_MAX = (1 << 64) - 1
 RANGES_MAX = 100_000
-RANGES_A_COMMAND = 40_000  # that a client sends at most: 42 characters each fit into `bounds.Ids`
+RANGES_A_COMMAND = 40_000  # a client's limit; with at most 42 characters each, within `bounds.Ids`
 LONG = 10_000  # the last text with at least this many characters is cached
 
 Ranges = list[tuple[int, int]]

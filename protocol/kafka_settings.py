@@ -39,8 +39,8 @@ MECHANISMS = {
     "SCRAM-SHA-256": "scram.ScramLoginModule",
     "SCRAM-SHA-512": "scram.ScramLoginModule",
 }
-# Kafka's codes for a question to a partition's former leader. librdkafka keeps that for minutes,
-# unless somebody asks for the topics.
+# Kafka's error codes from a partition's former leader. librdkafka goes on asking it for minutes,
+# unless somebody lists the topics.
 OLD_LEADER = (6, 74, 75)  # not leader, fenced leader epoch, unknown leader epoch
 _VALUES = {"security.protocol": PROTOCOLS, "sasl.mechanism": tuple(MECHANISMS)}
 

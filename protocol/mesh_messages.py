@@ -81,11 +81,14 @@ def decode_body(envelope: Envelope, kind: type[S]) -> S:
         raise ValueError(f"not {envelope.kind!r}: {e}") from e
 
 
-def slices(sizes: list[int], rows_max: int = PART_ROWS) -> Iterator[slice]:
-    """Slices of messages with these sizes, so that each slice fits into a record."""
+def slices(
+    sizes: list[int], rows_max: int = PART_ROWS, bytes_max: int = PART_BYTES
+) -> Iterator[slice]:
+    """Slices of messages with these sizes in bytes, each within the limits; one message may be
+    larger."""
     start = size = 0
     for at, one in enumerate(sizes):
-        if at > start and (size + one > PART_BYTES or at - start >= rows_max):
+        if at > start and (size + one > bytes_max or at - start >= rows_max):
             yield slice(start, at)
             start, size = at, 0
         size += one

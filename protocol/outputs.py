@@ -188,7 +188,7 @@ class HomeRecord:
     topic: str
     partition: int | None
     key: bytes
-    said: HomeSend | HomeAnswer | CopierState
+    message: HomeSend | HomeAnswer | CopierState
 
 
 @dataclass(slots=True)

@@ -56,7 +56,7 @@ def write_state(file: Path, snapshot: bytes, pages: Iterable[tuple[str, bytes]])
             _frame(out, page)
         _frame(out, b"")
         out.flush()
-        os.fsync(out.fileno())  # what names it may be the truth from the next moment on
+        os.fsync(out.fileno())  # other files may refer to it from now on
     draft.replace(file)
 
 

@@ -87,9 +87,9 @@ def application_headers(text: str | bytes | None) -> list[tuple[str, bytes]]:
 def encode(outputs: list[Output], partitions: dict[str, int] | None = None) -> list[WireRecord]:
     """The records of a step's outputs, in their order; deadlines are not written.
 
-    partitions: the topics that are there and how many partitions each has, as of some seconds ago.
-    A record for a place that is not there, named by a client, goes to ``<vpn>.rejected`` with the
-    reason instead. Records to brokers never do: the broker may have been added since.
+    partitions: the number of partitions of each existing topic, as of some seconds ago. If a client
+    named a partition that does not exist, its record goes to ``<vpn>.rejected`` with the reason.
+    Records for brokers are always sent, since the broker may just have been added.
     """
     records: list[WireRecord] = []
     for output in outputs:
@@ -131,7 +131,7 @@ def _records(output: Output) -> Iterable[WireRecord]:
         case DirectoryEntry():
             return [_entry(output)]
         case HomeRecord():
-            value = home_bridges.encode(output.said)
+            value = home_bridges.encode(output.message)
             return [WireRecord(output.topic, output.partition, output.key, value)]
         case BridgeEntry():
             return [_bridge_entry(output)]

@@ -212,8 +212,8 @@ class BlockReferences:
         if not found:
             return inline
         schema = pa.schema([("page", pa.string()), ("refs", pa.list_(REFERENCE))])
-        said = [{"page": f"b/{block}", "refs": refs} for block, refs in found.items()]
-        named = self._spark.createDataFrame(pa.Table.from_pylist(said, schema))
+        rows_named = [{"page": f"b/{block}", "refs": refs} for block, refs in found.items()]
+        named = self._spark.createDataFrame(pa.Table.from_pylist(rows_named, schema))
         joined = rows.join(f.broadcast(named), "page", "left")
         value = f.when(f.col("refs").isNull(), f.col("value"))
         return joined.select("page", value.alias("value"), "crc", "refs")

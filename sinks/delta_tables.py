@@ -58,8 +58,8 @@ def create_tables(
     for name in names:
         path = f"{folder}/{name}"
         table = f"delta.`{path}`"
-        _forget_half_made(spark, path)
-        there = _asked_of_delta(spark, path)
+        _remove_empty_log(spark, path)
+        there = _version_and_columns(spark, path)
         if there is None:
             spark.sql(
                 f"CREATE TABLE IF NOT EXISTS {table} ({COLUMNS[name]}) "
@@ -68,8 +68,8 @@ def create_tables(
                 f"'delta.dataSkippingStatsColumns' = '{SKIPPING[name]}', "
                 f"'{SCHEMA}' = '{SCHEMA_VERSION}')"
             )
-            there = _asked_of_delta(spark, path)
-        if there is None:  # Spark says nothing of a folder that has a log, and files of somebody
+            there = _version_and_columns(spark, path)
+        if there is None:  # Spark does not report a folder that has a log and foreign files
             raise LakequeueError(
                 f"The folder {path} has files, but is not a Delta table: move it away, and a new "
                 "table is made"
@@ -87,8 +87,8 @@ def create_tables(
 
 
 def _newest(spark: SparkSession, path: str) -> Any:
-    """What Delta's log says of a table. Each question to Spark instead is a query that it has to
-    plan, and a start has a dozen of them."""
+    """A table's newest snapshot in Delta's log. Spark SQL would plan a query for each question, and
+    a start asks a dozen."""
     jvm: Any = spark._jvm
     log = jvm.org.apache.spark.sql.delta.DeltaLog.forTable(spark._jsparkSession, path)
     nothing = jvm.scala.Option.empty()
@@ -96,12 +96,12 @@ def _newest(spark: SparkSession, path: str) -> Any:
 
 
 def holds_nothing(spark: SparkSession, path: str) -> bool:
-    """Whether the checksum of a table's newest commit says that it has no rows, as of a new one."""
+    """Whether a table has no rows, as the checksum of its newest commit says."""
     checksum = _newest(spark, path).checksumOpt()
     return bool(checksum.isDefined() and checksum.get().numFiles() == 0)
 
 
-def _asked_of_delta(spark: SparkSession, path: str) -> tuple[str, list[str]] | None:
+def _version_and_columns(spark: SparkSession, path: str) -> tuple[str, list[str]] | None:
     """A table's version and columns; None if there is no table."""
     snapshot = _newest(spark, path)
     if snapshot.version() < 0:
@@ -111,7 +111,7 @@ def _asked_of_delta(spark: SparkSession, path: str) -> tuple[str, list[str]] | N
     return (version.get() if version.isDefined() else "1"), [*about.schema().fieldNames()]
 
 
-def _forget_half_made(spark: SparkSession, path: str) -> None:
+def _remove_empty_log(spark: SparkSession, path: str) -> None:
     """Remove the log without a commit that a process leaves if it is killed while it creates a
     table. Delta would see a table there when it creates one, and none ever after."""
     jvm: Any = spark._jvm

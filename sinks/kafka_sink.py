@@ -30,12 +30,6 @@ def write_kafka(rows: DataFrame, bootstrap: str, most: int) -> DataStreamWriter:
         "value",
         f.from_json("headers", _HEADERS).alias("headers"),
     )
-    return write_records(records, bootstrap, most)
-
-
-def write_records(records: DataFrame, bootstrap: str, most: int) -> DataStreamWriter:
-    """Write records (topic, key, value, headers, perhaps partition) to Kafka. most: bytes of a
-    batch of records."""
     return (
         records.writeStream.format("kafka")
         .option("kafka.bootstrap.servers", bootstrap)

@@ -85,7 +85,7 @@ class _Sample:
 
 
 class MessageTimes:
-    """place: returns the labels under which a queue is shown."""
+    """Measures the times of sampled messages. place: returns the labels of a queue."""
 
     def __init__(self, place: Callable[[str, str, str], QueueKey]) -> None:
         self._place = place

@@ -56,15 +56,6 @@ _BROKER, _QUERY, _QUEUE = ("broker",), ("query",), ("broker", "vpn", "queue")
 _MS = 0.001
 
 
-def _step_phase(figure: str) -> Metric:
-    return Metric(
-        "step_seconds", COUNTER, (*_BROKER, "phase"),
-        "Time by phase. `busy`: in steps; `decide`: the part of `busy` in the core; `boundary`: "
-        "between batches; `save`: saving state; `replay`: repeating logged steps",
-        BATCH, figure, _MS,
-    )  # fmt: skip
-
-
 PHASES = {
     "busy_ms": "busy", "step_ms": "decide", "gap_ms": "boundary", "save_ms": "save",
     "replay_ms": "replay",
@@ -90,10 +81,7 @@ _OF_BATCHES = (
         "lost_records", COUNTER, ("topic",),
         "Records that Kafka deleted before they were read", ENGINE,
     ),
-    Metric(
-        "stuck_brokers", COUNTER, _BROKER,
-        "Restarts of brokers that hung", ENGINE,
-    ),
+    Metric("stuck_brokers", COUNTER, _BROKER, "Restarts of brokers that hung", ENGINE),
     _count("steps", "steps", "Steps taken"),
     _count("input_bytes", "bytes_in", "Bytes read"),
     _count("output_records", "records_out", "Records written to Kafka"),
@@ -102,19 +90,21 @@ _OF_BATCHES = (
     _count("state_written_bytes", "state_bytes", "Bytes of pages written to Spark's state"),
     _count("state_written_pages", "state_pages", "Pages written to Spark's state"),
     _count("page_cache_misses", "cache_pages_read", "Pages read from Spark's state"),
-    _step_phase("busy_ms"),
+    Metric(
+        "step_seconds", COUNTER, (*_BROKER, "phase"),
+        "Time by phase. `busy`: in steps; `decide`: the part of `busy` in the core; `boundary`: "
+        "between batches; `save`: saving state; `replay`: repeating logged steps",
+        BATCH, "busy_ms", _MS,
+    ),
     _level("lag_records", "lag_records", "Records in Kafka that no step has read yet"),
     _level(
         "slow_partitions", "slow_partitions",
         "Commands partitions that are slowed down because most of their commands have no effect",
     ),
     _level("wait_p50_seconds", "wait_p50_ms", "Time from publish to step, median of a batch", _MS),
-    _level("wait_p99_seconds", "wait_p99_ms", "Time from publish to step, 99th percentile of a batch", _MS),
+    _level("wait_p99_seconds", "wait_p99_ms", "Time from publish to step, 99th percentile", _MS),
     _level("step_max_seconds", "step_max_ms", "Longest step of the last batch", _MS),
-    _level(
-        "boundary_seconds", "gap_ms",
-        "Pause between the last two batches", _MS,
-    ),
+    _level("boundary_seconds", "gap_ms", "Pause between the last two batches", _MS),
     _level("save_seconds", "save_ms", "Time to save pages at the end of the last batch", _MS),
     _level("page_cache_bytes", "cache_bytes", "Memory of the page cache"),
 )  # fmt: skip
@@ -142,8 +132,14 @@ _OF_QUERIES = (
         "Age of the newest rows when the query wrote them", QUERY,
     ),
     Metric("tables_stopped", GAUGE, _QUERY, "1 while the query cannot write its tables", QUERY),
-    Metric("upkeep_time_seconds", GAUGE, (), "When the last upkeep of the tables ended, in epoch seconds", QUERY),
-    Metric("query_last_batch_time_seconds", GAUGE, _QUERY, "When the query's last batch ended, in epoch seconds", QUERY),
+    Metric(
+        "upkeep_time_seconds", GAUGE, (), "When the last upkeep of the tables ended, epoch seconds",
+        QUERY,
+    ),
+    Metric(
+        "query_last_batch_time_seconds", GAUGE, _QUERY,
+        "When the query's last batch ended, epoch seconds", QUERY,
+    ),
 )  # fmt: skip
 
 
@@ -162,12 +158,12 @@ _OF_QUEUES = (
     _queue("delayed", "delayed", "Messages that are delayed"),
     _queue("dead", "dead", "Messages in this queue if it is the dead message queue of another"),
     _queue("bytes", "spool_bytes", "Bytes stored"),
-    _queue("max_bytes", "max_spool_usage", "Quota of the queue, in bytes"),
+    _queue("max_bytes", "max_spool_usage", "Quota of the queue in bytes"),
     _queue("consumers", "consumers", "Consumers subscribed"),
-    _queue("oldest_seconds", "oldest_age_s", "Age of the oldest message; `_other`: the highest age"),
+    _queue("oldest_seconds", "oldest_age_s", "Age of the oldest message; `_other`: the highest"),
     Metric(
         "queue_blocked", GAUGE, (*_QUEUE, "reason"),
-        "1 while the queue delivers no ready message, for this reason; `_other`: the number of such queues",
+        "1 while this reason stops all deliveries of ready messages; `_other`: how many queues",
         QUEUE, "blocked",
     ),
     _queue_count("spooled", "Messages that entered"),
@@ -204,7 +200,7 @@ def _bridge(name: str, figure: str, text: str, kind: str = GAUGE) -> Metric:
 
 _OF_BRIDGES = (
     _bridge("waiting", "waiting", "Messages that wait for a bridge"),
-    _bridge("on_its_way", "on_its_way", "Messages sent over a bridge that the far end has not answered"),
+    _bridge("on_its_way", "on_its_way", "Messages sent over a bridge and not yet answered"),
     _bridge("bytes", "spool_bytes", "Bytes of a bridge's waiting and unanswered messages"),
     _bridge("max_bytes", "max_spool_usage", "Quota of a bridge's waiting messages, in bytes"),
     _bridge("unanswered_seconds", "unanswered_s", "Age of the oldest send without an answer"),
@@ -227,13 +223,15 @@ _LANE = ("broker", "vpn", "queue", "to")
 _OF_LANES = (
     Metric(
         "lane_waiting", GAUGE, _LANE,
-        "Messages that wait to be sent to this queue at the broker `to`", LANES,
-        "waiting",
+        "Messages that wait to be sent to this queue at the broker `to`", LANES, "waiting",
     ),
-    Metric("lane_bytes", GAUGE, _LANE, "Bytes of the messages that `lakequeue_lane_waiting` counts", LANES, "bytes"),
     Metric(
-        "lane_refused_seconds", GAUGE, _LANE, "How long the queue at the broker `to` has refused messages", LANES,
-        "for_s",
+        "lane_bytes", GAUGE, _LANE, "Bytes of the messages in `lakequeue_lane_waiting`", LANES,
+        "bytes",
+    ),
+    Metric(
+        "lane_refused_seconds", GAUGE, _LANE,
+        "How long the queue at the broker `to` has refused messages", LANES, "for_s",
     ),
 )  # fmt: skip
 
@@ -241,15 +239,15 @@ _OF_LIMITS = (
     *(Metric(name, GAUGE, _BROKER, text, USAGE_BROKER, figure)
     for name, figure, text in (
         ("spool_bytes", "spool_bytes", "Bytes stored"),
-        ("spool_max_bytes", "max_spool_usage", "Quota of the broker, in bytes"),
+        ("spool_max_bytes", "max_spool_usage", "Quota of the broker in bytes"),
         ("spool_files", "spool_files", "Spool files in use"),
         ("spool_max_files", "max_spool_files", "Maximum number of spool files"),
-        ("delivered_unacked", "delivered_unacked", "Messages delivered and not acknowledged"),
-        ("max_delivered_unacked", "max_delivered_unacked", "Maximum of `lakequeue_delivered_unacked`"),
+        ("delivered_unacked", "delivered_unacked", "Deliveries not acknowledged yet"),
+        ("max_delivered_unacked", "max_delivered_unacked", "Limit of unacknowledged deliveries"),
     )),
     Metric("vpn_spool_bytes", GAUGE, ("broker", "vpn"), "Bytes stored", USAGE_VPN, "spool_bytes"),
     Metric(
-        "vpn_spool_max_bytes", GAUGE, ("broker", "vpn"), "Quota of the VPN, in bytes, if it has one",
+        "vpn_spool_max_bytes", GAUGE, ("broker", "vpn"), "Quota of the VPN in bytes, if it has one",
         USAGE_VPN, "max_spool_usage",
     ),
     Metric(
@@ -264,7 +262,10 @@ _OF_LIMITS = (
     Metric("queue_series", GAUGE, (), "Queues that have series of their own", ALERT),
     Metric("queues", GAUGE, ("broker", "vpn"), "Queues defined", ALERT),
     Metric("look_seconds", GAUGE, (), "Duration of the last collection of queue metrics", ALERT),
-    Metric("look_time_seconds", GAUGE, (), "When queue metrics were last collected, in epoch seconds", ALERT),
+    Metric(
+        "look_time_seconds", GAUGE, (), "When queue metrics were last collected, epoch seconds",
+        ALERT,
+    ),
 )  # fmt: skip
 
 TABLE = (*_OF_BATCHES, *_OF_QUERIES, *_OF_QUEUES, *_OF_BRIDGES, *_OF_LANES, *_OF_LIMITS)

@@ -19,10 +19,7 @@ from . import metric_table as table
 from .message_times import MessageTimes
 from .queue_figures import QueueFigures
 
-_TABLES = (
-    "lakequeue-tables",
-    "lakequeue-history",
-)  # names of queries
+_TABLES = ("lakequeue-tables", "lakequeue-history")  # names of queries
 _BROKER = "broker-0"  # for micro-batches, which do not name their broker
 _STEP_PHASE = table.BY_NAME["step_seconds"]
 

@@ -195,17 +195,17 @@ def mend(tables: Folder) -> Iterator[str]:
         if table.is_whole:
             continue
         aside = tables / ASIDE / f"{table.place.name}-{stamp}"
-        said = table.sentence()
+        sentence = table.sentence()
         if table.version < 0:
             move(table.place, aside)
-            yield f"{said}: the table was set aside in {aside}, and is recreated"
+            yield f"{sentence}: the table was set aside in {aside}, and is recreated"
             continue
         done = []
         if table.broken is not None:
             done.append(_put_versions_aside(table, aside))
         if table.lost:
             done.append(_commit_removal(table, aside))
-        yield f"{said}: {' and '.join(done)}"
+        yield f"{sentence}: {' and '.join(done)}"
 
 
 def _put_versions_aside(table: Table, aside: Folder) -> str:

@@ -82,7 +82,7 @@ class Upkeep:
                 return
             self._tidy(name)
 
-    # ------------------------------------------------------------ what is too old
+    # ------------------------------------------------------------ old rows
 
     def _delete(self, before_s: float) -> None:
         time = f"timestamp_millis({round(before_s * 1000)})"

@@ -71,9 +71,8 @@ class SlowLanes:
     def __init__(self, clock: Clock = time.monotonic) -> None:
         self.places: frozenset[PartitionId] = frozenset()
         self._clock = clock
-        self._lately: dict[
-            PartitionId, tuple[float, float, float]
-        ] = {}  # when; taken, useless by then
+        # When; commands taken and useless ones by then.
+        self._lately: dict[PartitionId, tuple[float, float, float]] = {}
         self._heard: dict[PartitionId, float] = {}  # when each partition last brought something
         self._others_at = self._rests_until = float("-inf")
         self._told: dict[PartitionId, float] = {}

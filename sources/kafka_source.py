@@ -16,6 +16,7 @@ from pyspark.sql import functions as f
 
 from ..protocol import topics
 from ..protocol.kafka_settings import for_spark, kafka_settings
+from ..protocol.mesh_messages import slices
 from ..protocol.messages import Records
 from ..state import Batch
 from .planned_source import FORMAT, PlannedRecords
@@ -24,53 +25,47 @@ from .step_batch import goes_first, in_order
 RECORDS_PER_BATCH = 5_000
 
 
-def publish_topics(vpns: Iterable[str], captured: Iterable[str]) -> dict[str, str]:
-    """The Kafka source's option that names the topics with messages: the VPNs' publish topics and
-    the existing captured ones (Q2)."""
-    return _list([topics.topic(vpn, topics.PUBLISH) for vpn in sorted(vpns)], captured)
+def publish_topics(vpns: Iterable[str], captured: Iterable[str]) -> list[str]:
+    """The topics with messages: the VPNs' publish topics and the existing captured ones (Q2)."""
+    return [*_of_each(vpns, topics.PUBLISH), *sorted(captured)]
 
 
-def tables_topics(vpns: Iterable[str], captured: Iterable[str]) -> dict[str, str]:
+def tables_topics(vpns: Iterable[str], captured: Iterable[str]) -> list[str]:
     """The topics of `messages` and `journal`."""
-    kinds = (topics.PUBLISH, topics.JOURNAL)
-    return _list([topics.topic(vpn, k) for vpn in sorted(vpns) for k in kinds], captured)
+    return [*_of_each(vpns, topics.PUBLISH, topics.JOURNAL), *sorted(captured)]
 
 
 def history_topics(
     vpns: Iterable[str], brokers: Iterable[str], peer_topics: Iterable[str]
-) -> dict[str, str]:
+) -> list[str]:
     """The topics of `commands` and `steps`: what clients, the engine, other brokers and other homes
     send to brokers, and the logs of steps. A batch is planned up to the end of each, since the
     logs' transactions are a fence and stay open for long; `offset_ranges.read_ranges` says what is
     read. peer_topics: see `discovery.peer_topics`."""
-    names = [topics.topic(vpn, topics.COMMANDS) for vpn in sorted(vpns)]
-    kinds = (topics.STEPS, topics.INSTRUCTIONS)
-    return _list(
-        names + [topics.topic(b, kind) for b in sorted(brokers) for kind in kinds], peer_topics
-    )
+    logs = _of_each(brokers, topics.STEPS, topics.INSTRUCTIONS)
+    return [*_of_each(vpns, topics.COMMANDS), *logs, *sorted(peer_topics)]
 
 
-def commands_topics(vpns: Iterable[str], broker: str) -> dict[str, str]:
+def commands_topics(vpns: Iterable[str], broker: str) -> list[str]:
     """A broker's instructions and the VPNs' commands topics."""
-    names = [topics.topic(vpn, topics.COMMANDS) for vpn in sorted(vpns)]
-    return _list([topics.topic(broker, topics.INSTRUCTIONS), *names], ())
+    return [topics.topic(broker, topics.INSTRUCTIONS), *_of_each(vpns, topics.COMMANDS)]
 
 
-def _list(own: list[str], captured: Iterable[str]) -> dict[str, str]:
-    """The topics as a list. With a pattern, Spark would list all topics for each batch."""
-    return {"subscribe": ",".join([*own, *sorted(captured)])}
+def _of_each(owners: Iterable[str], *kinds: str) -> list[str]:
+    return [topics.topic(owner, kind) for owner in sorted(owners) for kind in kinds]
 
 
 def read_stream(
-    spark: SparkSession, bootstrap: str, where: dict[str, str],
+    spark: SparkSession, bootstrap: str, names: Iterable[str],
     records_per_batch: int | None = None, committed: bool = False,
 ) -> DataFrame:  # fmt: skip
-    """A stream of Kafka records with headers, from the beginning of each topic. committed: without
-    those of transactions that were taken back, and only up to the first that is open."""
+    """A stream of Kafka records with headers, from the beginning of each topic. committed: leave
+    out records of aborted transactions, and end before the first open one."""
     reader = (
         spark.readStream.format("kafka")
         .option("kafka.bootstrap.servers", bootstrap)
-        .options(**where, **for_spark(kafka_settings()))
+        .options(**for_spark(kafka_settings()))
+        .option("subscribe", ",".join(names))  # with a pattern, Spark lists all topics every batch
         .option("startingOffsets", "earliest")
         .option("includeHeaders", "true")
         .option("failOnDataLoss", "false")
@@ -88,18 +83,15 @@ def read_stream(
 
 
 def read_planned(
-    spark: SparkSession, bootstrap: str, where: dict[str, str], records_per_batch: int = 0
+    spark: SparkSession, bootstrap: str, names: Iterable[str], records_per_batch: int = 0
 ) -> DataFrame:
     """Like `read_stream` for micro-batches, with the columns of `planned_source` and committed
     records only."""
     spark.dataSource.register(PlannedRecords)
-    return (
-        spark.readStream.format(FORMAT)
-        .option("bootstrap", bootstrap)
-        .option("topics", where["subscribe"])
-        .option("most", str(records_per_batch))
-        .load()
-    )
+    options = {
+        "bootstrap": bootstrap, "topics": ",".join(names), "most": str(records_per_batch)
+    }  # fmt: skip
+    return spark.readStream.format(FORMAT).options(**options).load()
 
 
 def now_column() -> Column:
@@ -144,8 +136,8 @@ def to_batch(frames: Iterable[pd.DataFrame]) -> tuple[Batch, int]:
 def in_parts(batch: Batch, bytes_max: int, rows_max: int) -> Iterator[Batch]:
     """The batch in steps with at most so many records and bytes, commands and messages each; one
     record may be larger. Commands come first: acks make room, and messages need definitions."""
-    commands = list(_cut(batch.commands, bytes_max, rows_max))
-    publishes = list(_cut(batch.publishes, bytes_max, rows_max))
+    commands = _cut(batch.commands, bytes_max, rows_max)
+    publishes = _cut(batch.publishes, bytes_max, rows_max)
     for part in commands[:-1]:
         yield Batch(commands=part)
     yield Batch(commands[-1], publishes[0])
@@ -153,21 +145,13 @@ def in_parts(batch: Batch, bytes_max: int, rows_max: int) -> Iterator[Batch]:
         yield Batch(publishes=part)
 
 
-def _cut(records: Records, bytes_max: int, rows_max: int) -> Iterator[Records]:
-    start = size = 0
-    for i, value in enumerate(records.values):
-        one = len(value or b"") + len(records.keys[i] or b"") + len(records.headers[i] or "")
-        if i > start and (size + one > bytes_max or i - start >= rows_max):
-            yield _slice(records, start, i)
-            start, size = i, 0
-        size += one
-    yield _slice(records, start, len(records))
-
-
-def _slice(records: Records, start: int, stop: int) -> Records:
-    if start == 0 and stop == len(records):
-        return records
-    return Records(*(getattr(records, name)[start:stop] for name in Records.__struct_fields__))
+def _cut(records: Records, bytes_max: int, rows_max: int) -> list[Records]:
+    """The records in parts, at least one."""
+    rows = zip(records.values, records.keys, records.headers, strict=True)
+    sizes = [len(value or b"") + len(key or b"") + len(own or "") for value, key, own in rows]
+    columns = [getattr(records, name) for name in Records.__struct_fields__]
+    parts = slices(sizes, rows_max, bytes_max)
+    return [Records(*(column[part] for column in columns)) for part in parts] or [records]
 
 
 def _records(columns: dict[str, np.ndarray], order: np.ndarray) -> Records:

@@ -91,9 +91,8 @@ class LiveInputs:
         self._started = False
         # A separate one: a consumer that another thread polls may never answer (librdkafka 2.16).
         self._asked = Consumer(consumer_settings(kafka))
-        self._expected: dict[
-            PartitionId, int
-        ] = {}  # of each partition that is read, the next offset
+        # Of each partition that is read, the next offset.
+        self._expected: dict[PartitionId, int] = {}
         self._later: set[PartitionId] = set()  # read once the engine's instructions are read
         self._opened: list[Opened] = []  # for the next step's record
         self.went_back: list[PartitionId] = []  # where Kafka lost records that had been read

@@ -98,9 +98,8 @@ class Reader(threading.Thread):
         self._look = look
         self._ids: dict[PartitionId, str] = {}  # of the topics that offsets are of
         self._told_doubts: deque[PartitionId] = deque()
-        self._doubts: dict[
-            PartitionId, float
-        ] = {}  # partitions that are not read, and when to check them again
+        # Partitions that are not read, and when to check them again.
+        self._doubts: dict[PartitionId, float] = {}
         # partitions that are now read from elsewhere
         self.starts: deque[tuple[PartitionId, Start]] = deque()
         self._consumer: Consumer

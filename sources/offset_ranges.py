@@ -88,14 +88,10 @@ def read_ranges(kafka: dict[str, Any], ranges: Ranges) -> Iterator[list[Any]]:
 
 
 def _read(kafka: dict[str, Any], ranges: Ranges, level: str) -> Iterator[list[Any]]:
-    consumer = Consumer(
-        consumer_settings(kafka)
-        | {
-            "isolation.level": level,
-            "fetch.wait.max.ms": 10,
-            "queued.max.messages.kbytes": AHEAD_KB,
-        }
-    )
+    settings = {
+        "isolation.level": level, "fetch.wait.max.ms": 10, "queued.max.messages.kbytes": AHEAD_KB
+    }  # fmt: skip
+    consumer = Consumer(consumer_settings(kafka) | settings)
     left, ended = dict(ranges), set[PartitionId]()
     try:
         consumer.assign([TopicPartition(*place, begin) for place, (begin, _) in ranges.items()])

@@ -64,9 +64,8 @@ class ReadAhead(Generic[T]):
         self.slow: Collection[PartitionId] = frozenset()
         self._taken = 0  # the price of the last step's
         self._lock = threading.Lock()
-        self._lanes: OrderedDict[PartitionId, _Lane[T]] = (
-            OrderedDict()
-        )  # none is empty; the first one is next
+        # None is empty; the first one is next.
+        self._lanes: OrderedDict[PartitionId, _Lane[T]] = OrderedDict()
         self._price = 0  # of all that is here
         self.bytes = 0
 

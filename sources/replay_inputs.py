@@ -26,13 +26,8 @@ WAIT_S_MAX = 30.0
 
 def read_steps(kafka: dict[str, Any], topic: str, start: int) -> list[tuple[int, StepRecord]]:
     """The log's records from an offset to its end, each with its offset."""
-    consumer = Consumer(
-        consumer_settings(kafka)
-        | {
-            "isolation.level": "read_uncommitted",
-            "fetch.wait.max.ms": 10,
-        }
-    )
+    uncommitted = {"isolation.level": "read_uncommitted", "fetch.wait.max.ms": 10}
+    consumer = Consumer(consumer_settings(kafka) | uncommitted)
     found: list[tuple[int, StepRecord]] = []
     why = ""
     try:

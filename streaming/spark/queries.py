@@ -107,8 +107,8 @@ def start_tables(
     from ...sources.live import kafka_client
 
     create_tables(spark, tables)
-    where = source.tables_topics(vpns, captured)
-    stream = source.read_stream(spark, bootstrap, where, TABLES_RECORDS, committed=True)
+    names = source.tables_topics(vpns, captured)
+    stream = source.read_stream(spark, bootstrap, names, TABLES_RECORDS, committed=True)
     writer = TableWriter(spark, tables, TABLES_QUERY, kafka_client(bootstrap, TABLES_QUERY))
     return _start_every(interval_s, stream, writer, TABLES_QUERY, checkpoint)
 

@@ -14,13 +14,12 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
-import os
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ...protocol.folders import Folder, RemoteFolder
+from ...protocol.folders import Folder, files_below
 from ...sinks.metrics import Metrics
 from ...sinks.queue_figures import Look
 from ...sinks.upkeep import Rules, Upkeep
@@ -129,16 +128,5 @@ class TableCare(WatchThread):
 
 def disk_use(folder: Folder) -> tuple[int, int]:
     """Bytes and files in a folder and all below it."""
-    size = files = 0
-    if isinstance(folder, RemoteFolder):
-        for size_of_one in folder.sizes():
-            size, files = size + size_of_one, files + 1
-        return size, files
-    for place, _, names in os.walk(folder):
-        for name in names:
-            try:
-                size += os.stat(os.path.join(place, name)).st_size
-                files += 1
-            except OSError:  # it was deleted meanwhile
-                continue
-    return size, files
+    sizes = files_below(folder).values()
+    return sum(sizes), len(sizes)

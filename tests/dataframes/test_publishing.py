@@ -90,8 +90,8 @@ def test_what_is_refused_fails_the_task(bench: Bench) -> None:
     ("columns", "options", "overwrite", "said"),
     [
         ("price INTEGER", {}, False, "column: 'price' – allowed are payload, queue"),
-        ("key STRING", {}, False, "column: 'payload' – is needed"),
-        ("payload STRING", {"queue": ""}, False, "queue: '' – is needed"),
+        ("key STRING", {}, False, "column: 'payload' – is required"),
+        ("payload STRING", {"queue": ""}, False, "queue: '' – is required"),
         ("payload STRING", {"orderBy": "n"}, False, "orderBy: 'n' – must be a column: payload"),
         ("payload STRING", {}, True, "mode: 'overwrite' – messages are added: use append"),
     ],

@@ -168,9 +168,9 @@ def test_C2_no_delivery_is_in_two_parts(monkeypatch: pytest.MonkeyPatch) -> None
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({}, "connection: '' – is needed"),
-        ({"connection": "memory://x"}, "connection: 'memory://x' – is needed"),
-        ({**OPTIONS, "queue": ""}, "queue: '' – is needed"),
+        ({}, "connection: '' – is required"),
+        ({"connection": "memory://x"}, "connection: 'memory://x' – is required"),
+        ({**OPTIONS, "queue": ""}, "queue: '' – is required"),
         ({**OPTIONS, "maxMessagesPerBatch": "0"}, "'0' – allowed are 1 to 100000"),
         ({**OPTIONS, "maxmessages": "1"}, "no such option here; allowed are connection, vpn"),
     ],

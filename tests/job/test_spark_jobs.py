@@ -243,6 +243,6 @@ def test_options_and_columns_that_are_none_are_told(job: Job, spark: Any) -> Non
     row = spark.sql("SELECT 1 AS price")
     writer = row.write.format("lakequeue").options(**options(job, FROM_ROWS)).mode("append")
     with pytest.raises(
-        Exception, match=r"allowed are payload, queue, key(.|\n)*payload.*is needed"
+        Exception, match=r"allowed are payload, queue, key(.|\n)*payload.*is required"
     ):
         writer.save()

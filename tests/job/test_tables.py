@@ -484,9 +484,9 @@ class Written:
         session, bootstrap = SparkSession.builder.getOrCreate(), job.kafka.bootstrap_servers
         create_tables(session, tables)
         writer = TableWriter(session, tables, name, kafka_client(bootstrap, name))
-        where = {"subscribe": f"{vpn}.publish,{vpn}.journal"}
+        names = [f"{vpn}.publish", f"{vpn}.journal"]
         self.query = (
-            read_stream(session, bootstrap, where).writeStream.foreachBatch(writer).queryName(name)
+            read_stream(session, bootstrap, names).writeStream.foreachBatch(writer).queryName(name)
             .option("checkpointLocation", f"{tables}/{name}").trigger(processingTime="0 seconds")
             .start()
         )  # fmt: skip

@@ -14,7 +14,7 @@ from lake.history import message_rows
 from lake.on_files import MESSAGES
 from lakequeue.lake.inputs import FromTables, Lost, NextOffsets, opened_behind, steps_between
 from lakequeue.protocol import steplog
-from lakequeue.protocol.steplog import FORMAT, Opened, Range, StepRecord, parts_of
+from lakequeue.protocol.steplog import FORMAT, Opened, StepRecord, parts_of
 from lakequeue.sinks.table_batch import STEP_ROWS, step_row
 from lakequeue.sources.step_batch import to_batch
 from loop.memory import Message

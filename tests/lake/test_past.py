@@ -175,7 +175,8 @@ def test_R1_a_record_of_any_time_is_taken_again(ms: int, tmp_path: Path) -> None
     home = write_history(walk.world, tmp_path)
     with open_lake(home) as lake:
         for step in range(1, walk.driver.step + 1):
-            assert as_of(lake, home, HOME.name, step=step).said == dict(walk.world.said)[step]
+            found = as_of(lake, home, HOME.name, step=step)
+            assert found.last_outputs == dict(walk.world.said)[step]
         found = as_of(lake, home, HOME.name)
     assert (found.store.pages, found.now) == state_behind(walk, walk.driver.step)
 
@@ -189,9 +190,9 @@ def test_R1_a_step_says_what_it_said(tmp_path: Path) -> None:
             if step in {own.step for own, _ in walk.saved}:
                 continue
             found = as_of(lake, home, HOME.name, step=step)
-            assert found.said == said[step]
+            assert found.last_outputs == said[step]
             taken = sum(r.count for _, r in walk.world.logged() if r.step == step for r in r.ranges)
-            assert len(found.took) == taken
+            assert len(found.last_inputs) == taken
 
 
 @pytest.fixture
@@ -408,7 +409,7 @@ def test_R1_tables_are_known_as_far_as_they_go_together(table: str, tmp_path: Pa
     found = moment(home)
     assert walk.saved[0][0].step < found.step < whole.step
     assert (found.store.pages, found.now) == state_behind(walk, found.step)
-    assert found.said == dict(walk.world.said).get(found.step, [])
+    assert found.last_outputs == dict(walk.world.said).get(found.step, [])
     assert found.notes == []
     with pytest.raises(LakequeueError, match=f"but the table '{table}' has"):
         moment(home, step=found.step + 1)

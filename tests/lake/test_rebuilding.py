@@ -325,7 +325,7 @@ def test_R3_brokers_go_back_to_steps_that_go_together(
     monkeypatch.setattr(rebuilding, "brokers", lambda lake: list(latest))
     a, b = rebuilding._moments(None, Path(), ())  # type: ignore[arg-type]
     assert ((a.step, a.notes), b.step) == ((4, []), 5)
-    assert b.notes == ["4 steps earlier than the tables know it: others had not"]
+    assert b.notes == ["4 steps before its last one in the tables: other brokers' rows end earlier"]
     spoken, heard = peers_of(a.store), peers_of(b.store)
     assert spoken is not None
     assert heard is not None

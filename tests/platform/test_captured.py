@@ -249,5 +249,5 @@ def test_M5_a_loop_reads_what_its_queues_capture_and_no_subscriber_does(
 
 
 def test_sparks_source_gets_a_list() -> None:
-    assert publish_topics(["b", "a"], ["x", "c"]) == {"subscribe": "a.publish,b.publish,c,x"}
-    assert tables_topics(["a"], []) == {"subscribe": "a.publish,a.journal"}
+    assert publish_topics(["b", "a"], ["x", "c"]) == ["a.publish", "b.publish", "c", "x"]
+    assert tables_topics(["a"], []) == ["a.publish", "a.journal"]
