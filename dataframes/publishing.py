@@ -34,10 +34,10 @@ from .job_options import WriteOptions
 
 COLUMNS = ("payload", "queue", "key", "headers", "priority", "ttl", "deliver_at")
 BATCHES = 100
-ROWS_BITS = 40  # of a partition of one batch
+ROWS_BITS = 40  # for the rows of one partition in one batch
 WINDOW = 5_000
 FLUSH_S = 300.0
-_BATCH, _QUERY = "streaming.sql.batchId", "sql.streaming.queryId"  # as Spark calls them
+_BATCH, _QUERY = "streaming.sql.batchId", "sql.streaming.queryId"  # Spark's names
 
 
 class Published(WriterCommitMessage):

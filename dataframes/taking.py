@@ -24,7 +24,7 @@ from .taken_batch import TakenBatch
 
 log = logging.getLogger("lakequeue.dataframes")
 
-LOOK_S = 0.1  # how long Spark waits for an answer when the queue is empty
+LOOK_S = 0.1  # Spark waits this long at an empty queue
 QUIET_S = 5.0  # `availableNow` ends when nothing has come for this long
 RENEW_LIMIT = "1h"  # leases of a batch are renewed for this long at most
 
@@ -37,7 +37,7 @@ class QueueTaker:
         self._connection: Connection | None = None
         self._consumer: Consumer | None = None
         self._settled = 0  # number of the last acknowledged batch
-        self._left: int | None = None  # of the messages there at the start; None for no end
+        self._left: int | None = None  # messages still to take with `availableNow`, else None
 
     def take(self, last: TakenBatch, most: int | None) -> TakenBatch:
         """The next batch, or ``last`` itself if nothing has come or the engine does not answer."""

@@ -31,7 +31,7 @@ from ..protocol.patterns import REGEX, TOPIC, kind_of, matches
 from . import definition_values as read
 
 PER_DESTINATION, NONE = "per-destination", "none"
-BRIDGE_NAME_MAX = 150  # its endpoint's name has it behind a prefix
+BRIDGE_NAME_MAX = 150  # characters; the endpoint's queue name adds a prefix
 
 
 def _name(value: object) -> str:

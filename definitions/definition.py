@@ -52,9 +52,9 @@ class QueueDefinition(msgspec.Struct, frozen=True, kw_only=True):
     subscriptions: Annotated[tuple[str, ...], read.topic_patterns] = ()
     # a client with all rights; these three need `auth: required`
     owner: Annotated[str | None, client_name] = None
-    # of other clients; the default is no-access with an owner
+    # what other clients may do; with an owner the default is no-access
     permission: Annotated[str, read.choice(*PERMISSIONS)] = "delete"
-    # of clients by name; they override `permission`
+    # by client name; they override `permission`
     permissions: Annotated[
         tuple[tuple[str, str], ...], read.by_name(client_name, read.choice(*PERMISSIONS))
     ] = ()
@@ -94,7 +94,7 @@ class QueueDefinition(msgspec.Struct, frozen=True, kw_only=True):
     reject_msg_to_sender_on_discard: Annotated[
         str, read.choice("when-queue-enabled", "including-when-shutdown", "never")
     ] = "when-queue-enabled"
-    # for a payload that is not JSON in a json queue: keep or nack
+    # what a json queue does with a payload that is not JSON
     on_invalid: Annotated[str, read.choice("keep", "nack")] = "keep"
     recovery_point: Annotated[str, read.recovery_point] = "epoch"  # R2
     target_queue_depth: Annotated[int | None, read.count(TARGET_QUEUE_DEPTH_MIN)] = None  # R5

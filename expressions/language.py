@@ -28,7 +28,7 @@ from . import runtime
 Value = bool | int | float | str | None
 
 TEXT_CHARACTERS_MAX = 10_000
-DEPTH_MAX = 200  # of an expression's tree
+DEPTH_MAX = 200  # levels of an expression's tree
 PRIORITY_MAX = 2**64 - 1
 ATTRIBUTES = ("priority", "key")
 

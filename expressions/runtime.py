@@ -20,7 +20,7 @@ from typing import Any, NoReturn
 import msgspec
 import numpy as np
 
-DEPTH_MAX = 200  # of brackets in a payload
+DEPTH_MAX = 200  # levels of brackets in a payload
 NUMBERS = frozenset({int, float})
 COMPARABLE = frozenset({bool, int, float, str})
 

@@ -262,6 +262,6 @@ def _whole(items: list[Any]) -> _Row:
 
 
 def _count(row: _Row) -> int:
-    """How many messages the record says that it has; 0: it is no run."""
+    """The number of messages that the record claims; 0: it is no run."""
     _, _, key, _, lq, headers, *_ = row
     return 0 if key is not None or headers is not None else count_of(lq)

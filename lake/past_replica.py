@@ -24,11 +24,11 @@ _encode = msgspec.msgpack.encode
 _header = msgspec.msgpack.Decoder(BrokerHeader).decode
 _queue = msgspec.msgpack.Decoder(QueuePage).decode
 own_of = msgspec.msgpack.Decoder(Snapshot).decode
-"""What goes with pages, as it was saved."""
+"""Decodes the loop's own snapshot, which belongs to the pages."""
 
 
 class StepCapture:
-    """The log and the outbox of replayed steps. It keeps their records for the caller."""
+    """Stands in for the log and the outbox, and keeps the outputs of the last replayed step."""
 
     def __init__(self) -> None:
         self.records: list[WireRecord] = []
@@ -89,7 +89,7 @@ class Steps:
 
 
 def home_of(name: str, broker_page: bytes, secret: bytes) -> Home:
-    """Whose state pages are. Raises LakequeueError for a format that this version cannot read."""
+    """The broker to which the pages belong. Raises LakequeueError for another state format."""
     known = msgspec.msgpack.decode(broker_page)
     if known["format"] != FORMAT:
         raise LakequeueError(

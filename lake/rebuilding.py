@@ -52,7 +52,7 @@ from .opening import Lake, delta_table, open_lake, tables_of
 from .past import Moment, as_of, brokers
 from .past_replica import move_ahead, next_counter
 
-NO_BATCH = -1  # of a checkpoint
+NO_BATCH = -1  # no batch of Spark wrote this snapshot
 STEPS_AHEAD = 1_000_000  # far more than can be lost between two writings of the tables
 IDS_AHEAD = 4_000_000
 DELIVERIES_AHEAD = 4_000_000

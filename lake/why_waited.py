@@ -138,10 +138,10 @@ _STEP = operator.itemgetter(0)
 
 
 class WaitReasons:
-    """One queue, played once through from its first definition on: ask for the periods of one
+    """Replays one queue's journal once, from its first definition on. Ask for the periods of one
     message in their order.
 
-    start, end: the steps between which they lie; end None: the newest.
+    start, end: the first and last step of these periods; end None: the newest step.
     """
 
     def __init__(self, lake: Lake, vpn: str, queue: str, start: int, end: int | None) -> None:

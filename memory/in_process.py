@@ -52,7 +52,7 @@ class AttendedClient(Protocol):
         """True while it has duties."""
 
     def due(self) -> int | None:
-        """When it has one next, by the engine's clock; None for none."""
+        """The time of its next duty by the engine's clock, None for none."""
 
     def attend(self) -> None:
         """Do what is due."""
@@ -84,7 +84,7 @@ class MemoryEngine:
         self._sessions: dict[tuple[str, str], None] = {}
         self._clients: list[weakref.ref[AttendedClient]] = []
         self.homes = JoinedHomes(self, lambda name: None)  # other engines in this process
-        self._asks = False  # for signed commands
+        self._asks = False  # whether commands must be signed
         if configuration is not None:
             self.configure(configuration)
 
@@ -177,7 +177,7 @@ class MemoryEngine:
 
     @property
     def numbers(self) -> int:
-        """How many brokers there have ever been: a number is used once."""
+        """The number of brokers that ever existed; each broker number is used once."""
         return len(self.brokers) + len(self.removed)
 
     def at(self, number: int) -> MemoryBroker:
@@ -352,11 +352,11 @@ class MemoryEngine:
                 self._step(broker, Batch(commands=records), checked=False)
 
     def live(self, vpn: str, session: str) -> None:
-        """This session sends heartbeats from now on."""
+        """Let this session send heartbeats from now on."""
         self._sessions[vpn, session] = None
 
     def silence(self, vpn: str, session: str) -> None:
-        """This session sends no more heartbeats."""
+        """Let this session send no more heartbeats."""
         self._sessions.pop((vpn, session), None)
 
     # ------------------------------------------------------------ looking inside, for tests

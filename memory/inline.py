@@ -31,7 +31,7 @@ class Inline:
         self._engine = engine
         self._session: Duties
         self._served: list[Callable[[], bool]] = []
-        self._turns = 0  # how often somebody began to do the duties
+        self._turns = 0  # turns begun so far
         self._busy: set[int] = set()  # the turns that have not ended
 
     def start(self, session: Duties) -> None:

@@ -21,7 +21,7 @@ TOPIC_CHARACTERS_MAX = 1_000
 IDS_CHARACTERS_MAX = 2_000_000
 TEXT_CHARACTERS_MAX = 10_000
 RECORD_BYTES_MAX = 12_000_000  # `max.message.bytes` of our topics
-# What a delivery record has besides the message: ids, counts, and the data of its death.
+# A delivery record's fields besides the message: ids, counts, and why the message died.
 OWN_BYTES_MAX = 200_000
 
 # Names of queues, topics, subscriptions, sessions.

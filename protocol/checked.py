@@ -20,7 +20,7 @@ from .commands import Command, decode_command
 from .errors import ConfigError
 
 COMMAND_BYTES_MAX = 8_000_000  # with its signature it must fit into one Kafka record
-DEPTH_MAX = 100  # of nested values
+DEPTH_MAX = 100  # levels of nested values
 _REFUSED = "not a command: "
 
 _Command = TypeVar("_Command", bound=Command)

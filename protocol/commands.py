@@ -395,7 +395,7 @@ class Undeliverable(Command, frozen=True, tag="undeliverable"):
 
 
 class BeginAgain(Command, frozen=True, tag="begin_again"):
-    """This queue was rebuilt from the Delta tables: leases end, deliveries count from nothing
+    """This queue was rebuilt from the Delta tables: end its leases, and count deliveries from 0
     (R3)."""
 
     queue: Name
@@ -432,7 +432,7 @@ AnyCommand = (
 
 # The broker that keeps the directory decides on these; others pass them on.
 OF_KEEPER = (Define, Delete, MoveQueue)
-KEEPER = 0  # its number in a new home; if that broker was removed, its successor knows
+KEEPER = 0  # the keeper of a new home; if that broker is removed, another one takes over
 # Commands of the engine, not of a tenant.
 OF_ENGINE = (
     Configure, Clients, Peers, RecordsLost, Stuck, BeginAgain, Tables, Tick, RecordRefused,

@@ -13,7 +13,7 @@ from typing import Any
 
 SUMS = ("depth", "ready", "leased", "delayed", "moving", "active", "spool_bytes")
 JOINED = ("alerts", "subscriptions")
-TOPIC_MISSING = "topic_missing"  # set only if every host has it: a host that got messages has not
+TOPIC_MISSING = "topic_missing"  # an alert that a queue has only if all its hosts have it
 
 
 def add_up(parts: dict[str, dict[str, Any]]) -> dict[str, Any]:

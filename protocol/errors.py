@@ -128,7 +128,7 @@ class Reason(enum.StrEnum):
     NO_MATCHING_DESTINATION = "no_matching_destination"
     PERMISSION_DENIED = "permission_denied"
     MALFORMED = "malformed"
-    NO_TABLES = "no_tables"  # its durability needs the Delta tables, which are missing or behind
+    NO_TABLES = "no_tables"  # `durability: delta`, but the Delta tables are missing or behind
     SUPERSEDED = "superseded"  # a newer producer with the same id has started
     MOVED = "moved"  # the queue is on another broker; clients send there by themselves
     # Reasons of dead messages (X5).

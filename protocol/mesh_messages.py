@@ -26,7 +26,7 @@ import msgspec
 from .bounds import CANNOT_DECODE, Count, Name, Text, Topic
 
 BROKERS_MAX = 65_536  # a broker's number is the top 16 bits of its message ids
-PART_BYTES = 500_000  # of the messages in one record; a single message may be larger
+PART_BYTES = 500_000  # messages in one record; a single message may be larger
 PART_ROWS = 10_000
 
 BrokerNumber = Annotated[int, msgspec.Meta(ge=0, lt=BROKERS_MAX)]

@@ -39,7 +39,7 @@ PRIORITY_MAX = 255
 RUN_MAX = 8
 # A destination with this prefix: only the queue with this name, not others that take its topic.
 QUEUE_ALONE = "#queue/"
-SEQUENCES = 1 << 61  # of one start; the sequences of the next one continue after it (P1)
+SEQUENCES = 1 << 61  # per start of a producer; the next start continues behind them (P1)
 
 
 class PublishHeader(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -165,7 +165,7 @@ _counted = msgspec.json.Decoder(_Counted)
 
 
 def count_of(header: bytes | str | None) -> int:
-    """How many messages a record says that it has, by its header `lq`; 0: it says of no run."""
+    """The number of messages that a record's header `lq` claims; 0: it claims no run."""
     if header is None:
         return 0
     try:

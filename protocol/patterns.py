@@ -91,7 +91,7 @@ def wildcard_matches(pattern: list[str], topic: list[str]) -> bool:
 
 _OPTIONS = re2.Options()
 _OPTIONS.log_errors = False
-_OPTIONS.max_mem = 1 << 20  # of one compiled expression; a larger one is refused
+_OPTIONS.max_mem = 1 << 20  # bytes of one compiled expression; a larger one is refused
 
 
 @lru_cache(maxsize=10_000)

@@ -6,11 +6,11 @@ the log records behind it and the inputs are enough to replay each step: the sam
 same order at the same time, and so with the same result. The digest of a step's outputs is in the
 record of the *next* step, because a record is written while its step is still being computed.
 
-A recreated topic. The engine tells a broker up to which offset the Delta tables have a publish
-topic. That says nothing about a topic that was deleted and created again, and the first news of the
-new one comes after its first messages. So `told_of_anew` puts a command before the step's others:
-the tables have nothing of this partition. The step's record says where topics were opened, so a
-replay gets the same command.
+Recreated topics. The engine tells a broker up to which offset the Delta tables have a publish
+topic. For a topic that was deleted and created again that offset is wrong, and the engine learns of
+the new topic only after its first messages. So `with_recreated_topics` adds a command before the
+step's others: the tables have nothing of this partition. The step's record says where topics were
+opened, so a replay gets the same command.
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ def decode(value: bytes | None) -> StepRecord:
 NOWHERE = -1  # the offset of a command that is in no topic
 
 
-def told_of_anew(
+def with_recreated_topics(
     commands: Records, broker: str, opened: Iterable[Opened],
     offsets: Mapping[tuple[str, int], int], ids: Mapping[tuple[str, int], str],
 ) -> Records:  # fmt: skip

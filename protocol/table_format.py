@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 SCHEMA = "lakequeue.schema"
 SCHEMA_OLDEST, SCHEMA_VERSION = 3, 4
-CRC_MODULUS = 1 << 62  # of the sum over the pages of a snapshot
+CRC_MODULUS = 1 << 62  # the sum of the pages' CRCs is taken modulo this
 
 MESSAGES, JOURNAL = "messages", "journal"
 COMMANDS, STEPS, SNAPSHOTS = "commands", "steps", "snapshots"

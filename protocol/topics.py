@@ -37,7 +37,7 @@ OWN = (
 )  # fmt: skip
 
 
-PUBLISH_PARTITIONS = 8  # of one broker, in each VPN
+PUBLISH_PARTITIONS = 8  # per broker and VPN
 
 
 def commands_partition(broker: int) -> int:

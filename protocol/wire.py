@@ -37,7 +37,7 @@ from .outputs import (
 
 BATCH_BYTES = 512_000
 JOURNAL_ROWS = 200_000
-JOURNAL_BYTES = 6_000_000  # of its texts and rows, before they are compressed
+JOURNAL_BYTES = 6_000_000  # per record, before compression
 RECEIPT_NACKS = 5_000  # in one record; a refusal has at most about a kilobyte
 ERROR_CHARACTERS_MAX = 2_000
 REJECTED_BYTES = 8_000_000  # a larger rejected record is truncated, with its length in a header

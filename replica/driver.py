@@ -29,7 +29,7 @@ from crc32c import crc32c
 from ..protocol import steplog, wire
 from ..protocol.errors import LakequeueError
 from ..protocol.journal import JournalSegment
-from ..protocol.steplog import Opened, Range, StepRecord, told_of_anew
+from ..protocol.steplog import Opened, Range, StepRecord, with_recreated_topics
 from ..protocol.wire import WireRecord
 from ..state import FORMAT, Batch, Broker, Home, Limits, StepFailed, Store
 from ..state.queue.mesh_interface import MeshInterface
@@ -371,9 +371,11 @@ class Driver:
 
     def _compute(self, record: StepRecord, batch: Batch) -> Decided:
         begun = self._clocks.cpu()
-        told = told_of_anew(batch.commands, self.home.name, record.opened, self.offsets, self.ids)
-        if told is not batch.commands:
-            batch = msgspec.structs.replace(batch, commands=told)
+        completed = with_recreated_topics(
+            batch.commands, self.home.name, record.opened, self.offsets, self.ids
+        )
+        if completed is not batch.commands:
+            batch = msgspec.structs.replace(batch, commands=completed)
         decided = sort_outputs(self._replica.take(batch, record.now))
         self.cost_s += self._clocks.cpu() - begun
         self.step, self.now = record.step, record.now

@@ -41,9 +41,8 @@ REFERENCE = pa.struct(
     ]
 )  # fmt: skip
 PLACE = ["topic", "partition", "offset", "item"]
-# bytes of a block; a shorter one stays inline, because a look-up in the tables would cost more
-WORTH_BYTES = 16_384
-DIGEST_CHARS = 15  # of a SHA-256, in hex: so it is a number of 60 bits
+WORTH_BYTES = 16_384  # a shorter block stays inline, since looking it up would cost more
+DIGEST_CHARS = 15  # hex digits of a SHA-256, which make a number of 60 bits
 EMPTY, MISSING = -1, -2  # instead of a row
 Array = NDArray[Any]
 _Run = list[int]  # the first row, how many
@@ -87,7 +86,7 @@ def references_by_content(
     """
     there = messages.sort_by([(name, "ascending") for name in PLACE])
     partition, alone = _places(there)
-    # Of each row, whether the next one follows it in its partition.
+    # For each row: whether the next row follows it in its partition.
     follows = (alone[1:] & (partition[1:] == partition[:-1])).tolist()
     first = {}
     known = there["digest"].to_pylist()
@@ -176,7 +175,7 @@ _DIGEST = f"cast(conv(left(sha2({{}}, 256), {DIGEST_CHARS}), 16, 10) AS LONG)"
 # The value is bound once: named in the inner function, it would be copied for each of its pieces.
 _OF_PIECES = f"""transform(array(value), v -> transform(arrays_zip(offsets, sizes),
     at -> {_DIGEST.format("substring(v, at.offsets + 1, at.sizes)")}))[0]"""
-_START_BYTES = 8  # of a block's page, which say how long its head is
+_START_BYTES = 8  # a block's page begins with the length of its head
 
 
 Named = dict[int, list[dict[str, Any]]]  # the references of each block

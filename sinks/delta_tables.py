@@ -144,7 +144,7 @@ def stored_rows(
     if holds_nothing(spark, f"{folder}/{table}"):
         return {}
     found = spark.read.format("delta").load(f"{folder}/{table}")
-    if table == STEPS:  # its rows name a broker instead of a topic
+    if table == STEPS:  # a row names the broker, not the topic
         topic = f.concat("broker", f.lit(f".{topics.STEPS}"))
         found = found.select(
             topic.alias("topic"), f.lit(0).alias("partition"), "offset", "time",

@@ -102,7 +102,7 @@ _OF_BATCHES = (
         "Commands partitions that are slowed down because most of their commands have no effect",
     ),
     _level("wait_p50_seconds", "wait_p50_ms", "From publish to step, median of a batch", _MS),
-    _level("wait_p99_seconds", "wait_p99_ms", "From publish to step, 99th percentile of a batch", _MS),
+    _level("wait_p99_seconds", "wait_p99_ms", "From publish to step, 99th percentile", _MS),
     _level("step_max_seconds", "step_max_ms", "Longest step of the last batch", _MS),
     _level("boundary_seconds", "gap_ms", "Pause between the last two batches", _MS),
     _level("save_seconds", "save_ms", "Time to save pages at the end of the last batch", _MS),

@@ -20,7 +20,7 @@ from .message_times import MessageTimes
 from .queue_figures import QueueFigures
 
 _TABLES = ("lakequeue-tables", "lakequeue-history")  # names of queries
-_BROKER = "broker-0"  # for micro-batches, which do not name their broker
+_BROKER = "broker-0"  # a micro-batch does not name its broker
 _STEP_PHASE = table.BY_NAME["step_seconds"]
 
 

@@ -23,8 +23,8 @@ from prometheus_client.metrics_core import Metric as Family
 
 from . import metric_table as table
 
-BRIDGES_MAX = 100  # with series of their own: those with most that waits
-ENDPOINTS_MAX = 5  # of each
+BRIDGES_MAX = 100  # bridges with series of their own: those with the most waiting messages
+ENDPOINTS_MAX = 5  # per bridge
 
 
 Rows = Iterable[tuple[tuple[str, ...], Mapping[str, Any]]]  # labels, and figures by name
@@ -78,7 +78,7 @@ def _of_bridge(bridge: Mapping[str, Any]) -> dict[str, Any]:
 
 
 OTHER = "_other"
-LANES_MAX = 20  # of each broker and VPN, with series of their own
+LANES_MAX = 20  # lanes per broker and VPN with series of their own
 QueueKey = tuple[str, str, str]  # broker, VPN, queue
 _Counts = dict[tuple[str, str], int]  # figure and reason → how many
 
@@ -183,7 +183,7 @@ class QueueFigures:
             ((p, _joined([_levels(q, dead) for q in queues])) for p, queues in shown.items()),
         )
         every = [(place, queue) for place, queues in shown.items() for queue in queues]
-        # "faulted: …" says more, for people
+        # the label is the part before the colon in "faulted: …"
         reasons = ((*p, q["blocked"].partition(":")[0]) for p, q in every if q["blocked"])
         yield _family(_BLOCKED, Counter(reasons))
         counts = {place: now for place, now in self._counts.items() if place in named} | self._other

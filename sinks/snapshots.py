@@ -38,10 +38,10 @@ from .delta_tables import append
 
 log = logging.getLogger("lakequeue.tables")
 
-BLOCK = "b/"  # how the pages of payloads begin
-CHAIN_MAX = 100  # snapshots; then a whole one, so that old ones can be deleted
-NO_BATCH = -1  # of Spark's
-STATE_BYTES = 64_000_000  # of pages that are in memory at once
+BLOCK = "b/"  # prefix of the names of payload pages
+CHAIN_MAX = 100  # snapshots until the next whole one, so that old ones can be deleted
+NO_BATCH = -1  # no batch of Spark wrote this snapshot
+STATE_BYTES = 64_000_000  # pages in memory at once
 PAGES = "page STRING, value BINARY, crc LONG"
 
 
@@ -271,7 +271,7 @@ class SnapshotWriter:
 
 
 def slices(pages: Iterator[tuple[str, bytes]], most: int) -> Iterator[list[tuple[str, bytes]]]:
-    """Pages in parts of about so many bytes."""
+    """Pages in parts of about ``most`` bytes."""
     part: list[tuple[str, bytes]] = []
     size = 0
     for page, value in pages:

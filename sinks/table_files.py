@@ -29,9 +29,8 @@ from .delta_tables import DAY_OF, DAY_S, DAYS_BACK, SKIPPING
 from .kafka_records import TIME_MS_BEGIN, TIME_MS_END
 
 GROUP_BYTES = 32_000_000  # bytes of a row group, which writers and some readers hold in memory
-TEXT_CHARS_MAX = 32  # of a minimum or maximum in Delta's log, as with Spark
-# a text that ends with it sorts after all others with the same beginning
-_LAST_CHAR = chr(sys.maxunicode)
+TEXT_CHARS_MAX = 32  # in a minimum or maximum in Delta's log, as Spark writes them
+_LAST_CHAR = chr(sys.maxunicode)  # sorts behind all other characters
 DAY_US = DAY_S * 1_000_000
 _EPOCH = date(1970, 1, 1)
 _TIMES = range(TIME_MS_BEGIN * 1_000, (TIME_MS_END + 1) * 1_000)  # in µs

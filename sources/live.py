@@ -38,7 +38,7 @@ log = logging.getLogger("lakequeue.loop")
 # While there is little room for messages, a step takes one part in this many of it: large records
 # wait then, and small ones go on.
 ROOM_SHARE = 8
-ROOM_S = 0.01  # how often a loop without room checks for some
+ROOM_S = 0.01  # between two looks for room
 # Captured topics may have thousands of records of a megabyte, from a whole night. A step takes only
 # this part of its bytes from them, since a client that sends something now waits for the whole
 # step.
@@ -91,10 +91,10 @@ class LiveInputs:
         self._started = False
         # A separate one: a consumer that another thread polls may never answer (librdkafka 2.16).
         self._asked = Consumer(consumer_settings(kafka))
-        # Of each partition that is read, the next offset.
+        # The next offset of each partition that is read.
         self._expected: dict[PartitionId, int] = {}
         self._later: set[PartitionId] = set()  # read once the engine's instructions are read
-        self._opened: list[Opened] = []  # for the next step's record
+        self._opened: list[Opened] = []  # goes into the next step's record
         self.went_back: list[PartitionId] = []  # where Kafka lost records that had been read
         self.wants_mark = False  # earlier steps probably cannot be taken again
         self.notes: list[str] = []
@@ -110,7 +110,7 @@ class LiveInputs:
         self.waited_s = 0.0
         self._looked = self._awake_since = time.monotonic()
         self.room_bytes: int | None = None  # bytes of room for new messages; None: no limit
-        self.ages_ms: list[int] = []  # of the oldest message of each step
+        self.ages_ms: list[int] = []  # age of the oldest message in each step
 
     def start(self, places: dict[PartitionId, int]) -> None:
         """Begin to read, from these offsets on. Raises KafkaException."""

@@ -33,11 +33,11 @@ CHUNK_RECORDS = 500
 # order in which it came: little, so that the turns are taken here (`ReadAhead`).
 FETCH_BYTES = 1_000_000
 POLL_S = 1.0
-HOLDING_S = 0.02  # how soon a reader notices that held-back partitions are wanted
+HOLDING_S = 0.02  # a reader notices within this time that paused partitions are wanted
 # after this time without room, partitions with much in memory wait in Kafka, and others go on
 FULL_S = 0.1
 SLOW_SHARE = 4  # slow partitions together get one part in this many of the room
-DOUBT_S, DRAINED_S = 1.0, 0.05  # how soon a partition in doubt is looked at again
+DOUBT_S, DRAINED_S = 1.0, 0.05  # between two checks of a partition in doubt
 _AWAY = (KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN, KafkaError._TIMED_OUT)
 
 # Kafka does not have the offset, or does not know the topic: retention deleted the records, or the
@@ -96,7 +96,7 @@ class Reader(threading.Thread):
         super().__init__(daemon=True, name=f"lakequeue-{name}")
         self._settings = consumer_settings(settings) | {"auto.offset.reset": "error"}
         self._look = look
-        self._ids: dict[PartitionId, str] = {}  # of the topics that offsets are of
+        self._ids: dict[PartitionId, str] = {}  # ids of the topics to which the offsets belong
         self._told_doubts: deque[PartitionId] = deque()
         # Partitions that are not read, and when to check them again.
         self._doubts: dict[PartitionId, float] = {}
@@ -113,7 +113,7 @@ class Reader(threading.Thread):
         self.ahead: ReadAhead[Any] = ReadAhead(size_of, limits.records, limits.bytes)
         self.failure: BaseException | None = None
         self.looked = time.monotonic()
-        self._next: dict[PartitionId, int] = {}  # of each partition, the next offset
+        self._next: dict[PartitionId, int] = {}  # the next offset of each partition
         self._seen: dict[PartitionId, int] = {}  # the same at the last look, see `watch`
         self._helped: dict[PartitionId, int] = {}
         self._anew = False

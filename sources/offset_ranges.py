@@ -30,7 +30,7 @@ BEGINNING = -2
 WAIT_S_MAX = 30.0
 POLL_S = 0.2
 CHUNK_RECORDS = 1_000
-AHEAD_KB = 16_000  # of records, in Kafka's client
+AHEAD_KB = 16_000  # records that Kafka's client reads ahead
 
 
 # ---------------------------------------------------------------- the driver

@@ -45,7 +45,7 @@ _COLUMNS = pa.schema(
         ("meta", pa.binary()), ("headers", pa.string()),
     ]
 )  # fmt: skip
-SIZES_S = 5.0  # how soon a new partition is noticed
+SIZES_S = 5.0  # a new partition is noticed within this time
 BEHIND_S = 5.0  # a Kafka broker that has just become leader may report an older end for a moment
 NOTHING: Mapping[str, str] = MappingProxyType({})
 Offsets = Mapping[str, Any]
@@ -137,7 +137,7 @@ class PlannedReader(DataSourceStreamReader):
         return as_offsets(self._ends) if self._ends else None
 
     def partitions(self, start: Offsets, end: Offsets) -> Sequence[InputPartition]:
-        """One task: the operator behind it is one."""
+        """One task, since one operator reads its rows."""
         known, after = ids_of(start), places_of(end)
         before = without(places_of(start), changed(known, ids_of(end)))
         before |= {place: after[place] for place in gone_back(before, after, known)}

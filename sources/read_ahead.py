@@ -66,7 +66,7 @@ class ReadAhead(Generic[T]):
         self._lock = threading.Lock()
         # None is empty; the first one is next.
         self._lanes: OrderedDict[PartitionId, _Lane[T]] = OrderedDict()
-        self._price = 0  # of all that is here
+        self._price = 0  # the sum over all waiting records
         self.bytes = 0
 
     def __bool__(self) -> bool:
@@ -152,7 +152,7 @@ class ReadAhead(Generic[T]):
         found: dict[PartitionId, list[T]] = {}
         left = budget
         grant = max(1, int(self.grant * self.share))
-        passed: set[PartitionId] = set()  # their next is too large for a small budget
+        passed: set[PartitionId] = set()  # the next record is too large for a small budget
         while left > 0 and len(passed) < len(lanes):
             place, lane = next(iter(lanes.items()))
             waiting = lane.waiting

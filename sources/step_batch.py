@@ -22,7 +22,7 @@ _MESH = (topics.MESH, topics.BRIDGE_IN)  # messages between brokers, of this hom
 
 
 def size_of(message: Any) -> int:
-    """How many bytes of a step's limit a message takes."""
+    """The bytes that a message counts towards a step's limit."""
     return RECORD_BYTES + len(message) + len(message.key() or b"")
 
 
