@@ -16,7 +16,6 @@ import psutil
 
 from ..client import connect
 from ..protocol.errors import LakequeueError
-from ..streaming import Engine
 from ..streaming.loop.worker_process import RETURN_EVERY_S
 from .burst import max_step_ms
 from .harness import PAYLOAD, QUEUE, Say, median, observed, running, url, wait_for
@@ -54,7 +53,7 @@ def run(depths: list[int], rounds: int, trigger: str, say: Say) -> list[dict[str
             consumer = connection.consumer(QUEUE, ack_mode="individual", max_backlog=STEP)
             for _ in range(WARM_UP):
                 _round(consumer, producer)
-            cost = measure(engine, reports, partial(_round, consumer, producer), rounds)
+            cost = measure(reports, partial(_round, consumer, producer), rounds)
             if trigger != "micro-batch":
                 say("waiting until the worker has returned its free memory")
                 time.sleep(RETURN_EVERY_S + 2 * BATCH_S)
@@ -81,22 +80,19 @@ def _round(consumer: Any, producer: Any) -> None:
     wait_for(lambda: all(f.done() for f in sent), 60, "a round")
 
 
-def _by_batches(
-    engine: Engine, reports: list[dict[str, Any]], one_round: Callable[[], None], rounds: int
-) -> float:
+def _by_batches(reports: list[dict[str, Any]], one_round: Callable[[], None], rounds: int) -> float:
     """The median of the batches that took in a round's messages and its acknowledgements."""
     batches: list[float] = []
     for _ in range(rounds):
-        before = len(engine.metrics.batches)
+        before = len(reports)
         one_round()
         time.sleep(0.15)
-        batches += [ms for n, ms in engine.metrics.batches[before:] if n > STEP]
+        found = [p for p in reports[before:] if p["numInputRows"] > STEP]
+        batches += [p["durationMs"]["triggerExecution"] for p in found]
     return median(batches)
 
 
-def _by_steps(
-    engine: Engine, reports: list[dict[str, Any]], one_round: Callable[[], None], rounds: int
-) -> float:
+def _by_steps(reports: list[dict[str, Any]], one_round: Callable[[], None], rounds: int) -> float:
     """The time of all steps, divided by the rounds."""
     time.sleep(2 * BATCH_S)  # earlier steps have been reported by now
     before = len(reports)

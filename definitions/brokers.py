@@ -12,13 +12,14 @@ all brokers host it, or those that `group` names. A `LocalQueue` is on one broke
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 
 from . import definition_values as read
 from .definition import QueueDefinition
 
 BROKERS_MAX = 64
 DEFAULT_BROKER = "broker-0"
-KEYS = ("name", "group")
+_KEYS = {key: (key, read.broker_name) for key in ("name", "group")}
 
 Report = Callable[[str, str, object, str], None]
 
@@ -36,31 +37,21 @@ def read_brokers(section: object, report: Report) -> tuple[tuple[str, ...], dict
     for index, entry in enumerate(section):
         where = f"brokers[{index}]"
         about = entry if isinstance(entry, Mapping) else {"name": entry}
-        for key in about:
-            if key not in KEYS:
-                report(where, read.shown_key(key), about[key], read.unknown_key(key, KEYS))
-        name = _name(where, "name", about.get("name"), report)
-        if name is None:
+        found = read.read_keys(about, _KEYS, partial(report, where))
+        if about.get("name") is None:
+            report(where, "name", None, "is required: the broker's name")
+        if (name := found.get("name")) is None:
             continue
         if name in names:
             report(where, "name", name, "is given twice; each broker has one name")
         names.append(name)
-        group = about.get("group")
-        if group is not None and (read_group := _name(where, "group", group, report)):
-            groups[name] = read_group
+        if "group" in found:
+            groups[name] = found["group"]
     for name, group in groups.items():
         if group in names:
             allowed = f"must not be a broker's name, as {group!r} is; a queue may name either"
             report(f"brokers[{names.index(name)}]", "group", group, allowed)
     return tuple(names), groups
-
-
-def _name(where: str, key: str, value: object, report: Report) -> str | None:
-    try:
-        return read.broker_name(value)
-    except ValueError as error:
-        report(where, key, value, str(error))
-        return None
 
 
 # ---------------------------------------------------------------- hosts

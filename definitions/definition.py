@@ -110,16 +110,15 @@ _KEYS = read.keys_of(QueueDefinition)
 _SYNONYMS = {"topic": "name"}  # Q1
 KEYS = (*_KEYS, *_SYNONYMS)
 _ATTRIBUTE_OF = {key: attribute for key, (attribute, _) in _KEYS.items()}
+_READERS = {key: (_SYNONYMS.get(key, key), _KEYS[_SYNONYMS.get(key, key)][1]) for key in KEYS}
 
 Report = Callable[[str, object, str], None]
 
 
 class _Values(dict[str, Any]):
-    """The valid values by key. unread: the keys with invalid values."""
+    """The valid values by key. unread: all other keys that were given."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.unread: set[str] = set()
+    unread: set[str]
 
 
 NEEDS_AUTH = "owner, permission and permissions need `auth: required` to have an effect"
@@ -190,29 +189,16 @@ def _untag(mapping: object, report: Report) -> Mapping[Any, Any] | None:
 
 def _read_keys(entries: Mapping[Any, Any], report: Report) -> _Values:
     """The valid values by key."""
-    values = _Values()
-    seen: set[str] = set()
-    for written, value in entries.items():
-        key = _SYNONYMS.get(written, written) if isinstance(written, str) else written
-        if not isinstance(key, str) or key not in _KEYS:
-            report(read.shown_key(written), value, read.unknown_key(written, KEYS))
-            continue
-        if value is None:
-            continue
-        if key in seen and key == "name":
-            report("topic", value, "is a synonym of name; give one of them")
-            continue
-        seen.add(key)
-        try:
-            values[key] = _KEYS[key][1](value)
-        except ValueError as error:
-            report(written, value, read.reason(error))
-            values.unread.add(key)
+    values = _Values(read.read_keys(entries, _READERS, report))
+    given = {_SYNONYMS.get(key, key) for key, value in entries.items() if value is not None}
+    values.unread = given - values.keys()
+    if entries.get("name") is not None and entries.get("topic") is not None:
+        report("topic", entries["topic"], "is a synonym of name; give one of them")
     for key, allowed in (
         ("name", "is required: the queue's name"),
         ("message_type", "is required: one of json, binary, text"),
     ):
-        if key not in seen:
+        if key not in given:
             report(key, None, allowed)
     return values
 

@@ -44,7 +44,6 @@ class Metrics:
         self.registry.register(_QueueCollector(self))
         self._server: Any = None
         self._behind_since: dict[str, float] = {}
-        self.batches: list[tuple[int, int]] = []  # (rows, ms) of the newest batches
 
     def batch(self, progress: dict[str, Any]) -> None:
         """One batch is done. ``progress``: Spark's StreamingQueryProgress, as in its JSON."""
@@ -57,7 +56,6 @@ class Metrics:
         self._made["batches"].labels(broker).inc()
         self._made["input_records"].labels(broker).inc(rows)
         self._made["batch_seconds"].labels(broker).observe(ms / 1000)
-        self.batches = [*self.batches[-9_999:], (rows, ms)]
         for operator in progress["stateOperators"]:
             self._made["state_pages"].labels(broker).set(operator["numRowsTotal"])
             self._made["state_memory_bytes"].labels(broker).set(operator["memoryUsedBytes"])

@@ -169,7 +169,7 @@ def test_Q9_a_queue_stays_what_it_is(keys: dict[str, Any], why: str) -> None:
         ([{"name": "a", "group": "b"}, "b"], r"brokers\[0\]: group: 'b' – must not be a broker's"),
         ([{"name": "a", "groups": "b"}], r"brokers\[0\]: groups: 'b' – .*group"),
         ([{"name": "a", "group": "b/c"}], r"brokers\[0\]: group: 'b/c' – must be at most 64"),
-        ([{"group": "b"}], r"brokers\[0\]: name: None – must be a text"),
+        ([{"group": "b"}], r"brokers\[0\]: name: None – is required: the broker's name"),
         ([{"name": "a"}, "a"], r"brokers\[1\]: name: 'a' – is given twice"),
     ],
 )
