@@ -69,14 +69,16 @@ def carry_over(
 def _require_alone(name: str, known: dict[str, Any]) -> None:
     if known.get("peers"):
         raise Refused(
-            f"broker {name!r} has other brokers, and this version carries over homes with one: "
-            "with the version that wrote it remove brokers until one is left (lakequeue brokers "
-            "--remove NAME) and stop it, then start this one and add brokers under other names"
+            f"broker {name!r} has other brokers, but this version carries over homes with one: "
+            "start the version that wrote the home, remove brokers until one is left (`lakequeue "
+            "brokers --remove NAME`), and stop it. Then start this version and add brokers under "
+            "other names"
         )
     if known.get("trails"):
         raise Refused(
-            f"broker {name!r} still has messages on their way to queues that moved: start the "
-            "version that wrote it until its queues have them, stop it, then start this one"
+            f"broker {name!r} has messages on the way to queues that moved: start the version that "
+            "wrote the home, wait until these queues have them, and stop it. Then start this "
+            "version"
         )
 
 

@@ -49,8 +49,8 @@ class ConfigError(LakequeueError, ValueError):
 def no_such_queue(queue: str, vpn: str) -> ConfigError:
     """The error of a command for a queue that is not there."""
     return ConfigError(
-        f"queue: {queue!r} – there is no such queue in VPN {vpn!r}; `lakequeue queues` lists those "
-        "there are, `lakequeue define` makes one"
+        f"queue: {queue!r} – there is no such queue in VPN {vpn!r}; `lakequeue queues` lists the "
+        "queues, `lakequeue define` creates one"
     )
 
 

@@ -74,7 +74,9 @@ class Upkeep:
         if rules.retention_s:
             before = now_s - rules.retention_s
             if oldest_s is not None and oldest_s < before:
-                log.info("the tables keep more than their retention: a queue has older messages")
+                log.info(
+                    "the tables keep rows beyond their retention, since a queue has older messages"
+                )
                 before = oldest_s
             self._delete(before)
         for name in self._there((MESSAGES, JOURNAL, COMMANDS, STEPS, SNAPSHOTS)):

@@ -336,7 +336,7 @@ class Reader(threading.Thread):
         try:
             found = self._look(asked)
         except KafkaException as error:
-            log.info("%s: what partitions are cannot be seen: %s", self.name, error)
+            log.info("%s: cannot look up partitions: %s", self.name, error)
             found = {}
         self._doubts |= dict.fromkeys(asked, time.monotonic() + DOUBT_S)
         for place, one in found.items():

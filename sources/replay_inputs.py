@@ -95,22 +95,22 @@ class ReplayInputs:
                 if self._read():
                     until = time.monotonic() + WAIT_S_MAX
                 elif time.monotonic() > until:
-                    raise self._gone(r, "they do not come")
+                    raise self._gone(r, "Kafka does not deliver them")
             taken, wanted = [], set(r.offsets())
             while messages and messages[0].offset() <= r.last:
                 message = messages.popleft()
                 if message.offset() in wanted:
                     taken.append(message)
             if len(taken) != r.count or taken[0].offset() != r.first:
-                raise self._gone(r, f"{len(taken)} are there")
+                raise self._gone(r, f"Kafka has {len(taken)} of them")
             found[place] = taken
         return to_batch(found).batch
 
     def _gone(self, r: Range, why: str) -> Gone:
         return Gone(
             f"a logged step took {r.count} records, {r.first} to {r.last}, of partition "
-            f"{r.partition} of topic {r.topic!r}, and {why}: give the topic back its records, or a "
-            "longer retention and use another --home"
+            f"{r.partition} of topic {r.topic!r}, but {why}: restore the topic's records, or give "
+            "it a longer retention and start with another --home"
         )
 
     def _read(self) -> bool:

@@ -330,7 +330,7 @@ def test_consume_a_queue_that_is_not_there(engine: Engine) -> None:
     result = engine.run("consume", "nowhere", "--timeout", "0")
     assert result.exit_code in (1, 2)
     assert "nowhere" in result.stderr
-    assert "`lakequeue queues` lists those there are" in result.stderr
+    assert "`lakequeue queues` lists the queues" in result.stderr
     assert len(result.stderr.splitlines()) == 1
 
 
