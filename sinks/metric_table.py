@@ -132,13 +132,9 @@ _OF_QUERIES = (
         "Age of the newest rows when the query wrote them", QUERY,
     ),
     Metric("tables_stopped", GAUGE, _QUERY, "1 while the query cannot write its tables", QUERY),
+    Metric("upkeep_time_seconds", GAUGE, (), "When the last upkeep of the tables ended", QUERY),
     Metric(
-        "upkeep_time_seconds", GAUGE, (), "When the last upkeep of the tables ended, epoch seconds",
-        QUERY,
-    ),
-    Metric(
-        "query_last_batch_time_seconds", GAUGE, _QUERY,
-        "When the query's last batch ended, epoch seconds", QUERY,
+        "query_last_batch_time_seconds", GAUGE, _QUERY, "When the query's last batch ended", QUERY
     ),
 )  # fmt: skip
 
@@ -158,7 +154,7 @@ _OF_QUEUES = (
     _queue("delayed", "delayed", "Messages that are delayed"),
     _queue("dead", "dead", "Messages in this queue if it is the dead message queue of another"),
     _queue("bytes", "spool_bytes", "Bytes stored"),
-    _queue("max_bytes", "max_spool_usage", "Quota of the queue in bytes"),
+    _queue("max_bytes", "max_spool_usage", "Quota of the queue"),
     _queue("consumers", "consumers", "Consumers subscribed"),
     _queue("oldest_seconds", "oldest_age_s", "Age of the oldest message; `_other`: the highest"),
     Metric(
@@ -202,7 +198,7 @@ _OF_BRIDGES = (
     _bridge("waiting", "waiting", "Messages that wait for a bridge"),
     _bridge("on_its_way", "on_its_way", "Messages sent over a bridge and not yet answered"),
     _bridge("bytes", "spool_bytes", "Bytes of a bridge's waiting and unanswered messages"),
-    _bridge("max_bytes", "max_spool_usage", "Quota of a bridge's waiting messages, in bytes"),
+    _bridge("max_bytes", "max_spool_usage", "Quota of a bridge's waiting messages"),
     _bridge("unanswered_seconds", "unanswered_s", "Age of the oldest send without an answer"),
     _bridge("away", "state", "1 while the bridge is not connected to the other home"),
     _bridge("sent_messages", "sent", "Messages sent, repetitions included", COUNTER),
@@ -239,7 +235,7 @@ _OF_LIMITS = (
     *(Metric(name, GAUGE, _BROKER, text, USAGE_BROKER, figure)
     for name, figure, text in (
         ("spool_bytes", "spool_bytes", "Bytes stored"),
-        ("spool_max_bytes", "max_spool_usage", "Quota of the broker in bytes"),
+        ("spool_max_bytes", "max_spool_usage", "Quota of the broker"),
         ("spool_files", "spool_files", "Spool files in use"),
         ("spool_max_files", "max_spool_files", "Maximum number of spool files"),
         ("delivered_unacked", "delivered_unacked", "Deliveries not acknowledged yet"),
@@ -247,7 +243,7 @@ _OF_LIMITS = (
     )),
     Metric("vpn_spool_bytes", GAUGE, ("broker", "vpn"), "Bytes stored", USAGE_VPN, "spool_bytes"),
     Metric(
-        "vpn_spool_max_bytes", GAUGE, ("broker", "vpn"), "Quota of the VPN in bytes, if it has one",
+        "vpn_spool_max_bytes", GAUGE, ("broker", "vpn"), "Quota of the VPN, if it has one",
         USAGE_VPN, "max_spool_usage",
     ),
     Metric(
@@ -262,10 +258,7 @@ _OF_LIMITS = (
     Metric("queue_series", GAUGE, (), "Queues that have series of their own", ALERT),
     Metric("queues", GAUGE, ("broker", "vpn"), "Queues defined", ALERT),
     Metric("look_seconds", GAUGE, (), "Duration of the last collection of queue metrics", ALERT),
-    Metric(
-        "look_time_seconds", GAUGE, (), "When queue metrics were last collected, epoch seconds",
-        ALERT,
-    ),
+    Metric("look_time_seconds", GAUGE, (), "When queue metrics were last collected", ALERT),
 )  # fmt: skip
 
 TABLE = (*_OF_BATCHES, *_OF_QUERIES, *_OF_QUEUES, *_OF_BRIDGES, *_OF_LANES, *_OF_LIMITS)
