@@ -73,6 +73,7 @@ class _Counts:
     records_in: int
     bytes_in: int
     records_out: int
+    refused: int
     misses: int
     cost_s: float
     idle_s: float
@@ -276,9 +277,9 @@ class Stepper(threading.Thread):
     def _count(self) -> _Counts:
         inputs, driver = self._inputs, self._driver
         return _Counts(
-            driver.step, inputs.records, inputs.bytes, self._outbox.records, self._cache.misses,
-            driver.cost_s, inputs.waited_s, self._paused_s + self._cache.waited_s,
-            time.monotonic(),
+            driver.step, inputs.records, inputs.bytes, self._outbox.records, self._outbox.refused,
+            self._cache.misses, driver.cost_s, inputs.waited_s,
+            self._paused_s + self._cache.waited_s, time.monotonic(),
         )  # fmt: skip
 
     def _figures(self) -> Figures:
@@ -289,6 +290,7 @@ class Stepper(threading.Thread):
         figures.records_in = now.records_in - before.records_in
         figures.bytes_in = now.bytes_in - before.bytes_in
         figures.records_out = now.records_out - before.records_out
+        figures.refused = now.refused - before.refused
         figures.cache_pages_read = now.misses - before.misses
         stood, idle = now.stood_s - before.stood_s, now.idle_s - before.idle_s
         figures.busy_ms = round(1000 * (now.at - before.at - stood - idle))

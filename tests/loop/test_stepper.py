@@ -90,7 +90,7 @@ class Broker:
         self.cache = PageCache(self.state, 1_000_000)
         self.log = Transactions()
         outbox: Any = self.world
-        outbox.records, outbox.notes = 0, []
+        outbox.records, outbox.refused, outbox.notes = 0, 0, []
         self.driver = LoopDriver(HOME, "v1", self.cache, None, self.world, outbox)
         self.inputs = Inputs(self.world, self.driver)
         o = Options({}, "broker-0", 0, 7, ["default"], "v1", "run", alone_s=ALONE_S, **options)
@@ -191,6 +191,16 @@ def test_steps_end_when_no_batch_follows(make: Callable[..., Broker]) -> None:
     mark = broker.batch()  # a batch comes after all: nothing was lost
     assert mark.snapshot.step > before
     assert mark.figures.gap_ms >= 200, "the pause is told"
+
+
+def test_each_mark_counts_the_records_that_kafka_refused_since_the_last(
+    make: Callable[..., Broker],
+) -> None:
+    broker = make(batch_s=0.1)
+    broker.batch()
+    outbox: Any = broker.world
+    outbox.refused += 2
+    assert [broker.batch().figures.refused for _ in range(2)] == [2, 0]
 
 
 def test_steps_alone_are_never_more_than_a_replay_can_take(make: Callable[..., Broker]) -> None:
