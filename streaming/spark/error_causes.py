@@ -25,6 +25,7 @@ _PACKAGE = re.compile(r"(?:[a-z]\w*\.)+(?=[A-Z])")
 _CUT_OFF = re.compile(
     r"\w*Interrupt\w*|.*\bSparkContext was shut down|.*\bstopped SparkContext"
     r"|Error while sending or receiving|An error occurred while calling \S+$"
+    r"|\[Errno \d+\] Connection refused"
 )
 _PY4J = ("clientserver", "java_gateway")
 

@@ -83,6 +83,7 @@ CALL = "An error occurred while calling o3908.collectToPython"
                    "SparkContext was shut down"), False),
         (Py4JError(SPARKS), True),
         (Py4JError(f"{CALL}. Trace:\npy4j.Py4JException: Method x([]) does not exist"), True),
+        (ConnectionRefusedError(111, "Connection refused"), False),
         (ValueError("no table"), True),
     ],
 )  # fmt: skip
