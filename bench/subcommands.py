@@ -114,7 +114,7 @@ def _trigger() -> Callable:
 
 _add(
     "core", "core", "The pure step alone, µs per message",
-    "The pure step: µs per message of publish, deliver, ack, in batches of 10,000.",
+    "The pure step: µs of CPU per message to publish, deliver and acknowledge.",
     _messages(200_000), _count("--batch", default=10_000),
 )  # fmt: skip
 _add(
@@ -125,22 +125,22 @@ _add(
 )  # fmt: skip
 _add(
     "depth", "depth", "The same traffic at growing depth",
-    "What 1,000 in and 1,000 acked cost, with more and more in the queue.",
+    "The cost of 1,000 messages in and 1,000 acked, as the queue grows deeper.",
     click.option("--depths", default="1000,100000,1000000", show_default=True, callback=_numbers),
     _count("--rounds", default=25),
     click.option("--trigger", type=click.Choice(TRIGGERS), default=TRIGGERS[0], show_default=True),
 )  # fmt: skip
 _add(
-    "celery", "celery", "Celery's tasks that do nothing, beside Redis and RabbitMQ",
-    "Celery with tasks that do nothing: a second, `delay()` to start, CPU of all processes; beside "
-    "Redis and RabbitMQ where they are installed.",
+    "celery", "celery", "Celery with empty tasks, beside Redis and RabbitMQ",
+    "Celery with empty tasks: tasks per second, the time from `delay()` to the start, CPU of all "
+    "processes; beside Redis and RabbitMQ if they are installed.",
     _count("--tasks", default=15_000, help="How many."),
 )  # fmt: skip
 _add(
     "churn", "churn", "The checkpoint after messages came and went",
-    "Bytes of the checkpoint after more and more messages in and out, with fast consumers.",
+    "Bytes of the checkpoint after more and more messages came and went.",
     click.option("--counts", default="100000,1000000", show_default=True, callback=_numbers,
-                 help="Messages in all, at each look."),
+                 help="Messages in all, each time the size is taken."),
 )  # fmt: skip
 _add(
     "latency", "latency", "Publish to received, ms",
@@ -157,44 +157,44 @@ _add(
     _trigger(),
 )  # fmt: skip
 _add(
-    "recovery", "recovery", "Killed in mid-traffic, ms until deliveries come again",
-    "A worker is killed, then the whole engine: ms until a message sent after that is received.",
+    "recovery", "recovery", "The time from a kill to the next delivery, ms",
+    "Kills the workers, then the whole engine: ms until a message sent after that is received.",
     _count("--rate", default=200, help="Messages a second."),
     _count("--seconds", default=15, help="Traffic before each kill."),
     click.option("--trigger", type=click.Choice(TRIGGERS), default=TRIGGERS[0], show_default=True),
 )  # fmt: skip
 _add(
     "scale", "scale", "The same traffic through more brokers",
-    "The same traffic through 1, 2 and 4 brokers: messages a second, CPU of each, and how many "
-    "cores were used.",
+    "The same traffic through 1, 2 and 4 brokers: messages per second, CPU per message, and how "
+    "many cores were used.",
     _messages(200_000),
     click.option("--counts", default="1,2,4", show_default=True, callback=_numbers,
                  help="Numbers of brokers."),
     click.option(
         "--spread", is_flag=True,
-        help="Instead: the time of receipts, of a hundredth of the messages, for topics whose "
-        "queues are at one broker, and at two.",
+        help="Instead: the time of receipts for topics whose queues are on one broker, and on two, "
+        "with a hundredth of the messages.",
     ),
 )  # fmt: skip
 _add(
     "burst", "burst", "Everything at once, beside steady traffic",
-    "All messages of a queue expire at once, are redriven, purged; large ones wait: what it costs "
-    "a step, the worker's memory, and another queue's messages.",
+    "All messages of a queue expire at once, are redriven and purged; then large ones come in. "
+    "Shows the longest step, the worker's memory, and the delay of another queue's messages.",
     _messages(1_000_000),
     _count("--rate", default=100, help="Messages a second elsewhere."),
     click.option("--trigger", type=click.Choice(TRIGGERS), default=TRIGGERS[0], show_default=True),
 )  # fmt: skip
 _add(
     "flood", "flood", "A tenant's flood, beside another tenant's traffic",
-    "One VPN sends a flood: garbage, acks for unknown ids, subscriptions, session names; what it "
-    "costs another VPN's messages, and the worker's memory.",
+    "One VPN sends a flood: garbage, acks for unknown ids, subscriptions, session names. Shows the "
+    "delay of another VPN's messages, and the worker's memory.",
     _count("--commands", default=1_000_000, help="Commands of the flood."),
     _count("--rate", default=100, help="Messages a second elsewhere."),
     click.option("--trigger", type=click.Choice(TRIGGERS), default=TRIGGERS[0], show_default=True),
 )  # fmt: skip
 _add(
-    "idle_queues", "idle-queues", "Queues that nobody uses",
-    "Ten queues, then thousands of which ten are used: what a start and a step take.",
+    "idle_queues", "idle-queues", "The cost of queues that nobody uses",
+    "Ten queues, then thousands of which ten are used: the time of a start and of a step.",
     click.option("--counts", default="10,10000", show_default=True, callback=_numbers,
                  help="Queues, in each run."),
     _count("--used", default=10, help="How many of them have traffic."),
@@ -202,8 +202,8 @@ _add(
     _count("--seconds", default=20),
 )  # fmt: skip
 _add(
-    "client", "client", "The client against a peer that only answers, 1 KB",
-    "What the client itself costs: one process sends, then receives and acks.",
+    "client", "client", "The client alone, against a peer that only answers, 1 KB",
+    "The cost of the client itself: one process sends, then receives and acks.",
     _messages(100_000),
     click.option("--library", type=click.Choice(LIBRARIES), default=LIBRARIES[0],
                  show_default=True),
@@ -215,7 +215,7 @@ _add(
 )  # fmt: skip
 _add(
     "lake_speed", "tables", "The same traffic with the Delta tables and without, 1 KB",
-    "What the tables cost, how far they are behind, what they take, how long a rebuild takes.",
+    "The tables' cost, lag and size, and how long a rebuild takes.",
     _messages(400_000),
     _count("--queued", default=1_000_000,
                  help="Messages in the queues when `queued` is asked."),

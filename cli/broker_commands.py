@@ -10,14 +10,15 @@ from rich.text import Text
 from ..monitor.formatting import bridge_waits, number
 from .common import (
     EngineAddress,
+    answer,
     cell,
+    confirm,
     connection_options,
     console,
     counted,
     json_option,
     one_line,
     option,
-    say,
     say_json,
     table_of,
 )
@@ -111,10 +112,8 @@ def move_queue(queue: str, broker: str, pause: bool, engine: EngineAddress, as_j
         admin = connection.admin()
         admin.move_queue(queue, broker, pause)
         depth = admin.describe(queue)["depth"]
-    if as_json:
-        say_json({"queue": queue, "broker": broker, "messages": depth})
-    else:
-        say(f"{queue} is on {broker} now, with {counted(depth, 'message')}")
+    text = f"{queue} is on {broker} now, with {counted(depth, 'message')}"
+    answer({"queue": queue, "broker": broker, "messages": depth}, text, as_json)
 
 
 @click.command()
@@ -161,13 +160,11 @@ def bridges(
 def _delete(admin: Any, name: str, yes: bool, as_json: bool) -> None:
     waiting = admin.describe_bridge(name).get("waiting", 0)
     if waiting and not yes:
-        question = f"{counted(waiting, 'message')} waiting for {name}. Delete the bridge and them?"
-        click.confirm(one_line(question), abort=True, err=as_json)
+        waiting_for = f"{counted(waiting, 'message')} waiting for {name}"
+        confirm(f"{waiting_for}. Delete the bridge and them?", as_json)
     gone = admin.delete_bridge(name)
-    if as_json:
-        say_json({"bridge": name, "deleted": True, "messages": gone})
-    else:
-        say(f"{name} deleted with {counted(gone, 'message')}")
+    text = f"{name} deleted with {counted(gone, 'message')}"
+    answer({"bridge": name, "deleted": True, "messages": gone}, text, as_json)
 
 
 def _bridge_table(found: list[dict[str, Any]]) -> Any:

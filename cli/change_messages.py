@@ -16,6 +16,8 @@ from .common import (
     DEFAULT_HOME,
     EngineAddress,
     Number,
+    answer,
+    confirm,
     connection_options,
     counted,
     gathered,
@@ -51,8 +53,7 @@ class Selection:
     def ask_first(self, count: int, question: str, as_json: bool) -> None:
         """Ask for confirmation, unless --yes is given or nothing would change."""
         if not self.yes and count:
-            asked = one_line(question.format(counted(count, "message")))
-            click.confirm(asked, abort=True, err=as_json)
+            confirm(question.format(counted(count, "message")), as_json)
 
     def change(self, do: Callable[..., Any], question: str, as_json: bool) -> Any:
         """What `do` did, after a confirmation, or would do. It takes ``dry_run`` and ``why``."""
@@ -103,13 +104,8 @@ def purge(queue: str, chosen: Selection, engine: EngineAddress, as_json: bool) -
             if not chosen.yes:
                 chosen.ask_first(removed, f"Remove {{}} from {queue} for good?", as_json)
             removed = admin.purge(queue, **messages, why=chosen.why)
-    if chosen.dry_run:
-        outcome = {"queue": queue, "would_remove": removed}
-        say_json(outcome) if as_json else say(f"{removed:,} would be removed from {queue}")
-    elif as_json:
-        say_json({"queue": queue, "removed": removed})
-    else:
-        say(f"{removed:,} removed from {queue}")
+    key, did = ("would_remove", "would be removed") if chosen.dry_run else ("removed", "removed")
+    answer({"queue": queue, key: removed}, f"{removed:,} {did} from {queue}", as_json)
 
 
 @click.command()
@@ -269,8 +265,7 @@ def replay(
             _print_preview(done)
         if not dry_run:
             if not yes and done.count:
-                question = f"Publish {counted(done.count, 'message')} to {queue} again?"
-                click.confirm(one_line(question), abort=True, err=as_json)
+                confirm(f"Publish {counted(done.count, 'message')} to {queue} again?", as_json)
             done = admin.replay(
                 queue, **chosen, rate=rate, progress=lambda n: note(f"{n:,} published")
             )

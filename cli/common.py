@@ -210,6 +210,17 @@ def say_json(value: object) -> None:
     click.echo(json_text(value))
 
 
+def answer(fields: dict[str, Any], text: str, as_json: bool) -> None:
+    """Print what a command did: JSON for programs, or a sentence."""
+    say_json(fields) if as_json else say(text)
+
+
+def confirm(question: str, as_json: bool) -> None:
+    """Ask whether to go on; end the command if not. With JSON, the question goes to standard
+    error."""
+    click.confirm(one_line(question), abort=True, err=as_json)
+
+
 def plain_value(value: Any) -> Any:
     """A JSON form for bytes (text or base64) and times (ISO-8601)."""
     if isinstance(value, bytes | bytearray | memoryview):

@@ -69,18 +69,23 @@ class Executor:
         self.given += 1
         status = _run(self._command, message)
         self.failed += status != 0
-        try:
-            if status == 0:
-                message.ack()
-            else:
-                message.cancel(delay=self._delay(message.delivery_count))
-        except LeaseLost:
-            note(f"Message {message.id} took longer than its lease and will be delivered again.")
+        if status == 0:
+            _settle(message, message.ack)
+        else:
+            delay = self._delay(message.delivery_count)
+            _settle(message, lambda: message.cancel(delay=delay))
 
     def _delay(self, attempt: int) -> str | float | None:
         if self._retry_delay is not None or self._queue_backs_off:
             return self._retry_delay
         return min(BACKOFF_S * 2.0 ** min(attempt - 1, 10), BACKOFF_S_MAX)
+
+
+def _settle(message: Any, how: Callable[[], None]) -> None:
+    try:
+        how()
+    except LeaseLost:
+        note(f"Message {message.id} took longer than its lease and will be delivered again.")
 
 
 def _run(command: str, message: Any) -> int:
@@ -350,12 +355,8 @@ class Printer:
         if self._as_json:
             fields = message_fields(message)
             line = json_text(fields).encode()
-        if not self.reader.give(line + b"\n") or not self._acks:
-            return
-        try:
-            message.ack()
-        except LeaseLost:
-            note(f"Message {message.id} took longer than its lease and will be delivered again.")
+        if self.reader.give(line + b"\n") and self._acks:
+            _settle(message, message.ack)
 
 
 def message_fields(message: Any) -> dict[str, Any]:

@@ -11,11 +11,12 @@ import click
 from ..protocol.errors import ConfigError, LakequeueError
 from .common import (
     EngineAddress,
+    answer,
+    confirm,
     connection_options,
     counted,
     json_option,
     note,
-    one_line,
     option,
     say,
     say_json,
@@ -160,13 +161,10 @@ def delete(queue: str, yes: bool, engine: EngineAddress, as_json: bool) -> None:
         depth, consumers = found["depth"], len(found["consumers"])
         if not yes:
             held, bound = counted(depth, "message"), counted(consumers, "consumer")
-            question = f"{queue} holds {held} and has {bound}. Delete it?"
-            click.confirm(one_line(question), abort=True, err=as_json)
+            confirm(f"{queue} holds {held} and has {bound}. Delete it?", as_json)
         admin.delete(queue)
-    if as_json:
-        say_json({"queue": queue, "deleted": True, "messages": depth})
-    else:
-        say(f"{queue} deleted with {counted(depth, 'message')}")
+    text = f"{queue} deleted with {counted(depth, 'message')}"
+    answer({"queue": queue, "deleted": True, "messages": depth}, text, as_json)
 
 
 @click.command()
@@ -203,8 +201,5 @@ def shutdown(
             "egress": not found["egress"] if egress is None else egress,
         }
         admin.shutdown(queue, **closed)
-    if as_json:
-        say_json({"queue": queue, "shut_down": closed})
-        return
     states = (f"{side} {'shut down' if shut else 'open'}" for side, shut in closed.items())
-    say(f"{queue}: {', '.join(states)}")
+    answer({"queue": queue, "shut_down": closed}, f"{queue}: {', '.join(states)}", as_json)

@@ -129,7 +129,7 @@ class Engine:
             self.brokers, lambda broker, value: self._tell(self._vpns[0], broker, value)
         )
         self._notes = BatchNotes(
-            self.captured, self.metrics, self._ticker, self._on_loss, self._on_word
+            self.captured, self.metrics, self._ticker, self._on_loss, self._on_report
         )
         self.application = SparkApplication(
             bootstrap_servers, self._folder, self.brokers, self._vpns, self.captured,
@@ -161,7 +161,7 @@ class Engine:
             upkeep_s(self._settings), lambda: self.application.spark, self._queue_watch.look,
             self.metrics,
         )  # fmt: skip
-        self._wishes = ChangeRequests(
+        self._requests = ChangeRequests(
             self.bootstrap, self._vpns, self.add_broker, self._put_record, self.remove_broker,
             self.move_queue,
         )  # fmt: skip
@@ -234,7 +234,7 @@ class Engine:
             self._tables_watch.begin()
         if self.application.tables_interval_s():
             self._care.start()
-        self._wishes.open(transport.newest, self._folder)
+        self._requests.open(transport.newest, self._folder)
         if self.trigger == REAL_TIME:  # micro-batches do not read records of other homes
             self.bridges.open(self.epoch)
             self._steps.start()
@@ -336,14 +336,14 @@ class Engine:
 
     def _send_last_records(self) -> None:
         """Send the records that removed brokers still have to send."""
-        words = self._folder.last_records()
+        journals = self._folder.last_records()
         assert self._transport is not None
-        for record in wire.encode([*words]):
+        for record in wire.encode([*journals]):
             headers = wire.headers_list(record.headers)
             self._transport.publish(
                 record.topic, record.value, record.key, headers, record.partition
             )
-        if words and self._transport.flush(10.0):
+        if journals and self._transport.flush(10.0):
             self._folder.forget_last_records()
 
     def _listener(self) -> ProgressListener:
@@ -412,9 +412,9 @@ class Engine:
         self.metrics.times.journal(broker, events)
         self._event_lines.heard(broker, events)
 
-    def _on_word(self, broker: str, word: str, rest: str) -> None:
+    def _on_report(self, broker: str, kind: str, rest: str) -> None:
         if broker in self.brokers:
-            if word == "stopped":
+            if kind == "stopped":
                 self.brokers[broker].ended.set()
             else:
                 self._records.worker(self.brokers[broker], rest)
@@ -475,7 +475,7 @@ class Engine:
             self._steps.stop()
             self._alerts.stop()
             self._care.stop()
-            self._wishes.stop()
+            self._requests.stop()
             self.bridges.stop()
             self.captured.close()
             self._queue_watch.stop()

@@ -22,8 +22,11 @@ class ProgressListener(StreamingQueryListener):
     broker of a query's name, or None.
 
     on_batch gets Spark's progress as in its JSON: ``numInputRows``, ``durationMs``, … on_any gets
-    that of every query.
+    that of every query. Java calls the methods.
     """
+
+    class Java:
+        implements = ("org.apache.spark.sql.streaming.PythonStreamingQueryListener",)
 
     def __init__(
         self,
@@ -39,11 +42,8 @@ class ProgressListener(StreamingQueryListener):
 
     @property
     def _jlistener(self) -> Any:
-        """What PySpark registers for this listener: our own receiver in place of its own."""
-        if not hasattr(self, "_java"):
-            jvm = SparkContext._jvm
-            self._java = jvm.PythonStreamingQueryListenerWrapper(_Receiver(self))  # type: ignore[union-attr]
-        return self._java
+        """What PySpark registers with Java for a listener."""
+        return SparkContext._jvm.PythonStreamingQueryListenerWrapper(self)  # type: ignore[union-attr]
 
     def onQueryStarted(self, event: Any) -> None:
         """Nothing to do."""
@@ -52,10 +52,10 @@ class ProgressListener(StreamingQueryListener):
         """Nothing to do."""
 
     def onQueryTerminated(self, event: Any) -> None:
-        """Nothing to do; the supervisor watches the query itself."""
+        """Nothing to do; the watch looks at the query itself."""
 
     def onQueryProgress(self, event: Any) -> None:
-        """A batch is done. event: Java's."""
+        """A batch is done."""
         progress = json.loads(event.progress().json())
         self._on_any(progress)
         broker = self._broker_of(progress["name"])
@@ -65,25 +65,3 @@ class ProgressListener(StreamingQueryListener):
         for note in observed.get("notes") or ():
             self._on_note(broker, note)
         self._on_batch(broker, progress)
-
-
-class _Receiver:
-    """Hands Java's events on as they are."""
-
-    def __init__(self, listener: ProgressListener) -> None:
-        self._listener = listener
-
-    def onQueryStarted(self, event: Any) -> None:
-        self._listener.onQueryStarted(event)
-
-    def onQueryProgress(self, event: Any) -> None:
-        self._listener.onQueryProgress(event)
-
-    def onQueryIdle(self, event: Any) -> None:
-        self._listener.onQueryIdle(event)
-
-    def onQueryTerminated(self, event: Any) -> None:
-        self._listener.onQueryTerminated(event)
-
-    class Java:
-        implements = ("org.apache.spark.sql.streaming.PythonStreamingQueryListener",)

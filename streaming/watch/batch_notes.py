@@ -203,7 +203,7 @@ class BatchNotes:
         self._metrics = metrics
         self._ticker = ticker
         self._on_loss = on_loss
-        self._on_word = on_report
+        self._on_report = on_report
 
     def __call__(self, broker: str, note: str) -> None:
         """One note of a broker."""
@@ -227,7 +227,7 @@ class BatchNotes:
                 topic, _, why = rest.partition(":")
                 log.error("Kafka does not take records for topic %r: %s", topic, why)
             case "stopped" | "worker":
-                self._on_word(broker, kind, rest)
+                self._on_report(broker, kind, rest)
 
     def _of_topic(self, broker: str, kind: str, topic: str, count: int) -> None:
         event, text = _OF_TOPIC[kind]

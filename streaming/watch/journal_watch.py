@@ -17,7 +17,7 @@ import re
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from typing import Any
 
@@ -51,14 +51,18 @@ def decoded(value: bytes) -> pa.Table | None:
 
 def alerts_in(table: pa.Table) -> list[Alert]:
     """The alerts of a journal record."""
-    found: list[Alert] = []
+    rows = (row for batch in _with_events(table, is_alert) for row in batch.to_pylist())
+    return list(filter(None, map(_alert, rows)))
+
+
+def _with_events(table: pa.Table, wanted: Callable[[str], bool]) -> Iterator[pa.RecordBatch]:
+    """The rows with wanted events. Most records have none, and only their dictionaries are read."""
     for batch in table.to_batches():
         names = batch["event"].dictionary.to_pylist()
-        codes = [code for code, name in enumerate(names) if is_alert(name)]
+        codes = [code for code, name in enumerate(names) if wanted(name)]
         if codes:
             mask = pc.is_in(batch["event"].indices, value_set=pa.array(codes, pa.int32()))
-            found += filter(None, map(_alert, batch.filter(mask).to_pylist()))
-    return found
+            yield batch.filter(mask)
 
 
 def _alert(row: dict[str, Any]) -> Alert | None:
@@ -148,12 +152,8 @@ class EventLines:
             if now - self._begun >= 1.0:
                 self._log_more()
                 self._begun, self._said = now, 0
-            for batch in events.to_batches():
-                names = batch["event"].dictionary.to_pylist()
-                codes = [code for code, name in enumerate(names) if name in LOGGED]
-                if codes:
-                    mask = pc.is_in(batch["event"].indices, value_set=pa.array(codes, pa.int32()))
-                    self._lines(broker, batch.filter(mask))
+            for batch in _with_events(events, LOGGED.__contains__):
+                self._lines(broker, batch)
 
     def _lines(self, broker: str, batch: pa.RecordBatch) -> None:
         room = max(0, LINES_MAX - self._said)
