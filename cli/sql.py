@@ -65,8 +65,9 @@ def _explained(lake: duckdb.DuckDBPyConnection, text: str) -> LakequeueError:
     first = text.splitlines()[0]
     kind, colon, said = first.partition(": ")
     if unread := NOT_READ.search(first):
+        why = unread[2].rstrip(".")
         return EnvironmentFault(
-            f"A file of the table {unread[1]!r} is gone or cannot be read: {unread[2]}. "
+            f"A file of the table {unread[1]!r} is gone or cannot be read: {why}. "
             "`lakequeue tables` shows what is damaged, and how to repair it"
         )
     if missing := NO_TABLE.search(first):

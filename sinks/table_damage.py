@@ -219,10 +219,7 @@ def _put_versions_aside(table: Table, aside: Folder) -> str:
         if file.name in (LAST, f".{LAST}.crc") or is_broken or is_later:
             move(file, aside / LOG / file.name)  # without LAST readers look for themselves
             moved += bool(_COMMIT.fullmatch(file.name))
-    return (
-        f"it is back at version {table.version:,}; {moved:,} later versions were set aside in "
-        f"{aside}"
-    )
+    return f"it is back at version {table.version:,}; later ones, set aside in {aside}: {moved:,}"
 
 
 def _commit_removal(table: Table, aside: Folder) -> str:
