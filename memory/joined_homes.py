@@ -7,7 +7,6 @@ caller's thread after one of the engines was called, and holds neither engine's 
 
 from __future__ import annotations
 
-import json
 import threading
 import weakref
 from collections import deque
@@ -18,8 +17,18 @@ from ..client.session.transport import Record
 from ..definitions.bridge import MEMORY, BridgeDefinition, far_address, parse_bridge
 from ..protocol import topics
 from ..protocol.errors import LakequeueError
-from ..protocol.home_bridges import OPEN, WAITING, CopierState, answers_key, bridge_key, encode
-from ..protocol.wire import WireRecord
+from ..protocol.home_bridges import (
+    OPEN,
+    WAITING,
+    BridgeEnds,
+    CopierState,
+    EndId,
+    answers_key,
+    bridge_key,
+    encode,
+    of_key,
+)
+from ..protocol.wire import WireRecord, headers_list
 from .memory_broker import MemoryBroker
 
 
@@ -48,34 +57,39 @@ class JoinedHomes:
         self.find = find
         self.neighbours: weakref.WeakSet[JoinedHomes] = weakref.WeakSet()  # with bridges here
         self._engine = engine
-        self._copiers: dict[bytes, MemoryCopier] = {}
+        self._ends = BridgeEnds()
+        self._copiers: dict[EndId, MemoryCopier] = {}
         self._copying = threading.Lock()
 
     def take(self, record: WireRecord) -> None:
         """Take a record of a step: of the directory, or for another home."""
         assert record.key is not None
-        if record.topic.endswith(f".{topics.BRIDGE_OUT}"):
-            copier = self._copiers.get(record.key)
+        topic, _, kind = record.topic.rpartition(".")
+        if kind == topics.BRIDGE_OUT:
+            vpn, bridge = of_key(record.key)
+            copier = self._copiers.get((vpn, topic, bridge))
             if copier is not None and record.value is not None:
                 copier.unsent.append(record.value)
-        elif record.key.startswith(topics.DIRECTORY_BRIDGE.encode()):
+        else:
             self._learn(record)
 
     def _learn(self, record: WireRecord) -> None:
-        vpn = record.topic.rpartition(".")[0]
-        name = (record.key or b"").decode().removeprefix(topics.DIRECTORY_BRIDGE)
-        key = bridge_key(vpn, name)
-        if record.value is None:
-            self._copiers.pop(key, None)
+        headers = headers_list(record.headers)
+        epoch = self._engine.broker().home.epoch
+        place = self._ends.read(epoch, record.topic, record.key, record.value, headers)
+        if place is None:
             return
-        entry = json.loads(record.value)
-        bridge = parse_bridge(entry["definition"])
-        known = self._copiers.get(key)
+        end = self._ends.ends.get(place)
+        if end is None:
+            self._copiers.pop(place, None)
+            return
+        bridge = parse_bridge(end.definition)
+        known = self._copiers.get(place)
         if known is not None and known.bridge.to == bridge.to:
             known.bridge = bridge
         elif bridge.leaves:
             unsent = known.unsent if known is not None else deque()
-            self._copiers[key] = MemoryCopier(self._engine, bridge, entry["broker"], unsent)
+            self._copiers[place] = MemoryCopier(self._engine, bridge, end.broker, unsent)
 
     def carry(self) -> None:
         """Copy, here and from homes with bridges to us, until nothing is left."""
@@ -95,9 +109,9 @@ class JoinedHomes:
         finally:
             self._copying.release()
 
-    def copier(self, bridge: str, vpn: str = "default") -> MemoryCopier:
-        """The copier of a bridge, for tests."""
-        return self._copiers[bridge_key(vpn, bridge)]
+    def copiers(self, bridge: str, vpn: str = "default") -> list[MemoryCopier]:
+        """The copiers of a bridge's ends, for tests."""
+        return [one for (v, _, name), one in self._copiers.items() if (v, name) == (vpn, bridge)]
 
 
 class MemoryCopier:

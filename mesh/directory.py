@@ -22,7 +22,7 @@ from . import credit, moves, stand_ins
 from .bridges import bridge_commands
 from .bridges.bridge_facts import BridgeFacts
 from .channel import say
-from .facts import Entry, MeshFacts, Peer, entry_of, hosts_now, keeper_of, key_of
+from .facts import Entry, MeshFacts, Peer, entry_of, hosts_now, key_of
 
 _encode = msgspec.msgpack.encode
 _entry = msgspec.msgpack.Decoder(Entry)
@@ -116,8 +116,7 @@ def apply_entry(
         apply_entry(broker, facts, bridges, vpn, name, None)  # its deletion was lost
     if is_bridge and entry is None:
         bridge_name = name.removeprefix(ENDPOINT_PREFIX)
-        tells = not facts.brokers or keeper_of(facts) == own
-        waited = bridge_commands.end(broker, bridges, vpn, bridge_name, tells)
+        waited = bridge_commands.end(broker, bridges, vpn, bridge_name)
     elif entry is not None and entry.bridge is not None:
         bridge = parse_bridge(entry.bridge)
         bridge_commands.begin(broker, bridges, bridge, facts.brokers, entry.born)

@@ -444,6 +444,10 @@ class Mesh(Routes):
         broker.event("bridge_refused", sent.vpn, why=f"it failed: {why}")
         return far_end.across_failed(self.bridges, sent, broker.header.number)
 
+    def engine_begins(self) -> None:
+        """See `MeshInterface`."""
+        bridge_commands.publish_ends(self._broker, self.bridges)
+
     def _copied(self, key: bytes, value: bytes | None) -> None:
         """Handle a record of the copying engine for a bridge's near end. It comes in the broker's
         own topic, to which nobody else writes, under the bridge's key. Raises ValueError for a
@@ -452,8 +456,10 @@ class Mesh(Routes):
         message = decode_copied(value)
         queue = self._broker.find(vpn, endpoint.endpoint_name(name))
         link = None if queue is None else self.bridges.links.get(queue.number)
-        if link is None or link.to != ELSEWHERE:
-            return  # the bridge was deleted
+        if link is None or link.to != ELSEWHERE:  # the bridge was deleted: the engine may not know
+            if vpn in self._broker.header.vpns:
+                bridge_commands.publish_end(self._broker, vpn, name, None)
+            return
         if not isinstance(message, HomeAnswer):
             set_connection_state(self._broker, link, message.state, message.why)
         elif message.receipt.link == link.number:

@@ -119,7 +119,7 @@ class _Rehoming:
         self._brokers: dict[int, Broker] = {}  # before the change
         for one in sorted(resting, key=lambda one: one.number):
             self._brokers[one.number] = self._load(one.name, one.number, one.pages, epoch, secret)
-        self._edition = 1 + max(facts_of(one).edition for one in self._brokers.values())
+        self._edition = 1 + max(_edition_of(one) for one in self._brokers.values())
         staying = set(change.brokers.values())
         self._removed = [number for number in self._brokers if number not in staying]
         self._added = sorted(staying - self._brokers.keys())
@@ -356,6 +356,13 @@ class _Rehoming:
         )  # fmt: skip
         pages = dict(sorted(broker.store.pages.items()))
         return Resting(header.name, header.number, pages, offsets, ids, list(captures), journal)
+
+
+def _edition_of(broker: Broker) -> int:
+    """The last edition of the directory. While a broker is alone, its entries for clients are
+    numbered by its events, and clients ignore lower numbers."""
+    facts = facts_of(broker)
+    return facts.edition or broker.header.events
 
 
 def _define_again(broker: Broker, queue: Queue, new: QueueDefinition) -> None:

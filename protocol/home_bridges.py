@@ -10,16 +10,22 @@ and the copier needs no memory.
 `oldest` is the first number without an answer when the record was written. A far end that has never
 heard of the bridge begins there.
 
+Directory. Each broker writes the ends of bridges that it has into `<vpn>.directory`, and the engine
+reads there for which bridges it copies (`BridgeEnds`).
+
 The copier writes its own messages to the near end into the near broker's topic (`<broker>.mesh`),
 to which only the engine writes, under the key of the bridge.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Final, Literal
+import re
+from collections.abc import Iterable
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
+from . import topics
 from .bounds import CANNOT_DECODE, Count, Name
 from .mesh_messages import BridgeReceipt, BridgeSend
 
@@ -98,3 +104,73 @@ def of_key(key: bytes) -> tuple[str, str]:
 def answers_key(epoch: int, bridge: str) -> bytes:
     """The key of the answers for a home's bridge."""
     return f"{epoch}/{bridge}".encode()
+
+
+# ---------------------------------------------------------------- the directory
+
+WRITTEN = "lq-written"  # a header: the epoch of the home, and when the broker wrote the record
+EndId = tuple[str, str, str]  # the VPN, the broker, the bridge
+
+
+class BridgeEnd(msgspec.Struct, frozen=True):
+    """One end of a bridge between homes, at a broker. broker: its number; definition: as on the
+    wire."""
+
+    broker: int
+    definition: dict[str, Any]
+
+
+_end = msgspec.json.Decoder(BridgeEnd)
+_written = re.compile(rb"(\d{1,19})\.(\d{1,19})\.(\d{1,19})")
+
+
+def end_key(broker: str, bridge: str) -> bytes:
+    """The key of a bridge's end in the directory. No other broker writes under it, so two brokers
+    that have the same bridge one after the other do not disturb each other."""
+    return f"{topics.DIRECTORY_BRIDGE}{broker}/{bridge}".encode()
+
+
+def encode_written(epoch: int, time: int, event: int) -> bytes:
+    """The header `WRITTEN`. time, event: the broker's, which only grow."""
+    return f"{epoch}.{time}.{event}".encode()
+
+
+class BridgeEnds:
+    """The ends of bridges between homes, as the directories say.
+
+    A broker's worker that was replaced may still write, so an older record may come behind a newer
+    one. It is ignored. If compaction kept only that one, a reader that begins later is wrong at
+    first. So each broker writes all its ends again when the engine begins, and that it has no such
+    bridge when somebody copies for one.
+    """
+
+    def __init__(self) -> None:
+        self.ends: dict[EndId, BridgeEnd] = {}
+        self._written: dict[EndId, tuple[int, int]] = {}
+
+    def read(
+        self, epoch: int, topic: str, key: bytes | None, value: bytes | None,
+        headers: Iterable[tuple[str, bytes]],
+    ) -> EndId | None:  # fmt: skip
+        """Read a record of a directory; returns the end that it is about. None if it is about
+        something else, of another home than `epoch`, or older than what is known. Raises ValueError
+        for a malformed record."""
+        if key is None or not key.startswith(topics.DIRECTORY_BRIDGE.encode()):
+            return None
+        try:
+            broker, _, bridge = key.decode().removeprefix(topics.DIRECTORY_BRIDGE).partition("/")
+            end = None if value is None else _end.decode(value)
+        except CANNOT_DECODE as e:
+            raise ValueError(f"{topic}: {key[:100]!r} is not a bridge's record: {e}") from e
+        written = _written.fullmatch(dict(headers).get(WRITTEN, b""))
+        if written is None:
+            raise ValueError(f"{topic}: {key[:100]!r} does not say when it was written")
+        own_epoch, time, event = map(int, written.groups())
+        found, when = (topic.rpartition(".")[0], broker, bridge), (time, event)
+        if own_epoch != epoch or when < self._written.get(found, when):
+            return None
+        self._written[found] = when
+        self.ends.pop(found, None)
+        if end is not None:
+            self.ends[found] = end
+        return found

@@ -194,13 +194,16 @@ class HomeRecord:
 @dataclass(slots=True)
 class BridgeEntry:
     """A bridge between homes that begins or ends at this broker, for the compacted topic
-    ``<vpn>.directory``, key ``bridge/<name>``; the copying engine reads it. definition: None if it
-    was deleted."""
+    ``<vpn>.directory``, key ``bridge-end/<broker>/<name>``; the copying engine reads it.
+    broker, number: this one; at: when the broker wrote this, see `home_bridges.BridgeEnds`;
+    definition: None if there is no such bridge."""
 
     vpn: str
     bridge: str
-    broker: int
+    broker: str
+    number: int
     epoch: int
+    at: tuple[int, int]
     definition: dict[str, Any] | None
 
 

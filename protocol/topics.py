@@ -28,7 +28,8 @@ INSTRUCTIONS = "instructions"  # a broker's: commands from the engine (peers, li
 ENGINE = "engine"  # the engine's heartbeats
 
 DIRECTORY_QUEUE = "queue/"  # prefix of the directory's keys for queues
-DIRECTORY_BRIDGE = "bridge/"  # prefix of the directory's keys for bridges between homes
+# Prefix of its keys for ends of bridges between homes. Earlier versions used "bridge/".
+DIRECTORY_BRIDGE = "bridge-end/"
 DIRECTORY = "directory"  # compacted: brokers, queues, bridges
 
 OWN = (

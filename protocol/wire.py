@@ -375,11 +375,13 @@ def _entry(entry: DirectoryEntry) -> WireRecord:
 
 
 def _bridge_entry(entry: BridgeEntry) -> WireRecord:
-    """Like `_entry`, for a bridge between homes."""
-    value = {"broker": entry.broker, "epoch": entry.epoch, "definition": entry.definition}
-    key = f"{topics.DIRECTORY_BRIDGE}{entry.bridge}".encode()
+    """Like `_entry`, for an end of a bridge between homes."""
+    value = {"broker": entry.number, "definition": entry.definition}
+    key = home_bridges.end_key(entry.broker, entry.bridge)
     text = None if entry.definition is None else _json(value)
-    return WireRecord(topics.topic(entry.vpn, topics.DIRECTORY), 0, key, text)
+    at = home_bridges.encode_written(entry.epoch, *entry.at)
+    headers = headers_json([(home_bridges.WRITTEN, at)])
+    return WireRecord(topics.topic(entry.vpn, topics.DIRECTORY), 0, key, text, headers)
 
 
 def _journal(journal: Journal) -> Iterator[WireRecord]:

@@ -56,17 +56,20 @@ def begin(
     """Apply a checked definition. Every broker of the home remembers it; its carrier makes it.
     brokers: of this home, empty if there is only this one; born: see `Link`."""
     broker.vpn_number(new.vpn)  # make the VPN known
-    facts.definitions.setdefault(new.vpn, {})[new.name] = bridge_to_wire(new)
+    definitions, given = facts.definitions.setdefault(new.vpn, {}), bridge_to_wire(new)
+    is_changed = definitions.get(new.name) != given
+    definitions[new.name] = given
     if new.carrier != broker.header.name:
         return
-    if new.leaves or new.expects_home:
-        _enter(broker, new.vpn, new.name, bridge_to_wire(new))
     if new.arrives:
         far_end.open_arrival(broker, facts, new)
     else:
         own = broker.header.number
         far = new.far_broker
-        _make(broker, facts, new, ELSEWHERE if far is None else brokers.get(far, own), born)
+        to = ELSEWHERE if far is None else brokers.get(far, own)
+        _make(broker, facts, new, to, born, is_changed)
+    if new.leaves or new.expects_home:
+        publish_end(broker, new.vpn, new.name, given)
 
 
 def names(facts: BridgeFacts, vpn: str) -> list[str]:
@@ -85,29 +88,43 @@ def describe_bridge(
     return describe(broker, _link(facts, vpn, command.name))
 
 
-def end(broker: Broker, facts: BridgeFacts, vpn: str, name: str, tells: bool = True) -> int:
-    """Delete a bridge; returns how many messages waited here. tells: tell the engine. Of several
-    brokers the keeper does, before another broker makes the bridge anew: the earlier carrier may be
-    late, and would end the new bridge."""
+def end(broker: Broker, facts: BridgeFacts, vpn: str, name: str) -> int:
+    """Delete a bridge; returns how many messages waited here."""
     existing = facts.definitions.get(vpn, {}).pop(name, None)
     if existing is None:
         return 0
-    bridge = parse_bridge(existing)
-    if tells and (bridge.leaves or bridge.expects_home):
-        _enter(broker, vpn, name, None)
+    bridge, waiting = parse_bridge(existing), 0
     if bridge.carrier != broker.header.name:
         return 0
     arrival = facts.arrival(vpn, name)
     if arrival is not None and arrival.is_open:
         far_end.close_arrival(broker, vpn, arrival)
-        return 0
-    link = _link(facts, vpn, name)
-    queue = broker.queues[link.queue]
-    waiting = queue.header.depth
-    del facts.links[link.queue]
-    delete(broker, vpn, c.Delete(queue=queue.definition.name))
-    broker.event("bridge_deleted", vpn, bridge=name, messages=waiting)
+    else:
+        link = _link(facts, vpn, name)
+        queue = broker.queues[link.queue]
+        waiting = queue.header.depth
+        del facts.links[link.queue]
+        delete(broker, vpn, c.Delete(queue=queue.definition.name))
+        broker.event("bridge_deleted", vpn, bridge=name, messages=waiting)
+    if bridge.leaves or bridge.expects_home:
+        publish_end(broker, vpn, name, None)
     return waiting
+
+
+def publish_end(broker: Broker, vpn: str, name: str, definition: dict[str, Any] | None) -> None:
+    """Write into the directory that an end of a bridge to another home is here, or none."""
+    header = broker.header
+    at = broker.now, header.events  # each change is an event
+    broker.emit(BridgeEntry(vpn, name, header.name, header.number, header.epoch, at, definition))
+
+
+def publish_ends(broker: Broker, facts: BridgeFacts) -> None:
+    """Write all ends that are here once more, see `home_bridges.BridgeEnds`."""
+    for vpn in sorted(facts.definitions):
+        for name, bridge in _definitions_of(facts, vpn).items():
+            is_here = bridge.carrier == broker.header.name
+            if is_here and (bridge.leaves or bridge.expects_home):
+                publish_end(broker, vpn, name, bridge_to_wire(bridge))
 
 
 # ---------------------------------------------------------------- checks
@@ -172,7 +189,10 @@ def _check(broker: Broker, facts: BridgeFacts, where: str, new: BridgeDefinition
 # ---------------------------------------------------------------- the near end
 
 
-def _make(broker: Broker, facts: BridgeFacts, bridge: BridgeDefinition, to: int, born: int) -> None:
+def _make(
+    broker: Broker, facts: BridgeFacts, bridge: BridgeDefinition, to: int, born: int,
+    is_changed: bool,
+) -> None:  # fmt: skip
     """Make or change the bridge's endpoint and link. The same definition again changes nothing."""
     definition = endpoint.definition_of(bridge)
     queue = broker.find(bridge.vpn, definition.name)
@@ -190,18 +210,11 @@ def _make(broker: Broker, facts: BridgeFacts, bridge: BridgeDefinition, to: int,
         queue.header.faulted = ""
         resume(broker, queue)
         broker.touch(queue)
-    link.to_name = bridge.to
-    if queue.definition == definition and link.lanes == bridge.lanes:
+    if not is_changed:
         return
     endpoint.change(broker, queue, definition)
-    link.lanes = bridge.lanes
+    link.to_name, link.lanes = bridge.to, bridge.lanes
     broker.event("bridge_made", bridge.vpn, bridge=bridge.name, again=True, lanes=bridge.lanes)
-
-
-def _enter(broker: Broker, vpn: str, name: str, definition: dict[str, Any] | None) -> None:
-    """Tell the engine about a bridge to another home, or its deletion."""
-    header = broker.header
-    broker.emit(BridgeEntry(vpn, name, header.number, header.epoch, definition))
 
 
 # ---------------------------------------------------------------- description

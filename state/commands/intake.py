@@ -152,6 +152,7 @@ def _note_beginning(broker: Broker, origin: str, command: c.AnyCommand) -> bool:
     if isinstance(command, c.Begin) and command.epoch == header.epoch:
         if origin == ENGINE:
             header.joins_homes = command.joins_homes
+            broker.mesh.engine_begins()
         if header.epoch and origin not in header.begun:
             header.begun.append(origin)
     return not header.epoch or origin in header.begun

@@ -45,6 +45,9 @@ class MeshInterface:
 
     # ------------------------------------------------------------ a step
 
+    def engine_begins(self) -> None:
+        """Write into the directory again which ends of bridges are here: the engine reads it."""
+
     def hear(self, records: Records, skipped: Mapping[tuple[str, int, int], str]) -> None:
         """Read records from other brokers."""
         assert not records, "a record from another broker, but this broker has no mesh"

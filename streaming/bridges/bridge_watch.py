@@ -1,25 +1,23 @@
 """Follows which bridges between homes exist, and gives each its topics and a copier (H1).
 
-The state writes them to the directories of their VPNs (`bridge/<name>`, a compacted topic), so a
-driver that starts finds all of them there. Records that another home left in these topics are
-ignored, by their epoch. The far end of a bridge needs topics; the near end needs a thread that
-copies.
+Each broker writes the ends that it has to the directories of their VPNs, compacted topics, so a
+driver that starts finds all of them there (`BridgeEnds`). Records that another home left in these
+topics are ignored, by their epoch. The far end of a bridge needs topics; the near end needs a
+thread that copies.
 """
 
 from __future__ import annotations
 
-import json
 import logging
 import time
 from functools import partial
-from typing import Any
 
 from confluent_kafka import KafkaException, Message, TopicPartition
 
 from ...definitions.bridge import BridgeDefinition, parse_bridge
 from ...protocol import LakequeueError, topics
-from ...protocol.bounds import CANNOT_DECODE
 from ...protocol.duties import do_every
+from ...protocol.home_bridges import BridgeEnds, EndId
 from ...sources.same_topic import TopicsNow
 from ..kafka.topics_admin import MESH_CONFIG, STEPS_CONFIG, ensure_own
 from ..watch_thread import TopicReader
@@ -30,7 +28,6 @@ log = logging.getLogger("lakequeue.engine")
 
 TRIM_S = 30.0
 ASK_S_MAX = 10.0
-PREFIX = topics.DIRECTORY_BRIDGE.encode()
 
 
 class BridgeWatch(TopicReader):
@@ -41,9 +38,10 @@ class BridgeWatch(TopicReader):
         super().__init__(bootstrap, "lakequeue-bridges", places, **READER)
         self._servers = bootstrap
         self._epoch = 0
-        self._wanted: dict[tuple[str, str], tuple[BridgeDefinition, int]] = {}
-        self._copiers: dict[tuple[str, str], HomeCopier] = {}
-        self._changed: set[tuple[str, str]] = set()
+        self._ends = BridgeEnds()
+        self._wanted: dict[EndId, tuple[BridgeDefinition, int]] = {}
+        self._copiers: dict[EndId, HomeCopier] = {}
+        self._changed: set[EndId] = set()
         self._trimmed_at = time.monotonic()
 
     def open(self, epoch: int) -> None:
@@ -58,7 +56,19 @@ class BridgeWatch(TopicReader):
             copier.stop()
 
     def take(self, message: Message) -> None:
-        self.read(message.topic() or "", message.key(), message.value())
+        """Read one record of a directory. A malformed one is not the engine's."""
+        about = message.topic() or "", message.key(), message.value(), message.headers() or ()
+        try:
+            place = self._ends.read(self._epoch, *about)
+            if place is None:
+                return
+            end = self._ends.ends.get(place)
+            self._wanted.pop(place, None)
+            if end is not None:
+                self._wanted[place] = parse_bridge(end.definition), end.broker
+            self._changed.add(place)
+        except ValueError as error:
+            log.warning("bridges: %s", error)
 
     def idle(self) -> None:
         """Follow what changed, and trim."""
@@ -67,28 +77,11 @@ class BridgeWatch(TopicReader):
         except (LakequeueError, KafkaException, TimeoutError) as error:  # away: again, soon
             log.warning("bridges: %s", error)
 
-    def read(self, topic: str, key: bytes | None, value: bytes | None) -> None:
-        """Read one record of a directory. Records that are not a bridge's are ignored."""
-        if key is None or not key.startswith(PREFIX):
-            return
-        name = key.decode("utf-8", "replace").removeprefix(topics.DIRECTORY_BRIDGE)
-        place = (topic.rpartition(".")[0], name)
-        try:
-            entry: dict[str, Any] = {} if value is None else json.loads(value)
-            if not entry or entry["epoch"] != self._epoch:
-                self._wanted.pop(place, None)
-            else:
-                self._wanted[place] = (parse_bridge(entry["definition"]), int(entry["broker"]))
-        except (*CANNOT_DECODE, KeyError, TypeError) as error:
-            log.warning("%s: %r is not a bridge's record: %s", topic, key, error)
-            return
-        self._changed.add(place)
-
     def _follow(self) -> None:
         """Start, stop and equip bridges as the directories now say."""
         do_every(partial(self._follow_one, place) for place in sorted(self._changed))
 
-    def _follow_one(self, place: tuple[str, str]) -> None:
+    def _follow_one(self, place: EndId) -> None:
         bridge, number = self._wanted.get(place, (None, 0))
         running = self._copiers.get(place)
         if running is not None and running.bridge != bridge:

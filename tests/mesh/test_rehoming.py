@@ -380,6 +380,21 @@ def test_M4_a_home_with_one_broker_that_knew_of_no_other_gets_a_second() -> None
     assert admin.describe("new")["depth"] == 0
 
 
+def test_M5_a_consumer_follows_a_queue_of_a_home_that_had_one_broker() -> None:
+    """What clients are told of queues is numbered on, though one broker counts its events."""
+    engine = RestingEngine(parse_configuration({"brokers": ["a"]}))
+    own = {"name": "q", "message_type": "text", "type": "LocalQueue"}
+    for n in range(20):
+        engine.connect("a").admin().define(own | {"name": f"q{n}"})
+    engine.change(add="b")
+    with engine.connect("a").consumer("q19", max_backlog=5) as consumer:
+        engine.connect("b").admin().move_queue("q19", "b")
+        engine.connect("b").producer().send("q19", b"x")
+        message = consumer.receive(timeout=0)
+        assert message is not None
+        assert message.payload == b"x"
+
+
 # ---------------------------------------------------------------- captured topics
 
 

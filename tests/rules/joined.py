@@ -43,7 +43,8 @@ class Homes:
 
     @property
     def copier(self) -> MemoryCopier:
-        return self.engines["west"].homes.copier(self.NAME)
+        (found,) = self.engines["west"].homes.copiers(self.NAME)
+        return found
 
     def define(self, name: str, *topics: str, **keys: Any) -> None:
         own = {"name": name, "message_type": "binary", "type": "LocalQueue"}

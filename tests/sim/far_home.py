@@ -141,18 +141,17 @@ class Copier:
         self._said: str | None = None
         self._at: dict[str, int] = {}
         self._ever: dict[str, int] = {}
-        self._carrier: tuple[int, set[str]] = 0, set()  # of the directory: how far, who has it
+        self._ends = home_bridges.BridgeEnds()
+        self._read = 0  # of the directory
 
     def _carriers(self) -> list[str]:
-        """Near brokers for which it copies: of all while there are faults, as if copiers of earlier
-        ones still ran; in the end as the directory says."""
-        at, names = self._carrier
-        for record in self.near.kafka.read((DIRECTORY, 0), at, 1 << 30):
-            at = record.at + 1
-            if record.own_key == f"{topics.DIRECTORY_BRIDGE}{BRIDGE}".encode():
-                given = record.own_value and json.loads(record.own_value)["definition"]
-                names = {given["from"]} if given else set()
-        self._carrier = at, names
+        """Near brokers for which it copies: for all while there are faults, as if copiers of
+        earlier ones still ran; in the end those that the directory names."""
+        for record in self.near.kafka.read((DIRECTORY, 0), self._read, 1 << 30):
+            self._read = record.at + 1
+            about = record.own_key, record.own_value, record.own_headers or ()
+            self._ends.read(NEAR_EPOCH, DIRECTORY, *about)
+        names = {broker for _, broker, _ in self._ends.ends}
         return [name for name in self.near.sites if name in names or not self.near.calm]
 
     def say(self) -> None:

@@ -7,6 +7,7 @@ from unittest.mock import patch
 
 from lakequeue.mesh import channel, handover, moves, rehome, stand_ins
 from lakequeue.mesh.bridges import far_end
+from lakequeue.mesh.bridges.bridge_facts import Link
 from lakequeue.mesh.keeper import Keeper
 from lakequeue.mesh.mesh import Mesh
 from lakequeue.mesh.queue_placement import QueuePlacement
@@ -213,6 +214,12 @@ def a_missing_number_of_a_bridge_is_passed_over() -> Any:
         return bool(original(broker, vpn, arrival, said))
 
     return around(far_end, "_accept_number", is_next)
+
+
+@mutant
+def a_bridge_that_is_made_again_has_the_numbers_of_its_broker_alone() -> Any:
+    """Another broker's may be lower."""
+    return patch.object(Link, "number", property(lambda self: self.queue))
 
 
 @mutant

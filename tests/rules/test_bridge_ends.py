@@ -1,0 +1,145 @@
+"""Which ends of bridges there are, as their brokers write it into the directory (H1): a worker that
+was replaced may write late, and what is late is not believed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from lakequeue.definitions import parse_configuration
+from lakequeue.memory.joined_homes import JoinedHomes
+from lakequeue.protocol import commands as c
+from lakequeue.protocol.home_bridges import WRITTEN, BridgeEnds, encode_written, end_key
+from lakequeue.protocol.outputs import BridgeEntry
+from lakequeue.protocol.wire import WireRecord, encode, headers_list
+
+from .joined import LEAVES, Homes
+
+HERE = {"name": "out"}
+
+
+def read(
+    ends: BridgeEnds, at: tuple[int, int], definition: Any, broker: str = "a", epoch: int = 7
+) -> Any:
+    """Read what a broker writes."""
+    (record,) = encode([BridgeEntry("v", "out", broker, 3, epoch, at, definition)])
+    headers = headers_list(record.headers)
+    return ends.read(7, record.topic, record.key, record.value, headers)
+
+
+def test_h1_a_late_record_of_an_end_is_not_believed() -> None:
+    ends, a = BridgeEnds(), ("v", "a", "out")
+    assert read(ends, (10, 1), HERE) == a
+    assert (ends.ends[a].broker, ends.ends[a].definition) == (3, HERE)
+    assert read(ends, (10, 2), None) == a
+    assert ends.ends == {}
+    assert read(ends, (10, 1), HERE) is None
+    assert ends.ends == {}
+    assert read(ends, (11, 0), HERE) == a
+    assert read(ends, (10, 2), None) is None
+    assert list(ends.ends) == [a]
+    assert read(ends, (11, 0), HERE) == a  # the engine begins, and nothing has changed
+
+
+def test_h1_an_end_is_of_one_broker_and_one_home() -> None:
+    ends = BridgeEnds()
+    read(ends, (10, 1), HERE, "a")
+    assert read(ends, (5, 1), HERE, "b") == ("v", "b", "out")
+    assert read(ends, (99, 1), None, "a", epoch=6) is None
+    assert read(ends, (9, 1), None, "b") == ("v", "b", "out")
+    assert list(ends.ends) == [("v", "a", "out")]
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "headers", "why"),
+    [
+        (b"bridge-end/a/out", b"{}", [(WRITTEN, b"7.1.1")], "not a bridge's record"),
+        (b"bridge-end/a/out", b"[" * 100_000, [(WRITTEN, b"7.1.1")], "not a bridge's record"),
+        (b"bridge-end/\xff", None, [(WRITTEN, b"7.1.1")], "not a bridge's record"),
+        (end_key("a", "out"), None, [], "does not say when"),
+        (end_key("a", "out"), None, [(WRITTEN, b"7.x.1")], "does not say when"),
+        (end_key("a", "out"), None, [(WRITTEN, b"9" * 5_000 + b".1.1")], "does not say when"),
+    ],
+)
+def test_h1_a_malformed_record_of_an_end_is_a_sentence(
+    key: bytes, value: bytes | None, headers: list[tuple[str, bytes]], why: str
+) -> None:
+    ends = BridgeEnds()
+    with pytest.raises(ValueError, match=why):
+        ends.read(7, "v.directory", key, value, headers)
+    assert ends.ends == {}
+
+
+def test_h1_other_records_of_the_directory_are_no_ends() -> None:
+    ends = BridgeEnds()
+    for key in (None, b"queue/x", b"broker/a", b"bridge/out"):  # the last: of an earlier version
+        assert ends.read(7, "v.directory", key, b"{}", [(WRITTEN, encode_written(7, 1, 1))]) is None
+    assert ends.ends == {}
+
+
+class Watched(Homes):
+    """Remembers what is written about ends of bridges."""
+
+    def __init__(self, **keys: Any) -> None:
+        super().__init__(**keys)
+        self.written: list[WireRecord] = []
+        west = self.engines["west"]
+        told = west.homes.take
+
+        def take(record: WireRecord) -> None:
+            if (record.key or b"").startswith(b"bridge-end/"):
+                self.written.append(record)
+            told(record)
+
+        west.homes.take = take  # type: ignore[method-assign]
+
+    def begin(self, *known: WireRecord) -> None:
+        """Somebody else follows the ends from now on; known: what he has read."""
+        west = self.engines["west"]
+        west.homes = JoinedHomes(west, self.engines.get)  # type: ignore[arg-type]
+        for record in known:
+            west.homes.take(record)
+
+
+def test_h1_a_bridge_goes_on_whatever_its_earlier_broker_writes_late() -> None:
+    homes = Watched(leaves=None)
+    homes.define("q", "a/>")
+    west = homes.engines["west"]
+    west.configure(parse_configuration({"brokers": ["near", "beside"]}))
+    for broker in ("beside", "near", "beside"):
+        homes.west.admin().bridge(LEAVES | {"from": broker})
+        homes.west.admin().delete_bridge("out")
+    late = list(homes.written)
+    assert [record.value is None for record in late] == [False, True] * 3
+    homes.west.admin().bridge(LEAVES)
+    for record in late:
+        west.homes.take(record)
+        homes.send("a/1", "x")
+        homes.advance("1s")
+        assert homes.bodies("q") == ["x"]
+        assert homes.seen()["on_its_way"] == 0
+
+
+def test_h1_who_follows_the_ends_anew_learns_all_when_the_engine_begins() -> None:
+    """Compaction may have kept a late record alone."""
+    homes = Watched(leaves=None)
+    homes.define("q", "a/>")
+    homes.west.admin().bridge(LEAVES)
+    homes.west.admin().delete_bridge("out")
+    homes.west.admin().bridge(LEAVES)
+    homes.begin(homes.written[1])  # that it is gone
+    assert homes.engines["west"].homes.copiers("out") == []
+    homes.engines["west"].instruct("default", c.encode_command(c.Begin(epoch=0)))
+    homes.send("a/1", "x")
+    homes.advance("1s")
+    assert homes.bodies("q") == ["x"]
+
+
+def test_h1_who_copies_for_a_bridge_that_is_gone_is_told() -> None:
+    homes = Watched(leaves=None)
+    homes.west.admin().bridge(LEAVES)
+    homes.west.admin().delete_bridge("out")
+    homes.begin(homes.written[0])  # that it is there
+    assert len(homes.engines["west"].homes.copiers("out")) == 1
+    homes.advance("1s")
+    assert homes.engines["west"].homes.copiers("out") == []
