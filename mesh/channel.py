@@ -5,7 +5,9 @@ step, and Kafka keeps their order, so each comes at least once. Both numbers are
 brokers' states. Nothing is repeated, nothing depends on time.
 
 A missing number means that Kafka lost records. The receiver writes the event ``mesh_gap``, both
-sides repeat everything unconfirmed, and the channel goes on behind the gap.
+sides repeat everything unconfirmed, and the channel goes on behind the gap. A record whose body
+cannot be read counts as lost too. Its repetition may be as unreadable, so it is asked for once a
+minute (`ASK_AGAIN_MS`).
 
 Rebuilt brokers (R3). Each is rebuilt as of some step. What it sent in later steps is lost, though
 others may have received it. Two things must hold before they go on:
@@ -32,7 +34,7 @@ from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from ..protocol import mesh_messages
-from ..protocol.mesh_messages import WORDS, MeshMessage
+from ..protocol.mesh_messages import MeshMessage
 from ..protocol.outputs import MeshRecord
 from ..state.queue.broker import Broker
 from .facts import MeshFacts, Peer
@@ -48,12 +50,17 @@ def say(broker: Broker, facts: MeshFacts, to: int, message: MeshMessage) -> None
     broker.emit(MeshRecord(peer.name, header.number, header.name, header.epoch, peer.said, message))
 
 
+ASK_AGAIN_MS = 60_000
+
+
 class HeardMessage(NamedTuple):
-    """A record. lost: the number of the last record lost before it (0: none)."""
+    """A record. message: None if it cannot be read; why: the reason; lost: the number of the last
+    record lost before it (0: none)."""
 
     sender: int
-    message: MeshMessage
+    message: MeshMessage | None
     lost: int
+    why: str = ""
 
 
 def hear(broker: Broker, facts: MeshFacts, vpn: str, value: bytes | None) -> HeardMessage | None:
@@ -77,11 +84,12 @@ def hear(broker: Broker, facts: MeshFacts, vpn: str, value: bytes | None) -> Hea
     peer.heard = envelope.number
     if peer.lost_words and peer.lost_words[0][1] < peer.heard:
         del peer.lost_words[0]
-    word = WORDS.get(envelope.kind)
-    if word is None:
-        raise ValueError(f"kind: {envelope.kind!r} – allowed are {', '.join(sorted(WORDS))}")
     lost = envelope.number - 1 if missing > 0 else 0
-    return HeardMessage(envelope.sender, mesh_messages.decode_body(envelope, word), lost)
+    try:
+        return HeardMessage(envelope.sender, mesh_messages.decode_body(envelope), lost)
+    except ValueError as error:
+        peer.unread = envelope.number
+        return HeardMessage(envelope.sender, None, lost, str(error))
 
 
 # ---------------------------------------------------------------- rejoining

@@ -18,7 +18,9 @@ class Peer(msgspec.Struct):
     """Another broker. said, heard: the numbers of the last records to it and from it; lost_words:
     [first, last] numbers of its lost steps (R3); again: all unconfirmed records up to this number
     were repeated; is_behind: a record from it was lost, and its repetition has yet to come;
-    confirmed: the edition of the directory that it knows."""
+    confirmed: the edition of the directory that it knows; unread: the number of the last record
+    from it that could not be read, and that it was not asked for since; ask_at: the earliest time
+    to ask for such a record again."""
 
     name: str
     said: int = 0
@@ -27,6 +29,8 @@ class Peer(msgspec.Struct):
     again: int = 0
     is_behind: bool = False
     confirmed: int = 0
+    unread: int = 0
+    ask_at: int = 0
 
 
 class Entry(msgspec.Struct):

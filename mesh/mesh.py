@@ -157,6 +157,8 @@ class Mesh(Routes):
             if self.facts.rejoined:
                 self._greet()
             self._keeper.say_untold()
+            for sender in sorted(self.facts.peers):
+                self._ask_for_unread(sender)
             for at in range(len(records)):
                 self._hear_record(records, at, skipped)
             self._broker.at = None
@@ -190,13 +192,16 @@ class Mesh(Routes):
             elif (heard := channel.hear(broker, self.facts, vpn, value)) is not None:
                 if heard.lost:
                     self._missed(heard.sender, heard.lost)
+                if heard.message is None:
+                    self._ask_for_unread(heard.sender)
+                    raise ValueError(heard.why)
                 if failed:
                     raise ValueError(f"it failed: {failed}")
                 self.handlers[heard.message.kind](heard.sender, heard.message)
         except (LakequeueError, ValueError) as error:
             broker.event(event, vpn, why=str(error))
             reject_record(broker, vpn, *position, key, value, str(error))
-            if heard is not None and heard.message.kind in self.failures:
+            if heard is not None and heard.message and heard.message.kind in self.failures:
                 self.failures[heard.message.kind](heard.sender, heard.message)
 
     def speak(self) -> None:
@@ -211,7 +216,8 @@ class Mesh(Routes):
         facts = self.facts
         if facts.untold or facts.rejoined:
             return 1
-        return min(facts.retries.values()) if facts.retries else NEVER
+        asked = (peer.ask_at for peer in facts.peers.values() if peer.unread)
+        return min([*facts.retries.values(), *asked], default=NEVER)
 
     def _greet(self) -> None:
         """Write to all others after this broker was rebuilt. Its last records may be lost with the
@@ -232,6 +238,13 @@ class Mesh(Routes):
         self._lost[sender] = number
         if sender not in self._repeated:
             self._repeat_all(sender)
+
+    def _ask_for_unread(self, sender: int) -> None:
+        """Treat a record that could not be read as lost, unless that was done a moment ago."""
+        peer, now = self.facts.peers[sender], self._broker.now
+        if peer.unread and peer.ask_at <= now:
+            unread, peer.unread, peer.ask_at = peer.unread, 0, now + channel.ASK_AGAIN_MS
+            self._missed(sender, unread)
 
     def _heard(self, sender: int, message: Heard) -> None:
         if message.again:

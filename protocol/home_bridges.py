@@ -150,7 +150,7 @@ class BridgeEnds:
 
     def read(
         self, epoch: int, topic: str, key: bytes | None, value: bytes | None,
-        headers: Iterable[tuple[str, bytes]],
+        headers: Iterable[tuple[str, object]],
     ) -> EndId | None:  # fmt: skip
         """Read a record of a directory; returns the end that it is about. None if it is about
         something else, of another home than `epoch`, or older than what is known. Raises ValueError
@@ -162,7 +162,8 @@ class BridgeEnds:
             end = None if value is None else _end.decode(value)
         except CANNOT_DECODE as e:
             raise ValueError(f"{topic}: {key[:100]!r} is not a bridge's record: {e}") from e
-        written = _written.fullmatch(dict(headers).get(WRITTEN, b""))
+        said = dict(headers).get(WRITTEN)
+        written = _written.fullmatch(said) if isinstance(said, bytes) else None
         if written is None:
             raise ValueError(f"{topic}: {key[:100]!r} does not say when it was written")
         own_epoch, time, event = map(int, written.groups())

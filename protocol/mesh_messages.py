@@ -54,7 +54,6 @@ S = TypeVar("S", bound=MeshMessage)
 
 _pack = msgspec.msgpack.encode
 _decoder = msgspec.msgpack.Decoder(Envelope)
-_decoders: dict[type[MeshMessage], msgspec.msgpack.Decoder[MeshMessage]] = {}
 
 
 def encode(sender: int, name: str, epoch: int, number: int, body: MeshMessage) -> bytes:
@@ -70,13 +69,13 @@ def decode(value: bytes | None) -> Envelope:
         raise ValueError(f"not a message of a broker: {e}") from e
 
 
-def decode_body(envelope: Envelope, kind: type[S]) -> S:
+def decode_body(envelope: Envelope) -> MeshMessage:
     """Decode a record's message. Raises ValueError with a sentence for anything else."""
-    decoder = _decoders.get(kind)
+    decoder = _decoders.get(envelope.kind)
     if decoder is None:
-        decoder = _decoders[kind] = msgspec.msgpack.Decoder(kind)
+        raise ValueError(f"kind: {envelope.kind!r} – allowed are {', '.join(sorted(WORDS))}")
     try:
-        return decoder.decode(envelope.body)  # type: ignore[return-value]
+        return decoder.decode(envelope.body)
     except CANNOT_DECODE as e:
         raise ValueError(f"not {envelope.kind!r}: {e}") from e
 
@@ -306,3 +305,4 @@ WORDS: dict[str, type[MeshMessage]] = {
         BridgeReceipt,
     )
 }
+_decoders = {kind: msgspec.msgpack.Decoder(word) for kind, word in WORDS.items()}

@@ -56,9 +56,10 @@ def begin(
     """Apply a checked definition. Every broker of the home remembers it; its carrier makes it.
     brokers: of this home, empty if there is only this one; born: see `Link`."""
     broker.vpn_number(new.vpn)  # make the VPN known
-    definitions, given = facts.definitions.setdefault(new.vpn, {}), bridge_to_wire(new)
-    is_changed = definitions.get(new.name) != given
-    definitions[new.name] = given
+    definitions = facts.definitions.setdefault(new.vpn, {})
+    before = definitions.get(new.name)
+    is_changed = before is None or parse_bridge(before) != new
+    definitions[new.name] = bridge_to_wire(new)
     if new.carrier != broker.header.name:
         return
     if new.arrives:
@@ -69,7 +70,7 @@ def begin(
         to = ELSEWHERE if far is None else brokers.get(far, own)
         _make(broker, facts, new, to, born, is_changed)
     if new.leaves or new.expects_home:
-        publish_end(broker, new.vpn, new.name, given)
+        publish_end(broker, new.vpn, new.name, bridge_to_wire(new))
 
 
 def names(facts: BridgeFacts, vpn: str) -> list[str]:

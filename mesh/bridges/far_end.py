@@ -25,7 +25,7 @@ from collections.abc import Callable
 import msgspec
 from crc32c import crc32c
 
-from ...definitions.bridge import BridgeDefinition, far_address, is_vpn
+from ...definitions.bridge import BridgeDefinition, far_address, is_vpn, parse_bridge
 from ...protocol import topics
 from ...protocol.errors import Reason
 from ...protocol.home_bridges import (
@@ -146,7 +146,7 @@ def hear(
     name = message.send.bridge
     arrival = facts.arrival(vpn, name)
     if arrival is None or not arrival.is_open or is_vpn(arrival.origin):
-        raise _refusal(broker, vpn, partition, message, "no bridge of this name arrives here")
+        raise _refusal(broker, vpn, partition, message, _why_not_here(facts, vpn, name))
     owner, _ = arrival.peer = arrival.peer or (message.epoch, message.broker)
     if owner != message.epoch:
         why = f"is for home {owner}; to admit another home, delete it here and define it again"
@@ -171,6 +171,16 @@ def hear(
     _answer(broker, vpn, partition, message, HomeAnswer(_keep(arrival, home, answer)))
 
 
+def _why_not_here(facts: BridgeFacts, vpn: str, name: str) -> str:
+    """Why a bridge does not arrive at this broker."""
+    defined = facts.definitions.get(vpn, {}).get(name)
+    bridge = None if defined is None else parse_bridge(defined)
+    if bridge is None or not bridge.expects_home:
+        return "no bridge of this name arrives here"
+    to = bridge.to
+    return f"arrives at broker {to!r} here: put ?broker={to} into its `to`"
+
+
 def _digest(sent: BridgeSend) -> int:
     """The digest of a record's only message."""
     return crc32c(sent.payloads[0], crc32c(sent.destinations[0].encode()))
@@ -183,9 +193,11 @@ def _accept_number(broker: Broker, vpn: str, arrival: Arrival, message: HomeSend
     if home is None or link > home.link:
         arrival.homes.pop(message.epoch, None)
         arrival.peer = message.epoch, message.broker
-        home = arrival.homes[message.epoch] = HeardHome(link, min(message.oldest, number) - 1)
+        home = arrival.homes[message.epoch] = HeardHome(link, 0)
         for old in list(arrival.homes)[:-HOMES_MAX]:
             del arrival.homes[old]
+    if link == home.link:  # all before `oldest` were answered, maybe by another broker of this home
+        home.heard = max(home.heard, min(message.oldest, number) - 1)
     if link < home.link or number <= home.heard:
         arrival.repeated += 1
         return False

@@ -57,7 +57,9 @@ class BridgeWatch(TopicReader):
 
     def take(self, message: Message) -> None:
         """Read one record of a directory. A malformed one is not the engine's."""
-        about = message.topic() or "", message.key(), message.value(), message.headers() or ()
+        given = message.headers()
+        headers = given if isinstance(given, list) else []
+        about = message.topic() or "", message.key(), message.value(), headers
         try:
             place = self._ends.read(self._epoch, *about)
             if place is None:

@@ -136,7 +136,7 @@ def take(consumer: lakequeue.Consumer, got: list[int], timeout: float) -> bool:
 
 def begin_again(job: Job, from_the_first: bool) -> None:
     """What copies ends, and another one begins where that was, or at the very first record."""
-    copiers, name = job.engine.bridges._copiers, ("default", "between")
+    copiers, name = job.engine.bridges._copiers, ("default", "broker-0", "between")
     before = copiers[name]
     before.stop()
     before.join(60)

@@ -5,13 +5,15 @@ from __future__ import annotations
 from itertools import product
 from typing import Any
 
+import msgspec
 import pytest
 from lakequeue.definitions import parse_configuration
 from lakequeue.memory import MemoryConnection
 from lakequeue.memory.memory_broker import MemoryBroker
 from lakequeue.protocol import commands as c
 from lakequeue.protocol import mesh_messages
-from lakequeue.protocol.mesh_messages import Answer
+from lakequeue.protocol.mesh_messages import Answer, HandOver
+from lakequeue.protocol.wire import WireRecord
 from mesh.test_bridges_of_several import Several
 from rules.harness import drain
 from rules.mortal import MortalEngine
@@ -28,13 +30,21 @@ for one in QUEUES:
     one["subscriptions"] = [f"t/{one['name']}"]
 
 
+def unreadable(record: WireRecord) -> WireRecord:
+    """A record whose body nobody can read."""
+    broken = msgspec.structs.replace(mesh_messages.decode(record.value), body=msgspec.Raw(b"\x01"))
+    return msgspec.structs.replace(record, value=msgspec.msgpack.encode(broken))
+
+
+@pytest.mark.parametrize("arrives", [False, True])
 @pytest.mark.parametrize(
     ("kind", "nth"),
     [*product(["hand_over", "answer", "refusal", "room"], [1, 2]), ("entries", 1), ("heard", 1)],
 )
 def test_R3_what_a_lost_word_was_about_is_said_again(
-    kind: str, nth: int, monkeypatch: pytest.MonkeyPatch
+    kind: str, nth: int, arrives: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """arrives: it is not lost, but it cannot be read."""
     engine = MortalEngine(parse_configuration({"brokers": ["a", "b"], "queues": QUEUES}))
     engine.checking = True
     at = {name: MemoryConnection(engine, "default", name, name) for name in "ab"}
@@ -44,11 +54,14 @@ def test_R3_what_a_lost_word_was_about_is_said_again(
     def tell(self: Any, record: Any) -> None:
         envelope = mesh_messages.decode(record.value)
         said = envelope.kind
-        if said == Answer.kind and mesh_messages.decode_body(envelope, Answer).why:
+        body = mesh_messages.decode_body(envelope)
+        if isinstance(body, Answer) and body.why:
             said = "refusal"
         lost.append(said)
         if said != kind or lost.count(kind) != nth:
             heard(self, record)
+        elif arrives:
+            heard(self, unreadable(record))
 
     monkeypatch.setattr(MemoryBroker, "tell", tell)
     producer = at["a"].producer()
@@ -84,7 +97,50 @@ def test_R3_what_a_lost_word_was_about_is_said_again(
     assert got["far"] == sorted(got["far"], key=int)
     assert not at["a"].admin().usage()["lanes"]
     assert at["a"].admin().describe("other")["depth"] == 0
-    assert "mesh_gap" in [e["event"] for e in at["a"].admin().events()]
+    told = {e["event"] for name in "ab" for e in at[name].admin().events(limit=1_000)}
+    assert ("mesh_refused" if arrives else "mesh_gap") in told
+
+
+def test_M3_R3_what_cannot_be_read_for_long_is_asked_for_each_minute(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It may be the same record each time. All others go on, and it comes once it can be read."""
+    engine = MortalEngine(parse_configuration({"brokers": ["a", "b"], "queues": QUEUES}))
+    engine.checking = True
+    at = {name: MemoryConnection(engine, "default", name, name) for name in "ab"}
+    heard, broken = MemoryBroker.tell, [0]
+
+    def tell(self: Any, record: Any) -> None:
+        body = mesh_messages.decode_body(mesh_messages.decode(record.value))
+        is_broken = isinstance(body, HandOver) and any(b"broken" in c[0] for c in body.contents)
+        broken[0] += is_broken
+        heard(self, unreadable(record) if is_broken else record)
+
+    def bodies(queue: str) -> list[bytes]:
+        with at["b"].consumer(queue, ack_mode="individual", max_backlog=100) as consumer:
+            found = drain(consumer)
+            for message in found:
+                message.ack()
+        return [message.payload for message in found]
+
+    monkeypatch.setattr(MemoryBroker, "tell", tell)
+    producer = at["a"].producer()
+    producer.send("t/far", b"broken")
+    for n in range(10):
+        producer.send("t/far", b"%d" % n)
+        producer.send("t/full", b"%d" % n)
+        assert bodies("far") == bodies("full") == [b"%d" % n]
+        engine.advance("60s")
+    assert 10 <= broken[0] <= 12
+    told = [e for e in at["b"].admin().events(limit=1_000) if e["event"] == "mesh_refused"]
+    assert len(told) == broken[0]
+    assert "not 'hand_over'" in told[0]["why"]
+    (lane,) = at["a"].admin().usage()["lanes"]
+    assert (lane["queue"], lane["waiting"]) == ("far", 1)
+    monkeypatch.setattr(MemoryBroker, "tell", heard)
+    engine.advance("60s")
+    assert bodies("far") == [b"broken"]
+    assert not at["a"].admin().usage()["lanes"]
 
 
 class Losing:

@@ -171,7 +171,7 @@ class Words:
 
         def tell(broker: Any, record: WireRecord) -> None:
             envelope = mesh_messages.decode(record.value)
-            word = mesh_messages.decode_body(envelope, mesh_messages.WORDS[envelope.kind])
+            word = mesh_messages.decode_body(envelope)
             self.said.append((envelope.name, broker.home.name, word))
             if not self.is_lost(*self.said[-1]):
                 heard(broker, record)
@@ -295,7 +295,8 @@ def test_Q9_R3_what_an_earlier_version_wrote_of_the_directory_is_read(
     def tell(broker: Any, record: WireRecord) -> None:
         envelope = mesh_messages.decode(record.value)
         if envelope.kind == Heard.kind:
-            word = mesh_messages.decode_body(envelope, Heard)
+            word = mesh_messages.decode_body(envelope)
+            assert isinstance(word, Heard)
             why = "".join(why for _, why in word.refused)
             earlier = Heard(word.edition, why, word.waited, word.missed, word.again)
             home = envelope.sender, envelope.name, envelope.epoch, envelope.number

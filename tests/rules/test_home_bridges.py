@@ -218,6 +218,40 @@ def test_h1_a_bridge_that_is_made_again_at_another_broker_goes_on() -> None:
     assert homes.events("east", "bridge_refused") == []
 
 
+def test_h1_a_far_end_that_is_made_again_at_another_broker_goes_on() -> None:
+    """The near end is told where it is. Only what has no answer yet comes there."""
+    homes = Homes()
+    east = homes.engines["east"]
+    east.configure(parse_configuration({"brokers": ["far", "beside"]}))
+    for broker in ("far", "beside"):
+        own = {"name": broker, "message_type": "binary", "type": "LocalQueue", "broker": broker}
+        homes.east.admin().define(own | {"subscriptions": ["a/>"]})
+    want: dict[str, list[str]] = {"far": [], "beside": []}
+    for n, broker in enumerate(("beside", "far")):
+        copied = record(homes.copier)
+        homes.send("a/1", f"{n}a", f"{n}b")
+        homes.east.admin().delete_bridge("out")
+        homes.east.admin().bridge(ARRIVES | {"to": broker})
+        homes.send("a/1", f"{n}c", f"{n}d")
+        seen = homes.seen()
+        assert (seen["state"], seen["on_its_way"], seen["waiting"]) == ("waiting", 1, 1)
+        assert seen["why"].startswith(
+            f"bridge: 'out' – arrives at broker {broker!r} here: put ?broker={broker} into its `to`"
+        )
+        homes.west.admin().bridge({"name": "out", "to": f"memory://east?broker={broker}"})
+        homes.advance("1s")
+        bring(homes.copier, [(east, "default", ("far", "beside").index(broker), copied[-1][-1])])
+        homes.advance("1s")
+        homes.send("a/1", f"{n}e")
+        assert homes.seen()["on_its_way"] == homes.seen()["waiting"] == 0
+        assert homes.seen()["state"] == "open"
+        for queue in want:
+            want[queue] += [f"{n}{one}" for one in "abcde"]
+    for queue, bodies in want.items():
+        assert homes.bodies(queue) == bodies
+    assert homes.seen()["taken"] == 10
+
+
 def test_h1_a_far_home_that_begins_anew_is_told_from_the_oldest_without_an_answer() -> None:
     homes = Homes()
     homes.define("q", "a/>")
