@@ -26,7 +26,7 @@ class Way:
     def __init__(self, write: Callable[[WireRecord], None]) -> None:
         self.write = write
 
-    def said(self, record: WireRecord) -> None:
+    def take(self, record: WireRecord) -> None:
         if record.topic in TOPICS:
             self.write(record)
 
