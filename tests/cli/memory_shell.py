@@ -32,3 +32,6 @@ class Engine:
         producer = self.connection.producer()
         for payload in payloads:
             producer.send(queue, payload)
+
+    def depth(self, queue: str) -> int:
+        return int(self.admin.describe(queue)["depth"])

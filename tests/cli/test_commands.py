@@ -6,7 +6,6 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ import lakequeue
 import pytest
 from click.testing import CliRunner, Result
 from lakequeue.cli import COMMANDS, OTHER_NAMES, main
+from memory_shell import Engine
 
 QUEUES: dict[str, Any] = {
     "queues": [
@@ -22,31 +22,11 @@ QUEUES: dict[str, Any] = {
         {"name": "small", "message_type": "binary", "max_message_size": 5},
     ]
 }
-_names = count()
-
-
-class Engine:
-    """An engine in memory, and the command line on it."""
-
-    def __init__(self) -> None:
-        self.url = f"memory://cli-{next(_names)}"
-        self.connection = lakequeue.connect(self.url, config=QUEUES)
-
-    def run(self, *arguments: str, stdin: str | bytes | None = None) -> Result:
-        return run(*arguments, "--url", self.url, stdin=stdin)
-
-    def send(self, *payloads: bytes) -> None:
-        producer = self.connection.producer()
-        for payload in payloads:
-            producer.send("orders", payload)
-
-    def depth(self, queue: str = "orders") -> int:
-        return self.connection.admin().describe(queue)["depth"]
 
 
 @pytest.fixture
 def engine() -> Iterator[Engine]:
-    one = Engine()
+    one = Engine(QUEUES)
     yield one
     one.connection.close()
 
@@ -258,17 +238,17 @@ def test_publish_bad_header_and_ttl(engine: Engine) -> None:
 
 
 def test_consume_prints_and_acks(engine: Engine) -> None:
-    engine.send(b"1", b"2", b"3")
+    engine.send("orders", b"1", b"2", b"3")
     result = engine.run("consume", "orders", "--count", "2")
     assert result.stdout == "1\n2\n"
-    assert engine.depth() == 1
+    assert engine.depth("orders") == 1
     assert engine.run("consume", "orders", "--timeout", "0").stdout == "3\n"
-    assert engine.depth() == 0
+    assert engine.depth("orders") == 0
 
 
 def test_consume_json(engine: Engine) -> None:
     engine.connection.producer().send("orders", b"\xff\x00", headers={"a": "b"}, priority=9)
-    engine.send(b'"text"')
+    engine.send("orders", b'"text"')
     result = engine.run("consume", "orders", "--json", "--timeout", "0")
     first, second = map(json.loads, result.stdout.splitlines())
     assert first == {
@@ -288,14 +268,14 @@ def test_consume_json(engine: Engine) -> None:
 
 
 def test_consume_filter(engine: Engine) -> None:
-    engine.send(b'{"n": 1}', b'{"n": 2}')
+    engine.send("orders", b'{"n": 1}', b'{"n": 2}')
     result = engine.run("consume", "orders", "--filter", "/n > 1", "--timeout", "0")
     assert result.stdout == '{"n": 2}\n'
-    assert engine.depth() == 1
+    assert engine.depth("orders") == 1
 
 
 def test_consume_exec_acks_by_exit_status(engine: Engine, tmp_path: Path) -> None:
-    engine.send(b"good", b"bad")
+    engine.send("orders", b"good", b"bad")
     log = tmp_path / "log"
     command = f'payload=$(cat); echo "$LAKEQUEUE_QUEUE $payload" >> {log}; [ "$payload" = good ]'
     result = engine.run("consume", "orders", "--exec", command, "--count", "2")
@@ -319,11 +299,11 @@ def test_consume_exec_needs_a_mode_that_acks_after_work(engine: Engine) -> None:
 def test_consume_exec_takes_no_message_with_wrong_options(
     engine: Engine, wrong: tuple[str, ...], what: str
 ) -> None:
-    engine.send(b"1")
+    engine.send("orders", b"1")
     result = engine.run("consume", "orders", "--timeout", "0", *wrong)
     assert result.exit_code == 2
     assert what in result.stderr
-    assert engine.depth() == 1
+    assert engine.depth("orders") == 1
 
 
 def test_consume_a_queue_that_is_not_there(engine: Engine) -> None:
@@ -338,14 +318,14 @@ def test_consume_a_queue_that_is_not_there(engine: Engine) -> None:
 
 
 def test_queues_as_a_table(engine: Engine) -> None:
-    engine.send(b"1", b"2")
+    engine.send("orders", b"1", b"2")
     result = engine.run("queues")
     assert result.exit_code == 0
     assert any(line.split()[:2] == ["orders", "2"] for line in result.stdout.splitlines())
 
 
 def test_one_queue_with_consumers_and_counters(engine: Engine) -> None:
-    engine.send(b"1")
+    engine.send("orders", b"1")
     with engine.connection.consumer("orders", max_backlog=5):
         result = engine.run("queues", "orders")
     assert "spooled" in result.stdout
@@ -353,23 +333,23 @@ def test_one_queue_with_consumers_and_counters(engine: Engine) -> None:
 
 
 def test_queues_json_is_describe(engine: Engine) -> None:
-    engine.send(b"1")
+    engine.send("orders", b"1")
     described = json.loads(engine.run("queues", "orders", "--json").stdout)
     assert (described["depth"], described["counters"]["spooled"]) == (1, 1)
 
 
 def test_browse_takes_nothing(engine: Engine) -> None:
-    engine.send(b'{"n": 1}', b'{"n": 2}')
+    engine.send("orders", b'{"n": 1}', b'{"n": 2}')
     assert '{"n": 2}' in engine.run("browse", "orders").stdout
     result = engine.run("browse", "orders", "--where", "/n = 2", "--json")
     (message,) = map(json.loads, result.stdout.splitlines())
     assert (message["payload"], message["state"]) == ('{"n": 2}', "ready")
-    assert engine.depth() == 2
+    assert engine.depth("orders") == 2
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
 def test_a_terminal_that_lacks_a_character_gets_its_number(engine: Engine, encoding: str) -> None:
-    engine.send('{"name": "☃"}'.encode())
+    engine.send("orders", '{"name": "☃"}'.encode())
     for command in ("browse", "queues"):
         shell = CliRunner(charset=encoding)
         result = shell.invoke(main, [command, "orders", "--url", engine.url])
@@ -378,14 +358,14 @@ def test_a_terminal_that_lacks_a_character_gets_its_number(engine: Engine, encod
 
 
 def test_purge_asks(engine: Engine) -> None:
-    engine.send(b'{"n": 1}', b'{"n": 2}')
+    engine.send("orders", b'{"n": 1}', b'{"n": 2}')
     assert engine.run("purge", "orders", "--all", stdin="n\n").exit_code == 1
-    assert engine.depth() == 2
+    assert engine.depth("orders") == 2
     result = engine.run("purge", "orders", "--where", "/n = 1", stdin="y\n")
     assert "1 removed" in result.stdout
     result = engine.run("purge", "orders", "--all", "--yes", "--json")
     assert json.loads(result.stdout) == {"queue": "orders", "removed": 1}
-    assert engine.depth() == 0
+    assert engine.depth("orders") == 0
 
 
 def test_redrive_says_what_moved_and_what_stayed_and_why(engine: Engine) -> None:
@@ -411,7 +391,7 @@ def test_redrive_says_what_moved_and_what_stayed_and_why(engine: Engine) -> None
 
 
 def test_a_bad_expression_is_a_sentence(engine: Engine) -> None:
-    engine.send(b"1")
+    engine.send("orders", b"1")
     result = engine.run("browse", "orders", "--where", "/n >")
     assert result.exit_code in (1, 2)
     assert "Traceback" not in result.stderr

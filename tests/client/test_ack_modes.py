@@ -220,8 +220,7 @@ def test_C4_L4_auto_does_not_acknowledge_a_delivery_that_came_again(empty: Bench
 
 def test_C3_C4_close_waits_for_the_callback_that_runs() -> None:
     """Its message is acknowledged; what waited behind it returns."""
-    made = engine(ORDERS)
-    connection, _ = connect(made)
+    connection, _ = connect(engine(ORDERS))
     producer = connection.producer()
     consumer = connection.consumer("orders", ack_mode="auto", max_backlog=10)
     entered, go_on = threading.Event(), threading.Event()
@@ -247,8 +246,7 @@ def test_C3_C4_close_waits_for_the_callback_that_runs() -> None:
 
 @pytest.mark.parametrize("mode", ["client", "individual"])
 def test_C3_C4_the_callback_may_acknowledge_while_the_consumer_closes(mode: str) -> None:
-    made = engine(ORDERS)
-    connection, _ = connect(made)
+    connection, _ = connect(engine(ORDERS))
     consumer = connection.consumer("orders", ack_mode=mode, max_backlog=10)
     entered, go_on = threading.Event(), threading.Event()
 
@@ -292,8 +290,7 @@ def test_C3_C4_closed_in_its_own_callback(bench: Bench, mode: str) -> None:
 
 
 def test_C5_acks_are_batched_and_a_cancel_does_not_overtake_them() -> None:
-    made = engine(ORDERS)
-    connection, wire = connect(made)
+    connection, wire = connect(engine(ORDERS))
     producer = connection.producer()
     consumer = connection.consumer("orders", ack_mode="individual", max_backlog=100)
     for _ in range(60):
@@ -427,8 +424,7 @@ def test_C4_what_is_acknowledged_already_does_not_come_again_and_that_is_said(
 
 def test_acks_are_sent_for_half_of_the_backlog_or_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """A consumer with a small backlog gets its next message at once."""
-    made = engine(ORDERS)
-    connection, wire = connect(made)
+    connection, wire = connect(engine(ORDERS))
     monkeypatch.setattr(settling, "ACKS_WAIT_MS", 3_600_000)
     with connection, connection.producer() as producer:
         for n in range(12):

@@ -36,8 +36,7 @@ def test_L4_clocks_that_differ_by_a_day_do_no_harm(ahead_ms: int) -> None:
 
 def test_L8_a_lease_that_is_over_by_the_clients_clock_is_lost() -> None:
     """Though the engine's clock stands still."""
-    made = engine({**LEASED, "lease_period": "200ms"})
-    connection, _ = connect(made)
+    connection, _ = connect(engine({**LEASED, "lease_period": "200ms"}))
     consumer = connection.consumer("orders", ack_mode="individual", max_backlog=10)
     connection.producer().send("orders", b"{}")
     message = consumer.receive(timeout=10)

@@ -25,8 +25,7 @@ def on_thread(test: Callable[[Any, lakequeue.aio.Connection], Awaitable[None]]) 
     """A test with a connection that has a thread, as over Kafka; and its face for asyncio."""
 
     async def main() -> None:
-        made = engine(ORDERS, OTHER)
-        sync, _ = connect(made)
+        sync, _ = connect(engine(ORDERS, OTHER))
         async with lakequeue.aio.Connection(sync) as connection:
             await asyncio.wait_for(test(sync, connection), 30)
 
@@ -72,8 +71,7 @@ def test_S7_a_queue_that_is_made_again_is_another(bench: Bench) -> None:
 
 @pytest.mark.parametrize("how", ["receive", "iterate"])
 def test_S7_who_waits_for_messages_is_told(how: str) -> None:
-    made = engine(ORDERS, OTHER)
-    connection, _ = connect(made)
+    connection, _ = connect(engine(ORDERS, OTHER))
     consumer = connection.consumer("orders", ack_mode="individual")
     beside = connection.consumer("other", ack_mode="individual")
     told: list[str] = []
@@ -179,8 +177,7 @@ def test_C4_sys_exit_in_the_thread_of_a_callback_is_an_error_like_any(
     mode: str, by: BaseException | None, caplog: pytest.LogCaptureFixture
 ) -> None:
     """And so is whatever else no program expects to be raised there."""
-    made = engine(ORDERS)
-    connection, _ = connect(made)
+    connection, _ = connect(engine(ORDERS))
     work = Leaving(by)
     consumer = connection.consumer("orders", ack_mode=mode, max_backlog=9)
     consumer.on_message(work)
@@ -205,8 +202,7 @@ def test_C4_on_memory_it_is_raised_as_well(bench: Bench) -> None:
 
 
 def test_C4_with_asyncio_it_ends_the_loop(caplog: pytest.LogCaptureFixture) -> None:
-    made = engine(ORDERS)
-    sync, _ = connect(made)
+    sync, _ = connect(engine(ORDERS))
     work = Leaving()
 
     async def main() -> None:

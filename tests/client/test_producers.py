@@ -45,8 +45,7 @@ def test_P2_sent_again_after_pub_ack_time_and_stored_once() -> None:
 
 
 def test_P2_not_before_pub_ack_time() -> None:
-    made = engine(ORDERS)
-    connection, wire = connect(made)
+    connection, wire = connect(engine(ORDERS))
     assert inspect.signature(Producer).parameters["pub_ack_time"].default == "2s"
     producer = connection.producer(pub_ack_time="1500ms")
     wire.lose_published = lambda _: True
@@ -79,8 +78,7 @@ def test_P2_P1_half_is_lost_and_nothing_is_lost_or_doubled() -> None:
 
 
 def test_P5_send_waits_while_the_window_is_full() -> None:
-    made = engine(ORDERS)
-    connection, wire = connect(made)
+    connection, wire = connect(engine(ORDERS))
     producer = connection.producer(window=3)
     wire.lose_received = lambda r: r.topic == "default.receipts"
     sending = threading.Thread(
@@ -99,8 +97,7 @@ def test_P5_send_waits_while_the_window_is_full() -> None:
 
 
 def test_P5_or_raises_by_choice() -> None:
-    made = engine(ORDERS)
-    connection, wire = connect(made)
+    connection, wire = connect(engine(ORDERS))
     producer = connection.producer(window=3, on_full="raise")
     wire.lose_received = lambda r: r.topic == "default.receipts"
     for _ in range(3):
@@ -177,8 +174,7 @@ def test_P6_P1_what_was_unknown_is_sent_again_by_the_next_process() -> None:
 
 
 def test_P3_a_future_cannot_be_cancelled_and_trying_does_no_harm() -> None:
-    made = engine(ORDERS)
-    connection, wire = connect(made)
+    connection, wire = connect(engine(ORDERS))
     producer = connection.producer(pub_ack_time="100ms")
     wire.lose_published = lambda _: True
     future: Future[Any] = producer.send_async("orders", b"{}")

@@ -51,8 +51,7 @@ def test_C3_two_answers_that_it_is_lost_make_one_subscription() -> None:
 
 
 def test_C3_a_consumer_that_could_not_be_made_leaves_nothing() -> None:
-    made = engine(ORDERS)
-    connection, wire = connect(made)
+    connection, wire = connect(engine(ORDERS))
     with pytest.raises(ConfigError, match="there is no such queue"):
         connection.consumer("nowhere")
     assert connection._consumers == {}

@@ -246,8 +246,7 @@ def test_C1_both_can_be_set(bench: Bench) -> None:
 
 
 def test_C1_one_small_command_for_many_messages() -> None:
-    made = engine(ORDERS)
-    connection, said = connect(made)
+    connection, said = connect(engine(ORDERS))
     producer = connection.producer(window=1000)
     started = time.monotonic()
     connection.consumer("orders", max_backlog=1000)
@@ -260,8 +259,7 @@ def test_C1_one_small_command_for_many_messages() -> None:
 
 
 def test_C1_who_acknowledges_quickly_says_nothing_extra() -> None:
-    made = engine(ORDERS)
-    connection, said = connect(made)
+    connection, said = connect(engine(ORDERS))
     producer = connection.producer(window=1000)
     consumer = connection.consumer("orders", max_backlog=1, ack_mode="individual")
     for _ in range(50):

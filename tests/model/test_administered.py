@@ -1,8 +1,8 @@
 """The engine does what the model does while queues in use are purged, moved, shut down, deleted and
 defined again in every way, and clients die (R6, H5, Q9, X5, P7, L12, S4, S11, C3).
 
-As `test_batches`, with more to do. All that `browse` shows of a message is compared; with small
-pages it shows cold delayed messages behind all others.
+As `Walk` in `batches.py`, with more to do. All that `browse` shows of a message is compared; with
+small pages it shows cold delayed messages behind all others. A walk that fails is made shorter.
 """
 
 from __future__ import annotations
@@ -342,6 +342,6 @@ def one_walk(seed: int, limits: Limits) -> None:
 
 
 @pytest.mark.parametrize("limits", [Limits(), SMALL_PAGES], ids=["live", "small pages"])
-def test_R6_H5_Q9_X5_P7_administered_walks(limits: Limits) -> None:
-    for seed in range(40 * TIMES):
+def test_L_B_F_O_R6_H5_Q9_X5_P7_administered_walks(limits: Limits) -> None:
+    for seed in range(60 * TIMES):
         one_walk(seed, limits)

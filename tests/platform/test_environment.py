@@ -51,14 +51,6 @@ def test_kafka_is_not_there(tmp_path: Path, config: Path) -> None:
     assert not home.exists(), "nothing was started"
 
 
-def test_what_listens_is_not_kafka(tmp_path: Path, config: Path, listener: int) -> None:
-    """It is given 5 s, twice."""
-    address = f"127.0.0.1:{listener}"
-    said = refused("run", "--bootstrap", address, "--home", tmp_path / "home", "--config", config)
-    assert address in said
-    assert "does not speak Kafka" in said
-
-
 def test_java_is_missing(tmp_path: Path, config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("JAVA_HOME", "/nowhere")

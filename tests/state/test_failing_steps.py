@@ -167,7 +167,7 @@ def test_a_queue_that_is_defined_again_in_the_step_in_which_it_fails_is_left_alo
     assert described(steps)["faulted"] is None
 
 
-MANY, MANY_QUEUES = 100, 30  # a replay looks at each queue, so their cost is its square
+MANY, MANY_QUEUES = 50, 20  # a replay looks at each queue, so their cost is its square
 
 
 def bad_messages(monkeypatch: pytest.MonkeyPatch) -> None:
