@@ -235,8 +235,10 @@ class EmbeddedKafka:
         """Write the cluster's id into an empty data directory, once."""
         if (self.home / "data" / "meta.properties").is_file():
             return
-        command = [str(java), "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", *self._logging()]
-        command += ["-cp", classpath, "kafka.tools.StorageTool", "format", "-t"]
+        # the archive has most of what the tool loads: 0.8 s of a core instead of 1.3
+        mapped = JavaArchive("kafka").options(java, map(Path, classpath.split(":")))
+        command = [str(java), *mapped, "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC"]
+        command += [*self._logging(), "-cp", classpath, "kafka.tools.StorageTool", "format", "-t"]
         command += [self._cluster_id(), "-c", str(self.home / "server.properties")]
         done = subprocess.run(command, capture_output=True, text=True, errors="replace")
         if done.returncode != 0:
