@@ -25,6 +25,7 @@ from ..streaming.loop.worker_daemon import DAEMON
 OPTIONS = ("LAKEQUEUE_UP_", "LAKEQUEUE_RUN_")  # the environment of whoever runs us
 START_SECONDS_MAX = 180.0
 STOP_SECONDS_MAX = 60.0
+MEASURE_EVERY_S = 0.5
 
 
 def workers() -> list[psutil.Process]:
@@ -41,14 +42,13 @@ def workers() -> list[psutil.Process]:
 class PeakMemory:
     """The largest resident memory of any one Python worker while it is open, MB."""
 
-    def __init__(self, every_s: float = 0.5) -> None:
+    def __init__(self) -> None:
         self.peak_mb = 0.0
-        self._every_s = every_s
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
 
     def _run(self) -> None:
-        while not self._stopping.wait(self._every_s):
+        while not self._stopping.wait(MEASURE_EVERY_S):
             for worker in workers():
                 with suppress(psutil.Error):
                     self.peak_mb = max(self.peak_mb, worker.memory_info().rss / 1e6)

@@ -95,7 +95,7 @@ def size_check(own: Mapping[str, TopicLook]) -> Check:
         and int(size) < RECORD_BYTES_MAX
     }  # fmt: skip
     if not small:
-        return Check("record size", True, f"so on {len(own)} topics", wanted)
+        return Check("record size", True, f"yes, on {len(own)} topics", wanted)
     found = "; ".join(f"{name} takes {size:,}" for name, size in small.items())
     advice = "Larger messages and steps are refused: raise it with kafka-configs.sh --alter."
     return Check("record size", False, found, wanted, advice)
@@ -113,7 +113,7 @@ def replicas_check(own: Mapping[str, TopicLook], brokers: int) -> Check:
         if not 1 < in_sync < one.replicas:
             wrong.append(f"{topic} has {one.replicas} replicas, min.insync.replicas={in_sync}")
     if not wrong:
-        return Check(name, True, f"so on {len(own)} topics", wanted)
+        return Check(name, True, f"yes, on {len(own)} topics", wanted)
     more = f"; and {len(wrong) - 5} more" if len(wrong) > 5 else ""
     advice = (
         "With fewer, the death of one broker loses acknowledged messages, or stops all writing: "
@@ -136,7 +136,7 @@ def rights_check(own: Mapping[str, TopicLook], vpns: set[str]) -> Check:
             if missing:
                 wrong.append(f"no {' and '.join(missing)} on {topics.topic(vpn, kind)}")
     if not wrong:
-        found = f"so on {answered} topics" if answered else "Kafka does not tell"
+        found = f"yes, on {answered} topics" if answered else "Kafka does not say"
         return Check(name, True, found, wanted, required=bool(answered))
     advice = "Give them with kafka-acls.sh, or name other credentials: LAKEQUEUE_KAFKA_SETTINGS."
     return Check(name, False, "; ".join(wrong), wanted, advice)
@@ -146,7 +146,7 @@ def kafka_disk_check(free: Mapping[int, int]) -> Check:
     """Does Kafka have disk space? Without it nothing can be published or acknowledged."""
     wanted = f"{KAFKA_DISK_BYTES_MIN / 1024**3:.0f} GB or more on each Kafka broker"
     if not free:
-        return Check("Kafka's disk", True, "Kafka does not tell", wanted, required=False)
+        return Check("Kafka's disk", True, "Kafka does not say", wanted, required=False)
     found = ", ".join(f"broker {n}: {size / 1024**3:.1f} GB" for n, size in sorted(free.items()))
     ok = min(free.values()) >= KAFKA_DISK_BYTES_MIN
     advice = "" if ok else "Make room, or lower retention: a full disk stops Kafka."
@@ -174,8 +174,8 @@ def oldest_check(look: KafkaLook, vpn: str, oldest_s: Mapping[str, float]) -> Ch
 
 
 def captured_check(look: KafkaLook, queues: Iterable[Mapping[str, Any]]) -> Check:
-    """Is the topic there that a queue names? A queue that names none, or got messages without it,
-    takes what clients send."""
+    """Do the topics exist that queues capture? A queue that got messages without its topic takes
+    what clients send."""
     from ..definitions import is_regex
 
     missing = [
@@ -199,7 +199,7 @@ def clocks_check(heard: Mapping[str, Any], now_s: float | None = None) -> Check:
     wanted = f"at most {CLOCKS_S_MAX:.0f} s apart"
     theirs = heard.get("time")
     if not isinstance(theirs, int | float):
-        return Check("clocks", True, "the engine does not tell its time", wanted, required=False)
+        return Check("clocks", True, "the engine does not say its time", wanted, required=False)
     apart = (time.time() if now_s is None else now_s) - theirs / 1000
     ok = abs(apart) <= CLOCKS_S_MAX
     side = "ahead of" if apart > 0 else "behind"
@@ -217,12 +217,12 @@ def versions_check(heard: Mapping[str, Any], own: str | None = None) -> Check:
     own = own or code_version()
     engine, code = heard.get("version"), heard.get("code")
     if not isinstance(engine, str):
-        return Check("versions", True, "the engine does not tell its own", own, required=False)
+        return Check("versions", True, "the engine does not say its version", own, required=False)
     ok, advice = engine == own.partition("+")[0], ""
     if not ok:
         advice = (
-            f"Install {engine} here, or upgrade the engine (docs/how-to/upgrade.md): this is for "
-            "the time of an upgrade only."
+            f"Install {engine} here, or upgrade the engine (docs/how-to/upgrade.md). Different "
+            "versions are meant for the time of an upgrade only."
         )
     elif isinstance(code, str) and code != own:
         advice = (
@@ -242,7 +242,7 @@ def deployment_checks(
     """All checks that need Kafka. lives: the engine is there, so ask it for its queues."""
     try:
         look = look_at_kafka(bootstrap)
-    except LakequeueError:  # the check of retention says so
+    except LakequeueError:  # the check of retention reports that
         return []
     checks = kafka_checks(look, vpns, numbers)
     if lives:
@@ -258,7 +258,7 @@ def deployment_checks(
                         commands.Queues(), "after", broker=number, timeout=ANSWER_S
                     )
                 ]  # fmt: skip
-        except LakequeueError:  # other checks say what is the matter
+        except LakequeueError:  # other checks report that
             return checks
         ages = {q["name"]: q["oldest_age_s"] for q in queues if q["oldest_age_s"] is not None}
         checks += [oldest_check(look, vpn, ages), captured_check(look, queues)]
@@ -270,7 +270,7 @@ def states_check(brokers: list[dict[str, Any]]) -> Check:
     name, wanted = "brokers", "all run"
     away = [one for one in brokers if one["state"] not in ("running", "")]
     if not away:
-        return Check(name, True, f"{len(brokers)} run" if brokers else "nothing is known", wanted)
+        return Check(name, True, f"{len(brokers)} run" if brokers else "none is known", wanted)
     found = "; ".join(
         f"{one['name']} is {one['state']}" + (f" ({one['why']})" if one.get("why") else "")
         for one in away

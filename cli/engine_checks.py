@@ -96,7 +96,7 @@ def brokers_of(configuration: Configuration, home: Path | None) -> set[str]:
             if home
             else set(configuration.brokers)
         )
-    except (OSError, ValueError, AttributeError, LakequeueError):  # another check says so
+    except (OSError, ValueError, AttributeError, LakequeueError):  # another check reports that
         return set(configuration.brokers)
 
 
@@ -128,7 +128,7 @@ def retention_check(
     problems = [p for t in sorted(inputs) if (p := input_problem(t, settings[t]))]
     problems += [p for t in sorted(logs) if (p := log_problem(t, settings[t]))]
     if not problems:
-        return Check(name, True, f"so on {len(inputs) + len(logs)} topics", wanted)
+        return Check(name, True, f"yes, on {len(inputs) + len(logs)} topics", wanted)
     advice = (
         "What Kafka deletes before it is read, or before its step is in the checkpoint, is lost: "
         "set it with kafka-configs.sh --alter --entity-type topics --entity-name TOPIC."

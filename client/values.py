@@ -100,13 +100,13 @@ def reason_of(value: object) -> str:
 # ---------------------------------------------------------------- times
 
 
-def wait_s(value: object, what: str = "timeout") -> float | None:
+def wait_s(value: object) -> float | None:
     """A timeout in seconds; None for ever."""
     if value is None:
         return None
     # NaN is not itself. `math.isnan` would not take an int beyond a float's range.
     if isinstance(value, bool) or not isinstance(value, int | float) or value != value:
-        raise ConfigError(f"{what}: {shown(value)} – allowed are seconds, and None for ever")
+        raise ConfigError(f"timeout: {shown(value)} – allowed are seconds, and None for ever")
     return max(min(value, WAIT_S_MAX), 0)
 
 

@@ -237,8 +237,8 @@ def require_broker(bootstrap: str, seconds: float = bounds.OPEN_SECONDS_MAX) -> 
                 settings = kafka_settings()
                 if encrypted(settings):
                     return
-                if _answers(peer, _HELLO, until):
-                    if authenticated(settings) or _answers(peer, _WHO, until):
+                if ask(peer, _HELLO, until) is not None:
+                    if authenticated(settings) or ask(peer, METADATA, until) is not None:
                         return
                     if time.monotonic() < until:  # it hung up
                         raise NotConnected(
@@ -262,35 +262,33 @@ def refused(bootstrap: str, reason: str) -> NotConnected:
 # client id. The answer begins with its size and the same correlation id. Then api_key 3 (Metadata,
 # which brokers answer to authenticated peers only), version 4, for no topic.
 _HELLO = struct.pack(">ihhih", 10, 18, 0, 0x6C717565, -1)
-_WHO = struct.pack(">ihhihib", 15, 3, 4, 0x6C717565, -1, 0, 0)
+METADATA = struct.pack(">ihhihib", 15, 3, 4, 0x6C717565, -1, 0, 0)
 _ANSWER = struct.Struct(">ii")
 _ANSWER_BYTES_MAX = 100_000
 
 
-def _answers(peer: socket.socket, question: bytes, until: float) -> bool:
-    """True if the peer answers this request as Kafka does, in time."""
-    found = b""
+def ask(peer: socket.socket, question: bytes, until: float) -> bytes | None:
+    """A peer's answer to a request, behind the correlation id; None if it does not answer as Kafka
+    does, in time (monotonic s)."""
     try:
         peer.sendall(question)
-        while len(found) < _ANSWER.size:
-            found += _received(peer, _ANSWER.size - len(found), until)
-        size, correlation = _ANSWER.unpack(found)
+        size, correlation = _ANSWER.unpack(_exactly(peer, _ANSWER.size, until))
         if not 4 < size < _ANSWER_BYTES_MAX or correlation != 0x6C717565:
-            return False
-        left = size - 4
-        while left:
-            left -= len(_received(peer, min(left, 4_096), until))
+            return None
+        return _exactly(peer, size - 4, until)
     except OSError:
-        return False
-    return True
+        return None
 
 
-def _received(peer: socket.socket, size: int, until: float) -> bytes:
-    """At least one byte and at most ``size``; raises OSError if none comes in time."""
-    peer.settimeout(max(0.01, until - time.monotonic()))
-    if not (part := peer.recv(size)):
-        raise ConnectionResetError
-    return part
+def _exactly(peer: socket.socket, size: int, until: float) -> bytes:
+    """This many bytes; raises OSError if they do not come in time."""
+    found = b""
+    while len(found) < size:
+        peer.settimeout(max(0.01, until - time.monotonic()))
+        if not (part := peer.recv(size - len(found))):
+            raise ConnectionResetError
+        found += part
+    return found
 
 
 class LibraryLog(logging.Handler):

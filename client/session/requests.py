@@ -53,7 +53,7 @@ class BrokerRequests:
 
     def __init__(
         self, transport: Transport, runner: Runner, vpn: str, client_name: str, number: int,
-        credentials: Credentials | None = None,
+        credentials: Credentials | None,
     ) -> None:  # fmt: skip
         self._transport = transport
         self.runner = runner

@@ -85,8 +85,8 @@ class Session(BrokerRequests):
     from any thread."""
 
     def __init__(
-        self, transport: Transport, runner: Runner, vpn: str, client_name: str, number: int = 0,
-        credentials: Credentials | None = None,
+        self, transport: Transport, runner: Runner, vpn: str, client_name: str, number: int,
+        credentials: Credentials | None,
     ) -> None:  # fmt: skip
         super().__init__(transport, runner, vpn, client_name, number, credentials)
         self._consumers: dict[str, Consuming] = {}

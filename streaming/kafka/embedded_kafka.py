@@ -27,6 +27,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO
 
+from ...client.kafka.base import METADATA, ask
 from ...protocol.errors import LakequeueError
 from ..jars import CONF, ensure_jars, java_executable
 from ..java import JavaArchive, start_tied
@@ -326,26 +327,17 @@ def port_is_free(port: int, host: str = "127.0.0.1") -> bool:
 
 
 def _answers(host: str, port: int) -> bool:
-    """Whether a Metadata request names at least one broker.
-
-    An open port is not enough: the broker listens before the controller has admitted it, and
-    topics created in between fail. Metadata version 4, the fields of the Kafka protocol guide.
-    """
-    request = struct.pack(">hhih", 3, 4, 1, 4) + b"lqup" + struct.pack(">ib", 0, 0)
+    """Whether a Metadata request names at least one broker. An open port is not enough: the broker
+    listens before the controller has admitted it, and topics created in between fail."""
     try:
-        with socket.create_connection((host, port), timeout=2) as connection:
-            connection.sendall(struct.pack(">i", len(request)) + request)
-            head = _exactly(connection, 16)  # size, correlation id, throttle time, broker count
+        with socket.create_connection((host, port), timeout=2) as peer:
+            answer = ask(peer, METADATA, time.monotonic() + 2)
     except OSError:
         return False
-    return len(head) == 16 and struct.unpack(">iiii", head)[3] >= 1
-
-
-def _exactly(connection: socket.socket, count: int) -> bytes:
-    data = b""
-    while len(data) < count and (more := connection.recv(count - len(data))):
-        data += more
-    return data
+    if answer is None or len(answer) < 8:
+        return False
+    _, brokers = struct.unpack_from(">ii", answer)  # behind the throttle time
+    return brokers >= 1
 
 
 def _tail(path: Path, start_bytes: int) -> str:

@@ -78,7 +78,7 @@ def test_a_full_disk_and_what_kafka_does_not_tell() -> None:
     full = checked(topics(), free={1: 10 * KAFKA_DISK_BYTES_MIN, 2: 1_000_000})["Kafka's disk"]
     assert (full.ok, "broker 2: 0.0 GB" in full.found) == (False, True)
     silent = checked({name: TopicLook(t.partitions, 3, BIG) for name, t in topics().items()})
-    assert silent["rights"].found == silent["Kafka's disk"].found == "Kafka does not tell"
+    assert silent["rights"].found == silent["Kafka's disk"].found == "Kafka does not say"
     alone = checked(topics(), brokers=1)["copies"]
     assert (alone.ok, alone.required, "Three" in alone.advice) == (True, False, True)
 
