@@ -32,7 +32,7 @@ from . import past_replica
 from .inputs import TOGETHER, FromTables, StoredRecord, opened_behind, steps_between
 from .named_payloads import Named, blocks_of
 from .opening import WHEN_WRITTEN, Lake, NoLake
-from .past_replica import StepCapture, Steps
+from .past_replica import PastDriver, StepCapture
 
 _ENDED = "The tables end before that time, with "
 _KNOWN = """
@@ -241,7 +241,7 @@ def _replay(lake: Lake, moment: Moment, target: int, exactly: bool) -> None:
     exactly: the target itself is meant, not the last step before it whose records the tables
     have."""
     capture = StepCapture()
-    steps = Steps(moment.home, moment.store, moment.own, capture, moment.now)
+    driver = PastDriver(moment.home, moment.store, moment.own, capture, moment.now)
     ids = {(topic, partition): topic_id for topic, partition, topic_id in moment.own.ids}
     known = {(t, p): (at, ids.get((t, p), "")) for t, p, at in moment.own.offsets}
     opened = opened_behind(lake, moment.broker, moment.step)
@@ -257,23 +257,23 @@ def _replay(lake: Lake, moment: Moment, target: int, exactly: bool) -> None:
         later = [one for step, one in opened if step > last]
         inputs = FromTables(lake, records, known, later)
         there = records if exactly else inputs.until_the_end(records)
-        _checked(steps, there, inputs)
+        _checked(driver, there, inputs)
         # the last step's outputs were not in Kafka when it was logged, so the replay has them
         if there:
             moment.last_inputs = [m for r in there[-1].ranges for m in inputs.records(r)]
             moment.last_outputs = capture.records
         if len(there) < len(records):
             break
-    if steps.step > moment.step:
-        moment.own = steps.end()
+    if driver.step > moment.step:
+        moment.own = driver.snapshot(1)
         moment.step, moment.now = moment.own.step, moment.own.now
 
 
-def _checked(steps: Steps, records: list[StepRecord], inputs: FromTables) -> None:
+def _checked(driver: PastDriver, records: list[StepRecord], inputs: FromTables) -> None:
     try:
-        steps.again(records, inputs)
+        driver.again(records, inputs)
     except Differs as error:
-        code = next((r.code for r in records if r.step > steps.step), "")
+        code = next((r.code for r in records if r.step > driver.step), "")
         raise _differs(error.problem, code) from error
 
 

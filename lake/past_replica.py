@@ -60,29 +60,20 @@ class QueueDepth(NamedTuple):
 # ---------------------------------------------------------------- steps
 
 
-class Steps:
-    """A broker that takes steps again."""
+class PastDriver(Driver):
+    """A broker that takes the steps of another process again."""
 
     def __init__(
         self, home: Home, store: DictStore, own: Snapshot, capture: StepCapture, now: int
     ) -> None:
         clocks = Clocks(lambda: now, time.monotonic, time.thread_time)
-        self._driver = Driver(home, _CODE, store, own, capture, capture, clocks, LIMITS, Mesh.load)
-
-    @property
-    def step(self) -> int:
-        """The last one that it took."""
-        return self._driver.step
+        super().__init__(home, _CODE, store, own, capture, capture, clocks, LIMITS, Mesh.load)
 
     def again(self, records: list[StepRecord], inputs: Again) -> None:
         """Take these steps. Raises Differs if one comes out differently. ``acked=0``: the outputs
         of each are compared, also of those that Kafka had."""
         named = [(0, msgspec.structs.replace(record, code=_CODE, acked=0)) for record in records]
-        self._driver.replay(named, inputs)
-
-    def end(self) -> Snapshot:
-        """Write all pages; returns the snapshot that belongs to them."""
-        return self._driver.snapshot(1)
+        self.replay(named, inputs)
 
 
 # ---------------------------------------------------------------- pages

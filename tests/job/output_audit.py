@@ -18,7 +18,7 @@ from typing import Any
 
 import msgspec
 from confluent_kafka import Consumer, TopicPartition
-from lakequeue.lake.past_replica import Steps
+from lakequeue.lake.past_replica import PastDriver
 from lakequeue.protocol import topics
 from lakequeue.protocol.steplog import StepRecord
 from lakequeue.protocol.wire import WireRecord, headers_list
@@ -103,10 +103,11 @@ def steps_say(
             taken[r.topic, r.partition] = r.last
     loud = [msgspec.structs.replace(record, acked=0) for _, record in logged]
     ear = _Ear()
-    steps = Steps(Home(broker, number, epoch), DictStore(), Snapshot(), ear, 0)  # type: ignore[arg-type]
+    home = Home(broker, number, epoch)
+    driver = PastDriver(home, DictStore(), Snapshot(), ear, 0)  # type: ignore[arg-type]
     again = ReplayInputs(kafka, [record for _, record in logged])
     try:
-        steps.again(loud, again)
+        driver.again(loud, again)
     finally:
         again.close()
     return len(numbers), ear.records

@@ -97,9 +97,9 @@ def state_behind(walk: Any, step: int) -> tuple[dict[str, bytes], int]:
     """The pages and the time behind a step, from nothing."""
     world, store = walk.world, DictStore()
     quiet = World(topics=world.topics, log=world.log)
-    steps = past_replica.Steps(HOME, store, Snapshot(), past_replica.StepCapture(), 0)
+    steps = past_replica.PastDriver(HOME, store, Snapshot(), past_replica.StepCapture(), 0)
     steps.again([record for _, record in world.logged() if record.step <= step], quiet)
-    return store.pages, steps.end().now
+    return store.pages, steps.snapshot(1).now
 
 
 def test_R1_without_snapshots_it_begins_with_the_first_step(tmp_path: Path) -> None:
