@@ -62,6 +62,27 @@ class _NarrowTopic:
 
 
 LOOK_S = 0.005
+NEWS_TOPICS_MAX = 1_000
+
+
+class _News:
+    """What is told of a topic once in `NARROW_S`, however often it happens: clients name topics
+    that do not exist."""
+
+    def __init__(self) -> None:
+        self._until: dict[str, float] = {}
+
+    def first(self, topic: str) -> bool:
+        """Note that it happened; returns whether to tell it."""
+        now = time.monotonic()
+        if now < self._until.get(topic, 0.0):
+            return False
+        if len(self._until) >= NEWS_TOPICS_MAX:
+            self._until = {name: at for name, at in self._until.items() if at > now}
+        if len(self._until) >= NEWS_TOPICS_MAX:
+            return False
+        self._until[topic] = now + NARROW_S
+        return True
 
 
 class Outbox:
@@ -85,7 +106,7 @@ class Outbox:
         self._alone: Producer | None = None
         self._narrow: dict[str, _NarrowTopic] = {}
         self._back: deque[tuple[_Step, WireRecord, KafkaError, bool]] = deque()
-        self._told: dict[str, float] = {}  # topics whose event was sent, and when
+        self._logged, self._told = _News(), _News()  # lines of the log; events
         self._steps: deque[_Step] = deque()
         self._lock = threading.Lock()  # callbacks run in the thread that polls
         self.failure: KafkaError | None = None
@@ -195,7 +216,8 @@ class Outbox:
     def _report_refused(self, one: _Step, record: WireRecord, error: KafkaError) -> None:
         """Report a record that Kafka refuses for good."""
         self.refused += 1
-        self.notes.append(f"refused:{record.topic}:{error.str()}")
+        if self._logged.first(record.topic):
+            self.notes.append(f"refused:{record.topic}:{error.str()}")
         if not self._instructions:
             return
         size = error.code() in _OF_SIZE
@@ -205,8 +227,7 @@ class Outbox:
         command: Command | None = None
         if error.code() in _OF_RECORD:
             command = undeliverable(record, why, size)
-        if command is None and time.monotonic() >= self._told.get(record.topic, 0.0):
-            self._told[record.topic] = time.monotonic() + NARROW_S
+        if command is None and self._told.first(record.topic):
             command = RecordRefused(topic=record.topic, why=why)
         if command is not None and record.topic != self._instructions:
             report = instruction(self._instructions, record.topic, command)
