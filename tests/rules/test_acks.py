@@ -1,8 +1,13 @@
-"""C3, C4, C6, C7 and L13. See also scenarios/expiry_and_spool.txt and leases.txt."""
+"""C3, C4, L9: what a text table cannot say of acks. See also scenarios/expiry_and_spool.txt and
+leases.txt."""
+
+import time
 
 import pytest
-from lakequeue.protocol import commands
+from lakequeue.protocol import commands as c
+from lakequeue.state import Limits
 from rules.harness import Bench
+from rules.steps import Steps, define, described, subscribe
 
 
 @pytest.mark.parametrize("sign", ["a heartbeat", "one more consumer"])
@@ -12,18 +17,18 @@ def test_C3_a_timeout_that_is_shortened_counts_from_the_next_sign_of_life(
     """Not from when the session would have been lost before."""
 
     def bind(name: str) -> None:
-        inbox = commands.Inbox("default.deliveries")
+        inbox = c.Inbox("default.deliveries")
         bench.connection.request(
-            commands.Subscribe(queue="orders", subscription=name, session="mine", inbox=inbox)
+            c.Subscribe(queue="orders", subscription=name, session="mine", inbox=inbox)
         )
 
     bind("a")
     bench.send()
     assert bench.seen()["leased"] == 1
-    shorter = commands.Configure(system={"heartbeat_timeout": "1s"})
-    bench.engine.instruct("default", commands.encode_command(shorter))
+    shorter = c.Configure(system={"heartbeat_timeout": "1s"})
+    bench.engine.instruct("default", c.encode_command(shorter))
     if sign == "a heartbeat":
-        bench.connection.command(commands.Heartbeat(session="mine"))
+        bench.connection.command(c.Heartbeat(session="mine"))
     else:
         bind("b")
     bench.advance("1001ms")
@@ -39,3 +44,36 @@ def test_C4_the_iterator_hands_over_what_is_there(bench: Bench) -> None:
         if len(got) == 3:
             break
     assert got == sent
+
+
+def test_L9_one_ack_of_very_many_ids_does_not_become_many() -> None:
+    """Every other id goes to another queue, and what is left of the range would be cut and cut."""
+    steps = Steps(limits=Limits(early_acks=3))
+    steps.run([define(), define("more"), subscribe("a")])
+    steps.run([c.Ack(queue="orders", subscription="a", ids=f"1-{10**12}")])
+    steps.run(publishes=[(name, b"{}") for name in ("orders", "more") * 20])
+    seen = described(steps)
+    assert (seen["acknowledged"], seen["depth"]) == (20, 0)
+    assert seen["ack_ignored"] == 17  # of ids that went elsewhere; three still wait
+
+
+def test_L9_an_ack_whose_time_is_over_as_the_message_comes_does_not_count() -> None:
+    """Also where that is the first step since."""
+    steps = Steps()
+    steps.run([define(deferred_ack_expiration="10s"), subscribe("a")])
+    steps.run([c.Ack(queue="orders", subscription="a", ids="1")])
+    steps.now += 10_000
+    steps.run(publishes=[("orders", b"{}")])
+    assert described(steps)["leased"] == 1
+
+
+def test_L9_a_message_is_looked_up_among_many_early_acks_at_once() -> None:
+    steps = Steps(checked=False)
+    steps.run([define(max_per_subscription_backlog=5_000), subscribe("a", 5_000)])
+    ids = ",".join(str(n) for n in range(50_001, 70_001, 2))
+    steps.run([c.Ack(queue="orders", subscription="a", ids=ids)])
+    begun = time.process_time()
+    for _ in range(3):
+        steps.run(publishes=[("orders", b"{}")] * 1_500)
+    assert time.process_time() - begun < 3.0  # one after the other: 45 million looks
+    assert described(steps)["leased"] == 4_500

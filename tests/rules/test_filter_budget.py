@@ -11,6 +11,7 @@ from lakequeue.protocol import commands as c
 from lakequeue.protocol.outputs import Deadline
 from lakequeue.state import Batch, Limits
 from lakequeue.state.rules import filter_matching
+from rules.harness import Bench, drain
 from rules.steps import Steps, define, delivered, described, subscribe
 
 LOOKS = 7
@@ -134,3 +135,20 @@ def test_F5_O1_with_any_budget_every_message_finds_its_consumer(
         out, _ = drive(steps, evaluated, 2, taking)
         assert len(delivered(out)) == left
         assert described(steps, queue)["depth"] == 0
+
+
+def test_F5_it_is_said_when_no_filter_matches(bench: Bench) -> None:
+    """By the engine itself, so by all that show what it says."""
+    bench.define(max_per_subscription_backlog=100)
+    for n in range(300):
+        bench.send({"n": n})
+    two = [bench.consumer(filter=f"/n = {n}") for n in (1_000, 1_001)]
+    assert bench.seen()["blocked"] == "no consumer's filter matches"
+    assert {q["name"]: q["blocked"] for q in bench.admin.queues()}["orders"] == (
+        "no consumer's filter matches"
+    ), "in the list as well"
+    bench.send({"n": 1_001})
+    assert bench.seen()["blocked"] == "no consumer's filter matches", "the one is out"
+    assert len(drain(two[1])) == 1
+    everything = bench.consumer()
+    assert bench.seen()["blocked"] == "every consumer's backlog is full" or drain(everything)

@@ -84,3 +84,11 @@ def test_P1_what_is_no_longer_remembered_is_answered_as_a_whole() -> None:
         runs = producer.close()[0].runs
         assert runs[0] == told
         assert len(runs) == 1 + RUNS_MAX
+
+
+def test_P1_X1_a_retransmission_does_not_renew_the_ttl(bench: Bench) -> None:
+    bench.connection.producer(producer_id="p", first_sequence=1).send("orders", b"{}", ttl="2s")
+    bench.advance("1s")
+    bench.connection.producer(producer_id="p", first_sequence=1).send("orders", b"{}", ttl="2s")
+    bench.advance("1s")
+    assert (bench.seen()["depth"], bench.seen()["expired"]) == (0, 1)
