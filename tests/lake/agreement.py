@@ -29,12 +29,12 @@ def queued_agrees(lake: Any, admin: Any, only: str = "") -> int:
     seen = {queue["name"]: queue for queue in described}
     said = {row["queue"]: row for row in rows(lake, "SELECT * FROM queues")}
     assert set(said) >= set(seen) if only else set(said) == set(seen)
+    queued: dict[str, dict[str, Any]] = {name: {} for name in seen}
+    for row in rows(lake, "FROM queued WHERE ? IN ('', queue)", only):
+        queued[row["queue"]][row["message_id"]] = row
     for name, queue in seen.items():
         _queue_agrees(said[name], queue)
-        there = {
-            row["message_id"]: row
-            for row in rows(lake, "SELECT * FROM queued WHERE queue = ?", name)
-        }
+        there = queued[name]
         assert len(there) == queue["depth"]
         shown = {m.id: m for m in admin.browse(name, limit=MANY)}
         active = shown.keys() if queue["definition"]["target_queue_depth"] else there.keys()
