@@ -60,20 +60,28 @@ class Connection(Session):
         replay_from: also deliver past messages of the queue that are not in it any more (R4): those
         published since this time (an aware datetime or ISO-8601 text), from this message id on, or
         all of them (`epoch`). The replay runs beside the consumer, and its outcome is the future
-        `consumer.replay`. A wrong request raises here, as `Admin.replay` does. replay_home: the
-        engine's home, like `home` of `Admin.replay`.
+        `consumer.replay`. It goes to all consumers of the queue, and is not repeated if this one
+        has to subscribe again. A wrong request raises here, as `Admin.replay` does. replay_home:
+        the engine's home, like `home` of `Admin.replay`.
         """
         self.check_open()
-        asked = (
-            ConsumerReplay(self, queue, replay_from, replay_home)
-            if replay_from is not None
-            else None
-        )
-        consumer = Consumer(self, queue, **options)
-        if asked is not None:
-            consumer.replay = asked.done
-            asked.begin()
+        if replay_from is None:
+            return Consumer(self, queue, **options)
+        replay = self._checked_replay(queue, replay_from, replay_home)
+        consumer = Consumer(self, queue, **options)  # a replay goes to a queue's consumers
+        consumer.replay = _begun(replay, self.runner.waits)
         return consumer
+
+    def _checked_replay(
+        self, queue: str, since: datetime | str, home: Path | str | None
+    ) -> Callable[[], Any]:
+        """Check a replay; returns the function that publishes the messages."""
+        if since != "epoch" and not (isinstance(since, str) and since.isdecimal()):
+            time_ms(since, "replay_from")
+        replay = partial(Admin(self).replay, queue, since=since, home=home)
+        if left := replay(dry_run=True).left:
+            self.report(f"replay_from {since} of queue {queue!r}: {left}")
+        return replay
 
     def admin(self) -> Admin:
         """The administration interface; see `Admin`. Raises NotConnected if the connection is
@@ -148,43 +156,22 @@ class Connection(Session):
         self.close()
 
 
-class ConsumerReplay:
-    """The replay of `connection.consumer("orders", replay_from=…)` (R4).
+def _begun(work: Callable[[], Any], waits: bool) -> Future[Any]:
+    """Begin work in a thread, or do it now where nothing waits; returns a future with its
+    outcome."""
+    done: Future[Any] = Future()
 
-    It is the administrator's replay, started after the consumer has subscribed. The messages are
-    published again to this queue only, and go to its consumers. The request is checked before
-    the consumer subscribes. A consumer that subscribes again after a failure does not repeat the
-    replay. done: a future with the outcome.
-    """
-
-    def __init__(
-        self, session: Session, queue: str, since: datetime | str, home: Path | str | None
-    ) -> None:
-        if since != "epoch" and not (isinstance(since, str) and since.isdecimal()):
-            time_ms(since, "replay_from")
-        self.done: Future[Any] = Future()
-        self._admin = Admin(session)
-        self._queue, self._since, self._home = queue, since, home
-        self._waits = session.runner.waits
-        found = self._run(dry_run=True)
-        if found.left:
-            session.report(f"replay_from {since} of queue {queue!r}: {found.left}")
-
-    def begin(self) -> None:
-        """Publish the messages, in a thread if calls may wait."""
-        if self._waits:
-            threading.Thread(target=self._go, name="lakequeue-replay", daemon=True).start()
-        else:  # in memory nobody works beside the caller
-            self._go()
-
-    def _run(self, dry_run: bool = False) -> Any:
-        return self._admin.replay(self._queue, since=self._since, home=self._home, dry_run=dry_run)
-
-    def _go(self) -> None:
+    def run() -> None:
         try:
-            self.done.set_result(self._run())
-        except Exception as error:  # the tables are altered, the connection was closed
-            self.done.set_exception(error)
+            done.set_result(work())
+        except Exception as error:  # the tables were altered, the connection was closed
+            done.set_exception(error)
+
+    if waits:
+        threading.Thread(target=run, name="lakequeue-replay", daemon=True).start()
+    else:
+        run()
+    return done
 
 
 KEY_VARIABLE, KEY_FILE_VARIABLE = "LAKEQUEUE_CLIENT_KEY", "LAKEQUEUE_CLIENT_KEY_FILE"

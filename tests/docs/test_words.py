@@ -96,7 +96,7 @@ MODULES = {
 
 #: No class, and no alias of a type, has these names.
 CLASSES = {
-    "AskedAgain": "ConsumerReplay",
+    "AskedAgain": "replay",
     "Beyond": "MeshInterface",
     "Bridged": "Mesh",
     "CarriedOut": "a noun",
