@@ -23,12 +23,11 @@ def local(name: str, broker: str, *topics: str, **keys: Any) -> dict[str, Any]:
 class Spread:
     """An engine of three brokers and a connection to each."""
 
-    def __init__(
-        self, *queues: dict[str, Any], limits: Limits | None = None,
-        **sections: Any,
-    ) -> None:  # fmt: skip
-        config = {"brokers": list(BROKERS), "queues": list(queues), **sections}
-        self.engine = MortalEngine(parse_configuration(config), limits)
+    ENGINE: type[MortalEngine] = MortalEngine
+
+    def __init__(self, *queues: dict[str, Any], limits: Limits | None = None) -> None:
+        config = {"brokers": list(BROKERS), "queues": list(queues)}
+        self.engine = self.ENGINE(parse_configuration(config), limits)
         self.engine.checking = True
         self.at = {name: self.engine.connect(name, f"app-{name}") for name in BROKERS}
         self.admin = self.at["a"].admin()

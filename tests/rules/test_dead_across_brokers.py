@@ -6,13 +6,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from lakequeue.definitions import parse_configuration
 from lakequeue.protocol import commands as c
 from lakequeue.protocol.errors import ConfigError
 
 from .harness import drain
 from .slow import SlowEngine
-from .spread import BROKERS, Spread, local
+from .spread import Spread, local
 
 
 def spread(of: str = "a", dead: str = "b", **keys: Any) -> Spread:
@@ -174,18 +173,14 @@ def test_X5_they_wait_for_a_broker_that_is_away_and_can_be_looked_at() -> None:
 # ---------------------------------------------------------------- channels that are slow
 
 
-class Slow:
-    """Three brokers; `q` and `p` are on a and take `t`, their dead message queue is on b."""
+class Slow(Spread):
+    """`q` and `p` are on a and take `t`, their dead message queue is on b."""
+
+    ENGINE = SlowEngine
 
     def __init__(self) -> None:
-        queues = [
-            local("q", "a", "t", dead_message_queue="dmq"),
-            local("p", "a", "t", dead_message_queue="dmq"), local("dmq", "b"),
-        ]  # fmt: skip
-        self.engine = SlowEngine(parse_configuration({"brokers": list(BROKERS), "queues": queues}))
-        self.engine.checking = True
-        self.at = {name: self.engine.connect(name, f"app-{name}") for name in BROKERS}
-        self.admin = self.at["a"].admin()
+        takes = [local(name, "a", "t", dead_message_queue="dmq") for name in "qp"]
+        super().__init__(*takes, local("dmq", "b"))
 
     def reject(self, queue: str) -> None:
         consumer = self.at["a"].consumer(queue, max_backlog=50, ack_mode="individual")
@@ -196,9 +191,6 @@ class Slow:
     def move(self, queue: str, broker: str) -> None:
         command = c.encode_command(c.MoveQueue(queue=queue, broker=broker))
         self.engine.command("default.commands", b"", command)
-
-    def bodies(self, queue: str) -> list[bytes]:
-        return [m.payload for m in self.admin.browse(queue, limit=1_000)]
 
     def end(self) -> None:
         self.engine.haste()

@@ -12,7 +12,7 @@ from lakequeue.protocol import ConfigError, LakequeueError, NotConnected
 from lakequeue.protocol import commands as c
 from lakequeue.state.commands import topic_subscriptions
 
-from .mortal import MortalEngine
+from .spread import Spread
 
 BROKERS = ["a", "b", "c"]
 
@@ -25,14 +25,11 @@ def where(admin: Any) -> dict[str, str]:
     return {q["name"]: q["broker"] or "".join(q["brokers"]) for q in admin.queues()}
 
 
-class Mesh:
-    """An engine of three brokers, and a connection to each."""
+class Mesh(Spread):
+    """Its queues are defined while it runs."""
 
     def __init__(self, *queues: dict[str, Any]) -> None:
-        self.engine = MortalEngine(parse_configuration({"brokers": BROKERS}))
-        self.engine.checking = True
-        self.at = {name: self.engine.connect(name, f"client-{name}") for name in BROKERS}
-        self.admin = self.at["a"].admin()
+        super().__init__()
         for queue in queues:
             self.admin.define(queue)
 
