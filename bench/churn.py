@@ -7,11 +7,10 @@ keeps. Goal: after a million messages at most three times the size after 100,000
 
 from __future__ import annotations
 
-import contextlib
-from pathlib import Path
 from typing import Any
 
 from ..client import connect
+from ..streaming.tables.table_care import disk_use
 from .harness import PAYLOAD, QUEUE, Say, consume, process, running, url, wait_for
 
 CONSUMERS = 2
@@ -36,7 +35,7 @@ def run(counts: list[int], say: Say) -> list[dict[str, Any]]:
                     for count in counts:
                         _send_until(admin, producer, count, say)
                         wait_for(lambda: admin.describe(QUEUE)["depth"] == 0, 300, "draining")
-                        size = folder_bytes(engine.home / "checkpoint")
+                        size = disk_use(engine.home / "checkpoint")[0]
                         say(f"{count:,} messages in and out: {size:,} bytes in the checkpoint")
                         rows.append({"messages": count, "checkpoint_bytes": size})
         finally:
@@ -58,12 +57,3 @@ def _send_until(admin: Any, producer: Any, count: int, say: Say) -> None:
         sent += chunk
         if sent < count:
             say(f"{sent:,} of {count:,} in, {admin.describe(QUEUE)['depth']:,} in the queue")
-
-
-def folder_bytes(folder: Path) -> int:
-    """The size of all files below; one that goes meanwhile does not count."""
-    total = 0
-    for path in folder.rglob("*"):
-        with contextlib.suppress(FileNotFoundError):
-            total += path.stat().st_size if path.is_file() else 0
-    return total

@@ -18,7 +18,7 @@ from ..client import connect
 from ..protocol.errors import LakequeueError
 from ..streaming.loop.worker_process import RETURN_EVERY_S
 from .burst import max_step_ms
-from .harness import PAYLOAD, QUEUE, Say, median, observed, running, url, wait_for
+from .harness import PAYLOAD, QUEUE, Say, observed, percentile, running, url, wait_for
 from .os_processes import workers
 
 STEP = 1_000
@@ -89,7 +89,7 @@ def _by_batches(reports: list[dict[str, Any]], one_round: Callable[[], None], ro
         time.sleep(0.15)
         found = [p for p in reports[before:] if p["numInputRows"] > STEP]
         batches += [p["durationMs"]["triggerExecution"] for p in found]
-    return median(batches)
+    return percentile(batches, 50)
 
 
 def _by_steps(reports: list[dict[str, Any]], one_round: Callable[[], None], rounds: int) -> float:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import multiprocessing
 import shutil
-import statistics
 import tempfile
 import threading
 import time
@@ -66,7 +65,7 @@ def running(
     with broker() as (kafka, home):
         engine = Engine(kafka.bootstrap_servers, home, configuration, settings=quiet, progress=say)
         if on_batch is not None:
-            setattr(engine.metrics, "batch", _both(engine.metrics.batch, on_batch))  # noqa: B010
+            also_call(engine, on_batch)
         try:
             engine.start()
             threading.Thread(target=_supervise, args=(engine, say), daemon=True).start()
@@ -83,12 +82,15 @@ def _supervise(engine: Engine, say: Say) -> None:
         say(str(error))
 
 
-def _both(*calls: Callable[[dict[str, Any]], None]) -> Callable[[dict[str, Any]], None]:
-    def call(progress: dict[str, Any]) -> None:
-        for one in calls:
-            one(progress)
+def also_call(engine: Engine, on_batch: Callable[[dict[str, Any]], None]) -> None:
+    """Call a function with Spark's progress of each batch, besides the engine's metrics."""
+    metrics_batch = engine.metrics.batch
 
-    return call
+    def batch(progress: dict[str, Any]) -> None:
+        metrics_batch(progress)
+        on_batch(progress)
+
+    setattr(engine.metrics, "batch", batch)  # noqa: B010
 
 
 def observed(progress: dict[str, Any]) -> dict[str, Any]:
@@ -172,13 +174,3 @@ def wait_for(
         if time.monotonic() > until:
             raise Timeout(f"{what} took longer than {timeout_s:.0f} s")
         time.sleep(0.2)
-
-
-def median(values: list[float]) -> float:
-    """The median. Raises LakequeueError if there are no values."""
-    if not values:
-        raise LakequeueError(
-            "Nothing was measured: no batch took in what was sent as one. Try again on a machine "
-            "with less to do."
-        )
-    return statistics.median(values)

@@ -15,7 +15,7 @@ from typing import Any
 from ..definitions import parse_configuration
 from ..protocol.errors import LakequeueError
 from ..streaming import Engine
-from .harness import Say, _both, _spawn, broker, cpu_s, observed, percentile, process
+from .harness import Say, _spawn, also_call, broker, cpu_s, observed, percentile, process
 from .os_processes import EngineProcess
 from .steady import traffic
 
@@ -78,8 +78,7 @@ def _started(
     settings = {"lakequeue.ui_port": "0", "lakequeue.batch_s": str(BATCH_S)}
     engine = Engine(bootstrap, home, configuration, settings=settings)
     batches: list[tuple[float, dict[str, Any]]] = []
-    heard = _both(engine.metrics.batch, lambda p: batches.append((time.time(), p)))
-    setattr(engine.metrics, "batch", heard)  # noqa: B010
+    also_call(engine, lambda progress: batches.append((time.time(), progress)))
     try:
         engine.start()
         start_s, start_cpu_s = time.monotonic() - begin, cpu_s()

@@ -14,7 +14,7 @@ import yaml
 
 from ..protocol.errors import LakequeueError
 from .bare_spark import spark_start_ms
-from .harness import QUEUE, Say, broker, median, observed, running, url
+from .harness import QUEUE, Say, broker, observed, percentile, running, url
 from .os_processes import EngineProcess, workers
 from .steady import Traffic, traffic
 
@@ -54,7 +54,7 @@ def _worker(rate: int, seconds: int, trigger: str, say: Say) -> dict[str, Any]:
         while replay_ratio(batches) is None and time.monotonic() < until:
             time.sleep(0.2)
     return {
-        "worker_ms": median(took), "worker_max_ms": max(took),
+        "worker_ms": percentile(took, 50), "worker_max_ms": max(took),
         "replay_ratio": replay_ratio(batches),
     }  # fmt: skip
 
