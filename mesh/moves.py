@@ -34,13 +34,14 @@ from ..state.commands.multi_step_commands import begin
 from ..state.limits import Budget
 from ..state.queue.broker import Broker
 from ..state.queue.change import apply
-from ..state.queue.header import QueueHeader, Subscription, Task
+from ..state.queue.header import QueueHeader, Subscription, Task, note_entered
 from ..state.queue.queue import Queue
 from ..state.queue.table import Event
 from ..state.rules.command_targets import wanted
 from ..state.rules.dead import join
 from ..state.rules.edits import REPEATED, TRANSIT, dead_part
 from ..state.rules.routing import add_route, forget_found, set_topics, withdraw
+from ..state.storage.ranges import contains
 from ..state.storage.row import DELAYED, IN_MEMORY, NEVER, READY, Row
 from ..state.storage.spool import Content
 from . import stand_ins
@@ -169,13 +170,15 @@ def _answer(
 def _take_in(
     broker: Broker, queue: Queue, rows: list[Row], contents: list[Content], peer: str
 ) -> None:
-    """Store messages at the positions that they had."""
+    """Store messages at the positions that they had. A repeated one may have come and left, since
+    it can expire or be purged while the queue arrives."""
     header, given = queue.header, rows
     rows = []
     for row, content in zip(given, contents, strict=True):
         transit = (row.extras or {}).pop(TRANSIT, {})
         row.extras = row.extras or None
-        if REPEATED in transit and queue.holds(row.id):
+        was_here = queue.holds(row.id) or contains(header.taken, row.id)
+        if REPEATED in transit and was_here:
             if (dead := dead_part(row.extras)) is not None:  # it died once more since
                 join(broker, queue, row.id, dead)
             continue
@@ -195,6 +198,8 @@ def _take_in(
     header.depth += len(rows)
     queue.count("spooled", len(rows))
     broker.enter(queue, rows)
+    for row in rows:
+        note_entered(header.taken, row.id, row.id)
     broker.touch(queue)
     ends = [row.until for row in rows]
     until = NEVER if all(end == NEVER for end in ends) else ends

@@ -298,6 +298,24 @@ def test_M5_the_old_host_keeps_what_is_not_confirmed(monkeypatch: pytest.MonkeyP
     assert sorted(found(mesh, "c")) == list(range(13))
 
 
+def test_P1_X5_what_expires_while_its_queue_arrives_comes_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The answer for it is lost, so the old host repeats it."""
+    dies = local("q", broker="b", expiration="3s", dead_message_queue="at-c")
+    mesh = home.Mesh(queues=[*NEAR, dies])
+    for n in range(4):
+        mesh.send("b", {"n": n}, "q")
+    losing = Losing(monkeypatch, "answer", 100)
+    mesh.at["a"].ask(c.MoveQueue(queue="q", broker="c"), lambda answer: None)
+    mesh.advance("4s")
+    losing.left = 0
+    go_on(mesh)
+    seen = mesh.at["a"].admin().describe("q")
+    assert (seen["broker"], seen["depth"], seen["counters"]["expired"]) == ("c", 0, 4)
+    assert mesh.at["a"].admin().describe("at-c")["counters"]["spooled"] == 4 + len(home.BROKERS)
+
+
 def test_M5_what_fails_at_the_new_host_is_dead_and_the_queue_moves(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

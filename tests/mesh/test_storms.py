@@ -263,7 +263,8 @@ def test_S7_the_whole_directory_crosses_in_records_that_kafka_takes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     words = Words(monkeypatch)
-    monkeypatch.setattr(mesh_messages, "PART_BYTES", 40_000)
+    limits = mesh_messages.PART_ROWS, 40_000
+    monkeypatch.setattr(mesh_messages.slices, "__defaults__", limits)
     topics = [f"{'t' * 200}/{n}" for n in range(100)]
     queues = [local(f"q{n}", "b", subscriptions=[f"t/q{n}", *topics]) for n in range(5)]
     mesh = Mesh(queues=[local("far", "b"), *queues])

@@ -4,7 +4,9 @@ must drain in a bounded number of rounds, and the judges look at it."""
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
+import msgspec
 from lakequeue.protocol import commands as c
 from lakequeue.protocol import mesh_messages, topics
 
@@ -67,7 +69,8 @@ class FaultyHome(Traffic):
             site.saved.pop()
 
     def do_lose(self, rng: random.Random) -> None:
-        """Kafka loses what one broker said to another, before it is heard, or what it says next.
+        """Kafka loses what one broker said to another, before it is heard, or what it says next; or
+        nobody can read it.
         Only the next number tells (`mesh.channel`), so it is a word behind which that broker has
         said more; or one to the first broker or from it: in the end it tells all others of a
         definition, and they answer."""
@@ -77,6 +80,7 @@ class FaultyHome(Traffic):
             self.kafka.partitions.get(place, []),
             rng.choice((OF_MESSAGES, OF_MOVES, OF_DIRECTORY)),
         )
+        instead = rng.choice((nothing, nothing, unreadable))
         for at in range(self._taken(site, place), len(log)):
             record = log[at]
             if record is None or kind_of_word(record) not in kinds:
@@ -84,7 +88,7 @@ class FaultyHome(Traffic):
             later = {sender_of(later) for later in log[at + 1 :] if later}
             if sender_of(record) in later or self._is_told_later(site, record):
                 self.accounts.happened.add("lost words")
-                log[at] = None
+                log[at] = instead(record)
             return
 
         def is_lost(record: Record) -> bool:
@@ -93,7 +97,7 @@ class FaultyHome(Traffic):
             self.accounts.happened.add("lost words")
             return True
 
-        self.kafka.loses[place] = is_lost
+        self.kafka.loses[place] = is_lost, instead
         if kinds is OF_DIRECTORY:
             self.do_other(rng)
 
@@ -269,6 +273,17 @@ class FaultyHome(Traffic):
 # is said again.
 OF_MESSAGES, OF_DIRECTORY = ("hand_over", "answer", "room"), ("entries", "heard")
 OF_MOVES = ("come", "carry", "answer", "has_moved")
+
+
+def nothing(record: Record) -> None:
+    """What is left of a lost record."""
+
+
+def unreadable(record: Record) -> Record:
+    """The same record with a body that nobody can read."""
+    envelope = mesh_messages.decode(record.own_value)
+    broken = msgspec.structs.replace(envelope, body=msgspec.Raw(b"\x01"))
+    return replace(record, own_value=msgspec.msgpack.encode(broken))
 
 
 def kind_of_word(record: Record) -> str:

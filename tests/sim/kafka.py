@@ -44,6 +44,10 @@ class Record:
         return self.own_headers
 
 
+# Whether a record is the one to be lost, and what is left of it.
+Loss = tuple[Callable[[Record], bool], Callable[[Record], Record | None]]
+
+
 @dataclass
 class Kafka:
     """All partitions of all topics. now: its clock, which stamps records; a hole stands where a
@@ -53,7 +57,7 @@ class Kafka:
     now: int = 1_700_000_000_000
     sizes: dict[str, int] = field(default_factory=dict)
     partitions: dict[PartitionId, list[Record | None]] = field(default_factory=dict)
-    loses: dict[PartitionId, Callable[[Record], bool]] = field(default_factory=dict)
+    loses: dict[PartitionId, Loss] = field(default_factory=dict)
     gone: dict[tuple[PartitionId, int], Record] = field(default_factory=dict)
 
     def append(
@@ -93,11 +97,10 @@ class Kafka:
     def said(self, place: PartitionId, record) -> None:  # type: ignore[no-untyped-def]
         """A record of a broker's outputs arrives."""
         at = self.append(place, record.value, record.key, headers_list(record.headers))
-        log, is_lost = self.partitions[place], self.loses.get(place)
-        arrived = log[at]
-        if is_lost is not None and arrived is not None and is_lost(arrived):
+        arrived, loss = self.partitions[place][at], self.loses.get(place)
+        if loss is not None and arrived is not None and loss[0](arrived):
             del self.loses[place]
-            log[at] = None
+            self.partitions[place][at] = loss[1](arrived)
 
     def again(self, ranges: tuple[Range, ...], gone: bool = False):  # type: ignore[no-untyped-def]
         """What a step took, once more. gone: also what retention took since."""

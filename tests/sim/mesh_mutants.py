@@ -191,6 +191,14 @@ def a_missing_word_is_not_noticed() -> Any:
 
 
 @mutant
+def a_word_that_nobody_can_read_is_not_missed() -> Any:
+    def ask(original: Any, self: Mesh, sender: int) -> None:
+        self.facts.peers[sender].unread = 0
+
+    return around(Mesh, "_ask_for_unread", ask)
+
+
+@mutant
 def what_comes_again_over_a_bridge_is_not_answered_again() -> Any:
     return around(far_end, "_answered", lambda original, *said: None)
 
