@@ -24,8 +24,18 @@ from .step_batch import PartitionId, to_batch
 WAIT_S_MAX = 30.0
 
 
-def read_steps(kafka: dict[str, Any], topic: str, start: int) -> list[tuple[int, StepRecord]]:
-    """The log's records from an offset to its end, each with its offset."""
+class Gone(LakequeueError):
+    """Logged steps, or the inputs of one, cannot be read any more."""
+
+
+def read_steps(
+    kafka: dict[str, Any], topic: str, start: int, shorter: bool = False
+) -> list[tuple[int, StepRecord]]:
+    """The log's records from an offset to its end, each with its offset.
+
+    A log that ends before the offset has lost steps whose outputs were sent. Unless such a log is
+    accepted (shorter), that raises Gone: other steps would give the same ids to other messages.
+    """
     uncommitted = {"isolation.level": "read_uncommitted", "fetch.wait.max.ms": 10}
     consumer = Consumer(consumer_settings(kafka) | uncommitted)
     found: list[tuple[int, StepRecord]] = []
@@ -40,6 +50,9 @@ def read_steps(kafka: dict[str, Any], topic: str, start: int) -> list[tuple[int,
                 if error is None:
                     found.append((message.offset() or 0, _record(topic, message)))
                 elif error.code() == KafkaError._PARTITION_EOF:
+                    end = message.offset() or 0
+                    if end < start and not shorter:
+                        raise Gone(_is_shorter(topic, start, end))
                     return found
                 elif error.fatal():
                     raise NotConnected(f"topic {topic!r} cannot be read: {error.str()}")
@@ -52,15 +65,20 @@ def read_steps(kafka: dict[str, Any], topic: str, start: int) -> list[tuple[int,
         consumer.close()
 
 
+def _is_shorter(topic: str, start: int, end: int) -> str:
+    return (
+        f"the log of steps {topic!r} ends at offset {end:,}, and this home knows it up to "
+        f"{start:,}: somebody deleted the topic, or Kafka lost its newest records. Give Kafka back "
+        "its newest data, or rebuild the home (`lakequeue rebuild`). If the engine had stopped "
+        "cleanly, start with --accept-other-kafka: the queues are kept"
+    )
+
+
 def _record(topic: str, message: Any) -> StepRecord:
     try:
         return steplog.decode(message.value())
     except ValueError as error:
         raise LakequeueError(f"{topic}, offset {message.offset()}: {error}") from error
-
-
-class Gone(LakequeueError):
-    """A logged step's input cannot be read any more."""
 
 
 class ReplayInputs:

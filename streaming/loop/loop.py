@@ -138,7 +138,7 @@ class Loop:
         self._inputs.start({})
 
     def _logged(self, start: int) -> list[tuple[int, StepRecord]]:
-        return read_steps(self.options.kafka, self._topic, start)
+        return read_steps(self.options.kafka, self._topic, start, self.options.accepts_other_kafka)
 
     def _replay(self, figures: Figures) -> None:
         logged = self._logged(self.driver.log_at)

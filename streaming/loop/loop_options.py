@@ -17,8 +17,9 @@ class Options:
     many batches Spark may go back. alone_s: how long steps go on if no batch follows. rebuilt: a
     file with the state to begin with, see `state_files`. log_kept_s: how long the tables need the
     log after snapshots do not. resting: whether the home is coming to rest, so no client's records
-    are read. removed: numbers of removed brokers, whose partitions this one reads on. read: how far
-    they had read. accepts_other_kafka: also accept a Kafka that went back in time.
+    are read. removed: numbers of removed brokers, whose partitions this one reads on. read: how
+    far they had read. accepts_other_kafka: also accept a Kafka that went back in time, and a log
+    of steps that is shorter than it was.
     """
 
     kafka: dict[str, Any]

@@ -24,6 +24,7 @@ from lakequeue.protocol.errors import LakequeueError
 from lakequeue.sinks.log_writer import RECENT_S, StepLog
 from lakequeue.sources.live import LiveInputs, kafka_client, quiet_client
 from lakequeue.sources.live_reader import InputLimits
+from lakequeue.sources.replay_inputs import Gone, read_steps
 from lakequeue.streaming import EmbeddedKafka
 from lakequeue.streaming.kafka.topics_admin import PARTITIONS, ensure_topics
 
@@ -250,6 +251,23 @@ def test_whoever_opens_the_log_last_writes_it(place: LoopOnKafka) -> None:
     (at,) = second.written(30.0)
     assert at > 0
     second.commit()
+
+
+def test_a_log_that_is_shorter_than_the_home_knows_is_refused(place: LoopOnKafka) -> None:
+    """Steps whose outputs were sent are gone: new ones would give their ids to other messages."""
+    kafka = quiet_client(place.kafka.bootstrap_servers, "shorter")
+    ensure_topics(place.kafka.bootstrap_servers, [], [], ["shorter"])
+    log = StepLog(kafka, "shorter.steps", lambda: False)
+    log.fenced()
+    log.begin()
+    log.commit()
+    consumer = Consumer(kafka | {"group.id": "shorter"})
+    _, end = consumer.get_watermark_offsets(TopicPartition("shorter.steps", 0), 30)
+    consumer.close()
+    assert read_steps(kafka, "shorter.steps", end) == []
+    with pytest.raises(Gone, match=rf"'shorter.steps' ends at offset {end}.* up to {end + 1}:"):
+        read_steps(kafka, "shorter.steps", end + 1)
+    assert read_steps(kafka, "shorter.steps", end + 1, shorter=True) == []
 
 
 def test_a_mark_asks_kafka_when_nothing_was_written_just_now(place: LoopOnKafka) -> None:
