@@ -68,7 +68,7 @@ def small_active_sets() -> Iterator[None]:
     """`target_queue_depth` from 1 on, instead of from 1000 on (R5): walks are short."""
     with pytest.MonkeyPatch.context() as patch:
         key = "target_queue_depth"
-        patch.setitem(definition._KEYS, key, (key, read.count(1)))
+        patch.setitem(definition._READERS, key, (key, read.count(1)))
         yield
 
 
