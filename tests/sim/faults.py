@@ -238,6 +238,8 @@ class FaultyHome(Traffic):
         for site in self.sites.values():
             if site.worker is None or site.worker.is_over:
                 return f"broker {site.name} does not run"
+            if any(peer["unread"] for peer in site.peers()):
+                return f"{site.name} has yet to ask for a record that it could not read"
             if site.worker.driver._journal.segments:
                 return f"{site.name} has a journal to say"
             for queue in site.worker.driver._replica.broker.queues.values():

@@ -88,6 +88,12 @@ class Site:
         queues = [one for entries in facts.entries.values() for one in entries.items()]
         return {name: msgspec.json.encode(one) for name, one in queues} | {"": facts.edition}
 
+    def peers(self) -> list[dict[str, Any]]:
+        """What it knows of the other brokers."""
+        assert self.worker is not None
+        facts = self.worker.driver._replica.broker.mesh.facts  # type: ignore[attr-defined]
+        return [msgspec.structs.asdict(peer) for peer in facts.peers.values()]
+
     def places(self) -> list[PartitionId]:
         """The partitions that it reads."""
         found = [(topics.topic(self.name, topics.INSTRUCTIONS), 0)]
