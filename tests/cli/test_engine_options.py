@@ -16,8 +16,10 @@ from lakequeue.protocol import ConfigError
 from lakequeue.streaming.engine_settings import EngineSettings
 
 
-def engine_settings(settings: tuple[str, ...], trigger: str | None) -> dict[str, str]:
-    given = EngineOptions(Path(), Path(), trigger, settings, accept=False, as_json=False)
+def engine_settings(
+    settings: tuple[str, ...], trigger: str | None, accept: bool = False
+) -> dict[str, str]:
+    given = EngineOptions(Path(), Path(), trigger, settings, accept=accept, as_json=False)
     return given.engine_settings()
 
 
@@ -27,6 +29,11 @@ def test_settings_of_spark_and_of_the_engine() -> None:
         "spark.a": "1=2", "lakequeue.metrics_port": "9400", "lakequeue.trigger": "micro-batch",
     }  # fmt: skip
     assert engine_settings((), None) == {}
+
+
+def test_accept_other_kafka_is_a_setting() -> None:
+    assert not EngineSettings(engine_settings((), None)).accepts_other_kafka
+    assert EngineSettings(engine_settings((), None, accept=True)).accepts_other_kafka
 
 
 def test_two_triggers_contradict_each_other() -> None:

@@ -6,14 +6,12 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import lakequeue
 import pytest
-from confluent_kafka import Producer
 from job.processes import EngineProcess, until
 from kafka import KafkaAdminClient
 from lakequeue.lake import NoLake, open_lake
@@ -21,14 +19,12 @@ from lakequeue.lake.past import as_of, brokers
 from lakequeue.lake.queries_at import admin_of
 from lakequeue.lake.rebuilding import rebuild
 from lakequeue.streaming import EmbeddedKafka
-from lakequeue.streaming.kafka.topics_admin import ensure_topics
 
 pytestmark = pytest.mark.job
 
 CONFIG = """queues:
   - {name: orders, message_type: text, max_per_subscription_backlog: 50}
   - {name: others, message_type: text}
-  - {name: plain, message_type: text, underlying_topic: t, max_per_subscription_backlog: 100}
 """
 SETTINGS = (
     "--set", "lakequeue.batch_s=3", "--set", "lakequeue.history_interval_s=4",
@@ -50,48 +46,30 @@ class Place:
         self.folder, self.kafka = folder, EmbeddedKafka(folder / "kafka").start()
         (folder / "queues.yaml").write_text(CONFIG)
         self.engines: list[EngineProcess] = []
-        ensure_topics(self.address, [], ["t"])
 
     @property
     def address(self) -> str:
         return self.kafka.bootstrap_servers
 
-    def another_kafka(self) -> None:
-        """At the same address."""
-        self.kafka.stop()
-        shutil.rmtree(self.folder / "kafka")
-        self.kafka = EmbeddedKafka(self.folder / "kafka", port=self.kafka.port).start()
-        ensure_topics(self.address, [], ["t"])
-
     @property
     def url(self) -> str:
         return f"kafka://{self.address}"
 
-    def start(self, name: str, *more: str) -> EngineProcess:
+    def start(self, name: str) -> EngineProcess:
         config, home = self.folder / "queues.yaml", self.folder / name
-        self.engines.append(EngineProcess(self.address, home, config, *SETTINGS, *more))
+        self.engines.append(EngineProcess(self.address, home, config, *SETTINGS))
         return self.engines[-1]
 
-    def running(self) -> EngineProcess:
-        """The one that the test before left to this one; else one that is started."""
-        left = [engine for engine in self.engines if engine.process.poll() is None]
-        return left[-1] if left else self.start("old").wait_ready()
 
-
-@pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
-    place = Place(tmp_path_factory.mktemp("damage"))
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Place]:
+    place = Place(tmp_path)
     try:
         yield place
     finally:
         for engine in place.engines:
             engine.kill()
         place.kafka.stop()
-
-
-def told(place: Place, event: str) -> list[dict[str, Any]]:
-    with lakequeue.connect(place.url) as connection:
-        return [e for e in connection.admin().events() if e["event"] == event]
 
 
 def shown(admin: Any, queue: str) -> dict[str, tuple[Any, ...]]:
@@ -116,7 +94,7 @@ def take(consumer: Any, count: int) -> list[Any]:
 def test_R3_the_same_clients_go_on_with_a_home_made_of_the_tables(place: Place) -> None:
     """Brokers came and went before: no step led to the states that this made, and the tables have
     them all the same (M4)."""
-    engine, new = place.running(), place.folder / "new"
+    engine, new = place.start("old").wait_ready(), place.folder / "new"
     with lakequeue.connect(place.url, client_name="same") as connection:
         admin = connection.admin()
         admin.add_broker("x")
@@ -186,53 +164,3 @@ def replays(admin: Any, home: Path, ids: list[int]) -> None:
     assert admin.replay("orders", **again).count == 10
     found = [m.headers["lq-replay-of"] for m in admin.browse("orders")]
     assert sorted(map(int, found)) == ids[:10]
-
-
-def write(place: Place, *values: str) -> None:
-    """As any program does, to the topic that a queue captures."""
-    producer = Producer({"bootstrap.servers": place.address})
-    for value in values:
-        producer.produce("t", value)
-    assert producer.flush(90) == 0
-
-
-def taken(place: Place, count: int) -> list[str]:
-    """So many messages, acknowledged; and what comes at once behind them."""
-    found: list[str] = []
-    with (
-        lakequeue.connect(place.url) as connection,
-        connection.consumer("plain", ack_mode="individual", max_backlog=100) as consumer,
-    ):
-        end = time.monotonic() + 180
-        while time.monotonic() < end:
-            got = consumer.receive_many(100, 1.0)
-            for message in got:
-                found.append(message.payload.decode())
-                message.ack()
-            if not got and len(found) >= count:
-                break
-    return found
-
-
-def test_another_kafka_is_refused_and_may_be_accepted(place: Place) -> None:
-    """And is this home's from then on: `tests/platform/test_home.py`."""
-    engine, before = place.running(), len(told(place, "topic_made_anew"))
-    write(place, *(f"old{n}" for n in range(30)))
-    assert len(taken(place, 30)) == 30
-    write(place, "kept")
-    with lakequeue.connect(place.url) as connection:
-        admin = connection.admin()
-        until(lambda: admin.describe("plain")["depth"] == 1, 30, "it is stored")
-        # What no snapshot has stands in the log of steps, which goes with the old Kafka.
-        batch = admin.brokers()[0]["batch"] or 0
-        until(lambda: (admin.brokers()[0]["batch"] or 0) >= batch + 2, 120, "a snapshot has it")
-    assert engine.terminate() == 0
-    place.another_kafka()
-    refused = place.start(engine.home.name)
-    assert refused.process.wait(300) != 0
-    assert "was on the Kafka cluster" in refused.errors()
-    assert "--accept-other-kafka" in refused.errors()
-    write(place, *(f"new{n}" for n in range(30)))
-    place.start(engine.home.name, "--accept-other-kafka").wait_ready()
-    assert sorted(taken(place, 31)) == sorted(["kept", *(f"new{n}" for n in range(30))])
-    assert len(told(place, "topic_made_anew")) > before

@@ -6,6 +6,7 @@ Kills and zombies under traffic: `tests/sim`, and with all that is real `tests/j
 from __future__ import annotations
 
 import itertools
+import shutil
 import subprocess
 import sys
 import time
@@ -25,6 +26,7 @@ from lakequeue.sinks.log_writer import RECENT_S, StepLog
 from lakequeue.sources.live import LiveInputs, kafka_client, quiet_client
 from lakequeue.sources.live_reader import InputLimits
 from lakequeue.sources.replay_inputs import Gone, read_steps
+from lakequeue.sources.same_topic import TopicsNow
 from lakequeue.streaming import EmbeddedKafka
 from lakequeue.streaming.kafka.topics_admin import PARTITIONS, ensure_topics
 
@@ -49,17 +51,24 @@ class LoopOnKafka:
     def url(self) -> str:
         return f"kafka://{self.kafka.bootstrap_servers}"
 
-    def start(self) -> subprocess.Popen[str]:
+    def start(self, *more: str) -> subprocess.Popen[str]:
         """A new worker; one that still runs is given up."""
         generation = str(len(self.workers))
         (self.folder / "generation").write_text(generation)
         command = [sys.executable, str(WORKER), self.kafka.bootstrap_servers, str(self.folder)]
         worker = subprocess.Popen(
-            [*command, generation], stdout=subprocess.PIPE, text=True,
+            [*command, generation, *more], stdout=subprocess.PIPE, text=True,
             stderr=(self.folder / f"stderr-{generation}").open("w"),
         )  # fmt: skip
         self.workers.append(worker)
         return worker
+
+    def begin(self) -> None:
+        """Kafka runs, and the home begins there: in the VPN's commands and in what the engine
+        says."""
+        self.kafka.start()
+        ensure_topics(self.kafka.bootstrap_servers, ["default"], [], ["broker-0"])
+        instruct(self, commands.Begin(epoch=EPOCH), "default.commands")
 
     def stop(self, worker: subprocess.Popen[str]) -> str:
         """Ask it to stop, as the engine does; what it printed."""
@@ -74,18 +83,19 @@ class LoopOnKafka:
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LoopOnKafka]:
     folder = tmp_path_factory.mktemp("loop")
-    with EmbeddedKafka(folder / "kafka") as kafka:
-        ensure_topics(kafka.bootstrap_servers, ["default"], [], ["broker-0"])
-        place = LoopOnKafka(kafka, folder)
-        begin(place)
+    place = LoopOnKafka(EmbeddedKafka(folder / "kafka"), folder)
+    try:
+        place.begin()
         place.start()
         with lakequeue.connect(place.url) as connection:
             until(lambda: answers(connection), 30, "the worker answers")
             connection.admin().define(QUEUE)
         yield place
+    finally:
         for worker in place.workers:
             worker.kill()
             worker.wait()
+        place.kafka.stop()
 
 
 def instruct(place: LoopOnKafka, command: commands.AnyCommand, *more: str) -> None:
@@ -97,11 +107,6 @@ def instruct(place: LoopOnKafka, command: commands.AnyCommand, *more: str) -> No
         transport.command(topic, b"", value)
     transport.flush(90)
     transport.close()
-
-
-def begin(place: LoopOnKafka) -> None:
-    """The home begins here, in the VPN's commands and in what the engine says."""
-    instruct(place, commands.Begin(epoch=EPOCH), "default.commands")
 
 
 def answers(connection: lakequeue.Connection) -> bool:
@@ -357,3 +362,38 @@ def test_C3_who_was_there_is_not_late(place: LoopOnKafka) -> None:
             again.ack()
             until(lambda: connection.admin().describe("orders")["depth"] == 0, 30, "both are gone")
             assert consumer.receive(0.5) is None
+
+
+def cluster(place: LoopOnKafka) -> str:
+    return TopicsNow(quiet_client(place.kafka.bootstrap_servers, "look")).cluster()
+
+
+def test_another_kafka_is_refused_and_may_be_accepted(place: LoopOnKafka) -> None:
+    """The last test of this Kafka. A Kafka is not its address, and says so. What the state has is
+    kept, and what the other one has is read from the beginning."""
+    before = cluster(place)
+    with lakequeue.connect(place.url) as connection:
+        connection.producer().send("orders", b"kept")
+    assert "stopped:broker-0" in place.stop(place.workers[-1])
+    port = place.kafka.port
+    place.kafka.stop()
+    shutil.rmtree(place.kafka.home)
+    place.kafka = EmbeddedKafka(place.kafka.home, port)
+    place.begin()
+    assert cluster(place) not in ("", before)
+    refused = place.start()
+    assert refused.wait(120) != 0
+    assert "ends at offset" in (place.folder / f"stderr-{len(place.workers) - 1}").read_text()
+    transport = open_kafka(place.kafka.bootstrap_servers, "before")
+    for n in range(5):
+        transport.publish("default.publish", b"%d" % n, None, [("lq", b'{"to": "orders"}')])
+    transport.flush(90)
+    transport.close()
+    place.start("accept-other-kafka")
+    with (
+        lakequeue.connect(place.url) as connection,
+        connection.consumer("orders", ack_mode="individual", max_backlog=10) as consumer,
+    ):
+        found = [consumer.receive(120) for _ in range(6)]
+        assert sorted(m.payload for m in found if m) == [b"0", b"1", b"2", b"3", b"4", b"kept"]
+        assert consumer.receive(0.5) is None

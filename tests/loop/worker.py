@@ -1,6 +1,6 @@
 """A worker of the loop without Spark, as a process that tests kill: real Kafka, state in a file.
 
-    python worker.py BOOTSTRAP FOLDER GENERATION
+    python worker.py BOOTSTRAP FOLDER GENERATION [accept-other-kafka]
 
 The file is written whole at the end of a batch, and only by the worker that was started last: as
 Spark's driver commits what the newest attempt of a task wrote, and nothing of one that it gave up.
@@ -54,16 +54,17 @@ class FileState:
         draft.replace(self.file)
 
 
-def options(bootstrap: str, run: str) -> Options:
+def options(bootstrap: str, run: str, accepts: bool) -> Options:
     return Options(
         kafka_client(bootstrap, "worker"), BROKER, 0, 7, ["default"], "test", run,
         keep=3, batch_s=1.5, cache_bytes=100_000, limits=InputLimits(200, 100_000),
+        accepts_other_kafka=accepts,
     )  # fmt: skip
 
 
-def main(bootstrap: str, folder: str, generation: str) -> None:
+def main(bootstrap: str, folder: str, generation: str, accepts: str = "") -> None:
     newest = Path(folder) / "generation"
-    loop = Loop(options(bootstrap, generation))
+    loop = Loop(options(bootstrap, generation, bool(accepts)))
     while True:
         state = FileState(Path(folder) / "state")
         figures, notes = loop.batch(state)  # type: ignore[arg-type]
