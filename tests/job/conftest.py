@@ -15,6 +15,7 @@ from typing import Any
 
 import lakequeue
 import pytest
+from job.processes import INTERPRETED
 from job.scenarios import chosen, queue_name, queues_of
 from lakequeue.definitions import Configuration, parse_configuration
 from lakequeue.streaming import EmbeddedKafka, Engine, java
@@ -92,7 +93,7 @@ def running(home: Path, trigger: str) -> Iterator[Job]:
     with EmbeddedKafka(home / "kafka") as kafka:
         settings = {
             "lakequeue.ui_port": "0", "lakequeue.tables_interval_s": "3",
-            "lakequeue.trigger": trigger, "lakequeue.batch_s": str(BATCH_S),
+            "lakequeue.trigger": trigger, "lakequeue.batch_s": str(BATCH_S), **INTERPRETED,
         }  # fmt: skip
         if trigger == REAL_TIME:  # with it are the tests that look at the history
             settings |= {

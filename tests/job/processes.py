@@ -22,6 +22,11 @@ from lakequeue.streaming.loop.worker_daemon import DAEMON
 START_S_MAX = 300.0
 STOP_S_MAX = 180.0
 SLOWER = 3  # than the machine that waits are written for; how fast something is, is told in bench/
+# Spark would compile each plan to Java code, which takes longer than a test's few rows: a fifth of
+# the CPU. It does so in the engine of the documentation's commands.
+INTERPRETED = {
+    "spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"
+}  # fmt: skip
 
 _PR_SET_CHILD_SUBREAPER = 36
 
@@ -55,7 +60,8 @@ class EngineProcess:
         self.log = home.parent / f"{home.name}.stderr"
         command = [sys.executable, "-m", "lakequeue.cli", *self.command(bootstrap)]
         command += ["--home", str(home), "--config", str(config), "--json"]
-        command += ["--set", "lakequeue.ui_port=0"]
+        given = {"lakequeue.ui_port": "0", **INTERPRETED}
+        command += [word for key, value in given.items() for word in ("--set", f"{key}={value}")]
         self._command = [*command, *arguments]
         self.start()
 
@@ -189,7 +195,8 @@ def until(condition: Callable[[], Any], seconds: float, what: str) -> Any:
         if found := condition():
             return found
         assert time.monotonic() < deadline, f"not within {seconds * SLOWER} s: {what}"
-        time.sleep(max(0.1, 3 * (time.process_time() - begun)))
+        cost = time.process_time() - begun
+        time.sleep(max(0.1, 3 * cost, min(9 * cost, 1.0)))
 
 
 def free_port() -> int:

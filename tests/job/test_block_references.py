@@ -3,6 +3,7 @@ in memory; and it reads payloads by rows, with a setting that nobody else's quer
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from pyspark.sql import DataFrame
 pytestmark = pytest.mark.job
 
 BY_COLUMNS = "spark.sql.parquet.enableVectorizedReader"
+COMPILED = "spark.sql.codegen.wholeStage"  # else Spark reads everything by rows
 PAGES = "page string, value binary, crc long"
 
 
@@ -40,21 +42,31 @@ class Reads:
         patch.setattr(kind, "toArrow", to_arrow)
 
 
+@pytest.fixture
+def spark(job: Job) -> Iterator[Any]:
+    """The engine's session, which compiles plans, as it does by default."""
+    session = job.engine.application.spark
+    assert session is not None
+    before = session.conf.get(COMPILED)
+    session.conf.set(COMPILED, "true")
+    yield session
+    session.conf.set(COMPILED, before)
+
+
 @in_real_time
 def test_R1_blocks_are_named_by_rows_and_nobody_elses_queries_are_touched(
-    job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(block_references, "WORTH_BYTES", 0)  # the blocks of a walk are short
     walk = lived(3)
     own, store = walk.saved[-1]
     home = write_history(walk.world, tmp_path, walk.saved)
     journal = said_to_journal(walk.world)
-    spark = job.engine.application.spark
-    assert spark is not None
     pages = spark.createDataFrame(
         [(page, value, crc_of(page, value)) for page, value in store.pages.items()], PAGES
     )
     refer = BlockReferences(spark, home / "tables")
+    refer._by_rows.conf.set(COMPILED, "true")
     assert not refer(HOME.name, pages, (0, own.step)).where("refs IS NOT NULL").count()
 
     write_table(home, "journal", journal)
