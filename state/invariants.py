@@ -86,6 +86,7 @@ def _check_leases(queue: Queue, rows: list[Row]) -> None:
             first = next(iter(header.barriers))
             assert row.generation <= first, f"{name}: {row.id} was delivered past a barrier"
     numbers = {s.number: s for s in header.subscriptions}
+    assert list(numbers) == sorted(numbers), f"{name}: subscriptions are not in order"
     assert set(held) <= set(numbers), f"{name}: leased to an unknown subscription"
     for number, subscription in numbers.items():
         own = held.get(number, set())

@@ -7,6 +7,7 @@ only in the order in which candidates are served. Ties go to the one that subscr
 from __future__ import annotations
 
 import heapq
+from bisect import bisect_right
 
 import msgspec
 
@@ -35,11 +36,12 @@ def backlog_of(definition: QueueDefinition, subscription: Subscription) -> int:
     """The lowest of the queue's limit, the subscription's own (B2) and the flow's (B4)."""
     if subscription.broker is not None:
         return own_backlog(subscription)
-    return min(
-        own_backlog(subscription),
-        definition.max_per_subscription_backlog,
-        definition.max_delivered_unacked_per_flow,
-    )
+    return min(own_backlog(subscription), _backlog_of_queue(definition))
+
+
+def _backlog_of_queue(definition: QueueDefinition) -> int:
+    """The lower of the queue's own limits."""
+    return min(definition.max_per_subscription_backlog, definition.max_delivered_unacked_per_flow)
 
 
 def own_backlog(subscription: Subscription) -> int:
@@ -55,23 +57,33 @@ def candidates_of(
     own: list[Candidate] = []
     others: list[Candidate] = []
     removes = definition.semantics == "at-most-once"
-    for subscription in subscriptions:
+    most = _backlog_of_queue(definition)
+    for subscription in subscriptions:  # all of them, in each step that delivers
         if subscription.ending or subscription.again:
             continue
-        if subscription.broker is not None and not definition.max_spool_usage:
-            continue  # with quota 0 the queue is separate at each host (S10)
-        candidates = own if subscription.broker is None else others
-        backlog = backlog_of(definition, subscription)
-        free = candidates is own and (removes or subscription.removes_on_send)
+        backlog = 1 if subscription.max_backlog is None else subscription.max_backlog
+        if subscription.broker is not None:
+            # With quota 0 the queue is separate at each host (S10).
+            if definition.max_spool_usage and backlog > subscription.held:
+                room = backlog - subscription.held
+                others.append(Candidate(subscription, backlog, subscription.held, room))
+            continue
+        if backlog > most:
+            backlog = most
+        free = removes or subscription.removes_on_send
         room = UNLIMITED if free else backlog - subscription.held
         if room > 0 and backlog > 0:
-            candidates.append(Candidate(subscription, backlog, subscription.held, room))
+            own.append(Candidate(subscription, backlog, subscription.held, room))
     return own, others
 
 
 def _first(candidate: Candidate) -> tuple[int, int]:
     """Order under `fast`: the highest consumer priority, then the oldest subscription (F1)."""
     return -candidate.subscription.priority, candidate.subscription.number
+
+
+def _number(candidate: Candidate) -> int:
+    return candidate.subscription.number
 
 
 def _turn(candidate: Candidate, served: int) -> tuple[bool, int]:
@@ -103,7 +115,8 @@ def share(model: str, candidates: list[Candidate], messages: int, served: int) -
         return candidates * min(candidates[0].room, messages)
     out: list[Candidate] = []
     if model == "fast":
-        for candidate in sorted(candidates, key=_first):
+        # Each has room for a message at least, so no more than these are needed.
+        for candidate in heapq.nsmallest(messages, candidates, key=_first):
             out += [candidate] * min(candidate.room, messages - len(out))
         return out
     if model == "round-robin":
@@ -122,7 +135,9 @@ def share(model: str, candidates: list[Candidate], messages: int, served: int) -
 
 
 def _rotate(candidates: list[Candidate], messages: int, served: int) -> list[Candidate]:
-    ring = sorted(candidates, key=lambda c: _turn(c, served))
+    # Candidates are in order of subscribing, which is that of their numbers.
+    behind = bisect_right(candidates, served, key=_number)
+    ring = candidates[behind:] + candidates[:behind]
     out: list[Candidate] = []
     while ring and len(out) < messages:
         turn = ring[: messages - len(out)]
