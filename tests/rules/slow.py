@@ -10,7 +10,7 @@ from typing import Any
 from lakequeue.client.session.transport import Record
 from lakequeue.protocol import mesh_messages, topics, wire
 
-from .mortal import MortalBroker, MortalEngine
+from .mortal import Fate, MortalBroker, MortalEngine
 
 HEARD_LATE = (topics.DIRECTORY, topics.RECEIPTS)
 
@@ -53,7 +53,7 @@ class SlowBroker(MortalBroker):
 
 
 class SlowEngine(MortalEngine):
-    """slow: from now on things take their time, until `haste`."""
+    """slow: from now on things take their time, until `haste`; `some` lets a part of it through."""
 
     BROKER = SlowBroker
 
@@ -73,6 +73,11 @@ class SlowEngine(MortalEngine):
                 self._let_through(way, 1 << 20)
         self._be(slow=False)
         self.advance("0s")
+
+    def some(self, fate: Fate) -> None:
+        """A part of what is on its way arrives, on one way."""
+        if ways := self._ways():
+            self._let_through(fate.random.choice(ways), fate.random.choice((1, 1, 2, 3, 9)))
 
     def _be(self, slow: bool) -> None:
         self.is_slow = slow

@@ -8,8 +8,8 @@ import pytest
 from lakequeue.protocol import commands as c
 from lakequeue.protocol import wire
 from lakequeue.protocol.errors import LakequeueError
-from lakequeue.protocol.outputs import Receipts
-from lakequeue.state import Limits
+from lakequeue.protocol.outputs import Deliveries, Receipts
+from lakequeue.state import DictStore, Limits
 from lakequeue.state.commands import topic_subscriptions
 from rules.harness import Bench, drain, ids
 from rules.steps import (
@@ -56,6 +56,18 @@ def test_F5_what_came_back_is_seen_by_every_filter(empty: Bench, priority: str |
         message.ack()
     assert got == sent
     assert ids(drain(g)) == [other]
+
+
+def test_F5_a_match_far_behind_is_found() -> None:
+    """More messages that do not match than a step looks at stand before the one that does."""
+    steps = Steps(limits=Limits(looks=50))
+    steps.run([define(**WIDE), subscribe("f", filter="/k = 1"), subscribe("g", 1, filter="/k = 2")])
+    for _ in range(5):
+        steps.run(publishes=[("orders", body(k=2))] * 40)
+    out = steps.run(publishes=[("orders", body(k=1))])
+    assert delivered(out, "f") == [201]
+    out = steps.run([c.Unsubscribe(queue="orders", subscription="g"), subscribe("f2", 2)])
+    assert delivered(out, "f2") == [1, 2]
 
 
 def test_F5_what_is_remembered_of_a_filter_does_not_grow() -> None:
@@ -158,6 +170,24 @@ def test_L10_a_renewal_is_answered_with_what_it_did() -> None:
 # ---------------------------------------------------------------- definitions (Q7, Q9, S7)
 
 
+def test_Q9_a_queue_deleted_and_defined_in_one_batch_is_there() -> None:
+    """In the order of their log: the new queue is empty, and takes what is published to it."""
+    steps = Steps()
+    steps.run([define()], [("orders", b"{}")] * 3)
+    both = [c.Delete(queue="orders", reply=REPLY), define(max_backlog=7)]
+    out = steps.run(both, [("orders", b"{}")])
+    assert [r.error for r in replies(out)] == [None]
+    seen = described(steps)
+    assert (seen["depth"], seen["spooled"], seen["definition"]["max_backlog"]) == (1, 1, 7)
+
+
+def test_Q9_a_queue_defined_and_deleted_in_one_batch_is_gone() -> None:
+    steps = Steps()
+    steps.run([define(), c.Delete(queue="orders", reply=REPLY)])
+    (answer,) = replies(steps.run([c.Describe(queue="orders", reply=REPLY)]))
+    assert answer.error is not None
+
+
 @pytest.mark.parametrize("again", [True, False])
 def test_Q7_a_definition_that_is_refused_late_changes_nothing(
     again: bool, monkeypatch: pytest.MonkeyPatch
@@ -185,6 +215,23 @@ def test_Q7_a_definition_that_is_refused_late_changes_nothing(
 # ---------------------------------------------------------------- acks and returns
 
 
+def test_L5_what_is_returned_untouched_was_no_attempt() -> None:
+    steps = Steps()
+    steps.run([define(max_deliveries=2, **WIDE), subscribe("a", 1)], [("orders", b"{}")])
+    for _ in range(5):
+        returned = c.Returned(queue="orders", subscription="a", ids="1")
+        (again,) = [o for o in steps.run([returned]) if isinstance(o, Deliveries)]
+        assert (again.ids, again.counts) == ([1], [1])
+    (last,) = [
+        o for o in steps.run([c.Cancel(queue="orders", subscription="a", ids="1")])
+        if isinstance(o, Deliveries)
+    ]  # fmt: skip
+    assert last.counts == [2]
+    steps.run([c.Cancel(queue="orders", subscription="a", ids="1")])
+    seen = described(steps)
+    assert (seen["expired"], seen["redelivered"]) == (1, 1)
+
+
 def test_P1_P3_what_fills_a_gap_is_told_of_beside_a_repetition() -> None:
     """The receipt began at what was sent again; what was new and lower was stored in silence."""
     steps = Steps()
@@ -192,6 +239,16 @@ def test_P1_P3_what_fills_a_gap_is_told_of_beside_a_repetition() -> None:
     again = [("orders", b"{}", {"producer": "p", "seq": n}) for n in (9, 5)]
     (receipt,) = [o for o in steps.run(publishes=again) if isinstance(o, Receipts)]
     assert sorted(receipt.runs) == [[5, 1, 3], [9, 1, 2]]
+
+
+def test_L5_each_delivery_has_a_number_of_its_own() -> None:
+    steps = Steps()
+    steps.run([define(**WIDE)])
+    out = steps.run([subscribe("a", 2)], [("orders", b"{}")] * 2)
+    out += steps.run([c.Returned(queue="orders", subscription="a", ids="1-2")])
+    numbers = [n for o in out if isinstance(o, Deliveries) for n in o.numbers]
+    assert len(numbers) == 4
+    assert len(set(numbers)) == 4
 
 
 def test_S7_consumers_of_a_deleted_queue_are_told_each_by_its_id() -> None:
@@ -213,3 +270,24 @@ def test_S7_a_session_is_not_full_of_queues_that_were_deleted() -> None:
         steps.run([c.Delete(queue=f"q{n}")])
     (alive,) = replies(steps.run([c.Heartbeat(session="s", reply=REPLY)]))
     assert alive.result is False
+
+
+def test_S7_a_state_that_was_loaded_again_is_the_same() -> None:
+    """What the tests above rely on: the bytes are all that there is."""
+    steps = Steps()
+    steps.run([define(priority="/p", **WIDE)], [("orders", body(p=p)) for p in (1, 9)])
+    again = Steps(DictStore(steps.marked()))
+    assert delivered(again.run([subscribe("a")])) == [2, 1]
+
+
+def test_L9_early_acks_are_all_kept_or_counted() -> None:
+    """Beyond 10,000 ranges they vanished, and nobody was told."""
+    steps = Steps()
+    steps.run([define(), subscribe("a", 1)])
+    text = ",".join(str(n) for n in range(2, 2 * 12_000 + 1, 2))
+    steps.run([c.Ack(queue="orders", subscription="a", ids=text, reply=REPLY)])
+    for _ in range(5):
+        steps.run(publishes=[("orders", b"{}")] * 4_800)
+    seen = described(steps)
+    assert seen["acknowledged"] + seen["ack_ignored"] == 12_000
+    assert seen["depth"] + seen["acknowledged"] == 24_000

@@ -10,6 +10,7 @@ from lakequeue.protocol import commands as c
 from lakequeue.protocol.errors import ConfigError
 
 from .harness import drain
+from .mortal import Fate
 from .slow import SlowEngine
 from .spread import Spread, local
 
@@ -178,9 +179,10 @@ class Slow(Spread):
 
     ENGINE = SlowEngine
 
-    def __init__(self) -> None:
+    def __init__(self, fate: Fate | None = None) -> None:
         takes = [local(name, "a", "t", dead_message_queue="dmq") for name in "qp"]
         super().__init__(*takes, local("dmq", "b"))
+        self.engine.fated(fate)
 
     def reject(self, queue: str) -> None:
         consumer = self.at["a"].consumer(queue, max_backlog=50, ack_mode="individual")
@@ -193,6 +195,7 @@ class Slow(Spread):
         self.engine.command("default.commands", b"", command)
 
     def end(self) -> None:
+        self.engine.fated(None)
         self.engine.haste()
         for _ in range(30):
             self.engine.advance("1s")

@@ -15,6 +15,18 @@ def test_X1_the_consumer_is_told(bench: Bench) -> None:
     assert second.expires_at is None
 
 
+def test_X5_each_is_journaled(empty: Bench) -> None:
+    empty.define("dead")
+    empty.define(dead_message_queue="dead")
+    empty.send(ttl="1s")
+    empty.advance("1s")
+    assert empty.events().count("expired") == 1
+    assert empty.events().count("dead_lettered") == 1
+    (expired,) = [e for e in empty.engine.journal() if e["event"] == "expired"]
+    assert str(expired["message_id"]) == "1"
+    assert str(expired["reason"]) == "expired"
+
+
 @pytest.mark.parametrize("spent_ms", [0, 2000, 7999])
 def test_X4_time_spent_before_the_record_is_read_counts(empty: Bench, spent_ms: int) -> None:
     """A TTL of 8 s of which 2 s are over leaves 6 s: it starts at publish."""

@@ -83,6 +83,13 @@ def test_what_does_not_fit_is_refused_with_a_sentence() -> None:
     assert len(answer.result) == 20
 
 
+def test_acks_that_were_not_kept_are_counted() -> None:
+    steps = Steps(limits=LIMITS)
+    steps.run([define()])
+    flood("acks of unknown ids", steps, 0)
+    assert described(steps)["counters"]["ack_ignored"] == MANY - 20
+
+
 def test_who_left_leaves_nothing() -> None:
     """Names that are used once and never again."""
     steps = Steps(limits=LIMITS, checked=False)

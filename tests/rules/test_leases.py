@@ -1,9 +1,11 @@
 """L1 to L11, L13: what a text table cannot say about leases. See also scenarios/leases.txt."""
 
+import contextlib
 import datetime as dt
 import time
 
 import pytest
+from lakequeue.protocol.errors import LeaseLost
 from rules.harness import Bench, drain
 
 
@@ -61,6 +63,16 @@ def test_L8_an_ignored_ack_is_journaled(empty: Bench) -> None:
     assert "acknowledged" not in empty.events()
 
 
+def test_L8_a_second_ack_is_journaled_and_has_no_effect(bench: Bench) -> None:
+    consumer = bench.consumer()
+    message_id = bench.send()
+    consumer.ack(ids=[message_id])
+    with contextlib.suppress(LeaseLost):
+        consumer.ack(ids=[message_id])
+    assert bench.events().count("acknowledged") == 1
+    assert bench.seen()["acknowledged"] == 1
+
+
 @pytest.mark.parametrize("text", ["2-4,3-5", "5,2-4,2", "2-5,3"])
 def test_L13_an_id_that_is_named_twice_is_meant_once(bench: Bench, text: str) -> None:
     consumer = bench.consumer()
@@ -69,6 +81,25 @@ def test_L13_an_id_that_is_named_twice_is_meant_once(bench: Bench, text: str) ->
     consumer.ack(ids=text)
     assert (bench.seen()["depth"], bench.seen()["acknowledged"]) == (2, 4)
     assert bench.admin.purge("orders", ids="6-6,1-6") == 2
+
+
+def test_L8_L9_L13_a_range_of_every_kind(bench: Bench) -> None:
+    """Held, gone, of another queue, and not given yet: each has what it has alone."""
+    bench.define("others")
+    consumer = bench.consumer(backlog=1)
+    for queue in ("orders", "orders", "others", "others", "orders", "orders"):
+        bench.send(queue=queue)
+    consumer.ack(ids="1,5")
+    consumer.ack(ids="1-8")
+    assert bench.seen()["depth"] == 0
+    assert bench.seen()["acknowledged"] == 4
+    assert bench.events().count("ack_ignored") == 2  # 1 and 5
+    assert bench.seen("others")["depth"] == 2
+    drain(consumer)
+    bench.send(queue="others")
+    bench.send()
+    bench.send()
+    assert [m.id for m in drain(consumer)] == ["9"]
 
 
 def test_L8_L13_many_ids_without_effect_cost_little(bench: Bench) -> None:

@@ -71,6 +71,66 @@ def test_R6_a_dry_run_moves_nothing_and_says_what_would(bench: Bench) -> None:
     assert bench.admin.move("orders", to="others", where="/n > 1").count == 3
 
 
+def test_R6_leased_messages_stay_delayed_ones_stay_delayed(bench: Bench) -> None:
+    held = bench.send({"n": 1})
+    consumer = bench.consumer(backlog=1)
+    assert ids(drain(consumer)) == [held]
+    later = bench.send({"n": 2}, delay="10s")
+    done = bench.admin.move("orders", to="others")
+    assert (done.count, done.stayed, done.why) == (1, 1, {"leased": 1})
+    assert bench.seen("others")["delayed"] == 1
+    other = bench.consumer("others")
+    bench.advance("9s")
+    assert drain(other) == []
+    bench.advance("1s")
+    assert ids(drain(other)) == [later]
+
+
+def test_R6_the_other_queues_checks_and_expressions_apply(bench: Bench) -> None:
+    bench.define(
+        "others", filter="/n > 0", priority="/n", max_spool_messages=2,
+        max_per_subscription_backlog=10,
+    )  # fmt: skip
+    sent = [bench.send({"n": n}) for n in (0, 1, 2, 3)]
+    done = bench.admin.move("orders", to="others")
+    assert (done.count, done.stayed, done.why) == (2, 2, {"filter": 1, "queue_quota": 1})
+    assert ids(drain(bench.consumer("others"))) == [sent[2], sent[1]]
+    assert ids(drain(bench.consumer())) == [sent[0], sent[3]]
+
+
+def test_R6_a_message_is_in_a_queue_once(bench: Bench) -> None:
+    bench.define(
+        "copies", underlying_topic="(orders|copies)", default_publish_target="copies",
+        max_per_subscription_backlog=9,
+    )  # fmt: skip
+    sent = bench.send()
+    done = bench.admin.move("orders", to="copies")
+    assert (done.count, done.why) == (0, {"already_there": 1})
+    assert ids(drain(bench.consumer("copies"))) == [sent]
+
+
+def test_X4_the_publishers_ttl_counts_on(bench: Bench) -> None:
+    bench.send(ttl="8s")
+    bench.advance("6s")
+    bench.admin.move("orders", to="others")
+    bench.advance("1s")
+    assert bench.seen("others")["depth"] == 1
+    bench.advance("1s")
+    assert (bench.seen("others")["depth"], bench.seen("others")["expired"]) == (0, 1)
+
+
+def test_R6_X5_a_dead_message_stays_dead_and_can_be_redriven_from_there(bench: Bench) -> None:
+    bench.define("dmq")
+    bench.define(dead_message_queue="dmq", max_per_subscription_backlog=10)
+    sent = bench.send(ttl="1s")
+    bench.advance("1s")
+    assert bench.admin.move("dmq", to="others").count == 1
+    (seen,) = bench.admin.browse("others")
+    assert (seen.id, seen.headers["lq-dead-reason"]) == (sent, "expired")
+    assert bench.admin.redrive("others").queues == {"orders": 1}
+    assert ids(drain(bench.consumer())) == [sent]
+
+
 @pytest.mark.parametrize(("to", "said"), [("orders", "is this queue"), ("no", "no such queue")])
 def test_R6_where_to_is_checked(bench: Bench, to: str, said: str) -> None:
     bench.send()

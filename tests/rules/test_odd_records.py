@@ -11,7 +11,7 @@ import pytest
 from lakequeue.dataframes.data_source import _row
 from lakequeue.protocol import commands as c
 from lakequeue.protocol.bounds import YEAR_9999_ENDS_MS, datetime_of
-from lakequeue.protocol.errors import Rejected
+from lakequeue.protocol.errors import ConfigError, Rejected
 from lakequeue.protocol.messages import Records
 from lakequeue.protocol.outputs import Deliveries, Receipts, RejectedRecord
 from lakequeue.state import Limits
@@ -276,3 +276,13 @@ def test_S5_a_plain_record_that_names_a_destination_is_a_plain_record(empty: Ben
     header = msgspec.json.encode({"to": "elsewhere"})
     plain(empty, b"1", b"2", headers={"lq": header})
     assert [empty.seen(queue)["depth"] for queue in ("live", "other")] == [2, 1]
+
+
+@pytest.mark.parametrize("odd", [1 << 64, 10**40, -(10**400)], ids=["2^64", "10^40", "-10^400"])
+def test_Q9_a_number_beyond_all_bounds_is_named_when_a_queue_is_defined_again(
+    empty: Bench, odd: int
+) -> None:
+    empty.define("q", message_type="text", max_deliveries=3)
+    with pytest.raises(ConfigError, match=r"max_deliveries: .+ must be a whole number"):
+        empty.define("q", message_type="text", max_deliveries=odd)
+    assert empty.admin.describe("q")["definition"]["max_deliveries"] == 3

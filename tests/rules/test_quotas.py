@@ -59,10 +59,63 @@ class Core(Steps):
         return answer.result
 
 
+@pytest.mark.parametrize("key", ["max_spool_usage", "max_spool_messages"])
+def test_S4_a_quota_is_exact_within_one_step_and_over_several_producers(key: str) -> None:
+    limit = 30 if key == "max_spool_usage" else 3
+    core = Core({"name": "q", key: limit})
+    sent = [(p, "q", b"x" * 10) for _ in range(3) for p in ("a", "b")]
+    assert core.publish(*sent) == {
+        "a": {1: 1, 2: 3, 3: "queue_quota"}, "b": {1: 2, 2: "queue_quota", 3: "queue_quota"},
+    }  # fmt: skip
+    seen = core.seen()
+    assert (seen["depth"], seen["rejected"]) == (3, {"queue_quota": 3})
+
+
+def test_S4_never_discards_and_acknowledges_exactly_what_is_over() -> None:
+    core = Core({"name": "q", "max_spool_messages": 2, "reject_msg_to_sender_on_discard": "never"})
+    assert core.publish(*[("a", "q", b"x")] * 4) == {"a": {1: 1, 2: 2, 3: None, 4: None}}
+    seen = core.seen()
+    assert (seen["depth"], seen["discarded"], seen["rejected"]) == (2, 2, {})
+    assert seen["discarded_on_entry"] == {"queue_quota": 2}
+
+
+def test_S5_one_that_is_full_within_the_step_refuses_for_all() -> None:
+    core = Core(
+        {"name": "q", "underlying_topic": "t"},
+        {"name": "small", "underlying_topic": "t", "max_spool_messages": 2},
+    )
+    sent = [(p, "t", b"x") for p in ("a", "b", "c", "d")]
+    assert core.publish(*sent) == {
+        "a": {1: 1}, "b": {1: 2}, "c": {1: "queue_quota"}, "d": {1: "queue_quota"},
+    }  # fmt: skip
+    assert core.seen("q")["depth"] == core.seen("small")["depth"] == 2
+    assert core.seen("q")["rejected"] == {}
+
+
+def test_S5_a_queue_that_discards_does_not_refuse_for_the_others() -> None:
+    core = Core(
+        {"name": "q", "underlying_topic": "t"},
+        {"name": "small", "underlying_topic": "t", "max_spool_messages": 1,
+         "reject_msg_to_sender_on_discard": "never"},
+    )  # fmt: skip
+    assert core.publish(*[("a", "t", b"x")] * 3) == {"a": {1: 1, 2: 2, 3: 3}}
+    assert (core.seen("q")["depth"], core.seen("small")["depth"]) == (3, 1)
+    assert core.seen("small")["discarded"] == 2
+
+
 def test_S3_the_brokers_quota_is_exact_within_one_step() -> None:
     core = Core({"name": "q"}, {"name": "r"}, max_spool_usage=30)
     sent = [(p, q, b"x" * 10) for p, q in zip("abab", "qrqr", strict=True)]
     assert core.publish(*sent) == {"a": {1: 1, 2: 3}, "b": {1: 2, 2: "broker_quota"}}
+
+
+def test_S11_the_limit_is_exact_within_one_step() -> None:
+    core = Core({"name": "q", "reject_low_priority_msg_limit": 2})
+    assert core.publish(*[("a", "q", b"x")] * 3, priority=3) == {
+        "a": {1: 1, 2: 2, 3: "low_priority_limit"}
+    }
+    assert core.publish(("a", "q", b"x"), priority=4) == {"a": {4: 3}}
+    assert core.seen()["rejected"] == {"low_priority_limit": 1}
 
 
 # ---------------------------------------------------------------- S8
@@ -144,6 +197,13 @@ def test_S8_alerts_at_80_percent_of_the_files_and_clears_below_60() -> None:
 # ---------------------------------------------------------------- S10: the last message
 
 
+def test_S10_quota_0_within_one_step() -> None:
+    core = Core({"name": "q", "max_spool_usage": 0})
+    assert core.publish(*[("a", "q", b"x" * n) for n in (1, 2, 3)]) == {"a": {1: 1, 2: 2, 3: 3}}
+    seen = core.seen()
+    assert (seen["depth"], seen["spool_bytes"], seen["replaced"]) == (1, 3, 2)
+
+
 # ---------------------------------------------------------------- bad input
 
 
@@ -167,6 +227,22 @@ def test_X5_a_file_with_a_ring_of_dead_message_queues_is_refused_as_a_whole() ->
     assert [p.where for p in caught.value.problems] == ["queues[0] 'a'", "queues[1] 'b'"]
     other = [queue("a", "b"), queue("b", "a", "east")]
     assert len(parse_configuration({"queues": other}).queues) == 2
+
+
+def test_Q9_a_quota_below_what_is_stored_throws_nothing_away(empty: Bench) -> None:
+    """Limits apply from then on: what is stored stays, nothing more enters until it fits."""
+    empty.define(message_type="binary", max_spool_usage=100)
+    for _ in range(4):
+        empty.send(b"x" * 10)
+    empty.define(message_type="binary", max_spool_usage=25)
+    assert empty.seen()["depth"] == 4
+    with pytest.raises(Rejected, match="queue_quota"):
+        empty.send(b"x")
+    consumer = empty.consumer()
+    for left in (30, 20):
+        drain(consumer)[0].ack()
+        assert empty.seen()["spool_bytes"] == left
+    empty.send(b"x" * 5)
 
 
 def test_S10_quota_0_is_refused_while_more_than_one_message_is_stored(empty: Bench) -> None:
@@ -276,6 +352,20 @@ def test_S4_H5_the_outcome_of_a_failed_check(
         assert caught.value.reason == outcome
         assert empty.seen()["rejected"] == {outcome: 1}
     assert empty.seen()["depth"] == int(full)
+
+
+def test_H5_S5_a_subscribed_queue_that_is_shut_down_lets_the_others_have_it(empty: Bench) -> None:
+    empty.define("one")
+    empty.define("two")
+    for name in ("one", "two"):
+        empty.admin.subscribe_topic(name, "a/>")
+    empty.admin.shutdown("two", ingress=True)
+    assert empty.send(queue="a/b") == "1"
+    assert (empty.seen("one")["depth"], empty.seen("two")["discarded"]) == (1, 1)
+    empty.define("two", reject_msg_to_sender_on_discard="including-when-shutdown")
+    with pytest.raises(Rejected):
+        empty.send(queue="a/b")
+    assert empty.seen("one")["depth"] == 1
 
 
 @pytest.mark.parametrize(("reason", "keys"), [

@@ -4,6 +4,7 @@ from typing import Any
 
 import lakequeue
 import pytest
+from lakequeue.protocol.errors import ConfigError
 from rules.harness import Bench, drain
 
 
@@ -120,6 +121,21 @@ def test_X6_another_match_of_the_message_is_left_alone(dead: Bench) -> None:
     assert dead.admin.redrive("dmq").queues == {"orders": 1}
     assert [m.id for m in dead.admin.browse("orders")] == [sent]
     assert drain(consumer) == []  # its life is over there (C6)
+
+
+def test_X6_bad_input_is_refused(dead: Bench) -> None:
+    for bad in ({"where": "/n >"}, {"ids": "x"}, {"ids": []}):
+        with pytest.raises(ConfigError):
+            dead.admin.redrive("dmq", **bad)
+    with pytest.raises(ConfigError, match="no such queue"):
+        dead.admin.redrive("nowhere")
+
+
+def test_R6_a_purge_of_no_ids_removes_nothing(dead: Bench) -> None:
+    dead.send()
+    with pytest.raises(ConfigError, match="ids"):
+        dead.admin.purge("orders", ids=[])
+    assert dead.seen()["depth"] == 1
 
 
 def test_X6_within_its_vpn() -> None:

@@ -3,13 +3,16 @@ broker, while queues move, brokers are away or without room, and channels are sl
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import pytest
+from lakequeue.client.producer import broker_channel
 from lakequeue.protocol import commands as c
 from lakequeue.state import Limits
 
 from .harness import drain
+from .mortal import Fate
 from .spread import BROKERS, Spread, local
 from .test_dead_across_brokers import Slow, counters, reject_all, spread
 
@@ -245,3 +248,53 @@ def test_X6_published_edited_and_dead_in_another() -> None:
 
 
 # ---------------------------------------------------------------- whoever dies
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_X6_each_goes_back_once_whoever_dies(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Messages die in two queues and are redriven; all queues move, and brokers die."""
+    monkeypatch.setattr(broker_channel, "PAUSE_S", 0)
+    fate = Fate(seed, death=0.1)
+    slow = Slow(fate)
+    slow.engine.slow()
+    producer, sent = slow.at["a"].producer(), []
+    redrive = c.encode_command(c.Redrive(queue="dmq"))
+    for n in range(150):
+        what = fate.random.choice(["q", "t", "move", "wait", "back", *["some"] * 7])
+        if what == "move":
+            slow.move(fate.random.choice(["q", "p", "dmq"]), fate.random.choice(BROKERS))
+        elif what == "wait":
+            slow.engine.advance("300ms")
+        elif what == "back":
+            slow.engine.command("default.commands", b"", redrive, fate.random.randrange(3))
+        elif what == "some":
+            slow.engine.some(fate)
+        else:
+            sent.append((what, producer.send_async(what, b"%d" % n, ttl="200ms")))
+    slow.end()
+    ids = [(what, future.result(0).message_id) for what, future in sent]
+    both = {number for what, number in ids if what == "t"}
+    where = {q: [m.id for m in slow.admin.browse(q, limit=1_000)] for q in ("q", "p", "dmq")}
+    dead = slow.admin.browse("dmq", limit=1_000)
+    for queue in ("q", "p"):
+        there = [*where[queue], *(m.id for m in dead if queue in died(m))]
+        wanted = {n for _, n in ids} if queue == "q" else both
+        assert Counter(there) == Counter(dict.fromkeys(wanted, 1)), queue
+        seen = slow.admin.describe(queue)
+        count = seen["counters"].get
+        assert count("dead_lettered", 0) == count("expired", 0) + count("consumer_rejected", 0)
+        assert seen["depth"] == count("spooled", 0) - count("dead_lettered", 0)
+    redriven = slow.admin.describe("dmq")["counters"]
+    assert redriven["spooled"] == redriven.get("redriven", 0) + len(dead)
+    went = [r for r in slow.engine.journal() if (r["event"], r["queue"]) == ("redriven", "dmq")]
+    assert went
+    slow.admin.redrive("dmq")
+    assert sorted(m.id for m in slow.admin.browse("q", limit=1_000)) == sorted(n for _, n in ids)
+    assert {m.id for m in slow.admin.browse("p", limit=1_000)} == both
+    assert slow.bodies("dmq") == []
+    assert fate.deaths > 3  # 100 in all seeds together
+
+
+def died(message: Any) -> list[str]:
+    also = message.headers.get("lq-dead-also", "")
+    return [message.headers["lq-dead-queue"], *filter(None, also.split(","))]

@@ -23,6 +23,18 @@ def test_S3_application_headers_count(empty: Bench) -> None:
     empty.send(b"x" * 80, headers={"name": "value"})
 
 
+def test_P1_a_retransmitted_message_is_stored_once(bench: Bench) -> None:
+    first = bench.connection.producer(producer_id="p", first_sequence=1)
+    sent = [first.send("orders", b'{"n": %d}' % n).message_id for n in range(3)]
+    again = bench.connection.producer(producer_id="p", first_sequence=1)
+    receipts = [again.send("orders", b'{"n": %d}' % n).message_id for n in range(3)]
+    assert receipts == sent
+    assert bench.seen()["depth"] == 3
+    assert bench.seen()["spooled"] == 3
+    again.send("orders", b'{"n": 3}')
+    assert bench.seen()["depth"] == 4
+
+
 def test_P1_also_when_it_is_gone(bench: Bench) -> None:
     consumer = bench.consumer()
     bench.connection.producer(producer_id="p", first_sequence=1).send("orders", b"{}")
