@@ -41,6 +41,7 @@ log = logging.getLogger("lakequeue.client")
 REQUEST_TIMEOUT_S = 30.0
 ASKED_MOST = 1_000  # requests without an answer; older ones are dropped
 LOOK_FOR_OTHERS_S = 1.0
+IDLE_LOOK_FOR_OTHERS_S = 30.0  # for a session that asks nothing and only consumes
 NAME_MAX = 200  # characters; a suffix makes the client's name a session's or a consumer's
 LOOK_AGAIN_S = 0.1  # pause while a queue is moving between brokers
 
@@ -150,11 +151,11 @@ class BrokerRequests:
         self._publish_size = self._transport.partitions(self.publish_topic)
         self._read_directory()
 
-    def _is_alone(self) -> bool:
+    def _is_alone(self, every_s: float = LOOK_FOR_OTHERS_S) -> bool:
         """True if the home still has one broker. A connection older than the second broker is not
-        told of it unless it uses a queue there, so look at most once a second."""
+        told of it unless it uses a queue there, so look, but not more often than this."""
         now_s = time.monotonic()
-        if self._alone and (now_s - self._looked_s >= LOOK_FOR_OTHERS_S or not self.runner.waits):
+        if self._alone and (now_s - self._looked_s >= every_s or not self.runner.waits):
             self._looked_s = now_s
             self._commands_size = self._transport.partitions(self._commands)
             if self._commands_size > 1:

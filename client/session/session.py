@@ -10,17 +10,18 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import Protocol
 
 import msgspec
 
-from ...protocol import LakequeueError, Timeout, commands
+from ...protocol import LakequeueError, NotConnected, Timeout, commands
 from ...protocol.duties import do_every
 from ...protocol.errors import Moved
 from ...protocol.signing import Credentials
 from ...protocol.wire import FRAMING
-from .requests import Answer, BrokerRequests
+from .requests import IDLE_LOOK_FOR_OTHERS_S, Answer, BrokerRequests
 from .runner import Runner
 from .transport import Record, Transport
 
@@ -210,9 +211,17 @@ class Session(BrokerRequests):
         if at is not None and at not in (hosts or (to,)):
             self._follow.add(consumer)
 
+    def _meet_others(self) -> None:
+        super()._meet_others()
+        for consumer in list(self._consumers.values()):
+            self.follow_if_gone(consumer)
+
     def upkeep(self) -> None:
         """Rebind consumers whose queue moved, send acks and renewals that are due, send unanswered
         messages again."""
+        if self._alone and self._consumers:  # their queue may move to a broker that is new
+            with suppress(NotConnected):
+                self._is_alone(IDLE_LOOK_FOR_OTHERS_S)
         if self._follow and not self._subscribing:
             left = [c for c in list(self._consumers.values()) if c in self._follow]
             self._follow.clear()

@@ -380,14 +380,19 @@ def test_M4_a_home_with_one_broker_that_knew_of_no_other_gets_a_second() -> None
     assert admin.describe("new")["depth"] == 0
 
 
-def test_M5_a_consumer_follows_a_queue_of_a_home_that_had_one_broker() -> None:
-    """What clients are told of queues is numbered on, though one broker counts its events."""
+@pytest.mark.parametrize("opened", ["before", "after"])
+def test_M5_a_consumer_follows_a_queue_of_a_home_that_had_one_broker(opened: str) -> None:
+    """What clients are told of queues is numbered on, though one broker counts its events. opened:
+    the connection, before or after the second broker was there."""
     engine = RestingEngine(parse_configuration({"brokers": ["a"]}))
     own = {"name": "q", "message_type": "text", "type": "LocalQueue"}
     for n in range(20):
         engine.connect("a").admin().define(own | {"name": f"q{n}"})
-    engine.change(add="b")
+    if opened == "after":
+        engine.change(add="b")
     with engine.connect("a").consumer("q19", max_backlog=5) as consumer:
+        if opened == "before":
+            engine.change(add="b")
         engine.connect("b").admin().move_queue("q19", "b")
         engine.connect("b").producer().send("q19", b"x")
         message = consumer.receive(timeout=0)

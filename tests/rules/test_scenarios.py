@@ -1,5 +1,7 @@
 """The text-table scenarios, on memory://, plainly and with a restart after every line."""
 
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -7,6 +9,11 @@ from rules.harness import start
 from rules.scenario import Runner, Scenario, load, parse
 
 SCENARIOS = load()
+# How many rules of each kind there are.
+RULES = {
+    "B": 4, "C": 7, "F": 5, "H": 5, "L": 13, "M": 6, "O": 4, "P": 7, "Q": 9, "R": 6, "S": 12,
+    "X": 6,
+}  # fmt: skip
 BY_NAME = pytest.mark.parametrize("scenario", SCENARIOS, ids=[s.name for s in SCENARIOS])
 
 
@@ -30,6 +37,15 @@ def test_names_are_unique() -> None:
 
 def test_names_begin_with_a_rule() -> None:
     assert all(s.name[0] in "QLBFOXSPC" and s.name[1].isdigit() for s in SCENARIOS)
+
+
+def test_every_rule_has_a_test_or_a_scenario_with_its_id() -> None:
+    names = [s.name for s in SCENARIOS]
+    for file in Path(__file__).parents[1].rglob("test_*.py"):
+        names += re.findall(r"^def (test_\w+)", file.read_text(), re.MULTILINE)
+    tested = {part.upper() for name in names for part in name.split("_")}
+    rules = {f"{kind}{n}" for kind, most in RULES.items() for n in range(1, most + 1)}
+    assert rules <= tested, sorted(rules - tested)
 
 
 def test_enough_scenarios_are_fit_for_the_job() -> None:
