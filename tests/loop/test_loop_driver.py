@@ -53,7 +53,7 @@ class Broker:
 
     def __init__(self) -> None:
         self.world: Any = World()
-        self.world.records, self.world.notes = 0, []
+        self.world.records, self.world.refused, self.world.notes = 0, 0, []
         self.state = State()
         self.saved: bytes | None = None
         self.open()
@@ -304,7 +304,7 @@ def test_time_goes_on_from_what_the_broker_has_lived_through(
 def test_M4_while_a_home_comes_to_rest_nothing_becomes_due(resting: bool) -> None:
     """Its time stands still, though records are heard, and it does not step in vain."""
     world: Any = World()
-    world.records, world.notes = 0, []
+    world.records, world.refused, world.notes = 0, 0, []
     store = DictStore()
 
     def steps(driver: LoopDriver, seconds: float) -> None:
