@@ -199,6 +199,22 @@ def until(condition: Callable[[], Any], seconds: float, what: str) -> Any:
         time.sleep(max(0.1, 3 * cost, min(9 * cost, 1.0)))
 
 
+def write_at(
+    producer: Any, topic: str, value: bytes, timestamp: int, key: bytes | None = None
+) -> None:
+    """Write a record with this time, once Kafka has taken over that the topic lets it in."""
+
+    def is_taken() -> bool:
+        told: list[Any] = []
+        producer.produce(
+            topic, value, key, 0, lambda error, _: told.append(error), timestamp=timestamp
+        )
+        producer.flush(90)
+        return told == [None]
+
+    until(is_taken, 60, f"{topic} takes a record with the time {timestamp}")
+
+
 def free_port() -> int:
     """A port that nobody listens on."""
     from lakequeue.streaming.kafka.embedded_kafka import free_port as find

@@ -17,7 +17,7 @@ from confluent_kafka.admin import (
     NewTopic,
 )
 from job.conftest import Job, in_real_time
-from job.processes import until
+from job.processes import until, write_at
 from lakequeue.lake import open_lake, read_columns
 from lakequeue.lake.past import as_of
 
@@ -188,8 +188,8 @@ def test_R1_a_time_in_nanoseconds_ends_no_query(job: Job, connection: lakequeue.
     let_any_time_in(bootstrap, "default.commands", "default.journal")
     foreign = Producer({"bootstrap.servers": bootstrap})
     heartbeat = b'{"command":"heartbeat","session":"nobody"}'
-    foreign.produce("default.commands", heartbeat, b"nobody", 0, timestamp=NS)
-    foreign.produce("default.journal", b"no journal", b"nobody", 0, timestamp=NS)
+    write_at(foreign, "default.commands", heartbeat, NS, b"nobody")
+    write_at(foreign, "default.journal", b"no journal", NS, b"nobody")
     foreign.produce("broker-0.steps", b"no step", None, 0)
     foreign.flush(90)
     now = connection.now()

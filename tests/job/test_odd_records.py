@@ -12,7 +12,7 @@ import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource
 from job.conftest import Job, in_real_time
-from job.processes import until
+from job.processes import until, write_at
 from lakequeue.protocol.errors import Rejected
 
 pytestmark = pytest.mark.job
@@ -69,8 +69,7 @@ def test_L12_a_time_outside_the_calendar_is_now(job: Job) -> None:
     odd = (int(time.time() * 1e6), int(time.time() * 1e9), 2**63 - 1)
     payloads = [json.dumps({"time": one}).encode() for one in odd]
     for one, payload in zip(odd, payloads, strict=True):
-        producer.produce(TOPIC, payload, timestamp=one, partition=0)
-    producer.flush(90)
+        write_at(producer, TOPIC, payload, one)
     with job.connect() as connection:
         found = received(connection, payloads[-1])
         assert [m.payload for m in found] == payloads
