@@ -30,7 +30,7 @@ from ..state.rules.dead import take_later_deaths
 from ..state.rules.edits import AGAIN, REPEATED, TRANSIT
 from ..state.rules.returned_leases import cannot_be_sent
 from ..state.rules.routing import forget_found
-from ..state.storage.row import MOVING, READY, Row
+from ..state.storage.row import MOVING, READY, Row, by_arrival
 from ..state.storage.spool import Content
 from . import in_transit_commands
 from .channel import say
@@ -195,12 +195,18 @@ def send_again(broker: Broker, facts: MeshFacts, to: int) -> None:
                 continue
             if lane is not None:
                 lane.attempt += 1
-            rows = [r for r in queue.leases[one.number].values() if r.state == MOVING]
+            rows = [row for row in _held(queue, one) if row.state == MOVING]
             for row in rows:
                 extras = row.extras or {}
                 row.extras = {**extras, TRANSIT: {**extras.get(TRANSIT, {}), REPEATED: True}}
             broker.touch(queue)
             _hand_over_again(broker, facts, queue, one, [rows])
+
+
+def _held(queue: Queue, one: Subscription) -> list[Row]:
+    """What another broker's subscription holds, by arrival. The order of `leases` is no order for
+    messages in transit, which have no number of a delivery: a loaded broker has another one."""
+    return sorted(queue.leases.get(one.number, {}).values(), key=by_arrival)
 
 
 def _hand_over_again(
@@ -303,9 +309,7 @@ def _refused(broker: Broker, facts: MeshFacts, queue: Queue, sender: int, messag
     if lane.attempt != message.attempt:
         return
     one = queue.header.subscriptions[0]
-    _take_back(
-        broker, facts, queue, one, list(queue.leases.get(one.number, {}).values()), message.why
-    )
+    _take_back(broker, facts, queue, one, _held(queue, one), message.why)
     one.max_backlog = 0
     lane.attempt += 1
     if message.why == ELSEWHERE:  # the directory's next entry will say where it is

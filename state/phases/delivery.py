@@ -140,8 +140,11 @@ def _serve_within(broker: Broker, queue: Queue, share: Budget, looks: Budget) ->
             share.take(1)
         if header.depth <= header.leased + header.delayed:
             return share.spent  # by barriers
+        depth = header.depth
         chosen = choose_messages(broker, queue, free_unacked(broker), share, looks)
         if not chosen.rows:
+            if header.barriers and header.depth < depth:
+                continue  # messages that were overdue have expired: the barrier may be due
             return chosen.unfinished or share.spent
         contents = broker.spool.contents(chosen.rows)
         if None in contents:

@@ -34,6 +34,17 @@ def each_step(steps: Steps, commands: Any = (), publishes: Any = ()) -> list[lis
     raise AssertionError("the engine does not end")
 
 
+def test_O3_X1_a_barrier_goes_out_if_the_last_one_before_it_expires_in_the_search() -> None:
+    """A step's budget ended before it expired, so the search for a message finds it overdue."""
+    steps = Steps(limits=Limits(due_rows=1))
+    steps.run([define(barrier_expression="/b = 1", **WIDE)])
+    brief = {"ttl_ms": 1_000}
+    publishes = [*[("orders", body(b=0), brief)] * 2, ("orders", body(b=1))]
+    steps.run(publishes=publishes)
+    steps.now += 2_000
+    assert delivered(steps.run([subscribe("a", 10)])) == [3]
+
+
 # ---------------------------------------------------------------- bytes
 
 

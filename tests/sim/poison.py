@@ -39,8 +39,7 @@ def poisoned() -> Iterator[None]:
     take_in, store = handover.take_in, admission.Admission._store
 
     def checked(broker: Broker, vpn: str, matches: Any, messages: Any) -> Any:
-        if messages.header.priority == POISONED_PRIORITY:
-            spoil(broker)
+        if messages.header.priority == POISONED_PRIORITY:  # a check changes nothing
             raise Poison("a message")
         return check(broker, vpn, matches, messages)
 

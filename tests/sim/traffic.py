@@ -197,6 +197,8 @@ class Traffic(Home):
             self.limited.add(queue)
             self._define(broker, queue, rng.choice(LIMITS))
         elif rng.random() < 0.5:
+            if queue == a.dead:
+                a.happened.add(f"shut {queue}")
             self._shut(broker, f"#out/{queue}", rng)
         else:
             a.happened.add("purged")
