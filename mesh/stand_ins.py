@@ -204,8 +204,8 @@ def send_again(broker: Broker, facts: MeshFacts, to: int) -> None:
 
 
 def _held(queue: Queue, one: Subscription) -> list[Row]:
-    """What another broker's subscription holds, by arrival. The order of `leases` is no order for
-    messages in transit, which have no number of a delivery: a loaded broker has another one."""
+    """The messages that another broker's subscription holds, by arrival. Messages in transit have
+    no delivery number, so a load may change their order in `leases`."""
     return sorted(queue.leases.get(one.number, {}).values(), key=by_arrival)
 
 

@@ -199,12 +199,9 @@ class Runs:
         if not rows:
             return []
         self._count(rows)
-        group = self._group_before(self.by(rows[0]))
+        group = self._group_for(self.by(rows[0]))
         seen = list(looked)
-        if group is None:
-            group = Group([])
-            self._groups.append(group)
-        else:
+        if group.segments:
             last = group.segments[-1]
             is_small = 2 * last.rows <= self._limits.segment_rows and NO_FILTER not in seen
             if is_small and set(last.looked) <= set(seen):  # no filter has to read them again
@@ -235,11 +232,7 @@ class Runs:
         ):  # fmt: skip
             self._grow(tail, rows, [])  # most often
             return
-        group = self._group_before(self.by(rows[0]))
-        if group is None:
-            group = Group([])
-            self._groups.append(group)
-        self._extend(group, rows, [])
+        self._extend(self._group_for(self.by(rows[0])), rows, [])
         self._plan()
         self._changed()
 
@@ -360,12 +353,12 @@ class Runs:
             if tail is None or tail.rows >= step:
                 tail = self._append(output, rows[at : at + step], list(looked))
                 self._pages.keep(tail, list(rows[at : at + step]))
+                self._pages.unwritten[tail.number] = tail
                 at += tail.rows
             else:
                 part = rows[at : at + step - tail.rows]
                 self._grow(tail, part, looked)
                 at += len(part)
-            self._pages.unwritten[tail.number] = tail
             if tail.rows >= step:
                 self._close(output)
 
@@ -424,10 +417,13 @@ class Runs:
             groups += (merge.output, *merge.inputs)
         return groups
 
-    def _group_before(self, key: int) -> Group | None:
-        """The group outside merges that ends closest before a key."""
+    def _group_for(self, key: int) -> Group:
+        """The group outside merges that ends closest before a key, else a new one."""
         before = [g for g in self._groups if g.segments and g.segments[-1].last < key]
-        return max(before, key=_LAST, default=None)
+        if not before:
+            self._groups.append(Group([]))
+            return self._groups[-1]
+        return max(before, key=_LAST)
 
     def _count(self, rows: Sequence[Row]) -> None:
         """Count rows that are added."""
@@ -453,24 +449,9 @@ class Runs:
 
     def _count_in(self, segment: Segment, rows: Sequence[Row]) -> None:
         """Add rows at the end of a segment to its summary."""
-        segment.last = self.by(rows[-1])
-        segment.rows += len(rows)
-        first, last, due, size = segment.id_first, segment.id_last, NEVER, 0
-        for row in rows:  # in one pass, since it is done for every message that becomes cold
-            size += row.size
-            number, expires, until = row.id, row.expires, row.until
-            if number > last:
-                last = number
-            elif number < first:
-                first = number
-            if expires < due:
-                due = expires
-            if until < due:
-                due = until
-        segment.bytes += size
-        segment.id_first, segment.id_last = first, last
-        if due < segment.due:
-            segment.due = due
+        due = segment.due
+        segment.count(rows, self.by(rows[-1]))
+        if segment.due < due:
             self._watch(segment)
 
     def _leave(self, segment: Segment, rows: list[Row] | None, ids: Iterable[int] = ()) -> None:

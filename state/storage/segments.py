@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from .row import Row
+
 NO_FILTER = 0  # in `Segment.looked`: the consumers without a filter
 LEVEL_BITS = 2  # a level has 2^2 times the rows of the one below
 
@@ -28,6 +30,23 @@ class Segment:
     # filter left rows that wait for others of their lanes, which remember this segment's number.
     looked: list[int]
     skip: int = 0  # rows at the front of the page that a merge has moved already
+
+    def count(self, rows: Sequence[Row], last: int) -> None:
+        """Add rows at its end. last: the key of the last one. It takes one pass, since it is done
+        for every message that becomes cold."""
+        self.last = last
+        self.rows += len(rows)
+        for row in rows:
+            self.bytes += row.size
+            number, expires, until = row.id, row.expires, row.until
+            if number > self.id_last:
+                self.id_last = number
+            elif number < self.id_first:
+                self.id_first = number
+            if expires < self.due:
+                self.due = expires
+            if until < self.due:
+                self.due = until
 
     def was_seen_by(self, number: int) -> bool:
         """Whether a filter has read it."""
