@@ -247,10 +247,11 @@ class Mesh(Routes):
             self._missed(sender, unread)
 
     def _heard(self, sender: int, message: Heard) -> None:
-        if message.again:
-            self.facts.peers[sender].is_behind = False
+        peer = self.facts.peers[sender]
+        if message.again:  # what could not be read comes again too
+            peer.is_behind, peer.unread = False, 0
             credit.end_all(self._broker, self.facts, sender)
-        if message.missed > self.facts.peers[sender].again:
+        if message.missed > peer.again:
             self._repeat_all(sender)
         self._keeper.heard(sender, message)
 

@@ -325,3 +325,34 @@ def test_O1_O4_R3_a_lane_keeps_its_order_though_a_word_is_lost(
         engine.advance("1s")
     assert losing.left == 0
     assert got == [b"0", b"1", b"2", b"3", b"4", b"5"]
+
+
+def test_M2_what_came_again_is_not_asked_for_once_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other broker would not repeat it, and this one would wait for that for ever."""
+    engine = MortalEngine(parse_configuration({"brokers": ["a", "b"], "queues": QUEUES}))
+    engine.checking = True
+    admin = MemoryConnection(engine, "default", "a", "a").admin()
+    heard, seen, first = MemoryBroker.tell, set[str](), [0]
+
+    def tell(self: Any, record: Any) -> None:
+        """The first record of b cannot be read, its repetition is lost, the next is unreadable."""
+        envelope = mesh_messages.decode(record.value)
+        if envelope.name == "b":
+            first[0] = first[0] or envelope.number
+            at = envelope.number - first[0]
+            what = {0: "unreadable", 1: "lost", 3: "unreadable"}.get(at, "")
+            seen.add(what)
+            if what == "lost":
+                return
+            record = unreadable(record) if what else record
+        heard(self, record)
+
+    monkeypatch.setattr(MemoryBroker, "tell", tell)
+    producer = MemoryConnection(engine, "default", "p", "a").producer()
+    for n in range(3):
+        producer.send("t/far", b"%d" % n)
+    for _ in range(70):
+        engine.advance("1s")
+    assert seen == {"", "lost", "unreadable"}
+    admin.define({"name": "new", "message_type": "text"})
+    assert "new" in [queue["name"] for queue in admin.queues()]

@@ -240,6 +240,8 @@ class FaultyHome(Traffic):
                 return f"broker {site.name} does not run"
             if any(peer["unread"] for peer in site.peers()):
                 return f"{site.name} has yet to ask for a record that it could not read"
+            if any(peer["is_behind"] for peer in site.peers()):
+                return f"{site.name} waits for what was lost to come again"
             if site.worker.driver._journal.segments:
                 return f"{site.name} has a journal to say"
             for queue in site.worker.driver._replica.broker.queues.values():
