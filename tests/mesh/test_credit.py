@@ -211,3 +211,17 @@ def test_Q2_each_host_of_a_queue_says_which_topics_it_takes() -> None:
     events = [(e["event"], e.get("topic")) for e in admin.events()]
     for event in ("topic_subscribed", "topic_unsubscribed"):
         assert events.count((event, "news")) == len(BROKERS)
+
+
+def test_B1_H4_a_host_asks_for_no_more_than_its_queue_may_lease() -> None:
+    """What is more would wait there, and consumers of other hosts could not have it."""
+    mesh = Mesh(max_backlog=2)
+    for _ in range(9):
+        mesh.send("a")
+    eager = mesh.consumer("b", 7)
+    got = drain(eager)
+    assert (len(got), mesh.depths()) == (2, [7, 2, 0])
+    assert len(drain(mesh.consumer("c", 7))) == 2
+    for message in got:
+        message.ack()
+    assert (len(drain(eager)), mesh.depths()) == (2, [3, 2, 2])
