@@ -138,8 +138,8 @@ _STEP = operator.itemgetter(0)
 
 
 class WaitReasons:
-    """Replays one queue's journal once, from its first definition on. Ask for the periods of one
-    message in their order.
+    """Explains why a message waited, by one replay of its queue's journal. Ask for the message's
+    periods in their order.
 
     start, end: the first and last step of these periods; end None: the newest step.
     """
@@ -153,7 +153,7 @@ class WaitReasons:
         self._next = 0
 
     def of(self, period: Period) -> list[Wait]:
-        """The period in parts, one after the other, each with what held the message back."""
+        """The period in consecutive parts, each with the reason why the message waited."""
         end = NO_STEP if period.next_step is None else period.next_step
         while self._next < len(self._steps) and self._steps[self._next][0] <= period.step:
             self._apply_event()

@@ -1,4 +1,4 @@
-"""The wire: commands, outputs, events, their codecs, bounds and error classes."""
+"""The protocol: commands, outputs and events, with codecs, bounds and error classes."""
 
 from .errors import (
     ConfigError,

@@ -1,8 +1,8 @@
 """Bounds of values on the wire, as types. Everything that comes in is decoded with them.
 
-A field's type says what is allowed, so no rule sees a number that does not fit into its column or a
-text that is too long to be sent on. Anything else is refused with a sentence that names the field,
-the value and what is allowed.
+A field's type is its bounds, so no rule sees a number that does not fit into its column or a text
+that is too long to be sent on. Other values are refused with a sentence that names the field, the
+value and what is allowed.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ DurationMs = Annotated[int, msgspec.Meta(ge=0, le=DURATION_MS_MAX)]
 Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
 Number = Annotated[int, msgspec.Meta(ge=-(1 << 31), lt=1 << 31)]
 
-# What decoding raises for a record that anybody may have written. msgspec's errors are ValueErrors;
-# values that are nested too deep are not.
+# Raised when a foreign record is decoded. msgspec's errors are ValueErrors; values nested too deep
+# are not.
 CANNOT_DECODE = (ValueError, RecursionError)
 
 SHOWN_CHARACTERS_MAX = 80
@@ -76,7 +76,7 @@ def datetime_of(ms: int) -> datetime:
 def explain(error: msgspec.ValidationError, value: bytes) -> str:
     """What is wrong with a record, as a sentence with the field and its value."""
     text = str(error)
-    # Inside a map or a list the error does not say where, so the whole value is shown.
+    # Inside a map or a list the error has no path, so the whole value is shown.
     found = re.fullmatch(
         r"(.*) - at `(?:key` in `)?\$((?:\.\w+)+)(?:\[\.\.\.\])*`", text, re.DOTALL
     )

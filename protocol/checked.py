@@ -1,10 +1,8 @@
-"""Checks a command before it is sent: the engine will read exactly this command, or an error says
-why not.
+"""Checks before a command is sent that the engine will read exactly this command.
 
-Most commands are not answered. So a command that the engine would refuse must not be sent: the
-client would not notice, and would act as if it had worked. A command is encoded and decoded again
-with the engine's decoder. JSON also changes some values: bytes become base64, a time becomes text,
-NaN becomes null. Such a value is refused by name.
+Most commands are not answered, so the client would not notice that the engine refused one. A
+command is encoded, and decoded again with the engine's decoder. JSON changes some values: bytes
+become base64, a time becomes text, NaN becomes null. Such a value is refused by name.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """Commands of clients, administrators and the engine, as JSON records.
 
-Each is one JSON object on ``<vpn>.commands`` or, from the engine, on ``<broker>.instructions``,
-where the record's key names the VPN. Commands that only the engine may give (`OF_ENGINE`) are
-refused on the former, to which every client of a VPN may write. The field ``command`` names the
+Each is one JSON object on ``<vpn>.commands``, to which every client of a VPN may write, or from the
+engine on ``<broker>.instructions``, where the record's key names the VPN. Commands that only the
+engine may give (`OF_ENGINE`) are refused on ``<vpn>.commands``. The field ``command`` names the
 kind. Unknown fields are refused, so that typing errors are noticed. Ids are ranges in text
-(`ids.py`), times are in ms. A command with ``reply`` is answered by one record in the inbox that it
-names.
+(`ids.py`), times are in ms. A command with ``reply`` gets one record as its answer, in the inbox
+that it names.
 """
 
 from __future__ import annotations
@@ -224,8 +224,8 @@ class Renew(Named, frozen=True, kw_only=True, tag="renew"):
 
 
 class Returned(Named, frozen=True, kw_only=True, tag="return"):
-    """Return messages untouched, which counts neither as a cancel nor as an attempt (L5), also
-    where the lease has ended already. Send it once."""
+    """Return messages untouched: this counts neither as a cancel nor as an attempt (L5), even after
+    the lease has ended. Send it once."""
 
     queue: Name
     subscription: Name
@@ -361,8 +361,8 @@ class DescribeBridge(Command, frozen=True, tag="describe_bridge"):
 
 
 class RecordsLost(Command, frozen=True, tag="records_lost"):
-    """For the events: Kafka deleted records of a topic before they were read, or the topic was made
-    anew. ``reader``: ``engine``, or ``tables`` where only the Delta tables lack them."""
+    """For the events: Kafka deleted records of a topic before they were read, or the topic was
+    recreated. ``reader``: ``engine``, or ``tables`` where only the Delta tables lack them."""
 
     topic: Topic
     records: Count
@@ -404,7 +404,7 @@ class BeginAgain(Command, frozen=True, tag="begin_again"):
 class Tables(Command, frozen=True, tag="tables"):
     """How far the Delta tables are written, for receipts with `durability: delta`. ``written``:
     whether there are tables, null for no change; ``stopped``: why they cannot be written now, empty
-    once they can."""
+    if they can."""
 
     written: bool | None = True
     up_to: dict[Text, Count] = {}

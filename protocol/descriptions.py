@@ -1,9 +1,8 @@
 """Combines the descriptions of a distributed queue from its hosts (Q5, H4).
 
-Each host describes its own messages. A message that moved was counted as spooled at each host, and
-as `transferred` where it left, so the queue's total is the sum of spooled minus transferred. A
-message in transit may be at both hosts, and counts only as `moving`. ``brokers`` has each host's
-description.
+Each host describes its own messages. A message that moved counts as spooled at both hosts, and as
+`transferred` at the one it left, so the queue's total is spooled minus transferred. A message in
+transit may be at both hosts, and counts only as `moving`. ``brokers`` has each host's description.
 """
 
 from __future__ import annotations

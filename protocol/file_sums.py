@@ -19,8 +19,8 @@ def sums_of(file: Path) -> Path:
 
 
 def damage_of(file: Path) -> str:
-    """What is wrong with a file; empty if nothing is visible. A missing file is a result; other
-    failures raise OSError."""
+    """What is wrong with a file; empty if nothing is visible. A missing file is one result. Raises
+    OSError for other failures."""
     try:
         size = file.stat().st_size
     except FileNotFoundError:

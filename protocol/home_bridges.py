@@ -1,20 +1,20 @@
 """Messages between the ends of a bridge between two homes (H1–H3).
 
-Theory. Each home has its own Kafka, and only the two ends of a bridge exchange messages. The near
-end writes to a topic of its own home. The engine copies the bytes to the far home's topic, and the
-far end's answers back. A copy may be repeated; one that did not arrive is copied later with all
-behind it. The near end numbers its records (`BridgeSend.number`), the far end accepts the numbers
-one after the other, and an answer names its number. So each record is handled once and in order,
-and the copier needs no memory.
+Each home has its own Kafka, and only the two ends of a bridge exchange messages. The near end
+writes to a topic of its own home. The engine copies the bytes to the far home's topic, and the far
+end's answers back. If a copy did not arrive, it and all later records are copied again. The near
+end numbers its records (`BridgeSend.number`), the far end accepts the numbers in order, and an
+answer names its number. So each record is handled once and in order, and the copier needs no
+memory.
 
-`oldest` is the first number without an answer when the record was written. A far end that has never
-heard of the bridge begins there.
+`oldest` is the first number without an answer when the record was written. A far end that does not
+know the bridge yet begins there.
 
-Directory. Each broker writes the ends of bridges that it has into `<vpn>.directory`, and the engine
-reads there for which bridges it copies (`BridgeEnds`).
+Directory. Each broker writes its ends of bridges into `<vpn>.directory`, where the engine reads
+which bridges to copy for (`BridgeEnds`).
 
-The copier writes its own messages to the near end into the near broker's topic (`<broker>.mesh`),
-to which only the engine writes, under the key of the bridge.
+The copier tells the near end its state in the near broker's topic (`<broker>.mesh`), under the key
+of the bridge. Only the engine writes there.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ class HomeAnswer(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fi
 class CopierState(
     msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="s"
 ):
-    """The state of the connection, as the copier or the far end says. why: a sentence, while it
-    waits."""
+    """The state of the connection, as reported by the copier or the far end. why: a sentence, while
+    it waits."""
 
     state: Literal["open", "waiting"]
     why: SentenceText
@@ -125,8 +125,8 @@ _written = re.compile(rb"(\d{1,19})\.(\d{1,19})\.(\d{1,19})")
 
 
 def end_key(broker: str, bridge: str) -> bytes:
-    """The key of a bridge's end in the directory. No other broker writes under it, so two brokers
-    that have the same bridge one after the other do not disturb each other."""
+    """The key of a bridge's end in the directory. It names the broker, so that two brokers that
+    have the same bridge one after the other do not overwrite each other's entry."""
     return f"{topics.DIRECTORY_BRIDGE}{broker}/{bridge}".encode()
 
 
@@ -138,10 +138,10 @@ def encode_written(epoch: int, time: int, event: int) -> bytes:
 class BridgeEnds:
     """The ends of bridges between homes, as the directories say.
 
-    A broker's worker that was replaced may still write, so an older record may come behind a newer
-    one. It is ignored. If compaction kept only that one, a reader that begins later is wrong at
-    first. So each broker writes all its ends again when the engine begins, and that it has no such
-    bridge when somebody copies for one.
+    A replaced worker of a broker may still write, so an older record may follow a newer one. It is
+    ignored. If compaction kept only the older one, a new reader is wrong at first. So each broker
+    writes all its ends again when the engine begins, and corrects a copier of a bridge that it does
+    not have.
     """
 
     def __init__(self) -> None:
@@ -152,9 +152,9 @@ class BridgeEnds:
         self, epoch: int, topic: str, key: bytes | None, value: bytes | None,
         headers: Iterable[tuple[str, object]],
     ) -> EndId | None:  # fmt: skip
-        """Read a record of a directory; returns the end that it is about. None if it is about
-        something else, of another home than `epoch`, or older than what is known. Raises ValueError
-        for a malformed record."""
+        """Read a record of a directory; returns the end that it is about. None for any other
+        record, one of another home than `epoch`, or one older than the known entry. Raises
+        ValueError for a malformed record."""
         if key is None or not key.startswith(topics.DIRECTORY_BRIDGE.encode()):
             return None
         try:

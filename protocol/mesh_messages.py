@@ -1,19 +1,18 @@
 """Messages between brokers of a home: the envelope, the messages of `mesh/` and those of bridges.
 
-Theory. Each ordered pair of brokers has one channel. A broker's messages are outputs of its step,
-and inputs of a step of the other; the sender numbers the records from 1. A replayed step writes the
-same bytes under the same numbers, so the receiver recognises a repeated record by its number and
-drops it. So every protocol between brokers can rely on receiving each message exactly once and in
-order (`mesh/channel.py`).
+Each ordered pair of brokers has one channel. A message is an output of one broker's step and an
+input of the other's; the sender numbers the records from 1. A replayed step writes the same bytes
+under the same numbers, so the receiver drops repeated records by their number. So each message is
+received exactly once and in order (`mesh/channel.py`).
 
 A record is a msgpack array: the sender's number and name, the home's epoch, the number, the kind,
 the body. The body is the array of the fields of a `MeshMessage`, whose types have the bounds.
 Senders split lists of messages (`slices`), so that a record never exceeds what Kafka accepts.
 
-A message crosses as a whole row of its queue. A bridge's near end sends messages lane by lane; a
+A message is sent as a whole row of its queue. A bridge's near end sends messages lane by lane; a
 lane's messages must keep their order. The far end answers each record with a receipt, which names
-only what was refused. `link` is the number of the bridge's endpoint at the near broker. It is never
-used again, so a bridge that was deleted and made again takes no receipt of its predecessor (H1–H3).
+only refused messages. `link` is the number of the bridge's endpoint at the near broker. It is never
+used again, so a recreated bridge takes no receipt of its predecessor (H1–H3).
 """
 
 from __future__ import annotations
@@ -145,7 +144,7 @@ class HandOver(MeshMessage, frozen=True, array_like=True):
     """Messages for a queue of the other broker. waiting: they are from a stand-in; else they are
     granted to the other broker's consumers, and its ack moves the ownership. attempt: of the
     stand-in's lane; filter: of the subscription that asked; rows: packed; born: the directory's
-    edition at which the queue was created, which tells it from others of its name."""
+    edition that created the queue, which distinguishes it from earlier queues of its name."""
 
     kind: ClassVar[str] = "hand_over"
 
@@ -161,8 +160,8 @@ class HandOver(MeshMessage, frozen=True, array_like=True):
 
 class Answer(MeshMessage, frozen=True, array_like=True):
     """The answer to a `HandOver` or `Carry`. stored: these messages are stored, or were removed by
-    their queue's rules. why: the queue refuses the others; empty if it refuses none. From a
-    stand-in these are all of the attempt that are not stored, granted ones are named in
+    their queue's rules. why: the queue refuses the others; empty if it refuses none. For messages
+    of a stand-in the others are all of the attempt that are not stored; granted ones are named in
     `refused`."""
 
     kind: ClassVar[str] = "answer"
@@ -178,9 +177,9 @@ class Answer(MeshMessage, frozen=True, array_like=True):
 
 
 class Room(MeshMessage, frozen=True, array_like=True):
-    """How many messages of a queue the sender's consumers can take now, messages in transit to it
-    included, by filter; None if no consumer has this filter any more. Filters that are not named
-    have not changed. born: tells queues of one name apart."""
+    """By filter, how many messages of a queue the sender's consumers can take now, including
+    messages in transit to it; None if no consumer has this filter any more. Missing filters have
+    not changed. born: as in `HandOver`."""
 
     kind: ClassVar[str] = "room"
 
@@ -211,8 +210,8 @@ class SaidTopic(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fie
 class Entries(MeshMessage, frozen=True, array_like=True):
     """Changes of the directory, from its keeper to all others. edition: grows with each change;
     brokers, groups: the home's, since a definition may name them; topic: a changed topic
-    subscription; after: set in a part of the whole directory: queues behind this one, up to the
-    part's last one, or to the end (is_last), are gone unless the part has them."""
+    subscription; after: set in a part of the whole directory, which is complete behind this queue,
+    up to the part's last one or to the end (is_last): queues that it lacks there are gone."""
 
     kind: ClassVar[str] = "entries"
 

@@ -70,7 +70,7 @@ class PublishHeader(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omi
 
 
 class Sender(msgspec.Struct, frozen=True):
-    """The parts of a malformed header `lq` that are needed to answer it."""
+    """The parts of a malformed header `lq` that an answer needs."""
 
     producer: Text = ""  # may be longer than allowed, since that is answered too
     seq: int = 0
@@ -80,7 +80,7 @@ class Sender(msgspec.Struct, frozen=True):
 
     @property
     def messages(self) -> int:
-        """How many messages the record has."""
+        """The number of messages in the record."""
         return self.count if type(self.count) is int and 0 < self.count <= RUN_MAX else 1
 
     @property

@@ -8,8 +8,8 @@ The kinds of patterns, in the order in which they are recognised:
 - *regex*: it has one of ``^$*+?()[]{}|\\`` and is not a wildcard. It matches the whole topic. A dot
   before a star makes it a regular expression (``orders.*``), which tells the two kinds apart.
 
-Anything else, such as ``a*b/c`` or ``a/>/c``, is refused, because it would probably not do what its
-author meant. Levels are the parts between slashes.
+Anything else, such as ``a*b/c`` or ``a/>/c``, is refused as a probable mistake. Levels are the
+parts between slashes.
 """
 
 from __future__ import annotations

@@ -6,12 +6,12 @@ command as it is without all this:
     signed 5f…c2 {"client":"app-1","session":"app-1-7","seq":17,"time":1700000000000,"broker":0}
     {"command":"ack","queue":"orders","ids":"1-5"}
 
-The code covers the VPN, the line and the command, so none of them can be changed or used for
+The code covers the VPN, the line and the command, so a command cannot be changed or used for
 another VPN or broker. ``session`` and ``seq`` make a command valid only once; ``time`` bounds how
 long the broker must remember them (`state/commands/permissions.py`).
 
-Keys are never stored in clear. The engine sends a broker each key *sealed* with a secret of its
-home, and the sealed form is in topics, state and tables.
+Keys are never stored in clear. The engine sends each key *sealed* with a secret of its home;
+topics, state and tables have only the sealed form.
 """
 
 from __future__ import annotations

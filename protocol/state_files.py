@@ -1,8 +1,8 @@
 """A broker's state as a file, on its way into a new checkpoint (R3, M4).
 
-A rebuild writes a file per broker, and so does a change of brokers. A loop that finds no state, or
-an older one, begins with the pages in the file, and Spark commits them with the first batch. Until
-then the file is the truth, so it stays; the home removes it once a checkpoint has replaced it.
+A rebuild or a change of brokers writes a file per broker. A loop that finds no state, or an older
+one, begins with the pages in the file, and Spark commits them with the first batch. Until then the
+file is the only copy; the home removes it once a checkpoint has replaced it.
 
 A file consists of frames, each preceded by its length: the loop's snapshot, then a key and a page
 in turn, and an empty frame at the end.

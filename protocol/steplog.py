@@ -1,16 +1,16 @@
 """The log of steps, ``<broker>.steps``: a record for each step, written before its outputs are
 sent.
 
-The log and the inputs that it names are the truth; a snapshot only shortens the replay. A snapshot,
-the log records behind it and the inputs are enough to replay each step: the same records in the
-same order at the same time, and so with the same result. The digest of a step's outputs is in the
-record of the *next* step, because a record is written while its step is still being computed.
+A step can be replayed from a snapshot, the log records behind it and the inputs that they name: the
+same records in the same order at the same time give the same result. The digest of a step's outputs
+is in the record of the *next* step, because a record is written while its step is still being
+computed.
 
 Recreated topics. The engine tells a broker up to which offset the Delta tables have a publish
-topic. For a topic that was deleted and created again that offset is wrong, and the engine learns of
-the new topic only after its first messages. So `with_recreated_topics` adds a command before the
-step's others: the tables have nothing of this partition. The step's record says where topics were
-opened, so a replay gets the same command.
+topic. For a recreated topic that offset is wrong, and the engine learns of it only after the first
+messages. So `with_recreated_topics` puts a command before the step's others: the tables have
+nothing of this partition. The step's record says where topics were opened, so a replay gets the
+same command.
 """
 
 from __future__ import annotations

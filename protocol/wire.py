@@ -78,8 +78,8 @@ def headers_list(text: str | bytes | None) -> list[tuple[str, bytes]]:
 
 
 def application_headers(text: str | bytes | None) -> list[tuple[str, bytes]]:
-    """A message's own headers, without the names that only the engine uses. So no publisher can
-    fake a message's origin or death. `dead_headers` adds those of a dead message."""
+    """A message's own headers, without names reserved for the engine, so no publisher can fake a
+    message's origin or death. `dead_headers` adds those of a dead message."""
     pairs = headers_list(text)
     return [(k, v) for k, v in pairs if not k.startswith(OURS) or k.startswith(REPLAYED)]
 
@@ -194,7 +194,7 @@ def _batch(d: Deliveries, lengths: list[int]) -> WireRecord:
         d.counts, d.priorities, d.expires, d.times, lengths, d.keys, d.headers
     )  # fmt: skip
     for name, values in zip(_COLUMNS, columns, strict=True):
-        # If all are equal, one value in a map, which tells the two forms apart.
+        # Equal values become one value in a map, which distinguishes the two forms.
         meta[name] = {"all": values[0]} if values.count(values[0]) == n else values
     if d.dead:
         meta["dead"] = d.dead
@@ -388,7 +388,7 @@ def _journal(journal: Journal) -> Iterator[WireRecord]:
     """A record per VPN, and per 200,000 rows or 6 MB. The header ``lq-step`` has the step of its
     last row, and the part.
 
-    Both only grow, so the rows in the tables show which records were written already.
+    Both only grow, so the tables show which records were written already.
     """
     from .journal_encoding import encode as encode_journal  # loads Arrow, which clients do without
 

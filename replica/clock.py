@@ -2,8 +2,8 @@
 
 A wall clock jumps: somebody sets it, a virtual machine sleeps, one reading is ten years ahead. If a
 broker followed a jump, all leases and messages would expire at once, or none for an hour. So the
-broker uses the wall clock at the start, unless it is behind the broker's last step. After that the
-wall clock only makes the broker's time a little faster or slower (`DRIFT`).
+broker starts with the wall clock, or with its last step if that is later. After that the wall clock
+only makes the broker's time a little faster or slower (`DRIFT`).
 """
 
 from __future__ import annotations

@@ -3,16 +3,15 @@
     take inputs ─▶ append the step's record ─▶ compute ─▶ the log has it ─▶ outputs go out
                       take inputs ─▶ append ─▶ compute ────▶ the log has it ─▶ outputs go out
 
-A step's record is in the log before its outputs are sent, so nobody ever sees outputs of a step
-that a later attempt does not know. Meanwhile the driver takes a few more steps. If the log refuses
-a record, they are discarded with the live state; nobody has seen their outputs. A driver that
-starts from an older snapshot replays the logged steps, with the same inputs at the same times, and
-makes marks where they were made. The outputs must be the same: each record has the digest of the
-step before. Only the last steps, whose outputs may not all be in Kafka, send them again, as the
-same bytes.
+A step's outputs are sent only after its record is in the log, so every step whose outputs anybody
+saw can be replayed. While it waits for the log, the driver takes a few more steps. If the log
+refuses a record, these steps are discarded with the live state; nobody has seen their outputs. A
+driver that starts from a snapshot replays the logged steps, with the same inputs, times and marks.
+The outputs must be the same: each record has the digest of the step before. Only outputs that may
+not be in Kafka yet are sent again, as the same bytes.
 
-A step that fails makes the live state invalid. The driver writes the step's record again, with what
-to skip, and ends (`StepPutAside`). The next driver begins from the snapshot and skips it.
+A step that fails leaves the live state invalid. The driver logs the step again, with the record or
+queue to skip, and ends (`StepPutAside`). The next driver begins from the snapshot and skips it.
 
 `Inputs`, `Again`, `Log` and `OutputWriter` are Kafka in the job and lists in the tests.
 """
@@ -41,9 +40,9 @@ UNSAID_MAX = 4  # steps that wait for the log
 LOG_S = 0.5
 GLANCE_S = 0.001  # while steps wait for the log, how often to look for new input
 # Background work leaves most of the time to clients that have just sent something: this many
-# seconds of rest per second of work. Somebody waits for a purge or a redrive, but others should
-# hardly notice it; nobody waits for the rest of a million expired messages. The step is not all the
-# cost: its events go through Kafka into the tables, on the same cores.
+# seconds of rest per second of work. Somebody waits for a purge or a redrive; nobody waits for the
+# rest of a million expired messages. A step costs more than its own time: its events go through
+# Kafka into the tables, on the same cores.
 REST_OF_BULK, REST_OF_DUE = 4.0, 40.0
 REST_S_MAX = 0.2  # the longest delay of a deadline that this may cause
 RECENT_S = 1.0
@@ -54,7 +53,7 @@ class Refused(LakequeueError):
 
 
 class Differs(Refused):
-    """A replayed step came out differently. problem: which one and how, without what to do."""
+    """A replayed step had other outputs. problem: the step and the difference, without a remedy."""
 
     def __init__(self, problem: str, do: str) -> None:
         super().__init__(f"{problem}: {do}")
@@ -74,7 +73,7 @@ class Clocks(NamedTuple):
 
 
 class Snapshot(msgspec.Struct):
-    """Everything that outlives a batch, besides the pages.
+    """Everything besides the pages that outlives a batch.
 
     offsets: (topic, partition) → the next record; ids: (topic, partition) → the topic's id; log_at:
     the offset behind the last step's record; marks: `log_at` of earlier snapshots, newest last;
@@ -125,10 +124,10 @@ class Inputs(Protocol):
         """The inputs of a step, within its limits; None if nothing comes in time."""
 
     def up_to(self) -> int | None:
-        """The time before which no waiting command came, epoch ms; None if none waits."""
+        """No waiting command came before this time, epoch ms; None if none waits."""
 
     def current(self) -> bool:
-        """Whether everything that has come until now was taken. Asks Kafka."""
+        """Whether every record in Kafka was taken. Asks Kafka."""
 
 
 class Again(Protocol):
@@ -194,8 +193,8 @@ class Driver:
         self._digest = snapshot.outputs
         self._journal = JournalBuffer(home.name, list(snapshot.journal), snapshot.since)
         self._deadline = 1  # at once: deadlines may have passed since the snapshot
-        # Whether a mark was made since the last step. The loaded one counts, because a replay from
-        # an earlier snapshot must make it.
+        # Whether a mark was made since the last step. The loaded snapshot counts: a replay from an
+        # earlier one must make this mark.
         self._marked = snapshot.step > 0
         self._news: dict[str, int] = {}
         self._unsaid: deque[tuple[int, list[WireRecord]]] = deque()  # outputs waiting for the log
@@ -238,8 +237,8 @@ class Driver:
             if self.due_in() != 0 or not inputs.current():
                 return None
             taken = Taken(Batch(), ())
-        # Time does not run ahead of waiting commands, so heartbeats and acks that clients sent
-        # while the engine was down are not late. A new home has no clients yet.
+        # Time does not run ahead of waiting commands, so heartbeats and acks from the time when the
+        # engine was down are not late. A new home has no clients yet.
         up_to = inputs.up_to() if self.now else None
         now = max(self.now, self._clocks.now() if up_to is None else up_to)
         acked = self._outbox.acked()
@@ -418,8 +417,8 @@ class Driver:
         return records
 
     def snapshot(self, keep: int, put: Put | None = None) -> Snapshot:
-        """Make a mark: write the changed pages to the store, and return the snapshot that goes with
-        them. Neither changes any more, so they are saved while steps go on. Call `flush` first.
+        """Make a mark: write the changed pages to the store, and return their snapshot. Neither
+        changes later, so they can be saved while steps go on. Call `flush` first.
 
         keep: how many snapshots Spark may go back to. put: writes a page into this snapshot, even
         if the store has later pages; then `pack` writes the queues' pages while steps go on, and

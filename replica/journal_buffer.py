@@ -1,10 +1,10 @@
 """Joins the journal segments of several steps into one record.
 
 A journal record per step would cost a small step half a millisecond, and the Delta tables take
-seconds anyway. So segments are buffered for a second, or until there are enough. Enough is a small
-number: a record of 20,000 rows takes 20 to 40 ms, and deliveries wait behind it. The time of output
-depends only on the steps' times and segments, never on where a batch ends. The buffer is part of
-the snapshot, so a replayed step writes its journal in the same record.
+seconds anyway. So segments are buffered for a second, or until there are enough. The limit is low,
+because a record of 20,000 rows takes 20 to 40 ms and deliveries wait behind it. When a record is
+due depends only on the steps' times and segments. The buffer is part of the snapshot, so a replay
+writes the same records.
 """
 
 from __future__ import annotations

@@ -1,13 +1,12 @@
-"""The pace of steps. A small step costs nearly as much as a larger one, so under load the next step
-waits a moment and takes more records.
+"""The pace of steps. Under load a step waits a moment, so that it takes more records at nearly the
+same cost.
 
 A step with one message costs as much as one with ten: a record in the log, requests to Kafka,
-wake-ups. The higher the rate, the longer the next step waits: at 1,000 records per second until 4
-ms after the last one began, from 1,250 on until 5 ms. So a message waits for a few others at most.
-At lower rates, or after a pause, no message waits.
+wake-ups. The higher the rate, the longer a step waits: at 1,000 records per second it begins 4 ms
+after the last one, from 1,250 on 5 ms. At low rates, or after a pause, no message waits.
 
-At 1,000 messages per second on two cores this takes 15 % of the CPU away, and the median stays as
-it is: the cores are nearly full, and what a step no longer takes is there for Kafka and clients.
+At 1,000 messages per second on two cores this saves 15 % of the CPU. The median latency stays the
+same: the cores are nearly full, and Kafka and clients use the saved time.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """A broker that takes steps, and survives a step that fails.
 
 The driver keeps the inputs since the last mark: in a log of steps in Kafka, or in memory. If a step
-fails, the live state cannot be trusted. It is discarded, the last mark is loaded, and the steps
-since are replayed; the failed step then skips the record or queue that failed. So a bad record
-costs one replay and never fails twice (`put_aside`), or two replays if it failed in a group of
-messages (`ONE_OF_SEVERAL`).
+fails, the live state is discarded, the last mark is loaded, and the steps since are replayed; the
+failed step then skips the record or queue that failed (`put_aside`). So a bad record costs one
+replay, or two if it failed in a group of messages (`ONE_OF_SEVERAL`).
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from ..protocol.outputs import (
 from ..state import Batch, Broker, Home, Limits, StepFailed, Store, step
 from ..state.queue.mesh_interface import MeshInterface
 
-WHYS = 16  # of a step's failures that are told at length, so that its record fits into Kafka
+WHYS = 16  # failures of a step with a full text, so that its record fits into Kafka
 WHY_CHARACTERS = 40  # of each further one
 
 
@@ -73,11 +72,10 @@ def sort_outputs(outputs: list[Output]) -> Decided:
 
 
 def put_aside(batch: Batch, failed: StepFailed) -> None:
-    """Let the batch skip what failed when its step is repeated. Raises the failure if its cause is
-    unknown or was skipped already, since repeating the step would fail for ever.
+    """Let the batch skip the record or queue that failed when its step is repeated. Raises the
+    failure if its cause is unknown or was skipped already: the repetition would fail for ever.
 
-    There is no limit: each repetition skips one more of the step's records and queues, and is not
-    taken again with fewer.
+    There is no limit: each repetition skips one more of the step's records and queues.
     """
     many = len(batch.skipped) + len(batch.faulted) >= WHYS
     why = failed.why[:WHY_CHARACTERS] if many else failed.why

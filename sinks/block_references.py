@@ -2,16 +2,15 @@
 
     head of a block ─▶ where its contents lie ─▶ their digests ◀─ rows of `messages`
 
-A block is a head and the contents of messages, one after the other. The head follows from the
-contents unless compaction moved some in; such a block stays inline. Every other content is looked
-up by its digest among the messages that the journal says were stored meanwhile. If several messages
-are equal, any of them will do.
+A block is a head and the contents of messages, one after the other. A block into which compaction
+moved contents stays inline, since its head cannot be computed from the contents. Otherwise each
+content is looked up by its digest among the messages that were stored meanwhile, by the journal. Of
+equal messages, any will do.
 
-A *reference* names consecutive rows of `messages`. A block becomes references in the order of its
-contents, if all of them are found. A reference without a topic stands for empty contents: messages
-that died before the block was written, or had no payload. A topic can be deleted and created again
-with offsets from 0, so a reference has the newest time of its rows, and a place that occurs twice
-is not used.
+A *reference* names consecutive rows of `messages`. A block becomes references, in the order of its
+contents, if all contents are found. A reference without a topic stands for empty contents: messages
+that died before the block was written, or had no payload. A recreated topic has the same offsets
+again, so a reference has the newest time of its rows, and a place that occurs twice is not used.
 
 Only places and digests leave Spark's Java process, no payloads.
 """
@@ -105,8 +104,8 @@ def _rows_of(
     contents: Contents, digests: list[int], known: list[int], first: dict[int, int],
     follows: list[bool],
 ) -> list[int]:  # fmt: skip
-    """The row of each content: the one after the row of the content before, else the first with its
-    digest. known: the digests of the rows. first: the first row of each digest."""
+    """The row of each content: if possible the one after the previous content's, else the first
+    with its digest. known: the digests of the rows. first: the first row of each digest."""
     rows, row = [], MISSING
     for digest, size in zip(digests, contents.size.tolist(), strict=True):
         if not size:

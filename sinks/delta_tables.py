@@ -34,8 +34,8 @@ from ..protocol.table_format import (
     refusal_of,
 )
 
-# The column that says a row's day. A wrong clock must not make partitions: a day out of range
-# becomes the nearest allowed one, so a batch writes a few files at most.
+# The column with a row's day. A day out of range becomes the nearest allowed one, so that wrong
+# clocks make no partitions and a batch writes few files.
 DAY_OF = {MESSAGES: "time", JOURNAL: "time", COMMANDS: "time", STEPS: "now", SNAPSHOTS: "now"}
 DAYS_BACK = 7
 DAY_S = 86_400
@@ -112,8 +112,8 @@ def _version_and_columns(spark: SparkSession, path: str) -> tuple[str, list[str]
 
 
 def _remove_empty_log(spark: SparkSession, path: str) -> None:
-    """Remove the log without a commit that a process leaves if it is killed while it creates a
-    table. Delta would see a table there when it creates one, and none ever after."""
+    """Remove a log without a commit, which a process leaves if it is killed while it creates a
+    table. Delta would neither create nor read a table there."""
     jvm: Any = spark._jvm
     log = jvm.org.apache.hadoop.fs.Path(f"{path}/_delta_log")
     files = log.getFileSystem(spark._jsparkSession.sessionState().newHadoopConf())

@@ -11,9 +11,9 @@ from ..protocol.kafka_settings import for_spark, kafka_settings
 
 OUTPUT_SCHEMA = "topic STRING, partition INT, key BINARY, value BINARY, headers STRING, note STRING"
 OBSERVATION = "engine"
-# The size of a batch of records; a larger record travels alone. If a topic refuses a batch for its
-# size, Java's client splits it into parts of exactly this size (kafka-clients 3.9), and so never
-# ends if the topic takes less.
+# The size of a batch of records; a larger record is sent alone. If a topic refuses a batch for its
+# size, Java's client splits it into parts of exactly this size (kafka-clients 3.9), for ever if the
+# topic takes less.
 BATCH_BYTES = 65_536
 _HEADERS = "array<struct<key:string,value:binary>>"
 

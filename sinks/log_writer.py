@@ -1,10 +1,10 @@
 """Writes the log of steps, which fences earlier workers of the same broker.
 
-The producer is transactional, and one transaction stays open for about a batch. That is not for
-atomicity, since the log is read uncommitted. But a new worker for the broker raises the producer's
-epoch, and from then on Kafka refuses records from the earlier one. A step's outputs are sent only
-after Kafka has its record. So a worker that was cut off or frozen can never send outputs that are
-not in the log.
+The producer is transactional, with one open transaction for about a batch. Its only purpose is the
+fence; the log is read uncommitted. A new worker for the broker raises the producer's epoch, and
+from then on Kafka refuses records of the earlier worker. A step's outputs are sent only after Kafka
+has its record. So a worker that was cut off or frozen can never send outputs that are not in the
+log.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ OPEN_S_MAX = 30.0
 # A transaction stays open for a batch. Its timeout allows three more, and time for its end and for
 # a machine that stands still, within these bounds.
 MARGIN_S_MIN, MARGIN_S_MAX = 30.0, 90.0
-# If Kafka took a record this recently (seconds), nobody else had opened the log by then. Ending a
-# transaction proves the same for now, but costs some tens of milliseconds without steps.
+# If Kafka took a record this recently (seconds), this worker still has the log. Ending a
+# transaction proves that too, but costs some tens of milliseconds without steps.
 RECENT_S = 0.5
 
 

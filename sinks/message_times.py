@@ -1,10 +1,9 @@
 """Histograms of how long messages wait and how long consumers need, from the journal.
 
-The journal says when a message came, was delivered and was acknowledged. Each queue follows a
-sample of its messages. While few are under way, that is all of them. If there are too many, half of
-them are dropped (by a hash of the id, so a rhythm of the publishers does not matter) and each of
-the others counts twice. So the sums stay right and the work is bounded. Only messages from after
-the engine's start are followed.
+The journal says when a message came, was delivered and was acknowledged. A sample of each queue's
+messages is followed: all of them while they are few. If there are too many, half of them are
+dropped, by a hash of the id, and each of the others counts twice. So the sums stay right and the
+work is bounded. Only messages from after the engine's start are followed.
 """
 
 from __future__ import annotations

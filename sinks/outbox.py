@@ -1,4 +1,4 @@
-"""A step's outputs on their way to Kafka, and which of them have arrived.
+"""Sends steps' outputs to Kafka, and knows which have arrived.
 
 The producer is idempotent, waits for all replicas and never stops trying: while Kafka is away,
 outputs wait. A record that Kafka refuses for good (no topic, too large, not allowed) is counted and
@@ -66,8 +66,8 @@ NEWS_TOPICS_MAX = 1_000
 
 
 class _News:
-    """What is told of a topic once in `NARROW_S`, however often it happens: clients name topics
-    that do not exist."""
+    """Limits reports to one per topic in `NARROW_S`: clients may name many times a topic that does
+    not exist."""
 
     def __init__(self) -> None:
         self._until: dict[str, float] = {}
@@ -89,10 +89,10 @@ class Outbox:
     """Writes outputs, as `driver.OutputWriter` asks. stop: whether to give up waiting.
     instructions: the topic in which the broker is told what Kafka refused.
 
-    Records travel in batches, and Kafka refuses a whole batch because of one record. So a refused
-    record is sent again alone, and in halves while it is larger than the topic allows. What Kafka
-    then refuses, it always will. If that is a delivery, the broker is told which messages cannot be
-    sent; otherwise they would come back for ever when their leases end.
+    Kafka refuses a whole batch because of one record. So a refused record is sent again alone, and
+    in halves while it is larger than the topic allows. If Kafka refuses it then, it always will.
+    For a delivery, the broker is told which messages cannot be sent; otherwise they would come back
+    with each end of their lease.
 
     Two threads use it: the one that steps, and the batch's, which waits for the outputs.
     """

@@ -2,9 +2,8 @@
 
 An engine may have ten thousand queues, and Prometheus keeps a series for each name it ever saw. So
 only some queues have series of their own: half of them the deepest, half those with the most
-traffic since the look before. The others are `_other`. A counter must never fall. So `_other` grows
-by what its queues counted while they were in it, and a queue that gets its own name takes nothing
-away.
+traffic since the last look. The others are `_other`. A counter must never fall, so `_other` keeps
+the counts of a queue that gets its own name.
 
 Any number of endpoints may block a bridge (H2), and the other home names them. Those that block it
 longest have series.
@@ -242,8 +241,8 @@ def _joined(queues: list[dict[str, float]]) -> dict[str, float]:
 
 
 def _limits(look: Look) -> Iterator[Family]:
-    """Messages that wait at brokers for queues of others, for the lanes that wait longest; then
-    what brokers and VPNs hold and may hold."""
+    """The messages that wait longest at brokers for queues of others, by lane; then levels and
+    limits of brokers and VPNs."""
     each = {(usage["broker"]["name"], usage["vpn"]["name"]): usage for usage in look.usage}
     lanes = (
         ((*place, lane["queue"], lane["to"]), {**lane, "for_s": lane["for_s"] or 0.0})

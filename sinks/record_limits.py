@@ -1,8 +1,8 @@
 """How large a record each topic takes, and the command that tells a broker about a larger one.
 
-Our topics take `RECORD_BYTES_MAX`. But somebody may have lowered a topic's `max.message.bytes`, or
-made a client's inbox with less. Such a record would come back for ever: a delivery at the end of
-its lease, and with micro-batches the whole failing batch.
+Our topics take `RECORD_BYTES_MAX`, but somebody may have lowered a topic's `max.message.bytes`, or
+made a client's inbox with less. A larger record would come back for ever: a delivery with each end
+of its lease, and with micro-batches the whole failing batch.
 """
 
 from __future__ import annotations

@@ -1,15 +1,14 @@
 """The Delta table `snapshots`: a broker's state after a step, page by page (R1).
 
 Spark has committed that state already, so its `statestore` source reads it from the checkpoint,
-beside the running query. A snapshot has the pages that changed since the one before, which the
-state's changelog tells. The first of a *chain* is whole, and so is another one after a while. To
-rebuild a state, take each page's newest row in the chain up to the step. A row with neither value
-nor `crc` means that the page was removed. Payload blocks never change, so a whole snapshot has only
-the `crc` of a block that an earlier one has, and the value is the newest before.
+beside the running query. A *chain* of snapshots begins with a whole one. Each later one has the
+pages that changed since the one before, by the state's changelog. To rebuild a state, take each
+page's newest row in the chain up to the step. A row with neither value nor `crc` means that the
+page was removed. Payload blocks never change: for a block of an earlier chain a whole snapshot has
+only the `crc`, and the value is in the newest earlier row.
 
-A change of brokers at rest makes a state that no step led to (M4). It is written before the next
-snapshot, from the file with which the broker begins. Otherwise the steps after it could not be
-taken again.
+A change of brokers at rest makes a state that is no step's result (M4). It is written before the
+next snapshot, from the file with which the broker begins, so that later steps can be replayed.
 
 The row without a page name closes a snapshot. Its value is the loop's own snapshot, and its `crc`
 the sum over all pages. Readers check the sum, so a damaged chain is never taken for a state.
@@ -122,16 +121,16 @@ class SnapshotWriter:
         self._append(broker, batch, at, own, pages, None if whole else last, known, since)
 
     def write_states(self) -> None:
-        """Write the states in files that the table does not have. A file that is gone was of an
-        earlier change of brokers, which wrote it."""
+        """Write the states in files that the table does not have. A missing file belonged to an
+        earlier change of brokers and was written then."""
         while self._states:
             broker, file = self._states.popitem()
             if file.exists():
                 self._write_state(broker, file)
 
     def _write_state(self, broker: str, file: Path) -> None:
-        """The table may have later snapshots: another query wrote them, or upkeep has deleted this
-        one, and all before it."""
+        """Write a state, unless the table has later snapshots: another query wrote them, or upkeep
+        has deleted this one and all before it."""
         step = step_of(file)
         before, newest = self._newest(broker, step), self._newest(broker)
         if before == step or before < 0 <= newest:

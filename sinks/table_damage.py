@@ -4,7 +4,7 @@
     _delta_log/N.checkpoint.…      the sum of all versions up to N, so that earlier ones may go
     _delta_log/_last_checkpoint    where a reader begins
 
-Somebody may delete files that a table still refers to. A power loss or a full disk may cut the
+Somebody may delete files that a table still needs, and a power loss or a full disk may cut the
 newest commit. Delta then refuses the whole table. So the log is read here without Spark, by the
 rules of Delta's protocol, and the table is repaired with the smallest change:
 

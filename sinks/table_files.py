@@ -195,8 +195,8 @@ class _Figures:
 
 
 def _short(ends: tuple[Any, Any]) -> tuple[Any, Any]:
-    """Minimum and maximum; of a long text, a short one that comes before or after it. Readers need
-    both: some take a column without them for one that holds nothing."""
+    """Minimum and maximum; for a long text, a short one that sorts before or after it. Some readers
+    take a column without both for an empty one."""
     least, most = ends
     if isinstance(least, str):
         least = least[:TEXT_CHARS_MAX]

@@ -7,18 +7,17 @@ Two streaming queries call a `TableWriter` for each of their batches:
 
 The history query is slower (`lakequeue.history_interval_s`): each heartbeat is a command and a
 step, and an idle engine must not commit to Delta every few seconds. From its tables any past moment
-can be rebuilt: the engine is a pure step, `messages` and `commands` are its inputs, and `steps`
-says which of them each step took, and when. Snapshots shorten the way from the first step.
+can be rebuilt: a step is a pure function, `messages` and `commands` are its inputs, and `steps`
+says which of them each step took, and when. Snapshots shorten the replay.
 
 A batch runs in three stages. Spark plans the offsets. A Python worker reads them and writes Parquet
 files (`table_batch`). The driver commits the files with Delta's own Java code, so that one process
 writes a table's log: upkeep and snapshots are Spark's too (decision 0019).
 
-What a table already has is left out, and the table itself says what that is: the last offset of
-each partition, the last step of each broker. Both only grow. So it does no harm if a batch is
-repeated, if the engine takes a step again and its journal record comes twice, or if the query's
-checkpoint is lost. Delta's own mark for repeated batches (`txnAppId`) costs three times as much as
-the append.
+Records that a table already has are left out. The table itself says which: it has the last offset
+of each partition and the last step of each broker, and both only grow. So repeated batches,
+repeated journal records and a lost checkpoint do no harm. Delta's own mark for repeated batches
+(`txnAppId`) costs three times as much as the append.
 """
 
 from __future__ import annotations
@@ -126,7 +125,7 @@ class HistoryWriter:
 class _FilesTable:
     """A Delta table to which files are added, in one commit of Delta's own.
 
-    Delta checks rows when Spark inserts them, and nobody checks those of a file. The tables as we
+    Delta checks rows when Spark inserts them, but not the rows of an added file. Tables as we
     create them need no check. If somebody altered a table (a constraint, a computed column), its
     protocol version is higher, and Spark inserts the rows of our files.
     """

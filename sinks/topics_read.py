@@ -1,9 +1,9 @@
-"""Where each batch of a table query reads its topics, and which of those records the tables have
+"""Plans where each batch of a table query reads its topics, and finds records that the tables have
 (R1).
 
-A topic that was deleted and recreated starts at offset 0. Spark plans batches by name, and would
-skip the new topic's records before the old offset. So each row has Kafka's id of its topic, and the
-ids are asked with each batch:
+A recreated topic starts at offset 0. Spark plans batches by name, and would skip the new topic's
+records before the old offset. So each row has Kafka's id of its topic, and each batch asks for the
+ids:
 
     the id differs from before, or from the rows    the new topic is read from its beginning
     the id is that of the rows                      what follows the last row is read

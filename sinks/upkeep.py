@@ -1,6 +1,6 @@
 """Upkeep of the Delta tables: deletes old rows, and joins small files (R1).
 
-Rows older than the retention are deleted, but never rows that somebody still needs:
+Rows older than the retention are deleted, unless they are still needed:
 
     queues           nothing newer than the oldest message in any of them
     `at`, `rebuild`  start with a whole snapshot, so the last one before that time stays, with all
@@ -9,9 +9,9 @@ Rows older than the retention are deleted, but never rows that somebody still ne
     the tables       the last record of each partition, which says where to continue
     the views        definitions of queues and subscriptions: all events without a message
 
-So a broker without such a snapshot keeps everything. OPTIMIZE joins small files. VACUUM deletes
-files that left a table some days ago, since earlier readers may still need them. Delta itself
-cleans up its log, as the table's properties say.
+A broker without such a snapshot keeps everything. OPTIMIZE joins small files. VACUUM deletes files
+that left a table some days ago; earlier readers may need newer ones. Delta cleans up its log
+itself, by the table's properties.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ class Upkeep:
         return found if known <= set(found) else {}
 
     def _lowest_block(self, broker: str, step: int) -> int | None:
-        """The first payload block that snapshots from this one on take from earlier ones."""
+        """The first payload block for which this and later snapshots need earlier ones."""
         mine = self._read(SNAPSHOTS).where((f.col("broker") == broker) & (f.col("step") >= step))
         named = mine.where("value IS NULL AND refs IS NULL AND crc IS NOT NULL")
         named = named.select(f.expr(_BLOCK).alias("n"))

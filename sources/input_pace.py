@@ -1,21 +1,20 @@
-"""Two kinds of input that are slowed down for the sake of others: captured records, useless
-commands.
+"""Slows down two kinds of input for the sake of others: captured records and useless commands.
 
 **Captured topics** (`CapturedPace`, decision 0027). Other programs may have written gigabytes to
 one, and nobody waits for a single record. Each byte is written to the spool, the state's log and
-the tables. Read as fast as possible, that would fill processors and disk, and producers would wait.
-So while messages were published lately, captured bytes have a rate; otherwise they have none.
-Records of a usual size never reach it.
+the tables. At full speed that would fill processors and disk, and producers would wait. So captured
+bytes have a limited rate while messages are being published. Records of a usual size never reach
+it.
 
 **Slow partitions** (`SlowLanes`, decision 0026). Nonsense, refused commands and acks that settle
-nothing cost a broker as much as real work. A commands partition is *slow* if many of its commands,
-and most, changed nothing lately. While other partitions are active, it gets a small part of a step,
-and pauses after each such step for several times its cost. If nobody else is active, it is read
-like any other. Nothing is refused or lost: the commands wait in Kafka. Deadlines do not wait for
-them (`LiveInputs.up_to`), or a flood would delay everybody's. A client that shares the partition
-waits too.
+nothing cost a broker as much as real work. A commands partition is *slow* if lately many of its
+commands, and more than half, changed nothing. While other partitions are active, it gets a small
+part of a step, and pauses after each such step for several times its cost. Otherwise it is read as
+usual. Nothing is refused or lost: the commands wait in Kafka. Deadlines do not wait for them
+(`LiveInputs.up_to`); otherwise a flood would delay all deadlines. A client that shares the
+partition waits too.
 
-The log says what each step took. So both may follow the clock, and both start over after a restart.
+The log says what each step took, so both may depend on the clock and start over after a restart.
 """
 
 from __future__ import annotations
@@ -62,7 +61,7 @@ PART = 1 / 64  # part of a step's limits, for all slow partitions together
 REST = 4.0  # pause in seconds for each second of a step that took from a slow partition
 REST_S_MIN, REST_S_MAX = 0.04, 0.2  # a step costs more than its decisions
 OTHERS_RECENT_S = 5.0
-AGAIN_S = 60.0  # until the same partition is reported again
+AGAIN_S = 60.0  # between two reports of the same partition
 
 
 class SlowLanes:

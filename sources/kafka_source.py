@@ -38,10 +38,10 @@ def tables_topics(vpns: Iterable[str], captured: Iterable[str]) -> list[str]:
 def history_topics(
     vpns: Iterable[str], brokers: Iterable[str], peer_topics: Iterable[str]
 ) -> list[str]:
-    """The topics of `commands` and `steps`: what clients, the engine, other brokers and other homes
-    send to brokers, and the logs of steps. A batch is planned up to the end of each, since the
-    logs' transactions are a fence and stay open for long; `offset_ranges.read_ranges` says what is
-    read. peer_topics: see `discovery.peer_topics`."""
+    """The topics of `commands` and `steps`: everything that brokers read besides messages, and the
+    logs of steps. A batch is planned up to the end of each topic, since the logs' transactions are
+    a fence and stay open for long; `offset_ranges.read_ranges` reads it. peer_topics: see
+    `discovery.peer_topics`."""
     logs = _of_each(brokers, topics.STEPS, topics.INSTRUCTIONS)
     return [*_of_each(vpns, topics.COMMANDS), *logs, *sorted(peer_topics)]
 
@@ -95,11 +95,9 @@ def read_planned(
 
 
 def now_column() -> Column:
-    """The batch's time, epoch ms. Inside `transform` on purpose: Spark puts the time of a batch
-    into the plan as a constant, and from there into the Java code that it generates, which it then
-    compiles again for each batch (5 to 20 ms, and the Java process's code cache fills up). Code
-    inside `transform` is not compiled.
-    """
+    """The batch's time, epoch ms. It is inside `transform` on purpose. Otherwise Spark puts it as a
+    constant into the Java code that it generates, and compiles that again for each batch (5 to 20
+    ms, and the code cache fills up). Code inside `transform` is not compiled."""
     return f.expr("get(transform(array(current_timestamp()), t -> unix_millis(t)), 0)")
 
 

@@ -2,14 +2,13 @@
 
 Three consumers, each with a thread that reads ahead up to a limit: one for commands and records of
 other brokers, so that acks never wait behind publishes; one for the publish topics; and one for
-captured topics, so that other programs' records cannot get in front of those that producers
-publish.
+captured topics, so that other programs' records never delay published messages.
 
-A step takes from each of the three, within limits in records and bytes, from their partitions in
-turns, so that no partition delays another. At the start, commands wait until the engine's
-instructions (peers, limits) were read to their end, and messages wait for the commands: definitions
-come before the messages that need them. The loop keeps the offsets in its snapshot; Kafka's
-consumer groups are not used.
+A step takes from all three, within limits in records and bytes. It takes from partitions in turns,
+so that none delays another. At the start, commands wait until the engine's instructions (peers,
+limits) were read to their end, and messages wait for the commands: definitions come before the
+messages that need them. The loop keeps the offsets in its snapshot; Kafka's consumer groups are not
+used.
 """
 
 from __future__ import annotations
@@ -35,20 +34,19 @@ from .step_batch import PartitionId, Taken, goes_first, is_command, to_batch
 
 log = logging.getLogger("lakequeue.loop")
 
-# While there is little room for messages, a step takes one part in this many of it: large records
-# wait then, and small ones go on.
+# When there is little room for messages, a step takes one part in this many of it: large records
+# wait, and small ones go on.
 ROOM_SHARE = 8
 ROOM_S = 0.01  # between two looks for room
-# Captured topics may have thousands of records of a megabyte, from a whole night. A step takes only
-# this part of its bytes from them, since a client that sends something now waits for the whole
-# step.
+# Captured topics may have thousands of records of a megabyte. A step takes only this part of its
+# bytes from them, since clients wait for the whole step.
 CAPTURED_SHARE = 4
 ASK_S = 1.0
 ARRIVES_S = 0.2
 FRESH_S = 0.5
 READER_S = 60.0
-# How often to ask whether topics are still the same. If one was created again, Kafka's client
-# silently reads on at the old offset; records until that is noticed are read again.
+# How often to ask whether topics are still the same. In a recreated topic Kafka's client silently
+# reads on at the old offset; records until that is noticed are read again.
 IDS_S, IDS_SHARE = 1.0, 50  # asking takes at most one part in this many of the time
 
 
@@ -69,8 +67,8 @@ def kafka_client(bootstrap: str, name: str) -> dict[str, Any]:
 
 
 def quiet_client(bootstrap: str, name: str) -> dict[str, Any]:
-    """Like `kafka_client`, for the process that people see: the engine reports once that Kafka is
-    away, instead of a library dozens of times per second."""
+    """Like `kafka_client`, without the library's log lines, of which there are dozens per second
+    while Kafka is away; the engine reports that once."""
     return {**kafka_client(bootstrap, name), "log_level": 0}
 
 
@@ -205,8 +203,8 @@ class LiveInputs:
         return taken
 
     def _require_readers(self) -> None:
-        """Check that each reader has looked round lately. Otherwise it hangs in Kafka's client, and
-        the loop would wait for it for ever. So this raises: the loop ends, and another begins."""
+        """Check that no reader hangs in Kafka's client. Raises if one does, so that the loop ends
+        and another begins, instead of waiting for it for ever."""
         now = time.monotonic()
         if now - self._looked > READER_S / 2:  # this process stood still
             self._awake_since = now
@@ -239,8 +237,8 @@ class LiveInputs:
     def took(
         self, ranges: Iterable[Range], in_vain: Mapping[PartitionId, int], seconds: float
     ) -> None:
-        """Note what a step took, how many of those commands changed nothing, and its processor
-        time. The next step may bring less of some."""
+        """Note what a step took, how many of its commands changed nothing, and its processor time.
+        The next step may take less of some."""
         for reader in self._readers:
             reader.ahead.took(seconds)
         if self._ready:  # before, messages wait for all commands, useless ones too
@@ -274,8 +272,8 @@ class LiveInputs:
         return self._ready
 
     def up_to(self) -> int | None:
-        """A time before which no untaken command arrived; None if there is none. Slow partitions do
-        not count, or a flood would hold up the time of all."""
+        """No untaken command arrived before this time; None if there is none. Slow partitions do
+        not count; otherwise a flood would hold up everybody's time."""
         waiting, slow = self._commands.ahead.next_of_each(), self.slow.places
         times = [
             m.timestamp()[1]
@@ -290,8 +288,8 @@ class LiveInputs:
         return min(now, *times) if times else None
 
     def current(self) -> bool:
-        """Whether all commands in Kafka were taken, as far as Kafka says. False while Kafka does
-        not answer: deadlines wait, since a client that met one could not say so either."""
+        """Whether all commands in Kafka were taken. False while Kafka does not answer: deadlines
+        then wait, since no client could meet one."""
         if not self._all_commands_read():
             self._wait(ARRIVES_S)
             return False
@@ -316,8 +314,8 @@ class LiveInputs:
         return ends[1] if ends else None
 
     def _hear_starts(self) -> None:
-        """Reports where readers continue elsewhere than expected, before records from there are
-        taken. Lost records cannot be brought back, but their loss must be reported."""
+        """Report readers that continue at another offset than expected, before their records are
+        taken: the records between are lost or belong to another topic."""
         for reader in self._readers:
             while reader.starts:
                 place, start = reader.starts.popleft()
@@ -409,10 +407,10 @@ def own_places(
     sizes: dict[str, int], vpns: list[str], broker: str, number: int, alone: bool,
     removed: Collection[int] = (),
 ) -> list[PartitionId]:  # fmt: skip
-    """The existing partitions that a broker reads beside captured topics: its own of its VPNs'
+    """The existing partitions that a broker reads besides captured topics: its own of its VPNs'
     topics, and those in which the engine, other brokers and other homes send to it. A home's only
-    broker reads all partitions of its VPNs' topics, since other programs may have created these.
-    removed: numbers of removed brokers, whose partitions it reads on."""
+    broker reads all partitions of its VPNs' topics, since other programs may have created them.
+    removed: numbers of removed brokers, whose partitions it also reads."""
     inputs = [topics.topic(v, k) for v in vpns for k in (topics.COMMANDS, topics.PUBLISH)]
     mesh = resting_places(sizes, broker)
     door = topics.bridge_partition(number)

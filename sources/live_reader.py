@@ -1,8 +1,8 @@
 """One Kafka consumer with a thread that reads ahead into memory, up to a limit.
 
-`read_ahead` says in which order records are taken. Partitions that must not be fetched yet are
-paused in Kafka's client: topics that wait for others, partitions with much in memory while there is
-no room, and slow ones (`input_pace`) with enough in memory.
+`read_ahead` decides the order in which records are taken. Partitions that must not be fetched yet
+are paused in Kafka's client: topics that wait for others, partitions with much in memory while
+there is no room, and slow ones (`input_pace`) with enough in memory.
 
 Only the reader's own thread calls Kafka's client, since a call may block for ever while another
 thread polls (librdkafka 2.16). So this thread also checks a partition that has changed (`_doubts`),
@@ -29,8 +29,8 @@ from .step_batch import PartitionId, size_of
 log = logging.getLogger("lakequeue.loop")
 
 CHUNK_RECORDS = 500
-# A fetch brings so much of each partition, and as much waits in the consumer's own queue, in the
-# order in which it came: little, so that the turns are taken here (`ReadAhead`).
+# The bytes of a fetch from each partition, and of the consumer's own queue, which is in order of
+# arrival: little, so that `ReadAhead` decides the order.
 FETCH_BYTES = 1_000_000
 POLL_S = 1.0
 HOLDING_S = 0.02  # a reader notices within this time that paused partitions are wanted
@@ -133,8 +133,8 @@ class Reader(threading.Thread):
     def assign_paused(
         self, places: dict[PartitionId, int], ids: Mapping[PartitionId, str] = MappingProxyType({})
     ) -> None:
-        """The same, but not before they are wanted. Kafka's client takes up to a second until it
-        knows where to read a topic: it learns that meanwhile."""
+        """The same, but paused until `want`. Kafka's client needs up to a second to find a topic's
+        leader, and does that meanwhile."""
         self._holding.update(places)
         self.assign(places, ids)
 
@@ -157,8 +157,8 @@ class Reader(threading.Thread):
         self._wanted.extend(places)
 
     def passed(self, place: PartitionId) -> int:
-        """Every record before this offset was taken, or no reader gets it; 0: untaken records are
-        here. Any thread may call it."""
+        """Every record before this offset was taken or is invisible to readers; 0: untaken records
+        are here. Any thread may call it."""
         return 0 if place in self.ahead.next_of_each() else self._next.get(place, 0)
 
     def take(
@@ -171,8 +171,8 @@ class Reader(threading.Thread):
         return found, size
 
     def start(self) -> None:
-        """Begin, and make the consumer only now: a consumer that connects before it has a partition
-        to read takes a second longer to find it."""
+        """Begin. The consumer is made only now: one that connects before it has a partition to read
+        takes a second longer to find it."""
         self._consumer = Consumer(self._settings)
         super().start()
 
@@ -188,11 +188,10 @@ class Reader(threading.Thread):
             self._consumer.close()
 
     def watch(self, ends: dict[PartitionId, int]) -> None:
-        """Replace a consumer that stands still although there is something to read. After restarts
-        of a Kafka broker, librdkafka 2.16.0 was seen to fetch nothing more, without an error. If
-        records that were there at one look have not come by the next, a new consumer fetches them.
-        That is done once for each end, since the rest may be transaction markers that no reader
-        gets."""
+        """Replace a consumer that fetches nothing although there is something to read, as
+        librdkafka 2.16.0 does after some restarts of a Kafka broker, without an error. If records
+        that existed at one look have not come by the next, a new consumer fetches them; once for
+        each end, since the rest may be transaction markers."""
         now = dict(self._next)
         for place, at in now.items():
             end = ends.get(place, 0)
@@ -257,9 +256,8 @@ class Reader(threading.Thread):
             self._holding.difference_update(wanted)
 
     def _has_room(self) -> bool:
-        """Whether to read on. Steps take records within milliseconds, but between two batches they
-        may have no room for large ones. Then partitions with much in memory are paused, since
-        others wait behind them."""
+        """Whether to read on. Between two batches steps may have no room for large records. Then
+        partitions with much in memory are paused, since others wait behind them."""
         ahead, most = self.ahead.bytes, self._max
         if ahead < most // 2 and self._held:
             self._consumer.resume([TopicPartition(*place) for place in self._held])
@@ -314,9 +312,9 @@ class Reader(threading.Thread):
     # ------------------------------------------------------------ doubts
 
     def _settle_doubts(self) -> None:
-        """Find out what became of partitions that have changed. Until then they are not read; then
-        they continue where `same_topic.go_on` says. Steps take the records that were read before
-        that first, since no step has offsets of two topics."""
+        """Check partitions that have changed. Until then they are not read; then they continue at
+        the offset from `same_topic.go_on`. Steps take all earlier records first, since no step has
+        offsets of two topics."""
         while self._told_doubts:
             place = self._told_doubts.popleft()
             if place in self._next and place not in self._doubts:

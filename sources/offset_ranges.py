@@ -1,9 +1,9 @@
 """Reads in Python the offsets that a batch of Spark's Kafka source spans.
 
 Spark plans which offsets a batch takes, and keeps them in its checkpoint. Its own reader would make
-a Java row of each record and pass that on to Python. Instead a worker reads the offsets itself
-(`read_ranges`), with the same library as the brokers' loops. The driver tells Spark how many
-records there were (`Scan.count`), so that Spark's progress is right.
+a Java row of each record for Python. Instead a worker reads the offsets (`read_ranges`) with the
+same library as the brokers' loops. The driver tells Spark how many records there were
+(`Scan.count`), so that Spark's progress is right.
 """
 
 from __future__ import annotations
@@ -128,8 +128,8 @@ def _is_wanted(
     read.
 
     Transaction markers may follow the last record; then the partition's end is the range's end. A
-    partition that ends earlier was recreated, and there is nothing to wait for. But a new leader
-    may briefly say so too, so it gets time to correct itself.
+    partition that ends earlier was recreated, and there is nothing to wait for. A new leader may
+    briefly report an earlier end too, so it gets time to correct itself.
     """
     place = message.topic(), message.partition()
     error, at = message.error(), message.offset()

@@ -1,15 +1,15 @@
 """A Kafka source for micro-batches that no record can break.
 
-Anybody may write to a captured topic. Spark's own source makes a Java row of each record, and a
-time in nanoseconds ends its query, again at each start. Here the driver plans what a batch takes,
-up to the first open transaction, and a Python worker reads it (`offset_ranges`), so a batch sees
-the same record as a loop.
+Anybody may write to a captured topic. Spark's own source makes a Java row of each record; a record
+with a time in nanoseconds ends its query, again at each start. Here the driver plans a batch's
+offsets, up to the first open transaction, and a Python worker reads them (`offset_ranges`), so a
+batch sees the same records as a loop.
 
-Offsets have the form of Spark's source, `{"topic": {"0": 123}}`, so a home that began with that one
-continues. The topics' ids are stored beside them, `{"": [["topic", "id"]]}`. A topic that was
-deleted and created again is read from its beginning. If Kafka gives no ids, that is noticed only if
-the topic ends before what was read. If the id is the same, Kafka lost records: that is reported,
-and reading continues at the new end.
+Offsets have the form of Spark's source, `{"topic": {"0": 123}}`, so homes that began with that
+source continue. The topics' ids are stored beside them, `{"": [["topic", "id"]]}`. A recreated
+topic is read from its beginning; if Kafka gives no ids, it is recognised only if it ends before the
+stored offset. If that happens with the same id, Kafka lost records: this is reported, and reading
+continues at the new end.
 """
 
 from __future__ import annotations
@@ -155,9 +155,9 @@ class PlannedReader(DataSourceStreamReader):
     def _without_regress(
         self, before: dict[PartitionId, int], ends: dict[PartitionId, int]
     ) -> dict[PartitionId, int]:
-        """The ends, without those before what was read unless they stay so. Such an end means that
-        the topic was recreated and Kafka gives no ids: it is read from its beginning, as a loop
-        without ids does. Or Kafka lost records, see `gone_back`."""
+        """The ends. An end before the stored offset counts only if it stays: then the topic was
+        recreated without ids, and is read from its beginning, or Kafka lost records (`gone_back`).
+        """
         now = time.monotonic()
         behind = {p for p, at in ends.items() if at < before.get(p, 0)}
         self._behind = {p: self._behind.get(p, now) for p in behind}

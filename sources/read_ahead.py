@@ -3,18 +3,17 @@
 A step takes a limited number of records and bytes. In order of arrival, a partition with large or
 very many records would delay all others. So each partition has a *lane*. In its turn a lane uses up
 its grant, gets another one, and goes to the end of the line. If a record costs more than the grant,
-the lane saves up for it over several turns and steps. So busy lanes get equal shares whatever the
-size of their records, a lane with little in it is emptied, and the order in a partition is kept.
+the lane saves up for it over several turns and steps. So busy lanes get equal shares, short lanes
+are emptied, and the order in a partition is kept.
 
 A record's price is its size, and at least the step's bytes divided by the step's records, so that
 one budget keeps both limits. A step's last record may overdraw the budget, so records of any size
-are taken. But if a step may take less than usual since there is no room, a record that is too large
-waits, and others pass it.
+are taken. But when room is short, a record that is too large waits, and others pass it.
 
 The time of a step also depends on its content: a thousand subscriptions are more work than a
-thousand messages. So there is a third limit, which is learnt. After a long step that took most of
-what it may, the next one takes half, down to one of `SHARES` parts, and later ones more again. The
-log says what each step took, so no decision depends on the time.
+thousand messages. So a third limit is learnt: after a long, nearly full step the next one takes
+half, down to one of `SHARES` parts, and later ones more again. The log says what each step took, so
+a replay does not depend on the time.
 
 *Slow* partitions (`input_pace`) can be told to stand aside: they share a small part of a step, or
 get nothing.
@@ -37,8 +36,8 @@ T = TypeVar("T")
 
 
 class _Lane(Generic[T]):
-    """The waiting records of one partition, each with its size; their sums; and what the lane may
-    still use."""
+    """The waiting records of one partition, each with its size; their sums; and the rest of the
+    lane's grant."""
 
     __slots__ = ("bytes", "grant", "price", "waiting")
 

@@ -2,8 +2,8 @@
 
 The log is read uncommitted, since its transactions are only a fence (`sinks.log_writer`).
 
-One consumer reads the inputs until each partition is where the last logged step left it. It then
-pauses the partition, so that a large backlog behind it is not read into memory.
+One consumer reads each partition up to the last logged step, and then pauses it, so that a large
+backlog behind it is not read into memory.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ def read_steps(
 ) -> list[tuple[int, StepRecord]]:
     """The log's records from an offset to its end, each with its offset.
 
-    A log that ends before the offset has lost steps whose outputs were sent. Unless such a log is
-    accepted (shorter), that raises Gone: other steps would give the same ids to other messages.
+    A log that ends before the offset has lost steps whose outputs were sent; other steps would give
+    the same ids to other messages. So this raises Gone, unless such a log is accepted (shorter).
     """
     uncommitted = {"isolation.level": "read_uncommitted", "fetch.wait.max.ms": 10}
     consumer = Consumer(consumer_settings(kafka) | uncommitted)

@@ -1,6 +1,6 @@
 """Whether an offset still refers to the same topic: topics can be deleted and recreated.
 
-So Kafka's id of a topic is kept beside each offset. If in doubt, Kafka is asked where a partition
+Kafka's id of the topic is kept beside each offset. In doubt, Kafka is asked where a partition
 begins and ends. `go_on` decides where a reader continues; `TopicsNow` asks Kafka.
 """
 
@@ -84,9 +84,9 @@ def changed(before: Mapping[str, str], now: Mapping[str, str]) -> set[str]:
 def gone_back(
     before: Mapping[PartitionId, int], after: Mapping[PartitionId, int], known: Mapping[str, str]
 ) -> set[PartitionId]:
-    """Partitions of the same topic that end before what was read: Kafka lost records. Reading from
-    the beginning would repeat everything else, so reading continues with records that come from now
-    on, as in a loop. known: the ids before."""
+    """Partitions of the same topic that end before the stored offset: Kafka lost records. Reading
+    from the beginning would repeat all others, so reading continues at the new end, as in a loop.
+    known: the ids before."""
     return {p for p, at in after.items() if known.get(p[0]) and at < before.get(p, 0)}
 
 
@@ -169,8 +169,8 @@ class TopicsNow:
         return found
 
     def places(self, places: Iterable[PartitionId]) -> dict[PartitionId, Found]:
-        """Ask Kafka for the state of partitions. One that it does not answer for is left out, as is
-        a topic that changes meanwhile."""
+        """Ask Kafka for the state of partitions. Those without an answer, and topics that change
+        meanwhile, are left out."""
         asked = list(places)
         before = self.ids(name for name, _ in asked)
         first = self.ends(asked, OffsetSpec.earliest())

@@ -42,7 +42,7 @@ class Limits:
     bridge_rows: int = 10_000  # messages sent and not yet answered
     bridge_bytes: int = 8_000_000  # and their bytes; a single message may overdraw them
     bridge_holds: int = 1_000  # held lanes that are remembered by name
-    # Changes of the directory that a broker which is away has yet to confirm (Q9).
+    # Changes of the directory that a broker that is away has not confirmed yet (Q9).
     unconfirmed_changes: int = 100_000
     unconfirmed_bytes: int = 32_000_000
     # Waiting commands, subscriptions, acks and receipts.
@@ -85,10 +85,9 @@ class Limits:
 def beside(limits: Limits, records: int) -> Limits:
     """The limits for a step with this many records.
 
-    The sender of a few records waits for the whole step. It must not wait until a million other
-    messages have expired or were purged. Still, more rows can leave than come in: a record has
-    eight messages at most. A step without records is bounded too, because a record may arrive
-    right after it has begun.
+    The sender of a few records waits for the whole step, but must not wait for a million other
+    messages to expire. Still, more rows can leave than come in: a record has eight messages at
+    most. A step without records is bounded too: a record may arrive just after it began.
     """
     by = limits.beside
     if not records or limits.due_rows < 16 * records * by:
@@ -125,14 +124,13 @@ class Budget(msgspec.Struct):
         return self.rows <= 0 or self.bytes <= 0
 
     def share(self, n: int) -> Budget:
-        """The share of one of ``n`` users of the rest; at least one row and one byte."""
+        """One of ``n`` equal shares of the rest: at least one row and one byte."""
         if self.spent:
             return Budget(0, 0)
         return Budget(max(self.rows // n, 1), max(self.bytes // n, 1))
 
     def fits(self, sizes: Sequence[int]) -> int:
-        """How many of these sizes, from the first on, the bytes allow; at least one, if there is
-        one."""
+        """How many of these sizes fit into the bytes, from the first on. The first always fits."""
         left = self.bytes
         if sum(sizes) <= left:  # most often
             return len(sizes)

@@ -6,10 +6,10 @@
 is left over, the step asks for the next one at once: `Deadline(at=now)`. The same state, inputs
 and time give the same outputs, byte for byte.
 
-Check, then apply: a step checks everything that a client sends before it changes anything, so a
-refusal changes nothing. Any other failure is a bug and leaves the state inconsistent. `StepFailed`
-then names the record or queue. The driver discards the broker, replays the logged steps, and leaves
-out what failed (`Batch.skipped`).
+Check, then apply: a step checks everything that a client sends before it changes anything. Any
+other failure is a bug and leaves the state inconsistent. `StepFailed` then names the record or
+queue. The driver discards the broker, replays the logged steps, and skips that record or queue
+(`Batch.skipped`).
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def step(broker: Broker, batch: Batch, now: int) -> list[Output]:
 
 
 def isolate_queues(broker: Broker, batch: Batch) -> None:
-    """Some queues failed. Nothing happens in them until somebody defines them again."""
+    """Stop everything in these queues, which failed, until somebody defines them again."""
     for number, why in sorted(batch.faulted.items()):
         queue = broker.queue(number)
         if queue is not None and not queue.header.faulted:

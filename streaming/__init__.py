@@ -1,4 +1,4 @@
-"""The Spark job: what runs an engine on one home.
+"""The Spark job that runs an engine on one home.
 
 engine, application   start and stop everything: Spark, the brokers' and tables' queries
 loop/                 in a Python worker: reads Kafka, takes steps, makes snapshots
@@ -29,7 +29,7 @@ __all__ = ["EmbeddedKafka", "Engine", "open_tables"]
 
 
 def __getattr__(name: str) -> Any:
-    """The public faces, loaded when they are asked for: importing a part needs no Spark."""
+    """Loads public names on first use, so that importing a part needs no Spark."""
     if name in _PUBLIC:
         return getattr(importlib.import_module(_PUBLIC[name], __package__), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,7 +1,7 @@
 """The engine's Spark application: one session, a query per broker, the tables' queries.
 
-It may end at any time, cleanly or because its Java process died, and be started again. The
-checkpoints hold everything that matters; the queries continue from them.
+It may end at any time, cleanly or because its Java process died, and be started again: the queries
+continue from their checkpoints.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ log = logging.getLogger("lakequeue.engine")
 
 TABLES_INTERVAL_S = 5
 HISTORY_INTERVAL_S = 60  # heartbeats are commands too: an idle engine commits seldom
-# No more batches than Spark retains (`minBatchesToRetain`) may lie between two snapshots. Otherwise
+# Fewer batches than Spark retains (`minBatchesToRetain`) must lie between two snapshots. Otherwise
 # Spark no longer knows which pages changed, and each snapshot has the whole state.
 SNAPSHOTS_INTERVAL_S = 60
 LOG_KEPT_S = 3_600.0  # the log of steps, until it is in the tables
@@ -131,10 +131,9 @@ class SparkApplication:
                 self._wait_planned(broker)
 
     def _wait_planned(self, broker: BrokerQuery) -> None:
-        """Wait until a query's first job has begun, some seconds at most. While it plans, Spark
-        starts a Python process that must answer within 10 s; on a slow machine several at once do
-        not.
-        """
+        """Wait until a query's first job has begun, some seconds at most. To plan a query, Spark
+        starts a Python process that must answer within 10 s. On a slow machine several at once
+        would not."""
         assert self.spark is not None
         assert broker.query is not None
         group = str(broker.query.runId)
@@ -282,7 +281,8 @@ class SparkApplication:
         return self._settings.value("snapshots_interval_s", SNAPSHOTS_INTERVAL_S)
 
     def _checkpoints(self) -> dict[str, Folder]:
-        """Of all brokers: the history of a removed one may not be in the tables yet."""
+        """The checkpoints of all brokers, removed ones included: their history may not be in the
+        tables yet."""
         names = [*self.brokers, *self._folder.removed()]
         return {b: self._folder.checkpoint / b for b in names}
 
@@ -291,8 +291,8 @@ class SparkApplication:
         return {b: Path(file) for b in self.brokers if (file := self._folder.rebuilt(b))}
 
     def begin_history_anew(self) -> None:
-        """After the brokers changed: write their new states, before another change replaces the
-        files; end the history query, which `tables_watch` starts anew."""
+        """After a change of brokers: write their new states before another change replaces the
+        files, and end the history query; `tables_watch` starts it anew."""
         if self.spark is not None and self.history_interval_s() and self._snapshots_s():
             try:
                 self.spark.sparkContext.setLocalProperty("spark.scheduler.pool", "tables")
@@ -302,8 +302,7 @@ class SparkApplication:
         self._end_tables(HISTORY_QUERY)
 
     def _end_tables(self, name: str) -> None:
-        """End a query of tables, between two batches if that is soon; `tables_watch` starts it
-        anew."""
+        """End a query of tables, if possible between two batches; `tables_watch` starts it anew."""
         with self._tables_lock:
             self._ended_tables += 1
             query = self.table_queries.pop(name, None)
@@ -325,7 +324,7 @@ class SparkApplication:
         self._end_tables(HISTORY_QUERY)
 
     def start_again(self) -> None:
-        """Spark's Java process is gone: a new one, with the queries that were started."""
+        """Replace Spark's dead Java process, and start its queries again."""
         assert self.spark is not None
         forget_session(self.spark)
         for broker in self.brokers.values():
@@ -338,8 +337,7 @@ class SparkApplication:
     # ------------------------------------------------------------ stop
 
     def executors(self) -> list[str]:
-        """The executors on which brokers may run. Empty without Java, and with a local master,
-        where executors do not change."""
+        """The executors on which brokers may run; none without Java, or with a local master."""
         if self.spark is None or str(self.spark.sparkContext.master).startswith("local["):
             return []
         try:
@@ -373,7 +371,7 @@ class SparkApplication:
             halt_java_at_exit()
 
     def end(self, brokers: Iterable[BrokerQuery], wait_s: float) -> None:
-        """End brokers' queries, all at once, between two batches if those end in time."""
+        """End brokers' queries together, if possible between two batches."""
         live = [broker for broker in brokers if broker.is_active]
         if not self._real_time:
             for broker in live:
@@ -388,8 +386,8 @@ class SparkApplication:
             end_between_batches(query, wait_s)
 
     def quiet(self, brokers: Iterable[BrokerQuery]) -> None:
-        """Ask the loops to take no more messages, because `end` follows. If Kafka is away they take
-        none anyway."""
+        """Ask the loops to take no more messages; `end` follows. Without Kafka they take none
+        anyway."""
         live = [broker for broker in brokers if broker.is_active]
         with contextlib.suppress(LakequeueError):
             self._tell_loops(live, lambda broker: quiet(broker.run.encode()), 1.0)

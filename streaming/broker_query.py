@@ -1,11 +1,11 @@
 """A broker as the driver sees it: its number, its query, its state, and its public record.
 
-Each broker has its own query, with its own checkpoint, task and loop. So each is restarted by
-itself, and one that cannot be restarted does not affect the others.
+Each broker has its own query, checkpoint, task and loop. So each is restarted alone, and one that
+cannot be restarted does not affect the others.
 
-Its record `broker/<name>` in `<vpn>.directory` tells clients its number, and `lakequeue brokers`
-how it does. It is written at the start, when the broker's state changes, and with each batch's
-figures.
+Its record `broker/<name>` in `<vpn>.directory` gives clients its number, and `lakequeue brokers`
+its state and figures. It is written at the start, when the broker's state changes, and after each
+batch.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ STARTING, RUNNING, RESTARTING, FAILED = "starting", "running", "restarting", "fa
 class BrokerQuery:
     """One broker of an engine.
 
-    group: of brokers, that it is in; none: empty; run: the id of the loop's run, which the command
-    to end it names; ended: set when the loop has ended its last batch; failure: why it is not
-    restarted; hangs: why it is restarted although its query has not failed; resting: the home is
-    coming to rest, see `brokers_at_rest`.
+    group: its group of brokers, or empty; run: the id of the loop's run, which the command to end
+    it names; ended: set after the loop's last batch; failure: why it is not restarted; hangs: why
+    it is restarted although its query has not failed; resting: the home is coming to rest, see
+    `brokers_at_rest`.
     """
 
     name: str
@@ -98,7 +98,7 @@ class BrokerRecords:
         self._publish(broker, {"state": state, "why": broker.failure or broker.hangs})
 
     def worker(self, broker: BrokerQuery, worker: str) -> None:
-        """A broker steps in this worker now; its next record names the worker."""
+        """Note the worker in which a broker takes steps now, for its next record."""
         with self._lock:
             self._known.setdefault(broker.name, {})["worker"] = worker
 

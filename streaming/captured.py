@@ -1,10 +1,10 @@
-"""Which existing topics the queues capture, beside their VPN's own (Q2).
+"""Finds the existing topics that queues capture, besides their VPN's own (Q2).
 
 A queue may capture a topic at any time, by name or by an expression, and a topic may be created at
-any time. A broker's loop finds new topics itself. Spark's Kafka source has a fixed list. So a
-batch's progress reports each new capture, and the engine looks up which topics exist and restarts
-the queries that must read more. At its start the engine asks the brokers, because an earlier driver
-may have died before it read a report.
+any time. A broker's loop finds new topics itself, but Spark's Kafka source has a fixed list. So a
+batch's progress reports each new capture, and the engine restarts the queries that must read more
+topics. At its start the engine asks the brokers, because an earlier driver may have missed a
+report.
 
 Micro-batches also know how large a record each topic takes (`low_limits`); if that changes, their
 query is restarted too.
@@ -130,7 +130,7 @@ class CapturedTopics:
             self.more = True
 
     def _make_again(self, lost: Collection[str]) -> None:
-        """Make topics of the VPNs that somebody deleted: without them nothing moves."""
+        """Recreate topics of the VPNs that somebody deleted: without them no client can work."""
         log.error(
             "somebody deleted topics of the engine, which makes them again; unread records in them "
             "are lost: %s", ", ".join(sorted(lost)),

@@ -1,10 +1,8 @@
 """The engine: one home, one Kafka, one configuration, and all that runs for them.
 
-    home_folder           what must outlive the process: checkpoints, tables, identity
-    captured              which topics are read
-    application           Spark: a query per broker, and those of the tables
-    query_watch           restarts what failed
-    heartbeat, ticker, alerts, metrics  what others need to hear
+home_folder everything that must outlive the process: checkpoints, tables, identity captured which
+topics are read application Spark: a query per broker, and those of the tables query_watch restarts
+what failed heartbeat, ticker, alerts, metrics reports to others
 
 It starts them in this order and stops them in the reverse order.
 """
@@ -241,8 +239,8 @@ class Engine:
         self._serve()
 
     def _require_its_kafka(self) -> Transport:
-        """Offsets of one Kafka mean nothing in another, which may stand at the same address. The
-        engine connects first: that shows whether Kafka is away, is something else, or refuses our
+        """Refuse another Kafka than the home's: its offsets mean nothing there, even at the same
+        address. The engine connects first, which shows whether Kafka is away or refuses the
         credentials."""
         transport = self._transport = open_kafka(self.bootstrap, "lakequeue-engine")
         try:

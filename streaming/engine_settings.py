@@ -92,7 +92,7 @@ class EngineSettings:
 
 
 def _problem(key: str, value: str) -> Problem | None:
-    """What is wrong with a setting."""
+    """The problem with a setting; None if there is none."""
     name = key.removeprefix(_PREFIX)
     if not key.startswith(_PREFIX):
         if key.startswith(_SPARK):

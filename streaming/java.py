@@ -9,7 +9,7 @@ each in a jar, reads, checks and links it. Class data sharing does that once:
 
 An archive belongs to one Java and one class path, which its name says. Java checks both again, and
 runs without an archive that is damaged or does not fit. Archives lie in the cache, beside the jars.
-If anything fails here, the start is only slower.
+A failure here only makes the start slower.
 """
 
 from __future__ import annotations
@@ -141,8 +141,8 @@ def _digest(java: Path, files: Iterable[Path], words: Sequence[str]) -> str:
 
 
 def _remove_unused() -> None:
-    """Remove archives of replaced jars or Javas, and what a process left that died while it made
-    one: the lock is ours. A process that has an archive mapped keeps it."""
+    """Remove archives of replaced jars or Javas, and the remains of a process that died while it
+    made one: this process has the lock. A process that has mapped an archive keeps it."""
     for path in _folder().iterdir():
         unused = path.stat().st_mtime < time.time() - UNUSED_S_MAX
         if path.suffix in (".classes", ".partial") or (path.suffix == ".jsa" and unused):
@@ -158,9 +158,8 @@ def start_tied(
     """Start a child that the kernel kills when this process dies, however it dies.
     at_end: the signal that it sends then.
 
-    Linux ties this to the THREAD that forked: if a short-lived thread forked, the child would die
-    with it. So a thread that lives as long as the child does the fork. Other systems have no such
-    guarantee.
+    Linux ties the child to the thread that forked it, so that thread lives as long as the child.
+    Other systems have no such guarantee.
     """
     libc = ctypes.CDLL(None) if sys.platform == "linux" else None
     parent = os.getpid()

@@ -1,8 +1,8 @@
 """Administration: define, delete, shut down, purge (Q1–Q9, S7, H5, R6).
 
 A definition is checked as a whole before anything changes, so a refused one has no effect. At each
-start the engine defines every queue of its configuration again. Most definitions are unchanged,
-which their digest shows without reading the queue (Q9).
+start the engine defines every queue of its configuration again. Most are unchanged; their digest
+shows that without reading the queue (Q9).
 """
 
 from __future__ import annotations
@@ -94,8 +94,8 @@ def define(broker: Broker, vpn: str, command: Define) -> None:
 
 
 def _digest(mapping: dict[str, Any]) -> bytes:
-    """The digest of a definition as given; empty if a number is too large to encode, which the
-    parser then refuses."""
+    """The digest of a definition as given; empty if it has a number too large to encode, which the
+    parser refuses later."""
     try:
         return blake2b(_encode(mapping), digest_size=DIGEST_BYTES).digest()
     except OverflowError:
@@ -218,7 +218,7 @@ def _entry(definition: QueueDefinition) -> tuple[Any, ...]:
 
 
 def _emit_entry(broker: Broker, vpn: str, name: str, kind: str) -> None:
-    """Write into the directory that a queue is here, or deleted (kind: empty)."""
+    """Write a queue's entry in the directory. kind: empty if the queue was deleted."""
     header = broker.header
     if broker.mesh.keeps_directory:
         return
@@ -232,8 +232,8 @@ def _emit_entry(broker: Broker, vpn: str, name: str, kind: str) -> None:
 
 
 def delete(broker: Broker, vpn: str, command: Delete) -> None:
-    """Delete a queue. Its name is free at once, and its messages are not delivered any more (S7).
-    `remove_messages` removes them in turn."""
+    """Delete a queue. Its name is free at once, and none of its messages is delivered any more
+    (S7). `remove_messages` removes them, over several steps."""
     queue = broker.find(vpn, command.queue)
     if queue is None:
         raise no_such_queue(command.queue, vpn)
@@ -250,7 +250,7 @@ def delete(broker: Broker, vpn: str, command: Delete) -> None:
 
 
 def _tell_consumers(broker: Broker, vpn: str, queue: Queue) -> None:
-    """Tell the consumers of a deleted queue, in their inboxes, that their subscriptions ended."""
+    """Tell a deleted queue's consumers that their subscriptions ended."""
     told = {"ended": f"queue {queue.definition.name!r} was deleted"}
     for one in queue.header.subscriptions:
         if one.broker is not None:
@@ -309,13 +309,13 @@ def record_refused(broker: Broker, vpn: str, command: RecordRefused) -> None:
 
 
 def existing_topics(broker: Broker, vpn: str, command: ExistingTopics) -> None:
-    """Note which captured topics Kafka has, as the engine says."""
+    """Note which captured topics exist in Kafka. The engine sends that list."""
     broker.header.captured = command.topics
 
 
 def records_lost(broker: Broker, vpn: str, command: RecordsLost) -> None:
-    """Write an event: records were deleted before the engine read them. The event is the VPN's for
-    one of its own topics, else each queue's that captures the topic."""
+    """Write an event: records were deleted before the engine read them. For a topic of the VPN
+    there is one event; for any other topic, one for each queue that captures it."""
     own = topics.split(command.topic)
     if own is not None:
         names = [""] if own[0] == vpn else []

@@ -1,5 +1,5 @@
-"""Answers: a command's result, or a sentence that says what is wrong with it; and records that
-cannot be understood, which go to `<vpn>.rejected`."""
+"""Answers to commands: the result, or a sentence that says what is wrong. Unreadable records go to
+`<vpn>.rejected`."""
 
 from __future__ import annotations
 

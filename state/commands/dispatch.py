@@ -1,5 +1,5 @@
-"""The dispatch table: the function that carries out each command. Those about brokers and bridges
-are in `MeshInterface.commands`."""
+"""The dispatch table: command → the function that carries it out. Commands about brokers and
+bridges are in `MeshInterface.commands`."""
 
 from __future__ import annotations
 

@@ -146,9 +146,9 @@ def describe(broker: Broker, queue: Queue) -> dict[str, Any]:
 
 
 def _lacks_topic(broker: Broker, queue: Queue) -> bool:
-    """Whether Kafka lacks the topic that a queue names (Q2). Clients may publish to a topic that is
-    not in Kafka: a queue that got messages, and none from Kafka's topic, lacks nothing. The engine
-    looks for the topic of a new queue within a minute."""
+    """Whether a queue waits for a topic that Kafka does not have (Q2). If it got messages only from
+    clients that publish to that name, it needs no topic in Kafka. The engine looks for the topic of
+    a new queue within a minute."""
     header, topic, there = queue.header, queue.definition.underlying_topic, broker.header.captured
     if there is None or topic == queue.definition.name or is_regex(topic):
         return False
@@ -163,8 +163,8 @@ def _ready(queue: Queue) -> int:
 
 
 def _oldest_age_s(broker: Broker, queue: Queue) -> float | None:
-    """The age of the oldest message. Of the cold part, only the segment with the lowest id is read,
-    which nearly always has the oldest."""
+    """The age of the oldest message, in s. Reads one cold segment, that with the lowest id: it
+    nearly always has the oldest message."""
     if not queue.header.depth:
         return None
     rows = list(queue.live.values())
@@ -210,7 +210,7 @@ def _blocked(broker: Broker, queue: Queue) -> str | None:
 
 
 def _matches_nothing(queue: Queue, text: str, below: int) -> bool:
-    """Whether a filter was evaluated on all ready messages below a key and matches none."""
+    """Whether a filter has seen all ready messages below a key and matches none."""
     view = queue.ready.views.get(text)
     if view is None or view.behind:
         return False
@@ -351,7 +351,7 @@ SHOWN_BYTES_MAX = 4_000_000  # of one message; an answer is one record, with the
 
 
 def _fitting(content: Content) -> dict[str, Any]:
-    """Payload, key and headers as far as they fit into an answer. cut: the parts that do not."""
+    """Payload, key and headers, as far as they fit into an answer. cut: the other parts."""
     payload, key, headers = content
     left = SHOWN_BYTES_MAX
     shown: dict[str, bytes | None] = {"key": key, "headers": headers, "payload": payload}

@@ -58,8 +58,8 @@ class DecodedCommand(msgspec.Struct):
 def decode_all(
     broker: Broker, records: Records, skipped: Mapping[RecordPosition, str]
 ) -> tuple[list[DecodedCommand], list[DecodedCommand]]:
-    """The commands of a step: inspections apart, since they come last to see the step's result.
-    skipped: records that failed in an earlier attempt, and why."""
+    """The commands of a step, and apart from them the inspections, which come last to see the
+    step's result. skipped: records that failed in an earlier attempt, and why."""
     commands: list[DecodedCommand] = []
     inspections: list[DecodedCommand] = []
     for topic, partition, offset, key, value in zip(

@@ -90,7 +90,7 @@ def _next_part(
 
 
 def _held_up_to(queue: Queue, subscription: Subscription | None, last: int, budget: Budget) -> Part:
-    """The messages that a subscription leases, with ids up to this one."""
+    """The messages with ids up to this one that a subscription leases."""
     held = queue.leases.get(subscription.number, {}) if subscription is not None else {}
     found = [row for row in held.values() if row.id <= last]
     rows = found[: max(budget.rows, 1)]
@@ -148,9 +148,8 @@ def _held_parts(
     broker: Broker, queue: Queue, task: Task, command: Any, budget: Budget,
     others: Callable[[Queue, list[Row]], list[Row]] = lambda _, rows: rows,
 ) -> Iterator[list[Row]]:  # fmt: skip
-    """The named messages that this subscription leases, part by part. The rest counts as ignored,
-    except for messages that ``others`` handles. In the end ``task.done["over"]`` says whether these
-    were all."""
+    """The named messages that this subscription leases, part by part. Others count as ignored,
+    unless ``others`` handles them. At the end ``task.done["over"]`` says whether this was all."""
     holder = queue.subscription(command.subscription)
     number = holder.number if holder is not None else -1
     ranges = parse_ranges(command.ids)
@@ -207,9 +206,9 @@ def reject(broker: Broker, queue: Queue, task: Task, command: Reject, budget: Bu
 def undeliverable(
     broker: Broker, queue: Queue, task: Task, command: Undeliverable, budget: Budget
 ) -> bool:
-    """Messages whose deliveries Kafka refuses die (X5): else they would come back when their leases
-    end, and be refused again, for ever. `gone` in the event: those that had left the queue, sent
-    at most once for instance."""
+    """Let messages die whose deliveries Kafka refuses (X5). Otherwise they would come back with
+    each end of their lease, and be refused again. `gone` in the event: messages that had left the
+    queue already, such as at-most-once ones."""
     ranges, done = parse_ranges(command.ids), False
     while not done and not budget.spent:
         part = by_ids(broker, queue, task, ranges, budget)
@@ -247,8 +246,8 @@ def renew(broker: Broker, queue: Queue, task: Task, command: Renew, budget: Budg
 
 
 def hand_back(broker: Broker, queue: Queue, task: Task, command: Returned, budget: Budget) -> bool:
-    """Return messages that the application never saw. That was no attempt to deliver (L5, C3). If
-    a lease or subscription has ended in the meantime, the attempt is still taken back."""
+    """Return messages that the application never saw. Their delivery does not count as an attempt
+    (L5, C3), even if the lease or subscription has ended meanwhile."""
     for rows in _held_parts(broker, queue, task, command, budget, _take_back_attempts):
         apply(
             broker, queue, rows, Event.HAND_BACK, subscription=command.subscription,
@@ -258,8 +257,8 @@ def hand_back(broker: Broker, queue: Queue, task: Task, command: Returned, budge
 
 
 def _take_back_attempts(queue: Queue, rows: list[Row]) -> list[Row]:
-    """Take back one attempt of each message; returns the messages that had none to take back. The
-    current lease of a message is not counted."""
+    """Take back one attempt of each message, not counting its current lease; returns the messages
+    without one."""
     left = []
     for row in rows:
         if row.deliveries <= (row.state == LEASED):
@@ -273,9 +272,9 @@ def _take_back_attempts(queue: Queue, rows: list[Row]) -> list[Row]:
 
 
 def return_held(broker: Broker, queue: Queue, subscription: Subscription, budget: Budget) -> bool:
-    """Return what a subscription leases to its position (L1, C3); returns whether that was all. If
-    the queue moves to another broker, no message dies of this return: its consumers move too, and
-    hand back what they had not seen (L5)."""
+    """Return a subscription's leased messages to their positions (L1, C3); returns whether that was
+    all. If the queue is moving to another broker, no message dies of this return: its consumers
+    move too, and hand back unseen messages (L5)."""
     if subscription.held:
         held = queue.leases[subscription.number]
         rows = sorted(islice(held.values(), max(budget.rows, 0)), key=by_arrival)

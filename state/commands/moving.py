@@ -1,20 +1,19 @@
 """Move, edit and redrive: messages change queues or headers (R6, X5, X6).
 
-Move. A message keeps its id, payload, key, headers, its data as a dead message, and the time until
-which it is delayed. It enters the other queue behind all messages there, by that queue's own checks
-and expressions, and its deliveries count from zero. The publisher's TTL keeps running,
-unless it no longer counted (as after a redrive). The content is not stored again.
+Move. A message keeps its id, payload, key, headers, delay, and its data as a dead message. It
+enters the other queue last, by that queue's checks and expressions; deliveries count from zero. The
+publisher's TTL keeps running, unless it no longer counted (as after a redrive). The content is not
+stored again.
 
 Move and edit write into the journal who asked for it and why. `dry_run` changes nothing and answers
 what would happen now, against the quotas before the first message.
 
 Redrive. Dead messages go back to the queue they died in. A message keeps its id, payload, key and
-headers, and loses its data as a dead message. It enters as a new message, after all that
-are there: filter, priority and barrier expressions are evaluated again, deliveries and cancels
-count from zero, and the publisher's TTL no longer applies. Only the queue's own checks apply, since
-nothing is stored. If several matches of one message died into the same queue, it is there once and
-goes back to each of its queues. It stays in the dead message queue for those that refuse it, for
-the reasons of S3 or those below.
+headers, and loses its data as a dead message. It enters last, as a new message: expressions are
+evaluated again, deliveries and cancels count from zero, and the publisher's TTL no longer applies.
+Only the queue's own checks apply, since nothing is stored. A message that died in several queues is
+in their dead message queue once and goes back to each of them. If one refuses it (S3, or the
+reasons below), it stays dead for that queue.
 """
 
 from __future__ import annotations

@@ -1,12 +1,11 @@
 """Commands that change messages, carried out over as many steps as they need.
 
-An ack, a purge or a redrive may need more than a step's budget. Then the next step goes on where it
-stopped. Later commands of the same queue wait behind it, so a queue's commands stay in the order of
-their log (C5: a cancel never overtakes the acks before it). All queues with unfinished commands get
-an equal share of the budget, so a purge of a million messages delays no other queue's acks. *Bulk*
-commands, which mean messages without naming them, have a small budget of their own, so a step with
-a part of one is hardly longer than others. The number of waiting commands is bounded; beyond it a
-command is refused.
+An ack, a purge or a redrive may need more than a step's budget. Then the next step continues it.
+Later commands of the same queue wait, so a queue's commands keep their order (C5: a cancel never
+overtakes earlier acks). Queues with unfinished commands share the budget equally, so a purge of a
+million messages delays no other queue's acks. *Bulk* commands, which do not name messages by id,
+have a small budget of their own, so steps stay short. The number of waiting commands is bounded;
+more are refused.
 
 A handler does what its budget allows, from ``task.cursor`` on, and returns whether it is done.
 """
@@ -69,7 +68,7 @@ def _advance(broker: Broker, queue: Queue, task: Task, command: Any, budget: Bud
 
 
 def _is_bulk(command: Any) -> bool:
-    """Whether a command means messages without naming their ids."""
+    """Whether a command does not name its messages by id."""
     return type(command) in _BULK or getattr(command, "where", None) is not None
 
 

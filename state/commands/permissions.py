@@ -1,4 +1,4 @@
-"""The sender of a command, and what that client may do.
+"""Who sent a command, and what that client may do.
 
 Permissions. A client has one level for a queue, which includes all lower ones:
 
@@ -9,15 +9,13 @@ A queue's owner and the VPN's administrators may do everything. Other clients ha
 who writes to a VPN's publish topic.
 
 Signatures. A signature names the client, its session, a number that the session counts up, and the
-time. For each session the broker remembers the highest number and which of the `WINDOW` numbers
-below it have come, as IPsec does: it refuses older and repeated numbers, and accepts commands that
-were overtaken. It forgets a session that was silent for `SKEW_MS`; by then its commands are too
-old.
+time. As in IPsec, the broker remembers each session's highest number, and which of the `WINDOW`
+numbers below it have arrived. It refuses repeated and older numbers, and accepts commands out of
+order. After `SKEW_MS` of silence it forgets a session, whose commands are too old by then.
 
-The time is the step's, which never runs ahead of waiting commands. A command that waited in Kafka
-while the engine was down is as young as it was on arrival. The step's time may be far behind, as
-when a home begins: then newer signatures are accepted, and their sessions are remembered until the
-step's time has caught up.
+Ages are measured by the step's time, which never runs ahead of waiting commands. So a command does
+not age in Kafka while the engine is down. The step's time may be far behind, as when a home begins.
+Then newer signatures are accepted, and their sessions are kept until it has caught up.
 """
 
 from __future__ import annotations

@@ -26,8 +26,8 @@ PRIORITY_MAX = 255
 
 
 def subscribe(broker: Broker, vpn: str, queue: Queue, command: Subscribe) -> dict[str, Any]:
-    """Bind a consumer. The same command again changes nothing; the same id with other settings is a
-    ValueError, because they would have no effect.
+    """Bind a consumer. The same command again changes nothing. Raises ValueError for the same id
+    with other settings, which would have no effect.
 
     Answers whether messages are removed when they are sent, the effective backlog (B2, C6), and the
     heartbeat timeout.
@@ -127,8 +127,8 @@ def _check_same(bound: Subscription, command: Subscribe, removes: bool) -> None:
 
 
 def _check_room(broker: Broker, vpn: str, queue: Queue, command: Subscribe) -> None:
-    """Raise ValueError for too many subscriptions. They are bounded because every step reads a
-    queue's subscriptions, and a session ends in one step."""
+    """Raise ValueError for too many subscriptions. Every step reads a queue's subscriptions, and a
+    session ends in one step, so both are bounded."""
     limits, bound = broker.limits, queue.header.subscriptions
     session = broker.sessions.get((vpn, command.session))
     own = [] if session is None else session.bound
@@ -219,8 +219,8 @@ def _bind(broker: Broker, name: Name, queue: Queue, subscription: str) -> None:
 
 
 def _keep_alive(broker: Broker, name: Name, session: KnownSession) -> None:
-    """Keep a session alive for another timeout. If the timeout was shortened, the session's entry
-    in the calendar would come too late, so it gets a new one."""
+    """Keep a session alive for another timeout. After the timeout was shortened, the session needs
+    a new, earlier entry in the calendar."""
     until = broker.now + broker.header.system.heartbeat_timeout_ms
     if until < session.until:
         broker.watch("s", name, until)

@@ -1,10 +1,10 @@
 """Admission of incoming records (Q2–Q4, Q6, S1, S3–S6, S8, P1, L9, L12).
 
 The queues that capture a record's topic evaluate their filter, priority and barrier expressions
-now, and never again (Q6). Then come the checks of S3, in order. Nothing changes before all are
-done: a message is stored once with all its matches, or with none if any queue refuses it with a
-nack (S5). S8 comes first: if storing would need more spool files than allowed, every publisher gets
-a nack, whatever its queues' policy.
+now, and never again (Q6). Then come the checks of S3, in order; S8 is the first: without room for
+another spool file, every publisher gets a nack, whatever its queues' policy. Nothing changes before
+all checks are done. A message is stored once with all its matches, or not at all if any queue
+refuses it with a nack (S5).
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class Admission:
         self._last_only: dict[int, Queue] = {}  # queues with quota 0 that messages have entered
 
     def take(self, records: Records, at: int, skipped: dict[RecordPosition, str]) -> int:
-        """Admit a record and those behind it that are alike; returns the index of the next one."""
+        """Admit a record and the similar ones behind it; returns the index of the next record."""
         broker = self._broker
         topic = records.topics[at]
         broker.at = place = topic, records.partitions[at], records.offsets[at]
@@ -199,8 +199,8 @@ class Admission:
     def _check_together(
         self, vpn: str, queues: list[Queue], messages: Incoming, producer: ProducerHistory | None
     ) -> CheckedMessages | None:
-        """Check several messages that all queues store. None: some queue does not, or a check
-        failed; then they are checked one by one, which shows the one at fault."""
+        """Check several messages at once. None: a queue does not store all of them, or a check
+        failed; then they are checked one by one to find the one at fault."""
         broker = self._broker
         try:
             if producer is not None and (
@@ -379,8 +379,7 @@ class Admission:
 
 
 def _of_one_broker(records: Records, at: int, end: int) -> int:
-    """The end of the records that are in partitions of the first one's broker, since producers
-    differ per broker."""
+    """The end of the records in partitions of the same broker: producers differ per broker."""
     homes = [n // topics.PUBLISH_PARTITIONS for n in records.partitions[at:end]]
     return at + next((n for n, home in enumerate(homes) if home != homes[0]), len(homes))
 

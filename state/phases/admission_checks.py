@@ -22,7 +22,7 @@ NACK, DISCARD = "nack", "discard"
 
 
 class Answerable(Protocol):
-    """The sender of messages, which gets their outcome: a producer or a bridge."""
+    """A sender that gets the outcome of its messages: a producer or a bridge."""
 
     def take(self, seq: int, count: int = 1) -> None:
         """Messages have arrived."""
@@ -38,9 +38,9 @@ class Answerable(Protocol):
 
 
 class CheckedMessages(msgspec.Struct):
-    """The outcome for messages at the queues that they match. sizes: as quotas count them (Q8);
-    size: their sum; refused: queues that refuse one with a nack, and why; no_json: `json` queues
-    for which one is not JSON."""
+    """The outcome for messages at their queues. sizes: as quotas count them (Q8); size: their sum;
+    refused: queues that refuse a message with a nack, and why; no_json: `json` queues that got a
+    message that is not JSON."""
 
     sizes: list[int] = []
     size: int = 0
@@ -114,7 +114,7 @@ def outcome(queue: Queue) -> str:
 
 
 def told_name(queue: Queue) -> str:
-    """The name that clients are told: for a stand-in, that of its queue."""
+    """The name in answers to clients: a stand-in has that of its queue."""
     return queue.header.stands_for or queue.definition.name
 
 

@@ -7,8 +7,8 @@ two it stays as it is, so it is not repeated. A step compares the levels of what
 end.
 
 The time to react is the room below the limit, divided by the growth rate over the last 30 to 60 s.
-Growth after a longer pause counts as if it had happened within 60 s, so the time is too short
-rather than too long. It is None if the level does not grow or the rate is not known yet.
+Growth after a longer pause counts as growth within 60 s: a time that is too short is better than
+one that is too long. It is None if the level does not grow or the rate is not known yet.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Incoming messages: a record has one message or a short run of them (`protocol.messages`).
 
 Consecutive messages often have the same header except for the sequence. They are checked and stored
-together, because what holds for one holds for all.
+together.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ class Incoming(msgspec.Struct):
         )  # fmt: skip
 
     def sizes(self) -> tuple[list[int], int]:
-        """The bytes of each as quotas count them: payload and application headers (Q8). And of the
-        largest one as it is delivered: payload, key and headers."""
+        """Each message's bytes as quotas count them: payload and application headers (Q8); and the
+        largest message's as it is delivered: payload, key and headers."""
         lengths = list(map(len, self.payloads))
         if not any(self.headers) and not any(self.keys):  # most often
             return lengths, max(lengths)
@@ -92,8 +92,8 @@ class Incoming(msgspec.Struct):
 
 
 def alike(records: Records, at: int, header: PublishHeader) -> int:
-    """The end of the records whose headers equal this one's, except for the sequence, which counts
-    up. header: of the first record."""
+    """The end of the records with the same header as the first, except for the sequence, which
+    counts up."""
     end, meta, seq = at + 1, records.metas[at], header.seq
     topics, metas = records.topics, records.metas
     if end == len(topics) or meta is None or header.count:
@@ -116,8 +116,8 @@ def alike(records: Records, at: int, header: PublishHeader) -> int:
 
 def _time_of(timestamp: int, now: int) -> int:
     """When a record was published. The publisher's clock may be wrong, so an impossible time is
-    replaced by the step's. The calendar's last millisecond is one too: the tables keep all times
-    behind the calendar as that, and a replay from them must decide the same (R1)."""
+    replaced by the step's. The calendar's last millisecond counts as impossible: the tables store
+    later times as that one, and a replay from them must decide the same (R1)."""
     return timestamp if 0 <= timestamp < YEAR_9999_ENDS_MS else now
 
 

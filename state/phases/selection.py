@@ -80,7 +80,7 @@ def _chosen(
 
 
 def most_at_once(queue: Queue) -> int:
-    """How many messages are chosen at once: fewer than a spill leaves live."""
+    """How many messages are chosen at once: fewer than remain live after a spill."""
     return queue.limits.live_rows // 2
 
 
@@ -95,7 +95,8 @@ class Search:
     def take(self, text: str | None, most: int, free: bool) -> list[Row]:
         """Take up to ``most`` first messages for the class with this filter, within the budget.
         They are removed from the order, so the caller must deliver them. free: they leave on send,
-        so the search stops behind a message of a lane: the next one of that lane is due (O4)."""
+        so the search stops after a message of a lane: then the next one of that lane is due (O4).
+        """
         found: list[Row] = []
         budget, ready, now = self.budget, self.queue.ready, self.broker.now
         heap = ready.heap if text is None else self.queue.view_of(text).matched
@@ -188,7 +189,7 @@ class Search:
 
     def _search_cold(self, view: FilterView, row: Row | None) -> bool:
         """Search the next segment that may have a match before ``row``; returns whether there was
-        one. Its matches become live, except those that wait for others of their lanes."""
+        one. Its matches become live, unless they wait for others of their lanes."""
         queue = self.queue
         asks, segment = queue.ready.asks(), queue.cold.unseen(view.number)
         if asks is not None and (segment is None or asks[0] < segment.first):
@@ -252,8 +253,8 @@ class Search:
 
 
 def _end_of_order(queue: Queue) -> int:
-    """The key from which on nothing can be delivered: of the first row behind the oldest barrier,
-    whose whole generation is delivered before (O3), or of the first inactive one (R5)."""
+    """Nothing can be delivered from this key on: that of the first row behind the oldest barrier
+    (O3), or of the first inactive row (R5)."""
     barriers, inactive = queue.header.barriers, first_inactive(queue)
     end = HIGHEST if inactive is None else inactive
     if barriers:

@@ -1,1 +1,1 @@
-"""What is live: a broker, its queues, their messages; the one place where a message changes."""
+"""Live objects: a broker, its queues, their messages; the only code that changes a message."""

@@ -156,7 +156,7 @@ class Broker:
         return min(self._next_name(), self._next_queue(), self.mesh.deadline())
 
     def has_due(self) -> bool:
-        """Whether a deadline may have passed. Cheap: True may be wrong, False is not."""
+        """Whether a deadline may have passed. Cheap: only False is certain."""
         now, names, queues = self.now, self._calendar, self._due
         return bool((names and names[0][0] <= now) or (queues and queues[0][0] <= now))
 
@@ -358,7 +358,7 @@ class Broker:
 
     def in_vain(self) -> None:
         """Count the current command as one that changed nothing. The reader of commands slows down
-        a partition that is full of them."""
+        partitions with many of these."""
         if isinstance(self.at, tuple):
             partition = self.at[0], self.at[1]
             self.vain[partition] = self.vain.get(partition, 0) + 1

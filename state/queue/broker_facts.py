@@ -21,9 +21,8 @@ Name = tuple[str, str]  # VPN, and a name in it
 @dataclass(frozen=True, slots=True)
 class Home:
     """The home and the broker that a state belongs to. name, number: the broker's; the number is
-    the top 16 bits of its message ids; epoch: tells this home's ids and commands from those of
-    other homes on the same Kafka (0 in memory, where there is only one); secret: the home's, seals
-    the keys of clients."""
+    the top 16 bits of its message ids; epoch: distinguishes this home's ids and commands from those
+    of other homes on the same Kafka (0 in memory); secret: seals clients' keys."""
 
     name: str = DEFAULT_BROKER
     number: int = 0

@@ -154,9 +154,8 @@ def _lease(broker: Broker, queue: Queue, rows: list[Row], holder: Subscription, 
 
 
 def _grant(broker: Broker, queue: Queue, rows: list[Row], holder: Subscription) -> None:
-    """Mark messages as moving to another broker. Nothing else can happen to them until it confirms
-    them. It does not count as an attempt to deliver (H4). Delayed ones keep the time when they are
-    due."""
+    """Mark messages as moving to another broker. Nothing else happens to them until it confirms
+    them. This is no attempt to deliver (H4). Delayed messages keep their due time."""
     leases = queue.leases.setdefault(holder.number, {})
     for row in rows:
         queue.header.delayed -= row.state == DELAYED

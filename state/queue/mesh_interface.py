@@ -1,4 +1,5 @@
-"""What a broker asks about other brokers and bridges, and the answers while it has neither.
+"""What the core asks about other brokers and bridges, with the answers of a broker that has
+neither.
 
 The core does not import `mesh`. It asks this class where other brokers matter, and `mesh` answers
 in its place once there are any.
@@ -20,7 +21,7 @@ LATER = object()  # the result of a command that is answered later, or by anothe
 
 
 class MeshInterface:
-    """Other brokers, as a broker sees them that is alone."""
+    """The answers of a broker without others."""
 
     @property
     def commands(self) -> Mapping[type, Callable[[str, Any], Any]]:
@@ -46,7 +47,7 @@ class MeshInterface:
     # ------------------------------------------------------------ a step
 
     def engine_begins(self) -> None:
-        """Write into the directory again which ends of bridges are here: the engine reads it."""
+        """Write the ends of bridges here into the directory again, for the engine."""
 
     def hear(self, records: Records, skipped: Mapping[tuple[str, int, int], str]) -> None:
         """Read records from other brokers."""
@@ -69,13 +70,13 @@ class MeshInterface:
         return to
 
     def with_others(self, vpn: str, to: str, own: list[Queue]) -> list[Queue]:
-        """The queues of this broker that store a message with this destination. own: the ones of
-        its own queues that match; stand-ins for queues at other brokers are added."""
+        """This broker's queues that store a message with this destination. own: the matching queues
+        here; `mesh` adds stand-ins for queues at other brokers."""
         return own
 
     def of_record(self, vpn: str, topic: str, partition: int, own: list[Queue]) -> list[Queue]:
-        """The queues of this broker that store a record of a plain topic. own: the ones of its own
-        queues that match and have not taken it before (M5, S5)."""
+        """This broker's queues that store a record of a plain topic. own: the matching queues here
+        that have not taken it before (M5, S5)."""
         return own
 
     def reads(self, queue: Queue, partition: int) -> bool:
@@ -104,7 +105,7 @@ class MeshInterface:
         """Note that messages have left a stand-in, for whatever reason."""
 
     def of_engine(self, queue: Queue) -> str:
-        """What a stand-in is, for the refusal of commands that it does not support."""
+        """What a stand-in is, as part of a sentence that refuses a command."""
         raise NotImplementedError
 
     def why_waiting(self, queue: Queue) -> str | None:

@@ -5,9 +5,9 @@ the gaps below it, and the ids of the newest messages. If a stored sequence come
 repeats its answer and stores nothing. A refused sequence was not stored, so it may be tried again.
 
 A restarted program counts from 1 again and names its *start*. Its sequences continue behind the
-highest one. From its first message on, the producer's name belongs to that start: messages of
-earlier starts are refused as *superseded*, because a dead program cannot be told from a hanging
-one. A producer that numbers messages itself names no start and takes over nothing.
+highest one. With its first message it takes over the producer's name: messages of earlier starts
+are refused as *superseded*, because the earlier program may hang rather than be dead. A producer
+that numbers messages itself names no start and takes over nothing.
 
 The broker remembers at most `GAPS_MAX` ranges of missing and of refused sequences (older ones count
 as stored), `RUNS_MAX` runs of ids and `STARTS_MAX` starts. It forgets a producer that was silent
@@ -79,9 +79,9 @@ class ProducerHistory:
     # ------------------------------------------------------------ incoming messages
 
     def set_sender(self, partition: int, start: str) -> None:
-        """Set the start that sent the next messages, and the partition for its receipts. Answers so
-        far in this step go to the sender before. A new start takes over: sequences that are still
-        missing will not come, or are refused, so they are no gaps any more."""
+        """Set the start that sent the next messages, and the partition for its receipts. Earlier
+        answers of this step go to the sender before. A new start takes over: missing sequences of
+        earlier starts are refused from now on, so they are no longer gaps."""
         receipt = self.receipt
         if partition == receipt.partition and start == receipt.start:  # most often
             return
@@ -97,7 +97,7 @@ class ProducerHistory:
         self._most = self.starts[later][1] if self._is_earlier else SEQUENCE_MAX
 
     def is_superseded(self, seq: int) -> bool:
-        """Whether an earlier start sent this after it was superseded, or no sequences are left."""
+        """Whether an earlier, superseded start sent this, or no sequences are left."""
         return seq > self._most or (self._is_earlier and ranges.contains(self.refusals, seq))
 
     def refused_as_superseded(self, seq: int, detail: str) -> None:
@@ -216,9 +216,9 @@ class ProducerHistory:
         self._repeated = []
 
     def _stored_from(self, seq: int, runs: Ranges, most: int) -> int:
-        """How many consecutive sequences count as stored, from one that does up to the next one
-        with a remembered id, or up to ``most``. So many repeated messages get one answer. Bounded,
-        because forgotten gaps count as stored, however wide they were."""
+        """How many consecutive sequences from a stored one on count as stored: up to the next one
+        with a remembered id, or ``most``. So one answer covers many repeated messages. Bounded,
+        because forgotten gaps count as stored, however wide they are."""
         starts = [most + 1, *(first for first, _, _ in runs)]
         starts += [first for first, _ in (*self.gaps, *self.refusals)]
         return min(min(start for start in starts if start > seq) - seq, REPEATS_MAX)

@@ -1,10 +1,10 @@
 """One queue: its facts, its live rows, and the cold rows behind them (R5, S12).
 
-Theory. *Live* rows are the leased ones and the front of the order: those to be delivered next, due
-soon, or just arrived. If there are more than `Limits.live_rows`, the far end is *spilled*: contents
-go to blocks, rows to runs. From then on, new rows behind it are cold at once. `cold` has ready rows
-in delivery order, `later` has delayed rows by due time. Before a row is delivered, every cold row
-before it has become live again, so both parts form one order.
+*Live* rows are in memory: the leased ones, and those to be delivered next, due soon, or just
+arrived. If there are more than `Limits.live_rows`, the end of the order is *spilled*: contents go
+to blocks, rows to runs. New rows behind spilled ones are cold at once. `cold` has ready rows in
+delivery order, `later` has delayed rows by due time. A row is delivered only after all cold rows
+before it have become live, so live and cold rows form one order.
 
 An unused queue is not read: its live part is made from its page on first access (`UnreadQueue`).
 While a mark has yet to write a queue, its contents are hidden, and the first access writes it.
@@ -207,8 +207,8 @@ class Queue:
         return []
 
     def _next_deadline(self) -> int:
-        """The earliest deadline of a live row. Drops invalid entries: a broker that was loaded has
-        none, and must get the same result."""
+        """The earliest deadline of a live row. Drops invalid entries: a loaded broker has none, and
+        must get the same result."""
         deadlines, live = self.deadlines, self.live
         while deadlines:
             at, number = deadlines[0]
@@ -257,8 +257,8 @@ class Queue:
             self.admit(rows)
 
     def _come_last(self, rows: list[Row]) -> bool:
-        """Whether new rows come behind all cold ones, and nobody has to see them before their turn.
-        Then they need not become live first."""
+        """Whether new rows come behind all cold ones and nobody must see them before their turn, so
+        they can be cold at once."""
         ready, last = self.ready, self.cold.last()
         if last is None or ready.lanes or ready.views or self.early.ranges:
             return False
@@ -367,8 +367,8 @@ class Queue:
         return len(rows)
 
     def thaw_asked(self) -> int:
-        """Make the segment live for which a lane asks (`Ready.asks`); returns how many rows were
-        read. Only that lane's rows become live if a filter would otherwise have to read again."""
+        """Make the segment live that a lane asks for (`Ready.asks`), or only that lane's rows if
+        filters left others cold; returns how many rows were read."""
         asks = self.ready.asks()
         assert asks is not None, "no lane asks"
         segment, lane = self.cold.segment(asks[1]), asks[2]
@@ -391,7 +391,7 @@ class Queue:
         self.dirty = True
 
     def _left_cold(self, rows: list[Row]) -> None:
-        """Update the views after cold rows became live: rows behind them in their lanes may be
+        """Update the views after cold rows became live: later rows of their lanes may be
         deliverable now (O4)."""
         for view in self.ready.views.values():
             first = {row.lane for row in rows if view.skipped.get(row.lane) == row.key}
@@ -483,8 +483,8 @@ class Queue:
 
 
 class UnreadQueue(Queue):
-    """A queue that is not read, or has a page to be written. The first access makes it a `Queue`:
-    all attributes of a class with `__getattr__` are slow."""
+    """A queue that was not read, or has a page to be written. The first access makes it a `Queue`.
+    It is a class of its own because `__getattr__` slows down every attribute of its class."""
 
     __slots__ = ()
 

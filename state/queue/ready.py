@@ -1,19 +1,18 @@
 """The live ready rows of a queue in delivery order (O1, O2, O4, F5).
 
-Theory. Heaps are lazy: an entry ``(key, id)`` is valid only while its row is live and ready, has
-this key and, in a lane, is the next one. So nothing is ever removed from the middle of a heap. A
-returned message finds its old position by its key (L7), and one that left and entered again has a
-new key.
+*Heaps* are lazy. An entry ``(key, id)`` counts only while its row is live and ready, has this key,
+and is the next of its lane. So no entry is removed from the middle of a heap. A returned message
+has its old key, and so its old position (L7).
 
-*Lanes* (O4). At most one message per lane is next: the one in progress (leased, delayed, or
-delivered before and returned), else the first in order. Only that one is in the heaps, and only
-while it is ready. A lane whose message is leased, delayed or retried holds back no other lane.
-Messages behind it may be cold. They stay in their segments, and the lane remembers which ones
-(`park`). When they are next, the lane *asks* for the first of these segments.
+*Lanes* (O4). At most one message per lane is next: the message in progress (leased, delayed, or
+returned after a delivery), else the first in order. Only the next message is in the heaps, and only
+while it is ready. Lanes do not hold each other back. Cold messages of a lane stay in their
+segments, and the lane remembers these segments (`park`). When a cold message is next, the lane
+*asks* for its segment.
 
-*Views* (F5). Each distinct filter of the queue's consumers has its own heap of matching rows. The
-filter is evaluated once per row, when the view is asked for its first message. Until then the row
-is *unseen*. Barriers (O3) are in none of these heaps.
+*Views* (F5). Each different filter has a view: a heap of the rows that it matches. A filter is
+evaluated once per row, and only when the view needs its next message. Until then the row is
+*unseen*. Barriers (O3) are in none of these heaps.
 """
 
 from __future__ import annotations
@@ -39,20 +38,20 @@ class Lane:
         self.heap: list[tuple[bool, int, int]] = []  # is_fresh, key, id
         self.rows = 0
         self.announced = 0  # the id that is in the heaps of ready rows
-        # Heap of segments with cold rows that wait for others of the lane: key of the first row,
-        # segment. The rows may have become live since, or have left.
+        # Heap of (key of the first row, segment): segments with cold rows that wait for the lane.
+        # The rows may have become live or left since.
         self.parked: list[tuple[int, int]] = []
         self.asked: int | None = None  # the key in `Ready.asking`
 
     def first(self, live: dict[int, Row]) -> Row | None:
-        """The live message that is next, ready or not; None if a cold one comes before it."""
+        """The next message, ready or not; None if it is cold or there is none."""
         row = self._first(live)
         if row is None or (self.parked and row.key > self.parked[0][0] and is_fresh(row)):
             return None
         return row
 
     def holds_back(self, key: int, live: dict[int, Row]) -> bool:
-        """Whether a cold message with this key must wait for another one of the lane."""
+        """Whether a cold message with this key waits for another message of the lane."""
         row = self._first(live)
         if row is not None and (row.key < key or not is_fresh(row)):
             return True
@@ -70,13 +69,13 @@ class Lane:
 
 
 def is_fresh(row: Row) -> bool:
-    """Whether a message is ready and was never delivered, so it is not in progress in its lane."""
+    """Whether a message is ready and was never delivered; else it is in progress in its lane."""
     return row.state == READY and not row.deliveries
 
 
 class ViewState(msgspec.Struct, array_like=True):
-    """What a filter has seen, by row ids. It must be stored: evaluations have a budget, so a loaded
-    broker that repeated them would deliver in other steps than the one that was not loaded."""
+    """A `FilterView` in the queue's page, by row ids. It is stored because evaluations have a
+    budget: a loaded broker that repeated them would deliver later than before."""
 
     text: str
     number: int
@@ -87,7 +86,7 @@ class ViewState(msgspec.Struct, array_like=True):
 
 
 class FilterView:
-    """What one filter has seen of the live rows. number: its number in `Segment.looked`."""
+    """The live rows that one filter has seen. number: of the filter, in `Segment.looked`."""
 
     __slots__ = ("behind", "held_back", "matched", "number", "seen", "skipped", "text", "unseen")
 
@@ -97,8 +96,8 @@ class FilterView:
         self.unseen: list[Entry] = []
         self.matched: list[Entry] = []
         self.seen: dict[int, bool] = {}  # whether it matches, for live rows, by id
-        # Lanes of which it left messages in the cold part, with the key of the first one: matches
-        # of these lanes wait behind that (O4). LOWEST: that one has left. behind: the lanes with
+        # Lane → the key of the first message that the filter left in the cold part. Later matches
+        # of the lane wait behind it (O4). LOWEST: that message has left. behind: the lanes with
         # waiting matches; held_back: the waiting matches that are live.
         self.skipped: dict[int, int] = {}
         self.behind: set[int] = set()
@@ -111,8 +110,8 @@ class FilterView:
             self.skipped[row.lane] = min(self.skipped.get(row.lane, key), key)
 
     def waits(self, row: Row) -> bool:
-        """Whether a matching row is behind one of its lane that the filter left. A row that was
-        delivered before comes first in its lane."""
+        """Whether a match waits for a message of its lane that the filter left. A row that was
+        delivered before never waits: it is first in its lane."""
         return not row.deliveries and self.skipped.get(row.lane, by_key(row)) < by_key(row)
 
     def state(self) -> ViewState:
@@ -126,7 +125,7 @@ class FilterView:
         )  # fmt: skip
 
     def look_again(self, number: int) -> None:
-        """Forget which rows it left. Under a new number, all segments count as unseen."""
+        """Forget the rows that the filter left. With a new number it reads all segments again."""
         self.number = number
         self.skipped.clear()
         self.behind.clear()
@@ -203,11 +202,11 @@ class Ready:
         self._announce(lane, row)
 
     def _announce(self, lane: Lane, row: Row | None) -> None:
-        """Put the next message of a lane into the heaps, unless it is there. row: the row that has
-        changed, whose earlier entries may be gone."""
+        """Put the next message of a lane into the heaps, unless it is there. row: has changed, so
+        its earlier entries may be gone."""
         first = lane.first(self.live)
         if first is None or first.state != READY:
-            lane.announced = 0  # the announced row is not next any more, so its entry is invalid
+            lane.announced = 0  # its row is no longer next, so its entry is invalid
             if first is None and lane.parked and lane.asked != lane.parked[0][0]:
                 lane.asked = lane.parked[0][0]
                 heappush(self.asking, (*lane.parked[0], lane.number))
@@ -262,7 +261,7 @@ class Ready:
         return lane is not None and lane.holds_back(row.key, self.live)
 
     def part(self, rows: list[Row]) -> tuple[list[Row], list[Row]]:
-        """The rows of a segment that may be delivered, and the rows that wait for others."""
+        """The deliverable rows of a segment, and the rows that wait for others of their lanes."""
         free: list[Row] = []
         waiting: list[Row] = []
         taken: set[int] = set()
@@ -289,14 +288,14 @@ class Ready:
             self.park(number, key, segment)
 
     def parked(self) -> list[tuple[int, str, int]]:
-        """The arguments of all `park` calls that still count."""
+        """Lane, key and segment of everything that is parked."""
         lanes = self.lanes.items()
         return sorted((n, f"{key:x}", at) for n, lane in lanes for key, at in lane.parked)
 
     def by_turns(self, rows: list[Row]) -> list[tuple[int, Row]]:
-        """Rows with their turn: 0 for the first row of each lane, 1 for the second, and so on; one
-        more if another message of the lane is in progress. Sorted by turn, then in the old
-        order."""
+        """Rows with their turn, sorted by turn, then in the old order. Each lane's first row has
+        turn 0, its second 1, and so on; all one more if another message of the lane is in progress.
+        """
         turns: dict[int, int] = {}
         ranked: list[tuple[int, Row]] = []
         for row in rows:
@@ -316,7 +315,7 @@ class Ready:
         self._go_on(lane)
 
     def asks(self) -> tuple[int, int, Lane] | None:
-        """The first lane whose next message is cold, with that message's key and segment."""
+        """Key and segment of the first cold message that is next in its lane, and the lane."""
         while self.asking:
             key, segment, number = self.asking[0]
             lane = self.lanes.get(number)
@@ -356,9 +355,9 @@ class Ready:
         self, heap: list[Entry], found: list[Row], end: int, now: int, most: int, room: int,
         free: bool,
     ) -> int:  # fmt: skip
-        """Move the first rows of a heap to the found ones: below the key ``end``, up to the first
-        overdue one, until ``most`` are found or they have ``room`` bytes; returns their bytes.
-        free: also until one has a lane."""
+        """Move the first rows of a heap to ``found``; returns their bytes. Stops at the key
+        ``end``, at an overdue row, at ``most`` rows or ``room`` bytes. free: also stops after a row
+        with a lane."""
         live, size = self.live, 0
         # A sorted list is a heap, too, and most often it is sorted.
         sort = len(heap) <= 8 * (most - len(found))
@@ -389,8 +388,8 @@ class Ready:
         return size
 
     def followers(self, first: Row, most: int) -> list[Row]:
-        """The ready rows behind the first one of its lane, up to the first one that is cold or in
-        progress, at most ``most``."""
+        """At most ``most`` ready rows that follow the first one of a lane, up to the first cold
+        one."""
         lane = self.lanes[first.lane]
         end = lane.parked[0][0] if lane.parked else None
         lane.heap.sort()  # a sorted list is a heap, too, and most often it is sorted
@@ -435,7 +434,7 @@ class Ready:
                 self._show(view, entry)
 
     def hold_back(self, view: FilterView, row: Row) -> None:
-        """Hold back the first match of a view, which left an earlier message of its lane (O4)."""
+        """Hold back a view's first match: an earlier message of its lane is cold (O4)."""
         view.behind.add(row.lane)
         view.held_back.append(heappop(view.matched))
 
@@ -447,8 +446,7 @@ class Ready:
             heappush(view.matched, (row.key, row.id))
 
     def keep_cold(self, rows: list[Row]) -> list[int]:
-        """Rows are about to become cold; returns the numbers of the views that match none of
-        them."""
+        """Prepare rows to become cold; returns the numbers of the views that match none of them."""
         found = []
         for view in self.views.values():
             if all(view.seen.get(row.id) is False for row in rows):

@@ -1,8 +1,8 @@
 """The table of transitions: everything that can happen to a message in a queue.
 
 The look-up is the check: a pair that is not in the table cannot happen. An event has the same
-effect in every state it can occur in; otherwise it would be two events. Only `change` reads the
-table, and only `change` writes a state.
+effect in every state in which it can occur. Only `change` reads the table, and only `change` writes
+a state.
 """
 
 from __future__ import annotations

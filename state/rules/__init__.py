@@ -1,1 +1,1 @@
-"""What the rules say: who, when, in which order, for how long, and what follows."""
+"""The rules: who gets a message, when, in which order, for how long, and what follows."""

@@ -1,11 +1,11 @@
 """The active set of a deep queue: `target_queue_depth` (R5).
 
-The active set is the first ``target_queue_depth`` messages in the queue's order (O1), in any state:
-leased and delayed ones count. No message behind them is delivered, browsed, or found by an
-expression. When one leaves, the next becomes active. Commands that name messages by id reach all of
-them, and deadlines apply to all: an inactive message can be acknowledged, purged, and expire.
+The active set is the first ``target_queue_depth`` messages in the queue's order (O1), leased and
+delayed ones included. Inactive messages are not delivered, browsed, or found by an expression. When
+an active message leaves, the next one becomes active. Ids and deadlines reach inactive messages
+too: they can be acknowledged, purged, and expire.
 
-The set is not stored: it ends at a key. Such a queue has neither priorities nor barriers, so a new
+The set is not stored: it ends at a key. The queue has no priorities and no barriers, so a new
 message has the highest key, and an active message stays active.
 """
 
@@ -20,8 +20,8 @@ from ..storage.segments import Segment
 
 
 def first_inactive(queue: Queue) -> int | None:
-    """The key of the first inactive message; None if all are active. Cold delayed messages
-    (`Queue.thaw_delayed`) count as the first ones, because their order is unknown."""
+    """The key of the first inactive message; None if all are active. The order of cold delayed
+    messages is unknown, so they count as the first (`Queue.thaw_delayed`)."""
     limit = queue.header.definition.target_queue_depth
     if limit is None or queue.header.depth <= limit:
         return None
@@ -55,8 +55,8 @@ def _parts(segments: list[Segment]) -> list[list[Segment]]:
 
 
 def _nth_key(queue: Queue, n: int, keys: list[int], part: list[Segment]) -> int:
-    """The n-th key (from 0) of these keys and the rows of overlapping segments. Reads only the
-    segments that may have it."""
+    """The n-th smallest key (from 0) of these keys and of the rows in overlapping segments. Reads
+    only the segments that may have it."""
     for segment in part:
         if sum(key < segment.first for key in keys) > n:
             break

@@ -1,14 +1,14 @@
 """What removes messages right after one has entered: early acks (L9) and a quota of 0 (S10).
 
-Early acks. The queue keeps an ack for an id that it never had for `deferred_ack_expiration`. When
-the message arrives, it is removed undelivered and counts as acknowledged. An ack for which there is
-no room counts as an ack without effect.
+Early acks. The queue keeps an ack for an unknown id for `deferred_ack_expiration`. When the message
+arrives, it is removed undelivered and counts as acknowledged. If there is no room for an ack, it
+counts as an ack without effect.
 
-Quota 0. The queue keeps only its last message. Each message that enters replaces the one before,
-whatever its state. A consumer that holds the old one is not told, and its later ack has no effect,
-as with a message that expires (X3). A replaced message is not dead: it goes to no dead message
-queue. A message in transit to another broker is not replaced: that broker may have it already. If
-it is refused there, it comes back and takes its place among those here.
+Quota 0. The queue keeps only its last message. Each new message replaces the one before, in any
+state. A consumer that leases the old message is not told, and its ack has no effect, as after an
+expiry (X3). A replaced message is not dead: it goes to no dead message queue. A message in transit
+to another broker is not replaced, since that broker may have it. If it is refused there, it returns
+to its position here.
 """
 
 from __future__ import annotations
@@ -30,8 +30,7 @@ WHY = "acknowledged early"
 def keep_early_acks(
     broker: Broker, queue: Queue, ranges: list[tuple[int, int]], subscription: str
 ) -> None:
-    """Keep an ack for as many ids of these ranges as there is room for. It replaces an earlier ack
-    for the same ids."""
+    """Keep an ack for as many of these ids as there is room for. It replaces earlier acks."""
     until = broker.now + queue.definition.deferred_ack_expiration_ms
     for at, (first, last) in enumerate(ranges):
         broker.touch(queue)
@@ -66,8 +65,8 @@ def will_leave(queue: Queue, number: int, now: int) -> bool:
 
 
 def _take_early_ack(broker: Broker, queue: Queue, number: int) -> bool:
-    """Use up the early ack for this id; returns whether there was a valid one. If there is no room
-    for both remaining parts of its range, the lower part is dropped: new ids are above."""
+    """Use up the early ack for this id; returns whether there was a valid one. If only one of the
+    two remaining parts of its range has room, the upper one stays: new ids are there."""
     found = queue.early.find(number)
     if found is None:
         return False
@@ -96,8 +95,8 @@ def forget_early_acks(queue: Queue, now: int, budget: Budget) -> None:
 
 
 def keep_last(broker: Broker, queue: Queue, order: Callable[[Row], Any] = by_arrival) -> None:
-    """Remove all but the last message of a queue with quota 0. order: says which is the last, by
-    default the one that entered last."""
+    """Remove all but the last message of a queue with quota 0. order: the sort key that decides
+    which is last; by default the order of entry."""
     if queue.definition.max_spool_usage or queue.header.depth < 2:
         return
     for runs in (queue.cold, queue.later):  # the last one of a deep queue may have stayed cold

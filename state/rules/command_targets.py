@@ -1,14 +1,13 @@
-"""The messages that a command means, part by part within the budget.
+"""The messages that a command concerns, part by part within the budget.
 
-*By ids* (L8–L10, L13): a few ids are looked up one by one, so the cost depends on the number of
-ids; for many ids the queue is scanned. *By scanning* the queue (R6, X6): first the delayed rows by
-due time, then the others in delivery order, with live and cold rows merged. A delayed row may
-become ready in between, and is then found later. A ready row does not become delayed, because
-commands of a queue wait for each other. So no row is missed, in however many steps.
+*By ids* (L8–L10, L13): few ids are looked up one by one; for many ids the queue is scanned. *By
+scanning* (R6, X6): first the delayed rows by due time, then the others in delivery order, live and
+cold ones merged. A scan over several steps misses no row: a delayed row that becomes ready is found
+later, and a ready row does not become delayed, because a queue's commands wait for each other.
 
-A command means the rows that were there when it began: their sequence is below `end`. An expression
-means only active ones, with a key below `inactive` (R5). Cold rows that are meant become live,
-unless they are only read.
+A command concerns the rows that were there when it began: their sequence is below `end`. An
+expression concerns only active rows, with a key below `inactive` (R5). Cold rows that a command
+changes become live.
 """
 
 from __future__ import annotations
@@ -36,12 +35,12 @@ from .filter_matching import Blocks, matching
 LOOK_UP_MAX = 1_024  # up to this many ids are always looked up one by one
 IDS_AT_ONCE = 256  # with cold rows, since each id may cost a read
 EXACT_RANGES_MAX = 64  # up to this many ranges are looked up exactly in the set of ids
-PASSED_OVER = 8  # this many rows that are read but not meant cost as much as one
+PASSED_OVER = 8  # reading this many other rows costs as much as one target
 
 
 class Part(msgspec.Struct):
-    """The next messages that are meant. last: there are no more; cold: the segments of rows that
-    did not become live, with all rows of these segments; named: the ids that were looked up."""
+    """The next targets of a command. last: there are no more; cold: segments of targets that stay
+    cold, with all their rows; named: the ids that were looked up."""
 
     rows: list[Row] = []
     last: bool = False
@@ -60,7 +59,7 @@ class Part(msgspec.Struct):
 
 @dataclass(slots=True)
 class RowWindow:
-    """Consecutive rows. end: the key up to which they are complete; None: up to the end; cold: the
+    """Consecutive rows. end: they are complete up to this key; None: up to the last row; cold: the
     segments that were read, with all their rows."""
 
     rows: list[Row]

@@ -121,8 +121,8 @@ def _account(
 
 
 def join(broker: Broker, target: Queue, number: int, about: dict[str, Any]) -> None:
-    """Note that one more match of a message died into a queue that has it already, so that it can
-    be redriven to that origin too (X6)."""
+    """Note that a message that is in the dead message queue already died in one more queue, so that
+    it can be redriven there too (X6)."""
     found = target.finds(number)
     assert found is not None
     row, runs, segment = found
@@ -150,9 +150,9 @@ def names_of(dead: dict[str, Any]) -> list[str]:
 
 
 def take_later_deaths(row: Row) -> bool:
-    """Whether a message died in more queues since it was sent to another broker. If so, it becomes
-    dead in these queues only, to be sent once more: the other broker may have redriven it to the
-    first ones already."""
+    """Whether a message died in more queues after it was sent to another broker. If so, it is sent
+    once more, as dead in these queues only: the other broker may have redriven it to the first ones
+    already."""
     transit = (row.extras or {}).get(TRANSIT, {})
     names = transit.pop(AGAIN, None)
     if names:
@@ -163,7 +163,7 @@ def take_later_deaths(row: Row) -> bool:
 
 
 def died_in(dead: dict[str, Any], names: list[str]) -> dict[str, Any]:
-    """The data of a dead message, reduced to these of the queues in which it died."""
+    """The data of a dead message for only these of the queues in which it died."""
     changed = {**dead, "queue": names[0], "also": names[1:]}
     if not names[1:]:
         del changed["also"]

@@ -1,9 +1,8 @@
 """Receipts that wait until the Delta tables have the messages (`durability: delta`, S1, P3).
 
 After each commit of the tables the engine sends a command that says which records they have. Until
-then a receipt waits, first in, first out. Refusals are sent at once. A repeated message is a new
-record, and its answer waits for that record; then the tables also have everything before it in its
-partition.
+then a receipt waits, first in, first out. Refusals are sent at once. The answer to a repeated
+message waits for the repeated record: then the tables have everything before it in its partition.
 
 Without such a command (in memory) there are no tables to wait for.
 """

@@ -15,7 +15,7 @@ from ..storage.spool import Content
 
 # Keys of the extras. All other keys are the data of a dead message.
 EDITED = "edited"  # the edits
-TRANSIT = "way"  # what the broker that gets the message must know
+TRANSIT = "way"  # facts for the broker that gets the message
 AGAIN = "again"  # in TRANSIT: the queues in which it died after it was sent to that broker
 REPEATED = "repeated"  # in TRANSIT: another broker may have stored it, and its answer was lost (R3)
 FIRST = "first"  # in a message that died twice: the data of its first death

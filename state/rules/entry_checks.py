@@ -3,11 +3,11 @@
 The queue's own checks, its expressions, its expiration model and its recovery point. The same
 functions serve publishes and redriven messages (X6). Nothing here changes any state.
 
-Recovery points (R2). The engine reads a topic that is new to it from the beginning. A queue without
-state takes the records that its recovery point allows: all of them (`epoch`), those published since
-the queue was created (`creation`), since its definition said so (`now`), since a time, or from a
-bookmark's message id on. Recorded state wins: the same definition once more changes nothing. The
-rule concerns records of plain producers only; a producer that waits for an answer is never early.
+Recovery points (R2). The engine reads a new topic from its beginning. A new queue takes the records
+that its recovery point allows: all (`epoch`), those since it was created (`creation`), since its
+definition said `now`, since a time, or from a bookmark's message id on. The same definition again
+changes nothing. This concerns plain records only: a producer that waits for an answer is never too
+early.
 """
 
 from __future__ import annotations
@@ -32,8 +32,7 @@ KEEPS_LAST = "keeps_last_message"  # the queue keeps one message, and has one
 
 def may_be_elsewhere(broker: Broker, row: Row) -> bool:
     """Whether another queue of this broker may have the message too. Most messages are in one
-    queue. A message from another broker arrives once per queue, so it may have died there and have
-    come back."""
+    queue. A message from another broker arrives once per queue, so it may be here several times."""
     if broker.mesh.keeps_directory:
         return True
     return row.stored != row.id or broker.spool.matches(row.stored) > 1

@@ -115,7 +115,7 @@ def share(model: str, candidates: list[Candidate], messages: int, served: int) -
         return candidates * min(candidates[0].room, messages)
     out: list[Candidate] = []
     if model == "fast":
-        # Each has room for a message at least, so no more than these are needed.
+        # Each has room for at least one message, so these are enough.
         for candidate in heapq.nsmallest(messages, candidates, key=_first):
             out += [candidate] * min(candidate.room, messages - len(out))
         return out

@@ -1,10 +1,9 @@
 """Routing: the queues that capture a topic or subscribe to it (Q2, Q3).
 
 A queue captures its underlying topic, a topic name or a regular expression. Topics whose names
-begin with a VPN's name belong to that VPN: queues of other VPNs never capture them, whatever their
-definitions say. Topic subscriptions come on top. They apply to everything that is published to a
-destination, and to plain records if a queue of the VPN captures their topic. So a wildcard takes
-nothing of another tenant.
+begin with a VPN's name belong to that VPN: queues of other VPNs never capture them. Topic
+subscriptions come on top. They apply to everything that is published to a destination, and to plain
+records if a queue of the VPN captures their topic. So a wildcard takes no other tenant's records.
 
 Results are cached until a definition or a subscription changes.
 """

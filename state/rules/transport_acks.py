@@ -8,10 +8,9 @@ waited for `WAIT_MS`, the broker sends the messages of its ranges that are still
 new numbers. `base` tells the client that lower numbers will not come any more. A range may include
 messages that had arrived; the client drops those.
 
-A busy engine sends and reads late, and needless repetitions make it later still. So it waits at
-least twice as long as the last confirmation took, and doubles the wait with each repetition.
-Messages without a lease (at-most-once, barriers) leave the queue when they are sent and have no
-number.
+A busy engine is late, and needless repetitions make it later. So it waits at least twice as long as
+the last confirmation took, and doubles the wait with each repetition. Messages without a lease
+(at-most-once, barriers) leave the queue when they are sent and have no number.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""What a queue keeps, and where: rows in memory and in runs, contents in the spool."""
+"""How a queue is stored: rows in memory and in runs, contents in the spool."""

@@ -1,8 +1,8 @@
-"""The table of spool blocks: their bytes, how many of these are live, and where contents moved.
+"""The table of spool blocks: bytes, live bytes, and where contents were moved.
 
-A content is named by its first block and its index there. `BlockInfo.dead` marks the dead ones.
-After compaction emptied a block, `home` names the one block that has all its live contents. So
-compaction never reads or changes a row.
+A content's name is its first block and its index there; `BlockInfo.dead` marks dead contents.
+Compaction moves all live contents of a block to one other block, its `home`. Names stay, so
+compaction reads and changes no row.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _decode = msgspec.msgpack.Decoder(list[BlockInfo]).decode
 
 
 class BlockTable:
-    """All blocks. At most one is open: it grows, and dead contents in it take no room."""
+    """All blocks. At most one is open. It grows, and dead contents in it do not count."""
 
     def __init__(self, store: Store, open_block: int, pages: Iterable[int] = ()) -> None:
         self._store = store
@@ -144,8 +144,8 @@ class BlockTable:
             self._remove(info)
 
     def empty(self, info: BlockInfo, home: int, share: int | None) -> None:
-        """Delete the page of a block without live contents. home: the block that has its own
-        contents now. share: the share it was sorted by; None if it is open."""
+        """Delete the page of a block without live contents. home: the block that its contents moved
+        to. share: by which it was sorted; None: it is open."""
         if share is None:
             self.open = 0
         else:
@@ -168,7 +168,7 @@ class BlockTable:
             self._touch(name[0])
 
     def lose(self, info: BlockInfo) -> None:
-        """The page of a closed block is missing. It takes no room, and cannot be emptied."""
+        """Note that a closed block's page is missing: it takes no room and cannot be emptied."""
         before = self.share(info)
         self.bytes -= info.bytes
         info.bytes = 0
@@ -180,8 +180,8 @@ class BlockTable:
         return info.live_bytes * SHARES // info.bytes if info.bytes else SHARES
 
     def emptiest(self, most: int) -> BlockInfo | None:
-        """The closed block with the smallest live share, if that is at most ``most`` sixteenths;
-        the oldest of equals."""
+        """The closed block with the smallest live share of at most ``most`` sixteenths, the oldest
+        of equals."""
         for share in self._shares[: most + 1]:
             if share:
                 return self.infos[min(share)]
@@ -208,7 +208,7 @@ class BlockTable:
         self._changed[number >> PAGE_BITS] = None
 
     def _sort(self, info: BlockInfo, before: int | None) -> None:
-        """Sort a closed block by its share. before: the share it was sorted by until now."""
+        """Sort a closed block by its share. before: its share until now."""
         if not info.messages:
             return
         share = self.share(info)

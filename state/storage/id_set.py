@@ -1,8 +1,8 @@
 """The exact set of the ids of a queue's cold rows, at one bit to two bytes per id.
 
-An ack may name any id. Most ids that are not live have left the queue, and finding that out must
-not cost reading a page of rows (L8). Segment summaries do not help: in a priority queue each
-segment has ids from the whole range.
+An ack may name any id. Most ids that are not live have left the queue. This set shows that without
+reading a page of rows (L8). Segment summaries cannot: in a priority queue each segment has ids from
+the whole range.
 
 Ids are grouped by their upper 48 bits. A small group is a sorted array of the lower 16 bits, a
 large one is a bitmap. A mark writes each group to one page. The first look-up reads it.

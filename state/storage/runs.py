@@ -8,9 +8,9 @@ one below. Four groups of one level are merged into one of the next, in slices. 
 from the fronts of its inputs to the end of its output. All rows stay readable meanwhile, because
 the inputs and the output are sorted groups like any other.
 
-A few segments are in memory: the fronts of merging groups, so that a slice does not decode them
-again, and the last one of a group that gets rows one after the other (`extend`). It is written when
-it is full or at a mark.
+Two kinds of segments stay in memory: the fronts of merging groups, so that each slice need not
+decode them, and the last segment of a growing group (`extend`), which is written when it is full or
+at a mark.
 """
 
 from __future__ import annotations
@@ -164,7 +164,7 @@ class Runs:
         return bool(self.rows) and self._ids.has_any(number, number)
 
     def with_ids(self, ranges: Iterable[tuple[int, int]]) -> list[Segment]:
-        """The segments that may have ids of these ascending ranges, in order. Reads no row."""
+        """The segments whose ids may be in these ascending ranges, in order. Reads no row."""
         if not self.rows:
             return []
         here = [span for span in ranges if self._ids.has_any(*span)]
@@ -179,8 +179,8 @@ class Runs:
         return found
 
     def read(self, segment: Segment) -> list[Row]:
-        """The rows of a segment, as copies: changes need `replace`. Empty if the segment was taken
-        or merged in the meantime."""
+        """Copies of a segment's rows; `replace` writes changes back. Empty if the segment was taken
+        or merged meanwhile."""
         if segment.number not in self._segments:
             return []
         rows = self._pages.read(segment)
@@ -194,8 +194,8 @@ class Runs:
     # ------------------------------------------------------------ changes
 
     def add(self, rows: Sequence[Row], looked: Sequence[int] = ()) -> list[Segment]:
-        """Add sorted rows; returns their segments. looked: filters that have read all of them; with
-        `NO_FILTER`: they wait for others of their lanes (`Ready.park`)."""
+        """Add sorted rows; returns their segments. looked: filters that have read all of them;
+        `NO_FILTER` in it: the rows wait for their lanes (`Ready.park`)."""
         if not rows:
             return []
         self._count(rows)
@@ -222,7 +222,7 @@ class Runs:
 
     def extend(self, rows: Sequence[Row]) -> None:
         """Add sorted rows behind all others. No filter has read them. Their page is written later,
-        so a row that comes alone costs no page."""
+        so that single rows do not cost a page each."""
         self._count(rows)
         self._latest = (0, [])
         tail = self._last
@@ -237,8 +237,8 @@ class Runs:
         self._changed()
 
     def take(self) -> list[Row]:
-        """Remove the first segment and return its rows. Other segments may overlap it, so compare
-        with `first` again before delivering each row."""
+        """Remove the first segment and return its rows. Others may overlap it: compare with `first`
+        before each row is delivered."""
         segment = self._first
         if segment is None:
             return []
@@ -247,7 +247,7 @@ class Runs:
         return rows
 
     def replace(self, segment: Segment, rows: Sequence[Row]) -> None:
-        """Replace the rows of a segment by some of them, in order, maybe none."""
+        """Keep only these rows of a segment, in order; maybe none."""
         number, ids = self._latest
         if number != segment.number:
             ids = [row.id for row in self.read(segment)]
@@ -304,8 +304,7 @@ class Runs:
             return MOVED_COST
         heads = [group.segments[0] for group in merge.inputs]
         lists = [self._pages.load(head) for head in heads]
-        # Rows are complete up to the end of the head that ends first; its group may have more after
-        # it.
+        # Rows are complete only up to the end of the head that ends first: its group may continue.
         bound = min(head.last for head in heads)
         found = [row for rows in lists for row in rows[: self._up_to(rows, bound)]]
         found.sort(key=self.by)

@@ -27,7 +27,7 @@ class Segment:
     id_last: int
     due: int  # the earliest deadline of its rows, or NEVER
     # Numbers of the filters that have read it and taken their matches. A negative number: the
-    # filter left rows that wait for others of their lanes, which remember this segment's number.
+    # filter left rows that wait for their lanes, and the lanes remember this segment.
     looked: list[int]
     skip: int = 0  # rows at the front of the page that a merge has moved already
 
@@ -127,7 +127,6 @@ class Merge:
 
 
 def common(one: Sequence[int], other: Sequence[int]) -> list[int]:
-    """The filters that have read all rows of a segment that is made of two others. A negative
-    number is left out: lanes remember where rows wait by segment number, so the new segment must be
-    read again."""
+    """The filters that have read both of two segments that become one. Negative numbers are left
+    out: lanes remember segments by number, so these filters must read the new one."""
     return [number for number in one if number in other and number > NO_FILTER]

@@ -1,12 +1,11 @@
 """The spool: the content of each message, stored once for all its queues (S1, S2, S8, S12).
 
-A content stays in memory, by message id, until `write_to_blocks` appends it to the open block:
-when its row is spilled, or at a mark. Then the row says where the content is. A shared message is
-written once. `ContentLocation` tells its other rows later where that was.
+A content stays in memory, by message id, until its row is spilled or a mark is made. Then
+`write_to_blocks` appends it to the open block, and the row gets its location. A shared message is
+written once; its other rows get the location later (`ContentLocation`).
 
-Everything that decides something (counts, blocks, what is stored) is the same after a mark was
-loaded. What is kept for speed only (contents that are also in blocks, blocks that were read)
-decides nothing.
+Decisions depend only on facts that a loaded mark restores (counts, blocks, what is stored), never
+on what is cached (contents that are also in blocks, blocks that were read).
 """
 
 from __future__ import annotations
@@ -42,8 +41,8 @@ Located = tuple[Content, Row | ContentLocation]  # the second gets the first one
 
 OVERHEAD = 1_000  # bytes of memory that a message takes besides its content: its row
 SMALL = 4  # a mark closes the open block if it is more than a quarter full
-# Compaction empties blocks of which at most this many sixteenths are live. If less than half of
-# all bytes are live, there is such a block. Short of files, it copies more to gain less.
+# Compaction empties blocks with at most this many live sixteenths. If less than half of all bytes
+# are live, there is such a block. When files are short, it copies more to gain less.
 SHARE_MOST = 7
 SHARE_MOST_PRESSED = 11
 
@@ -192,7 +191,7 @@ class Spool:
         self._unwritten_bytes -= unplaced
 
     def _learn(self, number: int, location: ContentLocation) -> None:
-        """One of a shared message's rows has learnt its location."""
+        """Note that one of a shared message's rows has got its location."""
         location.waiting -= 1
         if not location.waiting:
             del self._locations[number]

@@ -1,1 +1,1 @@
-"""Bridges to other homes: which exist, what they copy, and the Kafka at the other end."""
+"""Bridges to other homes: they are found, copied for, and connected to the other Kafka."""

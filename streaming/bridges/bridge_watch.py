@@ -1,9 +1,8 @@
-"""Follows which bridges between homes exist, and gives each its topics and a copier (H1).
+"""Finds the bridges between homes, and gives each its topics and a copier (H1).
 
-Each broker writes the ends that it has to the directories of their VPNs, compacted topics, so a
-driver that starts finds all of them there (`BridgeEnds`). Records that another home left in these
-topics are ignored, by their epoch. The far end of a bridge needs topics; the near end needs a
-thread that copies.
+Each broker writes its ends of bridges to the directories of their VPNs. These topics are compacted,
+so a driver that starts finds all ends there (`BridgeEnds`). Records of another home are ignored, by
+their epoch. The far end of a bridge needs topics; the near end needs a thread that copies.
 """
 
 from __future__ import annotations
@@ -56,7 +55,7 @@ class BridgeWatch(TopicReader):
             copier.stop()
 
     def take(self, message: Message) -> None:
-        """Read one record of a directory. A malformed one is not the engine's."""
+        """Read one record of a directory. Ignores malformed ones: the engine did not write them."""
         given = message.headers()
         headers = given if isinstance(given, list) else []
         about = message.topic() or "", message.key(), message.value(), headers

@@ -1,6 +1,6 @@
 """The Kafka of the home at the other end of a bridge: its topics, its answers, its identity (H1).
 
-Each problem becomes one sentence: that Kafka does not answer or refuses the credentials, the home
+Each problem is reported in one sentence: Kafka does not answer or refuses the credentials, the home
 there does not expect the bridge, or it is this home itself.
 """
 
@@ -126,7 +126,7 @@ class FarHome:
                 )
 
     def _brokers(self) -> dict[str, dict[str, Any]]:
-        """The far home's brokers, from its directory; none if we may not read that."""
+        """The far home's brokers, from its directory; none if reading it is not allowed."""
         assert self._reader is not None
         place = TopicPartition(topics.topic(self._vpn, topics.DIRECTORY), 0)
         found: dict[str, dict[str, Any]] = {}

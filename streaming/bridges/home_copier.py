@@ -2,11 +2,11 @@
 
     <broker>.bridge-out ─▶ far <vpn>.bridge-in    far <vpn>.bridge-answers ─▶ <broker>.mesh
 
-Each bridge to another Kafka has a thread. It copies bytes in their order and keeps no state that
-matters. The far end accepts a record once even if it is copied twice, and a record that did not
-arrive is copied again with all that follow. It begins at the oldest record without an answer. The
-position of a consumer group in its own Kafka says where that is, and how far the answers were read.
-So every failure has one remedy: begin again there after a pause, and log the reason.
+Each bridge to another Kafka has a thread that copies bytes in their order. The far end accepts a
+record once even if it is copied twice; a record that did not arrive is copied again with all later
+ones. The thread begins at the oldest record without an answer. A consumer group's position in its
+own Kafka remembers that record, and how far the answers were read. So every failure has one remedy:
+log the reason, and begin there again after a pause.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ class HomeCopier(WatchThread):
 
 
 class _CopyAttempt:
-    """One try: from the position that was kept, until something fails."""
+    """One attempt: from the stored position on, until something fails."""
 
     def __init__(self, copier: HomeCopier, far: FarHome, address: FarAddress) -> None:
         self._copier, self._far = copier, far

@@ -8,7 +8,7 @@ A client that may write `<vpn>.directory` may ask:
 
 The engine does it while the home rests (`engine_rehoming`) and answers under the same key, with the
 same id: `done` and `moved` (VPN, queue and broker of each), or `refused` with a sentence. If it
-dies before it answers, its next start answers, since the home records what was done.
+dies before the answer, its next start answers: the home stores the last change.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ def check_new(
 
 
 def await_partition(transport: Transport, topic: str, partition: int) -> None:
-    """Wait until this Kafka client knows a partition that was just made; until then it refuses to
-    write there. Raises NotConnected."""
+    """Wait until this Kafka client knows a new partition; until then it refuses to write there.
+    Raises NotConnected."""
     deadline = time.monotonic() + ASK_S_MAX
     while transport.partitions(topic) <= partition:
         if time.monotonic() > deadline:
@@ -112,7 +112,7 @@ class ChangeRequests(TopicReader):
         super().__init__(bootstrap, "lakequeue-wishes", places)
         self._add, self._answer = add, answer
         self._remove, self._move = remove, move
-        self._over: set[str] = set()  # ids that were answered before the thread read them
+        self._over: set[str] = set()  # requests answered before the thread read them
 
     def open(self, newest: Callable[[str], dict[bytes, bytes]], folder: HomeFolder) -> None:
         """Begin to read requests in a thread. Earlier ones get their answer now. newest: the newest

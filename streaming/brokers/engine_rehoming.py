@@ -4,14 +4,13 @@
     ── the home names its new brokers and these files ──
     start all loops: each begins with its file if its state is older
 
-The line in the middle is one file that is written whole or not at all. If anything fails before
-that, the home is as it was. If the engine dies after it, its next start continues there. A loop
-puts the pages of its file into Spark's state in its first batch, so they are committed with it or
-not at all.
+The line in the middle is one file that is written whole or not at all. If anything fails before it,
+the home is unchanged. If the engine dies after it, its next start continues there. A loop puts the
+pages of its file into Spark's state in its first batch, which commits them.
 
 If brokers still have messages for each other, their loops are started once more. They then read
-each other's and the engine's records, but no client's and no captured topic, until no message is
-between them. Their clocks stand still meanwhile, or something new would always become due.
+only each other's and the engine's records, until no message is between them. Their clocks stand
+still meanwhile; otherwise something new would always become due.
 """
 
 from __future__ import annotations
@@ -112,8 +111,8 @@ class EngineRehoming:
         return self._change(list(brokers.values()), moves={(vpn, queue): to})
 
     def _require_all_run(self) -> None:
-        """Raises LakequeueError if a broker stays stopped: its log has steps that its state does
-        not know."""
+        """Raise LakequeueError if a broker was given up: its log has steps that its state does not
+        have."""
         for broker in self._application.brokers.values():
             if broker.failure:
                 raise LakequeueError(
@@ -206,15 +205,15 @@ class EngineRehoming:
             time.sleep(HEAR_S)
 
     def _check_begun(self, known: _BrokerState) -> None:
-        """Raises NotAtRest if the broker has not begun with the state of the change before, as when
-        its query failed: a change of its older state would lose that one."""
+        """Raise NotAtRest if the broker has not loaded the state of the previous change, for
+        example because its query failed: another change would lose that state."""
         name = known.resting.name
         file = self._folder.rebuilt(name)
         if file and step_of(Path(file)) > known.own.step:
             raise NotAtRest(f"broker {name!r} has not begun since the last change")
 
     def _check_ended(self, known: _BrokerState) -> None:
-        """Raises NotAtRest if the log has steps that the state does not know."""
+        """Raise NotAtRest if the log has steps that the state does not have."""
         name, own = known.resting.name, known.own
         client = kafka_client(self._bootstrap, "lakequeue-rehome")
         logged = read_steps(client, topics.topic(name, topics.STEPS), own.log_at)
@@ -336,6 +335,6 @@ def _of_clients(known: _BrokerState) -> list[tuple[str, int, int]]:
 
 
 def _last(known: _BrokerState, segments: list[JournalSegment]) -> Journal:
-    """What a removed broker still has to send. Its last step is the change."""
+    """The records that a removed broker still has to send. Its last step is the change."""
     own = known.own
     return Journal(known.resting.name, own.step + 1, own.now, [*own.journal, *segments])

@@ -6,8 +6,8 @@
 
 After a power loss the newest of these files may be empty or cut, and each start of Spark would fail
 with a Java error. `set_back` goes back to the newest whole batch: it removes the damaged files and
-everything built on them. Spark then runs that batch again, and the loop takes the logged steps
-again. An object store has a file whole or not at all, so it needs no repair.
+all later ones that need them. Spark then runs that batch again, and the loop takes the logged steps
+again. An object store writes a file whole or not at all, so it needs no repair.
 
 Spark writes one absolute path into a stateful query's checkpoint, that of the state's schema, in
 `<broker>/state/<operator>/_metadata/v2/<batch>`: a line with the version, then JSON. If the home
@@ -142,7 +142,7 @@ def _damage_of_whole(store: Path, file: Path) -> str:
 
 
 def _forget(checkpoint: Path, file: str, batch: int) -> None:
-    """Let a batch run again: removes a damaged file and what was built on it."""
+    """Let a batch run again: remove a damaged file and the files that need it."""
     remove(checkpoint / file)
     for number in _committed(checkpoint):
         if number >= batch:

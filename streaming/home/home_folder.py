@@ -3,12 +3,12 @@ whole.
 
 A home has the checkpoint (the queues themselves), the Delta tables, and `lakequeue.json`: the
 format of the state, the home's *epoch*, the checkpoints of the last run, and where checkpoints and
-tables are if they are not in the home (`protocol.folders`). The epoch is drawn once, when the home
-is created. Message ids are a home's own, so a command with ids is for one epoch only; commands
-about another home's messages are refused.
+tables are if they are not in the home (`protocol.folders`). The epoch is a random number, drawn
+when the home is created. Message ids are unique only within a home, so a command with ids names the
+epoch, and commands about another home's messages are refused.
 
 Nothing can replace the checkpoint. If it is missing, Spark silently starts over: acknowledged
-messages would come again, and ids would be used twice. So the engine remembers the id that Spark
+messages would be delivered again, and ids used twice. So the engine remembers the id that Spark
 gave each checkpoint, and starts with no other.
 """
 
@@ -120,10 +120,9 @@ class HomeFolder(HomeNotes):
                 raise
 
     def problem(self, trigger: str | None = None) -> str:
-        """Why this home must not be started, with what to do; empty if it may. Changes nothing. For
-        an open home: why its queries must not be restarted. Raises OSError and ValueError for files
-        that cannot be read.
-        """
+        """Why this home must not be started, and what to do; empty if it may be. For an open home:
+        why its queries must not be restarted. Changes nothing. Raises OSError and ValueError for
+        unreadable files."""
         about = self._record()
         found = self._checkpoints()
         if self.epoch and about.get("epoch") != self.epoch:  # it was open, so it was there
@@ -216,8 +215,8 @@ class HomeFolder(HomeNotes):
         )
 
     def remember_checkpoints(self) -> None:
-        """Note the checkpoints that the queries run with: from now on they may use no others. Their
-        state has this core's format by now, which earlier versions cannot read."""
+        """Note the checkpoints of the running queries: from now on they may use no others. Their
+        state now has this core's format, which earlier versions cannot read."""
         about = self._record()
         whole = {**about, "checkpoints": self._checkpoints(), "format": FORMAT}
         if about and whole != about:
@@ -229,8 +228,8 @@ class HomeFolder(HomeNotes):
 
     @property
     def secret(self) -> bytes:
-        """What seals clients' keys in the state; drawn once, readable by the home's owner
-        alone. If it is lost, the keys have to be given again at the next start. Raises
+        """The secret that seals clients' keys in the state. It is drawn once, and only the home's
+        owner can read it. If it is lost, the next start needs the keys again. Raises
         LakequeueError."""
         file = self.path / SECRET
         try:
@@ -305,7 +304,7 @@ class HomeFolder(HomeNotes):
         self, states: Mapping[str, tuple[bytes, Mapping[str, bytes]]], brokers: dict[str, int],
         groups: Mapping[str, str], removed: Removed, last: list[Journal], moved: Moves,
     ) -> None:  # fmt: skip
-        """Give the home these brokers; each begins with this state: its loop's snapshot and pages.
+        """Give the home these brokers, each with its first state: its loop's snapshot and pages.
         removed: the removed brokers; last: records that these still have to send; moved: queues
         with one host that have a new broker. Written whole or not at all (M4)."""
         about = self._record()
@@ -340,8 +339,7 @@ class HomeFolder(HomeNotes):
         (self.path / REHOMED / number / LAST_RECORDS).unlink(missing_ok=True)
 
     def _drop_rehomed(self) -> None:
-        """Remove states that are no longer needed: of an earlier change, or of one that was not
-        finished."""
+        """Remove states of earlier changes, or of a change that was not finished."""
         kept = str(self._record().get("rehomings", 0))
         for place in (self.path / REHOMED).glob("*"):
             if place.name != kept:
@@ -381,9 +379,9 @@ class HomeFolder(HomeNotes):
     # ------------------------------------------------------------ brokers
 
     def brokers(self, names: Iterable[str]) -> dict[str, int]:
-        """The home's brokers with their numbers, and the new ones of these names, each with the
-        next number. A number is used once, since ids that begin with it belong to its broker for
-        ever. Raises LakequeueError if no number is left. Writes nothing."""
+        """The home's brokers with their numbers, and new ones of these names with the next numbers.
+        A number is never used again, since message ids begin with it. Raises LakequeueError if no
+        number is left. Writes nothing."""
         about = self._record()
         known: dict[str, int] = about.get("brokers", {})
         if not known:  # a home of one broker that did not store its name
@@ -423,8 +421,8 @@ class HomeFolder(HomeNotes):
 
     @property
     def numbers(self) -> int:
-        """How many numbers were given to brokers so far; 0: none, or one to a broker whose name was
-        not stored."""
+        """How many numbers were given to brokers so far; 0: none, or one to a broker without a
+        stored name."""
         return int(self._record().get("numbers", 0))
 
     def give_numbers(self, numbers: int) -> None:
@@ -467,7 +465,7 @@ class HomeFolder(HomeNotes):
 
 
 def _try(probe: Folder) -> None:
-    """Write a file as large as the room that the engine needs. An object store is never full."""
+    """Write a file as large as the space that the engine needs. An object store is never full."""
     if isinstance(probe, RemoteFolder):
         probe.write_bytes(b"?")
         return

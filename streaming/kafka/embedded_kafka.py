@@ -274,7 +274,7 @@ class EmbeddedKafka:
                 stderr=subprocess.STDOUT,
                 pass_fds=(self._lock.fileno(),),
                 # Ctrl-C in the terminal is for the engine, not for Kafka. Kafka gets no session of
-                # its own: Linux may divide CPU time by session, and then it stood still for seconds
+                # its own: Linux may divide CPU time by session, and Kafka stood still for seconds
                 # (decision 0028).
                 process_group=0,
             )

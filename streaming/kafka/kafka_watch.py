@@ -4,7 +4,7 @@
 It comes back at the same address with the same data; clients and Spark wait for it.
 
 `KafkaAnswers`: all parts wait for Kafka, often silently. This thread asks Kafka every few seconds,
-and logs one line when it stops answering, and one when it answers again.
+and logs a line when it stops answering and when it answers again.
 """
 
 from __future__ import annotations

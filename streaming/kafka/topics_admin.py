@@ -121,8 +121,8 @@ def _create(admin: Any, name: str, partitions: int, settings: dict[str, str]) ->
 
 
 def _described(admin: Any, missing: Collection[str], late: Collection[str]) -> list[dict[str, Any]]:
-    """All topics, as Kafka describes them. missing: those that it did not list. late: those of them
-    that exist nevertheless, with an unknown size: wait for these."""
+    """All topics, as Kafka describes them. missing: topics that it did not list. late: those of
+    them that exist nevertheless: wait until it lists them."""
     until = time.monotonic() + LATE_S_MAX
     while True:
         described = list(admin.describe_topics(sorted({*admin.list_topics(), *missing})))
@@ -138,8 +138,8 @@ def _described(admin: Any, missing: Collection[str], late: Collection[str]) -> l
 
 
 def _have_kafkas_time(admin: Any, names: list[str]) -> None:
-    """Give topics of earlier versions, or made by an operator, Kafka's time too, if the engine may
-    alter them."""
+    """Let topics of earlier versions and of operators use Kafka's time too, if the engine may alter
+    them."""
     for name in names:
         resource = ConfigResource(ConfigResourceType.TOPIC, name, PUBLISH_CONFIG)
         try:
@@ -165,8 +165,8 @@ def _extended(admin: Any, sizes: dict[str, int], shared: dict[str, int]) -> dict
 
 
 def _too_many(name: str, size: int, most: int) -> str:
-    """Why partitions cannot be shared: nobody would read some of them, or a new broker would read
-    records again."""
+    """Why brokers cannot share these partitions: nobody would read some of them, or a new broker
+    would read records again."""
     return (
         f"topic {name!r} has {size} partitions, and these brokers share {most}: several brokers "
         "need topics that lakequeue made itself; use a Kafka without them, or stay with one broker"

@@ -1,7 +1,7 @@
 """The figures of a loop's batch, as columns that Spark observes for each broker.
 
-The tick source gives Spark one row per batch, so Spark's own counts say nothing. Spark's progress
-has these figures as observed metrics, and Prometheus gets them from there (`sinks.metrics`).
+Spark's own counts say nothing, since the tick source has one row per batch. These figures are
+observed metrics in Spark's progress, from which Prometheus gets them (`sinks.metrics`).
 """
 
 from __future__ import annotations

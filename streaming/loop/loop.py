@@ -1,12 +1,12 @@
-"""The loop: what a worker keeps of a broker between batches, and what it does in one.
+"""The loop: runs a broker in a worker, and keeps it there between batches.
 
     batch ─▶ the same worker as last time? ─▶ continue with the cache
              else ─▶ fence other workers, load the state, read the log, replay ─▶ continue
 
-A thread takes the steps (`stepper`). A batch hands it Spark's state, waits until a snapshot is due,
-and saves that: once Kafka has all outputs up to the mark, it writes pages and snapshot to Spark's
-state, and Spark commits them while steps go on. The loop itself holds nothing that cannot be
-rebuilt. After any error it is discarded, and the next loop starts from the state and the log.
+A thread takes the steps (`stepper`). A batch gives it Spark's state and waits until a snapshot is
+due. Once Kafka has all outputs up to the mark, the batch writes pages and snapshot to Spark's
+state, and Spark commits them while steps go on. After any error the loop is discarded, and the next
+one starts from the state and the log.
 
 Spark gives a broker's next batch to the same worker as long as that lives, since each query has its
 own entry in the workers' environment. So `_loops` outlives a batch. A loop is used again only if

@@ -47,10 +47,10 @@ def wall() -> float:
 
 
 class LoopDriver(Driver):
-    """One broker's steps on the core. saved: the snapshot that the state has; limits: tests make
-    them tiny; resting: its clock stands still, because a home comes to rest only if brokers do no
-    more than answer each other. So nothing becomes due, such as a lane's retry each second, and no
-    session ends whose heartbeats nobody reads."""
+    """One broker's steps on the core. saved: the state's snapshot; limits: tests make them tiny;
+    resting: its clock stands still. Then nothing becomes due, such as a lane's retry each second,
+    no session ends for lack of heartbeats, and brokers only answer each other until the home is at
+    rest."""
 
     def __init__(
         self, home: Home, code: str, store: Store, saved: bytes | None, log: Log,
@@ -140,10 +140,10 @@ def _check_format(home: Home, store: Store) -> None:
 def change_over(
     home: Home, pages: StatePages, saved: bytes, log_from: Callable[[int], list[Logged]]
 ) -> bytes:
-    """Carry a home of the earlier core over: convert its pages in the same batch. saved: its
-    snapshot. log_from: reads the log from an offset on. Returns the new snapshot, or the same one
-    if the pages have this core's format already. Raises Refused if the home did not stop cleanly:
-    this version cannot take its last steps."""
+    """Convert the pages of the earlier core. saved: its snapshot. log_from: reads the log from an
+    offset on. Returns the new snapshot, or the same one if the pages have this core's format
+    already. Raises Refused if the home did not stop cleanly: this version cannot replay its last
+    steps."""
     if _format_of(pages) != EARLIER_FORMAT:
         return saved
     own = _snapshot(saved)  # the earlier core had one more digest

@@ -3,11 +3,10 @@
 A batch is long, and most pages change many times in it; the state gets each once. A page is *dirty*
 if the state does not have it, *leaving* while a thread writes it, and *clean* if it equals the
 state. A dirty page that has not changed for a while is written early, so that the end of the batch
-has little to write. When room is short, clean pages go first. Large pages hold payloads and the
-segments of cold rows, so they would take most of the memory of a deep queue (1 KB per payload, 86
-bytes per row), although steps read most of them once at best. They are dropped if nobody reads them
-for a while, and go first if they take more than an eighth. Otherwise a million new messages would
-push out the small pages that steps need to find the earlier ones.
+has little to write. When room is short, clean pages go first. Large pages have payloads or segments
+of cold rows, and steps read most of them once at best. They are dropped if nobody reads them for a
+while, and go first if they take more than an eighth. Otherwise a million new messages would push
+out the small pages that steps need.
 
 Between two batches there is no state to read. Steps go on with the pages in memory, and a step that
 needs another one waits for the next batch. Two threads use this class: the batch calls `attach`,
@@ -236,7 +235,7 @@ class Writer:
             self._below = None
 
     def get(self, key: str) -> bytes | None:
-        """A page that is in the state, or waits to be written."""
+        """A page from the state, or one that waits to be written."""
         with self._changed:
             if key in self._newest:
                 return self._newest[key]

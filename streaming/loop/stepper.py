@@ -4,10 +4,10 @@
     steps:  ─1─2─3─4─5─6─7─8─┤9─10─11─12─13─14─15─16─17─18─19─20─21─22─23─┤24─25 …
 
 A batch *visits*: it brings Spark's state. At the end of a visit the thread makes a *mark* between
-two steps: the state at that moment, for the batch to save. Meanwhile steps go on with the pages in
-the cache, since Spark's next visit comes to the same worker. If no visit comes, they end after
-`alone_s`, or when replaying them would take too long. This thread cannot know whether another
-worker runs the broker too. The log's fence keeps the two apart (`sinks.log_writer`).
+two steps: the state at that moment, for the batch to save. Steps then go on with the pages in the
+cache, since Spark's next batch comes to the same worker. If none comes, they end after `alone_s`,
+or when replaying them would take too long. Another worker may run the broker too; the log's fence
+keeps the two apart (`sinks.log_writer`).
 
 A visit ends after `batch_s`, when enough was written, or when replaying all steps since the last
 mark would take more than `replay_s`. Steps that were replayed at the start count too, so that the
@@ -41,7 +41,7 @@ log = logging.getLogger("lakequeue.loop")
 
 IDLE_S = 0.5  # how often a loop without work looks whether pages have settled
 MARK_ROWS, ALL_ROWS = 10_000, 1 << 62  # rows of a mark that are written between two steps
-JOIN_S = 3.0  # wait no longer for a thread that Kafka holds up: it is fenced
+JOIN_S = 3.0  # at most, for a thread that Kafka holds up: it is fenced anyway
 
 
 def went_back(broker: str, places: list[PartitionId]) -> str:

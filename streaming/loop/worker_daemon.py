@@ -1,8 +1,8 @@
 """Spark's Python daemon with all imports done, so that a new worker is ready at once.
 
 Spark forks a Python worker from a daemon if no idle one is left: at the start, and after a worker
-died. PySpark's own daemon imports nothing first, so each new worker needs a second for its imports,
-while its broker stands still. This one imports what our workers need, and then runs PySpark's.
+died. Under PySpark's own daemon each new worker needs a second for its imports, while its broker
+stands still. This daemon does these imports first, and then runs PySpark's.
 
 PySpark forks first since libraries may start threads when they are imported, and a fork copies only
 its own thread. Two of ours do, jemalloc in pyarrow and OpenBLAS in numpy, and both handle forks.

@@ -41,8 +41,8 @@ def cause_of(error: object) -> str:
 
 
 def keep_record(record: logging.LogRecord) -> bool:
-    """A filter of Python's logging: drops what py4j logs, with a traceback, of a batch that was
-    cut off. The engine says itself when that was not its own doing."""
+    """A logging filter that drops py4j's tracebacks of batches that were cut off. The engine
+    reports those that it did not cut off itself."""
     error = record.exc_info[1] if record.exc_info else None
     return record.module not in _PY4J or error is None or not _CUT_OFF.match(cause_of(error))
 

@@ -1,4 +1,4 @@
-"""What the driver learns from each batch: deadlines, captured topics, rates.
+"""Passes each batch's report to the driver: deadlines, captured topics, rates.
 
 Spark tells its listeners of every batch. PySpark's own listener reads that field by field from
 Java: about 200 calls per batch, some of which search all jars for classes, and two fifths of Java's

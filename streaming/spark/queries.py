@@ -5,10 +5,9 @@ With *micro-batch* Spark plans the records of a batch, which is one step or a fe
 core, and clients see no difference. Their checkpoints differ, so a home keeps its trigger. The
 tables have queries of their own, since a commit to Delta takes longer than a delivery may.
 
-Spark plans every batch from scratch, which is most of the work of a small batch. The plan has one
-shape and its rows go to Python, so `QUERY_SETTINGS` turns off everything that has no effect here
-(decision 0008): code generation, checks of the plan after each rule, full plans for the web page,
-and rules without use.
+Planning is most of Spark's work for a small batch. The plan has one shape and its rows go to
+Python, so `QUERY_SETTINGS` turns off everything without effect here (decision 0008): code
+generation, checks of the plan after each rule, full plans for the web page, and unused rules.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ def start_loop(
     """Start a broker's query in real time. given: the user's settings, which take precedence."""
     from ..loop.realtime import ENVIRONMENT, loop_rows
 
-    # A part of the key under which Spark keeps idle workers: the broker finds its own again.
+    # A part of the key under which Spark keeps idle workers, so that a broker gets its own again.
     spark.sparkContext.environment[ENVIRONMENT] = options.broker
     try:
         rows = loop_rows(spark, options)

@@ -1,12 +1,12 @@
-"""Upkeep of the Delta tables on a schedule, and figures about them.
+"""Scheduled upkeep of the Delta tables, and figures about them.
 
     lakequeue.upkeep_hours     how often, 24 by default; 0: never
     lakequeue.retention_days   how long rows are kept; 0, the default: for ever
     lakequeue.vacuum_hours     how long files that left a table, and Delta's log, are kept; 48
 
-`sinks.upkeep` says what an upkeep does. A file beside the tables has the time of the last one, so
-an engine that is started every night does not begin with one. A failure is logged and tried again
-an hour later. Nothing else in the engine waits for it.
+`sinks.upkeep` does the work. A file beside the tables has the time of the last upkeep, so an engine
+that is started every night does not begin with one. A failed upkeep is logged and repeated an hour
+later. Nothing else in the engine waits for it.
 """
 
 from __future__ import annotations

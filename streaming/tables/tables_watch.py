@@ -1,23 +1,21 @@
 """Keeps the tables' queries running, and tells the brokers how far the tables are.
 
-`TablesWatch`: the brokers go on, however these queries fail.
+`TablesWatch`: the brokers go on whatever happens to these queries.
 
     a query ends, or does not start
       ─▶ its disk is full  ─▶ alert; check every second whether there is room
          anything else     ─▶ alert at the second time; start again after longer and longer pauses
     it has written a batch again ─▶ clear the alert
 
-Nothing is lost: a restarted query continues from its checkpoint and writes what it missed, as far
-as Kafka still has it. The alert is a log line, an event in each VPN (`tables_stopped`,
-`tables_resumed`) and a metric. It names the damaged table and its remedy if that can be seen, else
-the cause. An empty file beside the tables remembers the alert, so an engine that is restarted
-meanwhile clears it too. A slow object store can make a start take minutes, so each start has its
-own thread.
+A restarted query continues from its checkpoint and writes the missing rows, as far as Kafka still
+has the records. The alert is a log line, an event in each VPN (`tables_stopped`, `tables_resumed`)
+and a metric. It names a damaged table and its remedy, else the cause. An empty file beside the
+tables remembers the alert, so a restarted engine clears it too. A slow object store can make a
+start take minutes, so each start has its own thread.
 
-`TablesMarks`: for `durability: delta`. Spark reports where a batch ended after Delta's commit. Each
-broker is told what moved in its own partitions: one short command per commit that had messages. If
-a report is lost in a crash, the next commit covers it; a waiting producer sends again and causes
-one.
+`TablesMarks`: for `durability: delta`. After Delta's commit Spark reports where the batch ended,
+and each broker gets a short command about its own partitions. If a report is lost in a crash, the
+next commit covers it; a waiting producer sends again and causes one.
 """
 
 from __future__ import annotations

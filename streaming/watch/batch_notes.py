@@ -1,13 +1,12 @@
 """What a batch reports to the driver besides its figures: notes, and records that Kafka lost.
 
-A *note* is a word, a colon, and the rest. Broker and loop write notes. They are not part of the
-state and may be lost, so code that must be sure asks the engine.
+A *note* is a word, a colon, and the rest, written by a broker or its loop. Notes are not part of
+the state and may be lost, so code that must be sure asks the engine.
 
-Spark's Kafka source skips missing records in silence (`failOnDataLoss` is false, since an engine
-that refuses to start helps nobody). A batch with fewer rows than its offsets span is a hint, and
-Kafka's first offset of the partition tells whether retention deleted them. (Transaction markers
-span offsets too, but after that first offset.) Nothing can bring such records back, so the operator
-gets an event.
+Spark's Kafka source skips missing records silently (`failOnDataLoss` is false: otherwise the engine
+would not start). If a batch has fewer rows than its offsets span, Kafka's first offset of the
+partition shows whether retention deleted them. (Transaction markers take offsets too, but after
+that first offset.) The operator gets an event about lost records.
 """
 
 from __future__ import annotations
@@ -127,7 +126,7 @@ class LossWatch:
         self._on_loss = on_loss
 
     def batch(self, progress: dict[str, Any]) -> None:
-        """A batch is done. If rows are missing, asks Kafka, in a thread of its own."""
+        """Look at a finished batch. If rows are missing, ask Kafka, in a thread."""
         spans = missing(progress)
         if spans:
             work = threading.Thread(
@@ -155,8 +154,8 @@ class LossWatch:
 def notices(
     topic: str, records: int, reader: str, vpns: list[str], event: str = "records_lost"
 ) -> list[tuple[str, bytes]]:
-    """The commands, each with its VPN, that make a loss an event: in the topic's own VPN, or in all
-    VPNs for a captured topic, since the state knows which queues capture it."""
+    """The commands that make a loss an event, each with its VPN: the topic's own, or all VPNs for a
+    captured topic, since only the brokers know which queues capture it."""
     own = topics.split(topic)
     command = encode_command(RecordsLost(topic=topic, records=records, reader=reader, event=event))
     return [(vpn, command) for vpn in vpns if own is None or own[0] == vpn]

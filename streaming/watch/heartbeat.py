@@ -1,13 +1,12 @@
 """Two threads that send at the right time: the engine's heartbeat, and ticks of micro-batches.
 
-**Heartbeat**: a record on `<vpn>.engine` every two seconds. A client that gets no answer wants to
-know what is missing. An answer from Kafka says nothing about the engine, and a lock in the home
-says nothing on another machine. A reader waits for the next record instead of comparing clocks;
-only `lakequeue doctor` compares its time. A heartbeat shows that the process lives, not that its
-queries answer.
+**Heartbeat**: a record on `<vpn>.engine` every two seconds, so that a client without an answer can
+tell whether the engine runs: an answer from Kafka does not show that, nor does a lock on another
+machine. A reader waits for the next record instead of comparing clocks; only `lakequeue doctor`
+compares its time. A heartbeat shows that the process lives, not that its queries answer.
 
-**Ticks**: with micro-batches no batch runs while nothing happens. Each batch says when the broker
-must be woken. The thread sleeps until then and sends a tick. An extra tick does no harm.
+**Ticks**: with micro-batches no batch runs without input. Each batch reports the broker's next
+deadline, and the thread sends a tick then. An extra tick does no harm.
 """
 
 from __future__ import annotations

@@ -1,13 +1,12 @@
 """Logs alerts (S9, B4) and the end of single messages (X5, C7, S4), from the journal topics.
 
 A loop reports at the end of its batch, up to half a minute later: too late for a queue that fills
-up. The journal has everything at once. Of each record only the dictionary of events is read, and
-the rows only if one of the wanted events is in it. Events from before the engine's start are not
-logged.
+up. The journal has events at once. Of most records only the dictionary of events is read; rows are
+read only if it has a wanted event. Events from before the engine's start are not logged.
 
-The journal has every event of every message. The log has the events after which somebody will look
-for the message: it died, or was discarded or rejected. Some of these per second get a line each,
-and the others are counted in one line.
+The journal has every event of every message. The log has only events after which somebody may look
+for a message: it died, or was discarded or rejected. Each second some of them get a line each, and
+the others are counted in one line.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@
     Java ends      ─▶ start a new one, with all queries
 
 A restarted query continues from its checkpoint, so nothing is lost. If one broker is given up, the
-others go on; after the last one the engine ends. No broker waits for another's pause.
+others go on; after the last one the engine ends. A broker's pause delays no other.
 """
 
 from __future__ import annotations
@@ -85,8 +85,7 @@ class EngineWatch:
 
     @contextlib.contextmanager
     def java_lives(self) -> Iterator[None]:
-        """While starting: report a failure that came from the end of Spark's Java process as
-        such."""
+        """While starting: report a failure caused by the end of Spark's Java process as such."""
         try:
             yield
         except Exception as error:
@@ -186,7 +185,7 @@ class EngineWatch:
                     log.warning("broker %r: its query does not end", broker.name)
 
     def _ask(self) -> None:
-        """Ask the brokers what is captured, in a thread: a starting broker answers late, and
+        """Ask the brokers for captured topics, in a thread: a starting broker answers late, and
         another one may end meanwhile."""
         if self._captured.unasked and (self._asking is None or not self._asking.is_alive()):
             self._asking = threading.Thread(

@@ -1,8 +1,8 @@
 """Looks at all queues from time to time, while somebody reads the metrics.
 
-A look is a command like any other: the engine answers in a step, in parts, so it delays no one. Its
-cost grows with the number of queues, so the time between looks is stretched until they take at most
-a fiftieth of it. While nobody reads the metrics, there are no looks.
+A look is an ordinary command that the engine answers in parts, so it delays no one. Its cost grows
+with the number of queues, so looks become rarer until they take at most a fiftieth of the time.
+While nobody reads the metrics, there are no looks.
 
 If a broker or a VPN does not answer, a look still has the others.
 """
@@ -59,8 +59,8 @@ class QueueWatch:
         self._wanted_at = 0.0
 
     def wanted(self) -> None:
-        """Somebody reads the metrics: look for a while from now on. The first call waits for a
-        look, if the engine answers soon."""
+        """Note that somebody reads the metrics, and look at the queues for a while. The first call
+        waits for a look, if the engine answers soon."""
         self._wanted_at = time.monotonic()
         with self._lock:
             if self._thread is None and not self._stopping.is_set():

@@ -1,14 +1,14 @@
-"""Notices from outside that a broker no longer takes steps, and has it restarted.
+"""Finds brokers that no longer take steps, and has them restarted.
 
 Every step and every mark writes to the broker's log. If the log does not grow for a while, the
-broker may have nothing to do, so it is sent a command, for which it must take a step. If Kafka has
-the command and the log still does not grow, the broker hangs. That is reported (a log line, the
-event `broker_stuck`, a metric, the broker's state), and its worker is restarted. The log fences the
-hanging worker, like any earlier one. By then its stacks are in Spark's log (`StackDump`).
+broker gets a command, for which it must take a step. If Kafka has the command and the log still
+does not grow, the broker hangs. That is reported (a log line, the event `broker_stuck`, a metric,
+the broker's state), and its worker is restarted. The log fences the hanging worker, like any
+earlier one. By then its stacks are in Spark's log (`StackDump`).
 
-A broker whose query has begun anew gets its full time, as after a change of brokers. When an
-executor came or went, all of them do, since they may be starting on another machine. While a home
-comes to rest (M4), its brokers need not take steps.
+A broker's time starts again when its query does. When an executor came or went, all brokers' times
+start again, since they may be starting on another machine. While a home comes to rest (M4), its
+brokers need not take steps.
 """
 
 from __future__ import annotations
@@ -36,8 +36,7 @@ log = logging.getLogger("lakequeue.engine")
 
 LOOK_S = 5.0
 PROBE_S, STUCK_S = 10.0, 30.0
-# A broker that soon hangs again gets more time each time: it may be slow, and a restart does not
-# help that.
+# A broker that soon hangs again gets more time each time: it may only be slow.
 STUCK_S_MAX, FORGET_S = 480.0, 900.0
 NOTHING, PROBE, IS_STUCK = "", "probe", "stuck"
 
