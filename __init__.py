@@ -53,8 +53,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """The public names, loaded when they are asked for: each Python process of an engine imports
-    this package, and most of them connect to nothing."""
+    """Loads public names on first use: each Python process of an engine imports this package, and
+    most of them connect to nothing."""
     if name in __all__:
         for room in ("protocol", "client"):
             found = getattr(import_module(f".{room}", __name__), name, None)

@@ -65,7 +65,7 @@ class LakequeueDataSource(DataSource):
 
 
 class QueuePartition(InputPartition):
-    """What one task reads."""
+    """The part of a batch that one task reads."""
 
     def __init__(self, topic: str, partition: int, part: BatchPart) -> None:
         self.topic = topic

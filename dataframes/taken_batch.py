@@ -22,7 +22,8 @@ PART_BYTES = 8_000_000
 
 @dataclass(frozen=True, slots=True)
 class BatchPart:
-    """What one task reads. first, last: offsets. numbers: of the deliveries, as ranges."""
+    """The part of a batch that one task reads. first, last: offsets. numbers: of the deliveries, as
+    ranges."""
 
     first: int
     last: int

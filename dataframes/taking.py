@@ -1,6 +1,6 @@
 """The driver's side of a job: takes messages for a batch and acknowledges them when it is done.
 
-It is a consumer (C3, L4) like any other. This makes a batch and its acknowledgement one unit:
+It is an ordinary consumer (C3, L4). A batch and its acknowledgement are one unit, because:
 
 - the batch is in Spark's log, with ids and offsets, before it runs. A batch that runs again has the
   same rows, whoever holds the messages by then;

@@ -1,4 +1,5 @@
-"""What users write: definitions of queues and bridges, limits, configuration files, units (Q1–Q9).
+"""Definitions of queues and bridges, limits, configuration files, units, as users write them
+(Q1–Q9).
 
 Pure: a mapping in; a checked and complete value out, or every problem in it at once.
 """

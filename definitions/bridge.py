@@ -1,9 +1,9 @@
 """The definition of a bridge (H1–H3), and the check that bridges do not form a circle.
 
-Theory. A bridge is an arrow between two brokers of a home that carries the topics of its
-subscriptions. In a circle of bridges a message would go round for ever, so a bridge that closes one
-is refused. The check is conservative: bridges form a circle if each carries some topic that the new
-one carries too.
+A bridge leads from one broker of a home to another and carries the topics of its subscriptions. In
+a circle of bridges a message would go round for ever, so a bridge that closes one is refused. The
+check is conservative: bridges form a circle if each carries some topic that the new one carries
+too.
 
 One end may be in another home or another VPN, given by its address:
 

@@ -1,9 +1,9 @@
 """A whole configuration: system, VPNs, brokers, queues, bridges, clients (Q7, S8, S9, S10, B4); and
 the commands that apply it.
 
-Theory. A configuration is a mapping of optional sections. One pass reads it and collects all
-problems of all sections. Only a configuration without problems becomes a `Configuration` (Q7:
-nothing starts half-configured). `conf` reads the file.
+A configuration is a mapping of optional sections. One pass reads it and collects the problems of
+all sections. Only a configuration without problems becomes a `Configuration` (Q7). `conf` reads the
+file.
 
 Limits on what one process must keep always have a number, never "unlimited". A VPN has no limits of
 its own unless the configuration sets them.

@@ -1,9 +1,9 @@
 """The definition of a queue: read from a mapping, checked and completed (Q1–Q9, F4, X2).
 
-Theory. Each attribute of `QueueDefinition` says what reads its key. The valid keys are then checked
-against each other. All problems are collected, so a user can fix the whole definition from one
-message (Q7). The result is frozen and complete: all defaults are resolved here. A key with the
-value null counts as absent.
+The annotation of each attribute of `QueueDefinition` names the reader of its key. The valid keys
+are then checked against each other. All problems are collected, so a user can fix the whole
+definition from one message (Q7). The result is frozen and complete: all defaults are resolved here.
+A key with the value null counts as absent.
 
 Rules: Q1–Q3 names and topics; Q4, Q6, O2, O3, O4 expressions are compiled once to prove them; Q5
 types; Q7 refusals; Q8 units; Q9 `redefine`; F4 fairness by semantics; X2 `max_ttl` and

@@ -1,8 +1,7 @@
 """Readers for the values of configuration keys (Q7, Q8).
 
-Theory. A reader takes the value from the file and returns the normalized value, or raises a
-`ValueError` with the part of a sentence that says what is allowed. It does not know other keys.
-Readers are plain functions, so a table of keys is a table of readers.
+A reader takes the value from the file and returns the normalized value, or raises a `ValueError`
+with the part of a sentence that says what is allowed. It does not know other keys.
 """
 
 from __future__ import annotations

@@ -1,11 +1,10 @@
-"""Words of other systems, and what stands for them here (Q7).
+"""Words of other systems, and lakequeue's words for them (Q7).
 
-Newcomers first write the words of the system they know. A refusal that names our word ends their
-search. Suggesting the nearest spelling, as for other unknown keys, would mislead them:
-`visibility_timeout` is no misspelt `deferred_ack_expiration`. One table is the source of both the
-refusals and `docs/reference/keys-of-other-systems.md`.
-A word is recognised in any spelling: `x-message-ttl`, `xMessageTtl` and the policy's `message-ttl`
-are the same.
+Newcomers first write the words of the system they know. The refusal names lakequeue's word.
+Suggesting the nearest spelling would mislead them: `visibility_timeout` is no misspelt
+`deferred_ack_expiration`. One table is the source of both the refusals and
+`docs/reference/keys-of-other-systems.md`. A word is recognised in any spelling: `x-message-ttl`,
+`xMessageTtl` and the policy's `message-ttl` are the same.
 """
 
 from __future__ import annotations

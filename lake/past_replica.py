@@ -34,18 +34,22 @@ class StepCapture:
         self.records: list[WireRecord] = []
 
     def send(self, step: int, records: Iterable[WireRecord]) -> None:
+        """Keep the outputs."""
         self.records = list(records)
 
     def acked(self) -> int | None:
+        """Kafka has none of these outputs."""
         return None
 
     def append(self, value: bytes) -> None:
+        """Raise LakequeueError: only a step that failed is logged again, and the tables lack it."""
         raise LakequeueError(
             "the last step in the tables failed, and they do not have its second attempt yet: "
             "ask again in a minute"
         )
 
     def written(self, timeout_s: float) -> list[int]:
+        """Never called: a replay writes no record."""
         raise AssertionError("the past is not written")
 
 

@@ -1,8 +1,8 @@
 """The runner on memory://: nothing happens between calls.
 
-Each call lets the engine run and takes the results. None waits, but for other threads: one of them
-may have taken the answer that this one looks for, and not handed it over yet. Time is the engine's:
-it stands still until the test moves it (`advance`), and then duties are done at their times.
+Each call lets the engine run and takes the results. A call waits only for other threads, which may
+have taken its answer and not handed it over yet. Time is the engine's: it stands still until the
+test moves it (`advance`), and then duties are done at their times.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ class Inline:
         self._busy: set[int] = set()  # the turns that have not ended
 
     def start(self, session: Duties) -> None:
+        """See `Runner.start`: the engine does the duties from now on as time passes."""
         self._session = session
         self._engine.attend(self)
 
@@ -78,15 +79,16 @@ class Inline:
             self._served.remove(work)
 
     def now_ms(self) -> int:
+        """The engine's time, epoch ms."""
         return self._engine.now
 
     def clock_ms(self) -> float:
+        """The engine's time, in ms: leases end by the clock that tests move."""
         return self._engine.now
 
     def wait(self, condition: Callable[[], bool], timeout: float | None) -> bool:
-        """See `Runner.wait`. Waits only while another thread is in a turn that began before ours.
-        A thread that is in a turn itself, in a callback, does not: two would wait for each
-        other."""
+        """See `Runner.wait`. Waits only while another thread is in a turn that began earlier, and
+        never inside a turn (in a callback): two threads would wait for each other."""
         own = self._take_turn()
         if not _thread.depth:
             with self._session.changed:
@@ -96,25 +98,31 @@ class Inline:
         return condition()
 
     def sent(self) -> None:
+        """See `Runner.sent`: takes the results at once."""
         self.attend()
 
     def gathering(self) -> None:
+        """See `Runner.gathering`: sends at once."""
         self._session.send_gathered()
 
     def serve(self, ready: Callable[[], bool], work: Callable[[], bool]) -> Callable[[float], None]:
+        """See `Runner.serve`: works now and at each later turn, in the calling thread."""
         self._served.append(work)
         self.attend()
         return lambda _: None
 
     def session_of(self, vpn: str, session: str, subscription: str) -> str:
+        """The subscription's own session, whose heartbeats the engine sends from now on."""
         own = self._own(session, subscription)
         self._engine.live(vpn, own)
         return own
 
     def ended(self, vpn: str, session: str, subscription: str) -> None:
+        """See `Runner.ended`: ends the heartbeats of the subscription's own session."""
         self.silence(vpn, session, subscription)
 
     def silence(self, vpn: str, session: str, subscription: str) -> None:
+        """See `Runner.silence`."""
         self._engine.silence(vpn, self._own(session, subscription))
 
     @staticmethod

@@ -32,6 +32,7 @@ class MemoryTransport:
             acked()
 
     def command(self, topic: str, key: bytes, value: bytes, partition: int = 0) -> None:
+        """See `Transport.command`; the engine has carried it out when this returns."""
         self._engine.command(topic, key, value, partition)
 
     def newest(self, topic: str) -> dict[bytes, bytes]:
@@ -39,9 +40,11 @@ class MemoryTransport:
         return self._engine.directory(topic)
 
     def listen(self, topic: str, partition: int) -> None:
+        """See `Transport.listen`."""
         self._inboxes.append(self._engine.open_inbox(topic))
 
     def partitions(self, topic: str) -> int:
+        """How many partitions the topic would have on Kafka with as many brokers."""
         match topics.kind(topic):
             case topics.COMMANDS:
                 return self._engine.numbers
@@ -50,6 +53,7 @@ class MemoryTransport:
         return 1
 
     def poll(self, timeout: float) -> list[Record]:
+        """What has arrived; never waits."""
         records: list[Record] = []
         for inbox in self._inboxes:
             with contextlib.suppress(IndexError):  # another thread may take the last one
@@ -58,8 +62,10 @@ class MemoryTransport:
         return records
 
     def flush(self, timeout: float) -> bool:
+        """Always True: nothing is ever on its way."""
         return True
 
     def close(self) -> None:
+        """See `Transport.close`."""
         for inbox in self._inboxes:
             self._engine.close_inbox(inbox)

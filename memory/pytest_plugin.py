@@ -31,7 +31,7 @@ _numbers = itertools.count(1)
 
 
 class EngineForTest:
-    """What the fixture returns.
+    """The value of the fixture `lakequeue`.
 
     url: the address for the application. connection: the test's own connection, which keeps the
     engine alive. admin: its `Admin`. engine: to look inside (`journal`, `restart`, `check`).

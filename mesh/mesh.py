@@ -146,6 +146,7 @@ class Mesh(Routes):
 
     @property
     def keeps_directory(self) -> bool:
+        """See `MeshInterface`."""
         return self.has_met
 
     # ------------------------------------------------------------ a step
@@ -285,6 +286,7 @@ class Mesh(Routes):
                 send_again(broker, link, self._say_over)
 
     def leave(self, queue: Queue, task: Task, budget: Budget) -> bool:
+        """See `MeshInterface`."""
         return moves.leave(self._broker, self.facts, queue, task, budget)
 
     def forward_for_moving(self, queue: Queue, command: Any, ids: list[int]) -> int:
@@ -296,6 +298,7 @@ class Mesh(Routes):
     def send(
         self, queue: Queue, subscription: Subscription, rows: list[Row], contents: list[Content]
     ) -> None:
+        """See `MeshInterface`."""
         stand_ins.send(self._broker, self.facts, queue, subscription, rows, contents)
 
     def _hear_entries(self, sender: int, message: Entries) -> None:

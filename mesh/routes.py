@@ -147,6 +147,7 @@ class Routes(MeshInterface):
                 row.until, row.extras = NEVER, {TRANSIT: {"until": row.until, "to": to}}
 
     def left(self, queue: Queue, rows: list[Row]) -> None:
+        """See `MeshInterface`."""
         link = self.bridges.links.get(queue.number)
         if link is not None:
             left(link, rows)
@@ -154,14 +155,17 @@ class Routes(MeshInterface):
             stand_ins.emptied(self._broker, self.facts, queue)
 
     def of_engine(self, queue: Queue) -> str:
+        """See `MeshInterface`."""
         if queue.definition.name.startswith(ENDPOINT_PREFIX):
             return "the endpoint of a bridge"
         return f"where messages wait for queue {queue.header.stands_for!r} of another broker"
 
     def lanes(self, vpn: str) -> list[dict[str, Any]]:
+        """See `MeshInterface`."""
         return stand_ins.shown(self._broker, self.facts, vpn)
 
     def why_waiting(self, queue: Queue) -> str | None:
+        """See `MeshInterface`."""
         link, lane = self.bridges.links.get(queue.number), self.facts.lanes.get(queue.number)
         if link is not None:
             held = sorted({one.endpoint or one.reason for one in link.held.values()})

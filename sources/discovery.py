@@ -70,6 +70,7 @@ class Discovery(threading.Thread):
         self._trim: tuple[str, int] | None = None
 
     def sizes(self) -> dict[str, int]:
+        """All topics with their numbers of partitions. Raises KafkaException."""
         return self._topics.all_sizes()
 
     def look(self) -> None:

@@ -169,8 +169,8 @@ class EngineLink:
     def _send_confirmed(
         self, destination: str, payload: str, options: dict[str, Any], patient: bool
     ) -> None:
-        """Unlike `Producer.send` this lets messages gather while a record is on its way: what
-        threads send at the same time travels together. And an answer wakes its own thread only."""
+        """Unlike `Producer.send` this lets messages of several threads gather while a record is on
+        its way, and an answer wakes its own thread only."""
         sent: Pending | None = None
         while True:
             try:
@@ -239,8 +239,7 @@ def _after_fork() -> None:
 
 
 def _at_exit() -> None:
-    """What was published and not confirmed is sent before the process ends; its transient queues
-    are deleted."""
+    """Before the process ends: send everything unconfirmed, and delete transient queues."""
     for link in list(_links.values()):
         with contextlib.suppress(LakequeueError):
             link.producer.flush()

@@ -1,4 +1,4 @@
-"""How a kombu message travels: one JSON object as the payload, and options for the broker.
+"""A kombu message as one JSON object, the payload, and options for the broker.
 
 A text body is kept as it is, so that expressions, SQL and the monitor page can read it:
 `/headers/task` is the task's name. Bytes are base64.

@@ -109,6 +109,7 @@ class Getter(Flow):
 
     @property
     def is_ready(self) -> bool:
+        """Always False: it delivers nothing by itself."""
         return False
 
     def get(self) -> Message | None:

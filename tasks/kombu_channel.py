@@ -1,4 +1,4 @@
-"""A kombu channel: what AMQP's methods mean on lakequeue.
+"""A kombu channel: AMQP's methods on lakequeue.
 
 The engine does what kombu's virtual channels do in the client: bindings are topic subscriptions,
 unacknowledged messages are leased, and returned messages keep their place.
@@ -245,8 +245,8 @@ class KombuChannel(virtual.Channel):
         )
 
     def share(self) -> bool:
-        """With several queues, each may bring as many messages as the prefetch; those that the
-        prefetch keeps from the application for long go back, for other workers. Whether to look
+        """Return messages that wait here too long, so that other workers can have them: with
+        several queues, each may bring as many messages as the prefetch. Returns whether to look
         again in `SHARE_S`."""
         flows = [f for f in list(self._flows.values()) if not f.no_ack and not f.retired]
         if self.has_room:

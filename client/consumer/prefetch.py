@@ -1,4 +1,4 @@
-"""What has arrived for a consumer: its buffer, its transport acks, its leases.
+"""A consumer's buffer, its transport acks and its leases.
 
 `Prefetch`. Every delivery has a number, which stays the same when it is sent again. Duplicates are
 recognised by it, so the application sees each delivery once (C2). Messages handed to the

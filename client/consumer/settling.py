@@ -119,6 +119,7 @@ class Settling:
     # ------------------------------------------------------------ what messages ask for
 
     def ack_message(self, message: Message) -> None:
+        """See `Message.ack`. Collects the ack; the engine gets it with the next batch of acks."""
         if self._rule.mode in ("auto", "pre_ack", "no_ack") and not self._prefetch.holds(message):
             return
         if self._check_held(message):
@@ -126,6 +127,7 @@ class Settling:
             self.settle(self._prefetch.up_to(message) if cumulative else [message])
 
     def cancel_message(self, message: Message, delay: str | float | None) -> None:
+        """See `Message.cancel`."""
         ms = None if delay is None else duration_ms(delay, "delay")
         self._give_up(
             message,
@@ -134,10 +136,12 @@ class Settling:
         )
 
     def reject_message(self, message: Message, reason: str | BaseException) -> None:
+        """See `Message.reject`."""
         sent = self.subscription.about(commands.Reject, ids=message.id, reason=reason_of(reason))
         self._give_up(message, "rejected", sent)
 
     def put_back_message(self, message: Message) -> None:
+        """See `Message.put_back`."""
         self._give_up(
             message, "put back", self.subscription.about(commands.Returned, ids=message.id)
         )

@@ -53,6 +53,7 @@ class KafkaTransport(Transport):
         _open.add(self)
 
     def command(self, topic: str, key: bytes, value: bytes, partition: int = 0) -> None:
+        """See `Transport.command`."""
         self.publish(topic, value, key, [], partition)
 
     def newest(self, topic: str) -> dict[bytes, bytes]:
@@ -71,6 +72,7 @@ class KafkaTransport(Transport):
         """Keys and values of a topic's partition 0, up to an offset. Raises NotConnected."""
 
     def listen(self, topic: str, partition: int) -> None:
+        """See `Transport.listen`. Looks up the end now, so later records arrive."""
         self._check()
         place = (topic, partition)
         with self._listening:
@@ -89,6 +91,7 @@ class KafkaTransport(Transport):
         missing."""
 
     def poll(self, timeout: float) -> list[Record]:
+        """See `Transport.poll`. Notices `listen` and `close` within `SLICE_SECONDS`."""
         self._check()
         deadline = time.monotonic() + timeout
         while True:

@@ -150,6 +150,7 @@ class ConfluentTransport(KafkaTransport):
         self, topic: str, value: bytes | None, key: bytes | None, headers: Headers,
         partition: int | None = None, acked: Acked | None = None,
     ) -> None:  # fmt: skip
+        """See `Transport.publish`."""
         self._check()
         place = -1 if partition is None else partition
         deadline = 0.0
@@ -169,6 +170,7 @@ class ConfluentTransport(KafkaTransport):
                 ) from error
 
     def partitions(self, topic: str) -> int:
+        """See `Transport.partitions`."""
         self._check()
 
         def count(seconds: float) -> int:
@@ -180,12 +182,14 @@ class ConfluentTransport(KafkaTransport):
         return self._ask(f"topic {topic!r}", count)
 
     def flush(self, timeout: float) -> bool:
+        """See `Transport.flush`."""
         self._check()
         done = self._over.flush(max(0.0, timeout))
         self._raise_failure()
         return done
 
     def close(self) -> None:
+        """See `Transport.close`. Logs how many records did not reach Kafka."""
         if not self._begin_close():
             return
         if not self._over.flush(bounds.CLOSE_SECONDS_MAX):

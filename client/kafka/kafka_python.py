@@ -1,7 +1,7 @@
 """The pure-Python transport: kafka-python.
 
-Its producer has no bound, so the bound is kept here. Its consumer belongs to one thread at a time,
-so `listen` looks up the end with the admin client and leaves the rest to `poll`.
+The library's producer has no bound, so this module keeps one. Its consumer belongs to one thread at
+a time, so `listen` looks up the end with the admin client and leaves the rest to `poll`.
 """
 
 from __future__ import annotations
@@ -81,6 +81,7 @@ class KafkaPythonTransport(KafkaTransport):
         self, topic: str, value: bytes | None, key: bytes | None, headers: Headers,
         partition: int | None = None, acked: Acked | None = None,
     ) -> None:  # fmt: skip
+        """See `Transport.publish`."""
         self._check()
         size = len(value or b"") + 100
         if key is not None:
@@ -97,6 +98,7 @@ class KafkaPythonTransport(KafkaTransport):
         future.add_both(settled)
 
     def partitions(self, topic: str) -> int:
+        """See `Transport.partitions`."""
         self._check()
 
         def count(admin: Any) -> int:
@@ -121,6 +123,7 @@ class KafkaPythonTransport(KafkaTransport):
             time.sleep(0.05)
 
     def flush(self, timeout: float) -> bool:
+        """See `Transport.flush`."""
         self._check()
         with self._room:
             done = self._room.wait_for(lambda: not self._waiting_records, max(0.0, timeout))
@@ -128,6 +131,7 @@ class KafkaPythonTransport(KafkaTransport):
         return done
 
     def close(self) -> None:
+        """See `Transport.close`. Logs how many records did not reach Kafka."""
         if not self._begin_close():
             return
         with self._room:
@@ -356,7 +360,7 @@ def refusals_told(bootstrap: str) -> Iterator[None]:
 
 
 class _Refusals(logging.Handler):
-    """Hears in the library's log why Kafka refuses us."""
+    """Reads in the library's log why Kafka refuses the credentials."""
 
     why: str | None = None
     hung_up = False

@@ -34,7 +34,7 @@ GATHER_MS = 50
 
 
 class Duties(Protocol):
-    """What a runner asks of a session."""
+    """The duties of a session, which its runner calls."""
 
     client_name: str
     is_open: bool
@@ -139,6 +139,7 @@ class Threads:
         self._session: weakref.ref[Duties]
 
     def start(self, session: Duties) -> None:
+        """See `Runner.start`: starts the two threads, which hold the session weakly."""
         gathered = self._gathered
         # When the session is dropped, wake the waiting thread so that it ends.
         self._session = weakref.ref(session, lambda _: gathered.set())
@@ -151,14 +152,17 @@ class Threads:
         ).start()
 
     def stop(self) -> None:
+        """See `Runner.stop`. Waits up to `STOP_S` for the reader thread."""
         self._gathered.set()
         if self._reader is not None and self._reader is not threading.current_thread():
             self._reader.join(timeout=STOP_S)
 
     def now_ms(self) -> int:
+        """See `Runner.now_ms`."""
         return round(time.time() * 1000)
 
     def clock_ms(self) -> float:
+        """See `Runner.clock_ms`."""
         return time.monotonic() * 1000
 
     def wait(self, condition: Callable[[], bool], timeout: float | None) -> bool:
@@ -182,9 +186,11 @@ class Threads:
         """See `Runner.sent`: the reader thread gets the answers, so there is nothing to do."""
 
     def gathering(self) -> None:
+        """See `Runner.gathering`: wakes the thread that sends."""
         self._gathered.set()
 
     def serve(self, ready: Callable[[], bool], work: Callable[[], bool]) -> Callable[[float], None]:
+        """See `Runner.serve`: in a thread of its own, which ends with the session."""
 
         def run() -> None:
             while _worked(self._session, work):
@@ -207,6 +213,7 @@ class Threads:
         """See `Runner.ended`: other subscriptions may need the session."""
 
     def silence(self, vpn: str, session: str, subscription: str) -> None:
+        """See `Runner.silence`. Raises ConfigError: over Kafka a process can be killed."""
         raise ConfigError("kill: works on memory:// only; over Kafka, kill the process")
 
 

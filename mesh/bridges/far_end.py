@@ -252,6 +252,7 @@ class Outcome:
         """See `Answerable`."""
 
     def refused(self, seq: int, reason: str, queue: str, detail: str) -> None:
+        """See `Answerable`. Keeps the reason and the queue."""
         self.refusal = reason, queue
 
 

@@ -44,9 +44,11 @@ class Patterns:
         return self.wildcards.setdefault("" if first.endswith("*") or first == ">" else first, {})
 
     def add(self, kind: str, pattern: str, number: int) -> None:
+        """Add a queue's pattern."""
         self._page(kind, pattern).setdefault(pattern, set()).add(number)
 
     def drop(self, kind: str, pattern: str, number: int) -> None:
+        """Remove a queue's pattern."""
         page = self._page(kind, pattern)
         numbers = page.get(pattern, set())
         numbers.discard(number)

@@ -31,12 +31,15 @@ class DictStore:
         self.pages: dict[str, bytes] = dict(pages or {})
 
     def get(self, key: str) -> bytes | None:
+        """The page, or None."""
         return self.pages.get(key)
 
     def put(self, key: str, value: bytes) -> None:
+        """Write a page."""
         self.pages[key] = value
 
     def delete(self, key: str) -> None:
+        """Remove a page, if it is there."""
         self.pages.pop(key, None)
 
     def dump(self) -> bytes:

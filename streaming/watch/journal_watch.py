@@ -121,6 +121,7 @@ class AlertWatch(TopicReader):
         self._reader = AlertReader(log_alert, heard)
 
     def take(self, message: Message) -> None:
+        """Read one record of a journal topic."""
         with suppress(ValueError):  # not the engine's headers
             headers: Any = headers_of(message)
             self._reader.read(message.topic() or "", message.key(), message.value(), headers)
