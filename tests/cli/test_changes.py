@@ -111,10 +111,10 @@ def test_r4_replay(orders: Engine, tmp_path: Path) -> None:
 # ---------------------------------------------------------------- at
 
 
-@pytest.fixture
-def home(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     walk = lived(3)
-    return write_history(walk.world, tmp_path, walk.saved)
+    return write_history(walk.world, tmp_path_factory.mktemp("home"), walk.saved)
 
 
 def at(home: Path, *words: str) -> Result:

@@ -10,20 +10,16 @@ import subprocess
 import sys
 import termios
 import time
-from collections.abc import Iterator
-from itertools import count
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import lakequeue
 import pytest
-from click.testing import CliRunner, Result
 from lakequeue.cli import consume as stdout_reader
-from lakequeue.cli import main
+from memory_shell import Engine
 
 PROCESS = [sys.executable, str(Path(__file__).with_name("consuming_process.py"))]
 BROKEN_PIPE = 141
-_names = count()
 
 
 def start(messages: int, *arguments: str) -> subprocess.Popen[bytes]:
@@ -59,9 +55,9 @@ def test_l1_head_takes_one_message_and_no_more_is_acknowledged() -> None:
 
 
 def test_l1_a_reader_that_reads_all_gets_all() -> None:
-    process = start(500, "--timeout", "0")
+    process = start(100, "--timeout", "0")
     out, said = process.communicate(timeout=90)
-    assert out.split() == [b"%d" % n for n in range(500)]
+    assert out.split() == [b"%d" % n for n in range(100)]
     assert json.loads(said)["depth"] == 0
 
 
@@ -69,7 +65,6 @@ def test_l1_what_a_slow_reader_has_not_taken_goes_back() -> None:
     process = start(3)
     wait_until_written(process)
     process.send_signal(signal.SIGTERM)
-    assert process.stderr is not None
     left = json.loads(process.stderr.read())
     process.wait(60)
     assert (left["status"], left["depth"]) == (0, 3)
@@ -78,10 +73,8 @@ def test_l1_what_a_slow_reader_has_not_taken_goes_back() -> None:
 
 def test_it_ends_when_the_reader_goes_although_nothing_comes() -> None:
     process = start(1)
-    assert process.stdout is not None
     assert process.stdout.readline() == b"0\n"
     process.stdout.close()
-    assert process.stderr is not None
     left = json.loads(process.stderr.read())
     assert (left["status"], left["depth"]) == (BROKEN_PIPE, 0)
     assert (left["leased"], left["acknowledged"]) == (0, 1)
@@ -111,39 +104,22 @@ def test_l1_what_was_read_is_taken_although_the_reader_went_at_once(
 # ---------------------------------------------------------------- --exec
 
 
-class Queue:
-    """A queue in memory, and `consume` on it."""
-
-    def __init__(self, **definition: Any) -> None:
-        self.url = f"memory://consume-{next(_names)}"
-        self.connection = lakequeue.connect(self.url)
-        orders = {"name": "orders", "message_type": "binary", **definition}
-        self.admin = self.connection.admin()
-        self.admin.define(orders)
-
-    def consume(self, *arguments: str) -> Result:
-        command = ["consume", "orders", *arguments, "--url", self.url]
-        return CliRunner().invoke(main, command, catch_exceptions=False)
-
-    def waits_s(self) -> float:
-        """How long the only message is delayed."""
-        (left,) = self.admin.browse("orders")
-        assert left.state == "delayed"
-        assert left.ready_at is not None
-        return (left.ready_at - self.connection.now()).total_seconds()
+def waits_s(shell: Engine) -> float:
+    """How long the only message is delayed."""
+    (left,) = shell.admin.browse("orders")
+    assert left.state == "delayed"
+    return (left.ready_at - shell.connection.now()).total_seconds()
 
 
 @pytest.fixture
-def make() -> Iterator[Any]:
-    made: list[Queue] = []
+def make(shell: Engine) -> Callable[..., Engine]:
+    """An engine with the queue `orders`, which is defined so."""
 
-    def one(**definition: Any) -> Queue:
-        made.append(Queue(**definition))
-        return made[-1]
+    def one(**definition: Any) -> Engine:
+        shell.admin.define({"name": "orders", "message_type": "binary", **definition})
+        return shell
 
-    yield one
-    for queue in made:
-        queue.connection.close()
+    return one
 
 
 @pytest.mark.parametrize(
@@ -159,58 +135,55 @@ def test_no_header_keeps_a_command_from_starting(
     queue, said = make(), tmp_path / "said"
     queue.connection.producer().send("orders", b"1", headers=headers)
     command = f'echo "$LAKEQUEUE_HEADER_K,$LAKEQUEUE_HEADERS_LEFT_OUT" > {said}'
-    result = queue.consume("--exec", command, "--count", "1")
+    result = queue.run("consume", "orders", "--exec", command, "--count", "1")
     assert result.exit_code == 0, result.output
     assert said.read_text() == f"v,{left_out}\n"
 
 
 def test_one_that_does_not_fail_has_status_0(make: Any) -> None:
     queue = make()
-    queue.connection.producer().send("orders", b"1")
-    result = queue.consume("--exec", "cat > /dev/null", "--count", "1", "--json")
-    assert result.exit_code == 0
-    assert json.loads(result.stdout) == {"given": 1, "failed": 0}
+    queue.send("orders", b"1")
+    assert queue.json("consume", "orders", "--exec", "cat > /dev/null", "--count", "1") == {
+        "given": 1, "failed": 0,
+    }  # fmt: skip
 
 
 def test_l11_a_failing_command_does_not_use_up_the_attempts_at_once(make: Any) -> None:
     queue = make(max_cancels=5)
-    queue.connection.producer().send("orders", b"1")
+    queue.send("orders", b"1")
     for wanted_s in (1, 2, 4, 8):
-        queue.consume("--exec", "false", "--timeout", "0")
-        assert queue.waits_s() == wanted_s
+        queue.run("consume", "orders", "--exec", "false", "--timeout", "0")
+        assert waits_s(queue) == wanted_s
         queue.connection.advance(f"{wanted_s}s")
 
 
-def test_l11_the_queues_own_backoff_counts_where_it_has_one(make: Any) -> None:
+@pytest.mark.parametrize(("asked", "waits"), [((), 7), (("--retry-delay", "3s"), 3)])
+def test_l11_the_queues_own_backoff_counts_and_more_so_the_pause_that_is_asked_for(
+    make: Any, asked: tuple[str, ...], waits: int
+) -> None:
     queue = make(redelivery_delay="7s")
-    queue.connection.producer().send("orders", b"1")
-    queue.consume("--exec", "false", "--count", "1")
-    assert queue.waits_s() == 7
+    queue.send("orders", b"1")
+    queue.run("consume", "orders", "--exec", "false", "--count", "1", *asked)
+    assert waits_s(queue) == waits
 
 
-def test_l11_the_pause_that_is_asked_for_counts_most(make: Any) -> None:
-    queue = make(redelivery_delay="7s")
-    queue.connection.producer().send("orders", b"1")
-    queue.consume("--exec", "false", "--count", "1", "--retry-delay", "3s")
-    assert queue.waits_s() == 3
-
-
-@pytest.mark.parametrize("signals", [1, 2])  # `timeout` sends its signal twice
-def test_ctrl_c_lets_a_running_command_end(tmp_path: Path, signals: int) -> None:
+def test_ctrl_c_lets_a_running_command_end(tmp_path: Path) -> None:
+    """Also twice, as `timeout` sends its signal."""
     started, told, finished = tmp_path / "started", tmp_path / "told", tmp_path / "finished"
     command = f"touch {started}; until test -e {told}; do sleep 0.1; done; touch {finished}"
-    process = start(2, "--exec", command)
+    process = start(10, "--exec", command, "--max-backlog", "10")
     while not started.exists():
         time.sleep(0.01)
-    for _ in range(signals):
+    for _ in range(2):
         process.send_signal(signal.SIGINT)
         time.sleep(0.05)
     time.sleep(0.5)
     told.touch()
     left = ended(process)
     assert finished.exists()
-    assert (left["status"], left["depth"]) == (0, 1)
+    assert (left["status"], left["depth"]) == (0, 9)
     assert (left["leased"], left["acknowledged"]) == (0, 1)
+    assert left["attempts"] == 0, "what was only prefetched was not tried (L5)"
 
 
 def test_a_second_ctrl_c_ends_the_command_too(tmp_path: Path) -> None:
@@ -225,29 +198,23 @@ def test_a_second_ctrl_c_ends_the_command_too(tmp_path: Path) -> None:
     assert not finished.exists()
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_l5_what_was_only_prefetched_is_no_attempt(number: int, tmp_path: Path) -> None:
-    started = tmp_path / "started"
-    process = start(10, "--exec", f"touch {started}; sleep 1", "--max-backlog", "10")
-    while not started.exists():
-        time.sleep(0.01)
-    process.send_signal(number)
-    left = ended(process)
-    assert (left["depth"], left["acknowledged"], left["attempts"]) == (9, 1, 0)
-
-
-def test_json_has_key_and_times(make: Any) -> None:
+def test_json_has_all_of_a_message(make: Any) -> None:
     queue = make(expiration="1h", lease_period="30s")
-    queue.connection.producer().send("orders", b"1", key=b"k")
-    queue.connection.producer().send("orders", b"2", key=b"\xff")
-    result = queue.consume("--json", "--timeout", "0")
+    producer = queue.connection.producer()
+    producer.send("orders", b"\xff\x00", key=b"k", headers={"a": "b"}, priority=9)
+    producer.send("orders", b"text", key=b"\xff")
+    result = queue.run("consume", "orders", "--json", "--timeout", "0")
     first, second = map(json.loads, result.stdout.splitlines())
-    assert (first["key"], "key_encoding" in first) == ("k", False)
-    assert (second["key"], second["key_encoding"]) == ("/w==", "base64")
-    assert (first["delivery_count"], first["is_barrier"]) == (1, False)
     now = queue.connection.now().isoformat()
-    assert first["published_at"] == now
+    assert first == {
+        "id": "1", "queue": "orders", "payload": "/wA=", "encoding": "base64", "key": "k",
+        "headers": {"a": "b"}, "delivery_count": 1, "redelivered": False, "priority": 9,
+        "is_barrier": False, "published_at": now, "expires_at": first["expires_at"],
+        "lease_expires_at": first["lease_expires_at"],
+    }  # fmt: skip
     assert first["expires_at"] > first["lease_expires_at"] > now
+    assert (second["payload"], "encoding" in second) == ("text", False)
+    assert (second["key"], second["key_encoding"]) == ("/w==", "base64")
 
 
 def test_a_goodbye_that_nobody_reads_is_an_orderly_end(tmp_path: Path) -> None:
@@ -261,7 +228,5 @@ def test_a_goodbye_that_nobody_reads_is_an_orderly_end(tmp_path: Path) -> None:
     process = subprocess.Popen(
         [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
-    assert process.stdout is not None
     process.stdout.close()
-    assert process.stderr is not None
     assert (process.stderr.read(), process.wait(60)) == (b"", 0)

@@ -47,10 +47,13 @@ def test_people_read_a_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[st
         log.info("message 17 died", extra={"fields": FIELDS})
         log.debug("too much")
         log.warning("bridge %s waits", "a\n12:00:00 all is well\x1b[2J\u2028b")
+        logging.getLogger("py4j").error("a library's")
+    log.warning("afterwards")
     line, crafted = capsys.readouterr().err.splitlines()
     assert re.fullmatch(r"\d\d:\d\d:\d\dZ message 17 died", line)
     assert crafted.endswith("bridge a 12:00:00 all is well [2J b waits")
     assert log.level == logging.NOTSET
+    assert (tmp_path / "spark.log").read_text().endswith("a library's\n")
 
 
 def test_there_are_two_formats() -> None:

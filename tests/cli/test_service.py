@@ -3,32 +3,16 @@
 from __future__ import annotations
 
 import json
-import logging
 import threading
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
-from lakequeue.cli.service import Progress, logging_to, serve
+from lakequeue.cli.service import Progress, serve
 from lakequeue.protocol.errors import LakequeueError
 from lakequeue.streaming import restarts as supervision
 from lakequeue.streaming.kafka.kafka_watch import KafkaWatch
-
-
-def test_alerts_are_lines_for_people_and_libraries_have_the_log(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    file = tmp_path / "home" / "spark.log"
-    with logging_to(file):
-        logging.getLogger("lakequeue.engine").warning("queue orders is 80 % full")
-        logging.getLogger("py4j").error("Exception while sending command.")
-    logging.getLogger("lakequeue.engine").warning("afterwards")
-    said = capsys.readouterr().err
-    assert "queue orders is 80 % full" in said
-    assert "sending command" not in said
-    assert "afterwards" not in said
-    assert "Exception while sending command." in file.read_text()
 
 
 class Engine:

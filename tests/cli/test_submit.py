@@ -111,22 +111,6 @@ def test_a_spark_that_is_not_there(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     assert "set SPARK_HOME to a Spark of version 4.2.0" in done.output
 
 
-def test_what_java_says_at_each_start_is_left_out_and_nothing_else(tmp_path: Path) -> None:
-    """Spark's launcher makes it say so; what follows may be what the user needs."""
-    script = tmp_path / "bin" / "spark-submit"
-    script.parent.mkdir()
-    said = ["WARNING: Using incubator modules: jdk.incubator.vector", "Error: no such class"]
-    script.write_text("#!/bin/sh\n" + "".join(f"echo '{line}' >&2\n" for line in said) + "exit 5\n")
-    script.chmod(0o755)
-    done = subprocess.run(
-        [sys.executable, "-m", "lakequeue.cli", "submit", "--master", "yarn"],
-        capture_output=True, text=True, cwd=tmp_path,
-        env={**os.environ, "SPARK_HOME": str(tmp_path)},
-    )  # fmt: skip
-    assert done.returncode == 5
-    assert (done.stdout, done.stderr.splitlines()) == ("", [said[1]])
-
-
 SPARK_SUBMIT = """#!/bin/sh
 exec 2>&1  # as spark-submit does for Python
 echo 'WARNING: noise of Java'
@@ -136,24 +120,24 @@ wait $!
 """
 
 
-@pytest.mark.parametrize("which", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_ends_the_driver_in_order_and_programs_read_only_json(
-    which: int, tmp_path: Path
-) -> None:
-    """With a spark-submit that starts another command of ours: it is not Java that is told."""
-    script = tmp_path / "bin" / "spark-submit"
-    script.parent.mkdir()
-    script.write_text(SPARK_SUBMIT.format(python=sys.executable, program=PROGRAM))
-    script.chmod(0o755)
-    command = ["submit", "--master", "yarn", "--home", str(tmp_path), "--json"]
-    process = subprocess.Popen(
+def submitted(script: str, home: Path) -> subprocess.Popen[str]:
+    """`submit --json` with this spark-submit, which starts another command of ours as driver."""
+    file = home / "bin" / "spark-submit"
+    file.parent.mkdir()
+    file.write_text(script.format(python=sys.executable, program=PROGRAM))
+    file.chmod(0o755)
+    command = ["submit", "--master", "yarn", "--home", str(home), "--json"]
+    return subprocess.Popen(
         [sys.executable, "-m", "lakequeue.cli", *command], stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE, text=True, cwd=tmp_path,
-        env={**os.environ, "SPARK_HOME": str(tmp_path)},
+        stderr=subprocess.PIPE, text=True, cwd=home, env={**os.environ, "SPARK_HOME": str(home)},
     )  # fmt: skip
-    assert process.stdout is not None
+
+
+def test_a_signal_ends_the_driver_in_order_and_programs_read_only_json(tmp_path: Path) -> None:
+    """It is not Java that is told."""
+    process = submitted(SPARK_SUBMIT, tmp_path)
     assert json.loads(process.stdout.readline())["event"] == "ready"
-    process.send_signal(which)
+    process.send_signal(signal.SIGHUP)
     rest, errors = process.communicate(timeout=60)
     assert process.returncode == 0
     assert rest == ""
@@ -162,29 +146,21 @@ def test_a_signal_ends_the_driver_in_order_and_programs_read_only_json(
 
 
 LOUD_SUBMIT = """#!/bin/sh
+echo 'WARNING: Using incubator modules: jdk.incubator.vector' >&2
 echo 'Error: before the driver' >&2
 until [ -e heard ]; do sleep 0.05; done
 {python} {program} monitor --url memory://loud --port 0 --json 2>&1 &
 until [ -e said ]; do sleep 0.05; done
 echo 'java.lang.InterruptedException' >&2
 wait $!
+exit 5
 """
 
 
 def test_what_java_says_beside_a_running_driver_goes_to_the_homes_log(tmp_path: Path) -> None:
-    """As with `run`: where a batch is cut off at the end, Java prints a thousand lines."""
-    script = tmp_path / "bin" / "spark-submit"
-    script.parent.mkdir()
-    script.write_text(LOUD_SUBMIT.format(python=sys.executable, program=PROGRAM))
-    script.chmod(0o755)
-    command = ["submit", "--master", "yarn", "--home", str(tmp_path), "--json"]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "lakequeue.cli", *command],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path,
-        env={**os.environ, "SPARK_HOME": str(tmp_path)},
-    )  # fmt: skip
-    assert process.stdout is not None
-    assert process.stderr is not None
+    """As with `run`: where a batch is cut off at the end, Java prints a thousand lines. What its
+    launcher says at each start is left out; what comes before the driver the user may need."""
+    process = submitted(LOUD_SUBMIT, tmp_path)
     assert process.stderr.readline() == "Error: before the driver\n"
     (tmp_path / "heard").touch()
     assert json.loads(process.stdout.readline())["event"] == "ready"
@@ -194,5 +170,6 @@ def test_what_java_says_beside_a_running_driver_goes_to_the_homes_log(tmp_path: 
         time.sleep(0.05)
     process.terminate()
     _, errors = process.communicate(timeout=60)
+    assert process.returncode == 5
     assert log.read_text() == "java.lang.InterruptedException\n"
     assert "InterruptedException" not in errors

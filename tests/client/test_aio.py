@@ -48,38 +48,6 @@ def test_on_memory_send_receive_iterate() -> None:
     asyncio.run(main())
 
 
-def test_C4_on_memory_a_coroutine_as_callback() -> None:
-    async def main() -> None:
-        async with await lakequeue.aio.connect("memory://") as connection:
-            await connection.admin().define({**ORDERS, "max_cancels": 2})
-            consumer = await connection.consumer("orders", ack_mode="auto", max_backlog=9)
-            seen: list[tuple[bytes, int]] = []
-
-            async def work(message: Any) -> None:
-                await asyncio.sleep(0)
-                seen.append((message.payload, message.delivery_count))
-                if message.payload == b"bad":
-                    raise ValueError("a mistake of the application")
-
-            consumer.on_message(work)
-            for payload in (b"good", b"bad", b"better"):
-                await connection.producer().send("orders", payload)
-            for _ in range(500):
-                await asyncio.sleep(0.005)
-                if len(seen) == 3:  # what failed comes again when the clock moves
-                    connection.sync.advance("1s")
-                if len(seen) == 4:
-                    break
-            assert seen == [(b"good", 1), (b"bad", 1), (b"bad", 2), (b"better", 1)] or (
-                sorted(seen) == [(b"bad", 1), (b"bad", 2), (b"better", 1), (b"good", 1)]
-            )
-            await asyncio.sleep(0.02)
-            described = await connection.admin().describe("orders")
-            assert (described["acknowledged"], described["canceled"]) == (2, 2)
-
-    asyncio.run(main())
-
-
 def test_P6_send_waits_until_it_is_stored_and_keeps_the_order() -> None:
     async def test(connection: lakequeue.aio.Connection, wire: Any) -> None:
         async with connection.producer(window=5) as producer:

@@ -19,7 +19,6 @@ def test_all_queues_come() -> None:
     connection, wire = connect(small())
     assert [q["name"] for q in connection.admin().queues()] == NAMES
     assert len(wire.said("queues")) > 1
-    connection.close()
 
 
 def test_R6_as_many_messages_as_were_asked_for() -> None:
@@ -33,4 +32,3 @@ def test_R6_as_many_messages_as_were_asked_for() -> None:
     assert [m.id for m in admin.browse(NAMES[0], where="/a IS NULL", limit=7)] == [
         "1", "2", "3", "4", "5", "6", "7",
     ]  # fmt: skip
-    connection.close()

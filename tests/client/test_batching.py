@@ -42,26 +42,15 @@ class Slow(Wire):
 
 @pytest.fixture
 def slow() -> tuple[Connection, Slow]:
-    wire = Slow(engine(ORDERS))
-    return Connection(wire, "default", "app"), wire
+    return connect(engine(ORDERS), kind=Slow)
 
 
 def browse(connection: Connection) -> list[bytes]:
     return [m.payload for m in connection.admin().browse("orders", limit=1000)]
 
 
-def test_what_is_alone_goes_at_once(slow: tuple[Connection, Slow]) -> None:
-    """And the next as well, once Kafka has it: nobody waits for company."""
-    connection, wire = slow
-    producer = connection.producer()
-    for n in range(3):
-        producer.send_async("orders", b"%d" % n)
-        assert wire.sizes == [1] * (n + 1)
-        wire.acked()
-    connection.close()
-
-
 def test_what_follows_gathers_until_nothing_is_on_its_way(slow: tuple[Connection, Slow]) -> None:
+    """And what is alone goes at once: nobody waits for company."""
     connection, wire = slow
     producer = connection.producer()
     for n in range(4):
@@ -73,8 +62,10 @@ def test_what_follows_gathers_until_nothing_is_on_its_way(slow: tuple[Connection
     assert wire.sizes == [1, 3]
     wire.acked()
     wait_for(lambda: wire.sizes == [1, 3, 1])
-    assert browse(connection) == [b"%d" % n for n in range(5)]
-    connection.close()
+    wire.acked()
+    producer.send_async("orders", b"5")
+    assert wire.sizes == [1, 3, 1, 1]
+    assert browse(connection) == [b"%d" % n for n in range(6)]
 
 
 def test_a_full_run_goes_out_and_the_rest_with_flush(slow: tuple[Connection, Slow]) -> None:
@@ -86,44 +77,25 @@ def test_a_full_run_goes_out_and_the_rest_with_flush(slow: tuple[Connection, Slo
     assert wire.sizes == [1, RUN_MAX, RUN_MAX, 3]
     assert [f.result().message_id for f in sent] == [str(n + 1) for n in range(len(sent))]
     assert browse(connection) == [b"%d" % n for n in range(len(sent))]
-    connection.close()
 
 
-def test_send_does_not_wait_for_more(slow: tuple[Connection, Slow]) -> None:
+@pytest.mark.parametrize("how", ["send", "ack_immediately", "close", "window"])
+def test_what_somebody_waits_for_is_not_gathered(slow: tuple[Connection, Slow], how: str) -> None:
     connection, wire = slow
-    producer = connection.producer()
-    producer.send_async("orders", b"first")
-    waiting = producer.send_async("orders", b"a")
-    assert wire.sizes == [1]
-    assert producer.send("orders", b"b").sequence == 3
-    assert wire.sizes == [1, 2]
-    assert waiting.result(5).sequence == 2
-    connection.close()
-
-
-def test_ack_immediately_and_a_full_window_do_not_wait(slow: tuple[Connection, Slow]) -> None:
-    connection, wire = slow
-    producer = connection.producer(window=4)
+    producer = connection.producer(window=3)
     for name in (b"first", b"a"):
         producer.send_async("orders", name)
-    producer.send_async("orders", b"b", ack_immediately=True)
-    assert wire.sizes == [1, 2]
-    producer.flush(10)
-    for n in range(5):
-        producer.send_async("orders", b"%d" % n)
-    assert wire.sizes == [1, 2, 4]
-    producer.flush(10)
-    connection.close()
-
-
-def test_close_sends_what_is_gathered(slow: tuple[Connection, Slow]) -> None:
-    connection, wire = slow
-    with connection.producer() as producer:
-        for name in (b"a", b"b", b"c"):
-            producer.send_async("orders", name)
-    assert wire.sizes == [1, 2]
-    assert browse(connection) == [b"a", b"b", b"c"]
-    connection.close()
+    assert wire.sizes == [1]
+    if how == "send":
+        assert producer.send("orders", b"b").sequence == 3
+    else:
+        producer.send_async("orders", b"b", ack_immediately=how == "ack_immediately")
+    if how == "window":
+        producer.send_async("orders", b"c")
+    if how == "close":
+        producer.close()
+    assert wire.sizes[:2] == [1, 2]
+    assert browse(connection)[:3] == [b"first", b"a", b"b"]
 
 
 def test_only_what_differs_in_nothing_but_payload_travels_together(
@@ -141,7 +113,6 @@ def test_only_what_differs_in_nothing_but_payload_travels_together(
     assert wire.sizes == [1, 2, 2, 1, 1, 1, 1, 2, 1]
     seen = connection.admin().browse("orders", limit=100)
     assert [int(m.id) for m in seen] == list(range(1, 13))
-    connection.close()
 
 
 def test_a_run_has_a_limit_in_bytes(slow: tuple[Connection, Slow]) -> None:
@@ -153,7 +124,6 @@ def test_a_run_has_a_limit_in_bytes(slow: tuple[Connection, Slow]) -> None:
     producer.flush(10)
     assert wire.sizes == [1, 2, 2, 1]
     assert max(map(len, wire.published)) <= RUN_BYTES + 4 * 2
-    connection.close()
 
 
 def test_not_acknowledged_messages_are_gathered_too(slow: tuple[Connection, Slow]) -> None:
@@ -163,7 +133,6 @@ def test_not_acknowledged_messages_are_gathered_too(slow: tuple[Connection, Slow
         producer.send_async("orders", b"%d" % n)
     assert wire.sizes == [1, RUN_MAX]
     assert browse(connection) == [b"%d" % n for n in range(1 + RUN_MAX)]
-    connection.close()
 
 
 def test_P2_a_lost_run_is_sent_again_message_by_message(slow: tuple[Connection, Slow]) -> None:
@@ -178,7 +147,6 @@ def test_P2_a_lost_run_is_sent_again_message_by_message(slow: tuple[Connection, 
     assert set(wire.sizes[2:]) == {1}
     assert len({f.result().message_id for f in sent}) == 1 + RUN_MAX
     assert sorted(browse(connection)) == [b"%d" % n for n in range(1 + RUN_MAX)]
-    connection.close()
 
 
 def test_several_threads_lose_nothing() -> None:
@@ -200,7 +168,6 @@ def test_several_threads_lose_nothing() -> None:
     for name in range(4):
         own = [int(p.split()[1]) for p in seen if p.startswith(b"%d " % name)]
         assert own == list(range(100)), "each thread's messages keep their order"
-    connection.close()
 
 
 def test_a_forgotten_connection_leaves_no_thread() -> None:

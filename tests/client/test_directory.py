@@ -5,9 +5,7 @@ import json
 from typing import Any
 
 import pytest
-from client.threaded import Held, Wire, wait_for
-from lakequeue.client.connection import Connection
-from lakequeue.client.session.queue_directory import QUEUE as QUEUE_RECORD
+from client.threaded import Held, connect, wait_for
 from lakequeue.client.session.queue_directory import QueueDirectory
 from lakequeue.definitions import parse_configuration
 from lakequeue.memory import MemoryEngine
@@ -26,37 +24,23 @@ def mesh() -> MemoryEngine:
     return made
 
 
-def connect(engine: MemoryEngine, number: int = 0) -> tuple[Connection, Wire]:
-    wire = Wire(engine)
-    return Connection(wire, "default", f"app-{number}", number=number), wire
-
-
 def test_who_connects_reads_where_queues_are() -> None:
-    connection, wire = connect(mesh())
+    connection, wire = connect(mesh(), number=0)
     assert connection.broker_of("q") == 1
     receipt = connection.producer().send("q", b"1", timeout=10)
     assert int(receipt.message_id or 0) >> 48 == 1
     with connection.consumer("q", ack_mode="individual") as consumer:
         message = consumer.receive(timeout=10)
-        assert message is not None
         message.ack()
     wait_for(lambda: connection.admin().describe("q")["depth"] == 0)
     connection.close()
     assert {c["command"] for c in wire.commands} >= {"subscribe", "ack", "unsubscribe", "bye"}
 
 
-@pytest.mark.parametrize("value", [b"", b"5", b"\xff", b'{"hosts": {"a": "b"}}', b"[" * 100_000])
-def test_what_is_no_record_of_the_directory_says_nothing(value: bytes) -> None:
-    """Any client may write there; nobody's thread ends of it."""
-    known = QueueDirectory(0)
-    assert known.take(QUEUE_RECORD + b"q", value) is None
-    assert request_of(b"wish/b", value, "default") is None
-
-
 def test_who_is_connected_speaks_to_a_broker_that_is_added(monkeypatch: pytest.MonkeyPatch) -> None:
     """Kafka's clients know the partitions that there were when they looked, and refuse others."""
     engine = mesh()
-    connection, wire = connect(engine)
+    connection, wire = connect(engine, number=0)
     known = {"default.commands": 3}
     partitions, command = wire.partitions, wire.command
 
@@ -75,7 +59,6 @@ def test_who_is_connected_speaks_to_a_broker_that_is_added(monkeypatch: pytest.M
     admin.define({**QUEUE, "name": "r", "broker": "d"})
     for _ in range(2):
         assert admin.describe("r")["depth"] == 0
-    connection.close()
 
 
 def test_a_connection_older_than_a_home_of_several_brokers_administers_all() -> None:
@@ -96,7 +79,7 @@ QUEUE_HERE = {"name": "here", "message_type": "json", "type": "LocalQueue"}
 
 def test_who_is_connected_follows_a_queue_that_moves() -> None:
     engine = mesh()
-    (one, _), (two, _) = connect(engine, 0), connect(engine, 2)
+    (one, _), (two, _) = connect(engine, number=0), connect(engine, number=2)
     producer = one.producer(delivery_mode="persistent_groupack", window=1000, group_ack=100)
     consumer = two.consumer("q", ack_mode="individual", max_backlog=10)
     got: list[int] = []
@@ -121,27 +104,26 @@ def test_who_is_connected_follows_a_queue_that_moves() -> None:
     assert sorted(set(got)) == list(range(120))
     wait_for(lambda: one.admin().describe("q")["depth"] == 0)
     assert one.admin().describe("q")["counters"]["spooled"] == 120
-    one.close()
-    two.close()
 
 
 @pytest.mark.parametrize(
     ("key", "value"),
-    [
-        (None, b"{}"),
-        (b"broker/a", b'{"number": 0}'),
-        (b"queue/q", b"not json"),
-        (b"queue/q", b"[]"),
-        (b"queue/q", b"{}"),
-        (b"queue/q", b'{"hosts": [1]}'),
-        (b"queue/q", b'{"hosts": {"b": "x"}}'),
+    [(None, b"{}"), (b"broker/a", b'{"number": 0}')]
+    + [
+        (b"queue/q", value)
+        for value in (
+            b"", b"5", b"\xff", b"not json", b"[]", b"{}", b'{"hosts": [1]}', b"[" * 100_000,
+            b'{"hosts": {"b": "x"}}',
+        )
     ],
-)
+)  # fmt: skip
 def test_records_that_are_none_change_nothing(key: Any, value: bytes) -> None:
+    """Any client may write there; nobody's thread ends of it."""
     directory = QueueDirectory(2)
     assert directory.take(b"queue/q", b'{"hosts": {"b": 1}}') == "q"
     assert directory.take(key, value) is None
     assert directory.broker_of("q") == 1
+    assert request_of(b"wish/b", value, "default") is None
 
 
 def test_the_home_is_for_what_it_hosts_and_what_is_not_known() -> None:
@@ -157,9 +139,7 @@ def test_the_home_is_for_what_it_hosts_and_what_is_not_known() -> None:
 
 def test_what_is_learned_while_messages_are_on_their_way_changes_no_order() -> None:
     """P1, O1: those of before went to the home, which passes on where the queue is."""
-    engine = mesh()
-    wire = Held(engine)
-    connection = Connection(wire, "default", "app", number=0)
+    connection, wire = connect(mesh(), kind=Held, number=0)
     connection.learn("q", {})
     producer = connection.producer(delivery_mode="persistent_groupack", window=1000)
     wire.let_go.clear()
@@ -176,8 +156,6 @@ def test_what_is_learned_while_messages_are_on_their_way_changes_no_order() -> N
         got = []
         for _ in range(40):
             message = consumer.receive(timeout=10)
-            assert message is not None
             got.append(int(message.payload))
             message.ack()
     assert got == list(range(40))
-    connection.close()

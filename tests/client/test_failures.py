@@ -71,7 +71,6 @@ def start(stub: StubEngine, connection: Any, kind: str) -> subprocess.Popen[str]
         [sys.executable, script, stub.bootstrap, kind],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
     )  # fmt: skip
-    assert victim.stdout is not None
     assert victim.stdout.readline() == "ready\n"
     return victim
 

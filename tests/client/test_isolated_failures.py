@@ -8,7 +8,6 @@ import lakequeue
 import msgspec
 import pytest
 from client.threaded import Held, Wire, connect, engine, wait_for
-from lakequeue.client.connection import Connection
 from lakequeue.client.session.transport import Record
 from lakequeue.protocol import ConfigError, LakequeueError, NotConnected, Rejected, wire
 from lakequeue.protocol.duties import do_every
@@ -42,7 +41,6 @@ def test_C1_a_record_that_nobody_can_read_keeps_none_behind_it_away(
     with caplog.at_level(logging.CRITICAL, "lakequeue.client"):
         connection.producer().send("orders", "{}", timeout=5)
         message = consumer.receive(5)
-        assert message is not None
         message.ack()
         wait_for(lambda: connection.admin().describe("orders")["depth"] == 0)
         connection.close()
@@ -63,8 +61,7 @@ def test_S7_only_the_engine_ends_a_subscription(bench: Bench) -> None:
 def test_P1_a_callback_of_a_sent_message_keeps_no_other_from_its_answer(
     error: BaseException, caplog: pytest.LogCaptureFixture
 ) -> None:
-    way = Held(engine(ORDERS))
-    connection = Connection(way, "default", "app")
+    connection, way = connect(engine(ORDERS), kind=Held)
     producer = connection.producer()
 
     def fail(_: Any) -> None:
@@ -117,8 +114,7 @@ def test_P2_what_the_library_does_not_take_once_keeps_nothing_else(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Who sends what was gathered goes on."""
-    way = Busy(engine(ORDERS))
-    connection = Connection(way, "default", "app")
+    connection, way = connect(engine(ORDERS), kind=Busy)
     producer = connection.producer(pub_ack_time="60s")
     with caplog.at_level(logging.CRITICAL, "lakequeue.client"):
         producer.send_async("orders", "{}")
@@ -150,8 +146,7 @@ class Away(Wire):
 @pytest.mark.parametrize("kind", ["ack", "set_backlog", "return", "unsubscribe"])
 def test_C3_a_close_that_could_not_be_said_can_be_said_again(kind: str) -> None:
     made = engine(ORDERS)
-    way = Away(made)
-    connection = Connection(way, "default", "app")
+    connection, way = connect(made, kind=Away)
     connection.runner.acks_most = 100  # type: ignore[misc]
     consumer = connection.consumer("orders", ack_mode="individual", max_backlog=5)
     for _ in range(4):
@@ -169,13 +164,11 @@ def test_C3_a_close_that_could_not_be_said_can_be_said_again(kind: str) -> None:
     consumer.close()
     seen = connection.admin().describe("orders")
     assert (seen["depth"], seen["leased"], seen["consumers"]) == (3, 0, [])
-    connection.close()
 
 
 @pytest.mark.parametrize("kind", ["unsubscribe", "set_backlog", "bye"])
 def test_C3_a_connection_closes_all_the_same(kind: str) -> None:
-    way = Away(engine(ORDERS, ORDERS | {"name": "other"}))
-    connection = Connection(way, "default", "app")
+    connection, way = connect(engine(ORDERS, ORDERS | {"name": "other"}), kind=Away)
     consumers = [connection.consumer(queue) for queue in ("orders", "other")]
     way.refuses = (kind,)
     if kind == "set_backlog":
@@ -185,7 +178,6 @@ def test_C3_a_connection_closes_all_the_same(kind: str) -> None:
             connection.close()
     assert not connection.is_open
     assert all(consumer.is_closed for consumer in consumers)
-    connection.close()
 
 
 # ---------------------------------------------------------------- what waits in memory

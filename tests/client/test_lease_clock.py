@@ -7,7 +7,6 @@ from typing import Any
 import msgspec
 import pytest
 from client.threaded import Wire, connect, engine, wait_for
-from lakequeue.client.connection import Connection
 from lakequeue.protocol import LeaseLost, NotConnected
 from rules.harness import Bench, drain
 
@@ -31,7 +30,6 @@ def test_L4_clocks_that_differ_by_a_day_do_no_harm(ahead_ms: int) -> None:
     assert 8 < left < 11, "by the clock of whoever reads it"
     message.ack()
     wait_for(lambda: connection.admin().describe("orders")["acknowledged"] == 1)
-    connection.close()
 
 
 def test_L8_a_lease_that_is_over_by_the_clients_clock_is_lost() -> None:
@@ -43,7 +41,6 @@ def test_L8_a_lease_that_is_over_by_the_clients_clock_is_lost() -> None:
     time.sleep(0.25)
     with pytest.raises(LeaseLost, match="the lease of message 1 ended at "):
         message.ack()
-    connection.close()
 
 
 def test_L10_renew_without_a_period_is_known_to_the_client(empty: Bench) -> None:
@@ -107,7 +104,6 @@ def test_L10_L8_what_was_not_renewed_is_lost() -> None:
         return False
 
     wait_for(known)
-    connection.close()
 
 
 def test_L10_auto_renew_learns_it_too(empty: Bench) -> None:
@@ -161,8 +157,7 @@ class Epoch(Wire):
 
 
 def test_ids_are_named_with_the_epoch_that_they_belong_to() -> None:
-    wire = Epoch(engine(LEASED))
-    connection = Connection(wire, "default", "app")
+    connection, wire = connect(engine(LEASED), kind=Epoch)
     consumer = connection.consumer("orders", ack_mode="individual", max_backlog=10)
     producer = connection.producer()
     for n in range(6):
@@ -178,4 +173,3 @@ def test_ids_are_named_with_the_epoch_that_they_belong_to() -> None:
     assert {c["command"]: c.get("epoch", 0) for c in named} == {
         "cancel": 7, "reject": 7, "renew": 7, "ack": 7, "return": 7,
     }  # fmt: skip
-    connection.close()

@@ -12,7 +12,6 @@ import lakequeue
 import lakequeue.aio
 import pytest
 from client.threaded import Held, Wire, connect, engine, wait_for
-from lakequeue.client.connection import Connection
 from lakequeue.protocol import LakequeueError, LeaseLost, NotConnected, Timeout
 from rules.harness import Bench, drain, ids
 
@@ -89,7 +88,6 @@ def test_S7_who_waits_for_messages_is_told(how: str) -> None:
     waiting.join(60)
     assert told == [DELETED]
     assert not beside.is_closed
-    connection.close()
 
 
 @pytest.mark.parametrize("how", ["receive", "iterate", "on_message"])
@@ -144,7 +142,6 @@ def test_C3_a_consumer_that_cannot_be_bound_again_is_closed() -> None:
     connection._lost.add(consumer.broker)
     with pytest.raises(NotConnected, match="subscribing again failed: filter: '/n > 1' – reads"):
         consumer.receive(timeout=10)
-    connection.close()
 
 
 # ---------------------------------------------------------------- callbacks that end a program
@@ -187,7 +184,6 @@ def test_C4_sys_exit_in_the_thread_of_a_callback_is_an_error_like_any(
     assert sorted(work.seen) == [("1", 1), ("1", 2), ("2", 1), ("3", 1)]
     assert not consumer.is_closed
     assert f"{type(by).__name__ if by else 'SystemExit'}: cannot go on" in caplog.text
-    connection.close()
 
 
 def test_C4_on_memory_it_is_raised_as_well(bench: Bench) -> None:
@@ -251,7 +247,7 @@ class Refusing(Wire):
 
 @pytest.mark.parametrize("face", ["threads", "asyncio"])
 def test_C4_what_cannot_be_said_ends_no_consumer(face: str) -> None:
-    sync = Connection(Refusing(engine(ORDERS)), "default", "app")
+    sync, _ = connect(engine(ORDERS), kind=Refusing)
     seen: list[str] = []
 
     def work(message: Any) -> None:
@@ -296,41 +292,40 @@ def test_receive_many_gives_at_most_so_many(bench: Bench, most: int) -> None:
 def test_C4_a_second_callback_replaces_the_first(face: str) -> None:
     """And one message at a time is worked on."""
     seen: list[str] = []
-    now: list[int] = []
-    most: list[int] = []
+    at_work: list[int] = []
 
-    async def awaited(who: str, message: Any) -> None:
-        now.append(1)
-        most.append(len(now))
-        seen.append(who)
-        await asyncio.sleep(0.01)
-        now.pop()
+    def work(who: str) -> Callable[[Any], Any]:
+        async def awaited(_: Any) -> None:
+            at_work.append(1)
+            seen.append(f"{who} {len(at_work)}")
+            await asyncio.sleep(0.01)
+            at_work.pop()
 
-    def called(who: str, message: Any) -> None:
-        now.append(1)
-        most.append(len(now))
-        seen.append(who)
-        time.sleep(0.01)
-        now.pop()
+        def called(_: Any) -> None:
+            at_work.append(1)
+            seen.append(f"{who} {len(at_work)}")
+            time.sleep(0.01)
+            at_work.pop()
+
+        return awaited if face == "asyncio" else called
 
     async def test(sync: Any, connection: lakequeue.aio.Connection) -> None:
+        options = {"ack_mode": "auto", "max_backlog": 9}
         consumer: Any
         if face == "asyncio":
-            consumer = await connection.consumer("orders", ack_mode="auto", max_backlog=9)
-            consumer.on_message(lambda m: awaited("old", m))
+            consumer = await connection.consumer("orders", **options)
         else:
-            consumer = sync.consumer("orders", ack_mode="auto", max_backlog=9)
-            consumer.on_message(lambda m: called("old", m))
+            consumer = sync.consumer("orders", **options)
+        consumer.on_message(work("old"))
         producer = connection.producer()
         await producer.send("orders", b"{}")
         while not seen:
             await asyncio.sleep(0.01)
-        work = awaited if face == "asyncio" else called
-        consumer.on_message(lambda m: work("new", m))
+        consumer.on_message(work("new"))
         await asyncio.gather(*(producer.send("orders", b"{}") for _ in range(8)))
         while len(seen) < 9:
             await asyncio.sleep(0.01)
-        assert (seen, max(most)) == (["old", *["new"] * 8], 1)
+        assert seen == ["old 1", *["new 1"] * 8]
 
     on_thread(test)
 
@@ -391,13 +386,11 @@ def test_P5_who_waits_for_a_producer_is_told_that_it_was_closed(what: str, said:
         producer.close(0.05)
     thread.join(60)
     assert told == [said]
-    connection.close()
 
 
 @pytest.mark.parametrize("what", ["queues", "consumer", "define"])
 def test_who_waits_for_the_engine_is_told_that_the_connection_was_closed(what: str) -> None:
-    wire = Held(engine(ORDERS))
-    connection = Connection(wire, "default", "app")
+    connection, wire = connect(engine(ORDERS), kind=Held)
     admin = connection.admin()
     wire.let_go.clear()
     calls: dict[str, Callable[[], Any]] = {

@@ -132,7 +132,6 @@ def test_a_forked_child_is_refused_at_once(connection: Any) -> None:
     expected = f"this connection was opened in process {os.getpid()}; open a new one after a fork"
     assert told == [expected] * 4
     message = consumer.receive(timeout=PATIENCE_S)
-    assert message is not None
     message.ack()
     consumer.close()
     wait_for(lambda: depth(connection, "fork") == 0)
@@ -155,14 +154,12 @@ except KeyboardInterrupt:
 """
     connection.producer().send("signal", b"x")
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
     assert process.stdout.readline() == "ready\n"
     process.send_signal(signal.SIGINT)
     assert process.stdout.readline() == "ended\n"
     assert process.wait(30) == 0
     heir = connection.consumer("signal", ack_mode="individual", max_backlog=10)
     message = heir.receive(timeout=10)  # long before heartbeats would be missed
-    assert message is not None
     assert message.redelivered
     message.ack()
     heir.close()

@@ -5,8 +5,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from client.threaded import Wire, engine
-from lakequeue.client.connection import Connection
+from client.threaded import Wire, connect, engine
 from lakequeue.protocol import ConfigError, commands
 from lakequeue.protocol.bounds import BACKLOG_MAX, IDS_CHARACTERS_MAX, TEXT_CHARACTERS_MAX
 from lakequeue.protocol.checked import COMMAND_BYTES_MAX, checked
@@ -145,13 +144,11 @@ def test_L13_very_many_acks_are_several_commands() -> None:
             if not isinstance(self.commands[-1], commands.Ack):
                 super(Wire, self).command(topic, key, value, partition)
 
-    wire = Deaf(engine({"name": "orders", "message_type": "text"}))
-    connection = Connection(wire, "default", "app")
+    connection, wire = connect(engine({"name": "orders", "message_type": "text"}), kind=Deaf)
     consumer = connection.consumer("orders", ack_mode="individual")
     consumer._settling._acks = list(range(0, 2 * (RANGES_MAX + 1), 2))
     consumer._settling.flush()
     assert sum(isinstance(c, commands.Ack) for c in wire.commands) == 3
-    connection.close()
 
 
 @pytest.mark.parametrize(

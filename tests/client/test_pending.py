@@ -28,13 +28,19 @@ def answer_later(condition, pending, number, error=None):
     return timer
 
 
-def test_it_gives_the_receipt(condition):
-    pending = Pending(condition, 7, ("record",), 0.0)
-    assert not pending.done()
-    assert pending.running()
+def test_it_gives_the_receipt_or_raises_the_refusal_and_cannot_be_called_back(condition):
+    pending, unstored, refused = (Pending(condition, n, ("record",), 0.0) for n in (7, 0, 1))
+    assert (pending.done(), pending.running()) == (False, True)
+    assert (pending.cancel(), pending.cancelled()) == (False, False)
     settle(pending, 42)
+    settle(unstored, 0)
+    settle(refused, 0, Rejected("queue_quota", "orders"))
     assert pending.done()
     assert (pending.result().sequence, pending.result().message_id) == (7, "42")
+    assert unstored.result().message_id is None
+    assert refused.exception().reason == "queue_quota"
+    with pytest.raises(Rejected, match="orders"):
+        refused.result()
 
 
 @pytest.mark.parametrize("known_as", ["_done_callbacks", "_waiters"])
@@ -52,26 +58,6 @@ def test_who_asks_while_it_is_answered_is_told(condition, known_as):
     assert told == [pending]
 
 
-def test_nothing_stored_has_no_id(condition):
-    pending = Pending(condition, 0, None, 0.0)
-    settle(pending, 0)
-    assert pending.result().message_id is None
-
-
-def test_a_refusal_is_raised(condition):
-    pending = Pending(condition, 1, None, 0.0)
-    settle(pending, 0, Rejected("queue_quota", "orders"))
-    assert pending.exception().reason == "queue_quota"
-    with pytest.raises(Rejected, match="orders"):
-        pending.result()
-
-
-def test_a_sent_message_cannot_be_called_back(condition):
-    pending = Pending(condition, 1, None, 0.0)
-    assert pending.cancel() is False
-    assert not pending.cancelled()
-
-
 def test_it_waits_through_other_messages_answers(condition):
     first, second = Pending(condition, 1, None, 0.0), Pending(condition, 2, None, 0.0)
     answer_later(condition, first, 1)
@@ -81,10 +67,11 @@ def test_it_waits_through_other_messages_answers(condition):
     assert second.result(5).message_id == "2"
 
 
-def test_callbacks_run_once_before_or_after_the_answer(condition):
+def test_callbacks_run_once_and_the_first_answer_counts(condition):
     pending, seen = Pending(condition, 1, None, 0.0), []
     pending.add_done_callback(lambda f: seen.append(("early", f.result().message_id)))
     settle(pending, 5)
+    settle(pending, 6)
     pending.add_done_callback(lambda f: seen.append(("late", f.result().message_id)))
     assert seen == [("early", "5"), ("late", "5")]
 
@@ -106,11 +93,3 @@ def test_asyncio_can_wait_for_it(condition):
         return await asyncio.wrap_future(pending)
 
     assert asyncio.run(run()).message_id == "9"
-
-
-def test_the_first_answer_counts(condition):
-    pending, seen = Pending(condition, 1, None, 0.0), []
-    pending.add_done_callback(lambda f: seen.append(f.result().message_id))
-    settle(pending, 5)
-    settle(pending, 6)
-    assert (seen, pending.result().message_id) == (["5"], "5")

@@ -132,7 +132,6 @@ def test_P2_one_odd_message_among_many_is_told_and_holds_up_none() -> None:
     assert len({future.result(0).message_id for future in sent}) == 299
     assert producer.send("orders", b"fine", timeout=10).sequence == 300
     assert len(wire.published) == 300, "nothing was sent again"
-    connection.close()
 
 
 @pytest.mark.parametrize("timeout", [float("inf"), 1e300, 10**30, None])
@@ -141,7 +140,6 @@ def test_a_very_long_wait(timeout: Any) -> None:
     consumer = connection.consumer("orders")
     connection.producer().send("orders", "x", timeout=timeout)
     assert consumer.receive(timeout).payload == b"x"
-    connection.close()
 
 
 def test_the_longest_names_there_are() -> None:

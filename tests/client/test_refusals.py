@@ -4,7 +4,6 @@ from typing import Any
 
 import pytest
 from client.threaded import Held, Wire, connect, engine, wait_for
-from lakequeue.client.connection import Connection
 from lakequeue.protocol import Reason, Rejected
 from rules.harness import Bench
 
@@ -13,8 +12,7 @@ GROUPACK: dict[str, Any] = {"delivery_mode": "persistent_groupack", "group_ack":
 
 
 def test_P3_P6_what_is_refused_after_send_returned_is_raised_by_flush() -> None:
-    wire = Held(engine(ORDERS))
-    connection = Connection(wire, "default", "app")
+    connection, wire = connect(engine(ORDERS), kind=Held)
     producer = connection.producer(**GROUPACK)
     wire.let_go.clear()
     for payload in ("small", "far too large", "fine", "much too large too"):
@@ -26,12 +24,10 @@ def test_P3_P6_what_is_refused_after_send_returned_is_raised_by_flush() -> None:
     assert producer.unacknowledged() == [b"far too large", b"much too large too"]
     producer.flush(10)
     assert producer.unacknowledged() == []
-    connection.close()
 
 
 def test_P3_P6_and_by_close() -> None:
-    wire = Held(engine(ORDERS))
-    connection = Connection(wire, "default", "app")
+    connection, wire = connect(engine(ORDERS), kind=Held)
     producer = connection.producer(**GROUPACK)
     wire.let_go.clear()
     producer.send("nowhere", "x")
@@ -39,13 +35,11 @@ def test_P3_P6_and_by_close() -> None:
     with pytest.raises(Rejected, match=r"no_matching_destination: .*nowhere.* – check the name"):
         producer.close()
     assert producer.unacknowledged() == [b"x"]
-    connection.close()
 
 
 def test_P6_a_connection_that_closes_closes_all_and_then_says_it() -> None:
     made = engine(ORDERS)
-    wire = Held(made)
-    connection = Connection(wire, "default", "app")
+    connection, wire = connect(made, kind=Held)
     first, second = connection.producer(**GROUPACK), connection.producer(**GROUPACK)
     wire.let_go.clear()
     first.send("orders", "far too large")
@@ -57,12 +51,10 @@ def test_P6_a_connection_that_closes_closes_all_and_then_says_it() -> None:
     assert not connection.is_open
     look, _ = connect(made, "look")
     assert [m.payload for m in look.admin().browse("orders")] == [b"fine", b"gathered"]
-    look.close()
 
 
 def test_P6_unacknowledged_has_them_in_order_before_anybody_flushes() -> None:
-    wire = Held(engine(ORDERS))
-    connection = Connection(wire, "default", "app")
+    connection, wire = connect(engine(ORDERS), kind=Held)
     producer = connection.producer(**GROUPACK)
     wire.let_go.clear()
     producer.send("orders", "far too large")
@@ -75,7 +67,6 @@ def test_P6_unacknowledged_has_them_in_order_before_anybody_flushes() -> None:
     producer.retransmit(1e12)
     with pytest.raises(Rejected):
         producer.flush(10)
-    connection.close()
 
 
 def test_P6_who_has_the_future_is_told_by_it_alone() -> None:
@@ -86,12 +77,10 @@ def test_P6_who_has_the_future_is_told_by_it_alone() -> None:
         future.result(10)
     producer.flush(10)
     assert producer.unacknowledged() == []
-    connection.close()
 
 
 def test_P6_no_more_are_kept_than_the_window_holds(caplog: pytest.LogCaptureFixture) -> None:
-    wire = Held(engine(ORDERS))
-    connection = Connection(wire, "default", "app")
+    connection, wire = connect(engine(ORDERS), kind=Held)
     producer = connection.producer(window=3, delivery_mode="persistent_groupack", group_ack=1)
     for some in (range(3), range(3, 5)):
         wire.let_go.clear()
@@ -104,7 +93,6 @@ def test_P6_no_more_are_kept_than_the_window_holds(caplog: pytest.LogCaptureFixt
     assert "message 1 was refused and flush was not called" in caplog.text
     with pytest.raises(Rejected):
         producer.flush(10)
-    connection.close()
 
 
 def test_P6_a_refusal_that_is_known_at_once_is_raised_by_send(bench: Bench) -> None:
@@ -126,8 +114,7 @@ class Small(Wire):
 
 @pytest.mark.parametrize("mode", ["persistent", "persistent_groupack", "non_persistent"])
 def test_P6_what_kafka_cannot_take_is_raised_and_leaves_nothing_behind(mode: str) -> None:
-    wire = Small(engine({"name": "orders", "message_type": "text"}))
-    connection = Connection(wire, "default", "app")
+    connection, _ = connect(engine({"name": "orders", "message_type": "text"}), kind=Small)
     producer = connection.producer(delivery_mode=mode)
     producer.send("orders", "one")
     with pytest.raises(Rejected, match="message_too_large: 20 are allowed"):
@@ -138,7 +125,6 @@ def test_P6_what_kafka_cannot_take_is_raised_and_leaves_nothing_behind(mode: str
     producer.flush(10)
     seen = connection.admin().browse("orders")
     assert [m.payload for m in seen] == [b"one", b"two"]
-    connection.close()
 
 
 # ---------------------------------------------------------------- discarded
@@ -158,7 +144,6 @@ def test_S4_the_receipt_says_that_it_was_discarded(threaded: bool, empty: Bench)
     empty.admin.shutdown("orders", ingress=False)
     receipt = connection.producer().send("orders", b"{}")
     assert (receipt.discarded, receipt.reason, receipt.message_id) == (False, None, "1")
-    connection.close()
 
 
 def test_S4_each_message_of_a_run_is_told_of() -> None:
@@ -169,7 +154,6 @@ def test_S4_each_message_of_a_run_is_told_of() -> None:
     sent = [producer.send_async("orders", f"{n}") for n in range(8)]
     producer.flush(10)
     assert [s.result().discarded for s in sent] == [False] * 3 + [True] * 5
-    connection.close()
 
 
 def test_S4_another_queue_may_have_taken_it(empty: Bench) -> None:

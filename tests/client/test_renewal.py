@@ -99,7 +99,6 @@ def test_C3_heartbeats_go_on_while_a_callback_runs_long() -> None:
     wait_for(acknowledged)
     seen = connection.admin().describe("orders")
     assert (seen["counters"]["returned"], seen["redelivered"]) == (0, 0)
-    connection.close()
 
 
 def test_L10_a_lease_without_end_that_cannot_be_renewed_is_lost(bench: Bench) -> None:

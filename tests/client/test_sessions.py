@@ -31,7 +31,6 @@ def test_C3_who_was_given_up_subscribes_again_and_receives() -> None:
     message = consumer.receive(timeout=10)
     assert (message.payload, message.delivery_count) == (b"1", 2)
     message.ack()
-    connection.close()
 
 
 def test_C3_two_answers_that_it_is_lost_make_one_subscription() -> None:
@@ -47,7 +46,6 @@ def test_C3_two_answers_that_it_is_lost_make_one_subscription() -> None:
     assert [c["subscription"] for c in consumers(made)] == [consumer.subscription]
     connection.producer().send("orders", b"1")
     assert consumer.receive(timeout=10).payload == b"1"
-    connection.close()
 
 
 def test_C3_a_consumer_that_could_not_be_made_leaves_nothing() -> None:
@@ -67,7 +65,6 @@ def test_C3_who_was_closed_meanwhile_is_not_bound_again() -> None:
     consumer.close()
     consumer.subscribe()
     assert consumers(made) == []
-    connection.close()
 
 
 def test_C3_a_consumer_whose_engine_did_not_answer_leaves_nothing(
@@ -87,7 +84,6 @@ def test_C3_a_consumer_whose_engine_did_not_answer_leaves_nothing(
     consumer = connection.consumer("orders", ack_mode="individual", max_backlog=10)
     assert [c["subscription"] for c in consumers(made)] == [consumer.subscription]
     assert consumer.receive(timeout=10).payload == b"1"
-    connection.close()
 
 
 def test_C3_a_consumer_that_was_interrupted_while_it_was_made_leaves_nothing(
@@ -110,4 +106,3 @@ def test_C3_a_consumer_that_was_interrupted_while_it_was_made_leaves_nothing(
     connection.producer().send("orders", b"1")
     consumer = connection.consumer("orders", ack_mode="individual", max_backlog=10)
     assert consumer.receive(timeout=10).payload == b"1"
-    connection.close()

@@ -255,7 +255,6 @@ def test_C1_one_small_command_for_many_messages() -> None:
     producer.flush(30)
     wait_for(lambda: [c["received"] for c in said.said("transport_ack")][-1:] == [200])
     assert len(said.said("transport_ack")) <= 2 + time.monotonic() - started
-    connection.close()
 
 
 def test_C1_who_acknowledges_quickly_says_nothing_extra() -> None:
@@ -268,7 +267,6 @@ def test_C1_who_acknowledges_quickly_says_nothing_extra() -> None:
     wait_for(lambda: connection.admin().describe("orders")["depth"] == 0)
     assert len(said.said("transport_ack")) <= 5
     assert said.said("ack")[-1]["received"] == 50
-    connection.close()
 
 
 def test_C1_memory_says_it_too(bench: Bench) -> None:
@@ -308,7 +306,6 @@ def test_C2_losses_on_the_way_are_made_good_and_nothing_is_shown_twice(seed: int
         made.advance("500ms")  # the engine's time runs faster than the client's: no matter
     assert sorted(map(int, seen)) == list(range(1, 61))
     assert connection.admin().describe("orders")["counters"]["retransmitted"] > 0
-    connection.close()
 
 
 def test_C2_a_long_held_message_is_not_shown_twice(bench: Bench) -> None:

@@ -7,7 +7,6 @@ from typing import Any
 import lakequeue
 import pytest
 from client.threaded import Held, connect, engine, wait_for
-from lakequeue.client.connection import Connection
 from lakequeue.client.consumer.consumer import RETURN_S
 from rules.harness import Bench, drain, ids
 
@@ -108,8 +107,7 @@ def test_L5_pre_ack_returns_what_it_has_not_acknowledged(empty: Bench) -> None:
 
 def test_L5_what_is_on_its_way_at_the_close_returns_untouched_too() -> None:
     made = engine(ORDERS)
-    wire = Held(made)
-    connection = Connection(wire, "default", "app")
+    connection, wire = connect(made, kind=Held)
     consumer = connection.consumer("orders", ack_mode="individual", max_backlog=100)
     producer = connection.producer()
     wire.let_go.clear()
@@ -125,15 +123,12 @@ def test_L5_what_is_on_its_way_at_the_close_returns_untouched_too() -> None:
     closing.join(60)
     wait_for(lambda: admin.describe("orders")["ready"] == 20)
     assert {m.delivery_count for m in admin.browse("orders")} == {0}
-    connection.close()
-    look.close()
 
 
 def test_L5_consumers_of_an_engine_that_is_away_close_soon() -> None:
     """They wait once, not each."""
     made = engine(ORDERS)
-    wire = Held(made)
-    connection = Connection(wire, "default", "app")
+    connection, wire = connect(made, kind=Held)
     for _ in range(5):
         connection.consumer("orders", ack_mode="individual", max_backlog=100)
     wire.let_go.clear()

@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 from client.threaded import Held, connect, engine, wait_for
-from lakequeue.client.connection import Connection
 from lakequeue.protocol import LeaseLost
 from lakequeue.protocol import commands as c
 from rules.harness import Bench, drain, ids
@@ -44,14 +43,12 @@ def test_C6_a_life_is_counted_without_comparing_clocks() -> None:
     wait_for(lambda: len(consumer._prefetch.buffer) == 2)
     time.sleep(0.4)
     assert ids(consumer.receive_many(9, timeout=1)) == ["2"]
-    connection.close()
 
 
 def test_C6_what_has_lost_its_lease_here_is_not_handed_over() -> None:
     """What was sent instead is still on its way."""
     queue = {"name": "orders", "message_type": "json", "max_per_subscription_backlog": 9}
-    wire = Held(engine(queue | {"lease_period": "400ms"}))
-    connection = Connection(wire, "default", "app")
+    connection, wire = connect(engine(queue | {"lease_period": "400ms"}), kind=Held)
     consumer = connection.consumer("orders", ack_mode="individual", max_backlog=9)
     for n in range(3):
         connection.producer().send("orders", b"%d" % n)
@@ -61,7 +58,6 @@ def test_C6_what_has_lost_its_lease_here_is_not_handed_over() -> None:
     assert consumer.receive(timeout=0) is None
     wire.let_go.set()
     assert [m.delivery_count for m in consumer.receive_many(3, timeout=10)] == [1] * 3
-    connection.close()
 
 
 @pytest.mark.parametrize("renewing", [False, True])
@@ -178,7 +174,6 @@ def test_L7_an_older_delivery_that_nobody_has_seen_is_over() -> None:
     made.advance("10s")
     wait_for(lambda: consumer._prefetch.buffer[0].delivery_count == 2)
     assert len(consumer.receive_many(9, timeout=1)) == 1
-    connection.close()
 
 
 def test_L5_a_session_that_was_missed_says_what_nobody_had_seen() -> None:
@@ -195,7 +190,6 @@ def test_L5_a_session_that_was_missed_says_what_nobody_had_seen() -> None:
     messages = consumer.receive_many(9, timeout=10)
     assert [m.delivery_count for m in messages] == [2, 1, 1]
     assert messages[0].id == first.id
-    connection.close()
 
 
 @pytest.mark.parametrize("state", ["ready", "leased", "delayed"])

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable
 from typing import Any
+from weakref import WeakSet
 
 import msgspec
 from lakequeue.client.connection import Connection
@@ -17,6 +18,7 @@ from lakequeue.definitions import parse_configuration
 from lakequeue.memory import MemoryEngine, MemoryTransport
 
 WAIT_S = 60.0
+_opened: WeakSet[Connection] = WeakSet()
 
 
 class Wire(MemoryTransport):
@@ -78,10 +80,21 @@ def engine(*queues: dict[str, Any], **system: Any) -> MemoryEngine:
     return made
 
 
-def connect(to: MemoryEngine, name: str = "app") -> tuple[Connection, Wire]:
-    """A connection with a thread, and its wire."""
-    wire = Wire(to)
-    return Connection(wire, "default", name), wire
+def connect(
+    to: MemoryEngine, name: str = "app", kind: Callable[[MemoryEngine], Any] = Wire, **options: Any
+) -> tuple[Connection, Any]:
+    """A connection with a thread, and its wire, of this kind."""
+    wire = kind(to)
+    connection = Connection(wire, "default", name, **options)
+    _opened.add(connection)
+    return connection, wire
+
+
+def close_connections() -> None:
+    """Those that a test has left open."""
+    for connection in list(_opened):
+        connection.close()
+    _opened.clear()
 
 
 def wait_for(condition: Callable[[], bool], seconds: float = WAIT_S) -> None:

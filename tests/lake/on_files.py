@@ -1,4 +1,5 @@
-"""What an engine in memory did, as the Delta tables that an engine writes: real files."""
+"""What an engine in memory did, as the Delta tables that an engine writes: real files, or the same
+rows in DuckDB."""
 
 from __future__ import annotations
 
@@ -8,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import deltalake
+import duckdb
 import pyarrow as pa
+from lakequeue.lake import create_views
 from lakequeue.protocol.messages import decode_run
 from lakequeue.protocol.table_format import SCHEMA, SCHEMA_VERSION
 from lakequeue.protocol.wire import STEP
@@ -74,22 +77,36 @@ class Recorded:
         ]
         return pa.Table.from_batches(batches)
 
+    def lake(self) -> duckdb.DuckDBPyConnection:
+        """As `open_lake` has it, without files, which cost a test most of its time."""
+        lake = duckdb.connect()
+        lake.execute("SET TimeZone = 'UTC'")
+        for name, rows in self._tables().items():
+            lake.register(name, by_day(rows))
+        create_views(lake.execute, "duckdb")
+        return lake
+
     def write(self, home: Path) -> Path:
         """The tables of a home, with rows in any order, as files may have them; gives the home."""
-        messages = pa.Table.from_pylist(self._messages, MESSAGES)
-        journal = self.journal()
-        mixed = random.Random(1).sample(range(len(journal)), len(journal))
-        for name, rows in (("messages", messages), ("journal", journal.take(mixed))):
+        for name, rows in self._tables().items():
             write_table(home, name, rows)
         return home
+
+    def _tables(self) -> dict[str, pa.Table]:
+        journal = self.journal()
+        mixed = random.Random(1).sample(range(len(journal)), len(journal))
+        messages = pa.Table.from_pylist(self._messages, MESSAGES)
+        return {"messages": messages, "journal": journal.take(mixed)}
+
+
+def by_day(rows: pa.Table, time: str = "time") -> pa.Table:
+    return rows.append_column("date", rows[time].cast(pa.date32()))
 
 
 def write_table(home: Path, name: str, rows: pa.Table) -> None:
     """A table as the engine has it, by day."""
-    day = rows["now" if name in ("steps", "snapshots") else "time"].cast(pa.date32())
+    dated = by_day(rows, "now" if name in ("steps", "snapshots") else "time")
     place = home / "tables" / name
-    deltalake.write_deltalake(
-        place, rows.append_column("date", day), mode="overwrite", partition_by="date"
-    )
+    deltalake.write_deltalake(place, dated, mode="overwrite", partition_by="date")
     version = {SCHEMA: str(SCHEMA_VERSION)}
     deltalake.DeltaTable(place).alter.set_table_properties(version, raise_if_not_exists=False)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import random
+import shutil
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -105,8 +106,7 @@ def state_behind(walk: Any, step: int) -> tuple[dict[str, bytes], int]:
 def test_R1_without_snapshots_it_begins_with_the_first_step(tmp_path: Path) -> None:
     walk = lived(7)
     home = write_history(walk.world, tmp_path)
-    with open_lake(home) as lake:
-        found = as_of(lake, home, HOME.name)
+    found = moment(home)
     walk.driver.snapshot(1)
     assert found.store.pages == walk.store.pages
     assert (found.snapshot, found.home) == (0, HOME)
@@ -142,8 +142,7 @@ def test_R1_a_header_that_is_no_text_is_taken_again(tmp_path: Path) -> None:
     walk.world.topics[PLACES[1]][-1].headers_ = [("lq", b'{"to": "orders\xff"}')]
     walk.go([("go", 9, 1), ("plain", 1), ("go", 9, 1)])
     home = write_history(walk.world, tmp_path)
-    with open_lake(home) as lake:
-        found = as_of(lake, home, HOME.name)
+    found = moment(home)
     assert (found.store.pages, found.now) == state_behind(walk, walk.driver.step)
 
 
@@ -158,8 +157,7 @@ def test_R1_what_says_that_it_is_a_run_of_one_is_taken_again(
     walk.world.topics[PLACES[1]][-1].headers_ = [("lq", b'{"to": "orders", "count": %s}' % count)]
     walk.go([("go", 9, 1), ("plain", 1), ("go", 9, 1)])
     home = write_history(walk.world, tmp_path)
-    with open_lake(home) as lake:
-        found = as_of(lake, home, HOME.name)
+    found = moment(home)
     assert (found.store.pages, found.now) == state_behind(walk, walk.driver.step)
 
 
@@ -195,10 +193,19 @@ def test_R1_a_step_says_what_it_said(tmp_path: Path) -> None:
             assert len(found.last_inputs) == taken
 
 
+@pytest.fixture(scope="module")
+def history(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path]:
+    """A life, and the tables that it left behind: to read."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("lakequeue.replica.driver.RECENT_S", 0.0)
+        walk = lived(3)
+    return walk, write_history(walk.world, tmp_path_factory.mktemp("home"), walk.saved)
+
+
 @pytest.fixture
-def home(tmp_path: Path) -> Path:
-    walk = lived(3)
-    return write_history(walk.world, tmp_path, walk.saved)
+def home(history: tuple[Any, Path], tmp_path: Path) -> Path:
+    """The same tables, to alter."""
+    return Path(shutil.copytree(history[1], tmp_path / "home"))
 
 
 def moment(home: Path, **when: Any) -> Moment:
@@ -206,7 +213,8 @@ def moment(home: Path, **when: Any) -> Moment:
         return as_of(lake, home, HOME.name, **when)
 
 
-def test_R1_by_time(home: Path) -> None:
+def test_R1_by_time(history: tuple[Any, Path]) -> None:
+    home = history[1]
     whole = moment(home)
     between = datetime.fromtimestamp(whole.now / 1000 - 2, UTC)
     found = moment(home, at=between)
@@ -220,7 +228,8 @@ def test_R1_by_time(home: Path) -> None:
         moment(home, step=100_000)
 
 
-def test_another_broker(home: Path) -> None:
+def test_another_broker(history: tuple[Any, Path]) -> None:
+    home = history[1]
     with (
         open_lake(home) as lake,
         pytest.raises(ConfigError, match="'other' – the tables know of broker-0"),
@@ -228,7 +237,8 @@ def test_another_broker(home: Path) -> None:
         as_of(lake, home, "other")
 
 
-def test_R6_the_past_is_looked_at_as_the_present(home: Path) -> None:
+def test_R6_the_past_is_looked_at_as_the_present(history: tuple[Any, Path]) -> None:
+    home = history[1]
     found = moment(home)
     before = dict(found.store.pages)
     admin = admin_of(found)
@@ -313,10 +323,8 @@ def test_a_block_of_payloads_stands_once_and_its_loss_is_said(tmp_path: Path) ->
     assert note.startswith(f"The snapshot of step {step:,} does not match its digest")
 
 
-def test_a_reference_that_leads_nowhere_damages_its_snapshot(tmp_path: Path) -> None:
+def test_a_reference_that_leads_nowhere_damages_its_snapshot(home: Path) -> None:
     """The one before is used, and said; with the steps behind it the state is the same."""
-    walk = lived(3)
-    home = write_history(walk.world, tmp_path, walk.saved)
     good = moment(home)
 
     def change(rows: pa.Table) -> pa.Table:
@@ -337,25 +345,23 @@ def test_a_reference_that_leads_nowhere_damages_its_snapshot(tmp_path: Path) -> 
     assert moment(home).store.pages == good.store.pages
 
 
-def test_messages_that_a_snapshot_names_are_gone(tmp_path: Path) -> None:
+def test_messages_that_a_snapshot_names_are_gone(home: Path) -> None:
     """No state is made up: neither of the snapshot, nor of the steps, which took them too."""
 
     def ends_only(rows: pa.Table) -> pa.Table:
         ends = {(row["topic"], row["partition"]): row for row in rows.to_pylist()}
         return pa.Table.from_pylist(list(ends.values()), rows.schema)
 
-    walk = lived(3)
-    home = write_history(walk.world, tmp_path, walk.saved)
     altered(home, "messages", ends_only)
     with pytest.raises(LakequeueError, match="but the table 'messages' has"):
         moment(home)
 
 
-def test_a_topic_that_was_made_again_leaves_snapshots_as_they_are(tmp_path: Path) -> None:
+def test_a_topic_that_was_made_again_leaves_snapshots_as_they_are(
+    history: tuple[Any, Path], home: Path
+) -> None:
     """Its offsets begin with 0 once more; its records are younger."""
-    walk = lived(3)
-    home = write_history(walk.world, tmp_path, walk.saved)
-    own, store = walk.saved[-1]
+    own, store = history[0].saved[-1]
     altered(home, "steps", lambda rows: rows.filter(pc.less_equal(rows["step"], own.step)))
 
     def twice(rows: pa.Table) -> pa.Table:

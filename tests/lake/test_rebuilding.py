@@ -327,8 +327,6 @@ def test_R3_brokers_go_back_to_steps_that_go_together(
     assert ((a.step, a.notes), b.step) == ((4, []), 5)
     assert b.notes == ["4 steps before its last one in the tables: other brokers' rows end earlier"]
     spoken, heard = peers_of(a.store), peers_of(b.store)
-    assert spoken is not None
-    assert heard is not None
     assert (heard[0].heard, next_word(heard[0])) == (4, spoken[1].said + 1)
 
 

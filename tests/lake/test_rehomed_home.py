@@ -81,7 +81,6 @@ def test_M4_a_driver_goes_on_from_the_new_state(tmp_path: Path) -> None:
     driver.flush()
     broker: Broker = driver._replica.broker
     queue = broker.find("default", "orders")
-    assert queue is not None
     assert queue.header.depth == 13
     assert broker.mesh.brokers == (HOME.name, "west")
 

@@ -70,21 +70,21 @@ def recorded(bench: Bench) -> Recorded:
 
 
 def test_S7_a_deleted_queue_is_gone_and_a_new_one_of_its_name_begins_anew(
-    bench: Bench, recorded: Recorded, tmp_path: Path
+    bench: Bench, recorded: Recorded
 ) -> None:
     bench.define()
     bench.consumer(name="of the first")
     bench.send()
     bench.admin.shutdown("orders", ingress=False, egress=True)
     bench.admin.delete("orders")
-    with open_lake(recorded.write(tmp_path)) as lake:
+    with recorded.lake() as lake:
         assert rows(lake, "FROM queues") == []
         assert rows(lake, "FROM queued") == []
         (row,) = rows(lake, "FROM lifecycle")
         assert (row["state"], row["ended"]) == ("gone", "deleted")
     bench.define()
     bench.send()
-    with open_lake(recorded.write(tmp_path)) as lake:
+    with recorded.lake() as lake:
         assert queued_agrees(lake, bench.admin) == 1
 
 
@@ -119,7 +119,7 @@ def test_R1_of_two_topics_of_one_name_each_message_is_of_its_own(
             assert (published["bytes"], published["time"]) == (len(payload), own[0]["time"])
 
 
-def test_R6_what_was_moved_is_where_it_is(bench: Bench, recorded: Recorded, tmp_path: Path) -> None:
+def test_R6_what_was_moved_is_where_it_is(bench: Bench, recorded: Recorded) -> None:
     """Dead, delayed, ready; the dead one is still dead of what it died of."""
     bench.define("dmq")
     bench.define("others")
@@ -131,7 +131,7 @@ def test_R6_what_was_moved_is_where_it_is(bench: Bench, recorded: Recorded, tmp_
     assert bench.admin.move("dmq", to="others").count == 1
     assert bench.admin.move("orders", to="others", why="a test").count == 2
     bench.admin.edit("others", headers={"a": "b"}, ids="1")
-    with open_lake(recorded.write(tmp_path)) as lake:
+    with recorded.lake() as lake:
         assert queued_agrees(lake, bench.admin) == 3
         lifecycle_adds_up(lake, bench.engine.journal())
 
@@ -139,18 +139,16 @@ def test_R6_what_was_moved_is_where_it_is(bench: Bench, recorded: Recorded, tmp_
 @pytest.mark.parametrize("ingress", [True, False])
 @pytest.mark.parametrize("egress", [True, False])
 def test_H5_what_is_shut_down(
-    bench: Bench, recorded: Recorded, tmp_path: Path, ingress: bool, egress: bool
+    bench: Bench, recorded: Recorded, ingress: bool, egress: bool
 ) -> None:
     bench.define()
     for both in (ingress, egress), (not ingress, not egress), (ingress, egress):
         bench.admin.shutdown("orders", ingress=both[0], egress=both[1])
-    with open_lake(recorded.write(tmp_path)) as lake:
+    with recorded.lake() as lake:
         queued_agrees(lake, bench.admin)
 
 
-def test_X6_a_redriven_message_has_two_stays(
-    bench: Bench, recorded: Recorded, tmp_path: Path
-) -> None:
+def test_X6_a_redriven_message_has_two_stays(bench: Bench, recorded: Recorded) -> None:
     bench.define(dead_message_queue="dead", max_deliveries=1, lease_period="2s")
     bench.define("dead")
     number = bench.send()
@@ -161,7 +159,7 @@ def test_X6_a_redriven_message_has_two_stays(
     bench.advance("5s")
     assert bench.admin.redrive("dead").moved == 1
     bench.advance("1s")
-    with open_lake(recorded.write(tmp_path)) as lake:
+    with recorded.lake() as lake:
         queued_agrees(lake, bench.admin)
         found = rows(lake, "SELECT * FROM lifecycle ORDER BY queue DESC")
         (orders, dead) = found
@@ -174,31 +172,29 @@ def test_X6_a_redriven_message_has_two_stays(
 
 
 def test_X5_a_dead_message_says_of_what_until_it_is_redriven(
-    bench: Bench, recorded: Recorded, tmp_path: Path
+    bench: Bench, recorded: Recorded
 ) -> None:
     bench.define(dead_message_queue="dead", expiration="1s")
     bench.define("dead")
     bench.send()
     bench.advance("2s")
     sql = "SELECT queue, dead_reason FROM queued"
-    with open_lake(recorded.write(tmp_path)) as lake:
+    with recorded.lake() as lake:
         assert rows(lake, sql) == [{"queue": "dead", "dead_reason": "expired"}]
         (dead,) = rows(lake, "SELECT dead FROM queues WHERE queue = 'dead'")
         assert dead == {"dead": 1}
     bench.admin.redrive("dead")
-    with open_lake(recorded.write(tmp_path)) as lake:
+    with recorded.lake() as lake:
         assert rows(lake, sql) == [{"queue": "orders", "dead_reason": None}]
 
 
-def test_published_is_the_records_own_time(
-    bench: Bench, recorded: Recorded, tmp_path: Path
-) -> None:
+def test_published_is_the_records_own_time(bench: Bench, recorded: Recorded) -> None:
     """A message that waited in Kafka before the engine took it; a run has one record for all."""
     bench.define()
     bench.engine.publish("orders", b'{"n": 1}', None, [], timestamp=bench.engine.now - 7000)
     for future in [bench.producer.send_async("orders", b"{}") for _ in range(3)]:
         future.result()
-    with open_lake(recorded.write(tmp_path)) as lake:
+    with recorded.lake() as lake:
         found = rows(
             lake, "SELECT epoch_ms(entered_at) - epoch_ms(published_at) AS ms FROM lifecycle "
             "ORDER BY message_id",
@@ -207,14 +203,14 @@ def test_published_is_the_records_own_time(
         lifecycle_adds_up(lake, bench.engine.journal())
 
 
-def test_consumers_come_and_go(bench: Bench, recorded: Recorded, tmp_path: Path) -> None:
+def test_consumers_come_and_go(bench: Bench, recorded: Recorded) -> None:
     bench.define()
     first = bench.consumer(name="a, consumer=odd")
     bench.advance("2s")
     first.close()
     bench.advance("1s")
     bench.consumer(name="b")
-    with open_lake(recorded.write(tmp_path)) as lake:
+    with recorded.lake() as lake:
         found = rows(lake, "SELECT * FROM consumers ORDER BY subscribed_at")
         assert [(r["consumer"], r["why"]) for r in found] == [
             ("a, consumer=odd", "closed"), ("b", None),
@@ -224,27 +220,25 @@ def test_consumers_come_and_go(bench: Bench, recorded: Recorded, tmp_path: Path)
         assert found[1]["unsubscribed_at"] is None
 
 
-def test_times_without_an_end_and_far_away(
-    bench: Bench, recorded: Recorded, tmp_path: Path
-) -> None:
+def test_times_without_an_end_and_far_away(bench: Bench, recorded: Recorded) -> None:
     """A delivery time that no calendar has stands as the end of the last one."""
     bench.define()
     bench.engine.publish("orders", b"{}", None, [("lq", b'{"deliver_at": 9007199254740991}')])
-    with open_lake(recorded.write(tmp_path)) as lake:
+    with recorded.lake() as lake:
         (row,) = rows(lake, "SELECT state, delayed_until FROM queued")
         assert row["state"] == "delayed"
         assert row["delayed_until"].year == 9999
 
 
-def test_empty_tables_have_no_rows(recorded: Recorded, bench: Bench, tmp_path: Path) -> None:
+def test_empty_tables_have_no_rows(recorded: Recorded, bench: Bench) -> None:
     bench.define()
-    with open_lake(recorded.write(tmp_path)) as lake:
+    with recorded.lake() as lake:
         for name in ("messages", "queued", "lifecycle", "consumers", "changes"):
             assert rows(lake, f"FROM {name}") == []
         assert [row["queue"] for row in rows(lake, "FROM queues")] == ["orders"]
 
 
-def test_H4_a_message_that_went_to_another_broker_is_there_once(tmp_path: Path) -> None:
+def test_H4_a_message_that_went_to_another_broker_is_there_once() -> None:
     """Each broker numbers its own steps: what it says of a message is in its own order."""
     config = {
         "brokers": ["a", "b"],
@@ -259,7 +253,7 @@ def test_H4_a_message_that_went_to_another_broker_is_there_once(tmp_path: Path) 
         near.producer().send("orders", b"{}")
     consumer = far.consumer("orders", ack_mode="individual", max_backlog=9)
     consumer.receive().ack()
-    with open_lake(recorded.write(tmp_path)) as lake:
+    with recorded.lake() as lake:
         found = rows(lake, "SELECT state, ended FROM lifecycle ORDER BY message_id")
         assert [(row["state"], row["ended"]) for row in found] == [
             ("gone", "acknowledged"), ("leased", None), ("leased", None),

@@ -264,7 +264,6 @@ def test_the_id_of_a_topic_outlives_the_worker() -> None:
     class MadeAnew(Inputs):
         def take(self, timeout_s: float) -> Any:
             taken = super().take(timeout_s)
-            assert taken is not None
             return taken._replace(opened=(Opened(*COMMANDS_0, 0, "an id"),))
 
     driver.one(MadeAnew(world, driver), 0.0)  # type: ignore[arg-type]
@@ -330,7 +329,6 @@ def test_M4_while_a_home_comes_to_rest_nothing_becomes_due(resting: bool) -> Non
     world.command(command="heartbeat", session="s")
     steps(driver, 1.5 if resting else 0.9)
     queue, end = driver._replica.broker.find("default", "q"), time.monotonic() + 10.0
-    assert queue is not None
     while not resting and queue.header.depth and time.monotonic() < end:
         steps(driver, 0.05)
     assert queue.header.depth == (1 if resting else 0)
@@ -371,7 +369,6 @@ def test_a_home_of_the_earlier_core_changes_over_once() -> None:
     world.heard = len(world.log)
     driver.one(Some(world, driver, 9), 0.0)  # type: ignore[arg-type]
     queue = driver._replica.broker.find("default", "q")
-    assert queue is not None
     assert (queue.header.depth, sorted(queue.live)) == (4, [1, 2, 3, 4]), "m3 was known"
     assert [(r.step, r.core, r.marked) for _, r in world.logged()] == [(1, 0, False), (2, 8, True)]
 
@@ -396,7 +393,6 @@ def test_a_micro_batch_carries_a_home_of_the_earlier_core_over() -> None:
     batch.end()
     broker = CoreBroker.load(DictStore(state.pages), HOME, BATCH_LIMITS)
     queue = broker.find("default", "q")
-    assert queue is not None
     assert queue.header.depth == 3
     assert not any(key.startswith("m/") for key in state.pages)
 
@@ -441,7 +437,6 @@ def test_micro_batches_go_on_from_the_state_alone() -> None:
         decided = work.take(to_batch({place: world.topics[place]}).batch, world.now)
         work.end()
         found = CoreBroker.load(state, HOME, BATCH_LIMITS).find("default", "q")
-        assert found is not None
         depths.append(found.header.depth)
     assert depths == [0, 1]
     assert decided.said

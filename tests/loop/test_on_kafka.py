@@ -322,7 +322,6 @@ def silent_client(url: str) -> subprocess.Popen[str]:
     child = subprocess.Popen(
         [sys.executable, "-c", SILENT, url], stdout=subprocess.PIPE, text=True
     )  # fmt: skip
-    assert child.stdout is not None
     assert child.stdout.readline().strip()
     return child
 
@@ -345,7 +344,6 @@ def test_C3_who_was_there_is_not_late(place: LoopOnKafka) -> None:
         producer.send("orders", b"mine")
         with connection.consumer("orders", ack_mode="individual", max_backlog=2) as consumer:
             mine = consumer.receive(120)
-            assert mine is not None
             assert mine.payload == b"mine"
             silent.kill()
             silent.wait()

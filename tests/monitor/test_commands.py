@@ -64,7 +64,6 @@ def test_it_serves_until_a_signal() -> None:
     process = subprocess.Popen(
         [sys.executable, "-m", "lakequeue.cli", *arguments], stdout=subprocess.PIPE
     )
-    assert process.stdout is not None
     ready = json.loads(process.stdout.readline())
     with urllib.request.urlopen(ready["address"]) as answer:
         assert "<title>Queues – lakequeue</title>" in answer.read().decode()

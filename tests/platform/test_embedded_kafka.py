@@ -109,7 +109,6 @@ def test_it_dies_with_its_parent(tmp_path: Path) -> None:
     )
     command = [sys.executable, "-c", code, str(tmp_path / "home")]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as parent:
-        assert parent.stdout is not None
         pid = int(parent.stdout.readline())
         parent.send_signal(signal.SIGKILL)
     assert gone(pid, 60)

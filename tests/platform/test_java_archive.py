@@ -97,7 +97,6 @@ def test_it_is_made_once_and_used_then(cache: Path, java: Path, jar: Path) -> No
         thread.join()
     assert (jar.parent / "runs").read_text() == "run\n"
     path = archives[0].path
-    assert path is not None
     assert path.read_text() == CLASSES.rpartition("\n")[0] + "\n"
     assert sorted(p.name for p in path.parent.iterdir()) == ["lock", path.name]
     assert f"-XX:SharedArchiveFile={path}" in JavaArchive("test").options(java, [jar])
@@ -184,7 +183,6 @@ def with_jars(cache: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def shorten(archive: JavaArchive) -> None:
     """An archive of few classes is made in seconds, and used in the same way."""
-    assert archive._record is not None
     with archive._record.open() as classes:
         few = list(islice(classes, 3_000))
     archive._record.write_text("".join(few))
