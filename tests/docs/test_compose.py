@@ -75,16 +75,6 @@ def test_files_that_are_mounted_exist(compose: dict[str, Any]) -> None:
     assert mounted == 5
 
 
-def test_the_image_has_the_whole_package(image: str) -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    packages = project["tool"]["setuptools"]["packages"]
-    rooms = {name.split(".")[1] for name in packages if "." in name}
-    assert set(re.findall(r"^COPY (\w+) \1$", image, re.MULTILINE)) == rooms
-    listed = re.search(r"^ROOMS := (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
-    assert listed
-    assert set(listed[1].split()) == rooms
-
-
 def test_the_image_runs_as_nobody_in_particular(compose: dict[str, Any], image: str) -> None:
     """What it writes to before it runs stands before the user, what runs behind it."""
     user = re.search(r"^USER (\d+:\d+)$", image, re.MULTILINE)

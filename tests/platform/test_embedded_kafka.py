@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -151,14 +150,6 @@ def test_a_broken_home_says_why(broker: EmbeddedKafka) -> None:
     with pytest.raises(LakequeueError, match=r"Kafka died while starting: .*node") as caught:
         EmbeddedKafka(broker.home).start()
     assert "\n" not in str(caught.value)
-
-
-def test_a_port_that_is_taken(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as other:
-        port = other.getsockname()[1]
-        with pytest.raises(LakequeueError, match=f"Port {port} on 127.0.0.1, .* is taken"):
-            EmbeddedKafka(tmp_path / "home", port=port).start()
-    assert port_is_free(port)
 
 
 def test_a_home_that_cannot_be_written() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -63,16 +62,6 @@ def test_the_port_is_taken(tmp_path: Path, config: Path, listener: int) -> None:
     said = refused("up", "--home", tmp_path / "home", "--config", config, "--port", listener)
     assert str(listener) in said
     assert "another port" in said
-
-
-def test_the_home_is_of_another_version(tmp_path: Path, config: Path) -> None:
-    home = tmp_path / "home"
-    home.mkdir()
-    (home / "lakequeue.json").write_text(json.dumps({"format": 999}))
-    said = refused("up", "--home", home, "--config", config, "--port", 0)
-    assert str(home) in said
-    assert "999" in said
-    assert "--home" in said
 
 
 def test_the_home_is_no_home(tmp_path: Path, config: Path, listener: int) -> None:

@@ -9,7 +9,7 @@ import stat
 from pathlib import Path
 
 import pytest
-from lakequeue.definitions import Configuration, parse_configuration
+from lakequeue.definitions import Configuration
 from lakequeue.protocol.errors import LakequeueError
 from lakequeue.state import FORMAT
 from lakequeue.streaming import Engine
@@ -55,13 +55,6 @@ def test_the_epoch_is_drawn_once_for_each_home(tmp_path: Path) -> None:
     assert epochs[:2] == epochs[2:]
     assert epochs[0] != epochs[1]
     assert all(0 < epoch <= EPOCH_MAX for epoch in epochs)
-
-
-def test_the_epoch_begins_in_every_vpns_commands() -> None:
-    """Also in that of the default VPN, which only queues name."""
-    queues = [{"name": "a", "message_type": "text"}]
-    text = {"vpns": {"east": {}, "north": {}}, "queues": queues}
-    assert sorted(parse_configuration(text).vpns) == ["default", "east", "north"]
 
 
 def test_a_home_of_before_epochs_gets_one(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from lakequeue.streaming.jars import cached_jars, ensure_jars, java_executable
 FAKE_IVY = """#!/bin/sh
 [ "$1" = -version ] && { echo 'openjdk version "21.0.1"' >&2; exit 0; }
 echo run >> "$RUNS"
-sleep 0.3
+sleep 0.1
 for last in "$@"; do case "$last" in */\\[conf\\]/*) folder="${last%%/\\[conf\\]*}";; esac; done
 for jar in $JARS; do mkdir -p "$folder/$(dirname $jar)"; echo x > "$folder/$jar"; done
 """

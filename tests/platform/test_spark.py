@@ -17,7 +17,6 @@ from lakequeue.streaming.spark.spark_session import (
     executors,
     package_zip,
     read_conf,
-    spark_session,
     spark_settings,
 )
 
@@ -89,14 +88,6 @@ def test_a_line_without_a_value(tmp_path: Path) -> None:
     (tmp_path / "spark.conf").write_text("# fine\nspark.a 1\n\nspark.b\n")
     with pytest.raises(LakequeueError, match=r"line 4: 'spark\.b' has no value"):
         read_conf(tmp_path / "spark.conf")
-
-
-def test_without_java(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.delenv("JAVA_HOME", raising=False)
-    monkeypatch.delenv("PYSPARK_GATEWAY_PORT", raising=False)
-    with pytest.raises(LakequeueError, match="Java 17 or newer is needed"):
-        spark_session("test", master="local[1]", jars=[])
 
 
 FROM_ZIP = """

@@ -114,10 +114,8 @@ def test_nobody_is_told_to_install_it_from_an_index() -> None:
 
 
 def test_the_command_runs(installed: Path, tmp_path: Path) -> None:
-    said = run(installed / "lakequeue", "--help", cwd=tmp_path)
-    assert "lakequeue doctor" in said
-    version = run(installed / "lakequeue", "--version", cwd=tmp_path)
-    assert PROJECT["project"]["version"] in version
+    said = run(installed / "lakequeue", "--version", cwd=tmp_path)
+    assert PROJECT["project"]["version"] in said
 
 
 def test_a_round_trip_on_memory(installed: Path, tmp_path: Path) -> None:

@@ -9,7 +9,6 @@ import sys
 import time
 import tomllib
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from importlib import import_module
 from pathlib import Path
@@ -383,21 +382,6 @@ def test_time_passes_while_somebody_waits(bench: KombuBench) -> None:
 def test_an_address_that_is_none_is_refused(url: str) -> None:
     with pytest.raises(lakequeue.ConfigError, match="allowed are 'lakequeue"):
         Connection(f"lakequeue+{url}" if "://" in url else url, transport="lakequeue").connect()
-
-
-def test_threads_that_publish_at_once_each_get_their_answer(
-    bench: KombuBench,
-) -> None:
-    """They share a session, and any of them may take what the engine answered another."""
-    interval = sys.getswitchinterval()
-    sys.setswitchinterval(1e-5)
-    try:
-        bench.publish("first")
-        with ThreadPoolExecutor(8) as threads:
-            list(threads.map(lambda n: bench.publish(*range(20)), range(8)))
-    finally:
-        sys.setswitchinterval(interval)
-    assert bench.describe()["depth"] == 1 + 8 * 20
 
 
 def _almost(**changes: Any) -> bytes:
