@@ -11,8 +11,6 @@ from lake.history import write_history
 from lake.on_files import Recorded
 from lake.test_past import lived
 from lakequeue.cli import main
-from lakequeue.state import FORMAT
-from loop.memory import HOME
 from memory_shell import Engine
 
 
@@ -142,8 +140,6 @@ def test_r1_what_a_step_took_and_said(home: Path) -> None:
 
 
 def test_r3_rebuild(home: Path, tmp_path: Path) -> None:
-    about = {"epoch": HOME.epoch, "format": FORMAT}
-    (home / "lakequeue.json").write_text(json.dumps(about))
     new = tmp_path / "new"
     command = ["rebuild", "--from", str(home), "--home", str(new)]
     said = CliRunner().invoke(main, command, catch_exceptions=False)

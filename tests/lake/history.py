@@ -21,7 +21,7 @@ from lakequeue.sinks.kafka_records import records_of
 from lakequeue.sinks.table_batch import STEP_ROWS, journal_rows, step_row
 from lakequeue.sinks.table_batch import message_rows as rows_of_messages
 from lakequeue.sources.step_batch import goes_first
-from lakequeue.state import DictStore
+from lakequeue.state import FORMAT, DictStore
 from loop.memory import HOME, Message, World
 
 US = pa.timestamp("us", "UTC")
@@ -158,5 +158,5 @@ def write_history(
     }
     for name, rows in tables.items():
         write_table(home, name, rows)
-    (home / "lakequeue.json").write_text(json.dumps({"epoch": HOME.epoch}))
+    (home / "lakequeue.json").write_text(json.dumps({"epoch": HOME.epoch, "format": FORMAT}))
     return home

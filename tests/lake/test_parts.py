@@ -4,6 +4,7 @@ whatever the tables have beside them (R1)."""
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from typing import Any
 
 import duckdb
 import pyarrow as pa
@@ -26,15 +27,33 @@ def message(offset: int) -> Message:
     return Message(*PLACE, offset, 1_000, None, b"%d" % offset, None)
 
 
-def lake_of(offsets: list[int], record: StepRecord) -> duckdb.DuckDBPyConnection:
-    """Tables with messages of these offsets and one step."""
+def lake_of(
+    rows: dict[str | None, list[Message]], *records: StepRecord
+) -> duckdb.DuckDBPyConnection:
+    """Tables with these messages of topics, by their ids, and with steps."""
     lake = duckdb.connect()
     lake.execute("SET TimeZone = 'UTC'")
-    rows = [row for at in offsets for row in message_rows(message(at))]
-    lake.register("messages", pa.Table.from_pylist(rows, MESSAGES))
-    step = step_row("b.steps", 0, datetime(2026, 1, 1, tzinfo=UTC), steplog.encode(record))
-    lake.register("steps", pa.Table.from_pylist([step], STEP_ROWS))
+    messages = [
+        row | {"topic_id": topic_id}
+        for topic_id, those in rows.items() for m in those for row in message_rows(m)
+    ]  # fmt: skip
+    when = datetime(2026, 1, 1, tzinfo=UTC)
+    steps = [step_row("b.steps", n, when, steplog.encode(r)) for n, r in enumerate(records)]
+    lake.register("messages", pa.Table.from_pylist(messages, MESSAGES))
+    lake.register("steps", pa.Table.from_pylist(steps, STEP_ROWS))
     return lake
+
+
+def step(number: int, ranges: Any, *opened: Opened) -> StepRecord:
+    return StepRecord(FORMAT, number, 2_000, 0, 0, 0, "code", ranges, opened=opened)
+
+
+def messages(*offsets: int) -> list[Message]:
+    return [message(at) for at in offsets]
+
+
+def ranges_of(*offsets: int) -> Any:
+    return to_batch({PLACE: messages(*offsets)}).ranges
 
 
 @given(st.sets(st.integers(0, 40), min_size=1))
@@ -49,13 +68,11 @@ def test_R1_the_offsets_of_a_step_come_back(found: set[int]) -> None:
 @pytest.mark.parametrize("taken", [[0, 2, 5], [0, 1, 2], [3], [1, 2, 4, 5]])
 def test_R1_what_the_tables_have_besides_is_left_out(taken: list[int]) -> None:
     """Compacted away after the tables had it, and before the loop did."""
-    ranges = to_batch({PLACE: [message(at) for at in taken]}).ranges
-    record = StepRecord(steplog.FORMAT, 1, 1, 0, 0, 0, "code", ranges)
-    lake = lake_of([*range(6)], record)
+    record = step(1, ranges_of(*taken))
+    lake = lake_of({None: messages(*range(6))}, record)
     (again,) = steps_between(lake, "b", 0, 1)
     assert again == record
-    inputs = FromTables(lake, [again])
-    assert inputs.take(ranges).publishes.offsets == taken
+    assert FromTables(lake, [again]).take(record.ranges).publishes.offsets == taken
 
 
 @pytest.mark.parametrize("age", [-500, 0, 500], ids=["older", "as-old", "younger"])
@@ -70,23 +87,9 @@ def test_R1_a_step_took_the_record_of_the_topic_that_it_read(age: int, told: boo
     runs = old[:2], old[2:], new[:3], new[3:]
     taken = [to_batch({PLACE: run}).ranges for run in runs]
     known: NextOffsets = {} if told else {PLACE: (0, "A")}
-    opened = {0: (Opened(*PLACE, 0, "A"),) if told else (), 2: (Opened(*PLACE, 0, "B"),)}
-    records = [
-        StepRecord(FORMAT, n + 1, 2_000, 0, 0, 0, "code", ranges, opened=opened.get(n, ()))
-        for n, ranges in enumerate(taken)
-    ]
-    lake = duckdb.connect()
-    lake.execute("SET TimeZone = 'UTC'")
-    rows = [
-        row | {"topic_id": topic_id}
-        for messages, topic_id in ((new, "B"), (old, "A"))
-        for m in messages
-        for row in message_rows(m)
-    ]
-    lake.register("messages", pa.Table.from_pylist(rows, MESSAGES))
-    when = datetime(2026, 1, 1, tzinfo=UTC)
-    steps = [step_row("b.steps", n, when, steplog.encode(r)) for n, r in enumerate(records)]
-    lake.register("steps", pa.Table.from_pylist(steps, STEP_ROWS))
+    opened = {0: [Opened(*PLACE, 0, "A")] if told else [], 2: [Opened(*PLACE, 0, "B")]}
+    records = [step(n + 1, ranges, *opened.get(n, ())) for n, ranges in enumerate(taken)]
+    lake = lake_of({"B": new, "A": old}, *records)
     again = list(steps_between(lake, "b", 0, 4))
     assert again == records
     inputs = FromTables(lake, again, known)
@@ -96,62 +99,38 @@ def test_R1_a_step_took_the_record_of_the_topic_that_it_read(age: int, told: boo
 
 
 def test_R1_a_record_of_another_topic_is_not_taken_for_one_that_is_missing() -> None:
-    ranges = to_batch({PLACE: [message(0)]}).ranges
-    record = StepRecord(FORMAT, 1, 2_000, 0, 0, 0, "code", ranges)
-    lake = duckdb.connect()
-    lake.execute("SET TimeZone = 'UTC'")
-    rows = [row | {"topic_id": "B"} for row in message_rows(message(0))]
-    lake.register("messages", pa.Table.from_pylist(rows, MESSAGES))
-    assert FromTables(lake, [record], {PLACE: (0, "B")}).take(ranges).publishes.offsets == [0]
+    record = step(1, ranges_of(0))
+    lake = lake_of({"B": messages(0)})
+    inputs = FromTables(lake, [record], {PLACE: (0, "B")})
+    assert inputs.take(record.ranges).publishes.offsets == [0]
     with pytest.raises(Lost, match="took 1 records"):
-        FromTables(lake, [record], {PLACE: (0, "A")}).take(ranges)
+        FromTables(lake, [record], {PLACE: (0, "A")}).take(record.ranges)
 
 
 def test_R1_a_step_took_what_the_next_topic_has_before_the_broker_noticed() -> None:
     """A longer one was made at once under the same name: its last records are read twice."""
-    lake = duckdb.connect()
-    lake.execute("SET TimeZone = 'UTC'")
-    rows = [row | {"topic_id": "B"} for at in range(4) for row in message_rows(message(at))]
-    lake.register("messages", pa.Table.from_pylist(rows, MESSAGES))
-    taken = [to_batch({PLACE: [message(at) for at in run]}).ranges for run in ((2, 3), range(4))]
-    opened = (), (Opened(*PLACE, 0, "B"),)
-    records = [
-        StepRecord(FORMAT, n + 1, 2_000, 0, 0, 0, "code", taken[n], opened=opened[n])
-        for n in range(2)
-    ]
+    anew = Opened(*PLACE, 0, "B")
+    records = [step(1, ranges_of(2, 3)), step(2, ranges_of(*range(4)), anew)]
+    lake = lake_of({"B": messages(*range(4))}, *records)
     inputs = FromTables(lake, records, {PLACE: (2, "A")})
     assert inputs.until_the_end(records) == records
-    found = [inputs.take(ranges).publishes.offsets for ranges in taken]
+    found = [inputs.take(r.ranges).publishes.offsets for r in records]
     assert found == [[2, 3], [0, 1, 2, 3]]
-    when = datetime(2026, 1, 1, tzinfo=UTC)
-    steps = [step_row("b.steps", n, when, steplog.encode(r)) for n, r in enumerate(records)]
-    lake.register("steps", pa.Table.from_pylist(steps, STEP_ROWS))
     assert opened_behind(lake, "b", 2) == []
-    [(at, one)] = opened_behind(lake, "b", 1)
-    assert (at, one) == (2, opened[1][0])
-    to_the_first = FromTables(lake, records[:1], {PLACE: (2, "A")}, [one])
-    assert to_the_first.take(taken[0]).publishes.offsets == [2, 3]
+    assert opened_behind(lake, "b", 1) == [(2, anew)]
+    to_the_first = FromTables(lake, records[:1], {PLACE: (2, "A")}, [anew])
+    assert to_the_first.take(records[0].ranges).publishes.offsets == [2, 3]
 
 
 def test_R1_what_the_tables_have_of_an_earlier_topic_is_not_their_end() -> None:
     """The rows of the topic that was made anew are still to come."""
-    lake = duckdb.connect()
-    lake.execute("SET TimeZone = 'UTC'")
-    rows = [row | {"topic_id": "A"} for at in range(9) for row in message_rows(message(at))]
-    lake.register("messages", pa.Table.from_pylist(rows, MESSAGES))
-    ranges = [to_batch({PLACE: [message(at)]}).ranges for at in (8, 0)]
-    opened = (), (Opened(*PLACE, 0, "B"),)
-    records = [
-        StepRecord(FORMAT, n + 1, 2_000, 0, 0, 0, "code", ranges[n], opened=opened[n])
-        for n in range(2)
-    ]
-    inputs = FromTables(lake, records, {PLACE: (8, "A")})
+    records = [step(1, ranges_of(8)), step(2, ranges_of(0), Opened(*PLACE, 0, "B"))]
+    inputs = FromTables(lake_of({"A": messages(*range(9))}), records, {PLACE: (8, "A")})
     assert inputs.until_the_end(records) == records[:1]
 
 
 def test_R1_what_they_lack_is_told() -> None:
-    ranges = to_batch({PLACE: [message(at) for at in (0, 2, 5)]}).ranges
-    record = StepRecord(steplog.FORMAT, 1, 1, 0, 0, 0, "code", ranges)
-    inputs = FromTables(lake_of([0, 1, 3, 4, 5], record), [record])
+    record = step(1, ranges_of(0, 2, 5))
+    inputs = FromTables(lake_of({None: messages(0, 1, 3, 4, 5)}, record), [record])
     with pytest.raises(Lost, match=r"took 3 records, 0 to 5, .* 'messages' has 2 of them"):
-        inputs.take(ranges)
+        inputs.take(record.ranges)

@@ -5,7 +5,6 @@ Like `test_past.py` and `test_rebuilding.py`, whose walks have one plain queue.
 
 from __future__ import annotations
 
-import json
 import random
 from pathlib import Path
 
@@ -18,7 +17,6 @@ from lake.test_rebuilding import New, make
 from lakequeue.lake import open_lake
 from lakequeue.lake.past import as_of
 from lakequeue.lake.rebuilding import rebuild
-from lakequeue.state import FORMAT
 from loop.memory import HOME
 
 SEEDS = range(2)
@@ -45,7 +43,6 @@ def test_R3_a_home_of_queues_of_all_kinds_is_rebuilt(seed: int, tmp_path: Path) 
     before = looked_at(walk)
     assert len({name for name, _ in before}) > 4
     old = write_history(walk.world, make(tmp_path / "old"), walk.saved)
-    (old / "lakequeue.json").write_text(json.dumps({"epoch": HOME.epoch, "format": FORMAT}))
     (done,) = rebuild(old, tmp_path / "new")
     assert (done.lost, done.notes, done.messages) == (0, [], len(before))
     new = New(tmp_path / "new", walk)

@@ -71,8 +71,7 @@ class New:
     def begin_again(self) -> None:
         """What the engine says at its start."""
         self.world.instruct(command="begin", epoch=HOME.epoch)
-        for queue in ("orders",):
-            self.world.instruct(command="begin_again", queue=queue)
+        self.world.instruct(command="begin_again", queue="orders")
         self.settle()
 
     def seen(self) -> dict[str, tuple[bytes, str, int]]:
@@ -98,8 +97,7 @@ def rebuilt(walk: Any, path: Path) -> Path:
     old, new = path / "old", path / "new"
     old.mkdir()
     write_history(walk.world, old, walk.saved)
-    about = json.loads((old / "lakequeue.json").read_text())
-    about |= {"format": FORMAT, "checkpoints": {"x": 1}}
+    about = {"epoch": HOME.epoch, "format": FORMAT, "checkpoints": {"x": 1}}
     (old / "lakequeue.json").write_text(json.dumps(about))
     (done,) = rebuild(old, new)
     assert (done.broker, done.lost, done.notes) == (HOME.name, 0, [])
@@ -119,8 +117,6 @@ def test_R3_a_home_that_was_rebuilt_is_rebuilt_before_its_engine_wrote_a_snapsho
     new.world.write(("default.publish", 1), b'{"n": 9}', to="orders", producer="p", seq=walk.sent)
     new.settle()
     again = write_history(new.world, make(tmp_path / "again"))
-    about = json.dumps({"epoch": HOME.epoch, "format": FORMAT})
-    (again / "lakequeue.json").write_text(about)
     shutil.rmtree(again / "tables" / "snapshots")
     shutil.copytree(path / "tables" / "snapshots", again / "tables" / "snapshots")
     (done,) = rebuild(again, tmp_path / "twice")
@@ -154,9 +150,7 @@ def test_R3_the_same_clients_go_on(tmp_path: Path) -> None:
 def test_R3_without_a_snapshot_and_without_the_homes_own_file(about: bool, tmp_path: Path) -> None:
     walk = lived(4)
     old = write_history(walk.world, make(tmp_path / "old"))
-    if about:
-        (old / "lakequeue.json").write_text(json.dumps({"epoch": HOME.epoch, "format": FORMAT}))
-    else:
+    if not about:
         (old / "lakequeue.json").unlink()
     rebuild(old, tmp_path / "new")
     assert New(tmp_path / "new", walk).seen() == looked_at(walk)
@@ -172,7 +166,6 @@ def test_R3_what_came_after_the_tables_comes_in_again(tmp_path: Path) -> None:
         walk.do_publish(1, n)
     path = tmp_path / "new"
     old = write_history(walk.world, make(tmp_path / "old"), walk.saved)
-    (old / "lakequeue.json").write_text(json.dumps({"epoch": HOME.epoch, "format": FORMAT}))
     walk.step(1_000)  # this one is in no table
     rebuild(old, path)
     new = New(path, walk)
@@ -187,7 +180,6 @@ def test_R3_the_journal_says_which_messages_only_lost_steps_knew(tmp_path: Path)
     """They stand in it as stored; they are lost, and come in again under other ids."""
     walk = lived(2)
     old = write_history(walk.world, make(tmp_path / "old"), walk.saved)
-    (old / "lakequeue.json").write_text(json.dumps({"epoch": HOME.epoch, "format": FORMAT}))
     place = old / "tables" / "journal"
     schema = deltalake.DeltaTable(place).to_pyarrow_table().schema
     last = walk.driver.step
@@ -235,7 +227,6 @@ def test_R3_in_its_place(tmp_path: Path) -> None:
     """As for `lakequeue up`, whose Kafka is in the home."""
     walk = lived(5, 80)
     home = write_history(walk.world, make(tmp_path / "home"), walk.saved)
-    (home / "lakequeue.json").write_text(json.dumps({"epoch": HOME.epoch, "format": FORMAT}))
     for name in ("checkpoint", "history-checkpoint", "tables-checkpoint", "kafka"):
         (home / name).mkdir()
     rebuild(home, home)
@@ -259,7 +250,6 @@ def test_a_rebuild_that_failed_can_be_tried_again(
     """The new home's disk is full, or a step of the tables cannot be taken again."""
     walk, old, new = lived(0, 60), make(tmp_path / "old"), tmp_path / "new"
     write_history(walk.world, old, walk.saved)
-    (old / "lakequeue.json").write_text(json.dumps({"epoch": HOME.epoch, "format": FORMAT}))
 
     def full(*paths: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device", str(paths[-1]))

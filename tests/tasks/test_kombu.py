@@ -204,13 +204,6 @@ def test_a_cancelled_consumer_can_still_acknowledge(bench: KombuBench) -> None:
         assert bench.describe()["consumers"] == []
 
 
-def test_higher_priorities_are_first(bench: KombuBench) -> None:
-    for priority in (3, 9, None, 6):
-        bench.publish(priority, priority=priority)
-    with bench.connect() as connection:
-        assert consume(connection) == [9, 6, 3, None]
-
-
 def test_expiration_is_a_ttl_and_x_message_ttl_the_queues(bench: KombuBench) -> None:
     brief = Queue("brief", exchange=Exchange(""), routing_key="brief", message_ttl=5)
     bench.publish(1, expiration=2)
