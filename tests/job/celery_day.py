@@ -22,7 +22,7 @@ import tempfile
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from importlib import import_module
 from itertools import count
@@ -127,10 +127,18 @@ class Sent:
     fails: int
 
 
+def killed_and_started(engine: UpProcess) -> UpProcess:
+    """As when the machine loses power."""
+    engine.kill()
+    engine.start().wait_ready()
+    return engine
+
+
 @dataclass
 class Day:
-    """engine: dies, and is started again. chance: draws what is sent, and who dies. Its figures are
-    in `told` at the end."""
+    """engine: goes away in the middle of the day. comes_back: ends it, and returns the one that
+    serves from then on, at the same address. chance: draws what is sent, and who dies. Its figures
+    are in `told` at the end."""
 
     folder: Path
     engine: UpProcess
@@ -138,6 +146,7 @@ class Day:
     kills: int
     workers: int
     seed: int
+    comes_back: Callable[[UpProcess], UpProcess] = killed_and_started
     sent: dict[int, Sent] = field(default_factory=dict)
     running: list[subprocess.Popen[bytes]] = field(default_factory=list)
     told: dict[str, Any] = field(default_factory=dict)
@@ -246,9 +255,8 @@ class Day:
         self._note_death("pool processes killed")
 
     def _restart(self) -> None:
-        self.engine.kill()
-        self.engine.start().wait_ready()
-        self._note_death("engines killed")
+        self.engine = self.comes_back(self.engine)
+        self._note_death("engines gone")
 
     def _note_death(self, what: str) -> None:
         self.told[what] = self.told.get(what, 0) + 1

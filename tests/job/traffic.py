@@ -33,7 +33,7 @@ class Traffic:
 
     def __init__(
         self, url: str, seed: int, queue: str = "orders", broker: str | None = None,
-        window: int = 2_000,
+        window: int = 2_000, per_second: float = PER_SECOND,
     ) -> None:  # fmt: skip
         self.queue = queue
         self.sent: dict[bytes, Future[lakequeue.client.Receipt]] = {}
@@ -42,7 +42,7 @@ class Traffic:
         self.received: list[Received] = []
         self.acked: list[bytes] = []
         self.errors: list[BaseException] = []
-        self._random = random.Random(seed)
+        self._random, self._per_second = random.Random(seed), per_second
         self._producing, self._consuming = threading.Event(), threading.Event()
         self._producing.set()
         self._consuming.set()
@@ -70,7 +70,7 @@ class Traffic:
             self.sent_at[payload] = time.monotonic()
             with contextlib.suppress(lakequeue.Timeout):  # its window is full: it tries again
                 self.sent[payload] = self.producer.send_async(self.queue, payload)
-            time.sleep(self._random.expovariate(PER_SECOND))
+            time.sleep(self._random.expovariate(self._per_second))
 
     def _consume(self, number: int) -> None:
         choose = random.Random(number)
