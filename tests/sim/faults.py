@@ -254,6 +254,7 @@ class FaultyHome(Traffic):
         self.events = self.accounts.judge(self.kafka)
         for site in self.sites.values():
             self._judge_ranges(site)
+            judge_rest(site)
             judge_replay(site, self.kafka)
         first, *others = [site.directory() for site in self.sites.values()]
         for name in {name for one in (first, *others) for name in one}:
@@ -272,6 +273,26 @@ class FaultyHome(Traffic):
                 must(not left or left[0].at >= r.first, f"{site.name}, step {step}: {r}, not {at}")
                 due[place] = r.last + 1
 
+
+def judge_rest(site: Site) -> None:
+    """A broker without messages keeps nothing of them, and has nothing unfinished."""
+    assert site.worker is not None
+    broker = site.worker.driver._replica.broker
+    spool, mesh = broker.spool, broker.mesh
+    kept = {"contents": spool._contents, "locations": spool._locations}
+    kept |= {name: getattr(broker.header, name) for name in ("pending", "waiting", "merging")}
+    for queue in broker.queues.values():
+        ending = [one.id for one in queue.header.subscriptions if one.ending]
+        kept |= {f"{queue.definition.name}: tasks": queue.header.tasks}
+        kept |= {f"{queue.definition.name}: subscriptions that end": ending}
+    kept |= {name: getattr(mesh.facts, name) for name in (*OF_MOVING, "waiting", "early_rooms")}
+    for link in mesh.bridges.links.values():
+        kept |= {f"{link.bridge}: {name}": getattr(link, name) for name in ("flights", "held")}
+    kept = {what: found for what, found in kept.items() if found}
+    must(not kept, f"{site.name} is empty, and keeps {kept}")
+
+
+OF_MOVING = ("moves", "coming", "leaving", "arriving", "went", "ended", "retries", "untold")
 
 # What brokers say of messages in transit, of moving queues, and of the directory. If it is lost, it
 # is said again.
