@@ -104,6 +104,8 @@ def test_L10_L8_what_was_not_renewed_is_lost() -> None:
         return False
 
     wait_for(known)
+    with pytest.raises(LeaseLost):
+        message.ack()
 
 
 def test_L10_auto_renew_learns_it_too(empty: Bench) -> None:

@@ -78,17 +78,17 @@ def test_options_are_understood(
         for word in words:
             if re.fullmatch(r"[\w*-]+\.\w+", word):
                 Path(word).touch()  # a file of the reader
-        understand(main, words)
+        check_understood(main, words)
 
 
-def understand(command: click.Command, words: list[str]) -> None:
-    """Parse a command line without running anything."""
+def check_understood(command: click.Command, words: list[str]) -> None:
+    """Parse a command line without running anything: a usage error fails the test."""
     with command.make_context("lakequeue", list(words), **{}) as context:
         if isinstance(command, click.Group) and context._protected_args:
             name, *rest = [*context._protected_args, *context.args]
             inner = command.get_command(context, name)
             assert inner is not None, f"no command {name}"
-            understand(inner, rest)
+            check_understood(inner, rest)
 
 
 @pytest.mark.parametrize("printed", [p for p in ALL if p.text.startswith("make ")], ids=str)
@@ -201,10 +201,10 @@ def test_commands_run_as_printed(place: Place, pages: list[str]) -> None:
         printed = [one.text for one in HERE if one.page == page]
         if page != pages[0] and any("consume" in text for text in printed):
             publish(place)
-        run_all(place, printed)
+        check_all_run(place, printed)
 
 
-def run_all(place: Place, printed: list[str]) -> None:
+def check_all_run(place: Place, printed: list[str]) -> None:
     """The commands of a page, one after the other; those without an end beside the others."""
     endless: dict[str, Future[subprocess.CompletedProcess[str]]] = {}
     with ThreadPoolExecutor() as beside:

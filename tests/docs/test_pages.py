@@ -111,12 +111,13 @@ def test_examples_run_on_memory(page: Path) -> None:
     names: dict[str, object] = {}
     for code in fences(page, "python memory"):
         exec(compile(code, str(page), "exec"), names)
+    assert names, "no example ran"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=NAMES)
 def test_python_compiles(page: Path) -> None:
     for code in fences(page, "python"):
-        compile(code, str(page), "exec")
+        assert compile(code, str(page), "exec")
 
 
 @pytest.mark.parametrize("page", [p for p in PAGES if fences(p, "yaml")], ids=str)

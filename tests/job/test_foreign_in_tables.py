@@ -83,10 +83,10 @@ def test_R1_what_a_transaction_took_back_is_in_no_table(
         return found and found > last
 
     until(reached, 120, "the steps are there")
-    each_step_is_made_again(home, QUEUE)
+    check_each_step_is_made_again(home, QUEUE)
 
 
-def each_step_is_made_again(home: Path, topic: str) -> None:
+def check_each_step_is_made_again(home: Path, topic: str) -> None:
     """Of those that took records of the topic."""
     with open_lake(home) as lake:
         (first,) = lake.execute("SELECT min(step) FROM snapshots WHERE page = ''").fetchall()[0]
@@ -159,7 +159,7 @@ def test_R1_a_topic_that_is_made_anew_begins_anew_in_the_tables(
         return found and found > past
 
     until(reached, 120, "the history reaches so far")
-    each_step_is_made_again(home, ANEW)
+    check_each_step_is_made_again(home, ANEW)
     admin.delete(ANEW)
 
 

@@ -24,7 +24,7 @@ def run(job: Job, rule: str, scenario: Scenario, slower: float = 1.0) -> None:
     clock = Clock(moves=False, patience_s=PATIENCE_S, quiet_s=QUIET_S, stretch=STRETCH * slower)
     again = "" if slower == 1.0 else " again"
     with job.connect(f"scenario-{rule}") as connection:
-        Runner(connection, clock, lambda name: queue_name(rule, name) + again).run(scenario)
+        Runner(connection, clock, lambda name: queue_name(rule, name) + again).check(scenario)
 
 
 def test_scenarios(job: Job) -> None:

@@ -39,7 +39,7 @@ def test_the_views_agree_after_all_scenarios(tmp_path: Path) -> None:
         while consumers and scenario.waits_s:
             consumers.pop().close()
         runner = Runner(connection, rename=f"s{number}/{{}}".format)
-        runner.run(scenario)
+        runner.check(scenario)
         consumers += runner.consumers.values()
     with open_lake(recorded.write(tmp_path)) as lake:
         assert queued_agrees(lake, connection.admin()) > 100
@@ -145,7 +145,7 @@ def test_H5_what_is_shut_down(
     for both in (ingress, egress), (not ingress, not egress), (ingress, egress):
         bench.admin.shutdown("orders", ingress=both[0], egress=both[1])
     with recorded.lake() as lake:
-        queued_agrees(lake, bench.admin)
+        assert queued_agrees(lake, bench.admin) == 0
 
 
 def test_X6_a_redriven_message_has_two_stays(bench: Bench, recorded: Recorded) -> None:
@@ -160,7 +160,7 @@ def test_X6_a_redriven_message_has_two_stays(bench: Bench, recorded: Recorded) -
     assert bench.admin.redrive("dead").moved == 1
     bench.advance("1s")
     with recorded.lake() as lake:
-        queued_agrees(lake, bench.admin)
+        assert queued_agrees(lake, bench.admin) == 1
         found = rows(lake, "SELECT * FROM lifecycle ORDER BY queue DESC")
         (orders, dead) = found
         assert (orders["stays"], orders["deliveries"], orders["waiting_ms"]) == (2, 2, 3000)

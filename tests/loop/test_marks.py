@@ -79,7 +79,7 @@ class MarkedWalk(Walk):
 
     do_restart = do_lag = do_crash  # type: ignore[assignment]
 
-    def judge(self) -> None:
+    def check(self) -> None:
         self.do_mark()
         self.step(1)
         self.driver.flush()
@@ -119,7 +119,7 @@ def test_a_mark_is_one_moment(walk: list[Operation], bytes_max: int) -> None:
     one = MarkedWalk(bytes_max)
     try:
         one.go(walk)
-        one.judge()
+        one.check()
     finally:
         one.cache.close()
 
@@ -129,4 +129,4 @@ def test_steps_behind_a_mark_are_not_in_it() -> None:
     one = MarkedWalk(10_000_000)
     one.go([("subscribe", 0), ("publish", 1, 1), ("go", 4, 1), ("mark",)])
     one.go([("publish", 1, 2), ("topics", 4), ("go", 4, 1), ("publish", 2, 3), ("go", 4, 1)])
-    one.judge()
+    one.check()

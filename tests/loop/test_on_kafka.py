@@ -150,6 +150,7 @@ def test_the_log_is_trimmed_behind_the_oldest_snapshot(place: LoopOnKafka) -> No
             return first() > before
 
         until(trimmed, 60, "the log begins later")
+    assert first() > before
     consumer.close()
 
 

@@ -164,6 +164,7 @@ def test_between_two_batches_inputs_know_what_room_there_is(make: Callable[..., 
     batch.start()
     until(lambda: inputs.room_bytes is None)
     batch.join(WAIT_S)
+    assert not batch.is_alive()
 
 
 def test_a_snapshot_with_its_pages_is_one_moment(make: Callable[..., Broker]) -> None:

@@ -67,7 +67,7 @@ def test_S7_what_is_made_just_now_is_found_by_who_has_not_heard_of_it() -> None:
 QUOTA_0 = {"name": "orders", "message_type": "json", "max_spool_usage": 0}
 
 
-def keeps_more_than_one(mesh: Mesh) -> None:
+def check_keeps_more_than_one(mesh: Mesh) -> None:
     """Every host has the old quota: it stores two more messages."""
     before = mesh.depths()
     for broker in BROKERS * 2:
@@ -83,7 +83,7 @@ def test_Q9_S10_if_one_host_refuses_a_definition_all_have_the_old_one(full: str,
         mesh.send(full)
     with pytest.raises(LakequeueError, match="the last message, but 2 are"):
         mesh.at[told].admin().define({**QUOTA_0, "max_deliveries": 3})
-    keeps_more_than_one(mesh)
+    check_keeps_more_than_one(mesh)
     with mesh.consumer("a") as consumer:
         drain(consumer)
     assert mesh.whole()["depth"] == 8, "leased"
@@ -96,7 +96,7 @@ def test_Q9_what_the_configuration_repeats_and_one_host_refuses_is_taken_back_to
     command = c.encode_command(c.Define(definition=QUOTA_0, replace=False))
     mesh.engine.command("default.commands", b"", command, "a")
     mesh.advance("1s")
-    keeps_more_than_one(mesh)
+    check_keeps_more_than_one(mesh)
 
 
 @pytest.mark.parametrize(
@@ -116,7 +116,7 @@ def test_Q9_of_two_definitions_under_way_only_the_refused_are_taken_back(
     mesh.engine.mend("c")
     mesh.advance("1s")
     assert [bool(answer["error"]) for answer in answers] == refused
-    keeps_more_than_one(mesh)
+    check_keeps_more_than_one(mesh)
 
 
 def test_Q9_a_deleted_queue_does_not_come_back_with_its_old_definition() -> None:

@@ -136,7 +136,7 @@ class Walk:
         engine_broker: Any = self.mesh.engine.broker(broker)
         return engine_broker._replica.broker.mesh.facts
 
-    def judge(self) -> None:
+    def check(self) -> None:
         first = self.facts("a")
         for name in BROKERS:
             facts = self.facts(name)
@@ -158,7 +158,7 @@ def test_M2_M5_H4_P1_R3_brokers_fall_silent_after_a_storm(
     walk = Walk(seed, monkeypatch)
     walk.go()
     walk.end()
-    walk.judge()
+    walk.check()
 
 
 class Words:

@@ -219,7 +219,7 @@ class Trouble:
         self.orders = {k: v for k, v in (self.orders | change).items() if v is not None}
         return c.Define(definition=self.orders)
 
-    def drain(self) -> None:
+    def check_drained(self) -> None:
         """The trouble stops: everybody goes, one comes who takes all, time passes."""
         plain = {"name": "orders", "message_type": "json", "max_per_subscription_backlog": 40}
         self.run([c.Unsubscribe(queue=f.split("-")[0], subscription=f) for f in self.flows], [])

@@ -332,7 +332,7 @@ def failure(queues: list[dict[str, Any]], some: Batches, limits: Limits) -> Exce
     return None
 
 
-def one_walk(seed: int, limits: Limits) -> None:
+def check_walk(seed: int, limits: Limits) -> None:
     r = random.Random(seed)
     queues, some = random_queues(r), random_batches(r)
     if failure(queues, some, limits) is not None:
@@ -344,4 +344,4 @@ def one_walk(seed: int, limits: Limits) -> None:
 @pytest.mark.parametrize("limits", [Limits(), SMALL_PAGES], ids=["live", "small pages"])
 def test_L_B_F_O_R6_H5_Q9_X5_P7_administered_walks(limits: Limits) -> None:
     for seed in range(60 * TIMES):
-        one_walk(seed, limits)
+        check_walk(seed, limits)

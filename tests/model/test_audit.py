@@ -32,7 +32,7 @@ def test_L_X_S_every_life_is_whole(name: str) -> None:
         trouble = Trouble(seed, limits=limits)
         try:
             trouble.go(25, 20)
-            trouble.drain()
+            trouble.check_drained()
         except AssertionError as error:
             error.add_note(f"seed {seed}")
             raise
@@ -43,7 +43,7 @@ def test_L_X_S_every_life_of_2000_messages_is_whole(seed: int) -> None:
     trouble = Trouble(90_000 + seed, limits=SMALL)
     while trouble.published < 2_000:
         trouble.go(5, 150)
-    trouble.drain()
+    trouble.check_drained()
 
 
 def test_L13_what_a_command_leaves_is_done_without_another() -> None:
@@ -88,7 +88,7 @@ def test_a_message_that_is_lost_is_seen() -> None:
     trouble.go(10, 20)
     trouble.auditor.accepted.add("999999")
     with pytest.raises(AssertionError, match="never seen again"):
-        trouble.drain()
+        trouble.check_drained()
 
 
 def is_journal(output: Any) -> bool:

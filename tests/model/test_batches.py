@@ -41,7 +41,7 @@ def test_L_B_F_O_X_Q9_deep_batches(seed: int) -> None:
 # ---------------------------------------------------------------- the judge
 
 
-def one_walk(model: type[Model], seed: int) -> None:
+def check_walk(model: type[Model], seed: int) -> None:
     r = random.Random(seed)
     Walk(random_queues(r), OnModel(model())).go(random_batches(r, 16, 6, 8))
 
@@ -51,7 +51,7 @@ def test_a_mistake_is_found(mistake: type[Model]) -> None:
     first = FIRST_SEEDS.get(mistake.__name__, 0)
     for seed in range(first, first + MISTAKE_SEEDS):
         try:
-            one_walk(mistake, seed)
+            check_walk(mistake, seed)
         except AssertionError:
             return
     pytest.fail(f"no walk found it: {mistake.__doc__}")
@@ -59,4 +59,4 @@ def test_a_mistake_is_found(mistake: type[Model]) -> None:
 
 def test_no_mistake_is_not_found() -> None:
     for seed in (*range(MISTAKE_SEEDS), *FIRST_SEEDS.values()):
-        one_walk(Model, seed)
+        check_walk(Model, seed)

@@ -154,7 +154,7 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]
     engine.close()
 
 
-def until(what: Any, wanted: Any, seconds: float = 60.0) -> None:
+def check_until(what: Any, wanted: Any, seconds: float = 60.0) -> None:
     end = time.monotonic() + seconds
     while not wanted <= (found := what()):
         assert time.monotonic() < end, (wanted, found)
@@ -165,7 +165,7 @@ def test_a_real_prometheus_reads_what_the_engine_serves(prometheus: Prometheus) 
     served = {
         name for m in TABLE if m.source in ("queue", "broker usage") for name in m.samples
     } - set(BY_NAME["queue_refused_messages"].samples)
-    until(lambda: set(prometheus.ask("label/__name__/values") or ()), served)
+    check_until(lambda: set(prometheus.ask("label/__name__/values") or ()), served)
 
 
 def test_an_alert_fires_when_a_queue_is_stuck(prometheus: Prometheus) -> None:
@@ -178,5 +178,5 @@ def test_an_alert_fires_when_a_queue_is_stuck(prometheus: Prometheus) -> None:
 
     without = {"egress", "no_consumer", "delayed", "held"}  # nobody there, or nothing is ready
     wanted = {case.code for case in CASES} - without
-    until(stuck, wanted)
+    check_until(stuck, wanted)
     assert stuck() == wanted

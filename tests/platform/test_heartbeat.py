@@ -33,4 +33,7 @@ def test_it_beats_until_its_end_whatever_kafka_does(tmp_path: Path) -> None:
 
 
 def test_one_that_never_began_can_be_stopped(tmp_path: Path) -> None:
-    EngineHeartbeat(lambda value: None, tmp_path).stop()
+    sent: list[bytes] = []
+    heartbeat = EngineHeartbeat(sent.append, tmp_path)
+    heartbeat.stop()
+    assert (sent, heartbeat.is_alive()) == ([], False)

@@ -193,4 +193,5 @@ def test_h1_a_far_end_that_is_not_there_is_told_in_a_sentence(ends: Ends) -> Non
         kept, ends.definition = ends.definition, ends.definition | changes
         ends.begin()
         ends.until(lambda why=why: why in ends.seen()["why"])
+        assert why in ends.seen()["why"]
         ends.definition = kept

@@ -36,10 +36,12 @@ def test_what_ended_long_ago_does_not_count(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(supervision, "PAUSE_S_MAX", 0.0)
     now = 0.0
     monkeypatch.setattr(supervision.time, "monotonic", lambda: now)
-    restarts = Restarts(threading.Event(), lambda line: None)
+    said: list[str] = []
+    restarts = Restarts(threading.Event(), said.append)
     for _ in range(3 * RESTARTS_MAX):
         now += supervision.RESTART_WINDOW_S / RESTARTS_MAX + 1
         restarts.again("Kafka", "by signal 9")
+    assert len(said) == 3 * RESTARTS_MAX
 
 
 class FailedQuery:

@@ -9,4 +9,4 @@ SCENARIOS = load()
 
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=[s.name for s in SCENARIOS])
 def test_scenario_on_the_model(scenario: Scenario) -> None:
-    Runner(Connection()).run(scenario)
+    Runner(Connection()).check(scenario)

@@ -176,7 +176,8 @@ class Runner:
         self.received: dict[tuple[str, int], Any] = {}
         self.ids: list[str] = []
 
-    def run(self, scenario: Scenario) -> None:
+    def check(self, scenario: Scenario) -> None:
+        """Carry out the lines; each says what must come of it."""
         try:
             for line in scenario.lines:
                 try:

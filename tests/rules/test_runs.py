@@ -113,7 +113,9 @@ def one_by_one(sent: list[Sent]) -> Records:
     return records
 
 
-def both(definitions: Any, steps: list[list[Sent]], *others: c.Command) -> tuple[Engine, Engine]:
+def check_both(
+    definitions: Any, steps: list[list[Sent]], *others: c.Command
+) -> tuple[Engine, Engine]:
     """Engines that got the same messages, in runs and one by one; compared after each step."""
     runs, singles = Engine(definitions), Engine(definitions)
     asked = Records()
@@ -186,7 +188,7 @@ def messages() -> st.SearchStrategy[Sent]:
 def test_P1_S3_a_run_is_its_messages_one_by_one(
     queues: list[dict[str, Any]], vpns: Any, steps: list[list[Sent]], others: tuple[Any, ...]
 ) -> None:
-    both(configuration(*queues, **vpns), steps, *others)
+    check_both(configuration(*queues, **vpns), steps, *others)
 
 
 def sent_in_order(count: int, size: int, **changes: Any) -> list[Sent]:
@@ -209,21 +211,25 @@ def test_P1_runs_as_our_client_sends_them(
     queues: list[dict[str, Any]], others: tuple[Any, ...]
 ) -> None:
     sent = sent_in_order(6, 8, ttl_ms=9000)
-    both(configuration(*queues), [sent[:2], sent[1:4], sent[4:]], *others)
+    check_both(configuration(*queues), [sent[:2], sent[1:4], sent[4:]], *others)
 
 
 def test_P1_deferred_acks_meet_the_messages_of_a_run() -> None:
     """L9: what is acknowledged before it came is never delivered, also from within a run."""
-    engine, _ = both(configuration({"name": "orders"}), [sent_in_order(1, 8)], SUBSCRIBED, EARLY)
+    engine, _ = check_both(
+        configuration({"name": "orders"}), [sent_in_order(1, 8)], SUBSCRIBED, EARLY
+    )
     events = [(row["event"], row["message_id"]) for row in engine.rows()]
     assert {number for event, number in events if event == "acknowledged"} == {"2", "3", "4"}
 
 
 def test_R1_the_journal_says_which_message_of_which_record() -> None:
-    engine, _ = both(configuration({"name": "orders"}), [sent_in_order(2, 3)])
+    engine, _ = check_both(configuration({"name": "orders"}), [sent_in_order(2, 3)])
     places = [(r["offset"], r["item"]) for r in engine.rows() if r["event"] == "spooled"]
     assert places == [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2)]
-    engine, _ = both(configuration({"name": "orders", "filter": "/n > 0"}), [sent_in_order(1, 3)])
+    engine, _ = check_both(
+        configuration({"name": "orders", "filter": "/n > 0"}), [sent_in_order(1, 3)]
+    )
     assert [(r["event"], r["item"]) for r in engine.rows()] == [
         ("rejected", 0), ("spooled", 1), ("spooled", 2)
     ]  # fmt: skip

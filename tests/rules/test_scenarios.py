@@ -19,7 +19,7 @@ BY_NAME = pytest.mark.parametrize("scenario", SCENARIOS, ids=[s.name for s in SC
 
 @BY_NAME
 def test_scenario(scenario: Scenario) -> None:
-    Runner(start()).run(scenario)
+    Runner(start()).check(scenario)
 
 
 @BY_NAME
@@ -27,7 +27,7 @@ def test_scenario_with_a_restart_after_every_line(scenario: Scenario) -> None:
     def restart(connection: Any) -> None:
         connection.engine.restart()
 
-    Runner(start(), between=restart).run(scenario)
+    Runner(start(), between=restart).check(scenario)
 
 
 def test_names_are_unique() -> None:
@@ -75,4 +75,4 @@ def test_a_wrong_expectation_fails(wrong: str) -> None:
     """
     (scenario,) = parse(text)
     with pytest.raises(AssertionError):
-        Runner(start()).run(scenario)
+        Runner(start()).check(scenario)

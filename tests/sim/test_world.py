@@ -31,7 +31,7 @@ def test_what_was_promised_holds(first: int) -> None:
     ],
 )
 def test_worlds_that_failed_once(seed: int) -> None:
-    run(seed)
+    assert run(seed).events
 
 
 def test_a_world_is_the_same_again() -> None:

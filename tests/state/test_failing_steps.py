@@ -24,7 +24,7 @@ def steps(request: pytest.FixtureRequest) -> FailingSteps:
     made = FailingSteps(chance=request.param)
     made.run([define(name, max_per_subscription_backlog=9) for name in QUEUES])
     made.run([subscribe(name, 9, name) for name in QUEUES])
-    made.part()  # what is planted after it did not fail before it
+    made.check_marks()  # what is planted after it did not fail before it
     return made
 
 
@@ -214,7 +214,7 @@ def test_any_number_of_bad_records_in_one_step_is_left_out(
     steps = FailingSteps(checked=False)
     steps.run([define(name, max_per_subscription_backlog=9) for name in QUEUES])
     steps.run([subscribe(name, 9, name) for name in QUEUES])
-    steps.part()
+    steps.check_marks()
     plant(monkeypatch)
     commands = [c.Browse(queue="orders", limit=13, reply=REPLY)] * MANY
     messages = [("orders", b'{"n":13}')] * MANY
@@ -237,7 +237,7 @@ def test_any_number_of_queues_that_fail_in_one_step_is_left_alone(phase: str) ->
     steps = FailingSteps(checked=False)
     steps.run([define(name, max_per_subscription_backlog=9) for name in (*names, "other")])
     steps.run([subscribe(name, 9, name) for name in (*names, "other")])
-    steps.part()
+    steps.check_marks()
     with pytest.MonkeyPatch.context() as monkeypatch:
         PHASES[phase](monkeypatch)
         sent = [(name, b"{}", {"ttl_ms": 500}) for name in names]

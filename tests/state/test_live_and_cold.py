@@ -57,12 +57,12 @@ def test_R5_messages_leave_the_end_of_a_deep_queue(name: str, is_marked: bool) -
     assert queue is not None
     assert not {28, 30} & set(queue.live), "they are cold"
     if is_marked:
-        steps.part()
+        steps.check_marks()
     assert browsed(steps, "orders") == list(range(1, 32))
     steps.run(LEAVING[name])
     steps.tick(9_000)
     steps.run(publishes=[("orders", b'{"n":%d}' % n) for n in range(32, 40)])
-    steps.part()
+    steps.check_marks()
     out = steps.run([subscribe("a", 100)])
     left = [n for n in range(1, 40) if n not in (28, 30)]
     assert delivered(out) == left
@@ -157,7 +157,7 @@ def test_R5_a_merge_that_ended_is_on_the_next_mark() -> None:
     steps.run([define(priority="/n")])
     for n in range(60):
         steps.run(publishes=[("orders", b'{"n":%d}' % (m % 11)) for m in range(n, n + 21, 7)])
-    steps.part()
+    steps.check_marks()
 
 
 @pytest.mark.parametrize("publish", [{}, {"delay_ms": 9_000}], ids=["cold", "delayed"])

@@ -95,7 +95,7 @@ def test_R_twins_do_the_same_whatever_comes(name: str) -> None:
         havoc = Havoc(seed, limits=LIMITS[name], chance=0.1, checked=seed % 3 == 0)
         try:
             havoc.go(20, 14)
-            havoc.steps.part()
+            havoc.steps.check_marks()
         except AssertionError as error:
             error.add_note(f"seed {seed}")
             raise
@@ -111,7 +111,7 @@ class ColdWalk(Walk):
         return super().order_is_silent(entries) or any(e.state == "delayed" for e in entries)
 
 
-def batches(name: str, seed: int, chance: float = 0.1) -> None:
+def check_batches(name: str, seed: int, chance: float = 0.1) -> None:
     r = random.Random(seed)
     steps = TwinSteps(limits=LIMITS[name], chance=chance, seed=seed, checked=seed % 4 == 0)
     walk = ColdWalk(random_queues(r), steps)
@@ -124,16 +124,16 @@ def batches(name: str, seed: int, chance: float = 0.1) -> None:
 
 @pytest.mark.parametrize("seed", FOUND)
 def test_L_B_F_O_X_R5_Q9_batches_that_were_wrong_once(seed: int) -> None:
-    batches("storage", seed)
+    check_batches("storage", seed)
 
 
 @pytest.mark.parametrize("part", range(6))
 def test_L_B_F_O_X_R5_Q9_batches_where_nearly_all_is_cold(part: int) -> None:
     """The naive model says what is right, whatever is live or cold, loaded or not."""
     for seed in range(7 * TIMES):
-        batches("storage", part + 6 * seed)
+        check_batches("storage", part + 6 * seed)
 
 
 def test_L_B_F_O_X_Q9_batches() -> None:
     for seed in range(2 * TIMES):
-        batches("usual", seed)
+        check_batches("usual", seed)

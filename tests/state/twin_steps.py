@@ -54,7 +54,7 @@ class TwinSteps(Steps):
 
     def step(self, batch: Batch) -> list[Any]:
         if self.random.random() < self.chance:
-            self.part()
+            self.check_marks()
         return self.one_step(batch)
 
     def one_step(self, batch: Batch) -> list[Any]:
@@ -71,7 +71,7 @@ class TwinSteps(Steps):
                 check(one)
         return said[0]
 
-    def part(self) -> None:
+    def check_marks(self) -> None:
         """Mark all; they wrote the same. One more is loaded from it."""
         self.write_more(NEVER)
         pages: list[Pages] = []
@@ -114,7 +114,7 @@ class TwinSteps(Steps):
             self.in_parts += 1
 
     def restart(self) -> None:
-        self.part()
+        self.check_marks()
 
 
 class FailingSteps(TwinSteps):
@@ -127,7 +127,7 @@ class FailingSteps(TwinSteps):
         self.marked = DictStore()
         self.since: list[tuple[Batch, int]] = []
 
-    def part(self) -> None:
+    def check_marks(self) -> None:
         (broker,) = self.brokers
         broker.mark()
         self.marked = DictStore(broker.store.pages)  # type: ignore[attr-defined]
