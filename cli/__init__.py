@@ -68,7 +68,7 @@ main = LazyGroup(
 
     \b
     Start here:
-      lakequeue doctor                      # is Java there, and the rest?
+      lakequeue doctor                      # check Java, Kafka and the rest
       lakequeue up &                        # Kafka and the engine, in .lakequeue/
       echo '{"n": 1}' | lakequeue publish orders
       lakequeue consume orders --count 1

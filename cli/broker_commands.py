@@ -93,7 +93,9 @@ def _broker_table(found: list[dict[str, Any]]) -> Any:
 @click.command("move-queue")
 @click.argument("queue")
 @click.argument("broker")
-@option("--pause", is_flag=True, help="Pause the home for some seconds meanwhile.")
+@option(
+    "--pause", is_flag=True, help="Pause the whole home for some seconds while the queue moves."
+)
 @connection_options
 @json_option
 def move_queue(queue: str, broker: str, pause: bool, engine: EngineAddress, as_json: bool) -> None:
@@ -119,7 +121,7 @@ def move_queue(queue: str, broker: str, pause: bool, engine: EngineAddress, as_j
 @click.command()
 @click.argument("pairs", nargs=-1, metavar="[KEY=VALUE...]")
 @option("--delete", metavar="NAME", help="Delete this bridge and the messages waiting for it.")
-@option("--yes", "-y", is_flag=True, help="Do not ask.")
+@option("--yes", "-y", is_flag=True, help="Do not ask for confirmation.")
 @connection_options
 @json_option
 def bridges(

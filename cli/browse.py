@@ -44,11 +44,19 @@ PREVIEW_MAX = 100
 
 @click.command()
 @click.argument("queue")
-@option("--where", metavar="EXPRESSION", help="Such messages: '/price > 10'.")
+@option("--where", metavar="EXPRESSION", help="Matching messages: '/price > 10'.")
 @option(
-    "--state", type=click.Choice(("ready", "leased", "delayed")), help="Only those in this state."
+    "--state",
+    type=click.Choice(("ready", "leased", "delayed")),
+    help="Only messages in this state.",
 )
-@option("--limit", type=click.IntRange(1, 10_000), default=20, show_default=True, help="At most.")
+@option(
+    "--limit",
+    type=click.IntRange(1, 10_000),
+    default=20,
+    show_default=True,
+    help="Show at most this many.",
+)
 @connection_options
 @json_option
 def browse(
@@ -128,13 +136,17 @@ LAST = "last"
 @click.argument("words", nargs=-1, metavar="[TIME] WHAT [QUEUE]")
 @option("--step", type=click.IntRange(min=1), help="After this step, instead of at a time.")
 @option("--broker", help="Which broker, if there are several.")
-@option("--where", metavar="EXPRESSION", help="browse: only such messages: '/price > 10'.")
+@option(
+    "--where",
+    metavar="EXPRESSION",
+    help="browse: matching messages: '/price > 10'.",
+)
 @option(
     "--state", type=click.Choice(("ready", "leased", "delayed")),
-    help="browse: only those in this state.",
+    help="browse: only messages in this state.",
 )  # fmt: skip
 @option("--limit", type=click.IntRange(1, 10_000), default=20, show_default=True,
-        help="browse, events: at most.")  # fmt: skip
+        help="browse, events: show at most this many.")  # fmt: skip
 @option("--vpn", default="default", show_default=True, help="The message VPN.")
 @tables_option
 @json_option

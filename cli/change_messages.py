@@ -64,13 +64,13 @@ class Selection:
         return done
 
 
-WHERE = option("--where", metavar="EXPRESSION", help="Such messages: '/price > 10'.")
-IDS = option("--ids", metavar="RANGES", help="These messages: '17,20-25'.")
-YES = option("--yes", "-y", is_flag=True, help="Do not ask.")
+WHERE = option("--where", metavar="EXPRESSION", help="Matching messages: '/price > 10'.")
+IDS = option("--ids", metavar="RANGES", help="Messages with these ids: '17,20-25'.")
+YES = option("--yes", "-y", is_flag=True, help="Do not ask for confirmation.")
 which_options = gathered(
     Selection, "chosen", WHERE, IDS,
-    option("--all", "everything", is_flag=True, help="Every message."),
-    option("--dry-run", is_flag=True, help="Change nothing; print how many it would be."),
+    option("--all", "everything", is_flag=True, help="All messages."),
+    option("--dry-run", is_flag=True, help="Change nothing; print how many messages would change."),
     YES,
     option("--why", default="", metavar="TEXT", help="A reason, noted in the journal."),
 )  # fmt: skip
@@ -220,9 +220,9 @@ PREVIEW_MAX = 80
 @option(
     "--since",
     metavar="TIME",
-    help="Published then or later; or a message id to begin with.",
+    help="Messages published from this time or message id on.",
 )
-@option("--until", metavar="TIME", help="Published then or before.")
+@option("--until", metavar="TIME", help="Messages published until this time.")
 @WHERE
 @IDS
 @option("--rate", type=Number(min=0, min_open=True), metavar="N",

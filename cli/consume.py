@@ -97,7 +97,7 @@ def _run(command: str, message: Any) -> int:
     )
     try:
         process.communicate(message.payload)
-    except BaseException:
+    except BaseException:  # the second Ctrl-C
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGTERM)
         process.wait()
@@ -215,14 +215,19 @@ AFTER_WORK = ("individual", "client")  # modes in which this command acks
     help="End when no message comes for this long; the engine gets at least 5 s.  [default: "
     "wait for ever, 30 s for an engine]",
 )  # fmt: skip
-@option("--filter", "where", metavar="EXPRESSION", help="Only such messages: '/price > 10'.")
+@option(
+    "--filter",
+    "where",
+    metavar="EXPRESSION",
+    help="Only matching messages: '/price > 10'.",
+)
 @option(
     "--ack-mode", type=click.Choice(ACK_MODES), default="individual", show_default=True,
     help="individual, client: ack when the reader has taken the message or the command has ended.",
 )  # fmt: skip
 @option(
     "--max-backlog", type=click.IntRange(min=1),
-    help="Most messages held at once; the queue has its limit too.  [default: 100; --exec: 1]",
+    help="The most messages leased at once; the queue has a limit too.  [default: 100; --exec: 1]",
 )  # fmt: skip
 @option(
     "--exec", "command", metavar="COMMAND",

@@ -142,7 +142,7 @@ def _report(names: list[str], there: set[str], as_json: bool) -> None:
 
 @click.command()
 @click.argument("queue")
-@option("--yes", "-y", is_flag=True, help="Do not ask.")
+@option("--yes", "-y", is_flag=True, help="Do not ask for confirmation.")
 @connection_options
 @json_option
 def delete(queue: str, yes: bool, engine: EngineAddress, as_json: bool) -> None:

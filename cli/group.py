@@ -96,7 +96,7 @@ class LazyGroup(click.Group):
         except BrokenPipeError:  # `lakequeue consume orders | head`
             forget_standard_output()
             ctx.exit(EXIT_BROKEN_PIPE)
-        except Exception as error:
+        except Exception as error:  # no user sees a traceback unless they ask for it
             if os.environ.get("LAKEQUEUE_DEBUG", "0") not in ("", "0"):
                 raise
             for line in sentences(error):

@@ -44,14 +44,14 @@ EXTRA = "the page needs Python packages: pip install starlette uvicorn jinja2"
 
 
 @click.command()
-@option("--host", default="127.0.0.1", show_default=True, help="Where to listen; other than this "
-        "machine only with a token.")  # fmt: skip
+@option("--host", default="127.0.0.1", show_default=True, help="The address to listen on; other "
+        "than this machine only with a token.")  # fmt: skip
 @option("--port", type=click.IntRange(0, 65_535), default=PORT, show_default=True,
         help="0 takes a free one.")  # fmt: skip
 @option("--admin", is_flag=True, help="Allow redriving dead messages from the page. Needs a token.")
 @option("--token-file", type=click.Path(dir_okay=False, path_type=Path),
         help="A file whose first line is the token that the page asks for.")  # fmt: skip
-@option("--metrics", metavar="ADDRESS", help="The engine's metrics.  "
+@option("--metrics", metavar="ADDRESS", help="The address of the engine's metrics.  "
         "[default: that of --home]")  # fmt: skip
 @connection_options
 @json_option

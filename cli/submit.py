@@ -85,7 +85,7 @@ def submit(
     settings = given.engine_settings()
     if deploy_mode == "cluster" and master.startswith(("spark://", "local")):
         raise click.UsageError(
-            f"--deploy-mode cluster: {master} runs Python drivers only here; say client"
+            f"--deploy-mode cluster: {master} runs Python drivers on this machine only: use client"
         )
     home = given.absolute_home() if deploy_mode == "client" else given.home
     arguments = [

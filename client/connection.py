@@ -105,7 +105,7 @@ class Connection(Session):
     def advance(self, duration: str | float) -> None:
         """On `memory://`: move the clock forward, stopping at every deadline. Elsewhere raises
         ConfigError."""
-        raise ConfigError("advance: works on memory:// only")
+        raise ConfigError("advance: works on memory:// only; over Kafka, time passes by itself")
 
     def publish_raw(
         self, topic: str, value: bytes, key: bytes | None = None,

@@ -137,7 +137,7 @@ class EngineRehoming:
                     found.states, _numbers(there), _groups(there), found.removed, found.last,
                     found.moved,
                 )  # fmt: skip
-            except BaseException:
+            except BaseException:  # whatever fails, the home has its old brokers
                 _set(brokers, before.values())
                 raise
             self._announce(before)
@@ -276,8 +276,8 @@ class _BrokerState(msgspec.Struct):
                 raise LakequeueError(_too_much(name, pages))
         if _header(pages["broker"]).format != FORMAT:
             raise LakequeueError(
-                f"broker {name!r} is on the earlier core: start the engine again, so that it is "
-                "carried over"
+                f"broker {name!r} has the state of an earlier version: start the engine "
+                "again, which converts it"
             )
         own = _snapshot(bytes(rows[0][0]))
         return cls(own, Resting(

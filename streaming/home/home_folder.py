@@ -260,7 +260,7 @@ class HomeFolder(HomeNotes):
             raise LakequeueError(
                 f"home {self.path} was on the Kafka cluster {known}, and at {address} is "
                 f"{cluster}: give it its own Kafka, or start with --accept-other-kafka: the queues "
-                "are kept with their messages, and all that the other Kafka has in their topics is "
+                "are kept with their messages, and the other Kafka's records in their topics are "
                 "read from the beginning"
             )
         if accepts_other and about.get("trigger") == MICRO_BATCH:
@@ -396,7 +396,9 @@ class HomeFolder(HomeNotes):
                 found[name] = following
                 following += 1
         if following > NUMBERS_MAX:
-            raise LakequeueError(f"home {self.path}: all {NUMBERS_MAX} numbers of brokers are used")
+            raise LakequeueError(
+                f"home {self.path}: all {NUMBERS_MAX} broker numbers are used: make a new home"
+            )
         return found
 
     def require_brokers(self, names: Iterable[str]) -> None:

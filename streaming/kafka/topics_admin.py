@@ -132,7 +132,7 @@ def _described(admin: Any, missing: Collection[str], late: Collection[str]) -> l
         if time.monotonic() > until:
             names = ", ".join(sorted({*late} - sized))
             raise NotConnected(
-                f"Kafka says that these topics exist, and does not list them: {names}"
+                f"Kafka says that these topics exist, but does not list them: {names}; try again"
             )
         time.sleep(LATE_S)
 

@@ -149,7 +149,7 @@ def change_over(
     own = _snapshot(saved)  # the earlier core had one more digest
     if any(record.step > own.step for _, record in log_from(own.log_at)):
         raise Refused(
-            f"broker {home.name!r} did not stop cleanly, and this version cannot take the "
+            f"broker {home.name!r} did not stop cleanly, and this version cannot replay the "
             "last steps of the earlier core again: start the version that took them once more and "
             "stop it"
         )

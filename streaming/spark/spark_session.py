@@ -58,7 +58,7 @@ def read_conf(path: Path = CONF / "spark.conf") -> dict[str, str]:
             continue
         key, _, value = text.partition(" ")
         if not value.strip():
-            raise LakequeueError(f"{path}, line {number}: {key!r} has no value.")
+            raise LakequeueError(f"{path}, line {number}: {key!r} has no value: write KEY VALUE.")
         settings[key] = value.strip()
     return settings
 
