@@ -408,12 +408,13 @@ class _Writer:
         if self.tops:
             quick, patient = runtime.decoders(tuple(self.tops))
             self.namespace.update(quick=quick, patient=patient, shallow=runtime.shallow)
+            self.namespace["unreadable"] = runtime.UNREADABLE
             head += [
                 "    try:",
                 f"        if len(payload) > {2 * runtime.DEPTH_MAX} and not shallow(payload):",
                 "            raise ValueError",
                 "        record = quick(payload)",
-                "    except Exception:",
+                "    except unreadable:",
                 f"        {', '.join(self.tops.values())}, = patient(payload)",
                 "    else:",
                 *(f"        {name} = record.{name}" for name in self.tops.values()),

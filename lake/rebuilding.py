@@ -189,7 +189,7 @@ def _taken_along(source: Path, home: Path) -> Iterator[None]:
     try:
         _link_tables(source, home)
         yield
-    except BaseException:
+    except BaseException:  # also Ctrl-C: the new home must be empty for the next try
         shutil.rmtree(home / TABLES, ignore_errors=True)
         raise
 

@@ -84,7 +84,7 @@ class TableBatch:
                 for table, rows in self._rows(batch):
                     files.add(table, rows)
             found = [(table, json.dumps(file)) for table, file in files.close()]
-        except BaseException:
+        except BaseException:  # also when Spark ends the task
             files.discard()
             raise
         last = [[*who, *at] for who, at in self.last.items()]

@@ -297,7 +297,7 @@ class SparkApplication:
             try:
                 self.spark.sparkContext.setLocalProperty("spark.scheduler.pool", "tables")
                 write_states(self.spark, self._folder.tables, self._checkpoints(), self._states())
-            except Exception as error:  # the history query tries it again
+            except Exception as error:  # Spark's or Delta's: the history query tries it again
                 log.warning("the brokers' states are not in the tables yet: %s", cause_of(error))
         self._end_tables(HISTORY_QUERY)
 

@@ -70,7 +70,7 @@ class KombuTransport(virtual.Transport):
         try:
             self._pass_time()  # it counts from now on
             return super().establish_connection()
-        except BaseException:
+        except BaseException:  # nobody else could release the link
             self._let_go()
             raise
 

@@ -102,7 +102,7 @@ class CallbackRunner:
         try:
             with nullcontext() if spans is None else spans.current(message):
                 yield self._callback
-        except BaseException as error:
+        except BaseException as error:  # of the application's callback
             self._failed_on(message, error)
             if not isinstance(error, Exception | CancelledError) and not self._alone:
                 raise

@@ -116,7 +116,7 @@ class Consumer:
         except LakequeueError:
             self._end()
             raise
-        except BaseException:
+        except BaseException:  # Ctrl-C
             self._end()
             self._unbind_late()
             raise
@@ -308,7 +308,7 @@ class Consumer:
         try:
             self._settling.flush()
             self._settling.subscription.set_backlog(max_backlog)
-        except BaseException:
+        except BaseException:  # also Ctrl-C: the engine may not have the new one
             self._rule.backlog = before
             raise
         self._wanted = msgspec.structs.replace(self._wanted, max_backlog=max_backlog)

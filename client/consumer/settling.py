@@ -174,7 +174,7 @@ class Settling:
             message.settled = True
             try:
                 self.subscription.send(command)
-            except BaseException:
+            except BaseException:  # also Ctrl-C: it was not sent
                 message.settled = False
                 self._prefetch.held.setdefault(message.number, message)
                 raise
@@ -358,7 +358,7 @@ class Settling:
             ids = format_ranges(m.number for m in some)
             try:
                 self.subscription.renew(ids, period_ms, on_answer)
-            except BaseException:
+            except BaseException:  # also Ctrl-C: it was not sent
                 self._put_back(some, before)
                 raise
 

@@ -36,7 +36,7 @@ def connect_kafka(
     try:
         number = 0 if broker is None else number_of(broker, known_brokers(transport, vpn))
         return Connection(transport, vpn, name, number=number, credentials=signed_by)
-    except BaseException:
+    except BaseException:  # also Ctrl-C: nobody else could close it
         transport.close()
         raise
 

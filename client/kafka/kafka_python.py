@@ -92,7 +92,7 @@ class KafkaPythonTransport(KafkaTransport):
         settled = functools.partial(self._settled, topic, size, acked)
         try:
             future = self._producer.send(topic, value, key, headers, partition)
-        except Exception as error:
+        except Exception as error:  # the library also asserts; the room is free in any case
             self._give_room(size)
             raise self._refused(topic, len(value or b""), error) from error
         future.add_both(settled)

@@ -115,7 +115,7 @@ class Batcher:
         self._on_way.begin()
         try:
             self._session.publish(value, key, headers, self._partition, self._on_way.end)
-        except BaseException:
+        except BaseException:  # also Ctrl-C: later messages would wait for it for ever
             self._on_way.end()
             raise
 

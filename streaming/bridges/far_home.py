@@ -76,7 +76,7 @@ class FarHome:
             group = "lakequeue-bridge"  # asked for, and not used
             self._reader = Consumer({**self._kafka, **READER, "group.id": group}, logger=_unheard)
             self._look()
-        except BaseException:
+        except BaseException:  # else the clients' threads live on
             self.__exit__()
             raise
         return self

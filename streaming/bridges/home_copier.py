@@ -143,7 +143,7 @@ class _CopyAttempt:
                     self._answers_at = about["at"]
             self._reader.assign([TopicPartition(self._out, 0, self._next)])
             self._far.listen(self._answers_at)
-        except BaseException:
+        except BaseException:  # `with` closes it only after this method
             self._reader.close()
             raise
         return self

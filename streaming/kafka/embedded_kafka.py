@@ -123,7 +123,7 @@ class EmbeddedKafka:
             self._format(java, classpath)
             self._launch(java, classpath)
             self._wait_until_ready()
-        except BaseException:
+        except BaseException:  # also Ctrl-C: no half-started broker stays
             self.kill()
             raise
         return self

@@ -74,7 +74,7 @@ class Loop:
             if self._inputs.stopped:
                 time.sleep(STOPPED_S)  # the engine is about to end the query
             return self._save(state, self._stepper.visit())
-        except BaseException:
+        except BaseException:  # whatever it was, the next loop begins from the state
             self.close()
             raise
 

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+from confluent_kafka import KafkaException
 from confluent_kafka.admin import OffsetSpec
 
 from ...protocol import topics
@@ -137,7 +138,7 @@ class LossWatch:
     def _look(self, query: str, spans: dict[PartitionId, tuple[int, int]]) -> None:
         try:
             found = losses(spans, self._first(list(spans)))
-        except Exception as error:  # the note is a hint: the next batch looks again
+        except KafkaException as error:  # Kafka is away: the next batch looks again
             log.warning("cannot find out whether records are lost: %s", error)
             return
         for loss in found:

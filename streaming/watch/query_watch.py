@@ -88,7 +88,7 @@ class EngineWatch:
         """While starting: report a failure caused by the end of Spark's Java process as such."""
         try:
             yield
-        except Exception as error:
+        except Exception as error:  # any call to a dead Java may fail in any way
             ended = self._application.java_ended()
             if not ended:
                 raise
@@ -287,7 +287,7 @@ class EngineWatch:
                 self._application.start_again()
                 log.info("Spark runs again")
                 break
-            except Exception:
+            except Exception:  # Java has ended again; anything else is raised
                 if not self._application.java_ended():
                     raise
         self._due.clear()
