@@ -93,7 +93,10 @@ def test_it_is_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--master", "spark://s:7077", "--deploy-mode", "cluster"], "runs Python drivers on this machine only"),
+        (
+            ["--master", "spark://s:7077", "--deploy-mode", "cluster"],
+            "runs Python drivers on this machine only",
+        ),
         ([], "Missing option '--master'"),
         (["--master", "yarn", "--set", "nonsense"], "not of the form key=value"),
     ],
