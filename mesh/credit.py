@@ -111,7 +111,7 @@ def tell_again(broker: Broker, facts: MeshFacts, host: int) -> None:
     facts.credits_changed = True
 
 
-def end_all(broker: Broker, facts: MeshFacts, host: int) -> None:
+def end_all(broker: Broker, host: int) -> None:
     """End all subscriptions of another host, which tells its rooms again (`tell_again`). The word
     that ended one may be lost."""
     for queue in broker.queues.values():
@@ -125,7 +125,7 @@ def forget_all(broker: Broker, facts: MeshFacts) -> None:
     """Forget all rooms and refusals while the home is at rest. Brokers with room tell it again, to
     the new hosts."""
     for host in facts.peers:
-        end_all(broker, facts, host)
+        end_all(broker, host)
     facts.credits, facts.credits_changed = Credits(), True
 
 

@@ -251,7 +251,7 @@ class Mesh(Routes):
         peer = self.facts.peers[sender]
         if message.again:  # what could not be read comes again too
             peer.is_behind, peer.unread = False, 0
-            credit.end_all(self._broker, self.facts, sender)
+            credit.end_all(self._broker, sender)
         if message.missed > peer.again:
             self._repeat_all(sender)
         self._keeper.heard(sender, message)

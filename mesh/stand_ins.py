@@ -309,7 +309,7 @@ def _refused(broker: Broker, facts: MeshFacts, queue: Queue, sender: int, messag
     if lane.attempt != message.attempt:
         return
     one = queue.header.subscriptions[0]
-    _take_back(broker, facts, queue, one, _held(queue, one), message.why)
+    _take_back(broker, queue, one, _held(queue, one), message.why)
     one.max_backlog = 0
     lane.attempt += 1
     if message.why == ELSEWHERE:  # the directory's next entry will say where it is
@@ -328,9 +328,7 @@ def _refused(broker: Broker, facts: MeshFacts, queue: Queue, sender: int, messag
     lane.why = message.why
 
 
-def _take_back(
-    broker: Broker, facts: MeshFacts, queue: Queue, one: Subscription, rows: list[Row], why: str
-) -> None:
+def _take_back(broker: Broker, queue: Queue, one: Subscription, rows: list[Row], why: str) -> None:
     """Make messages ready again here. They will be handed over again as they are then."""
     for row in rows:
         (row.extras or {}).get(TRANSIT, {}).pop(AGAIN, None)
@@ -355,7 +353,7 @@ def _not_granted(
         if fails and len(message.refused) > 1:
             _hand_over_again(broker, facts, queue, one, [[row] for row in rows])
             continue
-        _take_back(broker, facts, queue, one, rows, message.why)
+        _take_back(broker, queue, one, rows, message.why)
         _count_answered(queue, one, len(rows))
         if fails:
             left = [row for row in rows if row.state == READY]

@@ -347,12 +347,12 @@ class SparkApplication:
 
     def java_ended(self) -> str:
         """How Spark's Java process ended; empty while it lives, or was never started."""
-        return java_ended(self.spark, wait_s=2.0) if self.spark is not None else ""
+        return java_ended(wait_s=2.0) if self.spark is not None else ""
 
     def stop(self, batch_s: float) -> None:
         """Stop the queries and Spark cleanly. batch_s: the time that running batches may take."""
         assert self.spark is not None
-        if java_ended(self.spark):
+        if java_ended():
             forget_session(self.spark)
             return
         await_java_at_exit()

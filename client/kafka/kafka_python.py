@@ -373,8 +373,7 @@ class _Refusals(logging.Handler):
 
 
 def _reason_of(error: BaseException) -> str:
-    text = str(error).strip()
-    return text if text else type(error).__name__
+    return str(error).strip() or type(error).__name__
 
 
 def _quiet() -> None:

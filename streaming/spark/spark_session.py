@@ -168,7 +168,7 @@ def spark_session(
     return spark
 
 
-def java_ended(spark: SparkSession, wait_s: float = 0.0) -> str:
+def java_ended(wait_s: float = 0.0) -> str:
     """How Spark's Java process ended, such as "by signal 9"; empty while it lives. wait_s: after a
     lost connection it may take a moment until the kernel reports the end. Under `spark-submit` Java
     is our parent, and ends only with us."""

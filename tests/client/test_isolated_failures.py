@@ -41,6 +41,7 @@ def test_C1_a_record_that_nobody_can_read_keeps_none_behind_it_away(
     with caplog.at_level(logging.CRITICAL, "lakequeue.client"):
         connection.producer().send("orders", "{}", timeout=5)
         message = consumer.receive(5)
+        assert message.payload == b"{}"
         message.ack()
         wait_for(lambda: connection.admin().describe("orders")["depth"] == 0)
         connection.close()
