@@ -47,12 +47,18 @@ def check_new(
 
 
 def await_partition(transport: Transport, topic: str, partition: int) -> None:
-    """Wait until this Kafka client knows a new partition; until then it refuses to write there.
-    Raises NotConnected."""
+    """Wait until this Kafka client knows a new partition; until then it refuses to write there. On
+    a busy Kafka it may not know the new topic either. Raises NotConnected."""
     deadline = time.monotonic() + ASK_S_MAX
-    while transport.partitions(topic) <= partition:
+    while True:
+        missing = NotConnected(f"partition {partition} of topic {topic!r} does not exist yet")
+        try:
+            if transport.partitions(topic) > partition:
+                return
+        except NotConnected as error:
+            missing = error
         if time.monotonic() > deadline:
-            raise NotConnected(f"partition {partition} of topic {topic!r} does not exist yet")
+            raise missing
         time.sleep(0.1)
 
 

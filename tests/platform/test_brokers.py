@@ -23,11 +23,12 @@ from lakequeue.protocol.commands import (
     Peers,
     decode_command,
 )
-from lakequeue.protocol.errors import LakequeueError
+from lakequeue.protocol.errors import LakequeueError, NotConnected
 from lakequeue.sources.live import own_places
 from lakequeue.streaming import EmbeddedKafka, Engine
 from lakequeue.streaming import restarts as supervision
 from lakequeue.streaming.broker_query import FAILED, RUNNING, BrokerQuery, broker_of, query_name
+from lakequeue.streaming.brokers import change_requests
 from lakequeue.streaming.brokers.change_requests import ChangeRequests, await_partition
 from lakequeue.streaming.home.home_folder import HomeFolder
 from lakequeue.streaming.kafka.topics_admin import ensure_topics
@@ -154,6 +155,32 @@ def test_a_broker_more_is_partitions_more(kafka: EmbeddedKafka) -> None:
         ensure_topics(address, [vpn], [], ["g-a", "g-b"], count=2, before=2)
     with pytest.raises(LakequeueError, match=r"'grows\.publish' has 24 partitions.* share 16"):
         ensure_topics(address, [vpn], [], ["g-a", "g-b"], count=4, before=2)
+
+
+class LateTopic:
+    """A `Transport` that says this, one after the other, of a topic's partitions."""
+
+    def __init__(self, *answers: int | None) -> None:
+        self.answers = list(answers)
+
+    def partitions(self, topic: str) -> int:
+        answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+        if answer is None:
+            raise NotConnected(f"topic {topic!r} does not exist")
+        return answer
+
+
+def test_a_topic_that_was_just_made_may_not_be_known_yet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An engine makes dozens at its first start; Kafka's brokers hear of them when they come to
+    it."""
+    late: Any = LateTopic(None, None, 1, 2)
+    await_partition(late, "v.commands", 1)
+    assert late.answers == [2]
+    monkeypatch.setattr(change_requests, "ASK_S_MAX", 0.0)
+    for answer, said in ((None, "topic 'v.commands' does not exist"), (1, "partition 1 of topic")):
+        never: Any = LateTopic(answer)
+        with pytest.raises(NotConnected, match=said):
+            await_partition(never, "v.commands", 1)
 
 
 @pytest.mark.job
