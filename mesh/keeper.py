@@ -35,7 +35,17 @@ from ..state.rules.routing import has_topic
 from .bridges.bridge_facts import BridgeFacts
 from .channel import say
 from .directory import apply_entry, apply_topic, wire_entry
-from .facts import Before, Entry, MeshFacts, Peer, ReplyAddress, WaitingAnswer, entry_of, key_of
+from .facts import (
+    Before,
+    Entry,
+    MeshFacts,
+    Peer,
+    ReplyAddress,
+    WaitingAnswer,
+    entry_of,
+    keeper_of,
+    key_of,
+)
 from .queue_placement import QueuePlacement, check_move, needs_one_host
 
 ENTRIES_MAX = 100  # in one record
@@ -390,6 +400,19 @@ class Keeper:
         untold, self._facts.untold = self._facts.untold, []
         for vpn, name in untold:
             self._emit_entry(vpn, name, entry_of(self._facts, vpn, name))
+
+    def say_several_hosts(self) -> None:
+        """Publish to clients again which queues have several hosts. The directory may have lost it
+        or have a late record of a replaced worker as its last, and no host could tell a client
+        that there are others. Of a queue with one host, every broker tells where it is."""
+        facts, own = self._facts, self._broker.header.number
+        if not facts.peers or keeper_of(facts) != own:
+            return
+        found = {
+            (vpn, name) for vpn, entries in facts.entries.items()
+            for name, entry in entries.items() if len(entry.hosts) > 1
+        }  # fmt: skip
+        facts.untold = sorted({*facts.untold, *found})
 
     def _emit_entry(self, vpn: str, name: str, entry: Entry | None) -> None:
         if name.startswith(ENDPOINT_PREFIX):  # no client uses it

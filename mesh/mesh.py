@@ -464,6 +464,7 @@ class Mesh(Routes):
     def engine_begins(self) -> None:
         """See `MeshInterface`."""
         bridge_commands.publish_ends(self._broker, self.bridges)
+        self._keeper.say_several_hosts()
 
     def _copied(self, key: bytes, value: bytes | None) -> None:
         """Handle a record of the copying engine for a bridge's near end. It comes in the broker's

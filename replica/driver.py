@@ -430,7 +430,8 @@ class Driver:
         else:
             self._replica.begin_mark(put)
         self._marked = True
-        self._marks = [*self._marks, self.log_at][-keep:]
+        # Larger offsets are of a log that somebody deleted.
+        self._marks = [*(at for at in self._marks if at <= self.log_at), self.log_at][-keep:]
         return Snapshot(
             self.step, self.now, [(*position, at) for position, at in sorted(self.offsets.items())],
             self.log_at, self._marks, dict(self.sizes), list(self.captured), self._digest,

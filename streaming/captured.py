@@ -19,7 +19,6 @@ import logging
 from collections.abc import Callable, Collection, Iterable, Mapping
 
 from confluent_kafka import KafkaException
-from kafka.errors import KafkaError
 
 from ..client.connection import Connection
 from ..client.kafka import open_kafka
@@ -32,7 +31,7 @@ from ..sources.discovery import Discovery, captured_topics, peer_topics
 from ..sources.live import quiet_client
 from .broker_query import BrokerQuery
 from .home.home_folder import HomeFolder
-from .kafka.topics_admin import ensure_topics, topics_of
+from .kafka.topics_admin import ensure_own, ensure_topics
 
 log = logging.getLogger("lakequeue.engine")
 
@@ -40,7 +39,8 @@ log = logging.getLogger("lakequeue.engine")
 class CapturedTopics:
     """The captured topics of an engine. brokers: by name. partitions: of each existing topic.
     reads: the captured topics that the running queries read. unasked: brokers and VPNs whose queues
-    may capture more than is known."""
+    may capture more than is known. begin: the engine's command to a broker that begins, at which
+    that writes into a new directory what it has."""
 
     def __init__(
         self,
@@ -49,15 +49,18 @@ class CapturedTopics:
         configuration: Configuration,
         vpns: list[str],
         brokers: Mapping[str, BrokerQuery],
+        begin: Callable[[], bytes] = bytes,
     ) -> None:
         self._bootstrap = bootstrap
         self._folder = folder
         self._vpns = vpns
         self._brokers = brokers
         self._texts = {q.underlying_topic for q in configuration.queues}
+        self._begin = begin
         self._discovery: Discovery | None = None
+        self._directory_is_new = False
         self._limits: dict[str, int] | None = None
-        self._numbers = 1  # of brokers, that the VPNs' topics have partitions for
+        self._own: dict[str, int] = {}  # the engine's topics and their partitions, as last listed
         self.partitions: dict[str, int] = {}
         self.reads: list[str] = []
         self.unasked: set[tuple[str, str]] = set()  # broker, VPN
@@ -81,7 +84,7 @@ class CapturedTopics:
         self.partitions = ensure_topics(
             self._bootstrap, self._vpns, (), self._brokers, count, before
         )
-        self._numbers = count
+        self._own |= self._own_topics(self.partitions)
 
     def watch(self) -> None:
         """Begin to look for topics."""
@@ -104,7 +107,11 @@ class CapturedTopics:
         return commands.encode_command(commands.ExistingTopics(topics=names))
 
     def tell(self, say: Callable[[bytes], None]) -> None:
-        """Tell the brokers, if it is news. Raises LakequeueError."""
+        """Tell the brokers, if it is news; also that the directory was made again. Raises
+        LakequeueError."""
+        if self._directory_is_new:
+            say(self._begin())
+            self._directory_is_new = False
         if (existing := self.existing()) != self._told:
             say(existing)
             self._told = existing
@@ -120,8 +127,10 @@ class CapturedTopics:
 
     def _found(self, sizes: dict[str, int]) -> None:
         """Take the list of all topics."""
-        if lost := topics_of(self._vpns).difference(sizes):
-            self._make_again(lost)
+        own = self._own_topics(self._own)
+        if deleted := {name: count for name, count in own.items() if name not in sizes}:
+            self._make_again(deleted)
+        self._own |= self._own_topics(sizes)
         if captured_topics(sizes, list(self._texts)) != self.reads:
             self.more = True
         if self._peer_topics(sizes) != self.peer_topics():
@@ -129,16 +138,24 @@ class CapturedTopics:
         if self._limits is not None and self._limits_now(sizes) != self._limits:
             self.more = True
 
-    def _make_again(self, lost: Collection[str]) -> None:
-        """Recreate topics of the VPNs that somebody deleted: without them no client can work."""
+    def _own_topics(self, sizes: Mapping[str, int]) -> dict[str, int]:
+        """Those of the VPNs and the brokers, bridges' too. The rest of Kafka is not the engine's,
+        nor is what a removed broker left."""
+        owners = {*self._vpns, *self._brokers}
+        split = {name: topics.split(name) for name in sizes}
+        return {name: sizes[name] for name, own in split.items() if own and own[0] in owners}
+
+    def _make_again(self, deleted: dict[str, int]) -> None:
+        """Recreate topics that somebody deleted: without them nothing moves."""
         log.error(
             "somebody deleted topics of the engine, which makes them again; unread records in them "
-            "are lost: %s", ", ".join(sorted(lost)),
+            "are lost: %s", ", ".join(sorted(deleted)),
         )  # fmt: skip
         try:
-            ensure_topics(self._bootstrap, self._vpns, (), (), self._numbers, self._numbers)
-        except (LakequeueError, KafkaError) as error:
-            log.error("topics cannot be made again, the engine tries once more: %s", error)
+            ensure_own(self._bootstrap, deleted)
+            self._directory_is_new |= any(topics.kind(t) == topics.DIRECTORY for t in deleted)
+        except LakequeueError as error:
+            log.error("the engine tries again: %s", error)
 
     def peer_topics(self) -> list[str]:
         """The existing topics with records for the brokers, for the queries that start now."""

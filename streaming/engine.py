@@ -121,8 +121,9 @@ class Engine:
             lambda loss: self._on_loss("", loss.topic, loss.count, LOST, loss.query),
         )
         self.captured = CapturedTopics(
-            bootstrap_servers, self._folder, configuration, self._vpns, self.brokers
-        )
+            bootstrap_servers, self._folder, configuration, self._vpns, self.brokers,
+            self._begin_command,
+        )  # fmt: skip
         self._marks = TablesMarks(
             self.brokers, lambda broker, value: self._tell(self._vpns[0], broker, value)
         )
@@ -280,14 +281,11 @@ class Engine:
                 await_partition(self._transport, topics.topic(vpn, topics.COMMANDS), own)
         numbers, groups = self._numbers_and_groups()
         config = msgspec.structs.replace(self.configuration, brokers=tuple(numbers), groups=groups)
-        begin = commands.encode_command(
-            commands.Begin(epoch=self.epoch, joins_homes=self.trigger == REAL_TIME)
-        )
         instructions = configure_commands(config, broker.name, numbers)
         # it may not know yet that it is the only one
         if len(numbers) == 1 and self._folder.removed():
             instructions.insert(0, (self._vpns[0], self._peers()))
-        clients = clients_command(self.configuration, self._folder.secret)
+        begin, clients = self._begin_command(), clients_command(config, self._folder.secret)
         first = [(self._vpns[0], told) for told in (begin, clients, self.captured.existing())]
         for vpn, command in [*first, *instructions]:
             self._tell(vpn, broker, command)
@@ -299,6 +297,10 @@ class Engine:
         self._marks.begin(broker, self.application.tables_interval_s() > 0)
         self._records.epoch = self.epoch
         self._records.state(broker, STARTING)
+
+    def _begin_command(self) -> bytes:
+        joins = self.trigger == REAL_TIME
+        return commands.encode_command(commands.Begin(epoch=self.epoch, joins_homes=joins))
 
     def add_broker(self, name: str, group: str = "") -> None:
         """Add a broker to the engine, which rests meanwhile. Raises LakequeueError."""

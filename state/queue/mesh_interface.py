@@ -47,7 +47,8 @@ class MeshInterface:
     # ------------------------------------------------------------ a step
 
     def engine_begins(self) -> None:
-        """Write the ends of bridges here into the directory again, for the engine."""
+        """Write into the directory again which ends of bridges are here, for the engine, and which
+        queues have several hosts, for clients."""
 
     def hear(self, records: Records, skipped: Mapping[tuple[str, int, int], str]) -> None:
         """Read records from other brokers."""

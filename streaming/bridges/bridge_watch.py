@@ -18,7 +18,7 @@ from ...protocol import LakequeueError, topics
 from ...protocol.duties import do_every
 from ...protocol.home_bridges import BridgeEnds, EndId
 from ...sources.same_topic import TopicsNow
-from ..kafka.topics_admin import MESH_CONFIG, STEPS_CONFIG, ensure_own
+from ..kafka.topics_admin import ensure_own
 from ..watch_thread import TopicReader
 from .far_home import READER
 from .home_copier import HomeCopier
@@ -114,14 +114,14 @@ class BridgeWatch(TopicReader):
             TopicsNow(self._kafka).delete_before(before)
 
 
-def _topics_of(bridge: BridgeDefinition, number: int) -> dict[str, tuple[int, dict[str, str]]]:
+def _topics_of(bridge: BridgeDefinition, number: int) -> dict[str, int]:
     """The topics of a bridge's end at the broker with this number, in the order in which they are
     created: if the last one exists, all do."""
     if bridge.arrives:
         count = topics.bridge_partition(number) + 1
         kinds = (topics.BRIDGE_ANSWERS, topics.BRIDGE_IN)
-        return {topics.topic(bridge.vpn, kind): (count, MESH_CONFIG) for kind in kinds}
+        return {topics.topic(bridge.vpn, kind): count for kind in kinds}
     return {
-        topics.topic(bridge.origin, topics.BRIDGE_OUT): (1, STEPS_CONFIG),
-        topics.topic(bridge.origin, topics.MESH): (1, MESH_CONFIG),
+        topics.topic(bridge.origin, topics.BRIDGE_OUT): 1,
+        topics.topic(bridge.origin, topics.MESH): 1,
     }

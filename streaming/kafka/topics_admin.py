@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from kafka.admin import ConfigResource, ConfigResourceType, NewTopic
@@ -33,19 +33,26 @@ CLIENT = "lakequeue-engine"
 LATE_S, LATE_S_MAX = 0.1, 30.0  # how often to look for a topic that Kafka does not list yet
 # A step's record is removed when no snapshot needs it, never for its age.
 STEPS_CONFIG = {"retention.ms": "-1", "retention.bytes": "-1", "cleanup.policy": "delete"}
-# Records between brokers may wait for a week, and are never deleted for their size.
+# Records between brokers, and the engine's for them, may wait for a week, and are never deleted for
+# their size.
 MESH_CONFIG = {"retention.ms": "604800000", "retention.bytes": "-1", "cleanup.policy": "delete"}
-INSTRUCTIONS_CONFIG = MESH_CONFIG  # and so may the engine's records
 CONTROL_CONFIG = {"retention.ms": "3600000"}
 HEARTBEATS_CONFIG = {"retention.ms": "3600000"}  # only the newest record is read
 # A TTL and a delay count from when Kafka has a message, whatever the publisher's clock says (X4).
 PUBLISH_CONFIG = {"message.timestamp.type": "LogAppendTime"}
 DIRECTORY_CONFIG = {"cleanup.policy": "compact"}
-
-
-def topics_of(vpns: Iterable[str]) -> set[str]:
-    """The topics that each of these VPNs has."""
-    return {topics.topic(vpn, kind) for vpn in vpns for kind in PARTITIONS}
+CONFIGS = {
+    topics.STEPS: STEPS_CONFIG,
+    topics.BRIDGE_OUT: STEPS_CONFIG,
+    topics.CONTROL: CONTROL_CONFIG,
+    topics.INSTRUCTIONS: MESH_CONFIG,
+    topics.MESH: MESH_CONFIG,
+    topics.BRIDGE_IN: MESH_CONFIG,
+    topics.BRIDGE_ANSWERS: MESH_CONFIG,
+    topics.ENGINE: HEARTBEATS_CONFIG,
+    topics.DIRECTORY: DIRECTORY_CONFIG,
+    topics.PUBLISH: PUBLISH_CONFIG,
+}
 
 
 def ensure_topics(
@@ -68,21 +75,15 @@ def ensure_topics(
     shared = {topics.topic(vpn, k): n * count for vpn in vpns for k, n in PARTITIONS.items()
               if k in SHARED}  # fmt: skip
     wanted = {topics.topic(vpn, kind): n for vpn in vpns for kind, n in PARTITIONS.items()} | shared
-    own = {topics.topic(b, topics.STEPS): STEPS_CONFIG for b in brokers}
-    own |= {topics.topic(b, topics.CONTROL): CONTROL_CONFIG for b in brokers}
-    own |= {topics.topic(b, topics.INSTRUCTIONS): INSTRUCTIONS_CONFIG for b in brokers}
-    if count > 1:
-        own |= {topics.topic(b, topics.MESH): MESH_CONFIG for b in brokers}
-    wanted |= dict.fromkeys(own, 1)
-    own |= {topics.topic(vpn, topics.ENGINE): HEARTBEATS_CONFIG for vpn in vpns}
-    own |= {topics.topic(vpn, topics.DIRECTORY): DIRECTORY_CONFIG for vpn in vpns}
-    own |= {topics.topic(vpn, topics.PUBLISH): PUBLISH_CONFIG for vpn in vpns}
+    kinds = [topics.STEPS, topics.CONTROL, topics.INSTRUCTIONS]
+    kinds += [topics.MESH] if count > 1 else []
+    wanted |= {topics.topic(b, kind): 1 for b in brokers for kind in kinds}
     wanted |= {t: 1 for t in others if t not in wanted}
     with admin_client(bootstrap, CLIENT) as admin:
         missing = sorted(set(wanted) - set(admin.list_topics()))
         made_before = sorted({topics.topic(vpn, topics.PUBLISH) for vpn in vpns} - set(missing))
         _have_kafkas_time(admin, made_before)
-        made = [name for name in missing if _create(admin, name, wanted[name], own.get(name, {}))]
+        made = [name for name in missing if _create(admin, name, wanted[name])]
         described = _described(admin, missing, {*missing}.difference(made))
         sizes = _sizes(described, {name: wanted[name] for name in made})
         if count == 1:
@@ -94,25 +95,26 @@ def ensure_topics(
         return sizes | _extended(admin, sizes, shared)
 
 
-def ensure_own(bootstrap: str, wanted: dict[str, tuple[int, dict[str, str]]]) -> None:
+def ensure_own(bootstrap: str, wanted: Mapping[str, int]) -> None:
     """Make these topics of the engine's, one after the other, or give them more partitions. wanted:
-    numbers of partitions and settings. Raises NotConnected."""
+    their numbers of partitions. Raises NotConnected."""
     try:
         with admin_client(bootstrap, CLIENT) as admin:
             there = set(admin.list_topics())
-            for name, (count, settings) in wanted.items():
+            for name, count in wanted.items():
                 if name not in there:
-                    _create(admin, name, count, settings)
+                    _create(admin, name, count)
             known = sorted(there & wanted.keys())
             sizes = _sizes(admin.describe_topics(known), {}) if known else {}
-            _extended(admin, sizes, {name: wanted[name][0] for name in known})
+            _extended(admin, sizes, {name: wanted[name] for name in known})
     except KafkaError as error:
-        raise NotConnected(f"topics of bridges cannot be made: {error}") from error
+        names = ", ".join(sorted(wanted))
+        raise NotConnected(f"topics cannot be made ({names}): {error}") from error
 
 
-def _create(admin: Any, name: str, partitions: int, settings: dict[str, str]) -> bool:
+def _create(admin: Any, name: str, partitions: int) -> bool:
     """Returns False if the topic exists already: a busy Kafka may list it a moment later."""
-    config = {"max.message.bytes": str(RECORD_BYTES_MAX), **settings}
+    config = {"max.message.bytes": str(RECORD_BYTES_MAX), **CONFIGS.get(topics.kind(name), {})}
     try:
         admin.create_topics([NewTopic(name, partitions, -1, topic_configs=config)])
     except TopicAlreadyExistsError:

@@ -217,8 +217,10 @@ class Stepper(threading.Thread):
         left = self._since + self._options.batch_s - at if self._visited else IDLE_S
         if self._coming is not None:
             left = 0.0  # it has something to do
-        cost = driver.cost_s
+        cost, log_at = driver.cost_s, driver.log_at
         taken = driver.one(inputs, min(IDLE_S, max(0.0, left)))
+        if driver.log_at < log_at:  # made again: it does not have the steps since the last mark
+            inputs.wants_mark = True
         ranges, in_vain = ((), {}) if taken is None else (taken.ranges, driver.in_vain)
         inputs.took(ranges, in_vain, driver.cost_s - cost)
         took = time.monotonic() - at - (inputs.waited_s - idle)

@@ -5,6 +5,7 @@ Kills and zombies under traffic: `tests/sim`, and with all that is real `tests/j
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import shutil
 import subprocess
@@ -13,6 +14,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from threading import Event, Thread
 
 import lakequeue
 import pytest
@@ -20,14 +22,18 @@ from confluent_kafka import Consumer, TopicPartition
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource
 from job.processes import until
 from lakequeue.client.kafka import open_kafka
+from lakequeue.definitions import parse_configuration
 from lakequeue.protocol import commands, topics
-from lakequeue.protocol.errors import LakequeueError
+from lakequeue.protocol.errors import LakequeueError, LeaseLost, Timeout
 from lakequeue.sinks.log_writer import RECENT_S, StepLog
 from lakequeue.sources.live import LiveInputs, kafka_client, quiet_client
 from lakequeue.sources.live_reader import InputLimits
 from lakequeue.sources.replay_inputs import Gone, read_steps
 from lakequeue.sources.same_topic import TopicsNow
 from lakequeue.streaming import EmbeddedKafka
+from lakequeue.streaming.broker_query import BrokerQuery
+from lakequeue.streaming.captured import CapturedTopics
+from lakequeue.streaming.home.home_folder import HomeFolder
 from lakequeue.streaming.kafka.topics_admin import PARTITIONS, ensure_topics
 
 pytestmark = pytest.mark.job
@@ -361,6 +367,90 @@ def test_C3_who_was_there_is_not_late(place: LoopOnKafka) -> None:
             again.ack()
             until(lambda: connection.admin().describe("orders")["depth"] == 0, 30, "both are gone")
             assert consumer.receive(0.5) is None
+
+
+class Traffic:
+    """Messages that are sent one after the other and taken by a consumer, in two threads."""
+
+    def __init__(self, connection: lakequeue.Connection, queue: str) -> None:
+        self.stored: set[bytes] = set()
+        self.taken: dict[bytes, list[bool]] = {}  # whether each delivery said that it is a repeat
+        self._connection, self._queue = connection, queue
+        self._over = Event()
+        self._threads = [Thread(target=self._send), Thread(target=self._take)]
+        for thread in self._threads:
+            thread.start()
+
+    def _send(self) -> None:
+        with self._connection.producer() as producer:
+            for number in itertools.count():
+                if self._over.wait(0.01):
+                    return
+                with contextlib.suppress(Timeout):
+                    producer.send(self._queue, b"%d" % number)
+                    self.stored.add(b"%d" % number)
+
+    def _take(self) -> None:
+        with self._connection.consumer(
+            self._queue, ack_mode="individual", max_backlog=20
+        ) as consumer:
+            while not (self._over.is_set() and self.stored.issubset(self.taken)):
+                message = consumer.receive(1.0)
+                if message is not None:
+                    self.taken.setdefault(message.payload, []).append(message.redelivered)
+                    with contextlib.suppress(LeaseLost):
+                        message.ack()
+
+    def goes_on(self) -> None:
+        """Wait until a message that is sent from now on was taken."""
+        before = set(self.stored)
+        until(lambda: (self.stored - before).intersection(self.taken), 90, "traffic goes on")
+
+    def end(self) -> None:
+        self._over.set()
+        for thread in self._threads:
+            thread.join(90)
+
+
+DELETED = [f"default.{kind}" for kind in PARTITIONS]
+DELETED += ["broker-0.instructions", "broker-0.control", STEPS]
+
+
+def test_S1_topics_that_somebody_deletes_are_made_again_and_nothing_is_lost(
+    place: LoopOnKafka, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All of them, under traffic: each client sends again what was not answered."""
+    if place.workers[-1].poll() is not None:
+        place.start()
+    worker, address = place.workers[-1], place.kafka.bootstrap_servers
+    monkeypatch.setattr("lakequeue.sources.discovery.EVERY_S", 0.5)
+    folder = HomeFolder(place.folder / "home")
+    folder.open()
+    engine = CapturedTopics(
+        address, folder, parse_configuration({}), ["default"],
+        {"broker-0": BrokerQuery("broker-0", 0)},
+    )  # fmt: skip
+    engine.open()
+    kafka = AdminClient(quiet_client(address, "somebody"))
+    with lakequeue.connect(place.url, client_name="busy") as connection:
+        until(lambda: answers(connection), 30, "a worker answers")
+        connection.admin().define({**QUEUE, "name": "busy"})
+        traffic = Traffic(connection, "busy")
+        try:
+            traffic.goes_on()
+            for done in kafka.delete_topics(DELETED).values():
+                done.result(30)
+            until(lambda: kafka.list_topics(timeout=5).topics.keys() >= {*DELETED}, 60, "all")
+            traffic.goes_on()
+        finally:
+            traffic.end()
+            engine.close()
+        assert traffic.stored <= {*traffic.taken}
+        assert all(all(repeats[1:]) for repeats in traffic.taken.values())
+        until(lambda: connection.admin().describe("busy")["depth"] == 0, 30, "the acks")
+    assert worker.poll() is None, "the same worker went on"
+    assert "stopped:broker-0" in place.stop(worker), "it reads the new control topic"
+    place.start()
 
 
 def cluster(place: LoopOnKafka) -> str:

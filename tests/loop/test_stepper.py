@@ -239,6 +239,19 @@ def test_steps_that_can_hardly_be_taken_again_are_saved_at_once(
     assert not broker.inputs.wants_mark
 
 
+def test_a_log_that_was_made_again_is_followed_by_a_mark_at_once(
+    make: Callable[..., Broker],
+) -> None:
+    """It does not have the steps before, and no earlier mark leads anywhere in it."""
+    broker = make(batch_s=60.0)
+    broker.driver.log_at, broker.driver._marks = 1_000, [900]
+    begun = time.monotonic()
+    mark = broker.batch(attach=False)
+    assert time.monotonic() - begun < WAIT_S
+    assert mark.snapshot.marks == [mark.snapshot.log_at]
+    assert mark.snapshot.log_at < 900
+
+
 def test_a_kafka_that_went_back_in_time_is_refused(make: Callable[..., Broker]) -> None:
     with pytest.raises(Refused, match=r"partition 3 of topic 'orders'.*--accept-other-kafka"):
         make(went_back=True)

@@ -17,12 +17,14 @@ from lakequeue.replica.replica import Decided, sort_outputs
 from lakequeue.sources.discovery import captured_topics
 from lakequeue.sources.kafka_source import publish_topics, tables_topics
 from lakequeue.streaming import captured
+from lakequeue.streaming.broker_query import BrokerQuery
 from lakequeue.streaming.captured import CapturedTopics
 from lakequeue.streaming.home.home_folder import HomeFolder
-from lakequeue.streaming.kafka.topics_admin import topics_of
+from lakequeue.streaming.kafka.topics_admin import PARTITIONS
 from lakequeue.streaming.watch.batch_notes import BatchNotes
 
-OWN = {**dict.fromkeys(topics_of(["default"]), 8), "broker-0.steps": 1}
+OWN = {f"default.{kind}": count for kind, count in PARTITIONS.items()}
+OWN |= dict.fromkeys(["broker-0.steps", "broker-0.control", "broker-0.instructions"], 1)
 QUEUES = [
     {"name": "orders", "message_type": "json"},
     {
@@ -39,17 +41,17 @@ class Kafka:
         self.topics = dict(OWN)
         self.looks = 0
         self.away = False
-        self.asked: list[list[str]] = []  # of which VPNs topics were made, each time
+        self.made: list[dict[str, int]] = []  # topics that were made again, each time
         monkeypatch.setattr(captured, "Discovery", self._discovery)
         monkeypatch.setattr(captured, "require_broker", lambda bootstrap: None)
-        monkeypatch.setattr(captured, "ensure_topics", self._ensure)
+        monkeypatch.setattr(captured, "ensure_topics", lambda *_: dict(self.topics))
+        monkeypatch.setattr(captured, "ensure_own", self._make)
 
-    def _ensure(self, bootstrap: str, vpns: list[str], *_: object) -> dict[str, int]:
-        self.asked.append(vpns)
+    def _make(self, bootstrap: str, wanted: dict[str, int]) -> None:
         if self.away:
             raise NotConnected("no Kafka broker answers")
-        self.topics = OWN | self.topics
-        return dict(self.topics)
+        self.made.append(wanted)
+        self.topics |= wanted
 
     def _discovery(self, kafka: object, found: object) -> Kafka:
         self.tell = found
@@ -81,7 +83,10 @@ def opened(home: Path) -> CapturedTopics:
     folder = HomeFolder(home)
     folder.open()
     configuration = parse_configuration({"queues": QUEUES})
-    topics = CapturedTopics("k:1", folder, configuration, ["default"], {})
+    brokers = {"broker-0": BrokerQuery("broker-0", 0)}
+    topics = CapturedTopics(
+        "k:1", folder, configuration, ["default"], brokers, lambda: b"begin"
+    )  # fmt: skip
     topics.open()
     return topics
 
@@ -113,24 +118,54 @@ def test_what_comes_to_exist_is_read_and_what_is_gone_is_not(kafka: Kafka, tmp_p
     assert topics.reads == ["sensor-7"]
 
 
+@pytest.mark.parametrize(
+    ("name", "partitions"),
+    [
+        ("default.deliveries", 8),
+        ("default.bridge-in", 2),
+        ("broker-0.instructions", 1),
+        ("broker-0.control", 1),
+        ("broker-0.steps", 1),
+        ("broker-0.mesh", 1),
+    ],
+)
 def test_what_somebody_deleted_of_the_engines_topics_is_made_again(
-    kafka: Kafka, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    kafka: Kafka, tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str, partitions: int
 ) -> None:
     opened(tmp_path)
+    kafka.topics |= {"default.bridge-in": 2, "broker-0.mesh": 1, "other.receipts": 8, "x.steps": 1}
     kafka.now()
-    assert kafka.asked == [["default"]], "at the start; then nothing is missing"
-    del kafka.topics["default.deliveries"]
-    kafka.tell(dict(kafka.topics))  # type: ignore[operator]
-    assert kafka.asked == [["default"]] * 2
-    assert "default.deliveries" in kafka.topics
-    assert "default.deliveries" in caplog.text
-    del kafka.topics["default.receipts"]
+    assert kafka.made == [], "nothing is missing"
+    for gone in (name, "other.receipts", "x.steps"):  # the last two are another home's
+        del kafka.topics[gone]
     gone, kafka.away = dict(kafka.topics), True
     kafka.tell(gone)  # type: ignore[operator]
     assert "no Kafka broker answers" in caplog.text, "and the thread goes on"
     kafka.away = False
     kafka.tell(gone)  # type: ignore[operator]
-    assert "default.receipts" in kafka.topics
+    assert kafka.made == [{name: partitions}]
+    assert name in caplog.text
+    kafka.now()
+    assert len(kafka.made) == 1
+
+
+def test_brokers_write_into_a_new_directory_what_they_have(kafka: Kafka, tmp_path: Path) -> None:
+    topics, heard = opened(tmp_path), list[bytes]()
+    for away in (True, False):
+        kafka.topics.pop("default.directory", None)
+        kafka.away = away
+        kafka.tell(dict(kafka.topics))  # type: ignore[operator]
+        topics.tell(heard.append)
+        topics.tell(heard.append)
+    assert heard == [b"begin"]
+
+
+def test_what_a_removed_broker_left_may_go(kafka: Kafka, tmp_path: Path) -> None:
+    topics = opened(tmp_path)
+    topics._brokers.clear()  # type: ignore[attr-defined]
+    del kafka.topics["broker-0.steps"]
+    kafka.now()
+    assert kafka.made == []
 
 
 def test_the_brokers_hear_once_which_named_topics_exist(kafka: Kafka, tmp_path: Path) -> None:

@@ -379,3 +379,26 @@ def test_Q2_a_queue_elsewhere_has_at_most_so_many_topics(
     with pytest.raises(LakequeueError, match=r"topic: 't/3' – .* at most 2"):
         mesh.admin.subscribe_topic("q", "t/3")
     assert mesh.admin.describe("q")["subscriptions"] == ["t/1", "t/2"]
+
+
+@pytest.mark.parametrize("last", [None, {"hosts": {"b": 1}, "epoch": 0, "edition": 1}])
+def test_Q5_a_client_finds_all_hosts_though_the_directory_lost_them(
+    mesh: Mesh, last: dict[str, Any] | None
+) -> None:
+    """Somebody deleted the topic, or compaction kept a late record of a replaced worker alone. No
+    host could tell the client that there are others."""
+    mesh.admin.define({"name": "all", "message_type": "json"})
+    mesh.admin.define(local("one", broker="b"))
+    for broker in BROKERS:
+        mesh.send(broker, "all")
+    written = mesh.engine._directories["default.directory"]
+    written.clear()
+    if last is not None:
+        written[b"queue/all"] = json.dumps(last).encode()
+    early = mesh.engine.connect("b", "early").admin()
+    for broker in BROKERS:
+        mesh.engine.instruct("default", c.encode_command(c.Begin(epoch=0)), broker)
+    assert list(mesh.entries()) == ["all"], "of a queue with one host each broker tells it"
+    late = mesh.engine.connect("c", "late").admin()
+    assert late.describe("one")["broker"] == "b"
+    assert early.purge("all") == 3
