@@ -6,7 +6,7 @@ sender splits a record into halves until it fits.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -47,14 +47,24 @@ def fitting(record: WireRecord, limit: int | None) -> list[WireRecord]:
     return [small for part in parts for small in fitting(part, limit)] or [record]
 
 
-def delivered(record: WireRecord) -> tuple[str, list[int]] | None:
-    """The queue and the ids of the messages in a delivery record; None for any other record."""
+class Delivered(NamedTuple):
+    """The messages in a delivery record. is_first: the record cannot be a repetition (C2)."""
+
+    queue: str
+    subscription: str
+    ids: list[int]
+    is_first: bool
+
+
+def delivered(record: WireRecord) -> Delivered | None:
+    """The messages in a delivery record; None for any other record."""
     headers = dict(headers_list(record.headers))
     if headers.get(FRAMING) == b"batch":
         found = decode_batch(record.value or b"")
-        return found.queue, found.ids
+        return Delivered(found.queue, found.subscription, found.ids, not found.again)
     if "lq-delivery" in headers:
-        return headers["lq-queue"].decode(), [int(headers["lq-id"])]
+        queue, subscription = headers["lq-queue"].decode(), headers["lq-subscription"].decode()
+        return Delivered(queue, subscription, [int(headers["lq-id"])], "lq-flow" not in headers)
     return None
 
 

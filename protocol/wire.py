@@ -52,13 +52,15 @@ _json = msgspec.json.encode
 
 
 class WireRecord(msgspec.Struct):
-    """A Kafka record to write. headers: JSON ``[{"key", "value": base64}, …]`` or None."""
+    """A Kafka record to write. headers: JSON ``[{"key", "value": base64}, …]`` or None. instead_of:
+    the record for a place that does not exist, if this is the one for ``<vpn>.rejected``."""
 
     topic: str
     partition: int | None
     key: bytes | None
     value: bytes | None
     headers: str | None = None
+    instead_of: WireRecord | None = None
 
 
 def headers_json(headers: list[tuple[str, bytes]]) -> str | None:
@@ -103,8 +105,8 @@ def encode(outputs: list[Output], partitions: dict[str, int] | None = None) -> l
                 home = next(t for t in sorted(partitions) if t.endswith(f".{topics.REJECTED}"))
             why = f"there is no partition {record.partition} of a topic {record.topic!r}"
             headers = [("lq-error", why.encode()), ("lq-topic", record.topic.encode())]
-            record = WireRecord(home, None, record.key, record.value, headers_json(headers))
-            records.append(record)
+            told = headers_json(headers)
+            records.append(WireRecord(home, None, record.key, record.value, told, record))
     return records
 
 

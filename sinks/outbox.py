@@ -18,8 +18,9 @@ from typing import Any
 from confluent_kafka import KafkaError, KafkaException, Producer
 
 from ..protocol.bounds import RECORD_BYTES_MAX
-from ..protocol.commands import Command, RecordRefused
-from ..protocol.record_splitting import fitting, halves
+from ..protocol.commands import Command, RecordRefused, Returned
+from ..protocol.ids import format_ranges
+from ..protocol.record_splitting import delivered, fitting, halves
 from ..protocol.wire import WireRecord, headers_list
 from .log_writer import Stopping
 from .record_limits import instruction, limits_of, refusal, undeliverable
@@ -41,6 +42,7 @@ _NEVER = (
     KafkaError.TOPIC_AUTHORIZATION_FAILED,
     KafkaError.TOPIC_EXCEPTION,
 )
+RETURN_S = 1.0
 NARROW_S = 60.0  # for this long, records for a topic are sent alone after it refused one
 
 
@@ -94,6 +96,10 @@ class Outbox:
     For a delivery, the broker is told which messages cannot be sent; otherwise they would come back
     with each end of their lease.
 
+    A delivery whose topic is missing never came to its client, so it was no attempt (L5): the
+    broker is told to take the messages back, once in `RETURN_S`, or it would send them again and
+    again. A refused repetition says nothing: the first delivery may have come.
+
     Two threads use it: the one that steps, and the batch's, which waits for the outputs.
     """
 
@@ -107,6 +113,9 @@ class Outbox:
         self._narrow: dict[str, _NarrowTopic] = {}
         self._back: deque[tuple[_Step, WireRecord, KafkaError, bool]] = deque()
         self._logged, self._told = _News(), _News()  # lines of the log; events
+        # Messages that never came to their clients, by inbox, queue and subscription.
+        self._unseen: dict[tuple[str, str, str], list[int]] = {}
+        self._returned = float("-inf")
         self._steps: deque[_Step] = deque()
         self._lock = threading.Lock()  # callbacks run in the thread that polls
         self.failure: KafkaError | None = None
@@ -138,6 +147,8 @@ class Outbox:
             self._steps.append(one)
             for record in records:
                 self._send(one, record)
+                if record.instead_of is not None:
+                    self._note_unseen(record.instead_of)
             self._serve(0)
             self._send_back()
 
@@ -202,6 +213,22 @@ class Outbox:
             else:
                 self._report_refused(one, record, error)
             one.left -= 1
+        if self._unseen and time.monotonic() - self._returned >= RETURN_S:
+            self._return_unseen()
+
+    def _note_unseen(self, record: WireRecord) -> None:
+        found = delivered(record) if self._instructions else None
+        if found is not None and found.is_first:
+            place = record.topic, found.queue, found.subscription
+            self._unseen.setdefault(place, []).extend(found.ids)
+
+    def _return_unseen(self) -> None:
+        """Tell the broker which messages never came to their clients."""
+        self._returned = time.monotonic()
+        unseen, self._unseen = self._unseen, {}
+        for (topic, queue, subscription), ids in unseen.items():
+            command = Returned(queue=queue, subscription=subscription, ids=format_ranges(ids))
+            self._produce(self._wide, _Step(0), instruction(self._instructions, topic, command))
 
     def _narrow_of(self, topic: str, error: KafkaError) -> _NarrowTopic:
         now = time.monotonic()
@@ -227,6 +254,8 @@ class Outbox:
         command: Command | None = None
         if error.code() in _OF_RECORD:
             command = undeliverable(record, why, size)
+        else:
+            self._note_unseen(record)
         if command is None and self._told.first(record.topic):
             command = RecordRefused(topic=record.topic, why=why)
         if command is not None and record.topic != self._instructions:

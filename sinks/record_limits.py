@@ -47,11 +47,11 @@ def undeliverable(record: WireRecord, why: str, is_size: bool) -> Undeliverable 
     found = delivered(record)
     if found is None:
         return None
-    queue, ids = found
     reason = Reason.MESSAGE_TOO_LARGE if is_size else Reason.REFUSED_BY_KAFKA
     return Undeliverable(
-        queue=queue, ids=format_ranges(ids), topic=record.topic, reason=reason.value, why=why
-    )
+        queue=found.queue, ids=format_ranges(found.ids), topic=record.topic, reason=reason.value,
+        why=why,
+    )  # fmt: skip
 
 
 def refusal(record: WireRecord, error: str, limit: int | None) -> str:

@@ -7,9 +7,13 @@ from typing import Any
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException
+from lakequeue.protocol import wire
+from lakequeue.protocol.commands import Returned, decode_command
+from lakequeue.protocol.outputs import Deliveries
 from lakequeue.protocol.wire import WireRecord
 from lakequeue.sinks import outbox
 from lakequeue.sinks.outbox import NARROW_S, NEWS_TOPICS_MAX, Outbox
+from rules.steps import Steps, define, subscribe
 
 INSTRUCTIONS = "broker-0.instructions"
 
@@ -19,11 +23,13 @@ class Refusing:
 
     def __init__(self, settings: object) -> None:
         self.took: list[str] = []
+        self.values: list[bytes] = []
 
-    def produce(self, topic: str, *_: Any, on_delivery: Any, **__: Any) -> None:
+    def produce(self, topic: str, value: bytes, *_: Any, on_delivery: Any, **__: Any) -> None:
         if topic != INSTRUCTIONS:
             raise KafkaException(KafkaError(KafkaError._UNKNOWN_TOPIC))
         self.took.append(topic)
+        self.values.append(value)
         on_delivery(None, None)
 
     def poll(self, timeout: float) -> None: ...
@@ -60,3 +66,52 @@ def test_topics_without_end_fill_nothing(clock: list[float]) -> None:
     clock[0] += NARROW_S
     refuse(writer, 1, "default.deliveries.one-more")
     assert len(writer._logged._until) == 1
+
+
+def delivery(ids: list[int], topic: str = "v.deliveries", **keys: Any) -> Deliveries:
+    n = len(ids)
+    return Deliveries(
+        **{"queue": "q", "subscription": "s", "topic": topic, "partition": 3, "framing": "batch",
+           "lease_ms": 0, "ids": ids, "numbers": ids, "counts": [1] * n, "priorities": [4] * n,
+           "expires": [0] * n, "times": [0] * n, "payloads": [b"x"] * n, "keys": [None] * n,
+           "headers": [None] * n, **keys}
+    )  # fmt: skip
+
+
+def test_L5_what_never_came_to_its_client_is_taken_back(clock: list[float]) -> None:
+    """Kafka has no such topic: of what it refuses, and of what is not even sent to it. A refused
+    repetition says nothing: the first delivery may have come."""
+    writer = Outbox({}, lambda: False, INSTRUCTIONS)
+    there = {"v.rejected": 1}
+
+    def returned() -> list[tuple[str, str, str]]:
+        values, writer._wide.values = writer._wide.values, []  # type: ignore[attr-defined]
+        found = map(decode_command, values)
+        return [(c.queue, c.subscription, c.ids) for c in found if isinstance(c, Returned)]
+
+    flow = {"flow": (1, 1)}
+    writer.send(1, wire.encode([delivery([1, 2], **flow)]))
+    assert returned() == [("q", "s", "1-2")]
+    writer.send(2, wire.encode([delivery([4, 3]), delivery([7], framing="single")]))
+    writer.send(3, wire.encode([delivery([5]), delivery([9], subscription="t")], there))
+    assert returned() == [], "not faster than once a second"
+    clock[0] += outbox.RETURN_S
+    assert writer.acked() is None
+    assert returned() == [("q", "s", "3-5,7"), ("q", "t", "9")]
+    clock[0] += outbox.RETURN_S
+    again = delivery([6], again=True, **flow), delivery([8], framing="single", **flow)
+    writer.send(4, wire.encode(list(again)))
+    assert writer.acked() is None
+    assert returned() == []
+
+
+def test_L5_what_the_engine_takes_back_dies_of_no_attempt() -> None:
+    steps = Steps()
+    given = [define(max_deliveries=1, lease_period="10s"), subscribe("s")]
+    (out,) = (o for o in steps.run(given, [("orders", b"1")]) if isinstance(o, Deliveries))
+    (again,) = (
+        o for o in steps.run([Returned(queue="orders", subscription="s", ids=str(out.ids[0]))])
+        if isinstance(o, Deliveries)
+    )  # fmt: skip
+    assert (again.ids, again.counts) == (out.ids, [1])
+    assert again.numbers != out.numbers

@@ -124,7 +124,7 @@ def test_X5_a_delivery_is_cut_until_it_fits(sizes: list[int], most: int) -> None
     assert {(p.topic, p.partition, p.key) for p in parts} == {("default.deliveries", 3, b"s")}
     for part, d in zip(parts, told, strict=True):
         assert size_of(part) <= most or len(d.ids) == 1
-        assert delivered(part) == ("q", d.ids)
+        assert delivered(part) == ("q", "s", d.ids, True)
 
 
 def test_X5_a_single_delivery_says_what_it_is_about() -> None:
@@ -133,7 +133,7 @@ def test_X5_a_single_delivery_says_what_it_is_about() -> None:
         priorities=[4], expires=[0], times=[0], payloads=[b"x"], keys=[None], headers=[None],
     )  # fmt: skip
     (record,) = wire.encode([delivery])
-    assert delivered(record) == ("q", [9])
+    assert delivered(record) == ("q", "s", [9], True)
     assert not halves(record)
 
 
@@ -173,7 +173,7 @@ def test_X5_in_micro_batches_a_record_is_cut_before_kafka_refuses_the_whole_batc
     out = list(within_limits(records, limits, "b.instructions", notes))
     assert all(size_of(r) <= limits.get(r.topic, 2_000) for r in out)
     sent = [d for r in out if (d := delivered(r)) is not None]
-    assert [number for _, ids in sent for number in ids] == [1, 2, 3, 5]
+    assert [number for one in sent for number in one.ids] == [1, 2, 3, 5]
     told = [decode_command(r.value or b"") for r in out if r.topic == "b.instructions"]
     assert [t.ids for t in told if isinstance(t, c.Undeliverable)] == ["4", "6"]
     assert {t.reason for t in told if isinstance(t, c.Undeliverable)} == {"message_too_large"}
