@@ -161,6 +161,8 @@ def edit(
       lakequeue edit orders --header checked=yes --where '/price > 10' --dry-run
       lakequeue edit orders --remove trace --ids 17-23 --yes
     """
+    if both := sorted(pairs(headers, "--header").keys() & {*remove}):
+        raise click.UsageError(f"--header and --remove: both name {', '.join(both)}")
     new: dict[str, str | None] = {**pairs(headers, "--header"), **dict.fromkeys(remove)}
     with engine.connect("edit") as connection:
         do = partial(connection.admin().edit, queue, new)

@@ -22,7 +22,7 @@ import lakequeue
 from click.core import ParameterSource
 
 from ..monitor.formatting import one_line
-from .group import EnvironmentFault
+from .group import EnvironmentFault, standard
 from .presence import explained, what_to_start
 
 if TYPE_CHECKING:
@@ -218,6 +218,7 @@ def answer(fields: dict[str, Any], text: str, as_json: bool) -> None:
 def confirm(question: str, as_json: bool) -> None:
     """Ask whether to go on; end the command if not. With JSON, the question goes to standard
     error."""
+    standard(sys.stdin, "input")
     click.confirm(one_line(question), abort=True, err=as_json)
 
 

@@ -46,7 +46,7 @@ from .common import (
     say_json,
     stop_on_signals,
 )
-from .group import EXIT_FAILED
+from .group import EXIT_FAILED, standard
 
 BACKOFF_S, BACKOFF_S_MAX = 1.0, 60.0
 # What Linux accepts as a program's environment: 128 KiB per variable, about 2 MB in all.
@@ -186,11 +186,12 @@ class StdoutReader:
 
 def _pipe_of_stdout() -> int | None:
     """The file number of standard output, if it is a pipe whose unread bytes can be counted."""
+    stream = standard(sys.stdout, "output")  # or messages would be acknowledged unread
     if sys.platform != "linux":
         return None
     try:
-        number = sys.stdout.fileno()
-        sys.stdout.flush()
+        number = stream.fileno()
+        stream.flush()
     except (OSError, ValueError):  # io.UnsupportedOperation: in tests it is no file
         return None
     return number if stat.S_ISFIFO(os.fstat(number).st_mode) else None
@@ -288,12 +289,12 @@ def consume(
         definition = _definition(connection, queue, timeout)
         backs_off = bool(definition["redelivery_delay_ms"])
         executor = Executor(command, retry_delay, backs_off) if command else None
-        printer = Printer(as_json, ack_mode, stop.is_set)
+        work = executor or Printer(as_json, ack_mode, stop.is_set)
         options = {"filter": where} if where else {}
         with connection.consumer(
             queue, ack_mode=ack_mode, max_backlog=backlog, **options
         ) as consumer:
-            _receive(consumer, executor or printer, count, timeout, stop.is_set)
+            _receive(consumer, work, count, timeout, stop.is_set)
     if executor is not None:
         _close(executor, as_json)
         if executor.failed:

@@ -21,6 +21,7 @@ from .common import (
     say,
     say_json,
 )
+from .group import standard
 
 if TYPE_CHECKING:
     from ..definitions import Configuration
@@ -103,7 +104,10 @@ def _of_file(file: str, vpn: str) -> list[dict[str, Any]]:
     from ..conf import load, load_configuration_text
     from ..definitions import DEFAULT_VPN, to_wire
 
-    configuration = load_configuration_text(sys.stdin.read()) if file == "-" else load(file)
+    if file == "-":
+        configuration = load_configuration_text(standard(sys.stdin, "input").read())
+    else:
+        configuration = load(file)
     if not configuration.queues:
         raise ConfigError(f"{file}: defines no queue – add one under `queues:`")
     _pass_over(file, configuration)

@@ -9,7 +9,7 @@ import io
 import os
 import sys
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TextIO
 
 import click
 
@@ -105,9 +105,19 @@ class LazyGroup(click.Group):
 
 
 def _print_any_text() -> None:
-    """A payload may have characters that the terminal's encoding lacks: those are escaped."""
+    """A payload may have characters that the terminal's encoding lacks: those are escaped. Where
+    standard error is closed, its lines do not go to standard output."""
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115 (until the end)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
+
+
+def standard(stream: TextIO | None, name: str) -> TextIO:
+    """A standard stream. Raises EnvironmentFault if the program was started without it."""
+    if stream is None:
+        raise EnvironmentFault(f"standard {name} is closed, and is needed here")
+    return stream
 
 
 def forget_standard_output() -> None:

@@ -32,7 +32,7 @@ from .common import (
     say_json,
     stop_on_signals,
 )
-from .group import EnvironmentFault
+from .group import EnvironmentFault, standard
 
 if TYPE_CHECKING:
     from ..monitor.server import PageServer
@@ -200,7 +200,7 @@ def top(every: float, engine: EngineAddress) -> None:
       ssh -t host lakequeue top --home /var/lib/lakequeue
     """
     screen = console()
-    if not screen.is_terminal or not sys.stdin.isatty():
+    if not screen.is_terminal or not standard(sys.stdin, "input").isatty():
         raise click.UsageError("top needs a terminal; `lakequeue queues --json` is for programs")
     vpn_monitor = VpnMonitor(opener(engine.find(), engine.vpn), every)
     with stop_on_signals() as stop, keyboard(sys.stdin.fileno()) as key:

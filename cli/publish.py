@@ -12,6 +12,8 @@ from typing import IO, Any
 
 import click
 
+from ..client.producer.options import destination_of, headers_of
+from ..client.values import content
 from ..protocol.errors import NotConnected, Reason, Rejected, Timeout
 from .common import (
     EngineAddress,
@@ -25,7 +27,7 @@ from .common import (
     say,
     say_json,
 )
-from .group import EXIT_FAILED
+from .group import EXIT_FAILED, standard
 
 WINDOW = 1000
 ACK_SECONDS_MAX = 60.0
@@ -80,20 +82,23 @@ def publish(
       lakequeue publish orders monday.jsonl tuesday.jsonl --ttl 2h
       lakequeue publish images *.png --whole --header kind=png --priority 7
     """
-    options: dict[str, Any] = {"headers": pairs(headers, "--header") or None}
-    options |= {"key": key} if key is not None else {}
-    options |= {"ttl": ttl} if ttl is not None else {}
-    options |= {"delay": delay} if delay is not None else {}
-    options |= {"priority": priority} if priority is not None else {}
+    # Wrong options are refused before any input is read: there may be none, or not soon.
+    destination_of(queue)
+    each = {"headers": pairs(headers, "--header"), "key": key}
+    headers_of(each["headers"])
+    if key is not None:
+        content(key, "key")
+    of_all = {"ttl": ttl, "delay": delay, "priority": priority}
+    options = {name: value for name, value in of_all.items() if value is not None}
     tally = Tally()
     with engine.connect("publish") as connection:
-        producer = connection.producer(window=WINDOW)
+        producer = connection.producer(window=WINDOW, **options)
         try:
             started = time.monotonic()
             for count, payload in enumerate(_progress(messages(files, lines), files, as_json)):
                 if rate is not None:
                     time.sleep(max(0.0, started + count / rate - time.monotonic()))
-                tally.sent(producer.send_async(queue, payload, **options))
+                tally.sent(producer.send_async(queue, payload, **each))
             producer.flush(timeout=ACK_SECONDS_MAX)
         except (Timeout, NotConnected):  # messages without an answer are unknown, not refused
             tally.finish()
@@ -194,7 +199,7 @@ def _why_discarded(receipt: Any) -> str:
 def messages(files: tuple[Path, ...], lines: bool | None) -> Iterator[bytes]:
     """The payloads of the files, or of standard input if there are none."""
     if not files:
-        stream = sys.stdin.buffer
+        stream = standard(sys.stdin, "input").buffer
         if stream.isatty():
             note("Reading from the terminal: each line is a message; Ctrl-D ends.")
         yield from _lines(stream) if lines is not False else [stream.read()]

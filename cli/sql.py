@@ -30,7 +30,7 @@ from .common import (
     plain_value,
     say_json,
 )
-from .group import EnvironmentFault
+from .group import EnvironmentFault, standard
 
 if TYPE_CHECKING:
     import duckdb
@@ -129,7 +129,7 @@ def _show(names: list[str], rows: Iterator[tuple[Any, ...]], as_csv: bool, as_js
         for row in rows:
             say_json(dict(zip(names, row, strict=True)))
     elif as_csv:
-        writer = csv.writer(sys.stdout, lineterminator="\n")
+        writer = csv.writer(standard(sys.stdout, "output"), lineterminator="\n")
         writer.writerow(names)
         writer.writerows([_harmless(_cell(value)) for value in row] for row in rows)
     elif names:

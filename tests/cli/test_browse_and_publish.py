@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
+from lakequeue.cli.common import confirm
+from lakequeue.cli.group import EnvironmentFault
 from memory_shell import Engine
 
 
@@ -89,3 +94,68 @@ def test_publish_refuses_what_the_shell_gave_as_bytes_that_are_no_text(
     assert found.exit_code == 2
     assert "\\udcff' – allowed" in found.stderr
     assert shell.admin.describe("orders")["depth"] == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        (("--ttl", "-5"), "ttl: '-5'"),
+        (("--ttl", "soon"), "ttl: 'soon'"),
+        (("--delay", "5"), "delay: '5'"),
+        (("--delay", "2h", "--ttl", "1h"), "delay: 7200000 ms from now"),
+        (("--header", "lq=1"), "headers: 'lq'"),
+        (("--header", "x=\udcff"), "headers['x']"),
+        (("--key", "\udcff"), "key"),
+        (("--priority", "256"), "256"),
+        (("--header", "x"), "--header"),
+    ],
+)
+def test_publish_refuses_a_wrong_option_without_any_input(
+    shell: Engine, options: tuple[str, ...], named: str
+) -> None:
+    """A script that has nothing to send today learns it today."""
+    shell.admin.define({"name": "orders", "message_type": "text"})
+    result = shell.run("publish", "orders", *options, stdin="")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert named in result.stderr
+    assert shell.run("publish", "orders", stdin="").exit_code == 0
+    assert shell.run("publish", "", stdin="").exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("closed", "command", "status", "stream"),
+    [
+        ("<&-", "publish orders", 3, "input"),
+        ("<&-", "define -", 3, "input"),
+        ("<&-", "purge orders --all", 0, ""),  # nothing to ask about
+        (">&-", "consume orders --count 1", 3, "output"),
+        (">&-", "consume orders --timeout 0 --exec cat", 0, ""),
+    ],
+)
+def test_a_closed_standard_stream_is_a_sentence_where_it_is_needed(
+    tmp_path: Path, closed: str, command: str, status: int, stream: str
+) -> None:
+    """A consumer without an output would acknowledge what nobody gets."""
+    (tmp_path / "q.yaml").write_text("queues: [{name: orders, message_type: text}]")
+    program = f"{sys.executable} -m lakequeue.cli {command} --url memory://?config=q.yaml {closed}"
+    ended = subprocess.run(
+        ["sh", "-c", program], cwd=tmp_path, stderr=subprocess.PIPE, text=True, timeout=60
+    )
+    assert ended.returncode == status, ended.stderr
+    said = f"standard {stream} is closed, and is needed here\n"
+    assert ended.stderr == said if stream else "should not" not in ended.stderr
+
+
+def test_a_question_without_standard_input_is_not_asked(
+    shell: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdin", None)
+    with pytest.raises(EnvironmentFault, match="standard input is closed"):
+        confirm("Remove all?", as_json=False)
+
+
+def test_edit_refuses_to_set_and_to_remove_one_header(shell: Engine) -> None:
+    shell.admin.define({"name": "orders", "message_type": "text"})
+    result = shell.run("edit", "orders", "--header", "x=1", "--remove", "x", "--all", "--yes")
+    assert result.exit_code == 2
+    assert "--header and --remove: both name x" in result.stderr
