@@ -6,6 +6,7 @@ Only the address says that the broker is lakequeue.
 from __future__ import annotations
 
 import os
+import sys
 import time
 from typing import Any
 
@@ -55,4 +56,6 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) > 1:
+        sys.exit("usage: SHOP_BROKER=URL python -m lakequeue.examples.celery_shop")
     main()

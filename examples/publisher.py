@@ -55,4 +55,9 @@ def main(url: str, destination: str) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]))
+    if len(sys.argv) != 3:
+        sys.exit("usage: python examples/publisher.py URL QUEUE < FILE")
+    try:
+        sys.exit(main(*sys.argv[1:]))
+    except lakequeue.LakequeueError as error:  # such as a Kafka that does not answer
+        sys.exit(str(error))

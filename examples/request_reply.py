@@ -102,4 +102,9 @@ def main(role: str, url: str, *requests: str) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    if sys.argv[1:2] not in (["serve"], ["ask"]) or len(sys.argv) < 3:
+        sys.exit("usage: python examples/request_reply.py serve URL | ask URL REQUEST …")
+    try:
+        main(*sys.argv[1:])
+    except (lakequeue.LakequeueError, TimeoutError) as error:
+        sys.exit(str(error))

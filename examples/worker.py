@@ -65,4 +65,9 @@ def main(url: str, queue: str) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    if len(sys.argv) != 3:
+        sys.exit("usage: python examples/worker.py URL QUEUE")
+    try:
+        main(*sys.argv[1:])
+    except lakequeue.LakequeueError as error:  # such as a queue that does not exist
+        sys.exit(str(error))

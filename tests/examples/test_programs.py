@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import importlib.util
 import io
+import signal
 import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from runpy import run_path
 from types import ModuleType
 
 import lakequeue
@@ -136,3 +138,51 @@ def test_programs_are_small_and_say_how_to_run_them() -> None:
         text = (ROOT / "examples" / f"{name}.py").read_text()
         assert f"python examples/{name}.py" in text or "docs/how-to/celery.md runs it" in text
         assert len(text.splitlines()) <= (220 if name == "plain_kafka" else 130)
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("celery_shop", ["--help"]),
+        ("publisher", ["--help"]),
+        ("publisher", []),
+        ("request_reply", ["--help"]),
+        ("request_reply", ["serve"]),
+        ("request_reply", ["sell", "kafka://127.0.0.1:1"]),
+        ("spark_job", ["--help"]),
+        ("spark_job", []),
+        ("worker", ["--help"]),
+        ("worker", ["kafka://127.0.0.1:1", "orders", "more"]),
+    ],
+)
+def test_wrong_arguments_get_one_line(
+    name: str, arguments: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", [name, *arguments])
+    with pytest.raises(SystemExit) as ended:
+        run_path(str(ROOT / "examples" / f"{name}.py"), run_name="__main__")
+    said = str(ended.value)
+    assert said.startswith("usage: ")
+    assert name in said
+    assert "\n" not in said
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("publisher", ["nonsense://", "orders"]),
+        ("request_reply", ["ask", "nonsense://", "apples"]),
+        ("worker", ["nonsense://", "orders"]),
+    ],
+)
+def test_a_wrong_address_gets_one_line(
+    name: str, arguments: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", [name, *arguments])
+    monkeypatch.setattr(sys, "stdin", io.StringIO(""))
+    before = [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)]
+    with pytest.raises(SystemExit, match="nonsense") as ended:
+        run_path(str(ROOT / "examples" / f"{name}.py"), run_name="__main__")
+    signal.signal(signal.SIGINT, before[0])
+    signal.signal(signal.SIGTERM, before[1])
+    assert "\n" not in str(ended.value)

@@ -184,6 +184,7 @@ def test_what_the_example_program_sends_is_known_to_its_worker(
     worker = import_module("lakequeue.examples.celery_shop")
     known = set(worker.app.tasks)  # now: applications of one process share what they define
     monkeypatch.setenv("SHOP_BROKER", bench.app.conf.broker_url)
+    monkeypatch.setattr("sys.argv", ["celery_shop"])
     program = run_module("lakequeue.examples.celery_shop", run_name="__main__")
     program["app"].close()
     sent = [json.loads(m.payload) for m in bench.admin.browse("shop")]
