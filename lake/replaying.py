@@ -56,7 +56,13 @@ WHERE epoch_ms(m.time) BETWEEN $since AND $until
     SELECT message_id FROM queued WHERE vpn = $vpn AND queue = $queue))
 ORDER BY came.step, came.part, came.line
 """
-_BEGINS = "SELECT epoch_ms(min(time)) FROM messages"
+# A publisher may give a record any time. One that is far off is under a day near the day when it
+# came, and says nothing about how far back the tables reach.
+_BEGINS = """
+SELECT epoch_ms(min(CASE WHEN CAST(time AS DATE) = date THEN time ELSE date END)),
+  epoch_ms(min(time))
+FROM messages
+"""
 _FIRST_ID = """
 SELECT min(CAST(message_id AS UBIGINT)) FROM journal WHERE event = 'spooled'
 """
@@ -101,9 +107,9 @@ def replay(
     _ = connection.admin().describe(queue)  # raises for a queue that does not exist
     chosen = _Selection(connection.vpn, queue, since, until, where, ids)
     with open_lake(home) as lake:
-        (first,) = lake.execute(_BEGINS).fetchone() or (None,)
+        first, earliest = lake.execute(_BEGINS).fetchone() or (None, None)
         begins = None if first is None else datetime_of(first)
-        left = chosen.left(lake, first)
+        left = chosen.left(lake, first, earliest)
         if dry_run:
             count, examples = 0, list[dict[str, Any]]()
             for row in chosen.rows(lake):
@@ -166,14 +172,14 @@ class _Selection:
         except ValueError as error:
             raise ConfigError(str(error)) from error
 
-    def left(self, lake: Lake, begins: int | None) -> str:
-        """A sentence about the part that the tables no longer hold. Raises ConfigError if they hold
-        nothing of it."""
+    def left(self, lake: Lake, begins: int | None, earliest: int | None) -> str:
+        """A sentence about the part that the tables no longer hold. earliest: the earliest time of
+        a message, however odd. Raises ConfigError if they hold nothing of it."""
         given = self._given
-        if begins is None:
+        if begins is None or earliest is None:
             return ""
         when = datetime_of(begins).isoformat(" ", "seconds")
-        if given["until"] < begins:
+        if given["until"] < min(begins, earliest):
             raise ConfigError(
                 f"until: {datetime_of(given['until']).isoformat(' ', 'seconds')} – the tables "
                 f"begin with {when}; what came before is gone"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -183,6 +183,32 @@ def test_R4_past_retention_it_says_what_is_left(shop: Shop) -> None:
     write_table(shop.home, "journal", left)
     found = shop.bench.admin.replay("orders", since=sent, home=shop.home, dry_run=True)
     assert found.left.startswith(f"The tables begin with message {second}, of ")
+
+
+def test_R4_a_record_of_1970_does_not_claim_that_the_tables_reach_so_far(shop: Shop) -> None:
+    """A plain Kafka producer gives its records any time; it can be asked for by that time."""
+    first = shop.bench.connection.now()
+    shop.bench.send({"n": 1})
+    shop.bench.send({"n": 2})
+    shop.consume()
+    shop.recorded.write(shop.home)
+    table = shop.home / "tables" / "messages"
+    rows = deltalake.DeltaTable(table).to_pyarrow_table()
+    at = rows.schema.get_field_index("time")
+    times = [datetime.fromtimestamp(0, UTC), *rows["time"].to_pylist()[1:]]
+    odd = rows.set_column(at, rows.schema.field(at), pa.array(times, rows.schema.field(at).type))
+    deltalake.write_deltalake(table, odd, mode="overwrite")
+
+    def dry_run(**period: Any) -> Any:
+        return shop.bench.admin.replay("orders", home=shop.home, dry_run=True, **period)
+
+    found = dry_run(since=first - timedelta(days=3))
+    assert (found.begins.date(), found.count) == (first.date(), 1)
+    assert found.left.startswith(f"The tables begin with {first.date()}")
+    old = dry_run(until=first - timedelta(days=3))
+    assert (old.count, [one["payload"] for one in old.examples]) == (1, [b'{"n": 1}'])
+    with pytest.raises(ConfigError, match=f"the tables begin with {first.date()}"):
+        dry_run(until=datetime.fromtimestamp(-1, UTC))
 
 
 def test_R4_of_a_topic_that_was_made_anew_each_message_comes_once(shop: Shop) -> None:
