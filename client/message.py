@@ -149,7 +149,8 @@ class Message:
 
     @property
     def headers(self) -> dict[str, str]:
-        """Headers as text; bytes that are not UTF-8 are escaped."""
+        """Headers as text; bytes that are not UTF-8 are escaped. A Kafka record may have several
+        headers of one name: the last counts, as in Kafka's clients."""
         pairs = wire.application_headers(self._headers) + wire.dead_headers(self._dead)
         return _text(pairs)
 
