@@ -1,30 +1,29 @@
 """The channel between two brokers, and how rebuilt brokers take it up again.
 
-The sender numbers its records, the receiver drops numbers that it has had. Records are outputs of a
-step, and Kafka keeps their order, so each comes at least once. Both numbers are part of the
-brokers' states. Nothing is repeated, nothing depends on time.
+The sender numbers its records, and the receiver drops numbers that it has had. Records are outputs
+of a step, and Kafka keeps their order, so each arrives at least once. Both numbers are part of the
+brokers' states. The channel repeats nothing by itself and depends on no time.
 
 A missing number means that Kafka lost records. The receiver writes the event ``mesh_gap``, both
-sides repeat everything unconfirmed, and the channel goes on behind the gap. A record whose body
-cannot be read counts as lost too. Its repetition may be as unreadable, so it is asked for once a
+sides repeat everything unconfirmed, and the channel continues behind the gap. An unreadable record
+counts as lost too. Its repetition may be unreadable again, so the receiver asks for it once a
 minute (`ASK_AGAIN_MS`).
 
-Rebuilt brokers (R3). Each is rebuilt as of some step. What it sent in later steps is lost, though
-others may have received it. Two things must hold before they go on:
+Rebuilt brokers (R3). Each is rebuilt as of some step. Its later steps are lost, though others may
+have received their records. Two things must hold before the brokers continue:
 
-- *Nobody has received what nobody has sent.* No broker may have received more from another than
-  that one, as it is now, has sent. A broker that has goes back to an earlier step, until this holds
-  for all (`agree`). Records that were sent and not received are still in Kafka, and are read then.
-- *Records of lost steps are skipped.* They are in Kafka too. A broker continues its numbers far
-  ahead, and the others know which numbers in between belong to lost steps (`skip_lost_steps`).
+- *No broker has received a record of a lost step.* A broker that has received more than the sender,
+as rebuilt, has sent goes back to an earlier step, until this holds for all (`agree`). Records that
+were sent and not received are still in Kafka, and are read later. - *Records of lost steps are
+skipped.* They are in Kafka too. A broker continues its numbers far ahead, and the others know the
+range of numbers that belongs to lost steps (`skip_lost_steps`).
 
 On another Kafka, records that were sent and not received are lost too. So each broker greets the
-others. One that misses numbers says so, and both repeat everything unconfirmed
+others. A broker that misses numbers says so, and both repeat everything unconfirmed
 (`Mesh._repeat_all`). Receivers recognise repeated messages by their ids, as far as a queue
 remembers them.
 
-Then all brokers together are as if only steps had been lost that nobody knows of, and go on as
-after any crash.
+Then no broker depends on a lost step, and all continue as after any crash.
 """
 
 from __future__ import annotations
@@ -54,8 +53,8 @@ ASK_AGAIN_MS = 60_000
 
 
 class HeardMessage(NamedTuple):
-    """A record. message: None if it cannot be read; why: the reason; lost: the number of the last
-    record lost before it (0: none)."""
+    """A received record. message: None if it cannot be read; why: the reason; lost: the number of
+    the last record lost before it (0: none)."""
 
     sender: int
     message: MeshMessage | None
@@ -110,9 +109,9 @@ SpeakerAt = Callable[[str, int], RejoiningBroker | None]
 
 
 def agree(last: dict[str, int], speaker_at: SpeakerAt) -> dict[str, int]:
-    """The latest steps such that nobody has received what nobody has sent. last: the last known
-    step of each broker; speaker_at: a broker after a step, None for steps before the first known
-    one. Raises LookupError if no known steps fit together."""
+    """The latest step of each broker such that no broker has received a record of another's later
+    steps. last: the last known step of each; speaker_at: a broker after a step, None for steps
+    before the first known one. Raises LookupError if no known steps fit together."""
     steps = dict(last)
     while True:
         speakers = {name: _speaker_at(speaker_at, name, step) for name, step in steps.items()}
@@ -140,8 +139,8 @@ def _has_received_too_much(own: RejoiningBroker, speakers: dict[str, RejoiningBr
 def _earlier(
     name: str, step: int, speakers: dict[str, RejoiningBroker], speaker_at: SpeakerAt
 ) -> int:
-    """The last step before this one at which a broker has not received too much. What it has
-    received only grows, so a binary search needs few steps."""
+    """The last step before this one at which a broker has not received too much. The numbers that
+    it has received only grow, so this is a binary search."""
 
     def fits(at: int) -> bool:
         return not _has_received_too_much(_speaker_at(speaker_at, name, at), speakers)

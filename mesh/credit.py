@@ -1,16 +1,15 @@
 """Credit: how a broker with free consumers gets messages of a distributed queue (H4).
 
-A host whose consumers have room, and which has no messages for them, tells the other hosts how many
-messages it can take, by filter. There, this becomes a subscription like any other, but it is served
-after all local ones, and only with messages that no local consumer can take. Its messages are not
-leased but in transit. When they are stored here, this broker owns them.
+A host whose consumers have room, but no messages, tells the other hosts how many messages it can
+take, by filter. There, this becomes a subscription that is served after all local ones, and only
+with messages that no local consumer can take. Its messages are not leased but in transit. Once they
+are stored here, this broker owns them.
 
 The room includes messages in transit: it is the subscription's backlog. It shrinks here with each
-message that comes, there with each that is answered. Answers and rooms keep their order, so both
-brokers have the same number whenever nothing is in transit, and each new room sets it for both. The
-room is sent again when half of it is used. It is taken back if messages come that no consumer here
-can take any more; these are ready here, for whoever has room. The subscription ends when no
-consumer here has its filter any more.
+message that arrives, and there with each one that is answered. Answers and rooms keep their order,
+so both brokers have the same number whenever nothing is in transit. The room is sent again when
+half of it is used. It is taken back if messages arrive that no consumer here can take any more;
+these become ready here. The subscription ends when no consumer here has its filter any more.
 """
 
 from __future__ import annotations
@@ -112,7 +111,7 @@ def tell_again(broker: Broker, facts: MeshFacts, host: int) -> None:
 
 
 def end_all(broker: Broker, host: int) -> None:
-    """End all subscriptions of another host, which tells its rooms again (`tell_again`). The word
+    """End all subscriptions of another host, which sends its rooms again (`tell_again`): a record
     that ended one may be lost."""
     for queue in broker.queues.values():
         for one in [] if queue.header.stands_for else list(queue.header.subscriptions):
@@ -130,8 +129,8 @@ def forget_all(broker: Broker, facts: MeshFacts) -> None:
 
 
 def hear_room(broker: Broker, facts: MeshFacts, sender: int, message: Room) -> None:
-    """Make or update the subscription of another host that has room. That host may know a queue
-    that this broker has yet to make, or not know yet that one was deleted."""
+    """Make or update the subscription of another host that has room. Either broker may not know yet
+    that the queue was made or deleted."""
     entry = entry_of(facts, message.vpn, message.queue)
     born = facts.edition if entry is None else entry.born
     if message.born > born:

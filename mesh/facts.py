@@ -1,4 +1,4 @@
-"""What a broker knows about the others: facts only. A mark writes them."""
+"""A broker's facts about the others, as a mark writes them."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Messages that another broker hands over enter a queue here (M2, M3, M6, H4, X4).
 
-They keep their ids. A message from a stand-in is like a published one, except that its receipt was
-sent: its queue's checks decide whether it is stored, discarded (S4), or refused for now. A granted
-message keeps its counts and its expiry, and is not checked: the queue asked for it.
+They keep their ids. A message from a stand-in is like a published one whose receipt was sent: its
+queue's checks decide whether it is stored, discarded (S4), or refused for now. A granted message
+keeps its counts and its expiry, and is not checked: the queue asked for it.
 """
 
 from __future__ import annotations
@@ -87,8 +87,7 @@ def handed_over(broker: Broker, facts: MeshFacts, sender: int, message: HandOver
 
 
 def _queue_of(broker: Broker, facts: MeshFacts, message: HandOver) -> Queue | None:
-    """The queue that is meant, not another one with its name; None if it is not here, or
-    leaving."""
+    """The queue of a record, not another one of its name; None if it is not here, or leaving."""
     queue = broker.find(message.vpn, message.queue)
     if born_of(facts, message.vpn, message.queue) != message.born:
         return None
@@ -103,9 +102,8 @@ def _is_repeated(row: Row) -> bool:
 
 
 def _comes_once(queue: Queue, row: Row, waiting: bool) -> bool:
-    """Whether a message that has been here does not come a second time. One that was published to
-    this queue does not. A granted, dead, moved or redriven one may, except to a queue that rather
-    loses messages (L2)."""
+    """Whether a message enters this queue only once. A published one does. A granted, dead, moved
+    or redriven one may come again, except to a queue that would rather lose messages (L2)."""
     if queue.definition.semantics == "at-most-once":
         return True
     is_redriven = "own_only" in (row.extras or {}).get(TRANSIT, {})
@@ -116,8 +114,8 @@ def _answer(
     broker: Broker, facts: MeshFacts, sender: int, message: HandOver, stored: list[int],
     why: str = "", rows: Iterable[Row] = (),
 ) -> None:  # fmt: skip
-    """Say which messages are stored, and why the others are refused, if any are. From a stand-in:
-    the rest of this attempt, still in transit, is skipped too. Granted ones: only these rows."""
+    """Answer which messages are stored, and why the others are refused. For messages of a stand-in,
+    the rest of the attempt, still in transit, is skipped too; for granted ones, only these rows."""
     if why and message.waiting:
         refused_here = facts.credits.refused.setdefault((message.vpn, message.queue), {})
         refused_here[sender] = message.attempt

@@ -38,7 +38,7 @@ class HomeChange(msgspec.Struct):
 
 
 def facts_of(broker: Broker) -> MeshFacts:
-    """What a broker knows about the others."""
+    """A broker's facts about the others."""
     assert isinstance(broker.mesh, Mesh)
     return broker.mesh.facts
 

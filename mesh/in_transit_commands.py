@@ -1,9 +1,9 @@
 """Commands for messages that are in transit to another broker (R6, L8, L13).
 
 Neither broker owns such a message. The command follows it at once, and the other broker carries it
-out when it has stored the message. If it refuses the message, this broker carries it out: until
-then the command is kept in the message's row. While that broker is away, a row keeps little: one
-command that takes the message away, and before it one `Edit`, which has all edits until then.
+out after it has stored the message. In case it refuses the message, the command is also kept in the
+message's row, and is carried out here then. A row keeps little, however long the other broker is
+away: one `Edit` with all edits, and one command that removes the message.
 """
 
 from __future__ import annotations
@@ -68,7 +68,8 @@ def _transit(row: Row) -> dict[str, Any]:
 
 
 def _all_edits(row: Row, command: c.Edit) -> Edits:
-    """What this command and the kept edits change in a message that is not taken away."""
+    """The edits of this command and the kept ones together, for a message that no kept command
+    removes."""
     kept = [c.decode_command(text) for text in _transit(row).get(COMMANDS, ())]
     before = [one.headers for one in kept if isinstance(one, c.Edit)]
     return {name: text for edits in (*before, command.headers) for name, text in edits.items()}

@@ -1,9 +1,9 @@
 """The keeper of the directory: the first broker of the home changes it (Q5, Q9, M1).
 
-Any other broker forwards definitions to the keeper. The keeper checks a definition, numbers it,
-sends it to all others, and answers when all have confirmed. So a message that is published after
-the answer finds the queue at any broker. If one refuses, all get the definition back that the queue
-had before.
+Other brokers forward definitions to the keeper. The keeper checks a definition, numbers it, sends
+it to all others, and answers when all have confirmed. So a message that is published after the
+answer finds the queue at any broker. If a broker refuses, all go back to the queue's previous
+definition.
 """
 
 from __future__ import annotations
@@ -66,8 +66,8 @@ class Keeper:
             self._note_unconfirmed(one)
 
     def check_room(self) -> None:
-        """Raise LakequeueError if no more changes may wait to be confirmed. The others are asked
-        again, because what confirms them may be lost, and no later change would show it."""
+        """Raise LakequeueError if too many changes wait to be confirmed. The others are then asked
+        again: a lost confirmation would not be noticed otherwise."""
         facts, limits, waiting = self._facts, self._broker.limits, self._facts.waiting
         is_full = len(waiting) >= limits.unconfirmed_changes
         if waiting and (is_full or self._waiting_bytes >= limits.unconfirmed_bytes):
@@ -225,9 +225,9 @@ class Keeper:
             each.error = each.error or f"broker {peer.name!r} refuses, so nothing is changed: {why}"
 
     def _take_back(self, one: WaitingAnswer) -> bool:
-        """Give all hosts of a queue the definition back that it had before a broker refused the new
-        one, and answer then; returns whether this is necessary. If a later definition waits for its
-        answer, it is the one to be taken back, if a broker refuses it too."""
+        """Give a queue its previous definition back at all hosts, after a broker refused the new
+        one, and answer then; returns whether this is necessary. It is not if a later definition
+        waits for its answer: that one is taken back if a broker refuses it too."""
         before, facts = one.before, self._facts
         entry = None if before is None else entry_of(facts, before.vpn, before.queue)
         if before is None or entry is None or entry.born > one.edition:
@@ -256,7 +256,7 @@ class Keeper:
                 del self._unconfirmed[key]
 
     def _old(self, vpn: str, queue: str) -> list[Before]:
-        """What a queue may get back, since a broker may refuse its new definition."""
+        """The definition that a queue gets back if a broker refuses its new one."""
         waiting = self._unconfirmed.get((vpn, queue), ())
         return [one.before for one in waiting if one.before is not None]
 

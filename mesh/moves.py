@@ -9,13 +9,13 @@
       │ ◀───────────────── HasMoved │ it is here                 │
       │ Entries (where it is) ───▶ │                            │
 
-Nothing changes until the other broker is ready (`Come`); until then, moving the queue back calls
-the move off. Then its subscriptions end as at a disconnect, earlier commands are finished, and its
-messages cross with everything they have, including their positions, so they can cross in any order.
-They are granted to a subscription of the new host like those of a distributed queue (`stand_ins`):
-they stay here, in transit, until it has confirmed them, and are repeated if Kafka loses the record.
-Messages published meanwhile wait in a stand-in, as at all other brokers, and cross behind the
-queue.
+Nothing changes until the other broker is ready (`Come`); until then, moving the queue back cancels
+the move. Then its subscriptions end as at a disconnect, earlier commands are finished, and its
+messages are sent with everything they have, including their positions, so their order on the way
+does not matter. They are granted to a subscription of the new host like those of a distributed
+queue (`stand_ins`): they stay here, in transit, until it has confirmed them, and are repeated if
+Kafka loses the record. Messages published meanwhile wait in a stand-in, as at all other brokers,
+and follow the queue.
 
 The arriving queue has no name until it is complete, so nothing finds it.
 """
@@ -78,8 +78,8 @@ def follow(broker: Broker, facts: MeshFacts, vpn: str, name: str, entry: Entry) 
 
 
 def know_as_moving(broker: Broker, facts: MeshFacts) -> None:
-    """Earlier versions entered the new host of a queue that has gone before the keeper knew. Told
-    so, a host that the last messages have not reached would drop the queue."""
+    """Correct entries of earlier versions, which named the new host of a moved queue before the
+    keeper knew: a host that lacks the last messages would drop the queue."""
     for vpn, entries in facts.entries.items():
         for name, entry in entries.items():
             move, packed = facts.went.get(key_of(vpn, name), (-1, b""))

@@ -1,6 +1,6 @@
 """Adds brokers to a home, removes brokers, and moves queues, while the home is at rest (M4).
 
-    pages of all brokers ─▶ live objects ─▶ what has to move, moves ─▶ marks: the new pages
+pages of all brokers ─▶ live objects ─▶ queues move ─▶ marks: the new pages
 
 Pure: the old pages are not changed, and the same pages give the same new ones, byte for byte. At
 rest nothing is in transit between brokers (`why_not_at_rest`), so no broker needs an answer.
@@ -305,8 +305,7 @@ class _Rehoming:
     # ------------------------------------------------------------ state of clients
 
     def _leave_rest(self, leaving: Broker) -> None:
-        """Give the heir what a removed broker knew about producers, clients, receipts and
-        events."""
+        """Give the heir a removed broker's facts about producers, clients, receipts and events."""
         heir, old, header = self._heir, leaving.header, self._heir.header
         header.speaks_for = sorted({*header.speaks_for, old.number, *old.speaks_for})
         for (where, name), producer in sorted(leaving.producers.items()):

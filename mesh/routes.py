@@ -40,8 +40,8 @@ class Routes(MeshInterface):
 
     @property
     def has_met(self) -> bool:
-        """Whether it has met other brokers of its home. It does when the engine names them
-        (`Peers`) or when one of them writes to it; so a replay meets them in the same step."""
+        """Whether it knows other brokers of its home: since the engine named them (`Peers`) or one
+        of them wrote to it. So a replay learns of them in the same step."""
         return bool(self.facts.brokers or self.facts.peers)
 
     def target_of(self, vpn: str, to: str) -> str:
@@ -84,9 +84,9 @@ class Routes(MeshInterface):
 
     def of_record(self, vpn: str, topic: str, partition: int, own: list[Queue]) -> list[Queue]:
         """See `MeshInterface`. Each queue that captures the topic has its own reader. Queues that
-        only subscribe to it get the record once, from the reader of the oldest capturing queue,
-        wherever they are. If another reader of that queue had the record, so have they. Bridges do
-        not carry plain records."""
+        only subscribe to it get the record once, wherever they are: from the reader of the oldest
+        capturing queue, unless an earlier reader of that queue had the record. Bridges do not carry
+        plain records."""
         own = [queue for queue in own if not queue.header.stands_for]
         if not self.has_met:
             return own

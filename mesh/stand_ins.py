@@ -110,8 +110,7 @@ def _name_of(facts: MeshFacts, host: int) -> str:
 
 
 def turn(broker: Broker, facts: MeshFacts, vpn: str, name: str) -> None:
-    """Redirect a stand-in to the queue's present host, once all messages in transit were
-    answered."""
+    """Redirect a stand-in to the queue's host, once all messages in transit are answered."""
     queue = find(broker, vpn, name)
     entry = entry_of(facts, vpn, name)
     if queue is None or entry is None:
@@ -329,7 +328,7 @@ def _refused(broker: Broker, facts: MeshFacts, queue: Queue, sender: int, messag
 
 
 def _take_back(broker: Broker, queue: Queue, one: Subscription, rows: list[Row], why: str) -> None:
-    """Make messages ready again here. They will be handed over again as they are then."""
+    """Make messages ready again here, to be handed over once more later."""
     for row in rows:
         (row.extras or {}).get(TRANSIT, {}).pop(AGAIN, None)
     commands = in_transit_commands.take(rows)
@@ -395,8 +394,8 @@ def shown(broker: Broker, facts: MeshFacts, vpn: str) -> list[dict[str, Any]]:
 
 
 def emptied(broker: Broker, facts: MeshFacts, queue: Queue) -> None:
-    """Note that nothing is left in a stand-in: new messages for a queue that has come here need no
-    longer go behind it. A loaded broker would not let them either."""
+    """Note that a stand-in is empty: new messages for a queue that has moved here need no longer
+    wait behind it. A loaded broker has no such wait either."""
     vpn, name = broker.vpn_of(queue), queue.header.stands_for or ""
     entry = entry_of(facts, vpn, name)
     if entry is not None and target(broker, facts, vpn, name, entry) == broker.header.number:

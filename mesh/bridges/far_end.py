@@ -4,11 +4,11 @@ Senders. A record of `<vpn>.bridge-in` is from a broker of another home and is n
 only bring messages over a bridge that is defined here (with an address as its `from`), for that
 bridge's subscriptions, into the VPN of the topic. The home of the first sender owns the bridge:
 others are refused until it is deleted and defined again, and the near end shows why. If the owner
-deletes its end and makes it anew, the new link has a higher number, and the old one is ignored.
-Records may be repeated, and one may be missing for a while (`protocol.home_bridges`), so numbers
-are accepted one after the other. A repeated record is answered again, since its answer may be lost.
-A deleted bridge keeps its numbers, so no message is ever stored twice. Messages from another VPN of
-this home need a bridge in the same way.
+recreates its end, the new link has a higher number, and the old one is ignored. Records may be
+repeated, and one may be missing for a while (`protocol.home_bridges`), so numbers are accepted one
+after the other. A repeated record is answered again, since its answer may be lost. A deleted bridge
+keeps its numbers, so no message is ever stored twice. Messages from another VPN of this home need a
+bridge too.
 
 Storing. Each message meets the checks of any publish (S3–S6), under the rules of this broker. If
 one is refused, nothing behind it in its lane is stored, which keeps the lane's order. The receipt

@@ -1,11 +1,11 @@
 """The link of a bridge: sends the messages of its endpoint to the far end, lane by lane (H1–H3).
 
-Theory. A sent message is in transit (`MOVING`) until the far end's receipt. Nothing else can happen
-to it, so it never ends at both ends. Messages that the far end stored leave. A refused message is
-ready again with all that follow it in its lane, and the lane is *held*: its first message is
-delayed, longer each time, and then tried alone. A held lane is only a delayed row, so any number of
-them costs nothing, and all other lanes go on (H3). With a single lane, the first refusal holds the
-whole link (H2).
+A sent message is in transit (`MOVING`) until the far end's receipt. Nothing else can happen to it,
+so it never ends at both ends. Messages that the far end stored leave. A refused message becomes
+ready again with all later ones of its lane, and the lane is *held*: its first message is delayed,
+longer each time, and then tried alone. A held lane is only a delayed row, so any number of them
+costs nothing, and all other lanes go on (H3). With a single lane, the first refusal holds the whole
+link (H2).
 
 At most one record of a lane is in transit, with as many messages as there are. A lane that waited
 for a receipt after each message would be slow.
