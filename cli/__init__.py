@@ -45,7 +45,7 @@ COMMANDS = {
     "bench": ("lakequeue.bench:command", "Measure latency, throughput and more."),
 }
 
-# What somebody types who comes from another system, or from `admin`.
+# Names of these commands in other systems, and in `admin`.
 OTHER_NAMES = {
     "describe": "queues QUEUE",
     "list": "queues",

@@ -1,4 +1,4 @@
-"""`lakequeue doctor`: what is needed, what was found, what to do."""
+"""`lakequeue doctor`: checks everything that lakequeue needs, and says what to do."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ def look(
 
 
 def home_problem(home: Path) -> str:
-    """Why no engine of this version starts with this home, and what to do; empty if one does, or if
+    """Why this home cannot be started with this version, and what to do; empty if it can, or if
     there is no home yet."""
     from ..streaming.home.home_folder import HomeFolder
 

@@ -1,7 +1,7 @@
 """Configuration files: YAML text becomes a checked `Configuration` (Q7).
 
-A file is read as plain data (text, numbers, lists, mappings; times stay text). `definitions` knows
-what it means. If the file itself is wrong (missing, empty, not YAML, a key twice), the error is one
+A file is read as plain data (text, numbers, lists, mappings; times stay text), which `definitions`
+checks. If the file itself is wrong (missing, empty, not YAML, a key twice), the error is one
 sentence with file and line.
 """
 

@@ -12,7 +12,7 @@ from ..protocol.signing import derived, seal
 
 
 def clients_command(configuration: Configuration, secret: bytes) -> bytes:
-    """What the engine tells its brokers about clients: their keys, sealed with the home's secret.
+    """The command that tells brokers the clients with their keys, sealed with the home's secret.
     Raises ConfigError for a missing key."""
     known = []
     for client in configuration.clients:

@@ -2,6 +2,6 @@
 
     old pages ─▶ `pages`: rows and facts ─▶ `carry_over`, `earlier_bridges` ─▶ new pages
 
-Nothing here writes the earlier format or knows what its core did with it. That core wrote the
-stores in tests/state/earlier_homes, against which this code is tested.
+This package only reads the earlier format. The tests use stores that the earlier core wrote, in
+tests/state/earlier_homes.
 """

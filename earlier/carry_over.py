@@ -1,8 +1,8 @@
-"""A broker of state format 7, as this core goes on with it: once, when a home changes over.
+"""Converts a broker of state format 7 to this core's format, once.
 
-Pure, and one way. Every message keeps its id, its place, its state and its counts, so clients go on
-with what they hold. Facts that are kept only for speed are dropped: filters look at messages again.
-An unfinished command begins again, with the same bounds.
+Pure. Every message keeps its id, position, state and counts, so clients keep their leases. Facts
+that are kept only for speed are dropped: filters evaluate messages again. An unfinished command
+begins again, with the same bounds.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from .earlier_bridges import CarriedBridges
 from .pages import PAGE_BITS, EarlierPages, KnownEntry, StoredMessage, bucket
 
 RANGES_MAX = 2 * ENTERED_MAX  # ranges of each kind that are read
-LOST_BLOCK = (1 << 32) - 1  # there is none with this number: what lies in it is lost
+LOST_BLOCK = (1 << 32) - 1  # no block has this number: its contents count as lost
 RECEIPTS_PER_PAGE = 50
-_MOVING = 4  # in a queue: it was on its way to another broker
-# Facts of a header that have the same name here and another meaning.
+_MOVING = 4  # the state of a message in transit to another broker
+# Facts of a header that have another meaning here under the same name.
 _OTHERWISE: dict[Any, tuple[str, ...]] = {
     live.BrokerHeader: ("spool", "queues"),
     facts.QueueHeader: ("barriers", "generation", "next_filter"),
@@ -86,7 +86,7 @@ def _require_alone(name: str, known: dict[str, Any]) -> None:
 
 
 def _same(known: dict[str, Any], kind: type[Any]) -> Any:
-    """A header of this core: facts that have the same name are the same."""
+    """A header of this core, from the facts with the same names."""
     left_out = _OTHERWISE[kind]
     same = {name: value for name, value in known.items() if name not in left_out}
     return msgspec.convert(same, kind)
@@ -111,7 +111,7 @@ def _broker_header(old: EarlierPages) -> live.BrokerHeader:
 
 
 def _held(old: EarlierPages) -> Iterator[live.HeldReceipt]:
-    """Receipts that wait for the Delta tables, the first one first."""
+    """Receipts that wait for the Delta tables, the oldest first."""
     for at in range(old.facts.get("held_first", 0), old.facts.get("held_next", 0)):
         page = old.read(f"H/{at // RECEIPTS_PER_PAGE}")
         entry: list[Any] = page[at % RECEIPTS_PER_PAGE]
@@ -144,8 +144,8 @@ def _carry_producers(old: EarlierPages, new: Broker) -> None:
     for name in old.under("P/"):
         vpn, _, producer = name.partition("/")
         known = old.read(f"P/{name}")
-        # The longest there is: sequences that were open, what the tables must have, destinations
-        # whose queue was on its way, starts. Empty values at its end were not written.
+        # Up to four values: open sequences, the records that the tables must have, destinations
+        # with a moving queue, starts. Empty values at the end were not written.
         needs = known[6] if known[6:] else {}
         starts = known[8] if known[8:] else []
         found = new.producers[vpn, producer] = ProducerHistory(
@@ -196,7 +196,7 @@ def _carry_queue(
 
 
 def _parts(old: EarlierPages, queue: int) -> Iterator[list[Row]]:
-    """The messages of a queue, page by page, in the order of their places."""
+    """The messages of a queue, page by page, in order of position."""
     part: list[Row] = []
     page = -1
     for place, entry, extras in old.entries(queue):
@@ -223,7 +223,7 @@ def _row(place: int, entry: KnownEntry, message: StoredMessage, extras: Any) -> 
 
 
 def _time(at: int) -> int:
-    """A time that does not come has another number here."""
+    """A time in this core's form: "never" is another number here."""
     return min(at, NEVER)
 
 
@@ -265,7 +265,7 @@ def _queue_header(old: EarlierPages, known: dict[str, Any]) -> facts.QueueHeader
 def _task(
     vpn: str, command: bytes, cursor: int, done: dict[str, Any], result: Any, why: str
 ) -> facts.Task:
-    """A command that begins again; which messages it concerns is fixed already."""
+    """A command that begins again, for the messages that it concerned before."""
     done = dict(done)
     by = done.pop("by", None)
     if by is not None:
@@ -277,8 +277,8 @@ def _task(
 
 
 class _Taken:
-    """Which ids have been in which queue (L9). The spool knows those of living messages. All other
-    ids count as having been there, also old ones that were forgotten among many ranges."""
+    """The ids that have been in each queue (L9). The spool has the ids of stored messages. All
+    other ids count as having been there."""
 
     def __init__(self, old: EarlierPages) -> None:
         self._first = make_id(old.number, 1)
@@ -308,7 +308,7 @@ class _Taken:
         """The ranges of a queue, ascending."""
         taken: deque[list[int]] = deque(maxlen=ENTERED_MAX - 1)
         parts = [self._gone, self._by_queue.get(queue, deque())]
-        # Below this, one of them is not complete.
+        # Below this, one of the two is incomplete.
         full = [part[0][0] for part in parts if len(part) == RANGES_MAX]
         known_from = max(full, default=self._first)
         for first, last in sorted([*parts[0], *parts[1]]):

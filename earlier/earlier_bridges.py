@@ -1,8 +1,7 @@
-"""Bridges of a broker of state format 7, as this core goes on with them.
+"""Converts the bridges of a broker of state format 7.
 
-Waiting messages keep their places. Messages in transit keep their record and its number, so this
-core understands the far end's receipts for them. No accepted message is sent twice, and none is
-lost.
+Waiting messages keep their positions. Messages in transit keep their record and its number, so the
+far end's receipts for them are understood. No accepted message is sent twice, and none is lost.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from ..state.rules.edits import TRANSIT
 from ..state.storage.row import LEASED, MOVING, Row
 from .pages import EarlierPages
 
-_TO = "bridge"  # in a row's extras: where a message at a bridge's endpoint goes, and when
+_TO = "bridge"  # in a row's extras: a message's destination and delivery time
 
 
 class CarriedBridges:
@@ -66,7 +65,7 @@ class CarriedBridges:
             assert row.extras is not None
             to, due = row.extras.pop(_TO)
             row.extras = {**row.extras, TRANSIT: {"to": to, "due": due}}
-            row.deliveries = row.number = 0  # what a bridge sends is no attempt
+            row.deliveries = row.number = 0  # a bridge's sending is no attempt
             link.waiting[row.lane] = link.waiting.get(row.lane, 0) + 1
             if row.state == LEASED:
                 row.state, row.holder, row.expires = MOVING, NUMBER, row.ttl_ends

@@ -1,8 +1,8 @@
 """Pages of state format 7, as rows and facts.
 
-Headers and small facts are msgpack maps. Rows of queues and messages stand in columns: a column
-whose values are all equal is that value, one that counts up is its first value in a list, any
-other is raw bytes, little-endian. Beside the columns stand extras, small data of a few rows.
+Headers and small facts are msgpack maps. Rows of queues and messages are columns: equal values are
+one value, consecutive values are the first one in a list, others are raw bytes, little-endian.
+Extras are small data of a few rows, beside the columns.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ _decode = msgspec.msgpack.decode
 
 
 class StoredMessage(NamedTuple):
-    """A message's own facts, whichever queues hold it, column by column. queue, seq: its first
-    match, queue 0: it is gone; past: a queue that held it before that one; origin: the id by which
-    others know it, 0: that of its row."""
+    """A message's facts besides its queues', column by column. queue, seq: its first match, queue
+    0: it is gone; past: the queue that had it before; origin: its id at other brokers, 0: that of
+    its row."""
 
     queue: int
     seq: int
@@ -79,7 +79,7 @@ class KnownEntry(NamedTuple):
 
 _MESSAGE = "IQIIIIIIIqqBBHIQ"  # types of the columns, as `struct` names them
 _ENTRY = "QBBQIQIqqqIIIQ"
-# A message whose page is missing: only damage does that.
+# A message whose page is missing, which only damage can cause.
 _LOST = StoredMessage(0, 0, 0, 0, 1, NO_KEY, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0)
 
 Rows = tuple[list[Any], dict[int, Any]]
@@ -116,7 +116,7 @@ class EarlierPages:
         return [key[len(prefix) :] for key in self.keys if key.startswith(prefix)]
 
     def events(self) -> list[list[Any]]:
-        """Notable events that are remembered, the oldest first."""
+        """Notable events remembered events, the oldest first."""
         end = self.facts.get("events", 0)
         numbers = range(max(end - EVENTS, 0) // EVENTS_PER_PAGE, end // EVENTS_PER_PAGE + 1)
         found = [event for number in numbers for event in self.read(f"e/{number}") or []]
@@ -125,7 +125,7 @@ class EarlierPages:
     # ------------------------------------------------------------ rows
 
     def entries(self, queue: int) -> Iterator[tuple[int, KnownEntry, Any]]:
-        """The messages of a queue, in the order in which they entered: place, row, extras."""
+        """The messages of a queue in order of entry: place, row, extras."""
         for number in sorted(self._of_queue.get(queue, ())):
             page = self._store.get(f"p/{queue}/{number}")
             assert page is not None, f"page {number} of queue {queue} was there"
@@ -170,7 +170,7 @@ class EarlierPages:
         key_at = message.offset + message.length
         headers_at = key_at + (message.key_length if has_key else 0)
         end = headers_at + message.header_length
-        if end == message.offset:  # what has no bytes needs no block
+        if end == message.offset:  # an empty content needs no block
             return b"", b"" if has_key else None, None
         block = self._block(message.block)
         if block is None or end > len(block):
@@ -190,8 +190,8 @@ class EarlierPages:
 
     def _index_keys(self, prefix: str, page: int, level: int) -> Iterator[tuple[int, int, int]]:
         """The keys below an entry of the index. A key is the last id, the first id, and 63 bits of
-        time; of a page's keys all high words come first, then the middle ones, then the low ones. A
-        branch has how many pages are below it, how many keys each has, and their numbers."""
+        time; a page has the high words of all its keys, then the middle ones, then the low ones. A
+        branch has the number of its pages, the number of keys in each, and the pages' numbers."""
         data = self._store.get(f"{prefix}{page}")
         assert data is not None, f"page {page} of {prefix} is missing"
         words = struct.unpack(f"<{len(data) // 8}Q", data)

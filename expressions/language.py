@@ -1,11 +1,11 @@
 """The expression language of filters, priorities and barriers (Q6, O2, O3, O4, F5).
 
-Theory. An LALR parser over `grammar.lark` reads an expression once, into a small tree. All
-expressions for the same message are compiled into one Python function. It decodes the payload once,
-and only the top-level fields that they name. A value is NULL (None), a bool, a number or a text. A
-JSON object or array is not NULL but compares with nothing. Logic is SQL's, with three values: a
-comparison with NULL, or of a text with a number, is NULL; AND and OR treat NULL as "unknown". A
-bool is not a number.
+An LALR parser over `grammar.lark` reads an expression once, into a small tree. All expressions for
+the same message are compiled into one Python function. It decodes the payload once, and only the
+top-level fields that they name. A value is NULL (None), a bool, a number or a text. A JSON object
+or array is not NULL but compares with nothing. Logic is SQL's, with three values: a comparison with
+NULL, or of a text with a number, is NULL; AND and OR treat NULL as "unknown". A bool is not a
+number.
 
 Rules: Q6 the language; a payload that is not a JSON object has NULL in every field. O2
 `as_priority`. A program never raises, and its result depends only on its arguments.

@@ -1,11 +1,11 @@
 """The functions that generated expression code calls: three-valued operators and payload decoding
 (Q6).
 
-Theory. Every operator takes any value and returns NULL (None) where SQL does: if an operand is
-NULL, has the wrong type, or cannot be compared with the other. None of them raises. A fast decoder
-reads the payload; a careful one reads it only if the fast one fails. The depth of nesting is
-bounded by a constant (`DEPTH_MAX`) and not by the caller's stack, so a payload has the same value
-wherever it is read.
+Every operator takes any value and returns NULL (None) where SQL does: if an operand is NULL, has
+the wrong type, or cannot be compared with the other. None of them raises. A fast decoder reads the
+payload; a careful one reads it only if the fast one fails. The depth of nesting is bounded by a
+constant (`DEPTH_MAX`) and not by the caller's stack, so a payload has the same value wherever it is
+read.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Questions to the lake: what the Delta tables of a home say, in SQL and as the life of a message.
+"""Reads the Delta tables of a home: SQL, the life of a message, past states, rebuilds.
 
-The tables are read only, as they stand, whether an engine runs or not (R1).
+It needs no engine. Only a rebuild writes to tables (R1).
 """
 
 from .opening import HISTORY, TABLES, NoLake, open_lake, read_columns, tables_of

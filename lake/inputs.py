@@ -1,8 +1,8 @@
-"""Steps and their inputs, read from the tables: the records as Kafka gave them, byte for byte (R1).
+"""Reads steps and their inputs from the tables: Kafka's records, byte for byte (R1).
 
-`messages` has a row for each message of a run; `commands` has records as they are. The rows become
-records again that look like those of Kafka's client, so the loop's own code builds the step's input
-from them.
+`messages` has a row for each message of a run; `commands` has whole records. The rows become
+records with the interface of Kafka's client, so the loop's own code builds the step's input from
+them.
 """
 
 from __future__ import annotations
@@ -135,10 +135,10 @@ def opened_behind(lake: Lake, broker: str, step: int) -> list[tuple[int, Opened]
 class FromTables:
     """The inputs that consecutive steps took, see `driver.Again`.
 
-    A topic that was deleted and created again has two records at one offset. A step took the one of
-    the topic that it read. If the tables have none of that topic, it is the next topic's: the
-    broker had not noticed yet. If rows or steps do not name their topic (those of table version 3,
-    or of a Kafka without ids), it is the one that was newest then.
+    A recreated topic has two records at one offset. A step took the record of the topic that it
+    read. If the tables have none of that topic, it took the next topic's: the broker had not
+    noticed the change yet. If rows or steps do not name their topic (table version 3, or a Kafka
+    without ids), it took the newest record of that time.
 
     known: the topics before the first step, and at the end those after the last one. later: the
     topics that the broker opened anew after the last step.
@@ -198,9 +198,9 @@ class FromTables:
         return found
 
     def until_the_end(self, records: list[StepRecord]) -> list[StepRecord]:
-        """The steps before the first one that took something beyond the end of a table. Each table
-        is written by itself, so `steps` may be ahead. A gap before such an end is a loss, and is
-        reported where the step is taken."""
+        """The steps before the first one that took a record beyond the end of a table. Each table
+        is written separately, so `steps` may be ahead. A gap before such an end is a loss, and is
+        reported when the step is replayed."""
         for n, record in enumerate(records):
             if any(self._is_behind(r) for r in record.ranges):
                 return records[:n]

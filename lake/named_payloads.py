@@ -1,9 +1,9 @@
 """Payload blocks that a snapshot only refers to, read from `messages` (R1).
 
 A reference is `count` consecutive rows of `messages`, from an offset and item on, none of them
-newer than its time. Without a topic it is that many empty contents (`sinks/block_references.py`
-writes them). All references are read at once. A block with a missing row is left out; the sum that
-closes the snapshot then shows the damage, as it does if a row was altered.
+newer than its time; without a topic, it is that many empty contents (`sinks/block_references.py`
+writes them). All references are read together. A block with a missing row is left out; the
+snapshot's sum then shows the damage, as it does for an altered row.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class _Rows:
 
 
 def blocks_of(lake: Lake, named: Named) -> Iterator[tuple[str, bytes]]:
-    """The pages that are named, each by its references, as far as `messages` has what they name."""
+    """The blocks that these references name, as far as `messages` has their rows."""
     places: dict[_PartitionId, list[dict[str, Any]]] = {}
     for one in chain.from_iterable(named.values()):
         if one["topic"]:

@@ -1,12 +1,12 @@
-"""A broker as it was after any step: the nearest snapshot, and the steps after it taken again (R1).
+"""A broker as it was after any step: the nearest snapshot, and a replay of the steps after it (R1).
 
     snapshots ─▶ pages as of step s ─▶ steps s+1 … n, from `steps`, `messages`, `commands` ─▶ step n
 
-The engine is a pure step, so the result is the state as it was. Both parts are checked: the pages
-against the sum that closes the snapshot, the inputs of each step against the digest in its record,
-and its outputs against the digest in the next record. If a snapshot is damaged, that is reported
-and the one before it is used. If a step differs, that is an error: either the tables were altered,
-or this code decides otherwise than the code that wrote them.
+A step is a pure function, so the result is the state as it was. Everything is checked: the pages
+against the snapshot's sum, the inputs of each step against the digest in its record, and its
+outputs against the digest in the next record. A damaged snapshot is reported, and the one before it
+is used. A step that differs is an error: the tables were altered, or this code decides differently
+from the code that wrote them.
 """
 
 from __future__ import annotations
@@ -97,10 +97,8 @@ def as_of(
     step: int | None = None,
     at: datetime | None = None,
 ) -> Moment:
-    """The broker after a step, or as it was at a time, or, with neither, as the tables know it
-    last. Raises ConfigError for a moment that the tables do not reach, LakequeueError if they are
-    damaged.
-    """
+    """The broker after a step, or at a time, or else after the last step in the tables. Raises
+    ConfigError for a moment that the tables do not reach, LakequeueError if they are damaged."""
     _require_history(lake)
     target, notes = _target(lake, broker, step, at)
     late = len(notes)
@@ -134,7 +132,7 @@ def _require_history(lake: Lake) -> None:
 def _target(
     lake: Lake, broker: str, step: int | None, at: datetime | None
 ) -> tuple[int, list[str]]:
-    """The step that is meant, and notes about it."""
+    """The requested step, and notes about it."""
     ms = 1 << 62 if at is None else round(at.timestamp() * 1000)
     found = lake.execute(_KNOWN, {"broker": broker, "at": ms}).fetchone()
     first, last, begun, ended, meant = found or (None,) * 5
@@ -237,9 +235,8 @@ def _who(lake: Lake, home: Path, broker: str) -> tuple[int, int]:
 
 
 def _replay(lake: Lake, moment: Moment, target: int, exactly: bool) -> None:
-    """Take the steps after the snapshot again, up to the target, and captures the last one.
-    exactly: the target itself is meant, not the last step before it whose records the tables
-    have."""
+    """Replay the steps after the snapshot up to the target, and capture the last one. exactly: the
+    target itself is required, not the last step before it whose records the tables have."""
     capture = StepCapture()
     driver = PastDriver(moment.home, moment.store, moment.own, capture, moment.now)
     ids = {(topic, partition): topic_id for topic, partition, topic_id in moment.own.ids}

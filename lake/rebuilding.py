@@ -2,11 +2,11 @@
 
     tables ─▶ each broker's last known state ─▶ NEW/rebuilt/<broker>.state ─▶ first batch
 
-The new home keeps the old one's epoch, so clients go on with what they have. It continues in Kafka
-after the last step in the tables: later records are taken in again, in new steps. Nobody knows
-which ids and step numbers the lost steps used, so the new ones start far beyond them. A message
-that only lost steps stored gets the event `lost` in the journal; it is still in Kafka, and comes in
-again under a new id.
+The new home keeps the old one's epoch, so clients keep their messages. It continues in Kafka after
+the last step in the tables: later records are taken in again, in new steps. The ids and step
+numbers of lost steps are unknown, so the new ones start far beyond them. A message that only lost
+steps stored gets the event `lost` in the journal; it is still in Kafka, and is taken in again under
+a new id.
 
 The brokers of a home are rebuilt at steps that belong together, and skip each other's records of
 lost steps (`mesh/channel.py`).
@@ -174,9 +174,9 @@ def _note_back(moment: Moment, last: dict[str, int]) -> None:
 
 @contextlib.contextmanager
 def _taken_along(source: Path, home: Path) -> Iterator[None]:
-    """The tables, without copying: nothing in them is ever changed in place. Tables that are
-    elsewhere stay there, and are the new home's. A rebuild that fails leaves none in the new home,
-    so it can be tried again."""
+    """Give the new home the tables without copying: files in them are never changed in place.
+    Tables outside the home stay there. A rebuild that fails leaves no tables in the new home, so it
+    can be repeated."""
     home.mkdir(parents=True, exist_ok=True)
     for name in ("captured.json", "ports.json"):
         if (source / name).is_file():
@@ -212,7 +212,7 @@ def _link_tables(source: Path, home: Path) -> None:
 
 
 def _home_record(source: Path) -> dict[str, Any]:
-    """The home's own record; if that is lost too, as much of it as is known without it."""
+    """The home's own record; if that is lost too, the part that the tables show."""
     file = source / "lakequeue.json"
     about: dict[str, Any] = {"format": FORMAT, "trigger": "real-time"}
     if file.is_file():

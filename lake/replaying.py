@@ -1,8 +1,8 @@
 """Replay: publishes messages of the past again, to one queue (R4).
 
-`journal` says what arrived for a queue (`spooled`, or `discarded` if the queue did not take it),
-and where the message is in `messages`. Messages that the queue no longer has are published again,
-to that queue alone, with payload, key, headers and priority. They get new ids and three headers:
+`journal` has every message that arrived for a queue (`spooled`, or `discarded` if the queue did not
+take it), and its place in `messages`. Messages that the queue no longer has are published again, to
+that queue alone, with payload, key, headers and priority. They get new ids and three headers:
 `lq-replay-of` (the earlier id, if there was one), `lq-replay-time` (when it was first published)
 and `lq-replay-by`.
 """
@@ -31,7 +31,7 @@ from .opening import Lake, open_lake
 TOGETHER = 1_000
 EXAMPLES = 5
 OF, TIME, BY = "lq-replay-of", "lq-replay-time", "lq-replay-by"
-# A topic that was created again has two records at one offset: the newest at that time is meant.
+# A recreated topic has two records at one offset: take the newest of that time.
 _CAME = """
 SELECT came.message_id, came.event, epoch_ms(m.time), m.payload, m.key, m.lq, m.headers
 FROM (
@@ -56,8 +56,8 @@ WHERE epoch_ms(m.time) BETWEEN $since AND $until
     SELECT message_id FROM queued WHERE vpn = $vpn AND queue = $queue))
 ORDER BY came.step, came.part, came.line
 """
-# A publisher may give a record any time. One that is far off is under a day near the day when it
-# came, and says nothing about how far back the tables reach.
+# A publisher may give a record any time. A wrong time is stored under a day near the day of
+# arrival, and does not show how far back the tables reach.
 _BEGINS = """
 SELECT epoch_ms(min(CASE WHEN CAST(time AS DATE) = date THEN time ELSE date END)),
   epoch_ms(min(time))
@@ -173,8 +173,8 @@ class _Selection:
             raise ConfigError(str(error)) from error
 
     def left(self, lake: Lake, begins: int | None, earliest: int | None) -> str:
-        """A sentence about the part that the tables no longer hold. earliest: the earliest time of
-        a message, however odd. Raises ConfigError if they hold nothing of it."""
+        """A sentence about the part that the tables no longer have. earliest: the earliest time of
+        a message, even a wrong one. Raises ConfigError if they have nothing of it."""
         given = self._given
         if begins is None or earliest is None:
             return ""

@@ -26,7 +26,7 @@ FROM journal AS j LEFT JOIN (
 WHERE j.message_id = $id ORDER BY j.step, j.part, j.line
 """
 _CHANGES = "SELECT * FROM changes WHERE message_id = $id"
-# A topic that was created again has two records at one offset: the newest at that time is meant.
+# A recreated topic has two records at one offset: take the newest of that time.
 _PUBLISHED = """
 SELECT m.time, m.topic, m.partition, m.offset, m.item, octet_length(m.payload) AS bytes
 FROM messages AS m JOIN (

@@ -1,1 +1,1 @@
-"""Watching an engine: why a queue does not move, the page `lakequeue monitor`, `lakequeue top`."""
+"""Watches an engine: why messages wait, the page `lakequeue monitor`, `lakequeue top`."""

@@ -56,7 +56,7 @@ def ask_all(
 
 
 def silence(looks: Mapping[str, BrokerLook]) -> str:
-    """Which brokers did not answer, and what that means for the page; empty if all did."""
+    """A sentence about brokers that did not answer; empty if all did."""
     silent = [look.silent for look in looks.values() if look.silent]
     return f"{_and_more(silent)}: the last answer is shown." if silent else ""
 

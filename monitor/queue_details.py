@@ -1,8 +1,8 @@
 """One queue in depth: `describe`, why it does not move, and its first messages.
 
-Looking must not burden the engine, so only the first messages are asked for, and fewer if they are
-large. If several brokers host a queue (Q5), each is asked for its first messages and says why its
-own wait; a reason that several share is shown once.
+Looking must not burden the engine, so only the first messages are read, and fewer if they are
+large. If several brokers host a queue (Q5), each reports its first messages and why they wait; a
+reason that several share is shown once.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What `lakequeue top` shows, and what keys do: functions of a look and a view, without a terminal.
+"""The screen and the keys of `lakequeue top`: functions of a look and a view, without a terminal.
 
 Like the page: all queues, and one of them with why it does not move.
 """

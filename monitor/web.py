@@ -1,4 +1,4 @@
-"""The page: routes, and what each shows. Everything is rendered here.
+"""The page: its routes. Everything is rendered on the server.
 
 A page marks its changing parts (`data-live`). A short script asks for the same address every two
 seconds and replaces those. Without scripts the page shows the moment it was loaded.
