@@ -13,7 +13,6 @@ from lakequeue.streaming.loop.realtime import ENVIRONMENT
 
 SEED = 7
 BROKERS = ("a", "b")
-CONFIG = f"brokers: [{', '.join(BROKERS)}]\n"
 
 
 def define_queues(url: str) -> None:

@@ -88,10 +88,11 @@ def _whole_log(kafka: dict[str, Any], topic: str) -> list[tuple[int, StepRecord]
 
 
 def steps_say(
-    bootstrap: str, epoch: int, broker: str = "broker-0", number: int = 0
+    bootstrap: str, home: Path, broker: str = "broker-0", number: int = 0
 ) -> tuple[int, list[WireRecord]]:
     """All steps of the log once more, aloud: how many, and what they say. Raises Refused where the
-    outcome of one is not what the log says."""
+    outcome of one is not what the log says. home: the engine's folder."""
+    epoch = json.loads((home / "lakequeue.json").read_text())["epoch"]
     kafka = kafka_client(bootstrap, "judge")
     logged = _whole_log(kafka, topics.topic(broker, topics.STEPS))
     numbers = [record.step for _, record in logged]
@@ -103,8 +104,8 @@ def steps_say(
             taken[r.topic, r.partition] = r.last
     loud = [msgspec.structs.replace(record, acked=0) for _, record in logged]
     ear = _Ear()
-    home = Home(broker, number, epoch)
-    driver = PastDriver(home, DictStore(), Snapshot(), ear, 0)  # type: ignore[arg-type]
+    whose = Home(broker, number, epoch, (home / "secret").read_bytes())
+    driver = PastDriver(whose, DictStore(), Snapshot(), ear, 0)  # type: ignore[arg-type]
     again = ReplayInputs(kafka, [record for _, record in logged])
     try:
         driver.again(loud, again)
@@ -115,8 +116,7 @@ def steps_say(
 
 def judge_what_was_said(bootstrap: str, home: Path, vpn: str = "default") -> dict[str, int]:
     """All that this module's first lines promise. Counts: steps, records, said again."""
-    epoch = json.loads((home / "lakequeue.json").read_text())["epoch"]
-    steps, wanted = steps_say(bootstrap, epoch)
+    steps, wanted = steps_say(bootstrap, home)
     due: dict[tuple[str, int | None], list[Said]] = defaultdict(list)
     for r in wanted:
         due[r.topic, r.partition].append((r.key, r.value, tuple(headers_list(r.headers))))

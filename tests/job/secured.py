@@ -1,13 +1,18 @@
 """A Kafka that asks who is there: the embedded broker with listeners for SASL, with and without
-TLS, beside its own; and what each user may do there, as docs/concepts/security.md says."""
+TLS, beside its own; what each user may do there, as docs/concepts/security.md says; and users who
+do that, and try more."""
 
 from __future__ import annotations
 
 import json
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import lakequeue
+import pytest
+from confluent_kafka import Consumer, KafkaError, Producer
 from confluent_kafka.admin import (
     AclBinding,
     AclOperation,
@@ -19,10 +24,13 @@ from confluent_kafka.admin import (
     ScramMechanism,
     UserScramCredentialUpsertion,
 )
+from job.processes import until
+from lakequeue.protocol.kafka_settings import kafka_settings
 from lakequeue.streaming import EmbeddedKafka
 from lakequeue.streaming.kafka.embedded_kafka import free_port
 
 USER, PASSWORD = "engine", 'a "quoted\\ secret'
+KEY = "0123456789-app-key"  # of the client "app", to the engine
 LITERAL, PREFIX = ResourcePatternType.LITERAL, ResourcePatternType.PREFIXED
 _MODULES = "org.apache.kafka.common.security"
 
@@ -95,9 +103,8 @@ class SecuredKafka(EmbeddedKafka):
         for answer in admin.alter_user_scram_credentials([wanted]).values():
             answer.result(90)
 
-    def allow_engine(self, *vpns: str) -> None:
+    def allow_engine(self, vpns: Sequence[str], brokers: Sequence[str]) -> None:
         """All that begins with a VPN's or a broker's name, and what goes with it."""
-        brokers = ("broker-0", "broker-1")
         topics = [f"{name}." for name in (*vpns, *brokers)]
         self._allow(USER, [(ResourceType.TOPIC, t, PREFIX, [AclOperation.ALL]) for t in topics])
         named = [AclOperation.WRITE, AclOperation.DESCRIBE]
@@ -142,3 +149,53 @@ def settings_file(
         + (f"ssl.ca.location={certificate}\n" if certificate else "")
     )
     return file
+
+
+def one_message(url: str, vpn: str) -> str:
+    with lakequeue.connect(url, vpn=vpn) as connection:
+        receipt = connection.producer().send("orders", vpn.encode())
+        with connection.consumer("orders", ack_mode="individual") as consumer:
+            message = consumer.receive(120)
+            assert message is not None
+            assert message.payload == vpn.encode()
+            message.ack()
+        admin = connection.admin()
+        until(lambda: admin.describe("orders")["depth"] == 0, 20, "acknowledged")
+    return str(receipt.message_id)
+
+
+def nothing_beyond_its_vpn(kafka: SecuredKafka) -> None:
+    """Kafka lets a client of VPN `left` neither read nor write what is another's, or a broker's."""
+    settings = {"bootstrap.servers": kafka.encrypted, **kafka_settings()}
+    refusals: dict[str, int] = {}
+    producer = Producer(settings)
+    written = ["right.publish", "right.commands", "left.directory", "left.deliveries",
+               "a.instructions", "a.mesh", "a.control", "a.steps"]  # fmt: skip
+    for topic in written:
+        producer.produce(
+            topic, b"{}", on_delivery=lambda error, m, t=topic: refusals.update({t: error.code()})
+        )
+    producer.flush(90)
+    denied = KafkaError.TOPIC_AUTHORIZATION_FAILED
+    assert {t for t, code in refusals.items() if code == denied} >= {*written}
+    consumer = Consumer({**settings, "group.id": "left"})
+    for topic in ("right.deliveries", "right.receipts", "right.journal", "a.steps"):
+        error = consumer.list_topics(topic, timeout=20).topics[topic].error
+        assert error is not None, topic
+        assert error.code() == denied
+    consumer.close()
+    with pytest.raises(lakequeue.LakequeueError):
+        lakequeue.connect(f"kafka://{kafka.encrypted}", vpn="right", key=f"app:{KEY}")
+
+
+def nothing_without_the_right(kafka: SecuredKafka) -> None:
+    """The engine refuses who has no key, another's, or no right to a queue."""
+    url = f"kafka://{kafka.encrypted}"
+    with lakequeue.connect(url, vpn="left", key="app:another-key-0123") as connection:
+        with pytest.raises(lakequeue.PermissionDenied, match="has another key than the one"):
+            connection.admin().describe("orders")
+    with lakequeue.connect(url, vpn="left", key=f"app:{KEY}") as connection:
+        with pytest.raises(lakequeue.PermissionDenied, match="has 'read-only' on queue 'others'"):
+            connection.consumer("others")
+        assert connection.admin().describe("others")["depth"] == 0
+        assert connection.admin().usage()["vpn"]["refused"]["permission_denied"] >= 2

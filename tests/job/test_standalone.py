@@ -1,6 +1,7 @@
 """Two brokers on a standalone cluster of two workers, as it is run in earnest: the engine is
 submitted; driver, executors and Python workers are processes of their own. Where one may make them,
 Kafka, the driver and each worker are on hosts of their own, with links that are cut and slowed.
+Kafka asks for credentials, over TLS: only the driver and the clients have a file that says them.
 
 Under traffic links are cut on one way and on both, an executor is lost, and another is told to
 leave (a node is drained, a spot instance taken back). Nothing is lost, what comes twice says so,
@@ -11,31 +12,56 @@ broker steps elsewhere by then, is fenced and says nothing.
 from __future__ import annotations
 
 import contextlib
-import json
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
-from job.brokers import BROKERS, CONFIG, define_queues, traffics, workers
+from job.brokers import BROKERS, define_queues, traffics, workers
 from job.hosts import Host, Network, NoNetwork
 from job.output_audit import UNTRIMMED, steps_say
 from job.processes import EngineProcess, gone, thaw, until
+from job.secured import (
+    KEY,
+    SecuredKafka,
+    nothing_beyond_its_vpn,
+    nothing_without_the_right,
+    one_message,
+    settings_file,
+)
 from job.standalone import Standalone
+from job.tables import check_tables
 from job.traffic import Traffic, drain
-from lakequeue.streaming import EmbeddedKafka
+from lakequeue.client.kafka import LIBRARIES
+from lakequeue.protocol.kafka_settings import VARIABLE
 
 pytestmark = pytest.mark.job
 
 SETTINGS = (
-    "--set", "lakequeue.batch_s=5", "--set", "spark.decommission.enabled=true",
+    "--set", "lakequeue.batch_s=8", "--set", "spark.decommission.enabled=true",
     "--set", "lakequeue.tables_interval_s=10", "--set", "lakequeue.history_interval_s=0",
     # After so long Spark gives up an executor that it does not hear, and its brokers go elsewhere.
     "--set", "spark.network.timeout=20s", "--set", "spark.network.timeoutInterval=5s",
     "--set", "spark.executor.heartbeatInterval=2s",
 )  # fmt: skip
+VPNS = ("default", "left", "right")
+CONFIG = f"""
+auth: required
+brokers: [{", ".join(BROKERS)}]
+clients:
+  - {{name: app, key: {{env: APP_KEY}}}}
+  - {{name: app, vpn: left, key: {{env: APP_KEY}}}}
+  - {{name: app, vpn: right, key: {{env: APP_KEY}}}}
+queues:
+  - {{name: orders, message_type: text, max_per_subscription_backlog: 50}}
+  - {{name: orders, vpn: left, message_type: text, max_per_subscription_backlog: 50}}
+  - {{name: others, vpn: left, message_type: text, owner: them, permission: read-only}}
+  - {{name: orders, vpn: right, message_type: text, max_per_subscription_backlog: 50}}
+"""
 SLOTS = 4  # of each executor: room for all brokers and the tables on one
 CUT_S = 4.0
 BACK_S_MAX = 120.0  # how soon is printed
@@ -55,19 +81,35 @@ class Home:
     """Kafka, the cluster and the engine. hosts: of Kafka, of the driver, and of each worker; by
     default all are on this one."""
 
-    def __init__(self, folder: Path, hosts: list[Host]) -> None:
+    def __init__(self, folder: Path, hosts: list[Host], patch: pytest.MonkeyPatch) -> None:
         (folder / "queues.yaml").write_text(CONFIG)
         on = [host() for host in hosts[:2]] or [contextlib.nullcontext()] * 2
         address = hosts[0].address if hosts else "127.0.0.1"
-        self.kafka = EmbeddedKafka(folder / "kafka", host=address)
+        self.kafka = SecuredKafka(folder / "kafka", host=address)
         with on[0]:
             self.kafka.start()
+        for user in ("engine", "left", "right"):
+            self.kafka.add_user(user)
+        self.kafka.allow_engine(VPNS, BROKERS)
+        for vpn in ("left", "right"):
+            self.kafka.allow_client(vpn, vpn)
         self.cluster = Standalone(folder, 2, SLOTS, hosts[1:])
+        own = settings_file(folder, "SCRAM-SHA-512", certificate=self.kafka.certificate)
+        patch.setenv(VARIABLE, str(own))  # behind the cluster's start, which does not know it
+        patch.setenv("APP_KEY", KEY)
+        patch.setenv("LAKEQUEUE_CLIENT_KEY", f"app:{KEY}")
         with on[1]:
             self.engine = SubmittedEngine(
-                self.kafka.bootstrap_servers, folder / "home", folder / "queues.yaml",
+                self.kafka.encrypted, folder / "home", folder / "queues.yaml",
                 *self.cluster.settings(), *UNTRIMMED, *SETTINGS,
             )  # fmt: skip
+
+    @property
+    def logs(self) -> list[Path]:
+        """Of the engine, and of all processes of the cluster."""
+        folder = self.engine.home.parent
+        executors = folder.glob("worker-*/*/*/std*")
+        return [*self.engine.home.glob("*.log"), *folder.glob("*.log"), self.engine.log, *executors]
 
     def kill(self) -> None:
         """All of it."""
@@ -76,7 +118,7 @@ class Home:
         self.kafka.stop()
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def hosts() -> Iterator[list[Host] | str]:
     """Or why there are none."""
     with contextlib.ExitStack() as stack:
@@ -87,34 +129,75 @@ def hosts() -> Iterator[list[Host] | str]:
         yield found
 
 
-def test_links_are_cut_an_executor_is_lost_and_another_leaves(
-    hosts: list[Host] | str, tmp_path: Path
+@pytest.fixture(scope="module")
+def home(hosts: list[Host] | str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Home]:
+    folder = tmp_path_factory.mktemp("standalone")
+    with pytest.MonkeyPatch.context() as patch:
+        home = Home(folder, [] if isinstance(hosts, str) else hosts, patch)
+        try:
+            home.engine.wait_ready()
+            yield home
+        finally:
+            home.kill()
+
+
+def test_everybody_has_credentials(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    home = Home(tmp_path, [] if isinstance(hosts, str) else hosts)
-    try:
-        home.engine.wait_ready()
-        url = f"kafka://{home.kafka.bootstrap_servers}"
-        define_queues(url)
-        running = traffics(url)
-        go_on(running)
-        if isinstance(hosts, str):
-            an_executor_dies(home.cluster, running)
-        else:
-            links_are_cut(hosts, running)
-        until(lambda: len(home.cluster.executors()) == 2, 60, "another executor takes its place")
-        an_executor_leaves(home, running)
-        for traffic in running.values():
-            traffic.finish_producing()
-        for traffic in running.values():
-            drain(traffic)
-        epoch = json.loads((home.engine.home / "lakequeue.json").read_text())["epoch"]
-        for number, broker in enumerate(BROKERS):  # no step is missing, or stands there twice
-            steps_say(home.kafka.bootstrap_servers, epoch, broker, number)
-        assert home.engine.terminate() == 0
-        assert home.engine.said[-1]["event"] == "goodbye"
-        assert "Traceback" not in home.engine.errors()
-    finally:
-        home.kill()
+    """Topics are made, the loops step, Spark's tables read. Clients of both libraries and both
+    mechanisms; and none reaches beyond its VPN, queues, key."""
+    kafka, ids = home.kafka, set[str]()
+
+    def given(mechanism: str, user: str = "engine", certificate: Path | None = None) -> None:
+        file = settings_file(tmp_path, mechanism, user=user, certificate=certificate)
+        monkeypatch.setenv(VARIABLE, str(file))
+
+    for library in LIBRARIES:
+        monkeypatch.setenv("LAKEQUEUE_KAFKA_LIBRARY", library)
+        for mechanism in ("PLAIN", "SCRAM-SHA-512"):
+            given(mechanism)
+            ids.add(one_message(f"kafka://{kafka.secured}", "default"))
+        for vpn in ("right", "left"):
+            given("SCRAM-SHA-512", vpn, kafka.certificate)
+            ids.add(one_message(f"kafka://{kafka.encrypted}", vpn))
+    nothing_beyond_its_vpn(kafka)
+    nothing_without_the_right(kafka)
+    told = subprocess.run(
+        [sys.executable, "-m", "lakequeue.cli", "queues", "--url", f"kafka://{kafka.encrypted}",
+         "--vpn", "left", "--json"], capture_output=True, text=True, timeout=180,
+    )  # fmt: skip
+    assert '"orders"' in told.stdout, told.stderr
+    monkeypatch.delenv(VARIABLE)
+    check_tables(home.engine.home / "tables", kafka.bootstrap_servers, ids, VPNS)
+
+
+def test_links_are_cut_an_executor_is_lost_and_another_leaves(
+    hosts: list[Host] | str, home: Home
+) -> None:
+    """The last test of this home."""
+    url = f"kafka://{home.kafka.encrypted}"
+    define_queues(url)
+    running = traffics(url)
+    go_on(running)
+    if isinstance(hosts, str):
+        an_executor_dies(home.cluster, running)
+    else:
+        links_are_cut(home, hosts, running)
+    until(lambda: len(home.cluster.executors()) == 2, 60, "another executor takes its place")
+    an_executor_leaves(home, running)
+    for traffic in running.values():
+        traffic.finish_producing()
+    for traffic in running.values():
+        drain(traffic)
+    for number, broker in enumerate(BROKERS):  # no step is missing, or stands there twice
+        steps_say(home.kafka.encrypted, home.engine.home, broker, number)
+    assert home.engine.terminate() == 0
+    assert home.engine.said[-1]["event"] == "goodbye"
+    assert "Traceback" not in home.engine.errors()
+    for log in home.logs:
+        text = log.read_text(errors="replace")
+        assert "quoted" not in text, log  # the password
+        assert KEY not in text, log
     if isinstance(hosts, str):
         pytest.skip(f"an executor died and another left, but no link was cut: {hosts}")
 
@@ -123,18 +206,27 @@ def go_on(running: Running) -> float:
     """Until all traffic does; seconds."""
     begun = time.monotonic()
     for traffic in running.values():
-        traffic.goes_on(60, BACK_S_MAX)
+        traffic.goes_on(30, BACK_S_MAX)
     return time.monotonic() - begun
 
 
-def links_are_cut(hosts: list[Host], running: Running) -> None:
-    """For a moment each; then one executor for as long as its brokers need to be elsewhere."""
-    kafkas, drivers, first, second = hosts
-    with first.slow(100):
-        back_after("Kafka does not hear an executor", running, second.unheard(kafkas))
-    back_after("an executor does not hear Kafka", running, kafkas.unheard(second))
-    back_after("the driver does not hear an executor", running, first.unheard(drivers))
-    with first.cut_off():
+def links_are_cut(home: Home, hosts: list[Host], running: Running) -> None:
+    """Of the executor of a broker: for a moment each, then for as long as the broker needs to be
+    elsewhere."""
+    kafkas, drivers, *executors = hosts
+
+    def there() -> Host:
+        """Where the broker steps now: Spark chooses, and may choose one executor for both."""
+        words = executor_of_first(home.cluster).cmdline()
+        return next(host for host in executors if host.address in words)
+
+    one = there()
+    (other,) = (host for host in executors if host is not one)
+    with other.slow(100):
+        back_after("Kafka does not hear an executor", running, one.unheard(kafkas))
+    back_after("an executor does not hear Kafka", running, kafkas.unheard(one))
+    back_after("the driver does not hear an executor", running, one.unheard(drivers))
+    with there().cut_off():
         print(f"an executor is cut off: its brokers are elsewhere after {go_on(running):.1f} s")
     print(f"and is there again: {go_on(running):.1f} s")
 
@@ -151,6 +243,12 @@ def back_after(what: str, running: Running, fault: contextlib.AbstractContextMan
 def executor_of(worker: psutil.Process, executors: list[psutil.Process]) -> psutil.Process:
     above = {p.pid for p in worker.parents()}
     return next(e for e in executors if e.pid in above)
+
+
+def executor_of_first(cluster: Standalone) -> psutil.Process:
+    """The executor on which the first broker steps."""
+    found = until(lambda: workers(cluster.family()).get(BROKERS[0]), 30, "it steps")
+    return executor_of(found, cluster.executors())
 
 
 def an_executor_dies(cluster: Standalone, running: Running) -> None:
@@ -174,7 +272,7 @@ def an_executor_leaves(home: Home, running: Running) -> None:
         return len([end for end in ends if "has taken no step" not in end])
 
     failed = failures()
-    leaves = executor_of(workers(home.cluster.family())[BROKERS[0]], home.cluster.executors())
+    leaves = executor_of_first(home.cluster)
     leaves.send_signal(signal.SIGPWR)
     until(lambda: gone(leaves), 60, "it has left")
     go_on(running)
