@@ -32,7 +32,8 @@ KEEPS_LAST = "keeps_last_message"  # the queue keeps one message, and has one
 
 def may_be_elsewhere(broker: Broker, row: Row) -> bool:
     """Whether another queue of this broker may have the message too. Most messages are in one
-    queue. A message from another broker arrives once per queue, so it may be here several times."""
+    queue. With other brokers the count does not tell: a message arrives once for each queue, and
+    may have died there and come back."""
     if broker.mesh.keeps_directory:
         return True
     return row.stored != row.id or broker.spool.matches(row.stored) > 1

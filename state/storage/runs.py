@@ -247,7 +247,7 @@ class Runs:
         return rows
 
     def replace(self, segment: Segment, rows: Sequence[Row]) -> None:
-        """Keep only these rows of a segment, in order; maybe none."""
+        """Replace a segment's rows by some of them, maybe changed, in order; maybe none."""
         number, ids = self._latest
         if number != segment.number:
             ids = [row.id for row in self.read(segment)]
