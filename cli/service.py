@@ -285,7 +285,7 @@ def serve(engine: Any, as_json: bool, fault: Callable[[], LakequeueError | None]
                 failure.append(error)
                 break
     if failure:
-        with contextlib.suppress(Exception):
+        with contextlib.suppress(Exception):  # the failure is what the user must see
             engine.stop()
         raise failure[0]
     if not as_json:

@@ -172,7 +172,7 @@ _open: weakref.WeakSet[KafkaTransport] = weakref.WeakSet()
 
 def _after_fork() -> None:
     for transport in list(_open):
-        with contextlib.suppress(Exception):
+        with contextlib.suppress(Exception):  # one must not keep the others from it
             transport._forget()
 
 

@@ -244,11 +244,9 @@ def forget_session(spark: SparkSession) -> None:
     with warnings.catch_warnings(), contextlib.suppress(Exception):
         warnings.simplefilter("ignore")  # PySpark's own stop fails without Java
         spark.sparkContext.stop()
-    if gateway is not None:
-        with contextlib.suppress(Exception):
-            gateway.shutdown_callback_server()
-        with contextlib.suppress(Exception):
-            gateway.close()
+    for end in [] if gateway is None else [gateway.shutdown_callback_server, gateway.close]:
+        with contextlib.suppress(Exception):  # its connections may be broken in any way
+            end()
     SparkContext._active_spark_context = None
     SparkContext._gateway = None
     SparkContext._jvm = None
