@@ -13,6 +13,11 @@ from lakequeue.cli import main
 _names = count()
 
 
+def run(*arguments: str, stdin: str | bytes | None = None) -> Result:
+    """The command line with these words."""
+    return CliRunner().invoke(main, list(arguments), input=stdin, catch_exceptions=False)
+
+
 class Engine:
     """An engine of its own; `run` gives commands its address."""
 
@@ -22,8 +27,7 @@ class Engine:
         self.admin = self.connection.admin()
 
     def run(self, *arguments: str, stdin: str | bytes | None = None) -> Result:
-        command = [*arguments, "--url", self.url]
-        return CliRunner().invoke(main, command, input=stdin, catch_exceptions=False)
+        return run(*arguments, "--url", self.url, stdin=stdin)
 
     def json(self, *arguments: str) -> Any:
         return json.loads(self.run(*arguments, "--json").stdout)

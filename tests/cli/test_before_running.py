@@ -9,8 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
-from lakequeue.cli import main
 from lakequeue.cli import start_engine as before_running
 from lakequeue.cli.group import EnvironmentFault
 from lakequeue.cli.start_engine import check_alone, check_ports
@@ -18,6 +16,7 @@ from lakequeue.definitions import parse_configuration
 from lakequeue.protocol import NotConnected
 from lakequeue.streaming.home.home_folder import ABOUT
 from lakequeue.streaming.kafka.embedded_kafka import free_port
+from memory_shell import run
 
 TWO_VPNS = {"queues": [{"name": "a", "message_type": "json", "vpn": "one"},
                        {"name": "b", "message_type": "json", "vpn": "two"}]}  # fmt: skip
@@ -30,10 +29,6 @@ def listening() -> Iterator[str]:
     """An address where something listens."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         yield f"127.0.0.1:{server.getsockname()[1]}"
-
-
-def run(*arguments: str) -> Result:
-    return CliRunner().invoke(main, list(arguments), catch_exceptions=False)
 
 
 def test_a_master_that_is_not_there(listening: str, tmp_path: Path) -> None:

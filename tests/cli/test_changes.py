@@ -6,12 +6,11 @@ import json
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
 from lake.history import write_history
 from lake.on_files import Recorded
 from lake.test_past import lived
-from lakequeue.cli import main
-from memory_shell import Engine
+from memory_shell import Engine, run
 
 
 @pytest.fixture
@@ -116,7 +115,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def at(home: Path, *words: str) -> Result:
-    return CliRunner().invoke(main, ["at", *words, "--home", str(home)], catch_exceptions=False)
+    return run("at", *words, "--home", str(home))
 
 
 def test_r1_at_any_moment(home: Path) -> None:
@@ -142,11 +141,11 @@ def test_r1_what_a_step_took_and_said(home: Path) -> None:
 def test_r3_rebuild(home: Path, tmp_path: Path) -> None:
     new = tmp_path / "new"
     command = ["rebuild", "--from", str(home), "--home", str(new)]
-    said = CliRunner().invoke(main, command, catch_exceptions=False)
+    said = run(*command)
     assert said.exit_code == 0
     assert said.stdout.startswith("broker-0: ")
     assert said.stdout.endswith(f"Start the engine with --home {new}\n")
-    again = CliRunner().invoke(main, command, catch_exceptions=False)
+    again = run(*command)
     assert (again.exit_code, "is not empty" in again.stderr) == (1, True)
 
 

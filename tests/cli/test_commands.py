@@ -12,9 +12,9 @@ from typing import Any
 import click
 import lakequeue
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import CliRunner
 from lakequeue.cli import COMMANDS, OTHER_NAMES, main
-from memory_shell import Engine
+from memory_shell import Engine, run
 
 QUEUES: dict[str, Any] = {
     "queues": [
@@ -29,10 +29,6 @@ def engine() -> Iterator[Engine]:
     one = Engine(QUEUES)
     yield one
     one.connection.close()
-
-
-def run(*arguments: str, stdin: str | bytes | None = None) -> Result:
-    return CliRunner().invoke(main, list(arguments), input=stdin, catch_exceptions=False)
 
 
 def options_of(kind: type[click.ParamType]) -> Iterator[tuple[str, ...]]:

@@ -11,14 +11,14 @@ from pathlib import Path
 import lakequeue
 import pytest
 from click.testing import CliRunner
-from lake.on_files import Recorded
+from lake.on_files import RecordedBench
 from lakequeue.cli import main
 from lakequeue.cli.broker_commands import _broker_table as brokers_table
 from lakequeue.cli.common import console
 from lakequeue.cli.sql import lines
 from lakequeue.lake import open_lake, trace
 from memory_shell import Engine
-from rules.harness import Bench, drain
+from rules.harness import drain
 
 # What a queue's name may be; and, with what is no name, what a consumer's, a reason's, a header's.
 NAMES = [
@@ -93,8 +93,7 @@ def test_brokers_say_it_plainly(text: str) -> None:
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Each text as payload, consumer's name, reason; each name as a queue."""
-    bench = Bench()
-    recorded = Recorded(bench.engine)
+    bench = RecordedBench()
     for name in NAMES:
         bench.admin.define({"name": name, "message_type": "text", "underlying_topic": "t"})
     bench.define("q", message_type="text", max_per_subscription_backlog=99)
@@ -102,7 +101,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
         bench.producer.send("q", text.encode("utf-8", "replace"))
         with bench.consumer("q", name=text[:100]) as consumer:
             drain(consumer)[0].reject(reason=text)
-    return recorded.write(tmp_path_factory.mktemp("home"))
+    return bench.recorded.write(tmp_path_factory.mktemp("home"))
 
 
 def asked(home: Path, *arguments: str) -> str:

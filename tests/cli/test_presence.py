@@ -12,8 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
-from lakequeue.cli import main
 from lakequeue.client.kafka import open_kafka
 from lakequeue.earlier.pages import FORMAT as EARLIER_FORMAT
 from lakequeue.protocol import topics
@@ -23,12 +21,9 @@ from lakequeue.streaming.kafka.embedded_kafka import EmbeddedKafka, free_port
 from lakequeue.streaming.kafka.topics_admin import ensure_topics
 from lakequeue.streaming.tables.table_repair import TablesLock
 from lakequeue.streaming.watch.heartbeat import EngineHeartbeat
+from memory_shell import run
 
 _numbers = count()
-
-
-def run(*arguments: str) -> Result:
-    return CliRunner().invoke(main, list(arguments), catch_exceptions=False)
 
 
 def row(name: str, *arguments: str) -> tuple[dict[str, Any], int]:

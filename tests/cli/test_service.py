@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from client.threaded import wait_for as until
 from lakequeue.cli.service import Progress, serve
 from lakequeue.protocol.errors import LakequeueError
 from lakequeue.streaming import restarts as supervision
@@ -64,13 +65,6 @@ class Kafka:
         self.aborted += 1
 
 
-def until(condition: Any) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
 @pytest.fixture
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(supervision, "PAUSE_S_MAX", 0.0)
@@ -79,7 +73,7 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("at_once")
 def test_a_kafka_that_died_runs_again_and_it_is_said() -> None:
     kafka, said = Kafka(), []
-    watch = KafkaWatch(kafka, said.append)  # type: ignore[arg-type]
+    watch = KafkaWatch(kafka, said.append)
     watch.start()
     kafka.die()
     until(lambda: "Kafka runs again" in said)
@@ -93,7 +87,7 @@ def test_a_kafka_that_died_runs_again_and_it_is_said() -> None:
 @pytest.mark.usefixtures("at_once")
 def test_a_kafka_that_does_not_start_ends_the_watch_with_the_reason() -> None:
     kafka, said = Kafka(starts=False), []
-    watch = KafkaWatch(kafka, said.append)  # type: ignore[arg-type]
+    watch = KafkaWatch(kafka, said.append)
     watch.start()
     kafka.die()
     until(lambda: watch.failure is not None)
@@ -104,7 +98,7 @@ def test_a_kafka_that_does_not_start_ends_the_watch_with_the_reason() -> None:
 
 def test_a_stop_does_not_wait_for_a_pause() -> None:
     kafka = Kafka(starts=False)
-    watch = KafkaWatch(kafka, lambda line: None)  # type: ignore[arg-type]
+    watch = KafkaWatch(kafka, lambda line: None)
     watch.start()
     kafka.die()
     until(lambda: kafka.started >= 1)

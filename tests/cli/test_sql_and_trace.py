@@ -13,17 +13,16 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
-from lake.on_files import Recorded
+from lake.on_files import RecordedBench
 from lakequeue.cli import main
 from lakequeue.lake import open_lake
-from rules.harness import Bench, drain
+from rules.harness import drain
 
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two messages, a payload that is no text, a consumer that rejects."""
-    bench = Bench()
-    recorded = Recorded(bench.engine)
+    bench = RecordedBench()
     bench.define(dead_message_queue="dead", max_per_subscription_backlog=9)
     bench.define("dead")
     bench.send({"n": 1})
@@ -32,7 +31,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     drain(consumer)[0].reject(reason="a\nb\x1b[31m")
     bench.send(b"\xff\x00")
     bench.advance("250ms")
-    return recorded.write(tmp_path_factory.mktemp("home"))
+    return bench.recorded.write(tmp_path_factory.mktemp("home"))
 
 
 def run(home: Path, *arguments: str) -> Result:
@@ -201,15 +200,14 @@ def test_L12_no_odd_time_breaks_a_table_an_export_or_a_life(
     tmp_path: Path, zones: pytest.MonkeyPatch, zone: str
 ) -> None:
     """Of other programs' records, and of a delivery that is never; in any zone, in pandas too."""
-    bench = Bench()
-    recorded = Recorded(bench.engine)
+    bench = RecordedBench()
     bench.define(message_type="text", underlying_topic="plain", max_per_subscription_backlog=99)
     for ms in ODD_MS:
         bench.connection.publish_raw("plain", b"x", timestamp=ms)
     bench.producer.send("orders", "never", deliver_at="9999-12-31T23:59:59.999999Z")
     for message in drain(bench.consumer())[::2]:
         message.ack()
-    home = recorded.write(tmp_path)
+    home = bench.recorded.write(tmp_path)
     zones.setenv("TZ", zone)
     time.tzset()
     count = len(ODD_MS) + 1

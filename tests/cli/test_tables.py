@@ -7,20 +7,18 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
-from lake.on_files import Recorded
+from lake.on_files import RecordedBench
 from lakequeue.cli import main
 from lakequeue.streaming.tables.table_repair import TablesLock
-from rules.harness import Bench
 
 
 @pytest.fixture
 def home(tmp_path: Path) -> Path:
     """One message."""
-    bench = Bench()
-    recorded = Recorded(bench.engine)
+    bench = RecordedBench()
     bench.define()
     bench.send({"n": 1})
-    return recorded.write(tmp_path)
+    return bench.recorded.write(tmp_path)
 
 
 def run(home: Path, *arguments: str) -> Result:

@@ -191,7 +191,7 @@ class World:
         if not held and self.consumer.receive(0) is None:
             self.producer.send(QUEUE, "one more")
             self.consumer.receive(0)
-        return next(iter(held.values()), None) or Message(*[None] * 14)  # type: ignore[arg-type]
+        return next(iter(held.values()), None) or Message(*[None] * 14)
 
     def call(self, face: type, name: str, given: dict[str, Any]) -> None:
         """Do it, and end what came of it."""

@@ -36,7 +36,7 @@ def test_C1_a_record_that_nobody_can_read_keeps_none_behind_it_away(
         [(wire.FRAMING, framing)],
     )  # fmt: skip
     poll = way.poll
-    # type: ignore[method-assign]
+
     way.poll = lambda timeout: [odd, *found] if (found := poll(timeout)) else []
     with caplog.at_level(logging.CRITICAL, "lakequeue.client"):
         connection.producer().send("orders", "{}", timeout=5)
@@ -148,7 +148,7 @@ class Away(Wire):
 def test_C3_a_close_that_could_not_be_said_can_be_said_again(kind: str) -> None:
     made = engine(ORDERS)
     connection, way = connect(made, kind=Away)
-    connection.runner.acks_most = 100  # type: ignore[misc]
+    connection.runner.acks_most = 100
     consumer = connection.consumer("orders", ack_mode="individual", max_backlog=5)
     for _ in range(4):
         connection.producer().send("orders", "{}", timeout=5)
@@ -287,6 +287,6 @@ def test_do_every_does_all_and_raises_the_first_error(caplog: pytest.LogCaptureF
             raise ValueError(n)
 
     with pytest.raises(ValueError, match="1"):
-        do_every(lambda n=n: duty(n) for n in range(5))  # type: ignore[misc]
+        do_every(lambda n=n: duty(n) for n in range(5))
     assert done == [0, 1, 2, 3, 4]
     assert "ValueError: 3" in caplog.text

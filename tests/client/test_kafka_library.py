@@ -41,7 +41,7 @@ def test_green_threads_get_the_library_that_lets_others_run(
     kafka.open_kafka("localhost:1", "client")
     patched: set[str] = set()
     asks = SimpleNamespace(**{question: lambda name: name in patched})
-    monkeypatch.setitem(sys.modules, module, asks)  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, module, asks)
     kafka.open_kafka("localhost:1", "client")
     patched.add(threads)
     kafka.open_kafka("localhost:1", "client")

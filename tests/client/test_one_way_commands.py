@@ -140,7 +140,7 @@ def test_L13_what_a_client_collects_goes_in_parts_that_fit() -> None:
 def test_L13_very_many_acks_are_several_commands() -> None:
     class Deaf(Wire):
         def command(self, topic: str, key: bytes, value: bytes, partition: int = 0) -> None:
-            self.commands.append(commands.decode_command(value))  # type: ignore[arg-type]
+            self.commands.append(commands.decode_command(value))
             if not isinstance(self.commands[-1], commands.Ack):
                 super(Wire, self).command(topic, key, value, partition)
 

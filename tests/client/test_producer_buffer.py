@@ -59,7 +59,7 @@ def failures() -> list[tuple[str, str]]:
 
 @pytest.fixture
 def over(library: Library, failures: list[tuple[str, str]]) -> ProducerBuffer:
-    return ProducerBuffer(library, lambda topic, reason: failures.append((topic, reason)))  # type: ignore[arg-type]
+    return ProducerBuffer(library, lambda topic, reason: failures.append((topic, reason)))
 
 
 def give(over: ProducerBuffer, value: bytes, partition: int = 0, acked: Any = None) -> bool:

@@ -156,6 +156,6 @@ def test_a_queue_that_is_not_there(
 def test_an_engine_that_does_not_answer(
     example: ModuleType, fake: FakeKafka, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    fake.engine.command = lambda topic, key, value: None  # type: ignore[method-assign]
+    fake.engine.command = lambda topic, key, value: None
     assert example.main(["memory", "orders", "--timeout", "0.2"]) == 1
     assert "is the engine running?" in capsys.readouterr().err

@@ -18,6 +18,7 @@ from lakequeue.protocol.wire import STEP
 from lakequeue.sinks.kafka_records import TIME_MS_BEGIN, TIME_MS_END
 from lakequeue.sinks.table_batch import journal_rows
 from lakequeue.sources.step_batch import goes_first
+from rules.harness import Bench
 
 MESSAGES = pa.schema(
     [
@@ -101,6 +102,14 @@ class Recorded:
 
 def by_day(rows: pa.Table, time: str = "time") -> pa.Table:
     return rows.append_column("date", rows[time].cast(pa.date32()))
+
+
+class RecordedBench(Bench):
+    """An engine in memory whose life becomes the tables of a home."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.recorded = Recorded(self.engine)
 
 
 def write_table(home: Path, name: str, rows: pa.Table) -> None:

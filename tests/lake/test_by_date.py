@@ -8,9 +8,8 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from lake.on_files import MESSAGES, Recorded, write_table
+from lake.on_files import MESSAGES, RecordedBench, write_table
 from lakequeue.lake import open_lake
-from rules.harness import Bench
 
 DAY = datetime(2026, 3, 1, tzinfo=UTC)
 QUESTIONS = {
@@ -31,10 +30,9 @@ def message(day: int, offset: int) -> dict[str, Any]:
 @pytest.fixture
 def home(tmp_path: Path) -> Path:
     """Ten messages on each of three days; what is not of the second day cannot be read."""
-    bench = Bench()
-    recorded = Recorded(bench.engine)
+    bench = RecordedBench()
     bench.define()
-    recorded.write(tmp_path)
+    bench.recorded.write(tmp_path)
     rows = [message(day, 10 * day + n) for day in range(3) for n in range(10)]
     write_table(tmp_path, "messages", pa.Table.from_pylist(rows, MESSAGES))
     for file in (tmp_path / "tables" / "messages").glob("date=*/*.parquet"):

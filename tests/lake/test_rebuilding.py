@@ -313,7 +313,7 @@ def test_R3_brokers_go_back_to_steps_that_go_together(
 
     monkeypatch.setattr(rebuilding, "as_of", as_of)
     monkeypatch.setattr(rebuilding, "brokers", lambda lake: list(latest))
-    a, b = rebuilding._moments(None, Path(), ())  # type: ignore[arg-type]
+    a, b = rebuilding._moments(None, Path(), ())
     assert ((a.step, a.notes), b.step) == ((4, []), 5)
     assert b.notes == ["4 steps before its last one in the tables: other brokers' rows end earlier"]
     spoken, heard = peers_of(a.store), peers_of(b.store)
@@ -332,7 +332,7 @@ def test_R3_M4_a_removed_broker_is_not_rebuilt_though_the_homes_record_is_lost(
 
     monkeypatch.setattr(rebuilding, "as_of", as_of)
     monkeypatch.setattr(rebuilding, "brokers", lambda lake: ["a", "b"])
-    (a,) = rebuilding._moments(None, Path(), ())  # type: ignore[arg-type]
+    (a,) = rebuilding._moments(None, Path(), ())
     assert (a.broker, a.step, a.notes) == ("a", 9, [])
 
 
@@ -345,6 +345,6 @@ def test_R1_a_brokers_number_is_in_its_snapshots_where_the_homes_record_is_lost(
     lake.execute("CREATE TABLE commands (command TEXT, value BLOB, time TIMESTAMP)")
     page = msgspec.msgpack.encode({"format": FORMAT, "number": 3, "epoch": 5})
     lake.execute("INSERT INTO snapshots VALUES ('x', 'broker', $1), ('x', '', '')", [page])
-    assert past._who(lake, tmp_path, "x") == (3, 0)  # type: ignore[arg-type]
+    assert past._who(lake, tmp_path, "x") == (3, 0)
     (tmp_path / "lakequeue.json").write_text(json.dumps({"brokers": {"x": 2}, "epoch": 4}))
-    assert past._who(lake, tmp_path, "x") == (2, 4)  # type: ignore[arg-type]
+    assert past._who(lake, tmp_path, "x") == (2, 4)

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import pytest
 from lakequeue.lake.rebuilding import _home_record
 from lakequeue.mesh.home_change import HomeChange
 from lakequeue.mesh.mesh import Mesh
@@ -16,7 +15,6 @@ from lakequeue.protocol.state_files import is_newer, restore, state_file, write_
 from lakequeue.replica.driver import Driver
 from lakequeue.state import Broker, DictStore, Home, Limits
 from lakequeue.streaming.brokers.engine_rehoming import _BrokerState, _snapshot, _States
-from lakequeue.streaming.home import home_folder as of_home
 from lakequeue.streaming.home.home_folder import HomeFolder
 from loop.memory import HOME, LIMITS, SIZES, Some, World, clocks
 
@@ -104,36 +102,6 @@ def test_M4_a_file_takes_the_place_of_an_older_state_once(tmp_path: Path) -> Non
     own = restore(file, state, replaces=True)
     assert (own, state.pages) == (found.states[HOME.name][0], found.states[HOME.name][1])
     assert not is_newer(file, own)
-
-
-def test_M4_a_home_whose_change_dies_is_what_it_was(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Until the home names them, files of new states are nothing; then they are all there."""
-    _, found = rehomed(lived())
-    home = HomeFolder(tmp_path)
-    home.remember_brokers({HOME.name: 0}, {})
-
-    class Death(Exception):
-        pass
-
-    def dies(*_: Any) -> None:
-        raise Death
-
-    for name in ("write_state", "write_whole"):
-        with monkeypatch.context() as patch:
-            patch.setattr(of_home, name, dies)
-            with pytest.raises(Death):
-                home.rehome(found.states, {HOME.name: 0, "west": 1}, {}, {}, [], [])
-        again = HomeFolder(tmp_path)
-        assert again.brokers([]) == {HOME.name: 0}
-        assert again.rebuilt(HOME.name) == again.rebuilt("west") == ""
-    home.rehome(found.states, {HOME.name: 0, "west": 1}, {"west": "far"}, {}, [], [])
-    assert home.brokers([]) == {HOME.name: 0, "west": 1}
-    assert all(Path(home.rebuilt(name)).is_file() for name in (HOME.name, "west"))
-    first = home.rebuilt("west")
-    home.rehome(found.states, {HOME.name: 0, "west": 1}, {}, {}, [], [])
-    assert not Path(first).exists()
 
 
 def test_R3_a_home_that_is_rebuilt_begins_with_the_tables(tmp_path: Path) -> None:

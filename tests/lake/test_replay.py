@@ -91,9 +91,11 @@ def test_R4_by_time_bookmark_and_ids(shop: Shop) -> None:
         sent.append(shop.bench.send({"n": n}))
         shop.bench.advance("10s")
     shop.consume()
+    shop.recorded.write(shop.home)
 
     def those(**options: Any) -> list[str]:
-        return [one["id"] for one in shop.replay(dry_run=True, **options).examples]
+        found = shop.bench.admin.replay("orders", home=shop.home, dry_run=True, **options)
+        return [one["id"] for one in found.examples]
 
     assert those(since=begun + timedelta(seconds=20)) == sent[2:]
     later = begun + timedelta(seconds=10)

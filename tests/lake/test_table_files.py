@@ -116,6 +116,10 @@ def test_R1_rows_with_long_texts_are_found(tmp_path: Path, lacks: str) -> None:
         for where in (f"topic = '{LONG}1'", f"topic > '{LONG}1'", f"topic < '{LONG}1'"):
             assert lake.sql(f"SELECT count(*) FROM messages WHERE {where}").fetchall() == [(1,)]
         assert lake.sql("SELECT count(*) FROM messages WHERE topic <> ''").fetchall() == [(3,)]
+        asked = "SELECT count(*) FROM messages WHERE time = TIMESTAMPTZ '2026-03-05 12:00:00Z'"
+        assert lake.sql(asked).fetchall() == [(3,)]
+        asked = "SELECT count(*) FROM journal WHERE event = 'spooled' AND message_id = '2'"
+        assert lake.sql(asked).fetchall() == [(1,)]
         assert lake.sql("SELECT count(*) FROM messages WHERE date > '2026-03-05'").fetchall() == [
             (0,)
         ]
@@ -308,17 +312,6 @@ def test_large_batches_are_written_in_parts(tmp_path: Path, monkeypatch: Any) ->
     assert (stats["numRecords"], stats["minValues"]["offset"], stats["maxValues"]["offset"]) == (
         100, 0, 419,
     )  # fmt: skip
-
-
-def test_the_files_are_a_table_that_everybody_reads(tmp_path: Path) -> None:
-    """Committed by another writer of Delta, and asked through the views."""
-    said = written(tmp_path, batch(message(1, b"one"), record(1, ids=3)))
-    committed(tmp_path, said[:-1])
-    with open_lake(tmp_path) as lake:
-        asked = "SELECT count(*) FROM messages WHERE time = TIMESTAMPTZ '2026-03-05 12:00:00Z'"
-        assert lake.execute(asked).fetchone() == (1,)
-        asked = "SELECT count(*) FROM journal WHERE event = 'spooled' AND message_id = '2'"
-        assert lake.execute(asked).fetchone() == (1,)
 
 
 def test_commands_and_steps_are_rows_of_their_own_tables(tmp_path: Path) -> None:

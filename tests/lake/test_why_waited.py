@@ -5,18 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from lake.on_files import Recorded
+from lake.on_files import RecordedBench
 from lakequeue import ConfigError, LakequeueError
 from lakequeue.lake import trace
-from rules.harness import Bench, drain
+from rules.harness import drain
 
 
-class Traced(Bench):
-    """An engine in memory whose journal becomes the tables of a home."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.recorded = Recorded(self.engine)
+class Traced(RecordedBench):
+    """One whose messages' lives are asked for."""
 
     def story(self, number: str) -> dict[str, Any]:
         with self.recorded.lake() as lake:
@@ -111,6 +107,16 @@ def test_B1_the_queues_own_backlog(bench: Traced) -> None:
     bench.advance("2s")
     drain(consumer)[0].ack()
     assert bench.waited(number) == [("max_backlog of the queue", 2000)]
+
+
+def test_Q9_a_limit_that_is_changed(bench: Traced) -> None:
+    bench.define(max_per_subscription_backlog=1)
+    bench.consumer(backlog=9)
+    bench.send()
+    number = bench.send()
+    bench.advance("2s")
+    bench.define(max_per_subscription_backlog=2)
+    assert bench.waited(number) == [("every consumer's backlog is full", 2000)]
 
 
 def test_O3_behind_a_barrier(bench: Traced) -> None:
@@ -233,7 +239,7 @@ def test_a_message_over_several_queues(bench: Traced) -> None:
 @pytest.mark.parametrize("wrong", ["x", "-1", "", "0", "1.5", str(1 << 64)])
 def test_no_message_id(wrong: str) -> None:
     with pytest.raises(ConfigError, match="no message id"):
-        trace(None, wrong)  # type: ignore[arg-type]
+        trace(None, wrong)
 
 
 def test_no_such_message(bench: Traced) -> None:

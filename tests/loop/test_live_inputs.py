@@ -113,8 +113,7 @@ def test_messages_wait_for_commands_and_do_not_make_the_loop_spin(inputs: LiveIn
     assert inputs.take(0.05) is None
     assert time.monotonic() - begun >= 0.05
     inputs._commands.at_end |= {A, B}
-    taken = inputs.take(0.05)
-    assert taken.batch.publishes.offsets == [0]
+    assert inputs.take(0.05).batch.publishes.offsets == [0]
 
 
 def test_what_others_write_is_read_beside_what_producers_publish(
@@ -191,8 +190,7 @@ def test_without_room_a_message_waits_and_commands_go_on(inputs: LiveInputs) -> 
     assert taken.batch.commands.offsets == [0]
     assert not taken.batch.publishes
     inputs.room_bytes = 1_000_000
-    taken = inputs.take(0.5)
-    assert taken.batch.publishes.offsets == [0]
+    assert inputs.take(0.5).batch.publishes.offsets == [0]
 
 
 def test_the_engine_says_stop_on_the_control_topic_and_that_is_no_input(
@@ -214,8 +212,7 @@ def test_M4_before_a_home_rests_no_message_is_taken_and_commands_are(inputs: Liv
     inputs._commands.at_end |= {A, B}
     inputs._messages.ahead.put(publish, [record(publish, 0)])
     inputs._commands.ahead.put(control, [record(control, 0, value=quiet(b"an older run"))])
-    taken = inputs.take(0.0)
-    assert taken.batch.publishes.offsets == [0]
+    assert inputs.take(0.0).batch.publishes.offsets == [0]
     inputs._commands.ahead.put(control, [record(control, 1, value=quiet(b"run"))])
     assert inputs.take(0.0) is None
     inputs._messages.ahead.put(publish, [record(publish, 1)])
@@ -228,8 +225,7 @@ def test_M4_before_a_home_rests_no_message_is_taken_and_commands_are(inputs: Liv
     assert time.monotonic() - begun >= 0.05, "it does not spin"
     assert not inputs.stopped
     inputs._commands.ahead.put(mesh, [record(mesh, 0)])
-    taken = inputs.take(0.0)
-    assert taken.batch.mesh.offsets == [0]
+    assert inputs.take(0.0).batch.mesh.offsets == [0]
 
 
 def test_the_end_of_a_partition_is_known_after_its_messages() -> None:
@@ -249,7 +245,7 @@ def test_the_end_of_a_partition_is_known_after_its_messages() -> None:
 
     arrived = threading.Event()
     reader = Reader("test", NOWHERE, arrived, InputLimits(), lambda places: {})
-    reader._consumer, reader.at_end = Consumed(), Ends()  # type: ignore[assignment]
+    reader._consumer, reader.at_end = Consumed(), Ends()
     reader._read()
     assert reader.at_end == {A}
     assert reader._next == {A: 6}
@@ -288,7 +284,7 @@ def test_commands_are_known_to_kafka_s_client_before_they_are_read(
     told: PartitionId = ("broker-0.instructions", 0)
     inputs.also({told: 0})
     reader = inputs._commands
-    reader._consumer = one = Assigned()  # type: ignore[assignment]
+    reader._consumer = one = Assigned()
     reader._read()
     assert (one.reads, one.paused) == ({A, B, told}, {A, B})
     inputs.take(0.0)
@@ -343,7 +339,7 @@ def test_what_became_of_a_partition_is_asked_by_its_reader_and_two_topics_do_not
         return {A: Found("new", 0, 3)}
 
     reader = Reader("test", NOWHERE, threading.Event(), InputLimits(), look)
-    reader._consumer = one = Doubted()  # type: ignore[assignment]
+    reader._consumer = one = Doubted()
     reader.assign({A: 4}, {A: "old"})
     reader._read()
     reader._read()
@@ -361,8 +357,8 @@ def test_what_became_of_a_partition_is_asked_by_its_reader_and_two_topics_do_not
 
 def test_a_topic_is_compared_with_what_it_was() -> None:
     reader = Reader("test", NOWHERE, threading.Event(), InputLimits(), lambda places: {})
-    reader._consumer = Doubted()  # type: ignore[assignment]
-    reader._consumer.says = []  # type: ignore[attr-defined]
+    reader._consumer = Doubted()
+    reader._consumer.says = []
     reader.assign({A: 4, B: 4}, {A: "old"})
     reader._read()
     reader.compare({A[0]: "old", B[0]: "first"})
@@ -390,7 +386,7 @@ def test_a_start_asks_where_it_goes_on_and_tells_it(
     """Where Kafka lost what was read, or the topic was made anew, a mark is wanted: steps that were
     taken can hardly be taken again."""
     place: PartitionId = ("orders", 0)
-    inputs.look.places = lambda places: {place: found}  # type: ignore[method-assign]
+    inputs.look.places = lambda places: {place: found}
     inputs.also({place: following}, {place: known} if known else {})
     assert [(p.topic, p.offset) for p in inputs._captured._more] == [("orders", at)]
     assert inputs.notes == ([note] if note else [])
@@ -407,8 +403,8 @@ def test_inputs_look_by_themselves_whether_topics_are_the_same(
     monkeypatch.setattr(live, "IDS_S", 0.0)
     inputs = LiveInputs(NOWHERE, InputLimits(), "broker-0.control", "run")
     reader = inputs._commands
-    reader._consumer = Doubted()  # type: ignore[assignment]
-    reader._consumer.says = []  # type: ignore[attr-defined]
+    reader._consumer = Doubted()
+    reader._consumer.says = []
     reader.assign({A: 4, B: 4}, {A: "old", B: "first"})
     reader._read()
     inputs._expected |= {A: 4, B: 4}
@@ -478,7 +474,7 @@ def test_large_records_do_not_stand_before_another_partitions_small_ones(
     before = None
     while len(large) < count:
         publishes = take(inputs).batch.publishes
-        assert sum(map(len, publishes.values)) <= STEP.bytes + LARGE  # type: ignore[arg-type]
+        assert sum(map(len, publishes.values)) <= STEP.bytes + LARGE
         if 1 in publishes.partitions:
             before = len(large)
         large += [o for o, p in zip(publishes.offsets, publishes.partitions, strict=True) if not p]

@@ -266,7 +266,7 @@ def test_the_id_of_a_topic_outlives_the_worker() -> None:
             taken = super().take(timeout_s)
             return taken._replace(opened=(Opened(*COMMANDS_0, 0, "an id"),))
 
-    driver.one(MadeAnew(world, driver), 0.0)  # type: ignore[arg-type]
+    driver.one(MadeAnew(world, driver), 0.0)
     driver.flush()
     assert [r.opened[0].topic_id for _, r in world.logged()] == ["an id"]
     assert driver.snapshot(5).ids == [(*COMMANDS_0, "an id")]
@@ -293,7 +293,7 @@ def test_time_goes_on_from_what_the_broker_has_lived_through(
     driver.now = 90_000
     driver.replay([], world)
     assert 90_000 <= driver._clock() < 100_000
-    ahead = Inputs(world, driver)  # type: ignore[arg-type]
+    ahead = Inputs(world, driver)
     ahead.until = 10**15
     inputs = loop_driver._Inputs(ahead, driver._clock, Pace())
     assert (inputs.up_to() or 0) < 100_000
@@ -367,7 +367,7 @@ def test_a_home_of_the_earlier_core_changes_over_once() -> None:
     world.write(PUBLISH, b"m3", to="q", producer="p", seq=3)
     world.write(PUBLISH, b"m4", to="q", producer="p", seq=4)
     world.heard = len(world.log)
-    driver.one(Some(world, driver, 9), 0.0)  # type: ignore[arg-type]
+    driver.one(Some(world, driver, 9), 0.0)
     queue = driver._replica.broker.find("default", "q")
     assert (queue.header.depth, sorted(queue.live)) == (4, [1, 2, 3, 4]), "m3 was known"
     assert [(r.step, r.core, r.marked) for _, r in world.logged()] == [(1, 0, False), (2, 8, True)]

@@ -77,7 +77,7 @@ class MarkedWalk(Walk):
     def do_crash(self, *_: object) -> None:
         """Not here: every snapshot is begun from at the end."""
 
-    do_restart = do_lag = do_crash  # type: ignore[assignment]
+    do_restart = do_lag = do_crash
 
     def check(self) -> None:
         self.do_mark()

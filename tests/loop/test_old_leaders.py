@@ -38,7 +38,7 @@ class Admin:
 @pytest.mark.parametrize("code", OLD_LEADER)
 def test_the_engine_looks_up_an_end_again(code: int) -> None:
     topics = object.__new__(TopicsNow)
-    topics._admin = Admin(code)  # type: ignore[assignment]
+    topics._admin = Admin(code)
     assert topics.ends([("t", 0)], OffsetSpec.latest()) == {}
     assert topics.ends([("t", 0)], OffsetSpec.latest()) == {("t", 0): 7}
 
@@ -57,7 +57,7 @@ def test_a_client_looks_up_an_end_again(code: int, monkeypatch: pytest.MonkeyPat
 def test_the_watch_for_a_stalled_consumer_sees_again(at: int, then: int) -> None:
     admin = Admin(KafkaError.FENCED_LEADER_EPOCH)
     transport = object.__new__(ConfluentTransport)
-    transport._admin, transport._consumer = admin, None  # type: ignore[assignment]
+    transport._admin, transport._consumer = admin, None
     transport._listening = threading.RLock()
     transport._next, transport._asked_next, transport._helped = {("t", 0): at}, {("t", 0): at}, {}
     transport._asked = {}

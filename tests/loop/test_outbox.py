@@ -53,7 +53,7 @@ def test_a_topic_that_is_not_there_is_told_once_a_minute(clock: list[float]) -> 
     for step in range(3):
         refuse(writer, step, *["default.deliveries.mine"] * 500)
     assert (writer.refused, len(writer.notes)) == (1_500, 1)
-    assert writer._wide.took == [INSTRUCTIONS]  # type: ignore[attr-defined]
+    assert writer._wide.took == [INSTRUCTIONS]
     clock[0] += NARROW_S
     refuse(writer, 3, "default.deliveries.mine", "default.deliveries.other")
     assert len(writer.notes) == 3

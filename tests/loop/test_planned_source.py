@@ -50,7 +50,7 @@ def reader_of(ends: dict[Any, int], monkeypatch: pytest.MonkeyPatch) -> PlannedR
 
 def spans(reader: PlannedReader, start: Any, end: Any) -> Any:
     """What a batch reads."""
-    return [partition.ranges for partition in reader.partitions(start, end)]  # type: ignore[attr-defined]
+    return [partition.ranges for partition in reader.partitions(start, end)]
 
 
 def test_offsets_are_in_the_form_of_sparks_source() -> None:
@@ -94,13 +94,13 @@ def test_a_topic_that_is_made_anew_is_read_from_its_beginning(
 ) -> None:
     ends = {A: 50}
     reader = reader_of(ends, monkeypatch)
-    reader._now.known["a"] = "old"  # type: ignore[attr-defined]
+    reader._now.known["a"] = "old"
     # A home that began before ids were kept, or with Spark's own source, learns them.
     start = reader.latestOffset({"a": {"0": 20}}, ReadAllAvailable())
     assert start == {"a": {"0": 50}, "": [["a", "old"]]}
     assert spans(reader, {"a": {"0": 20}}, start) == [{A: (20, 50)}]
     ends[A] = end
-    reader._now.known["a"] = "new"  # type: ignore[attr-defined]
+    reader._now.known["a"] = "new"
     reader._looked = -1e9
     part = reader.latestOffset(start, ReadMaxRows(2))
     assert part == {"a": {"0": 2}, "": [["a", "new"]]}
@@ -119,8 +119,8 @@ def test_a_kafka_that_lost_what_was_read_is_told_and_read_on_from_its_end(
     ends = {A: 50, B: 9}
     reader = reader_of(ends, monkeypatch)
     reader._names = ["a", "b"]
-    reader._now.sizes = lambda names: {"a": 1, "b": 2}  # type: ignore[method-assign]
-    reader._now.known |= {"a": "id", "b": "other"}  # type: ignore[attr-defined]
+    reader._now.sizes = lambda names: {"a": 1, "b": 2}
+    reader._now.known |= {"a": "id", "b": "other"}
     start = reader.latestOffset({"a": {"0": 50}, "b": {"1": 9}}, ReadAllAvailable())
     ends |= {A: 30, B: 12}
     assert reader.latestOffset(start, ReadMaxRows(2))["a"] == {"0": 50}, "a broker that is behind"
@@ -141,7 +141,7 @@ def test_a_kafka_without_ids_keeps_the_form_of_sparks_source(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     reader = reader_of({A: 50}, monkeypatch)
-    reader._now.known["a"] = ""  # type: ignore[attr-defined]
+    reader._now.known["a"] = ""
     assert reader.latestOffset({"a": {"0": 20}}, ReadAllAvailable()) == {"a": {"0": 50}}
 
 

@@ -309,7 +309,7 @@ def test_a_slow_partition_leaves_room_for_others() -> None:
     reader = Reader(
         "test", NOWHERE, threading.Event(), InputLimits(20_000, 4_000_000), lambda places: {}
     )
-    reader._consumer = one = Fetching(100)  # type: ignore[assignment]
+    reader._consumer = one = Fetching(100)
     reader.ahead.slow = frozenset({FLOOD})
     for _ in range(100):
         reader._read()

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from client.threaded import wait_for as until
 from lakequeue.protocol import commands
 from lakequeue.replica.driver import Refused, Taken
 from lakequeue.sources.input_pace import SlowLanes
@@ -128,13 +129,6 @@ def make() -> Iterator[Callable[..., Broker]]:
     yield one
     for broker in made:
         broker.stepper.close()
-
-
-def until(condition: Callable[[], bool], seconds: float = WAIT_S) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "it did not come"
-        time.sleep(0.005)
 
 
 def test_steps_go_on_while_a_batch_saves(make: Callable[..., Broker]) -> None:

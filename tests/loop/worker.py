@@ -67,7 +67,7 @@ def main(bootstrap: str, folder: str, generation: str, accepts: str = "") -> Non
     loop = Loop(options(bootstrap, generation, bool(accepts)))
     while True:
         state = FileState(Path(folder) / "state")
-        figures, notes = loop.batch(state)  # type: ignore[arg-type]
+        figures, notes = loop.batch(state)
         if newest.read_text() != generation:
             return
         state.commit()

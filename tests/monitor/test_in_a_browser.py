@@ -48,10 +48,9 @@ def browser(window: Browser) -> Iterator[Browser]:
     assert window.said == []
 
 
-def test_ten_queues_that_do_not_move_say_why(engine: Any, page: Served, browser: Browser) -> None:
-    """From the overview by a click on each."""
-    assert len(CASES) >= 10
-    for case in CASES:
+def test_a_queue_that_does_not_move_says_why(engine: Any, page: Served, browser: Browser) -> None:
+    """From the overview by a click. All reasons: `test_page.py`."""
+    for case in CASES[:2]:
         browser.open(page.server.address)
         browser.run(f"document.querySelector('a[href=\"/queue?name={case.code}\"]').click()")
         browser.wait(f"document.querySelector('h1').innerText === '{case.code}'")

@@ -115,7 +115,7 @@ def test_a_whole_run(vpn_monitor: VpnMonitor) -> None:
     console = Console(width=160, height=40, force_terminal=True, file=io.StringIO())
     show(vpn_monitor, console, lambda wait_s: next(keys), 0.5)
     assert next(keys, None) is None
-    assert "every consumer's backlog" in console.file.getvalue()  # type: ignore[attr-defined]
+    assert "every consumer's backlog" in console.file.getvalue()
 
 
 def test_bars() -> None:

@@ -276,7 +276,7 @@ def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Engine:
     made._folder.open(made.trigger)
 
     def start(broker: BrokerQuery) -> None:
-        broker.query = Query(query_name(broker.name, False))  # type: ignore[assignment]
+        broker.query = Query(query_name(broker.name, False))
 
     monkeypatch.setattr(made.application, "start_query", start)
     monkeypatch.setattr(made.captured, "ask", lambda timeout_s: made.captured.unasked.clear())
@@ -286,7 +286,7 @@ def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Engine:
 
 
 def fail(engine: Engine, broker: str, reason: str) -> None:
-    engine.brokers[broker].query = Query(f"lakequeue:{broker}", reason)  # type: ignore[assignment]
+    engine.brokers[broker].query = Query(f"lakequeue:{broker}", reason)
 
 
 def test_a_broker_that_is_refused_leaves_the_others_alone(
@@ -351,7 +351,7 @@ def test_what_is_told_to_a_broker_stands_where_only_the_engine_writes(
         def partitions(self, topic: str) -> int:
             return 3
 
-    engine._transport = Transport()  # type: ignore[assignment]
+    engine._transport = Transport()
     for broker in engine.brokers.values():
         engine._begin(broker)
     begun = [at for topic, at, c in told if isinstance(c, Begin) and topic == "default.commands"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import lakequeue
 import pytest
 from lakequeue.protocol import journal_encoding
 from lakequeue.protocol.journal import Journal, JournalSegment
@@ -66,6 +67,18 @@ def test_a_flood_has_few_lines_and_is_counted() -> None:
     assert (len(log.said), fields["count"]) == (LINES_MAX + 1, 600 - LINES_MAX)
     log.hear(segment("dead_lettered", 601))
     assert "message 601" in log.said[-1][0]
+
+
+def test_an_engines_own_journal() -> None:
+    """As a broker writes it: a rejected message is a line with its id."""
+    queue = {"name": "orders", "message_type": "text"}
+    with lakequeue.connect("memory://", config={"queues": [queue]}) as connection:
+        sent = connection.producer().send("orders", b"x")
+        with connection.consumer("orders") as consumer:
+            message = consumer.receive(timeout=0)
+            message.reject("salty")
+        (row,) = [e for e in connection.engine.journal() if e["event"] in ("discarded", "rejected")]
+    assert str(row["message_id"]) == sent.message_id
 
 
 @pytest.mark.parametrize("ids", [[], [0]])

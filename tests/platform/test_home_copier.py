@@ -48,7 +48,7 @@ class Ends:
                         ("near", "far")}  # fmt: skip
         self.near, self.far = (MemoryConnection(e, "default", n) for n, e in self.engines.items())
         self.answers = self.engines["far"].open_inbox(TOPICS[3])
-        self.engines["near"].homes = Way(self.write)  # type: ignore[assignment]
+        self.engines["near"].homes = Way(self.write)
         self.definition = {
             "name": "b", "from": "near", "to": f"kafka://{address}", "subscriptions": ["a/>"],
         }  # fmt: skip
@@ -165,7 +165,7 @@ def test_h1_silence_is_told_and_all_is_copied_again(
     ends.near.admin().bridge(ends.definition)
     copier = ends.begin()
     ends.until(lambda: ends.seen()["state"] == "open")
-    far, ends.engines["far"] = ends.engines["far"], Deaf()  # type: ignore[assignment]
+    far, ends.engines["far"] = ends.engines["far"], Deaf()
     ends.near.producer().send("a/b", b"x")
     ends.until(lambda: "has answered nothing for 0 s" in ends.seen()["why"])
     states = set()

@@ -11,6 +11,7 @@ from itertools import islice
 from pathlib import Path
 
 import pytest
+from client.threaded import wait_for
 from lakequeue.streaming import java as module
 from lakequeue.streaming.jars import cache_directory, ensure_jars, java_executable
 from lakequeue.streaming.java import JavaArchive, make_later
@@ -147,10 +148,7 @@ def test_in_the_background(cache: Path, java: Path, jar: Path) -> None:
     archive = recorded(java, jar)
     make_later([archive], after_s=0.0)
     assert archive.path is not None
-    until = time.monotonic() + 60
-    while not archive.path.exists():
-        assert time.monotonic() < until
-        time.sleep(0.05)
+    wait_for(archive.path.exists)
 
 
 def test_sparks_options(

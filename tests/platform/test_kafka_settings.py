@@ -35,10 +35,6 @@ def read(folder: Path, text: str) -> dict[str, str]:
     return kafka_settings({VARIABLE: str(file)})
 
 
-def test_nothing_without_a_file() -> None:
-    assert kafka_settings({}) == {}
-
-
 def test_one_file_for_all(tmp_path: Path) -> None:
     settings = read(tmp_path, FILE)
     assert settings["sasl.password"] == 'a"b=c'

@@ -12,6 +12,7 @@ from typing import Any
 import lakequeue
 import pyarrow as pa
 import pytest
+from client.threaded import wait_for
 from lakequeue.protocol import journal_encoding
 from lakequeue.sinks.message_times import QUEUES_MAX, ROOM
 from lakequeue.sinks.metric_table import BRIDGE, LANES, PHASES, SAMPLES, TABLE
@@ -291,10 +292,7 @@ def test_the_engine_is_asked_only_while_somebody_reads(engine: Engine) -> None:
     assert not asked
     assert engine.value("queue_depth", "orders") == 2  # the first scrape waits for the first look
     engine.send("orders")
-    until = time.monotonic() + 60
-    while engine.value("queue_depth", "orders") != 3:
-        assert time.monotonic() < until
-        time.sleep(0.01)
+    wait_for(lambda: engine.value("queue_depth", "orders") == 3)
     assert asked == ["default"]  # one connection for all looks
     _end(watch)
 
@@ -395,10 +393,7 @@ def test_an_engine_that_does_not_answer_is_asked_again(engine: Engine) -> None:
 
     watch = QueueWatch("", ["default"], engine.metrics.queues, connect, every_s=0.01)
     watch.wanted()
-    until = time.monotonic() + 60
-    while engine.value("queue_depth", "orders") is None:
-        assert time.monotonic() < until
-        time.sleep(0.01)
+    wait_for(lambda: engine.value("queue_depth", "orders") is not None)
     assert not failures
     _end(watch)
 

@@ -109,4 +109,4 @@ def test_the_zip_for_executors_reads_expressions(tmp_path: Path) -> None:
 def test_a_stopped_spark_has_no_executors() -> None:
     """It has let go of Java. The thread that watches the brokers asks, and must not end of it."""
     stopped = SimpleNamespace(sparkContext=SimpleNamespace(_jsc=None))
-    assert executors(stopped) == []  # type: ignore[arg-type]
+    assert executors(stopped) == []

@@ -44,7 +44,7 @@ class World:
         self.works = True
         self.stuck: list[float] = []
         self.heard: list[commands.Command] = []
-        self.broker = BrokerQuery("a", 0, query=Active(), state=RUNNING)  # type: ignore[arg-type]
+        self.broker = BrokerQuery("a", 0, query=Active(), state=RUNNING)
         self.executors = ["one", "two"]
         self.watch = StepWatch(
             "nowhere", {"a": self.broker}, self._tell, self._stuck, lambda: self.executors
@@ -85,7 +85,7 @@ def test_one_that_is_told_something_and_takes_no_step_is(
     assert any(isinstance(one, commands.Stuck) for one in world.heard), "for the events"
     (record,) = [r for r in caplog.records if r.levelno == logging.ERROR]
     assert "broker 'a' hangs" in record.message
-    assert record.fields["event"] == "broker_stuck"  # type: ignore[attr-defined]
+    assert record.fields["event"] == "broker_stuck"
 
 
 @pytest.mark.parametrize("error", [Py4JNetworkError("refused"), ConnectionRefusedError()])
@@ -103,7 +103,7 @@ def test_the_watch_outlives_java(error: Exception, monkeypatch: pytest.MonkeyPat
                 world.watch.stop()
             raise error
 
-    world.broker.query = Gone()  # type: ignore[assignment]
+    world.broker.query = Gone()
     world.watch.run()
     assert len(asked) > 3
 
@@ -118,8 +118,7 @@ def test_one_that_cannot_be_told_costs_the_others_nothing_and_is_started_again()
             raise NotConnected("topic 'a.instructions' takes no record")
 
     brokers = {
-        name: BrokerQuery(name, n, query=Active(), state=RUNNING)  # type: ignore[arg-type]
-        for n, name in enumerate("ab")
+        name: BrokerQuery(name, n, query=Active(), state=RUNNING) for n, name in enumerate("ab")
     }
     watch = StepWatch("nowhere", brokers, tell, lambda broker, _: stuck.append(broker.name), list)
 

@@ -58,7 +58,7 @@ class FailedQuery:
 
 def failed(engine: Engine, reason: str = "a batch could not be committed") -> None:
     """Its query has ended."""
-    engine.brokers["broker-0"].query = FailedQuery(reason)  # type: ignore[assignment]
+    engine.brokers["broker-0"].query = FailedQuery(reason)
 
 
 Supervised = tuple[Engine, list[bool]]

@@ -68,7 +68,7 @@ def test_what_fails_is_tried_again_and_nobody_hears_more(
 ) -> None:
     one = care(tmp_path)
     assert not one.tidy(), "Spark does not run"
-    one._session = lambda: SimpleNamespace()  # type: ignore[assignment, return-value]
+    one._session = lambda: SimpleNamespace()
     assert not one.tidy()
     assert "upkeep of the tables failed" in caplog.text
 

@@ -44,7 +44,7 @@ class World:
             self,
             folder,
             self.metrics,
-            lambda value: tell(msgspec.json.decode(value)),  # type: ignore[arg-type]
+            lambda value: tell(msgspec.json.decode(value)),
             lambda: None,
         )
 

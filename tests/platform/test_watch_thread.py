@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from typing import Any
 
+from client.threaded import wait_for
 from confluent_kafka import OFFSET_END, Message, Producer, TopicPartition
 from lakequeue.streaming.watch_thread import TopicReader
 
@@ -25,13 +24,6 @@ class Heard(TopicReader):
 
     def idle(self) -> None:
         self.idled += 1
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    until = time.monotonic() + WAIT_S
-    while not condition():
-        assert time.monotonic() < until
-        time.sleep(0.02)
 
 
 def test_it_reads_from_its_offsets_on_and_ends_soon() -> None:
