@@ -26,9 +26,11 @@ class PageServer:
         except OSError:
             self._socket.close()
             raise
+        # Errors only: anybody could fill the log with requests that are none.
         config = uvicorn.Config(
-            app, log_config=None, access_log=False, lifespan="off", server_header=False,
-            limit_concurrency=AT_ONCE, timeout_graceful_shutdown=1, ws="none",
+            app, log_config=None, log_level="error", access_log=False, lifespan="off",
+            server_header=False, limit_concurrency=AT_ONCE, timeout_graceful_shutdown=1,
+            ws="none",
         )  # fmt: skip
         self._server = uvicorn.Server(config)
         self._thread = threading.Thread(

@@ -19,6 +19,7 @@ from lakequeue.cli.group import EnvironmentFault
 from lakequeue.cli.monitor import _life
 from lakequeue.cli.service import page_shown
 from lakequeue.definitions import parse_configuration
+from lakequeue.monitor.server import PageServer
 from lakequeue.protocol import LakequeueError
 from lakequeue.sinks.metrics import Metrics
 from lakequeue.streaming.home.home_folder import HomeFolder
@@ -123,3 +124,15 @@ def test_the_life_of_a_message_needs_a_home(tmp_path: Path) -> None:
     assert told is not None
     with pytest.raises(LakequeueError, match="has no table"):
         told("17")
+
+
+def test_what_is_no_request_does_not_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    server = PageServer(None, "127.0.0.1", 0)  # no request reaches the application
+    server.start()
+    try:
+        with socket.create_connection(("127.0.0.1", server.port), timeout=20) as anybody:
+            anybody.sendall(b"\x00\x01 what?\r\n\r\n")
+            assert b"400" in anybody.recv(1_000)
+    finally:
+        server.stop()
+    assert caplog.messages == []
