@@ -1,4 +1,4 @@
-"""A bridge to a second home, with a Kafka and an engine of its own (H1–H3). What copies ends at any
+"""A bridge to a second home, with a Kafka and a loop of its own (H1–H3). What copies ends at any
 moment and begins again anywhere before; and the link is cut under traffic.
 
 Where one may make hosts, the far home is on one of its own: nobody reaches it meanwhile, and it
@@ -23,11 +23,13 @@ from confluent_kafka import ConsumerGroupTopicPartitions, TopicPartition
 from confluent_kafka.admin import AdminClient
 from job.conftest import Job, in_real_time
 from job.hosts import Host, Network, NoNetwork
-from job.processes import EngineProcess, runs, until
+from job.processes import runs, until
 from lakequeue.protocol import topics
 from lakequeue.streaming import EmbeddedKafka
 from lakequeue.streaming.bridges import home_copier
+from lakequeue.streaming.bridges.bridge_watch import BridgeWatch
 from lakequeue.streaming.bridges.home_copier import HomeCopier
+from loop.on_kafka import EPOCH, LoopOnKafka, answers
 
 pytestmark = [pytest.mark.job, in_real_time]
 
@@ -37,26 +39,28 @@ CUT_S = 9.0  # longer than that, or than what copies waits for Kafka
 OPEN_S_MAX = 90.0
 LANES = 3
 PER_SECOND = 30
-CONFIG = "brokers: [far]\nqueues: [{name: here, message_type: text, "
-CONFIG += "max_per_subscription_backlog: 100, subscriptions: ['between/>']}]\n"
+HERE = {
+    "name": "here", "message_type": "text", "max_per_subscription_backlog": 100,
+    "subscriptions": ["between/>"],
+}  # fmt: skip
 BRIDGE = {"name": "between", "subscriptions": ["between/>"]}
 
 
 class FarHome:
-    """A Kafka and an engine, on a host of its own or on this one."""
+    """A Kafka, the loop that serves it, and the topics of its bridges, on a host of its own or on
+    this one."""
 
     def __init__(self, folder: Path, host: Host | None) -> None:
         self._host = host
-        (folder / "queues.yaml").write_text(CONFIG)
         with self.there():
             address = "127.0.0.1" if host is None else host.address
-            self.kafka = EmbeddedKafka(folder / "kafka", host=address)
-            self.kafka.start()
-            self.url = f"kafka://{self.kafka.bootstrap_servers}"
-            self.engine = EngineProcess(
-                self.kafka.bootstrap_servers, folder / "home", folder / "queues.yaml",
-                "--set", "lakequeue.batch_s=5", "--set", "lakequeue.tables_interval_s=0",
-            )  # fmt: skip
+            kafka = EmbeddedKafka(folder / "kafka", host=address)
+            self.loop = LoopOnKafka(kafka, folder)
+            self.loop.begin()
+            self.loop.start()
+            self._bridges = BridgeWatch(kafka.bootstrap_servers, ["default"])
+            self._bridges.open(EPOCH)
+            self.url = self.loop.url
 
     def there(self) -> contextlib.AbstractContextManager[None]:
         """What this thread starts meanwhile is where the home is."""
@@ -76,7 +80,7 @@ class FarHome:
             return
         kafka = next(
             p for p in psutil.Process().children(recursive=True)
-            if runs(p, f"{self.kafka.home}/server.properties")
+            if runs(p, f"{self.loop.kafka.home}/server.properties")
         )  # fmt: skip
         kafka.send_signal(signal.SIGSTOP)
         try:
@@ -84,9 +88,17 @@ class FarHome:
         finally:
             kafka.send_signal(signal.SIGCONT)
 
+    def stop(self) -> None:
+        """It ends well, and wrote no error."""
+        with self.there():
+            assert "stopped:broker-0" in self.loop.stop(self.loop.workers[-1])
+        assert "Traceback" not in (self.loop.folder / "stderr-0").read_text()
+
     def kill(self) -> None:
-        self.engine.kill()
-        self.kafka.stop()
+        self._bridges.stop()
+        for worker in self.loop.workers:
+            worker.kill()
+        self.loop.kafka.stop()
 
 
 @pytest.fixture
@@ -160,13 +172,13 @@ def test_H1_H2_copiers_end_and_a_link_is_cut_and_nothing_is_lost_or_doubled(
     monkeypatch.setattr(home_copier, "PAUSE_S_MAX", PAUSE_S_MAX)
     far = FarHome(tmp_path, host)
     try:
-        far.engine.wait_ready()
         with far.there():
             there = lakequeue.connect(far.url, client_name="far")
+            until(lambda: answers(there), 30, "the far home answers")
+            there.admin().define(HERE)
         with there:
             crosses(job, connection, far, there)
-        assert far.engine.terminate() == 0
-        assert "Traceback" not in far.engine.errors()
+        far.stop()
     finally:
         far.kill()
 
@@ -188,7 +200,7 @@ def crosses(
 
     until(lambda: "define bridge 'between' there" in seen()["why"], 40, "its sentence")
     with far.there():
-        there.admin().bridge({**BRIDGE, "from": job.url, "to": "far"})
+        there.admin().bridge({**BRIDGE, "from": job.url, "to": "broker-0"})
         consumer = there.consumer("here", max_backlog=100)
     until(lambda: seen()["state"] == "open", 60, "that it is open")
     got: list[int] = []

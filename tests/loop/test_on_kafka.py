@@ -12,7 +12,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Event, Thread
 
@@ -35,55 +34,13 @@ from lakequeue.streaming.broker_query import BrokerQuery
 from lakequeue.streaming.captured import CapturedTopics
 from lakequeue.streaming.home.home_folder import HomeFolder
 from lakequeue.streaming.kafka.topics_admin import PARTITIONS, ensure_topics
+from loop.on_kafka import LoopOnKafka, answers, instruct
 
 pytestmark = pytest.mark.job
 
-WORKER = Path(__file__).with_name("worker.py")
 QUEUE = {"name": "orders", "message_type": "text", "max_per_subscription_backlog": 50}
 STEPS = "broker-0.steps"
-EPOCH = 7  # as in worker.py
 SILENT_S = 5.0
-
-
-@dataclass
-class LoopOnKafka:
-    """One Kafka, and the workers that served it one after the other."""
-
-    kafka: EmbeddedKafka
-    folder: Path
-    workers: list[subprocess.Popen[str]] = field(default_factory=list)
-
-    @property
-    def url(self) -> str:
-        return f"kafka://{self.kafka.bootstrap_servers}"
-
-    def start(self, *more: str) -> subprocess.Popen[str]:
-        """A new worker; one that still runs is given up."""
-        generation = str(len(self.workers))
-        (self.folder / "generation").write_text(generation)
-        command = [sys.executable, str(WORKER), self.kafka.bootstrap_servers, str(self.folder)]
-        worker = subprocess.Popen(
-            [*command, generation, *more], stdout=subprocess.PIPE, text=True,
-            stderr=(self.folder / f"stderr-{generation}").open("w"),
-        )  # fmt: skip
-        self.workers.append(worker)
-        return worker
-
-    def begin(self) -> None:
-        """Kafka runs, and the home begins there: in the VPN's commands and in what the engine
-        says."""
-        self.kafka.start()
-        ensure_topics(self.kafka.bootstrap_servers, ["default"], [], ["broker-0"])
-        instruct(self, commands.Begin(epoch=EPOCH), "default.commands")
-
-    def stop(self, worker: subprocess.Popen[str]) -> str:
-        """Ask it to stop, as the engine does; what it printed."""
-        transport = open_kafka(self.kafka.bootstrap_servers, "stop")
-        transport.command("broker-0.control", b"", str(self.workers.index(worker)).encode())
-        transport.flush(90)
-        transport.close()
-        said, _ = worker.communicate(timeout=60)
-        return said
 
 
 @pytest.fixture(scope="module")
@@ -102,25 +59,6 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LoopOnKafka]:
             worker.kill()
             worker.wait()
         place.kafka.stop()
-
-
-def instruct(place: LoopOnKafka, command: commands.AnyCommand, *more: str) -> None:
-    """As the engine does. more: topics that hear it as well."""
-    transport = open_kafka(place.kafka.bootstrap_servers, "instruct")
-    value = commands.encode_command(command)
-    transport.command("broker-0.instructions", b"default", value)
-    for topic in more:
-        transport.command(topic, b"", value)
-    transport.flush(90)
-    transport.close()
-
-
-def answers(connection: lakequeue.Connection) -> bool:
-    try:
-        connection.request(commands.Queues(), timeout=2.0)
-    except LakequeueError:
-        return False
-    return True
 
 
 def test_a_good_stop_leaves_nothing_to_replay(place: LoopOnKafka) -> None:
@@ -311,6 +249,7 @@ def test_a_busy_log_ends_its_transaction_once_a_batch(place: LoopOnKafka) -> Non
         log.append(b"x")
         offsets += log.written(30.0)
         log.mark()
+        time.sleep(0.01)
     gaps = [b - a for a, b in itertools.pairwise(offsets) if b - a > 1]
     most = (time.monotonic() - begun) / 1.0
     assert 1 <= len(gaps) <= most, "a transaction's end is a record of its own"

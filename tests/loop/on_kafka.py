@@ -1,0 +1,78 @@
+"""The loop on a real Kafka without Spark: workers as processes, one after the other."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import lakequeue
+from lakequeue.client.kafka import open_kafka
+from lakequeue.protocol import commands
+from lakequeue.protocol.errors import LakequeueError
+from lakequeue.streaming import EmbeddedKafka
+from lakequeue.streaming.kafka.topics_admin import ensure_topics
+
+WORKER = Path(__file__).with_name("worker.py")
+EPOCH = 7  # as in worker.py
+
+
+@dataclass
+class LoopOnKafka:
+    """One Kafka, and the workers that served it one after the other."""
+
+    kafka: EmbeddedKafka
+    folder: Path
+    workers: list[subprocess.Popen[str]] = field(default_factory=list)
+
+    @property
+    def url(self) -> str:
+        return f"kafka://{self.kafka.bootstrap_servers}"
+
+    def start(self, *more: str) -> subprocess.Popen[str]:
+        """A new worker; one that still runs is given up."""
+        generation = str(len(self.workers))
+        (self.folder / "generation").write_text(generation)
+        command = [sys.executable, str(WORKER), self.kafka.bootstrap_servers, str(self.folder)]
+        worker = subprocess.Popen(
+            [*command, generation, *more], stdout=subprocess.PIPE, text=True,
+            stderr=(self.folder / f"stderr-{generation}").open("w"),
+        )  # fmt: skip
+        self.workers.append(worker)
+        return worker
+
+    def begin(self) -> None:
+        """Kafka runs, and the home begins there: in the VPN's commands and in what the engine
+        says."""
+        self.kafka.start()
+        ensure_topics(self.kafka.bootstrap_servers, ["default"], [], ["broker-0"])
+        instruct(self, commands.Begin(epoch=EPOCH), "default.commands")
+
+    def stop(self, worker: subprocess.Popen[str]) -> str:
+        """Ask it to stop, as the engine does; what it printed."""
+        transport = open_kafka(self.kafka.bootstrap_servers, "stop")
+        transport.command("broker-0.control", b"", str(self.workers.index(worker)).encode())
+        transport.flush(90)
+        transport.close()
+        said, _ = worker.communicate(timeout=60)
+        return said
+
+
+def instruct(place: LoopOnKafka, command: commands.AnyCommand, *more: str) -> None:
+    """As the engine does. more: topics that hear it as well."""
+    transport = open_kafka(place.kafka.bootstrap_servers, "instruct")
+    value = commands.encode_command(command)
+    transport.command("broker-0.instructions", b"default", value)
+    for topic in more:
+        transport.command(topic, b"", value)
+    transport.flush(90)
+    transport.close()
+
+
+def answers(connection: lakequeue.Connection) -> bool:
+    try:
+        connection.request(commands.Queues(), timeout=2.0)
+    except LakequeueError:
+        return False
+    return True
