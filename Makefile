@@ -49,7 +49,7 @@ demo: setup ## real flights through real queues, then the accounts
 	@$(BIN)/lakequeue demo
 
 # Two processes for what runs in memory. Then three rows beside each other, about as long: what shares
-# an engine, and two more; OWN, with engines of their own; and what needs Kafka alone, the pages and AWAY.
+# an engine; OWN, with engines of their own; and what needs Kafka alone, the pages and AWAY.
 # Each waits a third of its time, for a death, a batch or a timeout; only the pages take the ports that
 # the documentation names. WALKS wait for nothing and look at no clock: from the beginning they compute
 # on what all others leave of the cores. Each part runs whatever another one finds; what failed before
@@ -60,8 +60,7 @@ demo: setup ## real flights through real queues, then the accounts
 OWN := standalone chaos live_brokers object_store secured_kafka
 OWN := $(OWN:%=tests/job/test_%.py)
 AWAY := tests/job/test_away.py
-BRIDGE := tests/job/test_cut_bridge.py
-ENGINES := $(sort $(filter-out $(OWN) $(AWAY) $(BRIDGE),$(wildcard tests/job/test_*.py))) $(BRIDGE)
+ENGINES := $(sort $(filter-out $(OWN) $(AWAY),$(wildcard tests/job/test_*.py)))
 MARKED := $(sort $(filter-out $(ENGINES) $(OWN) $(AWAY),$(shell grep -rl --include='test_*.py' 'mark\.job' tests)))
 KAFKA := $(filter-out tests/docs/%,$(MARKED)) $(filter tests/docs/%,$(MARKED)) $(AWAY)
 WALKS := tests/fuzz tests/mesh tests/model tests/reference tests/rules tests/sim tests/state

@@ -22,7 +22,7 @@ from lakequeue.streaming import EmbeddedKafka, Engine, java
 from lakequeue.streaming.kafka.topics_admin import ensure_topics
 from lakequeue.streaming.spark.queries import REAL_TIME, TRIGGERS
 
-BATCH_S = 4.0  # what the driver hears comes with the end of a batch
+BATCH_S = 8.0  # what the driver hears comes with the end of a batch, which costs half a second
 # Java's archive, where there is none. By default it is made later and humbly; here a dozen engines
 # begin in the next minutes, and it saves each a third of its start.
 ARCHIVE_S = 25.0
@@ -38,6 +38,8 @@ QUEUES: list[dict[str, Any]] = [
     {"name": "clock", "message_type": "text", "max_per_subscription_backlog": 50},
     {"name": "to-table", "message_type": "text", "max_per_subscription_backlog": 400},
     {"name": "from-rows", "message_type": "text", "max_per_subscription_backlog": 400},
+    {"name": "orders", "message_type": "text", "max_per_subscription_backlog": 50},
+    {"name": "others", "message_type": "text"},
     {
         "name": "late",
         "message_type": "text",
@@ -53,8 +55,9 @@ class Job:
     """A running engine in this process."""
 
     kafka: EmbeddedKafka
-    engine: Engine
+    trigger: str
     failures: list[BaseException] = field(default_factory=list)
+    engine: Engine = field(init=False)
 
     @property
     def url(self) -> str:
@@ -69,12 +72,33 @@ class Job:
     def connect(self, name: str = "test") -> lakequeue.Connection:
         return lakequeue.connect(self.url, client_name=name)
 
-    def watch(self) -> None:
+    def start(self, home: Path) -> None:
+        """Serve this home. Spark's Java is this process's, and warm the second time."""
+        settings = {
+            "lakequeue.ui_port": "0", "lakequeue.tables_interval_s": "3",
+            "lakequeue.trigger": self.trigger, "lakequeue.batch_s": str(BATCH_S), **INTERPRETED,
+        }  # fmt: skip
+        if self.trigger == REAL_TIME:  # with it are the tests that look at the history
+            settings |= {
+                "lakequeue.history_interval_s": "8", "lakequeue.snapshots_interval_s": "24"
+            }  # fmt: skip
+        bootstrap = self.kafka.bootstrap_servers
+        self.engine = Engine(bootstrap, home, configuration(), settings=settings)
+        self._supervisor = threading.Thread(target=self.watch, args=(self.engine,), daemon=True)
+        self.engine.start()
+        self._supervisor.start()
+
+    def watch(self, engine: Engine) -> None:
         """The engine's supervisor; what it raises fails the session at its end."""
         try:
-            self.engine.wait()
+            engine.wait()
         except BaseException as error:
             self.failures.append(error)
+
+    def stop(self) -> None:
+        self.engine.stop()
+        with contextlib.suppress(RuntimeError):  # it was never started
+            self._supervisor.join(30)
 
 
 def configuration() -> Configuration:
@@ -91,28 +115,15 @@ def configuration() -> Configuration:
 def running(home: Path, trigger: str) -> Iterator[Job]:
     """An engine, and a Kafka of its own. Others that are started later start faster."""
     with EmbeddedKafka(home / "kafka") as kafka:
-        settings = {
-            "lakequeue.ui_port": "0", "lakequeue.tables_interval_s": "3",
-            "lakequeue.trigger": trigger, "lakequeue.batch_s": str(BATCH_S), **INTERPRETED,
-        }  # fmt: skip
-        if trigger == REAL_TIME:  # with it are the tests that look at the history
-            settings |= {
-                "lakequeue.history_interval_s": "5", "lakequeue.snapshots_interval_s": "20"
-            }  # fmt: skip
         ensure_topics(kafka.bootstrap_servers, [], WRITTEN_PLAINLY)
-        engine = Engine(kafka.bootstrap_servers, home, configuration(), settings=settings)
-        job = Job(kafka, engine)
-        supervisor = threading.Thread(target=job.watch, daemon=True)
+        job = Job(kafka, trigger)
         try:
-            engine.start()
-            supervisor.start()
-            java.make_later([kafka.archive, engine.application.archive], ARCHIVE_S)
+            job.start(home)
+            java.make_later([kafka.archive, job.engine.application.archive], ARCHIVE_S)
             ensure_topics(kafka.bootstrap_servers, [], ["late-1"])  # for test_plain_kafka.py
             yield job
         finally:
-            engine.stop()
-            with contextlib.suppress(RuntimeError):  # it was never started
-                supervisor.join(30)
+            job.stop()
     assert not job.failures, f"the engine failed: {job.failures[0]}"
 
 
@@ -125,9 +136,12 @@ def job(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
         yield engine.enter_context(running(home, request.param))
 
 
-@pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Find the last test that has the engine, of each trigger."""
+@pytest.hookimpl(wrapper=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
+    """Put behind the others what leaves the engine another home, before pytest groups all by
+    trigger; then find the last test that has the engine, of each trigger."""
+    items.sort(key=lambda item: item.get_closest_marker("last") is not None)
+    yield
     last = {
         item.callspec.params["job"]: item
         for item in items

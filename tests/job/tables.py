@@ -2,12 +2,49 @@
 
 from __future__ import annotations
 
+import operator
 from collections import Counter
+from datetime import datetime
+from functools import reduce
 from pathlib import Path
+from typing import Any
 
+import deltalake
+import lakequeue
+import pyarrow as pa
+import pyarrow.compute as pc
 from job.processes import until
 from kafka import KafkaConsumer, TopicPartition
 from lakequeue.lake import read_columns
+
+
+def rows_where(table: Path, columns: list[str], **values: Any) -> list[dict[str, Any]]:
+    """The rows with these values. Those of other tests, and their megabytes, stay in the files."""
+    if not (table / "_delta_log").is_dir():
+        return []
+    wanted = reduce(operator.and_, (pc.field(name) == value for name, value in values.items()))
+    there = deltalake.DeltaTable(table).to_pyarrow_dataset()
+    return there.to_table(columns, filter=wanted).to_pylist()
+
+
+def history_ends(tables: Path) -> datetime | None:
+    """The time of the last step in the tables, as Delta's log has it: nothing is read."""
+    if not (tables / "steps" / "_delta_log").is_dir():
+        return None
+    files = pa.table(deltalake.DeltaTable(tables / "steps").get_add_actions(flatten=True))
+    return pc.max(files["max.now"]).as_py() if "max.now" in files.column_names else None
+
+
+def await_history(job: Any, connection: lakequeue.Connection, queue: str) -> None:
+    """Until the tables have a step that was taken from here on."""
+    last = connection.now()
+
+    def reached() -> bool:
+        connection.admin().describe(queue)  # one more step: else there may be none to write
+        ends = history_ends(job.engine.tables)
+        return ends is not None and ends > last
+
+    until(reached, 120, "the history goes on")
 
 
 def in_kafka(bootstrap: str, topic: str) -> dict[tuple[str, int], int]:
