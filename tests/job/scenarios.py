@@ -6,6 +6,8 @@ from rules.scenario import Scenario, load
 
 # What a rule says is proved in memory: these show that the job carries it. One of each group.
 RULES = ("B1", "C4", "F1", "L4", "L6", "O3", "Q2", "S3", "X5")
+# Each line costs a batch of Spark's there. One that acknowledges, one that returns, one that waits.
+IN_BATCHES = ("C4", "L6", "X5")
 
 
 def chosen() -> dict[str, Scenario]:

@@ -18,19 +18,21 @@ from confluent_kafka.admin import (
 )
 from job.conftest import Job, in_real_time
 from job.processes import until, write_at
-from lakequeue.lake import open_lake, read_columns
+from job.tables import await_history, rows_where
+from lakequeue.lake import open_lake
 from lakequeue.lake.past import as_of
 
 pytestmark = pytest.mark.job
 
-QUEUE, ANEW = "tables", "anew"
+QUEUE, ANEW = "tables", ("longer", "shorter")
+LIKE_TEXT = {"message_type": "text", "max_per_subscription_backlog": 100}
 NS = 1_700_000_000_000_000_000  # as a time in ms: the year 53,872,790
 
 
 def payloads(job: Job) -> list[bytes]:
     """Of our topic, in `messages`."""
-    rows = read_columns(job.engine.tables / "messages", ["topic", "payload"]).to_pylist()
-    return sorted(row["payload"] for row in rows if row["topic"] == QUEUE)
+    rows = rows_where(job.engine.tables / "messages", ["payload"], topic=QUEUE)
+    return sorted(row["payload"] for row in rows)
 
 
 def put(producer: Producer, name: bytes, end: Any = None) -> None:
@@ -66,8 +68,8 @@ def test_R1_what_a_transaction_took_back_is_in_no_table(
     until(lambda: payloads(job) == sorted([*before, b"tx 0", b"tx 2"]), 60, "they are there")
 
     def is_there() -> Any:
-        rows = read_columns(job.engine.tables / "journal", ["event", "message_id"]).to_pylist()
-        return any(r["event"] == "spooled" and r["message_id"] == sent for r in rows)
+        about = {"event": "spooled", "message_id": sent}
+        return rows_where(job.engine.tables / "journal", ["event"], **about)
 
     until(is_there, 30, "the journal goes on")
     foreign.abort_transaction(30)
@@ -75,14 +77,7 @@ def test_R1_what_a_transaction_took_back_is_in_no_table(
     wanted = sorted([*before, b"tx 0", b"tx 2", b"tx 4"])
     until(lambda: payloads(job) == wanted, 60, "what came behind it")
     connection.admin().purge(QUEUE)
-    last = connection.now()
-
-    def reached() -> Any:
-        connection.admin().describe(QUEUE)
-        found = asked(home, "SELECT max(now) FROM steps")
-        return found and found > last
-
-    until(reached, 120, "the steps are there")
+    await_history(job, connection, QUEUE)
     check_each_step_is_made_again(home, QUEUE)
 
 
@@ -111,56 +106,57 @@ def test_R1_a_topic_that_is_made_anew_begins_anew_in_the_tables(
         connection.admin(),
     )
     kafka = AdminClient({"bootstrap.servers": bootstrap})
-    definition = {"name": ANEW, "message_type": "text", "max_per_subscription_backlog": 100}
     until(lambda: asked(home, "SELECT min(step) FROM snapshots WHERE page = ''"), 60, "a snapshot")
     every: set[str] = set()
 
-    def made() -> bool:
-        error = kafka.create_topics([NewTopic(ANEW, 1, 1)])[ANEW].exception(30)
+    def made(name: str) -> bool:
+        error = kafka.create_topics([NewTopic(name, 1, 1)])[name].exception(30)
         return error is None  # else the old one is still being deleted
 
     def all_there() -> bool:
-        return {value for value, _ in in_tables()} == every
+        return {value for _, value, _ in in_tables()} == every
 
-    def in_tables() -> list[tuple[str, str]]:
-        with open_lake(home) as lake:
-            return lake.execute(
-                "SELECT decode(payload), topic_id FROM messages WHERE topic = $1", [ANEW]
-            ).fetchall()
-
-    for word, count in (("first", 5), ("longer", 20), ("shorter", 3)):
-        until(made, 30, "the topic is made")
-        admin.define(definition)
-        producer = Producer({"bootstrap.servers": bootstrap})
-        values = {f"{word}{n}" for n in range(count)}
-        for value in values:
-            producer.produce(ANEW, value)
-        producer.flush(90)
-        every |= values
+    def take(name: str, values: set[str]) -> None:
         got: set[str] = set()
-        with connection.consumer(ANEW, ack_mode="individual", max_backlog=100) as consumer:
+        with connection.consumer(name, ack_mode="individual", max_backlog=100) as consumer:
             while not values <= got:
                 message = until(lambda: consumer.receive(1.0), 60, "a record")
                 message.ack()
                 got.add(message.payload.decode())
         assert got <= every
+
+    def in_tables() -> list[tuple[str, str, str]]:
+        columns = ["topic", "payload", "topic_id"]
+        found = [
+            r for t in ANEW for r in rows_where(job.engine.tables / "messages", columns, topic=t)
+        ]
+        return [(r["topic"], r["payload"].decode(), r["topic_id"]) for r in found]
+
+    for word, counts in (("first", (5, 5)), ("second", (20, 3))):
+        producer = Producer({"bootstrap.servers": bootstrap})
+        sent: dict[str, set[str]] = {}
+        for name, count in zip(ANEW, counts, strict=True):
+            until(lambda name=name: made(name), 30, "the topic is made")
+            admin.define({**LIKE_TEXT, "name": name})
+            sent[name] = {f"{name} {word} {n}" for n in range(count)}
+            for value in sent[name]:
+                producer.produce(name, value)
+        producer.flush(90)
+        every |= sent[ANEW[0]] | sent[ANEW[1]]
+        for name in ANEW:
+            take(name, sent[name])
         until(all_there, 60, "the tables have them")
-        kafka.delete_topics([ANEW])[ANEW].result(90)
+        for done in kafka.delete_topics([*ANEW]).values():
+            done.result(90)
     told = [event["event"] for event in admin.events()]
     assert told.count("topic_made_anew") >= 2
     rows = in_tables()
-    assert len(rows) == len(every) == 28, "each once"
-    assert len({topic_id for _, topic_id in rows}) == 3
-    past = connection.now()
-
-    def reached() -> Any:
-        admin.describe(QUEUE)
-        found = asked(home, "SELECT max(now) FROM steps")
-        return found and found > past
-
-    until(reached, 120, "the history reaches so far")
-    check_each_step_is_made_again(home, ANEW)
-    admin.delete(ANEW)
+    assert len(rows) == len(every) == 33, "each once"
+    assert len({(topic, topic_id) for topic, _, topic_id in rows}) == 4
+    await_history(job, connection, QUEUE)
+    for name in ANEW:
+        check_each_step_is_made_again(home, name)
+        admin.delete(name)
 
 
 def asked(home: Path, question: str) -> Any:
@@ -192,15 +188,9 @@ def test_R1_a_time_in_nanoseconds_ends_no_query(job: Job, connection: lakequeue.
     write_at(foreign, "default.journal", b"no journal", NS, b"nobody")
     foreign.produce("broker-0.steps", b"no step", None, 0)
     foreign.flush(90)
-    now = connection.now()
-
-    def goes_on() -> Any:
-        connection.admin().describe(QUEUE)
-        reached = asked(home, "SELECT max(now) FROM steps")
-        odd = asked(home, "SELECT max(time) FROM commands WHERE key = 'nobody'::BLOB")
-        return reached and reached > now and odd and odd.year == 9999
-
-    until(goes_on, 120, "the history goes on, and has the command")
+    await_history(job, connection, QUEUE)
+    odd = asked(home, "SELECT max(time) FROM commands WHERE key = 'nobody'::BLOB")
+    assert odd.year == 9999, "the history has the command"
     told = [event["event"] for event in connection.admin().events()]
     assert "tables_stopped" not in told
     with open_lake(home) as lake:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
 import time
 from collections import Counter
 from datetime import UTC, date, datetime, timedelta
@@ -17,6 +18,7 @@ import pytest
 from job.conftest import Job, in_real_time
 from job.crafted import NoUtf8
 from job.processes import until
+from job.tables import await_history, rows_where
 from kafka import KafkaProducer
 from lake.agreement import lifecycle_adds_up, queued_agrees, rows
 from lakequeue import LakequeueError
@@ -55,8 +57,8 @@ _new = count(1)
 
 def journal(job: Job) -> Counter[str]:
     """How many rows of each event of our queue."""
-    rows = read_columns(job.engine.tables / "journal", ["queue", "event"]).to_pylist()
-    return Counter(r["event"] for r in rows if r["queue"] == QUEUE)
+    rows = rows_where(job.engine.tables / "journal", ["event"], queue=QUEUE)
+    return Counter(r["event"] for r in rows)
 
 
 PLACE = ("topic", "partition", "offset", "item")
@@ -120,12 +122,8 @@ def check(job: Job, connection: lakequeue.Connection) -> None:
     until(agrees, 60, f"the journal says {counters}")
     records = offsets(job)
     assert set(records.values()) == {1}, "a message stands twice in `messages`"
-    spooled = read_columns(job.engine.tables / "journal", ["queue", "event", *PLACE]).to_pylist()
-    places = {
-        tuple(r[name] for name in PLACE)
-        for r in spooled
-        if r["queue"] == QUEUE and r["event"] == "spooled"
-    }
+    spooled = rows_where(job.engine.tables / "journal", [*PLACE], queue=QUEUE, event="spooled")
+    places = {tuple(r[name] for name in PLACE) for r in spooled}
     assert len(places) == wanted["spooled"], "every spooled message has a place of its own"
     assert places <= set(records), "what was spooled stands in `messages`"
 
@@ -172,10 +170,8 @@ def test_a_run_is_a_row_for_each_message(job: Job, connection: lakequeue.Connect
     plain.close()
 
     def find(offset: int) -> list[dict]:
-        columns = [*PLACE, "payload", "key"]
-        rows = read_columns(job.engine.tables / "messages", columns).to_pylist()
-        place = ("default.publish", 0, offset)
-        found = [r for r in rows if tuple(r[name] for name in PLACE[:3]) == place]
+        place = {"topic": "default.publish", "partition": 0, "offset": offset}
+        found = rows_where(job.engine.tables / "messages", ["item", "payload", "key"], **place)
         return sorted(found, key=lambda r: r["item"])
 
     (row,) = until(lambda: find(bad), 60, "the malformed run")
@@ -186,9 +182,8 @@ def test_a_run_is_a_row_for_each_message(job: Job, connection: lakequeue.Connect
     assert (row["item"], row["key"], row["payload"]) == (0, b"k", encode_run(payloads))
 
     def events(offset: int) -> list[tuple[str, int]]:
-        rows = read_columns(job.engine.tables / "journal", ["event", *PLACE]).to_pylist()
-        place = ("default.publish", 0, offset)
-        found = [r for r in rows if tuple(r[name] for name in PLACE[:3]) == place]
+        place = {"topic": "default.publish", "partition": 0, "offset": offset}
+        found = rows_where(job.engine.tables / "journal", ["event", "item"], **place)
         return sorted((r["event"], r["item"]) for r in found)
 
     until(lambda: events(bad), 60, "the journal")
@@ -209,8 +204,8 @@ def test_a_broken_header_leaves_the_table_readable(
 
     def find() -> list[dict]:
         columns = ["topic", "offset", "time", "key", "payload", "lq", "headers"]
-        rows = read_columns(job.engine.tables / "messages", columns).to_pylist()
-        return [r for r in rows if r["payload"] == b"a broken header"]
+        payload = b"a broken header"
+        return rows_where(job.engine.tables / "messages", columns, payload=payload)
 
     assert until(find, 30, "the record in the table")
 
@@ -227,7 +222,9 @@ def agree(job: Job, connection: lakequeue.Connection, least: int) -> str:
 
 
 @in_real_time
-def test_R1_the_views_say_what_browse_says(job: Job, connection: lakequeue.Connection) -> None:
+def test_R1_the_views_say_what_browse_says(
+    job: Job, connection: lakequeue.Connection, tmp_path: Path
+) -> None:
     """Leased, delayed, ready, gone; Spark's own views are the same, row by row."""
     producer = connection.producer()
     for number in range(5):
@@ -240,8 +237,7 @@ def test_R1_the_views_say_what_browse_says(job: Job, connection: lakequeue.Conne
         held[2].renew("30m")
         gone = held[0].id
         until(lambda: not agree(job, connection, 5), 60, "the views agree with the engine")
-        views = set(VIEWS)
-        until(lambda: both_agree(job, views), 20, "Spark and DuckDB agree")
+        both_agree(frozen(job.engine.tables, tmp_path))
         with open_lake(job.engine.tables.parent) as lake:
             lifecycle_adds_up(lake, told(job))
             (row,) = rows(
@@ -265,27 +261,34 @@ def told(job: Job) -> list[dict[str, Any]]:
     return sorted(found, key=lambda row: (row["step"], row["part"], row["line"]))
 
 
-def both_agree(job: Job, views: set[str]) -> bool:
-    """Whether Spark and DuckDB give the same rows for each view; those that agree leave the set.
-    They read one after the other: a row that is written between them makes them differ for a
-    moment."""
+def frozen(tables: Path, home: Path) -> Path:
+    """A home with the tables as they are now, whatever is written from here on."""
+    for name in TABLES:
+        log, there = tables / name / "_delta_log", home / "tables" / name
+        (there / log.name).mkdir(parents=True)
+        for commit in sorted(log.glob("[0-9]*.json")):  # Delta keeps them all for days
+            shutil.copy(commit, there / log.name)
+        for day in (tables / name).glob("date=*"):
+            (there / day.name).symlink_to(day)
+    return home
+
+
+def both_agree(home: Path) -> None:
+    """Spark and DuckDB give the same rows for each view."""
     session = SparkSession.builder.getOrCreate().newSession()
     for key, value in QUERY_SETTINGS.items():  # to compile a plan takes longer than these few rows
         session.conf.set(key, value)
     for name in TABLES:
-        frame = session.read.format("delta").load(str(job.engine.tables / name))
+        frame = session.read.format("delta").load(f"{home}/tables/{name}")
         frame.createOrReplaceTempView(name)
     create_views(session.sql, "spark")
-    with open_lake(job.engine.tables.parent) as lake:
-        for name in sorted(views):
+    with open_lake(home) as lake:
+        for name in VIEWS:
             ours = Counter(map(repr_of, rows(lake, f"FROM {name}")))
             theirs = Counter(map(repr_of, session.table(name).toArrow().to_pylist()))
-            assert ours
-            if ours == theirs:
-                views.remove(name)
-            else:
-                print(name, "DuckDB alone:", ours - theirs, "Spark alone:", theirs - ours)
-    return not views
+            assert ours, name
+            assert not ours - theirs, f"{name}: DuckDB alone"
+            assert not theirs - ours, f"{name}: Spark alone"
 
 
 def repr_of(row: dict[str, Any]) -> tuple[tuple[str, str], ...]:
@@ -331,15 +334,9 @@ def test_R1_a_past_moment_is_what_it_was(job: Job, connection: lakequeue.Connect
         return asked("SELECT count(*) FROM snapshots WHERE refs IS NOT NULL AND value IS NULL")
 
     until(named, 120, "a snapshot names payloads of messages")
-    last = connection.now()
-
-    def caught_up() -> Any:
-        admin.describe(QUEUE)  # one more step: what nobody asks for is not written either
-        reached = asked("SELECT max(now) FROM steps")
-        there = asked("SELECT count(*) FROM messages WHERE octet_length(payload) = 5000")
-        return reached and reached > last and there == len(sent)
-
-    until(caught_up, 120, "the tables reach behind that moment")
+    await_history(job, connection, QUEUE)
+    long = "SELECT count(*) FROM messages WHERE octet_length(payload) = 5000"
+    until(lambda: asked(long) == len(sent), 60, "the tables reach behind that moment")
     with open_lake(home) as lake:
         then = as_of(lake, home, "broker-0", at=when)
         assert shown(admin_of(then)) == seen
