@@ -179,11 +179,11 @@ def with_jars(cache: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return cache
 
 
-def shorten(archive: JavaArchive) -> None:
+def shorten(record: Path) -> None:
     """An archive of few classes is made in seconds, and used in the same way."""
-    with archive._record.open() as classes:
+    with record.open() as classes:
         few = list(islice(classes, 3_000))
-    archive._record.write_text("".join(few))
+    record.write_text("".join(few))
 
 
 def maps(pid: int | None, archive: JavaArchive) -> bool:
@@ -193,32 +193,54 @@ def maps(pid: int | None, archive: JavaArchive) -> bool:
 
 @pytest.mark.job
 def test_kafka_maps_it_and_a_bad_one_does_no_harm(with_jars: Path, tmp_path: Path) -> None:
+    """The classes are those of a Kafka that only says its version."""
     kafka = EmbeddedKafka(tmp_path / "kafka")
-    with kafka:
-        assert not maps(kafka.pid, kafka.archive)
-        shorten(kafka.archive)
-        kafka.archive.make()
-    path = kafka.archive.path
-    assert path is not None
+    java, jars = java_executable(), ensure_jars().broker
+    recording = JavaArchive("kafka", tmp_path / "kafka.classes")
+    recording.class_path = ":".join(map(str, jars))
+
+    def run(options: list[str]) -> str:
+        command = [str(java), *options, "-cp", recording.class_path, "kafka.Kafka", "--version"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        assert done.returncode == 0, done.stderr
+        return done.stdout + done.stderr
+
+    run(recording.options(java, jars))
+    shorten(tmp_path / "kafka.classes")
+    recording.make()
     with kafka:
         assert maps(kafka.pid, kafka.archive)
+    path = kafka.archive.path
+    assert path is not None
     good = path.read_bytes()
     path.chmod(0o644)
     middle = len(good) // 2
     damaged = good[:middle] + bytes(b ^ 255 for b in good[middle : middle + 64])
     path.write_bytes(damaged + good[middle + 64 :])
-    java, files = java_executable(), map(Path, kafka.archive.class_path.split(":"))
-    bad = kafka.archive.options(java, files)
+    bad = kafka.archive.options(java, jars)
     assert f"-XX:SharedArchiveFile={path}" in bad
-    command = [str(java), *bad, "-cp", kafka.archive.class_path, "kafka.Kafka", "--version"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
-    assert "shared" not in (done.stdout + done.stderr).lower(), "it is not a word of Java's"
+    assert "shared" not in run(bad).lower(), "it is not a word of Java's"
 
 
+JAVA_ALONE = """
+import sys
+from pathlib import Path
+from pyspark import SparkConf
+from pyspark.java_gateway import launch_gateway
+from lakequeue.streaming.jars import ensure_jars
+from lakequeue.streaming.java import JavaArchive
+from lakequeue.streaming.spark import spark_session as ours
+archive = JavaArchive("spark", Path(sys.argv[1]))
+settings = ours.spark_settings(master="local[1]", jars=ensure_jars().spark)
+ours._add_archive(settings, archive, ours._prepare_environment("local[1]"))
+java = launch_gateway(SparkConf(loadDefaults=False).setAll(settings.items()))
+print(archive.path, java.jvm.java.lang.System.getProperty("java.class.path"))
+java.shutdown()
+java.proc.stdin.close()
+java.proc.wait(60)
+"""
 SESSION = """
 import sys
-from itertools import islice
 from pathlib import Path
 from lakequeue.streaming.jars import ensure_jars
 from lakequeue.streaming.java import JavaArchive
@@ -226,18 +248,24 @@ from lakequeue.streaming.spark.spark_session import spark_session
 archive = JavaArchive("spark", Path(sys.argv[1]))
 spark = spark_session("test", master="local[1]", jars=ensure_jars().spark, archive=archive)
 java = spark.sparkContext._gateway.proc.pid
-print(str(archive.path) in Path(f"/proc/{java}/maps").read_text())
+print(archive.class_path, str(archive.path) in Path(f"/proc/{java}/maps").read_text())
 spark.stop()
-if archive._record.exists():
-    archive._record.write_text("".join(islice(archive._record.open(), 3_000)))
-archive.make()
 """
 
 
 @pytest.mark.job
 def test_sparks_java_maps_it(with_jars: Path, tmp_path: Path) -> None:
-    command = [sys.executable, "-c", SESSION, str(tmp_path / "spark.classes")]
-    for mapped in ("False", "True"):
+    """The first Java has the same options, and lists its classes, without a session."""
+
+    def run(program: str) -> list[str]:
+        command = [sys.executable, "-c", program, str(tmp_path / "spark.classes")]
         done = subprocess.run(command, capture_output=True, text=True, timeout=180)
         assert done.returncode == 0, done.stderr
-        assert done.stdout.split()[-1] == mapped, done.stdout + done.stderr
+        return done.stdout.split()
+
+    archive = JavaArchive("spark", tmp_path / "spark.classes")
+    path, archive.class_path = run(JAVA_ALONE)
+    archive._java, archive.path = java_executable(), Path(path)
+    shorten(tmp_path / "spark.classes")
+    archive.make()
+    assert run(SESSION)[-2:] == [archive.class_path, "True"]
