@@ -150,6 +150,13 @@ def test_nobody_is_told_to_start_a_home_that_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.fixture
+def brief(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who waits for an engine that is not there waits for seconds: here for fewer."""
+    monkeypatch.setattr("lakequeue.cli.consume.ANSWER_S_MIN", 2.0)
+    monkeypatch.setattr("lakequeue.cli.start_engine.HEARTBEAT_S", 1.0)
+
+
+@pytest.fixture
 def vpn() -> str:
     """A VPN that no other test uses."""
     return f"presence-{next(_numbers)}"
@@ -166,6 +173,7 @@ def test_a_vpn_that_no_engine_has_served(kafka: EmbeddedKafka, vpn: str) -> None
 
 
 @pytest.mark.job
+@pytest.mark.usefixtures("brief")
 def test_no_engine_and_the_timeout_holds_for_the_wait(kafka: EmbeddedKafka, vpn: str) -> None:
     ensure_topics(kafka.bootstrap_servers, [vpn], [])
     at = ("--url", f"kafka://{kafka.bootstrap_servers}", "--vpn", vpn)
@@ -175,11 +183,12 @@ def test_no_engine_and_the_timeout_holds_for_the_wait(kafka: EmbeddedKafka, vpn:
     assert seconds < 30, "without --timeout it waits for so long"
     assert result.exit_code == 3
     (line,) = result.stderr.splitlines()
-    assert line.startswith("the engine did not answer within 5.0 s. Kafka answers at ")
+    assert line.startswith("the engine did not answer within 2.0 s. Kafka answers at ")
     assert "but the engine is not there: nothing was heard of it" in line
 
 
 @pytest.mark.job
+@pytest.mark.usefixtures("brief")
 def test_an_engine_that_lives_but_does_not_answer(
     kafka: EmbeddedKafka, vpn: str, tmp_path: Path
 ) -> None:
