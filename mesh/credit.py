@@ -20,7 +20,6 @@ from ..protocol.mesh_messages import HandOver, Room
 from ..state.queue.broker import Broker
 from ..state.queue.header import Subscription
 from ..state.queue.queue import Queue
-from ..state.rules.fairness import backlog_of
 from .channel import say
 from .facts import Credits, MeshFacts, born_of, entry_of, hosts_now
 from .stand_ins import end_if_idle, subscription_of
@@ -63,17 +62,13 @@ def tell_room(broker: Broker, facts: MeshFacts) -> None:
 def _rooms(queue: Queue) -> Rooms:
     """How many more messages consumers here can take, by filter; filters without room included."""
     header, definition = queue.header, queue.definition
-    rooms: Rooms = {}
     left = 1 << 62
     if definition.max_backlog is not None:
         left = max(definition.max_backlog - header.leased, 0)
-    for one in header.subscriptions:
-        if one.broker is not None or one.ending:
-            continue
-        room = max(backlog_of(definition, one) - one.held, 0) if header.egress else 0
-        # The queue's remaining leases (B1) count for each filter, since any may have the matches.
-        rooms[one.filter] = min(rooms.get(one.filter, 0) + room, left)
-    return rooms
+    if not header.egress:
+        left = 0
+    # The queue's remaining leases (B1) count for each filter, since any may have the matches.
+    return {text: min(spare, left) for text, spare in queue.consumers.spare(definition).items()}
 
 
 def _changed(queue: Queue, left: Rooms, rooms: Rooms) -> list[tuple[str | None, int | None]]:

@@ -297,7 +297,7 @@ def _unblock(broker: Broker, queue: Queue, host: str, lane: OutLane) -> None:
 def end_if_idle(queue: Queue, one: Subscription) -> None:
     """Remove another broker's subscription that has ended, once no message is in transit to it."""
     if one.ending and not one.held:
-        queue.header.subscriptions = [s for s in queue.header.subscriptions if s is not one]
+        queue.consumers.remove(one)
         queue.forget_view(one.filter)
         queue.leases.pop(one.number, None)
 

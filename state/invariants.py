@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from .phases.alerts import is_over, level_of
 from .queue.broker import Broker
+from .queue.consumers import Consumers, backlog_of
 from .queue.header import Subscription
 from .queue.queue import Queue
 from .queue.ready import is_fresh
 from .queue.table import ENDINGS
 from .rules.active_set import first_inactive
-from .rules.fairness import backlog_of
 from .storage.row import DELAYED, LEASED, MOVING, NEVER, READY, Row
 from .storage.segments import NO_FILTER
 
@@ -64,6 +64,7 @@ def _check_queue(broker: Broker, queue: Queue, rows: list[Row]) -> None:
     assert spooled == header.depth + endings, f"{name}: {spooled} spooled, {endings} gone"
     _check_leases(queue, rows)
     _check_order(queue)
+    _check_consumers(queue)
     _check_deadlines(queue)
     if not queue.definition.max_spool_usage:  # S10
         assert header.depth - states.count(MOVING) < 2, f"{name}: quota 0 keeps the last message"
@@ -108,6 +109,21 @@ def _check_backlog(queue: Queue, subscription: Subscription) -> None:
     most = queue.definition.max_delivered_unacked_per_flow
     fine = subscription.held <= max(backlog_of(queue.definition, subscription), most)
     assert fine or queue.header.counters, f"{queue.definition.name}: {subscription.id}"
+
+
+def _check_consumers(queue: Queue) -> None:
+    """What is kept about the subscriptions is what a broker that was loaded would make of them."""
+    kept, made = queue.consumers, Consumers(queue.header.subscriptions)
+    assert (kept.by_id, kept.by_number, kept.others) == (made.by_id, made.by_number, made.others)
+    assert kept.again_at() == made.again_at(), f"{queue.definition.name}: sent again too late"
+    d = queue.definition
+    assert list(kept.spare(d).items()) == list(made.spare(d).items()), f"{d.name}: room by filter"
+    orders = [one.order(queue.definition).kinds for one in (kept, made)]
+    old, new = (
+        {key: (kind.room, kind.numbers, [at[:2] for at in kind.ranked]) for key, kind in o.items()}
+        for o in orders
+    )
+    assert old == new, f"{queue.definition.name}: the consumers' order is not up to date"
 
 
 def _check_order(queue: Queue) -> None:
@@ -190,8 +206,12 @@ def _check_alerts(broker: Broker) -> None:
         d = queue.definition
         high, clear = d.spool_usage_high_percent, d.spool_usage_clear_percent
         check(d.name, queue.header.usage_high, level, limit, high, clear)
-        flows = {s.id for s in queue.header.subscriptions}
-        assert set(queue.header.flows_high) <= flows, f"alert of a flow that ended: {d.name}"
+        flows = {s.id: s.held for s in queue.header.subscriptions if s.broker is None}
+        high, clear = d.delivered_unacked_high_percent, d.delivered_unacked_clear_percent
+        for flow in flows:
+            is_set = flow in queue.header.flows_high
+            check(flow, is_set, flows[flow], d.max_delivered_unacked_per_flow, high, clear)
+        assert set(queue.header.flows_high) <= set(flows), f"alert of a flow that ended: {d.name}"
     for what, level, limit in (
         ("spool_usage", broker.spool.bytes, system.max_spool_usage),
         ("spool_files", broker.spool.files_in_use(), system.max_spool_files),

@@ -14,13 +14,13 @@ from ...protocol.commands import Browse, Captures, Describe, Events, Queues, Usa
 from ...protocol.descriptions import TOPIC_MISSING
 from ..limits import Budget
 from ..queue.broker import BUCKETS, Broker, bucket
+from ..queue.consumers import backlog_of
 from ..queue.header import Subscription
 from ..queue.queue import Queue
 from ..queue.table import COUNTERS, NAMES
 from ..rules.active_set import first_inactive
 from ..rules.command_targets import window
 from ..rules.edits import dead_part, edited
-from ..rules.fairness import backlog_of
 from ..rules.filter_matching import Blocks, matching
 from ..storage.row import DELAYED, GONE, LEASED, LOWEST, NEVER, Row
 from ..storage.spool import Content

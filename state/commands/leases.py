@@ -109,6 +109,7 @@ def has_arrived(broker: Broker, vpn: str, queue: Queue, command: TransportAck) -
 
 def _confirm(broker: Broker, queue: Queue, subscription: Subscription, received: int) -> None:
     transport_acks.confirm(subscription, received, broker.now)
+    queue.consumers.watch(subscription)
     broker.touch(queue)
 
 

@@ -57,6 +57,7 @@ def _stop_delivery(queue: Queue, command: c.Unsubscribe, why: str) -> None:
     subscription = queue.subscription(command.subscription)
     if subscription is not None:
         subscription.ending = why or "closed"
+        queue.consumers.changed(subscription)
 
 
 def _advance(broker: Broker, queue: Queue, task: Task, command: Any, budget: Budget) -> bool:

@@ -14,9 +14,9 @@ from ...protocol.commands import Bye, Heartbeat, SetBacklog, Subscribe, Unsubscr
 from ..limits import Budget
 from ..queue.broker import Broker
 from ..queue.broker_facts import KnownSession, Name
+from ..queue.consumers import backlog_of, own_backlog
 from ..queue.header import Subscription, Task
 from ..queue.queue import Queue
-from ..rules.fairness import backlog_of, own_backlog
 from ..storage.row import NEVER
 from .leases import return_held
 from .multi_step_commands import begin
@@ -127,8 +127,8 @@ def _check_same(bound: Subscription, command: Subscribe, removes: bool) -> None:
 
 
 def _check_room(broker: Broker, vpn: str, queue: Queue, command: Subscribe) -> None:
-    """Raise ValueError for too many subscriptions. Every step reads a queue's subscriptions, and a
-    session ends in one step, so both are bounded."""
+    """Raise ValueError for too many subscriptions. A mark writes all subscriptions of a queue that
+    changed, and a session ends in one step, so both are bounded."""
     limits, bound = broker.limits, queue.header.subscriptions
     session = broker.sessions.get((vpn, command.session))
     own = [] if session is None else session.bound
@@ -178,6 +178,7 @@ def set_backlog(broker: Broker, vpn: str, queue: Queue, command: SetBacklog) -> 
         broker.in_vain()
     else:
         subscription.max_backlog = command.max_backlog
+        queue.consumers.changed(subscription)
         text = f"backlog={command.max_backlog}"
         broker.note("backlog_changed", vpn, queue.definition.name, subscription.id, text)
         queue.wanted = True
@@ -188,14 +189,13 @@ def unsubscribe(
     broker: Broker, queue: Queue, task: Task, command: Unsubscribe, budget: Budget
 ) -> bool:
     """End a subscription: return its messages, then remove it (L1)."""
-    header = queue.header
     found = queue.subscription(command.subscription)
     if found is None:
         broker.in_vain()
         return True
     if not return_held(broker, queue, found, budget):
         return False
-    header.subscriptions = [s for s in header.subscriptions if s is not found]
+    queue.consumers.remove(found)
     queue.forget_view(found.filter)
     queue.leases.pop(found.number, None)
     queue.wanted = True

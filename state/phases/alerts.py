@@ -134,9 +134,10 @@ def _watch_flows(broker: Broker, queue: Queue) -> None:
     header, d = queue.header, queue.definition
     limit = d.max_delivered_unacked_per_flow
     high, clear = d.delivered_unacked_high_percent, d.delivered_unacked_clear_percent
-    held = {s.id: (s.held, s.name) for s in header.subscriptions if s.broker is None}
-    for flow in [*held, *(f for f in header.flows_high if f not in held)]:
-        level, name = held.get(flow, (0, flow))
+    consumers = queue.consumers
+    flows = [(one.id, one.name, one.held) for one in consumers.unwatched(d)]
+    flows += [(flow, flow, 0) for flow in header.flows_high if flow not in consumers.by_id]
+    for flow, name, level in flows:
         before = flow in header.flows_high
         over = is_over(level, limit, high, clear, before)
         if over == before:

@@ -14,12 +14,12 @@ from ...protocol.outputs import Deliveries
 from ..limits import Budget
 from ..queue.broker import Broker
 from ..queue.change import apply
+from ..queue.consumers import Candidate
 from ..queue.header import Subscription
 from ..queue.queue import Queue
 from ..queue.table import Event
 from ..rules import transport_acks
 from ..rules.edits import dead_part, edited
-from ..rules.fairness import Candidate
 from ..rules.filter_matching import matching
 from ..rules.returned_leases import bury_oversize
 from ..storage.row import NEVER, READY, Row
@@ -250,6 +250,7 @@ def _emit_numbered(
     flow = None
     if subscription.transport_acks:
         flow = transport_acks.number(subscription, rows, broker.now)
+        queue.consumers.watch(subscription)
     lease_ms = 0 if until == NEVER else max(until - broker.now, 1)
     deliveries = _emit(broker, queue, subscription, rows, contents, lease_ms)
     deliveries.flow, deliveries.again = flow, again
@@ -291,9 +292,7 @@ def _emit(
 def send_again(broker: Broker, queue: Queue, budget: Budget) -> None:
     """Repeat messages that a client did not confirm in time (C2). If the budget ends, the next step
     goes on; until then the client gets nothing new, which keeps the order."""
-    for subscription in queue.header.subscriptions:
-        if subscription.again_at() > broker.now:
-            continue
+    for subscription in queue.consumers.send_again(broker.now):
         queue.wanted = True  # it can take new messages once this is done
         while not budget.spent:
             rows = transport_acks.overdue(queue, subscription, broker.now, budget.rows)
@@ -303,6 +302,8 @@ def send_again(broker: Broker, queue: Queue, budget: Budget) -> None:
             budget.take(n, sum(row.size for row in rows[:n]))
             transport_acks.sent_again(subscription, rows[n - 1].number)
             _send_as_it_was(broker, queue, subscription, rows[:n])
+        queue.consumers.watch(subscription)
+        queue.consumers.changed(subscription)
 
 
 def _send_as_it_was(

@@ -14,10 +14,11 @@ import msgspec
 
 from ..limits import Budget
 from ..queue.broker import Broker
+from ..queue.consumers import UNLIMITED, Candidate, Kind, Order
 from ..queue.queue import Queue
 from ..queue.ready import FilterView
 from ..rules.active_set import first_inactive
-from ..rules.fairness import UNLIMITED, Candidate, candidates_of, choose, share, take
+from ..rules.fairness import share
 from ..rules.filter_matching import Blocks, matching
 from ..rules.returned_leases import expire
 from ..storage.row import HIGHEST, LOWEST, Row
@@ -39,43 +40,47 @@ def choose_messages(
 ) -> Chosen:
     """The next messages and their receivers. Takes them from the budgets."""
     definition, header = queue.header.definition, queue.header
-    own, others = candidates_of(definition, header.subscriptions)
     room = UNLIMITED  # for leases; without room, nobody gets a message (B1)
     if definition.max_backlog is not None:
         room = max(definition.max_backlog - header.leased, 0)
-    if free_unacked <= 0:  # this limit concerns leases only (B4)
-        own, others = [c for c in own if c.free], []
+    consumers = queue.consumers
+    own = consumers.order(definition)
     chosen = _chosen(broker, queue, own, room, free_unacked, budget, looks)
-    if not others or chosen.rows or chosen.unfinished:
-        chosen.last = chosen.last and not others
+    if free_unacked <= 0 or not consumers.others:
+        return chosen
+    others = consumers.order_of_others(definition)
+    if not others.kinds or chosen.rows or chosen.unfinished:
+        chosen.last = chosen.last and not others.kinds
         return chosen
     # Other brokers get what no consumer here can take (H4).
     return _chosen(broker, queue, others, UNLIMITED, free_unacked, budget, looks)
 
 
 def _chosen(
-    broker: Broker, queue: Queue, candidates: list[Candidate], room: int, free_unacked: int,
-    budget: Budget, looks: Budget,
+    broker: Broker, queue: Queue, order: Order, room: int, free_unacked: int, budget: Budget,
+    looks: Budget,
 ) -> Chosen:  # fmt: skip
-    definition, header = queue.header.definition, queue.header
-    if not candidates or room <= 0:
+    header = queue.header
+    kinds = list(order.kinds.values())
+    if free_unacked <= 0:  # this limit concerns leases only (B4)
+        kinds = [kind for kind in kinds if kind.free]
+    if not kinds or room <= 0:
         return Chosen()
     search = Search(broker, queue, budget, looks)
-    kinds = {(c.subscription.filter, c.room == UNLIMITED) for c in candidates}
     if len(kinds) == 1:
-        text, free = kinds.pop()
-        rooms = sum([c.room for c in candidates])
+        (kind,) = kinds
+        rooms = kind.room
         most = min(rooms, budget.rows, most_at_once(queue))
-        if not free:  # else they leave on send, without a lease
+        if not kind.free:  # else they leave on send, without a lease
             most = min(most, room, free_unacked)
-        rows = search.take(text, most, free)
-        receivers = share(definition.fairness_model, candidates, len(rows), header.served)
+        rows = search.take(kind.filter, most, kind.free)
+        receivers = share(order, kind, len(rows), header.served)
         last = len(rows) == rooms
     else:
         last = False
-        rows, receivers = _one_by_one(queue, search, candidates, room, free_unacked)
+        rows, receivers = _one_by_one(queue, search, order, kinds, room, free_unacked)
     if receivers:
-        header.served = receivers[-1].subscription.number
+        header.served = receivers[-1].number
     return Chosen(rows, receivers, search.unfinished or budget.spent, last)
 
 
@@ -263,21 +268,21 @@ def _end_of_order(queue: Queue) -> int:
 
 
 def _one_by_one(
-    queue: Queue, search: Search, candidates: list[Candidate], room: int, free_unacked: int
+    queue: Queue, search: Search, order: Order, kinds: list[Kind], room: int, free_unacked: int
 ) -> tuple[list[Row], list[Candidate]]:
     """Select message by message: the earliest that a subscription can take, for the one whose turn
     it is."""
-    model, served = queue.definition.fairness_model, queue.header.served
-    classes: dict[str | None, list[Candidate]] = {}
-    for one in candidates:
-        classes.setdefault(one.subscription.filter, []).append(one)
+    served = queue.header.served
+    classes: dict[str | None, list[Kind]] = {}
+    for kind in sorted(kinds, key=lambda kind: kind.numbers[0]):
+        classes.setdefault(kind.filter, []).append(kind)
     taken: list[Row] = []
     receivers: list[Candidate] = []
     aside: dict[int, Row] = {}  # selected but not delivered yet: their heap entries are skipped
     budget, ready = search.budget, queue.ready
 
-    def may_take(one: Candidate) -> bool:
-        return one.room > 0 and room > 0 and (one.free or free_unacked > 0)
+    def may_take(kind: Kind) -> bool:
+        return bool(kind.ranked) and room > 0 and (kind.free or free_unacked > 0)
 
     def head_of(text: str | None) -> Row | None:
         while True:
@@ -297,15 +302,16 @@ def _one_by_one(
             break
         row = min(heads, key=lambda one: one.key)
         able = [
-            one for text in able_classes if search.evaluate_filter(text, row)
-            for one in classes[text] if may_take(one)
+            kind for text in able_classes if search.evaluate_filter(text, row)
+            for kind in classes[text] if may_take(kind)
         ]  # fmt: skip
-        able.sort(key=lambda c: c.subscription.number)
-        one = choose(model, able, served)
-        take(one)
-        room -= not one.free
-        free_unacked -= not one.free
-        served = one.subscription.number
+        one = order.choose(able, served)
+        if not one.free:
+            order.place(one, one.backlog, one.held + 1, one.room - 1)
+            queue.consumers.changed(one.subscription)  # if it is not delivered after all
+            room -= 1
+            free_unacked -= 1
+        served = one.number
         aside[row.id] = row
         taken.append(row)
         receivers.append(one)

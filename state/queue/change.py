@@ -149,6 +149,7 @@ def _lease(broker: Broker, queue: Queue, rows: list[Row], holder: Subscription, 
             queue.ready.changed(row)
     header.next_delivery = delivery
     holder.held += len(rows)
+    queue.consumers.changed(holder)
     header.leased += len(rows)
     broker.unacked += len(rows)
 
@@ -211,9 +212,11 @@ def _end_leases(broker: Broker, queue: Queue, rows: list[Row]) -> None:
     if total:
         queue.header.leased -= total
         broker.unacked -= total
-        for one in queue.header.subscriptions:
-            if one.number in freed:
-                one.held -= freed[one.number]
+        consumers = queue.consumers
+        for number, n in freed.items():
+            one = consumers.by_number[number]
+            one.held -= n
+            consumers.changed(one)
 
 
 def _leave(broker: Broker, queue: Queue, rows: list[Row]) -> None:
@@ -253,11 +256,10 @@ def _leave_generation(queue: Queue, row: Row) -> None:
 
 def _by_holder(queue: Queue, rows: list[Row]) -> list[tuple[str, list[Row]]]:
     """Rows by the subscription that leases each one."""
-    holders = {row.holder for row in rows}
-    if holders == {0}:  # most often
+    if not any(row.holder for row in rows):  # most often
         return [("", rows)]
-    names = {s.number: s.id for s in queue.header.subscriptions}
-    return [
-        (names.get(number, ""), [row for row in rows if row.holder == number])
-        for number in sorted(holders)
-    ]
+    parts: dict[int, list[Row]] = {}
+    for row in rows:
+        parts.setdefault(row.holder, []).append(row)
+    known = queue.consumers.by_number
+    return [(known[number].id if number else "", parts[number]) for number in sorted(parts)]

@@ -39,6 +39,7 @@ from ..storage.runs import Runs
 from ..storage.segments import NO_FILTER, RunsState, Segment
 from ..storage.spool import Spool
 from ..storage.store import Store
+from .consumers import Consumers
 from .header import QueueHeader, Subscription
 from .ready import FilterView, Ready, ViewState
 
@@ -72,7 +73,7 @@ class Queue:
     """A queue of a broker."""
 
     __slots__ = (
-        "_by_id", "_hidden", "_listed", "_put", "cold", "deadlines", "dirty", "dropped", "early",
+        "_consumers", "_hidden", "_put", "cold", "deadlines", "dirty", "dropped", "early",
         "fresh", "header", "later", "leases", "limits", "live", "number", "plain_match", "program",
         "program_of", "ready", "spool", "store", "wanted",
     )  # fmt: skip
@@ -99,8 +100,7 @@ class Queue:
         self.program: Any = None  # its compiled expressions, see `entry_checks`
         self.plain_match: Any = None  # see `entry_checks`
         self.program_of: QueueDefinition | None = None
-        self._listed: list[Subscription] | None = None  # the list that `_by_id` was made from
-        self._by_id: dict[str, Subscription] = {}
+        self._consumers: Consumers | None = None
 
     @classmethod
     def new(cls, store: Store, spool: Spool, header: QueueHeader, limits: Limits) -> Queue:
@@ -146,15 +146,19 @@ class Queue:
         """The queue's present definition."""
         return self.header.definition
 
+    @property
+    def consumers(self) -> Consumers:
+        """Its subscriptions. Notes what was appended to the header's list, and a new list."""
+        listed, known = self.header.subscriptions, self._consumers
+        if known is None or known.listed is not listed:
+            known = self._consumers = Consumers(listed)
+        elif len(known.by_number) < len(listed):
+            known.add_new()
+        return known
+
     def subscription(self, name: str) -> Subscription | None:
-        """The subscription with this id. Fast even with thousands: a new one is appended to the
-        header's list, and an ending one is removed by making a new list."""
-        listed, by_id = self.header.subscriptions, self._by_id
-        if listed is not self._listed:
-            self._listed, self._by_id = listed, {one.id: one for one in listed}
-        elif len(by_id) < len(listed):
-            by_id.update((one.id, one) for one in listed[len(by_id) :])
-        return self._by_id.get(name)
+        """The subscription with this id."""
+        return self.consumers.by_id.get(name)
 
     def count(self, name: str, n: int = 1) -> None:
         """Add to a counter."""
@@ -230,10 +234,7 @@ class Queue:
             at = min(at, self.early.next_end())
         if self.cold.rows or self.later.rows:
             at = min(at, self.cold.due(), self.later.due())
-        for one in header.subscriptions:
-            if one.unconfirmed or one.again:
-                at = min(at, one.again_at())
-        return at
+        return min(at, self.consumers.again_at()) if header.subscriptions else at
 
     # ------------------------------------------------------------ live and cold
 
@@ -419,8 +420,7 @@ class Queue:
 
     def finds(self, number: int) -> tuple[Row, Runs | None, Segment | None] | None:
         """A message's row; for a cold one also its runs and its segment."""
-        row = self.live.get(number)
-        if row is not None:
+        if (row := self.live.get(number)) is not None:
             return row, None, None
         for runs in (self.cold, self.later):
             for segment in runs.with_ids([(number, number)]) if runs.rows else ():

@@ -165,7 +165,7 @@ def test_B2_subscriptions_have_a_limit() -> None:
 
 
 def test_B2_a_session_has_few_subscriptions_to_one_queue() -> None:
-    """Each step reads all of a queue's subscriptions, so one client alone cannot make them many."""
+    """A mark writes all of a queue's subscriptions, so one client alone cannot make them many."""
     steps = Steps(limits=Limits(session_queue_subscriptions=2))
     steps.run([define(**WIDE), define("other", **WIDE)])
     wanted = [subscribe(f"s{n}", session="me", reply=REPLY) for n in range(3)]

@@ -3,6 +3,7 @@ over many steps (L13, R6). Pages and rows are counted, never time."""
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from typing import Any
 
@@ -164,6 +165,44 @@ def test_X1_X5_X6_a_night_of_expiry_and_its_redrive_go_on_over_steps() -> None:
     assert (sum(expired), max(expired) <= 300 + 64) == (DEEP, True), expired
     back = moved(Batch(steps.command_records([c.Redrive(queue="dead")])), "orders")
     assert (sum(back), max(back) <= 300 + 64) == (DEEP, True), back
+
+
+def lines(steps: Steps, batch: Batch) -> tuple[int, list[Any]]:
+    """How many lines of Python a step runs, and what it says."""
+    count = 0
+
+    def trace(frame: Any, event: str, argument: Any) -> Any:
+        nonlocal count
+        count += event == "line"
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        out = steps.step_alone(batch)
+    finally:
+        sys.settrace(before)
+    return count, out
+
+
+@pytest.mark.parametrize("more", [{}, {"filter": "/p = 1"}, {"transport_acks": True}], ids=str)
+@pytest.mark.parametrize("model", ["fast", "round-robin", "proportional"])
+def test_F1_F2_F3_a_steps_cost_does_not_grow_with_idle_consumers(
+    model: str, more: dict[str, Any]
+) -> None:
+    cost, message = [], ("orders", b'{"p": 1}')
+    for consumers in (10, 300):
+        steps = Steps(checked=False)
+        keys = {"fairness_model": model, "max_per_subscription_backlog": 5}
+        flows = [subscribe(f"s{n:03}", 5, **more) for n in range(consumers)]
+        steps.run([define(**keys), *flows, subscribe("all", 0)])
+        for _ in range(3):
+            took, out = lines(steps, Batch(publishes=steps.publish_records([message])))
+            (sent,) = (o for o in out if isinstance(o, Deliveries))
+            ack = c.Ack(queue="orders", subscription=sent.subscription, ids=str(sent.ids[0]))
+            cost_of_ack, _ = lines(steps, Batch(steps.command_records([ack])))
+        cost.append(took + cost_of_ack)
+    assert cost[1] <= cost[0] + 10, f"{cost} lines"
 
 
 # ---------------------------------------------------------------- looks
