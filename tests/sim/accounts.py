@@ -311,10 +311,8 @@ class Lives:
             may = one is None or one.may_expire or (queue, number) in a.undeliverable
             often = queue == "keyed" and self.cancels[queue, number] >= CANCELS_MAX
             must(may or often or queue in ("leased", "short", a.dead), what)
-        elif event in ("purged", "deleted", "moved", "redriven"):
-            must(event in a.happened, what)
         else:
-            must(event in a.happened, what)
+            must(event in a.happened and (event != "redriven" or queue == a.dead), what)
 
     def judge(self) -> None:
         a = self.accounts

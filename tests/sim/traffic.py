@@ -185,7 +185,7 @@ class Traffic(Home):
         a = self.accounts
         what = rng.choice(("redrive", "shut", "shut", "define", "define", "stand-in"))
         if what == "redrive":
-            a.happened |= {"redriven", "moved"}
+            a.happened.add("redriven")
             a.anew |= {(q, n) for q in self.queues for n in a.by_id}
             a.loose |= {"fifo", "odd", "once", "short", "keyed"}
             self.admin.tell(broker, c.Redrive(queue="dead", where=rng.choice((None, "/n % 2 = 0"))))
