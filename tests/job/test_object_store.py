@@ -40,10 +40,11 @@ CONFIG = """queues:
 SETTINGS = (
     *UNTRIMMED,
     # Each file is several requests, and the store is a server in this process: seldom is soon.
-    "--set", "lakequeue.batch_s=6", "--set", "lakequeue.history_interval_s=6",
-    "--set", "lakequeue.snapshots_interval_s=6", "--set", "lakequeue.tables_interval_s=6",
+    "--set", "lakequeue.batch_s=9", "--set", "lakequeue.history_interval_s=9",
+    "--set", "lakequeue.snapshots_interval_s=9", "--set", "lakequeue.tables_interval_s=9",
 )  # fmt: skip
-COUNT, ACKED, LOOK_EACH_S = 20, 8, 3.0
+NO_TABLES = ("--set", "lakequeue.tables_interval_s=0")
+COUNT, ACKED, LOOK_EACH_S = 20, 8, 4.0
 
 
 def left(admin: Any) -> list[bytes]:
@@ -89,11 +90,11 @@ def one_of_three_dies_and_comes_back(cluster: EmbeddedCluster, engine: EnginePro
     look = Look(cluster)
     until(look.whole, 20, "all topics have their copies")
     traffic = Traffic(f"kafka://{cluster.bootstrap_servers}", SEED, "busy")
-    traffic.goes_on(60, 60)
+    traffic.goes_on(30, 60)
     victim = look.leader_of_the_log()
     victim.kill()
-    took = traffic.goes_on(60, 60)
-    print(f"without {victim.home.name}: 60 messages in {took:.1f} s")
+    took = traffic.goes_on(30, 60)
+    print(f"without {victim.home.name}: 30 messages in {took:.1f} s")
     victim.start()
     until(look.whole, 60, "the node has all that it missed")
     traffic.goes_on(30, 60)
@@ -128,7 +129,7 @@ def test_a_home_on_an_object_store_survives_a_node_of_kafka_and_its_engine(
                 engines[0].kill()
                 checkpoint = store / "checkpoints" / "checkpoint" / "broker-0"
                 assert any(checkpoint.glob("commits/*"))
-                engines.append(EngineProcess(address, home, tmp_path / "queues.yaml", *SETTINGS))
+                engines.append(EngineProcess(address, home, tmp_path / "queues.yaml", *NO_TABLES))
                 engines[1].wait_ready()
                 assert left(admin) == rest
         finally:
