@@ -13,7 +13,7 @@ from lakequeue.dataframes import LakequeueDataSource
 from lakequeue.streaming.jars import ensure_jars
 from lakequeue.streaming.spark.spark_session import spark_session
 
-if len(sys.argv) != 2 or sys.argv[1].startswith("-"):
+if len(sys.argv) < 2 or sys.argv[1].startswith("-"):
     sys.exit("usage: python examples/spark_job.py FOLDER")
 folder = Path(sys.argv[1]).absolute()
 spark = spark_session("orders", master="local[2]", jars=ensure_jars().spark)
