@@ -104,7 +104,9 @@ def _expect(broker: Broker, facts: MeshFacts, vpn: str, name: str, entry: Entry)
     """Prepare for a queue that is to move here."""
     key = key_of(vpn, name)
     if key in facts.arriving:
-        broker.queues[facts.arriving[key]].header.definition = entry.definition
+        queue = broker.queues[facts.arriving[key]]
+        queue.header.definition = entry.definition
+        broker.touch(queue)
         return
     if broker.find(vpn, name) is not None:
         _report(broker, facts, HasMoved(vpn, name, entry.move))

@@ -316,6 +316,26 @@ def test_P1_X5_what_expires_while_its_queue_arrives_comes_once(
     assert mesh.at["a"].admin().describe("at-c")["counters"]["spooled"] == 4 + len(home.BROKERS)
 
 
+def test_S9_Q9_alerts_follow_a_queue_that_is_defined_again_while_it_arrives(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    full = local("q", broker="b", max_spool_messages=4)
+    mesh = home.Mesh(queues=[*NEAR, full])
+    for n in range(4):
+        mesh.send("b", {"n": n}, "q")
+    losing = Losing(monkeypatch, "answer", 100)
+    mesh.at["a"].ask(c.MoveQueue(queue="q", broker="c"), lambda answer: None)
+    mesh.advance("1s")
+    mesh.at["a"].ask(c.Define(definition=full | {"max_spool_messages": 400}), lambda answer: None)
+    mesh.advance("1s")
+    broker: Any = mesh.engine.broker("c")
+    (queue,) = [q for q in broker._replica.broker.queues.values() if q.header.arriving]
+    assert (queue.header.depth, queue.header.usage_high) == (4, False)
+    losing.left = 0
+    go_on(mesh)
+    assert mesh.at["a"].admin().describe("q")["broker"] == "c"
+
+
 def test_M5_what_fails_at_the_new_host_is_dead_and_the_queue_moves(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
