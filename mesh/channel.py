@@ -7,16 +7,16 @@ brokers' states. The channel repeats nothing by itself and depends on no time.
 A missing number means that Kafka lost records. The receiver writes the event ``mesh_gap``, both
 sides repeat everything unconfirmed, and the channel continues behind the gap. An unreadable record
 counts as lost too. Its repetition may be unreadable again, so the receiver asks for it once a
-minute (`ASK_AGAIN_MS`).
+minute (`ASK_AGAIN_MS`). Meanwhile it skips what the same lane has behind it (`handover`).
 
 Rebuilt brokers (R3). Each is rebuilt as of some step. Its later steps are lost, though others may
 have received their records. Two things must hold before the brokers continue:
 
 - *No broker has received a record of a lost step.* A broker that has received more than the sender,
-as rebuilt, has sent goes back to an earlier step, until this holds for all (`agree`). Records that
-were sent and not received are still in Kafka, and are read later. - *Records of lost steps are
-skipped.* They are in Kafka too. A broker continues its numbers far ahead, and the others know the
-range of numbers that belongs to lost steps (`skip_lost_steps`).
+  as rebuilt, has sent goes back to an earlier step, until this holds for all (`agree`). Records
+  that were sent and not received are still in Kafka, and are read later.
+- *Records of lost steps are skipped.* They are in Kafka too. A broker continues its numbers far
+  ahead, and the others know the range of numbers that belongs to lost steps (`skip_lost_steps`).
 
 On another Kafka, records that were sent and not received are lost too. So each broker greets the
 others. A broker that misses numbers says so, and both repeat everything unconfirmed
@@ -87,7 +87,7 @@ def hear(broker: Broker, facts: MeshFacts, vpn: str, value: bytes | None) -> Hea
     try:
         return HeardMessage(envelope.sender, mesh_messages.decode_body(envelope), lost)
     except ValueError as error:
-        peer.unread = envelope.number
+        peer.skipped.append(envelope.number)
         return HeardMessage(envelope.sender, None, lost, str(error))
 
 

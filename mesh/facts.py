@@ -18,9 +18,9 @@ class Peer(msgspec.Struct):
     """Another broker. said, heard: the numbers of the last records to it and from it; lost_words:
     [first, last] numbers of its lost steps (R3); again: all unconfirmed records up to this number
     were repeated; is_behind: a record from it was lost, and its repetition has yet to come;
-    confirmed: the edition of the directory that it knows; unread: the number of the last record
-    from it that could not be read, and that it was not asked for since; ask_at: the earliest time
-    to ask for such a record again."""
+    confirmed: the edition of the directory that it knows; skipped: numbers of records from it that
+    could not be read, or that follow one, ascending, until they come again; ask_at: the earliest
+    time to ask for them."""
 
     name: str
     said: int = 0
@@ -29,7 +29,7 @@ class Peer(msgspec.Struct):
     again: int = 0
     is_behind: bool = False
     confirmed: int = 0
-    unread: int = 0
+    skipped: list[int] = []
     ask_at: int = 0
 
 
@@ -57,11 +57,13 @@ class Entry(msgspec.Struct):
 class OutLane(msgspec.Struct):
     """The lane of a stand-in: messages for one queue of another broker, in order.
 
-    attempt: grows with each refusal, to recognise records sent before it; why, since: set while the
-    queue refuses; look_ms: how long the broker waited before it last looked for the queue again.
+    attempt: grows with each refusal, to recognise records sent before it; last: the number of the
+    attempt's last record; why, since: set while the queue refuses; look_ms: how long the broker
+    waited before it last looked for the queue again.
     """
 
     attempt: int
+    last: int = 0
     why: str = ""
     since: int = 0
     look_ms: int = 0

@@ -40,8 +40,12 @@ def handed_over(broker: Broker, facts: MeshFacts, sender: int, message: HandOver
     refused = facts.credits.refused.get((message.vpn, message.queue), {}).get(sender, 0)
     if message.waiting and refused >= message.attempt:
         return  # it was sent before the refusal of an earlier one, and will come again
-    if message.waiting and facts.peers[sender].is_behind:
+    peer = facts.peers[sender]
+    if message.waiting and peer.is_behind:
         return  # an earlier one may be lost; all will come again, in order
+    if message.waiting and message.follows in peer.skipped:
+        peer.skipped.append(peer.heard)
+        return
     rows = _rows.decode(message.rows)
     queue = _queue_of(broker, facts, message)
     if queue is None:
@@ -70,10 +74,9 @@ def handed_over(broker: Broker, facts: MeshFacts, sender: int, message: HandOver
             take_in(broker, queue, row, content, message.waiting, is_repeated)
             (repeated if is_repeated else entered).append(row)
         done.append(row.id)
-    peer = facts.peers[sender].name
     for rows, again in ((entered, ""), (repeated, f", {AGAIN}")):
         ids = [row.id for row in rows]
-        broker.record("spooled", queue, ids, reason=f"from broker {peer}{again}")
+        broker.record("spooled", queue, ids, reason=f"from broker {peer.name}{again}")
     for row in (*entered, *repeated):
         apply_early_ack(broker, queue, row)
     keep_last(broker, queue)

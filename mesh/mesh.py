@@ -217,7 +217,7 @@ class Mesh(Routes):
         facts = self.facts
         if facts.untold or facts.rejoined:
             return 1
-        asked = (peer.ask_at for peer in facts.peers.values() if peer.unread)
+        asked = (p.ask_at for p in facts.peers.values() if p.skipped)
         return min([*facts.retries.values(), *asked], default=NEVER)
 
     def _greet(self) -> None:
@@ -233,8 +233,7 @@ class Mesh(Routes):
     def _missed(self, sender: int, number: int) -> None:
         """Handle lost records of another broker. They may have been answers, so both brokers repeat
         everything unconfirmed: at the first loss, before anything else is answered, and at the end
-        of the step for all others. If each loss were answered, repetitions that lose records would
-        be followed by ever more."""
+        of the step for all others, or repetitions that lose records would never end."""
         self.facts.peers[sender].is_behind = True
         self._lost[sender] = number
         if sender not in self._repeated:
@@ -243,14 +242,14 @@ class Mesh(Routes):
     def _ask_for_unread(self, sender: int) -> None:
         """Treat a record that could not be read as lost, unless that was done a moment ago."""
         peer, now = self.facts.peers[sender], self._broker.now
-        if peer.unread and peer.ask_at <= now:
-            unread, peer.unread, peer.ask_at = peer.unread, 0, now + channel.ASK_AGAIN_MS
-            self._missed(sender, unread)
+        if peer.skipped and peer.ask_at <= now:
+            peer.ask_at = now + channel.ASK_AGAIN_MS
+            self._missed(sender, peer.skipped[-1])
 
     def _heard(self, sender: int, message: Heard) -> None:
         peer = self.facts.peers[sender]
-        if message.again:  # what could not be read comes again too
-            peer.is_behind, peer.unread = False, 0
+        if message.again:  # what was skipped comes again too
+            peer.is_behind, peer.skipped = False, []
             credit.end_all(self._broker, sender)
         if message.missed > peer.again:
             self._repeat_all(sender)
@@ -390,9 +389,8 @@ class Mesh(Routes):
     def _forwarded(self, sender: int, message: Forward) -> None:
         """Carry out a command that another broker forwards."""
         command = c.decode_command(message.command)
-        speaker = (
-            Speaker(message.client, "", message.admin) if message.client or message.admin else None
-        )
+        signed = message.client or message.admin
+        speaker = Speaker(message.client, "", message.admin) if signed else None
         carry_out(self._broker, message.vpn, command, speaker)
 
     def forward_command(self, vpn: str, command: Any) -> bool:
@@ -440,8 +438,7 @@ class Mesh(Routes):
 
     def _enter_end(self, vpn: str, command: c.DeleteBridge) -> Any:
         bridge_commands.find(self.bridges, vpn, command.name)
-        name = endpoint.endpoint_name(command.name)
-        return self._keeper.enter_bridge(vpn, name, None, command)
+        return self._keeper.enter_bridge(vpn, endpoint.endpoint_name(command.name), None, command)
 
     def _describe_bridge(self, vpn: str, command: c.DescribeBridge) -> Any:
         """Describe a bridge, at its carrier."""

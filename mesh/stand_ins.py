@@ -127,7 +127,7 @@ def turn(broker: Broker, facts: MeshFacts, vpn: str, name: str) -> None:
         return
     one.broker = host
     one.name = _name_of(facts, host)
-    lane.look_ms = 0
+    lane.look_ms = lane.last = 0
     facts.retries.pop(queue.number, None)
     one.max_backlog = WINDOW if not lane.why else 1
     queue.wanted = True
@@ -179,8 +179,11 @@ def send(
             message = HandOver(
                 vpn, name, lane is not None, 0 if lane is None else lane.attempt,
                 subscription.filter, packed, own, born_of(facts, vpn, name),
+                0 if lane is None else lane.last,
             )  # fmt: skip
         say(broker, facts, subscription.broker, message)
+        if lane is not None:
+            lane.last = facts.peers[subscription.broker].said
 
 
 def send_again(broker: Broker, facts: MeshFacts, to: int) -> None:
@@ -193,7 +196,7 @@ def send_again(broker: Broker, facts: MeshFacts, to: int) -> None:
             if one.broker != to or not one.held:
                 continue
             if lane is not None:
-                lane.attempt += 1
+                lane.attempt, lane.last = lane.attempt + 1, 0
             rows = [row for row in _held(queue, one) if row.state == MOVING]
             for row in rows:
                 extras = row.extras or {}
@@ -310,7 +313,7 @@ def _refused(broker: Broker, facts: MeshFacts, queue: Queue, sender: int, messag
     one = queue.header.subscriptions[0]
     _take_back(broker, queue, one, _held(queue, one), message.why)
     one.max_backlog = 0
-    lane.attempt += 1
+    lane.attempt, lane.last = lane.attempt + 1, 0
     if message.why == ELSEWHERE:  # the directory's next entry will say where it is
         lane.look_ms = min(2 * lane.look_ms or LOOK_AGAIN_MS, RETRY_MS)
         facts.retries[queue.number] = broker.now + lane.look_ms

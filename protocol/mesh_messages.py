@@ -144,7 +144,8 @@ class HandOver(MeshMessage, frozen=True, array_like=True):
     """Messages for a queue of the other broker. waiting: they are from a stand-in; else they are
     granted to the other broker's consumers, and its ack moves the ownership. attempt: of the
     stand-in's lane; filter: of the subscription that asked; rows: packed; born: the directory's
-    edition that created the queue, which distinguishes it from earlier queues of its name."""
+    edition that created the queue, which distinguishes it from earlier queues of its name; follows:
+    the number of the attempt's record before this one."""
 
     kind: ClassVar[str] = "hand_over"
 
@@ -156,6 +157,7 @@ class HandOver(MeshMessage, frozen=True, array_like=True):
     rows: bytes
     contents: Contents
     born: Count = 0
+    follows: Count = 0
 
 
 class Answer(MeshMessage, frozen=True, array_like=True):

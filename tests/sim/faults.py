@@ -238,7 +238,7 @@ class FaultyHome(Traffic):
         for site in self.sites.values():
             if site.worker is None or site.worker.is_over:
                 return f"broker {site.name} does not run"
-            if any(peer["unread"] for peer in site.peers()):
+            if any(peer["skipped"] for peer in site.peers()):
                 return f"{site.name} has yet to ask for a record that it could not read"
             if any(peer["is_behind"] for peer in site.peers()):
                 return f"{site.name} waits for what was lost to come again"
@@ -296,7 +296,8 @@ OF_MOVING = ("moves", "coming", "leaving", "arriving", "went", "ended", "retries
 
 # What brokers say of messages in transit, of moving queues, and of the directory. If it is lost, it
 # is said again.
-OF_MESSAGES, OF_DIRECTORY = ("hand_over", "answer", "room"), ("entries", "heard")
+OF_DIRECTORY = ("entries", "heard")
+OF_MESSAGES = ("hand_over", "answer", "room", "bridge_send", "bridge_receipt")
 OF_MOVES = ("come", "carry", "answer", "has_moved")
 
 
