@@ -28,7 +28,7 @@ from ..state.storage.spool import Content
 from .channel import say
 from .credit import count_come
 from .facts import MeshFacts, born_of, entry_of, key_of
-from .stand_ins import ELSEWHERE
+from .stand_ins import ELSEWHERE, keep_crossed, moving_to
 
 AGAIN = "again"  # in the journal: a message that may have been here before
 
@@ -52,11 +52,19 @@ def handed_over(broker: Broker, facts: MeshFacts, sender: int, message: HandOver
         _without_queue(broker, facts, sender, message, rows)
         return
     count_come(facts, sender, message, len(rows))
+    contents = message.contents
+    crossed = {} if message.waiting else moving_to(queue, sender, [row.id for row in rows])
+    if crossed and sender > broker.header.number:
+        keep_crossed(broker, queue, crossed)
+    elif crossed:  # the other broker keeps them, so there is no answer
+        own = {row.id for some in crossed.values() for row in some}
+        left = [at for at, row in enumerate(rows) if row.id not in own]
+        rows, contents = [rows[at] for at in left], [contents[at] for at in left]
     done: list[int] = []
     entered: list[Row] = []
     repeated: list[Row] = []
     why = ""
-    for row, content in zip(rows, message.contents, strict=True):
+    for row, content in zip(rows, contents, strict=True):
         reason = _refusal(broker, message.vpn, queue, row) if message.waiting else None
         is_repeated = _is_repeated(row) and contains(queue.header.taken, row.id)
         was_here = is_repeated and _comes_once(queue, row, message.waiting)

@@ -232,7 +232,7 @@ def _source(broker: Broker, facts: MeshFacts, message: Answer) -> Queue | None:
     return broker.find(message.vpn, message.queue)
 
 
-def _moving_to(queue: Queue, sender: int, ids: list[int]) -> dict[int, list[Row]]:
+def moving_to(queue: Queue, sender: int, ids: list[int]) -> dict[int, list[Row]]:
     """The messages with these ids that are in transit to a broker, by its subscription here."""
     found: dict[int, list[Row]] = {}
     own = {one.number for one in queue.header.subscriptions if one.broker == sender}
@@ -266,7 +266,7 @@ def answered(broker: Broker, facts: MeshFacts, sender: int, message: Answer) -> 
 
 
 def _stored(broker: Broker, facts: MeshFacts, queue: Queue, sender: int, message: Answer) -> None:
-    moving = _moving_to(queue, sender, message.stored)
+    moving = moving_to(queue, sender, message.stored)
     rows = [row for some in moving.values() for row in some]
     again = [row for row in rows if take_later_deaths(row)]
     if again:
@@ -347,7 +347,7 @@ def _not_granted(
     affected. If storing several failed, they are tried one by one. One that fails alone would fail
     anywhere, so it is dead."""
     fails = message.why == Reason.MALFORMED.value
-    moving = _moving_to(queue, sender, message.refused)
+    moving = moving_to(queue, sender, message.refused)
     for one in list(queue.header.subscriptions):
         rows = moving.get(one.number, [])
         if not rows:
@@ -362,6 +362,18 @@ def _not_granted(
             cannot_be_sent(
                 broker, queue, left, message.why, f"to broker {facts.peers[sender].name}"
             )
+    queue.wanted = True
+    broker.touch(queue)
+
+
+def keep_crossed(broker: Broker, queue: Queue, crossed: dict[int, list[Row]]) -> None:
+    """Keep messages that two hosts have granted to each other, since an answer was lost. If both
+    confirmed them, nobody would have them: so the host with the lower number keeps them, and only
+    that one confirms them. crossed: by the other's subscription here."""
+    for one in [one for one in queue.header.subscriptions if one.number in crossed]:
+        rows = crossed[one.number]
+        _take_back(broker, queue, one, rows, "both hosts had granted it to each other")
+        _count_answered(queue, one, len(rows))
     queue.wanted = True
     broker.touch(queue)
 

@@ -6,9 +6,11 @@ import json
 from typing import Any
 
 import pytest
+from lakequeue.memory.memory_broker import MemoryBroker
 from lakequeue.mesh import handover
+from lakequeue.protocol import mesh_messages
 from rules.harness import drain
-from rules.mesh import Mesh
+from rules.mesh import BROKERS, Mesh
 from rules.mortal import Fate
 
 
@@ -90,3 +92,36 @@ def test_H4_a_failure_at_one_broker_leaves_the_others_alone(
     found = drain(dead)
     assert sorted(got + [json.loads(m.payload)["n"] for m in found]) == list(range(12))
     assert {m.headers["lq-dead-reason"] for m in found} <= {"malformed"}
+
+
+@pytest.mark.parametrize(("owner", "other"), [("a", "c"), ("c", "a")])
+def test_H4_R3_what_two_hosts_grant_to_each_other_is_still_there(
+    owner: str, other: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The answer to the first grant is lost, so its owner does not know that it went, and there it
+    is granted back."""
+    mesh = Mesh()
+    sent = mesh.send(owner, {"n": 1})
+    heard, phases = MemoryBroker.tell, ["answer", "hand_over"]
+
+    def tell(self: Any, record: Any) -> None:
+        """Kafka loses what the other one says to the owner, from its answer to its own grant."""
+        envelope = mesh_messages.decode(record.value)
+        is_back = (envelope.name, self.home.name) == (other, owner)
+        if is_back and phases and envelope.kind == phases[0]:
+            del phases[0]
+        if not is_back or len(phases) != 1:
+            heard(self, record)
+
+    monkeypatch.setattr(MemoryBroker, "tell", tell)
+    away = mesh.consumer(other, 1)
+    assert [m.id for m in drain(away)] == [sent]
+    away.close()  # it is ready there; here it is in transit
+    back = mesh.consumer(owner, 1)  # asks for it
+    taken = [m.id for m in drain(back)]
+    back.close()
+    assert not phases
+    mesh.advance("1s")
+    taken += [m.id for name in BROKERS for m in drain(mesh.consumer(name, 10))]
+    assert set(taken) == {sent}
+    assert sum(mesh.depths()) == 1
