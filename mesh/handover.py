@@ -44,7 +44,7 @@ def handed_over(broker: Broker, facts: MeshFacts, sender: int, message: HandOver
     if message.waiting and peer.is_behind:
         return  # an earlier one may be lost; all will come again, in order
     if message.waiting and message.follows in peer.skipped:
-        peer.skipped.append(peer.heard)
+        peer.skipped.append(peer.heard)  # the lane keeps its order: all of it will come again
         return
     rows = _rows.decode(message.rows)
     queue = _queue_of(broker, facts, message)

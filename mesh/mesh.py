@@ -159,7 +159,7 @@ class Mesh(Routes):
                 self._greet()
             self._keeper.say_untold()
             for sender in sorted(self.facts.peers):
-                self._ask_for_unread(sender)
+                self._ask_for_skipped(sender)
             for at in range(len(records)):
                 self._hear_record(records, at, skipped)
             self._broker.at = None
@@ -194,7 +194,7 @@ class Mesh(Routes):
                 if heard.lost:
                     self._missed(heard.sender, heard.lost)
                 if heard.message is None:
-                    self._ask_for_unread(heard.sender)
+                    self._ask_for_skipped(heard.sender)
                     raise ValueError(heard.why)
                 if failed:
                     raise ValueError(f"it failed: {failed}")
@@ -239,8 +239,8 @@ class Mesh(Routes):
         if sender not in self._repeated:
             self._repeat_all(sender)
 
-    def _ask_for_unread(self, sender: int) -> None:
-        """Treat a record that could not be read as lost, unless that was done a moment ago."""
+    def _ask_for_skipped(self, sender: int) -> None:
+        """Treat skipped records as lost, unless that was done in the last minute."""
         peer, now = self.facts.peers[sender], self._broker.now
         if peer.skipped and peer.ask_at <= now:
             peer.ask_at = now + channel.ASK_AGAIN_MS

@@ -367,9 +367,9 @@ def _not_granted(
 
 
 def keep_crossed(broker: Broker, queue: Queue, crossed: dict[int, list[Row]]) -> None:
-    """Keep messages that two hosts have granted to each other, since an answer was lost. If both
-    confirmed them, nobody would have them: so the host with the lower number keeps them, and only
-    that one confirms them. crossed: by the other's subscription here."""
+    """Keep messages that two hosts have granted to each other, because an answer was lost. If both
+    confirmed them, both would remove them. So the host with the lower number keeps and confirms
+    them. crossed: by the other's subscription here."""
     for one in [one for one in queue.header.subscriptions if one.number in crossed]:
         rows = crossed[one.number]
         _take_back(broker, queue, one, rows, "both hosts had granted it to each other")

@@ -195,7 +195,7 @@ def a_word_that_nobody_can_read_is_not_missed() -> Any:
     def ask(original: Any, self: Mesh, sender: int) -> None:
         self.facts.peers[sender].skipped = []
 
-    return around(Mesh, "_ask_for_unread", ask)
+    return around(Mesh, "_ask_for_skipped", ask)
 
 
 @mutant
