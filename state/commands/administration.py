@@ -47,7 +47,7 @@ from ..rules.command_targets import split_moving, wanted
 from ..rules.routing import add_route, drop_route, forget_found, queues_of_record, withdraw
 from .moving import because
 from .multi_step_commands import begin, cancel_all, resume
-from .sessions import unbind
+from .sessions import end_all, unbind
 from .topic_subscriptions import check_definition, follow_definition
 
 DIGEST_BYTES = 8
@@ -315,7 +315,8 @@ def existing_topics(broker: Broker, vpn: str, command: ExistingTopics) -> None:
 
 def records_lost(broker: Broker, vpn: str, command: RecordsLost) -> None:
     """Write an event: records were deleted before the engine read them. For a topic of the VPN
-    there is one event; for any other topic, one for each queue that captures it."""
+    there is one event; for any other topic, one for each queue that captures it. Sessions whose
+    commands are lost end."""
     own = topics.split(command.topic)
     if own is not None:
         names = [""] if own[0] == vpn else []
@@ -327,3 +328,5 @@ def records_lost(broker: Broker, vpn: str, command: RecordsLost) -> None:
             command.event if command.event in OF_TOPICS else OF_TOPICS[0], vpn, name,
             topic=command.topic, records=command.records, reader=command.reader,
         )  # fmt: skip
+    if own == (vpn, topics.COMMANDS) and command.reader == "engine":
+        end_all(broker, vpn)

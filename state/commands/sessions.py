@@ -259,12 +259,19 @@ def bye(broker: Broker, vpn: str, command: Bye) -> None:
     _end_session(broker, name, "closed")
 
 
-def end_lost(broker: Broker, name: Name) -> None:
+def end_lost(broker: Broker, name: Name, why: str = "heartbeats missed") -> None:
     """End a session whose heartbeats have stopped."""
     if name not in broker.sessions:
         return
     broker.event("session_lost", name[0], session=name[1])
-    _end_session(broker, name, "heartbeats missed")
+    _end_session(broker, name, why)
+
+
+def end_all(broker: Broker, vpn: str) -> None:
+    """End the sessions of a VPN whose commands Kafka lost: there may be acks among them, for
+    messages that a consumer which lives on would hold for good. It subscribes again (C3)."""
+    for name in sorted(name for name in broker.sessions if name[0] == vpn):
+        end_lost(broker, name, "commands lost")
 
 
 def _end_session(broker: Broker, name: Name, why: str) -> None:

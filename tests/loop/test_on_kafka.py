@@ -16,7 +16,7 @@ from threading import Event, Thread
 
 import lakequeue
 import pytest
-from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource
 from job.processes import until
 from lakequeue.client.kafka import open_kafka
@@ -136,6 +136,17 @@ def allow(place: LoopOnKafka, topic: str, most: int) -> None:
     admin = AdminClient({"bootstrap.servers": place.kafka.bootstrap_servers})
     for done in admin.incremental_alter_configs([resource]).values():
         done.result(10)
+    producer = Producer({"bootstrap.servers": place.kafka.bootstrap_servers})
+
+    def is_taken() -> bool:
+        told: list[bool] = []
+        producer.produce(
+            topic, b"x" * 60_000, partition=0, on_delivery=lambda error, _: told.append(not error)
+        )
+        producer.flush(90)
+        return told == [True]
+
+    until(lambda: is_taken() == (most > 60_000), 30, f"Kafka takes over that {topic} has {most}")
 
 
 def test_X5_what_a_lowered_limit_of_a_topic_refuses_does_not_come_round_for_ever(
@@ -314,10 +325,10 @@ class Traffic:
         self.stored: set[bytes] = set()
         self.taken: dict[bytes, list[bool]] = {}  # whether each delivery said that it is a repeat
         self._connection, self._queue = connection, queue
-        self._over = Event()
-        self._threads = [Thread(target=self._send), Thread(target=self._take)]
-        for thread in self._threads:
-            thread.start()
+        self._over, self._all_acked = Event(), Event()
+        self._sender, self._taker = Thread(target=self._send), Thread(target=self._take)
+        self._sender.start()
+        self._taker.start()
 
     def _send(self) -> None:
         with self._connection.producer() as producer:
@@ -332,7 +343,7 @@ class Traffic:
         with self._connection.consumer(
             self._queue, ack_mode="individual", max_backlog=20
         ) as consumer:
-            while not (self._over.is_set() and self.stored.issubset(self.taken)):
+            while not self._all_acked.is_set():
                 message = consumer.receive(1.0)
                 if message is not None:
                     self.taken.setdefault(message.payload, []).append(message.redelivered)
@@ -345,9 +356,15 @@ class Traffic:
         until(lambda: (self.stored - before).intersection(self.taken), 90, "traffic goes on")
 
     def end(self) -> None:
+        """Wait until no message is left."""
         self._over.set()
-        for thread in self._threads:
-            thread.join(90)
+        self._sender.join(90)
+        describe = self._connection.admin().describe
+        try:
+            until(lambda: describe(self._queue)["depth"] == 0, 90, "all is acknowledged")
+        finally:
+            self._all_acked.set()
+            self._taker.join(90)
 
 
 DELETED = [f"default.{kind}" for kind in PARTITIONS]
@@ -382,12 +399,13 @@ def test_S1_topics_that_somebody_deletes_are_made_again_and_nothing_is_lost(
                 done.result(30)
             until(lambda: kafka.list_topics(timeout=5).topics.keys() >= {*DELETED}, 60, "all")
             traffic.goes_on()
+            # As the engine does, when the worker tells it: acks may be lost with the old topic.
+            instruct(place, commands.RecordsLost("default.commands", 0, event="topic_made_anew"))
         finally:
             traffic.end()
             engine.close()
         assert traffic.stored <= {*traffic.taken}
         assert all(all(repeats[1:]) for repeats in traffic.taken.values())
-        until(lambda: connection.admin().describe("busy")["depth"] == 0, 30, "the acks")
     assert worker.poll() is None, "the same worker went on"
     assert "stopped:broker-0" in place.stop(worker), "it reads the new control topic"
     place.start()

@@ -6,7 +6,7 @@ import time
 import pytest
 from lakequeue.protocol import commands as c
 from lakequeue.state import Limits
-from rules.harness import Bench
+from rules.harness import Bench, drain
 from rules.steps import Steps, define, described, subscribe
 
 
@@ -33,6 +33,32 @@ def test_C3_a_timeout_that_is_shortened_counts_from_the_next_sign_of_life(
         bind("b")
     bench.advance("1001ms")
     assert (bench.seen()["leased"], bench.seen()["consumers"]) == (0, [])
+
+
+@pytest.mark.parametrize("event", ["records_lost", "topic_made_anew", "kafka_went_back"])
+def test_C3_a_consumer_whose_ack_kafka_lost_is_not_blocked_by_its_message(
+    bench: Bench, event: str
+) -> None:
+    """The engine knows only that commands are lost. The next heartbeat tells its client that the
+    session is over."""
+    inbox = c.Inbox("default.deliveries")
+    bench.connection.request(
+        c.Subscribe(queue="orders", subscription="a", session="mine", inbox=inbox)
+    )
+    sent = [bench.send() for _ in range(2)]
+
+    def lost(topic: str, reader: str) -> None:
+        told = c.RecordsLost(topic=topic, records=1, reader=reader, event=event)
+        bench.engine.instruct("default", c.encode_command(told))
+        bench.advance("1s")
+
+    for topic, reader in (("default.publish", "engine"), ("default.commands", "tables")):
+        lost(topic, reader)
+        assert bench.seen()["leased"] == 1
+    lost("default.commands", "engine")
+    assert bench.connection.request(c.Heartbeat(session="mine")) is False
+    with bench.consumer(backlog=2) as after:
+        assert [(m.id, m.redelivered) for m in drain(after)] == [(sent[0], True), (sent[1], False)]
 
 
 def test_C4_the_iterator_hands_over_what_is_there(bench: Bench) -> None:
