@@ -22,6 +22,7 @@ from collections.abc import Iterable
 from ...protocol.bounds import shown
 from ...protocol.errors import ConfigError, NotConnected, Reason, Rejected
 from ...protocol.kafka_settings import VARIABLE, authenticated, encrypted, kafka_settings
+from ..session.repeats import Repeats
 from ..session.transport import Record, Transport
 from . import kafka_bounds as bounds
 
@@ -30,7 +31,6 @@ LOGGER = logging.getLogger("lakequeue.client")
 PORT_DEFAULT = 9092
 ADDRESS = "allowed is host:port, such as 127.0.0.1:9092; several with commas between them"
 SLICE_SECONDS = 0.05  # how long Ctrl-C, close() and a new `listen` wait for a running poll
-_REPEAT_SECONDS = 30.0  # a library's repeated warning is logged this often
 
 
 class KafkaTransport(Transport):
@@ -295,24 +295,18 @@ def _exactly(peer: socket.socket, size: int, until: float) -> bytes:
 
 
 class LibraryLog(logging.Handler):
-    """Passes a Kafka library's log on to `lakequeue.client`, at most as warnings. The same text
-    (numbers aside) is logged once in 30 s, because a broker's restart repeats it endlessly."""
+    """Passes a Kafka library's log on to `lakequeue.client`, at most as warnings, without what it
+    repeats."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
-        self._told: dict[str, float] = {}
+        self._repeats = Repeats()
 
     def emit(self, record: logging.LogRecord) -> None:
         """Log the record unless it repeats an earlier one."""
         try:
             text = record.getMessage()
-            kind = re.sub(r"\d+", "#", text)[:200]
-            now = time.monotonic()
-            if now - self._told.get(kind, -_REPEAT_SECONDS) < _REPEAT_SECONDS:
-                return
-            if len(self._told) > 500:
-                self._told.clear()
-            self._told[kind] = now
-            LOGGER.log(min(record.levelno, logging.WARNING), "%s: %s", record.name, text)
+            if self._repeats.is_news(text):
+                LOGGER.log(min(record.levelno, logging.WARNING), "%s: %s", record.name, text)
         except Exception:  # an error here must not end a library's thread
             self.handleError(record)

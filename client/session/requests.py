@@ -33,6 +33,7 @@ from ...protocol.signing import Credentials, Signature, sign
 from ..spans import Spans
 from ..values import text_of
 from .queue_directory import QueueDirectory, ask_for_change, known_brokers
+from .repeats import Repeats
 from .runner import Runner
 from .transport import Transport
 
@@ -57,6 +58,7 @@ class BrokerRequests:
         credentials: Credentials | None,
     ) -> None:  # fmt: skip
         self._transport = transport
+        self._repeats = Repeats()
         self.runner = runner
         self.vpn = text_of(vpn, "vpn", NAME_MAX)
         self.client_name = text_of(client_name, "client_name", NAME_MAX)
@@ -205,8 +207,9 @@ class BrokerRequests:
             self.changed.notify_all()
 
     def report(self, text: str) -> None:
-        """Log a warning the application should see."""
-        log.warning(text)
+        """Log a warning the application should see, without repeats."""
+        if self._repeats.is_news(text):
+            log.warning(text)
 
     def closed(self, text: str) -> NotConnected:
         """The error for a use after the end: ``text``, or that this is a forked child."""

@@ -6,6 +6,7 @@ import logging
 import sys
 from types import SimpleNamespace
 
+import lakequeue
 import pytest
 from lakequeue.client import kafka
 from lakequeue.client.kafka.base import LibraryLog
@@ -55,3 +56,32 @@ def test_a_log_line_that_cannot_be_written_is_reported_and_ends_nothing(
     record = logging.LogRecord("rdkafka", logging.ERROR, "", 0, "%d records", ("many",), None)
     LibraryLog().emit(record)
     assert "--- Logging error ---" in capsys.readouterr().err
+
+
+def test_a_warning_that_repeats_itself_is_logged_once_in_30_s(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While a topic is missing, each record would be a line: of the library, and of the session."""
+    now = [100.0]
+    monkeypatch.setattr("lakequeue.client.session.repeats.monotonic", lambda: now[0])
+    session = lakequeue.connect("memory://")
+    library = LibraryLog()
+
+    def told() -> list[str]:
+        caplog.clear()
+        for n in range(3):
+            session.report(f"record {n} is not sent")
+            text = ("topic [%d]: unknown", (n,))
+            library.emit(logging.LogRecord("rdkafka", logging.ERROR, "", 0, *text, None))
+        return [r.getMessage() for r in caplog.records if r.name == "lakequeue.client"]
+
+    assert told() == ["record 0 is not sent", "rdkafka: topic [0]: unknown"]
+    now[0] += 29
+    assert told() == []
+    session.report("another one")
+    assert "another one" in caplog.text
+    now[0] += 2
+    assert len(told()) == 2
+    for n in range(1_000):
+        session.report("of " + "abcdefghij"[n % 10] * (n // 10 + 1))
+    assert len(session._repeats._told) <= 501
