@@ -71,7 +71,7 @@ def move_queue(
         for row in rows:
             if row.id in into.live:
                 apply_early_ack(target, into, row)
-    into.header.again = into.wanted = True
+    into.wanted = True
     into.header.due_at = NEVER
     target.touch(into)
     return into

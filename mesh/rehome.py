@@ -225,7 +225,7 @@ class _Rehoming:
             facts.entries.setdefault(vpn, {})[name] = entry
             queue = broker.find(vpn, name)
             if queue is not None and len(entry.hosts) > 1:  # send its consumers' room to the hosts
-                queue.header.again = queue.wanted = True
+                queue.wanted = True
                 broker.touch(queue)
         broker.routes.clear()
 
@@ -300,7 +300,6 @@ class _Rehoming:
                     journal_move(holder, queue, to, into, ids)
             elif queue.header.subscriptions[0].broker not in entry.hosts:
                 turn(to, known, vpn, name)
-                queue.header.again = queue.wanted
 
     # ------------------------------------------------------------ state of clients
 

@@ -202,7 +202,7 @@ def _blocked(broker: Broker, queue: Queue) -> str | None:
     room = [s for s in header.subscriptions if not _consumer(broker, queue, s)["blocked"]]
     if not room:
         return "every consumer's backlog is full"
-    if first_inactive(queue) is not None and not header.again:
+    if first_inactive(queue) is not None and not queue.wanted:
         return "target_queue_depth"  # no active message is for a consumer with room (R5)
     if all(s.filter and _matches_nothing(queue, s.filter, behind) for s in room):
         return "no consumer's filter matches"

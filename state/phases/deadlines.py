@@ -46,8 +46,6 @@ def act_on_deadlines(broker: Broker) -> None:
 def _handle_queue(broker: Broker, queue: Queue, budget: Budget) -> None:
     broker.touch(queue)
     forget_early_acks(queue, broker.now, budget)
-    if queue.header.again:
-        queue.wanted = True
     while not budget.spent and _handle_rows(broker, queue, budget):
         pass
 

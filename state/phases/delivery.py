@@ -45,9 +45,6 @@ def deliver(broker: Broker) -> None:
         _serve_all(broker, wanting, budget, looks)
         if broker.header.waiting:
             _serve_waiting(broker, budget, looks)
-    # Stored, so that a broker that is loaded serves the same queues in the next step.
-    for queue in broker.touched.values():
-        queue.header.again = queue.wanted
 
 
 def _serve_all(broker: Broker, wanting: list[Queue], budget: Budget, looks: Budget) -> None:

@@ -32,6 +32,7 @@ def tidy(broker: Broker, queues: list[Queue]) -> None:
 def _tidy_cold(broker: Broker, queue: Queue) -> None:
     """Go on with a queue's merges."""
     if queue.thaw_delayed():
+        broker.touch(queue)
         broker.more_to_do = True
     for runs in (queue.cold, queue.later):
         if runs.is_merging:

@@ -147,6 +147,8 @@ class Broker:
             self.outputs += [InVain(*partition, count) for partition, count in self.vain.items()]
         for queue in self.touched.values():
             if not queue.dropped:
+                # Stored, so that a broker that is loaded serves the same queues in the next step.
+                queue.header.again = queue.wanted
                 self.schedule(queue)
         header = self.header
         header.time = self.now

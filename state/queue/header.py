@@ -98,7 +98,7 @@ class QueueHeader(msgspec.Struct):
     barriers: dict[int, int] = {}  # generation → id of the barrier that ends it, oldest first
     taken: Ranges = []  # the newest ids that entered, as ascending ranges (L9)
     tasks: list[Task] = []  # commands waiting for their turn, the next one first
-    again: bool = False  # a budget ended delivery: the next step must go on with it
+    again: bool = False  # `Queue.wanted` as of the last step: the next one must go on with it
     due_at: int = NEVER  # when the broker looks at it, unless something happens before
     usage_high: bool = False  # its spool usage alert is set (S9)
     flows_high: list[str] = []  # subscriptions with an alert (B4)

@@ -328,7 +328,7 @@ class Queue:
         if self.definition.target_queue_depth is None or not self.later.rows:
             return False
         self.admit(self.later.take())
-        self.dirty = self.header.again = True
+        self.dirty = self.wanted = True
         return True
 
     def thaw_first(self) -> int:

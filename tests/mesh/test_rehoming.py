@@ -349,6 +349,25 @@ def test_M4_M3_what_waits_for_room_at_another_broker_waits_on(change: dict[str, 
     assert at.admin().describe("full")["depth"] == 0
 
 
+def test_M4_M3_what_waits_for_a_queue_that_spreads_to_its_own_broker_enters_it_there() -> None:
+    """A queue without keys any more has more hosts when a broker comes (M1)."""
+    full = {"name": "full", "max_spool_messages": 1, "subscriptions": ["news"]}
+    engine = home([full | {"partition_key": "/k"}])
+    producer = engine.connect("b").producer()
+    sent = [producer.send("news", b'{"n": %d}' % n).message_id for n in range(3)]
+    engine.connect("a").admin().define({"name": "full", "partition_key": None})
+    engine.change(add="c")
+    engine.check()
+    found = []
+    with engine.connect("b").consumer("full", ack_mode="individual") as consumer:
+        for _ in range(20):
+            while (message := consumer.receive(timeout=0)) is not None:
+                message.ack()
+                found.append(message.id)
+            engine.advance("1s")
+    assert sorted(found) == sorted(sent)
+
+
 def test_M4_a_queue_that_has_moved_stays_when_the_broker_that_it_is_defined_at_goes() -> None:
     engine = home([{"name": "q", "type": "LocalQueue", "broker": "c"}], brokers="abc")
     admin = engine.connect("a").admin()
