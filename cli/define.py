@@ -51,13 +51,13 @@ def define(what: tuple[str, ...], engine: EngineAddress, as_json: bool) -> None:
     """
     has_pairs = any(map(PAIR.fullmatch, what))
     pairs = key_values(what, "name files, or the keys of one queue") if has_pairs else {}
+    if pairs:
+        wanted = [_definition(pairs)]
+    else:
+        wanted = [queue for file in what for queue in _of_file(file, engine.vpn)]
     with engine.connect("define") as connection:
         admin = connection.admin()
         there = {queue["name"]: queue for queue in admin.queues()}
-        if pairs:
-            wanted = [_definition(pairs)]
-        else:
-            wanted = [queue for file in what for queue in _of_file(file, engine.vpn)]
         for definition in wanted:
             admin.define(definition, replace=not pairs)
     _report([definition["name"] for definition in wanted], set(there), as_json)

@@ -12,8 +12,8 @@ from typing import IO, Any
 
 import click
 
-from ..client.producer.options import destination_of, headers_of
-from ..client.values import content
+from ..client.producer.options import destination_of, headers_of, ttl_ms
+from ..client.values import content, delivery_ms
 from ..protocol.errors import NotConnected, Reason, Rejected, Timeout
 from .common import (
     EngineAddress,
@@ -82,12 +82,15 @@ def publish(
       lakequeue publish orders monday.jsonl tuesday.jsonl --ttl 2h
       lakequeue publish images *.png --whole --header kind=png --priority 7
     """
-    # Wrong options are refused before any input is read: there may be none, or not soon.
+    # Wrong options are refused before Kafka is asked and before any input is read: there may be
+    # none, or not soon.
     destination_of(queue)
     each = {"headers": pairs(headers, "--header"), "key": key}
     headers_of(each["headers"])
     if key is not None:
         content(key, "key")
+    ttl_ms(ttl)
+    delivery_ms(None, delay, now_ms=0)
     of_all = {"ttl": ttl, "delay": delay, "priority": priority}
     options = {name: value for name, value in of_all.items() if value is not None}
     tally = Tally()

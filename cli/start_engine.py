@@ -27,7 +27,7 @@ from ..protocol.errors import LakequeueError
 from ..protocol.home_places import ABOUT
 from ..streaming.engine_settings import EngineSettings
 from ..streaming.home.home_folder import HomeFolder
-from ..streaming.kafka.embedded_kafka import EmbeddedKafka
+from ..streaming.kafka.embedded_kafka import EmbeddedKafka, free_port, known_ports, port_is_free
 from ..streaming.kafka.kafka_watch import KafkaWatch
 from ..streaming.spark.queries import TRIGGERS
 from .common import gathered, home_option, json_option, option, pairs
@@ -226,10 +226,13 @@ def up(given: EngineOptions, port: int | None) -> None:
 
 
 def _port(home: Path, port: int | None) -> int:
-    """The port to ask for; 0 lets the broker take the one its home had before."""
-    if port is not None:
-        return port
-    return 0 if (home / "kafka" / "ports.json").is_file() else PORT
+    """The port to ask for; 0 lets the broker take the one its home had before. If another
+    program took that one, --port 0 gets a free one. Without --port the start is then refused, as
+    clients would look there in vain."""
+    had = known_ports(home / "kafka").get("port", 0)
+    if port is None:
+        return 0 if had else PORT
+    return free_port() if port == 0 and had and not port_is_free(had) else port
 
 
 def _page_port(settings: dict[str, str]) -> int | None:

@@ -28,7 +28,7 @@ _ONE_MORE = "counts the first delivery too, so one more"
 _SEND_TTL = "send(ttl=) for one message"
 _DMQ = "a queue of the same VPN"
 _MS = "milliseconds there, seconds here; write 30s"
-_LATER = "give deliver_at to send()"
+_LATER = "give delay to send()"
 _LEVELS = "levels are separated by /; * is one level, > the rest"
 
 WORDS = (
@@ -50,7 +50,7 @@ WORDS = (
     Word("x-consumer-timeout", "RabbitMQ", "lease_period", "the consumer stays subscribed"),
     Word(
         "x-single-active-consumer", "RabbitMQ", "",
-        "fairness_model: fast gives to the first consumer with room, not to one alone",
+        "partition_key: \"'all'\" keeps its order, with one message leased at a time",
     ),
     Word("x-queue-type", "RabbitMQ", "", "there is one kind of storage; leave it out"),
     Word("x-queue-mode", "RabbitMQ", "", "every queue is kept on disk; leave it out"),
@@ -100,7 +100,7 @@ WORDS = (
     Word("retry_backoff_max", "Celery", "redelivery_delay_max"),
     Word("expires", "Celery", "expiration", _SEND_TTL),
     Word("countdown", "Celery", "", _LATER),
-    Word("eta", "Celery", "", _LATER),
+    Word("eta", "Celery", "", "give deliver_at to send()"),
     Word("rate_limit", "Celery", "", "there is no rate limit; max_backlog limits leased messages"),
     Word("share.record.lock.duration.ms", "Kafka", "lease_period", _MS),
     Word("share.delivery.count.limit", "Kafka", "max_deliveries"),

@@ -40,8 +40,11 @@ def serve(
         connection.consumer(REQUESTS, ack_mode="individual", max_backlog=100) as consumer,
     ):
         while (message := consumer.receive(timeout)) is not None:
-            reply_to = message.headers["reply-to"]
-            headers = {"correlation-id": message.headers["correlation-id"]}
+            reply_to = message.headers.get("reply-to")
+            if reply_to is None:
+                message.reject("nobody waits for a reply: the header reply-to is missing")
+                continue
+            headers = {"correlation-id": message.headers.get("correlation-id", "")}
             try:
                 producer.send(reply_to, answer(message.payload.decode()), headers=headers)
             except lakequeue.Rejected as error:  # the client has gone, with its queue
@@ -102,9 +105,12 @@ def main(role: str, url: str, *requests: str) -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] not in (["serve"], ["ask"]) or len(sys.argv) < 3:
+    words = {"serve": 3, "ask": 4}
+    if len(sys.argv) < words.get("".join(sys.argv[1:2]), sys.maxsize):
         sys.exit("usage: python examples/request_reply.py serve URL | ask URL REQUEST …")
     try:
         main(*sys.argv[1:])
     except (lakequeue.LakequeueError, TimeoutError) as error:
         sys.exit(str(error))
+    except KeyboardInterrupt:  # ends the server; a request that it held comes again
+        sys.exit(130)

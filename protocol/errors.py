@@ -59,7 +59,7 @@ REMEDIES = {  # by reason, for a refusal whose detail does not say what to do
     "broker_quota": "consume messages, or raise system.max_spool_usage",
     "vpn_quota": "consume messages, or raise max_spool_usage of the VPN",
     "queue_quota": "consume messages, or raise the queue's max_spool_usage or max_spool_messages",
-    "message_too_large": "send less, or raise the queue's max_message_size (at most 11MB)",
+    "message_too_large": "send less, also in headers, or raise its max_message_size (at most 11MB)",
     "queue_shutdown": "its ingress is shut down; admin.shutdown(queue) opens it",
     "low_priority_limit": "send later, or with a priority of 4 or more",
     "spool_files": "acknowledge or purge messages, or raise system.max_spool_files",

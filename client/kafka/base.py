@@ -29,7 +29,10 @@ from . import kafka_bounds as bounds
 LOGGER = logging.getLogger("lakequeue.client")
 
 PORT_DEFAULT = 9092
-ADDRESS = "allowed is host:port, such as 127.0.0.1:9092; several with commas between them"
+ADDRESS = (
+    "allowed is host:port, such as 127.0.0.1:9092, with a port of 1 to 65535; several with commas "
+    "between them"
+)
 SLICE_SECONDS = 0.05  # how long Ctrl-C, close() and a new `listen` wait for a running poll
 
 

@@ -37,6 +37,7 @@ STOP_SECONDS_MAX = 20.0
 # Java options, in the variables of Kafka's own scripts. `heap` sets the memory.
 JAVA_OPTIONS = "KAFKA_JVM_PERFORMANCE_OPTS"
 LOCK_SECONDS_MAX = 5.0
+PORTS_FILE = "ports.json"
 # Below the range from which systems take ports for outgoing connections: a connection of some
 # other program must not sit on our port while the broker restarts.
 _PORTS = range(20_000, 32_000)
@@ -184,8 +185,8 @@ class EmbeddedKafka:
                 owner = file.read().strip() or "unknown"
                 file.close()
                 raise LakequeueError(
-                    f"The home {self.home} is in use by another engine (process {owner}): stop "
-                    "that one or choose another home."
+                    f"Kafka's folder {self.home} is in use by another engine (process {owner}): "
+                    "stop that one or choose another home."
                 ) from None
         file.truncate(0)
         file.write(f"{os.getpid()}\n")
@@ -199,16 +200,13 @@ class EmbeddedKafka:
 
     def _configure(self) -> None:
         """Choose the ports and write server.properties."""
-        memory = self.home / "ports.json"
-        known: dict[str, int] = {}
-        with contextlib.suppress(OSError, ValueError):
-            known = dict(json.loads(memory.read_text()))
+        known = known_ports(self.home)
         port = self.port or known.get("port") or free_port(self.host)
         if not port_is_free(port, self.host):
-            origin = "was given" if self.port else f"belongs to the home {self.home}"
+            had = "" if self.port else f", which the home {self.home} had before,"
             raise LakequeueError(
-                f"Port {port} on {self.host}, which {origin}, is taken by another program: stop "
-                "that one or choose another port."
+                f"Port {port} on {self.host}{had} is taken by another program: stop that one or "
+                "choose another port. `lakequeue up --port 0` takes a free one."
             )
         # Nobody but the broker itself uses the controller's port: it may change.
         controller_port = known.get("controller_port", 0)
@@ -216,7 +214,8 @@ class EmbeddedKafka:
             controller_port = free_port(besides=port)
         self.port = port
         (self.home / "server.properties").write_text(self._properties(controller_port))
-        memory.write_text(json.dumps({"port": port, "controller_port": controller_port}) + "\n")
+        ports = {"port": port, "controller_port": controller_port}
+        (self.home / PORTS_FILE).write_text(json.dumps(ports) + "\n")
 
     def _properties(self, controller_port: int) -> str:
         """The text of server.properties."""
@@ -304,6 +303,13 @@ def cluster_id() -> str:
     text = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
     # otherwise Kafka's tool takes it for an option
     return "A" + text[1:] if text.startswith("-") else text
+
+
+def known_ports(home: Path) -> dict[str, int]:
+    """The ports that a broker's home had at its last start; empty before the first."""
+    with contextlib.suppress(OSError, ValueError):
+        return dict(json.loads((home / PORTS_FILE).read_text()))
+    return {}
 
 
 def free_port(host: str = "127.0.0.1", besides: int = 0) -> int:

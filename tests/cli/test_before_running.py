@@ -13,9 +13,9 @@ from lakequeue.cli import start_engine as before_running
 from lakequeue.cli.group import EnvironmentFault
 from lakequeue.cli.start_engine import check_alone, check_ports
 from lakequeue.definitions import parse_configuration
-from lakequeue.protocol import NotConnected
+from lakequeue.protocol import LakequeueError, NotConnected
 from lakequeue.streaming.home.home_folder import ABOUT
-from lakequeue.streaming.kafka.embedded_kafka import free_port
+from lakequeue.streaming.kafka.embedded_kafka import PORTS_FILE, EmbeddedKafka, free_port
 from memory_shell import run
 
 TWO_VPNS = {"queues": [{"name": "a", "message_type": "json", "vpn": "one"},
@@ -41,6 +41,47 @@ def test_a_master_that_is_not_there(listening: str, tmp_path: Path) -> None:
         assert line.startswith(f"No Spark master answers ({master.removeprefix('spark://')}: ")
         assert not home.exists()
     assert run("submit", *at, "--print").exit_code == 0  # it may be there where that is run
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (("define", "absent.yaml"), "absent.yaml: the configuration file cannot be read"),
+        (("define", "name="), "the queue's name is missing"),
+        (("publish", "orders", "--ttl", "soon"), "ttl: 'soon' – allowed is"),
+        (("publish", "orders", "--delay", "soon"), "delay: 'soon' – allowed is"),
+        (("queues", "--url", "127.0.0.1:70000"), "'127.0.0.1:70000' – allowed is host:port, such "),
+        (("queues", "--url", "127.0.0.1:70000"), "with a port of 1 to 65535"),
+    ],
+)
+def test_a_mistake_on_the_command_line_is_told_although_nothing_answers(
+    words: tuple[str, ...], named: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a newcomer starts Kafka first, only to learn of a wrong word."""
+    monkeypatch.setenv("LAKEQUEUE_URL", f"kafka://127.0.0.1:{free_port()}")
+    result = run(*words)
+    assert result.exit_code == 2
+    assert named in result.stderr
+
+
+def test_port_0_is_a_free_one_although_another_program_took_the_homes(tmp_path: Path) -> None:
+    had, kafka = free_port(), tmp_path / "kafka"
+    kafka.mkdir()
+    (kafka / PORTS_FILE).write_text(json.dumps({"port": had}))
+    assert before_running._port(tmp_path, 0) == 0, "the one it had"
+    with socket.create_server(("127.0.0.1", had)):
+        assert before_running._port(tmp_path, 0) not in (0, had)
+        assert before_running._port(tmp_path, None) == 0
+        for broker, named in (
+            (EmbeddedKafka(kafka), f", which the home {kafka} had before, is"),
+            (EmbeddedKafka(tmp_path, had), " is"),
+        ):
+            with pytest.raises(LakequeueError) as refused:
+                broker._configure()
+            assert str(refused.value) == (
+                f"Port {had} on 127.0.0.1{named} taken by another program: stop that one or choose "
+                "another port. `lakequeue up --port 0` takes a free one."
+            )
 
 
 @pytest.mark.parametrize("command", ["run", "submit"])

@@ -27,6 +27,8 @@ QUEUES = {
     ]
 }  # fmt: skip
 
+USAGE = "usage: python examples/request_reply.py serve URL | ask URL REQUEST …"
+
 
 def program(name: str) -> ModuleType:
     """A program as somebody runs it: from its file."""
@@ -118,6 +120,42 @@ def test_a_request_of_a_client_that_has_gone_is_rejected(connection: lakequeue.C
         gone.send("apples")
     assert example.serve(connection, timeout=0) == 0
     assert connection.admin().describe("prices")["depth"] == 0
+
+
+def test_a_request_without_an_address_for_its_reply_is_rejected(
+    connection: lakequeue.Connection,
+) -> None:
+    """`lakequeue publish prices` sends such ones; the next request is answered all the same."""
+    example = program("request_reply")
+    connection.producer().send("prices", "apples")
+    with example.Requester(connection) as requester:
+        asked = requester.send("apples")
+        assert example.serve(connection, timeout=0) == 1
+        assert requester.receive(asked) == "1.20"
+    assert connection.admin().describe("prices")["counters"]["consumer_rejected"] == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "status"),
+    [
+        ((), USAGE),
+        (("serve",), USAGE),
+        (("ask", "memory://"), USAGE),
+        (("sreve", "memory://"), USAGE),
+        (("serve", "memory://"), 130),
+    ],
+)
+def test_a_server_ends_with_ctrl_c_and_wrong_words_with_the_usage(
+    words: tuple[str, ...], status: str | int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(lakequeue, "connect", interrupted)
+    monkeypatch.setattr(sys, "argv", ["request_reply.py", *words])
+    with pytest.raises(SystemExit) as ended:
+        run_path(str(ROOT / "examples" / "request_reply.py"), run_name="__main__")
+    assert ended.value.code == status
 
 
 def test_the_spark_job_is_the_one_of_the_documentation() -> None:
