@@ -63,6 +63,8 @@ def connect(
     """
     try:
         parts = urlsplit(text_of(url, "url", URL_MAX))
+    except ConfigError:
+        raise ConfigError(f"url: {shown(url)} – {ADDRESSES}") from None
     except ValueError as error:
         raise ConfigError(f"url: {shown(url)} – {error}; {ADDRESSES}") from error
     if not isinstance(config, Mapping | str | None):

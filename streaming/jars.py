@@ -94,7 +94,10 @@ def cached_jars(wanted: Path | None = None) -> Jars | None:
     """The jars of a list if the cache holds all of them, else None. Fetches nothing."""
     folder = _folder(wanted)
     jars = _expected(folder, wanted)
-    complete = (folder / _STAMP).is_file() and all(p.is_file() for p in jars.spark + jars.broker)
+    try:
+        complete = all(p.is_file() for p in (folder / _STAMP, *jars.spark, *jars.broker))
+    except OSError:  # no access: what fetches the jars says so
+        complete = False
     return jars if complete else None
 
 
@@ -117,7 +120,7 @@ def ensure_jars(progress: Callable[[str], None] | None = None, wanted: Path | No
     except OSError as error:
         raise LakequeueError(
             f"The jar cache {cache_directory()} cannot be written ({error.strerror or error}): "
-            "make room there or set LAKEQUEUE_CACHE to another directory."
+            "make room and give access there, or set LAKEQUEUE_CACHE to another directory."
         ) from error
     return jars
 

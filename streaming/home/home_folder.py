@@ -108,7 +108,13 @@ class HomeFolder(HomeNotes):
                 whole[PLACES] = places_of(self.path) | self._given
             if whole != about:
                 write_whole(self.path / ABOUT, whole)
-        except (OSError, ValueError, KeyError, AttributeError) as error:
+        except OSError as error:
+            why = f"{error.filename or self.path}: {error.strerror or error}"
+            raise LakequeueError(
+                f"home {self.path} cannot be used ({why}): make room and give access there, or "
+                "choose another home"
+            ) from error
+        except (ValueError, KeyError, AttributeError) as error:
             raise LakequeueError(f"home {self.path} cannot be used: {error}") from error
 
     def _make_tables(self) -> None:

@@ -51,12 +51,15 @@ def test_unless_it_is_kept() -> None:
         ("memory://x?keep=yes", "keep: 'yes' – allowed are true and false"),
         ("memory://?keep=true", "keep: 'true' – allowed are .*, for an engine with a name"),
         ("memory://x?kepe=true", "url: 'kepe' – allowed in a memory:// url are 'config' and 'kee"),
+        (None, "^url: None – allowed are 'kafka://HOST:PORT' and 'memory://NAME'$"),
+        ("", "^url: '' – allowed are 'kafka://HOST:PORT' and 'memory://NAME'$"),
+        ("kafka://[::1", r"^url: 'kafka://\[::1' – Invalid IPv6 URL; allowed are 'kafka://HOST"),
         ("amqp://x", "url: 'amqp://x' – allowed are 'kafka://HOST:PORT' and 'memory://NAME'"),
     ],
 )
-def test_a_wrong_address_is_named(url: str, found: str) -> None:
+def test_a_wrong_address_is_named(url: str | None, found: str) -> None:
     with pytest.raises(ConfigError, match=found):
-        lakequeue.connect(url)
+        lakequeue.connect(url)  # type: ignore[arg-type]
 
 
 def test_what_only_memory_can_do_says_so_elsewhere() -> None:

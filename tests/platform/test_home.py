@@ -64,6 +64,15 @@ def test_a_home_of_before_epochs_gets_one(tmp_path: Path) -> None:
     assert about(tmp_path) == {"format": FORMAT, "epoch": home.epoch}
 
 
+def test_a_home_that_cannot_be_made_says_where_and_why() -> None:
+    with pytest.raises(LakequeueError) as refused:
+        HomeFolder(Path("/proc/nowhere")).open()
+    assert str(refused.value) == (
+        "home /proc/nowhere cannot be used (/proc/nowhere: No such file or directory): make room "
+        "and give access there, or choose another home"
+    )
+
+
 def test_a_home_that_lived_starts_again(tmp_path: Path) -> None:
     epoch = lived(tmp_path).epoch
     assert NOBODY in start(tmp_path)

@@ -122,10 +122,24 @@ def test_ivy_fails(
     assert cached_jars() is None
 
 
-def test_the_cache_cannot_be_written(ivy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LAKEQUEUE_CACHE", "/proc/nowhere")
-    with pytest.raises(LakequeueError, match="set LAKEQUEUE_CACHE to another directory"):
+@pytest.mark.parametrize(
+    ("place", "why"),
+    [
+        ("/proc/nowhere", "No such file or directory"),
+        ("/" + "x" * 300, "File name too long"),  # not even looked into, as without a right to
+    ],
+)
+def test_the_cache_cannot_be_used(
+    ivy: Path, monkeypatch: pytest.MonkeyPatch, place: str, why: str
+) -> None:
+    monkeypatch.setenv("LAKEQUEUE_CACHE", place)
+    assert cached_jars() is None
+    with pytest.raises(LakequeueError) as refused:
         ensure_jars(print)
+    assert str(refused.value) == (
+        f"The jar cache {place} cannot be written ({why}): make room and give access there, or set "
+        "LAKEQUEUE_CACHE to another directory."
+    )
 
 
 def test_java_home_comes_first(
