@@ -20,13 +20,28 @@ import pyspark
 from job.hosts import Host
 from job.processes import _adopts, free_port, runs, until
 from lakequeue.streaming.jars import ensure_jars, java_executable
+from lakequeue.streaming.java import JavaArchive
 from lakequeue.streaming.loop.worker_daemon import DAEMON
-from lakequeue.streaming.spark.spark_session import LOCAL_FILES
+from lakequeue.streaming.spark.spark_session import _CLASS_PATHS, LOCAL_FILES, spark_settings
 
 SPARK = Path(pyspark.__file__).parent
 JAVA = ("-Xmx160m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")
 EXECUTOR = "CoarseGrainedExecutorBackend"
 MARK = "LAKEQUEUE_TEST_CLUSTER"  # in the environment of all that belongs to one
+
+
+def ours() -> str:
+    """Our jars, in the order of an engine with a local master: so all Java processes have its class
+    path, and map its archive of classes."""
+    settings = spark_settings(master="local[1]", jars=ensure_jars().spark)
+    return settings["spark.driver.extraClassPath"]
+
+
+def archived() -> list[str]:
+    """The Java options for that archive. None where there is none yet: only the start is slower."""
+    files = [*map(Path, ours().split(":")), *sorted((SPARK / "jars").iterdir())]
+    words = [ours(), *(os.environ.get(name, "") for name in _CLASS_PATHS)]
+    return JavaArchive("spark").options(java_executable(), files, words)
 
 
 class Standalone:
@@ -49,7 +64,9 @@ class Standalone:
     def _start(self, at: int, name: str, *arguments: str) -> subprocess.Popen[bytes]:
         host = self._hosts[at] if self._hosts else None
         address = host.address if host else self.address
-        command = [str(java_executable()), *JAVA, "-cp", f"{SPARK}/jars/*"]
+        (first,) = (SPARK / "jars").glob("slf4j-api-*.jar")  # as Spark's scripts have it
+        places = f"{ours()}:{SPARK}/conf:{first}:{SPARK}/jars/*"
+        command = [str(java_executable()), *JAVA, *archived(), "-cp", places]
         command += [f"org.apache.spark.deploy.{name}", "--host", address, "--webui-port", "0"]
         command += arguments
         environment = {
@@ -70,16 +87,17 @@ class Standalone:
 
     def settings(self) -> list[str]:
         """What an engine is told to run here: paths and addresses of this machine."""
-        (files,) = [j for j in ensure_jars().spark if j.name.startswith("hadoop-bare-naked")]
+        archive = " ".join(archived())
         given = {
             "spark.driver.host": self.address, "spark.driver.bindAddress": self.address,
             "spark.executor.memory": "800m", "spark.python.daemon.module": DAEMON,
-            "spark.driver.extraClassPath": str(files), "spark.executor.extraClassPath": str(files),
+            "spark.driver.extraClassPath": ours(), "spark.executor.extraClassPath": ours(),
+            "spark.driver.extraJavaOptions": archive,
             "spark.hadoop.fs.file.impl": LOCAL_FILES,
             # Brokers begin when all executors are there, else most are on the first.
             "spark.cores.max": str(self._slots),
             "spark.scheduler.minRegisteredResourcesRatio": "1.0",
-            "spark.executor.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+            "spark.executor.extraJavaOptions": f"{archive} {' '.join(JAVA[1:])}",
         }  # fmt: skip
         pairs = [f"{key}={value}" for key, value in given.items()]
         return ["--master", self.master, *(word for pair in pairs for word in ("--set", pair))]

@@ -42,7 +42,7 @@ from lakequeue.protocol.kafka_settings import VARIABLE
 pytestmark = pytest.mark.job
 
 SETTINGS = (
-    "--set", "lakequeue.batch_s=8", "--set", "spark.decommission.enabled=true",
+    "--set", "lakequeue.batch_s=14", "--set", "spark.decommission.enabled=true",
     "--set", "lakequeue.tables_interval_s=10", "--set", "lakequeue.history_interval_s=0",
     # After so long Spark gives up an executor that it does not hear, and its brokers go elsewhere.
     "--set", "spark.network.timeout=20s", "--set", "spark.network.timeoutInterval=5s",
@@ -206,7 +206,7 @@ def go_on(running: Running) -> float:
     """Until all traffic does; seconds."""
     begun = time.monotonic()
     for traffic in running.values():
-        traffic.goes_on(30, BACK_S_MAX)
+        traffic.goes_on(15, BACK_S_MAX)
     return time.monotonic() - begun
 
 
