@@ -34,7 +34,7 @@ SEED = 34
 BACK_S_MAX = 180.0
 CHANGES = 3  # a queue moves, a broker comes, and one goes
 BROKERS = ("a", "b", "c")
-SETTINGS = ("--set", "lakequeue.batch_s=8", "--set", "lakequeue.tables_interval_s=0")
+SETTINGS = ("--set", "lakequeue.tables_interval_s=0")
 LOCAL = "message_type: text, type: LocalQueue, max_per_subscription_backlog: 50"
 CONFIG = f"""
 brokers: [{", ".join(BROKERS)}]
