@@ -7,6 +7,7 @@ understood: their options are parsed, their make targets exist.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -23,9 +24,12 @@ import click
 import pytest
 from lakequeue.cli import main
 from lakequeue.lake import read_columns
+from lakequeue.streaming.java import start_tied
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+import forked
+from forked import write_command
 from printed import PAGES, ROOT, Printed, calls, commands, examples_of_help, fenced, name_of
 
 # What cannot run here, and why.
@@ -111,6 +115,20 @@ class Place:
         path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
         clean = {k: v for k, v in os.environ.items() if not k.startswith("LAKEQUEUE_")}
         self.environment = {**clean, "PATH": path}
+        self.quickly = {**self.environment, "PATH": f"{folder}/bin:{path}"}
+
+    @contextlib.contextmanager
+    def forking(self) -> Iterator[None]:
+        """`quickly` finds a command that is imported already (`forked.py`)."""
+        place = self.folder / "asked"
+        write_command(self.folder / "bin", place)
+        command = [sys.executable, forked.__file__, str(place)]
+        server = start_tied(command, env=self.environment, stdout=subprocess.PIPE, text=True)
+        try:
+            assert server.stdout.readline() == "ready\n"
+            yield
+        finally:
+            server.kill()
 
     def start(self) -> subprocess.Popen[str]:
         """`lakequeue up`, as it is printed."""
@@ -126,11 +144,12 @@ class Place:
             time.sleep(0.2)
         return process
 
-    def run(self, text: str) -> subprocess.CompletedProcess[str]:
+    def run(self, text: str, quickly: bool = True) -> subprocess.CompletedProcess[str]:
         """A command, by the shell."""
         return subprocess.run(
-            ["bash", "-c", text], cwd=self.folder, env=self.environment, capture_output=True,
-            text=True, timeout=COMMAND_S, stdin=subprocess.DEVNULL,
+            ["bash", "-c", text], cwd=self.folder, capture_output=True, text=True,
+            env=self.quickly if quickly else self.environment, timeout=COMMAND_S,
+            stdin=subprocess.DEVNULL,
         )  # fmt: skip
 
     def run_for_a_while(self, text: str) -> subprocess.CompletedProcess[str]:
@@ -164,7 +183,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     one = Place(tmp_path_factory.mktemp("reader"))
     process = one.start()
     try:
-        yield one
+        with one.forking():
+            yield one
         process.send_signal(signal.SIGINT)
         out, _ = process.communicate(timeout=180)
         assert process.returncode == 0, out
@@ -201,11 +221,12 @@ def test_commands_run_as_printed(place: Place, pages: list[str]) -> None:
         printed = [one.text for one in HERE if one.page == page]
         if page != pages[0] and any("consume" in text for text in printed):
             publish(place)
-        check_all_run(place, printed)
+        check_all_run(place, printed, quickly=page != FIRST)
 
 
-def check_all_run(place: Place, printed: list[str]) -> None:
-    """The commands of a page, one after the other; those without an end beside the others."""
+def check_all_run(place: Place, printed: list[str], quickly: bool) -> None:
+    """The commands of a page, one after the other; those without an end beside the others.
+    quickly: without the imports of each."""
     endless: dict[str, Future[subprocess.CompletedProcess[str]]] = {}
     with ThreadPoolExecutor() as beside:
         for text in printed:
@@ -215,7 +236,7 @@ def check_all_run(place: Place, printed: list[str]) -> None:
                     good(endless[name].result())
                 endless[name] = beside.submit(place.run_for_a_while, text)
             else:
-                out = good(place.run(text))
+                out = good(place.run(text, quickly))
                 if text.startswith("lakequeue consume"):
                     assert out.startswith('{"price": 12}')
     for one in endless.values():
