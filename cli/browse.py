@@ -209,7 +209,8 @@ def _parsed(words: tuple[str, ...], step: int | None) -> tuple[datetime | None, 
         if first != LAST:
             when = datetime_of(time_ms(first, "time"))
     if not rest or rest[0] not in VIEWS:
-        raise click.UsageError(f"Name what to look at: one of {', '.join(VIEWS)}.")
+        given = f"{rest[0]!r} cannot be looked at. " if rest else ""
+        raise click.UsageError(f"{given}Name what to look at: one of {', '.join(VIEWS)}.")
     what, *names = rest
     needs = what in ("describe", "browse")
     if len(names) > (what in ("queues", "describe", "browse")) or (needs and not names):

@@ -47,7 +47,9 @@ class Selection:
     def messages(self) -> dict[str, Any]:
         """The chosen messages as `Admin` takes them. Choosing all needs --all."""
         if self.everything == (self.where is not None or self.ids is not None):
-            raise click.UsageError("choose messages: --where EXPRESSION, --ids RANGES or --all")
+            both = "; --all goes without the others" if self.everything else ""
+            wanted = "--where EXPRESSION, --ids RANGES or --all"
+            raise click.UsageError(f"choose messages: {wanted}{both}")
         return {"where": self.where, "ids": self.ids}
 
     def ask_first(self, count: int, question: str, as_json: bool) -> None:

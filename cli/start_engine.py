@@ -177,9 +177,9 @@ def check_ports(settings: Mapping[str, str], *names: str) -> None:
         try:
             socket.create_server(("127.0.0.1", port)).close()
         except OSError as error:
+            why = (error.strerror or str(error)).partition(" (while ")[0]  # the address, once more
             raise EnvironmentFault(
-                f"{key}: port {port} cannot be used ({error.strerror or error}); choose another, "
-                "or 0 for a free one"
+                f"{key}: port {port} cannot be used ({why}); choose another, or 0 for a free one"
             ) from error
 
 

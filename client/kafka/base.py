@@ -235,12 +235,12 @@ def require_broker(bootstrap: str, seconds: float = bounds.OPEN_SECONDS_MAX) -> 
     """
     reason = "no time left"
     addresses = servers(bootstrap)
+    settings = kafka_settings()
     deadline = time.monotonic() + seconds
     for left, (host, port) in zip(range(len(addresses), 0, -1), addresses, strict=True):
         until = time.monotonic() + max(0.2, (deadline - time.monotonic()) / left)
         try:
             with socket.create_connection((host, port), until - time.monotonic()) as peer:
-                settings = kafka_settings()
                 if encrypted(settings):
                     return
                 if ask(peer, _HELLO, until) is not None:

@@ -44,6 +44,10 @@ CLASS_PATHS = ("spark.driver.extraClassPath", "spark.executor.extraClassPath")
 # Variables by which Spark's scripts add to the class path.
 _CLASS_PATHS = ("SPARK_CONF_DIR", "SPARK_DIST_CLASSPATH", "HADOOP_CONF_DIR", "YARN_CONF_DIR")
 JAVA_END_S_MAX = 10.0  # seconds that we wait for Java, whose hooks remove temporary files
+JAVA_ENDS = (
+    "Error: Could not create the Java Virtual Machine.",
+    "Error: A fatal exception has occurred. Program will exit.",
+)
 _PRINTED = (1, 2)  # standard output and standard error
 _DATA_SUFFIXES = {".py", ".lark", ".yaml", ".xml", ".properties", ".conf", ".json"}
 _ZIP_TIME = (1980, 1, 1, 0, 0, 0)
@@ -104,6 +108,16 @@ def spark_settings(
     return settings
 
 
+def _why_java_ended(log: Path, begins: int) -> str:
+    """Why Java ended: the last line that it printed behind an offset of a log, except those with
+    which it always ends. Empty if there is none."""
+    with log.open("rb") as file:
+        file.seek(begins)
+        lines = [line.strip() for line in file.read().decode(errors="replace").splitlines()]
+    told = [line for line in lines if line and line not in JAVA_ENDS]
+    return told[-1] if told else ""
+
+
 def spark_session(
     app_name: str,
     *,
@@ -151,12 +165,16 @@ def spark_session(
     builder = SparkSession.builder.appName(app_name)
     for key, value in settings.items():
         builder = builder.config(key, value)
+    begins = log_file.stat().st_size if log_file is not None and log_file.is_file() else 0
     try:
         with _output_to(log_file):
             spark = builder.getOrCreate()
     except PySparkRuntimeError as error:
-        where = f"see {log_file}" if log_file else "its reason is printed above"
-        raise LakequeueError(f"Spark's Java process did not start: {where}.") from error
+        if log_file is None:
+            why = "its reason is printed above"
+        else:
+            why = ": ".join(filter(None, (_why_java_ended(log_file, begins), f"see {log_file}")))
+        raise LakequeueError(f"Spark's Java process did not start: {why}.") from error
     jvm: Any = spark._jvm
     archive.class_path = str(jvm.java.lang.System.getProperty("java.class.path"))
     for name in ("py4j.clientserver", None):  # py4j logs a lost connection by the root logger

@@ -127,8 +127,8 @@ def test_a_port_that_another_program_has(
     result = run(command, *at)
     assert result.exit_code == 3
     (line,) = result.stderr.splitlines()
-    assert line.startswith(f"lakequeue.{name}: port {port} cannot be used (")
-    assert line.endswith("choose another, or 0 for a free one")
+    why = "(Address already in use); choose another, or 0 for a free one"
+    assert line == f"lakequeue.{name}: port {port} cannot be used {why}"
     assert command == "run" or not home.exists()
 
 

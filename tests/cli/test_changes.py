@@ -77,10 +77,10 @@ def test_r6_purge_dry_run(orders: Engine) -> None:
     "command", [("move", "orders", "others"), ("edit", "orders", "-H", "a=b"), ("purge", "orders")]
 )
 def test_which_messages_must_be_said(orders: Engine, command: tuple[str, ...]) -> None:
-    for more in ((), ("--all", "--ids", "1")):
+    for more, both in (((), ""), (("--all", "--ids", "1"), "; --all goes without the others")):
         result = orders.run(*command, *more, "--yes")
         assert result.exit_code == 2
-        assert "choose messages: --where EXPRESSION, --ids RANGES or --all" in result.stderr
+        assert f"--where EXPRESSION, --ids RANGES or --all{both}\n" in result.stderr
 
 
 def test_r4_replay(orders: Engine, tmp_path: Path) -> None:
@@ -152,7 +152,8 @@ def test_r3_rebuild(home: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ((), "The time is missing"), (("last",), "Name what to look at"),
+        ((), "The time is missing"), (("last",), "Error: Name what to look at"),
+        (("last", "qeues"), "Error: 'qeues' cannot be looked at. Name what to look at: one of qu"),
         (("last", "browse"), "a QUEUE"),
         (("last", "queues", "a", "b"), "takes"), (("yesterday", "queues"), "time: 'yesterday'"),
         (("2001-01-01T00:00:00Z", "queues"), "the tables begin later: steps 1 to"),

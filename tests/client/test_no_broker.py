@@ -46,6 +46,15 @@ def listen() -> Iterator[Listen]:
         server.close()
 
 
+def test_settings_that_are_not_there_are_told_although_nothing_answers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else Kafka is looked for where it is, and only then its credentials."""
+    monkeypatch.setenv(VARIABLE, "/nowhere")
+    with pytest.raises(ConfigError, match=f"{VARIABLE}: '?/nowhere"):
+        require_broker("127.0.0.1:1")
+
+
 @pytest.mark.parametrize("library", LIBRARIES)
 @pytest.mark.parametrize(
     "words", [None, b"", b"HTTP/1.1 400 Bad Request\r\n\r\n"], ids=["silent", "closes", "http"]

@@ -106,6 +106,43 @@ def test_the_zip_for_executors_reads_expressions(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
+def test_a_java_that_does_not_start_is_told_with_its_reason(tmp_path: Path) -> None:
+    """Java names the wrong option first, and closes with two lines that help nobody."""
+    java, log = tmp_path / "java" / "bin" / "java", tmp_path / "spark.log"
+    java.parent.mkdir(parents=True)
+    ends = "".join(f"echo '{line}'\n" for line in spark.JAVA_ENDS)
+    java.write_text(
+        f"""#!/bin/sh
+case "$*" in
+    -version) echo 'version "17.0.1"' >&2; exit 0 ;;
+    *launcher.Main*) printf '\\n%s\\0-Xmxlots\\0' "$0"; exit 0 ;;  # what Spark starts next
+esac
+echo 'Invalid maximum heap size: -Xmxlots'
+{ends}exit 1
+"""
+    )
+    java.chmod(0o755)
+    log.write_text("what an earlier start said\n")
+    program = (
+        "import sys; from pathlib import Path\n"
+        "from lakequeue.streaming.spark.spark_session import spark_session\n"
+        "spark_session('x', master='local[2]', jars=[], log_file=Path(sys.argv[1]))"
+    )
+    environment = {
+        **os.environ,
+        "JAVA_HOME": str(tmp_path / "java"),
+        "LAKEQUEUE_CACHE": str(tmp_path),
+    }
+    ended = subprocess.run(
+        [sys.executable, "-c", program, str(log)],
+        env=environment, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert ended.stderr.splitlines()[-1] == (
+        "lakequeue.protocol.errors.LakequeueError: Spark's Java process did not start: Invalid "
+        f"maximum heap size: -Xmxlots: see {log}."
+    )
+
+
 def test_a_stopped_spark_has_no_executors() -> None:
     """It has let go of Java. The thread that watches the brokers asks, and must not end of it."""
     stopped = SimpleNamespace(sparkContext=SimpleNamespace(_jsc=None))
