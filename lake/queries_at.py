@@ -66,9 +66,12 @@ class _PastSession:
             raise ConfigError(f"{kind.__name__}: the past is read-only")
         hosts = self._hosts(getattr(command, "queue", None))
         moment = next((m for m in hosts if m.home.number == number), hosts[0])
-        result, more = past_replica.answer(
-            moment.home, moment.store, moment.now, self._vpn, command
-        )
+        try:
+            result, more = past_replica.answer(
+                moment.home, moment.store, moment.now, self._vpn, command
+            )
+        except ValueError as error:  # a wrong `where`: an engine that runs answers with its text
+            raise ConfigError(str(error)) from error
         (record,) = wire.encode([Reply("", 0, "", result, more=more)])
         answer = msgspec.json.decode(record.value or b"")
         if answer["error"] is not None:

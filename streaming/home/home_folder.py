@@ -367,7 +367,10 @@ class HomeFolder(HomeNotes):
 
     def _record(self) -> dict[str, Any]:
         file = self.path / ABOUT
-        return dict(json.loads(file.read_text())) if file.exists() else {}
+        try:
+            return dict(json.loads(file.read_text())) if file.exists() else {}
+        except (ValueError, TypeError) as error:
+            raise ValueError(f"{ABOUT} is damaged: {error}") from error
 
     def _checkpoints(self) -> dict[str, str]:
         """Each query's folder, relative to the home, and the id that Spark gave it."""

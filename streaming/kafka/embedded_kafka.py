@@ -307,7 +307,7 @@ def cluster_id() -> str:
 
 def known_ports(home: Path) -> dict[str, int]:
     """The ports that a broker's home had at its last start; empty before the first."""
-    with contextlib.suppress(OSError, ValueError):
+    with contextlib.suppress(OSError, ValueError, TypeError):  # missing, or damaged
         return dict(json.loads((home / PORTS_FILE).read_text()))
     return {}
 

@@ -15,7 +15,12 @@ from lakequeue.cli.start_engine import check_alone, check_ports
 from lakequeue.definitions import parse_configuration
 from lakequeue.protocol import LakequeueError, NotConnected
 from lakequeue.streaming.home.home_folder import ABOUT
-from lakequeue.streaming.kafka.embedded_kafka import PORTS_FILE, EmbeddedKafka, free_port
+from lakequeue.streaming.kafka.embedded_kafka import (
+    PORTS_FILE,
+    EmbeddedKafka,
+    free_port,
+    known_ports,
+)
 from memory_shell import run
 
 TWO_VPNS = {"queues": [{"name": "a", "message_type": "json", "vpn": "one"},
@@ -69,6 +74,10 @@ def test_port_0_is_a_free_one_although_another_program_took_the_homes(tmp_path: 
     kafka.mkdir()
     (kafka / PORTS_FILE).write_text(json.dumps({"port": had}))
     assert before_running._port(tmp_path, 0) == 0, "the one it had"
+    for damaged in ("[1]", "5", "{", "[[1, 2]]"):
+        (kafka / "other").mkdir(exist_ok=True)
+        (kafka / "other" / PORTS_FILE).write_text(damaged)
+        assert not known_ports(kafka / "other").get("port")
     with socket.create_server(("127.0.0.1", had)):
         assert before_running._port(tmp_path, 0) not in (0, had)
         assert before_running._port(tmp_path, None) == 0

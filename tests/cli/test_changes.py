@@ -158,6 +158,7 @@ def test_r3_rebuild(home: Path, tmp_path: Path) -> None:
         (("last", "queues", "a", "b"), "takes"), (("yesterday", "queues"), "time: 'yesterday'"),
         (("2001-01-01T00:00:00Z", "queues"), "the tables begin later: steps 1 to"),
         (("last", "describe", "nobody"), "there was no such queue"),
+        (("last", "browse", "orders", "--where", "n > 1"), "where: 'n > 1' – must be an exp"),
         (("--step", "9999", "queues"), "the tables have steps 1 to"),
     ],
 )  # fmt: skip

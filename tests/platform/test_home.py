@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from lakequeue.definitions import Configuration
 from lakequeue.protocol.errors import LakequeueError
+from lakequeue.protocol.home_places import ABOUT
 from lakequeue.state import FORMAT
 from lakequeue.streaming import Engine
 from lakequeue.streaming.home.home_folder import EPOCH_MAX, HomeFolder
@@ -71,6 +72,15 @@ def test_a_home_that_cannot_be_made_says_where_and_why() -> None:
         "home /proc/nowhere cannot be used (/proc/nowhere: No such file or directory): make room "
         "and give access there, or choose another home"
     )
+
+
+@pytest.mark.parametrize("damaged", ["{", "5", "[1]"])
+def test_a_home_whose_record_is_damaged_names_the_file(tmp_path: Path, damaged: str) -> None:
+    (tmp_path / ABOUT).write_text(damaged)
+    with pytest.raises(
+        LakequeueError, match=f"^home {tmp_path} cannot be used: {ABOUT} is damaged: "
+    ):
+        HomeFolder(tmp_path).open()
 
 
 def test_a_home_that_lived_starts_again(tmp_path: Path) -> None:
