@@ -57,6 +57,8 @@ WORDS = (
     Word("durable", "RabbitMQ", "", "every queue is durable; leave it out"),
     Word("auto_delete", "RabbitMQ", "", "delete it with admin.delete()"),
     Word("exclusive", "RabbitMQ", "", "queues are not bound to a connection"),
+    Word("x-delayed-type", "RabbitMQ", "", _LATER),
+    Word("alternate-exchange", "RabbitMQ", "", "a message that no queue takes is nacked"),
     Word("exchange", "RabbitMQ", "subscriptions", "topics that the queue takes; no exchanges"),
     Word("routing_key", "RabbitMQ", "subscriptions", _LEVELS),
     Word("binding_key", "RabbitMQ", "subscriptions", _LEVELS),

@@ -268,6 +268,8 @@ def _refuse(text: str, error: lark.exceptions.UnexpectedInput) -> NoReturn:
         sentence += f" (write {_INSTEAD[word]})"
     elif word in ("'", '"'):
         sentence += " (a quote is not closed)"
+    elif word.isidentifier() and text[position + len(word) :].lstrip().startswith("("):
+        sentence += " (there are no functions)"
     elif word.isidentifier() and "FIELD" in allowed:
         sentence += f" (a field is written with a slash: /{word})"
     raise ExpressionError(text, position, sentence) from None

@@ -148,6 +148,8 @@ def test_Q6_three_valued_logic(pair: tuple[str, str], fields: bool) -> None:
         ("/a > 1 )", 7, "expected the end"),
         ("(/a", 3, "')'"),
         ("/a && /b", 3, "write AND"),
+        ("length(/a) > 1", 0, "found 'length', expected a value such as /price, 10 or 'text' (the"),
+        ("/b = lower (/a)", 5, r"(there are no functions)"),
         ("/@foo", 0, '/"@foo"'),
         ("/a = 'x", 5, "quote is not closed"),
         ("/a IN ()", 7, "expected a value"),
