@@ -296,8 +296,10 @@ class Day:
         some = set(sorted(self.again)[: TRACED // 2])
         some |= set(self.chance.sample(sorted(self._done()), min(TRACED // 2, len(self._done()))))
         wanted = {self.sent[n].task: n for n in some if self.sent[n].task is not None}
+        self.told["explained by trace"] = len(wanted)
 
         def unexplained() -> dict[int, list[list[str]]]:
+            """Of those that the last look left. A trace costs."""
             lake = open_lake(self.engine.home)
             lives: dict[int, list[list[str]]] = {n: [] for n in wanted.values()}
             for message_id, payload in lake.execute(_MESSAGES).fetchall():
@@ -305,13 +307,15 @@ class Day:
                 if task in wanted:
                     (queue,) = trace(lake, str(message_id))["queues"]
                     lives[wanted[task]].append([event["event"] for event in queue["life"]])
-            return {n: found for n, found in lives.items() if not _explain(found, n in self.again)}
+            left = {n: found for n, found in lives.items() if not _explain(found, n in self.again)}
+            for task in [task for task, n in wanted.items() if n not in left]:
+                del wanted[task]
+            return left
 
         deadline = time.monotonic() + TABLES_S
         while (left := unexplained()) and time.monotonic() < deadline:
             time.sleep(1)
         assert not left, f"the tables do not explain {left}"
-        self.told["explained by trace"] = len(wanted)
 
 
 def _explain(lives: list[list[str]], again: bool) -> bool:
