@@ -75,12 +75,12 @@ class Job:
     def start(self, home: Path) -> None:
         """Serve this home. Spark's Java is this process's, and warm the second time."""
         settings = {
-            "lakequeue.ui_port": "0", "lakequeue.tables_interval_s": "3",
+            "lakequeue.ui_port": "0", "lakequeue.tables_interval_s": "6",
             "lakequeue.trigger": self.trigger, "lakequeue.batch_s": str(BATCH_S), **INTERPRETED,
         }  # fmt: skip
         if self.trigger == REAL_TIME:  # with it are the tests that look at the history
             settings |= {
-                "lakequeue.history_interval_s": "8", "lakequeue.snapshots_interval_s": "24"
+                "lakequeue.history_interval_s": "12", "lakequeue.snapshots_interval_s": "24"
             }  # fmt: skip
         bootstrap = self.kafka.bootstrap_servers
         self.engine = Engine(bootstrap, home, configuration(), settings=settings)

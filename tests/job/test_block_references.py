@@ -3,6 +3,7 @@ in memory; and it reads payloads by rows, with a setting that nobody else's quer
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -42,21 +43,25 @@ class Reads:
         patch.setattr(kind, "toArrow", to_arrow)
 
 
-@pytest.fixture
-def spark(job: Job) -> Iterator[Any]:
-    """The engine's session, which compiles plans, as it does by default."""
-    session = job.engine.application.spark
-    assert session is not None
-    before = session.conf.get(COMPILED)
-    session.conf.set(COMPILED, "true")
-    yield session
-    session.conf.set(COMPILED, before)
+@contextlib.contextmanager
+def compiling(*sessions: Any) -> Iterator[None]:
+    """They compile plans, as they do by default."""
+    before = [session.conf.get(COMPILED) for session in sessions]
+    for session in sessions:
+        session.conf.set(COMPILED, "true")
+    try:
+        yield
+    finally:
+        for session, value in zip(sessions, before, strict=True):
+            session.conf.set(COMPILED, value)
 
 
 @in_real_time
 def test_R1_blocks_are_named_by_rows_and_nobody_elses_queries_are_touched(
-    spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    spark = job.engine.application.spark
+    assert spark is not None
     monkeypatch.setattr(block_references, "WORTH_BYTES", 0)  # the blocks of a walk are short
     walk = lived(3)
     own, store = walk.saved[-1]
@@ -66,13 +71,13 @@ def test_R1_blocks_are_named_by_rows_and_nobody_elses_queries_are_touched(
         [(page, value, crc_of(page, value)) for page, value in store.pages.items()], PAGES
     )
     refer = BlockReferences(spark, home / "tables")
-    refer._by_rows.conf.set(COMPILED, "true")
     assert not refer(HOME.name, pages, (0, own.step)).where("refs IS NOT NULL").count()
 
     write_table(home, "journal", journal)
     there = spark.read.format("delta").load(f"{home}/tables/messages").toArrow()
     read = Reads(spark, monkeypatch)
-    rows = refer(HOME.name, pages, (0, own.step)).collect()
+    with compiling(spark, refer._by_rows):
+        rows = refer(HOME.name, pages, (0, own.step)).collect()
     blocks = {page: value for page, value in store.pages.items() if page.startswith("b/")}
     wanted = references_to(blocks, journal, places_of(there))
     assert len(wanted) > 3

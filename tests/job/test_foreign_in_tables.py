@@ -78,19 +78,19 @@ def test_R1_what_a_transaction_took_back_is_in_no_table(
     until(lambda: payloads(job) == wanted, 60, "what came behind it")
     connection.admin().purge(QUEUE)
     await_history(job, connection, QUEUE)
-    check_each_step_is_made_again(home, QUEUE)
+    check_steps_are_made_again(home, QUEUE)
 
 
-def check_each_step_is_made_again(home: Path, topic: str) -> None:
-    """Of those that took records of the topic."""
+def check_steps_are_made_again(home: Path, topic: str) -> None:
+    """Of those that took records of the topic, the first and the last ones. Each takes a second."""
     with open_lake(home) as lake:
         (first,) = lake.execute("SELECT min(step) FROM snapshots WHERE page = ''").fetchall()[0]
         steps = lake.execute(
             "SELECT DISTINCT step FROM (SELECT step, unnest(ranges) AS r FROM steps) "
-            "WHERE r.topic = $1 AND step > $2", [topic, first]
+            "WHERE r.topic = $1 AND step > $2 ORDER BY step", [topic, first]
         ).fetchall()  # fmt: skip
         assert steps
-        for (step,) in steps:
+        for (step,) in {*steps[:2], *steps[-2:]}:
             assert as_of(lake, home, "broker-0", step=step).step == step
 
 
@@ -155,7 +155,7 @@ def test_R1_a_topic_that_is_made_anew_begins_anew_in_the_tables(
     assert len({(topic, topic_id) for topic, _, topic_id in rows}) == 4
     await_history(job, connection, QUEUE)
     for name in ANEW:
-        check_each_step_is_made_again(home, name)
+        check_steps_are_made_again(home, name)
         admin.delete(name)
 
 

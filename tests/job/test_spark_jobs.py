@@ -38,6 +38,7 @@ pytestmark = pytest.mark.job
 
 TO_TABLE, FROM_ROWS = "to-table", "from-rows"
 SEED = 29
+ROWS, STREAMED = 600, 100
 KILLS = int(os.environ.get("LAKEQUEUE_JOB_KILLS", "1"))
 DEATHS = int(os.environ.get("LAKEQUEUE_JOB_DEATHS", "0"))
 
@@ -53,7 +54,7 @@ class Sender:
         self._thread.start()
 
     def _send(self) -> None:
-        while not self._ended.wait(0.02):
+        while not self._ended.wait(0.1):
             for _ in range(5):
                 self._sent.append(self._producer.send_async(TO_TABLE, f"{len(self._sent)}"))
 
@@ -129,7 +130,7 @@ MINIATURE = (Path(__file__).parent / "micro_batches.py").read_text()
 @contextlib.contextmanager
 def running(job: Job, folder: Path, program: str) -> Iterator[subprocess.Popen[bytes]]:
     """A job as a process; in the end it is killed, with all that it started."""
-    given = json.dumps(options(job, TO_TABLE) | {"maxMessagesPerBatch": "150"})
+    given = json.dumps(options(job, TO_TABLE) | {"maxMessagesPerBatch": "40"})
     with (folder / "job.log").open("ab") as log:
         process = subprocess.Popen(
             [sys.executable, "-c", program, given, str(folder)], stderr=log, start_new_session=True
@@ -176,8 +177,8 @@ def test_rows_are_published_once_also_when_they_are_written_again(
 ) -> None:
     """P1: under one writeId the same rows, in whatever order and from whatever partition order
     within it, are the same messages."""
-    wanted = sorted(f"row {n}" for n in range(2_000))
-    rows = spark.range(2_000).selectExpr(
+    wanted = sorted(f"row {n}" for n in range(ROWS))
+    rows = spark.range(ROWS).selectExpr(
         "concat('row ', id) AS payload", "map('n', cast(id AS STRING)) AS headers",
         "cast(id % 10 AS INT) AS priority",
     )  # fmt: skip
@@ -192,7 +193,7 @@ def test_rows_are_published_once_also_when_they_are_written_again(
             message.ack()
     assert sorted(text for text, _, _ in got) == wanted
     assert {(text, priority) for text, _, priority in got} == {
-        (f"row {n}", n % 10) for n in range(2_000)
+        (f"row {n}", n % 10) for n in range(ROWS)
     }
     assert all(text == f"row {n}" for text, n, _ in got)
 
@@ -204,7 +205,7 @@ def test_a_stream_publishes_each_row_once_and_what_is_there_now_is_read_to_its_e
     """From a table into a queue, in batches of which one runs again; then from the queue into
     another table, with the trigger that ends by itself."""
     source, point = str(tmp_path / "source"), tmp_path / "out-point"
-    frame = spark.range(300).selectExpr("concat('streamed ', id) AS payload")
+    frame = spark.range(STREAMED).selectExpr("concat('streamed ', id) AS payload")
     for part in range(2):
         frame.where(f"length(payload) % 2 = {part}").coalesce(1).write.format("delta").mode(
             "append"
@@ -227,7 +228,7 @@ def test_a_stream_publishes_each_row_once_and_what_is_there_now_is_read_to_its_e
     assert query.awaitTermination(300)
     table = deltalake.DeltaTable(tmp_path / "table").to_pyarrow_table().to_pylist()
     assert sorted(r["payload"].decode() for r in table) == sorted(
-        f"streamed {n}" for n in range(300)
+        f"streamed {n}" for n in range(STREAMED)
     )
     admin = connection.admin()
     until(lambda: admin.describe(FROM_ROWS)["depth"] == 0, 30, "the last batch is acknowledged")
