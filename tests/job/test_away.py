@@ -30,7 +30,7 @@ import psutil
 import pytest
 from job.processes import EngineProcess, let_end, loop_workers, runs, until
 from job.traffic import Traffic, drain
-from lakequeue.lake import open_lake, read_columns
+from lakequeue.lake import open_lake, past_replica, read_columns
 from lakequeue.lake.past import as_of
 from lakequeue.lake.queries_at import admin_of
 from lakequeue.protocol.errors import Rejected
@@ -38,6 +38,7 @@ from lakequeue.protocol.steplog import StepRecord
 from lakequeue.sinks.table_damage import damage
 from lakequeue.sources.live import kafka_client
 from lakequeue.sources.replay_inputs import read_steps
+from lakequeue.state.limits import Limits
 from lakequeue.streaming import EmbeddedKafka
 from lakequeue.streaming.tables.table_care import MARK
 from lakequeue.streaming.tables.table_repair import repair
@@ -50,7 +51,7 @@ SEED = 29
 STEPS = "broker-0.steps"
 SPARK = "org.apache.spark.deploy.SparkSubmit"
 DISK = "64m"
-DEEP = 10_000  # more than the live part of a queue holds: rows are spilled, and come back
+DEEP = 1_500  # more than the live part of a queue holds here: rows are spilled, and come back
 PLANTED = Path(__file__).parent / "planted"  # see `sitecustomize.py` there
 CONFIG = """
 system: {heartbeat_timeout: 5s}
@@ -60,8 +61,8 @@ queues:
   - {name: deep, message_type: text, max_per_subscription_backlog: 500}
 """
 SETTINGS = (
-    "--set", "lakequeue.batch_s=5", "--set", "lakequeue.upkeep_hours=0.02",
-    "--set", "lakequeue.retention_days=1", "--set", "lakequeue.tables_interval_s=3",
+    "--set", "lakequeue.batch_s=10", "--set", "lakequeue.upkeep_hours=0.02",
+    "--set", "lakequeue.retention_days=1", "--set", "lakequeue.tables_interval_s=6",
 )  # fmt: skip
 
 
@@ -293,11 +294,12 @@ def upkeep_was_beside_writers(place: Place) -> None:
 
 
 def test_R1_a_deep_queue_outlives_its_worker_and_a_start_on_damage(
-    place: Place, connection: lakequeue.Connection
+    place: Place, connection: lakequeue.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Traffic goes on over a kill, and over stops in good order, which leave nothing to take again;
     all that waits is read from the checkpoint, whose newest batch cannot be read. Queues go on
     beside damaged tables; repaired, they get what they miss, once."""
+    monkeypatch.setattr(past_replica, "LIMITS", Limits(live_rows=1_000, segment_rows=128))
     producer, home = connection.producer(window=5_000), place.engine.home
     for n in range(DEEP):
         producer.send_async("deep", b"%d" % n)
