@@ -11,6 +11,7 @@ import time
 from typing import Any
 
 from celery import Celery
+from kombu.exceptions import OperationalError
 
 app = Celery(
     "lakequeue.examples.celery_shop",  # as a worker imports it: `python -m` sends such names too
@@ -58,4 +59,7 @@ def main() -> None:
 if __name__ == "__main__":
     if len(sys.argv) > 1:
         sys.exit("usage: SHOP_BROKER=URL python -m lakequeue.examples.celery_shop")
-    main()
+    try:
+        main()
+    except OperationalError as error:  # such as a Kafka that does not answer
+        sys.exit(str(error))

@@ -191,3 +191,12 @@ def test_what_the_example_program_sends_is_known_to_its_worker(
     names = {message["headers"]["task"] for message in sent}
     assert len(names) == 3
     assert names <= known
+
+
+def test_the_example_program_without_a_broker_gets_one_line(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("SHOP_BROKER", "lakequeue+kafka://127.0.0.1:1")
+    monkeypatch.setattr("sys.argv", ["celery_shop"])
+    with pytest.raises(SystemExit, match=r"^no Kafka broker answers at 127.0.0.1:1 .*$"):
+        run_module("lakequeue.examples.celery_shop", run_name="__main__")
