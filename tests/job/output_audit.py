@@ -87,14 +87,32 @@ def _whole_log(kafka: dict[str, Any], topic: str) -> list[tuple[int, StepRecord]
         assert time.monotonic() < deadline, "it takes steps although nobody asks for anything"
 
 
+def _log_and_wire(
+    bootstrap: str, vpn: str
+) -> tuple[list[tuple[int, StepRecord]], dict[str, list[Any]]]:
+    """The log, and what was said by then: who closes a connection may be heard late."""
+    kafka, log = kafka_client(bootstrap, "judge"), topics.topic("broker-0", topics.STEPS)
+    deadline = time.monotonic() + QUIET_S_MAX
+    while True:
+        logged = _whole_log(kafka, log)
+        wire = {
+            kind: on_the_wire(bootstrap, topics.topic(vpn, kind), PARTITIONS[kind]) for kind in SAID
+        }
+        if not read_steps(kafka, log, logged[-1][0] + 1):
+            return logged, wire
+        assert time.monotonic() < deadline, "it takes steps although nobody asks for anything"
+
+
 def steps_say(
-    bootstrap: str, home: Path, broker: str = "broker-0", number: int = 0
-) -> tuple[int, list[WireRecord]]:
+    bootstrap: str, home: Path, broker: str = "broker-0", number: int = 0,
+    log: list[tuple[int, StepRecord]] | None = None,
+) -> tuple[int, list[WireRecord]]:  # fmt: skip
     """All steps of the log once more, aloud: how many, and what they say. Raises Refused where the
-    outcome of one is not what the log says. home: the engine's folder."""
+    outcome of one is not what the log says. home: the engine's folder; log: by default it is read
+    whole."""
     epoch = json.loads((home / "lakequeue.json").read_text())["epoch"]
     kafka = kafka_client(bootstrap, "judge")
-    logged = _whole_log(kafka, topics.topic(broker, topics.STEPS))
+    logged = log or _whole_log(kafka, topics.topic(broker, topics.STEPS))
     numbers = [record.step for _, record in logged]
     assert numbers == list(range(1, len(numbers) + 1)), "a step is missing, or stands there twice"
     taken: dict[tuple[str, int], int] = {}
@@ -116,15 +134,16 @@ def steps_say(
 
 def judge_what_was_said(bootstrap: str, home: Path, vpn: str = "default") -> dict[str, int]:
     """All that this module's first lines promise. Counts: steps, records, said again."""
-    steps, wanted = steps_say(bootstrap, home)
+    log, wire = _log_and_wire(bootstrap, vpn)
+    steps, wanted = steps_say(bootstrap, home, log=log)
     due: dict[tuple[str, int | None], list[Said]] = defaultdict(list)
     for r in wanted:
         due[r.topic, r.partition].append((r.key, r.value, tuple(headers_list(r.headers))))
     records = 0
-    for kind in SAID:
+    for kind, written in wire.items():
         topic = topics.topic(vpn, kind)
         heard: dict[int, list[Said]] = {p: [] for p in range(PARTITIONS[kind])}
-        for m in on_the_wire(bootstrap, topic, PARTITIONS[kind]):
+        for m in written:
             heard[m.partition()].append((m.key(), m.value(), tuple(m.headers() or ())))
             records += 1
         for partition, said in heard.items():
