@@ -40,8 +40,8 @@ CONFIG = """queues:
 SETTINGS = (
     *UNTRIMMED,
     # Each file is several requests, and the store is a server in this process: seldom is soon.
-    "--set", "lakequeue.batch_s=9", "--set", "lakequeue.history_interval_s=9",
-    "--set", "lakequeue.snapshots_interval_s=9", "--set", "lakequeue.tables_interval_s=9",
+    "--set", "lakequeue.batch_s=14", "--set", "lakequeue.history_interval_s=14",
+    "--set", "lakequeue.snapshots_interval_s=14", "--set", "lakequeue.tables_interval_s=14",
 )  # fmt: skip
 NO_TABLES = ("--set", "lakequeue.tables_interval_s=0")
 COUNT, ACKED, LOOK_EACH_S = 20, 8, 4.0
@@ -89,15 +89,15 @@ def knocks(log: Path) -> int:
 def one_of_three_dies_and_comes_back(cluster: EmbeddedCluster, engine: EngineProcess) -> None:
     look = Look(cluster)
     until(look.whole, 20, "all topics have their copies")
-    traffic = Traffic(f"kafka://{cluster.bootstrap_servers}", SEED, "busy")
-    traffic.goes_on(30, 60)
+    traffic = Traffic(f"kafka://{cluster.bootstrap_servers}", SEED, "busy", per_second=10)
+    traffic.goes_on(15, 60)
     victim = look.leader_of_the_log()
     victim.kill()
-    took = traffic.goes_on(30, 60)
-    print(f"without {victim.home.name}: 30 messages in {took:.1f} s")
+    took = traffic.goes_on(15, 60)
+    print(f"without {victim.home.name}: 15 messages in {took:.1f} s")
     victim.start()
     until(look.whole, 60, "the node has all that it missed")
-    traffic.goes_on(30, 60)
+    traffic.goes_on(15, 60)
     drain(traffic)
     print(judge_what_was_said(cluster.bootstrap_servers, engine.home))
     assert knocks(engine.home / "spark.log") < KNOCKS_MAX
