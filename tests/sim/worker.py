@@ -16,6 +16,7 @@ from typing import Any
 
 import msgspec
 from crc32c import crc32c
+from lakequeue.mesh.facts import load_facts
 from lakequeue.mesh.mesh import Mesh
 from lakequeue.protocol import topics
 from lakequeue.protocol.steplog import Range
@@ -338,6 +339,11 @@ class Worker:
             written[key] = value
 
         snapshot = msgspec.msgpack.encode(self.driver.snapshot(KEEP, put))
+        mesh = self.driver._replica.broker.mesh
+        assert isinstance(mesh, Mesh)
+        if mesh.has_met:
+            saved, held = (msgspec.msgpack.encode(f) for f in (load_facts(self.store), mesh.facts))
+            assert saved == held, "a mark leaves out facts of the mesh"
         self._coming = snapshot, self.driver.step, dict(self.store.pages), written
 
     def commit(self, torn: bool = False, full: bool = False) -> bool:
