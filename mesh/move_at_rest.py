@@ -18,7 +18,7 @@ from ..state.queue.queue import Queue
 from ..state.rules.after_entry import apply_early_ack
 from ..state.rules.routing import withdraw
 from ..state.storage.ranges import union
-from ..state.storage.row import IN_MEMORY, LEASED, NEVER, Row, by_arrival
+from ..state.storage.row import DELAYED, IN_MEMORY, LEASED, NEVER, Row, by_arrival
 
 LOST_BLOCK = (1 << 32) - 1  # no block has this number: its contents count as lost
 PART = 1_000  # rows that are written to blocks at once
@@ -49,6 +49,7 @@ def move_queue(
         into = target.add_queue(_header(source, queue, target))
         holders = {one.number: one.number for one in queue.header.subscriptions}
     else:
+        rows = _without_twins(source, queue, rows, into)
         add_counts(queue.header, into.header)
         for name in SIZES:
             setattr(into.header, name, getattr(into.header, name) + getattr(queue.header, name))
@@ -93,6 +94,27 @@ def leave_behind(broker: Broker, queue: Queue) -> None:
     broker.header.pending.pop(number, None)
     broker.header.merging = [n for n in broker.header.merging if n != number]
     broker.drop_queue(queue)
+
+
+def _without_twins(source: Broker, queue: Queue, rows: list[Row], into: Queue) -> list[Row]:
+    """The messages that the other part of a queue does not have. A command may have moved a message
+    into both parts from different queues; a part stores no id twice."""
+    header, kept = queue.header, []
+    for row in rows:
+        if not into.holds(row.id):
+            kept.append(row)
+            continue
+        queue.count("transferred")
+        header.depth -= 1
+        header.bytes -= row.size
+        if row.state == DELAYED:
+            header.delayed -= 1
+        elif row.state == LEASED:
+            header.leased -= 1
+            source.unacked -= 1
+            for one in header.subscriptions:
+                one.held -= one.number == row.holder
+    return kept
 
 
 # ---------------------------------------------------------------- facts
@@ -188,7 +210,10 @@ def _admit(queue: Queue, rows: list[Row]) -> None:
     queue.spill_over()
 
 
-def journal_move(of: Broker, queue: Queue, to: Broker, target: Queue, ids: list[int]) -> None:
-    """Journal that messages moved from one broker to another."""
+def journal_move(
+    of: Broker, queue: Queue, to: Broker, target: Queue, ids: list[int], before: set[int]
+) -> None:
+    """Journal that messages moved from one broker to another. before: those that were there."""
     of.record("transferred", queue, ids, reason=f"to broker {to.header.name}")
-    to.record("spooled", target, ids, reason=f"from broker {of.header.name}")
+    new = [one for one in ids if one not in before]
+    to.record("spooled", target, new, reason=f"from broker {of.header.name}")

@@ -275,12 +275,12 @@ class _Rehoming:
         own = self._heir.header.number
         target = self._new[own if own in hosts else hosts[0]]
         found = target.find(vpn, name)
-        before = set() if found is None else set(found.live)
+        before = set() if found is None else {row.id for row in rows_of(found)}
         moved = move_queue(source, queue, target, self._shared, found)
         # With quota 0 (S10), the message that entered last stays, wherever it was.
         keep_last(target, moved, lambda row: (row.entered, row.id in before, row.seq))
         ids = [row.id for row in rows_of(queue)]
-        journal_move(source, queue, target, moved, ids)
+        journal_move(source, queue, target, moved, ids, before)
 
     def _redirect(self, holder: Broker, to: Broker) -> None:
         """Redirect the stand-ins of a broker to the queues' new hosts. to: the broker that has the
@@ -296,8 +296,9 @@ class _Rehoming:
                 if queue.header.depth:
                     into = stand_in(to, known, vpn, name)
                     ids = [row.id for row in rows_of(queue)]
+                    before = {row.id for row in rows_of(into)}
                     move_queue(holder, queue, to, self._shared, into)
-                    journal_move(holder, queue, to, into, ids)
+                    journal_move(holder, queue, to, into, ids, before)
             elif queue.header.subscriptions[0].broker not in entry.hosts:
                 turn(to, known, vpn, name)
 

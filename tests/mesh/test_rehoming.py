@@ -368,6 +368,37 @@ def test_M4_M3_what_waits_for_a_queue_that_spreads_to_its_own_broker_enters_it_t
     assert sorted(found) == sorted(sent)
 
 
+@pytest.mark.parametrize("leased", [False, True])
+def test_M4_R6_a_message_in_two_parts_of_a_queue_is_there_once_when_they_are_joined(
+    leased: bool,
+) -> None:
+    """A command had moved it from another queue into the second part."""
+    one = {"subscriptions": ["news"]}
+    engine = home([{"name": "spread"} | one, {"name": "own", "type": "LocalQueue"} | one])
+    admin = engine.connect("a").admin()
+    host = admin.describe("own")["broker"]
+    other = "b" if host == "a" else "a"
+    taker = engine.connect(other).consumer("spread", ack_mode="individual")
+    engine.connect(host).producer().send("news", b"{}")
+    assert taker.receive(timeout=0) is not None
+    if not leased:
+        taker.close()
+    admin.move("own", "spread")
+    assert admin.describe("spread")["depth"] == 2
+    engine.change(remove=other)
+    engine.check()
+    found = []
+    at = engine.connect(host)
+    assert at.admin().describe("spread")["depth"] == 1
+    with at.consumer("spread", ack_mode="individual") as consumer:
+        while (message := consumer.receive(timeout=0)) is not None:
+            message.ack()
+            found.append(message.id)
+    assert len(found) == 1
+    assert at.admin().describe("spread")["depth"] == 0
+    engine.check()
+
+
 def test_M4_a_queue_that_has_moved_stays_when_the_broker_that_it_is_defined_at_goes() -> None:
     engine = home([{"name": "q", "type": "LocalQueue", "broker": "c"}], brokers="abc")
     admin = engine.connect("a").admin()
