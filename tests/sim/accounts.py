@@ -345,7 +345,7 @@ class Lives:
                 once = born - self.again[place] <= 1 <= born
                 if self.back[place]:  # a far queue that has it already takes no second one
                     once = self.births[place] >= 1
-                fine = once or (not born and place in self.discarded)
+                fine = once or (not self.births[place] and place in self.discarded)
                 must(fine, f"{queue}: {key} ({number}) was stored {born} times")
         for (queue, number), key in (((q, n), a.by_id[n]) for q, n in self.births if n in a.by_id):
             one = a.sent[key]
