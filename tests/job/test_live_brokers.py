@@ -120,9 +120,11 @@ def test_H4_S1_one_broker_dies_and_the_clients_of_the_others_notice_nothing(plac
     """Two have traffic of their own, and one of them sends to a queue of the dead one all the
     time: it is told at once that it is stored. So it is with what matches on all three, and what
     moves between two hosts. (Deaths of several, at any point: `tests/sim`.)"""
-    running = {name: Traffic(place.url, SEED, f"orders-{name}", name) for name in ("a", "b")}
+    running = {
+        name: Traffic(place.url, SEED, f"orders-{name}", name, per_second=10) for name in ("a", "b")
+    }
     for traffic in running.values():
-        traffic.goes_on(20, BACK_S_MAX)
+        traffic.goes_on(10, BACK_S_MAX)
     with place.at("a") as near, place.at("b") as other:
         producer = near.producer()
         before = place.workers()
@@ -134,7 +136,7 @@ def test_H4_S1_one_broker_dies_and_the_clients_of_the_others_notice_nothing(plac
         spread = {producer.send("spread", b"%d" % at).message_id for at in range(20)}
         assert time.monotonic() - begun < 15 * SLOWER, "who sends waits for the dead one"
         for traffic in running.values():
-            traffic.goes_on(30, 15)
+            traffic.goes_on(15, 15)
         assert [m.id for m in take(near, "orders-c", 40)] == ids
         for queue in ("one", "two", "three"):
             assert [m.id for m in take(near, queue, 20)] == news
@@ -183,7 +185,7 @@ def test_M4_M5_P1_brokers_come_and_go_under_traffic(
     admin.define({"name": "fed", **local, "broker": "c"})
     full = jammed(place, admin)
     traffic = {
-        name: Traffic(place.url, SEED, f"orders-{name}", name, window=20, per_second=10)
+        name: Traffic(place.url, SEED, f"orders-{name}", name, window=20, per_second=5)
         for name in ("a", "b")
     }
     sent: list[Any] = []
@@ -215,27 +217,27 @@ def test_M4_M5_P1_brokers_come_and_go_under_traffic(
                         place.engine.kill()
                         place.engine.start().wait_ready()
                         killed = False
-                    time.sleep(0.2)
+                    time.sleep(0.5)
                 return done.result()
 
-        send(20)
+        send(8)
         meanwhile(admin.add_broker, "d")
         assert [b["name"] for b in admin.brokers()] == [*BROKERS, "d"]
         for one in traffic.values():
-            one.goes_on(20, BACK_S_MAX)
-        send(20)
+            one.goes_on(8, BACK_S_MAX)
+        send(8)
         with pytest.raises(LakequeueError, match="--pause"):
             admin.move_queue("fed", "b")
         meanwhile(lambda: admin.move_queue("fed", "b", pause=True))
         assert admin.describe("fed")["broker"] == "b"
         for one in traffic.values():
-            one.goes_on(20, BACK_S_MAX)
-        send(20)
+            one.goes_on(8, BACK_S_MAX)
+        send(8)
         moved = meanwhile(admin.remove_broker, "a", "b", killed=True)
         assert {one["queue"]: one["broker"] for one in moved}["rest"] == "b"
         for one in traffic.values():
-            one.goes_on(20, BACK_S_MAX)
-        send(20)
+            one.goes_on(8, BACK_S_MAX)
+        send(8)
         for producer in producers:
             producer.flush(timeout=BACK_S_MAX)
         ids = [future.result(0).message_id for future in sent]
