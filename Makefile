@@ -57,7 +57,7 @@ demo: setup ## real flights through real queues, then the accounts
 # carries out a line with $(MAKE) in it even where it is only to print it (-n).
 # Java's classes are archived some minutes after the first engine's start, and from then on a start takes
 # 26 s of a core instead of 35: so what uses the archive comes late in each row.
-OWN := secured_kafka live_brokers chaos object_store standalone
+OWN := live_brokers chaos object_store standalone
 OWN := $(OWN:%=tests/job/test_%.py)
 AWAY := tests/job/test_away.py
 ENGINES := $(sort $(filter-out $(OWN) $(AWAY),$(wildcard tests/job/test_*.py)))

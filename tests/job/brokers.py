@@ -31,7 +31,7 @@ def define_queues(url: str) -> None:
 def traffics(url: str) -> dict[str, Traffic]:
     """Traffic on each broker's queue."""
     return {
-        broker: Traffic(url, SEED + i, f"orders-{broker}", broker, per_second=10)
+        broker: Traffic(url, SEED + i, f"orders-{broker}", broker, per_second=5)
         for i, broker in enumerate(BROKERS)
     }
 

@@ -2,6 +2,7 @@
 submitted; driver, executors and Python workers are processes of their own. Where one may make them,
 Kafka, the driver and each worker are on hosts of their own, with links that are cut and slowed.
 Kafka asks for credentials, over TLS: only the driver and the clients have a file that says them.
+Who has none, or wrong ones, is told so in one sentence, at once.
 
 Under traffic links are cut on one way and on both, an executor is lost, and another is told to
 leave (a node is drained, a spot instance taken back). Nothing is lost, what comes twice says so,
@@ -19,6 +20,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import lakequeue
 import psutil
 import pytest
 from job.brokers import BROKERS, define_queues, traffics, workers
@@ -37,13 +39,16 @@ from job.standalone import Standalone
 from job.tables import check_tables
 from job.traffic import Traffic, drain
 from lakequeue.client.kafka import LIBRARIES
-from lakequeue.protocol.kafka_settings import VARIABLE
+from lakequeue.definitions.bridge import parse_bridge
+from lakequeue.protocol.errors import LakequeueError
+from lakequeue.protocol.kafka_settings import FOLDER_VARIABLE, VARIABLE
+from lakequeue.streaming.bridges.home_copier import HomeCopier
 
 pytestmark = pytest.mark.job
 
 SETTINGS = (
     "--set", "lakequeue.batch_s=14", "--set", "spark.decommission.enabled=true",
-    "--set", "lakequeue.tables_interval_s=10", "--set", "lakequeue.history_interval_s=0",
+    "--set", "lakequeue.tables_interval_s=20", "--set", "lakequeue.history_interval_s=0",
     # After so long Spark gives up an executor that it does not hear, and its brokers go elsewhere.
     "--set", "spark.network.timeout=20s", "--set", "spark.network.timeoutInterval=5s",
     "--set", "spark.executor.heartbeatInterval=2s",
@@ -65,6 +70,7 @@ queues:
 SLOTS = 4  # of each executor: room for all brokers and the tables on one
 CUT_S = 4.0
 BACK_S_MAX = 120.0  # how soon is printed
+TOLD_S_MAX = 60.0
 
 Running = dict[str, Traffic]
 
@@ -171,6 +177,70 @@ def test_everybody_has_credentials(
     check_tables(home.engine.home / "tables", kafka.bootstrap_servers, ids, VPNS)
 
 
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_a_client_without_credentials_is_told(
+    home: Home, tmp_path: Path, library: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kafka = home.kafka
+    monkeypatch.setenv("LAKEQUEUE_KAFKA_LIBRARY", library)
+    monkeypatch.delenv(VARIABLE, raising=False)
+    for mechanism in (None, "PLAIN", "SCRAM-SHA-512"):
+        said = VARIABLE
+        if mechanism is not None:
+            monkeypatch.setenv(VARIABLE, str(settings_file(tmp_path, mechanism, "not it")))
+            said = "refuses the credentials"
+        begun = time.monotonic()
+        with pytest.raises(lakequeue.NotConnected) as caught:
+            lakequeue.connect(f"kafka://{kafka.secured}")
+        assert time.monotonic() - begun < TOLD_S_MAX
+        sentence = str(caught.value)
+        assert said in sentence, mechanism
+        assert kafka.secured in sentence
+        assert "\n" not in sentence
+        assert len(sentence) < 300
+
+
+def test_an_engine_with_wrong_credentials_is_told(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(VARIABLE, str(settings_file(tmp_path, "SCRAM-SHA-512", "not it")))
+    kafka, config = home.kafka, home.engine.home.parent / "queues.yaml"
+    done = subprocess.run(
+        [sys.executable, "-m", "lakequeue.cli", "run", "--bootstrap", kafka.secured,
+         "--home", str(tmp_path / "home"), "--config", str(config)],
+        capture_output=True, text=True, timeout=180,
+    )  # fmt: skip
+    assert done.returncode != 0
+    lines = [line for line in done.stderr.splitlines() if VARIABLE in line]
+    assert len(lines) == 1, done.stderr
+    assert kafka.secured in lines[0]
+    assert "Traceback" not in done.stderr
+
+
+def test_h1_a_bridge_is_told_why_the_far_kafka_refuses_it(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It comes as far as the topics, which nobody made here, with the right credentials only."""
+    kafka = home.kafka
+    wrong = settings_file(tmp_path, "SCRAM-SHA-512", "not it").name
+    right = settings_file(tmp_path, "SCRAM-SHA-512").name
+    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
+    monkeypatch.setenv(VARIABLE, str(settings_file(tmp_path, "PLAIN")))  # the home's, for the home
+    bridge = {"name": "b", "from": "near", "to": f"kafka://{kafka.secured}", "subscriptions": [">"]}
+    for named, said in {
+        "nobody": "nobody' – must name a file", None: "asks for credentials",
+        wrong: f"refuses the credentials {wrong!r}", right: "has no topic 'default.bridge-in'",
+    }.items():  # fmt: skip
+        credentials = {} if named is None else {"credentials": named}
+        copier = HomeCopier(kafka.bootstrap_servers, 1, parse_bridge(bridge | credentials))
+        with pytest.raises(LakequeueError) as caught:
+            copier._copy()
+        sentence = str(caught.value)
+        assert said in sentence
+        assert "not it" not in sentence
+        assert len(sentence) < 400
+
+
 def test_links_are_cut_an_executor_is_lost_and_another_leaves(
     hosts: list[Host] | str, home: Home
 ) -> None:
@@ -206,7 +276,7 @@ def go_on(running: Running) -> float:
     """Until all traffic does; seconds."""
     begun = time.monotonic()
     for traffic in running.values():
-        traffic.goes_on(15, BACK_S_MAX)
+        traffic.goes_on(8, BACK_S_MAX)
     return time.monotonic() - begun
 
 
