@@ -28,7 +28,7 @@ from ..state.storage.spool import Content
 from .channel import say
 from .credit import count_come
 from .facts import MeshFacts, born_of, entry_of, key_of
-from .stand_ins import ELSEWHERE, keep_crossed, moving_to
+from .stand_ins import CROSSED, ELSEWHERE, moving_to
 
 AGAIN = "again"  # in the journal: a message that may have been here before
 
@@ -53,13 +53,8 @@ def handed_over(broker: Broker, facts: MeshFacts, sender: int, message: HandOver
         return
     count_come(facts, sender, message, len(rows))
     contents = message.contents
-    crossed = {} if message.waiting else moving_to(queue, sender, [row.id for row in rows])
-    if crossed and sender > broker.header.number:
-        keep_crossed(broker, queue, crossed)
-    elif crossed:  # the other broker keeps them, so there is no answer
-        own = {row.id for some in crossed.values() for row in some}
-        left = [at for at, row in enumerate(rows) if row.id not in own]
-        rows, contents = [rows[at] for at in left], [contents[at] for at in left]
+    if not message.waiting and sender < broker.header.number:
+        rows, contents = _without_crossed(broker, facts, sender, message, queue, rows)
     done: list[int] = []
     entered: list[Row] = []
     repeated: list[Row] = []
@@ -95,6 +90,21 @@ def handed_over(broker: Broker, facts: MeshFacts, sender: int, message: HandOver
         broker.touch(queue)
     if done or why:
         _answer(broker, facts, sender, message, done, why)
+
+
+def _without_crossed(
+    broker: Broker, facts: MeshFacts, sender: int, message: HandOver, queue: Queue, rows: list[Row]
+) -> tuple[list[Row], list[Content]]:
+    """Refuse granted messages that are in transit to their sender, because an answer was lost or is
+    late, and return the others. If both hosts confirmed each other's grant, both would remove the
+    message. So the host with the lower number confirms, and the other one refuses."""
+    moving = moving_to(queue, sender, [row.id for row in rows])
+    crossed = {row.id for some in moving.values() for row in some}
+    if crossed:
+        refused = [row for row in rows if row.id in crossed]
+        _answer(broker, facts, sender, message, [], CROSSED, refused)
+    left = [at for at, row in enumerate(rows) if row.id not in crossed]
+    return [rows[at] for at in left], [message.contents[at] for at in left]
 
 
 def _queue_of(broker: Broker, facts: MeshFacts, message: HandOver) -> Queue | None:

@@ -49,6 +49,7 @@ LANE_MESSAGES = 1_000_000
 WINDOW = 1_000  # messages of a lane in transit
 RETRY_MS = 1_000
 LOOK_AGAIN_MS = 100  # then twice as long each time, up to RETRY_MS
+CROSSED = "both hosts had granted it to each other"
 ELSEWHERE = "elsewhere"  # the other broker is not, or not yet, a host of the queue
 LANES_SHOWN = 100
 OUT = WAITING_PREFIX  # a stand-in's name is this and the name of its queue
@@ -171,19 +172,30 @@ def send(
     for part in slices(
         [len(content[0]) + row.size for row, content in zip(rows, contents, strict=True)]
     ):
+        attempt = _attempt(facts, subscription.broker, lane, rows[part])
         packed, own = _encode(rows[part]), contents[part]
         message: Carry | HandOver
         if is_leaving:
             message = Carry(vpn, name, facts.entries[vpn][name].move, packed, own)
         else:
             message = HandOver(
-                vpn, name, lane is not None, 0 if lane is None else lane.attempt,
-                subscription.filter, packed, own, born_of(facts, vpn, name),
-                0 if lane is None else lane.last,
+                vpn, name, lane is not None, attempt, subscription.filter, packed, own,
+                born_of(facts, vpn, name), 0 if lane is None else lane.last,
             )  # fmt: skip
         say(broker, facts, subscription.broker, message)
         if lane is not None:
             lane.last = facts.peers[subscription.broker].said
+
+
+def _attempt(facts: MeshFacts, to: int, lane: OutLane | None, rows: list[Row]) -> int:
+    """What the answer repeats: the attempt of a stand-in's lane, or the number of the record that
+    hands granted messages over. They keep it."""
+    if lane is not None:
+        return lane.attempt
+    record = facts.peers[to].said + 1 if to in facts.peers else 1
+    for row in rows:
+        row.number = record
+    return record
 
 
 def send_again(broker: Broker, facts: MeshFacts, to: int) -> None:
@@ -232,15 +244,24 @@ def _source(broker: Broker, facts: MeshFacts, message: Answer) -> Queue | None:
     return broker.find(message.vpn, message.queue)
 
 
-def moving_to(queue: Queue, sender: int, ids: list[int]) -> dict[int, list[Row]]:
-    """The messages with these ids that are in transit to a broker, by its subscription here."""
+def moving_to(queue: Queue, sender: int, ids: list[int], record: int = 0) -> dict[int, list[Row]]:
+    """The messages with these ids that are in transit to a broker, by its subscription here.
+    record: only those that it handed over; 0: all."""
     found: dict[int, list[Row]] = {}
     own = {one.number for one in queue.header.subscriptions if one.broker == sender}
     for number in ids:
         row = queue.live.get(number)
-        if row is not None and row.state == MOVING and row.holder in own:
+        if row is None or record not in (0, row.number):
+            continue
+        if row.state == MOVING and row.holder in own:
             found.setdefault(row.holder, []).append(row)
     return found
+
+
+def _record(message: Answer) -> int:
+    """The record that an answer is about; 0: all of them. An answer about a record whose messages
+    were handed over again says nothing, since the next answer may be another one."""
+    return 0 if message.waiting else message.attempt
 
 
 def _count_answered(queue: Queue, one: Subscription, n: int) -> None:
@@ -266,7 +287,7 @@ def answered(broker: Broker, facts: MeshFacts, sender: int, message: Answer) -> 
 
 
 def _stored(broker: Broker, facts: MeshFacts, queue: Queue, sender: int, message: Answer) -> None:
-    moving = moving_to(queue, sender, message.stored)
+    moving = moving_to(queue, sender, message.stored, _record(message))
     rows = [row for some in moving.values() for row in some]
     again = [row for row in rows if take_later_deaths(row)]
     if again:
@@ -347,7 +368,7 @@ def _not_granted(
     affected. If storing several failed, they are tried one by one. One that fails alone would fail
     anywhere, so it is dead."""
     fails = message.why == Reason.MALFORMED.value
-    moving = moving_to(queue, sender, message.refused)
+    moving = moving_to(queue, sender, message.refused, _record(message))
     for one in list(queue.header.subscriptions):
         rows = moving.get(one.number, [])
         if not rows:
@@ -355,6 +376,9 @@ def _not_granted(
         if fails and len(message.refused) > 1:
             _hand_over_again(broker, facts, queue, one, [[row] for row in rows])
             continue
+        if message.why == CROSSED:
+            for row in rows:  # the other host's consumers may have had it
+                row.deliveries = max(row.deliveries, 0 if row.lane else 1)
         _take_back(broker, queue, one, rows, message.why)
         _count_answered(queue, one, len(rows))
         if fails:
@@ -362,18 +386,6 @@ def _not_granted(
             cannot_be_sent(
                 broker, queue, left, message.why, f"to broker {facts.peers[sender].name}"
             )
-    queue.wanted = True
-    broker.touch(queue)
-
-
-def keep_crossed(broker: Broker, queue: Queue, crossed: dict[int, list[Row]]) -> None:
-    """Keep messages that two hosts have granted to each other, because an answer was lost. If both
-    confirmed them, both would remove them. So the host with the lower number keeps and confirms
-    them. crossed: by the other's subscription here."""
-    for one in [one for one in queue.header.subscriptions if one.number in crossed]:
-        rows = crossed[one.number]
-        _take_back(broker, queue, one, rows, "both hosts had granted it to each other")
-        _count_answered(queue, one, len(rows))
     queue.wanted = True
     broker.touch(queue)
 

@@ -47,7 +47,7 @@ class Row(msgspec.Struct, array_like=True, gc=False):
     holder: int = 0  # the number of the subscription that leases it
     deliveries: int = 0
     cancels: int = 0
-    number: int = 0  # of its latest delivery
+    number: int = 0  # of its latest delivery, or of the record that grants it to another broker
     # Where its content is in the spool, and the bytes of its parts. Set by `Spool.write_to_blocks`.
     block: int = IN_MEMORY
     index: int = 0  # in the block

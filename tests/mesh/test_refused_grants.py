@@ -125,3 +125,47 @@ def test_H4_R3_what_two_hosts_grant_to_each_other_is_still_there(
     taken += [m.id for name in BROKERS for m in drain(mesh.consumer(name, 10))]
     assert set(taken) == {sent}
     assert sum(mesh.depths()) == 1
+
+
+@pytest.mark.parametrize(("owner", "other"), [("a", "c"), ("c", "a")])
+def test_H4_L5_a_late_repetition_of_a_grant_takes_nothing_back(
+    owner: str, other: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A lost record makes the owner repeat a grant while its answer is under way. Meanwhile the
+    message is granted back. The repetition must not look like a grant that crosses this one."""
+    mesh = Mesh()
+    heard, lost, held = MemoryBroker.tell, ["hand_over"], []
+    is_slow = False
+
+    def tell(self: Any, record: Any) -> None:
+        """Kafka loses the first grant. What the other one says to the owner may be slow."""
+        envelope = mesh_messages.decode(record.value)
+        way = envelope.name, self.home.name
+        if way == (owner, other) and lost == [envelope.kind]:
+            lost.clear()
+        elif way == (other, owner) and is_slow:
+            held.append((self, record))
+        else:
+            heard(self, record)
+
+    monkeypatch.setattr(MemoryBroker, "tell", tell)
+    away = mesh.consumer(other, 5)
+    first = mesh.send(owner, {"n": 1})
+    is_slow = True
+    second = mesh.send(owner, {"n": 2})
+    taken = [(m.id, m.redelivered) for m in drain(away)]
+    assert (lost, taken) == ([], [(second, False)])
+    away.close()
+    back = mesh.consumer(owner, 5)  # asks for it, and gets it in one of the slow records
+    found = []
+    for _ in range(4):
+        slow, held = held, []
+        for at, record in slow:
+            heard(at, record)
+        mesh.advance("1s")
+        for message in drain(back):
+            found.append((message.id, message.redelivered))
+            message.ack()
+        mesh.advance("1s")
+    assert sorted(found) == sorted([(first, False), (second, True)])
+    assert sum(mesh.depths()) == 0
