@@ -25,6 +25,7 @@ import pytest
 from lakequeue.cli import main
 from lakequeue.lake import read_columns
 from lakequeue.streaming.java import start_tied
+from lakequeue.streaming.spark.queries import QUERY_SETTINGS
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -44,7 +45,7 @@ ELSEWHERE = {
     r"lakequeue move-queue|lakequeue brokers --": "several brokers: tests/job/test_live_brokers.py",
     r"lakequeue at 2026": "a time when nothing ran here; tests/cli goes to others",
     r"lakequeue move orders orders-2": "a queue that the quickstart does not define",
-    r"lakequeue tables --repair": "an engine that has stopped: tests/job/test_away.py",
+    r"lakequeue tables --repair": "an engine that has stopped: tests/platform/test_table_damage.py",
     r"lakequeue rebuild": "a home that has lost its checkpoint: tests/job/test_damage.py",
 }
 ENDLESS = re.compile(r"--watch|--follow|lakequeue monitor")
@@ -57,8 +58,11 @@ TRACE_PAGE = "docs/how-to/trace-a-message.md"
 FIRST, LAST = "docs/quickstart.md", TRAVEL_PAGE  # steps are in the tables after a minute
 PARTS = [[FIRST], sorted({p.page for p in HERE} - {FIRST, LAST}), [LAST]]
 TABLES_PAGE = ROOT / "docs" / "reference" / "delta-tables.md"
+# To compile plans takes longer than these few rows.
 SHOW_SQL = """
 import json, sys
+for key, value in json.loads(sys.argv[3]).items():
+    spark.conf.set(key, value)
 for text in json.loads(sys.argv[2]):
     frame = spark.sql(text.strip().rstrip(";"))
     print("ROWS", json.dumps([row.asDict() for row in frame.collect()], default=str))
@@ -276,7 +280,7 @@ def test_spark_answers_the_questions_and_reads_and_writes_as_printed(place: Plac
     frame = "rows = spark.sql(\"SELECT 'ann' AS customer, 5 AS price\")\n"
     stop = "spark.stop()\n"
     code = printed["python job"].replace(stop, frame + printed["python rows"] + stop)
-    asked = (opening + SHOW_SQL + code, "lake", json.dumps(questions))
+    asked = (opening + SHOW_SQL + code, "lake", json.dumps(questions), json.dumps(QUERY_SETTINGS))
     done = place.python(*asked, seconds=2 * START_S)
     assert done.returncode == 0, done.stderr
     # A daemon of PySpark's that is told to end may complain; where it lies says nothing of us.
