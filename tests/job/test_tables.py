@@ -330,6 +330,7 @@ def test_R1_a_past_moment_is_what_it_was(job: Job, connection: lakequeue.Connect
     sent = []
 
     def named() -> Any:
+        time.sleep(2.0)  # a look costs much, and so does the message's step
         sent.append(producer.send(QUEUE, "stays" * 1_000, headers={"n": "1"}))
         return asked("SELECT count(*) FROM snapshots WHERE refs IS NOT NULL AND value IS NULL")
 
