@@ -210,11 +210,15 @@ def send_again(broker: Broker, facts: MeshFacts, to: int) -> None:
             if lane is not None:
                 lane.attempt, lane.last = lane.attempt + 1, 0
             rows = [row for row in _held(queue, one) if row.state == MOVING]
-            for row in rows:
-                extras = row.extras or {}
-                row.extras = {**extras, TRANSIT: {**extras.get(TRANSIT, {}), REPEATED: True}}
+            _mark_repeated(rows)
             broker.touch(queue)
             _hand_over_again(broker, facts, queue, one, [rows])
+
+
+def _mark_repeated(rows: list[Row]) -> None:
+    for row in rows:
+        extras = row.extras or {}
+        row.extras = {**extras, TRANSIT: {**extras.get(TRANSIT, {}), REPEATED: True}}
 
 
 def _held(queue: Queue, one: Subscription) -> list[Row]:
@@ -332,7 +336,10 @@ def _refused(broker: Broker, facts: MeshFacts, queue: Queue, sender: int, messag
     if lane.attempt != message.attempt:
         return
     one = queue.header.subscriptions[0]
-    _take_back(broker, queue, one, _held(queue, one), message.why)
+    rows = _held(queue, one)
+    if facts.peers[sender].skipped:  # an answer that nobody can read may say that some are stored
+        _mark_repeated([row for row in rows if row.state == MOVING])
+    _take_back(broker, queue, one, rows, message.why)
     one.max_backlog = 0
     lane.attempt, lane.last = lane.attempt + 1, 0
     if message.why == ELSEWHERE:  # the directory's next entry will say where it is

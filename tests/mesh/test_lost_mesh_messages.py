@@ -386,3 +386,35 @@ def test_M3_H2_nothing_passes_a_record_that_cannot_be_read(
     home.engine.advance("80s")
     assert seen[0] > 4
     assert home.bodies("q") == ["0", "1", "2", "3", "4", "5"]
+
+
+def test_M3_P1_R3_a_lane_that_is_refused_knows_what_it_does_not_know(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The answer about a stored message cannot be read. Then the queue is full, and the lane takes
+    that message back with the others. It was acknowledged long before it is handed over again."""
+    engine = MortalEngine(parse_configuration({"brokers": ["a", "b"], "queues": QUEUES}))
+    at = {name: MemoryConnection(engine, "default", name, name) for name in "ab"}
+    heard, seen = MemoryBroker.tell, [0]
+
+    def tell(self: Any, record: Any) -> None:
+        """The second one that cannot be read within a minute is asked for later."""
+        envelope = mesh_messages.decode(record.value)
+        if (envelope.name, envelope.kind) == ("b", "answer"):
+            seen[0] += 1
+            record = unreadable(record) if seen[0] in (1, 3) else record
+        heard(self, record)
+
+    monkeypatch.setattr(MemoryBroker, "tell", tell)
+    producer = at["a"].producer()
+    for n in range(5):
+        producer.send("t/full", b"%d" % n)
+        engine.advance("10ms")
+    assert at["b"].admin().describe("full")["depth"] == 3
+    consumer, got = at["b"].consumer("full", ack_mode="individual", max_backlog=3), []
+    for pause in (*["100ms"] * 7, *["1s"] * 10):
+        for message in drain(consumer):
+            message.ack()
+            got.append((message.payload, message.redelivered))
+        engine.advance(pause)
+    assert got == [(b"%d" % n, False) for n in range(5)]
