@@ -141,7 +141,8 @@ def _answer(
         refused_here = facts.credits.refused.setdefault((message.vpn, message.queue), {})
         refused_here[sender] = message.attempt
         facts.credits_changed = True
-    about = message.vpn, message.queue, message.waiting, message.attempt, message.born
+    attempt = message.attempt if message.waiting else facts.peers[sender].heard
+    about = message.vpn, message.queue, message.waiting, attempt, message.born
     refused = [] if message.waiting else [row.id for row in rows]
     say(broker, facts, sender, Answer(*about, stored, why, refused))
 

@@ -172,30 +172,23 @@ def send(
     for part in slices(
         [len(content[0]) + row.size for row, content in zip(rows, contents, strict=True)]
     ):
-        attempt = _attempt(facts, subscription.broker, lane, rows[part])
         packed, own = _encode(rows[part]), contents[part]
         message: Carry | HandOver
         if is_leaving:
             message = Carry(vpn, name, facts.entries[vpn][name].move, packed, own)
         else:
             message = HandOver(
-                vpn, name, lane is not None, attempt, subscription.filter, packed, own,
-                born_of(facts, vpn, name), 0 if lane is None else lane.last,
+                vpn, name, lane is not None, 0 if lane is None else lane.attempt,
+                subscription.filter, packed, own, born_of(facts, vpn, name),
+                0 if lane is None else lane.last,
             )  # fmt: skip
         say(broker, facts, subscription.broker, message)
+        record = facts.peers[subscription.broker].said
         if lane is not None:
-            lane.last = facts.peers[subscription.broker].said
-
-
-def _attempt(facts: MeshFacts, to: int, lane: OutLane | None, rows: list[Row]) -> int:
-    """What the answer repeats: the attempt of a stand-in's lane, or the number of the record that
-    hands granted messages over. They keep it."""
-    if lane is not None:
-        return lane.attempt
-    record = facts.peers[to].said + 1 if to in facts.peers else 1
-    for row in rows:
-        row.number = record
-    return record
+            lane.last = record
+        else:
+            for row in rows[part]:
+                row.number = record
 
 
 def send_again(broker: Broker, facts: MeshFacts, to: int) -> None:
@@ -222,8 +215,8 @@ def _mark_repeated(rows: list[Row]) -> None:
 
 
 def _held(queue: Queue, one: Subscription) -> list[Row]:
-    """The messages that another broker's subscription holds, by arrival. Messages in transit have
-    no delivery number, so a load may change their order in `leases`."""
+    """The messages that another broker's subscription holds, by arrival. A load may
+    change their order in `leases`, as all messages of a record have its number."""
     return sorted(queue.leases.get(one.number, {}).values(), key=by_arrival)
 
 
@@ -263,8 +256,8 @@ def moving_to(queue: Queue, sender: int, ids: list[int], record: int = 0) -> dic
 
 
 def _record(message: Answer) -> int:
-    """The record that an answer is about; 0: all of them. An answer about a record whose messages
-    were handed over again says nothing, since the next answer may be another one."""
+    """The record that an answer is about; 0: all of them. Once a message was handed over again,
+    only the answer about its later record counts."""
     return 0 if message.waiting else message.attempt
 
 

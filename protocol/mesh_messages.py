@@ -143,9 +143,9 @@ Contents = list[tuple[bytes, bytes | None, bytes | None]]  # payload, key, heade
 class HandOver(MeshMessage, frozen=True, array_like=True):
     """Messages for a queue of the other broker. waiting: they are from a stand-in; else they are
     granted to the other broker's consumers, and its ack moves the ownership. attempt: of the
-    stand-in's lane, or this record's number; filter: of the subscription that asked; rows: packed;
-    born: the directory's edition that created the queue, which distinguishes it from earlier queues
-    of its name; follows: the number of the attempt's record before this one."""
+    stand-in's lane; filter: of the subscription that asked; rows: packed; born: the directory's
+    edition that created the queue, which distinguishes it from earlier queues of its name; follows:
+    the number of the attempt's record before this one."""
 
     kind: ClassVar[str] = "hand_over"
 
@@ -164,7 +164,7 @@ class Answer(MeshMessage, frozen=True, array_like=True):
     """The answer to a `HandOver` or `Carry`. stored: these messages are stored, or were removed by
     their queue's rules. why: the queue refuses the others; empty if it refuses none. For messages
     of a stand-in the others are all of the attempt that are not stored; granted ones are named in
-    `refused`."""
+    `refused`, and attempt is the number of their record (0: of any)."""
 
     kind: ClassVar[str] = "answer"
 

@@ -260,7 +260,7 @@ def bye(broker: Broker, vpn: str, command: Bye) -> None:
 
 
 def end_lost(broker: Broker, name: Name, why: str = "heartbeats missed") -> None:
-    """End a session whose heartbeats have stopped."""
+    """End a session whose client may think that it goes on. why: for the event."""
     if name not in broker.sessions:
         return
     broker.event("session_lost", name[0], session=name[1])

@@ -59,6 +59,7 @@ class HomeCopier(WatchThread):
         self._silence_s = SILENCE_S
 
     def run(self) -> None:
+        """Copy until it is stopped. If a copy fails, begin again after a pause."""
         self._writer = Producer({**self._near, **WRITER})
         while not self._stopping.is_set():
             try:

@@ -90,6 +90,7 @@ class Ticker(threading.Thread):
             self.join(timeout=5)
 
     def run(self) -> None:
+        """Tick now, and whenever the deadline of a broker is overdue."""
         self._send()
         while True:
             with self._changed:
