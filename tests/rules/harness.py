@@ -4,6 +4,9 @@ import json
 from typing import Any
 
 import lakequeue
+import pytest
+from lakequeue.protocol import commands as c
+from lakequeue.protocol.errors import Rejected
 
 
 def start(**options: Any) -> Any:
@@ -29,6 +32,21 @@ class Bench:
         payload = body if isinstance(body, bytes) else json.dumps(body or {}).encode()
         return self.producer.send(queue, payload, **options).message_id
 
+    def refused(self, body: Any = None, queue: str = "orders", **options: Any) -> str:
+        """Why a message is refused."""
+        with pytest.raises(Rejected) as caught:
+            self.send(body, queue, **options)
+        return str(caught.value.reason)
+
+    def plain(self, topic: str, *bodies: bytes, **more: Any) -> None:
+        """Records of a producer that is no client of ours."""
+        for one in bodies:
+            self.connection.publish_raw(topic, one, **more)
+
+    def instruct(self, command: c.Command) -> None:
+        """What only the engine may say."""
+        self.engine.instruct("default", c.encode_command(command))
+
     def consumer(self, queue: str = "orders", backlog: int = 100, **options: Any) -> Any:
         options.setdefault("ack_mode", "individual")
         return self.connection.consumer(queue, max_backlog=backlog, **options)
@@ -38,6 +56,20 @@ class Bench:
 
     def seen(self, queue: str = "orders") -> dict[str, Any]:
         return self.admin.describe(queue)
+
+    def depths(self, *queues: str) -> list[int]:
+        return [self.seen(queue)["depth"] for queue in queues]
+
+    def browsed(self, queue: str = "orders") -> list[str]:
+        return ids(self.admin.browse(queue))
+
+    def told(self, event: str) -> list[dict[str, Any]]:
+        """Events of this name."""
+        return [e for e in self.admin.events() if e["event"] == event]
+
+    def rows(self, event: str) -> list[dict[str, Any]]:
+        """The journal's rows of this event that name a message."""
+        return [r for r in self.engine.journal() if r["event"] == event and r["message_id"]]
 
     def events(self, queue: str = "orders") -> list[str]:
         return [str(e["event"]) for e in self.engine.journal() if e["queue"] == queue]

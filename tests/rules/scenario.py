@@ -235,8 +235,8 @@ class Runner:
         for body in bodies(words):
             self.send(line.words[1], body, send_options, line.expected)
 
-    def send(self, queue: str, body: dict, send_options: dict, refusal: list[str] | None) -> None:
-        payload = json.dumps(body).encode()
+    def send(self, queue: str, body: Any, send_options: Any, refusal: list[str] | None) -> None:
+        payload = body if isinstance(body, bytes) else json.dumps(body).encode()
         receipt, found = None, None
         try:
             receipt = self.producer.send(

@@ -4,9 +4,11 @@ Records are encoded as for Kafka. One batch may hold many commands and publishes
 until the engine wants no further step at this time.
 """
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import msgspec
 from lakequeue.protocol import commands as c
 from lakequeue.protocol.messages import PublishHeader, Records, encode_publish_header
 from lakequeue.protocol.outputs import Deadline, Deliveries, RejectedRecord, Reply
@@ -16,6 +18,7 @@ NOW = 1_700_000_000_000
 INBOX = c.Inbox("default.deliveries")
 REPLY = c.ReplyTo("default.deliveries")
 STEPS_MAX = 5_000
+WIDE = {"max_per_subscription_backlog": 100_000}
 
 
 class Steps:
@@ -43,18 +46,36 @@ class Steps:
 
         publishes: (to, payload[, keys of the header `lq`]).
         """
+        return [one for said in self.each(commands, publishes) for one in said]
+
+    def each(self, commands: Any = (), publishes: Any = ()) -> Iterator[list[Any]]:
+        """As `run`, step by step."""
         batch = Batch(self.command_records(commands), self.publish_records(publishes))
-        out: list[Any] = []
         for _ in range(STEPS_MAX):
             said = self.step(batch)
             if self.watch is not None:
                 self.watch(said)
-            out += said
+            yield said
             deadline = [o.at for o in said if isinstance(o, Deadline)][-1]
             if not 0 < deadline <= self.now:
-                return out
+                return
             batch = Batch()
         raise AssertionError(f"the engine is not idle after {STEPS_MAX} steps")
+
+    def ask(self, command: c.Command) -> Any:
+        """The result of a command that must not fail."""
+        (answer,) = replies(self.run([asking(command)]))
+        assert answer.error is None, answer.error
+        return answer.result
+
+    def error(self, command: c.Command) -> str:
+        """Why a command is refused."""
+        (answer,) = replies(self.run([asking(command)]))
+        assert answer.error is not None
+        return answer.error
+
+    def events(self, event: str = "") -> list[dict[str, Any]]:
+        return [e for e in self.ask(c.Events()) if event in ("", e["event"])]
 
     def step(self, batch: Batch) -> list[Any]:
         """One step; what the engine said in it."""
@@ -134,12 +155,13 @@ def subscribe(subscription: str, backlog: int = 100, queue: str = "orders", **ke
 
 def delivered(outputs: list[Any], subscription: str = "") -> list[int]:
     """The ids that went out, in order."""
-    sent = [o for o in outputs if isinstance(o, Deliveries)]
-    return [i for d in sent if subscription in ("", d.subscription) for i in d.ids]
+    return [
+        i for d in of(Deliveries, outputs) if subscription in ("", d.subscription) for i in d.ids
+    ]
 
 
 def replies(outputs: list[Any]) -> list[Reply]:
-    return [o for o in outputs if isinstance(o, Reply)]
+    return of(Reply, outputs)
 
 
 def refused(outputs: list[Any]) -> int:
@@ -152,3 +174,22 @@ def described(steps: Steps, queue: str = "orders") -> dict[str, Any]:
     (answer,) = replies(steps.run([c.Describe(queue=queue, reply=REPLY)]))
     assert answer.error is None, answer.error
     return answer.result
+
+
+def started(*commands: c.Command | bytes, **options: Any) -> Steps:
+    """An engine that has carried out these."""
+    steps = Steps(**options)
+    steps.run(list(commands))
+    return steps
+
+
+def asking(command: c.Command) -> Any:
+    return msgspec.structs.replace(command, reply=REPLY)
+
+
+def of(kind: type, outputs: list[Any]) -> list[Any]:
+    return [o for o in outputs if isinstance(o, kind)]
+
+
+def body(**values: Any) -> bytes:
+    return json.dumps(values).encode()

@@ -5,10 +5,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rules.engine_scenario import ENGINE_FOLDER, EngineRunner
 from rules.harness import start
 from rules.scenario import Runner, Scenario, load, parse
 
-SCENARIOS = load()
+pytestmark = pytest.mark.usefixtures("small_active_sets")
+
+SHARED, OWN = load(), load(ENGINE_FOLDER)
+SCENARIOS = SHARED + OWN
 # How many rules of each kind there are.
 RULES = {
     "B": 4, "C": 7, "F": 5, "H": 5, "L": 13, "M": 6, "O": 4, "P": 7, "Q": 9, "R": 6, "S": 12,
@@ -19,7 +23,7 @@ BY_NAME = pytest.mark.parametrize("scenario", SCENARIOS, ids=[s.name for s in SC
 
 @BY_NAME
 def test_scenario(scenario: Scenario) -> None:
-    Runner(start()).check(scenario)
+    EngineRunner(start()).check(scenario)
 
 
 @BY_NAME
@@ -27,7 +31,7 @@ def test_scenario_with_a_restart_after_every_line(scenario: Scenario) -> None:
     def restart(connection: Any) -> None:
         connection.engine.restart()
 
-    Runner(start(), between=restart).check(scenario)
+    EngineRunner(start(), between=restart).check(scenario)
 
 
 def test_names_are_unique() -> None:
@@ -36,7 +40,7 @@ def test_names_are_unique() -> None:
 
 
 def test_names_begin_with_a_rule() -> None:
-    assert all(s.name[0] in "QLBFOXSPC" and s.name[1].isdigit() for s in SCENARIOS)
+    assert all(s.name[0] in "QLBFOXSPCRH" and s.name[1].isdigit() for s in SCENARIOS)
 
 
 def test_every_rule_has_a_test_or_a_scenario_with_its_id() -> None:
@@ -49,8 +53,8 @@ def test_every_rule_has_a_test_or_a_scenario_with_its_id() -> None:
 
 
 def test_enough_scenarios_are_fit_for_the_job() -> None:
-    assert len(SCENARIOS) >= 50
-    assert sum(s.fit_for_job for s in SCENARIOS) >= 25
+    assert len(SHARED) >= 50
+    assert sum(s.fit_for_job for s in SHARED) >= 25
 
 
 @pytest.mark.parametrize(
