@@ -1,25 +1,25 @@
 """Walks in batches: many commands and publishes joined in one step, as the job hands them over.
 
 A walk is a list of batches, a batch a list of operations, an operation a name and small numbers
-that are taken modulo what there is to choose from; so every part of a walk is a walk too, and
-`shortest` makes a failing one shorter. Queues are defined again in all ways while they hold
-messages (Q9). Nothing of a client is in between: commands go to the step, outputs come from it.
+that are taken modulo what there is to choose from; so every part of a walk is a walk too. Queues
+are defined again in all ways while they hold messages (Q9). No client is in between.
 """
 
 import json
 import random
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 from lakequeue.protocol import commands as c
 from lakequeue.protocol.outputs import Deliveries, Receipts
 from lakequeue.state import DictStore
-from reference.model import Model, Refused, Subscription, milliseconds
+from reference.model import Model, Queue, Refused, Subscription, milliseconds
 from rules.steps import NOW, REPLY, Steps, replies, subscribe
 
 Operation = tuple[Any, ...]
 Batches = list[list[Operation]]
+Part = TypeVar("Part")
 
 TTLS = (None, None, None, None, None, None, "700ms", "3100ms", "9700ms")
 DELAYS = (None, None, "300ms", "1300ms", "4700ms")
@@ -37,28 +37,16 @@ REDEFINITIONS: tuple[dict[str, Any], ...] = (
     *({"barrier_expression": text} for text in ("/k = 4", None, "/k = 3", "/k = 4")),
     *({"filter": text} for text in ("/n > 3", None, "/k <> 2")),
     *({"partition_key": text} for text in ("/key", "@key", None, "/k", "/key")),
-    {"target_queue_depth": 4},
-    {"target_queue_depth": None},
-    {"max_backlog": 2},
-    {"max_backlog": None},
-    {"max_per_subscription_backlog": 1},
-    {"max_per_subscription_backlog": 7},
-    {"max_deliveries": 2},
-    {"max_deliveries": None},
-    {"max_cancels": 1},
-    {"lease_period": "1900ms"},
-    {"lease_period": None},
-    {"leasing": "strict"},
-    {"expiration": "4s"},
-    {"expiration": None},
-    {"expiration_model": "latest"},
-    {"max_spool_messages": 9},
-    {"max_spool_messages": None},
-    {"fairness_model": "round-robin"},
-    {"fairness_model": "fast"},
-    {"dead_message_queue": "dead"},
-    {"redelivery_delay": "700ms"},
-)
+    {"target_queue_depth": 4}, {"target_queue_depth": None},
+    {"max_backlog": 2}, {"max_backlog": None},
+    {"max_per_subscription_backlog": 1}, {"max_per_subscription_backlog": 7},
+    {"max_deliveries": 2}, {"max_deliveries": None}, {"max_cancels": 1},
+    {"lease_period": "1900ms"}, {"lease_period": None}, {"leasing": "strict"},
+    {"expiration": "4s"}, {"expiration": None}, {"expiration_model": "latest"},
+    {"max_spool_messages": 9}, {"max_spool_messages": None},
+    {"fairness_model": "round-robin"}, {"fairness_model": "fast"},
+    {"dead_message_queue": "dead"}, {"redelivery_delay": "700ms"},
+)  # fmt: skip
 NAMES = (
     *["publish"] * 7,
     *["send_to", "subscribe", "subscribe", "unsubscribe", "ack", "ack_held", "ack_held", "up_to"],
@@ -67,10 +55,21 @@ NAMES = (
     *["topic", "untopic", "redrive", "anew"],
 )
 ALONE = ("advance", "restart")
+PUBLISHES = ("publish", "send_to", "options", "no_json")
+ARGUMENTS = {
+    "publish": 4, "options": 4, "subscribe": 4, "ack": 3, "cancel": 3, "renew": 3, "anew": 0,
+    "unsubscribe": 1, "redefine": 1, "redrive": 1,
+}  # fmt: skip
 
 
 class Walk:
-    """The engine and the model side by side; options go to `step`."""
+    """The engine and the model side by side; options go to `step`. heard: when a consumer's
+    heartbeat was last heard; lost: those that have stopped; answers: of requests, as expected."""
+
+    NAMES: tuple[str, ...] = NAMES
+    REDEFINITIONS = REDEFINITIONS
+    TO = ("orders",) * 7 + ("copies",)  # what subscriptions are to
+    HAS_SESSIONS = False  # beside heartbeats, much that is due at once goes on in parts
 
     def __init__(
         self, definitions: list[dict[str, Any]], engine: Any = None, **options: Any
@@ -78,10 +77,13 @@ class Walk:
         self.steps = engine or Steps(DictStore(), **options)
         self.model = Model()
         self.flows: dict[str, int] = {}
+        self.heard: dict[str, int] = {}
+        self.lost: set[str] = set()
         self.named = self.sequence = self.published = 0
         self.orders = dict(definitions[-1])
         self.companions = {d["name"]: d for d in definitions[:-1]}
         self.commands: list[Any] = []
+        self.answers: list[Any] = []
         self.publishes: list[tuple[Any, ...]] = []
         self.receipts: dict[int, int | str] = {}
         for definition in definitions:
@@ -103,7 +105,7 @@ class Walk:
             getattr(self, "do_" + batch[0][0])(*batch[0][1:])
             return
         with self.model.joined():
-            for name, *arguments in sorted(batch, key=lambda o: o[0] in ("publish", "send_to")):
+            for name, *arguments in sorted(batch, key=lambda o: o[0] in PUBLISHES):
                 getattr(self, "do_" + name)(*arguments)
         self.hand_over()
 
@@ -111,40 +113,48 @@ class Walk:
 
     def do_publish(self, count: int, kind: int, spread: int, ttl: int) -> None:
         for i in range(count):
-            n = kind + i * (spread + 1)
-            body = {"n": n % 97, "k": n % 5, "p": (n * 7 + spread) % 4, "key": "abc"[n % 3 :][:1]}
-            if n % 11 == 0:
-                del body["key"]
+            body = self.body(kind + i * (spread + 1), spread)
             self.publish("orders", body, TTLS[(ttl + i) % len(TTLS)])
+
+    def body(self, n: int, spread: int) -> dict[str, Any]:
+        key = {} if n % 11 == 0 else {"key": "abc"[n % 3]}
+        return {"n": n % 97, "k": n % 5, "p": (n * 7 + spread) % 4, **key}
 
     def do_send_to(self, topic: int, kind: int) -> None:
         self.publish(TOPICS[topic % len(TOPICS)], {"n": kind, "k": kind % 3, "p": kind % 4}, None)
 
-    def publish(self, to: str, body: dict[str, Any], ttl: str | None) -> None:
-        payload = json.dumps(body).encode()
-        key = f"key{body['n'] % 3}"
+    def publish(self, to: str, body: dict[str, Any], ttl: str | None, **given: Any) -> None:
+        self.publish_bytes(to, json.dumps(body).encode(), body["n"], ttl, **given)
+
+    def publish_bytes(
+        self, to: str, payload: bytes, n: int, ttl: str | None, **given: Any
+    ) -> None:  # fmt: skip
+        key = f"key{n % 3}"
         self.sequence += 1
-        options: dict[str, Any] = {"producer": "walk", "seq": self.sequence, "key": key.encode()}
+        self.published += 1
+        options = {"producer": "walk", "seq": self.sequence, "key": key.encode(), **given}
         if ttl is not None:
             options["ttl_ms"] = milliseconds(ttl)
+        if due := options.pop("due", None):
+            options["deliver_at"] = NOW + due
         self.publishes.append((to, payload, options))
-        self.published += 1
         try:
-            self.receipts[self.sequence] = self.model.publish(to, payload, ttl, key=key) or 0
+            number = self.model.publish(to, payload, ttl, key=key, **given)
+            self.receipts[self.sequence] = number or 0
         except Refused as nack:
             self.receipts[self.sequence] = nack.reason
 
     def do_subscribe(self, backlog: int, filter: int, mode: int, queue: int) -> None:
-        if len(self.flows) >= FLOWS_MAX:
+        to = self.TO[queue % 8]
+        if len(self.flows) >= FLOWS_MAX or not self.has(to):
             return
         self.named += 1
-        name = f"c{self.named}"
-        to = "copies" if queue % 8 == 7 else "orders"
+        name, most = f"c{self.named}", 1 + backlog % 9
         text, no_ack = FILTERS[filter % len(FILTERS)], mode % 5 == 4
-        flow = self.model.subscribe(to, name, 1 + backlog % 9, text, no_ack)
-        self.flows[name] = flow.number
-        acks = "none" if no_ack else "explicit"
-        self.commands.append(subscribe(name, 1 + backlog % 9, to, filter=text, acks=acks))
+        self.flows[name] = self.model.subscribe(to, name, most, text, no_ack).number
+        acks, session = "none" if no_ack else "explicit", name if self.HAS_SESSIONS else ""
+        keys = {"filter": text, "acks": acks, "session": session}
+        self.commands.append(subscribe(name, most, to, **keys))
 
     def do_unsubscribe(self, which: int) -> None:
         if flow := self.pick(which):
@@ -223,18 +233,27 @@ class Walk:
             self.say(c.SetBacklog, flow, max_backlog=1 + backlog % 9)
 
     def do_redefine(self, which: int) -> None:
-        change = dict(REDEFINITIONS[which % len(REDEFINITIONS)])
+        change = dict(self.REDEFINITIONS[which % len(self.REDEFINITIONS)])
         given = next((k for k in EXCLUSIVE if change.get(k) is not None), None)
+        if (given == "target_queue_depth" and self.has_order()) or self.keeps_many(
+            "orders", change
+        ):
+            return
         if given is not None:
-            if given == "target_queue_depth" and self.has_order():
-                return
             change |= {key: None for key in EXCLUSIVE if key != given}
-        if change.get("redelivery_delay"):
-            change["redelivery_delay_multiplier"] = 1
-        self.orders = {k: v for k, v in (self.orders | change).items() if v is not None}
-        if self.orders.get("semantics") == "at-most-once" and "fairness_model" not in self.orders:
-            self.orders["fairness_model"] = "round-robin"
-        self.define(dict(self.orders))
+        if "redelivery_delay" in change:
+            factor = 2 - which % 2 if change["redelivery_delay"] else None
+            change["redelivery_delay_multiplier"] = factor
+        new = {k: v for k, v in (self.orders | change).items() if v is not None}
+        fairness = new.get("fairness_model", "proportional")
+        if new.get("semantics") == "at-most-once" and fairness == "proportional":
+            new["fairness_model"] = "round-robin"
+        self.orders = new
+        self.define(dict(new))
+
+    def keeps_many(self, name: str, keys: dict[str, Any]) -> bool:
+        """S10: quota 0 is refused then."""
+        return keys.get("max_spool_usage") == 0 and len(self.model.queues[name].entries) > 1
 
     def has_order(self) -> bool:
         """Silent: what is active where priorities or barriers entered before (R5)."""
@@ -242,10 +261,9 @@ class Walk:
 
     def do_anew(self) -> None:
         """Deleted and defined in one batch: what was in is gone, and so are its consumers (S7)."""
-        self.model.delete("copies")
-        self.commands.append(c.Delete(queue="copies"))
-        self.flows = {n: number for n, number in self.flows.items() if self.number_lives(number)}
-        self.define(self.companions["copies"])
+        if self.has("copies"):
+            self.delete("copies")
+            self.define(self.companions["copies"])
 
     def do_topic(self, queue: int, pattern: int) -> None:
         name, text = ("orders", "copies")[queue % 2], PATTERNS[pattern % len(PATTERNS)]
@@ -262,8 +280,9 @@ class Walk:
 
     def do_redrive(self, name: int) -> None:
         queue = ("dead", "dead copies")[name % 2]
-        self.model.redrive(queue)
-        self.commands.append(c.Redrive(queue=queue))
+        if self.has(queue):
+            self.model.redrive(queue)
+            self.commands.append(c.Redrive(queue=queue))
 
     # Alone in their batch
 
@@ -289,14 +308,24 @@ class Walk:
         self.model.define(definition)
         self.commands.append(c.Define(definition=definition, reply=REPLY))
 
-    def number_lives(self, number: int) -> bool:
-        return any(s.number == number for s in self.model.subscriptions)
+    def delete(self, name: str) -> None:
+        self.model.delete(name)
+        self.commands.append(c.Delete(queue=name))
+        self.forget_flows()
+
+    def has(self, *names: str) -> bool:
+        return all(name in self.model.queues for name in names)
+
+    def forget_flows(self) -> None:
+        """Those that are no subscription any more."""
+        living = {s.number for s in self.model.subscriptions}
+        self.flows = {name: number for name, number in self.flows.items() if number in living}
 
     def pick(self, which: int) -> Subscription | None:
-        names = list(self.flows)
-        if not names:
+        living = [name for name in self.flows if name not in self.lost]
+        if not living:
             return None
-        number = self.flows[names[which % len(names)]]
+        number = self.flows[living[which % len(living)]]
         return next(s for s in self.model.subscriptions if s.number == number)
 
     def held(self, flow: Subscription) -> list[Any]:
@@ -309,12 +338,23 @@ class Walk:
 
     # Comparing
 
+    def beat(self) -> None:
+        self.forget_flows()
+        for name in [n for n in self.flows if self.HAS_SESSIONS and n not in self.lost]:
+            if name in self.heard:
+                self.commands.append(c.Heartbeat(session=name))
+            self.heard[name] = self.model.now
+
     def hand_over(self) -> None:
         """One batch for the engine; then all that can be seen of it is compared."""
+        self.beat()
         self.steps.now = NOW + self.model.now
         out = self.steps.run(self.commands, self.publishes)
-        assert not [r.error for r in replies(out) if r.error is not None]
-        self.commands, self.publishes = [], []
+        found = replies(out)
+        assert not [r.error for r in found if r.error is not None]
+        for expected in self.answers:
+            assert expected in [r.result for r in found], f"no answer is {expected}: {found}"
+        self.answers, self.commands, self.publishes = [], [], []
         self.model.check()
         self.compare_receipts(out)
         self.compare_deliveries(out)
@@ -341,14 +381,14 @@ class Walk:
             flow.inbox.clear()
             assert found == expected, f"{name} received {found}, the model says {expected}"
 
-    def browsed(self, name: str) -> list[int]:
+    def browsed(self, name: str) -> list[dict[str, Any]]:
         """All that is in a queue, in as many parts as it is answered."""
-        found: list[int] = []
+        found: list[dict[str, Any]] = []
         command = c.Browse(queue=name, limit=10_000, reply=REPLY)
         checked, self.steps.checked = getattr(self.steps, "checked", False), False
         while command is not None:  # nothing changes meanwhile
             (answer,) = replies(self.steps.run([command]))
-            found += [int(m["id"]) for m in answer.result]
+            found += answer.result
             more = answer.more
             command = more and c.Browse(queue=name, limit=10_000, start=more, reply=REPLY)
         self.steps.checked = checked
@@ -364,10 +404,16 @@ class Walk:
             held = {s["name"]: s["held"] for s in shown["consumers"]}
             assert held == {s.name: queue.held(s) for s in self.model.bound_to(queue)}, name
             assert_same_numbers({key: shown[key] for key in expected}, expected, queue)
-            ids, wanted = self.browsed(name), self.model.browse(name)
+            rows = self.browsed(name)
+            ids, wanted = [int(row["id"]) for row in rows], self.model.browse(name)
             if self.order_is_silent(queue.entries):
                 ids, wanted = sorted(ids), sorted(wanted)
             assert ids == wanted, f"browse {name}: {ids}, the model says {wanted}"
+            for row in rows:
+                self.compare_row(queue, row)
+
+    def compare_row(self, queue: Queue, row: dict[str, Any]) -> None:
+        """What `Browse` shows of a message."""
 
     def order_is_silent(self, entries: list[Any]) -> bool:
         """Silent: in which order one looks."""
@@ -388,30 +434,11 @@ def assert_same_numbers(found: dict[str, int], expected: dict[str, int], queue: 
     # Whether a queue that names no dead message queue counts its expired as discarded.
     if queue.get("dead_message_queue") is None and found["discarded"] == 0:
         found["discarded"] = expected["discarded"]
-    assert found == expected, queue.name
+    differ = {key: (n, expected[key]) for key, n in found.items() if n != expected[key]}
+    assert not differ, f"{queue.name}: (found, expected) {differ}"
 
 
 # ---------------------------------------------------------------- making and shortening
-
-
-def with_companions(orders: dict[str, Any]) -> list[dict[str, Any]]:
-    """The queue of a walk with a dead message queue and one that captures the same topic."""
-    # Each its own: what becomes of two matches of one message in one DMQ is not ruled yet.
-    return [
-        {"name": "dead copies", "message_type": "json"},
-        {"name": "dead", "message_type": "json", "expiration": "30s", "max_spool_messages": 20},
-        {
-            "name": "copies",
-            "message_type": "json",
-            "underlying_topic": "ord.*",
-            "default_publish_target": "orders",
-            "filter": "/kind = 1",
-            "max_per_subscription_backlog": 3,
-            "dead_message_queue": "dead copies",
-            "expiration": "6s",
-        },
-        orders,
-    ]
 
 
 def random_queues(r: random.Random) -> list[dict[str, Any]]:
@@ -442,51 +469,52 @@ def random_queues(r: random.Random) -> list[dict[str, Any]]:
             orders[key] = value
     if orders.get("semantics") == "at-most-once":
         orders.setdefault("fairness_model", "round-robin")
-    queues = with_companions(orders)
-    queues[2]["filter"] = "/k = 1"
-    return queues
+    # Each its own dead message queue: what becomes of two matches of one message is not ruled yet.
+    dead = {"name": "dead", "message_type": "json", "expiration": "30s", "max_spool_messages": 20}
+    copies = {
+        "name": "copies", "message_type": "json", "underlying_topic": "ord.*", "filter": "/k = 1",
+        "default_publish_target": "orders", "dead_message_queue": "dead copies",
+        "max_per_subscription_backlog": 3, "expiration": "6s",
+    }  # fmt: skip
+    return [{"name": "dead copies", "message_type": "json"}, dead, copies, orders]
 
 
-def random_batches(r: random.Random, batches: int, longest: int, most: int) -> Batches:
+def random_batches(
+    r: random.Random, batches: int, longest: int, most: int, walk: type[Walk] = Walk
+) -> Batches:
     """Batches of up to `longest` operations; `most`: messages that one publish may be."""
     start: list[Operation] = [("subscribe", 5, 0, 0, 0), ("subscribe", 2, 3, 0, 0)]
     made: Batches = [[*start, ("publish", 6, 0, 0, 0)]]
     for _ in range(batches):
         draw = r.random()
-        if draw < 0.2:
-            made.append([("advance", r.randrange(16))])
-        elif draw < 0.26:
-            made.append([("restart",)])
+        if draw < 0.26:
+            made.append([("advance", r.randrange(16)) if draw < 0.2 else ("restart",)])
         else:
-            made.append([random_operation(r, most) for _ in range(r.randint(1, longest))])
+            made.append([random_operation(r, most, walk) for _ in range(r.randint(1, longest))])
     return made
 
 
-def random_operation(r: random.Random, most: int) -> Operation:
-    name = r.choice(NAMES)
+def random_operation(r: random.Random, most: int, walk: type[Walk]) -> Operation:
+    name = r.choice(walk.NAMES)
     small = [r.randrange(16) for _ in range(4)]
-    counts = {"publish": 4, "subscribe": 4, "ack": 3, "cancel": 3, "renew": 3, "anew": 0}
-    counts |= {"unsubscribe": 1, "redefine": 1, "redrive": 1}
     if name == "redefine":
-        return (name, r.randrange(len(REDEFINITIONS)))
+        return (name, r.randrange(len(walk.REDEFINITIONS)))
     if name == "publish":
         small[0] = r.randint(1, most)
-    return (name, *small[: counts.get(name, 2)])
+    return (name, *small[: ARGUMENTS.get(name, 2)])
 
 
-def shortest(batches: Batches, fails: Callable[[Batches], bool]) -> Batches:
+def shortest(parts: list[Part], fails: Callable[[list[Part]], bool]) -> list[Part]:
     """As little of a walk as still fails, as far as `SHORTENING_S` goes."""
     until = time.monotonic() + SHORTENING_S
-    size = max(len(batches) // 2, 1)
+    size = max(len(parts) // 2, 1)
     while size:
         at = 0
-        while at < len(batches) and time.monotonic() < until:
-            rest = batches[:at] + batches[at + size :]
-            at = at if fails(rest) and (batches := rest) is rest else at + size
+        while at < len(parts) and time.monotonic() < until:
+            rest = parts[:at] + parts[at + size :]
+            if rest and fails(rest):
+                parts = rest
+            else:
+                at += size
         size //= 2
-    for i in range(len(batches)):
-        at = 0
-        while at < len(batches[i]) and time.monotonic() < until:
-            rest = [*batches[:i], batches[i][:at] + batches[i][at + 1 :], *batches[i + 1 :]]
-            at = at if fails(rest) and (batches := rest) is rest else at + 1
-    return batches
+    return parts

@@ -18,8 +18,8 @@ class EarlyLimit(Model):
 class LosesItsPlace(Model):
     """L7: a returned message goes to the end."""
 
-    def give_back(self, queue: Queue, entry: Entry, event: str, pause: int = 0) -> None:
-        super().give_back(queue, entry, event, pause)
+    def give_back(self, queue: Queue, entry: Entry, pause: int = 0) -> None:
+        super().give_back(queue, entry, pause)
         self.arrivals += 1
         entry.arrival = self.arrivals
 
@@ -55,8 +55,8 @@ class RenewsFromTheEnd(Model):
 class ForgetsTheDelay(Model):
     """L11: a delay makes the message ready at once."""
 
-    def give_back(self, queue: Queue, entry: Entry, event: str, pause: int = 0) -> None:
-        super().give_back(queue, entry, event, 0)
+    def give_back(self, queue: Queue, entry: Entry, pause: int = 0) -> None:
+        super().give_back(queue, entry)
 
 
 class OneTooMany(Model):
@@ -345,8 +345,8 @@ class NullIsAKey(Model):
 class DelayedKeysGoOn(Model):
     """O4: while a message is delayed, the next of its key goes."""
 
-    def give_back(self, queue: Queue, entry: Entry, event: str, pause: int = 0) -> None:
-        super().give_back(queue, entry, event, pause)
+    def give_back(self, queue: Queue, entry: Entry, pause: int = 0) -> None:
+        super().give_back(queue, entry, pause)
         if pause:
             entry.partition = None
 

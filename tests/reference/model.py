@@ -27,7 +27,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import Any
 
@@ -39,6 +39,10 @@ UNSIGNED_MAX = 2**64 - 1
 REGEX_SIGNS = set("^$*+?()[]{}|\\")
 HEARTBEAT_TIMEOUT_MS = 15_000
 PRIORITY_DEFAULT = 4
+COUNTED = (
+    "spooled", "delivered", "redelivered", "acknowledged", "canceled", "expired", "dead_lettered",
+    "discarded", "replaced", "redriven", "purged", "moved",
+)  # fmt: skip
 
 
 def milliseconds(duration: str | float) -> int:
@@ -106,31 +110,31 @@ class Delivery:
 
 @dataclass(eq=False)
 class Entry:
-    """A message in one queue."""
+    """A message in one queue. What is not given to it is not taken along to another queue."""
 
     id: int
     topic: str
     payload: bytes
     headers: dict[str, str]
     key: str | None
-    publisher_priority: int
-    published: int
-    ttl_until: int | None
-    arrival: int = 0
-    entered: int = 0
-    rank: int = 0
-    is_barrier: bool = False
-    behind: int = 0  # barriers that entered before it
-    partition: Any = None
-    expires: int | None = None
-    was_dead: bool = False
-    known: dict[str, Any] = field(default_factory=dict)
-    holder: Subscription | None = None
-    lease_until: int | None = None
+    publisher_priority: int = PRIORITY_DEFAULT
+    ttl_until: int | None = None
     delayed_until: int | None = None
-    deliveries: int = 0
-    delivered_at_step: int = 0
-    cancels: int = 0
+    may_be_dead: bool = True  # P7: may go to a dead message queue
+    was_dead: bool = False
+    arrival: int = field(default=0, init=False)
+    entered: int = field(default=0, init=False)
+    rank: int = field(default=0, init=False)
+    is_barrier: bool = field(default=False, init=False)
+    behind: int = field(default=0, init=False)  # barriers that entered before it
+    partition: Any = field(default=None, init=False)
+    expires: int | None = field(default=None, init=False)
+    known: dict[str, Any] = field(default_factory=dict, init=False)
+    holder: Subscription | None = field(default=None, init=False)
+    lease_until: int | None = field(default=None, init=False)
+    deliveries: int = field(default=0, init=False)
+    delivered_at_step: int = field(default=0, init=False)
+    cancels: int = field(default=0, init=False)
 
     @property
     def state(self) -> str:
@@ -145,13 +149,18 @@ class Entry:
         return self.known[expression]
 
     def worked_out(self, expression: str) -> Any:
-        try:
-            document = json.loads(self.payload)
-        except ValueError:
-            document = None
+        document = json.loads(self.payload) if self.is_json else None
         lookup = fields_of(document)
         special = {"/@priority": self.publisher_priority, "@key": self.key}
         return evaluate(expression, lambda path: special[path] if path in special else lookup(path))
+
+    @property
+    def is_json(self) -> bool:
+        try:
+            json.loads(self.payload)
+        except ValueError:
+            return False
+        return True
 
     def matches(self, expression: str | None) -> bool:
         return expression is None or self.value(expression) is True
@@ -174,6 +183,8 @@ class Queue:
     topics: set[str] = field(default_factory=set)
     served_last: int = 0
     barriers: int = 0  # that have entered since it was last empty
+    is_shut: bool = False  # H5: its ingress
+    is_silent: bool = False  # H5: its egress
     counters: Counter[str] = field(default_factory=Counter)
 
     def get(self, key: str, default: Any = None) -> Any:
@@ -247,20 +258,36 @@ class Queue:
             return True
         return len(self.entries) >= self.get("max_spool_messages", 10**9)
 
+    def refusal(self, entry: Entry) -> str | None:
+        """S3, S11: the first of its own checks that fails."""
+        if self.full_for(entry.size()):
+            return "queue_quota"
+        if entry.size() > size_bytes(self.get("max_message_size", "10MB")):
+            return "message_too_large"
+        if self.is_shut:
+            return "queue_shutdown"
+        limit = self.get("reject_low_priority_msg_limit")
+        is_over = limit is not None and len(self.entries) >= limit
+        is_low = entry.publisher_priority < PRIORITY_DEFAULT
+        return "low_priority_limit" if is_over and is_low else None
+
+    @property
+    def discards(self) -> bool:
+        """S4: what it refuses, without a nack."""
+        policy = self.get("reject_msg_to_sender_on_discard", "when-queue-enabled")
+        return policy == "never" or (policy == "when-queue-enabled" and self.is_shut)
+
 
 class Model:
     """A broker: queues, subscriptions, a clock."""
 
-    def __init__(self, heartbeat_timeout: int = HEARTBEAT_TIMEOUT_MS) -> None:
+    def __init__(self) -> None:
         self.now = 0
         self.queues: dict[str, Queue] = {}
         self.subscriptions: list[Subscription] = []
-        self.heartbeat_timeout = heartbeat_timeout
         self.ids = 0
         self.arrivals = 0
         self.steps = 0
-        self.sequences: dict[tuple[str, int], int | None] = {}
-        self.journal: list[dict[str, Any]] = []
         self.joining = False
 
     @contextmanager
@@ -296,14 +323,15 @@ class Model:
         del self.queues[name]
         self.subscriptions = [s for s in self.subscriptions if s.queue != name]
 
+    def shutdown(self, name: str, ingress: bool, egress: bool) -> None:
+        """H5: sets both."""
+        self.queues[name].is_shut, self.queues[name].is_silent = ingress, egress
+        self.dispatch()
+
     def subscribe(
-        self,
-        queue: str,
-        name: str = "",
-        backlog: int = 1,
-        filter: str | None = None,
+        self, queue: str, name: str = "", backlog: int = 1, filter: str | None = None,
         no_ack: bool = False,
-    ) -> Subscription:
+    ) -> Subscription:  # fmt: skip
         self.steps += 1
         subscription = Subscription(self.steps, name, queue, backlog, filter, no_ack)
         self.subscriptions.append(subscription)
@@ -317,11 +345,11 @@ class Model:
             queue = self.queues[subscription.queue]
             for entry in list(queue.entries):
                 if entry.holder is subscription:
-                    self.give_back(queue, entry, "returned")
+                    self.give_back(queue, entry)
             self.dispatch()
 
     def kill(self, subscription: Subscription) -> None:
-        subscription.dead_at = self.now + self.heartbeat_timeout
+        subscription.dead_at = self.now + HEARTBEAT_TIMEOUT_MS
 
     def set_backlog(self, subscription: Subscription, backlog: int) -> None:
         """B3: below what it holds, delivery waits; nothing is taken away."""
@@ -331,57 +359,45 @@ class Model:
     # Publishing
 
     def publish(
-        self,
-        topic: str,
-        payload: bytes,
-        ttl: str | float | None = None,
-        priority: int = PRIORITY_DEFAULT,
-        headers: dict[str, str] | None = None,
-        key: str | None = None,
-        sequence: tuple[str, int] | None = None,
-    ) -> int | None:
-        """The id that the message got; None where no queue kept it. Raises Refused for a nack."""
-        if sequence is not None and sequence in self.sequences:
-            return self.sequences[sequence]
+        self, topic: str, payload: bytes, ttl: str | float | None = None,
+        priority: int = PRIORITY_DEFAULT, headers: dict[str, str] | None = None,
+        key: str | None = None, due: int | None = None, dmq: bool = True,
+    ) -> int | None:  # fmt: skip
+        """The id that the message got; None where no queue kept it. Raises Refused for a nack.
+        due: when it is ready (L12)."""
         if topic in self.queues:
             addressed = self.queues[topic]
             default = addressed.get("underlying_topic", addressed.name)
             topic = addressed.get("default_publish_target", default)
         until = None if ttl is None else self.now + milliseconds(ttl)
-        draft = Entry(0, topic, payload, dict(headers or {}), key, priority, self.now, until)
+        delay = due if due is not None and due > self.now else None
+        draft = Entry(0, topic, payload, headers or {}, key, priority, until, delay, dmq)
         matching = [
             q for q in self.queues.values() if q.captures(topic) and draft.matches(q.get("filter"))
         ]
         if not matching:
             raise Refused("no_matching_destination")
-        keepers = [q for q in matching if self.admits(q, draft)]
+        keepers = [queue for queue in matching if self.admits(queue, draft)]
+        for queue in matching:
+            queue.counters["discarded"] += queue not in keepers
         if not keepers:
             return None
         self.ids += 1
         for queue in keepers:
-            copy = Entry(
-                self.ids, topic, payload, dict(draft.headers), key, priority, self.now, until
-            )
-            self.take_in(queue, copy)
-        if sequence is not None:
-            self.sequences[sequence] = self.ids
+            self.take_in(queue, replace(draft, id=self.ids))
         self.dispatch()
         return self.ids
 
     def admits(self, queue: Queue, draft: Entry) -> bool:
         """S3, S4: False where the message is discarded; raises where its producer is nacked."""
-        reason = None
-        if queue.full_for(draft.size()):
-            reason = "queue_quota"
-        elif draft.size() > size_bytes(queue.get("max_message_size", "10MB")):
-            reason = "message_too_large"
-        if reason is None:
-            return True
-        queue.counters[f"rejected:{reason}"] += 1
-        if queue.get("reject_msg_to_sender_on_discard", "when-queue-enabled") == "never":
-            queue.counters["discarded"] += 1
+        reason = queue.refusal(draft)
+        if reason is not None and queue.discards:
             return False
-        raise Refused(reason, queue.name)
+        if reason is None and queue.get("on_invalid") == "nack" and not draft.is_json:
+            reason = "malformed"
+        if reason is not None:
+            raise Refused(reason, queue.name)
+        return True
 
     def take_in(self, queue: Queue, entry: Entry) -> None:
         """Expressions are evaluated here and never again (Q6)."""
@@ -389,10 +405,8 @@ class Model:
         entry.arrival, entry.entered = self.arrivals, self.now
         queue.counters["spooled"] += 1
         queue.held_ever.add(entry.id)
-        self.note("spooled", queue, entry)
         if queue.deferred.pop(entry.id, -1) > self.now:
             queue.counters["acknowledged"] += 1
-            self.note("acknowledged", queue, entry, reason="deferred")
             return
         if priority := queue.get("priority"):
             entry.rank = unsigned(entry.value(priority))
@@ -413,15 +427,49 @@ class Model:
         for entry in entries:
             queue.entries.remove(entry)
             queue.counters["replaced"] += 1
-            self.note("replaced", queue, entry)
+
+    # What an administrator does
+
+    def meant(self, name: str, where: str | None, ids: list[int] | None) -> list[Entry]:
+        """R5: an expression means active messages."""
+        queue = self.queues[name]
+        entries = queue.entries if where is None else queue.active()
+        found = [e for e in entries if e.matches(where) and (ids is None or e.id in ids)]
+        return sorted(found, key=lambda e: e.arrival)
+
+    def purge(self, name: str, where: str | None, ids: list[int] | None) -> int:
+        """R6: in whatever state."""
+        queue, found = self.queues[name], self.meant(name, where, ids)
+        for entry in found:
+            queue.entries.remove(entry)
+            queue.counters["purged"] += 1
+        self.dispatch()
+        return len(found)
+
+    def move(
+        self, name: str, to: str, where: str | None, ids: list[int] | None
+    ) -> tuple[int, dict[str, int]]:
+        """R6: behind all others, as if it entered anew; a TTL that still runs goes on."""
+        source, target = self.queues[name], self.queues[to]
+        stayed: Counter[str] = Counter()
+        moved = 0
+        for entry in self.meant(name, where, ids):
+            if why := self.why_not_there(entry, target):
+                stayed[why] += 1
+                continue
+            moved += 1
+            source.entries.remove(entry)
+            source.counters["moved"] += 1
+            is_dead = "lq-dead-reason" in entry.headers
+            self.take_in(target, replace(entry, was_dead=is_dead or due(entry.ttl_until, self.now)))
+        self.dispatch()
+        return moved, dict(stayed)
 
     def redrive(self, name: str, ids: list[int] | None = None) -> dict[str, int]:
         """X6: each as a new message of the queue it died in; why others stay, and how many."""
         source = self.queues[name]
         stayed: Counter[str] = Counter()
-        for entry in sorted(source.entries, key=lambda e: e.arrival):
-            if ids is not None and entry.id not in ids:
-                continue
+        for entry in self.meant(name, None, ids):
             target = self.queues.get(entry.headers.get("lq-dead-queue", ""))
             if reason := self.why_not_back(entry, target):
                 stayed[reason] += 1
@@ -431,29 +479,28 @@ class Model:
             own = {k.replace("lq-first-dead-", "lq-dead-"): v for k, v in own.items()}
             source.entries.remove(entry)
             source.counters["redriven"] += 1
-            self.take_in(
-                target,
-                Entry(
-                    entry.id, entry.topic, entry.payload, own, entry.key,
-                    entry.publisher_priority, entry.published, None, was_dead=True,
-                ),
-            )  # fmt: skip
+            self.take_in(target, self.without_times(entry, own))
         self.dispatch()
         return dict(stayed)
+
+    def without_times(self, entry: Entry, headers: dict[str, str]) -> Entry:
+        """X5: as it is when it died; neither its TTL nor its delay goes on."""
+        return replace(entry, headers=headers, ttl_until=None, delayed_until=None, was_dead=True)
 
     def why_not_back(self, entry: Entry, target: Queue | None) -> str | None:
         if "lq-dead-queue" not in entry.headers:
             return "not_dead"
         if entry.holder is not None:
             return "leased"
-        if target is None:
-            return "no_such_queue"
+        return "no_such_queue" if target is None else self.why_not_there(entry, target)
+
+    def why_not_there(self, entry: Entry, target: Queue) -> str | None:
+        if entry.holder is not None:
+            return "leased"
         if target.find(entry.id) is not None:
             return "already_there"
-        if target.full_for(entry.size()):
-            return "queue_quota"
-        if entry.size() > size_bytes(target.get("max_message_size", "10MB")):
-            return "message_too_large"
+        if why := target.refusal(entry):
+            return why
         if target.keeps_last and target.entries:
             return "keeps_last_message"
         return None if entry.matches(target.get("filter")) else "filter"
@@ -461,7 +508,7 @@ class Model:
     # What consumers say
 
     def acknowledge(self, subscription: Subscription, ids: list[int]) -> None:
-        """L8, L9: by id."""
+        """L8, L9: by id; an id that the queue never had is remembered."""
         queue = self.queues[subscription.queue]
         for message_id in ids:
             entry = queue.find(message_id)
@@ -470,19 +517,13 @@ class Model:
             elif message_id not in queue.held_ever:
                 until = self.now + milliseconds(queue.get("deferred_ack_expiration", "1d"))
                 queue.deferred[message_id] = until
-                self.note("deferred_ack", queue, None, subscription)
-            else:
-                self.note("ack_ignored", queue, None, subscription)
         self.dispatch()
 
     def acknowledge_one(self, queue: Queue, by: Subscription, entry: Entry) -> None:
         others = entry.holder is not None and entry.holder is not by
-        if others and queue.get("leasing", "sublet") == "strict":
-            self.note("ack_ignored", queue, entry, by)
-            return
-        queue.entries.remove(entry)
-        queue.counters["acknowledged"] += 1
-        self.note("acknowledged", queue, entry, by)
+        if not (others and queue.get("leasing", "sublet") == "strict"):
+            queue.entries.remove(entry)
+            queue.counters["acknowledged"] += 1
 
     def acknowledge_up_to(self, subscription: Subscription, message_id: int) -> None:
         """L13. Silent: of what it holds, in the order in which it was delivered."""
@@ -514,19 +555,18 @@ class Model:
             return
         entry.cancels += 1
         queue.counters["canceled"] += 1
-        self.note("canceled", queue, entry, subscription)
         if 0 < queue.get("max_cancels", 0) <= entry.cancels:
             self.expire(queue, entry, "max_cancels")
         else:
             pause = self.back_off(queue, entry) if delay is None else milliseconds(delay)
-            self.give_back(queue, entry, "returned", pause)
+            self.give_back(queue, entry, pause)
         self.dispatch()
 
     def back_off(self, queue: Queue, entry: Entry) -> int:
-        """L11. Silent: the n-th cancel of a message waits delay x multiplier^(n-1)."""
+        """L11. Silent: after n deliveries it is delay x multiplier^(n-1)."""
         base = queue.period("redelivery_delay") or 0
         factor = Fraction(str(queue.get("redelivery_delay_multiplier", 1)))
-        pause = int(base * factor ** (entry.cancels - 1))
+        pause = int(base * factor ** (entry.deliveries - 1))
         longest = queue.period("redelivery_delay_max")
         return pause if longest is None else min(pause, longest)
 
@@ -549,22 +589,21 @@ class Model:
         return True
 
     def hand_back(self, subscription: Subscription, message_id: int) -> None:
-        """L5: returned untouched, so it was no attempt; where it has returned already, as well."""
-        queue = self.queues[subscription.queue]
-        entry = queue.find(message_id)
+        """L5: returned untouched, so it was no attempt; where it has returned already, as well.
+        Silent: where `max_deliveries` was lowered below what it has, it goes out once more."""
+        entry = self.queues[subscription.queue].find(message_id)
         if entry is not None and entry.holder is not subscription:
             entry.deliveries -= entry.deliveries > (entry.holder is not None)
         elif entry is not None:
             entry.deliveries -= 1
-            self.give_back(queue, entry, "returned")
+            entry.holder, entry.lease_until = None, None
             self.dispatch()
 
     # How a message comes back or leaves
 
-    def give_back(self, queue: Queue, entry: Entry, event: str, pause: int = 0) -> None:
+    def give_back(self, queue: Queue, entry: Entry, pause: int = 0) -> None:
         """L5 is decided here, on the return; L7: the entry keeps its place."""
         entry.holder, entry.lease_until = None, None
-        self.note(event, queue, entry)
         if 0 < queue.get("max_deliveries", 0) <= entry.deliveries:
             self.expire(queue, entry, "max_deliveries")
         elif pause > 0:
@@ -572,44 +611,28 @@ class Model:
 
     def expire(self, queue: Queue, entry: Entry, reason: str) -> None:
         queue.counters["expired"] += 1
-        self.note("expired", queue, entry, reason=reason)
         self.bury(queue, entry, reason)
 
     def bury(self, queue: Queue, entry: Entry, reason: str, detail: str = "") -> None:
-        """X5: to the dead message queue where it is usable, else nowhere."""
+        """X5, P7, H5: to the dead message queue where it is usable, else nowhere."""
         queue.entries.remove(entry)
         target = self.queues.get(queue.get("dead_message_queue", ""))
+        is_usable = target is not None and not target.is_shut and not target.full_for(entry.size())
+        if target is None or not is_usable or not entry.may_be_dead:
+            queue.counters["discarded"] += 1
+            return
+        queue.counters["dead_lettered"] += 1
         first = {}
         if not any(k.startswith("lq-first-dead-") for k in entry.headers):
             before = {k: v for k, v in entry.headers.items() if k.startswith("lq-dead-")}
             first = {k.replace("lq-dead-", "lq-first-dead-"): v for k, v in before.items()}
-        dead = Entry(
-            entry.id,
-            entry.topic,
-            entry.payload,
-            entry.headers
-            | first
-            | {
-                "lq-dead-reason": reason,
-                "lq-dead-queue": queue.name,
-                "lq-dead-deliveries": str(entry.deliveries),
-                "lq-dead-detail": detail,
-            },
-            entry.key,
-            entry.publisher_priority,
-            entry.published,
-            None,
-            was_dead=True,
-        )
-        if target is None or target.full_for(entry.size()):
-            queue.counters["discarded"] += 1
-            self.note("discarded", queue, entry, reason=reason)
-            return
-        queue.counters["dead_lettered"] += 1
-        self.note("dead_lettered", queue, entry, reason=reason)
+        last = {
+            "lq-dead-reason": reason, "lq-dead-queue": queue.name, "lq-dead-detail": detail,
+            "lq-dead-deliveries": str(entry.deliveries),
+        }  # fmt: skip
         # Silent: a queue holds a message once, so the second match to die into it joins the first.
         if target.find(entry.id) is None:
-            self.take_in(target, dead)
+            self.take_in(target, self.without_times(entry, entry.headers | first | last))
 
     # Time
 
@@ -662,7 +685,7 @@ class Model:
         for queue in list(self.queues.values()):
             for entry in list(queue.entries):
                 if due(entry.lease_until, self.now):
-                    self.give_back(queue, entry, "lease_ended")
+                    self.give_back(queue, entry)
                 if due(entry.delayed_until, self.now):
                     entry.delayed_until = None
         self.joining = False
@@ -679,6 +702,8 @@ class Model:
 
     def deliver_first(self, queue: Queue) -> bool:
         """Delivers the first message that can be; False where there is none."""
+        if queue.is_silent:
+            return False
         nothing_before = True
         for entry in queue.active():
             if entry.is_barrier:
@@ -700,7 +725,6 @@ class Model:
         queue.counters["barriers"] += 1
         queue.counters["barrier_deliveries"] += len(receivers)
         for subscription in receivers:
-            self.note("barrier_delivered", queue, entry, subscription)
             subscription.inbox.append(Delivery(entry, entry.id, 1, True, None))
         return True
 
@@ -738,7 +762,6 @@ class Model:
         entry.delivered_at_step = self.steps
         queue.counters["delivered"] += 1
         queue.counters["redelivered"] += entry.deliveries > 1
-        self.note("delivered" if entry.deliveries == 1 else "redelivered", queue, entry, to)
         if queue.at_most_once or to.no_ack:
             queue.entries.remove(entry)
             queue.counters["acknowledged"] += 1
@@ -753,22 +776,7 @@ class Model:
     def describe(self, name: str) -> dict[str, int]:
         queue = self.queues[name]
         states = Counter(e.state for e in queue.entries)
-        counted = {
-            key: queue.counters[key]
-            for key in (
-                "spooled",
-                "delivered",
-                "redelivered",
-                "acknowledged",
-                "canceled",
-                "expired",
-                "dead_lettered",
-                "discarded",
-                "replaced",
-                "redriven",
-            )
-        }
-        return counted | {
+        return {key: queue.counters[key] for key in COUNTED} | {
             "depth": len(queue.entries),
             "active": len(queue.active()),
             "ready": states["ready"],
@@ -785,8 +793,7 @@ class Model:
         for queue in self.queues.values():
             seen = self.describe(queue.name)
             gone = seen["acknowledged"] + seen["expired"] + queue.counters["refused_by_consumer"]
-            gone += seen["replaced"] + seen["redriven"]
-            gone += queue.counters["purged"] + queue.counters["moved"]
+            gone += seen["replaced"] + seen["redriven"] + seen["purged"] + seen["moved"]
             assert seen["spooled"] == seen["depth"] + gone, queue.name
             assert seen["depth"] == seen["ready"] + seen["leased"] + seen["delayed"]
             for entry in queue.entries:
@@ -795,26 +802,6 @@ class Model:
                 assert entry.holder is None or not entry.is_barrier
             leased = [e.partition for e in queue.entries if e.holder and e.partition is not None]
             assert len(leased) == len(set(leased)), f"{queue.name}: a key is leased twice"
-
-    def note(
-        self,
-        event: str,
-        queue: Queue,
-        entry: Entry | None,
-        subscription: Subscription | None = None,
-        reason: str | None = None,
-    ) -> None:
-        self.journal.append(
-            {
-                "event": event,
-                "queue": queue.name,
-                "message_id": None if entry is None else str(entry.id),
-                "subscription": None if subscription is None else subscription.name,
-                "reason": reason,
-                "deliveries": 0 if entry is None else entry.deliveries,
-                "time": self.now,
-            }
-        )
 
 
 def due(deadline: int | None, now: int) -> bool:

@@ -15,7 +15,6 @@ class Connection:
     def __init__(self) -> None:
         self.model = Model()
         self.consumers: list[Consumer] = []
-        self.sequence = 0
 
     def producer(self) -> "Connection":
         return self
@@ -40,9 +39,8 @@ class Connection:
         self.model = copy.deepcopy(self.model)
 
     def send(self, to: str, payload: bytes, **options: Any) -> "Receipt":
-        self.sequence += 1
         try:
-            number = self.model.publish(to, payload, sequence=("p", self.sequence), **options)
+            number = self.model.publish(to, payload, **options)
         except Refused as nack:
             raise Rejected(nack.reason, nack.queue) from None
         self.pump()
@@ -206,13 +204,12 @@ class Consumer:
         """L5: what nobody has seen, and a smaller backlog has no room for, returns untouched."""
         self.pump()
         queue = self.model.queues[self.queue]
-        held = {str(e.id): e for e in queue.entries if e.holder is self.flow}
+        held = {str(e.id) for e in queue.entries if e.holder is self.flow}
         waiting = [m for m in self.inbox if not m.is_barrier and m.id in held]
-        for message in waiting[max(backlog - (len(held) - len(waiting)), 0) :]:
-            self.inbox.remove(message)
-            held[message.id].deliveries -= 1
-            self.model.give_back(queue, held[message.id], "returned")
-        self.model.dispatch()
+        with self.model.joined():
+            for message in waiting[max(backlog - (len(held) - len(waiting)), 0) :]:
+                self.inbox.remove(message)
+                self.model.hand_back(self.flow, int(message.id))
 
     def kill(self) -> None:
         self.model.kill(self.flow)
