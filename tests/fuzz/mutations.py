@@ -100,25 +100,14 @@ class Mutator:
     def nasty(self) -> Any:
         """Anything at all."""
         r = self.random
-        match r.randrange(12):
-            case 0 | 1 | 2:
-                return r.choice(NUMBERS)
-            case 3:
-                return r.choice(FLOATS)
-            case 4 | 5 | 6:
-                return r.choice(TEXTS)
-            case 7:
-                return r.choice((None, True, False, [], {}, [[]], {"": None}, [None], [0] * 500))
-            case 8:
-                depth = r.choice((3, 50, 600, 5000))
-                return Raw("[" * depth + "]" * depth)
-            case 9:
-                depth = r.choice((3, 50, 600, 5000))
-                return Raw('{"a":' * depth + "1" + "}" * depth)
-            case 10:
-                return Raw(r.choice(("", ",", "}", "{", "nul", "'x'", '"\\ud800"', '"\\x"', "01")))
-            case _:
-                return r.choice(IDS + TOPICS + EXPRESSIONS)
+        depth = r.choice((3, 50, 600, 5000))
+        kinds: list[tuple[Any, ...]] = [
+            *[NUMBERS] * 3, FLOATS, *[TEXTS] * 3, (*IDS, *TOPICS, *EXPRESSIONS),
+            (None, True, False, [], {}, [[]], {"": None}, [None], [0] * 500),
+            (Raw("[" * depth + "]" * depth),), (Raw('{"a":' * depth + "1" + "}" * depth),),
+            tuple(map(Raw, ("", ",", "}", "{", "nul", "'x'", '"\\ud800"', '"\\x"', "01"))),
+        ]  # fmt: skip
+        return r.choice(r.choice(kinds))
 
     def ids(self) -> str:
         r = self.random
@@ -133,42 +122,35 @@ class Mutator:
         """A queue that is right but for what is drawn wrong."""
         r = self.random
         out: dict[str, Any] = {"name": r.choice(QUEUES), "message_type": "json"}
+        periods = (
+            "lease_period", "expiration", "deferred_ack_expiration", "redelivery_delay",
+            "redelivery_delay_max",
+        )  # fmt: skip
+        numbers = (
+            "max_backlog", "max_per_subscription_backlog", "max_deliveries", "max_cancels",
+            "max_spool_messages", "max_delivered_unacked_per_flow", "reject_low_priority_msg_limit",
+        )  # fmt: skip
         choices: dict[str, tuple[Any, ...]] = {
-            "filter": EXPRESSIONS,
-            "priority": EXPRESSIONS,
+            **dict.fromkeys(periods, DURATIONS), **dict.fromkeys(numbers, NUMBERS),
+            "filter": EXPRESSIONS, "priority": EXPRESSIONS,
             "barrier_expression": ("/k = 9", *EXPRESSIONS),
             "partition_key": ("/k", "@key", *EXPRESSIONS),
-            "lease_period": DURATIONS,
-            "expiration": DURATIONS,
             "expiration_model": ("queue", "latest", "earliest", "default", "never"),
-            "deferred_ack_expiration": DURATIONS,
-            "redelivery_delay": DURATIONS,
-            "redelivery_delay_max": DURATIONS,
             "redelivery_delay_multiplier": (1, 2, 1e308, 0, -1, *NUMBERS, *FLOATS),
-            "max_backlog": NUMBERS,
-            "max_per_subscription_backlog": NUMBERS,
-            "max_deliveries": NUMBERS,
-            "max_cancels": NUMBERS,
             "max_spool_usage": ("0", "200", "5GB", *NUMBERS, *TEXTS),
-            "max_message_size": ("64KB", *NUMBERS),
-            "max_spool_messages": NUMBERS,
-            "max_delivered_unacked_per_flow": NUMBERS,
-            "reject_low_priority_msg_limit": NUMBERS,
-            "target_queue_depth": (1000, *NUMBERS),
+            "max_message_size": ("64KB", *NUMBERS), "target_queue_depth": (1000, *NUMBERS),
             "dead_message_queue": ("dead", "orders", *TEXTS),
             "underlying_topic": ("orders", "ord.*", "(", "[", "x" * 300, ".*", *TEXTS),
-            "default_publish_target": ("orders", *TEXTS),
+            "default_publish_target": ("orders", *TEXTS), "leasing": ("strict", "sublet"),
             "semantics": ("at-least-once", "at-most-once"),
-            "leasing": ("strict", "sublet"),
             "fairness_model": ("fast", "round-robin", "proportional"),
             "reject_msg_to_sender_on_discard": ("never", "including-when-shutdown"),
             "subscriptions": (["a/b", "a/>"], ["("], ["a"] * 2000, "a", [None]),
             "spool_usage_high_percent": (50, 0, 100, 101, -1, *FLOATS),
             "type": ("Queue", "LocalQueue", "GroupLocalQueue"),
-            "initial_owner": ("broker-0", "nobody"),
+            "initial_owner": ("broker-0", "nobody"), "vpn": ("default", "other", *TEXTS),
             "recovery_point": ("epoch", "now", "2026-01-01T00:00:00Z", "9" * 99),
-            "vpn": ("default", "other", *TEXTS),
-        }
+        }  # fmt: skip
         for key in r.sample(sorted(choices), r.randrange(5)):
             out[key] = r.choice(choices[key]) if r.random() < 0.8 else self.nasty()
         return out

@@ -1,7 +1,7 @@
 """Hands records of `mutations` to the step in batches, as the job does, and keeps account.
 
 What may come of a record: it was carried out, it was answered with an error, or it went to
-``<vpn>.rejected``. A step that fails is given to the caller with the record that did it.
+``<vpn>.rejected``.
 """
 
 import random
@@ -13,6 +13,7 @@ from lakequeue.protocol import wire
 from lakequeue.protocol.messages import Records
 from lakequeue.protocol.outputs import Deadline, Receipts, RejectedRecord, Reply
 from lakequeue.state import Batch, Broker, DictStore, Home, Limits, check, step
+from model.batches import shortest
 
 from .mutations import INBOX, QUEUES, Incoming, Mutator, encode
 
@@ -25,20 +26,11 @@ ACCOUNTS = ("refused", "events")
 
 
 class StepFailed(AssertionError):
-    """A step raised; `records` is as little as still does it."""
+    """A step raised; the cause is chained. Its text has the first of as few records as do it."""
 
-    def __init__(self, records: list[Incoming], cause: BaseException) -> None:
-        frame = cause.__traceback__
-        where = ""
-        while frame is not None:
-            name = frame.tb_frame.f_code
-            if "/tests/" not in name.co_filename:
-                where = f"{name.co_filename.split('lakequeue/')[-1]} {name.co_name}"
-            frame = frame.tb_next
-        self.signature = f"{type(cause).__name__} in {where}"
+    def __init__(self, records: list[Incoming]) -> None:
         shown = [(r.topic, (r.value or b"")[:300], (r.meta or b"")[:300]) for r in records[:3]]
-        super().__init__(f"{self.signature}: {str(cause)[:200]}; {shown}")
-        self.records, self.cause = records, cause
+        super().__init__(f"{len(records)} records: {shown}")
 
 
 class Fuzz:
@@ -139,14 +131,6 @@ class Fuzz:
 
     def try_batch(self, incoming: list[Incoming]) -> None:
         before = self.pages()
-        try:
-            self.hand_over(incoming)
-        except Exception as error:
-            self.load(before)
-            raise StepFailed(self._shortest(incoming, before), error) from error
-
-    def _shortest(self, incoming: list[Incoming], before: dict[str, bytes]) -> list[Incoming]:
-        """As little of a batch as still fails."""
 
         def fails(some: list[Incoming]) -> bool:
             self.load(before)
@@ -154,21 +138,12 @@ class Fuzz:
                 self.hand_over(some)
             except Exception:
                 return True
-            finally:
-                self.load(before)
             return False
 
-        size = max(len(incoming) // 2, 1)
-        while size:
-            at = 0
-            while at < len(incoming):
-                rest = incoming[:at] + incoming[at + size :]
-                if rest and fails(rest):
-                    incoming = rest
-                else:
-                    at += size
-            size //= 2
-        return incoming
+        try:
+            self.hand_over(incoming)
+        except Exception as error:
+            raise StepFailed(shortest(incoming, fails)) from error
 
     # Accounts
 
@@ -178,74 +153,54 @@ class Fuzz:
         answered = Counter(o.request for o in out if isinstance(o, Reply))
         errors = {o.request for o in out if isinstance(o, Reply) and o.error is not None}
         asked = [one for one in incoming if one.topic.endswith(".commands")]
-        for one, topic, offset in zip(
-            asked, batch.commands.topics, batch.commands.offsets, strict=True
-        ):
-            if (topic, offset) in rejected:
+        for one, place in zip(asked, _places(batch.commands), strict=True):
+            if place in rejected:
                 self.counts["rejected"] += 1
             elif one.request in errors:
                 self.counts["answered with an error"] += 1
             elif one.request and answered[one.request]:
                 self.counts["carried out"] += 1
-            else:
-                # Nobody asked: refused without an answer, or carried out.
-                self.counts["not asked"] += 1
+            else:  # nobody asked: refused without an answer, or carried out
                 assert not _readable(one), f"neither answered nor rejected: {one.value!r:.500}"
-        taken = {(r.producer, q) for o in out if isinstance(o, Receipts) for r, q in _settled(o)}
-        for topic, offset, meta in zip(
-            batch.publishes.topics, batch.publishes.offsets, batch.publishes.metas, strict=True
-        ):
-            name = _named(meta)
-            if (topic, offset) in rejected:
+        receipts = [o for o in out if isinstance(o, Receipts)]
+        taken = {(r.producer, number) for r in receipts for number in _settled(r)}
+        up_to = {r.producer: r.up_to for r in receipts}
+        for place, meta in zip(_places(batch.publishes), batch.publishes.metas, strict=True):
+            header = _read(meta)
+            name = header.get("producer"), header.get("seq")
+            if place in rejected:
                 self.counts["rejected"] += 1
-            elif name is None:
-                self.counts["not asked"] += 1
-            else:
-                assert name in taken or _below(out, name), f"no receipt for {name}"
+            elif name[0]:
+                assert name in taken or up_to[name[0]] >= name[1], f"no receipt for {name}"
                 self.counts["receipts"] += 1
 
 
-def _settled(receipt: Receipts) -> list[tuple[Receipts, int]]:
-    out = [(receipt, s) for first, n, _ in receipt.runs for s in range(first, first + n)]
-    return out + [(receipt, nack[0]) for nack in receipt.nacks]
+def _places(records: Records) -> list[tuple[str, int]]:
+    return list(zip(records.topics, records.offsets, strict=True))
 
 
-def _below(out: list[Any], name: tuple[str, int]) -> bool:
-    receipts = (o for o in out if isinstance(o, Receipts))
-    return any(o.producer == name[0] and o.up_to >= name[1] for o in receipts)
+def _settled(receipt: Receipts) -> list[int]:
+    stored = [n for first, count, _ in receipt.runs for n in range(first, first + count)]
+    return stored + [nack[0] for nack in receipt.nacks]
 
 
-def _named(meta: bytes | None) -> tuple[str, int] | None:
+def _read(value: bytes | None) -> dict[str, Any]:
+    """What is JSON, and an object; else nothing."""
     try:
-        value = msgspec.json.decode(meta or b"")
+        found = msgspec.json.decode(value or b"")
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return None
-    if not isinstance(value, dict) or not value.get("producer"):
-        return None
-    return value["producer"], value.get("seq")
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def _readable(one: Incoming) -> bool:
     """Whether it is JSON with this very request, so that somebody waits for the answer."""
-    try:
-        value = msgspec.json.decode(one.value or b"")
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return False
-    if not one.request or not isinstance(value, dict):
-        return False
-    reply = value.get("reply")
-    return isinstance(reply, dict) and reply.get("request") == one.request
+    reply = _read(one.value).get("reply")
+    return bool(one.request) and isinstance(reply, dict) and reply.get("request") == one.request
 
 
 def _command(value: dict[str, Any]) -> Incoming:
     return Incoming("default.commands", encode(value))
-
-
-def same_but_for_accounts(one: dict[str, bytes], other: dict[str, bytes]) -> None:
-    """Two states are equal, but for what counts and tells what was refused."""
-    one, other = without_accounts(one), without_accounts(other)
-    differ = [k for k in sorted({*one, *other}) if one.get(k) != other.get(k)]
-    assert not differ, f"{differ} were changed"
 
 
 def without_accounts(pages: dict[str, bytes]) -> dict[str, Any]:
