@@ -29,8 +29,8 @@ from lakequeue.protocol.messages import encode_run
 from lakequeue.replica.driver import Snapshot
 from lakequeue.state import DictStore
 from loop.memory import HOME, LIMITS, PLACES, POINTS, World
+from loop.stepping import State
 from loop.test_loop_driver import stopped
-from loop.test_stepper import State
 from replica.test_driver import Walk
 
 OPERATIONS = (

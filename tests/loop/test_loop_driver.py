@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import copy
 import json
 import threading
 import time
@@ -13,7 +12,8 @@ from typing import Any
 
 import msgspec
 import pytest
-from lakequeue.protocol import commands, home_bridges
+from client.threaded import wait_for as until
+from lakequeue.protocol import home_bridges
 from lakequeue.protocol.mesh_messages import BridgeSend
 from lakequeue.protocol.steplog import Opened
 from lakequeue.replica.driver import Refused, Snapshot, StepPutAside
@@ -24,101 +24,21 @@ from lakequeue.state import Broker as CoreBroker
 from lakequeue.state import DictStore
 from lakequeue.state.phases import admission
 from lakequeue.streaming.loop import loop_driver
-from lakequeue.streaming.loop.figures import Figures
 from lakequeue.streaming.loop.loop import _encode
 from lakequeue.streaming.loop.loop_driver import BATCH_LIMITS, LoopDriver, SparkBatch, change_over
-from lakequeue.streaming.loop.loop_options import Options
-from lakequeue.streaming.loop.page_cache import PageCache
-from lakequeue.streaming.loop.stepper import Mark, Stepper
 from loop.memory import COMMANDS, HOME, LIMITS, SIZES, Some, World
-from loop.test_stepper import Inputs, State, Transactions, until
+from loop.stepping import MESH, Broker, Inputs, State
 
 PUBLISH = ("default.publish", 0)
 COMMANDS_0 = (COMMANDS, 0)
 # Pages, snapshot and log that a version with the earlier core wrote: see `stopped`.
 EARLIER = json.loads((Path(__file__).parent / "earlier_home.json").read_text())
-MESH = {"broker-0.mesh": 1, "default.bridge-in": 16}
-
-
-class Reads(Inputs):
-    """Inputs that remember which places they were told."""
-
-    def also(self, places: dict[Any, int], ids: Any) -> None:
-        super().also(places, ids)
-        self.told = set(places)
-
-
-class Broker:
-    """A world that outlives workers, and the worker that runs now."""
-
-    def __init__(self) -> None:
-        self.world: Any = World()
-        self.world.records, self.world.refused, self.world.notes = 0, 0, []
-        self.state = State()
-        self.saved: bytes | None = None
-        self.open()
-        value = commands.encode_command(commands.Begin(epoch=7))
-        self.world.write((COMMANDS, 0), value)
-        self.world.command(command="define", definition={"name": "q", "message_type": "text"})
-
-    def open(self) -> None:
-        """A worker, from what was saved and the log."""
-        self.cache = PageCache(self.state, 1_000_000)
-        self.driver = LoopDriver(
-            HOME, "v1", self.cache, self.saved, self.world, self.world, LIMITS
-        )  # fmt: skip
-        logged = self.world.logged(self.driver.log_at)
-        self.world.heard = len(self.world.log)
-        self.driver.replay(logged, self.world)
-        self.inputs = Reads(self.world, self.driver)
-        options = Options({}, "broker-0", 0, 7, ["default"], "v1", "run", alone_s=0.6, batch_s=0.1)
-        parts: Any = (self.driver, self.cache, self.inputs, Transactions(), self.world, options)
-        self.stepper = Stepper(*parts)
-        self.stepper.found(SIZES | MESH)
-        self.stepper.begin(Figures(), lambda: None)
-
-    def batch(self) -> Mark:
-        """A visit, and what a batch saves of it."""
-        self.cache.attach(self.state)
-        mark = self.stepper.visit()
-        self.cache.settle()
-        self.cache.detach()
-        self.saved = _encode(mark.snapshot)
-        return mark
-
-    def again(self) -> None:
-        """The worker dies; the next one."""
-        self.stepper.close()
-        self.open()
-
-    @classmethod
-    def died(cls, other: Broker, pages: dict[str, bytes], saved: bytes | None) -> Broker:
-        """The next worker of one that is dead, while the state has this."""
-        one = cls.__new__(cls)
-        one.world, one.state, one.saved = copy.deepcopy(other.world), State(pages), saved
-        one.open()
-        return one
-
-    def depths(self, names: list[str]) -> list[int]:
-        """Of these queues; without a look into those that are to be packed."""
-        queues = self.driver._replica.broker.names
-        found = [queues.get(("default", name)) for name in names]
-        return [0 if q is None else (q._hidden.get("header") or q.header).depth for q in found]
-
-    def publish(self, n: int) -> None:
-        self.world.write(PUBLISH, b"m%d" % n, to="q", producer="p", seq=n)
-        self.inputs.arrived.set()
-
-    def depth(self) -> int:
-        """Of the queue, as the engine says it."""
-        broker = self.driver._replica.broker
-        queue = broker.find("default", "q")
-        return 0 if queue is None else queue.header.depth
 
 
 @pytest.fixture
 def broker() -> Iterator[Broker]:
-    made = Broker()
+    made = Broker(limits=LIMITS, batch_s=0.1)
+    made.define("q")
     yield made
     made.stepper.close()
 
@@ -129,7 +49,6 @@ def test_a_snapshot_with_its_pages_is_all_that_a_worker_needs(broker: Broker) ->
     until(lambda: bool(broker.batch()) and broker.depth() == 20)
     begun = broker.batch().snapshot.step  # the one before may have been made on the way
     broker.world.log.clear()  # nothing is left but the state
-    broker.cache.attach(broker.state)
     broker.again()
     assert broker.driver.step == begun
     assert broker.depth() == 20
@@ -140,7 +59,6 @@ def test_steps_behind_the_snapshot_come_from_the_log(broker: Broker) -> None:
     until(lambda: bool(broker.batch()) and broker.depth() == 1)
     broker.publish(2)
     until(lambda: broker.depth() == 2)
-    broker.cache.attach(broker.state)
     broker.again()
     assert broker.depth() == 2
     assert broker.batch().snapshot.step >= 2
@@ -152,10 +70,10 @@ def test_a_mark_is_written_in_parts_while_steps_go_on(
     """The state gets it when it is complete. Who dies before that begins from the one before."""
     names = [f"q{n}" for n in range(5)]
     for name in names:
-        broker.world.command(command="define", definition={"name": name, "message_type": "text"})
+        broker.define(name)
     until(lambda: bool(broker.batch()) and len(broker.driver._replica.broker.names) == 6)
     for n, name in enumerate(names, 1):
-        broker.world.write(PUBLISH, b"x", to=name, producer="p", seq=n)
+        broker.publish(n, name)
     until(lambda: bool(broker.batch()) and broker.depths(names) == [1] * 5)
     before = dict(broker.state.pages), broker.saved
     go_on = threading.Event()
@@ -166,17 +84,15 @@ def test_a_mark_is_written_in_parts_while_steps_go_on(
 
     monkeypatch.setattr(LoopDriver, "pack", slowly)
     for n, name in enumerate(names, 6):
-        broker.world.write(PUBLISH, b"y", to=name, producer="p", seq=n)
-    broker.inputs.arrived.set()
+        broker.publish(n, name)
     until(lambda: broker.depths(names) == [2] * 5)
     batch = threading.Thread(target=broker.batch)
     batch.start()
     until(lambda: broker.stepper._coming is not None)
-    broker.world.write(PUBLISH, b"z", to="q3", producer="p", seq=11)  # it is not packed yet
-    broker.inputs.arrived.set()
+    broker.publish(11, "q3")  # it is not packed yet
     until(lambda: broker.depths(names) == [2, 2, 2, 3, 2])
     assert batch.is_alive(), "the mark is not complete"
-    dead = Broker.died(broker, *before)
+    dead = broker.died(*before)
     assert dead.depths(names) == [2, 2, 2, 3, 2]
     dead.stepper.close()
     go_on.set()
@@ -185,7 +101,6 @@ def test_a_mark_is_written_in_parts_while_steps_go_on(
     saved = CoreBroker.load(DictStore(broker.state.pages), HOME, LIMITS)
     assert [saved.names["default", name].header.depth for name in names] == [2] * 5
     assert len(saved.names["default", "q3"].live) == 2
-    broker.cache.attach(broker.state)
     broker.again()
     assert broker.depths(names) == [2, 2, 2, 3, 2]
 
@@ -204,11 +119,9 @@ def test_what_other_homes_say_is_read_and_is_the_same_again(broker: Broker) -> N
         broker.world.write(door, sent(number))
     broker.inputs.arrived.set()
     until(lambda: broker.depth() == 2)  # behind the snapshot
-    broker.cache.attach(broker.state)
     broker.again()
     assert broker.depth() == 2
     until(lambda: bool(broker.batch()) and broker.depth() == 2)
-    broker.cache.attach(broker.state)
     broker.again()
     broker.world.write(door, sent(2))
     broker.world.write(door, sent(3))
@@ -235,7 +148,6 @@ def test_a_step_that_fails_ends_the_batch_and_the_next_worker_leaves_it_out(
     broker.publish(2)
     with pytest.raises(StepPutAside, match="planted"):
         broker.batch()
-    broker.cache.attach(broker.state)
     broker.again()
     until(lambda: bool(broker.batch()) and broker.depth() == 2)
     assert [r.skipped for _, r in broker.world.logged() if r.skipped] == [
