@@ -15,6 +15,7 @@ from lakequeue.streaming import EmbeddedKafka
 from lakequeue.streaming.kafka.topics_admin import ensure_topics
 
 WORKER = Path(__file__).with_name("worker.py")
+INSTRUCTIONS = "broker-0.instructions"
 EPOCH = 7  # as in worker.py
 
 
@@ -47,7 +48,11 @@ class LoopOnKafka:
         says."""
         self.kafka.start()
         ensure_topics(self.kafka.bootstrap_servers, ["default"], [], ["broker-0"])
-        instruct(self, commands.Begin(epoch=EPOCH), "default.commands")
+        tell(self, commands.Begin(epoch=EPOCH), INSTRUCTIONS, "default.commands")
+
+    def running(self) -> subprocess.Popen[str]:
+        """The worker that runs; one is started if none does."""
+        return self.workers[-1] if self.workers[-1].poll() is None else self.start()
 
     def stop(self, worker: subprocess.Popen[str]) -> str:
         """Ask it to stop, as the engine does; what it printed."""
@@ -59,13 +64,12 @@ class LoopOnKafka:
         return said
 
 
-def instruct(place: LoopOnKafka, command: commands.AnyCommand, *more: str) -> None:
-    """As the engine does. more: topics that hear it as well."""
-    transport = open_kafka(place.kafka.bootstrap_servers, "instruct")
-    value = commands.encode_command(command)
-    transport.command("broker-0.instructions", b"default", value)
-    for topic in more:
-        transport.command(topic, b"", value)
+def tell(place: LoopOnKafka, command: commands.AnyCommand, *topics: str) -> None:
+    """As the engine does, where no topics are named."""
+    transport = open_kafka(place.kafka.bootstrap_servers, "tell")
+    for topic in topics or (INSTRUCTIONS,):
+        key = b"default" if topic == INSTRUCTIONS else b""
+        transport.command(topic, key, commands.encode_command(command))
     transport.flush(90)
     transport.close()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -23,6 +24,10 @@ from loop.memory import Message
 NOWHERE = {"bootstrap.servers": "127.0.0.1:1", "log_level": 0}
 A: PartitionId = ("a.commands", 0)
 B: PartitionId = ("b.commands", 0)
+PUBLISH: PartitionId = ("a.publish", 0)
+ORDERS: PartitionId = ("orders", 0)  # a topic of others
+CONTROL: PartitionId = ("broker-0.control", 0)
+MESH: PartitionId = ("broker-0.mesh", 0)
 
 
 class Record(Message):
@@ -61,23 +66,50 @@ def record(place: PartitionId, offset: int, at_ms: int = 0, value: bytes = b"{}"
 @pytest.fixture
 def inputs() -> Iterator[LiveInputs]:
     """Steps of two commands at most; nothing is read."""
-    one = LiveInputs(NOWHERE, InputLimits(2, 1_000), "broker-0.control", "run")
+    one = LiveInputs(NOWHERE, InputLimits(2, 1_000), CONTROL[0], "run")
     one.also({A: 0, B: 0})
     yield one
     one._asked.close()
 
 
+@pytest.fixture
+def ready(inputs: LiveInputs) -> LiveInputs:
+    """All commands were read, so messages may be taken, and what others write."""
+    inputs.also({PUBLISH: 0, ORDERS: 0, MESH: 0})
+    inputs._commands.at_end |= {A, B}
+    return inputs
+
+
+def put(inputs: LiveInputs, place: PartitionId, *offsets: int, **of_each: Any) -> None:
+    """Records that were read ahead."""
+    readers = {PUBLISH: inputs._messages, ORDERS: inputs._captured}
+    found = [record(place, offset, **of_each) for offset in offsets]
+    readers.get(place, inputs._commands).ahead.put(place, found)
+
+
+def counts(taken: Taken | None) -> dict[str, int]:
+    return {r.topic: r.count for r in taken.ranges} if taken else {}
+
+
+@contextmanager
+def waits(inputs: LiveInputs, least_s: float, most_s: float = 4.0) -> Iterator[None]:
+    """The loop rests in it, instead of spinning, and says so."""
+    begun, waited = time.monotonic(), inputs.waited_s
+    yield
+    assert least_s <= time.monotonic() - begun < most_s
+    assert inputs.waited_s > waited
+
+
 def test_time_goes_no_further_than_the_commands_that_wait(inputs: LiveInputs) -> None:
     """Of no VPN: another's newer ones, which were taken before, say nothing of them."""
-    ahead = inputs._commands.ahead
-    ahead.put(A, [record(A, n, 1_000 + n) for n in range(3)])
-    ahead.put(B, [record(B, 0, 9_000)])
+    for n in range(3):
+        put(inputs, A, n, at_ms=1_000 + n)
+    put(inputs, B, 0, at_ms=9_000)
     inputs._commands.at_end |= {A, B}
     assert inputs.up_to() == 1_000
     seen = []
-    while ahead:
-        taken = inputs.take(0.0)
-        assert taken is not None
+    while inputs._commands.ahead:
+        assert inputs.take(0.0) is not None
         seen.append(inputs.up_to())
     assert seen[-1] is None, "none waits"
     assert seen[:-1] == sorted(seen[:-1])
@@ -85,12 +117,12 @@ def test_time_goes_no_further_than_the_commands_that_wait(inputs: LiveInputs) ->
 
 
 def test_time_waits_for_a_partition_that_was_not_read_yet(inputs: LiveInputs) -> None:
-    inputs._commands.ahead.put(B, [record(B, 0, 9_000)])
+    put(inputs, B, 0, at_ms=9_000)
     inputs._commands.at_end.add(B)
     assert inputs.up_to() == 0
     inputs.take(0.0)
     assert inputs.up_to() == 0, "nothing is known of the other"
-    inputs._commands.ahead.put(A, [record(A, 0, 5_000)])
+    put(inputs, A, 0, at_ms=5_000)
     inputs.take(0.0)
     assert inputs.up_to() == 5_000, "it may go on"
     inputs._commands.at_end.add(A)
@@ -99,19 +131,17 @@ def test_time_waits_for_a_partition_that_was_not_read_yet(inputs: LiveInputs) ->
 
 def test_time_does_not_follow_a_client_into_the_future(inputs: LiveInputs) -> None:
     day_ms = 86_400_000
-    inputs._commands.ahead.put(A, [record(A, 0, int(time.time() * 1000) + day_ms)])
+    put(inputs, A, 0, at_ms=int(time.time() * 1000) + day_ms)
     up_to = inputs.up_to()
     assert up_to is not None
     assert up_to <= time.time() * 1000
 
 
 def test_messages_wait_for_commands_and_do_not_make_the_loop_spin(inputs: LiveInputs) -> None:
-    publish = topics.topic("a", topics.PUBLISH), 0
-    inputs.also({publish: 0})
-    inputs._messages.ahead.put(publish, [record(publish, 0)])
-    begun = time.monotonic()
-    assert inputs.take(0.05) is None
-    assert time.monotonic() - begun >= 0.05
+    inputs.also({PUBLISH: 0})
+    put(inputs, PUBLISH, 0)
+    with waits(inputs, 0.05):
+        assert inputs.take(0.05) is None
     inputs._commands.at_end |= {A, B}
     assert inputs.take(0.05).batch.publishes.offsets == [0]
 
@@ -122,110 +152,80 @@ def test_what_others_write_is_read_beside_what_producers_publish(
     """By a reader that there is only where something is captured."""
     begun: list[Reader] = []
     monkeypatch.setattr(Reader, "start", lambda reader: begun.append(reader))
-    publish = topics.topic("a", topics.PUBLISH), 0
-    inputs.also({publish: 0})
+    inputs.also({PUBLISH: 0})
     inputs.start({})
     assert begun == [inputs._commands, inputs._messages]
-    theirs = ("orders", 0)
-    inputs.also({theirs: 7})
+    inputs.also({ORDERS: 7})
     assert begun[2:] == [inputs._captured]
     assert [(p.topic, p.offset) for p in inputs._captured._more] == [("orders", 7)]
-    assert [p.topic for p in inputs._messages._more] == [publish[0]]
+    assert [p.topic for p in inputs._messages._more] == [PUBLISH[0]]
     inputs._commands.at_end |= {A, B}
-    inputs._captured.ahead.put(theirs, [record(theirs, 7)])
-    inputs._messages.ahead.put(publish, [record(publish, 0)])
-    taken = inputs.take(0.0)
-    assert [r.topic for r in taken.ranges] == [publish[0], "orders"]
+    put(inputs, ORDERS, 7)
+    put(inputs, PUBLISH, 0)
+    assert list(counts(inputs.take(0.0))) == [PUBLISH[0], "orders"]
 
 
-def test_of_large_captured_records_a_step_takes_one(inputs: LiveInputs) -> None:
+def test_of_large_captured_records_a_step_takes_one(ready: LiveInputs) -> None:
     """Where as many as a step may take of messages would hold up who sent something just now."""
-    publish, theirs = (topics.topic("a", topics.PUBLISH), 0), ("orders", 0)
-    inputs.also({publish: 0, theirs: 0})
-    inputs._commands.at_end |= {A, B}
     large = bytes(300)  # of 1,000 that a step may take
-    for reader, place in ((inputs._captured, theirs), (inputs._messages, publish)):
-        reader.ahead.put(place, [record(place, n, 0, large) for n in range(4)])
-    counts = []
-    while (taken := inputs.take(0.0)) is not None:
-        counts.append({r.topic: r.count for r in taken.ranges})
-    assert [one.get(theirs[0]) for one in counts] == [1, 1, 1, 1]
-    assert [one.get(publish[0]) for one in counts[:2]] == [2, 2]
+    put(ready, ORDERS, *range(4), value=large)
+    put(ready, PUBLISH, *range(4), value=large)
+    taken = [counts(ready.take(0.0)) for _ in range(5)]
+    assert [one.get("orders") for one in taken] == [1, 1, 1, 1, None]
+    assert [one.get(PUBLISH[0]) for one in taken[:2]] == [2, 2]
 
 
 def test_what_is_captured_rests_while_messages_go_on_and_the_loop_does_not_spin(
-    inputs: LiveInputs,
+    ready: LiveInputs,
 ) -> None:
     now = 100.0
-    inputs.pace = CapturedPace(lambda: now)
-    publish, theirs = (topics.topic("a", topics.PUBLISH), 0), ("orders", 0)
-    inputs.also({publish: 0, theirs: 0})
-    inputs._commands.at_end |= {A, B}
-    inputs.pace.took(1, int(BYTES_PER_S * (SAVED_S + 0.05)))
-    inputs._captured.ahead.put(theirs, [record(theirs, 0)])
-    begun, waited = time.monotonic(), inputs.waited_s
-    assert inputs.take(5.0) is None
-    assert 0.04 < time.monotonic() - begun < 4.0, "as long as the rest is, and no longer"
-    assert inputs.waited_s > waited
-    inputs._messages.ahead.put(publish, [record(publish, 0)])
-    taken = inputs.take(5.0)
-    assert [r.topic for r in taken.ranges] == [publish[0]]
+    ready.pace = CapturedPace(lambda: now)
+    ready.pace.took(1, int(BYTES_PER_S * (SAVED_S + 0.05)))
+    put(ready, ORDERS, 0)
+    with waits(ready, 0.04):
+        assert ready.take(5.0) is None
+    put(ready, PUBLISH, 0)
+    assert counts(ready.take(5.0)) == {PUBLISH[0]: 1}
     now += 0.06
-    taken = inputs.take(5.0)
-    assert [r.topic for r in taken.ranges] == [theirs[0]]
+    assert counts(ready.take(5.0)) == {"orders": 1}
 
 
-def test_without_room_a_message_waits_and_commands_go_on(inputs: LiveInputs) -> None:
-    publish = topics.topic("a", topics.PUBLISH), 0
-    inputs.also({publish: 0})
-    inputs._commands.at_end |= {A, B}
-    inputs._messages.ahead.put(publish, [record(publish, 0)])
-    inputs.room_bytes = 0
-    begun, waited = time.monotonic(), inputs.waited_s
-    assert inputs.take(5.0) is None
-    assert 0.005 < time.monotonic() - begun < 4.0, "it looks again soon, and does not spin"
-    assert inputs.waited_s > waited
-    inputs._commands.ahead.put(A, [record(A, 0)])
-    taken = inputs.take(0.5)
-    assert taken.batch.commands.offsets == [0]
-    assert not taken.batch.publishes
-    inputs.room_bytes = 1_000_000
-    assert inputs.take(0.5).batch.publishes.offsets == [0]
+def test_without_room_a_message_waits_and_commands_go_on(ready: LiveInputs) -> None:
+    put(ready, PUBLISH, 0)
+    ready.room_bytes = 0
+    with waits(ready, 0.005):
+        assert ready.take(5.0) is None
+    put(ready, A, 0)
+    assert counts(ready.take(0.5)) == {A[0]: 1}
+    ready.room_bytes = 1_000_000
+    assert counts(ready.take(0.5)) == {PUBLISH[0]: 1}
 
 
 def test_the_engine_says_stop_on_the_control_topic_and_that_is_no_input(
     inputs: LiveInputs,
 ) -> None:
-    control = "broker-0.control", 0
-    inputs._commands.ahead.put(control, [record(control, 0, value=b"an older run")])
+    put(inputs, CONTROL, 0, value=b"an older run")
     assert inputs.take(0.0) is None
     assert not inputs.stopped
-    inputs._commands.ahead.put(control, [record(control, 1, value=b"run")])
+    put(inputs, CONTROL, 1, value=b"run")
     assert inputs.take(0.0) is None
     assert inputs.stopped
 
 
-def test_M4_before_a_home_rests_no_message_is_taken_and_commands_are(inputs: LiveInputs) -> None:
-    control, mesh = ("broker-0.control", 0), ("broker-0.mesh", 0)
-    publish = topics.topic("a", topics.PUBLISH), 0
-    inputs.also({publish: 0, mesh: 0})
-    inputs._commands.at_end |= {A, B}
-    inputs._messages.ahead.put(publish, [record(publish, 0)])
-    inputs._commands.ahead.put(control, [record(control, 0, value=quiet(b"an older run"))])
-    assert inputs.take(0.0).batch.publishes.offsets == [0]
-    inputs._commands.ahead.put(control, [record(control, 1, value=quiet(b"run"))])
-    assert inputs.take(0.0) is None
-    inputs._messages.ahead.put(publish, [record(publish, 1)])
-    inputs._commands.ahead.put(A, [record(A, 0)])
-    taken = inputs.take(0.0)
-    assert taken.batch.commands.offsets == [0]
-    assert not taken.batch.publishes
-    begun = time.monotonic()
-    assert inputs.take(0.05) is None
-    assert time.monotonic() - begun >= 0.05, "it does not spin"
-    assert not inputs.stopped
-    inputs._commands.ahead.put(mesh, [record(mesh, 0)])
-    assert inputs.take(0.0).batch.mesh.offsets == [0]
+def test_M4_before_a_home_rests_no_message_is_taken_and_commands_are(ready: LiveInputs) -> None:
+    put(ready, PUBLISH, 0)
+    put(ready, CONTROL, 0, value=quiet(b"an older run"))
+    assert counts(ready.take(0.0)) == {PUBLISH[0]: 1}
+    put(ready, CONTROL, 1, value=quiet(b"run"))
+    assert ready.take(0.0) is None
+    put(ready, PUBLISH, 1)
+    put(ready, A, 0)
+    assert counts(ready.take(0.0)) == {A[0]: 1}
+    with waits(ready, 0.05):
+        assert ready.take(0.05) is None
+    assert not ready.stopped
+    put(ready, MESH, 0)
+    assert counts(ready.take(0.0)) == {MESH[0]: 1}
 
 
 def test_the_end_of_a_partition_is_known_after_its_messages() -> None:
@@ -305,7 +305,7 @@ class Doubted(Assigned):
 
     def __init__(self) -> None:
         super().__init__()
-        self.says: list[Any] = [record(A, 4), Gone(A)]
+        self.says: list[Any] = []
         self.at: list[int] = []
 
     def incremental_assign(self, places: list[TopicPartition]) -> None:
@@ -328,6 +328,12 @@ class Gone(End):
         return KafkaError(KafkaError._AUTO_OFFSET_RESET)
 
 
+def doubted(look: Any = lambda places: {}) -> tuple[Reader, Doubted]:
+    reader = Reader("test", NOWHERE, threading.Event(), InputLimits(), look)
+    reader._consumer = one = Doubted()
+    return reader, one
+
+
 def test_what_became_of_a_partition_is_asked_by_its_reader_and_two_topics_do_not_mix() -> None:
     """What was read of the old topic is taken before anything of the new one is read."""
     asked: list[list[PartitionId]] = []
@@ -338,8 +344,8 @@ def test_what_became_of_a_partition_is_asked_by_its_reader_and_two_topics_do_not
             raise KafkaException(KafkaError(KafkaError._TRANSPORT))
         return {A: Found("new", 0, 3)}
 
-    reader = Reader("test", NOWHERE, threading.Event(), InputLimits(), look)
-    reader._consumer = one = Doubted()
+    reader, one = doubted(look)
+    one.says = [record(A, 4), Gone(A)]
     reader.assign({A: 4}, {A: "old"})
     reader._read()
     reader._read()
@@ -356,9 +362,7 @@ def test_what_became_of_a_partition_is_asked_by_its_reader_and_two_topics_do_not
 
 
 def test_a_topic_is_compared_with_what_it_was() -> None:
-    reader = Reader("test", NOWHERE, threading.Event(), InputLimits(), lambda places: {})
-    reader._consumer = Doubted()
-    reader._consumer.says = []
+    reader, _ = doubted()
     reader.assign({A: 4, B: 4}, {A: "old"})
     reader._read()
     reader.compare({A[0]: "old", B[0]: "first"})
@@ -385,26 +389,24 @@ def test_a_start_asks_where_it_goes_on_and_tells_it(
 ) -> None:
     """Where Kafka lost what was read, or the topic was made anew, a mark is wanted: steps that were
     taken can hardly be taken again."""
-    place: PartitionId = ("orders", 0)
-    inputs.look.places = lambda places: {place: found}
-    inputs.also({place: following}, {place: known} if known else {})
+    inputs.look.places = lambda places: {ORDERS: found}
+    inputs.also({ORDERS: following}, {ORDERS: known} if known else {})
     assert [(p.topic, p.offset) for p in inputs._captured._more] == [("orders", at)]
     assert inputs.notes == ([note] if note else [])
     why = note.partition(":")[0] if note else ""
-    assert inputs.went_back == ([place] if why == "back" else [])
+    assert inputs.went_back == ([ORDERS] if why == "back" else [])
     assert inputs.wants_mark is (why in ("anew", "back"))
 
 
 def test_inputs_look_by_themselves_whether_topics_are_the_same(
-    monkeypatch: pytest.MonkeyPatch,
+    inputs: LiveInputs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One that is missing at one look only is none that is gone; a look that fails is followed by
     another."""
     monkeypatch.setattr(live, "IDS_S", 0.0)
-    inputs = LiveInputs(NOWHERE, InputLimits(), "broker-0.control", "run")
     reader = inputs._commands
+    reader._more.clear()
     reader._consumer = Doubted()
-    reader._consumer.says = []
     reader.assign({A: 4, B: 4}, {A: "old", B: "first"})
     reader._read()
     inputs._expected |= {A: 4, B: 4}
@@ -425,7 +427,6 @@ def test_inputs_look_by_themselves_whether_topics_are_the_same(
     monkeypatch.setattr(inputs.look, "ids", ids)
     inputs._watch_ids()
     assert doubts == [set(), set(), set(), set(), set(), {A}, {A, B}]
-    inputs._asked.close()
 
 
 # ------------------------------------------------------------------- on Kafka

@@ -8,11 +8,10 @@ from __future__ import annotations
 import contextlib
 import itertools
 import shutil
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from threading import Event, Thread
+from typing import Any
 
 import lakequeue
 import pytest
@@ -21,11 +20,10 @@ from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, C
 from job.processes import until
 from lakequeue.client.kafka import open_kafka
 from lakequeue.definitions import parse_configuration
-from lakequeue.protocol import commands, topics
+from lakequeue.protocol import commands
 from lakequeue.protocol.errors import LakequeueError, LeaseLost, Timeout
 from lakequeue.sinks.log_writer import RECENT_S, StepLog
-from lakequeue.sources.live import LiveInputs, kafka_client, quiet_client
-from lakequeue.sources.live_reader import InputLimits
+from lakequeue.sources.live import kafka_client, quiet_client
 from lakequeue.sources.replay_inputs import Gone, read_steps
 from lakequeue.sources.same_topic import TopicsNow
 from lakequeue.streaming import EmbeddedKafka
@@ -33,7 +31,8 @@ from lakequeue.streaming.broker_query import BrokerQuery
 from lakequeue.streaming.captured import CapturedTopics
 from lakequeue.streaming.home.home_folder import HomeFolder
 from lakequeue.streaming.kafka.topics_admin import PARTITIONS, ensure_topics
-from loop.on_kafka import LoopOnKafka, answers, instruct
+from loop.on_kafka import LoopOnKafka, answers, tell
+from rules.steps import subscribe
 
 pytestmark = pytest.mark.job
 
@@ -97,38 +96,6 @@ def test_the_log_is_trimmed_behind_the_oldest_snapshot(place: LoopOnKafka) -> No
     consumer.close()
 
 
-def test_definitions_come_before_the_messages_that_they_are_for(place: LoopOnKafka) -> None:
-    """Of what stood there before the start, commands are taken first, all of them."""
-    bootstrap = place.kafka.bootstrap_servers
-    ensure_topics(bootstrap, ["early"], [], ["early"])
-    transport = open_kafka(bootstrap, "early")
-    for n in range(500):
-        transport.publish("early.publish", b"%d" % n, None, [])
-        transport.command("early.commands", b"", b"%d" % n)
-    transport.flush(90)
-    transport.close()
-    limits = InputLimits(records=100, bytes=100_000)
-    inputs = LiveInputs(kafka_client(bootstrap, "early"), limits, "early.control", "run")
-    places = [("early.commands", 0)]
-    places += [("early.publish", p) for p in range(PARTITIONS[topics.PUBLISH])]
-    inputs.start(dict.fromkeys(places, 0))
-    commands = publishes = 0
-    deadline = time.monotonic() + 90
-    while publishes < 500 and time.monotonic() < deadline:
-        taken = inputs.take(0.5)
-        if taken is not None:
-            assert len(taken.batch.commands) <= 100
-            assert len(taken.batch.publishes) <= 100
-            commands += len(taken.batch.commands)
-            assert commands == 500 or not taken.batch.publishes
-            publishes += len(taken.batch.publishes)
-            assert commands == 500 or inputs.up_to() is not None, "time waits for commands"
-    assert inputs.up_to() is None
-    assert inputs.current()
-    inputs.close()
-    assert publishes == 500
-
-
 def allow(place: LoopOnKafka, topic: str, most: int) -> None:
     """Somebody sets how large records of a topic may be."""
     entry = ConfigEntry("max.message.bytes", str(most), incremental_operation=AlterConfigOpType.SET)
@@ -154,8 +121,7 @@ def test_X5_what_a_lowered_limit_of_a_topic_refuses_does_not_come_round_for_ever
 ) -> None:
     """Large ones die, with the limit in the reason; those that would have travelled with them come;
     who asks for what is too large is told."""
-    if place.workers[-1].poll() is not None:
-        place.start()
+    place.running()
     with lakequeue.connect(place.url) as connection:
         until(lambda: answers(connection), 30, "a worker answers")
         admin = connection.admin()
@@ -193,15 +159,19 @@ def test_X5_what_a_lowered_limit_of_a_topic_refuses_does_not_come_round_for_ever
         assert sum(e["messages"] for e in events) == 2
 
 
-def test_whoever_opens_the_log_last_writes_it(place: LoopOnKafka) -> None:
+def open_log(place: LoopOnKafka, name: str, **options: Any) -> StepLog:
+    ensure_topics(place.kafka.bootstrap_servers, [], [], [name])
     kafka = quiet_client(place.kafka.bootstrap_servers, "fence")
-    ensure_topics(place.kafka.bootstrap_servers, [], [], ["fenced"])
-    first = StepLog(kafka, "fenced.steps", lambda: False)
+    return StepLog(kafka, f"{name}.steps", lambda: False, **options)
+
+
+def test_whoever_opens_the_log_last_writes_it(place: LoopOnKafka) -> None:
+    first = open_log(place, "fenced")
     first.begin()
     first.append(b"1")
     assert first.written(30.0) == [0]
     first.mark()  # Kafka took a record just now
-    second = StepLog(kafka, "fenced.steps", lambda: False)
+    second = open_log(place, "fenced")
     second.fenced()
     first.append(b"2")
     with pytest.raises(Exception, match="_FENCED"):
@@ -216,8 +186,7 @@ def test_whoever_opens_the_log_last_writes_it(place: LoopOnKafka) -> None:
 def test_a_log_that_is_shorter_than_the_home_knows_is_refused(place: LoopOnKafka) -> None:
     """Steps whose outputs were sent are gone: new ones would give their ids to other messages."""
     kafka = quiet_client(place.kafka.bootstrap_servers, "shorter")
-    ensure_topics(place.kafka.bootstrap_servers, [], [], ["shorter"])
-    log = StepLog(kafka, "shorter.steps", lambda: False)
+    log = open_log(place, "shorter")
     log.fenced()
     log.begin()
     log.commit()
@@ -232,9 +201,7 @@ def test_a_log_that_is_shorter_than_the_home_knows_is_refused(place: LoopOnKafka
 
 def test_a_mark_asks_kafka_when_nothing_was_written_just_now(place: LoopOnKafka) -> None:
     """It may have stood still since, while another took over."""
-    kafka = quiet_client(place.kafka.bootstrap_servers, "fence")
-    ensure_topics(place.kafka.bootstrap_servers, [], [], ["still"])
-    first = StepLog(kafka, "still.steps", lambda: False)
+    first = open_log(place, "still")
     first.begin()
     first.append(b"1")
     assert first.written(30.0) == [0]
@@ -242,16 +209,14 @@ def test_a_mark_asks_kafka_when_nothing_was_written_just_now(place: LoopOnKafka)
     first.mark()  # a transaction ends, and the next begins
     first.append(b"2")
     assert first.written(30.0) == [2], "behind the mark of the transaction"
-    StepLog(kafka, "still.steps", lambda: False).fenced()
+    open_log(place, "still").fenced()
     time.sleep(RECENT_S + 0.1)
     with pytest.raises(Exception, match="FENCED"):
         first.mark()
 
 
 def test_a_busy_log_ends_its_transaction_once_a_batch(place: LoopOnKafka) -> None:
-    kafka = quiet_client(place.kafka.bootstrap_servers, "fence")
-    ensure_topics(place.kafka.bootstrap_servers, [], [], ["busy"])
-    log = StepLog(kafka, "busy.steps", lambda: False, batch_s=1.0)
+    log = open_log(place, "busy", batch_s=1.0)
     log.begin()
     offsets: list[int] = []
     begun = time.monotonic()
@@ -265,23 +230,6 @@ def test_a_busy_log_ends_its_transaction_once_a_batch(place: LoopOnKafka) -> Non
     assert 1 <= len(gaps) <= most, "a transaction's end is a record of its own"
 
 
-SILENT = """
-import sys, time, lakequeue
-consumer = lakequeue.connect(sys.argv[1], client_name="silent").consumer("orders", max_backlog=1)
-print(consumer.receive(120).id, flush=True)
-time.sleep(600)
-"""
-
-
-def silent_client(url: str) -> subprocess.Popen[str]:
-    """A consumer that holds a message, in a process that is killed later."""
-    child = subprocess.Popen(
-        [sys.executable, "-c", SILENT, url], stdout=subprocess.PIPE, text=True
-    )  # fmt: skip
-    assert child.stdout.readline().strip()
-    return child
-
-
 def lost(connection: lakequeue.Connection) -> int:
     return sum(e["event"] == "session_lost" for e in connection.admin().events())
 
@@ -289,20 +237,19 @@ def lost(connection: lakequeue.Connection) -> int:
 def test_C3_who_was_there_is_not_late(place: LoopOnKafka) -> None:
     """A session is lost when its client is silent for `heartbeat_timeout`, not when nobody
     listened. And who died meanwhile is lost: what it held goes to the others."""
-    instruct(place, commands.Configure(system={"heartbeat_timeout": f"{SILENT_S:g}s"}, vpns={}))
-    if place.workers[-1].poll() is not None:
-        place.start()
+    tell(place, commands.Configure(system={"heartbeat_timeout": f"{SILENT_S:g}s"}, vpns={}))
+    place.running()
     with lakequeue.connect(place.url, client_name="there") as connection:
-        before = lost(connection)
+        before, describe = lost(connection), connection.admin().describe
         producer = connection.producer()
+        silent = subscribe("silent", 1, session="silent")
+        tell(place, silent, "default.commands")
         producer.send("orders", b"silent's")
-        silent = silent_client(place.url)
+        until(lambda: describe("orders")["leased"] == 1, 30, "the silent one has it")
         producer.send("orders", b"mine")
         with connection.consumer("orders", ack_mode="individual", max_backlog=2) as consumer:
             mine = consumer.receive(120)
             assert mine.payload == b"mine"
-            silent.kill()
-            silent.wait()
             place.workers[-1].kill()
             time.sleep(1.5 * SILENT_S)
             place.start()
@@ -314,7 +261,7 @@ def test_C3_who_was_there_is_not_late(place: LoopOnKafka) -> None:
             assert lost(connection) == before + 1, "one was silent, one was there all the time"
             mine.ack()
             again.ack()
-            until(lambda: connection.admin().describe("orders")["depth"] == 0, 30, "both are gone")
+            until(lambda: describe("orders")["depth"] == 0, 30, "both are gone")
             assert consumer.receive(0.5) is None
 
 
@@ -377,9 +324,7 @@ def test_S1_topics_that_somebody_deletes_are_made_again_and_nothing_is_lost(
     """All but the log of steps, under traffic: each client sends again what was not answered. If
     Kafka's client fails on a new log, the worker dies, and the next one is refused: steps that no
     snapshot has are lost with the old log."""
-    if place.workers[-1].poll() is not None:
-        place.start()
-    worker, address = place.workers[-1], place.kafka.bootstrap_servers
+    worker, address = place.running(), place.kafka.bootstrap_servers
     monkeypatch.setattr("lakequeue.sources.discovery.EVERY_S", 0.5)
     folder = HomeFolder(place.folder / "home")
     folder.open()
@@ -400,7 +345,7 @@ def test_S1_topics_that_somebody_deletes_are_made_again_and_nothing_is_lost(
             until(lambda: kafka.list_topics(timeout=5).topics.keys() >= {*DELETED}, 60, "all")
             traffic.goes_on()
             # As the engine does, when the worker tells it: acks may be lost with the old topic.
-            instruct(place, commands.RecordsLost("default.commands", 0, event="topic_made_anew"))
+            tell(place, commands.RecordsLost("default.commands", 0, event="topic_made_anew"))
         finally:
             traffic.end()
             engine.close()
