@@ -3,7 +3,14 @@
 They stand in `scenarios/engine/` and may use, beside the steps of `Runner`:
 
     send orders n=1 | bytes=10 header.k=v           a payload of so many bytes, no JSON; headers
+    plain flights one two                           records of a producer that is no client of ours
     recv a -> 1-4                                   a range, wherever numbers are expected
+    queue orders max_spool_usage=0 -> keeps only    ConfigError that says so; also `redefine`,
+                                                    `topic`, `untopic`
+    ack a ids 2-4,7                                 the text as it is
+    is orders rejected.queue_quota=1                numbers within numbers
+    topics orders -> a b                            its subscriptions, in order
+    journal orders expired=1 spooled=2              how often these events of the queue
     shutdown orders ingress egress                  these doors; the others are open
     browse orders where="/n > 2" -> 3 4
     purge orders 1-2 where="/n > 1" -> 2            how many
@@ -18,16 +25,41 @@ They stand in `scenarios/engine/` and may use, beside the steps of `Runner`:
     event moved -> 0                                how many there were
 """
 
+import contextlib
 import re
+from collections.abc import Iterator
 from typing import Any
 
+import pytest
 from lakequeue.protocol import commands as c
+from lakequeue.protocol.errors import ConfigError, LeaseLost
 from rules.scenario import FOLDER, Line, Runner, options
 
 ENGINE_FOLDER = FOLDER / "engine"
 
 
 class EngineRunner(Runner):
+    def do_queue(self, line: Line) -> None:
+        with refusing(line):
+            super().do_queue(line)
+
+    def do_redefine(self, line: Line) -> None:
+        with refusing(line):
+            super().do_redefine(line)
+
+    def do_topic(self, line: Line) -> None:
+        with refusing(line):
+            super().do_topic(line)
+
+    def do_untopic(self, line: Line) -> None:
+        with refusing(line):
+            super().do_untopic(line)
+
+    def define(self, name: str, definition: dict[str, Any]) -> None:
+        if isinstance(listed := definition.get("subscriptions"), str):
+            definition = definition | {"subscriptions": listed.split(",")}
+        super().define(name, definition)
+
     def do_recv(self, line: Line) -> None:
         super().do_recv(ranged(line))
 
@@ -38,6 +70,35 @@ class EngineRunner(Runner):
         headers = {name.removeprefix("header."): str(given.pop(name)) for name in names}
         payload = body if size is None else b"x" * size
         super().send(queue, payload, given | {"headers": headers or None}, refusal)
+        assert self.ids[-1:] in ([], [str(len(self.ids))], [None]), "a refusal took an id (S1)"
+
+    def do_ack(self, line: Line) -> None:
+        _, name, *rest = line.words
+        if rest[0] != "ids":
+            super().do_ack(line)
+            return
+        with contextlib.suppress(LeaseLost):
+            self.consumers[name].ack(ids=rest[1])
+
+    def do_plain(self, line: Line) -> None:
+        for word in line.words[2:]:
+            self.connection.publish_raw(line.words[1], word.encode())
+            self.ids.append(str(len(self.ids) + 1))
+
+    def do_is(self, line: Line) -> None:
+        for path, expected in options(line.words[2:]).items():
+            found = self.admin.describe(line.words[1])
+            for key in path.split("."):
+                found = found[key]
+            assert found == expected, f"{path}={found}"
+
+    def do_topics(self, line: Line) -> None:
+        assert self.admin.describe(line.words[1])["subscriptions"] == line.expected
+
+    def do_journal(self, line: Line) -> None:
+        rows = [r["event"] for r in self.connection.engine.journal() if r["queue"] == line.words[1]]
+        wanted = options(line.words[2:])
+        assert {event: rows.count(event) for event in wanted} == wanted
 
     def do_shutdown(self, line: Line) -> None:
         self.admin.shutdown(line.words[1], **dict.fromkeys(line.words[2:], True))
@@ -114,6 +175,16 @@ class EngineRunner(Runner):
             return
         wanted = options(words)
         assert {key: events[-1][key] for key in wanted} == wanted
+
+
+@contextlib.contextmanager
+def refusing(line: Line) -> Iterator[None]:
+    """With `-> words`: a ConfigError with these words."""
+    if line.expected is None:
+        yield
+        return
+    with pytest.raises(ConfigError, match=re.escape(" ".join(line.expected))):
+        yield
 
 
 def ranged(line: Line) -> Line:

@@ -15,18 +15,6 @@ from rules.steps import REPLY, Steps, define, described, replies
 PATTERN = {"underlying_topic": "sensor-.*", "default_publish_target": "sensor-1"}
 
 
-def test_Q9_another_definition_counts_and_so_does_the_first_after_it() -> None:
-    steps = Steps()
-    once, other = define(max_backlog=5), define(max_backlog=7)
-    for given, most in ((once, 5), (other, 7), (once, 5), (once, 5)):
-        steps.run([given])
-        assert described(steps)["definition"]["max_backlog"] == most
-    refused = c.Define(definition={"name": "orders", "message_type": "xml"}, reply=REPLY)
-    for _ in range(2):
-        (answer,) = replies(steps.run([refused]))
-        assert answer.error is not None
-
-
 def test_Q9_a_deleted_queue_is_defined_anew() -> None:
     steps = Steps()
     steps.run([define()])

@@ -74,7 +74,7 @@ def test_R6_where_to_is_checked(bench: Bench, to: str, said: str) -> None:
 
 
 def test_R6_many_move_over_many_steps_in_order(bench: Bench) -> None:
-    bench.engine.limits = Limits(command_rows=7)
+    bench.engine.brokers[0]._limits = Limits(command_rows=7)
     bench.engine.restart()
     sent = [bench.send({"n": n}) for n in range(40)]
     assert bench.admin.move("orders", to="others", ids=f"{sent[3]}-{sent[36]}").count == 34

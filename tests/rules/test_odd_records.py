@@ -1,5 +1,6 @@
 """S5, P3, L12, X4, X5: records from producers that write what they like. Whoever can be told is
-told; no time and no size breaks what comes after it."""
+told; no time and no size breaks what comes after it. See also
+scenarios/engine/plain_records.txt."""
 
 from __future__ import annotations
 
@@ -9,86 +10,17 @@ from typing import Any
 import msgspec
 import pytest
 from lakequeue.dataframes.data_source import _row
-from lakequeue.protocol import commands as c
 from lakequeue.protocol.bounds import YEAR_9999_ENDS_MS, datetime_of
-from lakequeue.protocol.errors import ConfigError, Rejected
+from lakequeue.protocol.errors import ConfigError
 from lakequeue.protocol.messages import Records
 from lakequeue.protocol.outputs import Deliveries, Receipts, RejectedRecord
 from lakequeue.state import Limits
 from rules.harness import Bench, drain
-from rules.steps import REPLY, Steps, define, described, replies, subscribe
-
-# ---------------------------------------------------------------- S5: plain records
-
-
-def plain(bench: Bench, *bodies: bytes, **more: Any) -> None:
-    for body in bodies:
-        bench.connection.publish_raw("flights", body, **more)
-
-
-def refused(bench: Bench) -> list[tuple[str, str]]:
-    events = bench.admin.events()
-    return [(e["queue"], e["reason"]) for e in events if e["event"] == "plain_record_refused"]
-
-
-def two(bench: Bench, **keys: Any) -> None:
-    bench.define("live", message_type="text", underlying_topic="flights")
-    bench.define("other", **{"message_type": "text", "underlying_topic": "flights", **keys})
-
-
-@pytest.mark.parametrize(
-    ("keys", "reason"),
-    [
-        ({"max_spool_messages": 1}, "queue_quota"),
-        ({"max_message_size": 1}, "message_too_large"),
-        ({"reject_low_priority_msg_limit": 1}, None),  # no plain record has a low priority
-        ({"message_type": "json", "on_invalid": "nack"}, "malformed"),
-    ],
-)
-def test_S5_a_plain_record_enters_every_queue_that_takes_it(
-    empty: Bench, keys: dict[str, Any], reason: str | None
-) -> None:
-    two(empty, **keys)
-    plain(empty, b"1", b"two", b"{")
-    assert empty.seen("live")["depth"] == 3
-    counted = empty.seen("other")["counters"]["rejected"]
-    assert set(counted) == ({reason} if reason else set())
-    assert empty.seen("other")["depth"] + sum(counted.values()) == 3
-    assert refused(empty)[:1] == ([("other", reason)] if reason else [])
-
-
-def test_S5_an_event_tells_of_the_first_of_a_row_of_plain_records(empty: Bench) -> None:
-    two(empty, max_spool_messages=1)
-    plain(empty, *[b"x"] * 5)
-    assert refused(empty) == [("other", "queue_quota")]
-    for message in drain(empty.consumer("other")):
-        message.ack()
-    plain(empty, *[b"x"] * 3)
-    assert refused(empty) == [("other", "queue_quota")] * 2
-    journal = [e for e in empty.events("other") if e == "rejected"]
-    assert len(journal) == 6
-
-
-def test_S5_a_queue_that_is_shut_down_keeps_no_plain_record_from_others(empty: Bench) -> None:
-    two(empty)
-    empty.admin.shutdown("other", ingress=True)
-    plain(empty, b"x")
-    assert (empty.seen("live")["depth"], empty.seen("other")["depth"]) == (1, 0)
-    assert empty.seen("other")["counters"]["discarded_on_entry"] == {"queue_shutdown": 1}
-    assert refused(empty) == [("other", "queue_shutdown")]
-
-
-def test_S5_a_publisher_that_can_be_told_is_told_and_nothing_is_kept(empty: Bench) -> None:
-    two(empty, max_spool_messages=1)
-    plain(empty, b"x")
-    with pytest.raises(Rejected):
-        empty.connection.producer().send("live", "y")
-    assert empty.seen("live")["depth"] == 1
-
+from rules.steps import Steps, define, described, of, started, subscribe
 
 # ---------------------------------------------------------------- P3: what is not understood
 
-
+GOOD = {"to": "orders", "producer": "p", "seq": 1}
 WRONG: dict[str, dict[str, Any]] = {
     "ttl of another system's never": {"ttl_ms": 10_675_199 * 86_400_000},
     "a ttl that is nothing": {"ttl_ms": 0},
@@ -115,10 +47,6 @@ class RawSteps(Steps):
         return records
 
 
-def of(kind: type, outputs: list[Any]) -> list[Any]:
-    return [o for o in outputs if isinstance(o, kind)]
-
-
 def raw(steps: Steps, *headers: dict[str, Any], value: bytes = b"x") -> list[Any]:
     return steps.run(publishes=[(msgspec.json.encode(header), value) for header in headers])
 
@@ -132,14 +60,12 @@ def steps() -> RawSteps:
 
 @pytest.mark.parametrize("wrong", WRONG.values(), ids=WRONG.keys())
 def test_P3_who_sent_what_is_not_understood_is_told(steps: Steps, wrong: dict[str, Any]) -> None:
-    good = {"to": "orders", "producer": "app", "reply": 2}
-    out = raw(steps, {**good, "seq": 1}, {**good, "seq": 2, **wrong}, {**good, "seq": 3})
+    good = {**GOOD, "reply": 2}
+    out = raw(steps, good, {**good, "seq": 2, **wrong}, {**good, "seq": 3})
     (receipt,) = of(Receipts, out)
-    assert (receipt.producer, receipt.partition, receipt.up_to) == ("app", 2, 3)
-    ((seq, reason, queue, why),) = receipt.nacks
-    assert (seq, reason, queue) == (2, "malformed", "")
+    assert (receipt.producer, receipt.partition, receipt.up_to) == ("p", 2, 3)
     (record,) = of(RejectedRecord, out)
-    assert why == record.error[:500]
+    assert receipt.nacks == [(2, "malformed", "", record.error[:500])]
     (again,) = of(Receipts, raw(steps, {**good, "seq": 2}))  # sent again, and right
     assert (again.nacks, [run[0] for run in again.runs]) == ([], [2])
 
@@ -151,29 +77,33 @@ def test_P3_who_sent_what_is_not_understood_is_told(steps: Steps, wrong: dict[st
 def test_P3_a_refusal_names_what_is_allowed(
     steps: Steps, wrong: dict[str, Any], allowed: str
 ) -> None:
-    (receipt,) = of(Receipts, raw(steps, {"to": "orders", "producer": "p", "seq": 1, **wrong}))
+    (receipt,) = of(Receipts, raw(steps, {**GOOD, **wrong}))
     assert allowed in receipt.nacks[0][3]
 
 
+STARTS = [7, 1.5, True, None, [], {}, "s" * 251, "s" * 10_001]
+
+
 def test_P3_each_message_of_a_run_that_is_none_is_refused(steps: Steps) -> None:
-    (receipt,) = of(Receipts, raw(steps, {"to": "orders", "producer": "p", "seq": 1, "count": 3}))
+    (receipt,) = of(Receipts, raw(steps, {**GOOD, "count": 3}))
     assert [nack[:2] for nack in receipt.nacks] == [(n, "malformed") for n in (1, 2, 3)]
     assert receipt.up_to == 3
 
 
-def test_P3_a_producer_whose_name_is_too_long_is_told(steps: Steps) -> None:
-    name = "p" * 251
-    (receipt,) = of(Receipts, raw(steps, {"to": "orders", "producer": name, "seq": 1}))
-    assert (receipt.producer, [nack[:2] for nack in receipt.nacks]) == (name, [(1, "malformed")])
-
-
-@pytest.mark.parametrize("start", [7, 1.5, True, None, [], {}, "s" * 251, "s" * 10_001])
-def test_P3_a_producer_whose_start_cannot_be_read_is_told(steps: Steps, start: Any) -> None:
-    """It counts for no history: the sequence is free for the producer that names its start well."""
-    sent = {"to": "orders", "producer": "p", "seq": 1}
-    (receipt,) = of(Receipts, raw(steps, {**sent, "start": start}))
-    assert (receipt.producer, [nack[:2] for nack in receipt.nacks]) == ("p", [(1, "malformed")])
+@pytest.mark.parametrize(
+    "wrong",
+    [{"producer": "p" * 251}, *[{"start": start} for start in STARTS]],
+    ids=lambda wrong: f"{wrong}"[:30],
+)
+def test_P3_a_producer_whose_name_or_start_cannot_be_read_is_told(
+    steps: Steps, wrong: dict[str, Any]
+) -> None:
+    """It counts for no history: the sequence is free for the producer that names itself well."""
+    sent = {**GOOD, **wrong}
     (receipt,) = of(Receipts, raw(steps, sent))
+    assert receipt.producer == sent["producer"]
+    assert [nack[:2] for nack in receipt.nacks] == [(1, "malformed")]
+    (receipt,) = of(Receipts, raw(steps, GOOD))
     assert (receipt.up_to, receipt.nacks) == (1, [])
 
 
@@ -190,7 +120,6 @@ def test_P3_who_cannot_be_read_is_not_answered(steps: Steps, value: bytes) -> No
 
 # ---------------------------------------------------------------- times
 
-
 NOW = 1_795_700_000  # the same in every process that collects the tests
 ODD = [0, -1, -(1 << 63), NOW * 10**6, NOW * 10**9, (1 << 63) - 1, 1_795_000_000_000_000,
        YEAR_9999_ENDS_MS, YEAR_9999_ENDS_MS + 1]  # fmt: skip
@@ -199,8 +128,8 @@ ODD = [0, -1, -(1 << 63), NOW * 10**6, NOW * 10**9, (1 << 63) - 1, 1_795_000_000
 @pytest.mark.parametrize("ms", ODD)
 def test_L12_a_record_of_any_time_is_taken_in_shown_and_delivered(empty: Bench, ms: int) -> None:
     empty.define("q", message_type="text", expiration="1d", underlying_topic="flights")
-    plain(empty, b"x", timestamp=ms)
-    assert len(empty.admin.browse("q")) == 1
+    empty.plain("flights", b"x", timestamp=ms)
+    assert len(empty.browsed("q")) == 1
     (message,) = drain(empty.consumer("q"))
     assert _row(message)[2] == b"x"
     assert message.published_at is None or 1970 <= message.published_at.year <= 9999
@@ -210,8 +139,7 @@ def test_L12_a_record_of_any_time_is_taken_in_shown_and_delivered(empty: Bench, 
 
 @pytest.mark.parametrize("ms", ODD)
 def test_L12_a_time_of_delivery_is_brought_into_the_calendar(steps: Steps, ms: int) -> None:
-    sent = {"to": "orders", "producer": "p", "seq": 1, "deliver_at": ms}
-    out = raw(steps, sent)
+    out = raw(steps, {**GOOD, "deliver_at": ms})
     assert not of(RejectedRecord, out)
     past = ms <= 0
     assert [len(d.ids) for d in of(Deliveries, out)] == ([1] if past else [])
@@ -219,10 +147,8 @@ def test_L12_a_time_of_delivery_is_brought_into_the_calendar(steps: Steps, ms: i
 
 def test_X4_a_life_that_ends_behind_the_calendar_ends_with_it(empty: Bench) -> None:
     empty.define("q", message_type="text", underlying_topic="flights")
-    header = msgspec.json.encode({"ttl_ms": 86_400_000})
-    empty.connection.publish_raw(
-        "flights", b"x", timestamp=YEAR_9999_ENDS_MS - 1, headers={"lq": header}
-    )
+    header = {"lq": msgspec.json.encode({"ttl_ms": 86_400_000})}
+    empty.plain("flights", b"x", timestamp=YEAR_9999_ENDS_MS - 1, headers=header)
     (seen,) = empty.admin.browse("q")
     assert seen.expires_at == datetime_of(YEAR_9999_ENDS_MS)
 
@@ -232,57 +158,54 @@ def test_any_number_is_a_time() -> None:
     assert datetime_of(1 << 70).year == 9999
 
 
-# ---------------------------------------------------------------- X5: what is too large
+# ---------------------------------------------------------------- sizes and numbers
 
 
 def test_S3_headers_count_as_they_are_delivered(empty: Bench) -> None:
     """9.5 MB are 12.7 MB in a delivery: nobody would ever get them."""
-    empty.define("heavy", message_type="binary")
-    with pytest.raises(Rejected) as rejected:
-        empty.connection.producer().send("heavy", b"x", headers={"stack": b"s" * 9_500_000})
-    assert rejected.value.reason == "message_too_large"
-    empty.connection.producer().send("heavy", b"x", headers={"stack": b"s" * 8_500_000})
-    assert len(drain(empty.consumer("heavy"))) == 1
+    empty.define(message_type="binary")
+    assert empty.refused(b"x", headers={"stack": b"s" * 9_500_000}) == "message_too_large"
+    empty.send(b"x", headers={"stack": b"s" * 8_500_000})
+    assert len(drain(empty.consumer())) == 1
 
 
 def test_X5_what_is_too_large_all_the_same_dies_and_what_is_behind_it_goes_on() -> None:
     """Its state was written when more was allowed."""
-    steps = RawSteps()
-    steps.run([
+    steps = started(
         define("dead", message_type="binary"),
         define("heavy", message_type="binary", dead_message_queue="dead"),
-    ])  # fmt: skip
-    raw(steps, {"to": "heavy", "producer": "p", "seq": 1}, value=b"x" * 2_000)
-    raw(steps, {"to": "heavy", "producer": "p", "seq": 2}, value=b"small")
+    )
+    steps.run(publishes=[("heavy", b"x" * 2_000), ("heavy", b"small")])
     steps.limits = Limits(message_bytes=1_000)
     steps.restart()
+
+    def undeliverable() -> list[str]:
+        return [e["queue"] for e in steps.events("message_undeliverable")]
+
     out = steps.run([subscribe("s", queue="heavy")])
     assert [d.payloads for d in of(Deliveries, out)] == [[b"small"]]
     assert described(steps, "dead")["depth"] == 1
     assert described(steps, "heavy")["counters"]["dead_lettered"] == 1
-    assert undeliverable(steps) == ["heavy"]
+    assert undeliverable() == ["heavy"]
     assert not of(Deliveries, steps.run([subscribe("d", queue="dead")]))
-    assert undeliverable(steps) == ["heavy", "dead"]
+    assert undeliverable() == ["heavy", "dead"]
     assert described(steps, "dead")["depth"] == 0
 
 
-def undeliverable(steps: Steps) -> list[str]:
-    (reply,) = replies(steps.run([c.Events(reply=REPLY)]))
-    return [e["queue"] for e in reply.result if e["event"] == "message_undeliverable"]
-
-
 def test_S5_a_plain_record_that_names_a_destination_is_a_plain_record(empty: Bench) -> None:
-    two(empty, max_spool_messages=1)
-    header = msgspec.json.encode({"to": "elsewhere"})
-    plain(empty, b"1", b"2", headers={"lq": header})
-    assert [empty.seen(queue)["depth"] for queue in ("live", "other")] == [2, 1]
+    taken = {"message_type": "text", "underlying_topic": "flights"}
+    empty.define("live", **taken)
+    empty.define("other", **taken, max_spool_messages=1)
+    header = {"lq": msgspec.json.encode({"to": "elsewhere"})}
+    empty.plain("flights", b"1", b"2", headers=header)
+    assert empty.depths("live", "other") == [2, 1]
 
 
 @pytest.mark.parametrize("odd", [1 << 64, 10**40, -(10**400)], ids=["2^64", "10^40", "-10^400"])
 def test_Q9_a_number_beyond_all_bounds_is_named_when_a_queue_is_defined_again(
     empty: Bench, odd: int
 ) -> None:
-    empty.define("q", message_type="text", max_deliveries=3)
+    empty.define(max_deliveries=3)
     with pytest.raises(ConfigError, match=r"max_deliveries: .+ must be a whole number"):
-        empty.define("q", message_type="text", max_deliveries=odd)
-    assert empty.admin.describe("q")["definition"]["max_deliveries"] == 3
+        empty.define(max_deliveries=odd)
+    assert empty.seen()["definition"]["max_deliveries"] == 3

@@ -6,25 +6,32 @@ from rules.harness import Bench, drain
 
 
 @pytest.mark.parametrize(
-    ("pattern", "target", "taken", "passed_over"),
+    ("pattern", "target", "topic", "taken"),
     [
-        ("trades", None, ["trades"], ["trades2"]),
-        ("a.b", None, ["a.b"], ["axb"]),
-        ("trades.*", "trades", ["trades/eu"], ["my-trades"]),
-        ("trades/(eu|us)", "trades/us", ["trades/eu"], ["trades/asia", "trades/euro"]),
-        ("^trades$", "trades", ["trades"], []),
-        ("t[0-9]+", "t1", ["t42"], ["t42x"]),
-        (r"a\.b", "a.b", ["a.b"], ["axb"]),
-        ("a|bc", "a", ["bc"], ["abc"]),
+        ("trades", None, "trades", True),
+        ("trades", None, "trades2", False),
+        ("a.b", None, "a.b", True),
+        ("a.b", None, "axb", False),
+        ("trades.*", "trades", "trades/eu", True),
+        ("trades.*", "trades", "my-trades", False),
+        ("trades/(eu|us)", "trades/us", "trades/eu", True),
+        ("trades/(eu|us)", "trades/us", "trades/asia", False),
+        ("trades/(eu|us)", "trades/us", "trades/euro", False),
+        ("^trades$", "trades", "trades", True),
+        ("t[0-9]+", "t1", "t42", True),
+        ("t[0-9]+", "t1", "t42x", False),
+        (r"a\.b", "a.b", "a.b", True),
+        (r"a\.b", "a.b", "axb", False),
+        ("a|bc", "a", "bc", True),
+        ("a|bc", "a", "abc", False),
     ],
 )
 def test_Q2_which_topics_are_captured(
-    empty: Bench, pattern: str, target: str | None, taken: list[str], passed_over: list[str]
+    empty: Bench, pattern: str, target: str | None, topic: str, taken: bool
 ) -> None:
     empty.define(message_type="text", underlying_topic=pattern, default_publish_target=target)
-    for topic in (*taken, *passed_over):
-        empty.plain(topic, topic.encode())
-    assert [m.payload.decode() for m in drain(empty.consumer())] == taken
+    empty.plain(topic, b"x")
+    assert empty.seen()["depth"] == int(taken)
 
 
 def test_Q2_one_queue_captures_many_topics_in_order(empty: Bench) -> None:

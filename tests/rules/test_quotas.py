@@ -188,17 +188,6 @@ def test_S8_alerts_at_80_percent_of_the_files_and_clears_below_60() -> None:
 # ---------------------------------------------------------------- bad input
 
 
-def test_X5_dead_messages_never_come_back_by_way_of_dead_message_queues(empty: Bench) -> None:
-    empty.define("a", dead_message_queue="b")
-    empty.define("b", dead_message_queue="c")
-    with pytest.raises(ConfigError, match=r"a.* must not lead back to the queue itself: c → a → b"):
-        empty.define("c", dead_message_queue="a")
-    empty.define("c")
-    with pytest.raises(ConfigError, match="c → b → c"):
-        empty.define("c", dead_message_queue="b")
-    assert empty.seen("c")["definition"]["dead_message_queue"] is None
-
-
 def test_X5_a_file_with_a_ring_of_dead_message_queues_is_refused_as_a_whole() -> None:
     def queue(name: str, target: str | None, vpn: str = "default") -> dict[str, Any]:
         return {"name": name, "message_type": "json", "vpn": vpn, "dead_message_queue": target}
@@ -208,18 +197,6 @@ def test_X5_a_file_with_a_ring_of_dead_message_queues_is_refused_as_a_whole() ->
     assert [p.where for p in caught.value.problems] == ["queues[0] 'a'", "queues[1] 'b'"]
     other = [queue("a", "b"), queue("b", "a", "east")]
     assert len(parse_configuration({"queues": other}).queues) == 2
-
-
-def test_S10_quota_0_is_refused_while_more_than_one_message_is_stored(empty: Bench) -> None:
-    empty.define()
-    empty.send()
-    empty.send()
-    with pytest.raises(ConfigError, match=r"max_spool_usage: 0 – keeps only the last message.*2"):
-        empty.define(max_spool_usage=0)
-    assert empty.seen()["depth"] == 2
-    empty.admin.purge("orders", ids="1")
-    empty.define(max_spool_usage=0)
-    assert empty.seen()["depth"] == 1
 
 
 def test_S6_discarded_by_configuration_is_acknowledged_and_journaled_as_such() -> None:
