@@ -1,21 +1,19 @@
 """Filters have a budget (F5): whatever becomes ready at once, no step evaluates more, and nothing
 is passed over."""
 
-import json
 import random
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 from lakequeue.protocol import commands as c
-from lakequeue.protocol.outputs import Deadline
 from lakequeue.state import Batch, Limits
 from lakequeue.state.rules import filter_matching
 from rules.harness import Bench, drain
-from rules.steps import Steps, define, delivered, described, subscribe
+from rules.steps import WIDE, Steps, body, define, delivered, described, subscribe
 
 LOOKS = 7
-WIDE = {"max_per_subscription_backlog": 1_000}
+NO_MATCH = "no consumer's filter matches"
 Evaluated = Callable[[], int]
 
 
@@ -37,63 +35,54 @@ def evaluated(monkeypatch: pytest.MonkeyPatch) -> Evaluated:
     return since
 
 
-def body(**values: Any) -> bytes:
-    return json.dumps(values).encode()
+class Budgeted(Steps):
+    """No step looks at more than its budget; what one message needs of each of so many filter texts
+    may overdraw it."""
+
+    def __init__(self, evaluated: Evaluated, limits: Limits, texts: int) -> None:
+        super().__init__(limits=limits)
+        self.evaluated, self.texts, self.looked = evaluated, texts, 0
+
+    def step(self, batch: Batch) -> list[Any]:
+        self.evaluated()
+        said = self.step_alone(batch)
+        found = self.evaluated()
+        assert found <= self.limits.looks + self.texts - 1, f"{found} looked at in one step"
+        self.looked += found
+        self.check()
+        return said
 
 
-def drive(
-    steps: Steps, evaluated: Evaluated, texts: int, commands: Any = (), publishes: Any = ()
-) -> tuple[list[Any], int]:
-    """Steps until the engine wants no more; what it said, and how many were looked at. What one
-    message needs of each filter text may overdraw the budget."""
-    batch = Batch(steps.command_records(commands), steps.publish_records(publishes))
-    out, looked = [], 0
-    for _ in range(5_000):
-        evaluated()
-        said = steps.step_alone(batch)
-        found = evaluated()
-        assert found <= steps.limits.looks + texts - 1, f"{found} looked at in one step"
-        steps.check()
-        out += said
-        looked += found
-        at = [o.at for o in said if isinstance(o, Deadline)][-1]
-        if not 0 < at <= steps.now:
-            return out, looked
-        batch = Batch()
-    raise AssertionError("the engine does not end")
-
-
-@pytest.mark.parametrize("priority", [None, "/p"])
+@pytest.mark.parametrize("order", [{}, {"priority": "/p"}], ids=["plain", "priority"])
 def test_F5_what_becomes_ready_at_once_is_looked_at_over_steps(
-    evaluated: Evaluated, priority: str | None
+    evaluated: Evaluated, order: dict[str, str]
 ) -> None:
-    steps = Steps(limits=Limits(looks=LOOKS))
-    order = {"priority": priority} if priority else {}
-    drive(steps, evaluated, 0, [define(**WIDE, **order), subscribe("all", 300)])
+    steps = Budgeted(evaluated, Limits(looks=LOOKS), texts=2)
+    steps.run([define(**WIDE, **order), subscribe("all", 300)])
     bodies = [{"k": i % 3, "p": i % 4} for i in range(300)]
-    out, _ = drive(steps, evaluated, 0, publishes=[("orders", body(**b)) for b in bodies])
-    held = delivered(out, "all")
+    held = delivered(steps.run(publishes=[("orders", body(**b)) for b in bodies]), "all")
     assert len(held) == 300
-    named = [subscribe("f", 500, filter="/k = 1"), subscribe("g", 500, filter="/k = 2")]
-    drive(steps, evaluated, 2, named)
-    last = [("orders", body(k=k, p=0)) for k in (1, 2)]
-    out, _ = drive(steps, evaluated, 2, publishes=last)  # now both have looked beyond all
+    steps.run([subscribe("f", 500, filter="/k = 1"), subscribe("g", 500, filter="/k = 2")])
+    out = steps.run(publishes=[("orders", body(k=k, p=0)) for k in (1, 2)])
+    # now both have looked beyond all
     assert (delivered(out, "f"), delivered(out, "g")) == ([301], [302])
-    out, looked = drive(steps, evaluated, 2, [c.Unsubscribe(queue="orders", subscription="all")])
+    steps.looked = 0
+    out = steps.run([c.Unsubscribe(queue="orders", subscription="all")])
     for name, k in (("f", 1), ("g", 2)):
         assert delivered(out, name) == [n for n in held if bodies[n - 1]["k"] == k]
-    assert 600 - 2 * 100 <= looked <= 600  # once each, but for what the other had taken
+    assert 600 - 2 * 100 <= steps.looked <= 600  # once each, but for what the other had taken
     assert described(steps)["ready"] == 100
 
 
 def test_F5_without_room_nothing_is_looked_at(evaluated: Evaluated) -> None:
-    steps = Steps(limits=Limits(looks=LOOKS))
-    drive(steps, evaluated, 1, [define(**WIDE), subscribe("f", 1, filter="/k = 1")])
-    drive(steps, evaluated, 1, publishes=[("orders", body(k=1))])
-    _, looked = drive(steps, evaluated, 1, publishes=[("orders", body(k=1))] * 50)
-    assert looked == 0
-    out, looked = drive(steps, evaluated, 1, [c.Ack(queue="orders", subscription="f", ids="1")])
-    assert (delivered(out), looked <= LOOKS) == ([2], True)
+    steps = Budgeted(evaluated, Limits(looks=LOOKS), texts=1)
+    steps.run([define(**WIDE), subscribe("f", 1, filter="/k = 1")])
+    steps.run(publishes=[("orders", body(k=1))])
+    steps.looked = 0
+    steps.run(publishes=[("orders", body(k=1))] * 50)
+    assert steps.looked == 0
+    out = steps.run([c.Ack(queue="orders", subscription="f", ids="1")])
+    assert (delivered(out), steps.looked <= LOOKS) == ([2], True)
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -103,52 +92,44 @@ def test_F5_O1_with_any_budget_every_message_finds_its_consumer(
     """Leases end, consumers come and go, several filters overlap, two queues share the budget."""
     r = random.Random(seed)
     limits = Limits(looks=r.choice((1, 2, 5)), delivery_rows=r.choice((2, 20_000)))
-    steps = Steps(limits=limits)
-    order = r.choice(({}, {"priority": "/p"}, {"partition_key": "/key"}))
-    lease = {"lease_period": "1s"}
-    drive(steps, evaluated, 0, [define(n, **WIDE, **order, **lease) for n in ("orders", "more")])
+    steps = Budgeted(evaluated, limits, texts=8)
+    keys = WIDE | r.choice(({}, {"priority": "/p"}, {"partition_key": "/key"}))
+    queues = ("orders", "more")
+    steps.run([define(name, **keys, lease_period="1s") for name in queues])
     texts = ("/k = 1", "/k <> 1", "/p > 1", None)
-    flows: list[tuple[str, str]] = []
+    flows: list[c.Unsubscribe] = []
     for n in range(16):
-        queue = r.choice(("orders", "more"))
-        flows.append((queue, f"c{n}"))
-        commands: list[Any] = [
-            subscribe(f"c{n}", r.choice((1, 3, 50)), queue, filter=r.choice(texts))
-        ]
+        queue = r.choice(queues)
+        commands = [subscribe(f"c{n}", r.choice((1, 3, 50)), queue, filter=r.choice(texts))]
+        flows.append(c.Unsubscribe(queue=queue, subscription=f"c{n}"))
         if len(flows) > 5:
-            gone = flows.pop(r.randrange(5))
-            commands.append(c.Unsubscribe(queue=gone[0], subscription=gone[1]))
+            commands.append(flows.pop(r.randrange(5)))
         bodies = [
             body(k=r.randrange(3), p=r.randrange(4), key=r.choice("ab"))
             for _ in range(r.randrange(6))
         ]
-        drive(steps, evaluated, 8, commands, [(r.choice(("orders", "more")), b) for b in bodies])
+        steps.run(commands, [(r.choice(queues), b) for b in bodies])
         steps.now += r.choice((0, 400, 1_000))
-    ends = [c.Unsubscribe(queue=queue, subscription=name) for queue, name in flows]
-    drive(steps, evaluated, 8, ends)
-    for queue in ("orders", "more"):
+    steps.run([*flows])
+    for queue in queues:
         left = described(steps, queue)["depth"]
         taking = [
             subscribe(f"{queue}{i}", 1_000, queue, filter=text, acks="none")
             for i, text in enumerate(("/k = 1", "/k <> 1"))
         ]
-        out, _ = drive(steps, evaluated, 2, taking)
-        assert len(delivered(out)) == left
+        assert len(delivered(steps.run(taking))) == left
         assert described(steps, queue)["depth"] == 0
 
 
 def test_F5_it_is_said_when_no_filter_matches(bench: Bench) -> None:
     """By the engine itself, so by all that show what it says."""
-    bench.define(max_per_subscription_backlog=100)
     for n in range(300):
         bench.send({"n": n})
     two = [bench.consumer(filter=f"/n = {n}") for n in (1_000, 1_001)]
-    assert bench.seen()["blocked"] == "no consumer's filter matches"
-    assert {q["name"]: q["blocked"] for q in bench.admin.queues()}["orders"] == (
-        "no consumer's filter matches"
-    ), "in the list as well"
+    assert bench.seen()["blocked"] == NO_MATCH
+    assert [q["blocked"] for q in bench.admin.queues()] == [NO_MATCH], "in the list as well"
     bench.send({"n": 1_001})
-    assert bench.seen()["blocked"] == "no consumer's filter matches", "the one is out"
+    assert bench.seen()["blocked"] == NO_MATCH, "the one is out"
     assert len(drain(two[1])) == 1
     everything = bench.consumer()
     assert bench.seen()["blocked"] == "every consumer's backlog is full" or drain(everything)

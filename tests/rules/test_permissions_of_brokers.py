@@ -21,24 +21,15 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 
 
-class GuardedBrokers(Guarded):
-    """The same with three brokers."""
+def guarded(kind: str, **keys: Any) -> Guarded:
+    return Guarded(list(BROKERS), **KINDS[kind], **keys)
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, kind: str, **keys: Any) -> None:
-        super().__init__(monkeypatch, brokers=list(BROKERS), **KINDS[kind], **keys)
 
-    def at(self, broker: str, name: str) -> Any:
-        from lakequeue.memory.registry import MemoryConnection
+def hosts(engine: Guarded, queue: str = "orders") -> list[str]:
+    def queues(number: int) -> set[str]:
+        return {q["name"] for q in engine.first.request_list(c.Queues(), "after", broker=number)}
 
-        signed_by = Credentials.parse(f"{name}:{KEYS[name]}")
-        return MemoryConnection(self.engine, "default", name, broker, signed_by)
-
-    def where(self, queue: str = "orders") -> list[str]:
-        return [b.home.name for b in self.engine.brokers
-                if queue in {q["name"] for q in self.queues(b.home.number)}]  # fmt: skip
-
-    def queues(self, number: int) -> list[dict[str, Any]]:
-        return self.first.request_list(c.Queues(), "after", broker=number)
+    return [b.home.name for b in engine.engine.brokers if queue in queues(b.home.number)]
 
 
 def attempt_there(connection: Any, what: str, kind: str) -> None:
@@ -53,64 +44,59 @@ def attempt_there(connection: Any, what: str, kind: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("level", LEVELS)
-def test_a_level_has_its_rights_whoever_hears_it_and_whoever_hosts(
-    kind: str, level: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    guarded = GuardedBrokers(monkeypatch, kind, permissions={"app": level})
-    guarded.connect("owner").admin().subscribe_topic("orders", "a/b")
-    before, hosts = guarded.first.admin().describe("orders"), guarded.where()
-    app = guarded.at("c", "app")
-    for what, needed in OVER_BROKERS.items():
-        if LEVELS.index(level) < LEVELS.index(needed):
-            with pytest.raises(PermissionDenied, match=f"has '{level}' on queue 'orders'"):
-                attempt_there(app, what, kind)
-    now = guarded.first.admin().describe("orders")
-    assert {**now, "now": 0} == {**before, "now": 0}
-    assert guarded.where() == hosts
-    for what, needed in OVER_BROKERS.items():
-        stays = what == "move_queue" and kind == "everywhere"  # such a queue is everywhere
-        if LEVELS.index(level) >= LEVELS.index(needed) and not stays:
+def test_a_level_has_its_rights_whoever_hears_it_and_whoever_hosts(kind: str, level: str) -> None:
+    engine = guarded(kind, permissions={"app": level})
+    engine.connect("owner").admin().subscribe_topic("orders", "a/b")
+    before, at_first = engine.seen(), hosts(engine)
+    app = engine.connect("app", broker="c")
+    mine = LEVELS.index(level)
+    for what in (what for what, needed in OVER_BROKERS.items() if mine < LEVELS.index(needed)):
+        with pytest.raises(PermissionDenied, match=f"has '{level}' on queue 'orders'"):
             attempt_there(app, what, kind)
-    assert guarded.where() == ([] if level == "delete" else hosts)
+    assert {**engine.seen(), "now": 0} == {**before, "now": 0}
+    assert hosts(engine) == at_first
+    for what in (what for what, needed in OVER_BROKERS.items() if mine >= LEVELS.index(needed)):
+        if what != "move_queue" or kind != "everywhere":  # such a queue is everywhere
+            attempt_there(app, what, kind)
+    assert hosts(engine) == ([] if level == "delete" else at_first)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_queue_is_of_who_defines_it_wherever_that_was_said(
-    kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    guarded = GuardedBrokers(monkeypatch, kind)
+def test_the_queue_is_of_who_defines_it_wherever_that_was_said(kind: str) -> None:
+    engine = guarded(kind)
     mine = {"name": "mine", "message_type": "json", **KINDS[kind]}
-    guarded.at("c", "app").admin().define(mine)
+
+    def admin(broker: str, name: str = "app") -> Any:
+        return engine.connect(name, broker=broker).admin()
+
+    admin("c").define(mine)
     for name, broker in (("other", "a"), ("other", "b"), ("owner", "c")):
         with pytest.raises(PermissionDenied, match="has 'no-access' on queue 'mine'"):
-            guarded.at(broker, name).admin().define({**mine, "max_backlog": 9})
+            admin(broker, name).define({**mine, "max_backlog": 9})
         with pytest.raises(PermissionDenied, match="has 'no-access' on queue 'mine'"):
-            guarded.at(broker, name).admin().delete("mine")
-    said = guarded.first.admin().describe("mine")["definition"]
+            admin(broker, name).delete("mine")
+    said = engine.seen("mine")["definition"]
     assert (said["owner"], said["permission"]) == ("app", "no-access")
-    guarded.at("b", "app").admin().define({**mine, "max_per_subscription_backlog": 7})
-    again = guarded.first.admin().describe("mine")["definition"]
+    admin("b").define({**mine, "max_per_subscription_backlog": 7})
+    again = engine.seen("mine")["definition"]
     assert (again["owner"], again["max_per_subscription_backlog"]) == ("app", 7)
-    guarded.at("a", "app").admin().delete("mine")
-    assert guarded.where("mine") == []
+    admin("a").delete("mine")
+    assert hosts(engine, "mine") == []
 
 
-def test_a_signature_is_for_one_broker(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_signature_is_for_one_broker() -> None:
     """What a client said to one broker is not carried to another by who saw it."""
-    guarded = GuardedBrokers(monkeypatch, "everywhere")
+    engine = guarded("everywhere")
     who = Credentials.parse(f"owner:{KEYS['owner']}")
-    said = Signature("owner", "owner-s", 1, guarded.engine.now, 1)
+    said = Signature("owner", "owner-s", 1, engine.engine.now, 1)
     value = sign(who, "default", said, c.encode_command(c.Purge(queue="orders")))
-    guarded.first.producer().send("orders", b"{}")
-    guarded.engine.command("default.commands", b"owner-s", value, 0)
-    assert guarded.first.admin().describe("orders")["depth"] == 1
-    assert guarded.refused()["permission_denied"] == 1
+    engine.first.producer().send("orders", b"{}")
+    engine.engine.command("default.commands", b"owner-s", value, 0)
+    assert engine.seen()["depth"] == 1
+    assert engine.refused()["permission_denied"] == 1
 
 
-def test_without_a_key_nobody_is_heard_by_any_broker(monkeypatch: pytest.MonkeyPatch) -> None:
-    guarded = GuardedBrokers(monkeypatch, "local")
-    for broker in BROKERS:
-        from lakequeue.memory.registry import MemoryConnection
-
-        with pytest.raises(lakequeue.PermissionDenied, match="not signed"):
-            MemoryConnection(guarded.engine, "default", "nobody", broker).admin().queues()
+@pytest.mark.parametrize("broker", BROKERS)
+def test_without_a_key_nobody_is_heard_by_any_broker(broker: str) -> None:
+    with pytest.raises(lakequeue.PermissionDenied, match="not signed"):
+        guarded("local").connect("nobody", signed=False, broker=broker).admin().queues()

@@ -11,7 +11,6 @@ from lakequeue.protocol.patterns import kind_of, matches
 from rules.harness import Bench
 from rules.steps import define, started
 
-
 MATCHES: dict[str, tuple[list[str], list[str]]] = {  # what it takes, what it does not
     "a/*/c": (["a/b/c"], ["a/b/b/c"]),
     "a/*": (["a/b"], ["a/b/c"]),

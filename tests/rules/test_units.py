@@ -16,62 +16,26 @@ from lakequeue.protocol.units import (
 )
 
 
-@pytest.mark.parametrize(
-    ("written", "ms"),
-    [
-        ("500ms", 500),
-        ("30s", 30_000),
-        ("15m", 900_000),
-        ("2h", 7_200_000),
-        ("1d", 86_400_000),
-        ("1.5s", 1_500),
-        (" 3 s ", 3_000),
-        ("0s", 0),
-        (30, 30_000),
-        (0.3, 300),
-        (0.1 + 0.2, 300),
-        ("0.0001ms", 1),
-        ("36500d", DURATION_MS_MAX),
-    ],
-)
+@pytest.mark.parametrize(("written", "ms"), [
+    ("500ms", 500), ("30s", 30_000), ("15m", 900_000), ("2h", 7_200_000), ("1d", 86_400_000),
+    ("1.5s", 1_500), (" 3 s ", 3_000), ("0s", 0), (30, 30_000), (0.3, 300), (0.1 + 0.2, 300),
+    ("0.0001ms", 1), ("36500d", DURATION_MS_MAX),
+])  # fmt: skip
 def test_Q8_durations(written: object, ms: int) -> None:
     assert parse_duration_ms(written) == ms
 
 
-@pytest.mark.parametrize(
-    ("written", "size_bytes"),
-    [
-        ("64KB", 64_000),
-        ("10MB", 10_000_000),
-        ("5GB", 5_000_000_000),
-        ("1KiB", 1024),
-        ("2MiB", 2 * 2**20),
-        ("1GiB", 2**30),
-        ("1.5kb", 1_500),
-        ("17B", 17),
-        ("17", 17),
-        (17, 17),
-        (0, 0),
-    ],
-)
+@pytest.mark.parametrize(("written", "size_bytes"), [
+    ("64KB", 64_000), ("10MB", 10_000_000), ("5GB", 5_000_000_000), ("1KiB", 1024),
+    ("2MiB", 2 * 2**20), ("1GiB", 2**30), ("1.5kb", 1_500), ("17B", 17), ("17", 17), (17, 17),
+    (0, 0),
+])  # fmt: skip
 def test_Q8_sizes(written: object, size_bytes: int) -> None:
     assert parse_size(written) == size_bytes
 
 
-BAD: list[object] = [
-    None,
-    True,
-    -1,
-    -0.5,
-    float("nan"),
-    float("inf"),
-    "",
-    "s",
-    "-3s",
-    "1e3s",
-    "3 parsecs",
-    [],
-]
+BAD: list[object] = [None, True, -1, -0.5, float("nan"), float("inf"), [],
+                     "", "s", "-3s", "1e3s", "3 parsecs"]  # fmt: skip
 
 
 @pytest.mark.parametrize("value", [*BAD, "30", "30S", "5MB", "36501d", 10**30])
