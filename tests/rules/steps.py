@@ -187,6 +187,18 @@ def asking(command: c.Command) -> Any:
     return msgspec.structs.replace(command, reply=REPLY)
 
 
+def delivery(
+    ids: list[int], framing: str = "batch", topic: str = "default.deliveries", **columns: Any
+) -> Deliveries:
+    """What goes to a consumer; columns: the others that it has by message."""
+    n = len(ids)
+    usual = {"payloads": [b"x"] * n, "keys": [None] * n, "headers": [None] * n, **columns}
+    return Deliveries(
+        "q", "s", topic, 3, framing, 0, ids=ids, numbers=[*range(n)],
+        counts=[1] * n, priorities=[4] * n, expires=[0] * n, times=[0] * n, **usual,
+    )  # fmt: skip
+
+
 def of(kind: type, outputs: list[Any]) -> list[Any]:
     return [o for o in outputs if isinstance(o, kind)]
 

@@ -4,10 +4,11 @@ from typing import Any
 
 import pytest
 from lakequeue.protocol import commands as c
-from lakequeue.protocol.outputs import Deliveries, Receipts, RejectedRecord
+from lakequeue.protocol.outputs import Receipts, RejectedRecord
 from lakequeue.state import Batch, Limits
-from rules.steps import Steps, define, subscribe
+from rules.steps import Steps, define, delivered, of, started, subscribe
 
+QUEUE = [c.Tables(), define(max_per_subscription_backlog=9), subscribe("s")]
 DELTA = {"producer": "p", "durability": "delta"}
 
 
@@ -19,59 +20,49 @@ def tables(end: int, partition: int = 0) -> c.Tables:
     return c.Tables(up_to={f"default.publish/{partition}": end})
 
 
-def receipts(outputs: list[Any]) -> list[Receipts]:
-    return [o for o in outputs if isinstance(o, Receipts)]
-
-
 def told(outputs: list[Any]) -> list[tuple[str, int]]:
     """Producer and sequence of each message that was told as stored."""
     return [
-        (r.producer, seq) for r in receipts(outputs) for first, count, _ in r.runs
+        (r.producer, seq) for r in of(Receipts, outputs) for first, count, _ in r.runs
         for seq in range(first, first + count)
     ]  # fmt: skip
 
 
-def started(**options: Any) -> Steps:
-    steps = Steps(**options)
-    steps.run([c.Tables(), define(max_per_subscription_backlog=9), subscribe("s")])
-    return steps
+@pytest.fixture
+def steps() -> Steps:
+    return started(*QUEUE)
 
 
-def test_the_receipt_comes_with_the_tables_and_the_message_at_once() -> None:
-    steps = started()
+def test_the_receipt_comes_with_the_tables_and_the_message_at_once(steps: Steps) -> None:
     out = steps.run(publishes=[durable(1), durable(2)])
     assert told(out) == []
-    assert sum(len(o.payloads) for o in out if isinstance(o, Deliveries)) == 2
+    assert delivered(out) == [1, 2]
     end = steps.offsets + 1
     assert told(steps.run([tables(end - 1)])) == [], "the second one is not in the tables"
     assert told(steps.run([tables(end)])) == [("p", 1), ("p", 2)]
     assert told(steps.run([tables(end)])) == [], "once"
 
 
-def test_other_producers_do_not_wait_and_other_partitions_do_not_count() -> None:
-    steps = started()
+def test_other_producers_do_not_wait_and_other_partitions_do_not_count(steps: Steps) -> None:
     plain = ("orders", b"{}", {"producer": "q", "seq": 1})
     assert told(steps.run(publishes=[durable(1), plain])) == [("q", 1)]
     assert told(steps.run([tables(1_000, partition=1)])) == []
     assert told(steps.run([tables(1_000)])) == [("p", 1)]
 
 
-def test_tables_that_are_ahead_of_the_broker_are_not_waited_for() -> None:
-    steps = started()
+def test_tables_that_are_ahead_of_the_broker_are_not_waited_for(steps: Steps) -> None:
     steps.run([tables(1_000)])
     assert told(steps.run(publishes=[durable(1)])) == [("p", 1)]
 
 
 def test_without_anybody_who_speaks_of_tables_there_are_none_to_wait_for() -> None:
-    steps = Steps()
-    steps.run([define()])
+    steps = started(define())
     assert told(steps.run(publishes=[durable(1)])) == [("p", 1)]
 
 
 def test_where_no_tables_are_written_it_is_refused_with_a_sentence() -> None:
-    steps = Steps()
-    steps.run([c.Tables(written=False), define()])
-    (receipt,) = receipts(steps.run(publishes=[durable(1)]))
+    steps = started(c.Tables(written=False), define())
+    (receipt,) = of(Receipts, steps.run(publishes=[durable(1)]))
     ((seq, reason, _, detail),) = receipt.nacks
     assert (seq, reason) == (1, "no_tables")
     assert "lakequeue.tables_interval_s" in detail
@@ -80,17 +71,17 @@ def test_where_no_tables_are_written_it_is_refused_with_a_sentence() -> None:
     assert told(steps.run([tables(1_000)])) == [("p", 1)]
 
 
-def test_a_refusal_is_told_at_once() -> None:
-    steps = started()
+def test_a_refusal_is_told_at_once(steps: Steps) -> None:
     out = steps.run(publishes=[durable(1), ("nowhere", b"{}", {**DELTA, "seq": 2})])
-    (receipt,) = receipts(out)
+    (receipt,) = of(Receipts, out)
     assert [n[0] for n in receipt.nacks] == [2]
     assert (receipt.up_to, receipt.runs) == (0, []), "the first one is not settled"
     assert told(steps.run([tables(1_000)])) == [("p", 1)]
 
 
-def test_P1_what_is_sent_again_is_stored_once_and_answered_when_it_is_in_the_tables() -> None:
-    steps = started()
+def test_P1_what_is_sent_again_is_stored_once_and_answered_when_it_is_in_the_tables(
+    steps: Steps,
+) -> None:
     steps.run(publishes=[durable(1)])
     first_end = steps.offsets + 1
     assert told(steps.run(publishes=[durable(1)])) == []
@@ -102,8 +93,7 @@ def test_P1_what_is_sent_again_is_stored_once_and_answered_when_it_is_in_the_tab
 @pytest.mark.parametrize("restart", [False, True])
 def test_a_long_row_is_said_in_parts_in_its_order(restart: bool) -> None:
     """R3: the row is state, so it survives whatever the state survives."""
-    limits = Limits(due_names=7)
-    steps = started(limits=limits)
+    steps = started(*QUEUE, limits=Limits(due_names=7))
     for seq in range(1, 121):  # a page has 50
         assert told(steps.run(publishes=[durable(seq)])) == []
     if restart:
@@ -113,20 +103,19 @@ def test_a_long_row_is_said_in_parts_in_its_order(restart: bool) -> None:
     out = steps.run([tables(1_000_000)])
     assert told(out) == [("p", seq) for seq in range(1, 121)]
     assert max(parts) == 7
-    assert [r.up_to for r in receipts(out)] == list(range(1, 121))
+    assert [r.up_to for r in of(Receipts, out)] == list(range(1, 121))
 
 
 def test_a_row_that_is_full_refuses_more() -> None:
-    steps = started(limits=Limits(held_receipts=2))
+    steps = started(*QUEUE, limits=Limits(held_receipts=2))
     steps.run(publishes=[durable(1)])
     steps.run(publishes=[durable(2)])
-    (receipt,) = receipts(steps.run(publishes=[durable(3)]))
+    (receipt,) = of(Receipts, steps.run(publishes=[durable(3)]))
     assert [n[:2] for n in receipt.nacks] == [(3, "no_tables")]
 
 
-def test_records_of_plain_topics_cannot_ask_for_it() -> None:
-    steps = started()
+def test_records_of_plain_topics_cannot_ask_for_it(steps: Steps) -> None:
     records = steps.publish_records([durable(1)])
     records.topics[:] = ["orders"]
     out = steps.step(Batch(publishes=records))
-    assert any(isinstance(o, RejectedRecord) for o in out)
+    assert of(RejectedRecord, out)

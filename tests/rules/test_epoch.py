@@ -1,6 +1,5 @@
 """A home's epoch: commands of an earlier home on the same Kafka are not for this one (S1, L8)."""
 
-from typing import Any
 
 import lakequeue
 import msgspec
@@ -10,18 +9,10 @@ from lakequeue.protocol import wire
 from lakequeue.protocol.errors import LakequeueError
 from lakequeue.protocol.outputs import Deliveries, Reply
 from lakequeue.state import Home
-from rules.steps import Steps
+from rules.steps import REPLY, Steps, asking, define, described, of, subscribe
 
-REPLY = c.ReplyTo("default.deliveries", request="r")
-SUBSCRIBE = c.Subscribe(
-    queue="orders", subscription="a", inbox=c.Inbox("default.deliveries"), max_backlog=9,
-    reply=REPLY,
-)  # fmt: skip
-DEFINE = c.Define(
-    definition={
-        "name": "orders", "message_type": "binary", "max_per_subscription_backlog": 9,
-    }
-)  # fmt: skip
+SUBSCRIBE = asking(subscribe("a", 9))
+DEFINE = define(message_type="binary", max_per_subscription_backlog=9)
 
 
 @pytest.fixture
@@ -29,12 +20,8 @@ def steps() -> Steps:
     return Steps(home=Home("broker-0", 0, 7))
 
 
-def of(kind: type, outputs: list[Any]) -> list[Any]:
-    return [o for o in outputs if isinstance(o, kind)]
-
-
 def refused(steps: Steps) -> dict[str, int]:
-    return of(Reply, steps.run([c.Usage(reply=REPLY)]))[0].result["vpn"]["refused"]
+    return steps.ask(c.Usage())["vpn"]["refused"]
 
 
 def test_S1_what_stands_before_the_beginning_was_for_another_home(steps: Steps) -> None:
@@ -49,35 +36,23 @@ def test_S1_what_stands_before_the_beginning_was_for_another_home(steps: Steps) 
 
 
 @pytest.mark.parametrize("epoch", [6, 8, 2**53])
-@pytest.mark.parametrize(
-    "command",
-    [
-        c.Ack(queue="orders", subscription="a", ids="1"),
-        c.Cancel(queue="orders", subscription="a", ids="1"),
-        c.Reject(queue="orders", subscription="a", ids="1"),
-        c.Renew(queue="orders", subscription="a", ids="1"),
-        c.Returned(queue="orders", subscription="a", ids="1"),
-        c.Purge(queue="orders", ids="1"),
-        c.Purge(queue="orders"),
-        c.Redrive(queue="orders", ids="1"),
-        c.Redrive(queue="orders"),
-    ],
-    ids=lambda command: type(command).__name__,
-)
+@pytest.mark.parametrize("command", [
+    *[kind(queue="orders", subscription="a", ids="1")
+      for kind in (c.Ack, c.Cancel, c.Reject, c.Renew, c.Returned)],
+    c.Purge(queue="orders", ids="1"), c.Purge(queue="orders"),
+    c.Redrive(queue="orders", ids="1"), c.Redrive(queue="orders"),
+], ids=lambda command: type(command).__name__)  # fmt: skip
 def test_L8_ids_of_another_home_mean_nothing_here(
     steps: Steps, command: c.Named, epoch: int
 ) -> None:
     steps.run([c.Begin(epoch=7), DEFINE, SUBSCRIBE], [("orders", b"x")])
-    values = {f: getattr(command, f) for f in command.__struct_fields__}
-    foreign = type(command)(**{**values, "epoch": epoch, "reply": REPLY})
-    (answer,) = of(Reply, steps.run([foreign]))
-    assert f"epoch: {epoch} – " in answer.error
-    assert "another home; this one has epoch 7:" in answer.error
-    look = of(Reply, steps.run([c.Describe(queue="orders", reply=REPLY)]))[0].result
-    assert (look["depth"], look["leased"], look["canceled"]) == (1, 1, 0)
+    error = steps.error(msgspec.structs.replace(command, epoch=epoch))
+    assert f"epoch: {epoch} – " in error
+    assert "another home; this one has epoch 7:" in error
+    seen = described(steps)
+    assert (seen["depth"], seen["leased"], seen["canceled"]) == (1, 1, 0)
     assert refused(steps) == {"other_home": 1}
-    own = type(command)(**{**values, "epoch": 7, "reply": REPLY})
-    assert of(Reply, steps.run([own]))[0].error is None
+    steps.ask(msgspec.structs.replace(command, epoch=7))
 
 
 def test_L8_an_answer_says_of_which_home_it_speaks(steps: Steps) -> None:

@@ -12,30 +12,27 @@ from lakequeue import Rejected
 from lakequeue.protocol import commands as c
 from lakequeue.protocol.outputs import Receipts
 from rules.harness import Bench
-from rules.steps import REPLY, Steps, define, described, replies
+from rules.steps import Steps, define, described, of, started
 
-ONE = {"producer": "p", "start": "one"}
-TWO = {"producer": "p", "start": "two", "reply": 1}
+ONE = {"start": "one"}
+TWO = {"start": "two", "reply": 1}
 
 
 def receipts(out: list[Any]) -> list[tuple[Any, ...]]:
     """Start, partition, runs, repeated, refused."""
     return [
         (r.start, r.partition, r.runs, r.repeated, [(s, why) for s, why, *_ in r.nacks])
-        for r in out
-        if isinstance(r, Receipts)
+        for r in of(Receipts, out)
     ]
 
 
 def message(seq: int, body: bytes = b"{}", **header: Any) -> tuple[Any, ...]:
-    return ("orders", body, {**header, "seq": seq})
+    return ("orders", body, {"producer": "p", **header, "seq": seq})
 
 
 @pytest.fixture
 def steps() -> Steps:
-    made = Steps()
-    made.run([define()])
-    return made
+    return started(define())
 
 
 def test_P1_a_start_goes_on_behind_the_last_sequence(steps: Steps) -> None:
@@ -43,7 +40,7 @@ def test_P1_a_start_goes_on_behind_the_last_sequence(steps: Steps) -> None:
     steps.restart()
     out = steps.run(publishes=[message(1, **TWO), message(2, **TWO)])
     assert receipts(out) == [("two", 1, [[3, 2, 3]], [], [])]
-    assert [o.base for o in out if isinstance(o, Receipts)] == [2]
+    assert [o.base for o in of(Receipts, out)] == [2]
 
 
 def test_P1_what_an_earlier_start_sends_behind_a_later_one_is_refused(steps: Steps) -> None:
@@ -64,7 +61,7 @@ def test_P1_what_was_missing_as_a_later_start_took_over_is_refused(steps: Steps)
     steps.run(publishes=[message(1, **ONE), message(3, **ONE)])
     out = steps.run(publishes=[message(1, **TWO), message(2, **ONE)])
     assert [r[4] for r in receipts(out)] == [[], [(2, "superseded")]]
-    assert [o.up_to for o in out if isinstance(o, Receipts)] == [4, 3]
+    assert [o.up_to for o in of(Receipts, out)] == [4, 3]
 
 
 def test_P1_one_that_skips_most_sequences_leaves_room_for_the_next_start(steps: Steps) -> None:
@@ -89,9 +86,9 @@ def test_P1_who_has_used_up_all_sequences_hears_what_to_do(steps: Steps) -> None
     last = (1 << 61) - 1
     steps.run(publishes=[message(last, **ONE)])
     steps.run(publishes=[message(last, **TWO)])
-    steps.run(publishes=[message(1, producer="p", start="three")])
-    out = steps.run(publishes=[message(seq, producer="p", start="three") for seq in (2, 3, 4)])
-    nacks = [nack for o in out if isinstance(o, Receipts) for nack in o.nacks]
+    steps.run(publishes=[message(1, start="three")])
+    out = steps.run(publishes=[message(seq, start="three") for seq in (2, 3, 4)])
+    nacks = [nack for o in of(Receipts, out) for nack in o.nacks]
     assert {(reason, "another producer_id" in why) for _, reason, _, why in nacks} == {
         ("malformed", True)
     }
@@ -99,13 +96,13 @@ def test_P1_who_has_used_up_all_sequences_hears_what_to_do(steps: Steps) -> None
 
 def test_P1_who_counts_by_itself_takes_over_from_nobody(steps: Steps) -> None:
     steps.run(publishes=[message(1, **ONE)])
-    out = steps.run(publishes=[message(seq, producer="p") for seq in (1, 2)])
+    out = steps.run(publishes=[message(seq) for seq in (1, 2)])
     assert receipts(out) == [("", 0, [[1, 2, 1]], [[1, 1]], [])]
     assert receipts(steps.run(publishes=[message(3, **ONE)])) == [("one", 0, [[3, 1, 3]], [], [])]
 
 
 def test_P1_a_receipt_for_a_repetition_says_so_also_within_one_step(steps: Steps) -> None:
-    out = steps.run(publishes=[message(seq, producer="p") for seq in (1, 2, 1)])
+    out = steps.run(publishes=[message(seq) for seq in (1, 2, 1)])
     assert receipts(out) == [("", 0, [[1, 2, 1]], [[1, 1]], [])]
 
 
@@ -116,19 +113,18 @@ def test_S1_a_start_is_answered_when_the_tables_have_its_messages(steps: Steps) 
     assert receipts(steps.run(publishes=[message(1, **wanted)])) == []
     out = steps.run([c.Tables(up_to={"default.publish/0": 1_000})])
     assert receipts(out) == [("two", 1, [[2, 1, 2]], [], [])]
-    assert [o.base for o in out if isinstance(o, Receipts)] == [1]
+    assert [o.base for o in of(Receipts, out)] == [1]
 
 
-WHAT = ["start", "send", "lose", "again", "step"]
+WHAT = st.sampled_from(["start", "send", "lose", "again", "step"])
 
 
-@given(st.lists(st.tuples(st.sampled_from(WHAT), st.integers(0, 2))))
+@given(st.lists(st.tuples(WHAT, st.integers(0, 2))))
 def test_P1_no_receipt_names_a_message_of_another_start(actions: list[tuple[str, int]]) -> None:
     """Three programs with one name that start, send, lose and send again when they like: a receipt
     names the message that its start has sent, and each that is not refused is stored once."""
-    steps = Steps()
-    steps.run([define()])
-    started = 0
+    steps = started(define())
+    starts = 0
     names = [""] * 3
     sent: dict[tuple[str, int], bytes] = {}
     told: dict[tuple[str, int], int] = {}
@@ -138,22 +134,17 @@ def test_P1_no_receipt_names_a_message_of_another_start(actions: list[tuple[str,
 
     def send(name: str, seq: int, lost: bool = False) -> None:
         body = sent.setdefault((name, seq), f'"{name}/{seq}"'.encode())
-        reply = names.index(name)
-        if lost:
-            return
-        came.add((name, seq))
-        batch.append(message(seq, body, producer="p", start=name, reply=reply))
+        if not lost:
+            came.add((name, seq))
+            batch.append(message(seq, body, start=name, reply=names.index(name)))
 
     def run() -> None:
-        for said in steps.run(publishes=batch):
-            if not isinstance(said, Receipts):
-                continue
+        for said in of(Receipts, steps.run(publishes=batch)):
             refused.update((said.start, seq - said.base) for seq, *_ in said.nacks)
             for first, count, number in said.runs:
                 for n in range(count):
-                    assert told.setdefault((said.start, first + n - said.base), number + n) == (
-                        number + n
-                    )
+                    own = said.start, first + n - said.base
+                    assert told.setdefault(own, number + n) == number + n
         batch.clear()
 
     for what, who in actions:
@@ -161,16 +152,16 @@ def test_P1_no_receipt_names_a_message_of_another_start(actions: list[tuple[str,
         if what == "step":
             run()
         elif what == "start":
-            started += 1
-            names[who] = f"s{started}"
+            starts += 1
+            names[who] = f"s{starts}"
         elif names[who] and what != "again":
             send(names[who], len(mine) + 1, lost=what == "lose")
         elif names[who]:
             for seq in mine[-3:]:
                 send(names[who], seq)
     run()
-    (answer,) = replies(steps.run([c.Browse(queue="orders", limit=1000, reply=REPLY)]))
-    stored = {int(m["id"]): m["payload"] for m in answer.result}
+    rows = steps.ask(c.Browse(queue="orders", limit=1000))
+    stored = {int(m["id"]): m["payload"] for m in rows}
     assert {key: stored[number] for key, number in told.items()} == {k: sent[k] for k in told}
     assert told.keys() | refused == came
     assert len(stored) == len(told)
@@ -180,7 +171,6 @@ def test_P1_no_receipt_names_a_message_of_another_start(actions: list[tuple[str,
 
 
 def test_P1_the_next_start_of_a_program_loses_nothing(bench: Bench) -> None:
-    bench.define()
     first = bench.connection.producer(producer_id="app")
     assert [first.send("orders", b'"a"').sequence, first.send("orders", b'"b"').sequence] == [1, 2]
     again = bench.connection.producer(producer_id="app")
@@ -190,7 +180,6 @@ def test_P1_the_next_start_of_a_program_loses_nothing(bench: Bench) -> None:
 
 
 def test_P1_the_later_of_two_takes_over_and_the_earlier_hears_it(bench: Bench) -> None:
-    bench.define()
     one, two = (bench.connection.producer(producer_id="x") for _ in range(2))
     assert one.send("orders", b'"e"').message_id == "1"
     assert two.send("orders", b'"f"').message_id == "2"
@@ -202,7 +191,6 @@ def test_P1_the_later_of_two_takes_over_and_the_earlier_hears_it(bench: Bench) -
 
 
 def test_P1_a_receipt_for_a_duplicate_says_so(bench: Bench) -> None:
-    bench.define()
     for duplicate in (False, True):
         producer = bench.connection.producer(producer_id="p", first_sequence=1)
         receipt = producer.send("orders", b"{}")

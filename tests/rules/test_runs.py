@@ -12,8 +12,6 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from lakequeue.definitions import parse_configuration
-from lakequeue.definitions.configuration import configure_commands
 from lakequeue.protocol import commands as c
 from lakequeue.protocol.journal import Journal
 from lakequeue.protocol.messages import (
@@ -24,136 +22,95 @@ from lakequeue.protocol.messages import (
     encode_publish_header,
     encode_run,
 )
-from lakequeue.state import Batch, Broker, DictStore, Home, Limits, check, step
+from lakequeue.state import Batch
 from lakequeue.state.phases import admission
 from lakequeue.state.phases.admission import Admission
 
 from .harness import Bench, drain
+from .steps import NOW, Steps, define, of, subscribe
 
-NOW = 1_700_000_000_000
 TOPIC = "default.publish"
+Sent = tuple[PublishHeader, list[bytes], bytes | None, str | None]  # key, headers: if one message
 
 
-def configuration(*queues: dict[str, Any], **others: Any) -> Any:
-    return parse_configuration(
-        {"queues": [{"message_type": "json", **queue} for queue in queues], **others}
-    )
+class Engine(Steps):
+    """at_once: whether it may take messages of a run together."""
 
-
-class Engine:
-    """Steps of a broker, fed with records as they come from Kafka."""
-
-    def __init__(self, definitions: Any) -> None:
-        self.broker = Broker.load(DictStore(), Home("default"), Limits())
+    def __init__(self, at_once: bool, *commands: c.Command) -> None:
+        super().__init__()
+        self.at_once = at_once
+        self.run([*commands])
         self.outputs: list[Any] = []
-        first = Records()
-        for at, (vpn, text) in enumerate(configure_commands(definitions)):
-            add(first, "broker-0.instructions", at, text, None, vpn.encode())
-        self.step(Batch(commands=first))
-        self.outputs.clear()
 
-    def step(self, batch: Batch, at_once: bool = True) -> None:
+    def step_alone(self, batch: Batch) -> list[Any]:
         with pytest.MonkeyPatch.context() as patch:
-            if not at_once:
+            if not self.at_once:
                 patch.setattr(Admission, "_check_together", lambda *_: None)
                 patch.setattr(admission, "alike", lambda records, at, header: at + 1)
-            self.outputs += step(self.broker, batch, NOW)
-        check(self.broker)
+            return super().step_alone(batch)
 
-    def pages(self) -> dict[str, bytes]:
-        self.broker.mark()
-        pages: dict[str, bytes] = self.broker.store.pages  # type: ignore[attr-defined]
-        return pages
+    def take(self, records: Records) -> None:
+        self.outputs += self.step(Batch(publishes=records))
+
+    def rows(self) -> list[dict[str, Any]]:
+        return [row for o in of(Journal, self.outputs) for row in o.rows()]
 
     def said(self) -> list[Any]:
         """All outputs; the journals as rows without a message's place in Kafka."""
-        return [
-            [{k: v for k, v in row.items() if k not in ("offset", "item")} for row in o.rows()]
-            if isinstance(o, Journal) else o
-            for o in self.outputs
-        ]  # fmt: skip
-
-    def rows(self) -> list[dict[str, Any]]:
-        return [row for o in self.outputs if isinstance(o, Journal) for row in o.rows()]
+        rows = [{k: v for k, v in r.items() if k not in ("offset", "item")} for r in self.rows()]
+        return [rows, *(o for o in self.outputs if not isinstance(o, Journal))]
 
 
 def add(
-    records: Records, topic: str, offset: int, value: bytes | None, meta: bytes | None,
-    key: bytes | None = None, headers: str | None = None,
+    records: Records, value: bytes | None, meta: bytes | None, key: bytes | None = None,
+    headers: str | None = None,
 ) -> None:  # fmt: skip
-    values = (topic, 0, offset, NOW - 5, key, value, meta, headers)
+    values = (TOPIC, 0, len(records), NOW - 5, key, value, meta, headers)
     for name, one in zip(Records.__struct_fields__, values, strict=True):
         getattr(records, name).append(one)
-
-
-Sent = tuple[PublishHeader, list[bytes], bytes | None, str | None]  # key, headers: if one message
 
 
 def changed(header: PublishHeader, **changes: Any) -> bytes:
     return encode_publish_header(msgspec.structs.replace(header, **changes))
 
 
-def as_runs(sent: list[Sent]) -> Records:
-    records = Records()
-    for at, (header, run, key, own) in enumerate(sent):
-        if len(run) == 1:
-            add(records, TOPIC, at, run[0], changed(header), key, own)
-        else:
-            add(records, TOPIC, at, encode_run(run), changed(header, count=len(run)))
-    return records
-
-
-def one_by_one(sent: list[Sent]) -> Records:
+def records_of(sent: list[Sent], one_by_one: bool) -> Records:
     records = Records()
     for header, run, key, own in sent:
+        if len(run) > 1 and not one_by_one:
+            add(records, encode_run(run), changed(header, count=len(run)))
+            continue
         for n, payload in enumerate(run):
             seq = header.seq + n if header.producer else header.seq
-            extra = (key, own) if len(run) == 1 else (None, None)
-            add(records, TOPIC, len(records), payload, changed(header, seq=seq), *extra)
+            add(records, payload, changed(header, seq=seq), *(() if len(run) > 1 else (key, own)))
     return records
 
 
-def check_both(
-    definitions: Any, steps: list[list[Sent]], *others: c.Command
-) -> tuple[Engine, Engine]:
+def check_both(commands: list[c.Command], *steps: list[Sent]) -> Engine:
     """Engines that got the same messages, in runs and one by one; compared after each step."""
-    runs, singles = Engine(definitions), Engine(definitions)
-    asked = Records()
-    for at, command in enumerate(others):
-        add(asked, "default.commands", 1000 + at, c.encode_command(command), None)
-    for engine in (runs, singles):
-        engine.step(Batch(commands=asked))
+    runs, singles = Engine(True, *commands), Engine(False, *commands)
     for sent in steps:
-        runs.step(Batch(publishes=as_runs(sent)))
-        singles.step(Batch(publishes=one_by_one(sent)), at_once=False)
+        runs.take(records_of(sent, one_by_one=False))
+        singles.take(records_of(sent, one_by_one=True))
         assert runs.said() == singles.said()
-        assert runs.pages() == singles.pages()
-    return runs, singles
+        assert runs.marked() == singles.marked()
+    return runs
 
 
-SUBSCRIBED = c.Subscribe(
-    queue="orders", subscription="s1", inbox=c.Inbox(topic="default.deliveries"), max_backlog=5
-)
+SUBSCRIBED = subscribe("s1", 5)
 EARLY = c.Ack(queue="orders", subscription="s1", ids="2-4")
+COPIES = {"name": "copies", "underlying_topic": "orders"}
 QUEUES: list[list[dict[str, Any]]] = [
-    [{"name": "orders"}],
-    [{"name": "orders"}, {"name": "copies", "underlying_topic": "orders"}],
-    [{"name": "orders"}, {"name": "copies", "underlying_topic": "orders", "filter": "/n > 3"}],
-    [{"name": "orders", "filter": "/n > 4"}],
-    [{"name": "orders", "priority": "/n"}],
-    [{"name": "orders", "partition_key": "/n"}],
-    [{"name": "orders", "expiration": "2s", "on_invalid": "nack"}],
-    [{"name": "orders", "barrier_expression": "/n = 7"}],
-    [{"name": "orders", "max_spool_messages": 5}],
-    [{"name": "orders", "max_spool_usage": 60}],
-    [{"name": "orders", "max_spool_usage": 0}],
-    [{"name": "orders", "max_spool_usage": 60, "reject_msg_to_sender_on_discard": "never"}],
-    [{"name": "orders", "max_message_size": 8}],
-    [{"name": "orders", "reject_low_priority_msg_limit": 4}],
-    [{"name": "orders", "max_per_subscription_backlog": 9, "max_backlog": 9}],
-    [{"name": "orders"}, {"name": "copies", "underlying_topic": "orders", "max_spool_usage": 50}],
-]
-VPNS: list[dict[str, Any]] = [{}, {}, {"vpns": {"default": {"max_spool_usage": 70}}}]
+    [{}], [{}, COPIES], [{}, {**COPIES, "filter": "/n > 3"}], [{"filter": "/n > 4"}],
+    [{"priority": "/n"}], [{"partition_key": "/n"}], [{"expiration": "2s", "on_invalid": "nack"}],
+    [{"barrier_expression": "/n = 7"}], [{"max_spool_messages": 5}], [{"max_spool_usage": 60}],
+    [{"max_spool_usage": 0}],
+    [{"max_spool_usage": 60, "reject_msg_to_sender_on_discard": "never"}],
+    [{"max_message_size": 8}], [{"reject_low_priority_msg_limit": 4}],
+    [{"max_per_subscription_backlog": 9, "max_backlog": 9}],
+    [{}, {**COPIES, "max_spool_usage": 50}],
+]  # fmt: skip
+VPNS = [c.Configure(), c.Configure(), c.Configure(vpns={"default": {"max_spool_usage": 70}})]
 
 
 def messages() -> st.SearchStrategy[Sent]:
@@ -188,21 +145,15 @@ def messages() -> st.SearchStrategy[Sent]:
 def test_P1_S3_a_run_is_its_messages_one_by_one(
     queues: list[dict[str, Any]], vpns: Any, steps: list[list[Sent]], others: tuple[Any, ...]
 ) -> None:
-    check_both(configuration(*queues, **vpns), steps, *others)
+    check_both([vpns, *[define(**keys) for keys in queues], *others], *steps)
 
 
-def sent_in_order(count: int, size: int, **changes: Any) -> list[Sent]:
+def in_order(count: int, size: int, **changes: Any) -> list[Sent]:
     """Runs of one producer without gaps: what our client sends."""
     header = PublishHeader(to="orders", producer="p", **changes)
-    return [
-        (
-            msgspec.structs.replace(header, seq=1 + at * size),
-            [b'{"n": %d}' % n for n in range(size)],
-            None,
-            None,
-        )
-        for at in range(count)
-    ]
+    bodies = [b'{"n": %d}' % n for n in range(size)]
+    headers = [msgspec.structs.replace(header, seq=1 + at * size) for at in range(count)]
+    return [(header, bodies, None, None) for header in headers]
 
 
 @pytest.mark.parametrize("queues", QUEUES, ids=lambda q: " ".join(sorted(q[-1])))
@@ -210,26 +161,22 @@ def sent_in_order(count: int, size: int, **changes: Any) -> list[Sent]:
 def test_P1_runs_as_our_client_sends_them(
     queues: list[dict[str, Any]], others: tuple[Any, ...]
 ) -> None:
-    sent = sent_in_order(6, 8, ttl_ms=9000)
-    check_both(configuration(*queues), [sent[:2], sent[1:4], sent[4:]], *others)
+    sent = in_order(6, 8, ttl_ms=9000)
+    check_both([*[define(**keys) for keys in queues], *others], sent[:2], sent[1:4], sent[4:])
 
 
 def test_P1_deferred_acks_meet_the_messages_of_a_run() -> None:
     """L9: what is acknowledged before it came is never delivered, also from within a run."""
-    engine, _ = check_both(
-        configuration({"name": "orders"}), [sent_in_order(1, 8)], SUBSCRIBED, EARLY
-    )
-    events = [(row["event"], row["message_id"]) for row in engine.rows()]
-    assert {number for event, number in events if event == "acknowledged"} == {"2", "3", "4"}
+    engine = check_both([define(), SUBSCRIBED, EARLY], in_order(1, 8))
+    acknowledged = {r["message_id"] for r in engine.rows() if r["event"] == "acknowledged"}
+    assert acknowledged == {"2", "3", "4"}
 
 
 def test_R1_the_journal_says_which_message_of_which_record() -> None:
-    engine, _ = check_both(configuration({"name": "orders"}), [sent_in_order(2, 3)])
+    engine = check_both([define()], in_order(2, 3))
     places = [(r["offset"], r["item"]) for r in engine.rows() if r["event"] == "spooled"]
     assert places == [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2)]
-    engine, _ = check_both(
-        configuration({"name": "orders", "filter": "/n > 0"}), [sent_in_order(1, 3)]
-    )
+    engine = check_both([define(filter="/n > 0")], in_order(1, 3))
     assert [(r["event"], r["item"]) for r in engine.rows()] == [
         ("rejected", 0), ("spooled", 1), ("spooled", 2)
     ]  # fmt: skip
@@ -307,21 +254,14 @@ def test_a_plain_producer_can_send_a_run_to_an_underlying_topic(bench: Bench) ->
     assert [m.payload for m in drain(bench.consumer())] == [b"{}", b"[]"]
 
 
-@pytest.mark.parametrize(
-    "second",
-    [
-        b'{"to":"orders","producer":"p","seq":2}',
-        b'{"to": "orders", "producer": "p", "seq": 2}',
-        b'{"seq":2,"to":"orders","producer":"p"}',
-        b'{"to":"orders","producer":"p","seq":7,"seq":2}',
-        b'{"to":"orders","producer":"p","seq":2,"s\\u0065q":3}',
-        b'{"to":"orders","producer":"p","seq":2.0}',
-        b'{"to":"orders","producer":"p","seq":20e-1}',
-        b'{"to":"orders","producer":"p","seq":2,"priority":9}',
-        b'{"to":"orders","producer":"p","seq":2',
-        b'{"to":"more","producer":"p","seq":2}',
-    ],
-)
+@pytest.mark.parametrize("second", [
+    b'{"to":"orders","producer":"p","seq":2}', b'{"to": "orders", "producer": "p", "seq": 2}',
+    b'{"seq":2,"to":"orders","producer":"p"}', b'{"to":"orders","producer":"p","seq":7,"seq":2}',
+    b'{"to":"orders","producer":"p","seq":2,"s\\u0065q":3}',
+    b'{"to":"orders","producer":"p","seq":2.0}', b'{"to":"orders","producer":"p","seq":20e-1}',
+    b'{"to":"orders","producer":"p","seq":2,"priority":9}',
+    b'{"to":"orders","producer":"p","seq":2', b'{"to":"more","producer":"p","seq":2}',
+])  # fmt: skip
 @pytest.mark.parametrize("first", [b"", b',"seq":1', b',"s\\u0065q":1', b',"priority":9'])
 def test_P1_records_are_joined_by_what_their_headers_say_not_by_how(
     first: bytes, second: bytes
@@ -330,14 +270,11 @@ def test_P1_records_are_joined_by_what_their_headers_say_not_by_how(
         b'{"to":"orders","producer":"p","seq":1%s}' % first, second,
         second.replace(b"2", b"3"), second.replace(b"2", b"4"),
     ]  # fmt: skip
-    engines = []
-    for at_once in (True, False):
-        engine = Engine(configuration({"name": "orders"}, {"name": "more"}))
+    joined, single = (Engine(at_once, define(), define("more")) for at_once in (True, False))
+    for engine in (joined, single):
         records = Records()
         for at, meta in enumerate(metas):
-            add(records, TOPIC, at, b"%d" % at, meta)
-        engine.step(Batch(publishes=records), at_once)
-        engines.append(engine)
-    joined, single = engines
-    assert joined.pages() == single.pages()
+            add(records, b"%d" % at, meta)
+        engine.take(records)
+    assert joined.marked() == single.marked()
     assert joined.said() == single.said()

@@ -6,7 +6,8 @@ import pytest
 from lakequeue.protocol import topics, wire
 from lakequeue.protocol.journal import Journal, JournalSegment
 from lakequeue.protocol.mesh_messages import Heard
-from lakequeue.protocol.outputs import Deliveries, MeshRecord, Receipts, RejectedRecord, Reply
+from lakequeue.protocol.outputs import MeshRecord, Receipts, RejectedRecord, Reply
+from rules.steps import delivery
 
 KAFKA_MAX = 12_000_000
 
@@ -34,12 +35,7 @@ def test_P3_many_refusals_are_told_in_several_records() -> None:
 @pytest.mark.parametrize("where", ["headers", "keys", "payloads"])
 def test_C6_a_batch_is_cut_by_all_that_is_in_it(where: str) -> None:
     n, large = 40, b"x" * 100_000
-    columns = {"payloads": [b""] * n, "keys": [None] * n, "headers": [None] * n, where: [large] * n}
-    delivery = Deliveries(
-        "q", "s", "default.deliveries", 0, "batch", 0, ids=list(range(n)), numbers=list(range(n)),
-        counts=[1] * n, priorities=[4] * n, expires=[0] * n, times=[0] * n, **columns,
-    )  # fmt: skip
-    records = list(wire.encode([delivery]))
+    records = list(wire.encode([delivery([*range(n)], **{where: [large] * n})]))
     assert len(records) == 8
     assert [i for r in records for i in wire.decode_batch(r.value or b"").ids] == list(range(n))
 
@@ -79,11 +75,7 @@ def test_a_publisher_does_not_speak_as_the_engine() -> None:
     said = [("lq-id", b"9"), ("lq-framing", b"reply"), ("lq-dead-time", b"soon"), ("k", b"v"),
             ("lq-replay-of", b"3")]  # fmt: skip
     headers = (wire.headers_json(said) or "").encode()
-    delivery = Deliveries(
-        "q", "s", "default.deliveries", 0, "single", 0, ids=[1], numbers=[1], counts=[1],
-        priorities=[4], expires=[0], times=[0], payloads=[b"x"], keys=[None], headers=[headers],
-    )  # fmt: skip
-    (record,) = wire.encode([delivery])
+    (record,) = wire.encode([delivery([1], "single", headers=[headers])])
     sent = wire.headers_list(record.headers)
     assert [value for name, value in sent if name == "lq-id"] == [b"1"]
     assert not {"lq-framing", "lq-dead-time"} & {name for name, _ in sent}
