@@ -148,9 +148,8 @@ def define(name: str = "orders", **keys: Any) -> c.Define:
 
 
 def subscribe(subscription: str, backlog: int = 100, queue: str = "orders", **keys: Any) -> Any:
-    return c.Subscribe(
-        queue=queue, subscription=subscription, inbox=INBOX, max_backlog=backlog, **keys
-    )
+    given = {"inbox": INBOX, "max_backlog": backlog, **keys}
+    return c.Subscribe(queue=queue, subscription=subscription, **given)
 
 
 def delivered(outputs: list[Any], subscription: str = "") -> list[int]:

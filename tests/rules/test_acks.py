@@ -7,7 +7,11 @@ import pytest
 from lakequeue.protocol import commands as c
 from lakequeue.state import Limits
 from rules.harness import Bench, drain
-from rules.steps import Steps, define, described, subscribe
+from rules.steps import WIDE, define, described, started, subscribe
+
+
+def bind(bench: Bench, name: str) -> None:
+    bench.connection.request(subscribe(name, 1, session="mine"))
 
 
 @pytest.mark.parametrize("sign", ["a heartbeat", "one more consumer"])
@@ -15,22 +19,14 @@ def test_C3_a_timeout_that_is_shortened_counts_from_the_next_sign_of_life(
     bench: Bench, sign: str
 ) -> None:
     """Not from when the session would have been lost before."""
-
-    def bind(name: str) -> None:
-        inbox = c.Inbox("default.deliveries")
-        bench.connection.request(
-            c.Subscribe(queue="orders", subscription=name, session="mine", inbox=inbox)
-        )
-
-    bind("a")
+    bind(bench, "a")
     bench.send()
     assert bench.seen()["leased"] == 1
-    shorter = c.Configure(system={"heartbeat_timeout": "1s"})
-    bench.engine.instruct("default", c.encode_command(shorter))
+    bench.instruct(c.Configure(system={"heartbeat_timeout": "1s"}))
     if sign == "a heartbeat":
         bench.connection.command(c.Heartbeat(session="mine"))
     else:
-        bind("b")
+        bind(bench, "b")
     bench.advance("1001ms")
     assert (bench.seen()["leased"], bench.seen()["consumers"]) == (0, [])
 
@@ -41,21 +37,17 @@ def test_C3_a_consumer_whose_ack_kafka_lost_is_not_blocked_by_its_message(
 ) -> None:
     """The engine knows only that commands are lost. The next heartbeat tells its client that the
     session is over."""
-    inbox = c.Inbox("default.deliveries")
-    bench.connection.request(
-        c.Subscribe(queue="orders", subscription="a", session="mine", inbox=inbox)
-    )
+    bind(bench, "a")
     sent = [bench.send() for _ in range(2)]
 
-    def lost(topic: str, reader: str) -> None:
-        told = c.RecordsLost(topic=topic, records=1, reader=reader, event=event)
-        bench.engine.instruct("default", c.encode_command(told))
+    for topic, reader, leased in (
+        ("default.publish", "engine", 1),
+        ("default.commands", "tables", 1),
+        ("default.commands", "engine", 0),
+    ):
+        bench.instruct(c.RecordsLost(topic=topic, records=1, reader=reader, event=event))
         bench.advance("1s")
-
-    for topic, reader in (("default.publish", "engine"), ("default.commands", "tables")):
-        lost(topic, reader)
-        assert bench.seen()["leased"] == 1
-    lost("default.commands", "engine")
+        assert bench.seen()["leased"] == leased
     assert bench.connection.request(c.Heartbeat(session="mine")) is False
     with bench.consumer(backlog=2) as after:
         assert [(m.id, m.redelivered) for m in drain(after)] == [(sent[0], True), (sent[1], False)]
@@ -64,18 +56,12 @@ def test_C3_a_consumer_whose_ack_kafka_lost_is_not_blocked_by_its_message(
 def test_C4_the_iterator_hands_over_what_is_there(bench: Bench) -> None:
     consumer = bench.consumer(ack_mode="auto")
     sent = [bench.send({"n": n}) for n in range(3)]
-    got = []
-    for message in consumer:
-        got.append(message.id)
-        if len(got) == 3:
-            break
-    assert got == sent
+    assert [message.id for message, _ in zip(consumer, range(3), strict=False)] == sent
 
 
 def test_L9_one_ack_of_very_many_ids_does_not_become_many() -> None:
     """Every other id goes to another queue, and what is left of the range would be cut and cut."""
-    steps = Steps(limits=Limits(early_acks=3))
-    steps.run([define(), define("more"), subscribe("a")])
+    steps = started(define(), define("more"), subscribe("a"), limits=Limits(early_acks=3))
     steps.run([c.Ack(queue="orders", subscription="a", ids=f"1-{10**12}")])
     steps.run(publishes=[(name, b"{}") for name in ("orders", "more") * 20])
     seen = described(steps)
@@ -85,8 +71,7 @@ def test_L9_one_ack_of_very_many_ids_does_not_become_many() -> None:
 
 def test_L9_an_ack_whose_time_is_over_as_the_message_comes_does_not_count() -> None:
     """Also where that is the first step since."""
-    steps = Steps()
-    steps.run([define(deferred_ack_expiration="10s"), subscribe("a")])
+    steps = started(define(deferred_ack_expiration="10s"), subscribe("a"))
     steps.run([c.Ack(queue="orders", subscription="a", ids="1")])
     steps.now += 10_000
     steps.run(publishes=[("orders", b"{}")])
@@ -94,8 +79,7 @@ def test_L9_an_ack_whose_time_is_over_as_the_message_comes_does_not_count() -> N
 
 
 def test_L9_a_message_is_looked_up_among_many_early_acks_at_once() -> None:
-    steps = Steps(checked=False)
-    steps.run([define(max_per_subscription_backlog=5_000), subscribe("a", 5_000)])
+    steps = started(define(**WIDE), subscribe("a", 5_000), checked=False)
     ids = ",".join(str(n) for n in range(50_001, 70_001, 2))
     steps.run([c.Ack(queue="orders", subscription="a", ids=ids)])
     begun = time.process_time()

@@ -1,6 +1,5 @@
 """A home's epoch: commands of an earlier home on the same Kafka are not for this one (S1, L8)."""
 
-
 import lakequeue
 import msgspec
 import pytest

@@ -1,39 +1,44 @@
 """A client that floods its VPN: what is kept of it has an end, what is refused is counted, and
-another VPN's messages go on. Limits are small here; `bench flood` does it with a million."""
+another VPN's messages go on. Commands that change nothing are told of, by partition: the reader
+lets a flood of them wait. Limits are small here; `bench flood` does it with a million."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from lakequeue.protocol import commands as c
+from lakequeue.protocol.outputs import InVain
 from lakequeue.state import Batch, Limits
-from rules.steps import INBOX, REPLY, Steps, define, delivered, described, replies, subscribe
+from rules.steps import INBOX, Steps, define, delivered, described, of, started, subscribe
 
 MANY = 400
 LIMITS = Limits(early_acks=20, subscriptions=20, events=50, ignored_acks=20, queues=20)
 
 
-def floods(turn: int) -> dict[str, Iterator[c.Command | bytes]]:
-    """By kind, as many as one likes, each with names or ids of its own."""
+def floods(turn: int) -> dict[str, list[c.Command | bytes]]:
+    """By kind, many, each with names or ids of its own."""
     names = [f"{turn}-{n}" for n in range(MANY)]
     first = 10**6 * (turn + 1)
     ids = [str(first + 2 * n) for n in range(MANY)]
+    forged = c.encode_command(c.Configure(system={}))
     return {
-        "garbage": (b"{%d" % n for n in range(MANY)),
-        "unknown commands": (f'{{"command":"{name}"}}'.encode() for name in names),
-        "forged": (c.Configure(system={}) for _ in names),
-        "acks of unknown ids": (c.Ack(queue="orders", ids=one) for one in ids),
-        "acks in no queue": (c.Ack(queue=name, ids="1") for name in names),
-        "heartbeats of sessions": (c.Heartbeat(session=name) for name in names),
-        "ends of sessions": (c.Bye(session=name) for name in names),
-        "subscriptions": (subscribe(name, session="one") for name in names),
-        "sessions": (subscribe(f"s{name}", session=name) for name in names),
-        "queues": (define(name) for name in names),
-        "backlogs": (c.SetBacklog(queue="orders", subscription=n, max_backlog=1) for n in names),
-        "arrivals": (c.TransportAck(queue="orders", subscription=n, received=9) for n in names),
+        "garbage": [b"{%d" % n for n in range(MANY)],
+        "unknown commands": [f'{{"command":"{name}"}}'.encode() for name in names],
+        "forged": [forged for _ in names],
+        "acks of unknown ids": [c.Ack(queue="orders", ids=one) for one in ids],
+        "acks in no queue": [c.Ack(queue=name, ids="1") for name in names],
+        "heartbeats of sessions": [c.Heartbeat(session=name) for name in names],
+        "ends of sessions": [c.Bye(session=name) for name in names],
+        "subscriptions": [subscribe(name, session="one") for name in names],
+        "sessions": [subscribe(f"s{name}", session=name) for name in names],
+        "queues": [define(name) for name in names],
+        "backlogs": [c.SetBacklog(queue="orders", subscription=n, max_backlog=1) for n in names],
+        "arrivals": [c.TransportAck(queue="orders", subscription=n, received=9) for n in names],
     }
+
+
+KINDS = list(floods(0))
 
 
 def stored(steps: Steps) -> int:
@@ -41,59 +46,51 @@ def stored(steps: Steps) -> int:
 
 
 def flood(kind: str, steps: Steps, turn: int) -> None:
-    values = list(floods(turn)[kind])
-    if kind == "forged":
-        values = [c.encode_command(value) for value in values]
+    values = floods(turn)[kind]
     for start in range(0, MANY, 100):
         steps.run(values[start : start + 100])
 
 
-@pytest.mark.parametrize("kind", list(floods(0)))
+@pytest.mark.parametrize("kind", KINDS)
 def test_what_is_kept_of_a_flood_has_an_end(kind: str) -> None:
-    steps = Steps(limits=LIMITS, checked=False)
-    steps.run([define()])
+    steps = started(define(), limits=LIMITS, checked=False)
     flood(kind, steps, 0)
     flood(kind, steps, 1)
     before = stored(steps)
     for turn in range(2, 6):
         flood(kind, steps, turn)
     assert stored(steps) < before + 10_000  # 1,600 more were said
-    (usage,) = replies(steps.run([c.Usage(reply=REPLY)]))
-    told = usage.result["vpn"]["refused"]
     if kind in ("garbage", "unknown commands", "forged"):
-        assert told["malformed"] == 6 * MANY
-    (answer,) = replies(steps.run([c.Events(reply=REPLY)]))
-    assert len(answer.result) <= 50
+        assert steps.ask(c.Usage())["vpn"]["refused"]["malformed"] == 6 * MANY
+    assert len(steps.events()) <= 50
     steps.run([], [("orders", b"{}")])
     assert described(steps)["depth"] == 1
 
 
-def test_what_does_not_fit_is_refused_with_a_sentence() -> None:
-    steps = Steps(limits=LIMITS)
-    steps.run([define()])
-    for kind, what in {
-        "subscriptions": "has 20 subscriptions, at most 20", "queues": "has 20 queues, at most 20",
-    }.items():  # fmt: skip
-        flood(kind, steps, 0)
-        (answer,) = replies(steps.run([c.Events(reply=REPLY)]))
-        assert what in answer.result[-1]["why"]
+@pytest.mark.parametrize("kind", ["subscriptions", "queues"])
+def test_what_does_not_fit_is_refused_with_a_sentence(kind: str) -> None:
+    steps = started(define(), limits=LIMITS)
+    flood(kind, steps, 0)
+    assert f"has 20 {kind}, at most 20" in steps.events()[-1]["why"]
+
+
+def test_a_deleted_queue_leaves_room_for_one() -> None:
+    steps = started(define(), limits=LIMITS)
+    flood("queues", steps, 0)
     steps.run([c.Delete(queue="0-5")])
     flood("queues", steps, 1)
-    (answer,) = replies(steps.run([c.Queues(reply=REPLY)]))
-    assert len(answer.result) == 20
+    assert len(steps.ask(c.Queues())) == 20
 
 
 def test_acks_that_were_not_kept_are_counted() -> None:
-    steps = Steps(limits=LIMITS)
-    steps.run([define()])
+    steps = started(define(), limits=LIMITS)
     flood("acks of unknown ids", steps, 0)
     assert described(steps)["counters"]["ack_ignored"] == MANY - 20
 
 
 def test_who_left_leaves_nothing() -> None:
     """Names that are used once and never again."""
-    steps = Steps(limits=LIMITS, checked=False)
-    steps.run([define()])
+    steps = started(define(), limits=LIMITS, checked=False)
     sizes = []
     for turn in range(6):
         for n in range(MANY // 10):
@@ -105,13 +102,9 @@ def test_who_left_leaves_nothing() -> None:
 
 def test_another_vpn_goes_on_beside_a_flood() -> None:
     """In one step with it: what comes by another topic is taken, whatever the first holds."""
-    steps = Steps(limits=LIMITS)
-    steps.run([define()])
-    own: list[Any] = [
-        define(), c.Subscribe(queue="orders", subscription="w", inbox=c.Inbox("west.deliveries"),
-                              max_backlog=9),
-    ]  # fmt: skip
-    west = steps.command_records(own)
+    steps = started(define(), limits=LIMITS)
+    own = subscribe("w", 9, inbox=c.Inbox("west.deliveries"))
+    west = steps.command_records([define(), own])
     west.topics[:] = ["west.commands"] * len(west)
     steps.step(Batch(west))
     commands = steps.command_records(
@@ -122,3 +115,49 @@ def test_another_vpn_goes_on_beside_a_flood() -> None:
     out = steps.step(Batch(commands, publishes))
     assert len(delivered(out, "w")) == 1
     assert INBOX.topic not in {getattr(o, "topic", "") for o in out if hasattr(o, "subscription")}
+
+
+# ---------------------------------------------------------------- commands in vain
+
+
+def in_vain(outputs: list[Any]) -> int:
+    found = of(InVain, outputs)
+    assert all((o.topic, o.partition) == ("default.commands", 0) for o in found)
+    return sum(o.count for o in found)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_of_a_flood_is_in_vain_but_for_what_there_is_room_for(kind: str) -> None:
+    steps = started(define(), limits=LIMITS, checked=False)
+    kept = {"subscriptions": 20, "sessions": 20, "queues": 19}.get(kind, 0)
+    assert in_vain(steps.run(floods(0)[kind])) == MANY - kept
+
+
+MINE = {"queue": "orders", "subscription": "w"}
+
+
+def test_what_clients_say_in_a_messages_life_is_not() -> None:
+    steps = Steps()
+    out = steps.run([define(max_per_subscription_backlog=9), subscribe("w", session="s")])
+    out += steps.run([c.Heartbeat(session="s")], [("orders", b"%d" % n) for n in range(4)])
+    first, second, third, fourth = (str(one) for one in delivered(out, "w"))
+    out += steps.run([c.Ack(ids=first, **MINE), c.Renew(ids=second, **MINE)])
+    out += steps.run([c.Cancel(ids=second, **MINE), c.SetBacklog(max_backlog=3, **MINE)])
+    out += steps.run([c.Reject(ids=third, **MINE), c.Returned(ids=fourth, **MINE)])
+    out += steps.run([c.Unsubscribe(**MINE)])
+    assert in_vain(out) == 0
+
+
+@pytest.mark.parametrize("kind", [c.Ack, c.Cancel, c.Reject, c.Renew, c.Returned])
+def test_what_settles_nothing_is(kind: Any) -> None:
+    steps = started(define(), subscribe("w", session="s"))
+    assert delivered(steps.run(publishes=[("orders", b"1")]), "w") == [1]
+    steps.run([c.Ack(ids="1", **MINE)])
+    assert in_vain(steps.run([kind(ids="1", **MINE)])) == 1
+
+
+def test_an_ack_that_needs_several_steps_is_not() -> None:
+    queue = define(max_per_subscription_backlog=100)
+    steps = started(queue, subscribe("w", session="s"), limits=Limits(command_rows=10))
+    assert len(delivered(steps.run(publishes=[("orders", b"1")] * 50))) == 50
+    assert in_vain(steps.run([c.Ack(ids="1-50", **MINE)])) == 0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from lakequeue.definitions import parse_configuration
 from lakequeue.definitions.configuration import _SYSTEM_KEYS, SECTIONS
@@ -22,40 +24,40 @@ def of_a_queue(key: str) -> str:
     return refusal({"queues": [{"name": "orders", "message_type": "json", key: 1}]}, key)
 
 
-@pytest.mark.parametrize(
-    ("key", "says"),
-    [
-        ("visibility_timeout", "is not a known key but SQS's word for lease_period"),
-        ("VisibilityTimeout", "SQS's word for lease_period"),
-        ("max_receive_count", "SQS's word for max_deliveries"),
-        ("x-max-length", "RabbitMQ's word for max_spool_messages"),
-        ("max-length", "RabbitMQ's word for max_spool_messages"),
-        ("x-message-ttl", "RabbitMQ's word for expiration"),
-        ("dead-letter-exchange", "RabbitMQ's word for dead_message_queue"),
-        ("prefetch", "RabbitMQ's word for max_per_subscription_backlog (and max_backlog of the"),
-        ("x-delayed-type", "RabbitMQ's word: give delay to send()"),
-        ("x-single-active-consumer", "RabbitMQ's word: partition_key: \"'all'\" keeps its order"),
-        ("DelaySeconds", "SQS's word: give delay to send()"),
-        ("eta", "Celery's word: give deliver_at to send()"),
-        ("durable", "RabbitMQ's word: every queue is durable"),
-        ("share.delivery.count.limit", "Kafka's word for max_deliveries"),
-        ("session.timeout.ms", "Kafka's word for heartbeat_timeout of system"),
-        ("max_retries", "Celery's word for max_cancels"),
-        ("lease_periods", "did you mean lease_period?"),
-    ],
-)
+@pytest.mark.parametrize(("key", "says"), [
+    ("visibility_timeout", "is not a known key but SQS's word for lease_period"),
+    ("VisibilityTimeout", "SQS's word for lease_period"),
+    ("max_receive_count", "SQS's word for max_deliveries"),
+    ("x-max-length", "RabbitMQ's word for max_spool_messages"),
+    ("max-length", "RabbitMQ's word for max_spool_messages"),
+    ("x-message-ttl", "RabbitMQ's word for expiration"),
+    ("dead-letter-exchange", "RabbitMQ's word for dead_message_queue"),
+    ("prefetch", "RabbitMQ's word for max_per_subscription_backlog (and max_backlog of the"),
+    ("x-delayed-type", "RabbitMQ's word: give delay to send()"),
+    ("x-single-active-consumer", "RabbitMQ's word: partition_key: \"'all'\" keeps its order"),
+    ("DelaySeconds", "SQS's word: give delay to send()"),
+    ("eta", "Celery's word: give deliver_at to send()"),
+    ("durable", "RabbitMQ's word: every queue is durable"),
+    ("share.delivery.count.limit", "Kafka's word for max_deliveries"),
+    ("session.timeout.ms", "Kafka's word for heartbeat_timeout of system"),
+    ("max_retries", "Celery's word for max_cancels"),
+    ("lease_periods", "did you mean lease_period?"),
+])  # fmt: skip
 def test_Q7_a_queue_s_key_from_elsewhere(key: str, says: str) -> None:
     assert says in of_a_queue(key)
 
 
-def test_Q7_a_word_in_the_wrong_section_says_where_ours_stands() -> None:
-    assert "word for lease_period of a queue" in refusal(
-        {"system": {"visibility_timeout": "30s"}}, "visibility_timeout"
-    )
-    assert refusal({"system": {"session.timeout.ms": 1}}, "session.timeout.ms").startswith(
-        "is not a known key but Kafka's word for heartbeat_timeout ("
-    )
-    assert "word for dead_message_queue of a queue" in refusal({"dlq": "dead"}, "dlq")
+@pytest.mark.parametrize(("configuration", "says"), [
+    ({"system": {"visibility_timeout": "30s"}}, "word for lease_period of a queue"),
+    ({"system": {"session.timeout.ms": 1}},
+     "is not a known key but Kafka's word for heartbeat_timeout ("),
+    ({"dlq": "dead"}, "word for dead_message_queue of a queue"),
+])  # fmt: skip
+def test_Q7_a_word_in_the_wrong_section_says_where_ours_stands(
+    configuration: dict[str, Any], says: str
+) -> None:
+    section, value = next(iter(configuration.items()))
+    assert says in refusal(configuration, next(iter(value)) if section == "system" else section)
 
 
 @pytest.mark.parametrize("word", WORDS, ids=[word.theirs for word in WORDS])
@@ -80,7 +82,7 @@ def test_no_word_stands_twice_or_hides_a_key_of_ours() -> None:
     assert not ours & {word.removeprefix("x") for word in known}
 
 
-def test_a_key_of_any_text_is_answered() -> None:
-    for key in ("", "x", "…", "x-", "\n", "é" * 300):
-        assert foreign_word(key) is None
-        assert "not a known key" in of_a_queue(key if len(key) <= 200 else key[:200])
+@pytest.mark.parametrize("key", ["", "x", "…", "x-", "\n", "é" * 200])
+def test_a_key_of_any_text_is_answered(key: str) -> None:
+    assert foreign_word(key) is None
+    assert "not a known key" in of_a_queue(key)

@@ -10,14 +10,13 @@ from lakequeue.protocol import commands as c
 from lakequeue.protocol.descriptions import add_up
 from lakequeue.protocol.outputs import Capture
 from lakequeue.state import Batch, Limits
-from rules.steps import REPLY, Steps, define, described, replies
+from rules.steps import REPLY, Steps, define, described, of, replies, started
 
 PATTERN = {"underlying_topic": "sensor-.*", "default_publish_target": "sensor-1"}
 
 
 def test_Q9_a_deleted_queue_is_defined_anew() -> None:
-    steps = Steps()
-    steps.run([define()])
+    steps = started(define())
     steps.run([c.Delete(queue="orders"), define()])
     assert described(steps)["depth"] == 0
 
@@ -25,20 +24,17 @@ def test_Q9_a_deleted_queue_is_defined_anew() -> None:
 def test_Q2_what_queues_capture_is_told_in_parts() -> None:
     steps = Steps(limits=Limits(captures_listed=7))
     said = steps.run([define(f"q{n}") for n in range(40)] + [define("all", **PATTERN)])
-    captured = {o.topic for o in said if isinstance(o, Capture)}
+    captured = {o.topic for o in of(Capture, said)}
     texts: list[str] = []
-    start: int | None = 0
-    parts = 0
+    start, parts = 0, 0
     while start is not None:
         (answer,) = replies(steps.run([c.Captures(start=start, reply=REPLY)]))
         texts += answer.result
-        start = answer.more  # type: ignore[assignment]
-        parts += 1
+        start, parts = answer.more, parts + 1
     assert parts > 3
     assert sorted(texts) == sorted(captured)
     steps.run([c.Delete(queue="q7")])
-    (answer,) = replies(steps.run([c.Captures(reply=REPLY)]))
-    assert "q7" not in answer.result
+    assert "q7" not in steps.ask(c.Captures())
 
 
 def test_Q2_a_queue_whose_topic_is_not_in_kafka_says_so() -> None:
@@ -50,8 +46,8 @@ def test_Q2_a_queue_whose_topic_is_not_in_kafka_says_so() -> None:
     def alarmed(*topics: str) -> list[str]:
         steps.run([c.ExistingTopics(topics=sorted(topics))])
         steps.restart()
-        (answer,) = replies(steps.run([c.Queues(reply=REPLY)]))
-        return [queue["name"] for queue in answer.result if queue["alerts"] == ["topic_missing"]]
+        queues = steps.ask(c.Queues())
+        return [queue["name"] for queue in queues if queue["alerts"] == ["topic_missing"]]
 
     assert alarmed("t") == [], "the engine may not have looked yet"
     steps.now += 61_000

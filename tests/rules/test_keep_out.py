@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgspec
 import pytest
 from lakequeue.definitions import parse_configuration
 from lakequeue.mesh.mesh import Mesh
@@ -13,7 +12,7 @@ from lakequeue.protocol import ConfigError
 from lakequeue.protocol import commands as c
 from lakequeue.protocol.outputs import Deliveries, RejectedRecord
 from lakequeue.state import Batch, Home
-from rules.steps import REPLY, Steps, define, described, replies, subscribe
+from rules.steps import Steps, asking, define, described, of, replies, started, subscribe
 
 FORGED = [
     c.Configure(system={"max_spool_usage": 0}, vpns={"default": {"max_spool_usage": 0}}),
@@ -33,23 +32,24 @@ FORGED = [
 assert {*map(type, FORGED)} == {*c.OF_ENGINE}
 
 
-def say_as_tenant(steps: Steps, command: c.Command, vpn: str = "default") -> list[Any]:
-    records = steps.instructions([(vpn, c.encode_command(command))])
-    records.topics[:], records.keys[:] = [f"{vpn}.commands"], [b"session"]
+def say_as_tenant(steps: Steps, command: c.Command) -> list[Any]:
+    records = steps.instructions([("default", c.encode_command(command))])
+    records.topics[:], records.keys[:] = ["default.commands"], [b"session"]
     return steps.step_alone(Batch(records))
 
 
 def usage(steps: Steps) -> dict[str, Any]:
-    return replies(steps.run([c.Usage(reply=REPLY)]))[0].result
+    found: dict[str, Any] = steps.ask(c.Usage())
+    return found
 
 
 @pytest.mark.parametrize("forged", FORGED, ids=lambda command: type(command).__name__)
 def test_what_only_the_engine_says_is_refused_from_a_tenant(forged: c.Command) -> None:
-    steps = Steps()
-    steps.run([define(), subscribe("a")], [("orders", b"1")])
+    steps = started(define(), subscribe("a"))
+    steps.run(publishes=[("orders", b"1")])
     before = described(steps), usage(steps)
-    said = say_as_tenant(steps, msgspec.structs.replace(forged, reply=REPLY))
-    (rejected,) = [o for o in said if isinstance(o, RejectedRecord)]
+    said = say_as_tenant(steps, asking(forged))
+    (rejected,) = of(RejectedRecord, said)
     assert "only the engine may give it" in rejected.error
     assert rejected.vpn == "default"
     (answer,) = replies(said)
@@ -75,7 +75,7 @@ def test_an_instruction_without_a_vpn_is_refused(key: bytes | None) -> None:
     records = steps.instructions([("default", c.encode_command(define()))])
     records.keys[:] = [key]
     said = steps.step_alone(Batch(records))
-    (rejected,) = [o for o in said if isinstance(o, RejectedRecord)]
+    (rejected,) = of(RejectedRecord, said)
     assert "the name of the VPN" in rejected.error
 
 
@@ -85,19 +85,16 @@ def test_instructions_of_another_home_are_passed_over() -> None:
     old = [("default", c.encode_command(command)) for command in (c.Begin(epoch=6), define())]
     steps.step_alone(Batch(steps.instructions(old)))
     steps.run([c.Begin(epoch=7)])
-    assert "no such queue" in replies(steps.run([c.Describe(queue="orders", reply=REPLY)]))[0].error
+    assert "no such queue" in steps.error(c.Describe(queue="orders"))
 
 
-@pytest.mark.parametrize(
-    ("names", "said"),
-    [
-        ({"vpns": {"a": {}, "a.b": {}}}, "vpns 'a.b'"),
-        ({"vpns": {"a": {}, "a.deliveries": {}}}, "vpns 'a.deliveries'"),
-        ({"vpns": {"a": {}}, "brokers": ["x", "a"]}, "brokers 'a'"),
-        ({"vpns": {"a": {}}, "brokers": ["a.x"]}, "brokers 'a.x'"),
-        ({"vpns": {"a.x": {}}, "brokers": ["a"]}, "vpns 'a.x'"),
-    ],
-)
+@pytest.mark.parametrize(("names", "said"), [
+    ({"vpns": {"a": {}, "a.b": {}}}, "vpns 'a.b'"),
+    ({"vpns": {"a": {}, "a.deliveries": {}}}, "vpns 'a.deliveries'"),
+    ({"vpns": {"a": {}}, "brokers": ["x", "a"]}, "brokers 'a'"),
+    ({"vpns": {"a": {}}, "brokers": ["a.x"]}, "brokers 'a.x'"),
+    ({"vpns": {"a.x": {}}, "brokers": ["a"]}, "vpns 'a.x'"),
+])  # fmt: skip
 def test_no_name_lies_within_a_vpns_topics(names: dict[str, Any], said: str) -> None:
     """An ACL for one VPN's prefix would open the other's topics, or a broker's."""
     with pytest.raises(ConfigError, match="topics of") as caught:
@@ -110,16 +107,14 @@ def test_no_name_lies_within_a_vpns_topics(names: dict[str, Any], said: str) -> 
 @pytest.mark.parametrize("pattern", ["{}", ".*", "b[.].*"])
 def test_no_queue_captures_a_topic_of_another_vpn(topic: str, pattern: str) -> None:
     """Its publish topic is read for it alone, and what else begins with its name is its own."""
+    own_target = {} if pattern == "{}" else {"default_publish_target": "b.x"}
+    thief = define("thief", underlying_topic=pattern.format(topic), **own_target)
     steps = Steps()
     of_b = c.encode_command(define("own", underlying_topic="b.x"))
-    keys: dict[str, Any] = {"underlying_topic": pattern.format(topic)}
-    if pattern != "{}":
-        keys["default_publish_target"] = "b.x"
-    thief = define("thief", **keys)
     steps.step_alone(Batch(steps.instructions([("b", of_b)])))
     steps.run([thief, subscribe("t", queue="thief")])
     records = steps.instructions([("b", b"secret")])
     records.topics[:] = [topic]
     said = steps.step_alone(Batch(publishes=records))
-    assert not [o for o in said if isinstance(o, Deliveries)]
+    assert not of(Deliveries, said)
     assert described(steps, "thief")["depth"] == 0

@@ -13,15 +13,13 @@ from lakequeue.state import Batch
 from lakequeue.state.commands.administration import OF_TOPICS
 from lakequeue.streaming import Engine
 from lakequeue.streaming.watch.batch_notes import Loss
-from rules.steps import REPLY, Steps, define, replies
+from rules.steps import Steps, define, of, started
 
 QUEUES: list[dict[str, Any]] = [
     {"name": "orders", "message_type": "json"},
     {"name": "flights", "message_type": "json", "underlying_topic": "radar"},
-    {
-        "name": "seen", "vpn": "east", "message_type": "json", "underlying_topic": "rad.*",
-        "default_publish_target": "radar",
-    },
+    {"name": "seen", "vpn": "east", "message_type": "json", "underlying_topic": "rad.*",
+     "default_publish_target": "radar"},
     {"name": "other", "vpn": "east", "message_type": "json"},
 ]  # fmt: skip
 CONFIGURATION = parse_configuration({"vpns": {"default": {}, "east": {}}, "queues": QUEUES})
@@ -53,8 +51,14 @@ def events_after(engine: Engine) -> list[dict[str, Any]]:
     assert {topic for topic, _, _ in sent} == {"broker-0.instructions"}
     records = steps.instructions([(key.decode(), value) for _, key, value in sent])
     out = steps.step_alone(Batch(records))
-    rows = [row for o in out if isinstance(o, Journal) for row in o.rows()]
+    rows = [row for o in of(Journal, out) for row in o.rows()]
     return [row for row in rows if row["event"] in OF_TOPICS]
+
+
+def counted(engine: Engine, topic: str) -> float | None:
+    name = "lakequeue_lost_records_total"
+    value: float | None = engine.metrics.registry.get_sample_value(name, {"topic": topic})
+    return value
 
 
 def test_a_loss_of_a_vpns_own_topic_is_its_event(engine: Engine) -> None:
@@ -79,8 +83,7 @@ def test_a_topic_that_is_not_what_it_was_is_an_event_of_each_queue(
     engine._notes("broker-0", f"{note}:radar:3")
     found = [(row["event"], row["vpn"], row["queue"]) for row in events_after(engine)]
     assert found == [(event, "default", "flights"), (event, "east", "seen")]
-    lost = {"topic": "radar"}
-    assert engine.metrics.registry.get_sample_value("lakequeue_lost_records_total", lost) is None
+    assert counted(engine, "radar") is None
 
 
 @pytest.mark.parametrize(
@@ -92,17 +95,13 @@ def test_what_sparks_source_passed_over_says_whose_loss_it_is(
     engine._losses._on_loss(Loss("default.publish", 0, 5, 25, query))
     (row,) = events_after(engine)
     assert row["reason"] == f"topic=default.publish, records=20, reader={reader}"
-    lost = {"topic": "default.publish"}
-    assert engine.metrics.registry.get_sample_value("lakequeue_lost_records_total", lost) == 20
+    assert counted(engine, "default.publish") == 20
 
 
 def test_the_events_command_shows_it_and_a_tenant_says_nothing_of_others() -> None:
-    steps = Steps()
-    steps.run([define()])
-    for topic in ("default.publish", "east.publish", "orders", "nowhere"):
-        steps.run([c.RecordsLost(topic=topic, records=2)])
-    (answer,) = replies(steps.run([c.Events(reply=REPLY)]))
-    losses = [e for e in answer.result if e["event"] == "records_lost"]
+    topics = ("default.publish", "east.publish", "orders", "nowhere")
+    steps = started(define(), *[c.RecordsLost(topic=topic, records=2) for topic in topics])
+    losses = steps.events("records_lost")
     shown = [(e["vpn"], e["queue"], e["topic"], e["records"], e["reader"]) for e in losses]
     assert shown == [
         ("default", "", "default.publish", 2, "engine"),
