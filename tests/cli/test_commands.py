@@ -1,10 +1,14 @@
-"""The commands, on `memory://`: two connections to one name in a process share an engine."""
+"""What transcripts cannot show of the commands: options of all, addresses, streams and signals."""
 
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +18,9 @@ import lakequeue
 import pytest
 from click.testing import CliRunner
 from lakequeue.cli import COMMANDS, OTHER_NAMES, main
+from lakequeue.cli.common import confirm
+from lakequeue.cli.group import EnvironmentFault
+from lakequeue.cli.queues import newer
 from memory_shell import Engine, run
 
 QUEUES: dict[str, Any] = {
@@ -178,139 +185,39 @@ def test_a_traceback_only_for_those_who_ask(monkeypatch: pytest.MonkeyPatch) -> 
 # ---------------------------------------------------------------- publish
 
 
-def test_publish_lines_of_standard_input(engine: Engine) -> None:
-    result = engine.run("publish", "orders", stdin='{"n": 1}\n\n{"n": 2}\r\n')
-    assert (result.exit_code, result.stdout) == (0, "2 stored, 0 refused\n")
-    assert [m.payload for m in engine.connection.admin().browse("orders")] == [
-        b'{"n": 1}',
-        b'{"n": 2}',
-    ]
-
-
-def test_publish_files_whole_and_by_line(engine: Engine, tmp_path: Path) -> None:
-    (tmp_path / "a.jsonl").write_text("1\n2\n")
-    (tmp_path / "b.txt").write_text("3\n4\n")
-    files = [str(tmp_path / name) for name in ("a.jsonl", "b.txt")]
-    result = engine.run("publish", "orders", *files, "--json")
-    assert json.loads(result.stdout)["stored"] == 3
-    assert engine.connection.admin().browse("orders")[2].payload == b"3\n4\n"
-    result = engine.run("publish", "orders", *files, "--whole", "--json")
-    assert json.loads(result.stdout)["stored"] == 2
-    result = engine.run("publish", "orders", *files, "--lines", "--json")
-    assert json.loads(result.stdout)["stored"] == 4
-
-
-def test_publish_with_headers_key_and_priority(engine: Engine) -> None:
-    options = ("--header", "a=b=c", "--key", "k", "--priority", "7")
-    assert engine.run("publish", "orders", *options, stdin="1\n").exit_code == 0
-    (message,) = engine.connection.admin().browse("orders")
-    assert (message.headers, message.key, message.priority) == ({"a": "b=c"}, b"k", 7)
-
-
-def test_a_message_that_is_published_with_a_delay_waits(engine: Engine) -> None:
-    assert engine.run("publish", "orders", "--delay", "1h", stdin="1\n").exit_code == 0
-    (message,) = engine.connection.admin().browse("orders")
-    assert message.state == "delayed"
-
-
-def test_publish_counts_what_was_refused_with_reasons(engine: Engine) -> None:
-    result = engine.run("publish", "small", stdin="123\n123456\n1234567\n")
-    assert result.exit_code == 1
-    assert "1 stored, 2 refused" in result.stdout
-    assert "2 × message_too_large by small" in result.stdout
-    result = engine.run("publish", "nowhere", "--json", stdin="1\n")
-    assert result.exit_code == 1
-    assert json.loads(result.stdout)["reasons"] == {"no_matching_destination": 1}
-
-
-def test_publish_bad_header_and_ttl(engine: Engine) -> None:
-    assert engine.run("publish", "orders", "--header", "a", stdin="1").exit_code == 2
-    result = engine.run("publish", "orders", "--ttl", "soon", stdin="1")
-    assert result.exit_code == 2
-    assert "ttl: 'soon'" in result.stderr
-
-
-# ---------------------------------------------------------------- consume
-
-
-def test_consume_prints_and_acks(engine: Engine) -> None:
-    engine.send("orders", b"1", b"2", b"3")
-    result = engine.run("consume", "orders", "--count", "2")
-    assert result.stdout == "1\n2\n"
-    assert engine.depth("orders") == 1
-    assert engine.run("consume", "orders", "--timeout", "0").stdout == "3\n"
+@pytest.mark.parametrize("stdin", ["", "x"], ids=["no input", "input"])
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        (("--ttl", "-5"), "ttl: '-5'"),
+        (("--ttl", "soon"), "ttl: 'soon'"),
+        (("--delay", "5"), "delay: '5'"),
+        (("--delay", "2h", "--ttl", "1h"), "delay: 7200000 ms from now"),
+        (("--header", "lq=1"), "headers: 'lq'"),
+        (("--header", "x"), "--header"),
+        (("--priority", "256"), "256"),
+        # Of bytes that are no text, the shell's Python makes half a surrogate each.
+        (("--header", "x=\udcff"), "headers['x']: '\\udcff' – allowed"),
+        (("--header", "\udcff=x"), "\\udcff' – allowed"),
+        (("--key", "\udcff"), "key: '\\udcff' – allowed"),
+    ],
+)
+def test_publish_refuses_a_wrong_option(
+    engine: Engine, options: tuple[str, ...], named: str, stdin: str
+) -> None:
+    """A script that has nothing to send today learns it today."""
+    result = engine.run("publish", "orders", *options, stdin=stdin)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert named in result.stderr
     assert engine.depth("orders") == 0
 
 
-def test_consume_filter(engine: Engine) -> None:
-    engine.send("orders", b'{"n": 1}', b'{"n": 2}')
-    result = engine.run("consume", "orders", "--filter", "/n > 1", "--timeout", "0")
-    assert result.stdout == '{"n": 2}\n'
-    assert engine.depth("orders") == 1
+def test_publish_without_input_is_right_but_not_without_a_queue(engine: Engine) -> None:
+    assert engine.run("publish", "orders", stdin="").exit_code == 0
+    assert engine.run("publish", "", stdin="").exit_code == 2
 
 
-def test_consume_exec_acks_by_exit_status(engine: Engine, tmp_path: Path) -> None:
-    engine.send("orders", b"good", b"bad")
-    log = tmp_path / "log"
-    command = f'payload=$(cat); echo "$LAKEQUEUE_QUEUE $payload" >> {log}; [ "$payload" = good ]'
-    result = engine.run("consume", "orders", "--exec", command, "--count", "2")
-    assert (result.exit_code, result.stderr) == (1, "2 messages given to the command, 1 failed\n")
-    assert log.read_text() == "orders good\norders bad\n"
-    (left,) = engine.connection.admin().browse("orders")
-    assert (left.payload, left.state) == (b"bad", "delayed")
-
-
-def test_consume_exec_needs_a_mode_that_acks_after_work(engine: Engine) -> None:
-    result = engine.run("consume", "orders", "--exec", "true", "--ack-mode", "auto")
-    assert result.exit_code == 2
-    assert "--ack-mode" in result.stderr
-
-
-@pytest.mark.parametrize(
-    ("wrong", "what"),
-    [(("--exec", ""), "--exec: is empty"), (("--exec", " "), "--exec: is empty"),
-     (("--exec", "true", "--retry-delay", "x"), "--retry-delay: 'x' – allowed is a duration")],
-)  # fmt: skip
-def test_consume_exec_takes_no_message_with_wrong_options(
-    engine: Engine, wrong: tuple[str, ...], what: str
-) -> None:
-    engine.send("orders", b"1")
-    result = engine.run("consume", "orders", "--timeout", "0", *wrong)
-    assert result.exit_code == 2
-    assert what in result.stderr
-    assert engine.depth("orders") == 1
-
-
-def test_consume_a_queue_that_is_not_there(engine: Engine) -> None:
-    result = engine.run("consume", "nowhere", "--timeout", "0")
-    assert result.exit_code in (1, 2)
-    assert "nowhere" in result.stderr
-    assert "`lakequeue queues` lists the queues" in result.stderr
-    assert len(result.stderr.splitlines()) == 1
-
-
-# ---------------------------------------------------------------- queues, browse, purge
-
-
-def test_queues_and_one_with_consumers_and_counters(engine: Engine) -> None:
-    engine.send("orders", b"1", b"2")
-    lines = engine.run("queues").stdout.splitlines()
-    assert any(line.split()[:2] == ["orders", "2"] for line in lines)
-    with engine.connection.consumer("orders", max_backlog=5):
-        one = engine.run("queues", "orders").stdout
-    assert "spooled" in one
-    assert "client" in one
-    described = engine.json("queues", "orders")
-    assert (described["depth"], described["counters"]["spooled"]) == (2, 2)
-
-
-def test_browse_takes_nothing(engine: Engine) -> None:
-    engine.send("orders", b'{"n": 1}', b'{"n": 2}')
-    assert '{"n": 2}' in engine.run("browse", "orders").stdout
-    result = engine.run("browse", "orders", "--where", "/n = 2", "--json")
-    (message,) = map(json.loads, result.stdout.splitlines())
-    assert (message["payload"], message["state"]) == ('{"n": 2}', "ready")
-    assert engine.depth("orders") == 2
+# ---------------------------------------------------------------- the terminal
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
@@ -323,46 +230,109 @@ def test_a_terminal_that_lacks_a_character_gets_its_number(engine: Engine, encod
         assert command == "queues" or "\\u2603" in result.stdout
 
 
-def test_purge_asks(engine: Engine) -> None:
-    engine.send("orders", b'{"n": 1}', b'{"n": 2}')
-    assert engine.run("purge", "orders", "--all", stdin="n\n").exit_code == 1
-    assert engine.depth("orders") == 2
-    result = engine.run("purge", "orders", "--where", "/n = 1", stdin="y\n")
-    assert "1 removed" in result.stdout
-    result = engine.run("purge", "orders", "--all", "--yes", "--json")
-    assert json.loads(result.stdout) == {"queue": "orders", "removed": 1}
-    assert engine.depth("orders") == 0
+@pytest.mark.parametrize(
+    ("closed", "command", "status", "stream"),
+    [
+        ("<&-", "publish orders", 3, "input"),
+        ("<&-", "define -", 3, "input"),
+        ("<&-", "purge orders --all", 0, ""),  # nothing to ask about
+        (">&-", "consume orders --count 1", 3, "output"),
+        (">&-", "consume orders --timeout 0 --exec cat", 0, ""),
+    ],
+)
+def test_a_closed_standard_stream_is_a_sentence_where_it_is_needed(
+    tmp_path: Path, closed: str, command: str, status: int, stream: str
+) -> None:
+    """A consumer without an output would acknowledge what nobody gets."""
+    (tmp_path / "q.yaml").write_text("queues: [{name: orders, message_type: text}]")
+    program = f"{sys.executable} -m lakequeue.cli {command} --url memory://?config=q.yaml {closed}"
+    ended = subprocess.run(
+        ["sh", "-c", program], cwd=tmp_path, stderr=subprocess.PIPE, text=True, timeout=60
+    )
+    assert ended.returncode == status, ended.stderr
+    said = f"standard {stream} is closed, and is needed here\n"
+    assert ended.stderr == said if stream else "should not" not in ended.stderr
 
 
-def test_redrive_says_what_moved_and_what_stayed_and_why(engine: Engine) -> None:
-    admin = engine.connection.admin()
-    admin.define({"name": "dmq", "message_type": "json"})
-    admin.define({"name": "orders", "message_type": "json", "dead_message_queue": "dmq"})
-    producer = engine.connection.producer(ttl="1s")
-    for n in range(3):
-        producer.send("orders", b'{"n": %d}' % n)
-    engine.connection.advance("1s")
-    result = engine.run("redrive", "dmq", "--where", "/n > 1")
-    assert (result.exit_code, result.stdout) == (0, "1 moved: 1 to orders\n")
-    ids = ",".join(m.id for m in admin.browse("dmq", limit=1))
-    assert engine.run("redrive", "dmq", "--ids", ids).exit_code == 0
-    admin.delete("orders")
-    result = engine.run("redrive", "dmq")
-    assert result.exit_code == 1
-    assert result.stdout == "0 moved\n1 stayed in dmq: 1 no_such_queue\n"
-    result = engine.run("redrive", "dmq", "--json")
-    assert json.loads(result.stdout) == {
-        "queue": "dmq", "moved": 0, "stayed": 1, "queues": {}, "why": {"no_such_queue": 1},
-    }  # fmt: skip
+def test_a_question_without_standard_input_is_not_asked(
+    shell: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdin", None)
+    with pytest.raises(EnvironmentFault, match="standard input is closed"):
+        confirm("Remove all?", as_json=False)
 
 
-def test_a_bad_expression_is_a_sentence(engine: Engine) -> None:
-    engine.send("orders", b"1")
-    result = engine.run("browse", "orders", "--where", "/n >")
-    assert result.exit_code in (1, 2)
-    assert "Traceback" not in result.stderr
-    assert len(result.stderr.splitlines()) <= 2
+# ---------------------------------------------------------------- events
 
+
+@pytest.mark.parametrize(
+    ("before", "now", "new"),
+    [
+        ([], [1, 2], [1, 2]),
+        ([1, 2], [1, 2], []),
+        ([1, 2], [1, 2, 3], [3]),
+        ([1, 2, 3], [3, 4, 5], [4, 5]),  # the engine dropped 1 and 2
+        ([1, 2], [7, 8], [7, 8]),
+        ([1, 1], [1, 1, 1], [1]),
+    ],
+)
+def test_what_is_newer(before: list[int], now: list[int], new: list[int]) -> None:
+    given = [[{"n": n} for n in numbers] for numbers in (before, now, new)]
+    assert newer(given[0], given[1]) == given[2]
+
+
+def test_events_are_followed_until_a_signal(engine: Engine) -> None:
+    def later() -> None:
+        time.sleep(0.1)
+        engine.admin.define({"name": "two", "message_type": "json"})
+        time.sleep(0.4)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    before = signal.signal(signal.SIGTERM, lambda *_: None)
+    beside = threading.Thread(target=later)
+    beside.start()
+    result = engine.run("events", "--follow", "--every", "0.2")
+    beside.join()
+    signal.signal(signal.SIGTERM, before)
+    assert result.exit_code == 0
+    assert [line.split()[-2:] for line in result.stdout.splitlines()] == [
+        ["defined", "orders"], ["defined", "small"], ["defined", "two"],
+    ]  # fmt: skip
+
+
+def test_an_event_has_its_time(engine: Engine) -> None:
+    (first, _) = map(json.loads, engine.run("events", "--json").stdout.splitlines())
+    assert (first["event"], first["queue"]) == ("defined", "orders")
+    assert first["time"] == engine.connection.now().isoformat()
+
+
+# ---------------------------------------------------------------- bridges
+
+
+def test_h2_bridges_are_defined_shown_and_deleted(shell: Engine) -> None:
+    assert shell.run("bridges").stdout == "VPN 'default' has no bridges.\n"
+    with lakequeue.connect("memory://cli-far") as far:
+        there = {"name": "out", "from": shell.url, "to": "broker-0", "subscriptions": ["a/>"]}
+        far.admin().bridge(there)
+        queue = {"message_type": "text", "type": "LocalQueue", "subscriptions": ["a/>"]}
+        far.admin().define({"name": "small", "max_spool_messages": 1, **queue})
+        shell.run("bridges", "name=out", "to=memory://cli-far", "subscriptions=[a/>, b]")
+        for n in range(3):
+            shell.send("a/x", b"%d" % n)
+        (one,) = shell.json("bridges")
+        assert (one["state"], one["waiting"], one["taken"]) == ("blocked", 2, 1)
+        assert one["subscriptions"] == ["a/>", "b"]
+        lines = shell.run("bridges").stdout.splitlines()
+        assert lines[0].split("  ")[0] == "bridge"
+        assert "small: queue_quota for 0 ms, 2 waiting" in lines[1]
+        refused = shell.run("bridges", "--delete", "out", stdin="n\n")
+        assert refused.exit_code == 1
+        done = shell.json("bridges", "--delete", "out", "--yes")
+        assert done == {"bridge": "out", "deleted": True, "messages": 2}
+    assert shell.json("bridges") == []
+
+
+# ---------------------------------------------------------------- start-up
 
 LOADED = """
 import sys
