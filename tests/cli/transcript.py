@@ -14,6 +14,8 @@ engine. In what is printed, `…` stands for any text of a line, and alone for a
     ~ {"depth": 2}                    the same, where objects that are not empty may have more keys
     ? 2                               its exit status, which is 0 where this is not said
     defined orders max_backlog=7      these keys of the queue's definition
+    tables                            the engine's life so far, as the tables of the home `home`
+    lose messages                     the files of a table are deleted
 """
 
 from __future__ import annotations
@@ -26,11 +28,13 @@ from pathlib import Path
 from typing import Any
 
 from click.testing import Result
-from memory_shell import Engine
-from rules.scenario import Runner, options, parse
+from lake.on_files import Recorded
+from memory_shell import Engine, run
+from rules.scenario import Line, Runner, options, parse
 
 FOLDER = Path(__file__).parent / "transcripts"
 OF_THE_LINE_ABOVE = "><|!=~?"
+OF_A_HOME = ("sql ", "tables ", "trace ")  # commands that need no engine
 
 
 @dataclass
@@ -66,6 +70,8 @@ class Transcript(Runner):
         kind, _, config = steps[0].text.partition(" ")
         self.shell = Engine(json.loads(config) if kind == "engine" else None)
         super().__init__(self.shell.connection)
+        if any(step.text == "tables" for step in steps):
+            self.recorded = Recorded(self.connection.engine)
 
     def play(self) -> None:
         for step in self.steps:
@@ -89,7 +95,8 @@ class Transcript(Runner):
 
     def _command(self, words: str, below: dict[str, list[str]]) -> None:
         given = "".join(f"{line}\n" for line in below.get("<", ()))
-        done = self.shell.run(*shlex.split(words), stdin=given)
+        call = run if words.startswith(OF_A_HOME) else self.shell.run
+        done = call(*shlex.split(words), stdin=given)
         status = int(below.get("?", ["0"])[0])
         assert done.exit_code == status, f"{done.exit_code}\n{done.output}"
         for mark, text in (("|", done.stdout), ("!", done.stderr)):
@@ -108,24 +115,34 @@ class Transcript(Runner):
             found = [narrowed(one, to) for one, to in zip(found, wanted, strict=True)]
         assert found == wanted
 
-    def do_defined(self, line: Any) -> None:
+    def do_defined(self, line: Line) -> None:
         wanted = options(line.words[2:])
         found = self.admin.describe(line.words[1])["definition"]
         assert narrowed(found, wanted) == wanted
+
+    def do_tables(self, _: Line) -> None:
+        self.recorded.write(self.folder / "home")
+
+    def do_lose(self, line: Line) -> None:
+        for file in (self.folder / "home" / "tables" / line.words[1]).rglob("part*.parquet"):
+            file.unlink()
 
 
 def assert_reads(text: str, lines: list[str]) -> None:
     """The text is these lines."""
     found = "".join(f"{line.rstrip()}\n" for line in text.splitlines())
-    pattern = "".join(
-        "(?:.*\n)*" if line == "…" else ".*".join(map(re.escape, line.split("…"))) + "\n"
-        for line in lines
-    )
+    pattern = "".join("(?:.*\n)*" if line == "…" else f"{pattern_of(line)}\n" for line in lines)
     assert re.fullmatch(pattern, found or "\n"), f"wanted {lines}, found:\n{found}"
 
 
+def pattern_of(text: str) -> str:
+    return ".*".join(map(re.escape, text.split("…")))
+
+
 def narrowed(found: Any, wanted: Any) -> Any:
-    """What was found, of objects only the keys that are wanted."""
+    """What was found, of objects only the keys that are wanted, and of texts what `…` leaves."""
+    if isinstance(found, str) and isinstance(wanted, str):
+        return wanted if re.fullmatch(pattern_of(wanted), found) else found
     if isinstance(found, dict) and isinstance(wanted, dict) and wanted:
         return {key: narrowed(found[key], wanted[key]) for key in wanted if key in found}
     if isinstance(found, list) and isinstance(wanted, list) and len(found) == len(wanted):
