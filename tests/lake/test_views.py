@@ -17,8 +17,8 @@ import pyarrow as pa
 import pytest
 from lake.agreement import lifecycle_adds_up, queued_agrees, rows
 from lake.on_files import MESSAGES, Recorded, write_table
-from lakequeue.lake import open_lake
-from lakequeue.lake.story import trace
+from lakequeue import ConfigError, LakequeueError
+from lakequeue.lake import open_lake, trace
 from lakequeue.lake.views import states_after
 from lakequeue.state.storage.row import DELAYED, GONE, LEASED, MOVING, READY
 from rules.harness import Bench, drain, start
@@ -70,25 +70,6 @@ def recorded(bench: Bench) -> Recorded:
     return Recorded(bench.engine)
 
 
-def test_S7_a_deleted_queue_is_gone_and_a_new_one_of_its_name_begins_anew(
-    bench: Bench, recorded: Recorded
-) -> None:
-    bench.define()
-    bench.consumer(name="of the first")
-    bench.send()
-    bench.admin.shutdown("orders", ingress=False, egress=True)
-    bench.admin.delete("orders")
-    with recorded.lake() as lake:
-        assert rows(lake, "FROM queues") == []
-        assert rows(lake, "FROM queued") == []
-        (row,) = rows(lake, "FROM lifecycle")
-        assert (row["state"], row["ended"]) == ("gone", "deleted")
-    bench.define()
-    bench.send()
-    with recorded.lake() as lake:
-        assert queued_agrees(lake, bench.admin) == 1
-
-
 JOIN = """SELECT j.message_id AS id, m.payload FROM messages m
 JOIN journal j USING (topic, "partition", "offset", item) WHERE j.event = 'spooled'"""
 
@@ -120,59 +101,7 @@ def test_R1_of_two_topics_of_one_name_each_message_is_of_its_own(
             assert (published["bytes"], published["time"]) == (len(payload), own[0]["time"])
 
 
-def test_R6_what_was_moved_is_where_it_is(bench: Bench, recorded: Recorded) -> None:
-    """Dead, delayed, ready; the dead one is still dead of what it died of."""
-    bench.define("dmq")
-    bench.define("others")
-    bench.define(dead_message_queue="dmq")
-    bench.send({"n": 1}, ttl="1s")
-    bench.send({"n": 2}, delay="1h")
-    bench.send({"n": 3})
-    bench.advance("1s")
-    assert bench.admin.move("dmq", to="others").count == 1
-    assert bench.admin.move("orders", to="others", why="a test").count == 2
-    bench.admin.edit("others", headers={"a": "b"}, ids="1")
-    with recorded.lake() as lake:
-        assert queued_agrees(lake, bench.admin) == 3
-        lifecycle_adds_up(lake, bench.engine.journal())
-
-
-@pytest.mark.parametrize("ingress", [True, False])
-@pytest.mark.parametrize("egress", [True, False])
-def test_H5_what_is_shut_down(
-    bench: Bench, recorded: Recorded, ingress: bool, egress: bool
-) -> None:
-    bench.define()
-    for both in (ingress, egress), (not ingress, not egress), (ingress, egress):
-        bench.admin.shutdown("orders", ingress=both[0], egress=both[1])
-    with recorded.lake() as lake:
-        assert queued_agrees(lake, bench.admin) == 0
-
-
-def test_X6_a_redriven_message_has_two_stays(bench: Bench, recorded: Recorded) -> None:
-    bench.define(dead_message_queue="dead", max_deliveries=1, lease_period="2s")
-    bench.define("dead")
-    number = bench.send()
-    bench.advance("3s")
-    consumer = bench.consumer(name="c-1")
-    assert drain(consumer)
-    bench.advance("2s")  # the lease ends: dead
-    bench.advance("5s")
-    assert bench.admin.redrive("dead").moved == 1
-    bench.advance("1s")
-    with recorded.lake() as lake:
-        assert queued_agrees(lake, bench.admin) == 1
-        found = rows(lake, "SELECT * FROM lifecycle ORDER BY queue DESC")
-        (orders, dead) = found
-        assert (orders["stays"], orders["deliveries"], orders["waiting_ms"]) == (2, 2, 3000)
-        assert (orders["state"], orders["ended"]) == ("leased", None)
-        assert orders["dead_lettered_at"] == orders["expired_at"] == dead["entered_at"]
-        assert (dead["stays"], dead["waiting_ms"], dead["ended"]) == (1, 5000, "redriven")
-        assert {r["message_id"] for r in found} == {number}
-        assert {r["published_at"] for r in found} == {orders["entered_at"]}
-
-
-def test_X5_a_dead_message_says_of_what_until_it_is_redriven(
+def test_X5_X6_a_dead_message_says_of_what_until_it_is_redriven(
     bench: Bench, recorded: Recorded
 ) -> None:
     bench.define(dead_message_queue="dead", expiration="1s")
@@ -182,11 +111,14 @@ def test_X5_a_dead_message_says_of_what_until_it_is_redriven(
     sql = "SELECT queue, dead_reason FROM queued"
     with recorded.lake() as lake:
         assert rows(lake, sql) == [{"queue": "dead", "dead_reason": "expired"}]
-        (dead,) = rows(lake, "SELECT dead FROM queues WHERE queue = 'dead'")
-        assert dead == {"dead": 1}
+        assert rows(lake, "SELECT dead FROM queues WHERE queue = 'dead'") == [{"dead": 1}]
     bench.admin.redrive("dead")
     with recorded.lake() as lake:
         assert rows(lake, sql) == [{"queue": "orders", "dead_reason": None}]
+        dead, orders = rows(lake, "SELECT * FROM lifecycle ORDER BY queue")
+        assert (dead["ended"], orders["stays"]) == ("redriven", 2)
+        assert orders["expired_at"] == orders["dead_lettered_at"] == dead["entered_at"]
+        assert dead["published_at"] == orders["published_at"] == orders["entered_at"]
 
 
 def test_published_is_the_records_own_time(bench: Bench, recorded: Recorded) -> None:
@@ -263,3 +195,62 @@ def test_H4_a_message_that_went_to_another_broker_is_there_once() -> None:
         assert [row["state"] for row in held] == ["leased", "leased"]
     for connection in (consumer, far, near):
         connection.close()
+
+
+# ---------------------------------------------------------------- trace; see `told.txt`
+
+
+def story(recorded: Recorded, number: str) -> dict[str, Any]:
+    with recorded.lake() as lake:
+        return trace(lake, number)
+
+
+def test_L12_a_delay_is_no_waiting(bench: Bench, recorded: Recorded) -> None:
+    bench.define()
+    number = bench.send(delay="5s")
+    bench.advance("6s")
+    bench.consumer()
+    entered, due, delivered = story(recorded, number)["queues"][0]["life"]
+    assert (entered["then"]["state"], entered["then"]["ms"]) == ("delayed", 5000)
+    assert entered["until"] == entered["then"]["until"]
+    assert (due["event"], due["then"]["why"][0]["why"], due["then"]["ms"]) == (
+        "ready", "no consumer", 1000,
+    )  # fmt: skip
+    assert delivered["then"]["state"] == "leased"
+
+
+def test_a_message_over_several_queues(bench: Bench, recorded: Recorded) -> None:
+    """C7, X5, X6: published, rejected, dead, redriven; and a copy in another queue."""
+    bench.define(dead_message_queue="dead")
+    bench.define("dead")
+    bench.define("copies", underlying_topic="orders")
+    consumer = bench.consumer()
+    number = bench.send({"n": 1})
+    drain(consumer)[0].reject(reason="not mine")
+    consumer.close()
+    bench.advance("1s")
+    bench.admin.redrive("dead")
+    told = story(recorded, f"0{number}")
+    assert told["message_id"] == number
+    assert told["published"]["topic"] == "default.publish"
+    assert told["published"]["bytes"] == len(b'{"n": 1}')
+    lives = {q["queue"]: [e["event"] for e in q["life"]] for q in told["queues"]}
+    assert lives == {
+        "orders": ["spooled", "delivered", "consumer_rejected", "dead_lettered", "spooled"],
+        "copies": ["spooled"],
+        "dead": ["spooled", "redriven"],
+    }
+    reasons = [e["reason"] for q in told["queues"] for e in q["life"] if e["reason"]]
+    assert sorted(reasons) == ["dead", "not mine", "redriven from dead", "rejected"]
+
+
+@pytest.mark.parametrize("wrong", ["x", "-1", "", "0", "1.5", str(1 << 64)])
+def test_no_message_id(wrong: str) -> None:
+    with pytest.raises(ConfigError, match="no message id"):
+        trace(None, wrong)
+
+
+def test_no_such_message(bench: Bench, recorded: Recorded) -> None:
+    bench.define()
+    with pytest.raises(LakequeueError, match="know no message 12345"):
+        story(recorded, "12345")
