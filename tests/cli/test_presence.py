@@ -1,11 +1,9 @@
-"""Which of Kafka, engine and queue is not there: every command and `doctor` say so."""
+"""Which of Kafka, engine and queue is not there, beyond `transcripts/presence.txt`."""
 
 from __future__ import annotations
 
-import contextlib
 import json
 import time
-from collections.abc import Iterator
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -38,43 +36,18 @@ def nowhere() -> str:
     return f"kafka://127.0.0.1:{free_port()}"
 
 
-def test_no_kafka_at_an_address(nowhere: str) -> None:
-    result = run("queues", "--url", nowhere)
-    assert result.exit_code == 3
-    (line,) = result.stderr.splitlines()
-    assert line.startswith(f"no Kafka broker answers at {nowhere.removeprefix('kafka://')} – ")
-    assert line.endswith("Start it with `lakequeue up`, or say with --url or --home where it is")
-
-
-def test_what_is_no_address_is_said_once() -> None:
-    result = run("queues", "--url", "kafka://here:99999")
-    assert result.exit_code == 2
-    (line,) = result.stderr.splitlines()
-    assert line.startswith("Kafka's address: 'here:99999' – allowed is host:port")
-
-
-def test_no_kafka_at_a_home_that_ended_without_a_word(nowhere: str, tmp_path: Path) -> None:
-    (tmp_path / "address").write_text(f"{nowhere}\n")
-    result = run("queues", "--home", str(tmp_path))
-    assert result.exit_code == 3
-    assert f"Nothing runs at the home {tmp_path}: start it with" in result.stderr
-
-
 def test_a_home_whose_lock_is_held(nowhere: str, tmp_path: Path) -> None:
     (tmp_path / "address").write_text(f"{nowhere}\n")
-    with lock(tmp_path):
-        result = run("queues", "--home", str(tmp_path))
+    kafka = EmbeddedKafka(tmp_path / "kafka")
+    kafka.home.mkdir()
+    kafka._take_home()
+    result = run("queues", "--home", str(tmp_path))
+    kafka._release_home()
     assert f"The home {tmp_path} is in use" in result.stderr
 
 
-def test_a_home_that_has_no_address_yet_or_any_more(tmp_path: Path) -> None:
-    """Before it serves, and behind its end: who starts is not told to start, and the home of `run`
-    is not told of `up`."""
-    said = run("queues", "--home", str(tmp_path)).stderr
-    assert f"start it with `lakequeue up --home {tmp_path}`" in said
-    (tmp_path / "lakequeue.json").write_text("{}")
-    said = run("queues", "--home", str(tmp_path)).stderr
-    assert "start it as before, with `lakequeue run` or `lakequeue submit`" in said
+def test_a_home_that_is_starting(tmp_path: Path) -> None:
+    """Who starts it is not told to start it."""
     (tmp_path / "tables").mkdir()
     tables = TablesLock(tmp_path / "tables")
     tables.take()
@@ -82,18 +55,6 @@ def test_a_home_that_has_no_address_yet_or_any_more(tmp_path: Path) -> None:
     tables.release()
     assert result.exit_code == 3
     assert f"The home {tmp_path} is in use by a process that is starting" in result.stderr
-
-
-@contextlib.contextmanager
-def lock(home: Path) -> Iterator[None]:
-    """A home's lock, as its broker takes it."""
-    kafka = EmbeddedKafka(home / "kafka")
-    kafka.home.mkdir()
-    kafka._take_home()
-    try:
-        yield
-    finally:
-        kafka._release_home()
 
 
 def test_doctor_fails_only_where_something_was_said_to_run(

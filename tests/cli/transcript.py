@@ -87,7 +87,9 @@ class Transcript(Runner):
         if kind == "$":
             self._command(rest, step.below)
         elif kind == "file":
-            (self.folder / rest).write_text("".join(f"{line}\n" for line in step.below[">"]))
+            file = self.folder / rest
+            file.parent.mkdir(exist_ok=True)
+            file.write_text("".join(f"{line}\n" for line in step.below[">"]))
         elif kind != "engine":
             (scenario,) = parse(f"scenario one\n{step.text}")
             (line,) = scenario.lines
@@ -95,7 +97,8 @@ class Transcript(Runner):
 
     def _command(self, words: str, below: dict[str, list[str]]) -> None:
         given = "".join(f"{line}\n" for line in below.get("<", ()))
-        call = run if words.startswith(OF_A_HOME) else self.shell.run
+        is_elsewhere = words.startswith(OF_A_HOME) or " --url" in words or "queues --home" in words
+        call = run if is_elsewhere else self.shell.run
         done = call(*shlex.split(words), stdin=given)
         status = int(below.get("?", ["0"])[0])
         assert done.exit_code == status, f"{done.exit_code}\n{done.output}"

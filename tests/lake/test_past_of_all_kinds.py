@@ -6,6 +6,7 @@ Like `test_past.py` and `test_rebuilding.py`, whose walks have one plain queue.
 from __future__ import annotations
 
 import random
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -29,11 +30,17 @@ def test_R1_every_moment_of_queues_of_all_kinds(seed: int, refer: bool, tmp_path
     last, marks = walk.driver.step, {own.step for own, _ in walk.saved}
     assert len(marks) > 2
     home = write_history(walk.world, tmp_path, walk.saved, refer=refer)
+    said, taken = dict(walk.world.said), Counter()
+    for _, record in walk.world.logged():
+        taken[record.step] += sum(r.count for r in record.ranges)
     with open_lake(home) as lake:
         for step in sorted({*random.Random(seed).sample(range(1, last + 1), 6), last}):
             found = as_of(lake, home, HOME.name, step=step)
             assert (found.store.pages, found.now) == state_behind(walk, step)
             assert found.notes == []
+            if step not in marks:  # a moment at a snapshot takes no step again
+                assert found.last_outputs == said.get(step, [])
+                assert len(found.last_inputs) == taken[step]
 
 
 @pytest.mark.parametrize("seed", SEEDS)
