@@ -35,9 +35,9 @@ QUEUES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 NAMES = sorted(QUEUES)
 OPERATIONS = (
-    "publish", "publish", "publish", "run", "plain", "subscribe", "ack", "ack", "cancel", "reject",
-    "renew", "return", "bye", "where", "purge", "move", "edit", "redrive", "shutdown", "delete",
-    "garbage", "wait", "go", "go", "go", "go", "crash", "save", "restart",
+    "publish", "publish", "publish", "run", "plain", "subscribe", *["settle"] * 7, "bye",
+    *["put_right"] * 4, "shutdown", "delete", "garbage", "wait", "go", "go", "go", "go", "crash",
+    "save", "restart",
 )  # fmt: skip
 
 
@@ -78,15 +78,6 @@ class Many(Keeps, Walk):
     def say(self, command: str, **fields: Any) -> None:
         self.world.command(command=command, **fields)
 
-    def put_right(self, command: str, **fields: Any) -> None:
-        """Say what names messages: their ids are of this home."""
-        self.say(command, epoch=HOME.epoch, **fields)
-
-    def settle(self, command: str, **fields: Any) -> None:
-        queue = self.queue()
-        subscription = f"{queue}-{self.rng.randint(0, 1)}"
-        self.put_right(command, queue=queue, subscription=subscription, **fields)
-
     def live_publish(self) -> None:
         rng, queue = self.rng, self.queue()
         self.sent += 1
@@ -118,40 +109,29 @@ class Many(Keeps, Walk):
         self.say("subscribe", queue=queue, subscription=f"{queue}-{n}", session=session,
             max_backlog=self.rng.randint(1, 4), inbox=inbox)  # fmt: skip
 
-    def live_ack(self) -> None:
-        self.settle("ack", ids=self.some())
-
-    def live_where(self) -> None:
-        self.settle("ack", where=f"/n = {self.rng.randint(0, 9)}")
-
-    def live_cancel(self) -> None:
-        delay = self.rng.choice([{}, {"delay_ms": 5_000}])
-        self.settle("cancel", ids=self.some(), **delay)
-
-    def live_reject(self) -> None:
-        self.settle("reject", ids=self.some(), reason="no good")
-
-    def live_renew(self) -> None:
-        self.settle("renew", ids=self.some())
-
-    def live_return(self) -> None:
-        self.settle("return", ids=self.some())
-
     def live_bye(self) -> None:
         self.say("bye", session="x")
 
-    def live_purge(self) -> None:
-        self.put_right("purge", queue=self.queue(), where=f"/n = {self.rng.randint(0, 9)}")
+    def live_settle(self) -> None:
+        queue, where = self.queue(), f"/n = {self.rng.randint(0, 9)}"
+        command, chosen = self.rng.choice([
+            ("ack", {"ids": self.some()}), ("ack", {"ids": self.some()}), ("ack", {"where": where}),
+            ("cancel", {"ids": self.some(), **self.rng.choice([{}, {"delay_ms": 5_000}])}),
+            ("reject", {"ids": self.some(), "reason": "no good"}), ("renew", {"ids": self.some()}),
+            ("return", {"ids": self.some()}),
+        ])  # fmt: skip
+        subscription = f"{queue}-{self.rng.randint(0, 1)}"
+        self.say(command, queue=queue, subscription=subscription, epoch=HOME.epoch, **chosen)
 
-    def live_move(self) -> None:
+    def live_put_right(self) -> None:
         queue, to = self.rng.sample(NAMES, 2)
-        self.put_right("move", queue=queue, to=to, ids=self.some())
-
-    def live_edit(self) -> None:
-        self.put_right("edit", queue=self.queue(), ids=self.some(), headers={"colour": "red"})
-
-    def live_redrive(self) -> None:
-        self.put_right("redrive", queue="dead")
+        command, fields = self.rng.choice([
+            ("purge", {"queue": queue, "where": f"/n = {self.rng.randint(0, 9)}"}),
+            ("move", {"queue": queue, "to": to, "ids": self.some()}),
+            ("edit", {"queue": queue, "ids": self.some(), "headers": {"colour": "red"}}),
+            ("redrive", {"queue": "dead"}),
+        ])  # fmt: skip
+        self.say(command, epoch=HOME.epoch, **fields)
 
     def live_shutdown(self) -> None:
         closed = {name: self.rng.random() < 0.2 for name in ("ingress", "egress")}

@@ -10,55 +10,37 @@ from typing import Any
 
 import msgspec
 import pyarrow as pa
-from lake.on_files import MESSAGES, write_table
+from lake.on_files import write_table
 from lake.references_in_memory import places_of, references_to
 from lakequeue.protocol import topics
+from lakequeue.protocol.journal import Journal, JournalSegment
+from lakequeue.protocol.journal_encoding import encode
 from lakequeue.protocol.table_format import CRC_MODULUS
-from lakequeue.protocol.wire import STEP, headers_json, headers_list
+from lakequeue.protocol.wire import STEP, headers_list
 from lakequeue.replica.driver import Snapshot
 from lakequeue.sinks.block_references import REFERENCE
 from lakequeue.sinks.kafka_records import records_of
-from lakequeue.sinks.table_batch import STEP_ROWS, journal_rows, step_row
+from lakequeue.sinks.table_batch import STEP_ROWS, command_rows, journal_rows, step_row
 from lakequeue.sinks.table_batch import message_rows as rows_of_messages
 from lakequeue.sources.step_batch import goes_first
 from lakequeue.state import FORMAT, DictStore
 from loop.memory import HOME, Message, World
 
-US = pa.timestamp("us", "UTC")
-COMMANDS = pa.schema(
-    [
-        ("topic", pa.string()), ("partition", pa.int32()), ("offset", pa.int64()), ("time", US),
-        ("command", pa.string()), ("queue", pa.string()), ("key", pa.binary()),
-        ("value", pa.binary()), ("headers", pa.string()),
-    ]
-)  # fmt: skip
 SNAPSHOTS = pa.schema(
     [
-        ("broker", pa.string()), ("step", pa.int64()), ("now", US), ("batch", pa.int64()),
-        ("whole", pa.bool_()), ("page", pa.string()), ("value", pa.binary()), ("crc", pa.int64()),
-        ("refs", pa.list_(REFERENCE)),
+        ("broker", pa.string()), ("step", pa.int64()), ("now", pa.timestamp("us", "UTC")),
+        ("batch", pa.int64()), ("whole", pa.bool_()), ("page", pa.string()),
+        ("value", pa.binary()), ("crc", pa.int64()), ("refs", pa.list_(REFERENCE)),
     ]
 )  # fmt: skip
 
 
-def place_of(m: Message) -> dict[str, Any]:
-    return {
-        "topic": m.topic_, "partition": m.partition_, "offset": m.offset_, "time": m.time * 1000
-    }  # fmt: skip
+ANY = JournalSegment("spooled", "default", "orders", [1])
 
 
 def message_rows(m: Message) -> list[dict[str, Any]]:
     """As the tables query does it: a row for each message of a run."""
     return rows_of_messages(records_of([m], {})).drop_columns(["topic_id"]).to_pylist()
-
-
-def named(value: bytes) -> dict[str, str | None]:
-    """The command, and the queue that it names."""
-    try:
-        said = json.loads(value)
-    except ValueError:
-        said = {}
-    return {"command": said.get("command"), "queue": said.get("queue")}
 
 
 def said_to_journal(world: World) -> pa.Table:
@@ -71,7 +53,8 @@ def said_to_journal(world: World) -> pa.Table:
         batch for step, r in records.items()
         for batch in journal_rows((r.key or b"").decode(), step.decode(), r.value or b"")
     ]  # fmt: skip
-    return pa.Table.from_batches(found)
+    schema = next(journal_rows("b", "0.0", encode(Journal("b", 0, 0, [ANY])))).schema
+    return pa.Table.from_batches(found, schema)
 
 
 def by_reference(
@@ -133,26 +116,18 @@ def write_history(
     when = datetime(2026, 1, 1, tzinfo=UTC)
     steps = [step_row(log, at, when, value) for at, value in enumerate(world.log)]
     there = [m for messages in world.topics.values() for m in messages]
-    commands = [
-        {**place_of(m), **named(m.value_), "key": m.key_, "value": m.value_,
-         "headers": headers_json(list(m.headers_ or []))}
-        for m in there if goes_first(m.topic_)
-    ]  # fmt: skip
-    messages = [row for m in there if not goes_first(m.topic_) for row in message_rows(m)]
-    journal = pa.schema([("line", pa.int32()), ("broker", pa.string()), ("vpn", pa.string()),
-        ("queue", pa.string()), ("event", pa.string()), ("message_id", pa.string()),
-        ("subscription", pa.string()), ("reason", pa.string()), ("deliveries", pa.int32()),
-        ("topic", pa.string()), ("partition", pa.int32()), ("offset", pa.int64()),
-        ("item", pa.int32()), ("time", US), ("step", pa.int64()), ("part", pa.int32()),
-        ("until", US)])  # fmt: skip
+    first, others = (
+        records_of([m for m in there if goes_first(m.topic_) is which], {})
+        for which in (True, False)
+    )
+    messages, journal = rows_of_messages(others), said_to_journal(world)
     snapshots = snapshot_rows(list(saved), whole_each)
     if refer and snapshots:
-        rows = pa.Table.from_pylist(messages, MESSAGES)
-        snapshots = by_reference(snapshots, list(saved), said_to_journal(world), rows)
+        snapshots = by_reference(snapshots, list(saved), journal, messages)
     tables = {
-        "messages": pa.Table.from_pylist(messages, MESSAGES),
-        "journal": journal.empty_table(),
-        "commands": pa.Table.from_pylist(commands, COMMANDS),
+        "messages": messages,
+        "journal": journal.slice(0, 0),
+        "commands": command_rows(first),
         "steps": pa.Table.from_pylist(steps, STEP_ROWS),
         "snapshots": pa.Table.from_pylist(snapshots, SNAPSHOTS),
     }
