@@ -12,8 +12,6 @@ from typing import Any
 
 import lakequeue
 import pytest
-from click.testing import CliRunner
-from lakequeue.cli import main
 from lakequeue.monitor import terminal
 from lakequeue.monitor.engine_figures import EngineFigures
 from lakequeue.monitor.snapshot import VpnMonitor
@@ -144,18 +142,6 @@ def test_the_terminal_shows_them(mesh: Any, vpn_monitor: VpnMonitor) -> None:
     mesh.engine.brokers[1].is_stopped = True
     assert "Broker west is failed" in shown(Screen())
     mesh.engine.brokers[1].is_stopped = False
-
-
-def test_commands_show_them(mesh: Any) -> None:
-    def run(*words: str) -> str:
-        done = CliRunner().invoke(main, [*words, "--url", mesh.case_url], catch_exceptions=False)
-        return done.stdout
-
-    text = run("usage")
-    assert "broker east" in text
-    assert "broker west" in text
-    assert "vpn default (broker west)" in text
-    assert "west: No consumer is subscribed: 4 messages wait" in run("queues", "both")
 
 
 def test_waiting_times_are_of_all_hosts(mesh: Any) -> None:

@@ -11,8 +11,6 @@ from typing import Any
 
 import lakequeue
 import pytest
-from click.testing import CliRunner
-from lakequeue.cli import main
 from lakequeue.cli.monitor import keyboard, read_key, show
 from lakequeue.monitor import terminal
 from lakequeue.monitor.snapshot import VpnMonitor, VpnSnapshot
@@ -140,9 +138,3 @@ def test_keys_of_a_terminal() -> None:
     os.close(ours)
     assert read_key(theirs, 2) == "q"
     os.close(theirs)
-
-
-def test_without_a_terminal_it_says_so() -> None:
-    done = CliRunner().invoke(main, ["top", "--url", URL])
-    assert done.exit_code == 2
-    assert "needs a terminal" in done.output
