@@ -1,4 +1,4 @@
-"""Commands and snippets as they are printed in the pages, found without marks.
+"""What the pages print: commands and snippets, found without marks, and tables.
 
 A block of commands is one that is indented by four or fenced as `sh`, and whose first word is one
 of `WORDS`. A command may go on over lines, with a backslash or a here-document.
@@ -20,7 +20,7 @@ PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
 WORDS = ("lakequeue", ".venv/bin/lakequeue", "make", "python", "docker", "spark-submit", "echo",
          "cat", "pip", ".")  # fmt: skip
 SHELLS = ("sh", "bash", "shell", "console")
-_FENCE = re.compile(r"^( *)```([^\n]*)\n(.*?)^\1```", re.MULTILINE | re.DOTALL)
+FENCE = re.compile(r"^( *)```([^\n]*)\n(.*?)^\1```", re.MULTILINE | re.DOTALL)
 _INDENTED = re.compile(r"(?:(?<=\n\n)|^)((?: {4,}[^\n]*\n|\n(?= {4}))+)", re.MULTILINE)
 _HERE = re.compile(r"<<-?\s*'?(\w+)'?")
 
@@ -38,16 +38,28 @@ def name_of(page: Path) -> str:
     return str(page.relative_to(ROOT))
 
 
+def table(page: str, name: str) -> dict[str, list[str]]:
+    """A marked table of a page: first column, without backquotes → the other columns."""
+    text = (ROOT / "docs" / page).read_text()
+    found = re.search(rf"<!-- table: {name} -->\n(.*?)\n<!-- end of table -->", text, re.DOTALL)
+    assert found, f"{page}: no table {name!r}"
+    rows = [[cell.strip() for cell in line.strip().strip("|").split("|")]
+            for line in found[1].splitlines()[2:]]  # fmt: skip
+    keys = [row[0].strip("`") for row in rows]
+    assert len(keys) == len(set(keys)), f"{page}: a row of {name!r} stands twice"
+    return {key: row[1:] for key, row in zip(keys, rows, strict=True)}
+
+
 def fenced(page: Path) -> Iterator[tuple[str, str]]:
     """Each fenced block: its kind, and its text without the indentation."""
-    for indent, kind, text in _FENCE.findall(page.read_text()):
+    for indent, kind, text in FENCE.findall(page.read_text()):
         yield kind.strip(), re.sub(f"^{indent}", "", text, flags=re.MULTILINE)
 
 
 def commands(page: Path) -> list[Printed]:
     """Every command of a page, in order."""
     blocks = [text for kind, text in fenced(page) if kind in SHELLS]
-    blocks += _INDENTED.findall(_FENCE.sub("", page.read_text()) + "\n")
+    blocks += _INDENTED.findall(FENCE.sub("", page.read_text()) + "\n")
     found = []
     for block in blocks:
         lines = [line.strip() for line in block.splitlines()]
@@ -75,16 +87,14 @@ def _logical(lines: list[str]) -> Iterator[str]:
 def examples_of_help() -> list[Printed]:
     """The examples of every command's help."""
     context = click.Context(main)
-    commands = {name: main.get_command(context, name) for name in main.list_commands(context)}
+    commands = {f" {name}": main.get_command(context, name) for name in main.list_commands(context)}
     found = []
     for name, command in {"": main, **commands}.items():
         assert command is not None, name
         text = command.get_help(click.Context(command, terminal_width=100, max_content_width=100))
         for part in re.findall(r"(?:Examples?|Start here):\n((?:    [^\n]*\n)+)", text + "\n"):
-            lines = (line.strip() for line in _logical(part.split("\n")))
-            found += [
-                Printed(f"lakequeue {name} --help".replace("  ", " "), line) for line in lines
-            ]
+            lines = _logical(part.split("\n"))
+            found += [Printed(f"lakequeue{name} --help", line.strip()) for line in lines]
     return found
 
 

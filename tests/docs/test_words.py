@@ -6,13 +6,12 @@ is called now; who adds a name of that kind finds the better one here.
 
 import ast
 import re
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
 import pytest
+from docs.printed import PAGES, ROOT, name_of
 
-ROOT = Path(__file__).resolve().parents[2]
 CODE = re.compile(r"`([^`]+)`")
 ROOMS = sorted(one.parent for one in ROOT.glob("*/__init__.py"))
 
@@ -88,67 +87,52 @@ PHRASES = {
 }
 
 
+GIVEN_UP = {"module": MODULES, "class": CLASSES, "name": NAMES}
+
+
 @cache
 def modules() -> list[Path]:
     """Those of the package."""
     return [*ROOT.glob("*.py"), *(file for room in ROOMS for file in room.rglob("*.py"))]
 
 
-def classes(file: Path) -> Iterator[tuple[str, int]]:
-    """Those of a module and its aliases of types, without the leading underscore; their lines."""
-    for node in ast.walk(ast.parse(file.read_text())):
-        match node:
-            case ast.ClassDef(name=name) | ast.Assign(targets=[ast.Name(id=name)]):
-                yield name.lstrip("_"), node.lineno
+@cache
+def defined() -> list[tuple[str, str, str, int]]:
+    """What the modules define: kind, name without the leading underscore, file and line. A class
+    may be an alias of a type; a name is of a function, a parameter or a variable."""
+    found = []
+    for file in modules():
+        found.append(("module", file.stem, name_of(file), 1))
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.ClassDef):
+                names = [("class", node.name)]
+            elif isinstance(node, ast.FunctionDef):
+                names = [("name", node.name)]
+            elif isinstance(node, ast.arg):
+                names = [("name", node.arg)]
+            elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+                names = [("name", node.id), ("class", node.id)]
+            else:
+                continue
+            found += [(kind, name.lstrip("_"), name_of(file), node.lineno) for kind, name in names]
+    return found
 
 
-def names(file: Path) -> Iterator[tuple[str, int]]:
-    """The functions, parameters and variables of a module, with their lines."""
-    for node in ast.walk(ast.parse(file.read_text())):
-        match node:
-            case ast.FunctionDef(name=name) | ast.arg(arg=name):
-                yield name.lstrip("_"), node.lineno
-            case ast.Name(id=name, ctx=ast.Store()):
-                yield name.lstrip("_"), node.lineno
-
-
-def pages() -> list[Path]:
-    """What people read: the README and everything in docs/."""
-    return [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-
-
-def test_no_module_has_a_name_that_was_given_up() -> None:
+@pytest.mark.parametrize("kind", GIVEN_UP)
+def test_no_name_that_was_given_up_comes_back(kind: str) -> None:
     found = [
-        f"{file.relative_to(ROOT)}: {file.stem!r} is not used; rather: {MODULES[file.stem]}"
-        for file in modules()
-        if file.stem in MODULES
-    ]
-    assert not found, "\n".join(found)
-
-
-def test_no_class_has_a_name_that_was_given_up() -> None:
-    found = [
-        f"{file.relative_to(ROOT)}:{line}: {name!r} is not used; rather: {CLASSES[name]}"
-        for file in modules()
-        for name, line in classes(file)
-        if name in CLASSES
-    ]
-    assert not found, "\n".join(found)
-
-
-def test_functions_and_variables_have_the_fields_words() -> None:
-    found = [
-        f"{file.relative_to(ROOT)}:{line}: {name!r} is not used; rather: {NAMES[name]}"
-        for file in modules()
-        for name, line in names(file)
-        if name in NAMES and (name, file.name) != ("way", "bridge_facts.py")  # stored in pages
+        f"{file}:{line}: {name!r} is not used; rather: {GIVEN_UP[kind][name]}"
+        for of, name, file, line in defined()
+        if of == kind
+        and name in GIVEN_UP[kind]
+        and (name, Path(file).name) != ("way", "bridge_facts.py")  # stored in pages
     ]
     assert not found, "\n".join(found)
 
 
 def test_no_comment_begins_without_an_actor() -> None:
     found = [
-        f"{file.relative_to(ROOT)}:{number}: {line.strip()}: name the actor: a client that ..."
+        f"{name_of(file)}:{number}: {line.strip()}: name the actor: a client that ..."
         for file in modules()
         for number, line in enumerate(file.read_text().splitlines(), 1)
         if re.search(r"""(?:\"\"\"|# |[.:;] )(?:Whoever|Who \w+s) """, line)
@@ -156,7 +140,7 @@ def test_no_comment_begins_without_an_actor() -> None:
     assert not found, "\n".join(found)
 
 
-@pytest.mark.parametrize("page", pages(), ids=lambda page: str(page.relative_to(ROOT)))
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_no_page_uses_them(page: Path) -> None:
     """In code a module is ours where its room, or `.py`, stands beside it."""
     rooms = "|".join({file.parent.name for file in modules()} - {ROOT.name})
