@@ -1,9 +1,6 @@
 """Generated parts are up to date; hand-written tables say what the code says."""
 
 import re
-from collections.abc import Callable
-from pathlib import Path
-from types import ModuleType
 from typing import Any, get_args
 
 import duckdb
@@ -11,11 +8,13 @@ import lakequeue
 import msgspec
 import pytest
 from client.threaded import connect
+from docs.printed import ROOT, table
 from lakequeue.cli import consume
 from lakequeue.client.consumer import settling
 from lakequeue.definitions import bridge, configuration, definition, parse_configuration
 from lakequeue.definitions.definition_values import keys_of
 from lakequeue.definitions.foreign_words import WORDS
+from lakequeue.docs import generate
 from lakequeue.lake import create_views
 from lakequeue.lake.views import VIEWS
 from lakequeue.memory import MemoryEngine
@@ -23,77 +22,77 @@ from lakequeue.protocol import Reason, commands, table_format, units, wire
 from lakequeue.protocol.journal_encoding import SCHEMA
 from lakequeue.protocol.outputs import Deliveries
 from lakequeue.state import Limits
+from lakequeue.state.queue.table import NAMES, TABLE, Event
 from lakequeue.streaming.kafka.topics_admin import PARTITIONS
 
-Table = Callable[[str, str], dict[str, list[str]]]
-PARTS = (
-    "failures", "publish-header", "client-commands", "engine-commands", "inbox", "command-line",
-    "metrics",
-    "words-rabbitmq", "words-sqs", "words-jms", "words-celery", "words-kafka",
-)  # fmt: skip
+DOCS = ROOT / "docs"
+PROTOCOL = (DOCS / "reference/protocol.md").read_text()
 
 
-@pytest.mark.parametrize("name", PARTS)
-def test_generated_parts_are_up_to_date(name: str, generate: ModuleType, root: Path) -> None:
+@pytest.mark.parametrize("name", generate.PARTS)
+def test_generated_parts_are_up_to_date(name: str) -> None:
     page, make = generate.PARTS[name]
-    shown = generate.between((root / "docs" / page).read_text(), name)
+    shown = generate.between((DOCS / page).read_text(), name)
     assert shown == make(), "run: python docs/generate.py"
 
 
-def test_every_generated_part_is_tested(generate: ModuleType) -> None:
-    assert set(generate.PARTS) == {*PARTS, "lifecycle"}
+def test_every_transition_is_in_a_row() -> None:
+    rows = [re.split(r" *\| *", line.strip("| ")) for line in generate.lifecycle().splitlines()[2:]]
+    for (state, event), what in TABLE.items():
+        before = "new" if event in (Event.ENTER, Event.ENTER_LATER) else NAMES[state]
+        wanted = [event.value, NAMES[what.to]]
+        (row,) = [r for r in rows if before in r[0].split(", ") and r[1:3] == wanted]
+        assert what.rule in row[4].split(", ")
 
 
-def test_every_word_of_another_system_is_shown_once(root: Path, generate: ModuleType) -> None:
+def test_states_have_names() -> None:
+    assert {state for state, _ in TABLE} | {what.to for what in TABLE.values()} == set(NAMES)
+
+
+def test_every_word_of_another_system_is_shown_once() -> None:
     named = [name for systems in generate.SYSTEMS.values() for name in systems]
     assert sorted(named) == sorted({word.of for word in WORDS})
-    text = (root / "docs/reference/keys-of-other-systems.md").read_text()
-    for word in WORDS:
-        assert text.count(f"`{word.theirs}`") == 1
+    text = (DOCS / "reference/keys-of-other-systems.md").read_text()
+    assert [word for word in WORDS if text.count(f"`{word.theirs}`") != 1] == []
 
 
-def test_every_command_is_described(root: Path) -> None:
-    text = (root / "docs/reference/protocol.md").read_text()
+def test_every_command_is_described() -> None:
     for kind in set(get_args(commands.AnyCommand)) - set(commands.OF_ENGINE):
-        assert f"\n| `{kind.__struct_config__.tag}` |" in text
+        assert f"\n| `{kind.__struct_config__.tag}` |" in PROTOCOL
 
 
-def test_every_topic_is_described(root: Path) -> None:
-    text = (root / "docs/reference/protocol.md").read_text()
-    for kind in PARTITIONS:  # the brokers' own have their section
-        assert re.search(rf"\| `default\.{kind}` \| {PARTITIONS[kind]} \|", text), kind
+def test_every_topic_is_described() -> None:
+    for kind, count in PARTITIONS.items():  # the brokers' own have their section
+        assert re.search(rf"\| `default\.{kind}` \| {count} \|", PROTOCOL), kind
 
 
-def test_reasons(table: Table) -> None:
+def test_reasons() -> None:
     assert set(table("reference/reasons-and-events.md", "reasons")) == set(Reason)
 
 
-def test_keys_of_a_definition(table: Table) -> None:
-    shown = table("reference/configuration.md", "queue")
-    assert set(shown) == set(definition.KEYS)
-    fields = {field.name: field for field in msgspec.structs.fields(definition.QueueDefinition)}
-    depends = {"topic", "underlying_topic", "default_publish_target", "fairness_model"}
-    for key, attribute in definition._ATTRIBUTE_OF.items():
-        if key not in depends:
-            assert shown[key][0].strip("`") == written(fields[attribute]), key
+# Keys whose defaults depend on others.
+DEPENDS = {"topic", "underlying_topic", "default_publish_target", "fairness_model"}
+SYSTEM = {key: attribute for key, (attribute, _) in configuration._SYSTEM_KEYS.items()}
+VPNS = {key: attribute for key, (attribute, _) in keys_of(configuration.VpnLimits).items()}
 
 
 @pytest.mark.parametrize(
-    ("name", "keys", "kind"),
+    ("name", "attributes", "kind"),
     [
-        ("system", configuration._SYSTEM_KEYS, configuration.SystemLimits),
-        ("vpns", keys_of(configuration.VpnLimits), configuration.VpnLimits),
+        ("queue", definition._ATTRIBUTE_OF, definition.QueueDefinition),
+        ("system", SYSTEM, configuration.SystemLimits),
+        ("vpns", VPNS, configuration.VpnLimits),
     ],
 )
-def test_keys_of_limits(name: str, keys: dict[str, Any], kind: Any, table: Table) -> None:
+def test_keys_and_their_defaults(name: str, attributes: dict[str, str], kind: Any) -> None:
     shown = table("reference/configuration.md", name)
-    assert set(shown) == set(keys)
+    assert set(shown) == set(definition.KEYS if name == "queue" else attributes)
     fields = {field.name: field for field in msgspec.structs.fields(kind)}
-    for key, (attribute, _) in keys.items():
-        assert shown[key][0].strip("`") == written(fields[attribute]), key
+    wanted = {key: written(fields[attributes[key]]) for key in set(attributes) - DEPENDS}
+    assert {key: shown[key][0].strip("`") for key in wanted} == wanted
 
 
-def test_keys_of_a_bridge(table: Table) -> None:
+def test_keys_of_a_bridge() -> None:
     shown = table("reference/configuration.md", "bridges")
     assert set(shown) == set(bridge._KEYS)
     assert shown["lanes"][0].strip("`") == bridge.PER_DESTINATION
@@ -116,37 +115,31 @@ def written(field: msgspec.structs.FieldInfo) -> str:
 
 
 @pytest.mark.parametrize("name", ["messages", "journal", "commands"])
-def test_columns_of_tables(name: str, table: Table) -> None:
-    schema = table_format.COLUMNS[name]
-    columns = [
-        column.replace("`", "").split(maxsplit=1) for column in re.split(r", (?![^<]*>)", schema)
-    ]
+def test_columns_of_tables(name: str) -> None:
+    columns = re.split(r", (?![^<]*>)", table_format.COLUMNS[name].replace("`", ""))
     shown = table("reference/delta-tables.md", name)
-    assert [[key, row[0]] for key, row in shown.items()] == columns
+    assert [[key, row[0]] for key, row in shown.items()] == [c.split(maxsplit=1) for c in columns]
 
 
-def test_columns_of_the_views(table: Table) -> None:
+def test_columns_of_the_views() -> None:
     types = {"LONG": "BIGINT", "BINARY": "BLOB", "STRING": "VARCHAR", "TIMESTAMP": "TIMESTAMPTZ"}
     with duckdb.connect() as empty:
-        schemas = {name: table_format.COLUMNS[name] for name in ("messages", "journal")}
-        for name, schema in schemas.items():
-            columns = [column.replace("`", "").split() for column in schema.split(",")]
+        for name in ("messages", "journal"):
+            columns = [c.split() for c in table_format.COLUMNS[name].replace("`", "").split(",")]
             text = ", ".join(f'"{c}" {types.get(t, t)}' for c, t in columns)
             empty.execute(f"CREATE TABLE {name} ({text})")
         create_views(empty.execute, "duckdb")
         found = {name: [c[0] for c in empty.execute(f"FROM {name}").description] for name in VIEWS}
-    shown = {name: re.findall("`(.*?)`", row[-1]) for name, row in
-             table("reference/delta-tables.md", "views").items()}  # fmt: skip
-    assert shown == found
+    views = table("reference/delta-tables.md", "views")
+    assert {name: re.findall("`(.*?)`", row[-1]) for name, row in views.items()} == found
 
 
-def test_columns_of_the_journal_record(root: Path) -> None:
-    text = (root / "docs/reference/protocol.md").read_text()
-    section = text.partition("## Journal")[2].partition("\n## ")[0]
+def test_columns_of_the_journal_record() -> None:
+    section = PROTOCOL.partition("## Journal")[2].partition("\n## ")[0]
     assert [name for name in SCHEMA.names if f"`{name}`" not in section] == []
 
 
-def test_headers_of_a_delivery(root: Path) -> None:
+def test_headers_of_a_delivery() -> None:
     dead = {"reason": "expired", "queue": "q", "time": 1, "deliveries": 1, "detail": "d"}
     delivery = Deliveries(
         "q", "s", "t", 0, "single", 7, barrier=True, ids=[1], numbers=[1], counts=[1],
@@ -154,12 +147,11 @@ def test_headers_of_a_delivery(root: Path) -> None:
         dead={0: dead},
     )  # fmt: skip
     (record,) = wire.encode([delivery])
-    text = (root / "docs/reference/protocol.md").read_text()
-    for name, _ in wire.headers_list(record.headers):
-        assert f"`{name}`" in text, name
+    named = [name for name, _ in wire.headers_list(record.headers)]
+    assert [name for name in named if f"`{name}`" not in PROTOCOL] == []
 
 
-def test_the_example_of_the_batch_framing(root: Path) -> None:
+def test_the_example_of_the_batch_framing() -> None:
     delivery = Deliveries(
         "q", "s", "t", 0, "batch", 0, ids=[1, 2], numbers=[1, 2], counts=[1, 1], priorities=[4, 4],
         expires=[0, 0], times=[5, 5], payloads=[b"a", b"bc"], keys=[None, None],
@@ -167,14 +159,13 @@ def test_the_example_of_the_batch_framing(root: Path) -> None:
     )  # fmt: skip
     (record,) = wire.encode([delivery])
     assert record.value is not None
-    text = (root / "docs/reference/protocol.md").read_text()
-    example = text.partition("published at 5 ms:")[2].partition("## Replies")[0]
+    example = PROTOCOL.partition("published at 5 ms:")[2].partition("## Replies")[0]
     line = re.compile(r"^    ((?:[0-9a-f]{2} {1,2})*[0-9a-f]{2})(?: {2,}|$)", re.MULTILINE)
     parts = line.findall(example)
     assert len(parts) == 6
     assert all(bytes.fromhex(part) in record.value for part in parts), parts
     named = msgspec.msgpack.decode(record.value[4 : 4 + int.from_bytes(record.value[:4], "big")])
-    assert [key for key in named if f"`{key}`" not in text] == []
+    assert [key for key in named if f"`{key}`" not in PROTOCOL] == []
 
 
 def kinds(pages: dict[str, bytes]) -> set[str]:
@@ -182,7 +173,7 @@ def kinds(pages: dict[str, bytes]) -> set[str]:
     return {"/".join(part for part in key.split("/") if not part.isdigit()) for key in pages}
 
 
-def test_pages_of_the_state(table: Table) -> None:
+def test_pages_of_the_state() -> None:
     """Brokers with which everything happens have pages of exactly these kinds."""
     # Nearly all is cold at once.
     small = Limits(live_rows=2, segment_rows=2, block_bytes=40, file_bytes=200)
@@ -210,12 +201,12 @@ def test_pages_of_the_state(table: Table) -> None:
     assert found - inner == shown
 
 
-def test_code_of_the_state_exists(table: Table, root: Path) -> None:
-    for row in table("internals/state.md", "pages").values():
-        assert (root / row[-1].strip("`")).is_file(), row
+def test_code_of_the_state_exists() -> None:
+    files = [row[-1].strip("`") for row in table("internals/state.md", "pages").values()]
+    assert [file for file in files if not (ROOT / file).is_file()] == []
 
 
-def test_acknowledgement_modes(root: Path) -> None:
+def test_acknowledgement_modes() -> None:
     assert set(consume.ACK_MODES) == set(settling.ACK_MODES)
-    text = (root / "docs/concepts/acknowledgements.md").read_text()
+    text = (DOCS / "concepts/acknowledgements.md").read_text()
     assert [mode for mode in settling.ACK_MODES if f"| `{mode}`" not in text] == []

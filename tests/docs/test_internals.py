@@ -10,21 +10,15 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from docs.printed import FENCE, ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs/internals").glob("*.md"))]
-FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 CODE = re.compile(r"`([^`\n]+)`")
 WORD = r"[A-Za-z_]\w*"
 DOTTED = re.compile(rf"{WORD}(?:\.{WORD})+")
 #: Not in the product: a function of Spark's SQL, files, settings of a test.
-FOREIGN = {
-    "current_timestamp",
-    "CHANGELOG.md",
-    "lakequeue.json",
-    "LAKEQUEUE_CHAOS_DEATHS",
-    "LAKEQUEUE_CHAOS_SEED",
-}
+FOREIGN = {"current_timestamp", "CHANGELOG.md", "lakequeue.json", "LAKEQUEUE_CHAOS_DEATHS",
+           "LAKEQUEUE_CHAOS_SEED"}  # fmt: skip
 
 
 def modules() -> Iterator[Path]:
@@ -36,16 +30,22 @@ def modules() -> Iterator[Path]:
         yield from folder.rglob("*.py")
 
 
-def names_in(tree: ast.AST) -> Iterator[str]:
-    """Each name that stands in a piece of code, as itself or as a word on the wire."""
-    for node in ast.walk(tree):
-        match node:
-            case ast.FunctionDef(name=name) | ast.ClassDef(name=name) | ast.alias(name=name):
-                yield name
-            case ast.Attribute(attr=name) | ast.Name(id=name) | ast.arg(arg=name):
-                yield name
-            case ast.Constant(value=str(text)) if re.fullmatch(WORD, text):
-                yield text
+#: Which attribute of a node is a name.
+NAME_OF = {ast.FunctionDef: "name", ast.ClassDef: "name", ast.alias: "name", ast.arg: "arg",
+           ast.Attribute: "attr", ast.Name: "id"}  # fmt: skip
+
+
+def collect(node: ast.AST, owners: list[set[str]], found: dict[str, set[str]]) -> None:
+    """Gives each name that stands in a piece of code, as itself or as a word on the wire, to the
+    module and the classes that it stands in."""
+    if isinstance(node, ast.ClassDef):
+        owners = [*owners, found.setdefault(node.name, set())]
+    name = getattr(node, NAME_OF.get(type(node), "value"), None)
+    if isinstance(name, str) and re.fullmatch(WORD, name):
+        for names in owners:
+            names.add(name)
+    for child in ast.iter_child_nodes(node):
+        collect(child, owners, found)
 
 
 @cache
@@ -55,13 +55,10 @@ def code() -> dict[str, set[str]]:
     for file in modules():
         tree = ast.parse(file.read_text())
         stem = file.parent.name if file.stem == "__init__" else file.stem
-        found.setdefault(stem, set()).update(names_in(tree))
+        collect(tree, [found.setdefault(stem, set())], found)
         if file.parent != ROOT:
             own = {n.name for n in tree.body if isinstance(n, ast.ClassDef | ast.FunctionDef)}
             found.setdefault(file.parent.name, set()).update({file.stem}, own)
-        for node in ast.walk(tree):
-            if isinstance(node, ast.ClassDef):
-                found.setdefault(node.name, set()).update(names_in(node))
     return found
 
 
@@ -87,7 +84,7 @@ def missing(page: str) -> list[str]:
     paths = [name for name in names if is_path(name)]
     folders = [ROOT, *(ROOT / p if p.endswith("/") else (ROOT / p).parent for p in paths)]
     wrong = [name for name in paths if not any((folder / name).exists() for folder in folders)]
-    drawn = [text for kind, text in FENCE.findall(page) if kind == "mermaid"]
+    drawn = [text for _, kind, text in FENCE.findall(page) if kind == "mermaid"]
     dotted = [name for name in names if DOTTED.fullmatch(name)]
     dotted += [name for text in drawn for name in DOTTED.findall(text)]
     for name in dotted:

@@ -4,13 +4,11 @@ import re
 from pathlib import Path
 
 import pytest
+from docs.printed import FENCE, ROOT, fenced, name_of
 from lakequeue.conf import load_configuration_text
 
-ROOT = Path(__file__).resolve().parents[2]
 FRONT = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md")
 PAGES = sorted([*(ROOT / name for name in FRONT), *(ROOT / "docs").rglob("*.md")])
-NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
-FENCE = re.compile(r"^( *)```([^\n]*)\n(.*?)^\1```", re.MULTILINE | re.DOTALL)
 README_LINES = 120
 #: How many words all of docs/ may have.
 ALL_WORDS = 45_000
@@ -24,13 +22,21 @@ WORDS = {
 LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)")
 
 
+each_page = pytest.mark.parametrize("page", PAGES, ids=name_of)
+
+
 def fences(page: Path, kind: str) -> list[str]:
-    """The code of a kind in a page, without its indentation."""
-    return [
-        re.sub(f"^{indent}", "", code, flags=re.MULTILINE)
-        for indent, found, code in FENCE.findall(page.read_text())
-        if found.strip() == kind
-    ]
+    """The code of a kind in a page."""
+    return [text for found, text in fenced(page) if found == kind]
+
+
+def with_code(kind: str) -> pytest.MarkDecorator:
+    """Each page that has code of the kind."""
+    return pytest.mark.parametrize("page", [p for p in PAGES if fences(p, kind)], ids=name_of)
+
+
+def links(page: Path) -> list[str]:
+    return LINK.findall(FENCE.sub("", page.read_text()))
 
 
 def anchors(page: Path) -> set[str]:
@@ -41,10 +47,9 @@ def anchors(page: Path) -> set[str]:
     return {heading.replace(" ", "-") for heading in plain}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=NAMES)
+@each_page
 def test_links_lead_somewhere(page: Path) -> None:
-    text = FENCE.sub("", page.read_text())
-    for link in LINK.findall(text):
+    for link in links(page):
         if re.match(r"[a-z]+:", link):
             continue
         path, _, anchor = link.partition("#")
@@ -57,13 +62,10 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 def test_every_page_is_linked() -> None:
     linked = {
-        (page.parent / link.partition("#")[0]).resolve()
-        for page in PAGES
-        for link in LINK.findall(FENCE.sub("", page.read_text()))
+        (page.parent / link.partition("#")[0]).resolve() for page in PAGES for link in links(page)
     }
-    assert [
-        p for p in PAGES if p not in linked and p.name not in ("README.md", "CHANGELOG.md")
-    ] == []
+    pages = {page for page in PAGES if page.name not in ("README.md", "CHANGELOG.md")}
+    assert pages - linked == set()
 
 
 def test_every_example_is_linked_from_the_readme() -> None:
@@ -72,32 +74,32 @@ def test_every_example_is_linked_from_the_readme() -> None:
     assert [name for name in programs if f"(examples/{name})" not in text] == []
 
 
+def words(page: Path) -> int:
+    return len(page.read_text().split())
+
+
 def test_the_readme_is_short() -> None:
     assert len((ROOT / "README.md").read_text().splitlines()) <= README_LINES
 
 
-@pytest.mark.parametrize("page", PAGES, ids=NAMES)
+@each_page
 def test_no_page_is_too_long(page: Path) -> None:
-    name = str(page.relative_to(ROOT))
-    for start, most in WORDS.items():
-        if name.startswith(start):
-            assert len(page.read_text().split()) <= most
+    limits = [most for start, most in WORDS.items() if name_of(page).startswith(start)]
+    assert all(words(page) <= most for most in limits)
 
 
-@pytest.mark.parametrize(
-    "page", sorted((ROOT / "docs" / "concepts").glob("*.md")), ids=lambda page: page.name
-)
+@each_page
 def test_a_concept_has_one_picture_at_most(page: Path) -> None:
     text = page.read_text()
-    assert text.count("```mermaid") + text.count("![") <= 1
+    if name_of(page).startswith("docs/concepts/"):
+        assert text.count("```mermaid") + text.count("![") <= 1
 
 
 def test_all_pages_together_are_not_too_long() -> None:
-    words = sum(len(page.read_text().split()) for page in (ROOT / "docs").rglob("*.md"))
-    assert words <= ALL_WORDS
+    assert sum(map(words, (ROOT / "docs").rglob("*.md"))) <= ALL_WORDS
 
 
-@pytest.mark.parametrize("page", PAGES, ids=NAMES)
+@each_page
 def test_no_page_names_this_machine(page: Path) -> None:
     text = page.read_text()
     assert str(ROOT) not in text
@@ -105,7 +107,7 @@ def test_no_page_names_this_machine(page: Path) -> None:
     assert not re.search(r"(?<![\w.])/(?:home|Users|work|root)/", text)
 
 
-@pytest.mark.parametrize("page", [p for p in PAGES if fences(p, "python memory")], ids=str)
+@with_code("python memory")
 def test_examples_run_on_memory(page: Path) -> None:
     """The examples of a page run one after the other, in one namespace."""
     names: dict[str, object] = {}
@@ -114,13 +116,13 @@ def test_examples_run_on_memory(page: Path) -> None:
     assert names, "no example ran"
 
 
-@pytest.mark.parametrize("page", PAGES, ids=NAMES)
+@each_page
 def test_python_compiles(page: Path) -> None:
     for code in fences(page, "python"):
         assert compile(code, str(page), "exec")
 
 
-@pytest.mark.parametrize("page", [p for p in PAGES if fences(p, "yaml")], ids=str)
+@with_code("yaml")
 def test_configurations_load(page: Path) -> None:
     for code in fences(page, "yaml"):
         assert load_configuration_text(code, page.name).queues
@@ -142,8 +144,9 @@ def test_every_decision_is_listed() -> None:
     assert [int(page.name[:4]) for page in numbered] == list(range(1, len(numbered) + 1))
     listed = (folder / "README.md").read_text()
     for page in numbered:
+        text = page.read_text()
         assert page.name in listed
         for heading in ("**Context.**", "**Decision.**", "**Consequences.**"):
-            assert heading in page.read_text(), page.name
-        assert not page.read_text().rstrip().endswith("**"), f"{page.name}: nothing after a heading"
-        assert len(page.read_text().split()) <= 400, page.name
+            assert heading in text, page.name
+        assert not text.rstrip().endswith("**"), f"{page.name}: nothing after a heading"
+        assert words(page) <= 400, page.name
