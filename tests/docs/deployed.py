@@ -1,18 +1,17 @@
-"""What deployments have in common: images, the engine's command line, and where Docker is."""
+"""What deployments have in common: images, the engine's command line, and Spark's jars."""
 
 from __future__ import annotations
 
 import re
-import shutil
-import subprocess
-from functools import cache
+import zipfile
 from pathlib import Path
 from typing import Any
 
+import pyspark
 from lakequeue.cli.start_engine import run
 
-ROOT = Path(__file__).resolve().parents[2]
 PINNED = re.compile(r"[\w./-]+:v?\d+\.\d+\.\d+(-[\w.-]+)?")
+SPARK = Path(pyspark.__file__).parent
 
 
 def engine_options(words: list[str]) -> dict[str, Any]:
@@ -23,9 +22,7 @@ def engine_options(words: list[str]) -> dict[str, Any]:
     return {**context.params, "settings": given}
 
 
-@cache
-def docker_answers() -> bool:
-    """Whether containers can be run here."""
-    if shutil.which("docker") is None:
-        return False
-    return subprocess.run(["docker", "info"], capture_output=True, timeout=60).returncode == 0
+def spark_jar(name: str) -> zipfile.ZipFile:
+    """A jar of Spark's, by the beginning of its name."""
+    (jar,) = SPARK.glob(f"jars/{name}_*.jar")
+    return zipfile.ZipFile(jar)

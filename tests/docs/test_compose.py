@@ -6,142 +6,127 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
+import subprocess
 import time
 import tomllib
 import zipfile
 from typing import Any
 
 import lakequeue
-import pyspark
 import pytest
 import yaml
-from deployed import PINNED, ROOT, docker_answers, engine_options
+from docs.deployed import PINNED, SPARK, engine_options, spark_jar
+from docs.printed import ROOT
 from lakequeue.streaming.jars import ensure_jars
 
-SERVICES = {"kafka", "spark-master", "spark-worker", "engine", "prometheus", "grafana"}
+COMPOSE = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
+SERVICES: dict[str, Any] = COMPOSE["services"]
+NAMES = {"kafka", "spark-master", "spark-worker", "engine", "prometheus", "grafana"}
 OURS = ("spark-master", "spark-worker", "engine")
+ENGINE = engine_options(SERVICES["engine"]["command"])
+PORT = ENGINE["settings"]["lakequeue.metrics_port"]
+IMAGE = (ROOT / "Dockerfile").read_text()
 SITE = "/usr/local/lib/python3.11/site-packages"
 PUBLISHED = {"19092", "8080", "4040", "9090", "3000"}
 
 
-@pytest.fixture(scope="module")
-def compose() -> dict[str, Any]:
-    return yaml.safe_load((ROOT / "docker-compose.yml").read_text())
+def test_the_services_are_there() -> None:
+    assert set(SERVICES) == NAMES
+    assert SERVICES["spark-worker"]["deploy"]["replicas"] == 2
 
 
-@pytest.fixture(scope="module")
-def image() -> str:
-    return (ROOT / "Dockerfile").read_text()
-
-
-def test_the_services_are_there(compose: dict[str, Any]) -> None:
-    assert set(compose["services"]) == SERVICES
-    assert compose["services"]["spark-worker"]["deploy"]["replicas"] == 2
-
-
-@pytest.mark.parametrize("name", sorted(SERVICES))
-def test_a_service_is_pinned_watched_and_nobodys_root(compose: dict[str, Any], name: str) -> None:
-    service = compose["services"][name]
+@pytest.mark.parametrize("name", sorted(NAMES))
+def test_a_service_is_pinned_watched_and_nobodys_root(name: str) -> None:
+    service = SERVICES[name]
     assert PINNED.fullmatch(service["image"]), service["image"]
     assert service["user"].partition(":")[0] not in ("0", "root")
     assert service["healthcheck"]["test"][0] == "CMD"
     needed = service.get("depends_on", {})
-    assert set(needed) <= SERVICES - {name}
+    assert set(needed) <= NAMES - {name}
     assert all(one == {"condition": "service_healthy"} for one in needed.values())
 
 
-def test_images_are_of_what_was_tested(compose: dict[str, Any], image: str) -> None:
+def test_images_are_of_what_was_tested() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    assert {compose["services"][n]["image"] for n in OURS} == {f"lakequeue:{project['version']}"}
+    assert {SERVICES[n]["image"] for n in OURS} == {f"lakequeue:{project['version']}"}
     (broker,) = re.findall(r'name="kafka_2.13" rev="([^"]+)"', (ROOT / "conf/jars.xml").read_text())
-    assert compose["services"]["kafka"]["image"] == f"apache/kafka:{broker}"
-    base = re.search(r"^FROM (.*)$", image, re.MULTILINE)
-    assert base
-    assert PINNED.fullmatch(base[1])
-    assert base[1].startswith(f"python:{SITE.partition('python')[2].partition('/')[0]}.")
+    assert SERVICES["kafka"]["image"] == f"apache/kafka:{broker}"
+    (base,) = re.findall(r"^FROM (.*)$", IMAGE, re.MULTILINE)
+    assert PINNED.fullmatch(base)
+    assert base.startswith(f"python:{SITE.partition('python')[2].partition('/')[0]}.")
 
 
-def test_files_that_are_mounted_exist(compose: dict[str, Any]) -> None:
-    mounted = 0
-    for service in compose["services"].values():
-        for volume in service.get("volumes", ()):
-            source = volume.split(":")[0]
-            if source.startswith("."):
-                mounted += 1
-                assert (ROOT / source).exists(), source
-                assert volume.endswith(":ro")
-            else:
-                assert source in compose["volumes"], source
-    assert mounted == 5
+def test_files_that_are_mounted_exist() -> None:
+    volumes = [v for service in SERVICES.values() for v in service.get("volumes", ())]
+    mounted = [volume for volume in volumes if volume.startswith(".")]
+    assert len(mounted) == 5
+    assert all(volume.endswith(":ro") for volume in mounted)
+    assert [v for v in mounted if not (ROOT / v.split(":")[0]).exists()] == []
+    assert {v.split(":")[0] for v in set(volumes) - set(mounted)} <= set(COMPOSE["volumes"])
 
 
-def test_the_image_runs_as_nobody_in_particular(compose: dict[str, Any], image: str) -> None:
+def test_the_image_runs_as_nobody_in_particular() -> None:
     """What it writes to before it runs stands before the user, what runs behind it."""
-    user = re.search(r"^USER (\d+:\d+)$", image, re.MULTILINE)
+    user = re.search(r"^USER (\d+:\d+)$", IMAGE, re.MULTILINE)
     assert user
-    assert {compose["services"][name]["user"] for name in OURS} == {user[1]}
-    assert f"--uid {user[1].partition(':')[0]}" in image
-    assert image.index("pip install") < user.start() < image.index("lakequeue.streaming.jars")
-    assert "ENTRYPOINT [" in image[user.start() :]
+    assert {SERVICES[name]["user"] for name in OURS} == {user[1]}
+    assert f"--uid {user[1].partition(':')[0]}" in IMAGE
+    assert IMAGE.index("pip install") < user.start() < IMAGE.index("lakequeue.streaming.jars")
+    assert "ENTRYPOINT [" in IMAGE[user.start() :]
 
 
-def test_the_engine_and_the_workers_share_the_home(compose: dict[str, Any]) -> None:
+def test_the_engine_and_the_workers_share_the_home() -> None:
     for name in ("engine", "spark-worker"):
-        assert "engine-home:/data" in compose["services"][name]["volumes"]
-    options = engine_options(compose["services"]["engine"]["command"])
-    assert options["home"].is_relative_to("/data")
+        assert "engine-home:/data" in SERVICES[name]["volumes"]
+    assert ENGINE["home"].is_relative_to("/data")
 
 
-def test_the_engines_command_line_is_understood(compose: dict[str, Any]) -> None:
-    options = engine_options(compose["services"]["engine"]["command"])
-    listeners = compose["services"]["kafka"]["environment"]["KAFKA_ADVERTISED_LISTENERS"]
-    assert f"INTERNAL://{options['bootstrap']}," in listeners
-    assert options["settings"]["spark.driver.host"] == compose["services"]["engine"]["hostname"]
-    targets = [v.split(":")[1] for v in compose["services"]["engine"]["volumes"]]
-    assert str(options["config"]) in targets
-    port = options["settings"]["lakequeue.metrics_port"]
-    assert f"127.0.0.1:{port}/metrics" in compose["services"]["engine"]["healthcheck"]["test"][-1]
+def test_the_engines_command_line_is_understood() -> None:
+    engine = SERVICES["engine"]
+    listeners = SERVICES["kafka"]["environment"]["KAFKA_ADVERTISED_LISTENERS"]
+    assert f"INTERNAL://{ENGINE['bootstrap']}," in listeners
+    assert ENGINE["settings"]["spark.driver.host"] == engine["hostname"]
+    assert str(ENGINE["config"]) in [v.split(":")[1] for v in engine["volumes"]]
+    assert f"127.0.0.1:{PORT}/metrics" in engine["healthcheck"]["test"][-1]
 
 
-def test_sparks_commands_are_those_of_pyspark(compose: dict[str, Any], image: str) -> None:
-    """Classes, their options, and one address that master, workers and engine agree on."""
-    (core,) = (p for p in _spark_jars() if p.name.startswith("spark-core_"))
-    files = set(zipfile.ZipFile(core).namelist())
-    master, worker = (compose["services"][n]["command"] for n in ("spark-master", "spark-worker"))
-    for words, arguments in (
-        (master, "master/MasterArguments"),
-        (worker, "worker/WorkerArguments"),
-    ):
-        assert words[0] == f"{SITE}/pyspark/bin/spark-class"
-        assert f"{words[1].replace('.', '/')}.class" in files
-        known = zipfile.ZipFile(core).read(f"org/apache/spark/deploy/{arguments}.class")
-        options = [w.partition("=")[0] for w in words[2:] if w.startswith("--")]
-        assert [o for o in options if o.encode() not in known] == []
-    assert f"SPARK_HOME={SITE}/pyspark" in image
-    address = f"spark://{compose['services']['spark-master']['hostname']}:7077"
-    assert "--port=7077" in master
-    assert worker[-1] == address
-    assert engine_options(compose["services"]["engine"]["command"])["master"] == address
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [("spark-master", "master/MasterArguments"), ("spark-worker", "worker/WorkerArguments")],
+)
+def test_sparks_commands_are_those_of_pyspark(name: str, arguments: str) -> None:
+    """The classes and their options."""
+    words, core = SERVICES[name]["command"], spark_jar("spark-core")
+    assert words[0] == f"{SITE}/pyspark/bin/spark-class"
+    assert f"{words[1].replace('.', '/')}.class" in core.namelist()
+    known = core.read(f"org/apache/spark/deploy/{arguments}.class")
+    options = [w.partition("=")[0] for w in words[2:] if w.startswith("--")]
+    assert [o for o in options if o.encode() not in known] == []
+    assert f"SPARK_HOME={SITE}/pyspark" in IMAGE
 
 
-def test_ports_that_are_published_are_served(compose: dict[str, Any]) -> None:
-    services = compose["services"]
-    ports = {p for s in services.values() for p in s.get("ports", ())}
-    assert {p.split(":")[0] for p in ports} == PUBLISHED
-    assert all(p.split(":")[0] == p.split(":")[1] for p in ports)
-    assert "HOST://:19092" in services["kafka"]["environment"]["KAFKA_LISTENERS"]
-    assert "--webui-port=8080" in services["spark-master"]["command"]
-    assert "lakequeue.ui_port" not in str(services["engine"]["command"])  # 4040, the default
-    assert ":9090/" in services["prometheus"]["healthcheck"]["test"][-1]
-    assert ":3000/" in services["grafana"]["healthcheck"]["test"][-1]
+def test_master_workers_and_engine_agree_on_an_address() -> None:
+    address = f"spark://{SERVICES['spark-master']['hostname']}:7077"
+    assert "--port=7077" in SERVICES["spark-master"]["command"]
+    assert SERVICES["spark-worker"]["command"][-1] == ENGINE["master"] == address
 
 
-def test_kafkas_environment_is_known_to_kafka(compose: dict[str, Any]) -> None:
+def test_ports_that_are_published_are_served() -> None:
+    ports = [p.split(":") for s in SERVICES.values() for p in s.get("ports", ())]
+    assert {outside for outside, _ in ports} == PUBLISHED
+    assert all(outside == inside for outside, inside in ports)
+    assert "HOST://:19092" in SERVICES["kafka"]["environment"]["KAFKA_LISTENERS"]
+    assert "--webui-port=8080" in SERVICES["spark-master"]["command"]
+    assert "lakequeue.ui_port" not in str(SERVICES["engine"]["command"])  # 4040, the default
+    assert ":9090/" in SERVICES["prometheus"]["healthcheck"]["test"][-1]
+    assert ":3000/" in SERVICES["grafana"]["healthcheck"]["test"][-1]
+
+
+def test_kafkas_environment_is_known_to_kafka() -> None:
     """`KAFKA_LOG_DIRS` is the setting `log.dirs`: each stands in a class of the broker's."""
-    wanted = {
-        name.removeprefix("KAFKA_").lower().replace("_", ".")
-        for name in compose["services"]["kafka"]["environment"]
-    }
+    names = [name.removeprefix("KAFKA_") for name in SERVICES["kafka"]["environment"]]
+    wanted = {name.lower().replace("_", ".") for name in names}
     for jar in ensure_jars().broker:
         archive = zipfile.ZipFile(jar)
         for name in (n for n in archive.namelist() if n.endswith("Config.class")):
@@ -150,41 +135,41 @@ def test_kafkas_environment_is_known_to_kafka(compose: dict[str, Any]) -> None:
     assert {s for s in wanted if not s.startswith("listener.security")} == set()
 
 
-def test_the_images_environment_is_read(image: str) -> None:
-    names = set(re.findall(r"^(?:ENV|   ) (\w+)=", image, re.MULTILINE))
-    code = (ROOT / "streaming/jars.py").read_text() + (
-        ROOT / "streaming/spark/spark_session.py"
-    ).read_text()
-    scripts = (_spark_jars()[0].parents[1] / "sbin" / "spark-daemon.sh").read_text()
-    assert {name for name in names if name not in code + scripts} == set()
+def test_the_images_environment_is_read() -> None:
+    names = set(re.findall(r"^(?:ENV|   ) (\w+)=", IMAGE, re.MULTILINE))
+    readers = (ROOT / "streaming/jars.py", ROOT / "streaming/spark/spark_session.py",
+               SPARK / "sbin/spark-daemon.sh")  # fmt: skip
+    code = "".join(file.read_text() for file in readers)
+    assert {name for name in names if name not in code} == set()
     assert names >= {"LAKEQUEUE_CACHE", "SPARK_HOME", "PYSPARK_PYTHON"}
 
 
-def test_prometheus_reads_the_engines_port(compose: dict[str, Any]) -> None:
-    settings = yaml.safe_load((ROOT / "conf" / "prometheus.yml").read_text())
-    targets = settings["scrape_configs"][0]["static_configs"][0]["targets"]
-    port = engine_options(compose["services"]["engine"]["command"])["settings"][
-        "lakequeue.metrics_port"
-    ]
-    assert targets == [f"127.0.0.1:{port}"]
-    assert compose["services"]["prometheus"]["network_mode"] == "service:engine"
+def test_prometheus_reads_the_engines_port() -> None:
+    settings = yaml.safe_load((ROOT / "conf/prometheus.yml").read_text())
+    (target,) = settings["scrape_configs"][0]["static_configs"][0]["targets"]
+    assert target == f"127.0.0.1:{PORT}"
+    assert SERVICES["prometheus"]["network_mode"] == "service:engine"
 
 
-def test_grafana_finds_its_dashboards(compose: dict[str, Any]) -> None:
+def test_grafana_finds_its_dashboards() -> None:
     folder = ROOT / "conf" / "grafana"
-    providers = yaml.safe_load((folder / "provisioning/dashboards/lakequeue.yaml").read_text())[
-        "providers"
-    ]
-    volumes = compose["services"]["grafana"]["volumes"]
-    path = providers[0]["options"]["path"]
-    assert f"./conf/grafana/dashboards:{path}:ro" in volumes
-    (source,) = yaml.safe_load((folder / "provisioning/datasources/prometheus.yaml").read_text())[
-        "datasources"
-    ]
+
+    def provisioned(name: str) -> Any:
+        return yaml.safe_load((folder / "provisioning" / name).read_text())
+
+    path = provisioned("dashboards/lakequeue.yaml")["providers"][0]["options"]["path"]
+    assert f"./conf/grafana/dashboards:{path}:ro" in SERVICES["grafana"]["volumes"]
+    (source,) = provisioned("datasources/prometheus.yaml")["datasources"]
     assert source["url"] == "http://engine:9090"  # Prometheus is in the engine's network
     dashboard = json.loads((folder / "dashboards/lakequeue.json").read_text())
-    for panel in dashboard["panels"]:
-        assert panel["datasource"]["uid"] == source["uid"]
+    assert {panel["datasource"]["uid"] for panel in dashboard["panels"]} == {source["uid"]}
+
+
+def docker_answers() -> bool:
+    """Whether containers can be run here."""
+    if shutil.which("docker") is None:
+        return False
+    return subprocess.run(["docker", "info"], capture_output=True, timeout=60).returncode == 0
 
 
 if docker_answers():
@@ -204,9 +189,3 @@ if docker_answers():
                         message = consumer.receive(timeout=5)
                     assert message.payload == b'{"n": 1}'
                     message.ack()
-
-
-def _spark_jars() -> list[Any]:
-    from pathlib import Path
-
-    return sorted((Path(pyspark.__file__).parent / "jars").glob("*.jar"))

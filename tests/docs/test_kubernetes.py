@@ -4,149 +4,121 @@ from __future__ import annotations
 
 import re
 import subprocess
-import zipfile
 from pathlib import Path
 from typing import Any
 
 import kubernetes_validate
-import pyspark
 import pytest
 import yaml
-from deployed import PINNED, ROOT, engine_options
+from docs.deployed import PINNED, engine_options, spark_jar
+from docs.printed import ROOT
 
 VERSIONS = ("1.30", "1.37")  # the oldest that is looked at, and the newest that is known
 BACKEND = "org/apache/spark/scheduler/cluster/k8s/KubernetesExecutorBackend"
-
-
-@pytest.fixture(scope="module")
-def manifest() -> list[dict[str, Any]]:
-    return list(yaml.safe_load_all((ROOT / "deploy/kubernetes.yaml").read_text()))
-
-
-def named(manifest: list[dict[str, Any]], kind: str) -> dict[str, Any]:
-    (found,) = (one for one in manifest if one["kind"] == kind)
-    return found
-
-
-@pytest.fixture(scope="module")
-def pod(manifest: list[dict[str, Any]]) -> dict[str, Any]:
-    return named(manifest, "Deployment")["spec"]["template"]["spec"]
-
-
-@pytest.fixture(scope="module")
-def options(pod: dict[str, Any]) -> dict[str, Any]:
-    return engine_options(pod["containers"][0]["args"])
-
-
-def check_valid(manifest: dict[str, Any], version: str) -> None:
-    """Raises for what Kubernetes would refuse."""
-    kubernetes_validate.validate(manifest, version, strict=True)
+TEXT = (ROOT / "deploy/kubernetes.yaml").read_text()
+MANIFEST: list[dict[str, Any]] = list(yaml.safe_load_all(TEXT))
+OF_KIND = {one["kind"]: one for one in MANIFEST}
+FILES: dict[str, str] = OF_KIND["ConfigMap"]["data"]
+EXECUTORS = yaml.safe_load(FILES["executor.yaml"])
+TEMPLATE = OF_KIND["Deployment"]["spec"]["template"]
+POD = TEMPLATE["spec"]
+ENGINE = POD["containers"][0]
+OPTIONS = engine_options(ENGINE["args"])
+SETTINGS: dict[str, str] = OPTIONS["settings"]
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_kubernetes_understands_it(manifest: list[dict[str, Any]], version: str) -> None:
-    executors = yaml.safe_load(named(manifest, "ConfigMap")["data"]["executor.yaml"])
+def test_kubernetes_understands_it(version: str) -> None:
+    executors = yaml.safe_load(FILES["executor.yaml"])
     executors["spec"]["containers"][0]["image"] = "spark-sets-it:1.0.0"
-    for one in [*manifest, executors]:
-        check_valid(one, version)
+    for one in [*MANIFEST, executors]:
+        kubernetes_validate.validate(one, version, strict=True)
 
 
-def test_a_mistake_is_found(manifest: list[dict[str, Any]]) -> None:
-    wrong = {**named(manifest, "Deployment"), "spec": {"replicaz": 1}}
+def test_a_mistake_is_found() -> None:
+    wrong = {**OF_KIND["Deployment"], "spec": {"replicaz": 1}}
     with pytest.raises(kubernetes_validate.ValidationError):
         kubernetes_validate.validate(wrong, VERSIONS[-1], strict=True)
 
 
-def test_everything_is_in_its_namespace(manifest: list[dict[str, Any]]) -> None:
-    name = named(manifest, "Namespace")["metadata"]["name"]
-    others = [one for one in manifest if one["kind"] != "Namespace"]
+def test_everything_is_in_its_namespace() -> None:
+    assert len(OF_KIND) == len(MANIFEST)
+    name = OF_KIND["Namespace"]["metadata"]["name"]
+    others = [one for one in MANIFEST if one["kind"] != "Namespace"]
     assert {one["metadata"]["namespace"] for one in others} == {name}
 
 
-def test_images_are_pinned_and_executors_have_the_engines(
-    pod: dict[str, Any], options: dict[str, Any]
-) -> None:
-    for container in pod["containers"]:
+def test_images_are_pinned_and_executors_have_the_engines() -> None:
+    for container in POD["containers"]:
         assert PINNED.fullmatch(container["image"]), container["image"]
-    engine = pod["containers"][0]["image"]
-    assert options["settings"]["spark.kubernetes.container.image"] == engine
+    assert SETTINGS["spark.kubernetes.container.image"] == ENGINE["image"]
     compose = (ROOT / "docker-compose.yml").read_text()
-    assert f"image: {pod['containers'][1]['image']}\n" in compose
+    assert f"image: {POD['containers'][1]['image']}\n" in compose
 
 
-def test_nobody_is_root(manifest: list[dict[str, Any]], pod: dict[str, Any]) -> None:
+@pytest.mark.parametrize("spec", [POD, EXECUTORS["spec"]], ids=["engine", "executors"])
+def test_nobody_is_root(spec: dict[str, Any]) -> None:
     """As the namespace demands, of the user that the image has."""
-    executors = yaml.safe_load(named(manifest, "ConfigMap")["data"]["executor.yaml"])["spec"]
     (user,) = re.findall(r"^USER (\d+):", (ROOT / "Dockerfile").read_text(), re.MULTILINE)
-    for spec in (pod, executors):
-        assert spec["securityContext"]["runAsNonRoot"]
-        assert spec["securityContext"]["runAsUser"] == int(user)
-        for container in spec["containers"]:
-            assert container["securityContext"]["allowPrivilegeEscalation"] is False
-            assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+    assert spec["securityContext"]["runAsNonRoot"]
+    assert spec["securityContext"]["runAsUser"] == int(user)
+    for container in spec["containers"]:
+        assert container["securityContext"]["allowPrivilegeEscalation"] is False
+        assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
 
 
-def test_executors_find_the_driver(
-    manifest: list[dict[str, Any]], pod: dict[str, Any], options: dict[str, Any]
-) -> None:
-    service, settings = named(manifest, "Service"), options["settings"]
-    where = f"{service['metadata']['name']}.{service['metadata']['namespace']}.svc"
-    assert settings["spark.driver.host"] == where
-    assert settings["spark.kubernetes.namespace"] == service["metadata"]["namespace"]
+def test_executors_find_the_driver() -> None:
+    service = OF_KIND["Service"]
+    name, namespace = service["metadata"]["name"], service["metadata"]["namespace"]
+    assert SETTINGS["spark.driver.host"] == f"{name}.{namespace}.svc"
+    assert SETTINGS["spark.kubernetes.namespace"] == namespace
     ports = {str(port["port"]) for port in service["spec"]["ports"]}
-    assert {settings["spark.driver.port"], settings["spark.driver.blockManager.port"]} <= ports
-    served = {str(p["containerPort"]) for c in pod["containers"] for p in c["ports"]}
-    assert ports == served
-    labels = named(manifest, "Deployment")["spec"]["template"]["metadata"]["labels"]
-    assert service["spec"]["selector"].items() <= labels.items()
+    assert {SETTINGS["spark.driver.port"], SETTINGS["spark.driver.blockManager.port"]} <= ports
+    assert ports == {str(p["containerPort"]) for c in POD["containers"] for p in c["ports"]}
+    assert service["spec"]["selector"].items() <= TEMPLATE["metadata"]["labels"].items()
 
 
-def test_the_home_is_the_same_for_driver_and_executors(
-    manifest: list[dict[str, Any]], pod: dict[str, Any], options: dict[str, Any]
-) -> None:
-    claim, settings = named(manifest, "PersistentVolumeClaim"), options["settings"]
+def test_the_home_is_the_same_for_driver_and_executors() -> None:
+    claim = OF_KIND["PersistentVolumeClaim"]
     volume = "spark.kubernetes.executor.volumes.persistentVolumeClaim.home"
     assert claim["spec"]["accessModes"] == ["ReadWriteMany"]
-    assert settings[f"{volume}.options.claimName"] == claim["metadata"]["name"]
-    mounts = {m["name"]: m["mountPath"] for m in pod["containers"][0]["volumeMounts"]}
-    assert settings[f"{volume}.mount.path"] == mounts["home"]
-    assert options["home"].is_relative_to(mounts["home"])
-    assert options["config"].parent == Path(mounts["queues"])
-    template = Path(settings["spark.kubernetes.executor.podTemplateFile"])
+    assert SETTINGS[f"{volume}.options.claimName"] == claim["metadata"]["name"]
+    mounts = {m["name"]: m["mountPath"] for m in ENGINE["volumeMounts"]}
+    assert SETTINGS[f"{volume}.mount.path"] == mounts["home"]
+    assert OPTIONS["home"].is_relative_to(mounts["home"])
+    assert OPTIONS["config"].parent == Path(mounts["queues"])
+    template = Path(SETTINGS["spark.kubernetes.executor.podTemplateFile"])
     assert template.parent == Path(mounts["executor-pods"])
-    assert template.name in named(manifest, "ConfigMap")["data"]
-    volumes = {volume["name"] for volume in pod["volumes"]}
-    assert {m["name"] for c in pod["containers"] for m in c["volumeMounts"]} == volumes
+    assert template.name in FILES
+    volumes = {volume["name"] for volume in POD["volumes"]}
+    assert {m["name"] for c in POD["containers"] for m in c["volumeMounts"]} == volumes
 
 
-def test_the_probes_ask_where_the_metrics_are(pod: dict[str, Any], options: dict[str, Any]) -> None:
-    port = options["settings"]["lakequeue.metrics_port"]
-    for probe in ("startupProbe", "livenessProbe"):
-        words = pod["containers"][0][probe]["exec"]["command"]
-        compile(words[2], probe, "exec")
-        assert f"127.0.0.1:{port}/metrics" in words[2]
-    assert f"127.0.0.1:{port}" in (ROOT / "conf/prometheus.yml").read_text()
+@pytest.mark.parametrize("probe", ["startupProbe", "livenessProbe"])
+def test_the_probes_ask_where_the_metrics_are(probe: str) -> None:
+    where = f"127.0.0.1:{SETTINGS['lakequeue.metrics_port']}"
+    code = ENGINE[probe]["exec"]["command"][2]
+    compile(code, probe, "exec")
+    assert f"{where}/metrics" in code
+    assert where in (ROOT / "conf/prometheus.yml").read_text()
 
 
-def test_maps_of_files_are_made_of_files_that_are_there(pod: dict[str, Any]) -> None:
-    text = (ROOT / "deploy/kubernetes.yaml").read_text()
-    files = re.findall(r"--from-file=(\S+)", text)
+def test_maps_of_files_are_made_of_files_that_are_there() -> None:
+    files = re.findall(r"--from-file=(\S+)", TEXT)
     assert len(files) == 3
     assert all((ROOT / file).is_file() for file in files)
-    made = set(re.findall(r"create configmap (\S+)", text)) | {"lakequeue-executors"}
-    assert {v["configMap"]["name"] for v in pod["volumes"] if "configMap" in v} == made
+    made = set(re.findall(r"create configmap (\S+)", TEXT)) | {"lakequeue-executors"}
+    assert {v["configMap"]["name"] for v in POD["volumes"] if "configMap" in v} == made
 
 
-def test_sparks_settings_are_sparks(options: dict[str, Any]) -> None:
+def test_sparks_settings_are_sparks() -> None:
     """Each stands in Spark's own classes; of a volume and an owner only the beginning does."""
-    wanted = {s for s in options["settings"] if s.startswith("spark.kubernetes.")}
+    wanted = {s for s in SETTINGS if s.startswith("spark.kubernetes.")}
     begins = {re.sub(r"(volumes\.).*", r"\1", s) for s in wanted}
-    (jar,) = (Path(pyspark.__file__).parent / "jars").glob("spark-kubernetes_*.jar")
-    archive = zipfile.ZipFile(jar)
+    archive = spark_jar("spark-kubernetes")
     known = b"".join(archive.read(n) for n in archive.namelist() if "/k8s/Config" in n)
-    assert {s for s in begins if s.encode() not in known} <= {
-        "spark.kubernetes.authenticate.serviceAccountName"
-    }
+    missing = {s for s in begins if s.encode() not in known}
+    assert missing <= {"spark.kubernetes.authenticate.serviceAccountName"}
 
 
 def test_an_executor_is_started_as_spark_asks() -> None:
@@ -162,8 +134,7 @@ def test_an_executor_is_started_as_spark_asks() -> None:
     assert said[:4] == ["-Dfirst=a b", "-Dlast=1", "-Xms2g", "-Xmx2g"]
     assert said[6] == BACKEND.replace("/", ".")
     given = dict(zip(said[7::2], said[8::2], strict=True))
-    (jar,) = (Path(pyspark.__file__).parent / "jars").glob("spark-kubernetes_*.jar")
-    known = zipfile.ZipFile(jar).read(f"{BACKEND}$.class")
+    known = spark_jar("spark-kubernetes").read(f"{BACKEND}$.class")
     assert [option for option in given if option.encode() not in known] == []
     assert given["--podName"] == "exec-3"
     assert entry(environment, "java", "anything else") == ["anything else"]
