@@ -22,16 +22,14 @@ from pathlib import Path
 
 import click
 import pytest
+from docs.printed import PAGES, ROOT, Printed, calls, commands, examples_of_help, fenced, name_of
+from job.processes import until
 from lakequeue.cli import main
 from lakequeue.lake import read_columns
 from lakequeue.streaming.java import start_tied
 from lakequeue.streaming.spark.queries import QUERY_SETTINGS
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-import forked
-from forked import write_command
-from printed import PAGES, ROOT, Printed, calls, commands, examples_of_help, fenced, name_of
+from docs import forked
 
 # What cannot run here, and why.
 ELSEWHERE = {
@@ -108,6 +106,9 @@ def test_make_targets_exist(printed: Printed) -> None:
 # ---------------------------------------------------------------- run, on one engine
 
 
+Done = subprocess.CompletedProcess[str]
+
+
 class Place:
     """A folder with the engine that the quickstart starts, and the package's documentation."""
 
@@ -125,7 +126,7 @@ class Place:
     def forking(self) -> Iterator[None]:
         """`quickly` finds a command that is imported already (`forked.py`)."""
         place = self.folder / "asked"
-        write_command(self.folder / "bin", place)
+        forked.write_command(self.folder / "bin", place)
         command = [sys.executable, forked.__file__, str(place)]
         server = start_tied(command, env=self.environment, stdout=subprocess.PIPE, text=True)
         try:
@@ -148,15 +149,22 @@ class Place:
             time.sleep(0.2)
         return process
 
-    def run(self, text: str, quickly: bool = True) -> subprocess.CompletedProcess[str]:
+    def run(self, text: str, quickly: bool = True) -> Done:
         """A command, by the shell."""
+        environment = self.quickly if quickly else self.environment
+        return self._run(["bash", "-c", text], environment, COMMAND_S)
+
+    def python(self, code: str, *arguments: str, seconds: float = COMMAND_S) -> Done:
+        """A snippet, in a process of its own."""
+        return self._run([sys.executable, "-c", code, *arguments], self.environment, seconds)
+
+    def _run(self, command: list[str], environment: dict[str, str], seconds: float) -> Done:
         return subprocess.run(
-            ["bash", "-c", text], cwd=self.folder, capture_output=True, text=True,
-            env=self.quickly if quickly else self.environment, timeout=COMMAND_S,
-            stdin=subprocess.DEVNULL,
+            command, cwd=self.folder, env=environment, capture_output=True, text=True,
+            timeout=seconds, stdin=subprocess.DEVNULL,
         )  # fmt: skip
 
-    def run_for_a_while(self, text: str) -> subprocess.CompletedProcess[str]:
+    def run_for_a_while(self, text: str) -> Done:
         """One without an end gets Ctrl-C a moment after it has said something, or what it shows
         stands still."""
         process = subprocess.Popen(
@@ -171,15 +179,6 @@ class Place:
         finally:
             process.kill()
         return subprocess.CompletedProcess(text, process.returncode, said, said)
-
-    def python(
-        self, code: str, *arguments: str, seconds: float = COMMAND_S
-    ) -> subprocess.CompletedProcess[str]:
-        """A snippet, in a process of its own."""
-        return subprocess.run(
-            [sys.executable, "-c", code, *arguments], cwd=self.folder, env=self.environment,
-            capture_output=True, text=True, timeout=seconds,
-        )  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -196,16 +195,11 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
         process.kill()
 
 
-def good(done: subprocess.CompletedProcess[str]) -> str:
+def good(done: Done) -> str:
     """What it printed. A traceback or a failure fails the test."""
     assert done.returncode == 0, f"{done.returncode}: {done.stdout}{done.stderr}"
     assert "Traceback" not in done.stderr
     return done.stdout
-
-
-def ours(line: str) -> bool:
-    """Whether a line of a traceback is of a file of this package."""
-    return "lakequeue/" in line and "site-packages" not in line
 
 
 def publish(place: Place) -> None:
@@ -231,7 +225,7 @@ def test_commands_run_as_printed(place: Place, pages: list[str]) -> None:
 def check_all_run(place: Place, printed: list[str], quickly: bool) -> None:
     """The commands of a page, one after the other; those without an end beside the others.
     quickly: without the imports of each."""
-    endless: dict[str, Future[subprocess.CompletedProcess[str]]] = {}
+    endless: dict[str, Future[Done]] = {}
     with ThreadPoolExecutor() as beside:
         for text in printed:
             if ENDLESS.search(text):
@@ -284,7 +278,8 @@ def test_spark_answers_the_questions_and_reads_and_writes_as_printed(place: Plac
     done = place.python(*asked, seconds=2 * START_S)
     assert done.returncode == 0, done.stderr
     # A daemon of PySpark's that is told to end may complain; where it lies says nothing of us.
-    assert [line for line in done.stderr.splitlines() if ours(line)] == []
+    files = [line for line in done.stderr.splitlines() if "lakequeue/" in line]
+    assert [line for line in files if "site-packages" not in line] == []
     assert "b'{\"price\": 12}' 1" in done.stdout
     said = good(place.run("lakequeue consume orders --count 1 --timeout 40"))
     assert said == '{"customer":"ann","price":5}\n'
@@ -307,22 +302,17 @@ def test_the_tables_are_asked_from_python(place: Place) -> None:
 
 def wait_for_steps(place: Place) -> None:
     """Until the tables say which steps were taken: they are written once a minute."""
-    deadline = time.monotonic() + STEPS_S
-    while time.monotonic() < deadline:
-        if len(read_columns(place.home / "tables" / "steps", ["step"])) > 1:
-            return
-        time.sleep(0.5)
-    pytest.fail(f"no steps came into the tables within {STEPS_S} s")
+    steps = place.home / "tables" / "steps"
+    until(lambda: len(read_columns(steps, ["step"])) > 1, STEPS_S, "steps are in the tables")
 
 
 def wait_for_events(place: Place, wanted: set[str], number: str = "") -> None:
     """Until the table has these events, and what is wanted of the message, else 17's end."""
-    deadline = time.monotonic() + TABLES_S
-    while time.monotonic() < deadline:
-        rows = read_columns(place.home / "tables" / "journal", ["event", "message_id"]).to_pylist()
-        one, event = (number, "spooled") if number else ("17", "acknowledged")
-        ended = any(r["event"] == event and r["message_id"] == one for r in rows)
-        if ended and wanted <= {row["event"] for row in rows}:
-            return
-        time.sleep(0.5)
-    pytest.fail(f"{wanted} did not come into the journal within {TABLES_S} s")
+    one = (number, "spooled") if number else ("17", "acknowledged")
+
+    def are_there() -> bool:
+        table = read_columns(place.home / "tables" / "journal", ["event", "message_id"])
+        rows = {(row["message_id"], row["event"]) for row in table.to_pylist()}
+        return one in rows and wanted <= {event for _, event in rows}
+
+    until(are_there, TABLES_S, f"{wanted} are in the journal")

@@ -6,15 +6,18 @@ Another test runs it on the real job; here it is run because it is quick and nee
 import importlib.util
 import sys
 from collections import deque
-from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from collections.abc import Callable
+from runpy import run_path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import lakequeue
 import pytest
+from docs.printed import ROOT
 from lakequeue.memory import MemoryEngine
 
-EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "plain_kafka.py"
+EXAMPLE = ROOT / "examples" / "plain_kafka.py"
+JSON = {"message_type": "json"}
 
 
 class Place(NamedTuple):
@@ -27,7 +30,6 @@ class FakeKafka:
 
     def __init__(self, engine: MemoryEngine) -> None:
         self.engine = engine
-        self.made: list[str] = []
         self.repeat = False  # write every delivery twice, as after a crash
 
     def producer(self, **_: Any) -> Any:
@@ -59,10 +61,8 @@ class FakeKafka:
         )  # fmt: skip
 
     def admin(self, **_: Any) -> Any:
-        return SimpleNamespace(
-            list_topics=list, create_topics=lambda new: self.made.extend(t.name for t in new),
-            close=lambda: None,
-        )  # fmt: skip
+        nothing = lambda *_: None  # noqa: E731
+        return SimpleNamespace(list_topics=list, create_topics=nothing, close=nothing)
 
 
 @pytest.fixture
@@ -76,17 +76,14 @@ def fake(connection: lakequeue.Connection) -> FakeKafka:
 
 
 @pytest.fixture
-def example(fake: FakeKafka, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    spec = importlib.util.spec_from_file_location("plain_kafka_example", EXAMPLE)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    monkeypatch.setattr(module, "KafkaAdminClient", fake.admin)
-    monkeypatch.setattr(module, "KafkaProducer", fake.producer)
-    monkeypatch.setattr(module, "KafkaConsumer", fake.consumer)
-    monkeypatch.setattr(module, "TopicPartition", Place)
-    return module
+def run(fake: FakeKafka) -> Callable[..., int]:
+    """Runs the example; its exit status."""
+    names = run_path(str(EXAMPLE))
+    main = names["main"]
+    fakes = {"KafkaAdminClient": fake.admin, "KafkaProducer": fake.producer,
+             "KafkaConsumer": fake.consumer, "TopicPartition": Place}  # fmt: skip
+    main.__globals__.update(fakes)
+    return lambda timeout="5": main(["memory", "orders", "--timeout", timeout])
 
 
 def test_it_needs_kafka_python_only() -> None:
@@ -94,68 +91,53 @@ def test_it_needs_kafka_python_only() -> None:
     assert "kafka" in sys.modules or importlib.util.find_spec("kafka") is not None
 
 
+PATTERN = {"underlying_topic": "orders-.*", "default_publish_target": "orders-new"}
+
+
 @pytest.mark.parametrize(
-    "definition",
+    ("definition", "repeat"),
     [
-        {"message_type": "json"},
-        {"message_type": "json", "max_per_subscription_backlog": 10, "lease_period": "30s"},
-        {"message_type": "text", "underlying_topic": "lines"},
-        {
-            "message_type": "json",
-            "underlying_topic": "orders-.*",
-            "default_publish_target": "orders-new",
-        },
-        {"message_type": "json", "semantics": "at-most-once"},
+        pytest.param(JSON, False, id="plain"),
+        pytest.param(JSON, True, id="repeated deliveries are dropped"),
+        pytest.param(
+            {"max_per_subscription_backlog": 10, "lease_period": "30s", **JSON}, False, id="backlog"
+        ),
+        pytest.param({"message_type": "text", "underlying_topic": "lines"}, False, id="text"),
+        pytest.param(PATTERN | JSON, False, id="pattern"),
+        pytest.param({"semantics": "at-most-once", **JSON}, False, id="at-most-once"),
     ],
-    ids=["plain", "backlog", "text", "pattern", "at-most-once"],
 )
 def test_it_ends_well(
-    definition: dict[str, Any],
-    connection: lakequeue.Connection,
-    example: ModuleType,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    admin = connection.admin()
+    definition: dict[str, Any], repeat: bool, connection: lakequeue.Connection, fake: FakeKafka,
+    run: Callable[..., int], capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    admin, fake.repeat = connection.admin(), repeat
     admin.define({"name": "orders", **definition})
-    assert example.main(["memory", "orders", "--timeout", "5"]) == 0
+    assert run() == 0
     said = capsys.readouterr()
-    assert said.err == ""
-    assert said.out.count("delivered   ") == 3
+    assert (said.err, said.out.count("delivered   ")) == ("", 3)
     seen = admin.describe("orders")
-    assert seen["counters"]["acknowledged"] == 3
-    assert (seen["depth"], seen["consumers"]) == (0, [])
+    assert (seen["counters"]["acknowledged"], seen["depth"], seen["consumers"]) == (3, 0, [])
 
 
-def test_repeated_deliveries_are_dropped(
-    connection: lakequeue.Connection,
-    fake: FakeKafka,
-    example: ModuleType,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    connection.admin().define({"name": "orders", "message_type": "json"})
-    fake.repeat = True
-    assert example.main(["memory", "orders", "--timeout", "5"]) == 0
-    assert capsys.readouterr().out.count("delivered   ") == 3
-
-
-def test_messages_of_others_stay(connection: lakequeue.Connection, example: ModuleType) -> None:
-    connection.admin().define({"name": "orders", "message_type": "json"})
+def test_messages_of_others_stay(connection: lakequeue.Connection, run: Callable[..., int]) -> None:
+    connection.admin().define({"name": "orders", **JSON})
     connection.producer().send("orders", b'{"mine": true}')
-    assert example.main(["memory", "orders", "--timeout", "5"]) == 0
+    assert run() == 0
     (left,) = connection.admin().browse("orders")
     assert (left.state, left.payload) == ("ready", b'{"mine": true}')
 
 
 def test_a_queue_that_is_not_there(
-    connection: lakequeue.Connection, example: ModuleType, capsys: pytest.CaptureFixture[str]
+    run: Callable[..., int], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert example.main(["memory", "orders", "--timeout", "5"]) == 1
+    assert run() == 1
     assert "there is no such queue" in capsys.readouterr().err
 
 
 def test_an_engine_that_does_not_answer(
-    example: ModuleType, fake: FakeKafka, capsys: pytest.CaptureFixture[str]
+    fake: FakeKafka, run: Callable[..., int], capsys: pytest.CaptureFixture[str]
 ) -> None:
     fake.engine.command = lambda topic, key, value: None
-    assert example.main(["memory", "orders", "--timeout", "0.2"]) == 1
+    assert run(timeout="0.2") == 1
     assert "is the engine running?" in capsys.readouterr().err
