@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 from functools import cache
-from pathlib import Path
 
 import pandas as pd
 import pytest
 from lakequeue.conf import load
-from lakequeue.examples.demo.accounts import balance, check_barriers
+from lakequeue.examples.demo.accounts import Account, balance, check_barriers
 from lakequeue.examples.demo.demo_worker import fits
 from lakequeue.examples.demo.flight_data import load_flights
 from lakequeue.examples.demo.flights import CONFIGURATION, JOBS, share_jobs
@@ -30,9 +29,7 @@ def test_the_subset_is_the_first_in_time_order() -> None:
 
 def test_what_is_missing_is_null_and_whole_numbers_are_integers() -> None:
     rows = [json.loads(p) for day in read_flights(2000).days for p in day.payloads]
-    never_left = [row for row in rows if row["dep_time"] is None]
-    assert never_left
-    assert all(row["dep_delay"] is None for row in never_left)
+    assert {row["dep_delay"] for row in rows if row["dep_time"] is None} == {None}
     assert all(isinstance(row["dep_delay"], int | None) for row in rows)
 
 
@@ -70,32 +67,31 @@ def journal(*rows: tuple[int, str, str]) -> pd.DataFrame:
     )
 
 
+def account(rows: pd.DataFrame, sent: int, depth: int, **counters: int) -> Account:
+    """The account of a queue with these counters."""
+    (found,) = balance(rows, {"q": sent}, {"q": {"counters": NO_COUNTS | counters, "depth": depth}})
+    return found
+
+
 def test_accounts_add_up() -> None:
     rows = journal(
-        (1, "spooled", "1 2 3"),
-        (1, "delivered", "1 2"),
-        (2, "redelivered", "2"),
+        (1, "spooled", "1 2 3"), (1, "delivered", "1 2"), (2, "redelivered", "2"),
         (3, "acknowledged", "1 2"),
-    )
-    counters = {"spooled": 3, "delivered": 3, "redelivered": 1, "acknowledged": 2}
-    look = {"q": {"counters": counters, "depth": 1}}
-    (account,) = balance(rows, {"q": 3}, look)
-    assert account.problems == ()
-    assert (account.spooled, account.delivered, account.redelivered) == (3, 3, 1)
-    assert (account.acknowledged, account.expired, account.left) == (2, 0, 1)
+    )  # fmt: skip
+    found = account(rows, 3, 1, spooled=3, delivered=3, redelivered=1, acknowledged=2)
+    assert found.problems == ()
+    assert (found.spooled, found.delivered, found.redelivered) == (3, 3, 1)
+    assert (found.acknowledged, found.expired, found.left) == (2, 0, 1)
 
 
 def test_a_lost_message_shows() -> None:
     rows = journal((1, "spooled", "1 2 3"), (2, "acknowledged", "1 2"))
-    look = {"q": {"counters": {**NO_COUNTS, "spooled": 3, "acknowledged": 2}, "depth": 0}}
-    (account,) = balance(rows, {"q": 3}, look)
-    assert account.problems == ("spooled: 3 in Delta, 2 acknowledged, expired or still there",)
+    found = account(rows, 3, 0, spooled=3, acknowledged=2)
+    assert found.problems == ("spooled: 3 in Delta, 2 acknowledged, expired or still there",)
 
 
 def test_a_journal_with_holes_shows() -> None:
-    look = {"q": {"counters": {**NO_COUNTS, "spooled": 2}, "depth": 2}}
-    (account,) = balance(journal((1, "spooled", "1")), {"q": 2}, look)
-    assert len(account.problems) == 3
+    assert len(account(journal((1, "spooled", "1")), 2, 2, spooled=2).problems) == 3
 
 
 @pytest.mark.parametrize(
@@ -104,18 +100,14 @@ def test_a_journal_with_holes_shows() -> None:
 def test_barriers_that_are_overtaken_show(acked_2: int, delivered_4: int, wrong: int) -> None:
     """O3: 3 is a barrier, delivered in step 5."""
     rows = journal(
-        (1, "spooled", "1 2 3 4"),
-        (1, "delivered", "1 2"),
-        (2, "acknowledged", "1"),
-        (acked_2, "acknowledged", "2"),
-        (5, "barrier_delivered", "3 3"),
-        (5, "acknowledged", "3"),
+        (1, "spooled", "1 2 3 4"), (1, "delivered", "1 2"), (2, "acknowledged", "1"),
+        (acked_2, "acknowledged", "2"), (5, "barrier_delivered", "3 3"), (5, "acknowledged", "3"),
         (delivered_4, "delivered", "4"),
-    )
+    )  # fmt: skip
     found = check_barriers(rows, "q")
     assert (found.delivered, found.wrong) == (1, wrong)
 
 
-def test_no_barriers_no_fault(tmp_path: Path) -> None:
+def test_no_barriers_no_fault() -> None:
     found = check_barriers(journal((1, "spooled", "1")), "q")
     assert (found.delivered, found.wrong) == (0, 0)

@@ -11,11 +11,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from runpy import run_path
 from types import ModuleType
+from typing import Any
 
 import lakequeue
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
+EXAMPLES = ROOT / "examples"
 QUEUES = {
     "queues": [
         {
@@ -30,15 +32,20 @@ QUEUES = {
 
 def program(name: str) -> ModuleType:
     """A program as somebody runs it: from its file."""
-    spec = importlib.util.spec_from_file_location(
-        f"copied_{name}", ROOT / "examples" / f"{name}.py"
-    )
+    spec = importlib.util.spec_from_file_location(f"copied_{name}", EXAMPLES / f"{name}.py")
     assert spec is not None
-    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # dataclasses and pickle look there
     spec.loader.exec_module(module)
     return module
+
+
+def said_by(monkeypatch: pytest.MonkeyPatch, name: str, *arguments: str) -> Any:
+    """With what a program exits."""
+    monkeypatch.setattr(sys, "argv", [name, *arguments])
+    with pytest.raises(SystemExit) as ended:
+        run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
+    return ended.value.code
 
 
 @pytest.fixture
@@ -74,27 +81,21 @@ def test_the_worker_settles_by_what_happened(
     assert dead.headers["lq-dead-detail"].startswith("KeyError")
 
 
-def test_the_publisher_tells_what_was_not_stored(
-    connection: lakequeue.Connection, capsys: pytest.CaptureFixture[str]
-) -> None:
-    publisher = program("publisher")
-    lines = ['{"id": 1}', '{"id": 0}', '{"id": 2}']
-    assert publisher.publish(connection, "orders", lines) == 2
-    assert connection.admin().describe("orders")["depth"] == 2
-    told = capsys.readouterr().err
-    assert """refused: '{"id": 0}'""" in told
-    assert told.count("\n") == 1
-
-
-def test_the_publisher_reads_lines(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    publisher = program("publisher")
+@pytest.mark.parametrize(
+    ("second", "status", "out", "err"),
+    [(2, 0, "2 of 2 stored\n", []), (0, 1, "1 of 2 stored\n", ["""refused: '{"id": 0}'"""])],
+)
+def test_the_publisher_reads_lines_and_tells_what_was_not_stored(
+    second: int, status: int, out: str, err: list[str], monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    lines = io.StringIO(f'{{"id": 1}}\n\n{{"id": {second}}}\n')
     with lakequeue.connect("memory://lines", config=QUEUES) as connection:
-        monkeypatch.setattr(sys, "stdin", io.StringIO('{"id": 1}\n\n{"id": 2}\n'))
-        assert publisher.main("memory://lines", "orders") == 0
-        assert capsys.readouterr().out == "2 of 2 stored\n"
-        assert connection.admin().describe("orders")["depth"] == 2
+        monkeypatch.setattr(sys, "stdin", lines)
+        assert program("publisher").main("memory://lines", "orders") == status
+        assert connection.admin().describe("orders")["depth"] == 2 - status
+    told = capsys.readouterr()
+    assert (told.out, [line[:20] for line in told.err.splitlines()]) == (out, err)
 
 
 def test_a_reply_finds_its_request(connection: lakequeue.Connection) -> None:
@@ -138,76 +139,60 @@ def test_a_server_ends_with_ctrl_c(monkeypatch: pytest.MonkeyPatch) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(lakequeue, "connect", interrupted)
-    monkeypatch.setattr(sys, "argv", ["request_reply.py", "serve", "memory://"])
-    with pytest.raises(SystemExit) as ended:
-        run_path(str(ROOT / "examples" / "request_reply.py"), run_name="__main__")
-    assert ended.value.code == 130
+    assert said_by(monkeypatch, "request_reply", "serve", "memory://") == 130
 
 
 def test_the_spark_job_is_the_one_of_the_documentation() -> None:
     """A job test runs the page's code on a real engine."""
-    page = (ROOT / "docs" / "how-to" / "spark-jobs.md").read_text()
+    page = (ROOT / "docs/how-to/spark-jobs.md").read_text()
     printed = page.partition("```python job\n")[2].partition("```")[0]
-    text = (ROOT / "examples" / "spark_job.py").read_text()
+    text = (EXAMPLES / "spark_job.py").read_text()
     assert printed.strip(), "the page has a job"
     assert text.partition('"""\n\n')[2] == printed
 
 
 def test_programs_are_small_and_say_how_to_run_them() -> None:
-    programs = sorted(path.stem for path in (ROOT / "examples").glob("[a-z]*.py"))
-    assert programs == [
+    programs = {path.stem: path.read_text() for path in EXAMPLES.glob("[a-z]*.py")}
+    assert set(programs) == {
         "celery_shop", "plain_kafka", "publisher", "request_reply", "spark_job", "worker",
-    ]  # fmt: skip
-    for name in programs:
-        text = (ROOT / "examples" / f"{name}.py").read_text()
+    }  # fmt: skip
+    for name, text in programs.items():
         assert f"python examples/{name}.py" in text or "docs/how-to/celery.md runs it" in text
         assert len(text.splitlines()) <= (220 if name == "plain_kafka" else 130)
 
 
 @pytest.mark.parametrize(
-    ("name", "arguments"),
+    "line",
     [
-        ("celery_shop", ["--help"]),
-        ("publisher", ["--help"]),
-        ("publisher", []),
-        ("request_reply", ["--help"]),
-        ("request_reply", ["serve"]),
-        ("request_reply", ["ask", "kafka://127.0.0.1:1"]),
-        ("request_reply", ["sell", "kafka://127.0.0.1:1"]),
-        ("spark_job", ["--help"]),
-        ("spark_job", []),
-        ("worker", ["--help"]),
-        ("worker", ["kafka://127.0.0.1:1", "orders", "more"]),
+        "celery_shop --help", "publisher --help", "publisher", "request_reply --help",
+        "request_reply serve", "request_reply ask kafka://127.0.0.1:1",
+        "request_reply sell kafka://127.0.0.1:1", "spark_job --help", "spark_job", "worker --help",
+        "worker kafka://127.0.0.1:1 orders more",
     ],
-)
-def test_wrong_arguments_get_one_line(
-    name: str, arguments: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sys, "argv", [name, *arguments])
-    with pytest.raises(SystemExit) as ended:
-        run_path(str(ROOT / "examples" / f"{name}.py"), run_name="__main__")
-    said = str(ended.value)
+)  # fmt: skip
+def test_wrong_arguments_get_one_line(line: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    said = said_by(monkeypatch, *line.split())
     assert said.startswith("usage: ")
-    assert name in said
+    assert line.split()[0] in said
     assert "\n" not in said
 
 
+@pytest.fixture
+def own_signals() -> Iterator[None]:
+    before = {n: signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.usefixtures("own_signals")
 @pytest.mark.parametrize(
-    ("name", "arguments"),
-    [
-        ("publisher", ["nonsense://", "orders"]),
-        ("request_reply", ["ask", "nonsense://", "apples"]),
-        ("worker", ["nonsense://", "orders"]),
-    ],
-)
-def test_a_wrong_address_gets_one_line(
-    name: str, arguments: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sys, "argv", [name, *arguments])
+    "line",
+    ["publisher nonsense:// orders", "request_reply ask nonsense:// apples",
+     "worker nonsense:// orders"],
+)  # fmt: skip
+def test_a_wrong_address_gets_one_line(line: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", io.StringIO(""))
-    before = [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)]
-    with pytest.raises(SystemExit, match="nonsense") as ended:
-        run_path(str(ROOT / "examples" / f"{name}.py"), run_name="__main__")
-    signal.signal(signal.SIGINT, before[0])
-    signal.signal(signal.SIGTERM, before[1])
-    assert "\n" not in str(ended.value)
+    said = str(said_by(monkeypatch, *line.split()))
+    assert "nonsense" in said
+    assert "\n" not in said
