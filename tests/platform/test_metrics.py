@@ -23,9 +23,15 @@ from lakequeue.streaming.watch.queue_watch import QueueWatch
 from prometheus_client.parser import text_string_to_metric_families
 
 _names = itertools.count()
-_SECOND = timedelta(seconds=1)
+MINUTE = timedelta(minutes=1)
 BROKER = "broker-0"
+VPN = {"broker": BROKER, "vpn": "default"}
 QUEUE = {"message_type": "json", "max_per_subscription_backlog": 100}
+ONE = {"max_backlog": 1, "ack_mode": "individual"}
+
+
+def value(metrics: Metrics, name: str, **labels: str) -> float | None:
+    return metrics.registry.get_sample_value(f"lakequeue_{name}", labels)
 
 
 class Engine:
@@ -54,9 +60,12 @@ class Engine:
         self._heard = len(rows)
         self.metrics.queues.seen(Look(self.admin.queues(), [self.admin.usage()], 0.1))
 
-    def value(self, name: str, queue: str, **labels: str) -> float | None:
-        known = {"broker": BROKER, "vpn": "default", "queue": queue}
-        return self.metrics.registry.get_sample_value(f"lakequeue_{name}", known | labels)
+    def value(self, name: str, queue: str = "orders", **labels: str) -> float | None:
+        return value(self.metrics, name, queue=queue, **VPN, **labels)
+
+    def check(self, queue: str, /, **wanted: Any) -> None:
+        """The metrics of a queue are these."""
+        assert {name: self.value(f"queue_{name}", queue) for name in wanted} == wanted
 
 
 @pytest.fixture
@@ -72,42 +81,35 @@ def engine() -> Iterator[Engine]:
 
 def test_what_a_queue_holds(engine: Engine) -> None:
     engine.send("orders", 3)
-    engine.send("orders", deliver_at=engine.connection.now() + _SECOND * 60)
-    with engine.connection.consumer("orders", max_backlog=1, ack_mode="individual") as consumer:
+    engine.send("orders", deliver_at=engine.connection.now() + MINUTE)
+    with engine.connection.consumer("orders", **ONE) as consumer:
         consumer.receive(timeout=0)
         engine.connection.advance("10s")
         engine.look()
-        levels = {name: engine.value(f"queue_{name}", "orders")
-                  for name in ("depth", "ready", "leased", "delayed", "consumers", "bytes",
-                               "oldest_seconds", "dead")}  # fmt: skip
-        assert levels == {"depth": 4, "ready": 2, "leased": 1, "delayed": 1, "consumers": 1,
-                          "bytes": 8, "oldest_seconds": 10, "dead": 0}  # fmt: skip
-        full = "every consumer's backlog is full"
-        assert engine.value("queue_blocked", "orders", reason=full) == 1
+        engine.check(
+            "orders", depth=4, ready=2, leased=1, delayed=1, consumers=1, bytes=8,
+            oldest_seconds=10, dead=0, max_bytes=5_000_000_000,
+        )  # fmt: skip
+        assert engine.value("queue_blocked", reason="every consumer's backlog is full") == 1
     with engine.connection.consumer("orders", filter="/n = 99"):
         engine.look()
-        no_filter = "no consumer's filter matches"
-        assert engine.value("queue_blocked", "orders", reason=no_filter) == 1
-    assert engine.value("queue_max_bytes", "orders") == 5_000_000_000
+        assert engine.value("queue_blocked", reason="no consumer's filter matches") == 1
 
 
 def test_what_went_through_a_queue(engine: Engine) -> None:
     engine.send("orders", 6)  # one too many
-    consumer = engine.connection.consumer("orders", max_backlog=10, ack_mode="individual")
-    first, second, third = (consumer.receive(timeout=0) for _ in range(3))
-    first.ack()
-    second.cancel()
-    third.reject("bad")
-    engine.connection.advance("1s")
-    engine.look()
-    counts = {name: engine.value(f"queue_{name}_messages_total", "orders")
-              for name in ("spooled", "delivered", "redelivered", "acknowledged", "canceled",
-                           "consumer_rejected", "dead_lettered")}  # fmt: skip
-    assert counts == {"spooled": 5, "delivered": 6, "redelivered": 1, "acknowledged": 1,
-                      "canceled": 1, "consumer_rejected": 1, "dead_lettered": 1}  # fmt: skip
-    assert engine.value("queue_refused_messages_total", "orders", reason="queue_quota") == 1
-    assert engine.value("queue_dead", "dead") == 1
-    consumer.close()
+    with engine.connection.consumer("orders", max_backlog=10, ack_mode="individual") as consumer:
+        first, second, third = (consumer.receive(timeout=0) for _ in range(3))
+        first.ack()
+        second.cancel()
+        third.reject("bad")
+        engine.connection.advance("1s")
+        engine.look()
+        counts = {"spooled": 5, "delivered": 6, "redelivered": 1, "acknowledged": 1,
+                  "canceled": 1, "consumer_rejected": 1, "dead_lettered": 1}  # fmt: skip
+        engine.check("orders", **{f"{name}_messages_total": n for name, n in counts.items()})
+        engine.check("dead", dead=1)
+        assert engine.value("queue_refused_messages_total", reason="queue_quota") == 1
 
 
 def test_waiting_and_processing_times(engine: Engine) -> None:
@@ -119,21 +121,21 @@ def test_waiting_and_processing_times(engine: Engine) -> None:
         held[0].ack()
         held[1].cancel()
         engine.look()
-    assert engine.value("queue_waiting_seconds_count", "orders") == 3
-    assert engine.value("queue_waiting_seconds_sum", "orders") == pytest.approx(6)
-    assert engine.value("queue_waiting_seconds_bucket", "orders", le="1.0") == 0
-    assert engine.value("queue_waiting_seconds_bucket", "orders", le="5.0") == 3
-    assert engine.value("queue_processing_seconds_count", "orders") == 1
-    assert engine.value("queue_processing_seconds_sum", "orders") == pytest.approx(20)
+    engine.check(
+        "orders", waiting_seconds_count=3, waiting_seconds_sum=pytest.approx(6),
+        processing_seconds_count=1, processing_seconds_sum=pytest.approx(20),
+    )  # fmt: skip
+    assert engine.value("queue_waiting_seconds_bucket", le="1.0") == 0
+    assert engine.value("queue_waiting_seconds_bucket", le="5.0") == 3
 
 
 def test_a_delayed_message_waits_from_when_it_is_due(engine: Engine) -> None:
-    engine.send("orders", deliver_at=engine.connection.now() + _SECOND * 60)
+    engine.send("orders", deliver_at=engine.connection.now() + MINUTE)
     engine.connection.advance("61s")
-    with engine.connection.consumer("orders", ack_mode="individual") as consumer:
+    with engine.connection.consumer("orders", **ONE) as consumer:
         assert consumer.receive(timeout=0) is not None
         engine.look()
-    assert engine.value("queue_waiting_seconds_sum", "orders") == pytest.approx(1)
+    engine.check("orders", waiting_seconds_sum=pytest.approx(1))
 
 
 def rows(event: str, ids: range, time_ms: int, queue: str = "orders") -> pa.Table:
@@ -152,9 +154,10 @@ def test_of_many_messages_a_sample_stands_for_all() -> None:
     (followed,) = metrics.times._followed.values()
     assert 0 < len(followed.messages) <= ROOM
     metrics.times.journal(BROKER, rows("delivered", range(1, total + 1), 3_000))
-    labels = {"broker": BROKER, "vpn": "default", "queue": "orders"}
-    count = metrics.registry.get_sample_value("lakequeue_queue_waiting_seconds_count", labels)
-    seconds = metrics.registry.get_sample_value("lakequeue_queue_waiting_seconds_sum", labels)
+    count, seconds = (
+        value(metrics, f"queue_waiting_seconds_{end}", queue="orders", **VPN)
+        for end in ("count", "sum")
+    )
     assert count == pytest.approx(total, rel=0.25)
     assert seconds == pytest.approx(2 * count)
 
@@ -167,59 +170,39 @@ def test_however_many_queues_there_are_the_memory_is_bounded() -> None:
             metrics.times.journal(BROKER, rows(event, range(n + 1, n + 2), time_ms, f"q{n}"))
     assert len(metrics.times._followed) == QUEUES_MAX
     assert len(metrics.times._histograms) == 2 * QUEUES_MAX + 2
-    labels = {"broker": BROKER, "vpn": "default", "queue": OTHER}
-    value = metrics.registry.get_sample_value
-    assert value("lakequeue_queue_waiting_seconds_count", labels) == 20
+    assert value(metrics, "queue_waiting_seconds_count", queue=OTHER, **VPN) == 20
 
 
 def test_only_so_many_queues_have_series_of_their_own() -> None:
     engine = Engine(*({"name": f"q{n:02}"} for n in range(12)), {"name": OTHER}, most=4)
-    engine.send("q03", 5)
-    engine.send("q07", 4)
-    engine.send("q11")
-    engine.send(OTHER, 2)
+    for name, count in (("q03", 5), ("q07", 4), ("q11", 1), (OTHER, 2)):
+        engine.send(name, count)
     engine.look()
     named = {s.labels["queue"] for f in engine.metrics.queues.families()
              if f.name == "lakequeue_queue_depth" for s in f.samples}  # fmt: skip
     assert named == {"q03", "q07", "q11", "q00", OTHER}
-    assert engine.value("queue_depth", OTHER) == 2  # a queue of that name is one of the others
-    assert engine.metrics.registry.get_sample_value(
-        "lakequeue_queues", {"broker": BROKER, "vpn": "default"}
-    ) == 13  # fmt: skip
+    engine.check(OTHER, depth=2)  # a queue of that name is one of the others
+    assert value(engine.metrics, "queues", **VPN) == 13
     engine.connection.close()
 
 
 def test_a_counter_of_the_others_never_falls() -> None:
     """Also when one of them gets series of its own, or is deleted."""
     engine = Engine(*({"name": f"q{n}"} for n in range(4)), most=1)
-    name = "queue_spooled_messages_total"
+
+    def spooled(*queues: str) -> list[float | None]:
+        engine.look()
+        return [engine.value("queue_spooled_messages_total", queue) for queue in queues]
+
     engine.send("q0", 9)
     engine.send("q1", 3)
-    engine.look()
-    assert (engine.value(name, "q0"), engine.value(name, OTHER)) == (9, 3)
+    assert spooled("q0", OTHER) == [9, 3]
     engine.send("q1", 20)  # the deepest now
-    engine.look()
-    assert (engine.value(name, "q1"), engine.value(name, OTHER)) == (23, 3)
+    assert spooled("q1", OTHER) == [23, 3]
     engine.send("q0", 2)
     engine.admin.delete("q2")
-    engine.look()
-    assert engine.value(name, OTHER) == 3 + 2
+    assert spooled(OTHER) == [3 + 2]
     engine.connection.close()
-
-
-def test_limits_and_alerts(engine: Engine) -> None:
-    engine.admin.define(QUEUE | {"name": "small", "max_spool_usage": 10})
-    engine.send("small", 5)
-    engine.look()
-    assert engine.value("alert", "small", alert="spool_usage") == 1
-    sample = engine.metrics.registry.get_sample_value
-    assert sample("lakequeue_spool_bytes", {"broker": BROKER}) == 10
-    assert sample("lakequeue_spool_files", {"broker": BROKER}) == 1
-    with pytest.raises(lakequeue.Rejected):
-        engine.send("nobody")
-    engine.look()
-    labels = {"broker": BROKER, "vpn": "default", "reason": "no_matching_destination"}
-    assert sample("lakequeue_vpn_refused_messages_total", labels) == 1
 
 
 PROGRESS = {
@@ -236,95 +219,117 @@ def test_what_the_table_names_is_served_and_nothing_else(engine: Engine) -> None
     figures = {metric.figure for metric in TABLE if metric.source == "batch"} | PHASES.keys()
     assert figures <= set(NAMES)
     observed = {"engine": dict.fromkeys(figures, 1) | {"broker": BROKER}}
-    engine.metrics.batch(PROGRESS | {"observedMetrics": observed})
-    engine.metrics.query(PROGRESS)
-    engine.metrics.malformed("default", 1)
-    engine.metrics.lost("t", 1)
-    engine.metrics.table("journal", 10, 1)
-    engine.metrics.tidied(1.0)
-    engine.metrics.stuck("broker-0")
-    engine.metrics.tables_stopped("lakequeue-tables", False)
+    metrics = engine.metrics
+    metrics.batch(PROGRESS | {"observedMetrics": observed})
+    metrics.query(PROGRESS)
+    metrics.malformed("default", 1)
+    metrics.lost("t", 1)
+    metrics.table("journal", 10, 1)
+    metrics.tidied(1.0)
+    metrics.stuck("broker-0")
+    metrics.tables_stopped("lakequeue-tables", False)
     engine.send("orders", 7)  # two are refused
     with pytest.raises(lakequeue.Rejected):
         engine.send("nobody")
     engine.admin.define(QUEUE | {"name": "small", "max_spool_usage": 10})
-    engine.send("small", 4)
-    consumer = engine.connection.consumer("orders", ack_mode="individual")
-    consumer.receive(timeout=0).ack()
-    consumer.close()
+    engine.send("small", 5)
+    with engine.connection.consumer("orders", ack_mode="individual") as consumer:
+        consumer.receive(timeout=0).ack()
     engine.look()
-    with urllib.request.urlopen(engine.metrics.serve(0)) as answer:
+    with urllib.request.urlopen(metrics.serve(0)) as answer:
         text = answer.read().decode()
-    engine.metrics.stop()
-    families = list(text_string_to_metric_families(text))
-    served = {sample.name for family in families for sample in family.samples}
-    created = {name for name in served if name.endswith("_created")}
+    metrics.stop()
+    samples = [one for family in text_string_to_metric_families(text) for one in family.samples]
+    samples = [one for one in samples if not one.name.endswith("_created")]
     absent = {"lakequeue_vpn_spool_max_bytes"}  # it has none; nor bridges, nor neighbours
-    assert served - created == SAMPLES - absent - {
-        m.shown for m in TABLE if m.source in (BRIDGE, LANES)
-    }
+    absent |= {m.shown for m in TABLE if m.source in (BRIDGE, LANES)}
+    assert {one.name for one in samples} == SAMPLES - absent
     labels = {name: set(metric.labels) for metric in TABLE for name in metric.samples}
-    for one in (sample for family in families for sample in family.samples):
-        if not one.name.endswith("_created"):
-            assert set(one.labels) - {"le"} == labels[one.name], one.name
-    tables = {"query": "lakequeue-tables"}
-    sample = engine.metrics.registry.get_sample_value
-    assert sample("lakequeue_query_lag_records", tables) == 3
-    assert sample("lakequeue_table_lag_seconds", tables) > 0
-    assert sample("lakequeue_query_phase_seconds_total", tables | {"phase": "addBatch"}) == 0.4
-    assert sample("lakequeue_step_seconds_total", {"broker": BROKER, "phase": "decide"}) == 0.001
+    for one in samples:
+        assert set(one.labels) - {"le"} == labels[one.name], one.name
+    tables, broker = {"query": "lakequeue-tables"}, {"broker": BROKER}
+    assert value(metrics, "query_lag_records", **tables) == 3
+    assert value(metrics, "table_lag_seconds", **tables) > 0
+    assert value(metrics, "query_phase_seconds_total", phase="addBatch", **tables) == 0.4
+    assert value(metrics, "step_seconds_total", phase="decide", **broker) == 0.001
+    assert engine.value("alert", "small", alert="spool_usage") == 1
+    assert [value(metrics, f"spool_{of}", **broker) for of in ("bytes", "files")] == [18, 1]
+    refused = {"reason": "no_matching_destination", **VPN}
+    assert value(metrics, "vpn_refused_messages_total", **refused) == 1
 
 
 # ------------------------------------------------------------ who asks, and when
 
 
-def test_the_engine_is_asked_only_while_somebody_reads(engine: Engine) -> None:
+@pytest.fixture
+def watched() -> Iterator[Any]:
+    """Makes watches that look every 10 ms; their threads end in time."""
+    watches: list[QueueWatch] = []
+
+    def watch(metrics: Metrics, connect: Any) -> QueueWatch:
+        watches.append(QueueWatch("", ["default"], metrics.queues, connect, every_s=0.01))
+        metrics.wanted = watches[-1].wanted
+        return watches[-1]
+
+    yield watch
+    for one in watches:
+        one.stop()
+        assert one._thread is not None
+        one._thread.join(30)
+        assert not one._thread.is_alive()
+
+
+def test_the_engine_is_asked_only_while_somebody_reads(engine: Engine, watched: Any) -> None:
     asked: list[str] = []
 
     def connect(vpn: str) -> Any:
         asked.append(vpn)
         return lakequeue.connect(engine.url, vpn=vpn)
 
-    watch = QueueWatch("", ["default"], engine.metrics.queues, connect, every_s=0.01)
-    engine.metrics.wanted = watch.wanted
+    watched(engine.metrics, connect)
     engine.send("orders", 2)
     time.sleep(0.05)
     assert not asked
-    assert engine.value("queue_depth", "orders") == 2  # the first scrape waits for the first look
+    engine.check("orders", depth=2)  # the first scrape waits for the first look
     engine.send("orders")
-    wait_for(lambda: engine.value("queue_depth", "orders") == 3)
+    wait_for(lambda: engine.value("queue_depth") == 3)
     assert asked == ["default"]  # one connection for all looks
-    _end(watch)
 
 
-def test_every_broker_is_looked_at() -> None:
+def test_every_broker_is_looked_at(watched: Any) -> None:
     """With series of its own, also where a queue has the same name."""
     url = f"memory://metrics-{next(_names)}"
     queue = QUEUE | {"name": "orders", "type": "Queue", "max_spool_usage": 10}
     config = {"brokers": ["b-0", "b-1"], "queues": [queue]}
     first = lakequeue.connect(url, config=config)
     second = lakequeue.connect(url, broker="b-1")
-    first.producer().send("orders", b"{}")
-    for _ in range(2):
-        second.producer().send("orders", b"{}")
+    for connection in (first, second, second):
+        connection.producer().send("orders", b"{}")
     metrics = Metrics()
-    watch = QueueWatch(
-        "", ["default"], metrics.queues,
-        lambda vpn: lakequeue.connect(url, vpn=vpn), every_s=0.01,
-    )  # fmt: skip
-    metrics.wanted = watch.wanted
+    watched(metrics, lambda vpn: lakequeue.connect(url, vpn=vpn))
 
-    def value(name: str, broker: str, **labels: str) -> float | None:
-        return metrics.registry.get_sample_value(f"lakequeue_{name}", {"broker": broker} | labels)
+    def both(name: str, **labels: str) -> list[float | None]:
+        return [value(metrics, name, broker=broker, **labels) for broker in ("b-0", "b-1")]
 
-    places = {"vpn": "default", "queue": "orders"}
-    assert [value("queue_depth", b, **places) for b in ("b-0", "b-1")] == [1, 2]
-    assert [value("spool_bytes", b) for b in ("b-0", "b-1")] == [2, 4]
-    alert = places | {"alert": "spool_usage"}
-    assert [value("alert", b, **alert) for b in ("b-0", "b-1")] == [None, 1]
-    _end(watch)
+    orders = {"vpn": "default", "queue": "orders"}
+    assert both("queue_depth", **orders) == [1, 2]
+    assert both("spool_bytes") == [2, 4]
+    assert both("alert", alert="spool_usage", **orders) == [None, 1]
     second.close()
     first.close()
+
+
+def test_an_engine_that_does_not_answer_is_asked_again(engine: Engine, watched: Any) -> None:
+    failures = [lakequeue.NotConnected("away"), lakequeue.Timeout("busy")]
+
+    def connect(vpn: str) -> Any:
+        if failures:
+            raise failures.pop()
+        return lakequeue.connect(engine.url, vpn=vpn)
+
+    watched(engine.metrics, connect).wanted()
+    wait_for(lambda: engine.value("queue_depth") is not None)
+    assert not failures
 
 
 def test_a_broker_or_a_vpn_that_does_not_answer_costs_nobody_else_its_figures() -> None:
@@ -383,29 +388,6 @@ def test_a_broker_or_a_vpn_that_does_not_answer_costs_nobody_else_its_figures() 
     first.close()
 
 
-def test_an_engine_that_does_not_answer_is_asked_again(engine: Engine) -> None:
-    failures = [lakequeue.NotConnected("away"), lakequeue.Timeout("busy")]
-
-    def connect(vpn: str) -> Any:
-        if failures:
-            raise failures.pop()
-        return lakequeue.connect(engine.url, vpn=vpn)
-
-    watch = QueueWatch("", ["default"], engine.metrics.queues, connect, every_s=0.01)
-    watch.wanted()
-    wait_for(lambda: engine.value("queue_depth", "orders") is not None)
-    assert not failures
-    _end(watch)
-
-
-def _end(watch: QueueWatch) -> None:
-    thread = watch._thread
-    assert thread is not None
-    watch.stop()
-    thread.join(30)
-    assert not thread.is_alive()
-
-
 def test_h2_what_holds_a_bridge(engine: Engine) -> None:
     bridge = {"name": "out", "subscriptions": ["a/>"]}
     with lakequeue.connect("memory://metrics-far") as far:
@@ -420,14 +402,12 @@ def test_h2_what_holds_a_bridge(engine: Engine) -> None:
         Look(engine.admin.queues(), [engine.admin.usage()], 0.1, bridges=seen[:1])
     )
 
-    def value(name: str, **labels: str) -> float | None:
-        known = {"broker": BROKER, "vpn": "default", "bridge": "out", **labels}
-        return engine.metrics.registry.get_sample_value(f"lakequeue_bridge_{name}", known)
-
-    assert value("waiting") == 3
-    assert (value("taken_messages_total"), value("away")) == (1, 0)
-    assert value("blocked_messages", endpoint="small") == 3
-    assert value("blocked_seconds", endpoint="small") == 3
+    known = {"bridge": "out", **VPN}
+    blocked = {"endpoint": "small", **known}
+    shown = [("waiting", known, 3), ("taken_messages_total", known, 1), ("away", known, 0),
+             ("blocked_messages", blocked, 3), ("blocked_seconds", blocked, 3)]  # fmt: skip
+    for name, labels, wanted in shown:
+        assert value(engine.metrics, f"bridge_{name}", **labels) == wanted, name
     named = {f.name: f.samples for f in bridge_families(seen[1:])}
     assert [s.value for s in named["lakequeue_bridge_taken_messages"]] == [1]
     assert named["lakequeue_bridge_waiting"] == []  # an end where nothing waits has no such figure
