@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
-import logging
+from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from job.processes import until
@@ -39,12 +41,17 @@ NOBODY = "127.0.0.1:1"
 THREE = parse_configuration({"brokers": ["a", "b", "c"]})
 
 
+@pytest.fixture
+def home(tmp_path: Path) -> HomeFolder:
+    folder = HomeFolder(tmp_path)
+    folder.open("real-time")
+    return folder
+
+
 # ---------------------------------------------------------------- numbers
 
 
-def test_a_number_is_given_once(tmp_path: Path) -> None:
-    home = HomeFolder(tmp_path)
-    home.open()
+def test_a_number_is_given_once(home: HomeFolder) -> None:
     assert home.brokers(["a", "b"]) == {"a": 0, "b": 1}
     assert home.numbers == 0  # nothing is written before it is remembered
     home.remember_brokers({"a": 0, "b": 1})
@@ -54,9 +61,7 @@ def test_a_number_is_given_once(tmp_path: Path) -> None:
     assert home.brokers(Configuration().brokers) == {"a": 0, "c": 2}  # none is named
 
 
-def test_a_broker_stays_in_its_group(tmp_path: Path) -> None:
-    home = HomeFolder(tmp_path)
-    home.open()
+def test_a_broker_stays_in_its_group(home: HomeFolder) -> None:
     assert home.groups({"a": "east"}, ["a", "b"]) == {"a": "east"}
     home.remember_brokers({"a": 0, "b": 1}, {"a": "east"})
     home.remember_brokers({"a": 0, "b": 1})
@@ -67,9 +72,7 @@ def test_a_broker_stays_in_its_group(tmp_path: Path) -> None:
             home.groups({name: "west"}, ["a", "b"])
 
 
-def test_a_home_of_one_broker_keeps_it(tmp_path: Path) -> None:
-    home = HomeFolder(tmp_path)
-    home.open("real-time")
+def test_a_home_of_one_broker_keeps_it(home: HomeFolder, tmp_path: Path) -> None:
     place = tmp_path / "checkpoint" / "west"
     place.mkdir(parents=True)
     (place / "metadata").write_text('{"id": "one"}')
@@ -97,33 +100,39 @@ def test_M4_a_configuration_adds_no_broker_to_a_home(tmp_path: Path) -> None:
 
 
 def test_micro_batches_are_for_one_broker(tmp_path: Path) -> None:
-    batches = {"lakequeue.trigger": "micro-batch"}
+    def batches(configuration: Configuration) -> Engine:
+        return Engine(
+            NOBODY, tmp_path, configuration, settings={"lakequeue.trigger": "micro-batch"}
+        )
+
     with pytest.raises(ConfigError, match=r"runs one broker, but there are 3: 'a', 'b', 'c'"):
-        Engine(NOBODY, tmp_path, THREE, settings=batches)
+        batches(THREE)
     for end in ("from", "to"):
         ends = {"from": "broker-0", "to": "broker-0"} | {end: "kafka://far:9092"}
         far = parse_configuration({"bridges": [{"name": "out", "subscriptions": ["a/>"], **ends}]})
         with pytest.raises(ConfigError, match=r"serves no bridge to another Kafka: 'out'"):
-            Engine(NOBODY, tmp_path, far, settings=batches)
+            batches(far)
     home = HomeFolder(tmp_path)
     home.open("micro-batch")
     home.remember_brokers({"a": 0, "b": 1})
-    engine = Engine(NOBODY, tmp_path, Configuration(), settings=batches)
     with pytest.raises(ConfigError, match=r"there are 2: 'a', 'b'"):
-        engine.start()
-
-
-# ---------------------------------------------------------------- slots, names
+        batches(Configuration()).start()
 
 
 def test_every_broker_has_a_slot() -> None:
-    assert slots(default_master(1)) == 4
-    assert slots(default_master(64)) == 65
+    assert [slots(default_master(brokers)) for brokers in (1, 64)] == [4, 65]
     check_slots("local[5]", 4, True)
     check_slots("local[4]", 4, False)
     check_slots("spark://host:7077", 4, True)  # only the cluster knows
     with pytest.raises(LakequeueError, match=r"4 tasks .* 4 brokers and the tables need 5"):
         check_slots("local[4]", 4, True)
+
+
+def test_whose_query_it_is() -> None:
+    brokers = {name: BrokerQuery(name, i) for i, name in enumerate("ab")}
+    assert [broker_of(query_name(b, False), brokers) for b in "ab"] == ["a", "b"]
+    assert broker_of(query_name("a", True), {"a": brokers["a"]}) == "a"
+    assert broker_of("lakequeue-tables", brokers) is broker_of("lakequeue:gone", brokers) is None
 
 
 # ---------------------------------------------------------------- topics
@@ -148,39 +157,26 @@ def test_a_broker_more_is_partitions_more(kafka: EmbeddedKafka) -> None:
     for before in (1, 3):
         sizes = ensure_topics(address, [vpn], [], ["g-a", "g-b"], count=3, before=before)
         assert (sizes["grows.commands"], sizes["grows.publish"], sizes["g-b.mesh"]) == (3, 24, 1)
-    transport = open_kafka(address, "grows")
-    await_partition(transport, "grows.publish", 23)  # a Kafka with much to do takes a moment
-    transport.close()
-    with pytest.raises(LakequeueError, match=r"'grows\.publish' has 24 partitions.* share 16"):
-        ensure_topics(address, [vpn], [], ["g-a", "g-b"], count=2, before=2)
-    with pytest.raises(LakequeueError, match=r"'grows\.publish' has 24 partitions.* share 16"):
-        ensure_topics(address, [vpn], [], ["g-a", "g-b"], count=4, before=2)
-
-
-class LateTopic:
-    """A `Transport` that says this, one after the other, of a topic's partitions."""
-
-    def __init__(self, *answers: int | None) -> None:
-        self.answers = list(answers)
-
-    def partitions(self, topic: str) -> int:
-        answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
-        if answer is None:
-            raise NotConnected(f"topic {topic!r} does not exist")
-        return answer
+    with closing(open_kafka(address, "grows")) as transport:
+        await_partition(transport, "grows.publish", 23)  # a Kafka with much to do takes a moment
+    for count in (2, 4):
+        with pytest.raises(LakequeueError, match=r"'grows\.publish' has 24 partitions.* share 16"):
+            ensure_topics(address, [vpn], [], ["g-a", "g-b"], count=count, before=2)
 
 
 def test_a_topic_that_was_just_made_may_not_be_known_yet(monkeypatch: pytest.MonkeyPatch) -> None:
     """An engine makes dozens at its first start; Kafka's brokers hear of them when they come to
     it."""
-    late: Any = LateTopic(None, None, 1, 2)
+    unknown = NotConnected("topic 'v.commands' does not exist")
+    late = Mock(partitions=Mock(side_effect=[unknown, unknown, 1, 2]))
     await_partition(late, "v.commands", 1)
-    assert late.answers == [2]
+    assert late.partitions.call_count == 4
     monkeypatch.setattr(change_requests, "ASK_S_MAX", 0.0)
-    for answer, said in ((None, "topic 'v.commands' does not exist"), (1, "partition 1 of topic")):
-        never: Any = LateTopic(answer)
+    never = {"topic 'v.commands' does not exist": Mock(side_effect=unknown),
+             "partition 1 of topic": Mock(return_value=1)}  # fmt: skip
+    for said, partitions in never.items():
         with pytest.raises(NotConnected, match=said):
-            await_partition(never, "v.commands", 1)
+            await_partition(Mock(partitions=partitions), "v.commands", 1)
 
 
 @pytest.mark.job
@@ -208,8 +204,7 @@ def test_a_client_of_kafka_learns_of_new_partitions(kafka: EmbeddedKafka, librar
     vpn = f"learns-{library}"
     topic = topics.topic(vpn, topics.COMMANDS)
     ensure_topics(kafka.bootstrap_servers, [vpn], [])
-    transport = open_kafka(kafka.bootstrap_servers, "learns", library)
-    try:
+    with closing(open_kafka(kafka.bootstrap_servers, "learns", library)) as transport:
         transport.command(topic, b"engine", b"1")
         assert transport.flush(10)
         ensure_topics(kafka.bootstrap_servers, [vpn], [], count=2, before=1)
@@ -219,53 +214,35 @@ def test_a_client_of_kafka_learns_of_new_partitions(kafka: EmbeddedKafka, librar
         assert transport.flush(10)
         (record,) = transport.poll(10)
         assert (record.partition, record.value) == (1, b"2")
-    finally:
-        transport.close()
 
 
 @pytest.mark.job
 def test_clients_find_a_broker_by_its_name(kafka: EmbeddedKafka) -> None:
-    vpn = "find"
-    ensure_topics(kafka.bootstrap_servers, [vpn], [])
-    transport = open_kafka(kafka.bootstrap_servers, "find")
-    try:
-        assert known_brokers(transport, vpn) == []
-        topic = topics.topic(vpn, topics.DIRECTORY)
+    ensure_topics(kafka.bootstrap_servers, ["find"], [])
+    with closing(open_kafka(kafka.bootstrap_servers, "find")) as transport:
+        assert known_brokers(transport, "find") == []
+        topic = topics.topic("find", topics.DIRECTORY)
         for key, value in (
-            ("broker/b", {"number": 1}), ("broker/c", {"number": 2}), ("queue/q", {}),
-            ("broker/a", {"number": 0, "state": "running"}), ("broker/c", None),
+            ("broker/b", b'{"number": 1}'), ("broker/c", b'{"number": 2}'), ("queue/q", b"{}"),
+            ("broker/a", b'{"number": 0, "state": "running"}'), ("broker/c", None),
         ):  # fmt: skip
-            written = None if value is None else json.dumps(value).encode()
-            transport.publish(topic, written, key.encode(), [], 0)
+            transport.publish(topic, value, key.encode(), [], 0)
         transport.flush(5)
-        known = known_brokers(transport, vpn)
-        assert [(b["name"], b["number"], b["state"]) for b in known] == [
-            ("a", 0, "running"), ("b", 1, ""),
-        ]  # fmt: skip
-        assert number_of("b", known) == 1
-        with pytest.raises(
-            ConfigError, match=r"'c' – there is no such broker; the brokers are 'a', 'b'"
-        ):
-            number_of("c", known)
-    finally:
-        transport.close()
+        known = known_brokers(transport, "find")
+    found = [(b["name"], b["number"], b["state"]) for b in known]
+    assert found == [("a", 0, "running"), ("b", 1, "")]
+    assert number_of("b", known) == 1
+    with pytest.raises(ConfigError, match=r"'c' – there is no such broker; .* are 'a', 'b'"):
+        number_of("c", known)
 
 
 # ---------------------------------------------------------------- what ends one of them
 
 
-class Query:
-    """A query, as Spark shows it."""
-
-    def __init__(self, name: str, reason: str = "") -> None:
-        self.name, self._reason = name, reason
-
-    @property
-    def isActive(self) -> bool:
-        return not self._reason
-
-    def exception(self) -> str:
-        return self._reason
+def query(broker: str, reason: str = "") -> Any:
+    """A query, as Spark shows it; reason: why it ended."""
+    name = query_name(broker, False)
+    return SimpleNamespace(name=name, isActive=not reason, exception=lambda: reason)
 
 
 @pytest.fixture
@@ -276,7 +253,7 @@ def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Engine:
     made._folder.open(made.trigger)
 
     def start(broker: BrokerQuery) -> None:
-        broker.query = Query(query_name(broker.name, False))
+        broker.query = query(broker.name)
 
     monkeypatch.setattr(made.application, "start_query", start)
     monkeypatch.setattr(made.captured, "ask", lambda timeout_s: made.captured.unasked.clear())
@@ -286,7 +263,7 @@ def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Engine:
 
 
 def fail(engine: Engine, broker: str, reason: str) -> None:
-    engine.brokers[broker].query = Query(f"lakequeue:{broker}", reason)
+    engine.brokers[broker].query = query(broker, reason)
 
 
 def test_a_broker_that_is_refused_leaves_the_others_alone(
@@ -309,7 +286,7 @@ def test_a_broker_that_is_refused_leaves_the_others_alone(
 
 
 def test_no_broker_waits_for_anothers_pause(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each has its own count of ends, and its own pauses."""
     monkeypatch.setattr(supervision, "PAUSE_S_MAX", 100.0)
@@ -333,99 +310,84 @@ def test_no_broker_waits_for_anothers_pause(
     assert not engine.brokers["b"].is_active
 
 
-def test_what_is_told_to_a_broker_stands_where_only_the_engine_writes(
-    engine: Engine, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_what_is_told_to_a_broker_stands_where_only_the_engine_writes(engine: Engine) -> None:
     told: list[tuple[str, int, Any]] = []
 
-    class Transport:
-        def command(self, topic: str, key: bytes, value: bytes, partition: int = 0) -> None:
-            told.append((topic, partition, decode_command(value)))
+    def command(topic: str, key: bytes, value: bytes, partition: int = 0) -> None:
+        told.append((topic, partition, decode_command(value)))
 
-        def flush(self, timeout: float) -> bool:
-            return True
-
-        def publish(self, *record: Any) -> None:
-            pass
-
-        def partitions(self, topic: str) -> int:
-            return 3
-
-    engine._transport = Transport()
+    engine._transport = Mock(command=command, partitions=lambda topic: 3)
     for broker in engine.brokers.values():
         engine._begin(broker)
     begun = [at for topic, at, c in told if isinstance(c, Begin) and topic == "default.commands"]
     assert begun == [0, 1, 2]
     peers = {topic: c.brokers for topic, _, c in told if isinstance(c, Peers)}
-    brokers = {"a": 0, "b": 1, "c": 2}
-    assert peers == {f"{name}.instructions": brokers for name in brokers}
+    assert peers == {f"{name}.instructions": {"a": 0, "b": 1, "c": 2} for name in "abc"}
     assert all(topic.endswith(".instructions") or isinstance(c, Begin) for topic, _, c in told)
     first = [type(c) for topic, _, c in told if topic == "b.instructions"][:5]
     # Who may speak is known before all else.
     assert first == [Begin, Clients, ExistingTopics, Peers, Configure]
     told.clear()
-    with caplog.at_level(logging.CRITICAL):
-        engine._notes("c", "lost:default.publish:3")
+    engine._notes("c", "lost:default.publish:3")
     assert [topic for topic, _, _ in told] == ["c.instructions"]
 
 
 # ---------------------------------------------------------------- a broker more
 
 
-def test_a_wish_is_answered_under_its_key() -> None:
-    added: list[str] = []
-    answers: list[tuple[bytes, dict[str, Any]]] = []
+class Requests(ChangeRequests):
+    """What a home does that knows broker `b`, and the answers."""
 
-    def add(name: str, group: str) -> None:
+    def __init__(self) -> None:
+        self.did: list[tuple[str, ...]] = []
+        self.answers: list[tuple[str, Any]] = []
+        super().__init__(NOBODY, ["v"], self._add, self._answer, self._remove, self._move)
+
+    def _answer(self, key: bytes, value: bytes) -> None:
+        self.answers.append((key.decode(), json.loads(value)))
+
+    def _add(self, name: str, group: str) -> None:
         if name == "b":
             raise LakequeueError("broker 'b' is there already")
-        added.append(name + group)
+        self.did.append(("add", name, group))
 
-    removed: list[tuple[str, str]] = []
-
-    def remove(name: str, to: str) -> list[tuple[str, str, str]]:
-        removed.append((name, to))
+    def _remove(self, name: str, to: str) -> list[tuple[str, str, str]]:
+        self.did.append(("remove", name, to))
         return [("v", f"q{n}", to) for n in range(1_001 if to else 0)]
 
-    def move(vpn: str, queue: str, to: str) -> list[tuple[str, str, str]]:
+    def _move(self, vpn: str, queue: str, to: str) -> list[tuple[str, str, str]]:
+        self.did.append(("move", vpn, queue, to))
         return [(vpn, queue, to)]
 
-    requests = ChangeRequests(
-        NOBODY, ["v"], add, lambda key, value: answers.append((key, json.loads(value))), remove,
-        move,
-    )  # fmt: skip
-    requests.read(b"wish/q", b'{"wish": "move", "id": "9", "to": "b"}', "v")
-    assert answers.pop() == (b"wish/q", {"id": "9", "done": True, "moved": [["v", "q", "b"]]})
-    requests.read(b"wish/a", b'{"wish": "remove", "id": "0"}')
-    assert answers.pop() == (b"wish/a", {"id": "0", "done": True, "moved": []})
-    requests.read(b"wish/a", b'{"wish": "remove", "id": "0", "to": "b"}')
-    moved = answers.pop()[1]["moved"]
-    assert (len(moved), moved[-1]) == (1_000, ["v", "q999", "b"])
-    assert removed == [("a", ""), ("a", "b")]
-    requests.read(b"wish/c", b'{"wish": "add", "id": "1", "group": "-west"}')
-    requests.read(b"wish/b", b'{"wish": "add", "id": "2"}')
-    requests.read(b"wish/c", b'{"wish": "sing", "id": "3"}')
-    assert answers == [
-        (b"wish/c", {"id": "1", "done": True}),
-        (b"wish/b", {"id": "2", "refused": "broker 'b' is there already"}),
-        (
-            b"wish/c",
-            {"id": "3", "refused": "wish: 'sing' – allowed are 'add', 'move' and 'remove'"},
-        ),
-    ]
-    for key, value in answers:  # it hears itself
-        requests.read(key, json.dumps(value).encode())
-    for junk in (b"", b"[]", b"{", b'{"wish": "add"}', b"\xff"):
+
+MANY = [["v", f"q{n}", "b"] for n in range(1_000)]
+NO_SUCH = "wish: 'sing' – allowed are 'add', 'move' and 'remove'"
+
+
+@pytest.mark.parametrize(
+    ("name", "wish", "did", "answer"),
+    [
+        ("c", {"wish": "add", "group": "-west"}, ("add", "c", "-west"), {"done": True}),
+        ("b", {"wish": "add"}, None, {"refused": "broker 'b' is there already"}),
+        ("q", {"wish": "move", "to": "b"}, ("move", "v", "q", "b"),
+         {"done": True, "moved": [["v", "q", "b"]]}),
+        ("a", {"wish": "remove"}, ("remove", "a", ""), {"done": True, "moved": []}),
+        ("a", {"wish": "remove", "to": "b"}, ("remove", "a", "b"), {"done": True, "moved": MANY}),
+        ("c", {"wish": "sing"}, None, {"refused": NO_SUCH}),
+    ],
+)  # fmt: skip
+def test_a_wish_is_answered_under_its_key(name: str, wish: Any, did: Any, answer: Any) -> None:
+    requests = Requests()
+    requests.read(f"wish/{name}".encode(), json.dumps(wish | {"id": "9"}).encode(), "v")
+    assert requests.did == ([did] if did else [])
+    assert requests.answers == [(f"wish/{name}", {"id": "9", **answer})]
+
+
+def test_what_is_no_wish_is_passed_over() -> None:
+    requests = Requests()
+    answers = [{"id": "1", "done": True}, {"id": "2", "refused": NO_SUCH}]  # it hears itself
+    answers = [json.dumps(one).encode() for one in answers]
+    for junk in (*answers, b"", b"[]", b"{", b'{"wish": "add"}', b"\xff", None):
         requests.read(b"wish/d", junk)
     requests.read(b"broker/d", b'{"wish": "add", "id": "4"}')
-    requests.read(b"wish/d", None)
-    assert len(answers) == 3
-    assert added == ["c-west"]
-
-
-def test_whose_query_it_is() -> None:
-    brokers = {name: BrokerQuery(name, i) for i, name in enumerate("ab")}
-    assert [broker_of(query_name(b, False), brokers) for b in "ab"] == ["a", "b"]
-    assert broker_of(query_name("a", True), {"a": brokers["a"]}) == "a"
-    assert broker_of("lakequeue-tables", brokers) is None
-    assert broker_of("lakequeue:gone", brokers) is None
+    assert (requests.did, requests.answers) == ([], [])
