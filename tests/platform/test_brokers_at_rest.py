@@ -4,10 +4,11 @@ and what is left where something fails or the engine dies."""
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock, Mock
 
 import msgspec
 import pytest
@@ -111,18 +112,16 @@ def rests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Rests:
     return Rests(tmp_path / "home", monkeypatch)
 
 
-class State:
-    """Where nothing is put."""
-
-    put = delete = lambda *_: None
-    keys, save = set, lambda *_: None
-
-
 def begins(folder: HomeFolder, name: str) -> Snapshot:
     """What this broker's loop begins with, whatever is in its checkpoint."""
     file = Path(folder.rebuilt(name))
     assert is_newer(file, msgspec.msgpack.encode(Snapshot(STEP)))
-    return msgspec.msgpack.decode(restore(file, State()), type=Snapshot)
+    return msgspec.msgpack.decode(restore(file, MagicMock()), type=Snapshot)
+
+
+def refused(change: Callable[..., object], *arguments: str, why: str) -> None:
+    with pytest.raises(LakequeueError, match=why):
+        change(*arguments)
 
 
 def test_M4_a_broker_is_added_between_two_runs_of_the_loops(rests: Rests) -> None:
@@ -130,8 +129,7 @@ def test_M4_a_broker_is_added_between_two_runs_of_the_loops(rests: Rests) -> Non
     assert rests.did == ["end 3", "share out", "begin 3", "peers", "start a b c d"]
     assert rests.quiet == [0]
     again = HomeFolder(rests.folder.path)
-    assert again.brokers(()) == {**NUMBERS, "d": 3}
-    assert again.groups({}, ["d"]) == {"d": "west"}
+    assert (again.brokers(()), again.groups({}, ["d"])) == ({**NUMBERS, "d": 3}, {"d": "west"})
     assert begins(again, "a").step == STEP + 1
 
 
@@ -144,37 +142,29 @@ def test_M4_a_broker_is_removed_and_the_first_reads_on(rests: Rests) -> None:
     assert again.brokers(["c", "d"]) == {"a": 0, "b": 1, "d": 3}
     assert again.removed() == {"c": (2, [READ])}
     assert begins(again, "a").offsets == [READ]
-    assert rests.heard == [("default.journal", "c")]
-    assert again.last_records() == []
-    for name, why in (
-        ("c", "was removed from this home before"), ("d", "it has 'a', 'b'")
-    ):  # fmt: skip
-        with pytest.raises(LakequeueError, match=why):
-            rests.engine.remove_broker(name)
-    with pytest.raises(LakequeueError, match="its name cannot be used again"):
-        rests.engine.add_broker("c")
+    assert (rests.heard, again.last_records()) == ([("default.journal", "c")], [])
+    refused(rests.engine.remove_broker, "c", why="was removed from this home before")
+    refused(rests.engine.remove_broker, "d", why="it has 'a', 'b'")
+    refused(rests.engine.add_broker, "c", why="its name cannot be used again")
 
 
 def test_M4_the_first_broker_can_be_removed_and_the_last_stays(rests: Rests) -> None:
-    rests.engine.remove_broker("a")
+    remove = rests.engine.remove_broker
+    remove("a")
     rests.engine.brokers["c"].failure = "its log was cut"
-    with pytest.raises(LakequeueError, match=r"'c' has failed \(its log was cut\)"):
-        rests.engine.remove_broker("b")
+    refused(remove, "b", why=r"'c' has failed \(its log was cut\)")
     rests.engine.brokers["c"].failure = ""
-    with pytest.raises(LakequeueError, match=r"to: 'x' – allowed are .* that stay: 'c'"):
-        rests.engine.remove_broker("b", "x")
-    rests.engine.remove_broker("b")
-    with pytest.raises(LakequeueError, match="is the home's only one"):
-        rests.engine.remove_broker("c")
+    refused(remove, "b", "x", why=r"to: 'x' – allowed are .* that stay: 'c'")
+    remove("b")
+    refused(remove, "c", why="is the home's only one")
     assert rests.folder.brokers(()) == {"c": 2}
 
 
 def test_M5_nothing_rests_for_a_queue_that_cannot_move(rests: Rests) -> None:
-    with pytest.raises(LakequeueError, match="allowed are the home's brokers: 'a', 'b', 'c'"):
-        rests.engine.move_queue("default", "q", "x")
+    move = rests.engine.move_queue
+    refused(move, "default", "q", "x", why="allowed are the home's brokers: 'a', 'b', 'c'")
     assert rests.did == []
-    with pytest.raises(LakequeueError, match=r"no such queue in VPN 'default'"):
-        rests.engine.move_queue("default", "q", "b")
+    refused(move, "default", "q", "b", why=r"no such queue in VPN 'default'")
     assert rests.did == ["end 3", "start a b c"]
 
 
@@ -194,8 +184,7 @@ def test_M4_a_change_waits_until_all_have_begun_with_the_one_before(
     before = [begins(rests.folder, name) for name in "ac"]
     monkeypatch.setattr(at_rest, "REST_S_MAX", 0.0)
     rests.begins = False
-    with pytest.raises(LakequeueError, match="broker 'a' has not begun since the last change"):
-        rests.engine.remove_broker("c")
+    refused(rests.engine.remove_broker, "c", why="'a' has not begun since the last change")
     assert [begins(rests.folder, name) for name in "ac"] == before
     rests.begins = True
     first = Path(rests.folder.rebuilt("a"))
@@ -207,12 +196,9 @@ def test_M4_a_change_waits_until_all_have_begun_with_the_one_before(
 def test_M4_topics_that_cannot_be_shared_out_are_said_and_no_number_is_given(
     rests: Rests, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(*_: object) -> None:
-        raise LakequeueError("topic 'default.publish' has 40 partitions")
-
-    monkeypatch.setattr(rests.engine.captured, "share_out", refuse)
-    with pytest.raises(LakequeueError, match="has 40 partitions"):
-        rests.engine.add_broker("d")
+    too_many = Mock(side_effect=LakequeueError("topic 'default.publish' has 40 partitions"))
+    monkeypatch.setattr(rests.engine.captured, "share_out", too_many)
+    refused(rests.engine.add_broker, "d", why="has 40 partitions")
     assert (rests.folder.numbers, rests.did[-1]) == (3, "start a b c")
 
 
@@ -223,13 +209,17 @@ def test_M4_what_fails_on_the_way_leaves_the_home_as_it_was(
 ) -> None:
     """Also what dies there: nothing is done before the home's word but to write files that nobody
     reads. It goes on at once, and the change can be tried again."""
-
-    def fail(*_: object) -> None:
-        raise NotConnected("Kafka is away")
-
+    fail, write = Mock(side_effect=NotConnected("Kafka is away")), home_module.write_whole
     do = rests.engine.add_broker if change == "add" else rests.engine.remove_broker
     name = "d" if change == "add" else "c"
-    before = json.loads((rests.folder.path / "lakequeue.json").read_text())
+
+    def write_all_but_the_word(file: Any, value: Any) -> None:
+        (fail if "rehomed" in value else write)(file, value)
+
+    def about() -> Any:
+        return json.loads((rests.folder.path / "lakequeue.json").read_text())
+
+    before = about()
     with monkeypatch.context() as patch:
         match at:
             case "rest":
@@ -240,16 +230,10 @@ def test_M4_what_fails_on_the_way_leaves_the_home_as_it_was(
             case "a state":
                 patch.setattr(home_module, "write_state", fail)
             case _:
-                write = home_module.write_whole
-                patch.setattr(
-                    home_module,
-                    "write_whole",
-                    lambda f, v: (fail if "rehomed" in v else write)(f, v),
-                )
-        with pytest.raises(LakequeueError, match=r"Kafka is away|does not come to rest"):
-            do(name)
+                patch.setattr(home_module, "write_whole", write_all_but_the_word)
+        refused(do, name, why=r"Kafka is away|does not come to rest")
     assert rests.did[-1] == "start a b c"
-    after = json.loads((rests.folder.path / "lakequeue.json").read_text())
+    after = about()
     rests.lost = after["numbers"] - before["numbers"]
     assert after | {"numbers": 3} == before
     assert rests.lost == (change == "add" and at != "rest"), "or its partitions are in the way"
@@ -294,8 +278,7 @@ def test_M4_a_home_that_memory_cannot_hold_goes_on_as_before(
     monkeypatch.setattr(at_rest.psutil, "virtual_memory", lambda: memory)
     monkeypatch.setattr(rests.engine.application, "spark", object())
     monkeypatch.setattr(rests.engine.rehoming, "_read", rests.read)
-    with pytest.raises(LakequeueError, match=r"'b': its state does not fit .* Nothing has changed"):
-        rests.engine.remove_broker("c")
+    refused(rests.engine.remove_broker, "c", why=r"'b': its state does not fit .* has changed")
     assert rests.did[-1] == "start a b c"
     assert rests.folder.brokers(()) == NUMBERS
     memory.available = sum(sizes) * at_rest.MEMORY_SHARE
@@ -308,68 +291,55 @@ def test_M4_a_worker_that_cannot_see_the_home_says_so(rests: Rests, tmp_path: Pa
     rests.engine.remove_broker("c")
     file = Path(rests.folder.rebuilt("a"))
     file.unlink()
-    for begin in (lambda: is_newer(file, b""), lambda: restore(file, State())):
+    for begin in (lambda: is_newer(file, b""), lambda: restore(file, MagicMock())):
         with pytest.raises(LakequeueError, match=r"a\.state cannot be read on .*Share it"):
             begin()
 
 
-def test_M4_who_asked_an_engine_that_died_is_answered_by_the_next(
-    rests: Rests, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As the home says what became of it. What was not begun is to be asked for again."""
-
-    def die(*_: object) -> None:
-        raise KeyboardInterrupt
-
+@pytest.fixture
+def died(rests: Rests, monkeypatch: pytest.MonkeyPatch) -> HomeFolder:
+    """The home of an engine that died behind the home's word: `c` is removed."""
     with monkeypatch.context() as patch:
-        patch.setattr(rests.engine.rehoming, "_tell_peers", die)
+        patch.setattr(rests.engine.rehoming, "_tell_peers", Mock(side_effect=KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             rests.engine.remove_broker("c")
-    again = HomeFolder(rests.folder.path)
-    said: dict[bytes, Any] = {}
-    wishes = ChangeRequests(
-        "127.0.0.1:1", ["v"], die, lambda key, value: said.update({key: json.loads(value)}),
-        die, die,
-    )  # fmt: skip
-    asked = {
-        b"wish/c": {"wish": "remove", "id": "1", "to": ""},
-        b"wish/b": {"wish": "add", "id": "2", "group": ""},
-        b"wish/d": {"wish": "add", "id": "3", "group": ""},
-        b"wish/a": {"wish": "remove", "id": "4"},
-        b"wish/q": {"wish": "move", "id": "5", "to": "b"},
-        b"wish/e": {"id": "6", "done": True},
-        b"broker/b": {"number": 1},
-    }
-    wishes.answer_old({k: json.dumps(v).encode() for k, v in asked.items()}, "v.directory", again)
-    refused = "the engine ended before it did this: ask again"
-    assert said == {
-        b"wish/c": {"id": "1", "done": True, "moved": []},
-        b"wish/b": {"id": "2", "done": True},
-        b"wish/d": {"id": "3", "refused": refused},
-        b"wish/a": {"id": "4", "refused": refused},
-        b"wish/q": {"id": "5", "refused": refused},
-    }
-    for key, value in asked.items():  # those that it hears besides
-        wishes.read(key, json.dumps(value).encode(), "v")
-
-
-def test_M4_what_dies_behind_the_homes_word_goes_on_there(
-    rests: Rests, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The next start begins with the new states, and says what the removed broker had to say."""
-
-    def die(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(rests.engine.rehoming, "_tell_peers", die)
-    with pytest.raises(KeyboardInterrupt):
-        rests.engine.remove_broker("c")
     assert rests.heard == []
-    again = HomeFolder(rests.folder.path)
-    again.open(rests.engine.trigger)
-    assert again.brokers(()) == {"a": 0, "b": 1}
-    assert begins(again, "b").step == STEP + 1
-    (word,) = again.last_records()
+    return HomeFolder(rests.folder.path)
+
+
+def test_M4_who_asked_an_engine_that_died_is_answered_by_the_next(died: HomeFolder) -> None:
+    """As the home says what became of it. What was not begun is to be asked for again."""
+    said: dict[bytes, Any] = {}
+    never = Mock(side_effect=AssertionError)
+    wishes = ChangeRequests(
+        "127.0.0.1:1", ["v"], never, lambda key, value: said.update({key: json.loads(value)}),
+        never, never,
+    )  # fmt: skip
+    done, refused = {"done": True}, {"refused": "the engine ended before it did this: ask again"}
+    asked = {
+        b"wish/c": ({"wish": "remove", "id": "1", "to": ""}, done | {"moved": []}),
+        b"wish/b": ({"wish": "add", "id": "2", "group": ""}, done),
+        b"wish/d": ({"wish": "add", "id": "3", "group": ""}, refused),
+        b"wish/a": ({"wish": "remove", "id": "4"}, refused),
+        b"wish/q": ({"wish": "move", "id": "5", "to": "b"}, refused),
+        b"wish/e": ({"id": "6", "done": True}, None),
+        b"broker/b": ({"number": 1}, None),
+    }
+    records = {key: json.dumps(wish).encode() for key, (wish, _) in asked.items()}
+    wishes.answer_old(records, "v.directory", died)
+    assert said == {
+        k: {"id": wish["id"], **answer} for k, (wish, answer) in asked.items() if answer
+    }
+    for key, value in records.items():  # those that it hears besides
+        wishes.read(key, value, "v")
+
+
+def test_M4_what_dies_behind_the_homes_word_goes_on_there(rests: Rests, died: HomeFolder) -> None:
+    """The next start begins with the new states, and says what the removed broker had to say."""
+    died.open(rests.engine.trigger)
+    assert died.brokers(()) == {"a": 0, "b": 1}
+    assert begins(died, "b").step == STEP + 1
+    (word,) = died.last_records()
     assert (word.broker, word.step, word.segments[0]) == ("c", STEP + 1, SAID)
     rests.engine._send_last_records()
-    assert (len(rests.heard), again.last_records()) == (1, [])
+    assert (len(rests.heard), died.last_records()) == (1, [])
