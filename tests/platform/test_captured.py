@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException
@@ -37,6 +38,8 @@ QUEUES = [
 class Kafka:
     """What is asked of Kafka here: which topics there are."""
 
+    start = close = lambda self: None
+
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.topics = dict(OWN)
         self.looks = 0
@@ -57,10 +60,6 @@ class Kafka:
         self.tell = found
         return self
 
-    def start(self) -> None: ...
-
-    def close(self) -> None: ...
-
     def look(self) -> None:
         self.looks += 1
 
@@ -69,14 +68,22 @@ class Kafka:
             raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
         return dict(self.topics)
 
-    def now(self) -> None:
-        """What the thread does every 10 s."""
-        self.tell(self.sizes())  # type: ignore[operator]
+    def now(self, *gone: str, **more: int) -> None:
+        """What the thread does every 10 s; gone, more: topics that changed since."""
+        for name in gone:
+            del self.topics[name]
+        self.topics |= more
+        self.tell(dict(self.topics))  # type: ignore[operator]
 
 
 @pytest.fixture
 def kafka(monkeypatch: pytest.MonkeyPatch) -> Kafka:
     return Kafka(monkeypatch)
+
+
+@pytest.fixture
+def topics(kafka: Kafka, tmp_path: Path) -> CapturedTopics:
+    return opened(tmp_path)
 
 
 def opened(home: Path) -> CapturedTopics:
@@ -91,8 +98,7 @@ def opened(home: Path) -> CapturedTopics:
     return topics
 
 
-def test_a_queue_whose_topic_nobody_made_is_no_news(kafka: Kafka, tmp_path: Path) -> None:
-    topics = opened(tmp_path)
+def test_a_queue_whose_topic_nobody_made_is_no_news(kafka: Kafka, topics: CapturedTopics) -> None:
     assert topics.reads == []
     for n in range(1_000):
         topics.heard(f"idle-{n}")
@@ -101,18 +107,17 @@ def test_a_queue_whose_topic_nobody_made_is_no_news(kafka: Kafka, tmp_path: Path
     assert not topics.more
 
 
-def test_what_comes_to_exist_is_read_and_what_is_gone_is_not(kafka: Kafka, tmp_path: Path) -> None:
-    topics = opened(tmp_path)
-    kafka.topics |= {"sensor-7": 3, "orders": 1, "others": 1, "sensor-7.receipts": 1}
-    kafka.now()
+def test_what_comes_to_exist_is_read_and_what_is_gone_is_not(
+    kafka: Kafka, topics: CapturedTopics
+) -> None:
+    kafka.now(**{"sensor-7": 3, "orders": 1, "others": 1, "sensor-7.receipts": 1})
     assert topics.more
     topics.learn()
     assert (topics.more, topics.reads) == (False, ["orders", "sensor-7"])
     assert topics.partitions["sensor-7"] == 3
     kafka.now()
     assert not topics.more
-    del kafka.topics["orders"]
-    kafka.now()
+    kafka.now("orders")
     assert topics.more
     topics.learn()
     assert topics.reads == ["sensor-7"]
@@ -121,83 +126,73 @@ def test_what_comes_to_exist_is_read_and_what_is_gone_is_not(kafka: Kafka, tmp_p
 @pytest.mark.parametrize(
     ("name", "partitions"),
     [
-        ("default.deliveries", 8),
-        ("default.bridge-in", 2),
-        ("broker-0.instructions", 1),
-        ("broker-0.control", 1),
-        ("broker-0.steps", 1),
-        ("broker-0.mesh", 1),
+        ("default.deliveries", 8), ("default.bridge-in", 2), ("broker-0.instructions", 1),
+        ("broker-0.control", 1), ("broker-0.steps", 1), ("broker-0.mesh", 1),
     ],
-)
+)  # fmt: skip
+@pytest.mark.usefixtures("topics")
 def test_what_somebody_deleted_of_the_engines_topics_is_made_again(
-    kafka: Kafka, tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str, partitions: int
+    kafka: Kafka, caplog: pytest.LogCaptureFixture, name: str, partitions: int
 ) -> None:
-    opened(tmp_path)
-    kafka.topics |= {"default.bridge-in": 2, "broker-0.mesh": 1, "other.receipts": 8, "x.steps": 1}
-    kafka.now()
+    kafka.now(**{"default.bridge-in": 2, "broker-0.mesh": 1, "other.receipts": 8, "x.steps": 1})
     assert kafka.made == [], "nothing is missing"
-    for gone in (name, "other.receipts", "x.steps"):  # the last two are another home's
-        del kafka.topics[gone]
-    gone, kafka.away = dict(kafka.topics), True
-    kafka.tell(gone)  # type: ignore[operator]
+    kafka.away = True
+    kafka.now(name, "other.receipts", "x.steps")  # the last two are another home's
     assert "no Kafka broker answers" in caplog.text, "and the thread goes on"
     kafka.away = False
-    kafka.tell(gone)  # type: ignore[operator]
+    kafka.now()
     assert kafka.made == [{name: partitions}]
     assert name in caplog.text
     kafka.now()
     assert len(kafka.made) == 1
 
 
-def test_brokers_write_into_a_new_directory_what_they_have(kafka: Kafka, tmp_path: Path) -> None:
-    topics, heard = opened(tmp_path), list[bytes]()
+def test_brokers_write_into_a_new_directory_what_they_have(
+    kafka: Kafka, topics: CapturedTopics
+) -> None:
+    heard: list[bytes] = []
+    kafka.topics.pop("default.directory")
     for away in (True, False):
-        kafka.topics.pop("default.directory", None)
         kafka.away = away
-        kafka.tell(dict(kafka.topics))  # type: ignore[operator]
+        kafka.now()
         topics.tell(heard.append)
         topics.tell(heard.append)
     assert heard == [b"begin"]
 
 
-def test_what_a_removed_broker_left_may_go(kafka: Kafka, tmp_path: Path) -> None:
-    topics = opened(tmp_path)
+def test_what_a_removed_broker_left_may_go(kafka: Kafka, topics: CapturedTopics) -> None:
     topics._brokers.clear()  # type: ignore[attr-defined]
-    del kafka.topics["broker-0.steps"]
-    kafka.now()
+    kafka.now("broker-0.steps")
     assert kafka.made == []
 
 
-def test_the_brokers_hear_once_which_named_topics_exist(kafka: Kafka, tmp_path: Path) -> None:
-    topics, heard = opened(tmp_path), list[Any]()
-
-    def told() -> list[list[str]]:
+def test_the_brokers_hear_once_which_named_topics_exist(
+    kafka: Kafka, topics: CapturedTopics
+) -> None:
+    def told(*gone: str, **more: int) -> list[list[str]]:
+        kafka.now(*gone, **more)
+        topics.learn()
+        heard: list[Any] = []
         topics.tell(lambda value: heard.append(decode_command(value).topics))
-        return [heard.pop() for _ in list(heard)]
+        return heard
 
     assert told() == []
-    kafka.topics |= {"sensor-7": 3, "orders": 1}
-    topics.learn()
-    assert (told(), told()) == ([["orders"]], [])
+    assert told(**{"sensor-7": 3, "orders": 1}) == [["orders"]]
+    assert told() == []
     topics.heard("sensor-7")  # it was read before, by an expression
     assert told() == [["orders", "sensor-7"]]
-    del kafka.topics["orders"]
-    topics.learn()
-    assert told() == [["sensor-7"]]
-
-    def away(value: bytes) -> None:
-        raise NotConnected("away")
-
+    assert told("orders") == [["sensor-7"]]
     topics.heard("orders")
-    kafka.topics["orders"] = 1
+    kafka.now(orders=1)
     topics.learn()
     with pytest.raises(NotConnected):
-        topics.tell(away)
+        topics.tell(Mock(side_effect=NotConnected("away")))
     assert told() == [["orders", "sensor-7"]]
 
 
-def test_what_was_read_is_read_again_before_anybody_is_asked(kafka: Kafka, tmp_path: Path) -> None:
-    topics = opened(tmp_path)
+def test_what_was_read_is_read_again_before_anybody_is_asked(
+    kafka: Kafka, topics: CapturedTopics, tmp_path: Path
+) -> None:
     kafka.topics |= {"extra": 1, "gone": 1}
     topics.heard("extra")
     topics.heard("gone")
@@ -210,32 +205,29 @@ def test_what_was_read_is_read_again_before_anybody_is_asked(kafka: Kafka, tmp_p
 
 
 def test_X5_a_changed_limit_of_a_topic_starts_the_queries_of_micro_batches_anew(
-    kafka: Kafka, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kafka: Kafka, topics: CapturedTopics, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    limits = {"default.publish": 12_000_000, "default.commands": 12_000_000, "orders": 1_000}
+    limits = {"default.publish": 12_000_000, "default.commands": 50_000, "orders": 1_000}
     monkeypatch.setattr(
         captured, "limits_of", lambda _, names: {n: limits[n] for n in names if n in limits}
     )
-    topics = opened(tmp_path)
-    limits["default.commands"] = 50_000
-    kafka.now()
-    assert not topics.more, "in real time nobody asks"
+
+    def more() -> bool:
+        kafka.now()
+        return topics.more
+
+    assert not more(), "in real time nobody asks"
     assert topics.low_limits() == {"default.commands": 50_000}
-    kafka.now()
-    assert not topics.more
+    assert not more()
     del limits["default.commands"]
-    kafka.now()
-    assert not topics.more, "Kafka did not answer"
+    assert not more(), "Kafka did not answer"
     limits["default.commands"] = 12_000_000
-    kafka.now()
-    assert topics.more
+    assert more()
     assert topics.low_limits() == {}
 
 
-def test_what_cannot_be_listed_is_not_forgotten(kafka: Kafka, tmp_path: Path) -> None:
-    topics = opened(tmp_path)
-    kafka.topics["orders"] = 1
-    kafka.now()
+def test_what_cannot_be_listed_is_not_forgotten(kafka: Kafka, topics: CapturedTopics) -> None:
+    kafka.now(orders=1)
     kafka.away = True
     with pytest.raises(NotConnected, match="topics cannot be listed"):
         topics.learn()
@@ -246,7 +238,7 @@ def test_what_cannot_be_listed_is_not_forgotten(kafka: Kafka, tmp_path: Path) ->
 
 
 def test_M5_a_loop_reads_what_its_queues_capture_and_no_subscriber_does(
-    kafka: Kafka, tmp_path: Path
+    kafka: Kafka, topics: CapturedTopics
 ) -> None:
     """What the broker of the queue that captures says is what its loop reads, and what the engine
     hears; the subscriber's broker gets the records from it."""
@@ -273,12 +265,10 @@ def test_M5_a_loop_reads_what_its_queues_capture_and_no_subscriber_does(
         for name, decided in said.items()
     }
     assert read == {"a": ["extra"], "b": []}
-    topics = opened(tmp_path)
     notes = BatchNotes(topics, *[None] * 4)  # type: ignore[arg-type]
-    kafka.topics |= there
     for note in (note for one in said["a"] for note in one.notes):
         notes("a", note)
-    kafka.now()
+    kafka.now(**there)
     topics.learn()
     assert topics.reads == ["extra"]
 
