@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -43,14 +44,9 @@ HOUR = 3_600_000
 
 
 @pytest.fixture
-def home(tmp_path: Path) -> Path:
+def home(tmp_path: Path, live: Any) -> Path:
     """A home in which an engine ran."""
-    folder = HomeFolder(tmp_path / "home")
-    folder.open()
-    (folder.path / "checkpoint").mkdir()
-    (folder.path / "checkpoint" / "metadata").write_text(json.dumps({"id": "one"}))
-    folder.remember_checkpoints()
-    return folder.path
+    return live(tmp_path / "home").path
 
 
 def test_a_home_and_its_checkpoint(home: Path, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import lakequeue
 import msgspec
@@ -14,6 +15,7 @@ import pytest
 from lakequeue.client.session.queue_directory import QueueDirectory, known_brokers
 from lakequeue.earlier.pages import FORMAT as EARLIER_FORMAT
 from lakequeue.protocol import LakequeueError, steplog, table_format, topics
+from lakequeue.protocol.home_places import ABOUT
 from lakequeue.protocol.table_format import SCHEMA, SCHEMA_VERSION, refusal_of
 from lakequeue.state import FORMAT
 from lakequeue.streaming.home import home_folder as home_module
@@ -24,21 +26,20 @@ INBOX = {"topic": "default.deliveries", "partition": 0, "request": "r-1"}
 
 
 @pytest.fixture
-def home(tmp_path: Path) -> Path:
+def home(tmp_path: Path, live: Any) -> Path:
     """A home in which an engine of this version ran and stopped."""
-    folder = HomeFolder(tmp_path / "home")
-    folder.open("real-time")
-    (folder.path / "checkpoint" / "broker-0").mkdir(parents=True)
-    (folder.path / "checkpoint" / "broker-0" / "metadata").write_text(json.dumps({"id": "one"}))
-    folder.remember_checkpoints()
-    return folder.path
+    return live(tmp_path / "home", checkpoint="broker-0").path
+
+
+def about(home: Path, **facts: object) -> Any:
+    """The home's record, to which facts are written before."""
+    found = json.loads((home / ABOUT).read_text()) | facts
+    (home / ABOUT).write_text(json.dumps(found))
+    return found
 
 
 def contents(folder: Path) -> dict[str, bytes]:
     return {str(f.relative_to(folder)): f.read_bytes() for f in folder.rglob("*") if f.is_file()}
-
-
-# ------------------------------------------------------------ the state
 
 
 def test_the_next_format_is_refused_and_leaves_the_way_back(
@@ -56,16 +57,12 @@ def test_the_next_format_is_refused_and_leaves_the_way_back(
 
 
 def test_a_home_of_the_next_format_is_refused(home: Path) -> None:
-    about = json.loads((home / "lakequeue.json").read_text())
-    (home / "lakequeue.json").write_text(json.dumps({**about, "format": FORMAT + 1}))
+    about(home, format=FORMAT + 1)
     before = contents(home)
     said = f"with state format {FORMAT + 1}; this version reads {EARLIER_FORMAT} and {FORMAT}"
     with pytest.raises(LakequeueError, match=said):
         HomeFolder(home).open("real-time")
     assert contents(home) == before
-
-
-# ------------------------------------------------------------ log of steps and tables
 
 
 def test_a_step_of_the_next_format_is_no_step() -> None:
@@ -88,9 +85,6 @@ def test_tables_go_up_and_not_down(monkeypatch: pytest.MonkeyPatch) -> None:
     assert refusal_of("journal", now) == refusal_of("journal", later) == ""
 
 
-# ------------------------------------------------------------ the protocol
-
-
 def test_what_a_newer_client_asks_is_refused_and_the_engine_goes_on() -> None:
     """A command, or a field of one, that this version does not know."""
     with lakequeue.connect("memory://", config=CONFIG) as connection:
@@ -103,17 +97,10 @@ def test_what_a_newer_client_asks_is_refused_and_the_engine_goes_on() -> None:
         assert connection.admin().describe("orders")["depth"] == 1
 
 
-class Directory:
-    """A transport whose directory was written by a newer engine."""
-
-    def newest(self, topic: str) -> dict[bytes, bytes]:
-        broker = {"number": 0, "state": "running", "epoch": 1, "colour": "blue"}
-        return {b"broker/a": json.dumps(broker).encode(), b"colour/a": b"{}"}
-
-
 def test_what_a_newer_engine_says_more_is_passed_over() -> None:
-    transport: Any = Directory()
-    (one,) = known_brokers(transport, "default")
+    broker = {"number": 0, "state": "running", "epoch": 1, "colour": "blue"}
+    records = {b"broker/a": json.dumps(broker).encode(), b"colour/a": b"{}"}
+    (one,) = known_brokers(Mock(newest=lambda topic: records), "default")
     assert (one["name"], one["state"]) == ("a", "running")
     where = QueueDirectory(0)
     record = {"hosts": {"b": 1}, "type": "LocalQueue", "state": "there", "colour": "blue"}
@@ -121,35 +108,24 @@ def test_what_a_newer_engine_says_more_is_passed_over() -> None:
     assert where.broker_of("orders") == 1
 
 
-# ------------------------------------------------------------ which core
-
-
-def of_the_earlier_core(home: Path, **facts: object) -> HomeFolder:
-    """The home as the version before left it."""
-    about = json.loads((home / "lakequeue.json").read_text())
-    (home / "lakequeue.json").write_text(json.dumps(about | {"format": EARLIER_FORMAT} | facts))
-    return HomeFolder(home)
-
-
 @pytest.mark.parametrize(
     "facts", [{"brokers": {"a": 0}}, {"removed": {"b": {"number": 1, "read": []}}}]
 )
-def test_a_home_changes_its_format_with_its_first_batch(
-    home: Path, facts: dict[str, object]
-) -> None:
+def test_a_home_changes_its_format_with_its_first_batch(home: Path, facts: dict[str, Any]) -> None:
     """Until then the way back is open; after it an earlier version refuses the home."""
-    folder = of_the_earlier_core(home, **facts)
+    about(home, format=EARLIER_FORMAT, **facts)
+    folder = HomeFolder(home)
     folder.open("real-time")
-    assert json.loads((home / "lakequeue.json").read_text())["format"] == EARLIER_FORMAT
+    assert about(home)["format"] == EARLIER_FORMAT
     folder.remember_checkpoints()
-    assert json.loads((home / "lakequeue.json").read_text())["format"] == FORMAT
+    assert about(home)["format"] == FORMAT
     HomeFolder(home).open("real-time")
 
 
 def test_a_home_of_the_earlier_core_with_several_brokers_is_refused(home: Path) -> None:
     """With what to do, and nothing is changed: the way back is open."""
-    folder = of_the_earlier_core(home, brokers={"a": 0, "b": 1})
+    about(home, format=EARLIER_FORMAT, brokers={"a": 0, "b": 1})
     before = contents(home)
     with pytest.raises(LakequeueError, match=r"has 2 brokers.*`lakequeue brokers --remove NAME`"):
-        folder.open("real-time")
+        HomeFolder(home).open("real-time")
     assert contents(home) == before
