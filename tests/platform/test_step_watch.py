@@ -8,6 +8,8 @@ import os
 import subprocess
 import sys
 import time
+from itertools import pairwise
+from types import SimpleNamespace
 
 import pytest
 from lakequeue.protocol import NotConnected, commands
@@ -31,8 +33,7 @@ TOPICS = [f"{name}.{kind}" for name in "ab" for kind in ("steps", "instructions"
 LOG, TOLD = ("a.steps", 0), ("a.instructions", 0)
 
 
-class Active:
-    isActive = True
+ACTIVE = SimpleNamespace(isActive=True)
 
 
 class World:
@@ -44,7 +45,7 @@ class World:
         self.works = True
         self.stuck: list[float] = []
         self.heard: list[commands.Command] = []
-        self.broker = BrokerQuery("a", 0, query=Active(), state=RUNNING)
+        self.broker = BrokerQuery("a", 0, query=ACTIVE, state=RUNNING)
         self.executors = ["one", "two"]
         self.watch = StepWatch(
             "nowhere", {"a": self.broker}, self._tell, self._stuck, lambda: self.executors
@@ -59,6 +60,10 @@ class World:
     def _stuck(self, broker: BrokerQuery, why: str) -> None:
         self.stuck.append(self.now)
 
+    def nearly(self) -> None:
+        """Most of the time after which it is stuck."""
+        self.go_on(STUCK_S - 2 * LOOK_S)
+
     def go_on(self, seconds: float) -> None:
         end = self.now + seconds
         while self.now < end:
@@ -66,8 +71,20 @@ class World:
             self.now += LOOK_S
 
 
-def test_one_that_has_nothing_to_do_is_not_stuck() -> None:
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+@pytest.fixture
+def hanging() -> World:
+    """One whose broker takes no step."""
     world = World()
+    world.works = False
+    return world
+
+
+def test_one_that_has_nothing_to_do_is_not_stuck(world: World) -> None:
     world.go_on(3_600)
     assert world.stuck == []
     assert {type(one) for one in world.heard} == {commands.Tick}
@@ -75,9 +92,8 @@ def test_one_that_has_nothing_to_do_is_not_stuck() -> None:
 
 
 def test_one_that_is_told_something_and_takes_no_step_is(
-    caplog: pytest.LogCaptureFixture,
+    world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
-    world = World()
     world.go_on(60)
     world.works, begun = False, world.now
     world.go_on(2 * STUCK_S)
@@ -89,10 +105,11 @@ def test_one_that_is_told_something_and_takes_no_step_is(
 
 
 @pytest.mark.parametrize("error", [Py4JNetworkError("refused"), ConnectionRefusedError()])
-def test_the_watch_outlives_java(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_watch_outlives_java(
+    world: World, error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Which dies, and says no more which queries run; the next one does."""
     monkeypatch.setattr(step_watch, "LOOK_S", 0.01)
-    world = World()
     asked: list[bool] = []
 
     class Gone:
@@ -109,8 +126,7 @@ def test_the_watch_outlives_java(error: Exception, monkeypatch: pytest.MonkeyPat
 
 
 def test_one_that_cannot_be_told_costs_the_others_nothing_and_is_started_again() -> None:
-    told: list[str] = []
-    stuck: list[str] = []
+    told, stuck = list[str](), list[str]()
 
     def tell(broker: BrokerQuery, value: bytes) -> None:
         told.append(broker.name)
@@ -118,7 +134,7 @@ def test_one_that_cannot_be_told_costs_the_others_nothing_and_is_started_again()
             raise NotConnected("topic 'a.instructions' takes no record")
 
     brokers = {
-        name: BrokerQuery(name, n, query=Active(), state=RUNNING) for n, name in enumerate("ab")
+        name: BrokerQuery(name, n, query=ACTIVE, state=RUNNING) for n, name in enumerate("ab")
     }
     watch = StepWatch("nowhere", brokers, tell, lambda broker, _: stuck.append(broker.name), list)
 
@@ -129,74 +145,62 @@ def test_one_that_cannot_be_told_costs_the_others_nothing_and_is_started_again()
     assert set(told) == set(stuck) == {"a", "b"}
 
 
-def test_one_that_hangs_again_and_again_is_given_longer() -> None:
-    world = World()
-    world.works = False
-    world.go_on(1_800)
-    pauses = [b - a for a, b in zip(world.stuck, world.stuck[1:], strict=False)]
-    assert 3 <= len(world.stuck) <= 7
+def test_one_that_hangs_again_and_again_is_given_longer(hanging: World) -> None:
+    hanging.go_on(1_800)
+    pauses = [after - before for before, after in pairwise(hanging.stuck)]
+    assert 3 <= len(hanging.stuck) <= 7
     assert pauses == sorted(pauses)
     assert pauses[-1] >= 4 * STUCK_S
 
 
-def test_while_kafka_takes_nothing_nobody_is() -> None:
+def test_while_kafka_takes_nothing_nobody_is(hanging: World) -> None:
     pulse = Pulse()
     assert {pulse.look(n * LOOK_S, "run", 10, 5) for n in range(100)} == {NOTHING, PROBE}
-    world = World()
-    world.works = False
-    world.watch.look(world.now, lambda places: {})
-    for _ in range(20):
-        world.now += LOOK_S
-        world.watch.look(world.now, lambda places: {})
-    assert world.heard == []
+    for n in range(21):
+        hanging.watch.look(hanging.now + n * LOOK_S, lambda places: {})
+    assert hanging.heard == []
 
 
-def test_a_machine_that_slept_is_no_reason() -> None:
-    world = World()
-    world.works = False
-    world.go_on(STUCK_S - 2 * LOOK_S)
-    world.now += 3_600
-    world.go_on(STUCK_S - 2 * LOOK_S)
-    assert world.stuck == []
+def test_a_machine_that_slept_is_no_reason(hanging: World) -> None:
+    hanging.nearly()
+    hanging.now += 3_600
+    hanging.nearly()
+    assert hanging.stuck == []
 
 
-def test_one_that_begins_elsewhere_has_its_time_anew() -> None:
+def test_one_that_begins_elsewhere_has_its_time_anew(hanging: World) -> None:
     """Its executor was given up after most of it, or was told to leave."""
-    world = World()
-    world.works = False
-    for executors in (["one"], ["one", "three"]):
-        world.go_on(STUCK_S - 2 * LOOK_S)
-        world.executors = executors
-    world.go_on(STUCK_S - 2 * LOOK_S)
-    assert world.stuck == []
-    world.go_on(STUCK_S)
-    assert len(world.stuck) == 1
+    hanging.nearly()
+    hanging.executors = ["one"]
+    hanging.nearly()
+    hanging.executors = ["one", "three"]
+    hanging.nearly()
+    assert hanging.stuck == []
+    hanging.go_on(STUCK_S)
+    assert len(hanging.stuck) == 1
 
 
-def test_M4_one_that_begins_anew_after_a_rest_has_its_time_anew() -> None:
+def test_M4_one_that_begins_anew_after_a_rest_has_its_time_anew(hanging: World) -> None:
     """The home rested for a change of brokers, and then all queries began anew."""
-    world = World()
-    world.works = False
-    world.go_on(STUCK_S - 2 * LOOK_S)
-    world.broker.resting = True
-    world.go_on(2 * STUCK_S)
-    world.broker.resting = False
-    world.broker.begin()
-    world.go_on(STUCK_S - 2 * LOOK_S)
-    assert world.stuck == []
-    world.go_on(STUCK_S)
-    assert len(world.stuck) == 1
+    hanging.nearly()
+    hanging.broker.resting = True
+    hanging.go_on(2 * STUCK_S)
+    hanging.broker.resting = False
+    hanging.broker.begin()
+    hanging.nearly()
+    assert hanging.stuck == []
+    hanging.go_on(STUCK_S)
+    assert len(hanging.stuck) == 1
 
 
-def test_one_that_is_being_started_is_left_alone() -> None:
-    world = World()
-    world.works, world.broker.state = False, RESTARTING
-    world.go_on(10 * STUCK_S)
-    assert world.stuck == world.heard == []
+def test_one_that_is_being_started_is_left_alone(hanging: World) -> None:
+    hanging.broker.state = RESTARTING
+    hanging.go_on(10 * STUCK_S)
+    assert hanging.stuck == hanging.heard == []
 
 
 def test_a_reader_that_hangs_ends_the_loop(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     nowhere = {"bootstrap.servers": "127.0.0.1:1", "log_level": 0}
     inputs = LiveInputs(nowhere, InputLimits(), "a.control", "run")
@@ -208,21 +212,22 @@ def test_a_reader_that_hangs_ends_the_loop(
     inputs._asked.close()
 
 
+HANGS = """
+import time
+from lakequeue.streaming.loop import worker_process as stack_dump
+stack_dump.DUMP_S = 0.2
+dump = stack_dump.StackDump()
+def step():
+    dump.reset()
+    time.sleep(1.0)
+step()
+dump.stop()
+"""
+
+
 def test_a_step_that_does_not_end_leaves_its_stacks(tmp_path: os.PathLike[str]) -> None:
     """Though another thread has Python's own lock."""
-    code = (
-        "import time\n"
-        "from lakequeue.streaming.loop import worker_process as stack_dump\n"
-        "stack_dump.DUMP_S = 0.2\n"
-        "dump = stack_dump.StackDump()\n"
-        "def step():\n"
-        "    dump.reset()\n"
-        "    time.sleep(1.0)\n"
-        "step()\n"
-        "dump.stop()\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=60
-    )
+    command = [sys.executable, "-c", HANGS]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0
     assert "in step" in done.stderr

@@ -6,7 +6,10 @@ import logging
 import threading
 import time
 from pathlib import Path
+from queue import Queue
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from lakequeue.client.kafka.base import require_broker
@@ -21,44 +24,38 @@ from lakequeue.streaming.watch.batch_notes import Loss, LossWatch, losses, missi
 from py4j.protocol import Py4JError
 
 
-def test_five_times_in_five_minutes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supervision, "PAUSE_S_MAX", 0.0)
-    said: list[str] = []
-    restarts = Restarts(threading.Event(), said.append)
-    for _ in range(RESTARTS_MAX):
-        restarts.again("Kafka", "by signal 9", "kafka.log")
-    assert said == ["Kafka ended, by signal 9; it is started again"] * RESTARTS_MAX
-    with pytest.raises(LakequeueError, match=r"6th end within 5 minutes.*kafka\.log"):
-        restarts.again("Kafka", "by signal 9", "kafka.log")
-
-
-def test_what_ended_long_ago_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("times", "apart_s"), [(1, 0.0), (3, supervision.RESTART_WINDOW_S / RESTARTS_MAX + 1)]
+)
+def test_five_times_in_five_minutes(
+    monkeypatch: pytest.MonkeyPatch, times: int, apart_s: float
+) -> None:
+    """What ended long ago does not count."""
     monkeypatch.setattr(supervision, "PAUSE_S_MAX", 0.0)
     now = 0.0
     monkeypatch.setattr(supervision.time, "monotonic", lambda: now)
     said: list[str] = []
     restarts = Restarts(threading.Event(), said.append)
-    for _ in range(3 * RESTARTS_MAX):
-        now += supervision.RESTART_WINDOW_S / RESTARTS_MAX + 1
-        restarts.again("Kafka", "by signal 9")
-    assert len(said) == 3 * RESTARTS_MAX
-
-
-class FailedQuery:
-    """A query that ended with a reason."""
-
-    name, isActive = "lakequeue", False
-
-    def __init__(self, reason: str) -> None:
-        self._reason = reason
-
-    def exception(self) -> str:
-        return f"{self._reason}\nat some line of Java"
+    for _ in range(times * RESTARTS_MAX):
+        now += apart_s
+        restarts.again("Kafka", "by signal 9", "kafka.log")
+    sentence = "Kafka ended, by signal 9; it is started again"
+    assert said == [sentence] * times * RESTARTS_MAX
+    with pytest.raises(LakequeueError, match=r"6th end within 5 minutes.*kafka\.log"):
+        restarts.again("Kafka", "by signal 9", "kafka.log")
 
 
 def failed(engine: Engine, reason: str = "a batch could not be committed") -> None:
     """Its query has ended."""
-    engine.brokers["broker-0"].query = FailedQuery(reason)
+    why = f"{reason}\nat some line of Java"
+    query = SimpleNamespace(name="lakequeue", isActive=False, exception=lambda: why)
+    engine.brokers["broker-0"].query = query
+
+
+def look(engine: Engine) -> None:
+    """As often as would be too many restarts."""
+    for _ in range(2 * RESTARTS_MAX):
+        engine.watch.look_after()
 
 
 Supervised = tuple[Engine, list[bool]]
@@ -93,9 +90,9 @@ def test_S1_steps_that_put_something_aside_never_end_the_engine(
     many bad records there are."""
     engine, started = supervised
     monkeypatch.setattr(supervision, "PAUSE_S_MAX", 100.0)  # nobody pauses
-    for look in [engine.watch.restart_if_passing, engine.watch.look_after] * RESTARTS_MAX:
+    for looks in [engine.watch.restart_if_passing, engine.watch.look_after] * RESTARTS_MAX:
         failed(engine, "lakequeue.replica.driver.StepPutAside: a step failed at ('x', 0, 1): no")
-        look()
+        looks()
     assert len(started) == 2 * RESTARTS_MAX
 
 
@@ -120,15 +117,13 @@ def test_what_the_queries_need_is_waited_for(
     engine, started = supervised
     monkeypatch.setattr(engine_watch, "require_broker", require_broker)
     failed(engine)
-    for _ in range(2 * RESTARTS_MAX):
-        engine.watch.look_after()
+    look(engine)
     (sentence,) = caplog.messages
     assert "no Kafka broker answers at 127.0.0.1:1" in sentence
     assert sentence.endswith("it goes on when Kafka answers")
     monkeypatch.setattr(engine_watch, "require_broker", lambda bootstrap: None)
     monkeypatch.setattr(engine._folder, "unwritable", lambda: "no room")
-    for _ in range(2 * RESTARTS_MAX):
-        engine.watch.look_after()
+    look(engine)
     assert caplog.messages[1:] == [
         "the query 'lakequeue' ended: no room; it continues when there is room"
     ]
@@ -138,22 +133,16 @@ def test_what_the_queries_need_is_waited_for(
     assert started == [True]
 
 
-def test_a_checkpoint_that_went_away_is_not_begun_anew(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_checkpoint_that_went_away_is_not_begun_anew(tmp_path: Path, live: Any) -> None:
     """As when a volume is unmounted: Spark would begin with an empty one, in silence."""
+    live(tmp_path, checkpoint="broker-0")
     engine = Engine("127.0.0.1:1", tmp_path, Configuration())
     engine._folder.open(engine.trigger)
-    place = tmp_path / "checkpoint" / "broker-0"
-    place.mkdir(parents=True)
-    (place / "metadata").write_text('{"id": "one"}')
-    engine._folder.remember_checkpoints()
-    place.rename(tmp_path / "elsewhere")
+    (tmp_path / "checkpoint" / "broker-0").rename(tmp_path / "elsewhere")
     failed(engine)
     with pytest.raises(LakequeueError, match=r"broker-0 is gone.*Restore it"):
         engine.watch.look_after()
-    for file in tmp_path.glob("lakequeue.json"):
-        file.unlink()
+    (tmp_path / "lakequeue.json").unlink()
     with pytest.raises(LakequeueError, match=r"lakequeue\.json is gone"):
         engine.watch.look_after()
 
@@ -163,14 +152,10 @@ def test_a_store_that_does_not_answer_is_waited_for(
 ) -> None:
     """Nobody can say whether the checkpoint is there: then Spark does not begin one anew."""
     engine, started = supervised
-
-    def silent(trigger: str) -> str:
-        raise OSError("connection refused")
-
+    silent = Mock(side_effect=OSError("connection refused"))
     monkeypatch.setattr(engine._folder, "problem", silent)
     failed(engine)
-    for _ in range(2 * RESTARTS_MAX):
-        engine.watch.look_after()
+    look(engine)
     (sentence,) = caplog.messages
     assert sentence.endswith("checkpoint cannot be read (connection refused)")
     assert not started
@@ -180,30 +165,24 @@ def test_a_store_that_does_not_answer_is_waited_for(
 
 
 def test_kafka_that_is_away_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
-    away = True
-
-    def ask() -> None:
-        if away:
-            raise NotConnected("no Kafka broker answers at host:1 – connection refused")
-
-    watch = KafkaAnswers("host:1", ask=ask)
+    away = NotConnected("no Kafka broker answers at host:1 – connection refused")
+    watch = KafkaAnswers("host:1", ask=Mock(side_effect=[away] * 5 + [None] * 5))
     with caplog.at_level(logging.INFO):
-        for _ in range(5):
-            watch.look()
-        away = False
-        for _ in range(5):
+        for _ in range(10):
             watch.look()
     assert caplog.messages == [
-        "no Kafka broker answers at host:1 – connection refused; messages wait meanwhile, "
-        "and nothing is lost",
+        f"{away}; messages wait meanwhile, and nothing is lost",
         "Kafka answers again, after 0 s",
     ]
 
 
-def test_an_end_in_time() -> None:
-    assert within(5, lambda: None, "done")
-    assert within(5, lambda: 1 / 0, "failed")
-    assert not within(0.01, lambda: time.sleep(1), "hangs")
+def test_an_end_in_time(caplog: pytest.LogCaptureFixture) -> None:
+    fails = Mock(side_effect=ValueError("no such thing\n\tat org.apache.spark.SparkContext.stop"))
+    with caplog.at_level(logging.INFO):
+        assert within(5, lambda: None, "done")
+        assert within(5, fails, "stop-it")
+        assert not within(0.01, lambda: time.sleep(1), "hangs")
+    assert caplog.messages == ["stop-it ended with ValueError: no such thing"]
 
 
 # ---------------------------------------------------------------- lost records
@@ -230,17 +209,11 @@ def test_only_what_lies_before_kafkas_first_offset_is_lost() -> None:
 
 
 def test_a_loss_is_said_and_counted(caplog: pytest.LogCaptureFixture) -> None:
-    found: list[Loss] = []
-    done = threading.Event()
-
-    def on_loss(loss: Loss) -> None:
-        found.append(loss)
-        done.set()
-
-    watch = LossWatch("nobody:1", on_loss, lambda places: dict.fromkeys(places, 1005))
+    found: Queue[Loss] = Queue()
+    watch = LossWatch("nobody:1", found.put, lambda places: dict.fromkeys(places, 1005))
     watch.batch({"name": "q", "sources": [source({"t": {"0": 5}}, {"t": {"0": 2000}}, 995)]})
-    assert done.wait(60)
-    assert found == [Loss("t", 0, 5, 1005, "q")]
+    assert found.get(timeout=60) == Loss("t", 0, 5, 1005, "q")
+    assert found.empty()
     assert "1,000 records of t, partition 0 (offsets 5 to 1004) are lost" in caplog.text
 
 
@@ -250,31 +223,20 @@ def test_a_call_that_java_did_not_get_is_made_again(
     """A connection that was cut is no failure of the engine; one that stays cut is."""
     monkeypatch.setattr(engine_watch, "LOOK_S", 0.0)
     engine = Engine("127.0.0.1:1", tmp_path, Configuration())
-    calls = 0
+    cut = Py4JError("An error occurred while calling o1.isActive")
+    calls = iter([cut, cut])
 
     def look() -> None:
-        nonlocal calls
-        calls += 1
-        if calls == 3:
-            engine._stopping.set()
-        elif calls < 3:
-            raise Py4JError("An error occurred while calling o1.isActive")
+        if error := next(calls, None):
+            raise error
+        engine._stopping.set()
 
     monkeypatch.setattr(engine.watch, "look_after", look)
     engine.watch.watch(threading.RLock())
-    assert calls == 3
     assert len([m for m in caplog.messages if "did not answer" in m]) == 2
     engine._stopping.clear()
-    calls = -100
+    always = Mock(side_effect=cut)
+    monkeypatch.setattr(engine.watch, "look_after", always)
     with pytest.raises(Py4JError):
         engine.watch.watch(threading.RLock())
-    assert calls == -100 + engine_watch.CALLS_LOST_MAX + 1
-
-
-def test_work_that_fails_in_time_is_reported(caplog: pytest.LogCaptureFixture) -> None:
-    def fail() -> None:
-        raise ValueError("no such thing\n\tat org.apache.spark.SparkContext.assertNotStopped")
-
-    with caplog.at_level(logging.INFO):
-        assert within(5.0, fail, "stop-it")
-    assert caplog.messages == ["stop-it ended with ValueError: no such thing"]
+    assert always.call_count == engine_watch.CALLS_LOST_MAX + 1

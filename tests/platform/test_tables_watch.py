@@ -5,10 +5,12 @@ from __future__ import annotations
 import threading
 import time
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from unittest.mock import Mock
 
 import msgspec
 import pytest
+from client.threaded import wait_for
 from lakequeue.protocol.errors import LakequeueError
 from lakequeue.sinks.metrics import Metrics
 from lakequeue.streaming.home.home_folder import HomeFolder
@@ -16,52 +18,39 @@ from lakequeue.streaming.spark.queries import TABLES_QUERY
 from lakequeue.streaming.tables import tables_watch
 from lakequeue.streaming.tables.tables_watch import PAUSE_S_MAX, TablesWatch
 
-
-class Query:
-    """A streaming query."""
-
-    isActive = True
-
-    def exception(self) -> str:
-        return "No space left on device\nat some line of Java"
+BROKEN = RuntimeError("the table cannot be made")
 
 
 class World:
     """An application whose tables have a disk that may be full, and a clock."""
 
+    tables_interval_s = Mock(return_value=5)
+    history_interval_s = Mock(return_value=0)
+    java_ended = Mock(return_value="")
+
     def __init__(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.table_queries: dict[str, Query] = {}
-        self.full, self.broken, self.now = "", False, 1_000.0
+        self.table_queries: dict[str, SimpleNamespace] = {}
+        self.full, self.now = "", 1_000.0
+        self.broken: Exception | None = None
         self.starts = 0
-        self.told: list[dict[str, Any]] = []
+        self.told: list[str] = []
         self.metrics = Metrics()
         (tmp_path / "tables").mkdir(exist_ok=True)
         folder = HomeFolder(tmp_path)
         monkeypatch.setattr(folder, "unwritable", lambda where: self.full)
         monkeypatch.setattr(tables_watch.time, "monotonic", lambda: self.now)
-        tell = self.told.append
-        self.watch = TablesWatch(
-            self,
-            folder,
-            self.metrics,
-            lambda value: tell(msgspec.json.decode(value)),
-            lambda: None,
-        )
+        self.watch = TablesWatch(self, folder, self.metrics, self._tell, lambda: None)
 
-    def tables_interval_s(self) -> int:
-        return 5
-
-    def history_interval_s(self) -> int:
-        return 0
-
-    def java_ended(self) -> str:
-        return ""
+    def _tell(self, value: bytes) -> None:
+        self.told.append(msgspec.json.decode(value)["stopped"])
 
     def start_tables(self) -> None:
         self.starts += 1
         if self.broken:
-            raise RuntimeError("the table cannot be made")
-        self.table_queries[TABLES_QUERY] = Query()
+            raise self.broken
+        why = "No space left on device\nat some line of Java"
+        query = SimpleNamespace(isActive=True, exception=lambda: why)
+        self.table_queries[TABLES_QUERY] = query
 
     def end(self) -> None:
         self.table_queries[TABLES_QUERY].isActive = False
@@ -90,7 +79,7 @@ def test_a_full_disk_is_told_once_and_waited_for(
     world.end()
     world.look(600)
     assert world.starts == 1, "it is not started while there is no room"
-    assert [t["stopped"] for t in world.told] == [world.full]
+    assert world.told == [world.full]
     assert world.stopped() == 1
     assert len([m for m in caplog.messages if "does not write the tables" in m]) == 1
     world.full = ""
@@ -98,7 +87,7 @@ def test_a_full_disk_is_told_once_and_waited_for(
     assert world.starts == 2
     assert len(world.told) == 1, "it has written nothing yet"
     world.watch.batch(TABLES_QUERY)
-    assert world.told[-1]["stopped"] == ""
+    assert world.told[-1] == ""
     assert world.stopped() == 0
 
 
@@ -110,21 +99,21 @@ def test_what_passes_alarms_nobody(world: World) -> None:
 
 
 def test_what_does_not_pass_is_tried_for_ever_after_longer_pauses(world: World) -> None:
-    world.broken = True
+    world.broken = BROKEN
     world.end()
     world.look(3_600)
     assert 3_600 / PAUSE_S_MAX - 5 < world.starts < 3_600 / PAUSE_S_MAX + 10
-    assert [t["stopped"] for t in world.told] == ["the table cannot be made"]
+    assert world.told == ["the table cannot be made"]
 
 
 def test_a_start_on_a_full_disk_goes_on_without_tables(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world = World(tmp_path, monkeypatch)
-    world.full, world.broken = "no room", True
+    world.full, world.broken = "no room", BROKEN
     world.watch.begin()
-    assert [t["stopped"] for t in world.told] == ["no room"]
-    world.full, world.broken = "", False
+    assert world.told == ["no room"]
+    world.full, world.broken = "", None
     world.look(5)
     assert world.table_queries[TABLES_QUERY].isActive
 
@@ -140,11 +129,7 @@ def test_a_start_that_takes_its_time_holds_nobody_up(world: World) -> None:
     assert time.perf_counter() - begun < 5
     assert (world.starts, world.told) == (1, [])
     answers.set()
-    for _ in range(100):
-        world.watch.look()
-        if world.table_queries:
-            break
-        time.sleep(0.05)
+    wait_for(lambda: world.watch.look() or world.table_queries)
     assert (world.starts, world.told) == (2, [])
 
 
@@ -155,14 +140,10 @@ def test_tables_that_cannot_be_written_do_not_end_a_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     world = World(tmp_path, monkeypatch)
-
-    def fail() -> None:
-        raise error
-
-    monkeypatch.setattr(world, "start_tables", fail)
+    world.broken = error
     world.watch.begin()
     world.look(5)
-    assert [t["stopped"] for t in world.told] == [str(error) or "OSError"]
+    assert world.told == [str(error) or "OSError"]
 
 
 def test_after_spark_was_started_again_they_are_started_at_once(world: World) -> None:
@@ -176,14 +157,14 @@ def test_who_was_told_that_they_stopped_is_told_that_they_go_on_after_a_restart(
 ) -> None:
     """A damaged table is mended while no engine runs."""
     world = World(tmp_path, monkeypatch)
-    world.broken = True
+    world.broken = BROKEN
     world.watch.begin()
     world.look(60)
-    assert [t["stopped"] for t in world.told] == ["the table cannot be made"]
+    assert world.told == ["the table cannot be made"]
     for said in (["", "once"], []):
         again = World(tmp_path, monkeypatch)
         again.watch.begin()
         assert again.told == [], "they have written nothing yet"
         again.watch.batch(TABLES_QUERY)
         again.watch.batch(TABLES_QUERY)
-        assert [t["stopped"] for t in again.told] == said[:1]
+        assert again.told == said[:1]
