@@ -100,30 +100,27 @@ def test_R1_the_newest_whole_batch_is_gone_back_to(
     checkpoint: Path, harm: Callable[[Path], None], file: str, done: int, begun: int, state: int
 ) -> None:
     harm(checkpoint / file)
-    said = set_back(checkpoint, "a-number")
-    assert file in said
-    assert numbers(checkpoint, "commits")[-1] == done
-    assert numbers(checkpoint, "offsets")[-1] == begun
-    assert versions(checkpoint) == state
+    assert file in set_back(checkpoint, "a-number")
+    newest = [numbers(checkpoint, folder)[-1] for folder in ("commits", "offsets")]
+    assert (*newest, versions(checkpoint)) == (done, begun, state)
     assert set_back(checkpoint) == "", "nothing is left to be done"
 
 
 def test_R1_a_state_that_was_written_whole_may_be_made_of_an_earlier_one(checkpoint: Path) -> None:
-    cut(checkpoint / STORE / "5.zip")
+    store = checkpoint / STORE
+    cut(store / "5.zip")
     assert f"{STORE}/5.zip" in set_back(checkpoint)
     assert numbers(checkpoint, "commits")[-1] == LAST, "no batch runs again"
-    assert not (checkpoint / STORE / "5.zip").exists()
-    empty(checkpoint / STORE / "SSTs" / "000001-x.sst")
-    put_whole(checkpoint / STORE, 4)
-    cut(checkpoint / STORE / "SSTs" / "000004-x.sst")
-    said = set_back(checkpoint)
-    assert "4.zip names 000004-x.sst, which is missing or cut" in said
+    assert not (store / "5.zip").exists()
+    empty(store / "SSTs" / "000001-x.sst")
+    put_whole(store, 4)
+    cut(store / "SSTs" / "000004-x.sst")
+    assert "4.zip names 000004-x.sst, which is missing or cut" in set_back(checkpoint)
 
 
 def test_R1_where_no_batch_is_whole_the_command_is_named(checkpoint: Path) -> None:
-    for n in range(1, 5):
-        (checkpoint / STORE / f"{n}.changelog").unlink()
-    (checkpoint / STORE / "1.zip").unlink()
+    for name in ("1.changelog", "2.changelog", "3.changelog", "4.changelog", "1.zip"):
+        (checkpoint / STORE / name).unlink()
     cut(checkpoint / STORE / "5.zip")
     with pytest.raises(LakequeueError, match=r"5.zip is cut or damaged.*`lakequeue rebuild --from"):
         set_back(checkpoint)
