@@ -43,7 +43,7 @@ ELSEWHERE = {
     r"lakequeue move-queue|lakequeue brokers --": "several brokers: tests/job/test_live_brokers.py",
     r"lakequeue at 2026": "a time when nothing ran here; tests/cli goes to others",
     r"lakequeue move orders orders-2": "a queue that the quickstart does not define",
-    r"lakequeue tables --repair": "an engine that has stopped: tests/platform/test_table_damage.py",
+    r"lakequeue tables --repair": "an engine that has stopped: tests/platform/test_tables.py",
     r"lakequeue rebuild": "a home that has lost its checkpoint: tests/job/test_damage.py",
 }
 ENDLESS = re.compile(r"--watch|--follow|lakequeue monitor")

@@ -1,7 +1,6 @@
-"""What `lakequeue doctor` says of this machine, of a home, of Spark's slots and of a deployment:
-topics, copies, rights, room, clocks, versions. What is missing fails with advice, the optional
-never fails. And what is wrong around an engine that is started: one sentence, what to do, exit
-status 3."""
+"""What `lakequeue doctor` says of this machine, of a home and of a deployment: what is missing
+fails with advice, the optional never fails. And what is wrong around an engine that is started: one
+sentence, what to do, exit status 3."""
 
 from __future__ import annotations
 

@@ -1,21 +1,30 @@
-"""The jar cache and the search for Java, without a network: Ivy is replaced by small programs."""
+"""The jar cache, the search for Java, and archives of Java's classes, without a network: small
+programs stand for Ivy and for Java. That a bad archive does no harm is seen on the real ones."""
 
 from __future__ import annotations
 
 import os
 import re
 import subprocess
+import sys
 import threading
+import time
+from collections.abc import Callable, Sequence
+from itertools import islice
 from pathlib import Path
 
 import pytest
+from client.threaded import wait_for
 from lakequeue.protocol import LakequeueError
 from lakequeue.streaming import jars as module
-from lakequeue.streaming.jars import cached_jars, ensure_jars, java_executable
+from lakequeue.streaming import java as archives
+from lakequeue.streaming.jars import cache_directory, cached_jars, ensure_jars, java_executable
+from lakequeue.streaming.java import JavaArchive, make_later
+from lakequeue.streaming.kafka.embedded_kafka import EmbeddedKafka
+from lakequeue.streaming.spark.spark_session import _add_archive, spark_settings
 
 # Stands in for Ivy: makes the files that the list names, and counts its runs.
-FAKE_IVY = """#!/bin/sh
-[ "$1" = -version ] && { echo 'openjdk version "21.0.1"' >&2; exit 0; }
+FAKE_IVY = """
 echo run >> "$RUNS"
 sleep 0.1
 for last in "$@"; do case "$last" in */\\[conf\\]/*) folder="${last%%/\\[conf\\]*}";; esac; done
@@ -30,15 +39,24 @@ def program(path: Path, text: str) -> Path:
     return path
 
 
-def java(path: Path, version: str) -> Path:
-    return program(path, f"#!/bin/sh\necho '{version}' >&2\n")
+def java(path: Path, version: str, more: str = "") -> Path:
+    """One that says its version; more: what else it does, asked for something else."""
+    says = f"echo '{version}' >&2"
+    return program(path, f'#!/bin/sh\n[ "$1" = -version ] && {{ {says}; exit 0; }}\n{more}')
+
+
+def at_once(work: Sequence[Callable[[], object]]) -> None:
+    threads = [threading.Thread(target=one) for one in work]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
 
 
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty cache, and no Java but the one that a test makes."""
+    """An empty one."""
     monkeypatch.setenv("LAKEQUEUE_CACHE", str(tmp_path / "cache"))
-    monkeypatch.delenv("JAVA_HOME", raising=False)
     return tmp_path / "cache"
 
 
@@ -49,7 +67,7 @@ def ivy(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     names = [str(p.relative_to("/folder")) for p in expected.spark + expected.broker]
     monkeypatch.setenv("JARS", " ".join(names))
     monkeypatch.setenv("RUNS", str(tmp_path / "runs"))
-    program(tmp_path / "java/bin/java", FAKE_IVY)
+    java(tmp_path / "java/bin/java", 'openjdk version "21.0.1"', FAKE_IVY)
     monkeypatch.setenv("JAVA_HOME", str(tmp_path / "java"))
     return tmp_path / "runs"
 
@@ -78,11 +96,7 @@ def test_fetched_once(ivy: Path, cache: Path) -> None:
 
 
 def test_two_at_once_fetch_once(ivy: Path) -> None:
-    threads = [threading.Thread(target=ensure_jars, args=(print,)) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    at_once([lambda: ensure_jars(print)] * 3)
     assert ivy.read_text() == "run\n"
 
 
@@ -100,21 +114,14 @@ def test_another_list_is_another_folder(
     ("said", "sentence"),
     [
         (":: org.apache.kafka#kafka_2.13;9.9.9: not found", "kafka_2.13;9.9.9: not found"),
-        (
-            "HttpClientHandler: Connect to 127.0.0.1:9 failed: Connection refused url=x\n"
-            ":: org.apache.kafka#kafka_2.13;4.2.0: not found",
-            "no Maven repository answered",
-        ),
+        ("HttpClientHandler: Connect to 127.0.0.1:9 failed: Connection refused url=x\n"
+         ":: org.apache.kafka#kafka_2.13;4.2.0: not found", "no Maven repository answered"),
     ],
-)
+)  # fmt: skip
 def test_ivy_fails(
     cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: str, sentence: str
 ) -> None:
-    program(
-        tmp_path / "java/bin/java",
-        '#!/bin/sh\n[ "$1" = -version ] && { echo \'version "17.0.1"\' >&2; exit 0; }\n'
-        f"echo '{said}'; exit 1\n",
-    )
+    java(tmp_path / "java/bin/java", 'version "17.0.1"', f"echo '{said}'; exit 1\n")
     monkeypatch.setenv("JAVA_HOME", str(tmp_path / "java"))
     with pytest.raises(LakequeueError, match=re.escape(sentence)) as caught:
         ensure_jars(print)
@@ -154,21 +161,22 @@ def test_java_home_comes_first(
     assert java_executable() == tmp_path / "path/java"
 
 
-@pytest.mark.parametrize("version", ['java version "1.8.0_392"', 'openjdk version "11.0.2"', "?"])
+@pytest.mark.usefixtures("cache")
+@pytest.mark.parametrize(
+    ("version", "said"),
+    [('java version "1.8.0_392"', ".*java is "), ('openjdk version "11.0.2"', ".*java is "),
+     ("?", ".*java is "), ("", "there is none")],
+)  # fmt: skip
 def test_no_good_java(
-    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str, said: str
 ) -> None:
-    java(tmp_path / "java", version)
+    if version:
+        java(tmp_path / "java", version)
+    monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(LakequeueError, match=r"^Java 17 or newer is needed \(.*java is ") as caught:
+    with pytest.raises(LakequeueError, match=rf"^Java 17 or newer is needed \({said}") as caught:
         java_executable()
     assert "\n" not in str(caught.value)
-
-
-def test_no_java(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(LakequeueError, match=r"Java 17 or newer is needed \(there is none"):
-        java_executable()
 
 
 @pytest.mark.job
@@ -178,3 +186,245 @@ def test_the_real_jars_hold_kafka(spark_jars: list[Path]) -> None:
     command = [str(java_executable()), "-cp", broker, "kafka.Kafka", "--version"]
     done = subprocess.run(command, capture_output=True, text=True, env=os.environ)
     assert "4.2.0" in done.stdout
+
+
+CLASSES = "java/lang/Object id: 0\njava/lang/String id: 1\njava/lang/Hal"
+
+# Stands in for Java: the archive is the list that it was given, and its runs are counted.
+FAKE_JAVA = """#!/bin/sh
+echo run >> "$RUNS"
+sleep 0.2
+for word in "$@"; do
+    case "$word" in
+        -XX:SharedClassListFile=*) list="${word#*=}" ;;
+        -XX:SharedArchiveFile=*) archive="${word#*=}" ;;
+    esac
+done
+cat "$list" > "$archive"
+exit "${FAILS:-0}"
+"""
+
+
+class Archiver:
+    """A Java that makes archives of one jar in a folder, its cache, and memory enough."""
+
+    def __init__(self, folder: Path, cache: Path) -> None:
+        self.java = program(folder / "java", FAKE_JAVA)
+        self.jar, self.runs, self.list = (folder / n for n in ("a.jar", "runs", "test.classes"))
+        self.jar.write_text("a")
+        self.classes = cache / "classes"
+
+    def recorded(self) -> JavaArchive:
+        """An archive that is still to be made, of a Java that runs."""
+        archive = JavaArchive("test", self.list)
+        assert self.options(archive)[1:] == [f"-XX:DumpLoadedClassList={self.list}"]
+        self.list.write_text(CLASSES)
+        archive.class_path = str(self.jar)
+        return archive
+
+    def options(self, archive: JavaArchive, *words: str) -> list[str]:
+        return archive.options(self.java, [self.jar], words)
+
+
+@pytest.fixture
+def archiver(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> Archiver:
+    monkeypatch.setattr(archives, "MEMORY_BYTES_MIN", 0)
+    monkeypatch.setenv("RUNS", str(tmp_path / "runs"))
+    return Archiver(tmp_path, cache)
+
+
+def test_the_name_says_of_what_it_is(archiver: Archiver) -> None:
+    def path(*words: str) -> Path:
+        archive = JavaArchive("test")
+        assert archiver.options(archive, *words) == []  # there is none, and nothing to write
+        assert archive.path is not None
+        return archive.path
+
+    seen = {first := path(), path("other")}
+    assert path() == first
+    os.utime(archiver.jar, (1, 1))
+    seen.add(path())
+    archiver.jar.write_text("ab")
+    seen.add(path())
+    os.utime(archiver.java, (1, 1))
+    seen.add(path())
+    assert len(seen) == 5
+    assert {found.parent for found in seen} == {archiver.classes}
+
+
+def test_it_is_made_once_and_used_then(archiver: Archiver) -> None:
+    """Of the lines that Java has finished, also where several make it."""
+    three = [archiver.recorded() for _ in range(3)]
+    at_once([archive.make for archive in three])
+    assert archiver.runs.read_text() == "run\n"
+    path = three[0].path
+    assert path.read_text() == CLASSES.rpartition("\n")[0] + "\n"
+    assert sorted(p.name for p in path.parent.iterdir()) == ["lock", path.name]
+    assert f"-XX:SharedArchiveFile={path}" in archiver.options(JavaArchive("test"))
+
+
+def test_a_java_that_fails_leaves_nothing(
+    archiver: Archiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAILS", "1")
+    archive = archiver.recorded()
+    archive.make()
+    assert archiver.runs.exists()
+    assert [p.name for p in archiver.classes.iterdir()] == ["lock"]
+    assert archiver.options(archive)[1].startswith("-XX:DumpLoadedClassList=")
+
+
+def test_where_nothing_can_be_made_nothing_happens(
+    archiver: Archiver, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    short, no_folder, not_started = (archiver.recorded() for _ in range(3))
+    with monkeypatch.context() as patch:
+        patch.setattr(archives, "MEMORY_BYTES_MIN", 1 << 60)
+        short.make()
+    not_started.class_path = ""
+    not_started.make()
+    assert not archiver.classes.exists()
+    cache.write_text("a file, where the folder is to be")
+    no_folder.make()
+    assert not archiver.runs.exists()
+
+
+def test_what_nobody_uses_goes(archiver: Archiver) -> None:
+    archiver.classes.mkdir(parents=True)
+    limit = archives.UNUSED_S_MAX
+    # The second is of a process that died while it made it.
+    ages = {"test-old.jsa": limit + 60, "test-killed.partial": 0, "test-used.jsa": limit - 60}
+    for name, age_s in ages.items():
+        (archiver.classes / name).touch()
+        os.utime(archiver.classes / name, (time.time() - age_s,) * 2)
+    archiver.recorded().make()
+    assert {p.name for p in archiver.classes.iterdir()} & set(ages) == {"test-used.jsa"}
+
+
+def test_in_the_background(archiver: Archiver) -> None:
+    archive = archiver.recorded()
+    make_later([archive], after_s=0.0)
+    assert archive.path is not None
+    wait_for(archive.path.exists)
+
+
+def test_sparks_options(
+    archiver: Archiver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of the user come last; where Spark's home is another each time there are none."""
+    (tmp_path / "jars").mkdir()
+    monkeypatch.setenv("SPARK_HOME", str(tmp_path))
+    extra = {"spark.driver.extraJavaOptions": "-Dlast=1"}
+    for master, recording in (("local[2]", True), ("local-cluster[1,1,512]", False)):
+        settings = spark_settings(master=master, jars=[], extra=extra)
+        _add_archive(
+            settings, JavaArchive("spark", tmp_path / "a b" / "spark.classes"), archiver.java
+        )
+        options = settings["spark.driver.extraJavaOptions"]
+        assert options.endswith(" -Dlast=1")
+        quoted = f"'-XX:DumpLoadedClassList={tmp_path / 'a b' / 'spark.classes'}'"
+        assert (quoted in options) is recording
+
+
+@pytest.fixture
+def with_jars(archiver: Archiver, cache: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The jars of the usual cache, and no archive."""
+    monkeypatch.delenv("LAKEQUEUE_CACHE")
+    (folder,) = {path.parents[1] for path in ensure_jars().spark}
+    cache.mkdir()
+    (cache / folder.name).symlink_to(folder)
+    monkeypatch.setenv("LAKEQUEUE_CACHE", str(cache))
+    assert cache_directory() == cache
+    return cache
+
+
+def shorten(record: Path) -> None:
+    """An archive of few classes is made in seconds, and used in the same way."""
+    with record.open() as classes:
+        few = list(islice(classes, 3_000))
+    record.write_text("".join(few))
+
+
+def maps(pid: int | None, archive: JavaArchive) -> bool:
+    """Whether a Java process has it."""
+    return str(archive.path) in Path(f"/proc/{pid}/maps").read_text()
+
+
+@pytest.mark.job
+def test_kafka_maps_it_and_a_bad_one_does_no_harm(with_jars: Path, tmp_path: Path) -> None:
+    """The classes are those of a Kafka that only says its version."""
+    kafka = EmbeddedKafka(tmp_path / "kafka")
+    java, jars = java_executable(), ensure_jars().broker
+    recording = JavaArchive("kafka", tmp_path / "kafka.classes")
+    recording.class_path = ":".join(map(str, jars))
+
+    def run(options: list[str]) -> str:
+        command = [str(java), *options, "-cp", recording.class_path, "kafka.Kafka", "--version"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        assert done.returncode == 0, done.stderr
+        return done.stdout + done.stderr
+
+    run(recording.options(java, jars))
+    shorten(tmp_path / "kafka.classes")
+    recording.make()
+    with kafka:
+        assert maps(kafka.pid, kafka.archive)
+    path = kafka.archive.path
+    assert path is not None
+    good = path.read_bytes()
+    path.chmod(0o644)
+    middle = len(good) // 2
+    damaged = good[:middle] + bytes(b ^ 255 for b in good[middle : middle + 64])
+    path.write_bytes(damaged + good[middle + 64 :])
+    bad = kafka.archive.options(java, jars)
+    assert f"-XX:SharedArchiveFile={path}" in bad
+    assert "shared" not in run(bad).lower(), "it is not a word of Java's"
+
+
+JAVA_ALONE = """
+import sys
+from pathlib import Path
+from pyspark import SparkConf
+from pyspark.java_gateway import launch_gateway
+from lakequeue.streaming.jars import ensure_jars
+from lakequeue.streaming.java import JavaArchive
+from lakequeue.streaming.spark import spark_session as ours
+archive = JavaArchive("spark", Path(sys.argv[1]))
+settings = ours.spark_settings(master="local[1]", jars=ensure_jars().spark)
+ours._add_archive(settings, archive, ours._prepare_environment("local[1]"))
+java = launch_gateway(SparkConf(loadDefaults=False).setAll(settings.items()))
+print(archive.path, java.jvm.java.lang.System.getProperty("java.class.path"))
+java.shutdown()
+java.proc.stdin.close()
+java.proc.wait(60)
+"""
+SESSION = """
+import sys
+from pathlib import Path
+from lakequeue.streaming.jars import ensure_jars
+from lakequeue.streaming.java import JavaArchive
+from lakequeue.streaming.spark.spark_session import spark_session
+archive = JavaArchive("spark", Path(sys.argv[1]))
+spark = spark_session("test", master="local[1]", jars=ensure_jars().spark, archive=archive)
+java = spark.sparkContext._gateway.proc.pid
+print(archive.class_path, str(archive.path) in Path(f"/proc/{java}/maps").read_text())
+spark.stop()
+"""
+
+
+@pytest.mark.job
+def test_sparks_java_maps_it(with_jars: Path, tmp_path: Path) -> None:
+    """The first Java has the same options, and lists its classes, without a session."""
+
+    def run(program: str) -> list[str]:
+        command = [sys.executable, "-c", program, str(tmp_path / "spark.classes")]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=180)
+        assert done.returncode == 0, done.stderr
+        return done.stdout.split()
+
+    archive = JavaArchive("spark", tmp_path / "spark.classes")
+    path, archive.class_path = run(JAVA_ALONE)
+    archive._java, archive.path = java_executable(), Path(path)
+    shorten(tmp_path / "spark.classes")
+    archive.make()
+    assert run(SESSION)[-2:] == [archive.class_path, "True"]

@@ -1,33 +1,51 @@
-"""Spark's settings, and the zip that a cluster's executors import the package from."""
+"""Spark's settings and processes: the zip that a cluster's executors import the package from, the
+log of its Java, which yields to the only broker and is cut off if it does not end, the daemon that
+forks workers, and what an operator is told of an error that went through Java and Python."""
 
 from __future__ import annotations
 
+import atexit
+import json
+import logging
 import os
 import subprocess
 import sys
-import tomllib
 import zipfile
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
+from unittest.mock import MagicMock
 
+import lakequeue
+import pyspark
 import pytest
 from lakequeue.protocol import LakequeueError
+from lakequeue.streaming.application import SparkApplication
+from lakequeue.streaming.jars import java_executable
+from lakequeue.streaming.loop.worker_process import BELOW
 from lakequeue.streaming.spark import spark_session as spark
+from lakequeue.streaming.spark.error_causes import cause_of, keep_record
 from lakequeue.streaming.spark.spark_session import (
     executors,
     package_zip,
     read_conf,
     spark_settings,
 )
+from py4j.java_gateway import JavaGateway, launch_gateway
+from py4j.protocol import Py4JError, Py4JNetworkError
+from pyspark import SparkContext
 
-ROOT = Path(spark.__file__).parents[2]
 
-
-def test_rooms_are_those_of_the_project() -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    packages = project["tool"]["setuptools"]["packages"]
-    rooms = [name for name in sorted(packages) if name.count(".") == 1]
-    assert [f"lakequeue.{room}" for room in spark.ROOMS] == rooms
+def python(
+    code: str, *arguments: object, status: int = 0, cwd: Path | None = None, **environment: str
+) -> str:
+    """What a program prints; status: how it ends, and if not well, what it complains of."""
+    done = subprocess.run(
+        [sys.executable, "-c", code, *map(str, arguments)], capture_output=True, text=True,
+        timeout=60, cwd=cwd, env=os.environ | environment,
+    )  # fmt: skip
+    assert done.returncode == status, done.stderr
+    return done.stderr if status else done.stdout
 
 
 def test_the_zip_is_the_same_every_time(tmp_path: Path) -> None:
@@ -43,10 +61,11 @@ def test_the_zip_is_the_same_every_time(tmp_path: Path) -> None:
 
 def test_extra_settings_win() -> None:
     settings = spark_settings(master="local[2]", jars=[], extra={"spark.driver.memory": "1g"})
-    assert settings["spark.driver.memory"] == "1g"
-    assert settings["spark.sql.shuffle.partitions"] == "1"
-    assert settings["spark.driver.bindAddress"] == "127.0.0.1"
-    assert settings["spark.ui.enabled"] == "false"
+    wanted = {
+        "spark.driver.memory": "1g", "spark.sql.shuffle.partitions": "1",
+        "spark.driver.bindAddress": "127.0.0.1", "spark.ui.enabled": "false",
+    }  # fmt: skip
+    assert settings | wanted == settings
     assert "-Xss8m" in settings["spark.driver.extraJavaOptions"]
 
 
@@ -54,10 +73,10 @@ def test_java_options_are_put_behind_ours() -> None:
     """Java takes the last of two that contradict each other; the log's configuration stays."""
     extra = {"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=4"}
     settings = spark_settings(master="local[2]", jars=[], extra=extra)
-    options = settings["spark.driver.extraJavaOptions"].split()
-    assert options[-1] == "-XX:TieredStopAtLevel=4"
-    assert options.index("-XX:TieredStopAtLevel=1") < len(options) - 1
-    assert any(option.startswith("-Dlog4j2.configurationFile=") for option in options)
+    *ours, last = settings["spark.driver.extraJavaOptions"].split()
+    assert last == "-XX:TieredStopAtLevel=4"
+    assert "-XX:TieredStopAtLevel=1" in ours
+    assert any(option.startswith("-Dlog4j2.configurationFile=") for option in ours)
 
 
 def test_a_class_path_is_put_behind_our_jars() -> None:
@@ -99,11 +118,15 @@ assert compile_program(("/n > 1",)).run(b'{"n": 2}', 4, None)
 
 
 def test_the_zip_for_executors_reads_expressions(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", FROM_ZIP], capture_output=True, text=True, cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(package_zip(tmp_path))},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    python(FROM_ZIP, cwd=tmp_path, PYTHONPATH=str(package_zip(tmp_path)))
+
+
+STARTS = """
+import sys
+from pathlib import Path
+from lakequeue.streaming.spark.spark_session import spark_session
+spark_session("x", master="local[2]", jars=[], log_file=Path(sys.argv[1]))
+"""
 
 
 def test_a_java_that_does_not_start_is_told_with_its_reason(tmp_path: Path) -> None:
@@ -123,21 +146,8 @@ echo 'Invalid maximum heap size: -Xmxlots'
     )
     java.chmod(0o755)
     log.write_text("what an earlier start said\n")
-    program = (
-        "import sys; from pathlib import Path\n"
-        "from lakequeue.streaming.spark.spark_session import spark_session\n"
-        "spark_session('x', master='local[2]', jars=[], log_file=Path(sys.argv[1]))"
-    )
-    environment = {
-        **os.environ,
-        "JAVA_HOME": str(tmp_path / "java"),
-        "LAKEQUEUE_CACHE": str(tmp_path),
-    }
-    ended = subprocess.run(
-        [sys.executable, "-c", program, str(log)],
-        env=environment, capture_output=True, text=True, timeout=60,
-    )  # fmt: skip
-    assert ended.stderr.splitlines()[-1] == (
+    home = {"JAVA_HOME": str(tmp_path / "java"), "LAKEQUEUE_CACHE": str(tmp_path)}
+    assert python(STARTS, log, status=1, **home).splitlines()[-1] == (
         "lakequeue.protocol.errors.LakequeueError: Spark's Java process did not start: Invalid "
         f"maximum heap size: -Xmxlots: see {log}."
     )
@@ -147,3 +157,272 @@ def test_a_stopped_spark_has_no_executors() -> None:
     """It has let go of Java. The thread that watches the brokers asks, and must not end of it."""
     stopped = SimpleNamespace(sparkContext=SimpleNamespace(_jsc=None))
     assert executors(stopped) == []
+
+
+NOISE = "org.apache.hadoop.util.NativeCodeLoader"
+
+
+def said(log_format: str, file: Path) -> list[str]:
+    """What Java writes: a warning that nobody can act on, one that matters, and what is fine."""
+    settings = spark_settings(master=None, jars=[], log_level="WARN", log_format=log_format)
+    java = settings["spark.driver.extraJavaOptions"].split()
+    options = [word for word in java if word.startswith(("-D", "-XX:"))]
+    jars = Path(pyspark.__file__).parent / "jars"
+    path = ":".join(
+        str(jar) for name in ("py4j", "log4j", "jackson") for jar in jars.glob(f"{name}*")
+    )
+    with file.open("w") as errors:
+        port = launch_gateway(
+            classpath=path, javaopts=["-Xmx128m", *options], die_on_exit=True,
+            java_path=str(java_executable()), redirect_stderr=errors,
+            redirect_stdout=subprocess.DEVNULL,
+        )  # fmt: skip
+        gateway = JavaGateway()
+        gateway = JavaGateway(gateway_parameters=type(gateway.gateway_parameters)(port=port))
+        manager = gateway.jvm.org.apache.logging.log4j.LogManager
+        manager.getLogger(NOISE).warn("no native library")
+        manager.getLogger("org.apache.spark.Anything").warn("the disk is full\nindeed")
+        manager.getLogger("org.apache.spark.Anything").info("fine")
+        gateway.shutdown()
+    return file.read_text().splitlines()
+
+
+@pytest.mark.parametrize("log_format", ["text", "json"])
+def test_one_line_an_event_and_no_noise(log_format: str, tmp_path: Path) -> None:
+    lines = said(log_format, tmp_path / "spark.log")
+    if log_format == "json":
+        (line,) = map(json.loads, lines)
+        assert [line[name] for name in ("message", "log.level", "log.logger")] == [
+            "the disk is full\nindeed", "WARN", "org.apache.spark.Anything",
+        ]  # fmt: skip
+    else:
+        assert lines[0].endswith("WARN  the disk is full")
+        assert "no native library" not in str(lines)
+
+
+def test_a_parent_is_halted_when_all_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is asked nothing before, for it would not answer."""
+    gateway, at_exit = MagicMock(spec=["jvm"]), []
+    monkeypatch.setattr(SparkContext, "_gateway", gateway)
+    monkeypatch.setattr(atexit, "register", lambda call, *given: at_exit.append((call, given)))
+    hanging: Any = SimpleNamespace(spark=MagicMock())
+    SparkApplication.kill(hanging)
+    hanging.spark.sparkContext.stop.assert_not_called()
+    runtime = gateway.jvm.java.lang.Runtime.getRuntime()
+    runtime.halt.assert_not_called()
+    ((call, given),) = at_exit
+    call(*given)
+    runtime.halt.assert_called_once_with(0)
+
+
+def test_a_child_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    process = subprocess.Popen(["sleep", "60"])
+    monkeypatch.setattr(SparkContext, "_gateway", SimpleNamespace(proc=process))
+    assert spark.kill_java()
+    assert process.returncode == -9
+
+
+# A process with a thread stands for Java; its child for the daemon; that one's child is the worker.
+_WORKER = """
+import os
+from lakequeue.streaming.loop.worker_process import set_priorities
+print(set_priorities({alone}), set_priorities({alone}), os.getpriority(os.PRIO_PROCESS, 0))
+"""
+_DAEMON = "import subprocess, sys; subprocess.run([sys.executable, '-c', {worker!r}], check=True)"
+_JAVA = """
+import os, subprocess, sys, threading
+ends = threading.Event()
+threading.Thread(target=ends.wait).start()
+begun = subprocess.Popen([sys.executable, "-c", {daemon!r}])
+os.setpriority(os.PRIO_PROCESS, 0, os.getpriority(os.PRIO_PROCESS, 0) + {later})
+begun.wait()
+print(*(os.getpriority(os.PRIO_PROCESS, int(t)) for t in os.listdir("/proc/self/task")))
+ends.set()
+"""
+
+
+def _said(alone: bool, later: int) -> list[list[int]]:
+    """What the worker and Java print. later: how much Java was lowered before."""
+    daemon = _DAEMON.format(worker=_WORKER.format(alone=alone))
+    java = _JAVA.format(daemon=daemon, later=later)
+    return [[int(word) for word in line.split()] for line in python(java).splitlines()]
+
+
+def test_all_threads_of_java_yield_once_to_the_only_broker() -> None:
+    ours = os.getpriority(os.PRIO_PROCESS, 0)
+    below = min(ours + BELOW, 19)
+    assert _said(True, 0) == [[2 if below > ours else 0, 0, ours], [below, below]]
+
+
+def test_of_several_brokers_none_comes_before_another() -> None:
+    """One that was alone gets the priority that Java has, as a new one has it from Java."""
+    ours = os.getpriority(os.PRIO_PROCESS, 0)
+    assert _said(False, 0) == [[0, 0, ours], [ours, ours]]
+    first, again, then = _said(False, 3)[0]
+    assert (first > 0, again, then) == (ours < 19, 0, min(ours + 3, 19))
+
+
+FORKS = """
+import os, sys, threading
+from lakequeue.streaming.loop.worker_daemon import load
+load()
+before = set(sys.modules)
+assert threading.active_count() == 1, threading.enumerate()
+for _ in range(6):
+    child = os.fork()
+    if child == 0:
+        import numpy, pandas, pyarrow
+        from lakequeue.sources.live import kafka_client
+        from confluent_kafka import Producer
+        numpy.ones((300, 300)) @ numpy.ones((300, 300))
+        frame = pandas.DataFrame({"a": range(100_000)})
+        assert pyarrow.Table.from_pandas(frame).to_pandas().a.sum() == 4_999_950_000
+        Producer(kafka_client("127.0.0.1:1", "forked")).flush(0.01)
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+assert "lakequeue.streaming.loop.loop" in before and "pyspark.worker" in before
+print("done")
+"""
+
+
+def test_what_is_forked_after_the_imports_works() -> None:
+    """Threads of libraries are not forked: numpy's, Arrow's and Kafka's must begin theirs anew."""
+    assert python(FORKS) == "done\n"
+
+
+LETS_GO = """
+import psutil
+from lakequeue.streaming.loop.worker_daemon import load
+from lakequeue.streaming.loop.worker_process import return_free_memory
+load()
+before = psutil.Process().memory_info().rss
+kept = []
+for _ in range(3):
+    blocks = []
+    for n in range(100):  # less than may be free at the heap's end
+        blocks.append(b"x" * 1_000_000)
+        kept.append(b"y" * (600 + n))  # what comes to stand between them
+    del blocks
+return_free_memory()
+kept_mb = (psutil.Process().memory_info().rss - before) // 1_000_000
+return_free_memory(0.0)
+print(kept_mb, (psutil.Process().memory_info().rss - before) // 1_000_000)
+"""
+
+
+def test_memory_that_is_let_go_is_used_again_and_then_given_back() -> None:
+    """Not at once, for it costs to get it anew; once a minute."""
+    kept, stays = map(int, python(LETS_GO).split())
+    assert kept >= 80, f"{kept} MB are kept"
+    assert stays < 20, f"{stays} MB stay"
+
+
+WHAT_STATE = """
+import sys
+import pyspark.sql.streaming.transform_with_state_driver_worker
+from lakequeue.streaming.loop.realtime import LoopProcessor
+heavy = {"pandas", "numpy", "pyarrow", "confluent_kafka", "lakequeue.client", "lakequeue.state"}
+print(sorted(heavy & set(sys.modules)))
+"""
+
+
+def test_who_is_asked_which_state_there_is_imports_little() -> None:
+    """A query's start waits for that process."""
+    assert python(WHAT_STATE) == "[]\n"
+
+
+def test_the_public_names_are_there_when_asked_for() -> None:
+    assert set(lakequeue.__all__) <= set(dir(lakequeue))
+    assert all(getattr(lakequeue, name).__name__ == name for name in lakequeue.__all__)
+    with pytest.raises(AttributeError, match="'lakequeue' has no attribute 'nothing'"):
+        _ = lakequeue.nothing
+
+
+SPARKS = """An error occurred while calling o199.collectToPython.
+: org.apache.spark.SparkException: [FAILED_READ_FILE.FILE_NOT_EXIST] Error
+You can explicitly invalidate the cache in Spark
+\tat org.apache.spark.sql.errors.fileNotExistError(x.scala)
+Caused by: java.io.FileNotFoundException: File `/t/part-0.parquet` does not exist.
+\tat org.apache.spark.x(y.scala:1)
+\t... 12 more
+Caused by: java.nio.file.NoSuchFileException: /t/part-0.parquet
+\tat org.apache.spark.x(y.scala:1)"""
+WORKERS = """[STREAM_FAILED] Query [id = 1] terminated with exception: Job aborted due to a stage
+org.apache.spark.api.python.PythonException: Traceback (most recent call last):
+  File "worker.py", line 1, in main
+lakequeue.replica.driver.Refused: the log belongs to another home
+ValueError: 7 is no offset
+\tat org.apache.spark.api.python.BasePythonRunner(PythonRunner.scala:1)
+Caused by: java.io.EOFException
+"""
+OURS = """[PYTHON_EXCEPTION] An exception was thrown from the Python worker: Traceback
+  File "replay_inputs.py", line 51, in read_steps
+lakequeue.protocol.errors.NotConnected: topic 'broker-0.steps' did not answer within 30 s
+ SQLSTATE: 38000
+\tat org.apache.spark.api.python.BasePythonRunner(PythonRunner.scala:1)"""
+SINKS = f"""[FOREACH_BATCH_USER_FUNCTION_ERROR] An error occurred in the user provided function
+Caused by: py4j.Py4JException: An exception was raised by the Python Proxy. Return Message:
+Traceback
+  File "delta.py", line 70, in __call__
+py4j.protocol.Py4JJavaError: {SPARKS}
+"""
+
+
+class Captured(Exception):
+    """As PySpark keeps the exception that another came from."""
+
+    def __init__(self, text: str, cause: Exception | None = None) -> None:
+        super().__init__(text)
+        self._cause = cause
+
+
+@pytest.mark.parametrize(
+    ("error", "cause"),
+    [
+        (SPARKS, "NoSuchFileException: /t/part-0.parquet"),
+        (WORKERS, "ValueError: 7 is no offset"),
+        (OURS, "NotConnected: topic 'broker-0.steps' did not answer within 30 s"),
+        ("lakequeue.sinks.log_writer.Stopping: the end", "Stopping: the end"),
+        (SINKS, "NoSuchFileException: /t/part-0.parquet"),
+        ("An error occurred while calling o1.sql.\n: java.lang.OutOfMemoryError: Java heap space",
+         "OutOfMemoryError: Java heap space"),
+        ("[DELTA_X] The table is so.\nAnd more", "[DELTA_X] The table is so."),
+        (Captured("Job aborted", Captured("java.lang.ArithmeticException: long overflow")),
+         "ArithmeticException: long overflow"),
+        (KeyError("a"), "'a'"),
+        (RuntimeError(), "RuntimeError"),
+        (None, "no reason given"),
+    ],
+)  # fmt: skip
+def test_the_innermost_cause_is_told(error: object, cause: str) -> None:
+    assert cause_of(error) == cause
+
+
+CALL = "An error occurred while calling o3908.collectToPython"
+
+
+@pytest.mark.parametrize(
+    ("error", "kept"),
+    [
+        (Py4JNetworkError("Error while sending or receiving"), False),
+        (Py4JError(CALL), False),
+        (Py4JError(f"{CALL}.\n: java.lang.InterruptedException"), False),
+        (Py4JError(f"{CALL}.\n: java.nio.channels.ClosedByInterruptException"), False),
+        (Py4JError(f"{CALL}.\n: org.apache.spark.SparkException: Job 7 cancelled because "
+                   "SparkContext was shut down"), False),
+        (Py4JError(SPARKS), True),
+        (Py4JError(f"{CALL}. Trace:\npy4j.Py4JException: Method x([]) does not exist"), True),
+        (ConnectionRefusedError(111, "Connection refused"), False),
+        (ValueError("no table"), True),
+    ],
+)  # fmt: skip
+def test_a_batch_that_was_cut_off_is_no_error_in_the_log(error: Exception, kept: bool) -> None:
+    def record(module: str) -> logging.LogRecord:
+        try:
+            raise error
+        except Exception:
+            path = f"/x/{module}.py"
+            return logging.LogRecord("", logging.ERROR, path, 1, "failed", (), sys.exc_info())
+
+    assert keep_record(record("clientserver")) is kept
+    assert keep_record(record("a_program")) is True
