@@ -168,12 +168,10 @@ def said(log_format: str, file: Path) -> list[str]:
     java = settings["spark.driver.extraJavaOptions"].split()
     options = [word for word in java if word.startswith(("-D", "-XX:"))]
     jars = Path(pyspark.__file__).parent / "jars"
-    path = ":".join(
-        str(jar) for name in ("py4j", "log4j", "jackson") for jar in jars.glob(f"{name}*")
-    )
+    wanted = [jar for name in ("py4j", "log4j", "jackson") for jar in jars.glob(f"{name}*")]
     with file.open("w") as errors:
         port = launch_gateway(
-            classpath=path, javaopts=["-Xmx128m", *options], die_on_exit=True,
+            classpath=":".join(map(str, wanted)), javaopts=["-Xmx128m", *options], die_on_exit=True,
             java_path=str(java_executable()), redirect_stderr=errors,
             redirect_stdout=subprocess.DEVNULL,
         )  # fmt: skip
