@@ -7,6 +7,7 @@ from typing import Any
 from lakequeue.memory.rehoming import change_brokers
 from lakequeue.mesh.rehome import Rehomed
 from lakequeue.state import DictStore
+from rules.mesh import Mesh, take
 from rules.mortal import MortalBroker, MortalEngine
 
 
@@ -39,4 +40,29 @@ class RestingEngine(MortalEngine):
     def change(self, add: str = "", remove: str = "", to: str = "", **moves: str) -> Rehomed:
         """Change the brokers, or move queues; what the old home was is proved to be untouched."""
         moved = {("default", queue): broker for queue, broker in moves.items()}
-        return change_brokers(self, add, remove, to, moves=moved)
+        found = change_brokers(self, add, remove, to, moves=moved)
+        self.check()
+        return found
+
+
+class Home(Mesh):
+    """A home of such brokers, `a` and `b` unless others are named."""
+
+    ENGINE = RestingEngine
+    engine: RestingEngine
+
+    def __init__(self, *queues: dict[str, Any], brokers: Any = "ab", **more: Any) -> None:
+        super().__init__(*queues, brokers=brokers, **more)
+
+    def depth(self, queue: str = "q") -> int:
+        return int(self.engine.connect().admin().describe(queue)["depth"])
+
+    def drained(self, queue: str, broker: str, rounds: int = 1) -> list[Any]:
+        """All that is in a queue, acknowledged, as a broker's client gets it in so many seconds."""
+        found = []
+        with self.engine.connect(broker).consumer(queue, max_backlog=50) as consumer:
+            for n in range(rounds):
+                if n:
+                    self.advance("1s")
+                found += take(consumer)
+        return found

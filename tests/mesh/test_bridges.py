@@ -1,79 +1,241 @@
-"""Bridges to another home: what waits in the cold part, whose an endpoint is, and what fails at the
-far end (H1, H3)."""
+"""Bridges of a home with several brokers, and of homes whose brokers change: a bridge's endpoint is
+a queue of the home, so it takes what is published at any broker, and its ends may be at any (H1,
+H3, X4, L12, M4)."""
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
-from lakequeue.state import Limits as CoreLimits
+from lakequeue.protocol import ConfigError, Rejected
+from lakequeue.state import Limits
 from lakequeue.state.phases.admission import Admission
-from rules.joined import Homes
+from mesh.rehomed import RestingEngine
+from rules.mortal import Fate
+from rules.two_homes import BRIDGE, TINY, Two, Vpns
+
+BROKERS = ("one", "two", "three")
+
+
+@pytest.mark.parametrize(("near", "far"), [("one", "two"), ("two", "one"), ("two", "three")])
+def test_h1_a_bridge_takes_what_is_published_at_any_broker(near: str, far: str) -> None:
+    home = Vpns(near, far)
+    home.define("q", "a/>")
+    for broker in BROKERS:
+        home.a(broker).producer().send("a/b", broker.encode())
+        admin = home.a(broker, "admin").admin()
+        assert [one["name"] for one in admin.bridges()] == ["ab"]
+        assert admin.describe_bridge("ab")["from"] == near
+        assert admin.describe("#bridge/ab")["depth"] == 0
+        assert home.b(broker).admin().describe_bridge("ab")["to"] == far
+        assert admin.queues() == []
+    assert home.bodies("q") == list(BROKERS)
+    for broker in BROKERS:
+        with pytest.raises(Rejected, match="no_matching_destination"):
+            home.a(broker, "other").producer().send("#queue/#bridge/ab", b"x")
+        admin = home.a(broker, "admin").admin()
+        for refused in (admin.delete, lambda name, admin=admin: admin.move_queue(name, "one")):
+            with pytest.raises(ConfigError, match="is the endpoint of a bridge"):
+                refused("#bridge/ab")
+
+
+def test_h1_who_deletes_a_bridge_anywhere_hears_how_many_waited() -> None:
+    home = Vpns("two", "one")
+    for n, broker in enumerate(("three", "one")):
+        home.a(broker).producer().send("a/b", b"%d" % n)
+    assert home.a("two").admin().describe_bridge("ab")["blocked"][0]["waiting"] == 2
+    assert home.a("three").admin().delete_bridge("ab") == 2
+    for broker in BROKERS:
+        assert home.a(broker).admin().bridges() == []
+        with pytest.raises(ConfigError, match="no such bridge"):
+            home.a(broker).admin().describe_bridge("ab")
+        with pytest.raises(Rejected, match="no_matching_destination"):
+            home.a(broker, "other").producer().send("a/b", b"x")
+    there = {"name": "ab", "from": "three", "to": "vpn://b?broker=one", "subscriptions": ["a/>"]}
+    home.a("two").admin().bridge(there)  # the name is free, for any broker
+    home.define("q", "a/>")
+    home.a("two", "again").producer().send("a/b", b"3")
+    assert home.bodies("q") == ["3"]
+
+
+def test_h1_a_bridge_begins_at_the_broker_that_is_told() -> None:
+    home = Vpns("one", "two")
+    home.a("three").admin().bridge({"name": "x", "to": "vpn://b", "subscriptions": ["x"]})
+    seen = home.a("one").admin().describe_bridge("x")
+    assert (seen["from"], seen["to"]) == ("three", "vpn://b")
+    home.a("one").admin().bridge({"name": "x", "subscriptions": ["y"]})
+    assert home.a("two").admin().describe_bridge("x")["subscriptions"] == ["y"]
+    for changes, why in (
+        ({"from": "four"}, "must be a broker of this home, which has 'one', 'two', 'three'"),
+        ({"name": "x", "from": "one"}, "cannot change while the bridge exists; it is 'three'"),
+        ({"to": "three"}, "is a broker of this home, whose queues get"),
+    ):
+        one = {"name": "y", "to": "vpn://b", "subscriptions": ["x"]}
+        with pytest.raises(ConfigError, match=why):
+            home.a("two").admin().bridge(one | changes)
+
+
+def test_x4_l12_times_count_on_over_brokers_and_a_bridge() -> None:
+    home = Vpns("two", "three")
+    home.define("q", "a/>")
+    producer = home.a("one").producer()
+    producer.send("a/b", b"short", ttl="8s")
+    producer.send("a/b", b"later", delay="1m")
+    home.advance("9s")
+    assert home.bodies("q") == []
+    home.advance("51s")
+    assert home.bodies("q") == ["later"]
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_h1_nothing_is_lost_or_doubled_wherever_it_is_published_and_whoever_dies(seed: int) -> None:
+    home = Vpns("two", "three", TINY)
+    home.define("small", "a/0", max_spool_messages=2)
+    home.define("all", "a/1", "a/2")
+    producers = [home.a(name, name).producer() for name in BROKERS]
+    fate = Fate(seed, death=0.15)
+    home.engine.fated(fate)
+    sent: dict[str, list[str]] = {}
+    for n in range(30):
+        to, by = fate.random.choice(["a/0", "a/1", "a/2"]), n % 3
+        sent.setdefault(f"{to}:{by}:", []).append(f"{to}:{by}:{n}")
+        producers[by].send(to, f"{to}:{by}:{n}".encode())
+    assert fate.deaths > 3
+    home.engine.fated(None)
+    got = home.bodies("all")
+    for _ in range(20):
+        got += home.bodies("small")
+        home.advance("6s")
+    assert len(got) == 30
+    assert {begin: [b for b in got if b.startswith(begin)] for begin in sent} == sent
 
 
 @pytest.mark.parametrize("lanes", ["per-destination", "none"])
-def test_h1_what_waits_in_the_cold_part_goes_over_in_order(
-    lanes: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tiny = CoreLimits(live_rows=8, segment_rows=4, bridge_rows=7, delivery_rows=5)
-    homes = Homes(tiny, lanes=lanes)
+def test_h1_what_waits_in_the_cold_part_goes_over_in_order(lanes: str) -> None:
+    homes = Two(Limits(live_rows=8, segment_rows=4, bridge_rows=7, delivery_rows=5), lanes=lanes)
     homes.define("small", "a/0", max_spool_messages=20)
     homes.define("all", "a/1", "a/2", "a/3")
-    homes.copier.is_cut = True
+    homes.cut()
     for n in range(120):
         homes.send(f"a/{n % 4}", n)
     for engine in homes.engines.values():
         engine.restart()
     assert homes.seen()["on_its_way"] == {"none": 1, "per-destination": 4}[lanes]
-    homes.copier.is_cut = False
-    homes.advance("0s")
+    homes.mend()
     if lanes == "per-destination":
         (blocked,) = homes.seen()["blocked"]
-        assert (blocked["endpoint"], blocked["waiting"], homes.seen()["waiting"]) == (
-            "small", 10, 10,
-        )  # fmt: skip
+        assert (blocked["endpoint"], blocked["waiting"]) == ("small", 10)
+        assert homes.seen()["waiting"] == 10
     got: list[int] = []
     for _ in range(12):
         got += map(int, [*homes.bodies("small"), *homes.bodies("all")])
         homes.advance("6s")
     assert sorted(got) == list(range(120))
     for rest in range(4):
-        own = [n for n in got if n % 4 == rest]
-        assert own == sorted(own)
+        assert [n for n in got if n % 4 == rest] == list(range(rest, 120, 4))
 
 
+@pytest.mark.parametrize("to", ["a home", "a VPN of this home"])
 def test_h1_what_fails_at_the_far_end_holds_its_own_lane_and_fails_once(
-    monkeypatch: pytest.MonkeyPatch,
+    to: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    homes = Homes()
-    homes.define("q", "a/>")
-    failed = []
+    """Between VPNs, both ends are at one broker: a step hands over, and no record."""
+    ends: Any = Two() if to == "a home" else Vpns("two", "two")
+    ends.define("q", "a/>")
+    failed: list[int] = []
     offer = Admission.offer
 
     def poisoned(self: Any, vpn: str, messages: Any, sender: Any) -> bool:
-        if b"poison" in messages.payloads:
+        if vpn == ends.far.vpn and b"poison" in messages.payloads:
             failed.append(len(messages))
             raise ZeroDivisionError("poison")
         return offer(self, vpn, messages, sender)
 
     monkeypatch.setattr(Admission, "offer", poisoned)
-    homes.copier.is_cut = True
-    homes.send("a/0", "first")
-    homes.west.admin().shutdown("#bridge/out", egress=True)
-    homes.send("a/1", "good", "poison", "behind")
-    homes.send("a/2", "other")
-    homes.west.admin().shutdown("#bridge/out")
-    homes.copier.is_cut = False
-    homes.advance("0s")
-    homes.advance("1m")
-    assert sorted(homes.bodies("q")) == ["first", "good", "other"]
-    (blocked,) = homes.seen()["blocked"]
+    endpoint = f"#bridge/{ends.bridge}"
+    ends.near.admin().shutdown(endpoint, egress=True)
+    ends.send("a/1", "good", "poison", "behind")
+    ends.send("a/2", "other")
+    ends.near.admin().shutdown(endpoint)
+    ends.advance("1m")
+    assert sorted(ends.bodies("q")) == ["good", "other"]
+    (blocked,) = ends.seen()["blocked"]
     assert (blocked["destinations"], blocked["reason"], blocked["waiting"]) == (
         ["a/1"], "malformed", 2,
     )  # fmt: skip
-    assert homes.west.admin().describe("#bridge/out")["blocked"] == "held by malformed"
+    assert ends.near.admin().describe(endpoint)["blocked"] == "held by malformed"
     tried = len(failed)
-    homes.advance("1m")
+    ends.advance("1m")
     assert len(failed) == tried  # each one costs a replay
-    homes.west.admin().purge("#bridge/out")
-    assert homes.seen()["blocked"] == []
+    ends.near.admin().purge(endpoint)
+    assert ends.seen()["blocked"] == []
+
+
+# ---------------------------------------------------------------- brokers come and go
+
+
+def test_m4_a_bridge_goes_on_beside_a_broker_that_is_added_and_its_own_cannot_be_removed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Two, "ENGINE", RestingEngine)
+    homes = Two()
+    homes.define("q", "a/>")
+    west = homes.engines["west"]
+    assert isinstance(west, RestingEngine)
+    homes.cut()
+    homes.send("a/1", 1, 2, 3)
+    before = homes.seen()
+    assert (before["on_its_way"], before["waiting"]) == (1, 2)
+    west.change(add="another")
+    assert homes.seen() == before
+    for changes, why in (
+        ({"to": "another"}, "to: 'another' – is a broker of this home, whose queues"),
+        ({"to": "nobody"}, "which has 'near', 'another'"),
+    ):
+        with pytest.raises(ConfigError, match=re.escape(why)):
+            homes.west.admin().bridge(BRIDGE | {"name": "two"} | changes)
+    homes.copier.is_cut = False
+    homes.send("a/1", 4)
+    homes.advance("1s")
+    assert homes.bodies("q") == ["1", "2", "3", "4"]
+    with pytest.raises(ConfigError, match="'near' – is an end of bridge 'out' of VPN 'default'"):
+        west.change(remove="near")
+    homes.west.admin().delete_bridge("out")
+    homes.advance("1s")
+    west.change(remove="near")
+
+
+def test_m4_a_broker_at_either_end_stays_and_others_come_and_go() -> None:
+    home = Vpns("two", "three", engine=RestingEngine)
+    home.define("q", "a/>")
+    engine: Any = home.engine
+    for end in ("two", "three"):
+        with pytest.raises(ConfigError, match=f"{end!r} – is an end of bridge 'ab'"):
+            engine.change(remove=end)
+    engine.change(add="four")
+    home.a("four").producer().send("a/b", b"1")
+    engine.change(remove="one")  # the directory is another broker's now
+    assert [one["name"] for one in home.a("four").admin().bridges()] == ["ab"]
+    home.a("four", "again").producer().send("a/b", b"2")
+    assert home.bodies("q") == ["1", "2"]
+    home.a("four").admin().bridge({"name": "ab", "subscriptions": ["x/>"]})
+    with pytest.raises(Rejected):
+        home.a("four", "more").producer().send("a/b", b"3")
+    assert home.a("four").admin().delete_bridge("ab") == 0
+    home.b("four").admin().delete_bridge("ab")
+    engine.change(remove="two")
+
+
+def test_m4_a_broker_that_is_added_beside_one_knows_its_bridges() -> None:
+    home = Vpns(engine=RestingEngine, brokers=["one"])
+    home.define("q", "a/>")
+    engine: Any = home.engine
+    engine.change(add="two")
+    two = home.a("two")
+    two.producer().send("a/b", b"1")
+    assert [one["name"] for one in two.admin().bridges()] == ["ab"]
+    assert home.bodies("q") == ["1"]
+    assert two.admin().delete_bridge("ab") == 0
+    with pytest.raises(Rejected):
+        home.a("two", "x").producer().send("a/b", b"3")

@@ -1,56 +1,58 @@
-"""What brokers remember of each other's consumers goes with them, and a mark writes what changed
-(H4)."""
+"""What brokers remember of each other's consumers goes with them, queues that are made anew begin
+anew, and what a broker cannot take in that it was granted takes nothing else along (H4, S7)."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import pytest
-from lakequeue.mesh.facts import CREDITS, DIRECTORY, PAGE, MeshFacts
+from lakequeue.mesh import handover
+from lakequeue.mesh.facts import CREDITS, DIRECTORY, PAGE
 from lakequeue.protocol import commands as c
-from lakequeue.protocol import mesh_messages
 from rules.harness import drain
-from rules.mesh import BROKERS, Mesh
-
-
-def facts_of(mesh: Mesh, name: str) -> MeshFacts:
-    broker: Any = mesh.engine.broker(name)
-    return broker._replica.broker.mesh.facts
+from rules.mesh import (
+    BROKERS,
+    LATE,
+    LOST,
+    Mesh,
+    Network,
+    Word,
+    ids,
+    local,
+    numbers,
+    shared,
+    take,
+)
+from rules.mortal import Fate
 
 
 def test_H4_what_is_known_of_a_filter_goes_with_its_last_consumer() -> None:
-    mesh = Mesh()
+    mesh = Mesh(shared())
     consumers = [mesh.consumer("b", 2, filter=f"/n = {n}") for n in range(5)]
     consumers.append(mesh.consumer("b", 2))
-    sent = [mesh.send("a", {"n": n}) for n in range(8)]
-    got = [message for consumer in consumers for message in drain(consumer)]
-    assert len(got) >= 7
-    broker: Any = mesh.engine.broker("a")
-    queue = broker._replica.broker.find("default", "orders")
-    assert sum(one.broker is not None for one in queue.header.subscriptions) >= 6
+    sent = [mesh.send("a", body={"n": n}) for n in range(8)]
+    assert len([message for consumer in consumers for message in drain(consumer)]) >= 7
+    header = mesh.state("a").find("default", "orders").header
+    assert sum(one.broker is not None for one in header.subscriptions) >= 6
     for consumer in consumers:
         consumer.close()
-    assert [one for one in queue.header.subscriptions if one.broker is not None] == []
-    for name in BROKERS:
-        assert facts_of(mesh, name).credits.rooms == {}, name
-    again = mesh.consumer("c", 20)  # and it begins anew
-    left = sorted([*(m.id for m in drain(again))])
-    assert left == sorted(sent)
+    assert [one for one in header.subscriptions if one.broker is not None] == []
+    assert [mesh.facts(name).credits.rooms for name in BROKERS] == [{}, {}, {}]
+    assert sorted(ids(drain(mesh.consumer("c", 20)))) == sorted(sent)  # and it begins anew
 
 
 def test_a_mark_writes_the_directory_only_where_it_changed() -> None:
-    mesh = Mesh()
-    broker: Any = mesh.engine.broker("a")
+    mesh = Mesh(shared())
+    state = mesh.state("a")
     consumer = mesh.consumer("b", 2)
     written: list[set[str]] = []
 
     def mark() -> None:
-        live = broker._replica.broker
-        before = dict(live.store.pages)
-        live.store.pages.clear()
-        live.mesh.mark()
-        written.append(set(live.store.pages) & {PAGE, DIRECTORY, CREDITS})
-        live.store.pages.update({**before, **live.store.pages})
+        before = dict(state.store.pages)
+        state.store.pages.clear()
+        state.mesh.mark()
+        written.append(set(state.store.pages) & {PAGE, DIRECTORY, CREDITS})
+        state.store.pages.update({**before, **state.store.pages})
 
     mark()
     mark()
@@ -58,164 +60,15 @@ def test_a_mark_writes_the_directory_only_where_it_changed() -> None:
     mark()
     mesh.consumer("a", 2)
     mark()
-    mesh.at["a"].admin().subscribe_topic("orders", "news")
+    mesh.admin.subscribe_topic("orders", "news")
     mark()
     assert written[1:] == [{PAGE}, {PAGE}, {PAGE, CREDITS}, {PAGE, DIRECTORY}]
     assert len(drain(consumer)) == 1
 
 
-def queue(name: str) -> dict[str, Any]:
-    return {"name": name, "message_type": "json", "max_per_subscription_backlog": 10}
-
-
-class LateKeeper:
-    """One broker hears what the keeper says later than what the other says: nothing is promised
-    between two pairs."""
-
-    def __init__(self, mesh: Mesh, late: str) -> None:
-        # type: ignore[var-annotated]
-        self.mesh, self.broker, self.held = mesh, mesh.engine.broker(late), []
-        hear = type(self.broker).tell
-
-        def tell(record: Any) -> None:
-            if mesh_messages.decode(record.value).name == "a":
-                self.held.append(record)
-            else:
-                hear(self.broker, record)
-
-        self.broker.tell = tell  # type: ignore[method-assign]
-
-    def tell(self, command: c.Command) -> None:
-        self.mesh.at["a"].ask(command, lambda answer: None)
-
-    def end(self) -> None:
-        del self.broker.tell  # type: ignore[method-assign]
-        for record in self.held:
-            self.broker.tell(record)
-        self.mesh.engine.advance("0s")
-
-
-def test_H4_room_is_told_to_a_host_that_has_yet_to_hear_of_the_queue() -> None:
-    mesh = Mesh(queues=[queue("other")])
-    late = LateKeeper(mesh, "c")
-    late.tell(c.Define(definition=queue("new")))
-    consumer = mesh.consumer("b", 1, "new")
-    late.end()
-    sent = mesh.send("c", queue="new")
-    assert [m.id for m in drain(consumer)] == [sent]
-
-
-@pytest.mark.parametrize("late", ["b", "c"])
-def test_H4_S7_a_queue_that_is_made_anew_begins_anew_at_each_host(late: str) -> None:
-    """Whichever of the two, who has messages and who has consumers, hears of it last."""
-    mesh = Mesh(queues=[queue("new")])
-    before = mesh.consumer("b", 1, "new")
-    for _ in range(5):
-        mesh.send("c", queue="new")
-        (message,) = drain(before)
-        message.ack()
-    if late == "c":
-        before.close()
-    keeper = LateKeeper(mesh, late)
-    keeper.tell(c.Delete(queue="new"))
-    keeper.tell(c.Define(definition=queue("new")))
-    consumer = mesh.consumer("b", 1, "new") if late == "c" else None
-    gone = mesh.send("c", queue="new") if late == "c" else ""  # into the queue that is deleted
-    keeper.end()
-    consumer = consumer or mesh.consumer("b", 1, "new")
-    sent = mesh.send("c", queue="new")
-    assert [m.id for m in drain(consumer)] == [sent]
-    assert gone != sent
-    for name in BROKERS:
-        assert facts_of(mesh, name).early_rooms == []
-
-
-def test_H4_a_deleted_queue_takes_no_room_from_one_whose_name_begins_alike() -> None:
-    mesh = Mesh(queues=[queue("orders"), queue("orders/eu")])
-    consumer = mesh.consumer("b", 1, "orders/eu")
-    keeper = LateKeeper(mesh, "c")
-    for number in range(5):
-        mesh.send("c", queue="orders/eu")
-        (message,) = drain(consumer)
-        message.ack()
-        if number == 3:
-            keeper.tell(c.Delete(queue="orders"))
-    keeper.end()
-    sent = mesh.send("c", queue="orders/eu")
-    assert [m.id for m in drain(consumer)] == [sent]
-
-
-NEWS = {"subscriptions": ["news"], "max_per_subscription_backlog": 9}
-
-
-@pytest.mark.parametrize("late", ["b", "c"])
-def test_S7_M2_a_queue_on_one_broker_is_made_anew_while_messages_cross(late: str) -> None:
-    """Nothing of the old one comes into the new one, and nothing of the new one is lost with the
-    old one: whichever hears of it last, the broker that has the queue or the one that sends."""
-    one = {"name": "new", "message_type": "json", "type": "LocalQueue", "broker": "b"} | NEWS
-    mesh = Mesh(queues=[one])
-    keeper = LateKeeper(mesh, late)
-    keeper.tell(c.Delete(queue="new"))
-    keeper.tell(c.Define(definition=one))
-    sent = [mesh.send("a", queue="news")]
-    old = mesh.send("c", queue="news") if late == "c" else ""
-    if late == "b":
-        sent.append(mesh.send("c", queue="news"))
-    mesh.advance("5s")
-    keeper.end()
-    mesh.advance("5s")
-    sent.append(mesh.send("c", queue="news"))
-    consumer = mesh.consumer("b", 9, "new")
-    found = []
-    for _ in range(5):
-        for message in drain(consumer):
-            message.ack()
-            found.append(message.id)
-        mesh.advance("1s")
-    assert sorted(found) == sorted(sent)
-    assert old not in found
-
-
-def test_S7_an_answer_about_an_earlier_queue_takes_nothing_back(monkeypatch: Any) -> None:
-    """A broker refuses what waited for the old queue; the new one, whose stand-in was made in the
-    same moment, has messages under way of its own."""
-    one = {"name": "new", "message_type": "json", "type": "LocalQueue", "broker": "b"} | NEWS
-    full = one | {"max_spool_messages": 1}
-    mesh = Mesh(queues=[full])
-    for _ in range(3):
-        mesh.send("c", queue="news")
-    keeper = LateKeeper(mesh, "c")
-    keeper.tell(c.Delete(queue="new"))
-    keeper.tell(c.Define(definition=one))
-    for _ in range(3):
-        mesh.advance("1s")
-    keeper.end()
-    sent = [mesh.send("c", queue="news") for _ in range(3)]
-    mesh.advance("1s")
-    consumer = mesh.consumer("b", 9, "new")
-    found = []
-    for _ in range(5):
-        for message in drain(consumer):
-            message.ack()
-            found.append(message.id)
-        mesh.advance("1s")
-    assert found == sent
-
-
-def test_Q2_each_host_of_a_queue_says_which_topics_it_takes() -> None:
-    mesh = Mesh()
-    admin = mesh.at["c"].admin()
-    assert admin.subscribe_topic("orders", "news") is True
-    assert admin.subscribe_topic("orders", "news") is False
-    admin.unsubscribe_topic("orders", "news")
-    events = [(e["event"], e.get("topic")) for e in admin.events()]
-    for event in ("topic_subscribed", "topic_unsubscribed"):
-        assert events.count((event, "news")) == len(BROKERS)
-
-
 def test_B1_H4_a_host_asks_for_no_more_than_its_queue_may_lease() -> None:
     """What is more would wait there, and consumers of other hosts could not have it."""
-    mesh = Mesh(max_backlog=2)
+    mesh = Mesh(shared(max_backlog=2))
     for _ in range(9):
         mesh.send("a")
     eager = mesh.consumer("b", 7)
@@ -225,3 +78,251 @@ def test_B1_H4_a_host_asks_for_no_more_than_its_queue_may_lease() -> None:
     for message in got:
         message.ack()
     assert (len(drain(eager)), mesh.depths()) == (2, [3, 2, 2])
+
+
+# ---------------------------------------------------------------- queues that are made anew
+
+NEW = local("new", "b", "news")
+
+
+def hears_late(network: Network, broker: str) -> None:
+    """It hears what the keeper says later than what the other says: nothing is promised between two
+    pairs."""
+    network.fault = lambda word: LATE if (word.sender, word.to) == ("a", broker) else None
+
+
+def catch_up(mesh: Mesh, network: Network, wait: str = "0s") -> None:
+    network.heal()
+    mesh.advance(wait)
+
+
+def make_anew(mesh: Mesh, definition: dict[str, Any]) -> None:
+    mesh.tell(c.Delete(queue="new"))
+    mesh.tell(c.Define(definition=definition))
+
+
+def test_H4_room_is_told_to_a_host_that_has_yet_to_hear_of_the_queue(network: Network) -> None:
+    mesh = Mesh(shared("other"))
+    hears_late(network, "c")
+    mesh.tell(c.Define(definition=shared("new")))
+    consumer = mesh.consumer("b", 1, "new")
+    catch_up(mesh, network)
+    sent = mesh.send("c", "new")
+    assert ids(drain(consumer)) == [sent]
+
+
+@pytest.mark.parametrize("late", ["b", "c"])
+def test_H4_S7_a_queue_that_is_made_anew_begins_anew_at_each_host(
+    late: str, network: Network
+) -> None:
+    """Whichever of the two, who has messages and who has consumers, hears of it last."""
+    mesh = Mesh(shared("new"))
+    before = mesh.consumer("b", 1, "new")
+    for _ in range(5):
+        mesh.send("c", "new")
+        assert len(take(before)) == 1
+    if late == "c":
+        before.close()
+    hears_late(network, late)
+    make_anew(mesh, shared("new"))
+    consumer = mesh.consumer("b", 1, "new") if late == "c" else None
+    gone = mesh.send("c", "new") if late == "c" else ""  # into the queue that is deleted
+    catch_up(mesh, network)
+    consumer = consumer or mesh.consumer("b", 1, "new")
+    sent = mesh.send("c", "new")
+    assert ids(drain(consumer)) == [sent]
+    assert gone != sent
+    assert [mesh.facts(name).early_rooms for name in BROKERS] == [[], [], []]
+
+
+def test_H4_a_deleted_queue_takes_no_room_from_one_whose_name_begins_alike(
+    network: Network,
+) -> None:
+    mesh = Mesh(shared(), shared("orders/eu"))
+    consumer = mesh.consumer("b", 1, "orders/eu")
+    hears_late(network, "c")
+    for number in range(5):
+        mesh.send("c", "orders/eu")
+        assert len(take(consumer)) == 1
+        if number == 3:
+            mesh.tell(c.Delete(queue="orders"))
+    catch_up(mesh, network)
+    sent = mesh.send("c", "orders/eu")
+    assert ids(drain(consumer)) == [sent]
+
+
+@pytest.mark.parametrize("late", ["b", "c"])
+def test_S7_M2_a_queue_on_one_broker_is_made_anew_while_messages_cross(
+    late: str, network: Network
+) -> None:
+    """Nothing of the old one comes into the new one, and nothing of the new one is lost with the
+    old one: whichever hears of it last, the broker that has the queue or the one that sends."""
+    mesh = Mesh(NEW)
+    hears_late(network, late)
+    make_anew(mesh, NEW)
+    sent = [mesh.send("a", "news")]
+    crossed = mesh.send("c", "news")  # from c, into the old one, if c has yet to hear of the new
+    if late == "b":
+        sent.append(crossed)
+    mesh.advance("5s")
+    catch_up(mesh, network, "5s")
+    sent.append(mesh.send("c", "news"))
+    assert sorted(ids(mesh.take("new", "b", rounds=5))) == sorted(sent)
+
+
+def test_S7_an_answer_about_an_earlier_queue_takes_nothing_back(network: Network) -> None:
+    """A broker refuses what waited for the old queue; the new one, whose stand-in was made in the
+    same moment, has messages under way of its own."""
+    mesh = Mesh(NEW | {"max_spool_messages": 1})
+    for _ in range(3):
+        mesh.send("c", "news")
+    hears_late(network, "c")
+    make_anew(mesh, NEW)
+    mesh.advance("3s")
+    catch_up(mesh, network)
+    sent = [mesh.send("c", "news") for _ in range(3)]
+    mesh.advance("1s")
+    assert ids(mesh.take("new", "b", rounds=5)) == sent
+
+
+def test_Q2_each_host_of_a_queue_says_which_topics_it_takes() -> None:
+    mesh = Mesh(shared())
+    admin = mesh.at["c"].admin()
+    assert admin.subscribe_topic("orders", "news") is True
+    assert admin.subscribe_topic("orders", "news") is False
+    admin.unsubscribe_topic("orders", "news")
+    events = [(e["event"], e.get("topic")) for e in admin.events()]
+    for event in ("topic_subscribed", "topic_unsubscribed"):
+        assert events.count((event, "news")) == len(BROKERS)
+
+
+# ---------------------------------------------------------------- what cannot be taken in
+
+
+class Failing:
+    """Taking in fails at these brokers, at messages of these numbers."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, brokers: str, bad: set[int]) -> None:
+        self.failures = 0
+        take_in = handover.take_in
+
+        def fails(
+            broker: Any, queue: Any, row: Any, content: Any, waiting: bool, *more: Any
+        ) -> None:
+            if broker.header.name in brokers and not waiting and int(content[0]) in bad:
+                self.failures += 1
+                raise RuntimeError("a bug")
+            take_in(broker, queue, row, content, waiting, *more)
+
+        monkeypatch.setattr(handover, "take_in", fails)
+
+
+@pytest.mark.parametrize("seed", [None, 1])
+@pytest.mark.parametrize("together", [True, False])
+def test_H4_what_cannot_be_taken_in_takes_nothing_else_along(
+    seed: int | None, together: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All other messages are delivered once, and consumers go on to get messages."""
+    mesh = Mesh(shared(), fate=Fate(seed) if seed else None)
+    failing = Failing(monkeypatch, "bc", {3, 11})
+    consumers = [mesh.consumer(name, 4) for name in "bc"]
+    got: list[Any] = []
+    for n in range(70):
+        if n < 40:
+            mesh.send("a", body=n)
+        else:
+            mesh.advance("1s")
+        if n >= 40 or not together or n % 7 == 6:
+            got += [message for consumer in consumers for message in take(consumer)]
+    first = numbers([message for message in got if not message.redelivered])
+    assert sorted(first) == [n for n in range(40) if n not in (3, 11)]
+    assert mesh.depths() == [0, 0, 0]
+    assert 2 <= failing.failures <= 30
+    counters = mesh.seen("a")["counters"]
+    assert counters["expired"] == counters["discarded"] == 2
+
+
+def test_H4_a_failure_at_one_broker_leaves_the_others_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What it could not take in goes to the dead message queue, with the reason; its consumers are
+    given the next messages."""
+    mesh = Mesh(shared(dead_message_queue="dead"), local("dead", "a"))
+    Failing(monkeypatch, "b", {0, 1, 2})
+    consumers = [mesh.consumer("b", 3)]
+    for n in range(12):
+        if n == 3:
+            consumers.append(mesh.consumer("c", 3))
+        mesh.send("a", body=n)
+    got: list[Any] = []
+    for _ in range(10):
+        got += [message for consumer in consumers for message in take(consumer)]
+        mesh.advance("1s")
+    assert not any(message.redelivered for message in got)
+    dead = mesh.take("dead")
+    assert sorted(numbers(got + dead)) == list(range(12))
+    assert {m.headers["lq-dead-reason"] for m in dead} <= {"malformed"}
+
+
+# ---------------------------------------------------------------- two hosts grant to each other
+
+
+@pytest.mark.parametrize(("owner", "other"), [("a", "c"), ("c", "a")])
+def test_H4_R3_what_two_hosts_grant_to_each_other_is_still_there(
+    owner: str, other: str, network: Network
+) -> None:
+    """The answer to the first grant is lost, so its owner does not know that it went, and there it
+    is granted back."""
+    mesh = Mesh(shared())
+    phases = ["answer", "hand_over"]
+
+    def fault(word: Word) -> str | None:
+        """What the other one says to the owner, from its answer to its own grant."""
+        if (word.sender, word.to) != (other, owner):
+            return None
+        if phases and word.kind == phases[0]:
+            del phases[0]
+        return LOST if len(phases) == 1 else None
+
+    network.fault = fault
+    sent = mesh.send(owner)
+    with mesh.consumer(other, 1) as away:
+        assert ids(drain(away)) == [sent]
+    with mesh.consumer(owner, 1) as back:  # it is ready there; here it is in transit
+        taken = ids(drain(back))
+    assert not phases
+    mesh.advance("1s")
+    taken += [m.id for name in BROKERS for m in drain(mesh.consumer(name, 10))]
+    assert set(taken) == {sent}
+    assert sum(mesh.depths()) == 1
+
+
+@pytest.mark.parametrize(("owner", "other"), [("a", "c"), ("c", "a")])
+def test_H4_L5_a_late_repetition_of_a_grant_takes_nothing_back(
+    owner: str, other: str, network: Network
+) -> None:
+    """A lost record makes the owner repeat a grant while its answer is under way. Meanwhile the
+    message is granted back. The repetition must not look like a grant that crosses this one."""
+    mesh = Mesh(shared())
+    network.lose("hand_over", owner, other)
+    away = mesh.consumer(other, 5)
+    first = mesh.send(owner)
+    assert not network.left
+
+    def slow(word: Word) -> str | None:
+        return LATE if (word.sender, word.to) == (other, owner) else None
+
+    network.fault = slow
+    second = mesh.send(owner)
+    assert [(m.id, m.redelivered) for m in drain(away)] == [(second, False)]
+    away.close()
+    back = mesh.consumer(owner, 5)  # asks for it, and gets it in one of the slow records
+    found = []
+    for _ in range(4):
+        network.heal()
+        network.fault = slow
+        mesh.advance("1s")
+        found += [(m.id, m.redelivered) for m in take(back)]
+        mesh.advance("1s")
+    assert sorted(found) == sorted([(first, False), (second, True)])
+    assert sum(mesh.depths()) == 0

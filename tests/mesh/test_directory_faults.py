@@ -2,73 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
-from lakequeue.memory.memory_broker import MemoryBroker
 from lakequeue.mesh import keeper
+from lakequeue.protocol import LakequeueError
 from lakequeue.protocol import commands as c
-from lakequeue.protocol import mesh_messages
 from lakequeue.state import Limits
-from rules.mesh import BROKERS, Mesh
+from rules.mesh import BROKERS, NEAR, Mesh, Network, local, shared
 
-ORDERS = {"name": "orders", "message_type": "json"}
-
-
-class Network:
-    """Loses what `is_lost` says: the kind of a record, its sender and its receiver."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.heal()
-        heard = MemoryBroker.tell
-
-        def tell(broker: Any, record: Any) -> None:
-            envelope = mesh_messages.decode(record.value)
-            if not self.is_lost(envelope.kind, envelope.name, broker.home.name):
-                heard(broker, record)
-            elif self.is_once:
-                self.heal()
-
-        monkeypatch.setattr(MemoryBroker, "tell", tell)
-
-    def lose(self, *record: str, once: bool = False) -> None:
-        self.is_lost: Callable[[str, str, str], bool] = lambda *one: one == record
-        self.is_once = once
-
-    def heal(self) -> None:
-        self.is_lost, self.is_once = lambda *one: False, False
+FEW = Limits(queues=3)
+AT_B = [local(f"near{n}", "b") for n in range(3)]
 
 
-@pytest.fixture
-def network(monkeypatch: pytest.MonkeyPatch) -> Network:
-    return Network(monkeypatch)
+def define(mesh: Mesh, definition: dict[str, Any]) -> list[Any]:
+    return mesh.tell(c.Define(definition=definition))
 
 
-def local(name: str, broker: str, **keys: Any) -> dict[str, Any]:
-    return {"name": name, "message_type": "json", "type": "LocalQueue", "broker": broker, **keys}
-
-
-def ask(mesh: Mesh, command: c.Command) -> list[Any]:
-    """The answers to a command for the first broker, as they come."""
-    answers: list[Any] = []
-    mesh.at["a"].ask(command, answers.append)
-    return answers
-
-
-def change(name: str, **keys: Any) -> c.Define:
-    return c.Define(definition={"name": name, **keys}, replace=False)
-
-
-def entries(mesh: Mesh, broker: str) -> dict[str, Any]:
-    """The directory as this broker knows it."""
-    engine_broker: Any = mesh.engine.broker(broker)
-    found: dict[str, Any] = engine_broker._replica.broker.mesh.facts.entries["default"]
-    return found
-
-
-def is_same_everywhere(mesh: Mesh) -> bool:
-    return entries(mesh, "a") == entries(mesh, "b") == entries(mesh, "c")
+def errors(*answers: list[Any]) -> list[str]:
+    """What commands were answered with, each once; empty where it was done."""
+    return [one["error"] or "" for (one,) in answers]
 
 
 @pytest.mark.parametrize("deleted", ["first", "last"])
@@ -77,61 +30,61 @@ def test_S7_a_queue_whose_deletion_was_lost_goes_at_the_next_change(
     deleted: str, part: int, network: Network, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(keeper, "ENTRIES_MAX", part)
-    mesh = Mesh(queues=[local(name, "b") for name in ("first", "last")])
-    mesh.send("b", queue=deleted)
+    mesh = Mesh(local("first", "b"), local("last", "b"))
+    mesh.send("b", deleted)
     network.lose("entries", "a", "b")
-    ask(mesh, c.Delete(queue=deleted))
+    mesh.tell(c.Delete(queue=deleted))
     network.heal()
-    mesh.at["a"].admin().define(local("later", "a"))
-    assert is_same_everywhere(mesh)
-    mesh.at["a"].admin().define(local(deleted, "b"))
-    assert mesh.at["a"].admin().describe(deleted)["depth"] == 0
+    mesh.admin.define(local("later", "a"))
+    mesh.check_directories()
+    mesh.admin.define(local(deleted, "b"))
+    assert mesh.whole(deleted)["depth"] == 0
 
 
 def test_S7_a_queue_of_the_same_name_does_not_have_the_messages_of_one_whose_deletion_was_lost(
     network: Network,
 ) -> None:
-    mesh = Mesh(queues=[local("queue", "b")])
-    mesh.send("b", queue="queue")
+    mesh = Mesh(local("queue", "b"))
+    mesh.send("b", "queue")
     network.lose("entries", "a", "b")
-    ask(mesh, c.Delete(queue="queue"))
+    mesh.tell(c.Delete(queue="queue"))
     network.heal()
-    mesh.at["a"].admin().define(local("queue", "b", max_deliveries=3))
-    assert mesh.at["a"].admin().describe("queue")["depth"] == 0
-    assert is_same_everywhere(mesh)
+    mesh.admin.define(local("queue", "b", max_deliveries=3))
+    assert mesh.whole("queue")["depth"] == 0
+    mesh.check_directories()
 
 
 def test_M2_brokers_find_a_queue_whose_creation_was_lost(network: Network) -> None:
-    mesh = Mesh(queues=[local("one", "b", subscriptions=["t/one"])])
-    mesh.send("b", queue="t/one")
+    mesh = Mesh(local("one", "b", "t/one"))
+    mesh.send("b", "t/one")
     network.lose("entries", "a", "b")
-    ask(mesh, c.Define(definition=local("two", "c", subscriptions=["t/two"])))
-    network.lose("heard", "b", "a")  # the first broker does not hear what is missing
-    defined = ask(mesh, c.Define(definition=local("three", "c", subscriptions=["t/three"])))
-    assert "two" not in entries(mesh, "b")
-    mesh.send("b", queue="t/three")
+    define(mesh, local("two", "c", "t/two"))
+    network.lose("heard", "b", "a", times=1_000)  # the first broker does not hear what is missing
+    defined = define(mesh, local("three", "c", "t/three"))
+    assert "two" not in mesh.entries("b")
+    mesh.send("b", "t/three")
     assert not defined, "answered, though a broker does not know all queues"
     network.heal()
     mesh.engine.instruct("default", c.encode_command(c.Delete(queue="none")), "b")
     mesh.advance("0s")
-    assert is_same_everywhere(mesh)
-    assert not defined[0]["error"]
-    mesh.send("b", queue="t/two")
-    assert mesh.at["a"].admin().describe("two")["depth"] == 1
+    mesh.check_directories()
+    assert errors(defined) == [""]
+    mesh.send("b", "t/two")
+    assert mesh.whole("two")["depth"] == 1
 
 
 def test_Q2_a_topic_of_a_queue_whose_creation_was_lost_comes_with_the_queue(
     network: Network,
 ) -> None:
-    mesh = Mesh(queues=[local("one", "b", subscriptions=["t/one"])])
-    network.lose("entries", "a", "b", once=True)
-    ask(mesh, c.Define(definition=local("two", "c")))
-    assert "two" not in entries(mesh, "b")
-    ask(mesh, c.SubscribeTopic(queue="two", topic="t/two"))
+    mesh = Mesh(local("one", "b", "t/one"))
+    network.lose("entries", "a", "b")
+    define(mesh, local("two", "c"))
+    assert "two" not in mesh.entries("b")
+    mesh.tell(c.SubscribeTopic(queue="two", topic="t/two"))
     mesh.advance("0s")
-    assert is_same_everywhere(mesh)
-    mesh.send("b", queue="t/two")
-    assert mesh.at["a"].admin().describe("two")["depth"] == 1
+    mesh.check_directories()
+    mesh.send("b", "t/two")
+    assert mesh.whole("two")["depth"] == 1
 
 
 @pytest.mark.parametrize("lost", [("entries", "a", "c"), ("heard", "c", "a")])
@@ -140,17 +93,17 @@ def test_Q9_a_refusal_that_comes_late_is_of_the_definition_that_it_refuses(
     part: int, lost: tuple[str, str, str], network: Network, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(keeper, "ENTRIES_MAX", part)
-    mesh = Mesh(queues=[ORDERS, local("near", "a"), local("other", "a")])
+    mesh = Mesh(shared(), local("near", "a"), local("other", "a"))
     for _ in range(2):
         mesh.send("c")
     network.lose(*lost)
-    refused = ask(mesh, change("orders", max_spool_usage=0))
+    refused = mesh.change("orders", max_spool_usage=0)
     network.heal()
-    accepted = ask(mesh, change("near", max_deliveries=3))
-    assert [bool(answer["error"]) for answer in refused + accepted] == [True, False]
-    assert is_same_everywhere(mesh)
-    assert entries(mesh, "c")["orders"].definition.max_spool_usage
-    assert entries(mesh, "c")["near"].definition.max_deliveries == 3
+    accepted = mesh.change("near", max_deliveries=3)
+    assert [bool(why) for why in errors(refused, accepted)] == [True, False]
+    mesh.check_directories()
+    assert mesh.entries("c")["orders"].definition.max_spool_usage
+    assert mesh.entries("c")["near"].definition.max_deliveries == 3
 
 
 def test_Q9_a_new_queue_that_a_broker_refuses_late_goes_though_it_is_defined_again(
@@ -158,49 +111,48 @@ def test_Q9_a_new_queue_that_a_broker_refuses_late_goes_though_it_is_defined_aga
 ) -> None:
     """The broker never had the first definition, so it refused that to which the queue went back
     as well."""
-    mesh = Mesh(limits=Limits(queues=3), queues=[local(f"near{n}", "b") for n in range(3)])
+    mesh = Mesh(*AT_B, limits=FEW)
     network.lose("entries", "a", "b")
-    asked = [ask(mesh, c.Define(definition=ORDERS))]
+    asked = [define(mesh, shared())]
     network.heal()
     mesh.engine.cut("b")
-    asked += [ask(mesh, change("orders", max_deliveries=n)) for n in (3, 4)]
+    asked += [mesh.change("orders", max_deliveries=n) for n in (3, 4)]
     mesh.engine.mend("b")
-    for (answer,) in asked:
-        assert "nothing is changed" in answer["error"]
-    assert is_same_everywhere(mesh)
-    assert "orders" not in entries(mesh, "a")
+    assert all("nothing is changed" in why for why in errors(*asked))
+    mesh.check_directories()
+    assert "orders" not in mesh.entries("a")
 
 
 def test_M5_a_new_queue_does_not_move_before_all_brokers_have_it() -> None:
     """Its broker refuses it, so it would never arrive."""
-    mesh = Mesh(limits=Limits(queues=3), queues=[local(f"near{n}", "b") for n in range(3)])
+    mesh = Mesh(*AT_B, limits=FEW)
     mesh.engine.cut("b")
-    defined = ask(mesh, c.Define(definition=local("new", "b")))
-    moved = ask(mesh, c.MoveQueue(queue="new", broker="c"))
-    assert "try again later" in moved[0]["error"]
+    defined, moved = define(mesh, local("new", "b")), mesh.move("new", "c")
+    assert "try again later" in errors(moved)[0]
     mesh.engine.mend("b")
-    assert "nothing is changed" in defined[0]["error"]
-    assert is_same_everywhere(mesh)
-    assert "new" not in entries(mesh, "a")
-    mesh.at["a"].admin().define(local("new", "c"))
-    ask(mesh, c.MoveQueue(queue="new", broker="a"))
-    assert mesh.at["a"].admin().describe("new")["depth"] == 0
+    assert "nothing is changed" in errors(defined)[0]
+    mesh.check_directories()
+    assert "new" not in mesh.entries("a")
+    mesh.admin.define(local("new", "c"))
+    mesh.move("new", "a")
+    assert mesh.whole("new")["depth"] == 0
 
 
 def test_Q9_X5_a_definition_that_is_taken_back_makes_no_ring_of_dead_message_queues() -> None:
     """Giving it back failed, and nobody was answered any more."""
-    mesh = Mesh(queues=[{**ORDERS, "dead_message_queue": "dead"}, {**ORDERS, "name": "dead"}])
+    mesh = Mesh(shared(dead_message_queue="dead"), shared("dead"))
     for _ in range(2):
         mesh.send("c")
     mesh.engine.cut("c")
-    first = ask(mesh, change("orders", max_spool_usage=0, dead_message_queue=None))
-    ring = ask(mesh, change("dead", dead_message_queue="orders"))
+    first = mesh.change("orders", max_spool_usage=0, dead_message_queue=None)
+    ring = mesh.change("dead", dead_message_queue="orders")
     mesh.engine.mend("c")
-    assert "nothing is changed" in first[0]["error"]
-    assert "dead → orders → dead" in ring[0]["error"]
-    assert is_same_everywhere(mesh)
-    mesh.at["a"].admin().define({"name": "dead", "max_deliveries": 3})
-    assert all(entries(mesh, b)["dead"].definition.max_deliveries == 3 for b in BROKERS)
+    why = errors(first, ring)
+    assert "nothing is changed" in why[0]
+    assert "dead → orders → dead" in why[1]
+    mesh.admin.define({"name": "dead", "max_deliveries": 3})
+    mesh.check_directories()
+    assert mesh.entries("a")["dead"].definition.max_deliveries == 3
 
 
 @pytest.mark.parametrize("cut", BROKERS)
@@ -209,40 +161,112 @@ def test_Q9_S10_M5_a_queue_with_several_messages_keeps_them_though_it_is_moving(
     cut: str, first: str
 ) -> None:
     """Its old broker had given them away, and its new one had not got them yet."""
-    mesh = Mesh(queues=[local("queue", "b")])
+    mesh = Mesh(local("queue", "b"))
     for _ in range(2):
-        mesh.send("b", queue="queue")
+        mesh.send("b", "queue")
     mesh.engine.cut(cut)
-    commands = [c.MoveQueue(queue="queue", broker="c"), change("queue", max_spool_usage=0)]
-    for command in commands if first == "moves" else reversed(commands):
-        ask(mesh, command)
+    if first == "moves":
+        mesh.move("queue", "c")
+    mesh.change("queue", max_spool_usage=0)
+    if first == "is defined":
+        mesh.move("queue", "c")
     mesh.engine.mend(cut)
     for _ in range(3):
-        mesh.send("c", queue="queue")
-    assert mesh.at["a"].admin().describe("queue")["depth"] == 5
-    assert is_same_everywhere(mesh)
-    assert entries(mesh, "a")["queue"].hosts == [2]
+        mesh.send("c", "queue")
+    assert mesh.whole("queue")["depth"] == 5
+    mesh.check_directories()
+    assert mesh.entries("a")["queue"].hosts == [2]
 
 
 @pytest.mark.parametrize("host", ["a", "b"])
 @pytest.mark.parametrize("kind", ["carry", "come", "has_moved"])
 def test_M5_a_move_ends_whatever_was_lost_of_it(kind: str, host: str, network: Network) -> None:
     """The queue was nowhere, or without its messages."""
-    near = [local(f"at-{broker}", broker, subscriptions=[f"t/{broker}"]) for broker in BROKERS]
-    mesh = Mesh(queues=[local("queue", host), *near])
-    mesh.send(host, queue="queue")
+    mesh = Mesh(local("queue", host), *NEAR)
+    mesh.send(host, "queue")
     ends = {"carry": (host, "c"), "come": ("c", host), "has_moved": ("c", "a")}
-    network.lose(kind, *ends[kind], once=True)
-    moved = ask(mesh, c.MoveQueue(queue="queue", broker="c"))
-    for sender, to in ("ac", "bc", "cb", "ca"):  # only what is said next tells of a lost word
-        mesh.send(sender, queue=f"t/{to}")
-    mesh.advance("0s")
-    assert not moved[0]["error"]
-    assert entries(mesh, "a")["queue"].hosts == [2]
-    assert is_same_everywhere(mesh)
-    mesh.send("a", queue="queue")
-    assert mesh.at["a"].admin().describe("queue")["depth"] == 2
-    brokers: list[Any] = mesh.engine.brokers
-    assert not any(one._replica.broker.mesh.facts.went for one in brokers)
-    for one in brokers:
-        one.check()
+    network.lose(kind, *ends[kind])
+    moved = mesh.move("queue", "c")
+    mesh.go_on()
+    assert errors(moved) == [""]
+    assert mesh.entries("a")["queue"].hosts == [2]
+    mesh.check_directories()
+    mesh.send("a", "queue")
+    assert mesh.whole("queue")["depth"] == 2
+    mesh.check_nothing_moves()
+    mesh.engine.check()
+
+
+# ---------------------------------------------------------------- one host refuses
+
+
+def check_keeps_more_than_one(mesh: Mesh) -> None:
+    """Every host has the old quota: it stores two more messages."""
+    before = mesh.depths()
+    for broker in BROKERS * 2:
+        mesh.send(broker)
+    assert mesh.depths() == [depth + 2 for depth in before]
+
+
+@pytest.mark.parametrize("full", BROKERS)
+@pytest.mark.parametrize("told", BROKERS)
+def test_Q9_S10_if_one_host_refuses_a_definition_all_have_the_old_one(full: str, told: str) -> None:
+    mesh = Mesh(shared())
+    for _ in range(2):
+        mesh.send(full)
+    with pytest.raises(LakequeueError, match="the last message, but 2 are"):
+        mesh.at[told].admin().define(shared(max_spool_usage=0, max_deliveries=3))
+    check_keeps_more_than_one(mesh)
+    assert len(mesh.take("orders")) == 8
+
+
+def test_Q9_what_the_configuration_repeats_and_one_host_refuses_is_taken_back_too() -> None:
+    mesh = Mesh(shared())
+    for _ in range(2):
+        mesh.send("b")
+    command = c.encode_command(c.Define(definition=shared(max_spool_usage=0), replace=False))
+    mesh.engine.command("default.commands", b"", command, "a")
+    mesh.advance("1s")
+    check_keeps_more_than_one(mesh)
+
+
+@pytest.mark.parametrize(
+    ("later", "refused"),
+    [({"max_deliveries": 3}, [True, True]), ({"max_spool_usage": "1MB"}, [True, False])],
+)
+def test_Q9_of_two_definitions_under_way_only_the_refused_are_taken_back(
+    later: dict[str, Any], refused: list[bool]
+) -> None:
+    mesh = Mesh(shared())
+    for _ in range(2):
+        mesh.send("c")
+    mesh.engine.cut("c")
+    answers = mesh.change("orders", max_spool_usage=0), mesh.change("orders", **later)
+    mesh.engine.mend("c")
+    mesh.advance("1s")
+    assert [bool(why) for why in errors(*answers)] == refused
+    check_keeps_more_than_one(mesh)
+
+
+def test_Q9_a_deleted_queue_does_not_come_back_with_its_old_definition() -> None:
+    mesh = Mesh(shared())
+    for _ in range(2):
+        mesh.send("c")
+    mesh.engine.cut("c")
+    last = c.Define(definition=shared(max_spool_usage=0), replace=False)
+    answers = [mesh.tell(command) for command in (last, c.Delete(queue="orders"), last)]
+    mesh.engine.mend("c")
+    mesh.advance("1s")
+    assert [bool(why) for why in errors(*answers)] == [True, False, False]
+    for broker in BROKERS * 2:
+        mesh.send(broker)
+    assert mesh.depths() == [1, 1, 1]
+
+
+def test_Q9_if_one_host_refuses_a_new_queue_no_host_has_it() -> None:
+    mesh = Mesh(*AT_B, limits=FEW)
+    with pytest.raises(LakequeueError, match=r"'b' refuses, so nothing is changed.*3 queues"):
+        mesh.admin.define(shared())
+    assert sorted(mesh.where()) == ["near0", "near1", "near2"]
+    with pytest.raises(LakequeueError, match="orders"):
+        mesh.send("a")

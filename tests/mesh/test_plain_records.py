@@ -5,33 +5,18 @@ The engine in memory gives such a record to every broker, as each may capture it
 
 from __future__ import annotations
 
-import json
-from typing import Any
-
 import pytest
-from lakequeue.definitions import parse_configuration
 from lakequeue.memory import MemoryConnection
 from lakequeue.protocol import LakequeueError
-from rules.mortal import MortalEngine
+from rules.mesh import Mesh, local, numbers, shared
 
 
-def local(name: str, broker: str, **keys: Any) -> dict[str, Any]:
-    return {"name": name, "message_type": "json", "type": "LocalQueue", "broker": broker, **keys}
-
-
-class Home:
-    def __init__(self, *queues: dict[str, Any]) -> None:
-        config = {"brokers": ["a", "b", "c"], "queues": list(queues)}
-        self.engine = MortalEngine(parse_configuration(config))
-        self.engine.checking = True
-        self.asks = self.engine.connect("a", "app")
-        self.admin = self.asks.admin()
-
+class Home(Mesh):
     def record(self, topic: str, n: int, partition: int = 0) -> None:
-        self.engine.publish(topic, json.dumps({"n": n}).encode(), None, [], None, partition)
+        self.engine.publish(topic, b'{"n": %d}' % n, None, [], None, partition)
 
     def found(self, queue: str) -> list[int]:
-        return sorted(json.loads(m.payload)["n"] for m in self.admin.browse(queue, limit=1_000))
+        return sorted(numbers(self.admin.browse(queue, limit=1_000)))
 
 
 def test_M5_S5_a_record_reaches_all_queues_that_take_it_wherever_they_are() -> None:
@@ -40,7 +25,7 @@ def test_M5_S5_a_record_reaches_all_queues_that_take_it_wherever_they_are() -> N
     home = Home(
         local("first", "b", underlying_topic="t/1"), local("second", "c", underlying_topic="t/1"),
         *(local(f"at-{name}", name, **listens | {"underlying_topic": name}) for name in "abc"),
-        {"name": "all", "message_type": "json", **listens},
+        shared("all", **listens),
         local("odd", "a", filter="/n % 2 = 1", **listens | {"underlying_topic": "odd"}),
     )  # fmt: skip
     for n in range(6):
@@ -56,7 +41,7 @@ def test_M5_S5_a_record_reaches_all_queues_that_take_it_wherever_they_are() -> N
 
 def test_M5_each_partition_of_a_distributed_queue_has_one_reader() -> None:
     home = Home(
-        {"name": "all", "message_type": "json", "underlying_topic": "t"},
+        shared("all", underlying_topic="t"),
         local("listens", "c", underlying_topic="x", subscriptions=["t"]),
     )  # fmt: skip
     for n in range(9):

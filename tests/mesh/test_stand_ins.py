@@ -1,63 +1,55 @@
-"""What stands for a queue of another broker follows its definition (M2, Q9, S3)."""
+"""What stands for a queue of another broker follows its definition (M2, Q9, S3), and where queues
+are placed (M1)."""
 
 from __future__ import annotations
 
-import json
-from typing import Any
-
 import pytest
-from lakequeue.definitions import parse_configuration
+from lakequeue.definitions import parse_definition
+from lakequeue.definitions.definition import to_wire
+from lakequeue.mesh.facts import Entry, MeshFacts
+from lakequeue.mesh.queue_placement import QueuePlacement
 from lakequeue.monitor.queue_details import described
 from lakequeue.protocol.errors import Rejected
 from lakequeue.sinks.queue_figures import Look, QueueFigures
-from rules.mortal import MortalEngine
+from rules.mesh import BROKERS, Mesh, local
 
-FAR: dict[str, Any] = {
-    "topic": "far", "message_type": "json", "type": "LocalQueue", "broker": "c",
-    "subscriptions": ["news"],
-}  # fmt: skip
+FAR = local("far", "c", "news")
 
 
-@pytest.mark.parametrize("asked", ["a", "b", "c"])
+@pytest.mark.parametrize("asked", BROKERS)
 def test_M2_a_definition_counts_at_every_broker_whoever_was_asked(asked: str) -> None:
     """Also where it names the queue by its synonym, `topic` (Q1): the keeper's own stand-in too."""
-    engine = MortalEngine(parse_configuration({"brokers": ["a", "b", "c"], "queues": [FAR]}))
-    engine.checking = True
-    at = {name: engine.connect(name) for name in ("a", "b", "c")}
-
-    def send(broker: str, body: dict[str, Any]) -> None:
-        at[broker].producer().send("news", json.dumps(body).encode())
-
-    for broker in at:
-        send(broker, {"n": 1, "long": "x" * 100})
-    at[asked].admin().define(FAR | {"filter": "/n = 2", "max_message_size": 50})
-    for broker in at:
+    mesh = Mesh(FAR)
+    for broker in BROKERS:
+        mesh.send(broker, "news", {"n": 1, "long": "x" * 100})
+    again = FAR | {"topic": "far", "filter": "/n = 2", "max_message_size": 50}
+    del again["name"]
+    mesh.at[asked].admin().define(again)
+    for broker in BROKERS:
         with pytest.raises(Rejected, match="no_matching_destination"):
-            send(broker, {"n": 1})
+            mesh.send(broker, "news", {"n": 1})
         with pytest.raises(Rejected, match="message_too_large"):
-            send(broker, {"n": 2, "long": "x" * 100})
-        send(broker, {"n": 2})
-    assert at["c"].admin().describe("far")["depth"] == 6
+            mesh.send(broker, "news", {"n": 2, "long": "x" * 100})
+        mesh.send(broker, "news", {"n": 2})
+    assert mesh.whole("far")["depth"] == 6
 
 
 def test_H2_M3_what_waits_for_a_queue_elsewhere_is_shown_with_why() -> None:
     """By whoever is asked: the broker where it waits, `describe` of the queue, the metrics."""
-    full = FAR | {"max_spool_messages": 2}
-    engine = MortalEngine(parse_configuration({"brokers": ["a", "b", "c"], "queues": [full]}))
-    at = {name: engine.connect(name) for name in ("a", "b", "c")}
+    mesh = Mesh(FAR | {"max_spool_messages": 2})
     for _ in range(5):
-        at["a"].producer().send("news", b'{"n": 1}')
-    engine.advance("3500ms")
+        mesh.send("a", "news", b'{"n": 1}')
+    mesh.advance("3500ms")
     lane = {
         "queue": "far", "to": "c", "waiting": 3, "bytes": 24, "why": "queue_quota", "for_s": 3.5
     }  # fmt: skip
-    for name in at:
-        usage = at[name].admin().usage()
+    for at in mesh.at.values():
+        usage = at.admin().usage()
         assert usage["lanes"] == [{"at": "a", **lane}]
         assert {one: said["lanes"] for one, said in usage["brokers"].items()} == {
             "a": [lane], "b": [], "c": []
         }  # fmt: skip
-    queue, _ = described(at["b"], "far")
+    queue, _ = described(mesh.at["b"], "far")
     assert queue["lanes"] == usage["lanes"]
     assert (queue["why"][0]["code"], queue["why"][0]["side"]) == ("refused", "in")
     assert queue["why"][0]["text"] == (
@@ -71,26 +63,35 @@ def test_H2_M3_what_waits_for_a_queue_elsewhere_is_shown_with_why() -> None:
         "broker": "a", "vpn": "default", "queue": "far", "to": "c"
     }  # fmt: skip
     assert samples["lakequeue_lane_refused_seconds"].value == 3.5
-    with at["c"].consumer("far", ack_mode="individual", max_backlog=9) as consumer:
-        for _ in range(20):
-            while (message := consumer.receive(timeout=0)) is not None:
-                message.ack()
-            engine.advance("500ms")
-    queue, _ = described(at["b"], "far")
+    mesh.take("far", rounds=20)
+    queue, _ = described(mesh.at["b"], "far")
     assert (queue["lanes"], queue["why"], queue["depth"]) == ([], [], 0)
-    told = [event["event"] for event in at["b"].admin().events() if "lane" in event["event"]]
+    told = [event["event"] for event in mesh.admin.events() if "lane" in event["event"]]
     assert (told[0], told[-1]) == ("lane_blocked", "lane_flows")
 
 
 def test_S4_M2_what_a_stand_in_discards_is_told_and_journaled_under_the_name_of_its_queue() -> None:
     """Else the publisher would learn a name that only the engine has, and a replay of the queue
     would not bring it back (R4)."""
-    engine = MortalEngine(parse_configuration({"brokers": ["a", "b", "c"], "queues": [FAR]}))
-    connection = engine.connect("a")
-    producer = connection.producer()
-    producer.send("news", b"{}")
-    connection.admin().shutdown("#out/far", ingress=True)
-    receipt = producer.send("news", b"{}")
+    mesh = Mesh(FAR)
+    mesh.send("a", "news")
+    mesh.admin.shutdown("#out/far", ingress=True)
+    receipt = mesh.producer("a").send("news", b"{}")
     assert (receipt.discarded, receipt.reason, receipt.queue) == (True, "queue_shutdown", "far")
-    discarded = [row["queue"] for row in engine.journal() if row["event"] == "discarded"]
-    assert discarded == ["far"]
+    assert [row["queue"] for row in mesh.events("discarded")] == ["far"]
+
+
+def test_M1_placing_a_queue_takes_no_look_at_all_others() -> None:
+    """A start with ten thousand queues looked at each of them for each."""
+    placed = QueuePlacement(MeshFacts(brokers={"a": 0, "b": 1}, entries={"v": {}}))
+    own = parse_definition(local("q", vpn="v"))
+    for number, name in ((0, "x"), (1, "y"), (1, "z")):
+        placed.change("v", name, None, Entry(own, [number]))
+    placed.change("v", "z", Entry(own, [1]), Entry(own, [0]))
+    placed.change("v", "y", Entry(own, [1]), None)
+    assert dict(placed.loads) == {0: 2, 1: 0}
+    with_dead = parse_definition(to_wire(own) | {"dead_message_queue": "d"})
+    placed.change("v", "w", None, Entry(with_dead, [1]))
+    assert placed.dying["v", "d"] == {"w"}
+    placed.change("v", "w", Entry(with_dead, [1]), None)
+    assert not placed.dying["v", "d"]

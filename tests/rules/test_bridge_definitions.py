@@ -1,14 +1,17 @@
 """Definitions of bridges (H1, Q7): changes, deletion; what is wrong is a sentence and
 changes nothing."""
 
+from __future__ import annotations
+
 from typing import Any
 
 import pytest
 from lakequeue.definitions import parse_configuration
 from lakequeue.definitions.bridge import overlap
 from lakequeue.protocol import ConfigError, Rejected
+from lakequeue.protocol import commands as c
 
-from .two_homes import BRIDGE, Two
+from .two_homes import ARRIVES, BRIDGE, Two
 
 
 @pytest.fixture
@@ -20,8 +23,7 @@ def test_h1_a_deleted_bridge_is_gone_with_what_waits(two: Two) -> None:
     two.send("a/b", "waits")
     two.cut()
     two.send("a/c", "on its way")
-    assert two.east is not None
-    assert two.west.admin().delete_bridge("west-east") == 2
+    assert two.west.admin().delete_bridge("out") == 2
     assert two.west.admin().bridges() == []
     two.west.admin().bridge(BRIDGE)
     two.mend()
@@ -45,49 +47,78 @@ def test_h1_a_bridge_may_be_defined_again(two: Two) -> None:
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
-        ({"to": "west"}, "to: 'west' – is the broker where it begins"),
-        ({"to": "north"}, "to: 'north' – must be a broker of this home, which has 'west'"),
-        ({"from": "north"}, "from: 'north' – must be a broker of this home"),
+        ({"to": "near"}, "to: 'near' – is the broker where it begins"),
+        ({"to": "north"}, "to: 'north' – must be a broker of this home, which has 'near'"),
+        ({"from": "north"}, "from: 'north' – must be a broker of this home, which has 'near'"),
         ({"lanes": "many"}, "lanes: 'many' – must be one of per-destination, none"),
         ({"colour": 1}, "colour: 1 – "),
         ({"subscriptions": []}, "must be a list of one or more topics"),
         ({"subscriptions": ["a*b/c"]}, "'\\*' is allowed only at the end of a level"),
         ({"name": None}, "name: None – is required"),
         ({"vpn": "other"}, "vpn: 'other' – allowed is 'default', the VPN of this connection"),
+        ({"to": "kafka://"}, r"to: 'kafka://' – must be kafka://HOST:PORT\[/VPN\]"),
+        ({"to": "kafka://me:pw@h:1"}, "put credentials into a file"),
+        ({"to": "http://h:1"}, "must be a broker of this home, kafka://HOST:PORT"),
+        ({"to": "kafka://h:1?user=x"}, "without any other option"),
+        ({"from": "kafka://h:1"}, "must be a broker of this home, since"),
+        ({"credentials": "x"}, "are for a bridge that leads to another Kafka"),
+        ({"to": "kafka://h:1", "credentials": "../x"}, "credentials: '../x' – must be at most 64"),
     ],
 )
 def test_h1_a_wrong_bridge_is_a_sentence_and_changes_nothing(
-    changes: dict[str, Any], why: str
+    two: Two, changes: dict[str, Any], why: str
 ) -> None:
-    admin = Two().west.admin()
+    admin = two.west.admin()
     before = admin.bridges()
     with pytest.raises(ConfigError, match=why):
         admin.bridge(BRIDGE | {"name": "other"} | changes)
     assert admin.bridges() == before
 
 
-def test_h1_endpoints_of_bridges_are_the_engines_own(two: Two) -> None:
+def test_h1_a_bridge_that_finds_no_other_home_says_why(two: Two) -> None:
     admin = two.west.admin()
-    for call in (
-        lambda: two.west.consumer("#bridge/west-east"),
-        lambda: admin.delete("#bridge/west-east"),
-        lambda: admin.subscribe_topic("#bridge/west-east", "c"),
+    for name, to in (("home", "west"), ("none", "north"), ("far", "east?broker=nobody")):
+        admin.bridge(BRIDGE | {"name": name, "to": f"memory://{to}"})
+    shown = {b["name"]: (b["state"], b["why"]) for b in admin.bridges()}
+    assert shown["home"] == ("waiting", "memory://west: is this home itself")
+    assert shown["none"][1] == "memory://north: no engine of this process has that name"
+    assert "broker: 'nobody' – allowed are the engine's brokers: far" in shown["far"][1]
+
+
+@pytest.mark.parametrize(("home", "key"), [("west", "to"), ("east", "from")])
+def test_h1_a_home_that_serves_no_bridges_to_others_refuses_them(home: str, key: str) -> None:
+    two = Two(leaves=None, expects=None)
+    begin = c.encode_command(c.Begin(epoch=0, joins_homes=False))
+    two.engines[home].instruct("default", begin)
+    bridge = BRIDGE if home == "west" else ARRIVES | {"subscriptions": [">"]}
+    admin = getattr(two, home).admin()
+    with pytest.raises(ConfigError) as refused:
+        admin.bridge(bridge)
+    assert str(refused.value) == (
+        f"bridge 'out': {key}: {bridge[key]!r} – must be in this home: the trigger "
+        "'micro-batch' serves no bridge to another Kafka"
+    )
+    assert admin.bridges() == []
+
+
+def test_h1_endpoints_of_bridges_are_the_engines_own(two: Two) -> None:
+    admin, own = two.west.admin(), "#bridge/out"
+    admin.define({"name": "near", "message_type": "binary", "type": "LocalQueue"})
+    dead = {"name": "n", "message_type": "json", "dead_message_queue": own}
+    for call, why in (
+        (lambda: two.west.consumer(own), "is the endpoint of a bridge"),
+        (lambda: admin.delete(own), "is the endpoint of a bridge"),
+        (lambda: admin.subscribe_topic(own, "c"), "is the endpoint of a bridge"),
+        (lambda: admin.define(dead | {"name": "#bridge/x"}), "must not begin with '#bridge/'"),
+        (lambda: admin.define(dead), f"dead_message_queue: '{own}' – must not"),
+        (lambda: admin.move("near", to=own), "only the engine puts messages into this queue"),
+        (lambda: admin.delete_bridge("no"), "there is no such bridge in VPN 'default', which has"),
     ):
-        with pytest.raises(ConfigError, match="is the endpoint of a bridge"):
+        with pytest.raises(ConfigError, match=why):
             call()
-    with pytest.raises(ConfigError, match="must not begin with '#bridge/'"):
-        admin.define({"name": "#bridge/x", "message_type": "json"})
-    for to in ("#bridge/west-east", "#queue/#bridge/west-east"):
+    for to in (own, f"#queue/{own}"):
         with pytest.raises(Rejected, match="no_matching_destination"):
             two.send(to, "x")
-    admin.define({"name": "near", "message_type": "binary", "type": "LocalQueue"})
-    with pytest.raises(ConfigError, match="only the engine puts messages into this queue"):
-        admin.move("near", to="#bridge/west-east")
-    with pytest.raises(ConfigError, match="dead_message_queue: '#bridge/west-east' – must not"):
-        admin.define({"name": "n", "message_type": "json",
-                      "dead_message_queue": "#bridge/west-east"})  # fmt: skip
-    with pytest.raises(ConfigError, match="there is no such bridge in VPN 'default', which has"):
-        admin.delete_bridge("east-west")
 
 
 def test_q7_bridges_of_a_configuration_are_checked_with_all_else() -> None:

@@ -13,7 +13,7 @@ from lakequeue.protocol.home_bridges import WRITTEN, BridgeEnds, encode_written,
 from lakequeue.protocol.outputs import BridgeEntry
 from lakequeue.protocol.wire import WireRecord, encode, headers_list
 
-from .joined import LEAVES, Homes
+from .two_homes import BRIDGE, Two
 
 HERE = {"name": "out"}
 
@@ -77,21 +77,23 @@ def test_h1_other_records_of_the_directory_are_no_ends() -> None:
     assert ends.ends == {}
 
 
-class Watched(Homes):
+class Watched(Two):
     """Remembers what is written about ends of bridges."""
 
-    def __init__(self, **keys: Any) -> None:
-        super().__init__(**keys)
+    def __init__(self) -> None:
+        super().__init__(leaves=None)
+        self.define("q", "a/>")
         self.written: list[WireRecord] = []
-        west = self.engines["west"]
-        told = west.homes.take
+        self.make, self.delete = self.west.admin().bridge, self.west.admin().delete_bridge
+        homes = self.engines["west"].homes
+        told = homes.take
 
         def take(record: WireRecord) -> None:
             if (record.key or b"").startswith(b"bridge-end/"):
                 self.written.append(record)
             told(record)
 
-        west.homes.take = take  # type: ignore[method-assign]
+        homes.take = take  # type: ignore[method-assign]
 
     def begin(self, *known: WireRecord) -> None:
         """Somebody else follows the ends from now on; known: what he has read."""
@@ -100,45 +102,44 @@ class Watched(Homes):
         for record in known:
             west.homes.take(record)
 
+    def check_goes_on(self) -> None:
+        self.send("a/1", "x")
+        self.advance("1s")
+        assert self.bodies("q") == ["x"]
+        assert self.seen()["on_its_way"] == 0
+
 
 def test_h1_a_bridge_goes_on_whatever_its_earlier_broker_writes_late() -> None:
-    homes = Watched(leaves=None)
-    homes.define("q", "a/>")
+    homes = Watched()
     west = homes.engines["west"]
     west.configure(parse_configuration({"brokers": ["near", "beside"]}))
     for broker in ("beside", "near", "beside"):
-        homes.west.admin().bridge(LEAVES | {"from": broker})
-        homes.west.admin().delete_bridge("out")
+        homes.make(BRIDGE | {"from": broker})
+        homes.delete("out")
     late = list(homes.written)
     assert [record.value is None for record in late] == [False, True] * 3
-    homes.west.admin().bridge(LEAVES)
+    homes.make(BRIDGE)
     for record in late:
         west.homes.take(record)
-        homes.send("a/1", "x")
-        homes.advance("1s")
-        assert homes.bodies("q") == ["x"]
-        assert homes.seen()["on_its_way"] == 0
+        homes.check_goes_on()
 
 
 def test_h1_who_follows_the_ends_anew_learns_all_when_the_engine_begins() -> None:
     """Compaction may have kept a late record alone."""
-    homes = Watched(leaves=None)
-    homes.define("q", "a/>")
-    homes.west.admin().bridge(LEAVES)
-    homes.west.admin().delete_bridge("out")
-    homes.west.admin().bridge(LEAVES)
+    homes = Watched()
+    homes.make(BRIDGE)
+    homes.delete("out")
+    homes.make(BRIDGE)
     homes.begin(homes.written[1])  # that it is gone
     assert homes.engines["west"].homes.copiers("out") == []
     homes.engines["west"].instruct("default", c.encode_command(c.Begin(epoch=0)))
-    homes.send("a/1", "x")
-    homes.advance("1s")
-    assert homes.bodies("q") == ["x"]
+    homes.check_goes_on()
 
 
 def test_h1_who_copies_for_a_bridge_that_is_gone_is_told() -> None:
-    homes = Watched(leaves=None)
-    homes.west.admin().bridge(LEAVES)
-    homes.west.admin().delete_bridge("out")
+    homes = Watched()
+    homes.make(BRIDGE)
+    homes.delete("out")
     homes.begin(homes.written[0])  # that it is there
     assert len(homes.engines["west"].homes.copiers("out")) == 1
     homes.advance("1s")

@@ -1,11 +1,15 @@
-"""Bridges between brokers of a home (H1, X4): nothing lost, nothing doubled, order within a
-destination, whoever dies and however long the two do not hear each other."""
+"""Bridges (H1, X4), and a full endpoint at the far end, which holds back all or only its own
+messages; which one does is told once (H2, H3): the scenario of head-of-line blocking, step by
+step."""
+
+from __future__ import annotations
 
 from datetime import timedelta
+from typing import Any
 
-from .two_homes import TINY, Two
+import pytest
 
-# ---------------------------------------------------------------- H1: nothing lost, nothing doubled
+from .two_homes import BRIDGE, TINY, Two
 
 
 def test_h1_the_window_is_bounded_in_bytes() -> None:
@@ -19,16 +23,21 @@ def test_h1_the_window_is_bounded_in_bytes() -> None:
     assert two.depth("q") == 20
 
 
-# ---------------------------------------------------------------- X4, L12, X5
-
-
-def test_x4_two_of_eight_seconds_on_the_first_broker_leave_six() -> None:
+@pytest.mark.parametrize("waits", ["at the near end", "on its way"])
+def test_x4_two_of_eight_seconds_on_the_first_broker_leave_six(waits: str) -> None:
     two = Two()
     two.define("q", "a/>")
-    two.west.admin().shutdown("#bridge/west-east", egress=True)
+    if waits == "on its way":
+        two.cut()
+    else:
+        two.west.admin().shutdown("#bridge/out", egress=True)
     two.send("a/b", "x", ttl="8s")
+    two.send("a/c", "y", ttl="1s")
     two.advance("2s")
-    two.west.admin().shutdown("#bridge/west-east")
+    if waits == "on its way":
+        two.mend()
+    else:
+        two.west.admin().shutdown("#bridge/out")
     two.advance("5.999s")
     assert two.depth("q") == 1
     two.advance("1ms")
@@ -54,7 +63,7 @@ def test_x3_what_is_on_its_way_expires_at_one_end_only() -> None:
     two.send("a/b", "x", ttl="5s")
     two.advance("1m")
     two.mend()
-    assert two.west.admin().describe("#bridge/west-east")["counters"]["expired"] == 0
+    assert two.west.admin().describe("#bridge/out")["counters"]["expired"] == 0
     assert two.east.admin().describe("q")["counters"]["expired"] == 1
 
 
@@ -66,3 +75,139 @@ def test_l12_a_time_of_delivery_is_the_far_ends_to_wait_for() -> None:
     assert two.bodies("q") == ["now"]
     two.advance("1h")
     assert two.bodies("q") == ["later"]
+
+
+# ---------------------------------------------------------------- head-of-line blocking
+
+TOPICS = {"queue1": "a/b/c", "queue2": "d/e/f", "queue3": "g/h/i"}
+LANES = pytest.mark.parametrize("lanes", ["none", "per-destination"])
+
+
+def full_queue(lanes: str, **keys: Any) -> Two:
+    """The scenario of the sources: queue1 at the second broker has no consumer and fills up, two
+    other queues there are empty; publishers are at the first broker."""
+    two = Two(lanes=lanes, subscriptions=[">"])
+    for queue, topic in TOPICS.items():
+        two.define(queue, topic, **(keys | {"max_spool_messages": 4} if queue == "queue1" else {}))
+    two.send("a/b/c", *range(4))
+    assert two.depth("queue1") == 4
+    return two
+
+
+def publish_rounds(two: Two, rounds: int) -> None:
+    """A message to each topic and second."""
+    for n in range(rounds):
+        for topic in TOPICS.values():
+            two.send(topic, f"{topic}:{n}")  # its publisher is acknowledged by the first broker
+        two.advance("1s")
+
+
+def test_h2_a_full_endpoint_holds_the_link_step_by_step() -> None:
+    two = full_queue("none")
+    publish_rounds(two, 10)
+    assert (two.depth("queue2"), two.depth("queue3")) == (0, 0)  # stuck behind queue1's
+    (blocked,) = two.seen()["blocked"]
+    assert (blocked["endpoint"], blocked["reason"]) == ("queue1", "queue_quota")
+    assert blocked["waiting"] == two.seen()["waiting"] == 30
+    assert blocked["for_s"] == 10
+    (told,) = two.events("west", "bridge_blocked")  # once, however often it was tried
+    assert (told["queue"], told["bridge"], told["destination"]) == ("queue1", "out", "a/b/c")
+    assert two.east.admin().describe("queue1")["counters"]["rejected"]["queue_quota"] > 3
+    got: dict[str, list[str]] = {queue: [] for queue in TOPICS}
+    for _ in range(20):  # the administrator brings its consumer back
+        for queue, bodies in got.items():
+            bodies += two.bodies(queue)
+        two.advance("1s")
+    assert got.pop("queue1") == [*"0123", *(f"a/b/c:{n}" for n in range(10))]
+    for queue, bodies in got.items():
+        assert bodies == [f"{TOPICS[queue]}:{n}" for n in range(10)]
+    (cleared,) = two.events("west", "bridge_cleared")
+    assert cleared["queue"] == "queue1"
+    assert two.seen()["blocked"] == []
+
+
+def test_h3_with_lanes_a_full_endpoint_holds_its_own_messages_only() -> None:
+    two = full_queue("per-destination")
+    publish_rounds(two, 10)
+    assert (two.depth("queue2"), two.depth("queue3")) == (10, 10)  # nothing waits
+    seen = two.seen()
+    (blocked,) = seen["blocked"]
+    assert (blocked["endpoint"], blocked["waiting"], seen["waiting"]) == ("queue1", 10, 10)
+    assert blocked["destinations"] == ["a/b/c"]
+    two.bodies("queue1")
+    two.advance("10s")
+    assert two.bodies("queue1") == [f"a/b/c:{n}" for n in range(4)]  # in order, as there is room
+
+
+@LANES
+def test_h3_a_change_of_lanes_lets_no_message_overtake(lanes: str) -> None:
+    """It counts from when nothing waits."""
+    other = {"none": "per-destination", "per-destination": "none"}[lanes]
+    two = full_queue(lanes)
+    two.send("a/b/c", "first")
+    two.west.admin().bridge(BRIDGE | {"subscriptions": [">"], "lanes": other})
+    two.bodies("queue1")  # there is room again, but the first one waits for its next attempt
+    two.send("a/b/c", "second")
+    two.advance("10s")
+    assert two.bodies("queue1") == ["first", "second"]
+    two.send("a/b/c", *range(5))
+    two.send("d/e/f", "behind")
+    assert two.depth("queue2") == (1 if other == "per-destination" else 0)
+
+
+@LANES
+def test_h5_ingress_shut_down_lets_the_link_go_on(lanes: str) -> None:
+    two = full_queue(lanes)
+    publish_rounds(two, 3)
+    two.east.admin().shutdown("queue1", ingress=True)  # what is for it is discarded
+    two.advance("6s")
+    assert (two.depth("queue1"), two.depth("queue2"), two.depth("queue3")) == (4, 3, 3)
+    assert two.seen()["waiting"] == 0
+    assert two.east.admin().describe("queue1")["counters"]["discarded"] == 3
+
+
+def test_h5_including_when_shut_down_the_link_stays_held() -> None:
+    two = full_queue("none", reject_msg_to_sender_on_discard="including-when-shutdown")
+    two.east.admin().shutdown("queue1", ingress=True)
+    publish_rounds(two, 3)
+    two.advance("6s")
+    assert two.depth("queue2") == 0
+    assert two.seen()["blocked"][0]["endpoint"] == "queue1"
+
+
+def test_s4_an_endpoint_that_discards_never_holds_the_link() -> None:
+    two = full_queue("none", reject_msg_to_sender_on_discard="never")
+    publish_rounds(two, 3)
+    assert (two.depth("queue1"), two.depth("queue2")) == (4, 3)
+    assert two.events("west", "bridge_blocked") == []
+
+
+def test_h2_each_endpoint_that_holds_is_told_of_once() -> None:
+    two = Two(TINY)
+    got: dict[str, list[str]] = {"q1": [], "q2": []}
+    for queue in got:
+        two.define(queue, f"a/{queue}/>", max_spool_messages=1)
+    for n in range(4):  # more lanes than are known by name
+        for queue in got:
+            two.send(f"a/{queue}/{n}", *range(3))
+    two.advance("1m")
+    assert sorted(e["queue"] for e in two.events("west", "bridge_blocked")) == ["q1", "q2"]
+    for _ in range(60):
+        two.advance("6s")
+        for queue, bodies in got.items():
+            bodies += two.bodies(queue)
+    assert [sorted(bodies) for bodies in got.values()] == [sorted("012" * 4)] * 2
+    assert two.seen()["blocked"] == []
+
+
+def test_h1_a_message_that_nobody_wants_waits_and_one_that_filters_refuse_does_not() -> None:
+    two = Two()
+    two.define("q", "a/1", message_type="json", filter="/n > 1")
+    two.send("a/1", '{"n": 1}', '{"n": 2}')
+    two.send("a/2", "x")
+    assert two.bodies("q") == ['{"n": 2}']
+    (blocked,) = two.seen()["blocked"]
+    assert (blocked["endpoint"], blocked["reason"]) == (None, "no_matching_destination")
+    two.define("late", "a/2")
+    two.advance("6s")
+    assert two.bodies("late") == ["x"]

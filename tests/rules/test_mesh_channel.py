@@ -60,12 +60,9 @@ class One:
         self.heard.append(said.value)
 
     def hear(self, *values: bytes) -> list[Any]:
-        n = len(values)
-        records = Records(
-            ["a.mesh"] * n, [0] * n, list(range(n)), [NOW] * n, [None] * n, list(values),
-            [None] * n, [None] * n,
-        )  # fmt: skip
-
+        n, empty = len(values), [None] * len(values)
+        at = ["a.mesh"] * n, [0] * n, list(range(n)), [NOW] * n
+        records = Records(*at, empty, list(values), empty, empty)
         before = len(self.broker.outputs)
         self.broker.mesh.hear(records, {})
         return list(self.broker.outputs[before:])
@@ -164,17 +161,10 @@ def test_partitions_are_shared_out_by_number(one: int, other: int) -> None:
 
 
 def test_several_brokers_run_in_one_process_under_one_clock() -> None:
-    queues = [
-        {"name": "orders", "message_type": "json"},
-        {"name": "here", "message_type": "json", "type": "LocalQueue"},
-    ]
-    config = {"brokers": ["a", "b"], "queues": queues}
+    config = {"brokers": ["a", "b"], "queues": [{"name": "orders", "message_type": "json"}]}
     first = lakequeue.connect("memory://several", config=config)
     second = lakequeue.connect("memory://several", broker="b")
-    for connection in (first, second):
-        found = [(q["name"], q["broker"]) for q in connection.admin().queues()]
-        assert found == [("here", "a"), ("orders", None)]
-    sent = [int(n.producer().send("orders", b"{}").message_id) for n in (first, second)]
+    sent = [int(one.producer().send("orders", b"{}").message_id) for one in (first, second)]
     assert [number >> 48 for number in sent] == [0, 1]
     first.advance("1m")
     assert first.now() == second.now()

@@ -7,17 +7,17 @@ import pytest
 from lakequeue.protocol import Rejected
 
 from .harness import drain
-from .spread import Spread, local
+from .mesh import Mesh, local, shared
 
 
 @pytest.fixture
-def spread() -> Spread:
-    return Spread(
+def spread() -> Mesh:
+    return Mesh(
         local("qa", "a", "t/>"), local("qb", "b", "t/x"), local("qc", "c", "t/*", filter="/n > 1")
     )
 
 
-def test_S5_one_message_enters_queues_of_all_brokers(spread: Spread) -> None:
+def test_S5_one_message_enters_queues_of_all_brokers(spread: Mesh) -> None:
     one = spread.send("b", "t/x", b'{"n":2}')
     assert spread.ids("qa") == spread.ids("qb") == spread.ids("qc") == [one]
     two = spread.send("a", "t/x", b'{"n":1}')
@@ -31,19 +31,19 @@ def test_S5_one_message_enters_queues_of_all_brokers(spread: Spread) -> None:
         assert spread.ids(f"q{name}") == []
 
 
-def test_M3_S4_what_a_far_queue_discards_the_others_store(spread: Spread) -> None:
+def test_M3_S4_what_a_far_queue_discards_the_others_store(spread: Mesh) -> None:
     keys = {"max_spool_messages": 1, "reject_msg_to_sender_on_discard": "never"}
     spread.admin.define(local("full", "c", "t/x", **keys))
     sent = [spread.send("a", "t/x", b'{"n":%d}' % n) for n in (2, 3)]
     assert (spread.ids("qa"), spread.ids("qb"), spread.ids("qc")) == (sent, sent, sent)
     assert spread.ids("full") == sent[:1]
-    counters = spread.admin.describe("full")["counters"]
+    counters = spread.whole("full")["counters"]
     assert (counters["discarded"], counters["discarded_on_entry"]) == (1, {"queue_quota": 1})
     (row,) = spread.events("discarded")
     assert (row["queue"], row["message_id"], row["reason"]) == ("full", sent[1], "queue_quota")
 
 
-def test_M2_S5_what_a_queue_of_the_taking_broker_refuses_is_stored_nowhere(spread: Spread) -> None:
+def test_M2_S5_what_a_queue_of_the_taking_broker_refuses_is_stored_nowhere(spread: Mesh) -> None:
     spread.admin.define(local("full", "a", "t/x", max_spool_messages=1))
     spread.send("a", "t/x", b'{"n":2}')
     with pytest.raises(Rejected) as refused:
@@ -52,14 +52,14 @@ def test_M2_S5_what_a_queue_of_the_taking_broker_refuses_is_stored_nowhere(sprea
     assert [len(spread.ids(q)) for q in ("qa", "qb", "qc", "full")] == [1, 1, 1, 1]
 
 
-def test_S6_what_all_filters_refuse_has_no_match(spread: Spread) -> None:
+def test_S6_what_all_filters_refuse_has_no_match(spread: Mesh) -> None:
     spread.admin.unsubscribe_topic("qa", "t/>")
     with pytest.raises(Rejected, match="no_matching_destination"):
         spread.send("a", "t/y", b'{"n":0}')
     assert spread.ids("qc") == []
 
 
-def test_Q3_a_queue_by_its_name_and_those_that_listen(spread: Spread) -> None:
+def test_Q3_a_queue_by_its_name_and_those_that_listen(spread: Mesh) -> None:
     spread.admin.define(local("audit", "c", "orders", ">"))
     spread.admin.define(local("orders", "b"))
     spread.send("a", "orders")  # clients go where it is
@@ -69,7 +69,7 @@ def test_Q3_a_queue_by_its_name_and_those_that_listen(spread: Spread) -> None:
     assert len(spread.ids("orders")) == 3
 
 
-def test_Q2_captured_topics_of_others(spread: Spread) -> None:
+def test_Q2_captured_topics_of_others(spread: Mesh) -> None:
     keys = {"underlying_topic": "or*d.*", "default_publish_target": "ord-1"}
     spread.admin.define(local("pattern", "b", **keys))
     spread.admin.define(local("named", "c", underlying_topic="ord-1"))
@@ -81,17 +81,12 @@ def test_Q2_captured_topics_of_others(spread: Spread) -> None:
 
 
 @pytest.mark.parametrize("kind", ["Queue", "GroupLocalQueue"])
-def test_Q5_a_distributed_queue_takes_it_once(spread: Spread, kind: str) -> None:
+def test_Q5_a_distributed_queue_takes_it_once(spread: Mesh, kind: str) -> None:
     owner = {"initial_owner": "c"} if kind == "GroupLocalQueue" else {}
-    group = {"name": "some", "type": kind, "message_type": "json", "subscriptions": ["t/x"],
-             "max_per_subscription_backlog": 100}  # fmt: skip
-    spread.admin.define(group | {"group": ["b", "c"]} | owner)
-    spread.admin.define(group | {"name": "all", "type": "Queue"})
-    sent = spread.send("a", "t/x"), spread.send("b", "t/x")
+    some = shared("some", "t/x", type=kind, group=["b", "c"], **owner)
+    for one in (some, shared("all", "t/x")):
+        spread.admin.define(one)
+    sent = sorted(spread.send(broker, "t/x") for broker in "ab")
     for name in ("some", "all"):
-        consumer = spread.at["b"].consumer(name, max_backlog=10, ack_mode="individual")
-        got = drain(consumer)
-        assert sorted(m.id for m in got) == sorted(sent)
-        for message in got:
-            message.ack()
-        assert spread.admin.describe(name)["depth"] == 0
+        assert sorted(m.id for m in spread.take(name, "b")) == sent
+        assert spread.whole(name)["depth"] == 0
