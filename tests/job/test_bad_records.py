@@ -17,6 +17,7 @@ from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 pytestmark = [pytest.mark.job, in_real_time]
 
 COMMANDS, PUBLISH, REJECTED = "default.commands", "default.publish", "default.rejected"
+PLACE = TopicPartition(REJECTED, 0)
 NOISE = random.Random(7).randbytes
 GOOD = b'{"good": true}'
 Headers = list[tuple[str, bytes]]
@@ -90,26 +91,35 @@ UNANSWERABLE: dict[str, tuple[str, bytes, Headers]] = {
 }  # fmt: skip
 
 
-def rejected(job: Job, count: int) -> list[tuple[dict, bytes | None]]:
-    """What stands in `default.rejected`, once it is so many."""
-    consumer = KafkaConsumer(
-        bootstrap_servers=job.kafka.bootstrap_servers, max_partition_fetch_bytes=16_000_000
-    )
-    place = TopicPartition(REJECTED, 0)
-    consumer.assign([place])
-    consumer.seek_to_beginning(place)
+def rejected(job: Job, start: int, count: int) -> list[tuple[dict, bytes | None]]:
+    """What stands in `default.rejected` from an offset on, once it is so many."""
     found: list[tuple[dict, bytes | None]] = []
+    consumer = reader(job)
+    consumer.seek(PLACE, start)
 
     def all_there() -> bool:
         for records in consumer.poll(500).values():
             found.extend((dict(r.headers), r.value) for r in records)
-        return (
-            len(found) >= count and consumer.position(place) >= consumer.end_offsets([place])[place]
-        )
+        is_at_end = consumer.position(PLACE) >= consumer.end_offsets([PLACE])[PLACE]
+        return len(found) >= count and is_at_end
 
     until(all_there, 60, f"{count} records are rejected")
     consumer.close()
     return found
+
+
+def reader(job: Job) -> KafkaConsumer:
+    """Of `default.rejected`."""
+    address = job.kafka.bootstrap_servers
+    consumer = KafkaConsumer(bootstrap_servers=address, max_partition_fetch_bytes=16_000_000)
+    consumer.assign([PLACE])
+    return consumer
+
+
+def malformed(job: Job) -> float:
+    """How many records the engine has counted as malformed."""
+    name, labels = "lakequeue_malformed_records_total", {"vpn": "default"}
+    return job.engine.metrics.registry.get_sample_value(name, labels) or 0.0
 
 
 def send_and_receive(connection: lakequeue.Connection) -> None:
@@ -126,6 +136,8 @@ def test_each_is_rejected_once_with_the_reason_and_counted(
     producer = KafkaProducer(
         bootstrap_servers=job.kafka.bootstrap_servers, max_request_size=12_000_000
     )
+    with reader(job) as before:  # other tests may have sent such records too
+        start, counted = before.end_offsets([PLACE])[PLACE], malformed(job)
     futures = {
         name: producer.send(topic, value, key=name.encode(), headers=headers)
         for name, (topic, value, headers) in BAD.items()
@@ -133,7 +145,7 @@ def test_each_is_rejected_once_with_the_reason_and_counted(
     sent = {name: (f.get(30).partition, f.get(30).offset) for name, f in futures.items()}
     send_and_receive(connection)  # it went through behind them
     places: dict[tuple[str, int, int], list[tuple[dict, bytes | None]]] = {}
-    for headers, kept in rejected(job, len(BAD)):
+    for headers, kept in rejected(job, start, len(BAD)):
         at = tuple(int(headers[f"lq-{part}"]) for part in ("partition", "offset"))
         places.setdefault((headers["lq-topic"].decode(), *at), []).append((headers, kept))
     for name, (topic, value, _) in BAD.items():
@@ -143,13 +155,7 @@ def test_each_is_rejected_once_with_the_reason_and_counted(
         assert headers["lq-error"].decode().strip(), name
         assert kept == value or (not kept and not value), name
     assert not places, "nothing else is rejected"
-
-    def counted() -> bool:
-        name, labels = "lakequeue_malformed_records_total", {"vpn": "default"}
-        found = job.engine.metrics.registry.get_sample_value(name, labels)
-        return found == len(sent)
-
-    until(counted, 10, "the counter moves")
+    until(lambda: malformed(job) == counted + len(sent), 10, "the counter moves")
     payload = NOISE(1000)
     producer.send("bad", payload).get(30)
     producer.close()

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +20,14 @@ from confluent_kafka.admin import (
 from job.conftest import Job, in_real_time
 from job.processes import until, write_at
 from job.tables import await_history, rows_where
-from lakequeue.lake import open_lake
+from lakequeue.lake import NoLake, open_lake
 from lakequeue.lake.past import as_of
 
 pytestmark = pytest.mark.job
 
 QUEUE, ANEW = "tables", ("longer", "shorter")
 LIKE_TEXT = {"message_type": "text", "max_per_subscription_backlog": 100}
+FIRST_SNAPSHOT = "SELECT min(step) FROM snapshots WHERE page = ''"
 NS = 1_700_000_000_000_000_000  # as a time in ms: the year 53,872,790
 
 
@@ -51,6 +53,7 @@ def test_R1_what_a_transaction_took_back_is_in_no_table(
     """A step takes committed records, so the tables have these and no others. One that is open
     keeps back what is behind it, and nothing else."""
     bootstrap, home = job.kafka.bootstrap_servers, job.engine.tables.parent
+    await_snapshot(home)
     before = payloads(job)
     foreign = Producer(
         {
@@ -84,7 +87,7 @@ def test_R1_what_a_transaction_took_back_is_in_no_table(
 def check_steps_are_made_again(home: Path, topic: str) -> None:
     """Of those that took records of the topic, the first and the last ones. Each takes a second."""
     with open_lake(home) as lake:
-        (first,) = lake.execute("SELECT min(step) FROM snapshots WHERE page = ''").fetchall()[0]
+        (first,) = lake.execute(FIRST_SNAPSHOT).fetchall()[0]
         steps = lake.execute(
             "SELECT DISTINCT step FROM (SELECT step, unnest(ranges) AS r FROM steps) "
             "WHERE r.topic = $1 AND step > $2 ORDER BY step", [topic, first]
@@ -106,7 +109,7 @@ def test_R1_a_topic_that_is_made_anew_begins_anew_in_the_tables(
         connection.admin(),
     )
     kafka = AdminClient({"bootstrap.servers": bootstrap})
-    until(lambda: asked(home, "SELECT min(step) FROM snapshots WHERE page = ''"), 60, "a snapshot")
+    await_snapshot(home)
     every: set[str] = set()
 
     def made(name: str) -> bool:
@@ -161,9 +164,15 @@ def test_R1_a_topic_that_is_made_anew_begins_anew_in_the_tables(
 
 def asked(home: Path, question: str) -> Any:
     """The one answer of the tables; None where they are not there yet."""
-    with open_lake(home) as lake:
+    with contextlib.suppress(NoLake), open_lake(home) as lake:
         found = lake.execute(question).fetchone()
         return found and found[0]
+    return None
+
+
+def await_snapshot(home: Path) -> None:
+    """Until there is a state behind which steps can be made again."""
+    until(lambda: asked(home, FIRST_SNAPSHOT), 60, "a snapshot")
 
 
 def let_any_time_in(bootstrap: str, *topics: str) -> None:
