@@ -35,7 +35,7 @@ from lakequeue.lake.past import as_of
 from lakequeue.lake.queries_at import admin_of
 from lakequeue.protocol.errors import Rejected
 from lakequeue.protocol.steplog import StepRecord
-from lakequeue.sinks.table_damage import damage
+from lakequeue.sinks.table_damage import LAST, damage
 from lakequeue.sources.live import kafka_client
 from lakequeue.sources.replay_inputs import read_steps
 from lakequeue.state.limits import Limits
@@ -120,7 +120,7 @@ class Place:
 
     def traffic(self, seed: int) -> Traffic:
         """Some of it has been acknowledged."""
-        traffic = Traffic(self.url, seed)
+        traffic = Traffic(self.url, seed, per_second=10)
         traffic.goes_on(30, 60)
         return traffic
 
@@ -265,12 +265,15 @@ def newest(folder: Path, suffix: str = "") -> Path:
 
 
 def spoil(home: Path) -> str:
-    """A power loss took the newest batch of the checkpoint and the newest version of a table, and a
-    clean-up a file of another table, which has this name."""
+    """A power loss took the newest batch of the checkpoint and the newest version of a table, with
+    the sum that Delta writes behind each tenth, and a clean-up a file of another table, which has
+    this name."""
     checkpoint, tables = home / "checkpoint" / "broker-0", home / "tables"
     newest(checkpoint / "commits").write_bytes(b"")
     (home / "tables-checkpoint" / "metadata").write_bytes(b"")
     version = newest(tables / "journal" / "_delta_log", ".json")
+    for behind in (*version.parent.glob(f"{version.stem}.checkpoint*"), version.parent / LAST):
+        behind.unlink(missing_ok=True)
     for file in (newest(checkpoint / "state" / "0" / "0", ".changelog"), version):
         file.write_bytes(file.read_bytes()[:50])
     lost = Path(unquote(deltalake.DeltaTable(tables / "messages").file_uris()[0]))
