@@ -1,4 +1,4 @@
-"""The application of `test_celery.py`: its tasks write a line for each run of theirs."""
+"""The application of `celery_day.py`: its tasks write a line for each run of theirs."""
 
 from __future__ import annotations
 
@@ -25,29 +25,6 @@ def note(*words: object) -> None:
     line = " ".join(map(str, (*words, time.time()))) + "\n"
     with open(os.environ["CELERY_TEST_LOG"], "a") as file:
         file.write(line)
-
-
-@app.task
-def run(name: str) -> None:
-    """Done at once."""
-    note(name)
-
-
-@app.task(bind=True)
-def long(self: Any, name: str) -> None:
-    """Takes for ever the first time, and nothing when it comes again."""
-    again = self.request.delivery_info["redelivered"]
-    note(name, "again" if again else "first")
-    if not again:
-        time.sleep(3600)
-
-
-@app.task(bind=True, max_retries=5)
-def flaky(self: Any, name: str) -> None:
-    """Succeeds at the third attempt."""
-    note(name, self.request.retries)
-    if self.request.retries < 2:
-        raise self.retry(countdown=0.5)
 
 
 @app.task(bind=True, max_retries=5)

@@ -22,7 +22,7 @@ import tempfile
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib import import_module
 from itertools import count
@@ -77,9 +77,6 @@ class Application:
     def ran(self) -> list[list[str]]:
         return [line.split() for line in self.log.read_text().splitlines()]
 
-    def names(self) -> list[str]:
-        return [words[0] for words in self.ran()]
-
     def start(self, *options: str) -> subprocess.Popen[bytes]:
         """A worker, in a session of its own."""
         command = [sys.executable, "-m", "celery", "-A", "celery_app", "worker", *options]
@@ -89,14 +86,6 @@ class Application:
                 command, env=environment, cwd=self.log.parent, stderr=errors,
                 stdout=subprocess.DEVNULL, start_new_session=True,
             )  # fmt: skip
-
-    @contextlib.contextmanager
-    def worker(self, *options: str) -> Iterator[subprocess.Popen[bytes]]:
-        process = self.start(*options)
-        try:
-            yield process
-        finally:
-            stop([process])
 
 
 def stop(workers: list[subprocess.Popen[bytes]]) -> None:

@@ -1,56 +1,19 @@
-"""Celery and Dramatiq on the real job: workers that are processes, some of which are killed."""
+"""Kombu and Dramatiq on the real job. (Celery, whose workers are processes and die:
+`test_chaos.py`. What tasks are promised: `tests/tasks`.)"""
 
 from __future__ import annotations
 
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import dramatiq
 import pytest
-from job.celery_day import HERE, QUEUE, Application
 from job.conftest import Job, in_real_time
-from job.processes import until
 from lakequeue.tasks.dramatiq_broker import LakequeueBroker
 
-
-@pytest.fixture
-def application(job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Application]:
-    monkeypatch.syspath_prepend(str(HERE))
-    application = Application(job.url, tmp_path)
-    yield application
-    application.tasks.app.close()
-    sys.modules.pop("celery_app")
-
-
-@pytest.mark.job
-@in_real_time
-def test_priorities_times_and_retries_are_the_brokers(
-    application: Application, connection: Any
-) -> None:
-    tasks, admin = application.tasks, connection.admin()
-    sent = time.time()
-    tasks.run.apply_async(("later",), countdown=12)
-    for priority in (1, 9, 5):
-        tasks.run.apply_async((f"p{priority}",), priority=priority)
-    tasks.flaky.delay("flaky")
-    described = admin.describe(QUEUE)
-    assert (described["delayed"], described["ready"]) == (1, 4)
-    with application.worker("-P", "prefork", "-c", "1", "-n", "third@%h"):
-        until(lambda: application.names().count("flaky") == 3, 90, "retries")
-        assert application.names()[:4] == ["p9", "p5", "p1", "flaky"]
-        assert [w[1] for w in application.ran() if w[0] == "flaky"] == ["0", "1", "2"]
-        (alive,) = tasks.app.control.ping(timeout=5)
-        assert list(alive.values()) == [{"ok": "pong"}]
-        until(lambda: "later" in application.names(), 60, "its time comes")
-        until(lambda: not admin.describe(QUEUE)["depth"], 30, "they are acknowledged")
-    (later,) = [float(words[-1]) for words in application.ran() if words[0] == "later"]
-    assert later - sent >= 12
-    assert len(application.ran()) == 7
-
+pytestmark = [pytest.mark.job, in_real_time]
 
 SENDS_AND_ENDS = """
 import sys
@@ -66,8 +29,6 @@ for n in range(500):
 """
 
 
-@pytest.mark.job
-@in_real_time
 def test_a_program_that_just_ends_has_sent_everything_and_leaves_no_queue(
     job: Job, connection: Any
 ) -> None:
@@ -79,8 +40,6 @@ def test_a_program_that_just_ends_has_sent_everything_and_leaves_no_queue(
     assert "replies" not in {queue["name"] for queue in admin.queues()}
 
 
-@pytest.mark.job
-@in_real_time
 def test_dramatiq_on_the_real_job(job: Job, connection: Any) -> None:
     broker = LakequeueBroker(job.url, {"dead_message_queue": "dramatiq-dead"})
     ran: list[tuple[int, float]] = []

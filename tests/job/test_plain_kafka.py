@@ -1,10 +1,7 @@
-"""A queue used with nothing but a Kafka client: docs/reference/protocol.md is enough."""
+"""A queue used with nothing but a Kafka client: docs/reference/protocol.md is enough. (The example
+that does it runs in `tests/docs/test_commands_run.py`.)"""
 
 from __future__ import annotations
-
-import subprocess
-import sys
-from pathlib import Path
 
 import lakequeue
 import pytest
@@ -13,8 +10,6 @@ from job.processes import until
 from kafka import KafkaConsumer, KafkaProducer
 
 pytestmark = pytest.mark.job
-
-EXAMPLE = Path(__file__).parents[2] / "examples" / "plain_kafka.py"
 
 
 @in_real_time
@@ -46,23 +41,3 @@ def test_Q2_a_topic_that_comes_to_exist_is_read(job: Job, connection: lakequeue.
     there = KafkaConsumer(bootstrap_servers=job.kafka.bootstrap_servers).topics()
     assert {"plain", "late-1", "default.publish"} <= there
     assert not there & {"clock", "late"}, "nobody makes a topic for a queue"
-
-
-@in_real_time
-def test_the_example_of_the_documentation_runs(job: Job) -> None:
-    """And says what is wrong."""
-
-    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-        done = subprocess.run(
-            [sys.executable, str(EXAMPLE), job.kafka.bootstrap_servers, *arguments],
-            capture_output=True, text=True, timeout=120,
-        )  # fmt: skip
-        assert "Traceback" not in done.stderr
-        return done
-
-    done = run("plain", "--count", "5")
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("delivered   ") == 5
-    done = run("no-such-queue")
-    assert done.returncode == 1
-    assert "no-such-queue" in done.stderr

@@ -7,63 +7,28 @@ asks would be traffic itself. So do heartbeats; the subscription here has no ses
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 
 import lakequeue
 import pytest
 from job.conftest import BATCH_S, Job, in_real_time
+from job.output_audit import on_the_wire
 from job.processes import until
-from kafka import KafkaConsumer, TopicPartition
 from lakequeue.protocol import commands, journal_encoding
 
 pytestmark = pytest.mark.job
 
 LATE_MS_MAX = 30_000  # that it comes at all: 1 s and a batch on an idle machine
-JOURNAL = TopicPartition("default.journal", 0)
 
 
-class Watcher:
-    """Reads the journal as it is written, from now on."""
-
-    def __init__(self, bootstrap: str) -> None:
-        self.rows: list[tuple[dict, int]] = []  # (row, when Kafka took it, epoch ms)
-        self._consumer = KafkaConsumer(bootstrap_servers=bootstrap, enable_auto_commit=False)
-        self._consumer.assign([JOURNAL])
-        end = self._consumer.end_offsets([JOURNAL])[JOURNAL]
-        self._consumer.seek(JOURNAL, end)
-
-    def wait(self, event: str, message_id: str, seconds: float) -> tuple[dict, int]:
-        def look() -> tuple[dict, int] | None:
-            for records in self._consumer.poll(200).values():
-                for record in records:
-                    rows = journal_encoding.decode(record.value).to_pylist()
-                    self.rows += [(row, record.timestamp) for row in rows]
-            wanted = (event, int(message_id))
-            return next(
-                (r for r in self.rows if (r[0]["event"], r[0]["message_id"]) == wanted), None
-            )
-
-        return until(look, seconds, f"{event} of message {message_id}")
-
-    def close(self) -> None:
-        self._consumer.close()
-
-
-@pytest.fixture
-def watcher(job: Job) -> Iterator[Watcher]:
-    watcher = Watcher(job.kafka.bootstrap_servers)
-    yield watcher
-    watcher.close()
-
-
-@pytest.fixture
-def clock(connection: lakequeue.Connection) -> Iterator[lakequeue.Connection]:
-    """A connection, and the queue `clock` empty and as it was."""
-    connection.admin().define(
-        {"name": "clock", "message_type": "text", "max_per_subscription_backlog": 50}
-    )
-    yield connection
-    connection.admin().purge("clock")
+def journaled(job: Job, event: str, message_id: str) -> tuple[dict, int] | None:
+    """The row of an event of a message, and when Kafka took it (epoch, ms)."""
+    wanted = event, int(message_id)
+    records = on_the_wire(job.kafka.bootstrap_servers, "default.journal", 1)
+    for record in (one for one in records if one.headers()):  # others may write there too
+        for row in journal_encoding.decode(record.value()).to_pylist():
+            if (row["event"], row["message_id"]) == wanted:
+                return row, record.timestamp()[1]
+    return None
 
 
 def hold(connection: lakequeue.Connection) -> str:
@@ -82,18 +47,15 @@ def work(job: Job) -> float:
 
 
 @in_real_time
-def test_a_lease_that_ends(clock: lakequeue.Connection, watcher: Watcher) -> None:
-    clock.admin().define(
-        {
-            "name": "clock", "message_type": "text", "max_per_subscription_backlog": 50,
-            "lease_period": "3s",
-        }
-    )  # fmt: skip
-    name = hold(clock)
-    message = clock.producer().send("clock", "x").message_id
-    sent, _ = watcher.wait("delivered", message, 10)
-    ended, written_ms = watcher.wait("lease_ended", message, 20)
-    clock.command(commands.Unsubscribe(queue="clock", subscription=name))
+def test_a_lease_that_ends(job: Job, connection: lakequeue.Connection) -> None:
+    brief = {"name": "clock", "message_type": "text", "lease_period": "3s"}
+    connection.admin().define(brief | {"max_per_subscription_backlog": 50})
+    name = hold(connection)
+    message = connection.producer().send("clock", "x").message_id
+    sent, _ = until(lambda: journaled(job, "delivered", message), 10, "it is delivered")
+    ended, written_ms = until(lambda: journaled(job, "lease_ended", message), 20, "its lease ends")
+    connection.command(commands.Unsubscribe(queue="clock", subscription=name))
+    connection.admin().purge("clock")
     due_ms = sent["time"] + 3_000
     assert ended["time"] >= due_ms
     assert written_ms - due_ms <= LATE_MS_MAX
