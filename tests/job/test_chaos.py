@@ -289,7 +289,7 @@ def test_nothing_is_lost_whatever_dies(chaos: Chaos) -> None:
     chance = chaos.chance
     bootstrap = chaos.engine.bootstrap
     url, tables = f"kafka://{bootstrap}", chaos.folder / HOME / "tables"
-    traffic, durable = Traffic(url, SEED, per_second=12), DurableSender(url, tables)
+    traffic, durable = Traffic(url, SEED, per_second=8), DurableSender(url, tables)
     durable.start()
     traffic.goes_on(30, 60)
     until(lambda: durable.sent or durable.failure, 60, "both have begun")

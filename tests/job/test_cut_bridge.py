@@ -38,7 +38,7 @@ PAUSE_S_MAX = 3.0  # and between two tries: 30 by default
 CUT_S = 9.0  # longer than that, or than what copies waits for Kafka
 OPEN_S_MAX = 90.0
 LANES = 3
-PER_SECOND = 15
+PER_SECOND = 10
 HERE = {
     "name": "here", "message_type": "text", "max_per_subscription_backlog": 100,
     "subscriptions": ["between/>"],
@@ -206,9 +206,9 @@ def crosses(
     got: list[int] = []
     sender = Sender(here)
     for from_the_first in (False, True):
-        all_there(len(got) + 40)
+        all_there(len(got) + 25)
         begin_again(job, from_the_first)
-    all_there(len(got) + 40)
+    all_there(len(got) + 25)
     with far.unreachable():
         begun = time.monotonic()
         receipts = len(sender.took)

@@ -89,7 +89,7 @@ def knocks(log: Path) -> int:
 def one_of_three_dies_and_comes_back(cluster: EmbeddedCluster, engine: EngineProcess) -> None:
     look = Look(cluster)
     until(look.whole, 20, "all topics have their copies")
-    traffic = Traffic(f"kafka://{cluster.bootstrap_servers}", SEED, "busy", per_second=10)
+    traffic = Traffic(f"kafka://{cluster.bootstrap_servers}", SEED, "busy", per_second=6)
     traffic.goes_on(15, 60)
     victim = look.leader_of_the_log()
     victim.kill()

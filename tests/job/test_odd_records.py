@@ -1,6 +1,6 @@
-"""What other programs write to a captured topic: with either trigger, what a transaction took back
-is not delivered; and a time in micro- or nanoseconds is delivered as now (S1, L12). And headers
-that are too large for a topic."""
+"""What other programs write to a captured topic: what a transaction took back is not delivered,
+also in micro-batches (in the loop: `tests/loop/test_gaps.py`); a time in micro- or nanoseconds is
+delivered as now (S1, L12). And headers that are too large for a topic."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, C
 from job.conftest import Job, in_real_time
 from job.processes import until, write_at
 from lakequeue.protocol.errors import Rejected
+from lakequeue.streaming.spark.queries import MICRO_BATCH
 
 pytestmark = pytest.mark.job
 
@@ -42,6 +43,7 @@ def configure(job: Job, topic: str, key: str, value: int) -> None:
         done.result(90)
 
 
+@pytest.mark.parametrize("job", [MICRO_BATCH], indirect=True)
 def test_S1_what_a_transaction_took_back_is_not_delivered(job: Job) -> None:
     settings = {"bootstrap.servers": job.kafka.bootstrap_servers, "transactional.id": "foreign-in"}
     foreign = Producer(settings)
