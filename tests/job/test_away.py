@@ -21,7 +21,6 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 from urllib.parse import unquote
 
 import deltalake
@@ -29,6 +28,7 @@ import lakequeue
 import psutil
 import pytest
 from job.processes import EngineProcess, let_end, loop_workers, runs, until
+from job.tables import await_history
 from job.traffic import Traffic, drain
 from lakequeue.lake import open_lake, past_replica, read_columns
 from lakequeue.lake.past import as_of
@@ -350,16 +350,14 @@ def test_R1_a_deep_queue_outlives_its_worker_and_a_start_on_damage(
     until(lambda: ids <= set(in_journal(place.tables, "acknowledged")), 60, "the tables have them")
     for event in ("spooled", "acknowledged"):
         assert set(in_journal(place.tables, event).values()) == {1}, f"{event} more than once"
-    last = connection.now()
+    await_history(place.tables, connection, "deep")
 
-    def known() -> Any:
-        connection.admin().describe("deep")
+    def known() -> bool:
         with open_lake(home) as lake:
             now = as_of(lake, home, "broker-0")
-        after = now.now > last.timestamp() * 1000
-        return after and not now.notes and not admin_of(now).browse("deep")
+        return not now.notes and not admin_of(now).browse("deep")
 
-    until(known, 120, "the history has all of it, and no gap")
+    until(known, 60, "the history has all of it, and no gap")
 
 
 def test_a_message_that_fails_is_put_aside(place: Place, connection: lakequeue.Connection) -> None:

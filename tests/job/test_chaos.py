@@ -10,21 +10,18 @@ SIGKILL, in an order drawn from a seed:
 - *frozen*: a worker stands still (SIGSTOP), its daemon and Spark's Java process die, a successor
   works. It goes on (SIGCONT) after longer than any timeout, that of Kafka's transactions included.
 
-A death does not always wait until the one before is mended. At the end, once, for the whole of it:
-nothing that was confirmed is lost, nothing came twice without saying so (`traffic.judge`), every
-step comes out again with the digests of the log, and all that was ever written is what the steps
-say, byte for byte, however often it was written (`output_audit.py`); and the Delta tables say each
-thing once. Meanwhile no receipt of `durability: delta` came before its message was in the table.
+A death does not always wait until the one before is mended. At the end: nothing that was confirmed
+is lost, nothing came twice without saying so (`traffic.judge`), every step comes out again with the
+digests of the log, all that was ever written is what the steps say (`output_audit.py`), and the
+Delta tables say each thing once. No receipt of `durability: delta` came before its message was in
+the table.
 
-Then the same home says an alert, and serves a short day of Celery (`celery_day.py`; `make soak`
-lives a longer one). In the middle of it it ends while its Kafka hangs, and a backup of it, made and
-moved with the commands of the page, goes on where it stopped.
+Then the same home says an alert, and serves a short day of Celery (`celery_day.py`). In the middle
+of it it ends while its Kafka hangs, and a backup of it, made and moved with the commands of the
+page, goes on where it stopped.
 
-How many die: 4 here by default, one of each kind, for who is frozen takes Java along. With those of
-the other tests `make test` kills or freezes 11 times: once in `tests/loop/test_on_kafka.py`, 4 in
-`test_away.py`, 1 in `test_object_store.py`, and Kafka once more here; and brokers of several, in
-`test_live_brokers.py`. `make soak` does as many as `LAKEQUEUE_CHAOS_DEATHS` says, of a seed of its
-own (`LAKEQUEUE_CHAOS_SEED`). A stop in good order, in mid-traffic: `test_away.py`.
+One of each kind dies by default; `make soak` kills as many as `LAKEQUEUE_CHAOS_DEATHS` says, of a
+seed of its own (`LAKEQUEUE_CHAOS_SEED`). A stop in good order, in mid-traffic: `test_away.py`.
 """
 
 from __future__ import annotations

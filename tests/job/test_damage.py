@@ -98,7 +98,7 @@ def goes_on(job: Job, connection: Any, lose: Callable[[], None]) -> list[int]:
         assert admin.move("orders", to="others", ids=last, why="a test").count == 2
         assert {h.get("seen") for _, h in shown(admin, "others").values()} == {"yes", None}
         until(lambda: admin.describe("orders")["acknowledged"] == 10, 30, "the acks")
-        await_history(job, connection, "orders")  # before that a look would cost, and show nothing
+        await_history(job.engine.tables, connection, "orders")  # a look at them costs
         until(lambda: caught_up(job.engine.home, admin), 120, "the tables")
         before = {name: shown(admin, name) for name in ("orders", "others")}
         lose()

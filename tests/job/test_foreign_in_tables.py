@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +19,13 @@ from confluent_kafka.admin import (
 from job.conftest import Job, in_real_time
 from job.processes import until, write_at
 from job.tables import await_history, rows_where
-from lakequeue.lake import NoLake, open_lake
+from lakequeue.lake import open_lake
 from lakequeue.lake.past import as_of
 
 pytestmark = pytest.mark.job
 
 QUEUE, ANEW = "tables", ("longer", "shorter")
 LIKE_TEXT = {"message_type": "text", "max_per_subscription_backlog": 100}
-FIRST_SNAPSHOT = "SELECT min(step) FROM snapshots WHERE page = ''"
 NS = 1_700_000_000_000_000_000  # as a time in ms: the year 53,872,790
 
 
@@ -80,14 +78,14 @@ def test_R1_what_a_transaction_took_back_is_in_no_table(
     wanted = sorted([*before, b"tx 0", b"tx 2", b"tx 4"])
     until(lambda: payloads(job) == wanted, 60, "what came behind it")
     connection.admin().purge(QUEUE)
-    await_history(job, connection, QUEUE)
+    await_history(job.engine.tables, connection, QUEUE)
     check_steps_are_made_again(home, QUEUE)
 
 
 def check_steps_are_made_again(home: Path, topic: str) -> None:
     """Of those that took records of the topic, the first and the last ones. Each takes a second."""
     with open_lake(home) as lake:
-        (first,) = lake.execute(FIRST_SNAPSHOT).fetchall()[0]
+        (first,) = lake.execute("SELECT min(step) FROM snapshots WHERE page = ''").fetchall()[0]
         steps = lake.execute(
             "SELECT DISTINCT step FROM (SELECT step, unnest(ranges) AS r FROM steps) "
             "WHERE r.topic = $1 AND step > $2 ORDER BY step", [topic, first]
@@ -156,7 +154,7 @@ def test_R1_a_topic_that_is_made_anew_begins_anew_in_the_tables(
     rows = in_tables()
     assert len(rows) == len(every) == 33, "each once"
     assert len({(topic, topic_id) for topic, _, topic_id in rows}) == 4
-    await_history(job, connection, QUEUE)
+    await_history(job.engine.tables, connection, QUEUE)
     for name in ANEW:
         check_steps_are_made_again(home, name)
         admin.delete(name)
@@ -164,15 +162,14 @@ def test_R1_a_topic_that_is_made_anew_begins_anew_in_the_tables(
 
 def asked(home: Path, question: str) -> Any:
     """The one answer of the tables; None where they are not there yet."""
-    with contextlib.suppress(NoLake), open_lake(home) as lake:
+    with open_lake(home) as lake:
         found = lake.execute(question).fetchone()
         return found and found[0]
-    return None
 
 
 def await_snapshot(home: Path) -> None:
     """Until there is a state behind which steps can be made again."""
-    until(lambda: asked(home, FIRST_SNAPSHOT), 60, "a snapshot")
+    until(lambda: rows_where(home / "tables/snapshots", ["step"], page=""), 60, "a snapshot")
 
 
 def let_any_time_in(bootstrap: str, *topics: str) -> None:
@@ -197,7 +194,7 @@ def test_R1_a_time_in_nanoseconds_ends_no_query(job: Job, connection: lakequeue.
     write_at(foreign, "default.journal", b"no journal", NS, b"nobody")
     foreign.produce("broker-0.steps", b"no step", None, 0)
     foreign.flush(90)
-    await_history(job, connection, QUEUE)
+    await_history(job.engine.tables, connection, QUEUE)
     odd = asked(home, "SELECT max(time) FROM commands WHERE key = 'nobody'::BLOB")
     assert odd.year == 9999, "the history has the command"
     told = [event["event"] for event in connection.admin().events()]

@@ -44,7 +44,7 @@ SETTINGS = (
     "--set", "lakequeue.snapshots_interval_s=14", "--set", "lakequeue.tables_interval_s=14",
 )  # fmt: skip
 NO_TABLES = ("--set", "lakequeue.tables_interval_s=0")
-COUNT, ACKED, LOOK_EACH_S = 20, 8, 4.0
+COUNT, ACKED, LOOK_EACH_S = 20, 8, 8.0
 
 
 def left(admin: Any) -> list[bytes]:

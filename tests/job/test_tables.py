@@ -22,8 +22,8 @@ from job.tables import await_history, rows_where
 from kafka import KafkaProducer
 from lake.agreement import lifecycle_adds_up, queued_agrees, rows
 from lakequeue import LakequeueError
-from lakequeue.lake import TABLES, NoLake, create_views, open_lake, read_columns, trace
-from lakequeue.lake.past import as_of, brokers
+from lakequeue.lake import TABLES, create_views, open_lake, read_columns, trace
+from lakequeue.lake.past import as_of
 from lakequeue.lake.queries_at import admin_of
 from lakequeue.lake.views import VIEWS
 from lakequeue.protocol.errors import Timeout
@@ -305,23 +305,20 @@ def test_R1_a_past_moment_is_what_it_was(job: Job, connection: lakequeue.Connect
         until(lambda: admin.describe(QUEUE)["acknowledged"], 30, "the ack")
         seen, when = shown(admin), connection.now()
     admin.purge(QUEUE)
-    home = job.engine.tables.parent
-
-    def asked(question: str) -> Any:
-        with contextlib.suppress(NoLake), open_lake(home) as lake:
-            return brokers(lake) and lake.execute(question).fetchone()[0]
-
-    sent = []
+    home, tables = job.engine.tables.parent, job.engine.tables
+    sent, long = [], b"stays" * 1_000
 
     def named() -> Any:
-        time.sleep(2.0)  # a look costs much, and so does the message's step
-        sent.append(producer.send(QUEUE, "stays" * 1_000, headers={"n": "1"}))
-        return asked("SELECT count(*) FROM snapshots WHERE refs IS NOT NULL AND value IS NULL")
+        time.sleep(2.0)  # the message's step costs
+        sent.append(producer.send(QUEUE, long, headers={"n": "1"}))
+        return rows_where(tables / "snapshots", ["step"], refs=..., value=None)
+
+    def all_there() -> bool:
+        return len(rows_where(tables / "messages", ["offset"], payload=long)) == len(sent)
 
     until(named, 120, "a snapshot names payloads of messages")
-    await_history(job, connection, QUEUE)
-    long = "SELECT count(*) FROM messages WHERE octet_length(payload) = 5000"
-    until(lambda: asked(long) == len(sent), 60, "the tables reach behind that moment")
+    await_history(tables, connection, QUEUE)
+    until(all_there, 60, "the tables reach behind that moment")
     with open_lake(home) as lake:
         then = as_of(lake, home, "broker-0", at=when)
         assert shown(admin_of(then)) == seen
@@ -333,7 +330,7 @@ def test_R1_a_past_moment_is_what_it_was(job: Job, connection: lakequeue.Connect
         assert len(set(lake.execute(steps).fetchall()[0])) == 1
         places = 'SELECT count(*), count(DISTINCT (topic, "partition", "offset")) FROM commands'
         assert len(set(lake.execute(places).fetchall()[0])) == 1
-        there = deltalake.DeltaTable(job.engine.tables / "snapshots").to_pyarrow_table()
+        there = deltalake.DeltaTable(tables / "snapshots").to_pyarrow_table()
         lake.register("snapshots", there.slice(0, 0))
         again = as_of(lake, home, "broker-0", step=from_nothing[0])
         assert (again.snapshot, Counter(again.store.pages)) == (0, from_nothing[1])
