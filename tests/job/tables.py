@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import operator
 from collections import Counter
 from datetime import datetime
@@ -13,6 +14,7 @@ import deltalake
 import lakequeue
 import pyarrow as pa
 import pyarrow.compute as pc
+from deltalake.exceptions import TableNotFoundError
 from job.processes import until
 from kafka import KafkaConsumer, TopicPartition
 from lakequeue.lake import read_columns
@@ -21,11 +23,17 @@ from lakequeue.lake import read_columns
 def rows_where(table: Path, columns: list[str], **values: Any) -> list[dict[str, Any]]:
     """The rows with these values. Those of other tests, and their megabytes, stay in the files.
     Such a look costs a tenth of one at all tables."""
-    if not (table / "_delta_log").is_dir():
+    if (there := newest(table)) is None:
         return []
     wanted = reduce(operator.and_, (_has(name, value) for name, value in values.items()))
-    there = deltalake.DeltaTable(table).to_pyarrow_dataset()
-    return there.to_table(columns, filter=wanted).to_pylist()
+    return there.to_pyarrow_dataset().to_table(columns, filter=wanted).to_pylist()
+
+
+def newest(table: Path) -> deltalake.DeltaTable | None:
+    """The newest version of a table; None if there is none yet, or it is just being made."""
+    with contextlib.suppress(TableNotFoundError):
+        return deltalake.DeltaTable(table)
+    return None
 
 
 def _has(name: str, value: Any) -> pc.Expression:
@@ -38,9 +46,9 @@ def _has(name: str, value: Any) -> pc.Expression:
 
 def history_ends(tables: Path) -> datetime | None:
     """The time of the last step in the tables, as Delta's log has it: nothing is read."""
-    if not (tables / "steps" / "_delta_log").is_dir():
+    if (steps := newest(tables / "steps")) is None:
         return None
-    files = pa.table(deltalake.DeltaTable(tables / "steps").get_add_actions(flatten=True))
+    files = pa.table(steps.get_add_actions(flatten=True))
     return pc.max(files["max.now"]).as_py() if "max.now" in files.column_names else None
 
 

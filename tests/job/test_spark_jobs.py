@@ -25,13 +25,13 @@ from pathlib import Path
 from typing import Any
 
 import deltalake
-import deltalake.exceptions
 import lakequeue
 import psutil
 import pytest
 from job import micro_batches
 from job.conftest import Job, in_real_time
 from job.processes import until
+from job.tables import newest
 from lakequeue.dataframes import LakequeueDataSource
 
 pytestmark = pytest.mark.job
@@ -91,12 +91,8 @@ def spark(job: Job) -> Iterator[Any]:
 
 def in_table(folder: Path) -> Counter[str]:
     """How often each message stands there."""
-    if not (folder / "table" / "_delta_log").is_dir():
+    if (table := newest(folder / "table")) is None:
         return Counter()
-    try:
-        table = deltalake.DeltaTable(folder / "table")
-    except deltalake.exceptions.TableNotFoundError:
-        return Counter()  # it is just being made
     rows = table.to_pyarrow_table(columns=["message_id"])
     return Counter(rows.column("message_id").to_pylist())
 
