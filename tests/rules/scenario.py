@@ -8,17 +8,19 @@ clock is moved, and on a real job, where it is waited for; so messages are numbe
     redefine orders lease_period=1s                 define again with these keys changed
     delete orders
     topic orders a/*/c                              a topic subscription; `untopic orders a/*/c`
-    sub a orders backlog=2 filter="/n > 1"          a consumer; mode=individual unless named
+    sub a orders backlog=2 filter="/n > 1"          a consumer; mode=individual unless named; any
+                                                    other option of a consumer
     send orders n=1 kind=x | ttl=1s priority=5      fields of the payload | options of send
     send orders n=1..3                              three messages
     send orders n=1 -> queue_quota                  refused with this reason; takes no number
     recv a -> 1 2/3 4!                              exactly these now: 2 for the third time (marked
                                                     redelivered), 4 as a barrier; no `/`: the first
+    take a -> 1 2                                   the next ones; more may wait in the client
     ack a 1 3-4                                     by id; `up_to 3`; `where "/n < 3"`
     done a 2                                        message.ack(): what the mode makes of it
     cancel a 1 delay=1s
     reject a 1 reason=broken
-    renew a 1 5s
+    renew a 1 5s                                    `renew a 1`: by the queue's lease period
     backlog a 3
     close a
     kill a                                          dies silently (memory only)
@@ -47,8 +49,8 @@ FOLDER = Path(__file__).parent / "scenarios"
 MEMORY_ONLY = {"kill"}
 QUEUE_KEYS_RENAMED = ("underlying_topic", "default_publish_target", "dead_message_queue")
 DURATION_KEYS = {
-    "delay", "deferred_ack_expiration", "expiration", "lease_period", "redelivery_delay",
-    "redelivery_delay_max", "ttl",
+    "auto_renew_limit", "deferred_ack_expiration", "delay", "dups_ok_interval", "expiration",
+    "lease_period", "redelivery_delay", "redelivery_delay_max", "ttl",
 }  # fmt: skip
 
 
@@ -252,14 +254,14 @@ class Runner:
 
     def do_sub(self, line: Line) -> None:
         _, name, queue, *rest = line.words
-        given = options(rest)
+        given = {"mode": "individual", "backlog": None} | options(rest)
         self.queue_of[name] = queue
         self.consumers[name] = self.connection.consumer(
             self.rename(queue),
-            ack_mode=given.get("mode", "individual"),
-            max_backlog=given.get("backlog"),
-            filter=given.get("filter"),
+            ack_mode=given.pop("mode"),
+            max_backlog=given.pop("backlog"),
             name=name,
+            **self.clock.durations(given),
         )
 
     def do_recv(self, line: Line) -> None:
@@ -274,6 +276,14 @@ class Runner:
                 break
             found.append(self.note_received(name, message))
         assert found == expected, f"{name} received {found}, expected {expected}"
+
+    def do_take(self, line: Line) -> None:
+        _, name = line.words
+        found = []
+        for _ in line.expected or []:
+            message = self.consumers[name].receive(timeout=self.clock.patience_s)
+            found.append(message and self.note_received(name, message))
+        assert found == line.expected, f"{name} took {found}, expected {line.expected}"
 
     def note_received(self, name: str, message: Any) -> str:
         assert message.id in self.ids, f"{name} received the unknown message {message.id}"
@@ -311,10 +321,12 @@ class Runner:
 
     def do_renew(self, line: Line) -> None:
         """`renew a 1 5s -> lost` where the lease is no longer held."""
+        found = None
         try:
-            self.message(line).renew(self.clock.duration(line.words[3]))
+            self.message(line).renew(*map(self.clock.duration, line.words[3:]))
         except LeaseLost:
-            assert line.expected == ["lost"], "the lease is lost"
+            found = ["lost"]
+        assert found == line.expected, f"the renewal is {found}, expected {line.expected}"
 
     def do_backlog(self, line: Line) -> None:
         self.consumers[line.words[1]].set_max_backlog(int(line.words[2]))
@@ -351,7 +363,8 @@ class Runner:
 
         def check() -> None:
             seen = self.admin.describe(self.rename(line.words[1]))
-            found = {key: seen[key] for key in expected}
+            numbers = seen["counters"] | seen
+            found = {key: numbers[key] for key in expected}
             assert found == expected
 
         self.clock.until(check)
