@@ -12,7 +12,7 @@ from lakequeue.bench import celery as bench
 NAME = "celery-bench"
 
 
-def test_every_task_runs_once_and_is_counted(tmp_path: Path) -> None:
+def test_every_task_runs_once_and_is_counted(tmp_path: Path, quick_drains: None) -> None:
     broker, log = f"lakequeue+memory://{NAME}", tmp_path / "runs"
     with lakequeue.connect(f"memory://{NAME}") as engine:
         worker = bench.application(broker, log)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import threading
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from importlib import import_module
@@ -12,31 +11,24 @@ from runpy import run_module
 from typing import Any
 
 import lakequeue
-import lakequeue.tasks
 import pytest
 from celery import Celery
 from celery.contrib.testing.worker import start_worker
 from celery.exceptions import Reject
-from kombu import Connection
 from lakequeue.tasks import engine_link
-
-_names = itertools.count(1)
-WAIT_S = 30
+from tasks.noted import WAIT_S, Noted
 
 
-class CeleryBench:
+class CeleryBench(Noted):
     """An application, its results, and the engine beneath."""
 
-    def __init__(self, name: str) -> None:
-        self.engine = lakequeue.connect(f"memory://{name}")
-        self.admin = self.engine.admin()
+    def __init__(self) -> None:
+        super().__init__("celery")
         self.app = Celery(
-            name, broker=f"lakequeue+memory://{name}", backend="cache+memory://",
+            self.name, broker=f"lakequeue+memory://{self.name}", backend="cache+memory://",
             broker_transport_options={"queues": {"dead_message_queue": "dead"}},
         )  # fmt: skip
         self.app.conf.update(task_acks_late=True, worker_prefetch_multiplier=1)
-        self.ran: list[Any] = []
-        self.done = threading.Condition()
 
     @property
     def task(self) -> Any:
@@ -48,16 +40,6 @@ class CeleryBench:
 
         return note
 
-    def note(self, what: Any) -> None:
-        with self.done:
-            self.ran.append(what)
-            self.done.notify_all()
-
-    def wait(self, count: int) -> list[Any]:
-        with self.done:
-            assert self.done.wait_for(lambda: len(self.ran) >= count, WAIT_S), self.ran
-            return list(self.ran)
-
     def worker(self, **options: Any) -> Any:
         return start_worker(
             self.app, pool="threads", concurrency=1, perform_ping_check=False,
@@ -66,12 +48,8 @@ class CeleryBench:
 
 
 @pytest.fixture
-def bench(monkeypatch: pytest.MonkeyPatch) -> Iterator[CeleryBench]:
-    drain = Connection.drain_events  # of which a worker sees only every 2 s that it is to end
-    monkeypatch.setattr(
-        Connection, "drain_events", lambda self, timeout=0: drain(self, timeout=0.1)
-    )
-    bench = CeleryBench(f"celery-{next(_names)}")
+def bench(quick_drains: None) -> Iterator[CeleryBench]:
+    bench = CeleryBench()
     yield bench
     bench.app.close()
     bench.engine.close()
@@ -83,7 +61,7 @@ def test_tasks_run_by_priority_and_are_gone(bench: CeleryBench) -> None:
         note.apply_async((priority,), priority=priority)
     with bench.worker():
         assert bench.wait(3) == [9, 5, 1]
-    assert bench.admin.describe("celery")["depth"] == 0
+    assert bench.describe("celery")["depth"] == 0
 
 
 def test_an_eta_waits_in_the_broker_and_not_in_the_worker(bench: CeleryBench) -> None:
@@ -93,7 +71,7 @@ def test_an_eta_waits_in_the_broker_and_not_in_the_worker(bench: CeleryBench) ->
     with bench.worker():
         note.delay("now")
         bench.wait(1)
-        assert bench.admin.describe("celery")["delayed"] == 20
+        assert bench.describe("celery")["delayed"] == 20
         bench.engine.advance("1h")
         assert sorted(map(str, bench.wait(21))) == sorted(map(str, [*range(20), "now"]))
 
@@ -128,30 +106,22 @@ def test_a_task_that_is_sent_while_the_engine_restarts_waits_for_it(
     )
     bench.task.delay("x")
     assert next(attempts) == 10
-    assert bench.admin.describe("celery")["depth"] == 1
+    assert bench.describe("celery")["depth"] == 1
 
 
-def test_an_expired_task_does_not_run(bench: CeleryBench) -> None:
-    note = bench.task
-    note.apply_async(("late",), expires=60)
-    bench.engine.advance("61s")
-    with bench.worker():
-        note.delay("now")
-        assert bench.wait(1) == ["now"]
-    assert bench.admin.describe("dead")["depth"] == 1  # expired
-
-
-def test_a_rejected_task_is_dead(bench: CeleryBench) -> None:
+def test_an_expired_task_does_not_run_and_a_rejected_one_is_dead(bench: CeleryBench) -> None:
     def refuse() -> None:
         bench.note("refused")
         raise Reject("no", requeue=False)
 
+    bench.task.apply_async(("late",), expires=60)
+    bench.engine.advance("61s")
     task = bench.app.task(refuse, name="refuse")
     with bench.worker():
         task.delay()
-        bench.wait(1)
-    (dead,) = bench.admin.browse("dead")
-    assert dead.headers["lq-dead-reason"] == "rejected"
+        assert bench.wait(1) == ["refused"]
+    dead = bench.admin.browse("dead")
+    assert [m.headers["lq-dead-reason"] for m in dead] == ["expired", "rejected"]
 
 
 def test_the_worker_answers_remote_control(bench: CeleryBench) -> None:
@@ -159,8 +129,7 @@ def test_the_worker_answers_remote_control(bench: CeleryBench) -> None:
         inspect = bench.app.control.inspect(timeout=5, destination=[worker.hostname])
         assert inspect.ping() == {worker.hostname: {"ok": "pong"}}
         assert [q["name"] for q in inspect.active_queues()[worker.hostname]] == ["celery"]
-    left = {queue["name"] for queue in bench.admin.queues()}
-    assert left == {"celery", "dead"}, "transient queues stay behind"
+    assert bench.queues() == ["celery", "dead"], "transient queues stay behind"
 
 
 def test_the_example_application_does_its_work(bench: CeleryBench) -> None:
@@ -172,7 +141,7 @@ def test_the_example_application_does_its_work(bench: CeleryBench) -> None:
     reminded = shop.send_reminder.apply_async((1,), countdown=3600)
     with bench.worker():
         assert charged.get(timeout=WAIT_S) == "order 1 is paid"
-        assert bench.admin.describe("shop")["delayed"] == 1
+        assert bench.describe("shop")["delayed"] == 1
         bench.engine.advance("1h")
         assert reminded.get(timeout=WAIT_S) == "order 1: how do you like it?"
 

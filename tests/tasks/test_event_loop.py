@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import itertools
 import os
-import sys
 import threading
 import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,12 +24,10 @@ from kombu.pools import producers
 from lakequeue.tasks import engine_link
 from lakequeue.tasks import flow as flow_module
 from lakequeue.tasks.flow import Flow
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
+from tasks.noted import WAIT_S
 
 from client import threaded
 
-WAIT_S = 30.0
 WORK = Queue("work", exchange=Exchange(""), routing_key="work")
 _numbers = itertools.count(1)
 
@@ -36,89 +35,92 @@ _numbers = itertools.count(1)
 class LoopBench:
     """An engine, and kombu's way to it with threads."""
 
-    def __init__(self) -> None:
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.engine = threaded.engine()
         self.admin = threaded.connect(self.engine, "admin")[0].admin()
         self.opened: list[Any] = []
         self.url = f"lakequeue+kafka://bench-{next(_numbers)}:1"
+        self.wire: Any = threaded.Wire(self.engine)  # of the last one
+        patch.setattr(engine_link, "connect", self.open)
 
     def open(self, *_: Any, **__: Any) -> Any:
-        connection, _wire = threaded.connect(self.engine)
+        connection, self.wire = threaded.connect(self.engine, kind=type(self.wire))
         self.opened.append(connection)
         return connection
+
+    def depth(self, queue: str = "work") -> int:
+        return self.admin.describe(queue)["depth"]
 
 
 @pytest.fixture
 def bench(monkeypatch: pytest.MonkeyPatch) -> LoopBench:
-    bench = LoopBench()
-    monkeypatch.setattr(engine_link, "connect", bench.open)
-    return bench
+    return LoopBench(monkeypatch)
 
 
-def turn(hub: Hub, until: Any) -> None:
-    """Turn the loop until something holds."""
-    deadline = time.monotonic() + WAIT_S
-    loop = hub.create_loop()
-    hub.call_repeatedly(0.05, lambda: None)  # it looks at its timers
-    while not until():
-        assert time.monotonic() < deadline
-        next(loop)
+def publish(channel: Any, *bodies: Any, queue: Queue = WORK, **options: Any) -> None:
+    producer = Producer(channel)
+    for body in bodies:
+        producer.publish(body, routing_key=queue.name, declare=[queue], **options)
+
+
+@contextmanager
+def consuming(
+    connection: Connection, prefetch: int, *queues: Queue
+) -> Iterator[tuple[Any, list[Any]]]:
+    """In a loop: a function that turns it until something holds, and the messages that came."""
+    hub, channel, held = Hub(), connection.channel(), list[Any]()
+
+    def turn(until: Callable[[], Any]) -> None:
+        deadline = time.monotonic() + WAIT_S
+        loop = hub.create_loop()
+        hub.call_repeatedly(0.05, lambda: None)  # it looks at its timers
+        while not until():
+            assert time.monotonic() < deadline
+            next(loop)
+
+    channel.basic_qos(0, prefetch, False)
+    connection.register_with_event_loop(hub)
+    with Consumer(channel, queues, callbacks=[lambda _, message: held.append(message)]):
+        yield turn, held
+    connection.transport.unregister_from_event_loop(connection, hub)
+    hub.close()
 
 
 def test_a_message_wakes_the_loop_and_so_does_room(bench: LoopBench) -> None:
-    held: list[Any] = []
     with Connection(bench.url) as sender, Connection(bench.url) as connection:
-        hub = Hub()
-        channel = connection.channel()
-        channel.basic_qos(0, 2, False)
-        connection.register_with_event_loop(hub)
-        with Consumer(channel, [WORK], callbacks=[lambda _, message: held.append(message)]):
-            producer = Producer(sender.channel())
-            sending = threading.Thread(
-                target=lambda: [producer.publish(n, routing_key="work") for n in range(6)]
-            )
+        with consuming(connection, 2, WORK) as (turn, held):
+            sending = threading.Thread(target=publish, args=(sender.channel(), *range(6)))
             sending.start()
-            turn(hub, lambda: len(held) == 2)
+            turn(lambda: len(held) == 2)
             sending.join()
             assert [message.payload for message in held] == [0, 1]
             for n in range(2, 6):
                 # From another thread, as the pool's: the loop hears of the room.
                 threading.Thread(target=held[n - 2].ack).start()
-                turn(hub, lambda n=n: len(held) == n + 1)
+                turn(lambda n=n: len(held) == n + 1)
             for message in held[4:]:
                 message.ack()
-        connection.transport.unregister_from_event_loop(connection, hub)
-        hub.close()
-    assert bench.admin.describe("work")["depth"] == 0
+    assert bench.depth() == 0
 
 
 def test_what_waits_behind_a_task_of_another_queue_goes_to_other_workers(bench: LoopBench) -> None:
     other = Queue("other", exchange=Exchange(""), routing_key="other")
-    held: list[Any] = []
     with Connection(bench.url) as connection:
-        hub = Hub()
-        channel = connection.channel()
-        channel.basic_qos(0, 1, False)
-        connection.register_with_event_loop(hub)
-        producer = Producer(channel)
         for queue in (WORK, other):
-            producer.publish(queue.name, routing_key=queue.name, declare=[queue])
-        callbacks = [lambda _, message: held.append(message)]
-        with Consumer(channel, [WORK, other], callbacks=callbacks):
-            turn(hub, lambda: held)
+            publish(connection.channel(), queue.name, queue=queue)
+        with consuming(connection, 1, WORK, other) as (turn, held):
+            turn(lambda: held)
             waiting = "other" if held[0].payload == "work" else "work"
 
             def free() -> bool:
                 described = bench.admin.describe(waiting)
                 return described["ready"] == 1 and described["consumers"][0]["backlog"] == 0
 
-            turn(hub, free)
+            turn(free)
             held[0].ack()
-            turn(hub, lambda: len(held) == 2)
+            turn(lambda: len(held) == 2)
             assert not held[1].delivery_info["redelivered"]
             held[1].ack()
-        connection.transport.unregister_from_event_loop(connection, hub)
-        hub.close()
 
 
 def test_connections_of_a_process_share_one_and_a_fork_opens_its_own(bench: LoopBench) -> None:
@@ -139,84 +141,55 @@ def test_connections_of_a_process_share_one_and_a_fork_opens_its_own(bench: Loop
 
 
 def test_without_confirmation_a_publish_is_sent_before_the_end(bench: LoopBench) -> None:
-    options = {"confirm_publish": False}
-    with Connection(bench.url, transport_options=options) as connection:
-        producer = Producer(connection.channel())
-        for n in range(50):
-            producer.publish(n, routing_key="work", declare=[WORK])
-    assert bench.admin.describe("work")["depth"] == 50
+    with Connection(bench.url, transport_options={"confirm_publish": False}) as connection:
+        publish(connection.channel(), *range(50))
+    assert bench.depth() == 50
 
 
-class SlowKafka(threaded.Wire):
-    """Kafka has a message only once `acked` was called; the engine hears of it before."""
-
-    on_way: list[Any]
-
-    def publish(self, topic: str, value: bytes, *rest: Any) -> None:
-        self.on_way = [*getattr(self, "on_way", ()), rest[-1]]
-        super().publish(topic, value, *rest[:-1], None)
-
-    def acked(self) -> None:
-        on_way, self.on_way = self.on_way, []
-        for acked in on_way:
-            acked()
-
-
-def test_what_threads_publish_at_once_travels_together(
-    bench: LoopBench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    wire = SlowKafka(bench.engine)
-    opened = lakequeue.Connection(wire, "default", "app")
-    monkeypatch.setattr(engine_link, "connect", lambda *_, **__: opened)
+def test_what_threads_publish_at_once_travels_together(bench: LoopBench) -> None:
+    bench.wire = threaded.Slow(bench.engine)
     with Connection(bench.url) as connection, ThreadPoolExecutor(5) as threads:
-
-        def publish(body: str) -> None:
-            Producer(connection.channel()).publish(body, routing_key="work", declare=[WORK])
-
-        publish("alone")  # at once
-        sent = [threads.submit(publish, "together") for _ in range(5)]
+        publish(connection.channel(), "alone")  # at once
+        sent = [threads.submit(publish, connection.channel(), "together") for _ in range(5)]
         producer = connection.transport.link.producer
         threaded.wait_for(lambda: len(producer.unacknowledged()) == 5, WAIT_S)
-        assert len(wire.published) == 1
-        wire.acked()
+        assert bench.wire.sizes == [1]
+        bench.wire.acked()
         for one in sent:
             one.result(WAIT_S)
-        assert len(wire.published) == 2
-        assert bench.admin.describe("work")["depth"] == 6
-        wire.acked()
+        assert bench.wire.sizes == [1, 5]
+        assert bench.depth() == 6
+        bench.wire.acked()
 
 
 def test_a_publish_waits_for_its_answer_as_long_as_its_policy_says(
     bench: LoopBench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """While an engine starts again. Celery rejects a task whose retry cannot be sent, for good."""
-    wire = threaded.Held(bench.engine)
-    opened = lakequeue.Connection(wire, "default", "app")
-    monkeypatch.setattr(engine_link, "connect", lambda *_, **__: opened)
+    bench.wire = threaded.Held(bench.engine)
     monkeypatch.setattr(engine_link, "CONFIRM_S", 0.1)
 
     def publish(body: str, most: int | None) -> None:
+        options = {"retry": True, "retry_policy": {"max_retries": most}}
         with pool.acquire(block=True) as producer:
-            policy = {"max_retries": most}
-            producer.publish(
-                body, routing_key="work", declare=[WORK], retry=True, retry_policy=policy
-            )
+            producer.publish(body, routing_key="work", declare=[WORK], **options)
 
     with Connection(bench.url) as connection, ThreadPoolExecutor(1) as threads:
         pool = producers[connection]
         publish("first", 0)
-        wire.let_go.clear()
+        bench.wire.let_go.clear()
         waiting = threads.submit(publish, "second", None)
         threaded.wait_for(lambda: "waiting on" in caplog.text, WAIT_S)
         assert not waiting.done()
-        wire.let_go.set()
+        bench.wire.let_go.set()
         waiting.result(WAIT_S)
-        wire.let_go.clear()
-        threading.Timer(1, wire.let_go.set).start()  # closing a connection waits for answers
+        bench.wire.let_go.clear()
+        # Closing a connection waits for answers.
+        threading.Timer(0.5, bench.wire.let_go.set).start()
         with pytest.raises(OperationalError):
             publish("third", 0)
         pool.force_close_all()
-    assert bench.admin.describe("work")["depth"] == 3
+    assert bench.depth() == 3
 
 
 def test_a_connection_that_is_lost_while_a_publisher_declares_is_opened_again(
@@ -233,7 +206,7 @@ def test_a_connection_that_is_lost_while_a_publisher_declares_is_opened_again(
     monkeypatch.setattr(engine_link.EngineLink, "look", fail_once)
     with Connection(bench.url) as connection:
         Producer(connection).publish("x", routing_key="work", declare=[WORK], retry=True)
-    assert bench.admin.describe("work")["depth"] == 1
+    assert bench.depth() == 1
 
 
 @pytest.mark.parametrize(("gather_s", "held_when_sent"), [(60, [6, 0]), (0, [6, 5, 4, 3, 2, 1, 0])])
@@ -266,14 +239,14 @@ def test_a_lost_connection_is_an_error_that_kombu_knows(bench: LoopBench) -> Non
         connection.close()
         connection.connect()
         Producer(connection.channel()).publish(1, routing_key="work", declare=[WORK])
-        assert bench.admin.describe("work")["depth"] == 1
+        assert bench.depth() == 1
 
 
 @pytest.mark.parametrize(
     "options",
-    [{"pool": "solo"}, {"pool": "prefork", "concurrency": 2}, {"pool": "threads"},
+    [{"pool": "solo"}, {"pool": "threads"},
      {"pool": "prefork", "concurrency": 1, "autoscale": "4,1"}],
-    ids=["solo", "prefork", "threads", "autoscale"],
+    ids=["solo", "threads", "prefork that grows"],
 )  # fmt: skip
 def test_a_worker_runs_on_the_event_loop(
     bench: LoopBench, options: dict[str, Any], tmp_path: Path

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import subprocess
 import sys
 import time
 import tomllib
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -22,32 +21,47 @@ from kombu.exceptions import ChannelError
 from lakequeue.tasks import engine_link
 from lakequeue.tasks.engine_link import Address, acquire, release
 from lakequeue.tasks.transient import UNUSED_S
-
-_names = itertools.count(1)
-_kombu = Queue("work", exchange=Exchange("", type="direct"), routing_key="work")
+from tasks.noted import Noted
 
 
-class KombuBench:
+def queue_of(name: str, **options: Any) -> Queue:
+    """Of the default exchange."""
+    return Queue(name, exchange=Exchange(""), routing_key=name, **options)
+
+
+WORK = queue_of("work")
+
+
+class KombuBench(Noted):
     """kombu connections to one engine in the process, and the engine's own faces."""
 
     def __init__(self, stack: ExitStack) -> None:
+        super().__init__("kombu")
         self._stack = stack
-        name = f"kombu-{next(_names)}"
-        self.engine = stack.enter_context(lakequeue.connect(f"memory://{name}"))
-        self.admin = self.engine.admin()
-        self.url = f"lakequeue+memory://{name}"
+        stack.enter_context(self.engine)
+        self.url = f"lakequeue+memory://{self.name}"
 
     def connect(self, **options: Any) -> Connection:
         return self._stack.enter_context(Connection(self.url, transport_options=options))
 
-    def publish(self, *bodies: Any, queue: Queue = _kombu, **options: Any) -> None:
+    def publish(self, *bodies: Any, queue: Queue = WORK, **options: Any) -> None:
         with self.connect() as connection:
             producer = Producer(connection.channel())
             for body in bodies:
                 producer.publish(body, routing_key=queue.name, declare=[queue], **options)
 
     def describe(self, queue: str = "work") -> dict[str, Any]:
-        return self.admin.describe(queue)
+        return super().describe(queue)
+
+    @contextmanager
+    def holding(self, *queues: Queue, prefetch: int = 0) -> Iterator[tuple[Connection, list[Any]]]:
+        """A consumer of these queues, and the messages that it was given."""
+        held: list[Any] = []
+        with self.connect() as connection:
+            channel = connection.channel()
+            channel.basic_qos(0, prefetch, False)
+            with Consumer(channel, queues, callbacks=[lambda _, message: held.append(message)]):
+                yield connection, held
 
 
 @pytest.fixture
@@ -64,7 +78,7 @@ def drain(connection: Connection) -> None:
 
 
 def consume(
-    connection: Connection, queue: Queue = _kombu, prefetch: int = 0,
+    connection: Connection, queue: Queue = WORK, prefetch: int = 0,
     on_message: Callable[[Any], Any] = lambda message: message.ack(),
 ) -> list[Any]:  # fmt: skip
     """The bodies of what is there."""
@@ -82,7 +96,7 @@ def consume(
     return bodies
 
 
-def test_the_package_tells_kombu_of_it_without_an_import() -> None:
+def test_the_package_tellsWORK_of_it_without_an_import() -> None:
     project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())
     (target,) = project["project"]["entry-points"]["kombu.serializers"].values()
     module, _, name = target.partition(":")
@@ -128,21 +142,16 @@ def test_properties_that_amqp_does_not_have_stay_behind(bench: KombuBench) -> No
 def test_each_task_is_acknowledged_alone(bench: KombuBench) -> None:
     bench.publish(1, 2, 3)
     with bench.connect() as connection:
-        held: list[Any] = []
-        consume(connection, on_message=held.append)
+        consume(connection, on_message=lambda _: None)
         assert bench.describe()["ready"] == 3  # its channel is closed
-    with bench.connect() as connection:
-        held.clear()
-        channel = connection.channel()
-        with Consumer(channel, [_kombu], callbacks=[lambda _, message: held.append(message)]):
-            connection.drain_events(timeout=1)
-            held[1].ack()
-            assert bench.describe()["leased"] == 2
+    with bench.holding(WORK) as (connection, held):
+        connection.drain_events(timeout=1)
+        held[1].ack()
+        assert bench.describe()["leased"] == 2
 
 
 def test_requeue_keeps_the_place_and_reject_goes_to_the_dead(bench: KombuBench) -> None:
-    dead = Queue("work", exchange=Exchange(""), routing_key="work",
-                 queue_arguments={"dead_message_queue": "dead"})  # fmt: skip
+    dead = queue_of("work", queue_arguments={"dead_message_queue": "dead"})
     bench.publish(1, 2, queue=dead)
     again = iter([True, False, False])
 
@@ -164,7 +173,7 @@ def test_requeue_keeps_the_place_and_reject_goes_to_the_dead(bench: KombuBench) 
 def test_a_task_that_kills_each_worker_ends_in_the_dead_message_queue(bench: KombuBench) -> None:
     options = {"queues": {"max_deliveries": 2, "dead_message_queue": "dead"}}
     with bench.connect(**options) as connection:
-        Producer(connection.channel()).publish(1, routing_key="work", declare=[_kombu])
+        Producer(connection.channel()).publish(1, routing_key="work", declare=[WORK])
     for _ in range(2):
         with bench.connect() as connection:
             assert consume(connection, on_message=lambda _: None) == [1]
@@ -173,30 +182,24 @@ def test_a_task_that_kills_each_worker_ends_in_the_dead_message_queue(bench: Kom
 
 
 def test_prefetch_counts_over_all_queues_of_a_channel(bench: KombuBench) -> None:
-    other = Queue("other", exchange=Exchange(""), routing_key="other")
+    other = queue_of("other")
     bench.publish(1, 2, 3)
     bench.publish(4, 5, 6, queue=other)
-    held: list[Any] = []
-    with bench.connect() as connection:
-        channel = connection.channel()
-        channel.basic_qos(0, 2, False)
-        with Consumer(
-            channel, [_kombu, other], callbacks=[lambda _, message: held.append(message)]
-        ):
-            drain(connection)
-            assert len(held) == 2
-            held[0].ack()
-            connection.drain_events(timeout=1)
-            assert len(held) == 3
+    with bench.holding(WORK, other, prefetch=2) as (connection, held):
+        drain(connection)
+        assert len(held) == 2
+        held[0].ack()
+        connection.drain_events(timeout=1)
+        assert len(held) == 3
 
 
 def test_a_cancelled_consumer_can_still_acknowledge(bench: KombuBench) -> None:
     bench.publish(1, 2)
-    held: list[Any] = []
     with bench.connect() as connection:
+        held: list[Any] = []
         channel = connection.channel()
         channel.basic_qos(0, 1, False)
-        with Consumer(channel, [_kombu], callbacks=[lambda _, message: held.append(message)]):
+        with Consumer(channel, [WORK], callbacks=[lambda _, message: held.append(message)]):
             connection.drain_events(timeout=1)
         assert bench.describe()["leased"] == 1
         held[0].ack()
@@ -205,7 +208,7 @@ def test_a_cancelled_consumer_can_still_acknowledge(bench: KombuBench) -> None:
 
 
 def test_expiration_is_a_ttl_and_x_message_ttl_the_queues(bench: KombuBench) -> None:
-    brief = Queue("brief", exchange=Exchange(""), routing_key="brief", message_ttl=5)
+    brief = queue_of("brief", message_ttl=5)
     bench.publish(1, expiration=2)
     bench.publish(2, queue=brief)
     bench.engine.advance("3s")
@@ -257,38 +260,38 @@ def test_fanout_reaches_every_queue_and_transient_queues_go(bench: KombuBench) -
             while len(heard) < 2:
                 connection.drain_events(timeout=1)
         assert heard == ["x", "x"]
-        assert bench.admin.queues() == []
+        assert bench.queues() == []
 
 
 def test_a_transient_queue_stays_while_any_channel_has_it(bench: KombuBench) -> None:
     """A channel that sends declares the queue of replies too; it may be closed before."""
-    replies = Queue("replies", exchange=Exchange(""), routing_key="replies", auto_delete=True)
+    replies = queue_of("replies", auto_delete=True)
     with bench.connect() as connection, bench.connect() as other:
         sender, channel = connection.channel(), other.channel()
         replies(sender).declare()
         with Consumer(channel, [replies], callbacks=[lambda body, m: m.ack()]):
             sender.close()
-            assert [queue["name"] for queue in bench.admin.queues()] == ["replies"]
+            assert bench.queues() == ["replies"]
             Producer(channel).publish(1, routing_key="replies")
             other.drain_events(timeout=1)
-        assert bench.admin.queues() == []
+        assert bench.queues() == []
 
 
 def test_a_process_that_ends_without_closing_leaves_no_transient_queue(bench: KombuBench) -> None:
     """As a script that waits for a result of Celery's: one channel declares, another consumes."""
-    replies = Queue("replies", exchange=Exchange(""), routing_key="replies", auto_delete=True)
+    replies = queue_of("replies", auto_delete=True)
     with bench.connect() as connection, bench.connect() as other:
         replies(connection.channel()).declare()
         consumer = Consumer(other.channel(), [replies], callbacks=[print])
         consumer.consume()
         engine_link._at_exit()
-        assert bench.admin.queues() == []
+        assert bench.queues() == []
 
 
 def test_what_a_killed_process_leaves_is_deleted_by_the_others(bench: KombuBench) -> None:
     """Its queue has no consumer once its heartbeats are missed; `job/celery_day.py` kills some."""
-    rare = Queue("rare", exchange=Exchange(""), routing_key="rare", expires=600)
-    used = Queue("used", exchange=Exchange(""), routing_key="used", exclusive=True)
+    rare = queue_of("rare", expires=600)
+    used = queue_of("used", exclusive=True)
     link = acquire(Address.of(bench.url.removeprefix("lakequeue+"), {}))
     link.claim("left", {})
     link.transient.forget("left")  # as the engine does for a session that is lost
@@ -300,14 +303,14 @@ def test_what_a_killed_process_leaves_is_deleted_by_the_others(bench: KombuBench
 
         def names_after(look_s: float) -> list[str]:
             link.transient.look(look_s)
-            return sorted(queue["name"] for queue in bench.admin.queues())
+            return bench.queues()
 
         assert names_after(0) == ["left", "rare", "used", "work"]  # it may begin to be used now
         assert names_after(UNUSED_S) == ["rare", "used", "work"]
         assert names_after(600) == ["used", "work"]
         assert names_after(10_000) == ["used", "work"]
     release(link)
-    assert [queue["name"] for queue in bench.admin.queues()] == ["work"]
+    assert bench.queues() == ["work"]
 
 
 def test_sizes_purge_and_passive_declarations(bench: KombuBench) -> None:
@@ -316,11 +319,11 @@ def test_sizes_purge_and_passive_declarations(bench: KombuBench) -> None:
         channel = connection.channel()
         assert channel.queue_declare("work", passive=True).message_count == 2
         assert channel.queue_purge("work") == 2
-        assert _kombu(channel).queue_declare(passive=True).message_count == 0
+        assert WORK(channel).queue_declare(passive=True).message_count == 0
         with pytest.raises(ChannelError, match="no queue 'absent'"):
             channel.queue_declare("absent", passive=True)
         channel.queue_delete("work")
-        assert bench.admin.queues() == []
+        assert bench.queues() == []
 
 
 def test_a_queue_of_the_operator_stays_as_it_is_defined(bench: KombuBench) -> None:
@@ -333,7 +336,7 @@ def test_a_queue_of_the_operator_stays_as_it_is_defined(bench: KombuBench) -> No
 def test_a_queue_that_was_deleted_is_made_again_for_a_task(bench: KombuBench) -> None:
     with bench.connect() as connection:
         producer = Producer(connection.channel())
-        producer.publish(1, routing_key="work", declare=[_kombu])
+        producer.publish(1, routing_key="work", declare=[WORK])
         bench.admin.delete("work")
         producer.publish(2, routing_key="work")
         assert bench.describe()["depth"] == 1
@@ -341,24 +344,12 @@ def test_a_queue_that_was_deleted_is_made_again_for_a_task(bench: KombuBench) ->
 
 
 def test_a_consumer_whose_queue_is_deleted_hears_of_it(bench: KombuBench) -> None:
-    with bench.connect() as connection:
-        with Consumer(connection.channel(), [_kombu], callbacks=[print]):
-            bench.admin.delete("work")
-            with pytest.raises(connection.connection_errors):
-                connection.drain_events(timeout=1)
-            with pytest.raises(TimeoutError):
-                connection.drain_events(timeout=0.05)
-
-
-def test_what_another_program_wrote_is_the_body(bench: KombuBench) -> None:
-    bench.publish(1)
-    bench.engine.producer().send("work", b'{"plain": true}', headers={"h": "v"})
-    with bench.connect() as connection:
-        headers: list[Any] = []
-        assert consume(
-            connection, on_message=lambda m: (headers.append(m.headers), m.ack())
-        ) == [{"plain": True}, 1]  # fmt: skip
-    assert headers[0] == {"h": "v"}
+    with bench.holding(WORK) as (connection, _):
+        bench.admin.delete("work")
+        with pytest.raises(connection.connection_errors):
+            connection.drain_events(timeout=1)
+        with pytest.raises(TimeoutError):
+            connection.drain_events(timeout=0.05)
 
 
 def test_time_passes_while_somebody_waits(bench: KombuBench) -> None:
@@ -390,11 +381,12 @@ def _almost(**changes: Any) -> bytes:
 @pytest.mark.parametrize(
     "payload",
     [
-        b"[" * 200_000, _almost(body=1), _almost(headers=[]), _almost(headers=None),
-        _almost(properties={"delivery_info": "here"}), _almost(properties={"body_encoding": "x"}),
+        b'{"plain": true}', b"[" * 200_000, _almost(body=1), _almost(headers=[]),
+        _almost(headers=None), _almost(properties={"delivery_info": "here"}),
+        _almost(properties={"body_encoding": "x"}),
         _almost(body="abc", properties={"body_encoding": "base64"}),
     ],
-    ids=["deep", "body", "list of headers", "no headers", "info", "encoding", "base64"],
+    ids=["plain", "deep", "body", "list of headers", "no headers", "info", "encoding", "base64"],
 )  # fmt: skip
 def test_whatever_another_program_wrote_is_handed_over_as_the_body(
     bench: KombuBench, payload: bytes
@@ -406,5 +398,7 @@ def test_whatever_another_program_wrote_is_handed_over_as_the_body(
         bench.engine.producer().send("work", payload, headers={"by": "hand"})
         message = channel.basic_get("work")
         assert (message.body, message.headers) == (payload, {"by": "hand"})
+        if payload == b'{"plain": true}':
+            assert message.payload == {"plain": True}
         message.ack()
     assert bench.describe()["depth"] == 0
