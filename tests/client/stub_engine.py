@@ -9,15 +9,13 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import deque
-from collections.abc import Callable
 from typing import Any
 
 from lakequeue.client.kafka import open_kafka
 from lakequeue.client.session.transport import Record, Transport
-from lakequeue.definitions import Configuration
+from lakequeue.definitions import parse_configuration
 from lakequeue.definitions.configuration import configure_commands
-from lakequeue.protocol import NotConnected, topics, wire
+from lakequeue.protocol import topics, wire
 from lakequeue.protocol.messages import HEADER, Records
 from lakequeue.protocol.outputs import Deadline
 from lakequeue.sources.step_batch import goes_first
@@ -29,88 +27,46 @@ VPN = "default"
 
 
 class StubEngine:
-    """A context manager: the engine runs between entry and exit.
+    """A context manager: the engine runs between entry and exit. Only `default` is served."""
 
-    loses: asked for each record that comes in; True loses it. pace_s: how long a step takes at
-    least, as a batch of the job would. Only the VPN ``default`` is served.
-    """
-
-    def __init__(
-        self,
-        bootstrap: str,
-        configuration: Configuration,
-        library: str | None = None,
-        pace_s: float = 0.0,
-    ) -> None:
+    def __init__(self, bootstrap: str, configuration: dict[str, Any]) -> None:
         self.bootstrap = bootstrap
         self.broker = Broker.load(DictStore(), Home("broker-0", 0, 0), Limits())
-        self.pace_s = pace_s
-        self.loses: Callable[[Record], bool] = lambda _: False
-        self.steps = 0
         self.failure: BaseException | None = None
-        self.troubles: list[str] = []  # what Kafka had to say
-        self._outbox: deque[wire.WireRecord] = deque()
         self._deadline = 0
-        self._running = threading.Event()
-        self._idle = threading.Event()
         self._stop = False
         self._partitions = ensure_topics(bootstrap, [VPN], [])
-        self._transport: Transport = open_kafka(bootstrap, "engine", library)
+        self._transport: Transport = open_kafka(bootstrap, "engine")
         for kind in (topics.COMMANDS, topics.PUBLISH):
             name = topics.topic(VPN, kind)
             for partition in range(self._partitions[name]):
                 self._transport.listen(name, partition)
-        first = [
-            Record(topics.topic("stub", topics.INSTRUCTIONS), 0, i, 0, vpn.encode(), value, [])
-            for i, (vpn, value) in enumerate(configure_commands(configuration))
-        ]
-        self._step(first)
+        said = configure_commands(parse_configuration(configuration))
+        topic = topics.topic("stub", topics.INSTRUCTIONS)
+        self._step(
+            [Record(topic, 0, i, 0, vpn.encode(), text, []) for i, (vpn, text) in enumerate(said)]
+        )
         self._thread = threading.Thread(target=self._run, daemon=True, name="lakequeue-stub")
 
     def __enter__(self) -> StubEngine:
-        self.resume()
         self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._stop = True
-        self.resume()
         self._thread.join(10)
         self._transport.close()
-
-    def pause(self) -> None:
-        """Do nothing from now on, as an engine that is away; what comes in waits in Kafka."""
-        self._running.clear()
-        self._idle.wait(5)
-
-    def resume(self) -> None:
-        """Go on where it paused."""
-        self._idle.clear()
-        self._running.set()
+        assert self.failure is None
 
     def _run(self) -> None:
-        while not self._stop:
-            if not self._running.is_set():
-                self._idle.set()
-                self._running.wait(0.05)
-                continue
-            try:
-                self._turn()
-            except NotConnected as error:  # the broker is away: the transport finds it again
-                self.troubles.append(str(error))
-                time.sleep(0.1)
-            except BaseException as error:
-                self.failure = error
-                raise
-
-    def _turn(self) -> None:
-        self._write()
-        records = [r for r in self._transport.poll(POLL_S) if not self.loses(r)]
-        due = 0 < self._deadline <= _now_ms()
-        if records or due:
-            started = time.monotonic()
-            self._step(records)
-            time.sleep(max(0.0, started + self.pace_s - time.monotonic()))
+        try:
+            while not self._stop:
+                records = self._transport.poll(POLL_S)
+                if records or 0 < self._deadline <= _now_ms():
+                    self._step(records)
+        except BaseException as error:
+            self.failure = error
+            raise
 
     def _step(self, records: list[Record]) -> None:
         ordered = sorted(records, key=lambda r: (r.topic, r.partition, r.offset))
@@ -119,22 +75,14 @@ class StubEngine:
             publishes=_records([r for r in ordered if not goes_first(r.topic)]),
         )
         outputs = step(self.broker, batch, _now_ms())
-        self.steps += 1
         for output in outputs:
             if isinstance(output, Deadline):
                 self._deadline = output.at
-        self._outbox += wire.encode(outputs, self._partitions)
-        self._write()
-
-    def _write(self) -> None:
-        """Write what came out; it is kept until Kafka has taken it."""
-        while self._outbox:
-            record = self._outbox[0]
+        for record in wire.encode(outputs, self._partitions):
             self._transport.publish(
                 record.topic, record.value or b"", record.key,
                 wire.headers_list(record.headers), record.partition,
             )  # fmt: skip
-            self._outbox.popleft()
 
 
 def _now_ms() -> int:

@@ -1,131 +1,137 @@
-"""`lakequeue.aio`: the same client, awaited (C4, P5, P6, L1). On memory and with its thread."""
+"""`lakequeue.aio`: the same client, awaited (C3, C4, L1, L13, P5, P6). On memory and threaded."""
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from functools import wraps
 from typing import Any
 
 import lakequeue
 import lakequeue.aio
 import pytest
-from client.threaded import connect, engine
+from client.threaded import Threaded
 from lakequeue.client import asyncio_client
 from lakequeue.protocol import NotConnected, Rejected, Timeout
-
-ORDERS = {"name": "orders", "message_type": "json", "max_per_subscription_backlog": 100}
-
-
-def run(*tests: Callable[[lakequeue.aio.Connection, Any], Awaitable[None]]) -> None:
-    """Each with a connection that has a thread, as over Kafka."""
-
-    async def main() -> None:
-        for test in tests:
-            sync, wire = connect(engine(ORDERS))
-            async with lakequeue.aio.Connection(sync) as connection:
-                await asyncio.wait_for(test(connection, wire), 60)
-
-    asyncio.run(main())
+from rules.harness import Bench
 
 
-def test_on_memory_send_receive_iterate() -> None:
-    async def main() -> None:
-        async with await lakequeue.aio.connect("memory://") as connection:
-            admin = connection.admin()
-            await admin.define(ORDERS)
-            producer = connection.producer()
-            for n in range(4):
-                receipt = await producer.send("orders", b"%d" % n)
-                assert receipt.message_id == str(n + 1)
-            consumer = await connection.consumer("orders", ack_mode="individual", max_backlog=100)
+def awaited(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
+    """The test runs in a loop of its own, for at most a minute."""
+
+    @wraps(test)
+    def run(**given: Any) -> None:
+        asyncio.run(asyncio.wait_for(test(**given), 60))
+
+    return run
+
+
+@asynccontextmanager
+async def opened(bench: Bench) -> AsyncIterator[lakequeue.aio.Connection]:
+    async with lakequeue.aio.Connection(bench.connection) as connection:
+        yield connection
+
+
+async def consume(connection: Any, mode: str = "individual") -> lakequeue.aio.Consumer:
+    return await connection.consumer("orders", ack_mode=mode, max_backlog=9)
+
+
+@pytest.fixture
+def threaded() -> Threaded:
+    """With a connection that has a thread, as over Kafka."""
+    return Threaded()
+
+
+@awaited
+async def test_L13_on_memory_send_receive_iterate_and_ack_by_id() -> None:
+    async with await lakequeue.aio.connect("memory://") as connection:
+        async with connection.admin() as admin:
+            await admin.define({"name": "orders", "message_type": "json"})
+        producer = connection.producer()
+        for n in range(4):
+            assert (await producer.send("orders", b"%d" % n)).message_id == str(n + 1)
+        async with await connection.consumer("orders", ack_mode="individual") as consumer:
             first = await consumer.receive(timeout=5)
             assert first.payload == b"0"
             first.ack()
             async for message in consumer:
                 message.ack()
             assert await consumer.receive() is None
-            assert (await admin.describe("orders"))["acknowledged"] == 4
+            for _ in range(3):
+                await producer.send("orders", b"{}")
+            for say in (consumer.ack(["5"]), consumer.ack(None, "6"),
+                        consumer.ack(where="/@priority = 4")):  # fmt: skip
+                await say
+        assert (await admin.describe("orders"))["acknowledged"] == 7
 
-    asyncio.run(main())
 
-
-def test_P6_send_waits_until_it_is_stored_and_keeps_the_order() -> None:
-    async def test(connection: lakequeue.aio.Connection, wire: Any) -> None:
+@awaited
+async def test_P6_send_waits_until_it_is_stored_and_keeps_the_order(threaded: Threaded) -> None:
+    async with opened(threaded) as connection:
         async with connection.producer(window=5) as producer:
             sends = [producer.send("orders", b"%d" % n) for n in range(40)]
             receipts = await asyncio.gather(*sends)
-            assert [int(r.message_id) for r in receipts] == list(range(1, 41))
-            assert [r.sequence for r in receipts] == list(range(1, 41))
+            numbers = [(n, n) for n in range(1, 41)]
+            assert [(int(r.message_id), r.sequence) for r in receipts] == numbers
             with pytest.raises(Rejected):
                 await producer.send("nowhere", b"{}")
 
-    run(test)
 
-
-def test_P5_a_full_window_does_not_stop_the_loop() -> None:
-    async def test(connection: lakequeue.aio.Connection, wire: Any) -> None:
+@awaited
+async def test_P5_a_full_window_does_not_stop_the_loop(threaded: Threaded) -> None:
+    async with opened(threaded) as connection:
         producer = connection.producer(window=1, pub_ack_time="100ms")
-        wire.lose_published = lambda _: True
+        threaded.wire.lose_published = lambda _: True
         sends = [asyncio.create_task(producer.send("orders", b"{}")) for _ in range(3)]
-        turns = 0
-        for _ in range(20):
+        for _ in range(10):  # the loop turns
             await asyncio.sleep(0.01)
-            turns += 1
-        assert turns == 20
         assert not any(s.done() for s in sends)
-        wire.lose_published = lambda _: False
+        threaded.wire.lose_published = lambda _: False
         assert [r.sequence for r in await asyncio.gather(*sends)] == [1, 2, 3]
 
-    run(test)
 
-
-def test_P6_a_timeout_leaves_the_message_unacknowledged_and_then_stored() -> None:
-    async def test(connection: lakequeue.aio.Connection, wire: Any) -> None:
+@awaited
+async def test_P6_a_timeout_leaves_the_message_unacknowledged_and_then_stored(
+    threaded: Threaded,
+) -> None:
+    async with opened(threaded) as connection:
         producer = connection.producer(pub_ack_time="200ms")
-        wire.lose_published = lambda _: True
+        threaded.wire.lose_published = lambda _: True
         with pytest.raises(Timeout, match=r"no answer to a message for 'orders' within 0\.1 s"):
             await producer.send("orders", b"{}", timeout=0.1)
         assert producer.unacknowledged() == [b"{}"]
-        wire.lose_published = lambda _: False
+        threaded.wire.lose_published = lambda _: False
         await producer.flush(10)
         assert producer.unacknowledged() == []
 
-    run(test)
 
-
-def test_receive_waits_for_the_first_and_gives_up_in_time() -> None:
-    async def test(connection: lakequeue.aio.Connection, wire: Any) -> None:
-        consumer = await connection.consumer("orders", ack_mode="individual", max_backlog=9)
+@pytest.mark.parametrize("cancelled", [False, True])
+@awaited
+async def test_L1_receive_waits_and_a_task_that_is_cancelled_meanwhile_has_taken_nothing(
+    threaded: Threaded, cancelled: bool
+) -> None:
+    async with opened(threaded) as connection:
+        consumer = await consume(connection)
         assert await consumer.receive(timeout=0.05) is None
         waiting = asyncio.create_task(consumer.receive(timeout=30))
         await asyncio.sleep(0.05)
+        if cancelled:
+            waiting.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await waiting
+            waiting = asyncio.create_task(consumer.receive(timeout=30))
         await connection.producer().send("orders", b"1")
         assert (await waiting).payload == b"1"
 
-    run(test)
 
-
-def test_L1_a_task_that_is_cancelled_while_it_waits_has_taken_nothing() -> None:
-    async def test(connection: lakequeue.aio.Connection, wire: Any) -> None:
-        consumer = await connection.consumer("orders", ack_mode="individual", max_backlog=9)
-        waiting = asyncio.create_task(consumer.receive())
-        await asyncio.sleep(0.05)
-        waiting.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await waiting
-        await connection.producer().send("orders", b"1")
-        assert (await consumer.receive(timeout=10)).payload == b"1"
-
-    run(test)
-
-
-def test_C3_a_consumer_that_nobody_waits_for_any_more_is_closed() -> None:
+@awaited
+async def test_C3_a_consumer_that_nobody_waits_for_any_more_is_closed(threaded: Threaded) -> None:
     """Its task was canceled, sooner or later: it must not keep messages that nobody receives."""
-
-    async def test(connection: lakequeue.aio.Connection, wire: Any) -> None:
+    async with opened(threaded) as connection:
         await connection.producer().send("orders", b"1")
         cancelled = 0
         for moment in range(12):
-            making = asyncio.create_task(connection.consumer("orders", max_backlog=9))
+            making = asyncio.create_task(consume(connection))
             await asyncio.sleep(moment * 0.001)
             making.cancel()
             await asyncio.wait([making])
@@ -141,12 +147,9 @@ def test_C3_a_consumer_that_nobody_waits_for_any_more_is_closed() -> None:
             await asyncio.sleep(0.01)
         assert (seen["consumers"], seen["ready"], seen["leased"]) == ([], 1, 0)
 
-    run(test)
 
-
-def test_a_connection_that_nobody_waits_for_any_more_is_closed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+@awaited
+async def test_a_connection_that_nobody_waits_for_any_more_is_closed() -> None:
     made, closed = threading.Event(), threading.Event()
 
     class Late:
@@ -157,21 +160,19 @@ def test_a_connection_that_nobody_waits_for_any_more_is_closed(
         made.wait(60)
         return Late()
 
-    monkeypatch.setattr(asyncio_client, "_connect", connect_late)
-
-    async def main() -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(asyncio_client, "_connect", connect_late)
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(lakequeue.aio.connect("kafka://somewhere"), 0.05)
         assert not closed.is_set()
         made.set()
         assert await asyncio.to_thread(closed.wait, 60)
 
-    asyncio.run(main())
 
-
-def test_C3_close_waits_for_the_callback_and_returns_the_rest() -> None:
-    async def test(connection: lakequeue.aio.Connection, wire: Any) -> None:
-        consumer = await connection.consumer("orders", ack_mode="auto", max_backlog=9)
+@awaited
+async def test_C3_close_waits_for_the_callback_and_returns_the_rest(threaded: Threaded) -> None:
+    async with opened(threaded) as connection:
+        consumer = await consume(connection, "auto")
         entered = asyncio.Event()
 
         async def work(_: Any) -> None:
@@ -188,66 +189,41 @@ def test_C3_close_waits_for_the_callback_and_returns_the_rest() -> None:
         with pytest.raises(NotConnected):
             await consumer.receive(timeout=0)
 
-    run(test)
 
-
-def test_C3_a_consumer_whose_close_fails_keeps_no_other_from_closing() -> None:
+@awaited
+async def test_C3_a_consumer_whose_close_fails_keeps_no_other_from_closing(
+    threaded: Threaded,
+) -> None:
     """Its error is told, and the connection is closed all the same."""
+    connection = lakequeue.aio.Connection(threaded.connection)
+    await connection.producer().send("orders", b"1")
+    broken, *others = [await consume(connection) for _ in range(3)]
+    close, said = broken.sync.close, []
 
-    async def main() -> None:
-        sync, _ = connect(engine(ORDERS))
-        connection = lakequeue.aio.Connection(sync)
-        await connection.producer().send("orders", b"1")
-        consumers = [
-            await connection.consumer("orders", ack_mode="individual", max_backlog=9)
-            for _ in range(3)
-        ]
-        broken = consumers[0].sync
-        close, said = broken.close, []
+    def fails() -> None:
+        said.append("broken")
+        if len(said) == 1:
+            raise NotConnected("Kafka is away")
+        close()
 
-        def fails() -> None:
-            said.append("broken")
-            if len(said) == 1:
-                raise NotConnected("Kafka is away")
-            close()
-
-        broken.close = fails
-        with pytest.raises(NotConnected, match="Kafka is away"):
-            await connection.close()
-        assert all(consumer.is_closed for consumer in consumers[1:])
-        with pytest.raises(NotConnected):
-            sync.producer()
-
-    asyncio.run(main())
+    broken.sync.close = fails
+    with pytest.raises(NotConnected, match="Kafka is away"):
+        await connection.close()
+    assert all(consumer.is_closed for consumer in others)
+    with pytest.raises(NotConnected):
+        threaded.connection.producer()
 
 
-def test_a_close_ends_the_iteration() -> None:
-    async def test(connection: lakequeue.aio.Connection, wire: Any) -> None:
-        consumer = await connection.consumer("orders", ack_mode="auto", max_backlog=9)
+@awaited
+async def test_a_close_ends_the_iteration(threaded: Threaded) -> None:
+    async with opened(threaded) as connection:
+        consumer = await consume(connection, "auto")
 
         async def iterate() -> int:
             return len([m async for m in consumer])
 
         task = asyncio.create_task(iterate())
         await connection.producer().send("orders", b"1")
-        await asyncio.sleep(0.2)
+        await asyncio.sleep(0.1)
         await consumer.close()
         assert await task == 1
-
-    run(test)
-
-
-def test_L13_acks_by_id_are_said_as_without_asyncio() -> None:
-    async def main() -> None:
-        async with await lakequeue.aio.connect("memory://") as connection:
-            async with connection.admin() as admin:
-                await admin.define(ORDERS)
-            for _ in range(3):
-                await connection.producer().send("orders", b"{}")
-            async with await connection.consumer("orders", ack_mode="individual") as consumer:
-                await consumer.ack(["1"])
-                await consumer.ack(None, "2")
-                await consumer.ack(where="/@priority = 4")
-            assert (await connection.admin().describe("orders"))["depth"] == 0
-
-    asyncio.run(main())

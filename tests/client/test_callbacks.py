@@ -1,29 +1,47 @@
-"""C4 on memory: a callback that always fails keeps no test for ever; its traceback is seen."""
+"""C4: callbacks that fail, end a program, are slow or are replaced: threaded, on memory, awaited.
+
+A callback that always fails keeps no test on memory for ever, and its traceback is seen.
+"""
 
 import asyncio
 import logging
+import sys
+import time
+from collections.abc import Callable
 from typing import Any
 
 import lakequeue.aio
 import pytest
-from rules.harness import Bench
+from client.threaded import Threaded, Wire, wait_for
+from lakequeue.protocol import LeaseLost, NotConnected
+from rules.harness import Bench, drain, ids
+
+MODES = ["auto", "dups_ok", "client", "individual", "pre_ack", "no_ack"]
 
 
 class Failing:
-    """A callback that raises until it is healed."""
+    """A callback that fails at message 1 until it is healed; `once`: at its first delivery only."""
 
-    def __init__(self) -> None:
+    def __init__(self, by: BaseException | None = None, once: bool = False) -> None:
         self.seen: list[tuple[str, int]] = []
         self.healed = False
+        self._by, self._once = by or ValueError("a mistake of the application"), once
 
     def __call__(self, message: Any) -> None:
         self.seen.append((message.id, message.delivery_count))
-        if not self.healed and message.id == "1":
-            raise ValueError("a mistake of the application")
+        first = (message.id, message.delivery_count) == ("1", 1)
+        if not self.healed and (first if self._once else message.id == "1"):
+            if isinstance(self._by, SystemExit):
+                sys.exit(self._by.code)
+            raise self._by
+
+
+# ---------------------------------------------------------------- on memory
 
 
 def test_C4_on_message_returns_though_the_callback_fails(bench: Bench) -> None:
-    """And what is behind the failing message is not held up by it."""
+    """And what is behind the failing message is not held up by it. It comes again when the clock
+    moves."""
     for n in range(3):
         bench.send({"n": n})
     work = Failing()
@@ -32,18 +50,12 @@ def test_C4_on_message_returns_though_the_callback_fails(bench: Bench) -> None:
     assert (bench.seen()["acknowledged"], bench.seen()["canceled"]) == (2, 1)
     bench.send({"n": 3})
     assert work.seen[3:] == [("4", 1)], "no time has passed"
-
-
-def test_C4_it_comes_again_when_the_clock_moves(bench: Bench) -> None:
-    bench.send()
-    work = Failing()
-    bench.consumer(ack_mode="auto").on_message(work)
     bench.advance("1ms")
-    assert work.seen == [("1", 1), ("1", 2)]
+    assert work.seen[4:] == [("1", 2)]
     work.healed = True
     bench.advance("1ms")
-    assert work.seen == [("1", 1), ("1", 2), ("1", 3)]
-    assert bench.seen()["acknowledged"] == 1
+    assert work.seen[5:] == [("1", 3)]
+    assert bench.seen()["acknowledged"] == 4
 
 
 def test_C4_or_when_on_message_is_called_again(bench: Bench) -> None:
@@ -74,7 +86,7 @@ def test_C4_receive_gives_it_all_the_same(bench: Bench) -> None:
     assert consumer.receive(timeout=0).delivery_count == 2
 
 
-@pytest.mark.parametrize("mode", ["auto", "dups_ok", "client", "individual", "pre_ack", "no_ack"])
+@pytest.mark.parametrize("mode", MODES)
 def test_C4_the_traceback_is_logged(
     bench: Bench, mode: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -85,6 +97,200 @@ def test_C4_the_traceback_is_logged(
     assert record.getMessage() == "callback failed on message 1 of queue 'orders', delivery 1"
     assert "in __call__" in caplog.text
     assert "ValueError: a mistake of the application" in caplog.text
+
+
+@pytest.mark.parametrize("mode", ["client", "individual"])
+def test_C4_after_an_exception_the_message_stays_with_the_consumer(bench: Bench, mode: str) -> None:
+    """Only auto and dups_ok acknowledge by themselves, so only they cancel by themselves."""
+    kept: list[Any] = []
+
+    def fail(message: Any) -> None:
+        kept.append(message)
+        raise ValueError("a mistake of the application")
+
+    bench.consumer(ack_mode=mode).on_message(fail)
+    for n in range(2):
+        bench.send({"n": n})
+    assert (bench.seen()["leased"], bench.seen()["canceled"]) == (2, 0)
+    kept[1].ack()
+    assert bench.seen()["acknowledged"] == (2 if mode == "client" else 1)
+
+
+def test_C4_L11_dups_ok_cancels_what_failed_and_backs_off(empty: Bench) -> None:
+    empty.define(max_per_subscription_backlog=9, redelivery_delay="10s")
+    consumer = empty.consumer(ack_mode="dups_ok", backlog=9, dups_ok_count=9, dups_ok_interval="1s")
+    work = Failing(once=True)
+    consumer.on_message(work)
+    for n in range(3):
+        empty.send({"n": n})
+    empty.advance("2s")
+    assert empty.seen()["acknowledged"] == 2
+    empty.advance("8s")
+    empty.advance("1s")
+    assert work.seen == [("1", 1), ("2", 1), ("3", 1), ("1", 2)]
+    assert empty.seen()["acknowledged"] == 3
+
+
+def test_C4_a_cancel_in_the_callback_wins_over_auto(bench: Bench) -> None:
+    counts: list[int] = []
+
+    def work(message: Any) -> None:
+        counts.append(message.delivery_count)
+        if len(counts) == 1:
+            message.cancel()
+
+    bench.consumer(ack_mode="auto").on_message(work)
+    bench.send()
+    assert counts == [1, 2]
+    assert (bench.seen()["canceled"], bench.seen()["acknowledged"]) == (1, 1)
+
+
+def test_C4_L4_auto_does_not_acknowledge_a_delivery_that_came_again(empty: Bench) -> None:
+    """The lease ends while the callback runs: what it did does not count for the new delivery."""
+    empty.define(lease_period="1s", max_per_subscription_backlog=9)
+    steps: list[tuple[str, int]] = []
+
+    def slow(message: Any) -> None:
+        steps.append(("begins", message.delivery_count))
+        if len(steps) == 1:
+            empty.advance("1s")
+        steps.append(("ends", message.delivery_count))
+
+    empty.consumer(ack_mode="auto").on_message(slow)
+    empty.send()
+    assert steps == [("begins", 1), ("ends", 1), ("begins", 2), ("ends", 2)]
+    assert empty.seen()["acknowledged"] == 1
+
+
+@pytest.mark.parametrize("mode", ["client", "individual", "auto", "dups_ok"])
+def test_C3_C4_closed_in_its_own_callback(bench: Bench, mode: str) -> None:
+    """The message in hand was not acknowledged: it returns, and its ack comes too late."""
+    consumer = bench.consumer(ack_mode=mode)
+    late: list[str] = []
+
+    def work(message: Any) -> None:
+        consumer.close()
+        try:
+            message.ack()
+        except LeaseLost as error:
+            late.append(str(error))
+
+    for n in range(2):
+        bench.send({"n": n})
+    consumer.on_message(work)
+    assert len(late) == (0 if mode == "auto" else 1)
+    assert ids(drain(bench.consumer())) == ["1", "2"]
+
+
+def test_C4_sys_exit_on_memory_is_raised_as_well(bench: Bench) -> None:
+    bench.send()
+    work = Failing(SystemExit("cannot go on"), once=True)
+    consumer = bench.consumer(ack_mode="auto")
+    with pytest.raises(SystemExit):
+        consumer.on_message(work)
+    assert (bench.seen()["canceled"], bench.seen()["ready"] + bench.seen()["leased"]) == (1, 1)
+    bench.advance("1s")
+    assert (work.seen, bench.seen()["acknowledged"]) == ([("1", 1), ("1", 2)], 1)
+
+
+# ---------------------------------------------------------------- with a thread, and awaited
+
+
+ENDINGS = [SystemExit, KeyboardInterrupt, GeneratorExit, asyncio.CancelledError]
+
+
+@pytest.mark.parametrize(
+    ("mode", "kind"), [("dups_ok", SystemExit), *(("auto", kind) for kind in ENDINGS)]
+)
+def test_C4_sys_exit_in_the_thread_of_a_callback_is_an_error_like_any(
+    mode: str, kind: type[BaseException], caplog: pytest.LogCaptureFixture
+) -> None:
+    """And so is whatever else no program expects to be raised there."""
+    bench = Threaded()
+    work = Failing(kind("cannot go on"), once=True)
+    options = {"dups_ok_interval": "50ms"} if mode == "dups_ok" else {}
+    consumer = bench.consumer(ack_mode=mode, backlog=9, **options)
+    consumer.on_message(work)
+    for n in range(3):
+        bench.send({"n": n})
+    wait_for(lambda: bench.seen()["acknowledged"] == 3)
+    assert sorted(work.seen) == [("1", 1), ("1", 2), ("2", 1), ("3", 1)]
+    assert not consumer.is_closed
+    assert f"{kind.__name__}: cannot go on" in caplog.text
+
+
+@pytest.mark.parametrize("mode", ["auto", "dups_ok"])
+def test_C4_L8_a_callback_that_fails_after_its_lease_ended_is_not_the_last(mode: str) -> None:
+    """The cancel comes too late, and says so to nobody: the thread of the callbacks goes on."""
+    bench = Threaded(message_type="text", lease_period="100ms")
+    seen: list[bytes] = []
+
+    def callback(message: Any) -> None:
+        seen.append(message.payload)
+        if message.payload == b"slow":
+            time.sleep(0.2)
+            raise RuntimeError("too late")
+
+    bench.consumer(ack_mode=mode, backlog=10).on_message(callback)
+    for payload in (b"slow", b"next"):
+        bench.send(payload)
+    wait_for(lambda: b"next" in seen)
+    assert seen[0] == b"slow"
+
+
+def awaited(test: Any) -> None:
+    """A test with a connection that has a thread, and its face for asyncio."""
+
+    async def main() -> None:
+        bench = Threaded()
+        async with lakequeue.aio.Connection(bench.connection) as connection:
+            await asyncio.wait_for(test(bench, connection), 30)
+
+    asyncio.run(main())
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    while not condition():
+        await asyncio.sleep(0.01)
+
+
+async def bind(face: str, bench: Threaded, connection: lakequeue.aio.Connection) -> Any:
+    if face == "asyncio":
+        return await connection.consumer("orders", ack_mode="auto", max_backlog=9)
+    return bench.consumer(ack_mode="auto", backlog=9)
+
+
+def test_C4_with_asyncio_sys_exit_ends_the_loop(caplog: pytest.LogCaptureFixture) -> None:
+    bench = Threaded()
+
+    async def main() -> None:
+        connection = lakequeue.aio.Connection(bench.connection)
+        consumer = await connection.consumer("orders", ack_mode="auto", max_backlog=9)
+        consumer.on_message(Failing(SystemExit("cannot go on"), once=True))
+        await connection.producer().send("orders", b"{}")
+        await asyncio.sleep(10)
+
+    with pytest.raises(SystemExit):
+        asyncio.run(main())
+    wait_for(lambda: bench.seen()["canceled"] == 1)
+    assert "SystemExit: cannot go on" in caplog.text
+
+
+def test_C4_a_coroutine_that_is_cancelled_has_failed(caplog: pytest.LogCaptureFixture) -> None:
+    work = Failing(asyncio.CancelledError(), once=True)
+
+    async def call(message: Any) -> None:
+        work(message)
+
+    async def test(bench: Threaded, connection: lakequeue.aio.Connection) -> None:
+        (await bind("asyncio", bench, connection)).on_message(call)
+        for _ in range(3):
+            await connection.producer().send("orders", b"{}")
+        await until(lambda: len(work.seen) == 4)
+
+    awaited(test)
+    assert sorted(work.seen) == [("1", 1), ("1", 2), ("2", 1), ("3", 1)]
+    assert "CancelledError" in caplog.text
 
 
 def test_C4_a_coroutine_that_fails_is_not_called_again_and_again() -> None:
@@ -106,3 +312,63 @@ def test_C4_a_coroutine_that_fails_is_not_called_again_and_again() -> None:
             assert work.seen == [("1", 1), ("1", 2)]
 
     asyncio.run(main())
+
+
+class Refusing(Wire):
+    """Kafka's library once says that an earlier record is lost, as an ack is given to it."""
+
+    def command(self, topic: str, key: bytes, value: bytes, partition: int = 0) -> None:
+        super().command(topic, key, value, partition)
+        if b'"command":"cancel"' in value:
+            raise NotConnected("a record was lost")
+
+
+@pytest.mark.parametrize("face", ["threads", "asyncio"])
+def test_C4_what_cannot_be_said_ends_no_consumer(face: str) -> None:
+    bench, work = Threaded(Refusing), Failing(once=True)
+
+    async def main() -> None:
+        async with lakequeue.aio.Connection(bench.connection) as connection:
+            (await bind(face, bench, connection)).on_message(work)
+            for _ in range(3):
+                await connection.producer().send("orders", b"{}")
+            await until(lambda: "3" in dict(work.seen))
+
+    asyncio.run(asyncio.wait_for(main(), 20))
+
+
+@pytest.mark.parametrize("face", ["threads", "asyncio"])
+def test_C4_a_second_callback_replaces_the_first(face: str) -> None:
+    """And one message at a time is worked on."""
+    seen: list[str] = []
+    at_work: list[int] = []
+
+    def work(who: str) -> Callable[[Any], Any]:
+        def begin() -> None:
+            at_work.append(1)
+            seen.append(f"{who} {len(at_work)}")
+
+        async def coroutine(_: Any) -> None:
+            begin()
+            await asyncio.sleep(0.01)
+            at_work.pop()
+
+        def called(_: Any) -> None:
+            begin()
+            time.sleep(0.01)
+            at_work.pop()
+
+        return coroutine if face == "asyncio" else called
+
+    async def test(bench: Threaded, connection: lakequeue.aio.Connection) -> None:
+        consumer = await bind(face, bench, connection)
+        consumer.on_message(work("old"))
+        producer = connection.producer()
+        await producer.send("orders", b"{}")
+        await until(lambda: bool(seen))
+        consumer.on_message(work("new"))
+        await asyncio.gather(*(producer.send("orders", b"{}") for _ in range(8)))
+        await until(lambda: len(seen) == 9)
+        assert seen == ["old 1", *["new 1"] * 8]
+
+    awaited(test)

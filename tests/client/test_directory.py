@@ -5,7 +5,7 @@ import json
 from typing import Any
 
 import pytest
-from client.threaded import Held, connect, wait_for
+from client.threaded import ORDERS, Held, connect, wait_for
 from lakequeue.client.session.queue_directory import QueueDirectory
 from lakequeue.definitions import parse_configuration
 from lakequeue.memory import MemoryEngine
@@ -13,34 +13,42 @@ from lakequeue.memory.registry import MemoryConnection
 from lakequeue.protocol.errors import LeaseLost
 from lakequeue.streaming.brokers.change_requests import request_of
 
-QUEUE = {"name": "q", "message_type": "json", "type": "LocalQueue", "broker": "b",
-         "max_per_subscription_backlog": 100}  # fmt: skip
+
+def queue(name: str, **keys: Any) -> dict[str, Any]:
+    return ORDERS | {"name": name, "type": "LocalQueue"} | keys
 
 
-def mesh() -> MemoryEngine:
-    """Three brokers; the queue is on `b`. Time stands still."""
-    made = MemoryEngine(parse_configuration({"brokers": ["a", "b", "c"], "queues": [QUEUE]}))
+def mesh(*brokers: str, **queue_keys: Any) -> MemoryEngine:
+    """Time stands still."""
+    queues = [queue(**queue_keys)] if queue_keys else []
+    made = MemoryEngine(parse_configuration({"brokers": list(brokers), "queues": queues}))
     made.checking = True
     return made
 
 
-def test_who_connects_reads_where_queues_are() -> None:
-    connection, wire = connect(mesh(), number=0)
+@pytest.fixture
+def three() -> MemoryEngine:
+    """Three brokers; the queue is on `b`."""
+    return mesh("a", "b", "c", name="q", broker="b")
+
+
+def test_who_connects_reads_where_queues_are(three: MemoryEngine) -> None:
+    connection, wire = connect(three, number=0)
     assert connection.broker_of("q") == 1
     receipt = connection.producer().send("q", b"1", timeout=10)
     assert int(receipt.message_id or 0) >> 48 == 1
     with connection.consumer("q", ack_mode="individual") as consumer:
-        message = consumer.receive(timeout=10)
-        message.ack()
+        consumer.receive(timeout=10).ack()
     wait_for(lambda: connection.admin().describe("q")["depth"] == 0)
     connection.close()
     assert {c["command"] for c in wire.commands} >= {"subscribe", "ack", "unsubscribe", "bye"}
 
 
-def test_who_is_connected_speaks_to_a_broker_that_is_added(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_is_connected_speaks_to_a_broker_that_is_added(
+    three: MemoryEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Kafka's clients know the partitions that there were when they looked, and refuse others."""
-    engine = mesh()
-    connection, wire = connect(engine, number=0)
+    connection, wire = connect(three, number=0)
     known = {"default.commands": 3}
     partitions, command = wire.partitions, wire.command
 
@@ -54,32 +62,28 @@ def test_who_is_connected_speaks_to_a_broker_that_is_added(monkeypatch: pytest.M
 
     monkeypatch.setattr(wire, "partitions", look)
     monkeypatch.setattr(wire, "command", take)
-    engine.configure(parse_configuration({"brokers": ["a", "b", "c", "d"]}))
+    three.configure(parse_configuration({"brokers": ["a", "b", "c", "d"]}))
     admin = connection.admin()
-    admin.define({**QUEUE, "name": "r", "broker": "d"})
+    admin.define(queue("r", broker="d"))
     for _ in range(2):
         assert admin.describe("r")["depth"] == 0
 
 
 def test_a_connection_older_than_a_home_of_several_brokers_administers_all() -> None:
-    engine = MemoryEngine(parse_configuration({"brokers": ["a"], "queues": [QUEUE_HERE]}))
+    engine = mesh("a", name="here")
     admin = MemoryConnection(engine, "default", "app", "a").admin()
     assert [q["name"] for q in admin.queues()] == ["here"]
     engine.configure(parse_configuration({"brokers": ["a", "b"]}))
     other = MemoryConnection(engine, "default", "other", "b").admin()
-    other.define({**QUEUE_HERE, "name": "there", "broker": "b"})
+    other.define(queue("there", broker="b"))
     other.define({"name": "all", "message_type": "json"})
     assert [q["name"] for q in admin.queues()] == ["all", "here", "there"]
     assert sorted(admin.describe("all")["brokers"]) == ["a", "b"]
     assert admin.describe("there")["depth"] == 0
 
 
-QUEUE_HERE = {"name": "here", "message_type": "json", "type": "LocalQueue"}
-
-
-def test_who_is_connected_follows_a_queue_that_moves() -> None:
-    engine = mesh()
-    (one, _), (two, _) = connect(engine, number=0), connect(engine, number=2)
+def test_who_is_connected_follows_a_queue_that_moves(three: MemoryEngine) -> None:
+    (one, _), (two, _) = connect(three, number=0), connect(three, number=2)
     producer = one.producer(delivery_mode="persistent_groupack", window=1000, group_ack=100)
     consumer = two.consumer("q", ack_mode="individual", max_backlog=10)
     got: list[int] = []
@@ -106,17 +110,15 @@ def test_who_is_connected_follows_a_queue_that_moves() -> None:
     assert one.admin().describe("q")["counters"]["spooled"] == 120
 
 
+BAD = [b"", b"5", b"\xff", b"not json", b"[]", b"{}", b'{"hosts": [1]}', b"[" * 100_000,
+       b'{"hosts": {"b": "x"}}']  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("key", "value"),
-    [(None, b"{}"), (b"broker/a", b'{"number": 0}')]
-    + [
-        (b"queue/q", value)
-        for value in (
-            b"", b"5", b"\xff", b"not json", b"[]", b"{}", b'{"hosts": [1]}', b"[" * 100_000,
-            b'{"hosts": {"b": "x"}}',
-        )
-    ],
-)  # fmt: skip
+    [(None, b"{}"), (b"broker/a", b'{"number": 0}'), *((b"queue/q", value) for value in BAD)],
+    ids=lambda given: str(given)[:24],
+)
 def test_records_that_are_none_change_nothing(key: Any, value: bytes) -> None:
     """Any client may write there; nobody's thread ends of it."""
     directory = QueueDirectory(2)
@@ -137,24 +139,23 @@ def test_the_home_is_for_what_it_hosts_and_what_is_not_known() -> None:
     assert directory.hosts_of("q") == {}
 
 
-def test_what_is_learned_while_messages_are_on_their_way_changes_no_order() -> None:
+def test_what_is_learned_while_messages_are_on_their_way_changes_no_order(
+    three: MemoryEngine,
+) -> None:
     """P1, O1: those of before went to the home, which passes on where the queue is."""
-    connection, wire = connect(mesh(), kind=Held, number=0)
-    connection.learn("q", {})
+    connection, wire = connect(three, kind=Held, number=0)
     producer = connection.producer(delivery_mode="persistent_groupack", window=1000)
     wire.let_go.clear()
-    for n in range(20):
-        producer.send_async("q", b"%d" % n)
-    producer.send_gathered()
-    connection.learn("q", {"b": 1})
-    for n in range(20, 40):
-        producer.send_async("q", b"%d" % n)
-    producer.send_gathered()
+    for first, hosts in ((0, {}), (20, {"b": 1})):
+        connection.learn("q", hosts)
+        for n in range(first, first + 20):
+            producer.send_async("q", b"%d" % n)
+        producer.send_gathered()
     wire.let_go.set()
     producer.flush(10)
+    got = []
     with connection.consumer("q", max_backlog=100, ack_mode="individual") as consumer:
-        got = []
-        for _ in range(40):
+        while len(got) < 40:
             message = consumer.receive(timeout=10)
             got.append(int(message.payload))
             message.ack()

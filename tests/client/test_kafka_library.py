@@ -1,15 +1,18 @@
-"""Which library for Kafka a client takes."""
+"""Which library for Kafka a client takes, and what is heard of it."""
 
 from __future__ import annotations
 
 import logging
 import sys
+import threading
 from types import SimpleNamespace
 
 import lakequeue
 import pytest
 from lakequeue.client import kafka
+from lakequeue.client.kafka import confluent
 from lakequeue.client.kafka.base import LibraryLog
+from lakequeue.protocol import ConfigError
 
 
 @pytest.fixture
@@ -48,6 +51,36 @@ def test_green_threads_get_the_library_that_lets_others_run(
     kafka.open_kafka("localhost:1", "client")
     kafka.open_kafka("localhost:1", "client", "confluent-kafka")
     assert taken == ["confluent-kafka", "confluent-kafka", "kafka-python", "confluent-kafka"]
+
+
+def test_the_library_is_chosen(taken: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("kafka-python", "confluent-kafka"):
+        monkeypatch.setenv(kafka.LIBRARY_VARIABLE, name)
+        kafka.open_kafka("localhost:1", "client")
+    assert taken == ["kafka-python", "confluent-kafka"]
+    monkeypatch.setenv(kafka.LIBRARY_VARIABLE, "pykafka")
+    with pytest.raises(ConfigError, match="one of confluent-kafka, kafka-python"):
+        kafka.open_kafka("localhost:1", "client")
+
+
+def test_a_callback_that_fails_is_told_and_others_are_called(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a record that arrived; the next record's arrival is heard all the same."""
+    monkeypatch.setattr(confluent, "_FAILED_SECONDS", 0.0)
+    stop, polled = threading.Event(), []
+
+    def poll(seconds: float) -> None:
+        polled.append(seconds)
+        if len(polled) == 1:
+            raise RuntimeError("of a callback")
+        stop.set()
+
+    confluent._serve(SimpleNamespace(poll=poll), stop)
+    assert len(polled) == 2
+    (record,) = caplog.records
+    assert "of a callback" in caplog.text
+    assert (record.name, record.levelname) == ("lakequeue.client", "ERROR")
 
 
 def test_a_log_line_that_cannot_be_written_is_reported_and_ends_nothing(

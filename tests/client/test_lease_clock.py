@@ -6,94 +6,64 @@ from typing import Any
 
 import msgspec
 import pytest
-from client.threaded import Wire, connect, engine, wait_for
+from client.threaded import Threaded, Wire, wait_for
 from lakequeue.protocol import LeaseLost, NotConnected
 from rules.harness import Bench, drain
 
-LEASED = {
-    "name": "orders", "message_type": "json", "lease_period": "10s",
-    "max_per_subscription_backlog": 100,
-}  # fmt: skip
 DAY_MS = 86_400_000
+
+
+@pytest.fixture
+def leased(empty: Bench) -> Bench:
+    empty.define(lease_period="10s")
+    return empty
+
+
+def delivered(bench: Bench, **options: Any) -> Any:
+    """A message that is with a consumer."""
+    consumer = bench.consumer(**options)
+    bench.send()
+    return consumer.receive(timeout=10)
 
 
 @pytest.mark.parametrize("ahead_ms", [-DAY_MS, DAY_MS])
 def test_L4_clocks_that_differ_by_a_day_do_no_harm(ahead_ms: int) -> None:
-    made = engine(LEASED)
-    made.now += ahead_ms
-    connection, _ = connect(made)
-    consumer = connection.consumer("orders", ack_mode="individual", max_backlog=10)
-    connection.producer().send("orders", b"{}")
+    bench = Threaded(lease_period="10s")
+    bench.engine.now += ahead_ms
     before = datetime.now(UTC)
-    message = consumer.receive(timeout=10)
+    message = delivered(bench)
     left = (message.lease_expires_at - before).total_seconds()
     assert 8 < left < 11, "by the clock of whoever reads it"
     message.ack()
-    wait_for(lambda: connection.admin().describe("orders")["acknowledged"] == 1)
+    wait_for(lambda: bench.seen()["acknowledged"] == 1)
 
 
 def test_L8_a_lease_that_is_over_by_the_clients_clock_is_lost() -> None:
     """Though the engine's clock stands still."""
-    connection, _ = connect(engine({**LEASED, "lease_period": "200ms"}))
-    consumer = connection.consumer("orders", ack_mode="individual", max_backlog=10)
-    connection.producer().send("orders", b"{}")
-    message = consumer.receive(timeout=10)
+    message = delivered(Threaded(lease_period="200ms"))
     time.sleep(0.25)
     with pytest.raises(LeaseLost, match="the lease of message 1 ended at "):
         message.ack()
 
 
-def test_L10_renew_without_a_period_is_known_to_the_client(empty: Bench) -> None:
-    empty.define(lease_period="10s")
-    consumer = empty.consumer(backlog=1)
-    empty.send()
-    (message,) = drain(consumer)
-    empty.advance("9s")
-    message.renew()
-    assert message.lease_expires_at == datetime.fromtimestamp(
-        (empty.connection.now_ms() + 10_000) / 1000, UTC
-    )
-    empty.advance("9s")
-    message.ack()
-    assert empty.seen()["acknowledged"] == 1
-
-
-def test_L10_the_engine_says_what_the_period_is_now(empty: Bench) -> None:
-    """The queue was defined again since the consumer was bound (Q9)."""
-    empty.define(lease_period="10s")
-    consumer = empty.consumer(backlog=1)
-    empty.send()
-    (message,) = drain(consumer)
-    empty.define(lease_period="1m")
-    message.renew()
-    empty.advance("59s")
-    message.ack()
-    assert empty.seen()["acknowledged"] == 1
-
-
 @pytest.mark.parametrize("period", [None, "30s"])
-def test_L4_L10_a_lease_without_end_stays_without_end(empty: Bench, period: str | None) -> None:
-    empty.define()
-    consumer = empty.consumer(backlog=1)
-    empty.send()
-    (message,) = drain(consumer)
+def test_L4_L10_a_lease_without_end_stays_without_end(bench: Bench, period: str | None) -> None:
+    message = delivered(bench)
     message.renew(period)
     assert message.lease_expires_at is None
-    empty.advance("1h")
+    bench.advance("1h")
     message.ack()
-    assert empty.seen()["acknowledged"] == 1
+    assert bench.seen()["acknowledged"] == 1
 
 
 def test_L10_L8_what_was_not_renewed_is_lost() -> None:
     """By its own clock the client still has time; the engine says that the lease is over."""
-    made = engine(LEASED)
-    connection, _ = connect(made)
-    consumer = connection.consumer("orders", ack_mode="individual", max_backlog=10)
-    producer = connection.producer()
-    producer.send("orders", b"{}")
+    bench = Threaded(lease_period="10s")
+    consumer = bench.consumer()
+    bench.send()
     message = consumer.receive(timeout=10)
     consumer.set_max_backlog(0)
-    made.advance("10s")
+    bench.advance("10s")
     message.renew()
 
     def known() -> bool:
@@ -108,25 +78,20 @@ def test_L10_L8_what_was_not_renewed_is_lost() -> None:
         message.ack()
 
 
-def test_L10_auto_renew_learns_it_too(empty: Bench) -> None:
-    empty.define(lease_period="10s")
-    consumer = empty.consumer(auto_renew=True)
-    empty.send()
-    (message,) = drain(consumer)
-    empty.define(lease_period="10s")
-    empty.advance("20s")
-    left = message.lease_expires_at.timestamp() * 1000 - empty.connection.now_ms()
+def test_L10_auto_renew_learns_it_too(leased: Bench) -> None:
+    message = delivered(leased, auto_renew=True)
+    leased.define(lease_period="10s")
+    leased.advance("20s")
+    left = message.lease_expires_at.timestamp() * 1000 - leased.connection.now_ms()
     assert 0 < left <= 10_000
     message.ack()
 
 
 @pytest.mark.parametrize("what", ["ack", "cancel", "reject", "renew"])
 @pytest.mark.parametrize("closed", ["consumer", "connection"])
-def test_L8_after_the_close_the_lease_is_lost(empty: Bench, what: str, closed: str) -> None:
-    empty.define(lease_period="10s")
-    connection = empty.connection
-    consumer = empty.consumer()
-    empty.send()
+def test_L8_after_the_close_the_lease_is_lost(leased: Bench, what: str, closed: str) -> None:
+    connection, consumer = leased.connection, leased.consumer()
+    leased.send()
     (message,) = drain(consumer)
     (consumer if closed == "consumer" else connection).close()
     with pytest.raises(LeaseLost, match="message 1 returned to the queue: the consumer is closed"):
@@ -159,19 +124,17 @@ class Epoch(Wire):
 
 
 def test_ids_are_named_with_the_epoch_that_they_belong_to() -> None:
-    connection, wire = connect(engine(LEASED), kind=Epoch)
-    consumer = connection.consumer("orders", ack_mode="individual", max_backlog=10)
-    producer = connection.producer()
+    bench = Threaded(Epoch, lease_period="10s")
+    consumer = bench.consumer()
     for n in range(6):
-        producer.send("orders", b"%d" % n)
+        bench.send({"n": n})
     messages = consumer.receive_many(4, timeout=10)
     messages[0].cancel("1h")
     messages[1].reject()
     messages[2].renew()
     messages[3].ack()
-    wait_for(lambda: len(consumer._prefetch.buffer) == 2)
+    bench.waiting(consumer, 2)
     consumer.close()
-    named = wire.said("cancel", "reject", "renew", "ack", "return")
-    assert {c["command"]: c.get("epoch", 0) for c in named} == {
-        "cancel": 7, "reject": 7, "renew": 7, "ack": 7, "return": 7,
-    }  # fmt: skip
+    named = bench.wire.said("cancel", "reject", "renew", "ack", "return")
+    epochs = {command["command"]: command.get("epoch") for command in named}
+    assert epochs == dict.fromkeys(("cancel", "reject", "renew", "ack", "return"), 7)

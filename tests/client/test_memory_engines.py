@@ -1,4 +1,4 @@
-"""Which connections share an engine in the process, and how long it lives."""
+"""Which connections share an engine in the process, how long it lives, and what threads ask it."""
 
 import contextlib
 import gc
@@ -10,39 +10,32 @@ from concurrent.futures import ThreadPoolExecutor
 
 import lakequeue
 import pytest
+from client.threaded import Threaded, connect
 from lakequeue.client.session.transport import Record
+from lakequeue.definitions import parse_configuration
+from lakequeue.memory import MemoryEngine
 from lakequeue.memory.loopback import MemoryTransport
 from lakequeue.protocol import ConfigError, Timeout
+from lakequeue.state import Limits
 
 ORDERS = {"name": "orders", "message_type": "json"}
 
 
-def test_the_last_close_ends_it() -> None:
-    one, two = lakequeue.connect("memory://ends"), lakequeue.connect("memory://ends")
+@pytest.mark.parametrize("how", ["closed", "forgotten", "kept"])
+def test_the_last_connection_ends_it_unless_it_is_kept(how: str) -> None:
+    one = lakequeue.connect(f"memory://{how}" + ("?keep=true" if how == "kept" else ""))
+    two = lakequeue.connect(f"memory://{how}")
     one.admin().define(ORDERS)
-    one.close()
-    one.close()
+    one.producer().send("orders", b"{}")
+    for _ in range(2):
+        one.close()
     assert [q["name"] for q in two.admin().queues()] == ["orders"]
-    two.close()
-    with lakequeue.connect("memory://ends") as again:
-        assert again.admin().queues() == []
-
-
-def test_so_does_forgetting_the_last() -> None:
-    forgotten = lakequeue.connect("memory://forgotten")
-    forgotten.admin().define(ORDERS)
-    forgotten.producer().send("orders", b"{}")
-    del forgotten
+    if how != "forgotten":
+        two.close()
+    del one, two
     gc.collect()
-    with lakequeue.connect("memory://forgotten") as again:
-        assert again.admin().queues() == []
-
-
-def test_unless_it_is_kept() -> None:
-    with lakequeue.connect("memory://kept?keep=true") as one:
-        one.admin().define(ORDERS)
-    with lakequeue.connect("memory://kept") as two:
-        assert [q["name"] for q in two.admin().queues()] == ["orders"]
+    with lakequeue.connect(f"memory://{how}") as again:
+        assert [q["name"] for q in again.admin().queues()] == ["orders"] * (how == "kept")
 
 
 @pytest.mark.parametrize(
@@ -63,18 +56,30 @@ def test_a_wrong_address_is_named(url: str | None, found: str) -> None:
 
 
 def test_what_only_memory_can_do_says_so_elsewhere() -> None:
-    from client.threaded import connect, engine
-
-    connection, _ = connect(engine(ORDERS))
-    consumer = connection.consumer("orders")
+    connection = Threaded().connection
     for call in (
-        lambda: connection.advance("1s"),
-        lambda: connection.publish_raw("orders", b"{}"),
-        consumer.kill,
-    ):
+        lambda: connection.advance("1s"), lambda: connection.publish_raw("orders", b"{}"),
+        connection.consumer("orders").kill,
+    ):  # fmt: skip
         with pytest.raises(ConfigError, match="works on memory:// only"):
             call()
-    connection.close()
+
+
+def test_R6_all_queues_and_as_many_messages_as_were_asked_for_come() -> None:
+    """What is asked for at length comes in parts, and the client asks for the next one."""
+    names = [f"queue-{n}" for n in range(7)]
+    queues = [ORDERS | {"name": name} for name in names]
+    limits = Limits(browse_rows=3, queues_listed=2)
+    connection, wire = connect(MemoryEngine(parse_configuration({"queues": queues}), limits))
+    producer, admin = connection.producer(), connection.admin()
+    assert [q["name"] for q in admin.queues()] == names
+    assert len(wire.said("queues")) > 1
+    for n in range(10):
+        producer.send(names[0], b"%d" % n)
+    assert [m.payload for m in admin.browse(names[0], limit=100)] == [b"%d" % n for n in range(10)]
+    assert len(wire.said("browse")) > 1
+    for options in ({}, {"where": "/a IS NULL"}):
+        assert [m.id for m in admin.browse(names[0], limit=7, **options)] == list("1234567")
 
 
 @pytest.fixture

@@ -56,6 +56,16 @@ def test_settings_that_are_not_there_are_told_although_nothing_answers(
 
 
 @pytest.mark.parametrize("library", LIBRARIES)
+def test_no_broker_is_told_soon_in_one_sentence(library: str) -> None:
+    started = time.monotonic()
+    with pytest.raises(
+        NotConnected, match=r"no Kafka broker answers at 127.0.0.1:1 – conn.* refus"
+    ):
+        open_kafka("127.0.0.1:1", "test", library)
+    assert time.monotonic() - started < 20
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
 @pytest.mark.parametrize(
     "words", [None, b"", b"HTTP/1.1 400 Bad Request\r\n\r\n"], ids=["silent", "closes", "http"]
 )
@@ -65,9 +75,8 @@ def test_what_is_no_kafka_is_told_soon(
     monkeypatch.setattr(require_broker, "__defaults__", (1.0,))
     address = listen(words)
     started = time.monotonic()
-    with pytest.raises(NotConnected, match="does not speak Kafka") as error:
+    with pytest.raises(NotConnected, match=f"{address}.* does not speak Kafka"):
         open_kafka(address, "test", library)
-    assert address in str(error.value)
     assert time.monotonic() - started < OPEN_SECONDS_MAX + 10
 
 

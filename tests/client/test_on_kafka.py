@@ -11,8 +11,8 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import lakequeue
@@ -20,7 +20,6 @@ import lakequeue.aio
 import pytest
 from client.stub_engine import StubEngine
 from client.threaded import wait_for
-from lakequeue.definitions import parse_configuration
 from lakequeue.protocol import NotConnected
 
 pytestmark = pytest.mark.job
@@ -37,10 +36,8 @@ def stub(kafka: Any) -> Iterator[StubEngine]:
     ]
     # No session is given up: on a machine that stands still for a while that is no mistake.
     system = {"heartbeat_timeout": "10m"}
-    configuration = parse_configuration({"queues": queues, "system": system})
-    with StubEngine(kafka.bootstrap_servers, configuration) as engine:
+    with StubEngine(kafka.bootstrap_servers, {"queues": queues, "system": system}) as engine:
         yield engine
-        assert engine.failure is None
 
 
 @pytest.fixture
@@ -57,25 +54,13 @@ def test_many_threads_one_connection(connection: Any) -> None:
     """Producers are used by several threads; messages are settled from another thread."""
     producer = connection.producer(window=50)
     consumer = connection.consumer("threads", ack_mode="individual", max_backlog=500)
-    senders = [
-        threading.Thread(target=lambda: [producer.send("threads", b"x") for _ in range(20)])
-        for _ in range(8)
-    ]
-    for sender in senders:
-        sender.start()
     messages: list[Any] = []
-    while len(messages) < 160:
-        messages += consumer.receive_many(200, timeout=PATIENCE_S)
-    for sender in senders:
-        sender.join()
-    settlers = [
-        threading.Thread(target=lambda part: [m.ack() for m in part], args=(messages[k::4],))
-        for k in range(4)
-    ]
-    for settler in settlers:
-        settler.start()
-    for settler in settlers:
-        settler.join()
+    with ThreadPoolExecutor(8) as threads:
+        sent = [threads.submit(producer.send, "threads", b"x") for _ in range(160)]
+        while len(messages) < 160:
+            messages += consumer.receive_many(200, timeout=PATIENCE_S)
+        for one in [*sent, *(threads.submit(message.ack) for message in messages)]:
+            one.result()
     assert len({m.id for m in messages}) == 160
     wait_for(lambda: depth(connection, "threads") == 0)
 
@@ -113,11 +98,9 @@ def test_a_forked_child_is_refused_at_once(connection: Any) -> None:
     if child == 0:
         told = []
         for call in (
-            lambda: producer.send("fork", b"child"),
-            lambda: consumer.receive(),
-            lambda: connection.consumer("fork"),
-            lambda: connection.admin(),
-        ):
+            lambda: producer.send("fork", b"child"), consumer.receive,
+            lambda: connection.consumer("fork"), connection.admin,
+        ):  # fmt: skip
             try:
                 call()
                 told.append("no error")

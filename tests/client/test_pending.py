@@ -23,9 +23,7 @@ def answer_later(condition, pending, number, error=None):
         with condition:
             condition.notify_all()
 
-    timer = threading.Timer(0.05, answer)
-    timer.start()
-    return timer
+    threading.Timer(0.05, answer).start()
 
 
 def test_it_gives_the_receipt_or_raises_the_refusal_and_cannot_be_called_back(condition):

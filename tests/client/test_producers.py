@@ -2,108 +2,83 @@
 
 import inspect
 import random
-import threading
 import time
-from typing import Any
+from datetime import timedelta
 
-import lakequeue
 import pytest
-from client.threaded import connect, engine, wait_for
+from client.threaded import Threaded, connect, told_in_a_thread, wait_for
 from lakequeue.client.producer.producer import Producer
 from lakequeue.protocol import ConfigError, NotConnected, Timeout, WindowFull
 from rules.harness import Bench, drain
 
-ORDERS = {"name": "orders", "message_type": "json", "max_per_subscription_backlog": 1000}
-
-
-def payloads(made: Any) -> list[bytes]:
-    """What is stored, in the queue's order."""
-    connection, _ = connect(made, "look")
-    found = [m.payload for m in connection.admin().browse("orders", limit=1000)]
-    connection.close()
-    return found
-
 
 def test_P2_sent_again_after_pub_ack_time_and_stored_once() -> None:
     """A message is lost on the way to the engine, another's receipt on the way back."""
-    made = engine(ORDERS)
-    connection, wire = connect(made)
-    producer = connection.producer(pub_ack_time="700ms")
+    bench = Threaded()
+    wire, producer = bench.wire, bench.connection.producer(pub_ack_time="300ms")
     lost = iter([True])
     wire.lose_published = lambda value: value == b'"b"' and next(lost, False)
     started = time.monotonic()
     assert producer.send("orders", b'"a"').sequence == 1
     assert producer.send("orders", b'"b"').sequence == 2
-    assert time.monotonic() - started >= 0.7
+    assert time.monotonic() - started >= 0.3
     receipts = iter([True])
-    wire.lose_received = lambda r: r.topic == "default.receipts" and next(receipts, False)
+    wire.lose_received = lambda record: wire.lose_receipts(record) and next(receipts, False)
     assert producer.send("orders", b'"c"').message_id == "3"
     assert wire.published == [b'"a"', b'"b"', b'"b"', b'"c"', b'"c"']
-    assert payloads(made) == [b'"a"', b'"b"', b'"c"']
+    assert bench.stored() == [b'"a"', b'"b"', b'"c"']
 
 
 def test_P2_P1_half_is_lost_and_nothing_is_lost_or_doubled() -> None:
-    made = engine(ORDERS)
-    connection, wire = connect(made)
-    producer = connection.producer(window=50, pub_ack_time="50ms")
+    bench = Threaded()
+    wire, producer = bench.wire, bench.connection.producer(window=50, pub_ack_time="50ms")
     chance = random.Random(1)
     wire.lose_published = lambda _: chance.random() < 0.5
-    wire.lose_received = lambda r: r.topic == "default.receipts" and chance.random() < 0.3
+    wire.lose_received = lambda record: wire.lose_receipts(record) and chance.random() < 0.3
     futures = [producer.send_async("orders", b"%d" % n) for n in range(100)]
     producer.flush(60)
     ids = [f.result().message_id for f in futures]
     known = [i for i in ids if i is not None]  # of the newest 64 runs: see P1
     assert len(set(known)) == len(known) >= 64
-    assert sorted(map(int, payloads(made))) == list(range(100))
+    assert sorted(map(int, bench.stored())) == list(range(100))
 
 
 # ---------------------------------------------------------------- the window
 
 
-def test_P5_send_waits_while_the_window_is_full() -> None:
-    connection, wire = connect(engine(ORDERS))
-    producer = connection.producer(window=3)
-    wire.lose_received = lambda r: r.topic == "default.receipts"
-    sending = threading.Thread(
-        target=lambda: [producer.send_async("orders", b"{}") for _ in range(5)]
-    )
-    sending.start()
-    sending.join(0.3)
-    assert sending.is_alive()
-    assert len(producer.unacknowledged()) == 3
-    wire.lose_received = lambda _: False
-    producer.retransmit(time.monotonic() + 60)
-    sending.join(60)
-    assert not sending.is_alive()
-    producer.flush(10)
-
-
-def test_P5_or_raises_by_choice() -> None:
-    connection, wire = connect(engine(ORDERS))
-    producer = connection.producer(window=3, on_full="raise")
-    wire.lose_received = lambda r: r.topic == "default.receipts"
+@pytest.mark.parametrize("on_full", ["wait", "raise"])
+def test_P5_send_waits_while_the_window_is_full_or_raises_by_choice(on_full: str) -> None:
+    bench = Threaded()
+    options = {"on_full": "raise"} if on_full == "raise" else {}
+    producer = bench.connection.producer(window=3, **options)
+    bench.wire.lose_received = bench.wire.lose_receipts
     for _ in range(3):
         producer.send_async("orders", b"{}")
-    with pytest.raises(WindowFull, match="3 messages are without an answer"):
-        producer.send_async("orders", b"{}")
-    with pytest.raises(WindowFull):
-        producer.send("orders", b"{}")
+    if on_full == "wait":
+        sending, _ = told_in_a_thread(lambda: producer.send_async("orders", b"{}"), 0.3)
+    else:
+        for send in (producer.send_async, producer.send):
+            with pytest.raises(WindowFull, match="3 messages are without an answer"):
+                send("orders", b"{}")
     assert len(producer.unacknowledged()) == 3
-    wire.lose_received = lambda _: False
+    bench.wire.lose_received = lambda _: False
     producer.retransmit(time.monotonic() + 60)
+    if on_full == "wait":
+        sending.join(60)
+        assert not sending.is_alive()
     producer.flush(10)
-    assert producer.send("orders", b"{}").sequence == 4
+    assert producer.send("orders", b"{}").sequence == (5 if on_full == "wait" else 4)
 
 
 def test_P5_what_is_not_acknowledged_does_not_fill_the_window() -> None:
     """P6: NON_PERSISTENT has no answer to wait for."""
-    made = engine(ORDERS)
-    connection, _ = connect(made)
-    producer = connection.producer(window=1, on_full="raise", delivery_mode="non_persistent")
+    bench = Threaded()
+    options = {"on_full": "raise", "delivery_mode": "non_persistent"}
+    producer = bench.connection.producer(window=1, **options)
     for _ in range(10):
         assert producer.send("orders", b"{}").message_id is None
     assert producer.unacknowledged() == []
-    wait_for(lambda: len(payloads(made)) == 10)
+    wait_for(lambda: len(bench.stored()) == 10)
 
 
 # ---------------------------------------------------------------- what is known after a failure
@@ -111,12 +86,11 @@ def test_P5_what_is_not_acknowledged_does_not_fill_the_window() -> None:
 
 def test_P6_unacknowledged_after_a_failure() -> None:
     """The engine is away; the producer closes; the list stays, and whoever waits is told."""
-    made = engine(ORDERS)
-    connection, wire = connect(made)
-    producer = connection.producer(delivery_mode="persistent_groupack", group_ack=10)
+    bench = Threaded()
+    producer = bench.connection.producer(delivery_mode="persistent_groupack", group_ack=10)
     assert producer.send("orders", b'"stored"').sequence == 1
     producer.flush(10)
-    wire.lose_published = lambda _: True
+    bench.wire.lose_published = lambda _: True
     assert [producer.send("orders", b'"%d"' % n).sequence for n in range(3)] == [2, 3, 4]
     future = producer.send_async("orders", b'"3"')
     with pytest.raises(Timeout, match="4 messages without an answer"):
@@ -125,31 +99,30 @@ def test_P6_unacknowledged_after_a_failure() -> None:
         future.result(0)
     unknown = [b'"0"', b'"1"', b'"2"', b'"3"']
     assert producer.unacknowledged() == unknown
-    connection.close()
+    bench.connection.close()
     assert producer.unacknowledged() == unknown
-    assert payloads(made) == [b'"stored"']
+    assert bench.stored() == [b'"stored"']
 
 
 def test_P6_P1_what_was_unknown_is_sent_again_by_the_next_process() -> None:
     """The same producer id and sequences: what had been stored is not stored twice."""
-    made = engine(ORDERS)
-    connection, wire = connect(made)
-    producer = connection.producer(producer_id="till-7")
-    wire.lose_received = lambda r: r.topic == "default.receipts"
+    bench = Threaded()
+    producer = bench.connection.producer(producer_id="till-7")
+    bench.wire.lose_received = bench.wire.lose_receipts
     for n in range(4):
         producer.send_async("orders", b"%d" % n)
-    wait_for(lambda: len(payloads(made)) == 4)
-    wire.lose_published = lambda _: True
+    wait_for(lambda: len(bench.stored()) == 4)
+    bench.wire.lose_published = lambda _: True
     for n in range(4, 6):
         producer.send_async("orders", b"%d" % n)
     with pytest.raises(Timeout):
         producer.close(timeout=0.1)
-    connection.close()
-    after, _ = connect(made, "restarted")
+    bench.connection.close()
+    after, _ = connect(bench.engine, "restarted")
     again = after.producer(producer_id="till-7", first_sequence=1)
     for payload in producer.unacknowledged():
         assert again.send("orders", payload).message_id
-    assert payloads(made) == [b"0", b"1", b"2", b"3", b"4", b"5"]
+    assert bench.stored() == [b"0", b"1", b"2", b"3", b"4", b"5"]
 
 
 def test_P7_defaults_and_overrides(bench: Bench) -> None:
@@ -158,8 +131,7 @@ def test_P7_defaults_and_overrides(bench: Bench) -> None:
     producer = bench.connection.producer(ttl="2s", priority=7, dmq_eligible=False)
     producer.send("short", b'"defaults"')
     producer.send("short", b'"overrides"', ttl="4s", priority=1, dmq_eligible=True)
-    later = bench.connection.now().timestamp() + 3
-    at = lakequeue.Connection.now(bench.connection).fromtimestamp(later).astimezone()
+    at = bench.connection.now() + timedelta(seconds=3)
     producer.send("short", b'"later"', deliver_at=at, ttl="1h")
     first, second = drain(bench.consumer("short"))
     assert (first.priority, second.priority) == (7, 1)
@@ -175,7 +147,7 @@ def test_P7_defaults_and_overrides(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("wrong", ["0s", "soon"])
-def test_P2_pub_ack_time_is_positive(bench: Bench, wrong: Any) -> None:
+def test_P2_pub_ack_time_is_positive(bench: Bench, wrong: str) -> None:
     assert inspect.signature(Producer).parameters["pub_ack_time"].default == "2s"
     with pytest.raises(ConfigError, match="pub_ack_time: "):
         bench.connection.producer(pub_ack_time=wrong)

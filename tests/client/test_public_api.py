@@ -74,22 +74,14 @@ MADE_BY = {"Admin", "Message"}
 @pytest.mark.parametrize("name", ["Producer", "Consumer", "Admin", "connect", "Message"])
 def test_arguments_are_explained(name: str) -> None:
     """Options of these are named in the docstring, or it says whose options they are."""
-    root = getattr(lakequeue, name)
-    todo = {name: root} if name not in MADE_BY else {}
-    if inspect.isclass(root):
-        todo |= {
-            n.removeprefix("lakequeue."): f
-            for n, f in NAMES.items()
-            if n.startswith(f"lakequeue.{name}.")
-        }
-    for which, found in todo.items():
-        text = inspect.getdoc(found) or ""
+    found = {name: getattr(lakequeue, name)} if name not in MADE_BY else {}
+    prefix = f"lakequeue.{name}."
+    found |= {full: member for full, member in NAMES.items() if full.startswith(prefix)}
+    for which, member in found.items():
+        text = inspect.getdoc(member) or ""
         internal = "Called by the" in text  # the session or the consumer calls it
-        if internal or ELSEWHERE.search(text) or isinstance(found, property):
+        if internal or ELSEWHERE.search(text) or isinstance(member, property):
             continue
-        for argument in arguments(found):
-            if argument.name in ("queue", "name", "session"):  # the last is not the caller's
-                continue
-            assert re.search(rf"\b{argument.name}\b", text), (
-                f"{which} does not explain {argument.name}"
-            )
+        names = {p.name for p in arguments(member)} - {"queue", "name", "session"}
+        unexplained = [n for n in sorted(names) if not re.search(rf"\b{n}\b", text)]
+        assert unexplained == [], f"{which} does not explain them"

@@ -6,9 +6,11 @@ from typing import Any
 
 import lakequeue
 import pytest
-from client.threaded import connect, engine
+from client.threaded import Threaded
 from lakequeue.protocol import ConfigError
+from lakequeue.state import Batch
 from rules.harness import Bench, drain
+from rules.steps import Steps, define, delivered, described, subscribe
 
 YEAR_0 = datetime.min.replace(tzinfo=timezone(timedelta(hours=14)))
 YEAR_9999 = datetime.max.replace(tzinfo=timezone(-timedelta(hours=14)))
@@ -21,6 +23,7 @@ OPTIONS: list[tuple[str, dict[str, Any]]] = [
     ("ttl: b'5s'", {"ttl": b"5s"}),
     ("delay: '99999999999d' – allowed is a duration of at most", {"delay": "99999999999d"}),
     ("delay: nan", {"delay": float("nan")}),
+    ("deliver_at, delay: both are given", {"delay": "1s", "deliver_at": "2026-01-31T12:00:00Z"}),
     ("delay: 7200000 ms from now – allowed is less than the ttl, 3600000 ms",
      {"delay": "2h", "ttl": "1h"}),
     ("delay: 3600000 ms from now – allowed is less", {"delay": "1h", "ttl": "1h"}),
@@ -118,9 +121,50 @@ def test_L12_the_farthest_time_there_is(bench: Bench, moment: Any) -> None:
     assert (message.state, message.ready_at.year) == ("delayed", 9999)
 
 
+@pytest.mark.parametrize(
+    ("options", "seconds"),
+    [
+        ({"delay": "5s"}, 5), ({"delay": 3}, 3), ({"delay": "0s"}, 0), ({"delay": 0}, 0),
+        ({"deliver_at": timedelta(seconds=3)}, 3), ({}, 10),
+    ],
+)  # fmt: skip
+def test_P7_L12_a_delay_counts_from_each_send_and_a_message_says_otherwise(
+    bench: Bench, options: dict[str, Any], seconds: int
+) -> None:
+    """A delay is said as such, so the client's clock does not matter."""
+    producer, consumer = bench.connection.producer(delay="10s"), bench.consumer()
+    for _ in range(2):
+        given = dict(options)
+        if "deliver_at" in given:
+            given["deliver_at"] += bench.connection.now()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(bench.connection, "now_ms", lambda: 0)
+            producer.send("orders", b"{}", **given)
+        if seconds:
+            bench.advance(f"{seconds * 1000 - 1}ms")
+            assert drain(consumer) == []
+            bench.advance("1ms")
+        assert len(drain(consumer)) == 1
+
+
+def test_L12_X4_a_delay_and_a_ttl_count_from_when_kafka_took_the_message() -> None:
+    """The record's time is Kafka's; this machine's clock is ten minutes ahead of it."""
+    steps = Steps()
+    steps.run([define(), subscribe("s")])
+    sent = [("orders", b"{}", {"delay_ms": 5_000}), ("orders", b"{}", {"ttl_ms": 5_000})]
+    records = steps.publish_records(sent)
+    steps.now += 3_000
+    out = steps.step(Batch(publishes=records))
+    assert delivered(out) == [2]
+    assert described(steps)["delayed"] == 1
+    assert delivered(steps.tick(1_999)) == []
+    assert delivered(steps.tick(1)) == [1]
+    assert described(steps)["expired"] == 1
+
+
 def test_P2_one_odd_message_among_many_is_told_and_holds_up_none() -> None:
-    connection, wire = connect(engine({"name": "orders", "message_type": "binary"}))
-    producer = connection.producer(window=1_000, pub_ack_time="1m")
+    bench = Threaded(message_type="binary")
+    producer = bench.connection.producer(window=1_000, pub_ack_time="1m")
     sent = []
     for n in range(300):
         if n == 150:
@@ -131,23 +175,20 @@ def test_P2_one_odd_message_among_many_is_told_and_holds_up_none() -> None:
     producer.flush(10)
     assert len({future.result(0).message_id for future in sent}) == 299
     assert producer.send("orders", b"fine", timeout=10).sequence == 300
-    assert len(wire.published) == 300, "nothing was sent again"
+    assert len(bench.wire.published) == 300, "nothing was sent again"
 
 
 @pytest.mark.parametrize("timeout", [float("inf"), 1e300, 10**30, None])
 def test_a_very_long_wait(timeout: Any) -> None:
-    connection, _ = connect(engine({"name": "orders", "message_type": "text"}))
-    consumer = connection.consumer("orders")
-    connection.producer().send("orders", "x", timeout=timeout)
-    assert consumer.receive(timeout).payload == b"x"
+    bench = Threaded()
+    bench.producer.send("orders", "x", timeout=timeout)
+    assert bench.consumer().receive(timeout).payload == b"x"
 
 
 def test_the_longest_names_there_are() -> None:
     longest = "n" * 200
-    connection = lakequeue.connect("memory://", client_name=longest)
-    connection.admin().define({"name": "q" * 200, "message_type": "text"})
-    producer = connection.producer(producer_id="p" * 250)
-    producer.send("q" * 200, "x")
-    with connection.consumer("q" * 200, name=longest) as consumer:
-        assert consumer.receive(0).payload == b"x"
-    connection.close()
+    with lakequeue.connect("memory://", client_name=longest) as connection:
+        connection.admin().define({"name": "q" * 200, "message_type": "text"})
+        connection.producer(producer_id="p" * 250).send("q" * 200, "x")
+        with connection.consumer("q" * 200, name=longest) as consumer:
+            assert consumer.receive(0).payload == b"x"

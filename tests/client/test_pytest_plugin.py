@@ -21,38 +21,27 @@ def run(pytester: pytest.Pytester):
     return run
 
 
-def test_each_test_has_an_engine_of_its_own(run) -> None:
+def test_each_test_has_an_engine_of_its_own_and_a_clock_that_moves_when_told_to(run) -> None:
     run(
         """
         import lakequeue as package
 
         def test_one(lakequeue):
             lakequeue.define("orders")
+            before = lakequeue.now()
             with package.connect(lakequeue.url) as application:
-                application.producer().send("orders", b"{}")
+                application.producer().send("orders", b"{}", delay="30s")
+            consumer = lakequeue.connect(client_name="app").consumer("orders")
+            assert consumer.receive() is None
+            lakequeue.advance("30s")
+            assert consumer.receive() is not None
+            assert (lakequeue.now() - before).total_seconds() == 30
             assert lakequeue.admin.describe("orders")["depth"] == 1
 
         def test_two(lakequeue):
             assert lakequeue.admin.queues() == []
         """
     ).assert_outcomes(passed=2)
-
-
-def test_its_clock_moves_when_it_is_told_to(run) -> None:
-    run(
-        """
-        def test_it(lakequeue):
-            lakequeue.define("orders")
-            before = lakequeue.now()
-            connection = lakequeue.connect(client_name="app")
-            connection.producer().send("orders", b"{}", delay="30s")
-            consumer = connection.consumer("orders")
-            assert consumer.receive() is None
-            lakequeue.advance("30s")
-            assert consumer.receive() is not None
-            assert (lakequeue.now() - before).total_seconds() == 30
-        """
-    ).assert_outcomes(passed=1)
 
 
 @pytest.mark.parametrize(

@@ -3,21 +3,30 @@
 from typing import Any
 
 import pytest
-from client.threaded import Held, Wire, connect, engine, wait_for
+from client.threaded import Held, Threaded, Wire, connect, wait_for
 from lakequeue.protocol import Reason, Rejected
 from rules.harness import Bench
 
-ORDERS = {"name": "orders", "message_type": "text", "max_message_size": 10}
+SMALL: dict[str, Any] = {"message_type": "text", "max_message_size": 10}
 GROUPACK: dict[str, Any] = {"delivery_mode": "persistent_groupack", "group_ack": 10}
 
 
-def test_P3_P6_what_is_refused_after_send_returned_is_raised_by_flush() -> None:
-    connection, wire = connect(engine(ORDERS), kind=Held)
-    producer = connection.producer(**GROUPACK)
-    wire.let_go.clear()
-    for payload in ("small", "far too large", "fine", "much too large too"):
-        assert producer.send("orders", payload).message_id is None
-    wire.let_go.set()
+@pytest.fixture
+def held() -> Threaded:
+    return Threaded(Held, **SMALL)
+
+
+def send_unheard(bench: Threaded, producer: Any, *payloads: str, to: str = "orders") -> None:
+    """The sends return before the engine's answers are heard."""
+    bench.wire.let_go.clear()
+    for payload in payloads:
+        assert producer.send(to, payload).message_id is None
+    bench.wire.let_go.set()
+
+
+def test_P3_P6_what_is_refused_after_send_returned_is_raised_by_flush(held: Threaded) -> None:
+    producer = held.connection.producer(**GROUPACK)
+    send_unheard(held, producer, "small", "far too large", "fine", "much too large too")
     with pytest.raises(Rejected, match="message_too_large: 1 more were refused") as error:
         producer.flush(10)
     assert (error.value.reason, error.value.queue) == (Reason.MESSAGE_TOO_LARGE, "orders")
@@ -26,52 +35,42 @@ def test_P3_P6_what_is_refused_after_send_returned_is_raised_by_flush() -> None:
     assert producer.unacknowledged() == []
 
 
-def test_P3_P6_and_by_close() -> None:
-    connection, wire = connect(engine(ORDERS), kind=Held)
-    producer = connection.producer(**GROUPACK)
-    wire.let_go.clear()
-    producer.send("nowhere", "x")
-    wire.let_go.set()
+def test_P3_P6_and_by_close(held: Threaded) -> None:
+    producer = held.connection.producer(**GROUPACK)
+    send_unheard(held, producer, "x", to="nowhere")
     with pytest.raises(Rejected, match=r"no_matching_destination: .*nowhere.* – check the name"):
         producer.close()
     assert producer.unacknowledged() == [b"x"]
 
 
-def test_P6_a_connection_that_closes_closes_all_and_then_says_it() -> None:
-    made = engine(ORDERS)
-    connection, wire = connect(made, kind=Held)
-    first, second = connection.producer(**GROUPACK), connection.producer(**GROUPACK)
-    wire.let_go.clear()
+def test_P6_a_connection_that_closes_closes_all_and_then_says_it(held: Threaded) -> None:
+    first, second = (held.connection.producer(**GROUPACK) for _ in range(2))
+    held.wire.let_go.clear()
     first.send("orders", "far too large")
     second.send("orders", "fine")
     second.send_async("orders", "gathered")
-    wire.let_go.set()
+    held.wire.let_go.set()
     with pytest.raises(Rejected, match="message_too_large"):
-        connection.close()
-    assert not connection.is_open
-    look, _ = connect(made, "look")
-    assert [m.payload for m in look.admin().browse("orders")] == [b"fine", b"gathered"]
+        held.connection.close()
+    assert not held.connection.is_open
+    assert held.stored() == [b"fine", b"gathered"]
 
 
-def test_P6_unacknowledged_has_them_in_order_before_anybody_flushes() -> None:
-    connection, wire = connect(engine(ORDERS), kind=Held)
-    producer = connection.producer(**GROUPACK)
-    wire.let_go.clear()
-    producer.send("orders", "far too large")
-    wire.let_go.set()
+def test_P6_unacknowledged_has_them_in_order_before_anybody_flushes(held: Threaded) -> None:
+    producer = held.connection.producer(**GROUPACK)
+    send_unheard(held, producer, "far too large")
     wait_for(lambda: not producer._waiting())
-    wire.lose_published = lambda _: True
+    held.wire.lose_published = lambda _: True
     producer.send("orders", "unknown")
     assert producer.unacknowledged() == [b"far too large", b"unknown"]
-    wire.lose_published = lambda _: False
+    held.wire.lose_published = lambda _: False
     producer.retransmit(1e12)
     with pytest.raises(Rejected):
         producer.flush(10)
 
 
 def test_P6_who_has_the_future_is_told_by_it_alone() -> None:
-    connection, _ = connect(engine(ORDERS))
-    producer = connection.producer(**GROUPACK)
+    producer = Threaded(**SMALL).connection.producer(**GROUPACK)
     future = producer.send_async("orders", "far too large")
     with pytest.raises(Rejected):
         future.result(10)
@@ -79,16 +78,13 @@ def test_P6_who_has_the_future_is_told_by_it_alone() -> None:
     assert producer.unacknowledged() == []
 
 
-def test_P6_no_more_are_kept_than_the_window_holds(caplog: pytest.LogCaptureFixture) -> None:
-    connection, wire = connect(engine(ORDERS), kind=Held)
-    producer = connection.producer(window=3, delivery_mode="persistent_groupack", group_ack=1)
-    for some in (range(3), range(3, 5)):
-        wire.let_go.clear()
-        for n in some:
-            producer.send("orders", f"far too large {n}")
-        wire.let_go.set()
+def test_P6_no_more_are_kept_than_the_window_holds(
+    held: Threaded, caplog: pytest.LogCaptureFixture
+) -> None:
+    producer = held.connection.producer(window=3, **GROUPACK | {"group_ack": 1})
+    for numbers in (range(3), range(3, 5)):
+        send_unheard(held, producer, *(f"far too large {n}" for n in numbers))
         wait_for(lambda: not producer._waiting())
-    wait_for(lambda: not producer._waiting())
     assert len(producer.unacknowledged()) == 3
     assert "message 1 was refused and flush was not called" in caplog.text
     with pytest.raises(Rejected):
@@ -114,8 +110,8 @@ class Small(Wire):
 
 @pytest.mark.parametrize("mode", ["persistent", "persistent_groupack", "non_persistent"])
 def test_P6_what_kafka_cannot_take_is_raised_and_leaves_nothing_behind(mode: str) -> None:
-    connection, _ = connect(engine({"name": "orders", "message_type": "text"}), kind=Small)
-    producer = connection.producer(delivery_mode=mode)
+    bench = Threaded(Small, message_type="text")
+    producer = bench.connection.producer(delivery_mode=mode)
     producer.send("orders", "one")
     with pytest.raises(Rejected, match="message_too_large: 20 are allowed"):
         producer.send("orders", "x" * 21, key="k")
@@ -123,34 +119,30 @@ def test_P6_what_kafka_cannot_take_is_raised_and_leaves_nothing_behind(mode: str
     receipt = producer.send("orders", "two")
     assert receipt.sequence == (0 if mode == "non_persistent" else 2), "no number is left out"
     producer.flush(10)
-    seen = connection.admin().browse("orders")
-    assert [m.payload for m in seen] == [b"one", b"two"]
+    assert bench.stored() == [b"one", b"two"]
 
 
 # ---------------------------------------------------------------- discarded
 
 
+def said(receipt: Any) -> tuple[bool, str | None, str | None, str | None]:
+    return receipt.discarded, receipt.reason, receipt.queue, receipt.message_id
+
+
 @pytest.mark.parametrize("threaded", [False, True])
-def test_S4_the_receipt_says_that_it_was_discarded(threaded: bool, empty: Bench) -> None:
-    made = empty.engine
-    connection = connect(made)[0] if threaded else empty.connection
-    empty.define()
-    empty.admin.shutdown("orders", ingress=True)
-    receipt = connection.producer().send("orders", b"{}")
-    assert (receipt.discarded, receipt.reason, receipt.queue, receipt.message_id) == (
-        True, "queue_shutdown", "orders", None,
-    )  # fmt: skip
+def test_S4_the_receipt_says_that_it_was_discarded(threaded: bool, bench: Bench) -> None:
+    connection = connect(bench.engine)[0] if threaded else bench.connection
+    producer = connection.producer()
+    bench.admin.shutdown("orders", ingress=True)
+    receipt = producer.send("orders", b"{}")
+    assert said(receipt) == (True, "queue_shutdown", "orders", None)
     assert repr(receipt) == "<Receipt 1: discarded by 'orders', queue_shutdown>"
-    empty.admin.shutdown("orders", ingress=False)
-    receipt = connection.producer().send("orders", b"{}")
-    assert (receipt.discarded, receipt.reason, receipt.message_id) == (False, None, "1")
+    bench.admin.shutdown("orders", ingress=False)
+    assert said(producer.send("orders", b"{}")) == (False, None, None, "1")
 
 
 def test_S4_each_message_of_a_run_is_told_of() -> None:
-    made = engine({"name": "orders", "message_type": "text", "max_spool_messages": 3,
-                   "reject_msg_to_sender_on_discard": "never"})  # fmt: skip
-    connection, _ = connect(made)
-    producer = connection.producer()
+    producer = Threaded(max_spool_messages=3, reject_msg_to_sender_on_discard="never").producer
     sent = [producer.send_async("orders", f"{n}") for n in range(8)]
     producer.flush(10)
     assert [s.result().discarded for s in sent] == [False] * 3 + [True] * 5
@@ -160,13 +152,10 @@ def test_S4_another_queue_may_have_taken_it(empty: Bench) -> None:
     empty.define("shut", underlying_topic="both")
     empty.define("open", underlying_topic="both")
     empty.admin.shutdown("shut", ingress=True)
-    receipt = empty.producer.send("both", b"{}")
-    assert (receipt.discarded, receipt.queue, receipt.message_id) == (True, "shut", "1")
+    assert said(empty.producer.send("both", b"{}")) == (True, "queue_shutdown", "shut", "1")
 
 
 def test_S4_S6_without_a_queue_too() -> None:
     bench = Bench(config={"system": {"on_no_match": "discard"}})
     receipt = bench.producer.send("nowhere", b"{}")
-    assert (receipt.discarded, receipt.reason, receipt.queue) == (
-        True, "no_matching_destination", None,
-    )  # fmt: skip
+    assert said(receipt) == (True, "no_matching_destination", None, None)

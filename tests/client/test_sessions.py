@@ -1,33 +1,44 @@
-"""C3: a session that was given up is taken up again by the client, once; nothing stays behind."""
+"""C3: a session that was given up is taken up again by the client, once; nothing stays behind.
 
+L5: what was prefetched and never handed over returns untouched, which is no attempt.
+"""
+
+import threading
+import time
 from typing import Any
 
+import lakequeue
 import pytest
-from client.threaded import connect, engine, wait_for
+from client.threaded import WAIT_S, Held, Threaded, connect, wait_for
+from lakequeue.client.consumer.consumer import RETURN_S
 from lakequeue.client.session import requests as broker_requests
 from lakequeue.protocol import ConfigError, Timeout, commands
+from rules.harness import Bench, drain, ids
 
-ORDERS = {"name": "orders", "message_type": "json", "max_per_subscription_backlog": 10}
+
+def subscriptions(bench: Bench) -> list[str]:
+    """What the engine has, as another client sees it."""
+    look, _ = connect(bench.engine, "look")
+    return [c["subscription"] for c in look.admin().describe("orders")["consumers"]]
 
 
-def consumers(made: Any) -> list[dict[str, Any]]:
-    connection, _ = connect(made, "look")
-    found = connection.admin().describe("orders")["consumers"]
-    connection.close()
-    return list(found)
+def next_one_only(bench: Threaded) -> None:
+    """No consumer stayed behind: the next one is the only one, and receives."""
+    bench.send(b"1")
+    consumer = bench.consumer()
+    assert subscriptions(bench) == [consumer.subscription]
+    assert consumer.receive(timeout=10).payload == b"1"
 
 
 def test_C3_who_was_given_up_subscribes_again_and_receives() -> None:
-    made = engine(ORDERS, heartbeat_timeout="300ms")
-    connection, _ = connect(made)
-    producer = connection.producer()
-    consumer = connection.consumer("orders", ack_mode="individual", max_backlog=10)
+    bench = Threaded(system={"heartbeat_timeout": "300ms"})
+    consumer = bench.consumer()
     first = consumer.subscription
-    producer.send("orders", b"1")
+    bench.send(b"1")
     assert consumer.receive(timeout=10).delivery_count == 1
-    made.advance("300ms")
-    assert first not in [c["subscription"] for c in consumers(made)], "it may be back already"
-    wait_for(lambda: consumers(made))
+    bench.advance("300ms")
+    assert first not in subscriptions(bench), "it may be back already"
+    wait_for(lambda: subscriptions(bench))
     message = consumer.receive(timeout=10)
     assert (message.payload, message.delivery_count) == (b"1", 2)
     message.ack()
@@ -35,36 +46,34 @@ def test_C3_who_was_given_up_subscribes_again_and_receives() -> None:
 
 def test_C3_two_answers_that_it_is_lost_make_one_subscription() -> None:
     """Both heartbeats were on their way before the first answer came."""
-    made = engine(ORDERS, heartbeat_timeout="10m")
-    connection, wire = connect(made)
-    consumer = connection.consumer("orders", ack_mode="individual", max_backlog=10)
+    bench = Threaded(system={"heartbeat_timeout": "10m"})
+    consumer = bench.consumer()
     for _ in range(2):
-        connection._lost.add(0)
-        subscribed = len(wire.said("subscribe"))
-        wait_for(lambda n=subscribed: len(wire.said("subscribe")) > n)
-    wait_for(lambda: not connection._subscribing)
-    assert [c["subscription"] for c in consumers(made)] == [consumer.subscription]
-    connection.producer().send("orders", b"1")
+        bench.connection._lost.add(0)
+        subscribed = len(bench.wire.said("subscribe"))
+        wait_for(lambda n=subscribed: len(bench.wire.said("subscribe")) > n)
+    wait_for(lambda: not bench.connection._subscribing)
+    assert subscriptions(bench) == [consumer.subscription]
+    bench.send(b"1")
     assert consumer.receive(timeout=10).payload == b"1"
 
 
 def test_C3_a_consumer_that_could_not_be_made_leaves_nothing() -> None:
-    connection, wire = connect(engine(ORDERS))
+    bench = Threaded()
     with pytest.raises(ConfigError, match="there is no such queue"):
-        connection.consumer("nowhere")
-    assert connection._consumers == {}
-    connection.request(commands.Queues())
-    connection.close()
-    assert wire.said("heartbeat") == []
+        bench.consumer("nowhere")
+    assert bench.connection._consumers == {}
+    bench.connection.request(commands.Queues())
+    bench.connection.close()
+    assert bench.wire.said("heartbeat") == []
 
 
 def test_C3_who_was_closed_meanwhile_is_not_bound_again() -> None:
-    made = engine(ORDERS)
-    connection, _ = connect(made)
-    consumer = connection.consumer("orders")
+    bench = Threaded()
+    consumer = bench.consumer()
     consumer.close()
     consumer.subscribe()
-    assert consumers(made) == []
+    assert subscriptions(bench) == []
 
 
 def test_C3_a_consumer_whose_engine_did_not_answer_leaves_nothing(
@@ -73,36 +82,87 @@ def test_C3_a_consumer_whose_engine_did_not_answer_leaves_nothing(
     """The engine subscribes it later than its client waits, and the session lives on: nothing may
     be leased to a consumer that is not there."""
     monkeypatch.setattr(broker_requests, "REQUEST_TIMEOUT_S", 0.2)
-    made = engine(ORDERS)
-    connection, wire = connect(made)
-    wire.lose_received = lambda record: True
+    bench = Threaded()
+    bench.wire.lose_received = lambda record: True
     with pytest.raises(Timeout):
-        connection.consumer("orders", max_backlog=10)
-    wire.lose_received = lambda record: False
+        bench.consumer()
+    bench.wire.lose_received = lambda record: False
     monkeypatch.undo()
-    connection.producer().send("orders", b"1")
-    consumer = connection.consumer("orders", ack_mode="individual", max_backlog=10)
-    assert [c["subscription"] for c in consumers(made)] == [consumer.subscription]
-    assert consumer.receive(timeout=10).payload == b"1"
+    next_one_only(bench)
 
 
 def test_C3_a_consumer_that_was_interrupted_while_it_was_made_leaves_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Ctrl-C in a shell, whose connection lives on."""
-    made = engine(ORDERS)
-    connection, _ = connect(made)
-    wait = connection.wait
+    bench = Threaded()
+    wait = bench.connection.wait
 
     def interrupted(*given: Any) -> bool:
         wait(*given)  # the engine has answered
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(connection, "wait", interrupted)
+    monkeypatch.setattr(bench.connection, "wait", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        connection.consumer("orders", max_backlog=10)
+        bench.consumer()
     monkeypatch.undo()
-    wait_for(lambda: consumers(made) == [])
-    connection.producer().send("orders", b"1")
-    consumer = connection.consumer("orders", ack_mode="individual", max_backlog=10)
-    assert consumer.receive(timeout=10).payload == b"1"
+    wait_for(lambda: subscriptions(bench) == [])
+    next_one_only(bench)
+
+
+# ---------------------------------------------------------------- what returns untouched
+
+
+def test_L5_nothing_is_dead_lettered_with_the_shipped_configuration() -> None:
+    """By an application that is started and stopped often."""
+    with lakequeue.connect("memory://?config=conf/queues.yaml") as connection:
+        producer, admin = connection.producer(), connection.admin()
+        for n in range(200):
+            producer.send("orders", b'{"n": %d}' % n)
+        for _ in range(5):
+            with connection.consumer("orders", ack_mode="individual", max_backlog=100) as consumer:
+                consumer.receive(timeout=5).ack()
+        seen = admin.describe("orders")
+        assert (seen["depth"], seen["acknowledged"], seen["dead_lettered"]) == (195, 5, 0)
+        assert admin.describe("orders-dmq")["depth"] == 0
+        assert {m.delivery_count for m in admin.browse("orders", limit=200)} == {0}
+
+
+def test_L5_what_is_put_back_was_no_attempt(empty: Bench) -> None:
+    empty.define(max_deliveries=1, max_per_subscription_backlog=100)
+    sent = [empty.send({"n": n}) for n in range(3)]
+    with empty.consumer(backlog=3) as consumer:
+        for message in drain(consumer):
+            message.put_back()
+            message.ack()  # too late
+        again = drain(consumer)
+        assert ids(again) == sent
+        assert [m.delivery_count for m in again] == [1, 1, 1]
+
+
+def test_L5_what_is_on_its_way_at_the_close_returns_untouched_too() -> None:
+    bench = Threaded(Held)
+    consumer = bench.consumer()
+    bench.wire.let_go.clear()
+    for n in range(20):
+        bench.producer.send_async("orders", b"%d" % n, ack_immediately=True)
+    admin = connect(bench.engine, "look")[0].admin()
+    wait_for(lambda: admin.describe("orders")["leased"] == 20)
+    closing = threading.Thread(target=consumer.close)
+    closing.start()
+    time.sleep(0.1)
+    bench.wire.let_go.set()
+    closing.join(WAIT_S)
+    wait_for(lambda: admin.describe("orders")["ready"] == 20)
+    assert {m.delivery_count for m in admin.browse("orders")} == {0}
+
+
+def test_L5_consumers_of_an_engine_that_is_away_close_soon() -> None:
+    """They wait once, not each."""
+    bench = Threaded(Held)
+    for _ in range(5):
+        bench.consumer()
+    bench.wire.let_go.clear()
+    started = time.monotonic()
+    bench.connection.close()
+    assert RETURN_S <= time.monotonic() - started < 4 * RETURN_S

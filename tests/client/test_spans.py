@@ -31,11 +31,24 @@ class Traced:
     def __init__(self) -> None:
         self.provider, self.kept = TracerProvider(), InMemorySpanExporter()
         self.provider.add_span_processor(SimpleSpanProcessor(self.kept))
+        self.tracer = self.provider.get_tracer("application")
         self.connection = lakequeue.connect("memory://", config=CONFIG)
         self.connection.trace(self.provider)
+        self.send = self.connection.producer().send
 
-    def spans(self, kind: SpanKind) -> list[ReadableSpan]:
+    def spans(self, kind: SpanKind = SpanKind.CONSUMER) -> list[ReadableSpan]:
         return [span for span in self.kept.get_finished_spans() if span.kind == kind]
+
+    def deliver(self, parent: str) -> ReadableSpan:
+        """The span of a delivery of a message that came with this traceparent."""
+        headers: dict[str, str | bytes] = {"traceparent": parent}
+        self.send("orders", b"x", headers=headers)
+        with self.connection.consumer("orders") as consumer:
+            message = consumer.receive(timeout=0)
+            assert message.headers == headers
+            message.ack()
+        (span,) = self.spans()
+        return span
 
 
 @pytest.fixture
@@ -45,8 +58,8 @@ def traced() -> Iterator[Traced]:
     one.connection.close()
 
 
-def attribute(span: ReadableSpan, name: str) -> Any:
-    return span.attributes[name]
+def attributes(spans: list[ReadableSpan], name: str) -> list[Any]:
+    return [span.attributes[name] for span in spans]
 
 
 def test_a_traceparent_is_carried_through_without_the_extra() -> None:
@@ -64,86 +77,64 @@ def test_a_traceparent_is_carried_through_without_the_extra() -> None:
 
 
 def test_each_delivery_links_to_the_publish(traced: Traced) -> None:
-    tracer = traced.provider.get_tracer("application")
-    with tracer.start_as_current_span("checkout") as checkout:
-        receipt = traced.connection.producer().send("orders", b"five!")
+    with traced.tracer.start_as_current_span("checkout") as checkout:
+        receipt = traced.send("orders", b"five!")
     with traced.connection.consumer("orders", ack_mode="individual") as consumer:
         first = consumer.receive(timeout=0)
         assert first is not None
-        assert traced.spans(SpanKind.CONSUMER) == []  # it is under way
+        assert traced.spans() == []  # it is under way
         first.cancel()
-        second = consumer.receive(timeout=0)
-        second.ack()
+        consumer.receive(timeout=0).ack()
     (publish,) = traced.spans(SpanKind.PRODUCER)
     assert publish.parent.span_id == checkout.get_span_context().span_id
     assert publish.name == "orders publish"
-    deliveries = traced.spans(SpanKind.CONSUMER)
+    deliveries, context = traced.spans(), publish.get_span_context()
     for span in deliveries:
         (link,) = span.links
-        assert link.context.span_id == publish.get_span_context().span_id
-        assert link.context.trace_id == publish.get_span_context().trace_id
+        assert (link.context.span_id, link.context.trace_id) == (context.span_id, context.trace_id)
         assert span.parent is None
-        assert attribute(span, "messaging.message.id") == receipt.message_id
-        assert attribute(span, "messaging.message.body.size") == 5
-    assert [attribute(s, "lakequeue.outcome") for s in deliveries] == ["canceled", "acknowledged"]
-    assert [attribute(s, "lakequeue.delivery_count") for s in deliveries] == [1, 2]
+    assert attributes(deliveries, "messaging.message.id") == [receipt.message_id] * 2
+    assert attributes(deliveries, "messaging.message.body.size") == [5, 5]
+    assert attributes(deliveries, "lakequeue.outcome") == ["canceled", "acknowledged"]
+    assert attributes(deliveries, "lakequeue.delivery_count") == [1, 2]
 
 
 def test_what_began_elsewhere_is_passed_on(traced: Traced) -> None:
     """A message that has a traceparent keeps it; its deliveries link to that."""
-    traced.connection.producer().send("orders", b"x", headers={"traceparent": PARENT})
-    with traced.connection.consumer("orders") as consumer:
-        message = consumer.receive(timeout=0)
-        assert message.headers == {"traceparent": PARENT}
-        message.ack()
-    (span,) = traced.spans(SpanKind.CONSUMER)
+    span = traced.deliver(PARENT)
     assert f"{span.links[0].context.span_id:016x}" == PARENT.split("-")[2]
 
 
 @pytest.mark.parametrize("parent", ["", "nonsense", "00-0-0-0", "\x00" * 20, "é"])
 def test_what_is_no_trace_context_links_to_nothing(traced: Traced, parent: str) -> None:
-    traced.connection.producer().send("orders", b"x", headers={"traceparent": parent})
-    with traced.connection.consumer("orders") as consumer:
-        message = consumer.receive(timeout=0)
-        assert message.headers == {"traceparent": parent}
-        message.ack()
-    (span,) = traced.spans(SpanKind.CONSUMER)
-    assert span.links == ()
+    assert traced.deliver(parent).links == ()
 
 
 def test_spans_of_a_callback_are_children_of_the_delivery(traced: Traced) -> None:
-    tracer = traced.provider.get_tracer("application")
-
-    def work(message: lakequeue.Message) -> None:
-        tracer.start_span("query").end()
-
-    traced.connection.producer().send("orders", b"x")
+    traced.send("orders", b"x")
     with traced.connection.consumer("orders", ack_mode="auto") as consumer:
-        consumer.on_message(work)
-    (delivery,) = traced.spans(SpanKind.CONSUMER)
+        consumer.on_message(lambda _: traced.tracer.start_span("query").end())
+    (delivery,) = traced.spans()
     (query,) = (s for s in traced.spans(SpanKind.INTERNAL) if s.name == "query")
     assert query.parent.span_id == delivery.get_span_context().span_id
-    assert attribute(delivery, "lakequeue.outcome") == "acknowledged"
+    assert attributes([delivery], "lakequeue.outcome") == ["acknowledged"]
 
 
 def test_every_span_ends(traced: Traced) -> None:
     """Of a message that is removed on send, one whose lease ended, and one that a close returns."""
-    producer = traced.connection.producer()
     for queue in ("once", "orders", "orders"):
-        producer.send(queue, b"x")
+        traced.send(queue, b"x")
     once = traced.connection.consumer("once")
     assert once.receive(timeout=0) is not None
     consumer = traced.connection.consumer("orders", ack_mode="individual", max_backlog=1)
     held = consumer.receive(timeout=0)
-    assert held is not None
     traced.connection.advance("31s")
     with pytest.raises(lakequeue.LeaseLost):
         held.ack()
     assert consumer.receive(timeout=0) is not None
     consumer.close()
     once.close()
-    outcomes = [attribute(s, "lakequeue.outcome") for s in traced.spans(SpanKind.CONSUMER)]
-    assert outcomes == ["removed", "lost", "lost"]
+    assert attributes(traced.spans(), "lakequeue.outcome") == ["removed", "lost", "lost"]
 
 
 def test_without_its_packages_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

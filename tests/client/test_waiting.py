@@ -1,17 +1,29 @@
-"""C6, L5, L10: what waits in the client, when its lease or its life ends."""
+"""C6, L5, L10: what waits in the client, when its lease or its life ends. Leases that are renewed
+while the application works, up to a limit."""
 
+import threading
 import time
 from typing import Any
 
 import pytest
-from client.threaded import Held, connect, engine, wait_for
+from client.threaded import Held, Threaded, wait_for
 from lakequeue.protocol import LeaseLost
 from lakequeue.protocol import commands as c
 from rules.harness import Bench, drain, ids
 from rules.steps import REPLY, Steps, define, described, replies, subscribe
 
-LEASED = {"lease_period": "10s", "max_deliveries": 2, "max_per_subscription_backlog": 100}
+LEASED: dict[str, Any] = {"lease_period": "10s", "max_deliveries": 2}
 DAY_MS = 86_400_000
+
+
+@pytest.fixture
+def leased(bench: Bench) -> Bench:
+    bench.define(max_per_subscription_backlog=100, **LEASED)
+    return bench
+
+
+def send(bench: Bench, count: int) -> list[str]:
+    return [bench.send({"n": n}) for n in range(count)]
 
 
 def test_C6_what_has_expired_here_is_not_handed_over(bench: Bench) -> None:
@@ -24,176 +36,169 @@ def test_C6_what_has_expired_here_is_not_handed_over(bench: Bench) -> None:
     assert not consumer.has_messages
 
 
-@pytest.mark.parametrize("mode", ["no_ack", "pre_ack"])
-def test_C6_also_what_the_engine_has_let_go_of(bench: Bench, mode: str) -> None:
-    bench.send(ttl="5s")
-    consumer = bench.consumer(ack_mode=mode)
-    bench.advance("6s")
-    assert consumer.receive(timeout=0) is None
-
-
 def test_C6_a_life_is_counted_without_comparing_clocks() -> None:
-    made = engine({"name": "orders", "message_type": "json", "max_per_subscription_backlog": 9})
-    made.now += DAY_MS
-    connection, _ = connect(made)
-    consumer = connection.consumer("orders", ack_mode="individual", max_backlog=9)
-    producer = connection.producer()
-    producer.send("orders", b"{}", ttl="300ms")
-    producer.send("orders", b"{}", ttl="1h")
-    wait_for(lambda: len(consumer._prefetch.buffer) == 2)
-    time.sleep(0.4)
+    bench = Threaded()
+    bench.engine.now += DAY_MS
+    consumer = bench.consumer()
+    for ttl in ("200ms", "1h"):
+        bench.send(ttl=ttl)
+    bench.waiting(consumer, 2)
+    time.sleep(0.25)
     assert ids(consumer.receive_many(9, timeout=1)) == ["2"]
 
 
 def test_C6_what_has_lost_its_lease_here_is_not_handed_over() -> None:
     """What was sent instead is still on its way."""
-    queue = {"name": "orders", "message_type": "json", "max_per_subscription_backlog": 9}
-    connection, wire = connect(engine(queue | {"lease_period": "400ms"}), kind=Held)
-    consumer = connection.consumer("orders", ack_mode="individual", max_backlog=9)
-    for n in range(3):
-        connection.producer().send("orders", b"%d" % n)
-    wait_for(lambda: len(consumer._prefetch.buffer) == 3)
-    wire.let_go.clear()
+    bench = Threaded(Held, lease_period="400ms")
+    consumer = bench.consumer()
+    send(bench, 3)
+    bench.waiting(consumer, 3)
+    bench.wire.let_go.clear()
     time.sleep(0.5)
     assert consumer.receive(timeout=0) is None
-    wire.let_go.set()
+    bench.wire.let_go.set()
     assert [m.delivery_count for m in consumer.receive_many(3, timeout=10)] == [1] * 3
 
 
 @pytest.mark.parametrize("renewing", [False, True])
 def test_L5_a_worker_that_is_long_busy_costs_those_behind_nothing(
-    empty: Bench, renewing: bool
+    leased: Bench, renewing: bool
 ) -> None:
-    empty.define(**LEASED)
-    sent = [empty.send({"n": n}) for n in range(20)]
-    consumer = empty.consumer(auto_renew=renewing)
+    sent = send(leased, 20)
+    consumer = leased.consumer(auto_renew=renewing)
     long = consumer.receive(timeout=0)
     for _ in range(20):
-        empty.advance("4s")
+        leased.advance("4s")
         long.renew()
     long.ack()
     rest = drain(consumer)
     assert ids(rest) == sent[1:], "in their order"
     assert {m.delivery_count for m in rest} == {1}
-    seen = empty.seen()
+    seen = leased.seen()
     assert (seen["expired"], seen["counters"]["lease_ended"]) == (0, 0)
 
 
-def test_L5_what_is_handed_back_goes_to_whoever_has_room(empty: Bench) -> None:
-    empty.define(**LEASED, fairness_model="proportional")
-    sent = [empty.send({"n": n}) for n in range(4)]
-    busy = empty.consumer(backlog=4)
-    busy.receive(timeout=0)
-    idle = empty.consumer(name="idle", backlog=100)
-    assert drain(idle) == []
-    empty.advance("8s")
-    assert ids(drain(idle)) == sent[1:]
-
-
 @pytest.mark.parametrize("mode", ["auto", "client", "individual", "dups_ok"])
-def test_L5_L10_a_callback_that_takes_most_of_a_lease(empty: Bench, mode: str) -> None:
+def test_L5_L10_a_callback_that_takes_most_of_a_lease(leased: Bench, mode: str) -> None:
     """Each gets a whole lease to work in, however long it waited before."""
-    empty.define(**LEASED)
-    for n in range(10):
-        empty.send({"n": n})
+    sent = send(leased, 10)
     seen: list[str] = []
 
     def work(message: Any) -> None:
         seen.append(message.id)
-        empty.advance("8s")
+        leased.advance("8s")
         if mode in ("client", "individual"):
             message.ack()
 
     options = {"dups_ok_count": 1} if mode == "dups_ok" else {}
-    empty.consumer(ack_mode=mode, **options).on_message(work)
-    empty.advance("5m")
-    assert seen == [str(n + 1) for n in range(10)]
-    assert (empty.seen()["acknowledged"], empty.seen()["expired"]) == (10, 0)
+    leased.consumer(ack_mode=mode, **options).on_message(work)
+    leased.advance("5m")
+    assert seen == sent
+    assert (leased.seen()["acknowledged"], leased.seen()["expired"]) == (10, 0)
 
 
-def test_L10_what_is_handed_over_late_has_a_whole_lease(empty: Bench) -> None:
-    empty.define(**LEASED)
-    for n in range(3):
-        empty.send({"n": n})
-    consumer = empty.consumer()
-    empty.advance("7s")
+def test_L10_what_is_handed_over_late_has_a_whole_lease(leased: Bench) -> None:
+    send(leased, 3)
+    consumer = leased.consumer()
+    leased.advance("7s")
     messages = consumer.receive_many(3, timeout=0)
-    left = {m.lease_expires_at.timestamp() * 1000 - empty.connection.now_ms() for m in messages}
+    left = {m.lease_expires_at.timestamp() * 1000 - leased.connection.now_ms() for m in messages}
     assert left == {10_000}
-    assert empty.events().count("renewed") == 3
-    empty.advance("9s")
+    assert leased.events().count("renewed") == 3
+    leased.advance("9s")
     for message in messages:
         message.ack()
-    assert empty.seen()["acknowledged"] == 3
+    assert leased.seen()["acknowledged"] == 3
 
 
-def test_L10_what_is_handed_over_soon_is_not_renewed(empty: Bench) -> None:
-    empty.define(**LEASED)
-    empty.send()
-    consumer = empty.consumer()
-    empty.advance("1s")
-    drain(consumer)
-    empty.advance("9s")
-    assert empty.events().count("renewed") == 0
-    assert empty.seen()["counters"]["lease_ended"] == 1
+# ---------------------------------------------------------------- renewed while it is worked on
 
 
-def test_L10_the_limit_of_auto_renew_counts_from_the_hand_over(empty: Bench) -> None:
-    empty.define(**LEASED)
-    consumer = empty.consumer(auto_renew=True, auto_renew_limit="30s")
-    empty.send()
-    empty.advance("25s")
+def test_L10_a_lease_is_renewed_while_the_message_is_worked_on(leased: Bench) -> None:
+    consumer = leased.consumer(auto_renew=True)
+    other = leased.consumer(name="other", filter="/n < 0")
+    leased.send()
     (message,) = drain(consumer)
-    empty.advance("29s")
+    leased.advance("4m")
+    assert leased.seen()["counters"]["lease_ended"] == 0
     message.ack()
-    assert empty.seen()["acknowledged"] == 1
-
-
-def test_L5_L10_what_waits_beyond_the_limit_is_handed_back(empty: Bench) -> None:
-    """A callback that never returns keeps its own message up to the limit, and others no longer."""
-    empty.define(**LEASED)
-    consumer = empty.consumer(auto_renew=True, auto_renew_limit="30s", backlog=3)
-    sent = [empty.send({"n": n}) for n in range(3)]
-    stuck = consumer.receive(timeout=0)
-    other = empty.consumer(name="other")
-    empty.advance("29s")
+    assert leased.seen()["acknowledged"] == 1
     assert drain(other) == []
-    empty.advance("12s")
-    assert ids(drain(other))[:2] == sent[1:]
-    with pytest.raises(LeaseLost):
-        stuck.ack()
+    assert 24 <= leased.events().count("renewed") <= 60  # when half is over, not with every look
+
+
+@pytest.mark.parametrize("lease", ["settled", "without end"])
+def test_L10_there_is_nothing_to_renew(leased: Bench, lease: str) -> None:
+    if lease == "without end":
+        leased.define(lease_period=None)
+    consumer = leased.consumer(auto_renew=True)
+    send(leased, 3)
+    for message in drain(consumer):
+        if lease == "settled":
+            message.ack()
+    leased.advance("1h")
+    assert leased.events().count("renewed") == 0
+
+
+def test_L10_a_lease_without_end_that_cannot_be_renewed_is_lost(bench: Bench) -> None:
+    bench.send()
+    (message,) = drain(bench.consumer())
+    bench.admin.purge("orders")
+    message.renew("5s")
+    with pytest.raises(LeaseLost, match="no longer held by this consumer"):
+        message.ack()
+
+
+def test_C3_heartbeats_go_on_while_a_callback_runs_long() -> None:
+    """Its session is kept by the background thread, whatever the application does."""
+    bench = Threaded(system={"heartbeat_timeout": "600ms"})
+    release = threading.Event()
+    bench.consumer(ack_mode="auto").on_message(lambda _: release.wait(30))
+    bench.send()
+    for _ in range(12):  # the engine's time, as real time passes
+        time.sleep(0.1)
+        bench.advance("100ms")
+    assert len(bench.wire.said("heartbeat")) >= 3
+    release.set()
+    wait_for(lambda: bench.seen()["acknowledged"] == 1)
+    assert (bench.seen()["counters"]["returned"], bench.seen()["redelivered"]) == (0, 0)
+
+
+# ---------------------------------------------------------------- deliveries that nobody has seen
 
 
 def test_L7_an_older_delivery_that_nobody_has_seen_is_over() -> None:
     """The engine ended the lease, by its clock, and sent the message again."""
-    made = engine(LEASED | {"name": "orders", "message_type": "json"})
-    connection, _ = connect(made)
-    consumer = connection.consumer("orders", ack_mode="individual", max_backlog=9)
-    connection.producer().send("orders", b"{}")
-    wait_for(lambda: len(consumer._prefetch.buffer) == 1)
-    made.advance("10s")
+    bench = Threaded(**LEASED)
+    consumer = bench.consumer()
+    bench.send()
+    bench.waiting(consumer, 1)
+    bench.advance("10s")
     wait_for(lambda: consumer._prefetch.buffer[0].delivery_count == 2)
     assert len(consumer.receive_many(9, timeout=1)) == 1
 
 
 def test_L5_a_session_that_was_missed_says_what_nobody_had_seen() -> None:
-    made = engine(LEASED | {"name": "orders", "message_type": "json", "lease_period": "1h"})
-    connection, _ = connect(made)
-    consumer = connection.consumer("orders", ack_mode="individual", max_backlog=9)
-    for n in range(3):
-        connection.producer().send("orders", b"%d" % n)
+    bench = Threaded(**LEASED | {"lease_period": "1h"})
+    consumer = bench.consumer()
+    send(bench, 3)
     first = consumer.receive(timeout=10)
-    wait_for(lambda: len(consumer._prefetch.buffer) == 2)
-    made.advance("1m")
-    connection._lost.add(0)
-    wait_for(lambda: len(consumer._prefetch.buffer) == 3)
+    bench.waiting(consumer, 2)
+    bench.advance("1m")
+    bench.connection._lost.add(0)
+    bench.waiting(consumer, 3)
     messages = consumer.receive_many(9, timeout=10)
     assert [m.delivery_count for m in messages] == [2, 1, 1]
     assert messages[0].id == first.id
 
 
-@pytest.mark.parametrize("state", ["ready", "leased", "delayed"])
-def test_L5_what_is_said_late_takes_one_attempt_back(state: str) -> None:
+@pytest.mark.parametrize(
+    ("state", "expected", "ignored"),
+    [("ready", [1, 0, 0, 0], 2), ("leased", [2, 1, 1, 1], 2), ("delayed", [2, 1, 0, 0], 1)],
+)
+def test_L5_what_is_said_late_takes_one_attempt_back(
+    state: str, expected: list[int], ignored: int
+) -> None:
     """Whoever has the message now; and an attempt that was none is not taken back."""
     steps = Steps()
     steps.run([define(max_per_subscription_backlog=9), subscribe("a")], [("orders", b"{}")])
@@ -201,15 +206,12 @@ def test_L5_what_is_said_late_takes_one_attempt_back(state: str) -> None:
     if state != "ready":
         steps.run([subscribe("b")])
     if state == "delayed":
-        named = {"queue": "orders", "subscription": "b", "ids": "1", "delay_ms": 1000}
-        steps.run([c.Cancel(**named)])
+        steps.run([c.Cancel(queue="orders", subscription="b", ids="1", delay_ms=1000)])
     said = c.Returned(queue="orders", subscription="a", ids="1")
-    counts = [2 if state != "ready" else 1]
+    counts = expected[:1]
     for _ in range(3):
         steps.run([said])
         (row,) = replies(steps.run([c.Browse(queue="orders", reply=REPLY)]))[0].result
         counts.append(row["delivery_count"])
-    assert row["state"] == state
-    expected = {"ready": [1, 0, 0, 0], "leased": [2, 1, 1, 1], "delayed": [2, 1, 0, 0]}
-    assert counts == expected[state]
-    assert described(steps)["ack_ignored"] == {"ready": 2, "leased": 2, "delayed": 1}[state]
+    assert (row["state"], counts) == (state, expected)
+    assert described(steps)["ack_ignored"] == ignored

@@ -16,8 +16,11 @@ from lakequeue.client.connection import Connection
 from lakequeue.client.session.transport import Record
 from lakequeue.definitions import parse_configuration
 from lakequeue.memory import MemoryEngine, MemoryTransport
+from lakequeue.protocol import LakequeueError
+from rules.harness import Bench
 
 WAIT_S = 60.0
+ORDERS = {"name": "orders", "message_type": "json", "max_per_subscription_backlog": 1000}
 _opened: WeakSet[Connection] = WeakSet()
 
 
@@ -55,6 +58,10 @@ class Wire(MemoryTransport):
         """The commands of these kinds, in the order in which they were sent."""
         return [c for c in list(self.commands) if c["command"] in kinds]
 
+    def lose_receipts(self, record: Record) -> bool:
+        """For `lose_received`."""
+        return record.topic == "default.receipts"
+
 
 class Held(Wire):
     """A way on which what the engine says can be held back: while ``let_go`` is not set."""
@@ -71,6 +78,30 @@ class Held(Wire):
             return []
         kept, self._kept = self._kept, []
         return kept
+
+
+class Slow(Wire):
+    """Kafka has a record only once `acked` was called; the engine hears of it before.
+
+    sizes: how many messages each record held.
+    """
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self.sizes: list[int] = []
+        self.on_way: list[Callable[[], None]] = []
+
+    def publish(self, topic: str, value: bytes, *rest: Any) -> None:
+        key, headers, partition, acked = rest
+        self.sizes.append(msgspec.json.decode(dict(headers)["lq"]).get("count", 1))
+        self.on_way.append(acked)
+        super().publish(topic, value, key, headers, partition, None)
+
+    def acked(self) -> None:
+        """Kafka has all that was sent."""
+        on_way, self.on_way = self.on_way, []
+        for acked in on_way:
+            acked()
 
 
 def engine(*queues: dict[str, Any], **system: Any) -> MemoryEngine:
@@ -90,6 +121,33 @@ def connect(
     return connection, wire
 
 
+class Threaded(Bench):
+    """As `Bench`, with a connection that has a thread.
+
+    kind: of the wire; system: of the configuration; keys: of the queue `orders`.
+    """
+
+    def __init__(
+        self, kind: Callable[[MemoryEngine], Any] = Wire,
+        system: dict[str, Any] | None = None, **keys: Any,
+    ) -> None:  # fmt: skip
+        self.engine = engine(ORDERS | keys, **(system or {}))
+        self.connection, self.wire = connect(self.engine, kind=kind)
+        self.admin, self.producer = self.connection.admin(), self.connection.producer()
+
+    def advance(self, duration: str) -> None:
+        self.engine.advance(duration)
+
+    def waiting(self, consumer: Any, count: int) -> None:
+        """Until so many messages wait in the consumer's buffer."""
+        wait_for(lambda: len(consumer._prefetch.buffer) == count)
+
+    def stored(self) -> list[bytes]:
+        """The payloads, in the queue's order; asked by another client."""
+        look, _ = connect(self.engine, "look")
+        return [m.payload for m in look.admin().browse("orders", limit=1000)]
+
+
 def close_connections() -> None:
     """Those that a test has left open."""
     for connection in list(_opened):
@@ -97,9 +155,28 @@ def close_connections() -> None:
     _opened.clear()
 
 
-def wait_for(condition: Callable[[], bool], seconds: float = WAIT_S) -> None:
+def wait_for(condition: Callable[[], Any], seconds: float = WAIT_S) -> None:
     """Until a condition holds; AssertionError when it does not within ``seconds``."""
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, f"it did not happen within {seconds} s"
         time.sleep(0.005)
+
+
+def told_in_a_thread(
+    call: Callable[[], Any], waits_s: float = 0.1
+) -> tuple[threading.Thread, list[str]]:
+    """A thread that waits in a call, and the error that ends it."""
+    told: list[str] = []
+
+    def wait() -> None:
+        try:
+            call()
+        except LakequeueError as error:
+            told.append(f"{type(error).__name__}: {error}")
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    thread.join(waits_s)
+    assert thread.is_alive()
+    return thread, told
