@@ -99,50 +99,45 @@ def test_C4_the_traceback_is_logged(
     assert "ValueError: a mistake of the application" in caplog.text
 
 
-@pytest.mark.parametrize("mode", ["client", "individual"])
-def test_C4_after_an_exception_the_message_stays_with_the_consumer(bench: Bench, mode: str) -> None:
-    """Only auto and dups_ok acknowledge by themselves, so only they cancel by themselves."""
-    kept: list[Any] = []
-
-    def fail(message: Any) -> None:
-        kept.append(message)
-        raise ValueError("a mistake of the application")
-
-    bench.consumer(ack_mode=mode).on_message(fail)
-    for n in range(2):
-        bench.send({"n": n})
-    assert (bench.seen()["leased"], bench.seen()["canceled"]) == (2, 0)
-    kept[1].ack()
-    assert bench.seen()["acknowledged"] == (2 if mode == "client" else 1)
+def cancel_once(message: Any) -> None:
+    if message.delivery_count == 1:
+        message.cancel()
 
 
-def test_C4_L11_dups_ok_cancels_what_failed_and_backs_off(empty: Bench) -> None:
-    empty.define(max_per_subscription_backlog=9, redelivery_delay="10s")
-    consumer = empty.consumer(ack_mode="dups_ok", backlog=9, dups_ok_count=9, dups_ok_interval="1s")
-    work = Failing(once=True)
-    consumer.on_message(work)
-    for n in range(3):
-        empty.send({"n": n})
-    empty.advance("2s")
-    assert empty.seen()["acknowledged"] == 2
-    empty.advance("8s")
-    empty.advance("1s")
-    assert work.seen == [("1", 1), ("2", 1), ("3", 1), ("1", 2)]
-    assert empty.seen()["acknowledged"] == 3
+BACKS_OFF = {"redelivery_delay": "10s"}
+DUPS = {"dups_ok_count": 9, "dups_ok_interval": "1s"}
 
 
-def test_C4_a_cancel_in_the_callback_wins_over_auto(bench: Bench) -> None:
-    counts: list[int] = []
+@pytest.mark.parametrize(
+    ("mode", "options", "queue", "work", "counts"),
+    [
+        # Only auto and dups_ok acknowledge by themselves, so only they cancel by themselves.
+        pytest.param("client", {}, {}, Failing(), [1], id="client keeps what failed"),
+        pytest.param("individual", {}, {}, Failing(), [1], id="individual keeps what failed"),
+        pytest.param("dups_ok", DUPS, BACKS_OFF, Failing(once=True), [1, 2], id="dups_ok L11"),
+        pytest.param("auto", {}, BACKS_OFF, cancel_once, [1, 2], id="a cancel wins over auto"),
+    ],
+)
+def test_C4_L11_what_failed_or_was_canceled_comes_again_or_stays(
+    empty: Bench, mode: str, options: Any, queue: Any, work: Any, counts: list[int]
+) -> None:
+    empty.define(max_per_subscription_backlog=9, **queue)
+    seen: list[tuple[str, int]] = []
 
-    def work(message: Any) -> None:
-        counts.append(message.delivery_count)
-        if len(counts) == 1:
-            message.cancel()
+    def noting(message: Any) -> None:
+        seen.append((message.id, message.delivery_count))
+        work(message)
 
-    bench.consumer(ack_mode="auto").on_message(work)
-    bench.send()
-    assert counts == [1, 2]
-    assert (bench.seen()["canceled"], bench.seen()["acknowledged"]) == (1, 1)
+    empty.consumer(ack_mode=mode, backlog=9, **options).on_message(noting)
+    empty.send()
+    empty.advance("9s")
+    assert seen == [("1", 1)]
+    for _ in range(2):
+        empty.advance("1s")
+    assert seen == [("1", count) for count in counts]
+    settled = len(counts) - 1
+    assert (empty.seen()["canceled"], empty.seen()["acknowledged"]) == (settled, settled)
+    assert empty.seen()["leased"] == 1 - settled
 
 
 def test_C4_L4_auto_does_not_acknowledge_a_delivery_that_came_again(empty: Bench) -> None:
@@ -222,18 +217,18 @@ def test_C4_sys_exit_in_the_thread_of_a_callback_is_an_error_like_any(
 @pytest.mark.parametrize("mode", ["auto", "dups_ok"])
 def test_C4_L8_a_callback_that_fails_after_its_lease_ended_is_not_the_last(mode: str) -> None:
     """The cancel comes too late, and says so to nobody: the thread of the callbacks goes on."""
-    bench = Threaded(message_type="text", lease_period="100ms")
+    bench = Threaded(message_type="text", lease_period="500ms")
     seen: list[bytes] = []
 
     def callback(message: Any) -> None:
         seen.append(message.payload)
         if message.payload == b"slow":
-            time.sleep(0.2)
+            time.sleep(0.6)
+            bench.send(b"next")
             raise RuntimeError("too late")
 
     bench.consumer(ack_mode=mode, backlog=10).on_message(callback)
-    for payload in (b"slow", b"next"):
-        bench.send(payload)
+    bench.send(b"slow")
     wait_for(lambda: b"next" in seen)
     assert seen[0] == b"slow"
 

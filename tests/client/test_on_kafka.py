@@ -1,13 +1,11 @@
 """The whole client on real Kafka, with a step behind the topics instead of the job.
 
-Real threads, an event loop, forks and signals (C3). What is lost on the way, and who goes away and
-comes back: `tests/sim` and `test_transports.py`.
+Real threads and signals (C3). Losses, and who goes away and comes back: `tests/sim` and
+`test_transports.py`. Forks and event loops: `test_sessions.py` and `test_aio.py`.
 """
 
 from __future__ import annotations
 
-import asyncio
-import os
 import signal
 import subprocess
 import sys
@@ -16,15 +14,13 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import lakequeue
-import lakequeue.aio
 import pytest
 from client.stub_engine import StubEngine
 from client.threaded import wait_for
-from lakequeue.protocol import NotConnected
 
 pytestmark = pytest.mark.job
 
-QUEUES = ("fork", "signal", "aio", "threads")
+QUEUES = ("signal", "threads")
 PATIENCE_S = 90
 
 
@@ -63,61 +59,6 @@ def test_many_threads_one_connection(connection: Any) -> None:
             one.result()
     assert len({m.id for m in messages}) == 160
     wait_for(lambda: depth(connection, "threads") == 0)
-
-
-def test_aio_on_kafka(stub: StubEngine) -> None:
-    async def main() -> None:
-        url = f"kafka://{stub.bootstrap}"
-        async with await lakequeue.aio.connect(url, client_name="aio") as connection:
-            consumer = await connection.consumer("aio", ack_mode="auto", max_backlog=100)
-            seen: list[bytes] = []
-
-            async def work(message: Any) -> None:
-                await asyncio.sleep(0)
-                seen.append(message.payload)
-
-            consumer.on_message(work)
-            producer = connection.producer()
-            await asyncio.gather(*(producer.send("aio", str(n)) for n in range(50)))
-            while len(seen) < 50:
-                await asyncio.sleep(0.02)
-            assert seen == [str(n).encode() for n in range(50)]
-            await consumer.close()
-            assert (await connection.admin().describe("aio"))["depth"] == 0
-
-    asyncio.run(asyncio.wait_for(main(), PATIENCE_S))
-
-
-def test_a_forked_child_is_refused_at_once(connection: Any) -> None:
-    """receive() would otherwise wait for a thread that is not there."""
-    producer = connection.producer()
-    consumer = connection.consumer("fork", max_backlog=10)
-    producer.send("fork", b"parent")
-    read, write = os.pipe()
-    child = os.fork()
-    if child == 0:
-        told = []
-        for call in (
-            lambda: producer.send("fork", b"child"), consumer.receive,
-            lambda: connection.consumer("fork"), connection.admin,
-        ):  # fmt: skip
-            try:
-                call()
-                told.append("no error")
-            except NotConnected as error:
-                told.append(str(error))
-        consumer.close()
-        connection.close()
-        os.write(write, "\n".join(told).encode())
-        os._exit(0)
-    assert os.waitpid(child, 0)[1] == 0
-    told = os.read(read, 10_000).decode().splitlines()
-    expected = f"this connection was opened in process {os.getpid()}; open a new one after a fork"
-    assert told == [expected] * 4
-    message = consumer.receive(timeout=PATIENCE_S)
-    message.ack()
-    consumer.close()
-    wait_for(lambda: depth(connection, "fork") == 0)
 
 
 def test_C3_a_signal_ends_receive_and_what_was_held_returns_at_once(

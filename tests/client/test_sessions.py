@@ -3,6 +3,7 @@
 L5: what was prefetched and never handed over returns untouched, which is no attempt.
 """
 
+import os
 import threading
 import time
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 from client.threaded import WAIT_S, Held, Threaded, connect, wait_for
 from lakequeue.client.consumer.consumer import RETURN_S
 from lakequeue.client.session import requests as broker_requests
-from lakequeue.protocol import ConfigError, Timeout, commands
+from lakequeue.protocol import ConfigError, NotConnected, Timeout, commands
 from rules.harness import Bench, drain, ids
 
 
@@ -108,6 +109,32 @@ def test_C3_a_consumer_that_was_interrupted_while_it_was_made_leaves_nothing(
     monkeypatch.undo()
     wait_for(lambda: subscriptions(bench) == [])
     next_one_only(bench)
+
+
+def test_a_forked_child_is_refused_at_once() -> None:
+    """receive() would otherwise wait for a thread that is not there."""
+    bench = Threaded()
+    consumer = bench.consumer()
+    bench.send()
+    read, write = os.pipe()
+    if (child := os.fork()) == 0:
+        told = []
+        for call in (bench.send, consumer.receive, bench.consumer, bench.connection.admin):
+            try:
+                call()
+                told.append("no error")
+            except NotConnected as error:
+                told.append(str(error))
+        consumer.close()
+        bench.connection.close()
+        os.write(write, "\n".join(told).encode())
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    expected = f"this connection was opened in process {os.getpid()}; open a new one after a fork"
+    assert os.read(read, 10_000).decode().splitlines() == [expected] * 4
+    consumer.receive(timeout=10).ack()
+    consumer.close()
+    assert bench.seen()["depth"] == 0
 
 
 # ---------------------------------------------------------------- what returns untouched
