@@ -60,24 +60,6 @@ def test_C6_what_has_lost_its_lease_here_is_not_handed_over() -> None:
     assert [m.delivery_count for m in consumer.receive_many(3, timeout=10)] == [1] * 3
 
 
-@pytest.mark.parametrize("renewing", [False, True])
-def test_L5_a_worker_that_is_long_busy_costs_those_behind_nothing(
-    leased: Bench, renewing: bool
-) -> None:
-    sent = send(leased, 20)
-    consumer = leased.consumer(auto_renew=renewing)
-    long = consumer.receive(timeout=0)
-    for _ in range(20):
-        leased.advance("4s")
-        long.renew()
-    long.ack()
-    rest = drain(consumer)
-    assert ids(rest) == sent[1:], "in their order"
-    assert {m.delivery_count for m in rest} == {1}
-    seen = leased.seen()
-    assert (seen["expired"], seen["counters"]["lease_ended"]) == (0, 0)
-
-
 @pytest.mark.parametrize("mode", ["auto", "client", "individual", "dups_ok"])
 def test_L5_L10_a_callback_that_takes_most_of_a_lease(leased: Bench, mode: str) -> None:
     """Each gets a whole lease to work in, however long it waited before."""
