@@ -1,14 +1,13 @@
 """S9, S8, B4, S10: what a text table cannot say of alerts. See also scenarios/engine/limits.txt."""
 
 import logging
-from typing import Any
 
 import lakequeue
 import pytest
 from lakequeue.definitions import SystemLimits, parse_definition
 from lakequeue.protocol import commands as c
 from lakequeue.state.phases.alerts import is_over, mark, rate, time_to_react_s
-from rules.harness import Bench, drain
+from rules.harness import Bench
 
 KB = 1000
 
@@ -83,28 +82,6 @@ def test_S9_alerts_are_journaled_and_logged(empty: Bench, caplog: pytest.LogCapt
         "spool_usage_high: queue 'orders' of VPN 'default' at 25.0 % of 100, "
         "full in 3.00 min at the current rate"
     ]
-
-
-WAYS: dict[str, Any] = {
-    "close": lambda bench, one: (bench.admin.shutdown("one", egress=True), one.close()),
-    "delete": lambda bench, _: bench.admin.delete("one"),
-    "expire": lambda bench, _: bench.advance("1m"),
-    "purge": lambda bench, _: bench.admin.purge("one"),
-    "configure": lambda bench, _: bench.instruct(c.Configure(system={"max_delivered_unacked": 2})),
-}
-
-
-@pytest.mark.parametrize("free", WAYS.values(), ids=WAYS)
-def test_B4_whatever_frees_room_wakes_who_waits(free: Any) -> None:
-    bench = Bench(config={"system": {"max_delivered_unacked": 1}})
-    bench.define("one", expiration="1m")
-    bench.define("two")
-    one, two = bench.consumer("one"), bench.consumer("two")
-    bench.send(queue="one")
-    bench.send(queue="two")
-    assert (len(drain(one)), len(drain(two))) == (1, 0)
-    free(bench, one)
-    assert len(drain(two)) == 1
 
 
 def test_S9_defaults_of_the_system() -> None:

@@ -31,15 +31,6 @@ def test_Q6_a_queue_may_refuse_what_is_no_json(empty: Bench) -> None:
     assert seen["counters"]["rejected"] == {"malformed": 1}
 
 
-def test_Q6_other_queues_take_any_bytes(empty: Bench) -> None:
-    empty.define("blobs", message_type="binary")
-    empty.define("texts", message_type="text", on_invalid="nack")
-    for queue in ("blobs", "texts"):
-        empty.send(b"{", queue)
-        assert (empty.seen(queue)["depth"], empty.seen(queue)["invalid"]) == (1, 0)
-    assert empty.told("invalid_json") == []
-
-
 def test_L4_the_journal_names_who_held_a_lease_that_ended(empty: Bench) -> None:
     empty.define(lease_period="1s", max_per_subscription_backlog=9)
     holders = [empty.consumer(name=name, backlog=1) for name in ("a", "b")]

@@ -285,13 +285,14 @@ def test_a_wrong_configuration_is_refused_and_shows_no_key(text: str, why: str) 
     [
         ({"env": "NO_SUCH_KEY"}, "NO_SUCH_KEY"),
         ({"file": "/no/such/file"}, "/no/such/file"),
-        ({"env": "SHORT"}, "fewer than 16"),
+        ({"file": "short"}, "fewer than 16"),
     ],
 )
 def test_a_key_that_is_not_there_or_short_is_said_at_the_start(
-    monkeypatch: pytest.MonkeyPatch, place: dict[str, str], why: str
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Any, place: dict[str, str], why: str
 ) -> None:
-    monkeypatch.setenv("SHORT", "topsecret")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "short").write_text("topsecret\n")
     config = {"auth": "required", "clients": [{"name": "a", "key": place}]}
     with pytest.raises(ConfigError, match=why) as caught:
         lakequeue.connect("memory://", config=config)

@@ -214,56 +214,6 @@ def test_Q7_a_broker_names_topics_and_a_folder() -> None:
         parse_configuration({"brokers": [f"b{i}" for i in range(65)]})
 
 
-@pytest.mark.parametrize(
-    ("policy", "full", "shut", "outcome"),
-    [
-        ("when-queue-enabled", True, False, "queue_quota"),
-        ("when-queue-enabled", False, True, None),
-        ("when-queue-enabled", True, True, None),  # shutdown decides
-        ("including-when-shutdown", False, True, "queue_shutdown"),
-        ("including-when-shutdown", True, True, "queue_quota"),
-        ("never", True, False, None),
-        ("never", False, True, None),
-    ],
-)
-def test_S4_H5_the_outcome_of_a_failed_check(
-    empty: Bench, policy: str, full: bool, shut: bool, outcome: str | None
-) -> None:
-    empty.define(max_spool_messages=1, reject_msg_to_sender_on_discard=policy)
-    if full:
-        empty.send()
-    empty.admin.shutdown("orders", ingress=shut)
-    if outcome is None:
-        assert empty.send() is None
-        reason = "queue_quota" if full else "queue_shutdown"
-        assert empty.seen()["discarded_on_entry"] == {reason: 1}
-        assert [r["event"] for r in empty.engine.journal() if r["reason"] == reason] == [
-            "discarded"
-        ]
-    else:
-        assert empty.refused() == outcome
-        assert empty.seen()["rejected"] == {outcome: 1}
-    assert empty.seen()["depth"] == int(full)
-
-
-@pytest.mark.parametrize(
-    ("reason", "keys", "size"),
-    [
-        ("queue_quota", {"max_spool_usage": 3}, 4),
-        ("message_too_large", {"max_message_size": 3}, 4),
-        ("message_too_large", {"max_message_size": "11MB"}, 11_000_001),  # no Kafka record holds it
-    ],
-)
-def test_S3_each_refusal_is_counted_and_journaled(
-    empty: Bench, reason: str, keys: dict[str, Any], size: int
-) -> None:
-    empty.define(message_type="binary", **keys)
-    assert empty.refused(b"x" * size) == reason
-    assert (empty.seen()["rejected"], empty.seen()["depth"]) == ({reason: 1}, 0)
-    (row,) = [r for r in empty.engine.journal() if r["reason"] == reason]
-    assert (row["event"], row["queue"]) == ("rejected", "orders")
-
-
 def test_Q5_the_initial_owner_is_a_broker_that_runs(empty: Bench) -> None:
     keys = {"type": "GroupLocalQueue", "name": "q", "message_type": "json"}
     with pytest.raises(ConfigError, match=r"initial_owner: 'west' – allowed are .*: broker-0"):

@@ -81,27 +81,6 @@ def test_X5_X6_a_message_that_died_twice_says_of_what_first_and_gets_home(dead: 
 
 
 @pytest.mark.parametrize(
-    ("why", "change"),
-    [
-        ("no_such_queue", lambda b: b.admin.delete("orders")),
-        ("queue_shutdown", lambda b: b.admin.shutdown("orders", ingress=True)),
-        ("queue_quota", lambda b: b.define(max_spool_usage=1)),
-        ("message_too_large", lambda b: b.define(max_message_size=1)),
-        ("filter", lambda b: b.define(filter="/n = 9")),
-        ("leased", lambda b: b.consumer("dmq")),
-    ],
-)
-def test_X6_what_cannot_go_back_stays_and_is_reported(dead: Bench, why: str, change: Any) -> None:
-    sent = die(dead, {"n": 1}, {"n": 2})
-    change(dead)
-    done = dead.admin.redrive("dmq")
-    assert (done.moved, done.stayed, done.why) == (0, 2, {why: 2})
-    assert [(m.id, m.headers["lq-dead-reason"]) for m in dead.admin.browse("dmq")] == [
-        (number, "expired") for number in sent
-    ]
-
-
-@pytest.mark.parametrize(
     ("queue", "bad", "said"),
     [
         ("dmq", {"where": "/n >"}, "where"),
