@@ -29,6 +29,7 @@ from rules.steps import REPLY, Steps, replies, subscribe
 from .batches import EXCLUSIVE
 
 QUEUES = ("orders", "copies", "dead")
+SESSIONS = ("one", "two", "three")
 ENDS = {
     "acknowledged", "expired", "consumer_rejected", "purged", "replaced", "redriven", "deleted",
 }  # fmt: skip
@@ -42,6 +43,11 @@ CHANGES: tuple[dict[str, Any], ...] = (
     {"max_deliveries": None}, {"lease_period": "900ms"}, {"lease_period": None},
     {"expiration": "3s"}, {"expiration": None}, {"max_spool_messages": 30},
     {"max_spool_messages": None}, {"fairness_model": "fast"}, {"leasing": "strict"},
+    {"partition_key": "/k"}, {"partition_key": "@key"}, {"partition_key": None},
+    {"target_queue_depth": 4}, {"target_queue_depth": None},
+    {"deferred_ack_expiration": "2s"}, {"redelivery_delay": "700ms"}, {"max_cancels": 2},
+    {"max_spool_usage": 0}, {"max_spool_usage": None}, {"expiration_model": "latest"},
+    {"semantics": "at-most-once", "fairness_model": "round-robin"}, {"semantics": None},
 )  # fmt: skip
 
 
@@ -117,16 +123,12 @@ class Auditor:
 
 
 class Trouble:
-    """Blind commands and publishes in batches; every step is audited. STEPS: of what."""
+    """Blind commands and publishes in batches; every step is audited. steps: of what."""
 
-    CHANGES: tuple[dict[str, Any], ...] = CHANGES
-    EXCLUSIVE: tuple[str, ...] = EXCLUSIVE
-    STEPS: type = Steps
-
-    def __init__(self, seed: int, **options: Any) -> None:
+    def __init__(self, seed: int, steps: type = Steps, **options: Any) -> None:
         self.random = random.Random(seed)
         self.auditor = Auditor()
-        self.steps = self.STEPS(DictStore(), watch=self.auditor.see, **options)
+        self.steps = steps(DictStore(), watch=self.auditor.see, **options)
         self.flows: list[str] = []
         self.named = self.sequence = self.published = 0
         self.orders = {"name": "orders", "message_type": "json", "dead_message_queue": "dead",
@@ -164,41 +166,63 @@ class Trouble:
         r = self.random
         self.sequence += 1
         body = {"n": r.randrange(50), "k": r.randrange(5), "p": r.randrange(4)}
-        options: dict[str, Any] = {"producer": "p", "seq": self.sequence}
+        options: dict[str, Any] = {
+            "producer": r.choice("pqr") + str(self.named // 4), "seq": self.sequence,
+            "key": r.choice((None, b"a", b"b", b"")),
+            "headers": r.choice((None, None, '[{"key":"h","value":"eA=="}]')),
+        }  # fmt: skip
         if r.random() < 0.2:
             options["ttl_ms"] = r.choice((700, 3_100, 9_700))
-        return ("orders", json.dumps(body).encode(), options)
+        if r.random() < 0.2:
+            options["deliver_at"] = self.steps.now + r.choice((-1, 300, 2_500, 8_000))
+        return "orders", json.dumps(body).encode() + b" " * r.choice((0, 0, 0, 90)), options
 
     def command(self) -> Any:
         r = self.random
-        low = r.randint(1, self.sequence + 2)
+        low, ahead = r.randint(1, self.sequence + 2), self.sequence + r.randrange(1, 9)
         ids = f"{low}-{low + r.choice((0, 3, 60))}"
-        name = r.choice(("orders", "orders", "orders", "copies", "dead"))
         flow = r.choice(self.flows) if self.flows else "nobody"
-        own = {"queue": name, "subscription": flow}
-        match r.randrange(14):
-            case 0 | 1:
-                return self.subscribe(name)
-            case 2 if self.flows:
-                return c.Unsubscribe(queue=flow.split("-")[0], subscription=flow)
-            case 3 | 4:
-                return c.Ack(**own, ids=ids)
+        own = {"queue": flow.split("-")[0], "subscription": flow}
+        name = r.choice(("orders", "orders", "orders", "copies", "dead"))
+        some = {"queue": name, "subscription": flow}  # often another's
+        match r.randrange(24):
+            case 0:
+                return c.TransportAck(**own, received=r.randrange(30))
+            case 1:
+                return c.Heartbeat(session=r.choice(SESSIONS))
+            case 2:
+                return c.Ack(**own, ids=f"{ahead}-{ahead + r.choice((0, 2, 5))}")
+            case 3:
+                return c.Purge(queue=r.choice(QUEUES), where=f"/n < {r.randrange(20)}")
+            case 4:
+                return c.Browse(queue=r.choice(QUEUES), limit=5, where="/k <> 1", reply=REPLY)
             case 5:
-                return c.Ack(**own, up_to=str(low))
-            case 6:
-                return c.Ack(**own, where=f"/n = {r.randrange(50)}")
-            case 7:
-                return c.Cancel(**own, ids=ids, delay_ms=r.choice((None, 0, 400, 5_000)))
-            case 8:
-                return c.Reject(**own, ids=ids)
-            case 9:
-                return r.choice((c.Returned, c.Renew))(**own, ids=ids)
-            case 10:
+                most = r.choice((3, 9, 10_000))
+                return c.Configure(system={"max_delivered_unacked": most})
+            case 6 | 7 if self.flows:
+                return c.Ack(**own, ids=f"{max(self.sequence - 40, 1)}-{self.sequence}")
+            case 8 | 9:
+                return self.subscribe(name)
+            case 10 if self.flows:
+                return c.Unsubscribe(**own)
+            case 11 | 12:
+                return c.Ack(**some, ids=ids)
+            case 13:
+                return c.Ack(**some, up_to=str(low))
+            case 14:
+                return c.Ack(**some, where=f"/n = {r.randrange(50)}")
+            case 15:
+                return c.Cancel(**some, ids=ids, delay_ms=r.choice((None, 0, 400, 5_000)))
+            case 16:
+                return c.Reject(**some, ids=ids)
+            case 17:
+                return r.choice((c.Returned, c.Renew))(**some, ids=ids)
+            case 18:
                 return c.Purge(queue=name, ids=ids)
-            case 11:
+            case 19:
                 return c.Redrive(queue="dead")
-            case 12:
-                return c.SetBacklog(**own, max_backlog=r.choice((1, 5, 40)))
+            case 20:
+                return c.SetBacklog(**some, max_backlog=r.choice((1, 5, 40)))
         return self.redefine()
 
     def subscribe(self, queue: str) -> Any:
@@ -207,14 +231,15 @@ class Trouble:
         self.flows.append(f"{queue}-{self.named}")
         return subscribe(
             self.flows[-1], r.choice((1, 4, 30)), queue,
-            filter=r.choice((None, None, "/k = 0", "/k <> 0")),
+            session=r.choice(("", *SESSIONS)), framing=r.choice(("single", "batch")),
+            filter=r.choice((None, None, "/k = 0", "/k <> 0", "/n < 25 AND /k IN (1, 2)")),
             acks=r.choice(("explicit", "explicit", "explicit", "none")),
-            transport_acks=r.random() < 0.3,  # nobody says that anything came: it is sent again
+            transport_acks=r.random() < 0.4, priority=r.randrange(3),
         )  # fmt: skip
 
     def redefine(self) -> Any:
-        change = dict(self.random.choice(self.CHANGES))
-        if any(change.get(key) for key in self.EXCLUSIVE):
+        change = dict(self.random.choice(CHANGES))
+        if any(change.get(key) for key in (*EXCLUSIVE, "partition_key")):
             change = dict.fromkeys(EXCLUSIVE) | change
         self.orders = {k: v for k, v in (self.orders | change).items() if v is not None}
         return c.Define(definition=self.orders)

@@ -1,56 +1,23 @@
-"""Budgets so small that all goes on in later steps: every life is whole, and every queue drains.
+"""The judges of every message's life (`audit.py`) see what is wrong. They judge the twins of
+`tests/state/test_twins.py`."""
 
-`LAKEQUEUE_WALKS=10` makes ten times as much trouble.
-"""
-
-import os
 from typing import Any
 
 import pytest
 from lakequeue.protocol import commands as c
 from lakequeue.protocol.journal import Journal
 from lakequeue.protocol.outputs import Deadline, Deliveries
-from lakequeue.state import Limits
 from rules.steps import Steps, define, described, subscribe
 
 from .audit import Auditor, Trouble
-from .limits import SMALL_BUDGETS, TINY
-
-TIMES = int(os.environ.get("LAKEQUEUE_WALKS", "1"))
-SMALL = Limits(
-    command_rows=100, bulk_rows=80, due_rows=70, delivery_rows=50, delivery_bytes=4_000, looks=90
-)
-
-
-LIMITS = {"tiny": TINY, "budgets": SMALL_BUDGETS, "small": SMALL, "usual": Limits()}
-
-
-@pytest.mark.parametrize("name", LIMITS)
-def test_L_X_S_every_life_is_whole(name: str) -> None:
-    limits = LIMITS[name]
-    for seed in range(8 * TIMES):
-        trouble = Trouble(seed, limits=limits)
-        try:
-            trouble.go(25, 20)
-            trouble.check_drained()
-        except AssertionError as error:
-            error.add_note(f"seed {seed}")
-            raise
-
-
-@pytest.mark.parametrize("seed", range(TIMES))
-def test_L_X_S_every_life_of_2000_messages_is_whole(seed: int) -> None:
-    trouble = Trouble(90_000 + seed, limits=SMALL)
-    while trouble.published < 2_000:
-        trouble.go(5, 150)
-    trouble.check_drained()
+from .limits import TINY
 
 
 def test_L13_what_a_command_leaves_is_done_without_another() -> None:
     """Work that is left asks for a step at once."""
     steps = Steps(limits=TINY)
-    steps.run([define(max_per_subscription_backlog=100), subscribe("a", 8), subscribe("b", 8)],
-              [("orders", b"{}")] * 16)  # fmt: skip
+    consumers = [subscribe("a", 8), subscribe("b", 8)]
+    steps.run([define(max_per_subscription_backlog=100), *consumers], [("orders", b"{}")] * 16)
     steps.run([c.Ack(queue="orders", subscription="a", ids="1-16"), c.Purge(queue="orders")])
     assert described(steps)["depth"] == 0
     steps.run(publishes=[("orders", b"{}")] * 16)
@@ -59,11 +26,12 @@ def test_L13_what_a_command_leaves_is_done_without_another() -> None:
     assert (seen["leased"], seen["consumers"]) == (0, [])
 
 
-# ---------------------------------------------------------------- the judge
-
-
 def journal_of(steps: Steps, commands: list[Any], publishes: list[Any]) -> list[Any]:
     return [o for o in steps.run(commands, publishes) if not isinstance(o, Deadline)]
+
+
+def is_journal(output: Any) -> bool:
+    return isinstance(output, Journal)
 
 
 @pytest.mark.parametrize(
@@ -89,7 +57,3 @@ def test_a_message_that_is_lost_is_seen() -> None:
     trouble.auditor.accepted.add("999999")
     with pytest.raises(AssertionError, match="never seen again"):
         trouble.check_drained()
-
-
-def is_journal(output: Any) -> bool:
-    return isinstance(output, Journal)

@@ -2,7 +2,7 @@
 and such walks find each mistake that an engine could make.
 
 Short walks: `test_administered`, and where nearly all is cold `tests/state/test_twins.py`. Under
-budgets a command may take several steps, and more than one order of events is right: `test_audit`.
+budgets a command may take several steps, and more than one order of events is right: `audit.py`.
 `LAKEQUEUE_WALKS=10` does ten times as many.
 """
 
