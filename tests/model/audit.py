@@ -158,7 +158,7 @@ class Trouble:
                 self.steps.restart()
             else:
                 self.run(
-                    [self.command() for _ in range(self.random.randrange(6))],
+                    [self.command() for _ in range(self.random.randrange(9))],
                     [self.message() for _ in range(self.random.randrange(most))],
                 )
 
@@ -179,13 +179,14 @@ class Trouble:
 
     def command(self) -> Any:
         r = self.random
-        low, ahead = r.randint(1, self.sequence + 2), self.sequence + r.randrange(1, 9)
+        oldest = r.choice((1, max(1, self.sequence - 40)))
+        low, ahead = r.randint(oldest, self.sequence + 2), self.sequence + r.randrange(1, 9)
         ids = f"{low}-{low + r.choice((0, 3, 60))}"
         flow = r.choice(self.flows) if self.flows else "nobody"
         own = {"queue": flow.split("-")[0], "subscription": flow}
         name = r.choice(("orders", "orders", "orders", "copies", "dead"))
-        some = {"queue": name, "subscription": flow}  # often another's
-        match r.randrange(24):
+        some = own | r.choice(({}, {}, {}, {"queue": name}))  # it may be another's
+        match r.randrange(25):
             case 0:
                 return c.TransportAck(**own, received=r.randrange(30))
             case 1:
@@ -211,7 +212,7 @@ class Trouble:
                 return c.Ack(**some, up_to=str(low))
             case 14:
                 return c.Ack(**some, where=f"/n = {r.randrange(50)}")
-            case 15:
+            case 15 | 21:
                 return c.Cancel(**some, ids=ids, delay_ms=r.choice((None, 0, 400, 5_000)))
             case 16:
                 return c.Reject(**some, ids=ids)
