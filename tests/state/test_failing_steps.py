@@ -19,13 +19,17 @@ from .twin_steps import FailingSteps
 QUEUES = ("orders", "other")
 
 
-@pytest.fixture(params=[0.0, 0.4], ids=["from the beginning", "from marks"])
-def steps(request: pytest.FixtureRequest) -> FailingSteps:
-    made = FailingSteps(chance=request.param)
-    made.run([define(name, max_per_subscription_backlog=9) for name in QUEUES])
-    made.run([subscribe(name, 9, name) for name in QUEUES])
+def begun(names: tuple[str, ...] = QUEUES, **options: Any) -> FailingSteps:
+    made = FailingSteps(**options)
+    made.run([define(name, max_per_subscription_backlog=9) for name in names])
+    made.run([subscribe(name, 9, name) for name in names])
     made.check_marks()  # what is planted after it did not fail before it
     return made
+
+
+@pytest.fixture(params=[0.0, 0.4], ids=["from the beginning", "from marks"])
+def steps(request: pytest.FixtureRequest) -> FailingSteps:
+    return begun(chance=request.param)
 
 
 def events(outputs: list[Any], event: str) -> list[str]:
@@ -37,8 +41,28 @@ def rejected(outputs: list[Any]) -> list[RejectedRecord]:
     return [o for o in outputs if isinstance(o, RejectedRecord)]
 
 
-def fail_in_storing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A message with 13 in it fails as it is stored, with all that are stored together with it."""
+RUN = {"producer": "p", "count": 3}
+BAD, GOOD = ([b'{"n":%d}' % n for n in numbers] for numbers in ((1, 13, 2), (3, 4, 5)))
+
+
+@pytest.mark.parametrize(
+    ("sent", "left_out"),
+    [
+        ([("orders", payload) for payload in BAD], BAD[1]),
+        (
+            [
+                ("orders", encode_run(BAD), RUN | {"seq": 1}),
+                ("orders", encode_run(GOOD), RUN | {"seq": 4}),
+            ],
+            encode_run(BAD),
+        ),
+    ],
+    ids=["messages that are stored together", "a record with several messages"],
+)
+def test_what_fails_as_it_is_stored_is_found_and_left_out(
+    steps: FailingSteps, monkeypatch: pytest.MonkeyPatch, sent: list[Any], left_out: bytes
+) -> None:
+    """What fails as it is stored has failed among others: then each is stored by itself."""
     store = admission.Admission._store
 
     def planted(self: Any, judged: Any, messages: Any) -> int:
@@ -47,35 +71,9 @@ def fail_in_storing(monkeypatch: pytest.MonkeyPatch) -> None:
         return store(self, judged, messages)
 
     monkeypatch.setattr(admission.Admission, "_store", planted)
-
-
-def test_of_messages_that_are_stored_together_the_one_that_fails_is_found(
-    steps: FailingSteps, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What fails as it is stored has failed among others: then each is stored by itself."""
-    fail_in_storing(monkeypatch)
-    sent = [("orders", b'{"n":%d}' % n) for n in (1, 13, 2)]
     out = steps.run(publishes=sent)
-    assert [bad.value for bad in rejected(out)] == [b'{"n":13}']
-    assert len(delivered(out, "orders")) == 2
-    assert len(steps.failures) == 2
-    steps.run(publishes=sent[:1])
-    assert len(steps.failures) == 2
-
-
-def test_a_record_with_several_messages_of_which_one_fails_is_left_out(
-    steps: FailingSteps, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fail_in_storing(monkeypatch)
-    bad, good = ([b'{"n":%d}' % n for n in numbers] for numbers in ((1, 13, 2), (3, 4, 5)))
-    run = {"count": 3, "producer": "p"}
-    sent = [
-        ("orders", encode_run(bad), run | {"seq": 1}),
-        ("orders", encode_run(good), run | {"seq": 4}),
-    ]  # fmt: skip
-    out = steps.run(publishes=sent)
-    assert [record.value for record in rejected(out)] == [encode_run(bad)]
-    assert len(delivered(out, "orders")) == 3
+    assert [record.value for record in rejected(out)] == [left_out]
+    assert len(delivered(out, "orders")) == (2 if left_out == BAD[1] else 3)
     assert len(steps.failures) == 2
     steps.run(publishes=[("orders", b"{}")])
     assert len(steps.failures) == 2
@@ -170,13 +168,17 @@ def test_a_queue_that_is_defined_again_in_the_step_in_which_it_fails_is_left_alo
 MANY, MANY_QUEUES = 50, 20  # a replay looks at each queue, so their cost is its square
 
 
+def spoil(broker: Any) -> None:
+    broker.names["default", "orders"].header.depth += 7
+    raise OverflowError("planted" * 90)
+
+
 def bad_messages(monkeypatch: pytest.MonkeyPatch) -> None:
     check = admission.check_messages
 
     def planted(broker: Any, vpn: str, matches: Any, messages: Any) -> Any:
         if any(b"13" in payload for payload in messages.payloads):
-            matches[0].queue.header.depth += 7
-            raise OverflowError("planted" * 90)
+            spoil(broker)
         return check(broker, vpn, matches, messages)
 
     monkeypatch.setattr(admission, "check_messages", planted)
@@ -187,8 +189,7 @@ def bad_commands(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def planted(broker: Any, vpn: str, command: Any) -> None:
         if getattr(command, "limit", None) == 13:
-            broker.names["default", "orders"].header.depth += 7
-            raise OverflowError("planted" * 90)
+            spoil(broker)
         carry_out(broker, vpn, command)
 
     monkeypatch.setattr(intake, "_one", planted)
@@ -211,10 +212,7 @@ def test_any_number_of_bad_records_in_one_step_is_left_out(
 ) -> None:
     """Each costs one replay; the others of the step are taken (S1). What the log says of them
     stays small."""
-    steps = FailingSteps(checked=False)
-    steps.run([define(name, max_per_subscription_backlog=9) for name in QUEUES])
-    steps.run([subscribe(name, 9, name) for name in QUEUES])
-    steps.check_marks()
+    steps = begun(checked=False)
     plant(monkeypatch)
     commands = [c.Browse(queue="orders", limit=13, reply=REPLY)] * MANY
     messages = [("orders", b'{"n":13}')] * MANY
@@ -234,10 +232,7 @@ def test_any_number_of_bad_records_in_one_step_is_left_out(
 @pytest.mark.parametrize("phase", PHASES)
 def test_any_number_of_queues_that_fail_in_one_step_is_left_alone(phase: str) -> None:
     names = [f"q{n}" for n in range(MANY_QUEUES)]
-    steps = FailingSteps(checked=False)
-    steps.run([define(name, max_per_subscription_backlog=9) for name in (*names, "other")])
-    steps.run([subscribe(name, 9, name) for name in (*names, "other")])
-    steps.check_marks()
+    steps = begun((*names, "other"), checked=False)
     with pytest.MonkeyPatch.context() as monkeypatch:
         PHASES[phase](monkeypatch)
         sent = [(name, b"{}", {"ttl_ms": 500}) for name in names]
