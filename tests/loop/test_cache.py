@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext
 from unittest.mock import patch
 
 import pytest
@@ -18,39 +20,39 @@ from lakequeue.streaming.loop.page_cache import PAGE_BYTES, CacheClosed, PageCac
 class State(DictStore):
     """A state that takes one call at a time, and counts them."""
 
-    def __init__(self, pages: dict[str, bytes] | None = None) -> None:
+    def __init__(
+        self, pages: dict[str, bytes] | None = None, pause_s: float = 0.0, fails: str = ""
+    ) -> None:
         super().__init__(pages)
         self.reads = self.writes = 0
-        self.pause_s = 0.0
-        self.fails: str | None = None
+        self.pause_s, self.fails = pause_s, fails
         self._busy = threading.Lock()
 
-    def get(self, key: str) -> bytes | None:
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
         assert self._busy.acquire(blocking=False), "two calls at once"
-        self.reads += 1
         try:
-            return super().get(key)
+            yield
         finally:
             self._busy.release()
 
+    def get(self, key: str) -> bytes | None:
+        with self._alone():
+            self.reads += 1
+            return super().get(key)
+
     def put(self, key: str, value: bytes) -> None:
-        assert self._busy.acquire(blocking=False), "two calls at once"
-        self.writes += 1
-        try:
+        with self._alone():
+            self.writes += 1
             time.sleep(self.pause_s)
             if key == self.fails:
                 raise RuntimeError(f"no room for {key}")
             super().put(key, value)
-        finally:
-            self._busy.release()
 
     def delete(self, key: str) -> None:
-        assert self._busy.acquire(blocking=False), "two calls at once"
-        try:
+        with self._alone():
             assert key in self.pages, "only what is there is removed"
             super().delete(key)
-        finally:
-            self._busy.release()
 
     def keys(self) -> set[str]:
         return set(self.pages)
@@ -82,58 +84,48 @@ operations = st.lists(
 )
 
 
-@settings(max_examples=200)
-@given(st.dictionaries(keys, st.binary(max_size=300)), operations, st.integers(0, 4_000))
-def test_it_is_a_store(first: dict[str, bytes], walk: list[tuple], bytes_max: int) -> None:
+def check_sizes(cache: PageCache, bytes_max: int) -> None:
+    """The cache knows what it has, and does not have more than it may."""
+    large = {key for key, value in cache._clean.items() if len(value) >= module.LARGE_BYTES}
+    assert set(cache._large) == large
+    assert cache._large_bytes == sum(len(cache._clean[k]) + PAGE_BYTES for k in large)
+    clean_bytes = sum(len(value) + PAGE_BYTES for value in cache._clean.values())
+    assert cache.held_bytes == clean_bytes + cache.dirty_bytes
+    assert clean_bytes <= bytes_max
+
+
+@settings(max_examples=300)
+@given(
+    st.dictionaries(keys, st.binary(max_size=300)), operations, st.integers(0, 4_000),
+    st.sampled_from([None, -1.0, 10.0]),
+)  # fmt: skip
+def test_it_is_a_store(
+    first: dict[str, bytes], walk: list[tuple], bytes_max: int, large_kept_s: float | None
+) -> None:
+    """Also where large pages, of 100 bytes here, are let go at once, or after a while."""
     below, plain = State(first), DictStore(first)
     cache = PageCache(below, bytes_max)
-    for name, *rest in walk:
-        if name == "put":
-            cache.put(*rest)
-            plain.put(*rest)
-        elif name == "delete":
-            cache.delete(*rest)
-            plain.delete(*rest)
-        elif name == "get":
-            assert cache.get(*rest) == plain.get(*rest)
-        elif name == "behind":
-            cache.write_behind()
-        else:
-            save(cache)
-            assert below.pages == plain.pages
-            cache.detach()
-            cache.attach(below)
-        assert cache.held_bytes - cache.dirty_bytes <= max(bytes_max, 0)
-    save(cache)
-    assert below.pages == plain.pages
-    assert cache.dirty_bytes == 0
-
-
-@settings(max_examples=100)
-@given(operations, st.integers(0, 4_000), st.sampled_from([-1.0, 10.0]))
-def test_large_pages_are_let_go_and_nothing_else_changes(
-    walk: list[tuple], bytes_max: int, kept_s: float
-) -> None:
-    with patch.multiple(module, LARGE_BYTES=100, LARGE_KEPT_S=kept_s):
-        cache, plain = PageCache(State(), bytes_max), DictStore()
+    changed = {} if large_kept_s is None else {"LARGE_BYTES": 100, "LARGE_KEPT_S": large_kept_s}
+    with patch.multiple(module, **changed) if changed else nullcontext():
         for name, *rest in walk:
             if name in ("put", "delete"):
                 getattr(cache, name)(*rest)
                 getattr(plain, name)(*rest)
             elif name == "get":
                 assert cache.get(*rest) == plain.get(*rest)
-            elif name == "batch":
-                save(cache)
-            else:
+            elif name == "behind":
                 cache.write_behind()
-            large = {key for key, value in cache._clean.items() if len(value) >= 100}
-            assert set(cache._large) == large
-            assert cache._large_bytes == sum(len(cache._clean[k]) + PAGE_BYTES for k in large)
-            clean_bytes = sum(len(value) + PAGE_BYTES for value in cache._clean.values())
-            assert cache.held_bytes == clean_bytes + cache.dirty_bytes
+            else:
+                save(cache)
+                assert below.pages == plain.pages
+                cache.detach()
+                cache.attach(below)
+            check_sizes(cache, bytes_max)
         save(cache)
+        assert below.pages == plain.pages
+        assert cache.dirty_bytes == 0
         cache.write_behind()
-        assert kept_s > 0 or not cache._large
+        assert large_kept_s != -1.0 or not cache._large
         assert {key: cache.get(key) for key in plain.pages} == plain.pages
         save(cache)
 
@@ -182,8 +174,7 @@ def test_large_pages_do_not_push_out_small_ones() -> None:
 
 def test_who_reads_a_page_does_not_wait_for_what_is_written() -> None:
     """But for the page that is being written."""
-    below = State({"asked": b"1"})
-    below.pause_s = 0.02
+    below = State({"asked": b"1"}, pause_s=0.02)
     cache = PageCache(below, 0)
     for n in range(40):
         cache.put(f"{n}", b"x")
@@ -250,8 +241,7 @@ def test_clean_pages_go_first_the_longest_unused_before() -> None:
 
 
 def test_a_page_on_its_way_is_read_as_it_was_put() -> None:
-    below = State()
-    below.pause_s = 0.01
+    below = State(pause_s=0.01)
     cache = PageCache(below, 0)
     for n in range(20):
         cache.put("a", b"%d" % n)
@@ -262,8 +252,7 @@ def test_a_page_on_its_way_is_read_as_it_was_put() -> None:
 
 
 def test_what_cannot_be_written_is_said() -> None:
-    below = State()
-    below.fails = "b"
+    below = State(fails="b")
     cache = PageCache(below, 0)
     cache.put("a", b"1")
     cache.put("b", b"2")
@@ -272,8 +261,7 @@ def test_what_cannot_be_written_is_said() -> None:
 
 
 def test_giving_up_writes_nothing_more() -> None:
-    below = State()
-    below.pause_s = 0.05
+    below = State(pause_s=0.05)
     cache = PageCache(below, 0)
     for n in range(50):
         cache.put(str(n), b"x")
@@ -288,15 +276,13 @@ def test_between_two_batches_a_page_that_is_not_here_is_waited_for() -> None:
     cache.get("a")
     cache.detach()
     assert cache.get("a") == b"1"
-    found = []
-    reader = threading.Thread(target=lambda: found.append(cache.get("b")))
-    reader.start()
-    time.sleep(0.05)
-    assert not found
-    assert below.reads == 1, "the handle of the batch before is not touched"
-    cache.attach(State({"b": b"3"}))
-    reader.join(60)
-    assert found == [b"3"]
+    with ThreadPoolExecutor(1) as pool:
+        reader = pool.submit(cache.get, "b")
+        time.sleep(0.05)
+        assert not reader.done()
+        assert below.reads == 1, "the handle of the batch before is not touched"
+        cache.attach(State({"b": b"3"}))
+        assert reader.result(60) == b"3"
     assert cache.waited_s > 0.04
     cache.close()
 
@@ -304,25 +290,16 @@ def test_between_two_batches_a_page_that_is_not_here_is_waited_for() -> None:
 def test_who_waits_for_a_page_is_told_that_it_is_over() -> None:
     cache = PageCache(State({"a": b"1"}), 10_000)
     cache.detach()
-    failures: list[BaseException] = []
-
-    def read() -> None:
-        try:
-            cache.get("a")
-        except CacheClosed as error:
-            failures.append(error)
-
-    reader = threading.Thread(target=read)
-    reader.start()
-    time.sleep(0.05)
-    cache.close()
-    reader.join(60)
-    assert len(failures) == 1
+    with ThreadPoolExecutor(1) as pool:
+        reader = pool.submit(cache.get, "a")
+        time.sleep(0.05)
+        cache.close()
+        with pytest.raises(CacheClosed):
+            reader.result(60)
 
 
 def test_a_batch_saves_what_was_handed_over_and_not_what_came_after() -> None:
-    below = State()
-    below.pause_s = 0.01
+    below = State(pause_s=0.01)
     cache = PageCache(below, 10_000)
     for key in "abcdef":
         cache.put(key, b"1")
