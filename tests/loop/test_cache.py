@@ -72,9 +72,10 @@ def save(cache: PageCache) -> None:
 
 
 keys = st.sampled_from("abcdefgh")
+pages = st.binary(max_size=20) | st.integers(90, 600).map(bytes)
 operations = st.lists(
     st.one_of(
-        st.tuples(st.just("put"), keys, st.binary(max_size=600)),
+        st.tuples(st.just("put"), keys, pages),
         st.tuples(st.just("get"), keys),
         st.tuples(st.just("delete"), keys),
         st.tuples(st.just("behind")),
@@ -96,7 +97,7 @@ def check_sizes(cache: PageCache, bytes_max: int) -> None:
 
 @settings(max_examples=300)
 @given(
-    st.dictionaries(keys, st.binary(max_size=300)), operations, st.integers(0, 4_000),
+    st.dictionaries(keys, pages), operations, st.integers(0, 4_000),
     st.sampled_from([None, -1.0, 10.0]),
 )  # fmt: skip
 def test_it_is_a_store(

@@ -15,16 +15,7 @@ from lakequeue.sources.offset_ranges import BEGINNING, read_ranges
 from lakequeue.streaming import EmbeddedKafka
 from lakequeue.streaming.kafka.topics_admin import ensure_topics
 
-NAMES = (
-    "r-plain",
-    "r-cut",
-    "r-emptied",
-    "r-marked",
-    "r-short",
-    "r-two",
-    "r-open",
-    "r.steps",
-)
+NAMES = ("r-plain", "r-cut", "r-emptied", "r-marked", "r-short", "r-two", "r-open", "r.steps")
 
 
 @pytest.fixture(scope="module")
@@ -101,11 +92,7 @@ def test_R1_what_a_transaction_took_back_is_not_read_and_one_that_is_open_is_wai
     assert [at for _, at, _ in read(bootstrap, {("r-marked", 0): (0, 4)})] == [0]
     transactions(bootstrap, "r.steps", "ca")
     found = read(bootstrap, {("r.steps", 0): (0, 4), ("r-marked", 0): (0, 2)})
-    assert found == [
-        ("r-marked", 0, b"c"),
-        ("r.steps", 0, b"c"),
-        ("r.steps", 2, b"a"),
-    ]
+    assert found == [("r-marked", 0, b"c"), ("r.steps", 0, b"c"), ("r.steps", 2, b"a")]
     monkeypatch.setattr(offset_ranges, "WAIT_S_MAX", 2.0)
     producer = transactions(bootstrap, "r-open", "co")
     with pytest.raises(NotConnected, match="records 1 to 2 of partition 0 of topic 'r-open'"):

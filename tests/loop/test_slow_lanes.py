@@ -58,8 +58,12 @@ class Steps:
         self.take((FLOOD, 2 * MANY), useless=2 * MANY)
 
 
-def test_a_partition_is_slow_when_much_and_most_of_it_is_of_no_use() -> None:
-    steps = Steps()
+@pytest.fixture
+def steps() -> Steps:
+    return Steps()
+
+
+def test_a_partition_is_slow_when_much_and_most_of_it_is_of_no_use(steps: Steps) -> None:
     steps.take((FLOOD, MANY - 1), useless=MANY - 1)
     assert not steps.lanes.places, "that hurts nobody"
     steps.take((FLOOD, 10 * MANY), useless=MANY)
@@ -69,22 +73,19 @@ def test_a_partition_is_slow_when_much_and_most_of_it_is_of_no_use() -> None:
     assert steps.lanes.places == {FLOOD}
 
 
-def test_few_useless_commands_for_a_long_time_are_not_many() -> None:
-    steps = Steps()
+def test_few_useless_commands_for_a_long_time_are_not_many(steps: Steps) -> None:
     for _ in range(100):
         steps.take((FLOOD, MANY // 8), useless=MANY // 8)
         steps.now += 1.0
         assert not steps.lanes.places
 
 
-def test_publishes_are_not_judged() -> None:
-    steps = Steps()
+def test_publishes_are_not_judged(steps: Steps) -> None:
     steps.lanes.took([Range(*PUBLISH, 0, 9_999, 10_000)], {PUBLISH: 10_000}, 0.1)
     assert not steps.lanes.places
 
 
-def test_while_others_send_it_gets_little_and_rests() -> None:
-    steps = Steps()
+def test_while_others_send_it_gets_little_and_rests(steps: Steps) -> None:
     steps.flood()
     steps.take((PUBLISH, 1))
     assert steps.lanes.part() == PART
@@ -98,16 +99,14 @@ def test_while_others_send_it_gets_little_and_rests() -> None:
 
 
 @pytest.mark.parametrize(("cost_s", "rest_s"), [(0.0, REST_S_MIN), (1.0, REST_S_MAX)])
-def test_a_rest_has_bounds(cost_s: float, rest_s: float) -> None:
-    steps = Steps()
+def test_a_rest_has_bounds(steps: Steps, cost_s: float, rest_s: float) -> None:
     steps.flood()
     steps.take((FLOOD, 60), (OTHER, 1), useless=60, cost_s=cost_s)
     assert steps.lanes.rest_s() == pytest.approx(rest_s)
 
 
-def test_when_nobody_else_is_there_it_is_taken_like_any_other() -> None:
+def test_when_nobody_else_is_there_it_is_taken_like_any_other(steps: Steps) -> None:
     """What the engine itself says is nobody."""
-    steps = Steps()
     steps.flood()
     steps.take((FLOOD, 60), (ENGINE, 3), useless=60)
     assert steps.lanes.places == {FLOOD}
@@ -120,8 +119,7 @@ def test_when_nobody_else_is_there_it_is_taken_like_any_other() -> None:
     assert steps.lanes.part() is None
 
 
-def test_another_that_is_slow_is_nobody_else() -> None:
-    steps = Steps()
+def test_another_that_is_slow_is_nobody_else(steps: Steps) -> None:
     useless = {FLOOD: 2_000, OTHER: 2_000}
     for _ in range(2):
         ranges = [Range(*place, 0, 1_999, 2_000) for place in useless]
@@ -130,8 +128,7 @@ def test_another_that_is_slow_is_nobody_else() -> None:
     assert steps.lanes.part() is None
 
 
-def test_who_is_of_use_again_is_an_ordinary_one_again() -> None:
-    steps = Steps()
+def test_who_is_of_use_again_is_an_ordinary_one_again(steps: Steps) -> None:
     steps.flood()
     for _ in range(40):
         steps.take((FLOOD, 60), (OTHER, 1), useless=1)
@@ -140,8 +137,7 @@ def test_who_is_of_use_again_is_an_ordinary_one_again() -> None:
     assert steps.lanes.part() is None
 
 
-def test_of_whom_nothing_comes_any_more_nothing_is_remembered() -> None:
-    steps = Steps()
+def test_of_whom_nothing_comes_any_more_nothing_is_remembered(steps: Steps) -> None:
     steps.flood()
     for _ in range(200):
         steps.take((OTHER, 1))
@@ -151,8 +147,7 @@ def test_of_whom_nothing_comes_any_more_nothing_is_remembered() -> None:
     assert not steps.lanes._heard
 
 
-def test_a_slow_one_is_told_of_once_a_minute() -> None:
-    steps = Steps()
+def test_a_slow_one_is_told_of_once_a_minute(steps: Steps) -> None:
     for at in range(3):
         steps.flood()
         assert steps.told == [FLOOD]
