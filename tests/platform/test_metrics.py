@@ -284,6 +284,7 @@ def test_the_engine_is_asked_only_while_somebody_reads(engine: Engine, watched: 
 
     def connect(vpn: str) -> Any:
         asked.append(vpn)
+        time.sleep(0.1)
         return lakequeue.connect(engine.url, vpn=vpn)
 
     watched(engine.metrics, connect)
