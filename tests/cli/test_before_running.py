@@ -48,27 +48,6 @@ def test_a_master_that_is_not_there(listening: str, tmp_path: Path) -> None:
     assert run("submit", *at, "--print").exit_code == 0  # it may be there where that is run
 
 
-@pytest.mark.parametrize(
-    ("words", "named"),
-    [
-        (("define", "absent.yaml"), "absent.yaml: the configuration file cannot be read"),
-        (("define", "name="), "the queue's name is missing"),
-        (("publish", "orders", "--ttl", "soon"), "ttl: 'soon' – allowed is"),
-        (("publish", "orders", "--delay", "soon"), "delay: 'soon' – allowed is"),
-        (("queues", "--url", "127.0.0.1:70000"), "'127.0.0.1:70000' – allowed is host:port, such "),
-        (("queues", "--url", "127.0.0.1:70000"), "with a port of 1 to 65535"),
-    ],
-)
-def test_a_mistake_on_the_command_line_is_told_although_nothing_answers(
-    words: tuple[str, ...], named: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Else a newcomer starts Kafka first, only to learn of a wrong word."""
-    monkeypatch.setenv("LAKEQUEUE_URL", f"kafka://127.0.0.1:{free_port()}")
-    result = run(*words)
-    assert result.exit_code == 2
-    assert named in result.stderr
-
-
 def test_port_0_is_a_free_one_although_another_program_took_the_homes(tmp_path: Path) -> None:
     had, kafka = free_port(), tmp_path / "kafka"
     kafka.mkdir()
@@ -91,26 +70,6 @@ def test_port_0_is_a_free_one_although_another_program_took_the_homes(tmp_path: 
                 f"Port {had} on 127.0.0.1{named} taken by another program: stop that one or choose "
                 "another port. `lakequeue up --port 0` takes a free one."
             )
-
-
-@pytest.mark.parametrize("command", ["run", "submit"])
-@pytest.mark.parametrize("master", ["nonsense", "", "local4", "mesos://host:5050", "spark://"])
-def test_what_is_no_master_is_refused(command: str, master: str, tmp_path: Path) -> None:
-    printed = ("--print",) if command == "submit" else ()
-    result = run(command, "--home", str(tmp_path), "--master", master, *printed)
-    assert result.exit_code == 2
-    assert f"{master!r} is no Spark master, such as local[4], spark://host:7077" in result.stderr
-
-
-@pytest.mark.parametrize(
-    "master",
-    ["local", "local[*]", "local[4,4]", "local-cluster[2,1,1024]", "spark://a:7077,b:7077",
-     "yarn", "k8s://https://host:6443"],
-)  # fmt: skip
-def test_masters_of_every_kind_are_taken(master: str, tmp_path: Path) -> None:
-    done = run("submit", "--home", str(tmp_path), "--master", master, "--print")
-    assert done.exit_code == 0
-    assert f"--master '{master}'" in done.stdout or f"--master {master}" in done.stdout
 
 
 def test_a_masters_address_has_a_port(listening: str, tmp_path: Path) -> None:

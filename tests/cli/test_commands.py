@@ -118,49 +118,7 @@ def test_unknown_command(typed: str, meant: str | None) -> None:
     assert not meant or (meant.split()[0] in COMMANDS and f" {meant}`" in result.stderr)
 
 
-# ---------------------------------------------------------------- configuration (Q7)
-
-BROKEN = """
-queues:
-  - name: orders
-    message_type: xml
-    lease_period: 5 parsecs
-  - name: more
-    message_type: json
-    colour: red
-"""
-
-
-@pytest.mark.parametrize("command", ["up", "run"])
-def test_q7_every_problem_of_a_file_is_listed_and_nothing_starts(
-    command: str, tmp_path: Path
-) -> None:
-    config = tmp_path / "queues.yaml"
-    config.write_text(BROKEN)
-    home = tmp_path / "home"
-    result = run(command, "--config", str(config), "--home", str(home))
-    assert result.exit_code == 2
-    head, *problems = result.stderr.splitlines()
-    assert head == "The configuration has 3 problems; nothing was done:"
-    assert len(problems) == 3
-    for key, value in (("message_type", "xml"), ("lease_period", "parsecs"), ("colour", "red")):
-        assert any(key in line and value in line for line in problems)
-    assert not home.exists()
-
-
-@pytest.mark.parametrize(
-    ("arguments", "lines", "said"),
-    [
-        (["up", "--config", "/none.yaml", "--home", "/nowhere"], 1, "cannot be read"),
-        (["run", "--bootstrap", "nowhere", "--home", "/nowhere"], 4, "not host:port"),
-        (["queues", "--url", "http://there"], 1, "kafka://HOST:PORT"),
-    ],
-)
-def test_what_cannot_be_meant_is_one_sentence(arguments: list[str], lines: int, said: str) -> None:
-    result = run(*arguments)
-    assert result.exit_code == 2
-    assert len(result.stderr.splitlines()) == lines
-    assert said in result.stderr
+# ---------------------------------------------------------------- addresses
 
 
 def test_a_home_tells_the_address(engine: Engine, tmp_path: Path) -> None:

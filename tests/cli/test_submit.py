@@ -90,23 +90,6 @@ def test_it_is_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (
-            ["--master", "spark://s:7077", "--deploy-mode", "cluster"],
-            "runs Python drivers on this machine only",
-        ),
-        ([], "Missing option '--master'"),
-        (["--master", "yarn", "--set", "nonsense"], "not of the form key=value"),
-    ],
-)
-def test_what_cannot_be_is_refused(arguments: list[str], said: str) -> None:
-    done = CliRunner().invoke(main, ["submit", *arguments])
-    assert done.exit_code == 2
-    assert said in done.output
-
-
 def test_a_spark_that_is_not_there(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("SPARK_HOME", str(tmp_path))
     done = CliRunner().invoke(main, ["submit", "--master", "yarn", "--print"])

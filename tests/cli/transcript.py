@@ -14,6 +14,7 @@ engine. In what is printed, `…` stands for any text of a line, and alone for a
     ~ {"depth": 2}                    the same, where objects that are not empty may have more keys
     ? 2                               its exit status, which is 0 where this is not said
     defined orders max_backlog=7      these keys of the queue's definition
+    nothing home                      there is no such file or folder
     tables                            the engine's life so far, as the tables of the home `home`
     lose messages                     the files of a table are deleted
 """
@@ -34,7 +35,15 @@ from rules.scenario import Line, Runner, options, parse
 
 FOLDER = Path(__file__).parent / "transcripts"
 OF_THE_LINE_ABOVE = "><|!=~?"
-OF_A_HOME = ("sql ", "tables ", "trace ")  # commands that need no engine
+WITHOUT_ADDRESS = (
+    "queues --home",
+    "run",
+    "sql",
+    "submit",
+    "tables",
+    "trace",
+    "up",
+)  # they take no address
 
 
 @dataclass
@@ -97,9 +106,10 @@ class Transcript(Runner):
 
     def _command(self, words: str, below: dict[str, list[str]]) -> None:
         given = "".join(f"{line}\n" for line in below.get("<", ()))
-        is_elsewhere = words.startswith(OF_A_HOME) or " --url" in words or "queues --home" in words
-        call = run if is_elsewhere else self.shell.run
-        done = call(*shlex.split(words), stdin=given)
+        is_elsewhere = (
+            words.startswith(WITHOUT_ADDRESS) or " --url" in words or "queues --home" in words
+        )
+        done = (run if is_elsewhere else self.shell.run)(*shlex.split(words), stdin=given)
         status = int(below.get("?", ["0"])[0])
         assert done.exit_code == status, f"{done.exit_code}\n{done.output}"
         for mark, text in (("|", done.stdout), ("!", done.stderr)):
@@ -122,6 +132,9 @@ class Transcript(Runner):
         wanted = options(line.words[2:])
         found = self.admin.describe(line.words[1])["definition"]
         assert narrowed(found, wanted) == wanted
+
+    def do_nothing(self, line: Line) -> None:
+        assert not (self.folder / line.words[1]).exists()
 
     def do_tables(self, _: Line) -> None:
         self.recorded.write(self.folder / "home")
