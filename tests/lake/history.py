@@ -112,6 +112,7 @@ def write_history(
 ) -> Path:  # fmt: skip
     """The tables of a home; the journal stands there, empty. refer: payloads that `messages` has
     are named in snapshots."""
+    home.mkdir(exist_ok=True)
     log = topics.topic(HOME.name, topics.STEPS)
     when = datetime(2026, 1, 1, tzinfo=UTC)
     steps = [step_row(log, at, when, value) for at, value in enumerate(world.log)]

@@ -14,7 +14,7 @@ from lake.all_kinds import NAMES, lived, looked_at
 from lake.history import write_history
 from lake.test_past import _as_the_world as _as_the_world
 from lake.test_past import state_behind
-from lake.test_rebuilding import New, make
+from lake.test_rebuilding import New
 from lakequeue.lake import open_lake
 from lakequeue.lake.past import as_of
 from lakequeue.lake.rebuilding import rebuild
@@ -49,7 +49,7 @@ def test_R3_a_home_of_queues_of_all_kinds_is_rebuilt(seed: int, tmp_path: Path) 
     walk = lived(seed)
     before = looked_at(walk)
     assert len({name for name, _ in before}) > 4
-    old = write_history(walk.world, make(tmp_path / "old"), walk.saved)
+    old = write_history(walk.world, tmp_path / "old", walk.saved)
     (done,) = rebuild(old, tmp_path / "new")
     assert (done.lost, done.notes, done.messages) == (0, [], len(before))
     new = New(tmp_path / "new", walk)

@@ -95,7 +95,6 @@ def looked_at(walk: Any) -> dict[str, tuple[bytes, str, int]]:
 
 def rebuilt(walk: Any, path: Path) -> Path:
     old, new = path / "old", path / "new"
-    old.mkdir()
     write_history(walk.world, old, walk.saved)
     about = {"epoch": HOME.epoch, "format": FORMAT, "checkpoints": {"x": 1}}
     (old / "lakequeue.json").write_text(json.dumps(about))
@@ -116,7 +115,7 @@ def test_R3_a_home_that_was_rebuilt_is_rebuilt_before_its_engine_wrote_a_snapsho
     walk.sent += 1
     new.world.write(("default.publish", 1), b'{"n": 9}', to="orders", producer="p", seq=walk.sent)
     new.settle()
-    again = write_history(new.world, make(tmp_path / "again"))
+    again = write_history(new.world, tmp_path / "again")
     shutil.rmtree(again / "tables" / "snapshots")
     shutil.copytree(path / "tables" / "snapshots", again / "tables" / "snapshots")
     (done,) = rebuild(again, tmp_path / "twice")
@@ -149,7 +148,7 @@ def test_R3_the_same_clients_go_on(tmp_path: Path) -> None:
 @pytest.mark.parametrize("about", [True, False])
 def test_R3_without_a_snapshot_and_without_the_homes_own_file(about: bool, tmp_path: Path) -> None:
     walk = lived(4)
-    old = write_history(walk.world, make(tmp_path / "old"))
+    old = write_history(walk.world, tmp_path / "old")
     if not about:
         (old / "lakequeue.json").unlink()
     rebuild(old, tmp_path / "new")
@@ -165,7 +164,7 @@ def test_R3_what_came_after_the_tables_comes_in_again(tmp_path: Path) -> None:
     for n in range(5):
         walk.do_publish(1, n)
     path = tmp_path / "new"
-    old = write_history(walk.world, make(tmp_path / "old"), walk.saved)
+    old = write_history(walk.world, tmp_path / "old", walk.saved)
     walk.step(1_000)  # this one is in no table
     rebuild(old, path)
     new = New(path, walk)
@@ -179,7 +178,7 @@ def test_R3_what_came_after_the_tables_comes_in_again(tmp_path: Path) -> None:
 def test_R3_the_journal_says_which_messages_only_lost_steps_knew(tmp_path: Path) -> None:
     """They stand in it as stored; they are lost, and come in again under other ids."""
     walk = lived(2)
-    old = write_history(walk.world, make(tmp_path / "old"), walk.saved)
+    old = write_history(walk.world, tmp_path / "old", walk.saved)
     place = old / "tables" / "journal"
     schema = deltalake.DeltaTable(place).to_pyarrow_table().schema
     last = walk.driver.step
@@ -199,11 +198,6 @@ def test_R3_the_journal_says_which_messages_only_lost_steps_knew(tmp_path: Path)
     assert sorted(said) == [("1000", last + 1_000_001), ("1001", last + 1_000_001)]
     with open_lake(old) as lake:
         assert lake.execute("SELECT count(*) FROM queued").fetchall() == [(2,)]
-
-
-def make(path: Path) -> Path:
-    path.mkdir()
-    return path
 
 
 def test_the_new_home_may_be_started(tmp_path: Path) -> None:
@@ -226,7 +220,7 @@ def test_the_new_home_may_be_started(tmp_path: Path) -> None:
 def test_R3_in_its_place(tmp_path: Path) -> None:
     """As for `lakequeue up`, whose Kafka is in the home."""
     walk = lived(5, 80)
-    home = write_history(walk.world, make(tmp_path / "home"), walk.saved)
+    home = write_history(walk.world, tmp_path / "home", walk.saved)
     for name in ("checkpoint", "history-checkpoint", "tables-checkpoint", "kafka"):
         (home / name).mkdir()
     rebuild(home, home)
@@ -248,7 +242,7 @@ def test_a_rebuild_that_failed_can_be_tried_again(
     fails: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The new home's disk is full, or a step of the tables cannot be taken again."""
-    walk, old, new = lived(0, 60), make(tmp_path / "old"), tmp_path / "new"
+    walk, old, new = lived(0, 60), tmp_path / "old", tmp_path / "new"
     write_history(walk.world, old, walk.saved)
 
     def full(*paths: object) -> None:

@@ -65,7 +65,7 @@ def test_what_delta_is_told_of_a_file_is_true(tmp_path: Path) -> None:
     assert file["partitionValues"] == {"date": "2026-03-05"}
     place = tmp_path / "tables" / "messages" / file["path"]
     assert place.stat().st_size == file["size"]
-    found = pq.ParquetFile(place).read()
+    found = stored(tmp_path, table, file)
     assert found.schema.remove_metadata() == MESSAGES
     assert found["offset"].to_pylist() == [5, 9, 9, 7]
     assert json.loads(file["stats"]) == {
@@ -78,11 +78,14 @@ def test_what_delta_is_told_of_a_file_is_true(tmp_path: Path) -> None:
     }  # fmt: skip
 
 
+def stored(home: Path, table: str, file: dict) -> pa.Table:
+    return pq.ParquetFile(home / "tables" / table / file["path"]).read()
+
+
 def committed(home: Path, said: list[tuple[str, Any]]) -> None:
     """The files as tables, by another writer of Delta."""
     for table, file in said:
-        place = home / "tables" / table
-        rows = pq.ParquetFile(place / file["path"]).read()
+        place, rows = home / "tables" / table, stored(home, table, file)
         day = pa.repeat(pa.scalar(NOW.date()), len(rows))
         schema = rows.append_column("date", day).schema
         made = deltalake.DeltaTable.create(
@@ -112,17 +115,16 @@ def test_R1_rows_with_long_texts_are_found(tmp_path: Path, lacks: str) -> None:
                 figures[ends].pop("topic", None)
         file["stats"] = json.dumps({} if (lacks, table) == ("statistics", "messages") else figures)
     committed(tmp_path, said)
+    found = {
+        f"messages WHERE topic = '{LONG}1'": 1, f"messages WHERE topic > '{LONG}1'": 1,
+        f"messages WHERE topic < '{LONG}1'": 1, "messages WHERE topic <> ''": 3,
+        "messages WHERE time = TIMESTAMPTZ '2026-03-05 12:00:00Z'": 3,
+        "messages WHERE date > '2026-03-05'": 0,
+        "journal WHERE event = 'spooled' AND message_id = '2'": 1,
+    }  # fmt: skip
     with open_lake(tmp_path) as lake:
-        for where in (f"topic = '{LONG}1'", f"topic > '{LONG}1'", f"topic < '{LONG}1'"):
-            assert lake.sql(f"SELECT count(*) FROM messages WHERE {where}").fetchall() == [(1,)]
-        assert lake.sql("SELECT count(*) FROM messages WHERE topic <> ''").fetchall() == [(3,)]
-        asked = "SELECT count(*) FROM messages WHERE time = TIMESTAMPTZ '2026-03-05 12:00:00Z'"
-        assert lake.sql(asked).fetchall() == [(3,)]
-        asked = "SELECT count(*) FROM journal WHERE event = 'spooled' AND message_id = '2'"
-        assert lake.sql(asked).fetchall() == [(1,)]
-        assert lake.sql("SELECT count(*) FROM messages WHERE date > '2026-03-05'").fetchall() == [
-            (0,)
-        ]
+        for asked, count in found.items():
+            assert lake.sql(f"SELECT count(*) FROM {asked}").fetchall() == [(count,)], asked
 
 
 def test_the_figures_of_a_long_text_are_short_and_true(tmp_path: Path) -> None:
@@ -160,7 +162,7 @@ def test_R1_a_step_that_is_there_is_not_written_again(tmp_path: Path) -> None:
     )  # fmt: skip
     (table, file), (_, (read, last)) = said
     assert read == 8
-    rows = pq.ParquetFile(tmp_path / "tables" / table / file["path"]).read().to_pylist()
+    rows = stored(tmp_path, table, file).to_pylist()
     assert [(r["step"], r["part"]) for r in rows] == [
         (5, 0), (5, 0), (5, 1), (5, 1), (6, 0), (6, 0), (1, 0), (1, 0),
     ]  # fmt: skip
@@ -176,7 +178,7 @@ def test_R1_a_message_that_is_there_is_not_written_again(tmp_path: Path) -> None
     )  # fmt: skip
     last = {("default.publish", 3): (5, round(NOW.timestamp() * 1_000_000))}
     (_, file), _ = written(tmp_path, rows, stored=last)
-    found = pq.ParquetFile(tmp_path / "tables" / "messages" / file["path"]).read()
+    found = stored(tmp_path, "messages", file)
     assert found["payload"].to_pylist() == [b"anew", b"more", b"other"]
 
 
@@ -283,8 +285,15 @@ def test_a_batch_that_fails_leaves_no_files(tmp_path: Path) -> None:
     assert [p for p in (tmp_path / "tables").rglob("*") if p.is_file()] == []
 
 
+@pytest.fixture
+def parts(monkeypatch: pytest.MonkeyPatch) -> list[pa.RecordBatch]:
+    """So much that it is written in parts."""
+    monkeypatch.setattr("lakequeue.sinks.table_files.GROUP_BYTES", 10_000)
+    return [batch(*(message(100 * k + n, bytes(500)) for n in range(20))) for k in range(5)]
+
+
 def test_what_delta_is_told_of_is_on_the_disk(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    parts: list[pa.RecordBatch], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All of it: a file has its end before it is asked for the last time."""
     synced: dict[Path, int] = {}
@@ -292,26 +301,21 @@ def test_what_delta_is_told_of_is_on_the_disk(
     def fsync(file: int) -> None:
         synced[Path(f"/proc/self/fd/{file}").readlink()] = os.fstat(file).st_size
 
-    monkeypatch.setattr("lakequeue.sinks.table_files.GROUP_BYTES", 10_000)
     monkeypatch.setattr("lakequeue.sinks.table_files.os.fsync", fsync)
-    rows = [batch(*(message(100 * k + n, bytes(500)) for n in range(20))) for k in range(5)]
-    said = written(tmp_path, *rows, batch(record(1)))[:-1]
+    said = written(tmp_path, *parts, batch(record(1)))[:-1]
     assert sorted(table for table, _ in said) == ["journal", "messages"]
     tables = tmp_path / "tables"
     assert synced == {tables / table / file["path"]: file["size"] for table, file in said}
 
 
-def test_large_batches_are_written_in_parts(tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr("lakequeue.sinks.table_files.GROUP_BYTES", 10_000)
-    parts = [batch(*(message(100 * k + n, bytes(500)) for n in range(20))) for k in range(5)]
+def test_large_batches_are_written_in_parts(parts: list[pa.RecordBatch], tmp_path: Path) -> None:
     (_, file), _ = written(tmp_path, *parts)
-    stored = pq.ParquetFile(tmp_path / "tables" / "messages" / file["path"])
-    assert stored.metadata.num_row_groups > 1
-    assert stored.read()["offset"].to_pylist() == [100 * k + n for k in range(5) for n in range(20)]
+    found = pq.ParquetFile(tmp_path / "tables" / "messages" / file["path"])
+    assert found.metadata.num_row_groups > 1
+    assert found.read()["offset"].to_pylist() == [100 * k + n for k in range(5) for n in range(20)]
     stats = json.loads(file["stats"])
-    assert (stats["numRecords"], stats["minValues"]["offset"], stats["maxValues"]["offset"]) == (
-        100, 0, 419,
-    )  # fmt: skip
+    ends = [stats[end]["offset"] for end in ("minValues", "maxValues")]
+    assert (stats["numRecords"], ends) == (100, [0, 419])
 
 
 def test_commands_and_steps_are_rows_of_their_own_tables(tmp_path: Path) -> None:
