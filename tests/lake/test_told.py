@@ -1,7 +1,10 @@
-"""R1: what views and `trace` tell of an engine's life, whose scenarios are in `told.txt`."""
+"""R1, R4: what views, `trace` and `replay` tell of an engine's life: see `told.txt`."""
 
 from __future__ import annotations
 
+import json
+import tempfile
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +12,7 @@ import pytest
 from lake.agreement import lifecycle_adds_up, queued_agrees
 from lake.on_files import Recorded
 from lakequeue.lake import trace
-from rules.harness import start
+from rules.harness import drain, start
 from rules.scenario import Line, Runner, Scenario, options, parse
 
 SCENARIOS = list(parse(Path(__file__).with_name("told.txt").read_text(), "told.txt"))
@@ -20,6 +23,7 @@ class Told(Runner):
 
     def __post_init__(self) -> None:
         self.recorded = Recorded(self.connection.engine)
+        self.marks: dict[str, datetime] = {}
         super().__post_init__()
 
     def life(self, number: str) -> list[dict[str, Any]]:
@@ -61,6 +65,43 @@ class Told(Runner):
     def do_edit(self, line: Line) -> None:
         _, queue, number, *headers = line.words
         self.admin.edit(queue, headers=options(headers), ids=self.id_of(number))
+
+    def do_take(self, line: Line) -> None:
+        """Receive and acknowledge all; the `n` of each."""
+        with self.connection.consumer(line.words[1], max_backlog=100, ack_mode="individual") as one:
+            messages = drain(one)
+            for message in messages:
+                message.ack()
+        assert [str(json.loads(message.payload)["n"]) for message in messages] == line.expected
+
+    def do_mark(self, line: Line) -> None:
+        self.marks[line.words[1]] = self.connection.now()
+
+    def replayed(self, line: Line, **more: Any) -> Any:
+        given = options(line.words[2:])
+        for key, value in given.items():
+            if value[0] == "@":
+                at = self.marks[value[1:]]
+                given[key] = at if key == "until" else at.isoformat()
+            elif value[0] == "^":
+                given[key] = ",".join(self.id_of(number) for number in value[1:].split(",^"))
+        with tempfile.TemporaryDirectory() as folder:
+            home = self.recorded.write(Path(folder))
+            return self.admin.replay(line.words[1], home=home, **given, **more)
+
+    def do_replay(self, line: Line) -> None:
+        done = self.replayed(line)
+        refused = [f"{why}={count}" for why, count in done.refused.items()]
+        assert [str(done.count), *refused] == line.expected
+
+    def do_dry_run(self, line: Line) -> None:
+        """How many, and the first of them: their numbers, or what became of those without an id."""
+        found = self.replayed(line, dry_run=True)
+        shown = [
+            str(self.ids.index(one["id"]) + 1) if one["id"] else one["event"]
+            for one in found.examples
+        ]
+        assert [str(found.count), *shown] == line.expected
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda one: one.name)
