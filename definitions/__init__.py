@@ -4,7 +4,7 @@
 Pure: a mapping in; a checked and complete value out, or every problem in it at once.
 """
 
-from .brokers import BROKERS_MAX, DEFAULT_BROKER, hosts_of, wrong_hosts
+from .brokers import BROKERS_MAX, DEFAULT_BROKER, check_in_home, hosts_of, wrong_hosts
 from .configuration import (
     DEFAULT_VPN,
     Configuration,
@@ -30,6 +30,7 @@ __all__ = [
     "QueueDefinition",
     "SystemLimits",
     "VpnLimits",
+    "check_in_home",
     "dead_message_ring",
     "defined_over",
     "hosts_of",

@@ -11,11 +11,12 @@ all brokers host it, or those that `group` names. A `LocalQueue` is on one broke
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 
+from ..protocol.errors import ConfigError, Problem
 from . import definition_values as read
-from .definition import QueueDefinition
+from .definition import QueueDefinition, dead_message_ring
 
 BROKERS_MAX = 64
 DEFAULT_BROKER = "broker-0"
@@ -105,3 +106,17 @@ def wrong_hosts(
             "group; a group_local_queue_domain makes one queue of several"
         )
         yield "group", list(queue.group), several
+
+
+def check_in_home(
+    queue: QueueDefinition, brokers: tuple[str, ...], groups: Mapping[str, str],
+    targets_of: Callable[[str], Iterable[str | None]],
+) -> None:  # fmt: skip
+    """Raise ConfigError for a definition that does not fit the home's brokers and queues.
+    targets_of: see `dead_message_ring`."""
+    found = list(wrong_hosts(queue, brokers, groups, "allowed are the home's brokers"))
+    ring = dead_message_ring(queue, targets_of)  # dead messages would come back to it (X5)
+    if ring:
+        found.append(("dead_message_queue", queue.dead_message_queue or "", ring))
+    if found:
+        raise ConfigError([Problem(f"queue {queue.name!r}", *one) for one in found])

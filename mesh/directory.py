@@ -79,8 +79,7 @@ def _gone(facts: MeshFacts, message: Entries) -> list[SaidEntry]:
         return []
     named = {(one.vpn, one.queue) for one in message.entries}
     last = max(named, default=after)
-    known = [(vpn, name) for vpn, entries in facts.entries.items() for name in entries]
-    gone = [key for key in known if key > after and (message.is_last or key < last)]
+    gone = [key for key, _ in facts.queues() if key > after and (message.is_last or key < last)]
     return [SaidEntry(*key, None) for key in sorted(gone) if key not in named]
 
 

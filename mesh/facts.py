@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -132,6 +133,16 @@ class MeshFacts(msgspec.Struct):
     # Until the keeper knows: the move, and the record that completed it; empty: it was called off.
     went: dict[str, tuple[int, bytes]] = {}
     ended: list[HasMoved] = []  # at the keeper: ended here, and not yet in the directory
+
+    def queues(self) -> Iterator[tuple[tuple[str, str], Entry]]:
+        """The queues of the home, each with its VPN and name."""
+        for vpn, entries in self.entries.items():
+            for name, entry in entries.items():
+                yield (vpn, name), entry
+
+    def name_of(self, number: int) -> str:
+        """The name of one of the home's brokers, this one included."""
+        return next(name for name, other in self.brokers.items() if other == number)
 
 
 PAGE, DIRECTORY, CREDITS = "mesh", "mesh/directory", "mesh/credits"

@@ -46,9 +46,7 @@ def facts_of(broker: Broker) -> MeshFacts:
 def directory_of(brokers: Mapping[int, Broker]) -> Directory:
     """The directory before the change. A single broker has none, so it is made from its queues."""
     keeper = brokers[min(brokers)]
-    entries = facts_of(keeper).entries
-    found = {} if entries else entries_of(keeper)
-    found |= {(vpn, name): one for vpn, queues in entries.items() for name, one in queues.items()}
+    found = dict(facts_of(keeper).queues()) or entries_of(keeper)
     for broker in brokers.values():
         for (vpn, name), queue in broker.names.items():
             if (vpn, name) not in found and not queue.header.stands_for:

@@ -15,10 +15,9 @@ import msgspec
 
 from ..definitions import (
     QueueDefinition,
-    dead_message_ring,
+    check_in_home,
     parse_definition,
     redefine,
-    wrong_hosts,
 )
 from ..definitions.definition import defined_over, name_of
 from ..definitions.definition_values import ENDPOINT_PREFIX
@@ -288,10 +287,7 @@ class Keeper:
 
     def _check(self, vpn: str, definition: QueueDefinition) -> None:
         check_vpn(self._broker, vpn, definition)
-        where, facts = f"queue {definition.name!r}", self._facts
-        names = tuple(facts.brokers)
-        found = wrong_hosts(definition, names, facts.groups, "allowed are the home's brokers")
-        problems = [Problem(where, *one) for one in found]
+        facts = self._facts
 
         def targets_of(name: str) -> list[str | None]:
             entry = entry_of(facts, vpn, name)
@@ -299,13 +295,7 @@ class Keeper:
             back = [old.definition for old in self._old(vpn, name)]
             return [one.dead_message_queue for one in there + back if one is not None]
 
-        ring = dead_message_ring(definition, targets_of)  # X5
-        if ring:
-            problems.append(
-                Problem(where, "dead_message_queue", definition.dead_message_queue, ring)
-            )
-        if problems:
-            raise ConfigError(problems)
+        check_in_home(definition, tuple(facts.brokers), facts.groups, targets_of)
 
     def _again(self, before: Entry, new: QueueDefinition) -> Entry:
         old = before.definition
@@ -320,7 +310,7 @@ class Keeper:
             problems.append(Problem(f"queue {new.name!r}", "max_spool_usage", 0, allowed))
         owner = new.initial_owner
         if owner is not None and self._facts.brokers[owner] not in before.hosts:
-            names = ", ".join(n for n, at in self._facts.brokers.items() if at in before.hosts)
+            names = ", ".join(map(self._facts.name_of, before.hosts))
             allowed = f"must be a host of the existing queue: {names}"
             problems.append(Problem(f"queue {new.name!r}", "initial_owner", owner, allowed))
         if problems:
@@ -379,11 +369,8 @@ class Keeper:
     def say_all(self, to: int) -> None:
         """Send the whole directory to a broker that may have lost changes."""
         facts = self._facts
-        message = [
-            wire_entry(vpn, name, entry)
-            for vpn, entries in sorted(facts.entries.items())
-            for name, entry in sorted(entries.items())
-        ]  # fmt: skip
+        every = dict(facts.queues())
+        message = [wire_entry(*queue, every[queue]) for queue in sorted(every)]
         after = "", ""
         sizes = [len(one.entry or b"") for one in message]  # one may have thousands of topics
         parts = [message[part] for part in slices(sizes, ENTRIES_MAX)] or [[]]
@@ -408,17 +395,14 @@ class Keeper:
         facts, own = self._facts, self._broker.header.number
         if not facts.peers or keeper_of(facts) != own:
             return
-        found = {
-            (vpn, name) for vpn, entries in facts.entries.items()
-            for name, entry in entries.items() if len(entry.hosts) > 1
-        }  # fmt: skip
+        found = {queue for queue, entry in facts.queues() if len(entry.hosts) > 1}
         facts.untold = sorted({*facts.untold, *found})
 
     def _emit_entry(self, vpn: str, name: str, entry: Entry | None) -> None:
         if name.startswith(ENDPOINT_PREFIX):  # no client uses it
             return
-        names = {number: name for name, number in self._facts.brokers.items()}
-        hosts = {} if entry is None else {names[number]: number for number in entry.hosts}
+        numbers = () if entry is None else entry.hosts
+        hosts = {self._facts.name_of(number): number for number in numbers}
         kind, epoch = "" if entry is None else entry.definition.type, self._broker.header.epoch
         state = "" if entry is None else "there" if entry.moves_to is None else "moving"
         self._broker.emit(DirectoryEntry(vpn, name, hosts, kind, state, epoch, self._facts.edition))

@@ -111,10 +111,9 @@ class Mesh(Routes):
                 sender, far_end.across_failed(bridges, sent, sender)
             ),
         }
-        for vpn, entries in facts.entries.items():
-            for entry in entries.values():
-                if entry.bridge is not None:  # a broker that is loaded knows them already
-                    bridges.definitions.setdefault(vpn, {})[entry.bridge["name"]] = entry.bridge
+        for (vpn, _), entry in facts.queues():
+            if entry.bridge is not None:  # a broker that is loaded knows them already
+                bridges.definitions.setdefault(vpn, {})[entry.bridge["name"]] = entry.bridge
 
     @classmethod
     def load(cls, broker: Broker) -> Mesh:
@@ -228,7 +227,7 @@ class Mesh(Routes):
         for number in sorted(facts.peers):
             self.say(number, Heard(facts.edition))
         if facts.brokers and keeper_of(facts) == own:  # the directory topics may be new and empty
-            facts.untold = [(v, name) for v in sorted(facts.entries) for name in facts.entries[v]]
+            facts.untold = sorted(queue for queue, _ in facts.queues())
 
     def _missed(self, sender: int, number: int) -> None:
         """Handle lost records of another broker. They may have been answers, so both brokers repeat

@@ -80,12 +80,11 @@ def follow(broker: Broker, facts: MeshFacts, vpn: str, name: str, entry: Entry) 
 def know_as_moving(broker: Broker, facts: MeshFacts) -> None:
     """Correct entries of earlier versions, which named the new host of a moved queue before the
     keeper knew: a host that lacks the last messages would drop the queue."""
-    for vpn, entries in facts.entries.items():
-        for name, entry in entries.items():
-            move, packed = facts.went.get(key_of(vpn, name), (-1, b""))
-            if packed and move == entry.move and entry.moves_to is None:
-                entry.hosts, entry.moves_to = [broker.header.number], entry.hosts[0]
-                facts.directory_changed = True
+    for queue, entry in facts.queues():
+        move, packed = facts.went.get(key_of(*queue), (-1, b""))
+        if packed and move == entry.move and entry.moves_to is None:
+            entry.hosts, entry.moves_to = [broker.header.number], entry.hosts[0]
+            facts.directory_changed = True
 
 
 def _report(broker: Broker, facts: MeshFacts, message: HasMoved) -> None:
@@ -134,10 +133,9 @@ def _ask(broker: Broker, facts: MeshFacts, vpn: str, name: str, entry: Entry) ->
 
 def expect_again(broker: Broker, facts: MeshFacts, peer: int) -> None:
     """Repeat `Come` for queues that are to move here from a broker; the first may be lost."""
-    for vpn, entries in facts.entries.items():
-        for name, entry in entries.items():
-            if key_of(vpn, name) in facts.arriving and entry.hosts[0] == peer:
-                _ask(broker, facts, vpn, name, entry)
+    for (vpn, name), entry in facts.queues():
+        if key_of(vpn, name) in facts.arriving and entry.hosts[0] == peer:
+            _ask(broker, facts, vpn, name, entry)
 
 
 def carried(broker: Broker, facts: MeshFacts, sender: int, message: Carry) -> None:

@@ -48,9 +48,8 @@ class QueuePlacement:
         self._facts = facts
         self.loads: Counter[int] = Counter()
         self.dying: dict[tuple[str, str], set[str]] = {}
-        for vpn, entries in facts.entries.items():
-            for name, entry in entries.items():
-                self.change(vpn, name, None, entry)
+        for (vpn, name), entry in facts.queues():
+            self.change(vpn, name, None, entry)
 
     def change(self, vpn: str, name: str, before: Entry | None, after: Entry | None) -> None:
         """Update the counts for a queue's change. None: it did not exist, or was deleted."""

@@ -75,7 +75,7 @@ def stand_in(broker: Broker, facts: MeshFacts, vpn: str, name: str) -> Queue:
     header = QueueHeader(
         number, broker.vpn_number(vpn), _definition(far, text), created=entry.made, stands_for=name
     )
-    one = subscription_of(f"#{host}", 1, _name_of(facts, host), host)
+    one = subscription_of(f"#{host}", 1, facts.name_of(host), host)
     one.max_backlog = 0 if key_of(vpn, name) in facts.leaving else WINDOW
     header.subscriptions, header.next_subscription = [one], 2
     facts.lanes[number] = OutLane(attempt=broker.now)  # above all before
@@ -105,11 +105,6 @@ def subscription_of(
     )  # fmt: skip
 
 
-def _name_of(facts: MeshFacts, host: int) -> str:
-    """The name of a broker; this one may have messages for itself, after a queue has come here."""
-    return next(name for name, number in facts.brokers.items() if number == host)
-
-
 def turn(broker: Broker, facts: MeshFacts, vpn: str, name: str) -> None:
     """Redirect a stand-in to the queue's host, once all messages in transit are answered."""
     queue = find(broker, vpn, name)
@@ -127,7 +122,7 @@ def turn(broker: Broker, facts: MeshFacts, vpn: str, name: str) -> None:
     if one.held or key_of(vpn, name) in facts.leaving:
         return
     one.broker = host
-    one.name = _name_of(facts, host)
+    one.name = facts.name_of(host)
     lane.look_ms = lane.last = 0
     facts.retries.pop(queue.number, None)
     one.max_backlog = WINDOW if not lane.why else 1

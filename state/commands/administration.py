@@ -14,12 +14,11 @@ import msgspec
 
 from ...definitions import (
     QueueDefinition,
-    dead_message_ring,
+    check_in_home,
     defined_over,
     parse_configuration,
     parse_definition,
     redefine,
-    wrong_hosts,
 )
 from ...definitions.definition import NEEDS_AUTH, is_protected, name_of
 from ...protocol import topics
@@ -116,21 +115,13 @@ def check_vpn(broker: Broker, vpn: str, definition: QueueDefinition) -> None:
 def _check(broker: Broker, vpn: str, definition: QueueDefinition) -> None:
     """Raise ConfigError or ValueError for a definition that conflicts with this broker's state."""
     check_vpn(broker, vpn, definition)
-    where = f"queue {definition.name!r}"
-    names, groups = broker.mesh.brokers or (broker.header.name,), broker.mesh.groups
-    found = wrong_hosts(definition, names, groups, "allowed are the home's brokers")
-    problems = [Problem(where, *one) for one in found]
-    if problems:
-        raise ConfigError(problems)
 
     def targets_of(name: str) -> list[str | None]:
         queue = broker.find(vpn, name)
         return [] if queue is None else [queue.definition.dead_message_queue]
 
-    ring = dead_message_ring(definition, targets_of)  # dead messages would come back to it (X5)
-    if ring:
-        target = definition.dead_message_queue
-        raise ConfigError([Problem(where, "dead_message_queue", target, ring)])
+    names = broker.mesh.brokers or (broker.header.name,)
+    check_in_home(definition, names, broker.mesh.groups, targets_of)
 
 
 def owned(
