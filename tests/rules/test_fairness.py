@@ -16,7 +16,7 @@ from lakequeue.state.queue.header import Subscription
 from lakequeue.state.rules.fairness import share
 
 from . import steps as tools
-from .steps import Steps, delivered, subscribe
+from .steps import delivered, of, started, subscribe
 
 FILTERS = (None, None, "/a > 1", "/b = 2")
 MODELS = ("fast", "round-robin", "proportional")
@@ -187,52 +187,48 @@ def test_C2_flows_are_sent_again_when_it_is_time() -> None:
 
 
 def test_L1_a_subscription_that_waits_for_its_end_gets_nothing_more() -> None:
-    steps = Steps(limits=Limits(bulk_rows=1, command_rows=1, beside=1))
-    steps.run([tools.define(max_per_subscription_backlog=9), subscribe("a", 9)])
+    queue, limits = tools.define(**NINE), Limits(bulk_rows=1, command_rows=1, beside=1)
+    steps = started(queue, subscribe("a", 9), limits=limits)
     steps.run(publishes=[("orders", b"{}")] * 3)
-    ends = [
-        c.Purge(queue="orders", where="/n = 1"),
-        c.Unsubscribe(queue="orders", subscription="a"),
-    ]
-    publishes = [("orders", b"{}")]
-    said = steps.step(Batch(steps.command_records(ends), steps.publish_records(publishes)))
+    ends = [c.Purge(queue="orders", where="/n = 1"), END_OF_A]
+    publishes = steps.publish_records([("orders", b"{}")])
+    said = steps.step(Batch(steps.command_records(ends), publishes))
     assert steps.broker.find("default", "orders").subscription("a").ending  # type: ignore[union-attr]
     assert not delivered(said)
     steps.run()
     assert delivered(steps.run([subscribe("b", 9)])) == [1, 2, 3, 4]
 
 
+NINE = {"max_per_subscription_backlog": 9}
+END_OF_A = c.Unsubscribe(queue="orders", subscription="a")
 FLOWS = [subscribe(name, 9, transport_acks=True, filter=f"/to = '{name}'") for name in "ab"]
 TO_A, TO_B = ("orders", b'{"to": "a"}'), ("orders", b'{"to": "b"}')
 
 
 def test_C2_a_client_that_confirms_sooner_waits_less_for_what_is_sent_again() -> None:
-    steps = Steps()
-    steps.run([tools.define(max_per_subscription_backlog=9), *FLOWS], [TO_A])
-    assert delivered(steps.tick(2_000)) == [1]  # from here on the wait is 4 s
-    steps.now += 100
+    steps = started(tools.define(**NINE), *FLOWS)
     steps.run(publishes=[TO_A])
-    steps.now += 100
-    steps.run(publishes=[TO_B])  # its time comes before what the wait of 4 s would be
+    assert delivered(steps.tick(2_000)) == [1]  # from here on the wait is 4 s
+    for sent in (TO_A, TO_B):  # the time of the second comes before what the wait of 4 s would be
+        steps.now += 100
+        steps.run(publishes=[sent])
     steps.run([c.TransportAck(queue="orders", subscription="a", received=2)])
     assert not delivered(steps.tick(1_899))
     assert delivered(steps.tick(1)) == [2]
 
 
 def test_C2_a_flow_that_finds_the_budget_spent_is_sent_again_in_the_next_step() -> None:
-    steps = Steps(limits=Limits(again_rows=2))
-    steps.run([tools.define(max_per_subscription_backlog=9), *FLOWS], [TO_A, TO_A, TO_B, TO_B])
+    steps = started(tools.define(**NINE), *FLOWS, limits=Limits(again_rows=2))
+    steps.run(publishes=[TO_A, TO_A, TO_B, TO_B])
     steps.now += 2_000
-    assert delivered(steps.step(Batch())) == [1, 2]
-    assert delivered(steps.step(Batch())) == [3, 4]
+    assert [delivered(steps.step(Batch())) for _ in range(2)] == [[1, 2], [3, 4]]
 
 
 def test_F5_who_was_chosen_for_a_message_that_dies_gets_the_next_one() -> None:
     """With filters, messages are given out one by one before they are looked at."""
-    steps = Steps()
-    steps.run([tools.define()], [("orders", b'{"x": "%s"}' % (b"x" * 2_000)), ("orders", b"{}")])
+    steps = started(tools.define())
+    steps.run(publishes=[("orders", tools.body(x="x" * 2_000)), ("orders", b"{}")])
     steps.limits = Limits(message_bytes=1_000)
     steps.restart()
     out = steps.run([subscribe("f", 1, filter="/a = 1"), subscribe("s", 1)])
-    sent = [(one.subscription, one.ids) for one in out if isinstance(one, Deliveries)]
-    assert sent == [("s", [2])]
+    assert [(one.subscription, one.ids) for one in of(Deliveries, out)] == [("s", [2])]

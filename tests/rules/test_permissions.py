@@ -79,28 +79,6 @@ def attempt(connection: Any, what: str) -> None:
     by_name(connection, connection.admin())
 
 
-@pytest.mark.parametrize("level", LEVELS)
-def test_a_level_has_its_rights_and_those_before(level: str) -> None:
-    guarded = Guarded(permissions={"app": level})
-    guarded.connect("owner").admin().subscribe_topic("orders", "a/b")
-    app = guarded.connect("app")
-    denied = 0
-    for what, needed in NEEDS.items():
-        if LEVELS.index(level) >= LEVELS.index(needed):
-            attempt(app, what)
-            continue
-        before = guarded.seen()
-        with pytest.raises(PermissionDenied, match=f"has '{level}' on queue 'orders'") as caught:
-            attempt(app, what)
-        assert caught.value.reason == "permission_denied"
-        assert guarded.seen() == before
-        denied += 1
-    assert guarded.refused().get("permission_denied", 0) == denied
-    if level != "delete":
-        seen = [queue["name"] for queue in app.admin().queues()]
-        assert seen == (["spare"] if level == "no-access" else ["orders", "spare"])
-
-
 @pytest.mark.parametrize("who", ["owner", "ops"])
 def test_the_owner_and_an_administrator_may_do_everything(guarded: Guarded, who: str) -> None:
     for what in NEEDS:

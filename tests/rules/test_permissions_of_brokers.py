@@ -1,4 +1,5 @@
-"""Who may do what, over several brokers: who said it goes with what brokers pass on ([spool])."""
+"""Who may do what, over one broker and several: the sender goes with what brokers pass on
+([spool])."""
 
 from __future__ import annotations
 
@@ -18,11 +19,13 @@ KINDS: dict[str, dict[str, Any]] = {
     "local": {"type": "LocalQueue", "broker": "b"},  # neither keeper nor who hears the command
     "keeper": {"type": "LocalQueue", "broker": "a"},
     "everywhere": {"type": "Queue"},
+    "alone": {},  # one broker
 }
+NOWHERE_ELSE = {("move_queue", "everywhere"), ("move_queue", "alone")}
 
 
 def guarded(kind: str, **keys: Any) -> Guarded:
-    return Guarded(list(BROKERS), **KINDS[kind], **keys)
+    return Guarded(None if kind == "alone" else list(BROKERS), **KINDS[kind], **keys)
 
 
 def hosts(engine: Guarded, queue: str = "orders") -> list[str]:
@@ -48,20 +51,26 @@ def test_a_level_has_its_rights_whoever_hears_it_and_whoever_hosts(kind: str, le
     engine = guarded(kind, permissions={"app": level})
     engine.connect("owner").admin().subscribe_topic("orders", "a/b")
     before, at_first = engine.seen(), hosts(engine)
-    app = engine.connect("app", broker="c")
-    mine = LEVELS.index(level)
-    for what in (what for what, needed in OVER_BROKERS.items() if mine < LEVELS.index(needed)):
-        with pytest.raises(PermissionDenied, match=f"has '{level}' on queue 'orders'"):
+    app = engine.connect("app", broker=None if kind == "alone" else "c")
+    rank = LEVELS.index(level)
+    denied = [what for what, needed in OVER_BROKERS.items() if rank < LEVELS.index(needed)]
+    for what in denied:
+        with pytest.raises(PermissionDenied, match=f"has '{level}' on queue 'orders'") as caught:
             attempt_there(app, what, kind)
-    assert {**engine.seen(), "now": 0} == {**before, "now": 0}
+        assert caught.value.reason == "permission_denied"
+        assert {**engine.seen(), "now": 0} == {**before, "now": 0}
     assert hosts(engine) == at_first
-    for what in (what for what, needed in OVER_BROKERS.items() if mine >= LEVELS.index(needed)):
-        if what != "move_queue" or kind != "everywhere":  # such a queue is everywhere
+    if kind == "alone":
+        assert engine.refused().get("permission_denied", 0) == len(denied)
+    listed = [queue["name"] for queue in app.admin().queues()]
+    assert listed == (["spare"] if level == "no-access" else ["orders", "spare"])
+    for what in OVER_BROKERS:
+        if what not in denied and (what, kind) not in NOWHERE_ELSE:
             attempt_there(app, what, kind)
     assert hosts(engine) == ([] if level == "delete" else at_first)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["local", "keeper", "everywhere"])
 def test_the_queue_is_of_who_defines_it_wherever_that_was_said(kind: str) -> None:
     engine = guarded(kind)
     mine = {"name": "mine", "message_type": "json", **KINDS[kind]}
