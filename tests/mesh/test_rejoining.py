@@ -8,30 +8,28 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from lakequeue.definitions import parse_configuration
 from lakequeue.lake.past_replica import move_ahead, next_counter
-from lakequeue.memory.in_process import MemoryEngine
-from lakequeue.memory.memory_broker import MemoryBroker
-from lakequeue.memory.registry import MemoryConnection
 from lakequeue.mesh.channel import RejoiningBroker, agree, is_lost, next_word, skip_lost_steps
 from lakequeue.mesh.facts import Peer, peers_of, put_peers
 from lakequeue.protocol.outputs import Output
 from lakequeue.state import Batch, DictStore
+from rules.mesh import BROKERS, Mesh, local, numbers, shared
+from rules.mortal import MortalBroker, MortalEngine
 
-BROKERS = ("a", "b", "c")
 ENTRIES = ("a", "b")  # at c the full queue would refuse at once
 STEPS_AHEAD, IDS_AHEAD = 1_000_000, 4_000_000
-QUEUES: dict[str, dict[str, Any]] = {
-    "near": {"type": "LocalQueue", "broker": "a"},
-    "far": {"type": "LocalQueue", "broker": "c", "max_spool_messages": 40},
-    "keyed": {"partition_key": "@key"},
-    "owned": {"type": "GroupLocalQueue", "initial_owner": "b"},
-    "everywhere": {},
-}
-TAKES = {"all": set(QUEUES), "far/x": {"far"}, "two": {"near", "keyed"}}
+TAKES = {"all": {"near", "far", "keyed", "owned", "everywhere"}, "far/x": {"far"}}
+TAKES["two"] = {"near", "keyed"}
+QUEUES = [
+    local("near", "a", "all", "two"),
+    local("far", "c", "all", "far/x", max_spool_messages=40),
+    shared("keyed", "all", "two", partition_key="@key"),
+    shared("owned", "all", type="GroupLocalQueue", initial_owner="b"),
+    shared("everywhere", "all"),
+]
 
 
-class KeptBroker(MemoryBroker):
+class KeptBroker(MortalBroker):
     """What it was behind each step, how far it had heard others, and what clients had given."""
 
     def __init__(self, *given: Any) -> None:
@@ -57,7 +55,7 @@ class KeptBroker(MemoryBroker):
         return None if peers is None else RejoiningBroker(name, self.home.number, peers)
 
 
-class KeptEngine(MemoryEngine):
+class KeptEngine(MortalEngine):
     """Brokers that `lose` puts back, each by so many steps, as a rebuild does."""
 
     BROKER = KeptBroker  # type: ignore[assignment]
@@ -94,52 +92,39 @@ class KeptEngine(MemoryEngine):
         return lost
 
 
+class Kept(Mesh):
+    ENGINE = KeptEngine
+
+
 @pytest.mark.parametrize("elsewhere", [False, True])
 @pytest.mark.parametrize("seed", range(3))
 def test_R3_brokers_that_are_made_again_go_on_together(seed: int, elsewhere: bool) -> None:
     """Whatever was sent is in all its queues, once: what lost steps had taken in comes again."""
     draw = random.Random(seed)
-    topics = {name: [topic for topic, names in TAKES.items() if name in names] for name in QUEUES}
-    queues = [
-        {"name": name, "message_type": "text", "subscriptions": topics[name], **one}
-        for name, one in QUEUES.items()
-    ]
-    engine = KeptEngine(parse_configuration({"brokers": list(BROKERS), "queues": queues}))
+    mesh = Kept(*QUEUES)
+    engine: Any = mesh.engine
     for one in engine.brokers:
-        del one.history[:-1]  # type: ignore[attr-defined]
-    at = {name: MemoryConnection(engine, "default", name, name) for name in BROKERS}
-    producers = {name: one.producer() for name, one in at.items()}
-    sent: dict[str, Counter[bytes]] = {name: Counter() for name in QUEUES}
-    lost = n = 0
-    for part in range(3):
-        for _ in range(40):
-            topic, body = draw.choice(list(TAKES)), b"%d" % n
-            key = draw.choice((b"1", b"2", None))
-            producers[draw.choice(ENTRIES)].send(topic, body, key=key)
-            n += 1
-            for name in TAKES[topic]:
-                sent[name][body] += 1
-        if part < 2:
+        del one.history[:-1]
+    sent: dict[str, Counter[int]] = {one["name"]: Counter() for one in QUEUES}
+    lost = 0
+    for n in range(120):
+        if n in (40, 80):
             lost += engine.lose({name: draw.choice((0, 3, 20)) for name in BROKERS}, elsewhere)
+        topic, key = draw.choice(list(TAKES)), draw.choice((b"1", b"2", None))
+        mesh.send(draw.choice(ENTRIES), topic, n, key=key)
+        for name in TAKES[topic]:
+            sent[name][n] += 1
     assert lost > 0
-    admin = at["a"].admin()
     for _ in range(3):
         engine.advance("2s")
-    if admin.describe("far")["depth"] == 40:
-        with at["b"].consumer("far", ack_mode="auto", max_backlog=1) as consumer:
-            taken = []
-            while len(taken) < sum(sent["far"].values()):
-                message = consumer.receive(timeout=0)
-                if message is None:
-                    engine.advance("1s")
-                else:
-                    taken.append(message.payload)
-        assert Counter(taken) == sent.pop("far")
+    if mesh.whole("far")["depth"] == 40:
+        taken = mesh.take("far", rounds=20)
+        assert Counter(numbers(taken)) == sent.pop("far")
     for name, bodies in sent.items():
-        assert Counter(m.payload for m in admin.browse(name, limit=1_000)) == bodies, name
-    assert not admin.usage()["lanes"]
+        assert Counter(numbers(mesh.admin.browse(name, limit=1_000))) == bodies, name
+    assert not mesh.admin.usage()["lanes"]
     wrong = {"mesh_refused"} if elsewhere else {"mesh_gap", "mesh_refused"}
-    assert not [e for e in admin.events() if e["event"] in wrong]
+    assert not [e for e in mesh.admin.events() if e["event"] in wrong]
     engine.check()
 
 
