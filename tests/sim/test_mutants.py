@@ -1,5 +1,5 @@
-"""Planted bugs are found, or the judges of `sim.world` see nothing. Here a sample, with a seed that
-is known to find each; `python -m sim --mutants` hunts all of them from the first seed on."""
+"""Planted bugs are found, or the judges of `sim.world` see nothing. Here a sample, which
+the first seven worlds find; `python -m sim --mutants` hunts all of them."""
 
 from __future__ import annotations
 
@@ -7,11 +7,9 @@ import pytest
 from sim import mesh_mutants as mesh_mutants
 from sim.mutants import MUTANTS, hunt
 
-SAMPLE = {
-    "says_before_the_log_has_it": 6,
-    "the_fence_is_skipped": 0,
-    "a_snapshot_forgets_the_journal": 1,
-}
+SAMPLE = (
+    "says_before_the_log_has_it", "the_fence_is_skipped", "a_snapshot_forgets_the_journal",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("name", SAMPLE)
