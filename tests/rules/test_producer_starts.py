@@ -106,6 +106,11 @@ def test_P1_a_receipt_for_a_repetition_says_so_also_within_one_step(steps: Steps
     assert receipts(out) == [("", 0, [[1, 2, 1]], [[1, 1]], [])]
 
 
+def test_P1_the_message_behind_a_gap_is_stored_once(steps: Steps) -> None:
+    steps.run(publishes=[message(2), message(2)])
+    assert described(steps)["depth"] == 1
+
+
 def test_S1_a_start_is_answered_when_the_tables_have_its_messages(steps: Steps) -> None:
     steps.run([c.Tables()])
     wanted = {**TWO, "durability": "delta"}
