@@ -4,6 +4,7 @@ over many steps (L13, R6). Pages and rows are counted, never time."""
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -53,6 +54,25 @@ def goes_on(steps: Steps, out: list[Any]) -> bool:
     return 0 < [o.at for o in out if isinstance(o, Deadline)][-1] <= steps.now
 
 
+def each_step(
+    steps: Steps, *commands: c.Command, beside: tuple[tuple[str, bytes], ...] = ()
+) -> Iterator[list[Any]]:
+    """What each step says, of commands and of what they leave to do. beside: what comes in then."""
+    batch = Batch(steps.command_records(list(commands)))
+    for _ in range(2_000):
+        out = steps.step_alone(batch)
+        yield out
+        if not goes_on(steps, out):
+            return
+        batch = Batch(publishes=steps.publish_records(list(beside)))
+    raise AssertionError("it does not come to an end")
+
+
+def segments_of(out: list[Any], event: str) -> list[Any]:
+    segments = [s for o in out if isinstance(o, Journal) for s in o.segments]
+    return [s for s in segments if s.event == event]
+
+
 OPERATIONS: dict[str, tuple[list[c.Command], list[Any]]] = {
     "publish": ([], [("orders", b"{}")] * 10),
     "subscribe and deliver": ([subscribe("a", 10)], []),
@@ -100,16 +120,11 @@ def test_L13_R6_no_step_changes_more_rows_than_its_limit(command: c.Command) -> 
     """And the queue beside it is served in each of these steps."""
     steps = filled(DEEP)
     steps.run([subscribe("b", 500, queue="other")])
-    batch = Batch(steps.command_records([command]))
     rows: list[int] = []
-    for _ in range(100):
-        out = steps.step_alone(batch)
-        rows.append(changed(out))
-        if len(rows) > 1:
+    for out in each_step(steps, command, beside=(("other", b"{}"),)):
+        if rows:
             assert [len(o.ids) for o in out if isinstance(o, Deliveries)] == [1]
-        if not goes_on(steps, out):
-            break
-        batch = Batch(publishes=steps.publish_records([("other", b"{}")]))
+        rows.append(changed(out))
     assert sum(rows) == DEEP
     assert max(rows) <= 300 + 64, rows  # a segment may be finished
 
@@ -132,15 +147,9 @@ def test_L13_R6_each_queue_gets_its_part_of_what_is_done_in_bulk() -> None:
     steps = Steps(limits=Limits(bulk_rows=3, command_rows=2), checked=False)
     names = [f"q{n}" for n in range(8)]
     steps.run([define(name) for name in names], [(name, b"{}") for name in names * 3])
-    batch = Batch(steps.command_records([c.Purge(queue=name) for name in names]))
     purged: list[str] = []
-    for _ in range(60):
-        out = steps.step_alone(batch)
-        segments = [s for o in out if isinstance(o, Journal) for s in o.segments]
-        purged += [s.queue for s in segments if s.event == "purged" for _ in s.ids]
-        batch = Batch()
-        if not goes_on(steps, out):
-            break
+    for out in each_step(steps, *(c.Purge(queue=name) for name in names)):
+        purged += [s.queue for s in segments_of(out, "purged") for _ in s.ids]
     assert sorted(purged) == sorted(names * 3)
     assert len(set(purged[3:10])) == 7, purged  # the first began at once, and is through
 
@@ -148,22 +157,14 @@ def test_L13_R6_each_queue_gets_its_part_of_what_is_done_in_bulk() -> None:
 def test_X1_X5_X6_a_night_of_expiry_and_its_redrive_go_on_over_steps() -> None:
     steps = filled(DEEP, expiration="1s")
 
-    def moved(batch: Batch, queue: str) -> list[int]:
-        rows = []
-        for _ in range(100):
-            out = steps.step_alone(batch)
-            segments = [s for o in out if isinstance(o, Journal) for s in o.segments]
-            spooled = [s for s in segments if s.event == "spooled" and s.queue == queue]
-            rows.append(sum(len(s.ids) for s in spooled))
-            if not goes_on(steps, out):
-                break
-            batch = Batch()
-        return rows
+    def moved(queue: str, *commands: c.Command) -> list[int]:
+        spooled = [segments_of(out, "spooled") for out in each_step(steps, *commands)]
+        return [sum(len(s.ids) for s in some if s.queue == queue) for some in spooled]
 
     steps.now += 1_000
-    expired = moved(Batch(), "dead")
+    expired = moved("dead")
     assert (sum(expired), max(expired) <= 300 + 64) == (DEEP, True), expired
-    back = moved(Batch(steps.command_records([c.Redrive(queue="dead")])), "orders")
+    back = moved("orders", c.Redrive(queue="dead"))
     assert (sum(back), max(back) <= 300 + 64) == (DEEP, True), back
 
 
@@ -276,16 +277,11 @@ def test_R6_L13_each_block_that_is_read_counts(command: c.Command) -> None:
     limits = replace(SMALL, block_bytes=40, blocks_cached=2)
     steps = filled(DEEP, limits, priority="/p")
     store = pages(steps)
-    batch, reads = Batch(steps.command_records([command])), []
-    for _ in range(2_000):
-        store.reset()
-        out = steps.step_alone(batch)
+    store.reset()
+    reads = []
+    for _ in each_step(steps, command):
         reads.append(len(store.reads))
-        if not goes_on(steps, out):
-            break
-        batch = Batch()
-    else:
-        raise AssertionError("it does not come to an end")
+        store.reset()
     if isinstance(command, c.Subscribe):  # which looks at a segment as a whole
         at_most = limits.looks // limits.block_rows + limits.segment_rows + PAGES_MAX
     else:
