@@ -1,9 +1,21 @@
 """Mistakes that a real engine could make, each in a naive model: walks beside the right one must
 find it, or their judge sees nothing."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from reference.model import Entry, Model, Queue, Refused, Subscription
+
+
+@contextmanager
+def defined_as(queue: Queue, **keys: Any) -> Iterator[None]:
+    """For a moment the queue is defined otherwise."""
+    before, queue.definition = queue.definition, queue.definition | keys
+    try:
+        yield
+    finally:
+        queue.definition = before
 
 
 class EarlyLimit(Model):
@@ -116,12 +128,8 @@ class EarliestAlways(Model):
     """X2: the smaller, whatever the model."""
 
     def life_of(self, queue: Queue, entry: Entry) -> int | None:
-        before = queue.definition
-        queue.definition = before | {"expiration_model": "earliest"}
-        try:
+        with defined_as(queue, expiration_model="earliest"):
             return super().life_of(queue, entry)
-        finally:
-            queue.definition = before
 
 
 class KeepsWhatIsLeased(Model):
@@ -163,39 +171,26 @@ class TakesOneTooMany(Model):
     """S3: the quota of messages is exceeded by one."""
 
     def admits(self, queue: Queue, draft: Entry) -> bool:
-        before = queue.definition
-        if "max_spool_messages" in before:
-            queue.definition = before | {"max_spool_messages": before["max_spool_messages"] + 1}
-        try:
+        with defined_as(queue, max_spool_messages=queue.get("max_spool_messages", 10**9) + 1):
             return super().admits(queue, draft)
-        finally:
-            queue.definition = before
 
 
 class AllAreActive(Model):
     """R5: an expression finds what is not active yet."""
 
     def acknowledge_where(self, subscription: Subscription, where: str) -> None:
-        definition = self.queues[subscription.queue].definition
-        limit = definition.pop("target_queue_depth", None)
-        super().acknowledge_where(subscription, where)
-        if limit is not None:
-            definition["target_queue_depth"] = limit
+        with defined_as(self.queues[subscription.queue], target_queue_depth=None):
+            super().acknowledge_where(subscription, where)
 
 
 class LeasedAreNotCounted(Model):
     """R5: the active set is so many besides those that are leased."""
 
     def deliver_first(self, queue: Queue) -> bool:
-        before = queue.definition
-        limit = before.get("target_queue_depth")
-        if limit is not None:
-            leased = sum(e.state == "leased" for e in queue.entries)
-            queue.definition = before | {"target_queue_depth": limit + leased}
-        try:
+        leased = sum(e.state == "leased" for e in queue.entries)
+        limit = queue.get("target_queue_depth")
+        with defined_as(queue, target_queue_depth=None if limit is None else limit + leased):
             return super().deliver_first(queue)
-        finally:
-            queue.definition = before
 
 
 class ForgetsPriority(Model):
