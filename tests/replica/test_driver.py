@@ -173,8 +173,10 @@ def test_a_mark_that_was_loaded_stands_in_the_log() -> None:
 def test_steps_behind_a_mark_are_not_in_it() -> None:
     """What the journal keeps, and topics that become known, while the mark is still to be saved."""
     walk = Walk()
-    walk.go([("subscribe", 0), ("publish", 1, 1), ("go", 4, 1)])
-    walk.driver.flush()
+    walk.go([("slow", 9), ("subscribe", 0), ("publish", 1, 1), ("go", 4, 1)])
+    assert walk.driver._unsaid
+    walk.step(1)  # nothing to do: what the log has is sent
+    assert not walk.driver._unsaid
     mark = walk.driver.snapshot(5)
     assert mark.journal
     before = msgspec.msgpack.encode(mark)
@@ -375,6 +377,9 @@ def test_topics_that_become_known_are_an_input_too() -> None:
     walk.go([("subscribe", 2), ("step", 1)])  # partition 2 of deliveries is not there
     walk.driver.learn(SIZES | {"default.deliveries": 3})
     walk.go([("subscribe", 1), ("subscribe", 2), ("step", 9)])
+    walk.driver.learn({topic: n for topic, n in SIZES.items() if topic != "orders"})
+    walk.go([("subscribe", 1), ("step", 9)])
+    assert "orders" not in walk.driver.sizes
     judge(walk)
     refused = [r for _, records in walk.world.said for r in records if "rejected" in r.topic]
     assert refused
