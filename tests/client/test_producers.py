@@ -151,3 +151,10 @@ def test_P2_pub_ack_time_is_positive(bench: Bench, wrong: str) -> None:
     assert inspect.signature(Producer).parameters["pub_ack_time"].default == "2s"
     with pytest.raises(ConfigError, match="pub_ack_time: "):
         bench.connection.producer(pub_ack_time=wrong)
+
+
+def test_a_producer_closes_with_its_block(bench: Bench) -> None:
+    with bench.connection.producer() as producer:
+        producer.send("orders", b"{}")
+    with pytest.raises(NotConnected, match="the producer is closed"):
+        producer.send("orders", b"{}")
