@@ -44,6 +44,7 @@ from ..state.commands.administration import shutdown
 from ..state.commands.answers import reject_record
 from ..state.commands.dispatch import INSPECTIONS, TOLERANT
 from ..state.commands.intake import carry_out
+from ..state.commands.multi_step_commands import IN_TURN
 from ..state.commands.permissions import NEEDS, check_level, queue_of
 from ..state.limits import Budget
 from ..state.queue.broker import Broker
@@ -58,7 +59,7 @@ from . import channel, credit, directory, handover, in_transit_commands, moves, 
 from .bridges import bridge_commands, endpoint, far_end
 from .bridges.bridge_facts import ELSEWHERE, BridgeFacts, Link
 from .bridges.link import cross, forward_all, receipt, say_home, send_again, set_connection_state
-from .facts import MeshFacts, entry_of, hosts_now, keeper_of, load_facts, mark_facts
+from .facts import MeshFacts, entry_of, hosts_now, keeper_of, key_of, load_facts, mark_facts
 from .keeper import Keeper
 from .queue_placement import check_move
 from .routes import Routes
@@ -393,14 +394,16 @@ class Mesh(Routes):
         carry_out(self._broker, message.vpn, command, speaker)
 
     def forward_command(self, vpn: str, command: Any) -> bool:
-        """See `MeshInterface`. A command without a reply was sent before the queue moved, so it is
-        forwarded; the sender of any other command must ask there."""
+        """See `MeshInterface`. A command without a reply was sent before the queue moved: it is
+        forwarded, or waits if the queue is leaving. The sender of any other must ask there."""
         broker, facts, name = self._broker, self.facts, command.queue
         if not facts.entries or not moves.is_away(broker, facts, vpn, name):
             return False
         queue = broker.find(vpn, name)
         if type(command) in TOLERANT or (queue is not None and type(command) in INSPECTIONS):
             return False
+        if command.reply is None and key_of(vpn, name) in facts.leaving:
+            return type(command) not in IN_TURN
         there = hosts_now(broker, facts, vpn, name, facts.entries[vpn][name])
         hosts = {broker: number for broker, number in facts.brokers.items() if number in there}
         if command.reply is None:

@@ -210,6 +210,28 @@ def test_M5_the_old_host_keeps_what_is_not_confirmed(
     mesh.check_nothing_moves()
 
 
+@pytest.mark.parametrize("command", [c.Ack, c.Subscribe])
+def test_M5_L8_a_command_for_a_queue_that_cannot_leave_yet_is_not_said_again_and_again(
+    network: Network, monkeypatch: pytest.MonkeyPatch, command: type
+) -> None:
+    """An ack waits and goes with the queue. What expects no answer and cannot wait has no
+    effect."""
+    mesh = Filled(monkeypatch)
+    network.lose("carry", times=100)
+    mesh.move("q", "c")
+    kept = mesh.ids("q")[:1]
+    said = len(network.said)
+    given = {"ids": kept[0]} if command is c.Ack else {"inbox": c.Inbox("default.deliveries")}
+    said_to_q = c.encode_command(command(queue="q", subscription="s", **given))
+    mesh.engine.command("default.commands", b"app", said_to_q, "b")
+    assert not [word for word in network.said[said:] if word.sender == word.to]
+    network.heal()
+    mesh.go_on()
+    mesh.check_nothing_moves()
+    gone = [0] if command is c.Ack else []
+    assert mesh.found("c") == [n for n in range(12) if n not in gone]
+
+
 def test_P1_X5_what_expires_while_its_queue_arrives_comes_once(network: Network) -> None:
     """The answer for it is lost, so the old host repeats it."""
     mesh = Mesh(*NEAR, local("q", "b", expiration="3s", dead_message_queue="at-c"))
