@@ -23,12 +23,11 @@ import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 from ...protocol import ConfigError, LeaseLost, commands
 from ...protocol.bounds import shown
 from ...protocol.checked import checked
-from ...protocol.ids import RANGES_A_COMMAND, format_parts, format_ranges, parse_ranges
+from ...protocol.ids import RANGES_A_COMMAND, Ranges, format_parts, format_ranges, parse_ranges
 from ..message import Message
 from ..session.all_hosts import acknowledge
 from ..session.session import Answer, Session
@@ -268,36 +267,35 @@ class Settling:
         if ids is not None:
             self._ack_ids(ids_text(ids))
             return
-        which: dict[str, Any]
-        if up_to is not None:
-            number = id_of(up_to, "up_to")
-            with self._lock:
-                known = self._prefetch.held.get(number)
-            if known is not None:
-                self.settle(self._prefetch.up_to(known))
-                self.flush()
-                return
-            which = {"up_to": str(number)}
-        else:
-            which = {"where": where}
         bound = self.subscription
-        acknowledge(self._session, bound.about(commands.Ack, **which), bound.broker, None)
+        if up_to is None:
+            acknowledge(self._session, bound.about(commands.Ack, where=where), bound.broker, None)
+            return
+        number = id_of(up_to, "up_to")
+        with self._lock:
+            known = self._prefetch.held.get(number)
+        if known is not None:
+            self.settle(self._prefetch.up_to(known))
+            self.flush()
+            return
+        command = bound.about(commands.Ack, up_to=str(number))
+        acknowledge(self._session, command, bound.broker, partial(self._forget, [(0, number)]))
 
     def _ack_ids(self, text: str) -> None:
         """Acknowledge ids and ranges, whoever holds them (L13)."""
         named, bound = ranges_of(text), self.subscription
         command = bound.about(commands.Ack, ids=text)
-
-        def heard() -> None:
-            # Deliveries ahead of the engine's answer are acknowledged too; later ones, as after a
-            # replay, are new.
-            self._prefetch.forget(named)
-            self._prefetch.forget_unseen(named)
-
+        heard = partial(self._forget, named)
         if self._prefetch.count_held(named) == sum(high - low + 1 for low, high in named):
             self._session.request(command, broker=bound.place, heard=heard)
             return  # all are held here: there is nobody else to ask
         acknowledge(self._session, command, bound.broker, heard)
+
+    def _forget(self, named: Ranges) -> None:
+        """Drop what the engine has acknowledged, also messages that wait here. Called with its
+        answer: later deliveries, as after a replay, are new."""
+        self._prefetch.forget(named)
+        self._prefetch.forget_unseen(named)
 
     # ------------------------------------------------------------ dups_ok
 
