@@ -93,6 +93,7 @@ class Subscription:
     backlog: int
     filter: str | None = None
     no_ack: bool = False
+    priority: int = 0
     dead_at: int | None = None
     inbox: list["Delivery"] = field(default_factory=list)
 
@@ -330,10 +331,10 @@ class Model:
 
     def subscribe(
         self, queue: str, name: str = "", backlog: int = 1, filter: str | None = None,
-        no_ack: bool = False,
+        no_ack: bool = False, priority: int = 0,
     ) -> Subscription:  # fmt: skip
         self.steps += 1
-        subscription = Subscription(self.steps, name, queue, backlog, filter, no_ack)
+        subscription = Subscription(self.steps, name, queue, backlog, filter, no_ack, priority)
         self.subscriptions.append(subscription)
         self.dispatch()
         return subscription
@@ -748,7 +749,7 @@ class Model:
         """F1 to F3. `able` is in the order of subscribing."""
         match queue.fairness:
             case "fast":
-                return able[0]
+                return max(able, key=lambda s: s.priority)
             case "round-robin":
                 later = [s for s in able if s.number > queue.served_last]
                 return (later or able)[0]

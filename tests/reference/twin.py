@@ -77,7 +77,7 @@ class Connection:
         inner = self.model.queues[queue]
         bound = self.model.bound_to(inner)
         consumers = [{"name": s.name, "held": inner.held(s)} for s in bound]
-        return self.model.describe(queue) | {"consumers": consumers}
+        return self.model.describe(queue) | {"consumers": consumers, "counters": {}}
 
     def browse(self, queue: str, state: str | None = None) -> list["Message"]:
         active = self.model.queues[queue].active()
@@ -131,11 +131,11 @@ class Message:
 class Consumer:
     def __init__(
         self, connection: Connection, queue: str, ack_mode: str, max_backlog: int | None,
-        filter: str | None, name: str,
+        name: str, filter: str | None = None, priority: int = 0,
     ) -> None:  # fmt: skip
         self.connection, self.queue, self.ack_mode, self.name = connection, queue, ack_mode, name
         self.number = connection.model.subscribe(
-            queue, name, max_backlog or 1, filter, ack_mode == "no_ack"
+            queue, name, max_backlog or 1, filter, ack_mode == "no_ack", priority
         ).number
         self.inbox: list[Message] = []
         self.received: list[Message] = []
