@@ -289,7 +289,7 @@ class Late(Admin):
         return [{"name": name, "partitions": [0] * there.get(name, 0)} for name in names]
 
 
-def test_a_topic_that_kafka_lists_late_has_the_size_that_it_was_made_with(
+def test_X4_a_topic_that_kafka_lists_late_has_the_size_that_it_was_made_with_and_kafkas_time(
     use: Callable[[Admin], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else a home that grows would be told that its topics have too many partitions."""
@@ -298,6 +298,7 @@ def test_a_topic_that_kafka_lists_late_has_the_size_that_it_was_made_with(
     grown = {"v.publish": 16, "v.commands": 2}
     assert sizes | grown == sizes
     assert admin.grown == grown
+    assert admin.topics["v.publish"] == topics_admin.PUBLISH_CONFIG
     admin.looks = -1_000
     monkeypatch.setattr(topics_admin, "LATE_S_MAX", 0.2)
     with pytest.raises(NotConnected, match=r"does not list them: v\.publish"):
