@@ -386,6 +386,9 @@ def test_another_kafka_is_refused_and_may_be_accepted(place: LoopOnKafka) -> Non
         lakequeue.connect(place.url) as connection,
         connection.consumer("orders", ack_mode="individual", max_backlog=10) as consumer,
     ):
-        found = [consumer.receive(120) for _ in range(6)]
-        assert sorted(m.payload for m in found if m) == [b"0", b"1", b"2", b"3", b"4", b"kept"]
-        assert consumer.receive(0.5) is None
+        found: set[bytes] = set()
+        while message := consumer.receive(120 if len(found) < 6 else 0.5):
+            # On a busy machine the session may begin anew.
+            assert message.redelivered or message.payload not in found
+            found.add(message.payload)
+        assert found == {b"0", b"1", b"2", b"3", b"4", b"kept"}
