@@ -44,7 +44,6 @@ from ..state.commands.administration import shutdown
 from ..state.commands.answers import reject_record
 from ..state.commands.dispatch import INSPECTIONS, TOLERANT
 from ..state.commands.intake import carry_out
-from ..state.commands.multi_step_commands import IN_TURN
 from ..state.commands.permissions import NEEDS, check_level, queue_of
 from ..state.limits import Budget
 from ..state.queue.broker import Broker
@@ -59,7 +58,7 @@ from . import channel, credit, directory, handover, in_transit_commands, moves, 
 from .bridges import bridge_commands, endpoint, far_end
 from .bridges.bridge_facts import ELSEWHERE, BridgeFacts, Link
 from .bridges.link import cross, forward_all, receipt, say_home, send_again, set_connection_state
-from .facts import MeshFacts, entry_of, hosts_now, keeper_of, key_of, load_facts, mark_facts
+from .facts import MeshFacts, entry_of, hosts_now, keeper_of, load_facts, mark_facts
 from .keeper import Keeper
 from .queue_placement import check_move
 from .routes import Routes
@@ -402,8 +401,8 @@ class Mesh(Routes):
         queue = broker.find(vpn, name)
         if type(command) in TOLERANT or (queue is not None and type(command) in INSPECTIONS):
             return False
-        if command.reply is None and key_of(vpn, name) in facts.leaving:
-            return type(command) not in IN_TURN
+        if command.reply is None and moves.waits_behind_move(facts, vpn, command):
+            return False
         there = hosts_now(broker, facts, vpn, name, facts.entries[vpn][name])
         hosts = {broker: number for broker, number in facts.brokers.items() if number in there}
         if command.reply is None:

@@ -23,6 +23,7 @@ The arriving queue has no name until it is complete, so nothing finds it.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 
@@ -30,7 +31,7 @@ from ..protocol import commands as c
 from ..protocol.errors import LakequeueError, Reason
 from ..protocol.mesh_messages import PART_BYTES, Answer, Carry, Come, Forward, HasMoved
 from ..state.commands.leases import MOVED
-from ..state.commands.multi_step_commands import begin
+from ..state.commands.multi_step_commands import IN_TURN, begin
 from ..state.limits import Budget
 from ..state.queue.broker import Broker
 from ..state.queue.change import apply
@@ -364,6 +365,19 @@ def _hand_over_queue(broker: Broker, facts: MeshFacts, queue: Queue, task: Task,
     broker.drop_queue(queue)
     stand_ins.turn(broker, facts, vpn, name)
     broker.event("went", vpn, name, to=facts.peers[to].name)
+
+
+def waits_behind_move(facts: MeshFacts, vpn: str, command: Any) -> bool:
+    """Whether a command without a reply waits until its queue has left; it then goes with the
+    queue. Raises LakequeueError for one that cannot wait."""
+    if key_of(vpn, command.queue) not in facts.leaving:
+        return False
+    if type(command) not in IN_TURN:
+        raise LakequeueError(
+            f"queue {command.queue!r}: is moving to another broker; send the command again, with a "
+            "reply, to learn where the queue is"
+        )
+    return True
 
 
 def is_away(broker: Broker, facts: MeshFacts, vpn: str, name: str) -> bool:
